@@ -1,6 +1,6 @@
 //! Gradient all-reduce of a stage that outlasts its last backward pass.
 
-use super::layer_sums::{Model, Totals};
+use super::layer_sums::{LayerSums, Totals};
 use super::nesting::Nesting;
 use super::network::Rate;
 
@@ -11,7 +11,7 @@ use super::network::Rate;
 /// gradient is ready; else when the whole pass has ended.
 #[derive(Debug)]
 pub struct SyncTail<'a> {
-    model: &'a Model,
+    model: &'a LayerSums,
     totals: &'a Totals,
     speed: f64,
     rate: Rate,
@@ -28,7 +28,7 @@ pub struct SyncTail<'a> {
 impl<'a> SyncTail<'a> {
     /// Of a stage without layers, on devices of this speed that sum gradients at this rate.
     #[must_use]
-    pub fn new(model: &'a Model, totals: &'a Totals, speed: f64, rate: Rate, overlap: bool) -> Self {
+    pub fn new(model: &'a LayerSums, totals: &'a Totals, speed: f64, rate: Rate, overlap: bool) -> Self {
         let in_order = matches!(model.nesting, Nesting::Row { in_order: true, .. });
         Self { model, totals, speed, rate, overlap, in_order, left: Vec::new(), left_s: 0.0 }
     }
@@ -88,14 +88,14 @@ impl<'a> SyncTail<'a> {
 
 /// Gradient synchronisation left after the last backward pass of the stage between two cuts.
 #[must_use]
-pub fn sync_s(model: &Model, totals: &Totals, speed: f64, stage: (usize, usize), rate: Rate, overlap: bool) -> f64 {
+pub fn sync_s(model: &LayerSums, totals: &Totals, speed: f64, stage: (usize, usize), rate: Rate, overlap: bool) -> f64 {
     sync_without_s(model, totals, speed, stage, rate, overlap, &[])
 }
 
 /// The same without some bytes of the weights of some layers.
 #[must_use]
 pub fn sync_without_s(
-    model: &Model,
+    model: &LayerSums,
     totals: &Totals,
     speed: f64,
     (begin, end): (usize, usize),

@@ -4,9 +4,9 @@
 //! are kept for every share, so a stage between two cuts costs two subtractions.
 
 use super::nesting::{Descending, Nesting};
-use super::tied_weights::Tie;
+use super::tied_weights::TiedWeight;
 use crate::model::graph::{self, Graph, Measurement};
-use crate::model::states::{self, Cuts, States};
+use crate::model::states::{self, CutPoints, Cuts};
 
 /// Sums over the layers below each cut, for one share.
 #[derive(Debug, Clone, Default)]
@@ -129,7 +129,7 @@ impl Interpolation {
 ///
 /// Cut 0 has no layer below it, the last cut has all of them; a stage lies between two nested cuts.
 #[derive(Debug, Clone)]
-pub struct Model {
+pub struct LayerSums {
     batch_sizes: Vec<u32>,
     /// Totals at each of these batch sizes.
     measured: Vec<Totals>,
@@ -144,19 +144,19 @@ pub struct Model {
     /// Parameter bytes of each layer, in topological order.
     pub layer_parameter_bytes: Vec<f64>,
     /// Weights that layers share.
-    pub ties: Vec<Tie>,
+    pub ties: Vec<TiedWeight>,
 }
 
-impl Model {
+impl LayerSums {
     /// The model with the cuts that `states` lists.
     #[must_use]
-    pub fn new(graph: &Graph, states: &States) -> Self {
+    pub fn new(graph: &Graph, states: &CutPoints) -> Self {
         let order = states.order();
         let cuts = states.len();
         let nesting = Nesting::of(states);
         let measured = (0..graph.batch_sizes.len())
             .map(|batch| {
-                let each = |value: fn(&states::CutTotals) -> f64| {
+                let each = |value: fn(&states::CutSums) -> f64| {
                     (0..cuts).map(|cut| value(states.totals(cut, batch))).collect()
                 };
                 let layers: Vec<Measurement> = order.iter().map(|&layer| graph.layers[layer].measured[batch]).collect();
@@ -172,10 +172,10 @@ impl Model {
                 }
             })
             .collect();
-        let tie = |tie: &graph::Tie| {
+        let tie = |tie: &graph::TiedWeight| {
             let positions = tie.layers.iter().filter_map(|&layer| order.iter().position(|&other| other == layer));
             let holders = positions.map(|at| (at as u32, nesting.is_below(at as u32))).collect();
-            Tie { bytes: tie.bytes, holders }
+            TiedWeight { bytes: tie.bytes, holders }
         };
         Self {
             batch_sizes: graph.batch_sizes.clone(),
@@ -218,7 +218,7 @@ impl Model {
         }
     }
 
-    /// The one with this index of [`Model::begins`].
+    /// The one with this index of [`LayerSums::begins`].
     #[must_use]
     pub fn begin_at(&self, end: usize, index: usize) -> Option<u32> {
         match &self.nesting {
@@ -227,7 +227,7 @@ impl Model {
         }
     }
 
-    /// How many of [`Model::begins`] have larger numbers than a cut.
+    /// How many of [`LayerSums::begins`] have larger numbers than a cut.
     #[must_use]
     pub fn begins_behind(&self, end: usize, cut: usize) -> usize {
         match &self.nesting {

@@ -1,6 +1,6 @@
 //! What one device of a stage holds.
 
-use super::layer_sums::{Model, Totals};
+use super::layer_sums::{LayerSums, Totals};
 use super::tied_weights;
 
 /// What a device must hold besides activations, and what the search may assume about it.
@@ -73,7 +73,7 @@ impl Memory {
 /// What one device of the stage between two cuts holds with `window` micro-batches in flight.
 #[must_use]
 pub fn memory(
-    model: &Model,
+    model: &LayerSums,
     totals: &Totals,
     options: &MemoryModel,
     stage: (usize, usize),

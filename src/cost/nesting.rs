@@ -1,6 +1,6 @@
 //! Which cuts are inside which others, and which layers are between two of them.
 
-use crate::model::states::States;
+use crate::model::states::CutPoints;
 
 /// Layers, as positions in topological order.
 #[derive(Debug, Clone)]
@@ -23,7 +23,7 @@ pub(super) enum Nesting {
 }
 
 impl Nesting {
-    pub(super) fn of(states: &States) -> Self {
+    pub(super) fn of(states: &CutPoints) -> Self {
         let order = states.order();
         let cuts = states.len();
         if let Some(enters) = states.enters() {

@@ -4,11 +4,11 @@
 //! the first, hold a copy. Where several groups of devices hold the weight, its gradients are summed over all of their
 //! devices at once, behind all that each of them sums by itself.
 
-use super::layer_sums::Model;
+use super::layer_sums::LayerSums;
 
 /// A weight that layers share.
 #[derive(Debug, Clone)]
-pub struct Tie {
+pub struct TiedWeight {
     /// Of the weight.
     pub bytes: f64,
     /// The layers that have it, as positions in topological order, each with whether it is below each cut; the one that
@@ -16,7 +16,7 @@ pub struct Tie {
     pub holders: Vec<(u32, Vec<bool>)>,
 }
 
-impl Tie {
+impl TiedWeight {
     /// Whether the stage between two cuts has the layer that counts the weight, and whether it has any that shares it.
     fn is_in(&self, (begin, end): (usize, usize)) -> (bool, bool) {
         let mut holds = self.holders.iter().map(|(_, is_below)| is_below[end] && !is_below[begin]);
@@ -39,7 +39,7 @@ pub struct Shared {
 /// What each of the stages between these cuts has to do with weights that others share; `group_of` says which of them are
 /// on the same devices.
 #[must_use]
-pub fn shared(model: &Model, stages: &[(usize, usize)], group_of: &[u32]) -> Vec<Shared> {
+pub fn shared(model: &LayerSums, stages: &[(usize, usize)], group_of: &[u32]) -> Vec<Shared> {
     let mut all = vec![Shared::default(); stages.len()];
     for tie in &model.ties {
         // For each group that holds the weight, the first of its stages that does; and who counts it.
@@ -74,7 +74,7 @@ pub fn shared(model: &Model, stages: &[(usize, usize)], group_of: &[u32]) -> Vec
 
 /// Bytes of copies that the stage between two cuts holds beside the weights of its layers, on devices of its own.
 #[must_use]
-pub fn copied_bytes(model: &Model, stage: (usize, usize)) -> f64 {
-    let is_copied = |tie: &&Tie| tie.is_in(stage) == (false, true);
+pub fn copied_bytes(model: &LayerSums, stage: (usize, usize)) -> f64 {
+    let is_copied = |tie: &&TiedWeight| tie.is_in(stage) == (false, true);
     model.ties.iter().filter(is_copied).map(|tie| tie.bytes).sum()
 }

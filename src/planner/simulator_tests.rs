@@ -6,12 +6,12 @@
 
 use proptest::prelude::*;
 
-use super::hybrid::{self, Candidate, Priced, Settings, WarmUp};
+use super::hybrid::{self, CandidatePlan, EvaluatedPlan, Settings, WarmUp};
 use super::orders;
 use super::random_problems::{RandomProblem, problems};
-use crate::cost::Model;
-use crate::model::graph::{Graph, Tie};
-use crate::model::states::States;
+use crate::cost::LayerSums;
+use crate::model::graph::{Graph, TiedWeight};
+use crate::model::states::CutPoints;
 use crate::schedule::{Request, Schedule, eager_windows, family, one_f_one_b, one_f_one_b_windows};
 
 /// Devices of each stage, in the order of the cluster; `None` if the cluster has too few.
@@ -32,9 +32,9 @@ fn even_stages(graph: &Graph, count: usize) -> Vec<Vec<usize>> {
 
 /// Checks that stages with these windows cost and take the same if they run the actions of `orders` one by one.
 fn agrees(
-    problem: (&Model, &RandomProblem, &Settings),
+    problem: (&LayerSums, &RandomProblem, &Settings),
     devices: &[Vec<u32>],
-    (plan, priced): (Candidate, Priced),
+    (plan, priced): (CandidatePlan, EvaluatedPlan),
     orders: &Schedule,
 ) -> Result<(), TestCaseError> {
     let (model, RandomProblem { cluster, .. }, settings) = problem;
@@ -45,7 +45,7 @@ fn agrees(
     for (stage, (all, fast)) in run.stages.iter().zip(&priced.stages).enumerate() {
         prop_assert_eq!(all, fast, "the cost and memory of stage {} of {:?}", stage, plan);
     }
-    let fits = hybrid::Pricer::fits(&priced.stages);
+    let fits = hybrid::PlanEvaluator::fits(&priced.stages);
     let is_full = priced.stages.iter().any(|stage| {
         let (held, capacity) = (stage.memory.total_bytes(), stage.capacity_bytes);
         (held - capacity).abs() <= 1e-9 * capacity
@@ -71,7 +71,7 @@ proptest! {
             && other < layers
         {
             let bytes = problem.graph.layers[one].parameter_bytes;
-            problem.graph.ties.push(Tie { layers: vec![one, other], bytes });
+            problem.graph.ties.push(TiedWeight { layers: vec![one, other], bytes });
         }
         let count = problem.replicas.len().min(layers);
         let Some(devices) = devices_of_stages(problem.cluster.devices(), &problem.replicas[..count]) else {
@@ -79,8 +79,8 @@ proptest! {
         };
         let mut settings = Settings { warm_up, micro_batch_sizes: vec![micro_batch], ..problem.settings.clone() };
         settings.memory.shard_optimizer = shard_optimizer;
-        let states = States::between(&problem.graph, &even_stages(&problem.graph, count)).expect("a chain");
-        let model = Model::new(&problem.graph, &states);
+        let states = CutPoints::between(&problem.graph, &even_stages(&problem.graph, count)).expect("a chain");
+        let model = LayerSums::new(&problem.graph, &states);
         // Windows as large as memory allows; replicas may be too many for the micro-batch.
         let Ok(found) = hybrid::evaluate(&model, &problem.cluster, &settings, &devices) else { return Ok(()) };
         let (stages, micro_batches) = (count as u32, settings.global_batch / micro_batch);

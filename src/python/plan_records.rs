@@ -2,7 +2,7 @@
 
 use crate::cost::MemoryModel;
 use crate::cost::network::{Cluster, Link, Machine};
-use crate::planner::hybrid::{Settings, StagePrice, WarmUp};
+use crate::planner::hybrid::{Settings, StageCost, WarmUp};
 use pyo3::prelude::*;
 
 /// `hpgo.machine.cluster.Cluster`.
@@ -88,7 +88,7 @@ pub(super) struct StageRecord {
     pub(super) layers: Vec<usize>,
     pub(super) devices: Vec<u32>,
     pub(super) max_in_flight: u32,
-    pub(super) cost: StagePrice,
+    pub(super) cost: StageCost,
 }
 
 /// A plan with its costs.

@@ -13,13 +13,13 @@ use super::records::ProfileRecord;
 use super::schedule::Record;
 use super::{to_py_err, watched};
 use crate::control::{Control, Stopped};
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 use crate::model::graph::Graph;
 use crate::model::lineage::Lineage;
-use crate::model::states::{Cuts, States};
-use crate::planner::hybrid::{self, Candidate, Priced, Schedules, Settings};
+use crate::model::states::{CutPoints, Cuts};
+use crate::planner::hybrid::{self, CandidatePlan, EvaluatedPlan, Schedules, Settings};
 use crate::planner::orders::{self, Outcome, Problem, VirtualStageLimits};
 
 fn name_of(stopped: Stopped) -> &'static str {
@@ -44,14 +44,14 @@ struct Session {
     /// Groups of layers that no cut may separate.
     together: Vec<Vec<usize>>,
     /// Listed when they are first asked for, which takes seconds for some branching models.
-    cuts: OnceLock<(States, Model)>,
+    cuts: OnceLock<(CutPoints, LayerSums)>,
 }
 
 /// A session with the settings of one search, its cuts, and what stops it.
 struct Asked<'a> {
     session: &'a Session,
-    states: &'a States,
-    model: &'a Model,
+    states: &'a CutPoints,
+    model: &'a LayerSums,
     settings: &'a Settings,
     control: &'a Control,
 }
@@ -61,7 +61,7 @@ impl<'a> Asked<'a> {
         Problem { model: self.model, cluster: &self.session.cluster, settings: self.settings }
     }
 
-    fn record(&self, (plan, priced): (Candidate, Priced)) -> PlanRecord {
+    fn record(&self, (plan, priced): (CandidatePlan, EvaluatedPlan)) -> PlanRecord {
         let stages = (plan.stages.iter().zip(priced.stages).zip(plan.devices(&self.session.cluster)))
             .map(|((stage, cost), devices)| StageRecord {
                 layers: self.states.layers_between(stage.begin, stage.end),
@@ -88,7 +88,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    fn certified(&self, answer: hybrid::Answer) -> (PlanRecord, SearchRecord) {
+    fn certified(&self, answer: hybrid::SearchResult) -> (PlanRecord, SearchRecord) {
         let search = SearchRecord {
             lower_bound_s: Some(answer.lower_bound_s),
             searched_cuts_bound_s: answer.searched_cuts_bound_s,
@@ -163,15 +163,15 @@ impl Session {
         })
     }
 
-    fn cuts(&self, control: &Control) -> Result<&(States, Model)> {
+    fn cuts(&self, control: &Control) -> Result<&(CutPoints, LayerSums)> {
         if let Some(known) = self.cuts.get() {
             return Ok(known);
         }
         let states = match &self.parts {
-            None => States::for_plans_keeping(&self.graph, &self.together, control)?,
-            Some(parts) => States::between(&self.graph, parts)?,
+            None => CutPoints::for_plans_keeping(&self.graph, &self.together, control)?,
+            Some(parts) => CutPoints::between(&self.graph, parts)?,
         };
-        let model = Model::new(&self.graph, &states);
+        let model = LayerSums::new(&self.graph, &states);
         Ok(self.cuts.get_or_init(|| (states, model)))
     }
 
@@ -181,7 +181,7 @@ impl Session {
         py: Python<'_>,
         settings: SettingsRecord,
         control: &Control,
-        cuts: impl FnOnce(&Graph) -> Result<States> + Send,
+        cuts: impl FnOnce(&Graph) -> Result<CutPoints> + Send,
         work: impl FnOnce(&Asked<'_>) -> Result<T> + Send,
     ) -> PyResult<T> {
         if self.parts.is_some()
@@ -193,14 +193,14 @@ impl Session {
         let settings = settings.settings();
         watched(py, control, None, false, || {
             let states = cuts(&self.graph)?;
-            let model = Model::new(&self.graph, &states);
+            let model = LayerSums::new(&self.graph, &states);
             work(&Asked { session: self, states: &states, model: &model, settings: &settings, control })
         })
     }
 
     /// Whether it is certain that no plan fits without listing the cuts of a branching model, which takes longer than this.
     fn fits_nowhere(&self, settings: &Settings, schedules: Schedules, control: &Control) -> Result<bool> {
-        let (model, lineage) = (Model::new(&self.graph, &one_stage(&self.graph)?), Lineage::of(&self.graph)?);
+        let (model, lineage) = (LayerSums::new(&self.graph, &one_stage(&self.graph)?), Lineage::of(&self.graph)?);
         hybrid::nothing_fits_with_any_cuts(&model, lineage.as_ref(), &self.cluster, settings, schedules, control)
     }
 
@@ -212,22 +212,22 @@ impl Session {
         devices: Vec<Vec<u32>>,
         orders: &crate::schedule::Schedule,
     ) -> Result<PlanRecord> {
-        let states = States::between(&self.graph, &layers)?;
-        let model = Model::new(&self.graph, &states);
+        let states = CutPoints::between(&self.graph, &layers)?;
+        let model = LayerSums::new(&self.graph, &states);
         let (micro_batch, recompute, run) = orders::evaluate(&model, &self.cluster, settings, &devices, orders)?;
         Ok(run_record(&states, (micro_batch, recompute), devices, run, orders))
     }
 }
 
 /// No cuts but both ends.
-fn one_stage(graph: &Graph) -> Result<States> {
-    States::between(graph, &[(0..graph.layers.len()).collect()])
+fn one_stage(graph: &Graph) -> Result<CutPoints> {
+    CutPoints::between(graph, &[(0..graph.layers.len()).collect()])
 }
 
 /// The record of one stage between every two neighbouring cuts, run in these orders. The costs are those of the model's
 /// own order of layers, so this is the order to list.
 fn run_record(
-    states: &States,
+    states: &CutPoints,
     (micro_batch_size, recompute): (u32, bool),
     devices: Vec<Vec<u32>>,
     run: orders::Run,
@@ -360,7 +360,7 @@ impl Session {
             py,
             settings,
             &Control::default(),
-            |graph| States::of(graph, 0),
+            |graph| CutPoints::of(graph, 0),
             |asked| {
                 let Problem { model, cluster, settings } = asked.problem();
                 let closest = hybrid::closest(model, cluster, settings, &control_of(deadline_s)).ok();
@@ -400,7 +400,7 @@ impl Session {
             let needs_no_cuts =
                 !is_listed && (!one_stage_a_device || self.fits_nowhere(&settings, schedules, &control)?);
             let model = if needs_no_cuts {
-                whole = Model::new(&self.graph, &one_stage(&self.graph)?);
+                whole = LayerSums::new(&self.graph, &one_stage(&self.graph)?);
                 &whole
             } else {
                 &self.cuts(&control)?.1
@@ -440,8 +440,8 @@ impl Session {
                 }
                 return self.ordered(&settings, layers, devices, &orders);
             }
-            let states = States::between(&self.graph, &layers)?;
-            let model = Model::new(&self.graph, &states);
+            let states = CutPoints::between(&self.graph, &layers)?;
+            let model = LayerSums::new(&self.graph, &states);
             let control = Control::default();
             let asked = Asked { session: self, states: &states, model: &model, settings: &settings, control: &control };
             if !orders::CERTIFIED.iter().any(|(certified, _)| *certified == name) {
@@ -469,8 +469,8 @@ impl Session {
         let settings = settings.settings();
         let evaluated = py.detach(|| {
             let (layers, devices): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
-            let states = States::between(&self.graph, &layers)?;
-            let model = Model::new(&self.graph, &states);
+            let states = CutPoints::between(&self.graph, &layers)?;
+            let model = LayerSums::new(&self.graph, &states);
             let control = Control::default();
             let one = |(size, recompute, windows): (u32, bool, Option<Vec<u32>>)| {
                 let settings =

@@ -7,7 +7,7 @@ use super::{records, to_py_err};
 use crate::cost::Interpolation;
 use crate::error::Error;
 use crate::model::order;
-use crate::model::states::{Cuts, States};
+use crate::model::states::{CutPoints, Cuts};
 
 /// States times layers: half a gigabyte.
 const MOST_LISTED: usize = 100_000_000;
@@ -19,7 +19,7 @@ type State = (Vec<usize>, Vec<(f64, f64, f64, f64, f64)>);
 #[pyfunction]
 fn states(py: Python<'_>, profile: &Bound<'_, PyAny>, bound: usize) -> PyResult<(Option<String>, Vec<State>)> {
     let graph = records::graph(profile)?;
-    let found = py.detach(|| States::of(&graph, bound)).map_err(|error| to_py_err(py, &error))?;
+    let found = py.detach(|| CutPoints::of(&graph, bound)).map_err(|error| to_py_err(py, &error))?;
     if found.len().saturating_mul(graph.layers.len()) > MOST_LISTED {
         let error = Error::argument(
             format!("the {} cut points of {} layers are too many to list", found.len(), graph.layers.len()),

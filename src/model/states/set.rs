@@ -1,12 +1,12 @@
 //! Sets of layers as bits, one for each position in the topological order.
 
-use super::units::Unit;
+use super::units::LayerUnit;
 
 /// A fixed-size set of small numbers. Sets of one graph have the same size and compare like big numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Set(Box<[u64]>);
+pub(crate) struct BitSet(Box<[u64]>);
 
-impl Set {
+impl BitSet {
     /// The empty set with room for `0..size`.
     pub(crate) fn empty(size: usize) -> Self {
         Self(vec![0; size.div_ceil(64)].into())
@@ -45,18 +45,18 @@ impl Set {
 
 /// The positions of the layers inside each state.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Sets {
+pub(super) enum StateSets {
     /// Each state holds the one before it.
     Row {
         /// For each position, the first state that holds it.
         enters: Vec<u32>,
         states: usize,
     },
-    Listed(Vec<Set>),
+    Listed(Vec<BitSet>),
 }
 
-impl Sets {
-    pub(super) fn listed(sets: Vec<Set>) -> Self {
+impl StateSets {
+    pub(super) fn listed(sets: Vec<BitSet>) -> Self {
         if !sets.windows(2).all(|two| two[0].is_subset(&two[1])) {
             return Self::Listed(sets);
         }
@@ -66,7 +66,7 @@ impl Sets {
     }
 
     /// The empty state, and one behind each of `units`.
-    pub(super) fn row(units: &[&Unit], layers: usize) -> Self {
+    pub(super) fn row(units: &[&LayerUnit], layers: usize) -> Self {
         let mut enters = vec![0; layers];
         for (state, unit) in (1_u32..).zip(units) {
             for &position in &unit.adds {

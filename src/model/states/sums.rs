@@ -1,13 +1,13 @@
 //! Sums over the layers of each state, and what crosses the cut behind it.
 
-use super::set::Set;
+use super::set::BitSet;
 use crate::control::Control;
 use crate::error::Result;
 use crate::model::graph::Graph;
 
 /// Sums over the layers of one down-set, at one of the profile's batch sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct CutTotals {
+pub struct CutSums {
     /// Forward seconds.
     pub forward_s: f64,
     /// Backward seconds.
@@ -24,17 +24,17 @@ pub struct CutTotals {
 /// digit whatever the other states are.
 pub(super) fn totals_of(
     graph: &Graph,
-    wires: &Wires,
+    wires: &LayerReaders,
     order: &[usize],
     states: usize,
     is_inside: impl Fn(usize, usize) -> bool,
     control: &Control,
-) -> Result<Vec<CutTotals>> {
+) -> Result<Vec<CutSums>> {
     let batch_sizes = graph.batch_sizes.len();
     let mut totals = Vec::with_capacity(states * batch_sizes);
     for state in 0..states {
         control.check()?;
-        let mut sums = vec![CutTotals::default(); batch_sizes];
+        let mut sums = vec![CutSums::default(); batch_sizes];
         for position in (0..order.len()).filter(|&position| is_inside(state, position)) {
             add(&mut sums, graph, order[position]);
             if wires.after[position].iter().any(|&reader| !is_inside(state, reader)) {
@@ -50,13 +50,13 @@ pub(super) fn totals_of(
 pub(super) fn totals_in_order(
     graph: &Graph,
     order: &[usize],
-    wires: &Wires,
+    wires: &LayerReaders,
     enters: &[u32],
     states: usize,
     control: &Control,
-) -> Result<Vec<CutTotals>> {
+) -> Result<Vec<CutSums>> {
     let mut entering = (0..order.len()).peekable();
-    let mut sums = vec![CutTotals::default(); graph.batch_sizes.len()];
+    let mut sums = vec![CutSums::default(); graph.batch_sizes.len()];
     let mut totals = Vec::with_capacity(states * sums.len());
     // Positions inside that a layer outside may read.
     let mut open: Vec<usize> = Vec::new();
@@ -80,7 +80,7 @@ pub(super) fn totals_in_order(
 }
 
 /// Adds a layer to the sums at each batch size.
-fn add(sums: &mut [CutTotals], graph: &Graph, layer: usize) {
+fn add(sums: &mut [CutSums], graph: &Graph, layer: usize) {
     let layer = &graph.layers[layer];
     for (sum, measured) in sums.iter_mut().zip(&layer.measured) {
         sum.forward_s += measured.forward_s;
@@ -91,7 +91,7 @@ fn add(sums: &mut [CutTotals], graph: &Graph, layer: usize) {
 }
 
 /// Adds a layer's output to what crosses a cut at each batch size.
-fn add_boundary(sums: &mut [CutTotals], graph: &Graph, layer: usize) {
+fn add_boundary(sums: &mut [CutSums], graph: &Graph, layer: usize) {
     for (sum, measured) in sums.iter_mut().zip(&graph.layers[layer].measured) {
         sum.boundary_bytes += measured.activation_bytes;
     }
@@ -99,12 +99,12 @@ fn add_boundary(sums: &mut [CutTotals], graph: &Graph, layer: usize) {
 
 /// Who reads whose output, by position in the topological order, each neighbour once.
 #[derive(Debug)]
-pub(crate) struct Wires {
+pub(crate) struct LayerReaders {
     pub(crate) before: Vec<Vec<usize>>,
     pub(crate) after: Vec<Vec<usize>>,
 }
 
-impl Wires {
+impl LayerReaders {
     pub(super) fn of(graph: &Graph, order: &[usize]) -> Self {
         let mut position = vec![0; order.len()];
         for (at, &layer) in order.iter().enumerate() {
@@ -123,7 +123,7 @@ impl Wires {
     }
 
     /// Whether a layer outside `set` reads what the layer at `position` puts out.
-    pub(super) fn crosses(&self, position: usize, set: &Set) -> bool {
+    pub(super) fn crosses(&self, position: usize, set: &BitSet) -> bool {
         self.after[position].iter().any(|&reader| !set.contains(reader))
     }
 }

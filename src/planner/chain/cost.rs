@@ -1,13 +1,13 @@
 //! What a stage and a hop cost: the only place that knows times, bytes and links. Per batch, in seconds and bytes.
 
-use super::question::{Chain, Hop, HostType, Objective};
+use super::problem::{Chain, Hop, HostType, Objective};
 use super::{ChainHop, ChainPlan, ChainStage};
 use crate::control::Control;
 use crate::planner::effort::chain as effort;
 
 /// Hosts that may take one stage together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Crew {
+pub(super) struct HostSet {
     /// Index into [`Chain::types`].
     pub(super) kind: usize,
     /// Hosts of that type.
@@ -27,7 +27,7 @@ pub(super) struct Costs<'a> {
     pub(super) chain: &'a Chain,
     /// The last position: all layers are before it.
     pub(super) last: usize,
-    pub(super) crews: Vec<Crew>,
+    pub(super) crews: Vec<HostSet>,
     /// Ends of stages that begin at each position, if positions are not in a row.
     later: Vec<Vec<u32>>,
     /// Seconds of all layers before a position, by type.
@@ -110,7 +110,7 @@ impl<'a> Costs<'a> {
             .iter()
             .enumerate()
             .flat_map(|(kind, host)| {
-                (1..=chain.max_replicas.min(host.hosts)).map(move |replicas| Crew { kind, replicas })
+                (1..=chain.max_replicas.min(host.hosts)).map(move |replicas| HostSet { kind, replicas })
             })
             .collect();
         let barred = chain

@@ -4,28 +4,32 @@
 
 use crate::control::{Control, Stopped};
 use crate::cost::network::Cluster;
-use crate::cost::{MemoryModel, Model};
+use crate::cost::{LayerSums, MemoryModel};
 use crate::error::{Error, Result};
 use crate::planner::effort::passes;
 use crate::planner::effort::{SHORT, WHOLE};
-use crate::planner::hybrid::Answer;
 use crate::planner::hybrid::Schedules;
 use crate::planner::hybrid::Search;
+use crate::planner::hybrid::SearchResult;
 use crate::planner::hybrid::bounds::memory::nothing_fits_at_a_glance;
-use crate::planner::hybrid::evaluate::candidate_plan::{Candidate, StageChoice};
-use crate::planner::hybrid::evaluate::plan_cost::{Priced, Pricer};
+use crate::planner::hybrid::evaluate::candidate_plan::{CandidatePlan, StageCandidate};
+use crate::planner::hybrid::evaluate::plan_cost::{EvaluatedPlan, PlanEvaluator};
 use crate::planner::hybrid::nothing_fits;
 use crate::planner::hybrid::placement::packing::Packing;
 use crate::planner::hybrid::settings::Settings;
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// One stage on as many devices as may share a micro-batch: the fastest that fits, else the one that lacks least.
 ///
 /// `None` if no number of devices may share any of the micro-batch sizes.
 #[must_use]
-pub fn data_parallel(model: &Model, cluster: &Cluster, settings: &Settings) -> Option<(Candidate, Priced)> {
-    let mut pricer = Pricer::new(model, cluster, settings);
-    let mut best: Option<(f64, Candidate, Priced)> = None;
+pub fn data_parallel(
+    model: &LayerSums,
+    cluster: &Cluster,
+    settings: &Settings,
+) -> Option<(CandidatePlan, EvaluatedPlan)> {
+    let mut pricer = PlanEvaluator::new(model, cluster, settings);
+    let mut best: Option<(f64, CandidatePlan, EvaluatedPlan)> = None;
     for &micro_batch in &settings.micro_batch_sizes {
         let Some(replicas) = (1..=cluster.devices()).rev().find(|&r| settings.share(micro_batch, r).is_some()) else {
             continue;
@@ -33,8 +37,8 @@ pub fn data_parallel(model: &Model, cluster: &Cluster, settings: &Settings) -> O
         for &recompute in &settings.recompute {
             let end = model.cuts() - 1;
             let window = settings.windows(1, settings.global_batch / micro_batch).0;
-            let stage = StageChoice { begin: 0, end, footprint: first_devices(cluster, replicas), window };
-            let plan = Candidate { micro_batch, recompute, stages: vec![stage] };
+            let stage = StageCandidate { begin: 0, end, footprint: first_devices(cluster, replicas), window };
+            let plan = CandidatePlan { micro_batch, recompute, stages: vec![stage] };
             let Ok(priced) = pricer.price(&plan) else { continue };
             let lacking_bytes = priced.stages[0].memory.total_bytes() - priced.stages[0].capacity_bytes;
             // Whatever fits is better than whatever doesn't; then the faster, then the one that lacks less.
@@ -58,7 +62,7 @@ pub fn data_parallel(model: &Model, cluster: &Cluster, settings: &Settings) -> O
 #[derive(Debug, Clone)]
 pub struct Straight {
     /// The best one, with its price.
-    pub plan: Option<(Candidate, Priced)>,
+    pub plan: Option<(CandidatePlan, EvaluatedPlan)>,
     /// Why there may be better ones, or one at all.
     pub stopped: Option<Stopped>,
 }
@@ -67,7 +71,7 @@ pub struct Straight {
 ///
 /// # Errors
 /// As [`crate::planner::hybrid::plan`], but none where there is no such plan.
-pub fn straight(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Straight> {
+pub fn straight(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Straight> {
     if let Some(stopped) = control.stopped() {
         return Ok(Straight { plan: None, stopped: Some(stopped) });
     }
@@ -98,7 +102,7 @@ pub fn straight(model: &Model, cluster: &Cluster, settings: &Settings, control: 
 ///
 /// # Errors
 /// [`Error::Infeasible`] if none fits, [`Error::TimedOut`] or [`Error::Cancelled`] if it was stopped before it knew.
-pub fn fitting(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Answer> {
+pub fn fitting(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<SearchResult> {
     let mut search = Search::new(model, cluster, settings, WHOLE, control);
     search.start()?;
     if search.best.is_none() {
@@ -112,11 +116,11 @@ pub fn fitting(model: &Model, cluster: &Cluster, settings: &Settings, control: &
 ///
 /// # Errors
 /// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense.
-fn fits_at_once(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<bool> {
+fn fits_at_once(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<bool> {
     if nothing_fits_at_a_glance(model, cluster, settings, control)? {
         return Ok(false);
     }
-    Ok(Task::all(model, cluster, settings).iter().any(|task| Packing::coarse(task).has_plan(control)))
+    Ok(Subproblem::all(model, cluster, settings).iter().any(|task| Packing::coarse(task).has_plan(control)))
 }
 
 /// Returns which changes let some plan fit that is made without a search, in this order: recomputation, a sharded
@@ -124,7 +128,12 @@ fn fits_at_once(model: &Model, cluster: &Cluster, settings: &Settings, control: 
 ///
 /// # Errors
 /// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense.
-pub fn helpful_changes(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Vec<bool>> {
+pub fn helpful_changes(
+    model: &LayerSums,
+    cluster: &Cluster,
+    settings: &Settings,
+    control: &Control,
+) -> Result<Vec<bool>> {
     let recomputed = Settings { recompute: vec![true], ..settings.clone() };
     let sharding = MemoryModel { shard_optimizer: true, ..settings.memory };
     let smallest = settings.micro_batch_sizes.first().copied().unwrap_or(settings.global_batch);
@@ -152,20 +161,20 @@ pub fn helpful_changes(model: &Model, cluster: &Cluster, settings: &Settings, co
 /// [`Error::Infeasible`] if no micro-batch can be shared at all, [`Error::TimedOut`] or [`Error::Cancelled`] if it was
 /// stopped before there was any plan.
 pub fn closest(
-    model: &Model,
+    model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
     control: &Control,
-) -> Result<(Candidate, Priced)> {
+) -> Result<(CandidatePlan, EvaluatedPlan)> {
     settings.check()?;
     cluster.check()?;
-    let mut best: Option<(f64, Candidate)> = None;
-    for task in Task::all(model, cluster, settings) {
+    let mut best: Option<(f64, CandidatePlan)> = None;
+    for task in Subproblem::all(model, cluster, settings) {
         let less_bytes = best.as_ref().map_or(f64::INFINITY, |(bytes, _)| bytes * passes::SMALLER_SHORTFALL);
         best = Packing::coarse(&task).closest(less_bytes, control).or(best);
     }
     match best {
-        Some((_, plan)) => Pricer::new(model, cluster, settings).price(&plan).map(|priced| (plan, priced)),
+        Some((_, plan)) => PlanEvaluator::new(model, cluster, settings).price(&plan).map(|priced| (plan, priced)),
         None if control.should_stop() => Err(control.error()),
         None => Err(Error::infeasible("no device may take part of any micro-batch", "allow other micro-batch sizes")),
     }

@@ -1,12 +1,12 @@
 //! Plans that take hardly longer than the shortest step and hold less: searches on devices that count as smaller.
 
 use crate::control::{Control, Stopped};
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 use crate::planner::effort::passes;
-use crate::planner::hybrid::evaluate::candidate_plan::Candidate;
-use crate::planner::hybrid::evaluate::plan_cost::{Priced, Pricer};
+use crate::planner::hybrid::evaluate::candidate_plan::CandidatePlan;
+use crate::planner::hybrid::evaluate::plan_cost::{EvaluatedPlan, PlanEvaluator};
 use crate::planner::hybrid::plan;
 use crate::planner::hybrid::settings::Settings;
 
@@ -14,7 +14,7 @@ use crate::planner::hybrid::settings::Settings;
 #[derive(Debug, Clone, Default)]
 pub struct Lean {
     /// Evaluated on the devices as they are; `None` if no plan with less memory was found.
-    pub plan: Option<(Candidate, Priced)>,
+    pub plan: Option<(CandidatePlan, EvaluatedPlan)>,
     /// Why the search ended early, if a deadline or an interrupt ended it.
     pub stopped: Option<Stopped>,
 }
@@ -24,7 +24,7 @@ pub struct Lean {
 /// # Errors
 /// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense.
 pub fn least_memory(
-    model: &Model,
+    model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
     limit_s: f64,
@@ -59,7 +59,7 @@ pub fn least_memory(
             Err(error) => return Err(error),
         };
         if answer.priced.step_s <= limit_s {
-            let priced = Pricer::new(model, cluster, settings).price(&answer.plan)?;
+            let priced = PlanEvaluator::new(model, cluster, settings).price(&answer.plan)?;
             enough = priced.stages.iter().map(|stage| stage.memory.total_bytes()).fold(0.0, f64::max);
             lean.plan = Some((answer.plan, priced));
         } else {

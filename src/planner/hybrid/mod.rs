@@ -24,7 +24,7 @@ mod settings;
 mod subproblem;
 
 use crate::control::Control;
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::Result;
 use crate::planner::effort::{ALL_WORK, COMPACT, QUICK, WHOLE, annealing, passes};
@@ -33,14 +33,14 @@ pub use baselines::{Straight, closest, data_parallel, fitting, helpful_changes, 
 pub use bounds::all_cuts::least_step_s as least_step_of_all_cuts_s;
 pub use bounds::bound_bisection::least_step_s as least_step_of_all_s;
 pub use bounds::memory::{Schedules, nothing_fits, nothing_fits_with_any_cuts};
-pub use evaluate::candidate_plan::{Candidate, StageChoice};
-pub use evaluate::plan_cost::{Priced, Pricer};
-pub use evaluate::stage_cost::StagePrice;
+pub use evaluate::candidate_plan::{CandidatePlan, StageCandidate};
+pub use evaluate::plan_cost::{EvaluatedPlan, PlanEvaluator};
+pub use evaluate::stage_cost::StageCost;
 pub use evaluate::{evaluate, reprice};
 pub use exhaustive::exhaustive;
 pub use memory_preference::{Lean, least_memory};
 pub use search::initial_plans::draft;
-pub use search::result::{Answer, no_plan_fits};
+pub use search::result::{SearchResult, no_plan_fits};
 pub use settings::{Settings, WarmUp};
 
 use search::Search;
@@ -51,7 +51,7 @@ use search::Search;
 /// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense, [`Error::Infeasible`] if no plan fits the
 /// devices' memory, or none was found with reasonable effort, [`Error::TimedOut`] or [`Error::Cancelled`] if it was
 /// stopped before there was any plan.
-pub fn plan(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Answer> {
+pub fn plan(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<SearchResult> {
     settings.check()?;
     cluster.check()?;
     if nothing_fits(model, cluster, settings, Schedules::OF_SETTINGS, control)? {

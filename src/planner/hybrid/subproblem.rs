@@ -7,13 +7,13 @@ use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 
 use crate::cost::network::Cluster;
-use crate::cost::{Model, Totals};
-use crate::planner::hybrid::bounds::nested_stages::Sets;
+use crate::cost::{LayerSums, Totals};
+use crate::planner::hybrid::bounds::nested_stages::CutSets;
 use crate::planner::hybrid::settings::Settings;
 
 /// The question for one micro-batch size.
-pub(crate) struct Task<'a> {
-    pub model: &'a Model,
+pub(crate) struct Subproblem<'a> {
+    pub model: &'a LayerSums,
     pub cluster: &'a Cluster,
     pub settings: &'a Settings,
     pub micro_batch: u32,
@@ -28,13 +28,13 @@ pub(crate) struct Task<'a> {
     /// What crosses each cut, of a whole micro-batch.
     pub cut_bytes: Vec<f64>,
     /// Of a branching model, the cuts as sets of layers; the same for all tasks.
-    pub sets: Option<Arc<Sets<'a>>>,
+    pub sets: Option<Arc<CutSets<'a>>>,
 }
 
-impl<'a> Task<'a> {
+impl<'a> Subproblem<'a> {
     /// One for each micro-batch size, with and without recomputation where the settings leave both open, and for each
     /// number of replicas where all stages must have the same: then the best and the bound are those of the best number.
-    pub(crate) fn all(model: &'a Model, cluster: &'a Cluster, settings: &'a Settings) -> Vec<Self> {
+    pub(crate) fn all(model: &'a LayerSums, cluster: &'a Cluster, settings: &'a Settings) -> Vec<Self> {
         let mut questions: Vec<(u32, bool, RangeInclusive<u32>)> = Vec::new();
         for &micro_batch in &settings.micro_batch_sizes {
             for &recompute in &settings.recompute {
@@ -47,7 +47,7 @@ impl<'a> Task<'a> {
                 }
             }
         }
-        let sets = (!model.is_chain).then(|| Arc::new(Sets::new(model)));
+        let sets = (!model.is_chain).then(|| Arc::new(CutSets::new(model)));
         (questions.into_par_iter())
             .map(|(micro_batch, recompute, replicas)| {
                 let task = Self::new(model, cluster, settings, micro_batch, recompute, &replicas);
@@ -57,7 +57,7 @@ impl<'a> Task<'a> {
     }
 
     fn new(
-        model: &'a Model,
+        model: &'a LayerSums,
         cluster: &'a Cluster,
         settings: &'a Settings,
         micro_batch: u32,

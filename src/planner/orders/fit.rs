@@ -4,10 +4,10 @@ use crate::planner::effort::orders as effort;
 use rustc_hash::FxHashMap;
 
 use super::run::{Peaks, Prices, Run, durations, footprints, run};
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
-use crate::planner::hybrid::{Settings, StagePrice};
+use crate::planner::hybrid::{Settings, StageCost};
 use crate::schedule::{Family, Request, Schedule, family};
 use crate::simulate::Sweep;
 
@@ -19,7 +19,7 @@ use crate::simulate::Sweep;
 /// [`Error::Argument`] if the schedule can't have so many ranks and micro-batches.
 pub(super) fn run_under(
     family: &Family,
-    costs: &[StagePrice],
+    costs: &[StageCost],
     rank_of_stage: &[u32],
     micro_batches: u32,
     recompute: bool,
@@ -54,7 +54,7 @@ pub(super) fn run_under(
 /// Runs the same stages under several activation limits.
 struct Runner<'a> {
     family: &'a Family,
-    costs: &'a [StagePrice],
+    costs: &'a [StageCost],
     request: Request,
     recompute: bool,
     /// By the limit.
@@ -91,7 +91,7 @@ impl Runner<'_> {
 /// [`Error::Argument`] if a device is unknown or used twice, the schedule runs other stages on other ranks, or no
 /// micro-batch size can be shared.
 pub fn fastest(
-    model: &Model,
+    model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
     devices: &[Vec<u32>],

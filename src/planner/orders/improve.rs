@@ -9,9 +9,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::control::Control;
 use crate::cost::network::Cluster;
-use crate::cost::{Model, Totals};
+use crate::cost::{LayerSums, Totals};
 use crate::error::Result;
-use crate::planner::hybrid::{Settings, StagePrice};
+use crate::planner::hybrid::{Settings, StageCost};
 use crate::schedule::{Family, Request, Schedule};
 use crate::simulate::Sweep;
 
@@ -44,7 +44,7 @@ enum Move {
 
 /// One shape on its way to better cuts.
 pub(super) struct Improver<'a> {
-    asked: (&'a Model, &'a Cluster, &'a Settings),
+    asked: (&'a LayerSums, &'a Cluster, &'a Settings),
     row: &'a [usize],
     family: &'static Family,
     shape: Shape,
@@ -78,7 +78,7 @@ impl<'a> Improver<'a> {
     /// Balanced cuts of a shape, simulated; `None` if the family can't have it, its devices can't share the micro-batch,
     /// or `control` says to stop.
     pub(super) fn start(
-        asked: (&'a Model, &'a Cluster, &'a Settings),
+        asked: (&'a LayerSums, &'a Cluster, &'a Settings),
         row: &'a [usize],
         family: &'static Family,
         shape: Shape,
@@ -292,7 +292,7 @@ impl<'a> Improver<'a> {
     }
 
     /// Orders that are fitted to what these stages take.
-    fn fitted_to(&self, stages: &[StagePrice], control: &Control) -> Result<Schedule> {
+    fn fitted_to(&self, stages: &[StageCost], control: &Control) -> Result<Schedule> {
         let request = Request {
             chunks: Some(self.shape.chunks),
             durations: Some(durations(stages, &self.orders.rank_of_stage, self.shape.recompute)),
@@ -310,7 +310,7 @@ impl<'a> Improver<'a> {
     }
 
     /// Prices the stages of an attempt.
-    fn stages(&mut self, attempt: &Attempt) -> Result<Vec<StagePrice>> {
+    fn stages(&mut self, attempt: &Attempt) -> Result<Vec<StageCost>> {
         if attempt.replicas != self.replicas {
             self.prices.regroup(footprints(self.asked.1, &self.shape, &attempt.replicas));
             self.replicas.clone_from(&attempt.replicas);
@@ -412,7 +412,7 @@ fn footprints(cluster: &Cluster, shape: &Shape, replicas: &[u32]) -> Vec<Vec<(u3
 
 /// Balanced cuts for groups of so many devices; `None` if a group can't share the micro-batch.
 fn balanced_ends(
-    (model, cluster, settings): (&Model, &Cluster, &Settings),
+    (model, cluster, settings): (&LayerSums, &Cluster, &Settings),
     row: &[usize],
     rank_of_stage: &[u32],
     shape: &Shape,

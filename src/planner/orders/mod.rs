@@ -14,11 +14,11 @@ mod shapes;
 mod virtual_stages;
 
 use crate::control::{Control, Reports};
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 use crate::planner::effort::orders as effort;
-use crate::planner::hybrid::{self, Candidate, Settings, WarmUp};
+use crate::planner::hybrid::{self, CandidatePlan, Settings, WarmUp};
 use crate::schedule::{Family, Schedule, family};
 
 pub use bound::lower_bound_s;
@@ -36,7 +36,7 @@ pub const CERTIFIED: [(&str, WarmUp); 3] =
 #[derive(Debug, Clone, Copy)]
 pub struct Problem<'a> {
     /// Where the model may be cut, and what that costs.
-    pub model: &'a Model,
+    pub model: &'a LayerSums,
     /// What it runs on.
     pub cluster: &'a Cluster,
     /// What may be chosen. The warm-up is that of each schedule.
@@ -88,9 +88,9 @@ pub struct FoundPlan {
 #[derive(Debug)]
 pub enum Outcome {
     /// A plan of a schedule that the hybrid search knows.
-    Certified(Box<hybrid::Answer>),
+    Certified(Box<hybrid::SearchResult>),
     /// A plan of such a schedule that was found when the time for the search was up. Its bound is not known.
-    Quick(Box<hybrid::Answer>),
+    Quick(Box<hybrid::SearchResult>),
     /// A simulated plan, which may lack memory.
     Simulated(Box<FoundPlan>),
     /// Why there is no plan.
@@ -137,7 +137,7 @@ impl Search<'_> {
     fn run(&mut self) -> Result<()> {
         let one_stage: Vec<&'static Family> = self.families(ONE_STAGE)?;
         let certified: Vec<_> = CERTIFIED.into_iter().filter(|(name, _)| self.is_asked(name)).collect();
-        let mut found: Vec<Candidate> = Vec::new();
+        let mut found: Vec<CandidatePlan> = Vec::new();
         let mut is_node_aligned = false; // of the first plan that others are run on
         for (name, warm_up) in &certified {
             if !found.is_empty() && self.control.should_stop() {
@@ -295,7 +295,7 @@ fn step_s(outcome: &Outcome) -> Option<f64> {
 }
 
 /// The plan of a schedule that the hybrid search knows.
-fn plan_of(outcome: &Outcome) -> Option<Candidate> {
+fn plan_of(outcome: &Outcome) -> Option<CandidatePlan> {
     match outcome {
         Outcome::Certified(answer) | Outcome::Quick(answer) => Some(answer.plan.clone()),
         Outcome::Simulated(_) | Outcome::Nothing(_) => None,

@@ -12,7 +12,7 @@ use super::run::Run;
 use super::{Problem, SimulatedPlan, near_sizes};
 use crate::control::Control;
 use crate::error::Result;
-use crate::planner::hybrid::{self, Candidate, Pricer, Settings, StagePrice, WarmUp};
+use crate::planner::hybrid::{self, CandidatePlan, PlanEvaluator, Settings, StageCost, WarmUp};
 use crate::schedule::{Family, Schedule};
 
 /// Schedules of this file.
@@ -26,9 +26,9 @@ const ROUNDING: f64 = 1.0 + 1e-9;
 /// A plan of 1F1B that other schedules are run on.
 #[derive(Debug)]
 pub(super) struct Cuts {
-    plan: Candidate,
+    plan: CandidatePlan,
     /// As if each stage held one micro-batch.
-    costs: Vec<StagePrice>,
+    costs: Vec<StageCost>,
     micro_batches: u32,
     /// What the busiest stage computes in a step: no order of its passes makes the step shorter.
     computing_s: f64,
@@ -36,19 +36,19 @@ pub(super) struct Cuts {
 
 impl Cuts {
     /// `None` if its step has too many actions to be simulated quickly.
-    fn of(problem: &Problem<'_>, plan: Candidate) -> Option<Self> {
+    fn of(problem: &Problem<'_>, plan: CandidatePlan) -> Option<Self> {
         let micro_batches = problem.settings.global_batch / plan.micro_batch;
         if 3 * u64::from(micro_batches) * plan.stages.len() as u64 > effort::MAX_ACTIONS {
             return None;
         }
-        let costs = Pricer::new(problem.model, problem.cluster, problem.settings).stages(&plan).ok()?;
+        let costs = PlanEvaluator::new(problem.model, problem.cluster, problem.settings).stages(&plan).ok()?;
         let longest_s = costs.iter().map(|stage| stage.forward_s + stage.backward_s).fold(0.0, f64::max);
         Some(Self { plan, costs, micro_batches, computing_s: f64::from(micro_batches) * longest_s })
     }
 }
 
 /// `first`, and 1F1B's best plans for every depth and micro-batch size worth trying.
-pub(super) fn cuts(problem: &Problem<'_>, first: &[Candidate], near_size: u32, control: &Control) -> Vec<Cuts> {
+pub(super) fn cuts(problem: &Problem<'_>, first: &[CandidatePlan], near_size: u32, control: &Control) -> Vec<Cuts> {
     let settings = Settings { warm_up: WarmUp::Least, ..problem.settings.clone() };
     let each = near_sizes(&settings.micro_batch_sizes, near_size)
         .into_iter()
@@ -73,7 +73,7 @@ pub(super) fn sparest(problem: &Problem<'_>, control: &Control) -> Vec<Cuts> {
 }
 
 /// The best plan for each of some settings and each depth worth trying, with and without recomputation as they allow.
-fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) -> Vec<Candidate> {
+fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) -> Vec<CandidatePlan> {
     let devices = problem.cluster.devices();
     let layers = problem.model.layer_parameter_bytes.len() as u32;
     let most = problem.settings.most_stages.min(layers).min(devices);
@@ -102,7 +102,7 @@ fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) 
 }
 
 /// Those with other stages than the ones before, small enough to be simulated.
-fn distinct(problem: &Problem<'_>, plans: impl Iterator<Item = Candidate>) -> Vec<Cuts> {
+fn distinct(problem: &Problem<'_>, plans: impl Iterator<Item = CandidatePlan>) -> Vec<Cuts> {
     let mut seen = rustc_hash::FxHashSet::default();
     plans
         .map(|plan| {
@@ -150,7 +150,7 @@ pub(super) fn best(
         }
     }
     Ok(best.map(|(cuts, orders, run)| {
-        let Candidate { micro_batch, recompute, ref stages } = cuts.plan;
+        let CandidatePlan { micro_batch, recompute, ref stages } = cuts.plan;
         let ends = stages.iter().map(|stage| (stage.begin, stage.end)).collect();
         (
             SimulatedPlan { micro_batch, recompute, ends, devices: cuts.plan.devices(problem.cluster), orders, run },
@@ -164,10 +164,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cost::Model;
+    use crate::cost::LayerSums;
     use crate::cost::network::{Cluster, Link, Machine};
     use crate::model::graph::{Graph, Layer, Measurement};
-    use crate::model::states::{DEFAULT_BOUND, States};
+    use crate::model::states::{CutPoints, DEFAULT_BOUND};
     use crate::planner::random_problems::settings;
     use crate::schedule::family;
 
@@ -204,8 +204,8 @@ mod tests {
             name in prop::sample::select(&ONE_STAGE),
         ) {
             let graph = chain(&forward_s, activation_bytes);
-            let states = States::of(&graph, DEFAULT_BOUND).unwrap();
-            let model = Model::new(&graph, &states);
+            let states = CutPoints::of(&graph, DEFAULT_BOUND).unwrap();
+            let model = LayerSums::new(&graph, &states);
             let link = Link { bytes_per_s: 1e9, collective_bytes_per_s: 1e9, latency_s: 0.0 };
             let machine = Machine { devices: 1, memory_bytes: 64e9, speed: 1.0 };
             let cluster = Cluster { machines: vec![machine; devices as usize], intra: link, inter: link };

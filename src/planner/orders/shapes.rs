@@ -3,7 +3,7 @@
 use crate::planner::effort::orders as effort;
 use std::sync::Arc;
 
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::{Cluster, Machine};
 use crate::planner::hybrid::Settings;
 use crate::schedule::{Family, Request};
@@ -68,7 +68,7 @@ fn lines(cluster: &Cluster) -> Vec<Line> {
 }
 
 /// Cut points one behind the other: all of a chain, and of a branching model those that each hold the last.
-pub(super) fn row(model: &Model) -> Vec<usize> {
+pub(super) fn row(model: &LayerSums) -> Vec<usize> {
     let mut row = vec![0];
     for cut in 1..model.cuts() {
         let last = row[row.len() - 1];

@@ -1,23 +1,23 @@
 //! A lower bound on the step of every plan, whatever its cuts.
 //!
-//! The search and its bounds know the cuts of [`Model`] only. Where these are not all cuts of the layer graph, this bound
+//! The search and its bounds know the cuts of [`LayerSums`] only. Where these are not all cuts of the layer graph, this bound
 //! takes the place of theirs. It uses what layers take by themselves, so it holds for stages of any layers. It knows
 //! neither transfers nor memory, and is weaker. docs/proofs.md, *All cuts*, proves it.
 
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::planner::hybrid::bounds::prefix::busy_s;
 use crate::planner::hybrid::settings::Settings;
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// Returns seconds that no plan of the question goes below, wherever it cuts the layer graph.
 #[must_use]
-pub fn least_step_s(model: &Model, cluster: &Cluster, settings: &Settings) -> f64 {
-    Task::all(model, cluster, settings).iter().map(least_step_of_size_s).fold(f64::INFINITY, f64::min)
+pub fn least_step_s(model: &LayerSums, cluster: &Cluster, settings: &Settings) -> f64 {
+    Subproblem::all(model, cluster, settings).iter().map(least_step_of_size_s).fold(f64::INFINITY, f64::min)
 }
 
 /// Returns the same for one micro-batch size.
-pub(crate) fn least_step_of_size_s(task: &Task<'_>) -> f64 {
+pub(crate) fn least_step_of_size_s(task: &Subproblem<'_>) -> f64 {
     let fastest = task.cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
     let allowed = || task.share.iter().flatten().map(|&share| &task.totals[share as usize]);
     let (mut trip_s, mut longest_pass_s, mut longest_s) = (0.0, 0.0_f64, 0.0_f64);

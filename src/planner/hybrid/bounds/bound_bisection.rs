@@ -7,12 +7,12 @@ use crate::planner::effort::{ALL_WORK, WHOLE, WorkBudget};
 use rayon::prelude::*;
 
 use crate::control::Control;
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::Result;
 use crate::planner::hybrid::bounds::prefix;
-use crate::planner::hybrid::search::suffix_search::{PassResult, Suffixes};
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::search::suffix_search::{PassResult, SuffixSearch};
+use crate::planner::hybrid::subproblem::Subproblem;
 
 use crate::planner::hybrid::settings::Settings;
 
@@ -47,7 +47,7 @@ impl Known {
     }
 
     /// Goes on where more is told apart, if that raises the bound and may come to an end.
-    fn refine(&mut self, suffixes: &mut Suffixes<'_>, is_fine: bool, allowed: u64) {
+    fn refine(&mut self, suffixes: &mut SuffixSearch<'_>, is_fine: bool, allowed: u64) {
         let is_soon = self.ended.is_some_and(|(_, work)| bounds::REFINED_FACTOR * work <= allowed);
         if is_fine && is_soon && suffixes.refine() {
             self.open_again();
@@ -65,7 +65,7 @@ pub(crate) struct Spent {
 
 /// Raises the bounds of all sizes towards `step_s`, the lowest first, as far as `effort` goes.
 pub(crate) fn raise(
-    sizes: &mut [(&mut Suffixes<'_>, &mut Known)],
+    sizes: &mut [(&mut SuffixSearch<'_>, &mut Known)],
     step_s: f64,
     effort: WorkBudget,
     control: &Control,
@@ -133,7 +133,7 @@ pub(crate) fn raise(
 /// What tables say of one size below a threshold; once it is known that they take little, below `most_s`, which closes many
 /// a size at once.
 fn tabled(
-    suffixes: &Suffixes<'_>,
+    suffixes: &SuffixSearch<'_>,
     known: &mut Known,
     (limit_s, most_s): (f64, f64),
     effort: WorkBudget,
@@ -153,7 +153,7 @@ fn tabled(
 
 /// What one pass says of one size.
 fn passed(
-    suffixes: &mut Suffixes<'_>,
+    suffixes: &mut SuffixSearch<'_>,
     known: &mut Known,
     limit_s: f64,
     effort: WorkBudget,
@@ -209,7 +209,7 @@ fn passed(
 /// # Errors
 /// [`crate::Error::Argument`] or [`crate::Error::Cluster`] for input that makes no sense.
 pub fn least_step_s(
-    model: &Model,
+    model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
     below_s: f64,
@@ -217,11 +217,11 @@ pub fn least_step_s(
 ) -> Result<f64> {
     settings.check()?;
     cluster.check()?;
-    let mut sizes: Vec<(Suffixes<'_>, Known)> = Task::all(model, cluster, settings)
+    let mut sizes: Vec<(SuffixSearch<'_>, Known)> = Subproblem::all(model, cluster, settings)
         .into_iter()
-        .map(|task| (Suffixes::relaxed(task), Known::default()))
+        .map(|task| (SuffixSearch::relaxed(task), Known::default()))
         .collect();
-    let mut each: Vec<(&mut Suffixes<'_>, &mut Known)> =
+    let mut each: Vec<(&mut SuffixSearch<'_>, &mut Known)> =
         sizes.iter_mut().map(|(suffixes, known)| (suffixes, known)).collect();
     raise(&mut each, below_s, WHOLE.within(ALL_WORK / 2).relaxed(true), control);
     Ok(sizes.iter().map(|(_, known)| known.bound_s).fold(below_s, f64::min))

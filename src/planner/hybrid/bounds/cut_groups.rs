@@ -2,12 +2,12 @@
 //!
 //! `docs/proofs.md` says what an entry for a group stands for, and why it bounds all of its cuts.
 
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::planner::effort::tables;
 
 /// Cuts in a row of groups, so that none lies inside one of an earlier group.
 #[derive(Default)]
-pub(crate) struct Groups {
+pub(crate) struct CutGroups {
     /// How many there may be.
     pub most: usize,
     /// For each group its cuts, ascending; the first has the empty cut alone, the last one the whole.
@@ -15,10 +15,10 @@ pub(crate) struct Groups {
     pub of_cut: Vec<u32>,
 }
 
-impl Groups {
+impl CutGroups {
     /// At most so many groups, or few more, whose cuts differ little in the work and the weights below them.
     /// `work_s` is each layer's.
-    pub(crate) fn new(model: &Model, work_s: &[f64], most: usize) -> Self {
+    pub(crate) fn new(model: &LayerSums, work_s: &[f64], most: usize) -> Self {
         let parts = |each: &[f64]| {
             let below = model.sums_below(each);
             let whole = below[below.len() - 1];

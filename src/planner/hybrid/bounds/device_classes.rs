@@ -5,7 +5,7 @@ use crate::planner::effort::tables;
 
 /// Devices at least so fast and with so much memory.
 #[derive(Debug, Clone)]
-pub(crate) struct Kind {
+pub(crate) struct DeviceClass {
     pub speed: f64,
     pub memory_bytes: f64,
     /// Which kinds have all of its devices.
@@ -17,7 +17,7 @@ pub(crate) struct Kind {
 }
 
 /// The kinds of device that a stage's slowest and smallest may make; all devices first, then parts of it.
-pub(crate) fn kinds(cluster: &Cluster) -> Vec<Kind> {
+pub(crate) fn kinds(cluster: &Cluster) -> Vec<DeviceClass> {
     // Each speed with a memory is a kind of its own: so many of them are not even combined.
     let alike =
         |a: &&Machine, b: &&Machine| a.speed.total_cmp(&b.speed).then(a.memory_bytes.total_cmp(&b.memory_bytes));
@@ -46,7 +46,7 @@ pub(crate) fn kinds(cluster: &Cluster) -> Vec<Kind> {
             if is_slowest && is_smallest {
                 let own =
                     those.iter().filter(|machine| is(machine.speed, speed) && is(machine.memory_bytes, memory_bytes));
-                kinds.push(Kind {
+                kinds.push(DeviceClass {
                     speed,
                     memory_bytes,
                     parts_of: Vec::new(),
@@ -71,8 +71,8 @@ pub(crate) fn kinds(cluster: &Cluster) -> Vec<Kind> {
 }
 
 /// All devices as one kind, of the highest speed and the largest memory.
-fn any(cluster: &Cluster) -> Kind {
-    Kind {
+fn any(cluster: &Cluster) -> DeviceClass {
+    DeviceClass {
         speed: cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max),
         memory_bytes: cluster.machines.iter().map(|machine| machine.memory_bytes).fold(0.0, f64::max),
         parts_of: vec![true],
@@ -132,7 +132,7 @@ impl Units {
     }
 
     /// What the devices of a kind count: so much each of so many, the least first.
-    pub(crate) fn of_kind(&self, cluster: &Cluster, kind: &Kind) -> Vec<(u32, u32)> {
+    pub(crate) fn of_kind(&self, cluster: &Cluster, kind: &DeviceClass) -> Vec<(u32, u32)> {
         let has = |machine: &&Machine| machine.speed >= kind.speed && machine.memory_bytes >= kind.memory_bytes;
         let mut each: Vec<(u32, u32)> =
             cluster.machines.iter().filter(has).map(|machine| (self.of(machine.speed), machine.devices)).collect();

@@ -21,7 +21,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use crate::cost::network::{Cluster, Link, Rate};
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// Numbers of devices that a stage may have: the fewest, the most.
 pub(crate) type Span = (u32, u32);
@@ -55,7 +55,7 @@ pub(crate) struct Links {
 
 impl Links {
     /// `whole` as the field says.
-    pub(crate) fn new(task: &Task<'_>, whole: bool) -> Self {
+    pub(crate) fn new(task: &Subproblem<'_>, whole: bool) -> Self {
         let cluster = task.cluster.clone();
         let mut spans: Vec<(u32, Span)> = Vec::new();
         for (replicas, share) in (0_u32..).zip(&task.share) {

@@ -7,11 +7,11 @@ use std::sync::{Arc, OnceLock};
 use rustc_hash::FxHashMap;
 
 use crate::cost::network::Rate;
-use crate::cost::{Model, SyncTail, Totals};
+use crate::cost::{LayerSums, SyncTail, Totals};
 
 /// Cuts of a branching model as sets of layers.
-pub(crate) struct Sets<'a> {
-    model: &'a Model,
+pub(crate) struct CutSets<'a> {
+    model: &'a LayerSums,
     /// For each cut its layers, a bit each, and the cut of such layers.
     layers: Vec<Vec<u64>>,
     cut_of: FxHashMap<Vec<u64>, u32>,
@@ -21,14 +21,14 @@ pub(crate) struct Sets<'a> {
 
 /// Stages of a branching model that end at one cut: each is a smaller one and layers that run backward behind all of it.
 pub(crate) struct Inner {
-    /// For each begin, in the order of [`Model::begins`], which other one has the smaller stage, and the layers behind it,
+    /// For each begin, in the order of [`LayerSums::begins`], which other one has the smaller stage, and the layers behind it,
     /// as a range of `behind`; the number of begins stands for no stage.
     smaller: Vec<(u32, u32, u32)>,
     behind: Vec<u32>,
 }
 
-impl<'a> Sets<'a> {
-    pub(crate) fn new(model: &'a Model) -> Self {
+impl<'a> CutSets<'a> {
+    pub(crate) fn new(model: &'a LayerSums) -> Self {
         let words = model.layer_parameter_bytes.len().div_ceil(64);
         let set = |cut: usize| {
             let mut set = vec![0_u64; words];
@@ -89,19 +89,26 @@ impl<'a> Sets<'a> {
 
 /// What summing gradients adds to stages that end at a cut, at one rate and behind backwards of one speed.
 pub(crate) struct Synced<'a> {
-    model: &'a Model,
+    model: &'a LayerSums,
     end: usize,
     tail: SyncTail<'a>,
-    /// Of each stage that has been looked at, in the order of [`Model::begins`]; not a number where none has.
+    /// Of each stage that has been looked at, in the order of [`LayerSums::begins`]; not a number where none has.
     of_begin: Vec<f64>,
 }
 
 impl<'a> Synced<'a> {
-    pub(crate) fn new(model: &'a Model, totals: &'a Totals, rate: Rate, speed: f64, overlap: bool, end: usize) -> Self {
+    pub(crate) fn new(
+        model: &'a LayerSums,
+        totals: &'a Totals,
+        rate: Rate,
+        speed: f64,
+        overlap: bool,
+        end: usize,
+    ) -> Self {
         Self { model, end, tail: SyncTail::new(model, totals, speed, rate, overlap), of_begin: Vec::new() }
     }
 
-    /// That of the stage that is so many-th in the order of [`Model::begins`]. No more than 0 is known in a branching model
+    /// That of the stage that is so many-th in the order of [`LayerSums::begins`]. No more than 0 is known in a branching model
     /// without its stages.
     pub(crate) fn sum(&mut self, index: usize, inner: Option<&Inner>) -> f64 {
         if self.model.is_chain {
@@ -131,10 +138,10 @@ impl<'a> Synced<'a> {
     }
 }
 
-/// What there is to sum, at one rate, of every stage that ends at a cut, in the order of [`Model::begins`].
+/// What there is to sum, at one rate, of every stage that ends at a cut, in the order of [`LayerSums::begins`].
 #[cfg(test)]
-pub(crate) fn sums_s(model: &Model, totals: &Totals, rate: Rate, overlap: bool, end: usize) -> Vec<f64> {
+pub(crate) fn sums_s(model: &LayerSums, totals: &Totals, rate: Rate, overlap: bool, end: usize) -> Vec<f64> {
     let mut sync = Synced::new(model, totals, rate, 1.0, overlap, end);
-    let inner = Sets::new(model).inner(end);
+    let inner = CutSets::new(model).inner(end);
     (0..model.begins(end).count()).map(|index| sync.sum(index, Some(&inner))).collect()
 }

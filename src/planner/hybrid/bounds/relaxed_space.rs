@@ -15,10 +15,10 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::cost::network::Rate;
-use crate::planner::hybrid::bounds::device_classes::{Kind, Units, kinds};
+use crate::planner::hybrid::bounds::device_classes::{DeviceClass, Units, kinds};
 use crate::planner::hybrid::bounds::link_bounds::{Links, Span, Spread};
-use crate::planner::hybrid::placement::placement_space::{Move, Placing, Prices};
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::placement::placement_space::{PlacementMove, Placements, Prices};
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// The stage placed last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -44,7 +44,7 @@ pub(crate) struct Relaxed {
     spans: Vec<Span>,
     /// Whether those that give the same share count as several.
     is_fine: bool,
-    kinds: Vec<Kind>,
+    kinds: Vec<DeviceClass>,
     units: Units,
     /// More devices are of no use.
     most: u32,
@@ -53,7 +53,7 @@ pub(crate) struct Relaxed {
     index: FxHashMap<(Free, u32), u32>,
     lasts: Vec<Last>,
     last_index: FxHashMap<Last, u32>,
-    moves: FxHashMap<u32, Arc<[Move]>>,
+    moves: FxHashMap<u32, Arc<[PlacementMove]>>,
     /// What summing gradients takes a stage that is spread.
     sums: FxHashMap<Spread, Rate>,
     prices: Prices,
@@ -61,7 +61,7 @@ pub(crate) struct Relaxed {
 
 impl Relaxed {
     /// The empty cluster.
-    pub(crate) fn new(task: &Task<'_>) -> Self {
+    pub(crate) fn new(task: &Subproblem<'_>) -> Self {
         let kinds = kinds(task.cluster);
         let links = Links::new(task, false);
         let mut space = Self {
@@ -107,7 +107,7 @@ impl Relaxed {
     }
 
     /// Every way to put a stage in front of this one, fewest devices first.
-    fn moves_before(&mut self, behind: Last) -> Arc<[Move]> {
+    fn moves_before(&mut self, behind: Last) -> Arc<[PlacementMove]> {
         let mut moves = Vec::new();
         for span in self.spans.clone() {
             if span.0 > self.most {
@@ -116,7 +116,7 @@ impl Relaxed {
             for at in 0..self.kinds.len() {
                 let kind = self.kinds[at].clone();
                 let mut add = |space: &mut Self, transfer: Rate, sync: Rate, last: Last| {
-                    moves.push(Move {
+                    moves.push(PlacementMove {
                         next: space.last(last),
                         replicas: span.1,
                         fewest: span.0,
@@ -169,10 +169,10 @@ fn parts((fewest, most): Span) -> impl Iterator<Item = Span> {
     std::iter::successors(Some(part(fewest)), move |last| (last.1 < most).then(|| part(last.1 + 1)))
 }
 
-impl Placing for Relaxed {
+impl Placements for Relaxed {
     const IS_REAL: bool = false;
 
-    type Rest = (Free, u32);
+    type FreeDevices = (Free, u32);
 
     fn links(&self) -> &Links {
         &self.links
@@ -206,7 +206,7 @@ impl Placing for Relaxed {
         all
     }
 
-    fn moves(&mut self, situation: u32) -> Arc<[Move]> {
+    fn moves(&mut self, situation: u32) -> Arc<[PlacementMove]> {
         let last = self.situations[situation as usize].1;
         if let Some(moves) = self.moves.get(&last) {
             return moves.clone();
@@ -216,7 +216,7 @@ impl Placing for Relaxed {
         moves
     }
 
-    fn after(&self, situation: u32, choice: &Move) -> Option<(Free, u32)> {
+    fn after(&self, situation: u32, choice: &PlacementMove) -> Option<(Free, u32)> {
         let mut free = self.situations[situation as usize].0;
         let kind = &self.kinds[usize::from(choice.kind)];
         if free[usize::from(choice.kind)] < choice.fewest {

@@ -7,19 +7,19 @@ use proptest::prelude::*;
 
 use crate::control::Control;
 use crate::cost::network::Cluster;
-use crate::cost::{self, Model};
-use crate::model::states::{DEFAULT_BOUND, States};
+use crate::cost::{self, LayerSums};
+use crate::model::states::{CutPoints, DEFAULT_BOUND};
 use crate::planner::hybrid::bounds::device_classes::Units;
 use crate::planner::hybrid::bounds::nested_stages::sums_s;
 use crate::planner::hybrid::bounds::paths::{Middle, PathStage, Paths};
-use crate::planner::hybrid::bounds::prefix::{Least, Prefixes, SUMS, least_step_s};
-use crate::planner::hybrid::evaluate::candidate_plan::{Candidate, StageChoice};
-use crate::planner::hybrid::evaluate::pipeline_simulator::Clock;
-use crate::planner::hybrid::evaluate::plan_cost::Pricer;
+use crate::planner::hybrid::bounds::prefix::{INCREMENTS, PrefixBounds, PrefixIncrements, least_step_s};
+use crate::planner::hybrid::evaluate::candidate_plan::{CandidatePlan, StageCandidate};
+use crate::planner::hybrid::evaluate::pipeline_simulator::PipelineSimulator;
+use crate::planner::hybrid::evaluate::plan_cost::PlanEvaluator;
 use crate::planner::hybrid::evaluate::stage_cost::path_stage;
 use crate::planner::hybrid::exhaustive::exhaustive;
 use crate::planner::hybrid::settings::Settings;
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::subproblem::Subproblem;
 use crate::planner::random_problems::{RandomProblem, branching, far_apart, few_layers_on_many_devices, problems};
 use crate::schedule::{Kind, one_f_one_b};
 use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
@@ -175,7 +175,7 @@ proptest! {
 
     #[test]
     fn the_clock_of_a_pipeline_says_what_its_simulation_says(pipeline in pipelines()) {
-        let step_s = Clock::default().step_s(pipeline.stages.iter().copied(), pipeline.micro_batches);
+        let step_s = PipelineSimulator::default().step_s(pipeline.stages.iter().copied(), pipeline.micro_batches);
         prop_assert_eq!(step_s, Some(pipeline.simulate()[0].end_s));
     }
 
@@ -183,9 +183,9 @@ proptest! {
     fn no_sum_of_a_suffix_and_the_stages_in_front_is_longer_than_the_step(pipeline in pipelines()) {
         let step_s = pipeline.simulate()[0].end_s;
         let suffixes = pipeline.suffixes((0, 0));
-        let mut least = Least::EMPTY;
+        let mut least = PrefixIncrements::EMPTY_PREFIX;
         for (split, paths) in suffixes.iter().enumerate() {
-            for (lemma, sum_s) in SUMS.iter().zip(least.sums_s(paths)) {
+            for (lemma, sum_s) in INCREMENTS.iter().zip(least.step_bounds_s(paths)) {
                 prop_assert!(at_most(sum_s, step_s), "{lemma} of split {split}: {sum_s} s, the step takes {step_s} s");
             }
             if let Some(stage) = pipeline.stages.get(split) {
@@ -269,16 +269,16 @@ proptest! {
 /// The sums of each suffix of the question's plan and the tables of all stages in front are not longer than its step.
 fn in_front_is_not_above(problem: &RandomProblem, groups: usize) -> Result<(), TestCaseError> {
     let RandomProblem { graph, cluster, settings, replicas } = problem;
-    let model = Model::new(graph, &States::of(graph, DEFAULT_BOUND).expect("a chain"));
-    let tasks = Task::all(&model, cluster, settings);
-    let mut pricer = Pricer::new(&model, cluster, settings);
+    let model = LayerSums::new(graph, &CutPoints::of(graph, DEFAULT_BOUND).expect("a chain"));
+    let tasks = Subproblem::all(&model, cluster, settings);
+    let mut pricer = PlanEvaluator::new(&model, cluster, settings);
     for task in &tasks {
         let Some(plan) = plan_of(task, &mut pricer, replicas) else { continue };
         let step_s = pricer.price(&plan).expect("windows never grow").step_s;
         let stages = pricer.stages(&plan).expect("it was priced");
         let links = crate::planner::hybrid::bounds::link_bounds::Links::new(task, false);
         let detail = Resolution { max_cut_groups: groups, ..tables::BISECTION_RESOLUTION };
-        let front = Prefixes::with(task, &links, f64::INFINITY, usize::MAX, detail, &Control::default());
+        let front = PrefixBounds::with(task, &links, f64::INFINITY, usize::MAX, detail, &Control::default());
         let front = front.expect("nobody stops it");
         let units = Units::new(task.cluster);
         let (mut paths, mut next_window, mut free) = (Paths::default(), 1, units.all(cluster));
@@ -308,15 +308,15 @@ proptest! {
         problem in branching(), groups in 1_usize..5, above in prop_oneof![Just(1.0 + 1e-6), 1.0..1.6, Just(f64::INFINITY)]
     ) {
         let RandomProblem { graph, cluster, settings, .. } = problem;
-        let model = Model::new(&graph, &States::of(&graph, DEFAULT_BOUND).expect("no cycle"));
+        let model = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("no cycle"));
         let control = Control::default();
         let Ok((plan, best, _)) = exhaustive(&model, &cluster, &settings, &control) else { return Ok(()) };
         let detail = Resolution { max_cut_groups: groups, ..tables::BISECTION_RESOLUTION };
-        for task in Task::all(&model, &cluster, &settings) {
+        for task in Subproblem::all(&model, &cluster, &settings) {
             let is_its_own = plan.micro_batch == task.micro_batch;
             let links = crate::planner::hybrid::bounds::link_bounds::Links::new(&task, false);
             let threshold_s = above * best.step_s;
-            let front = Prefixes::with(&task, &links, threshold_s, usize::MAX, detail, &control).expect("nobody stops it");
+            let front = PrefixBounds::with(&task, &links, threshold_s, usize::MAX, detail, &control).expect("nobody stops it");
             let bound_s = front.whole_s();
             prop_assert!(!is_its_own || at_most(bound_s, best.step_s), "{bound_s} s, {} s by {plan:?}", best.step_s);
         }
@@ -327,12 +327,12 @@ proptest! {
         problem in few_layers_on_many_devices(), above in prop_oneof![Just(1.0 + 1e-6), 1.0..1.6, Just(f64::INFINITY)]
     ) {
         let RandomProblem { graph, cluster, settings, .. } = problem;
-        let model = Model::new(&graph, &States::of(&graph, DEFAULT_BOUND).expect("a chain"));
+        let model = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("a chain"));
         let control = Control::default();
         for &micro_batch in &settings.micro_batch_sizes {
             let settings = Settings { micro_batch_sizes: vec![micro_batch], ..settings.clone() };
             let Ok((plan, best, _)) = exhaustive(&model, &cluster, &settings, &control) else { continue };
-            for task in Task::all(&model, &cluster, &settings) {
+            for task in Subproblem::all(&model, &cluster, &settings) {
                 let links = crate::planner::hybrid::bounds::link_bounds::Links::new(&task, false);
                 let (bound_s, _) = least_step_s(&task, &links, above * best.step_s, &control);
                 prop_assert!(at_most(bound_s, best.step_s), "{bound_s} s, {} s by {plan:?}", best.step_s);
@@ -342,14 +342,14 @@ proptest! {
 
     #[test]
     fn a_smaller_stage_and_what_runs_behind_it_leave_as_much_to_sum(problem in branching(), overlap in any::<bool>()) {
-        let model = Model::new(&problem.graph, &States::of(&problem.graph, DEFAULT_BOUND).expect("no cycle"));
+        let model = LayerSums::new(&problem.graph, &CutPoints::of(&problem.graph, DEFAULT_BOUND).expect("no cycle"));
         if model.is_chain {
             return Ok(());
         }
         let (totals, rate) = (model.totals(1), problem.cluster.all_reduce(2, 1));
         for end in 1..model.cuts() {
-            let sums_s = sums_s(&model, &totals, rate, overlap, end);
-            for (begin, sum_s) in model.begins(end).zip(sums_s) {
+            let step_bounds_s = sums_s(&model, &totals, rate, overlap, end);
+            for (begin, sum_s) in model.begins(end).zip(step_bounds_s) {
                 let whole_s = cost::sync_s(&model, &totals, 1.0, (begin as usize, end), rate, overlap);
                 prop_assert!((sum_s - whole_s).abs() <= ROUNDING * (1.0 + whole_s), "{sum_s} s for {whole_s} s");
             }
@@ -358,7 +358,7 @@ proptest! {
 }
 
 /// Devices that a stage and those behind it leave on its machine, if it lies in one.
-fn room(cluster: &Cluster, plan: &Candidate, stage: &StageChoice) -> Option<u32> {
+fn room(cluster: &Cluster, plan: &CandidatePlan, stage: &StageCandidate) -> Option<u32> {
     let &[(machine, _)] = stage.footprint.as_slice() else { return None };
     let behind = plan.stages.iter().filter(|other| other.begin >= stage.begin);
     let used: u32 =
@@ -368,7 +368,7 @@ fn room(cluster: &Cluster, plan: &Candidate, stage: &StageChoice) -> Option<u32>
 
 /// The chain cut into equal stages on the devices in a row, every window as large as memory allows; `None` if the
 /// devices are too few or too small.
-fn plan_of(task: &Task<'_>, pricer: &mut Pricer<'_>, replicas: &[u32]) -> Option<Candidate> {
+fn plan_of(task: &Subproblem<'_>, pricer: &mut PlanEvaluator<'_>, replicas: &[u32]) -> Option<CandidatePlan> {
     let cuts = task.model.cuts() - 1;
     let count = replicas.len().min(cuts);
     let mut rest = (0_u32..).zip(&task.cluster.machines).flat_map(|(machine, m)| (0..m.devices).map(move |_| machine));
@@ -383,9 +383,9 @@ fn plan_of(task: &Task<'_>, pricer: &mut Pricer<'_>, replicas: &[u32]) -> Option
             }
         }
         let (begin, end) = (cuts * index / count, cuts * (index + 1) / count);
-        stages.push(StageChoice { begin, end, footprint, window: 1 });
+        stages.push(StageCandidate { begin, end, footprint, window: 1 });
     }
-    let plan = Candidate { micro_batch: task.micro_batch, recompute: task.recompute, stages };
+    let plan = CandidatePlan { micro_batch: task.micro_batch, recompute: task.recompute, stages };
     let prices = pricer.stages(&plan).ok()?;
     let windows = pricer.windows_of(&prices, plan.micro_batch, true)?;
     Some(plan.with_windows(&windows))

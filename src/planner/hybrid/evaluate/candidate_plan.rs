@@ -4,7 +4,7 @@ use crate::cost::network::Cluster;
 
 /// One stage of a plan: layers between two cuts on devices of some machines.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct StageChoice {
+pub struct StageCandidate {
     /// The cut below its first layer.
     pub begin: usize,
     /// The cut above its last layer.
@@ -15,7 +15,7 @@ pub struct StageChoice {
     pub window: u32,
 }
 
-impl StageChoice {
+impl StageCandidate {
     /// Devices it takes.
     #[must_use]
     pub fn replicas(&self) -> u32 {
@@ -25,16 +25,16 @@ impl StageChoice {
 
 /// Everything that a search decides.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Candidate {
+pub struct CandidatePlan {
     /// Samples that enter the pipeline at once.
     pub micro_batch: u32,
     /// Whether activations are recomputed.
     pub recompute: bool,
     /// First stage first.
-    pub stages: Vec<StageChoice>,
+    pub stages: Vec<StageCandidate>,
 }
 
-impl Candidate {
+impl CandidatePlan {
     /// Device numbers of each stage: on every machine, earlier stages take lower numbers.
     #[must_use]
     pub fn devices(&self, cluster: &Cluster) -> Vec<Vec<u32>> {

@@ -5,18 +5,18 @@
 
 use crate::cost::Memory;
 use crate::error::Result;
-use crate::planner::hybrid::evaluate::candidate_plan::Candidate;
-use crate::planner::hybrid::evaluate::plan_cost::Pricer;
-use crate::planner::hybrid::evaluate::stage_cost::StagePrice;
+use crate::planner::hybrid::evaluate::candidate_plan::CandidatePlan;
+use crate::planner::hybrid::evaluate::plan_cost::PlanEvaluator;
+use crate::planner::hybrid::evaluate::stage_cost::StageCost;
 use crate::planner::hybrid::settings::{Settings, largest_window};
 
 /// For each stage, from the least window that keeps it busy to the largest that memory allows it and those in front.
 pub(crate) type Ranges = Vec<(u32, u32)>;
 
-impl Pricer<'_> {
+impl PlanEvaluator<'_> {
     /// The windows of priced stages that run ahead as far as memory allows if they are `eager`, else no farther than they
     /// must; `None` if a stage doesn't fit even then.
-    pub(crate) fn windows_of(&self, stages: &[StagePrice], micro_batch: u32, eager: bool) -> Option<Vec<u32>> {
+    pub(crate) fn windows_of(&self, stages: &[StageCost], micro_batch: u32, eager: bool) -> Option<Vec<u32>> {
         let wanted = vec![if eager { u32::MAX } else { 0 }; stages.len()];
         nearest(&self.ranges_of(stages, micro_batch)?, &wanted)
     }
@@ -24,14 +24,14 @@ impl Pricer<'_> {
     /// The windows to choose from; `None` if a stage doesn't fit with the least.
     ///
     /// # Errors
-    /// As [`Pricer::stages`].
-    pub(crate) fn ranges(&mut self, plan: &Candidate) -> Result<Option<Ranges>> {
+    /// As [`PlanEvaluator::stages`].
+    pub(crate) fn ranges(&mut self, plan: &CandidatePlan) -> Result<Option<Ranges>> {
         let stages = self.stages(plan)?;
         Ok(self.ranges_of(&stages, plan.micro_batch))
     }
 
     /// The same for stages that are priced.
-    pub(crate) fn ranges_of(&self, stages: &[StagePrice], micro_batch: u32) -> Option<Ranges> {
+    pub(crate) fn ranges_of(&self, stages: &[StageCost], micro_batch: u32) -> Option<Ranges> {
         let held = stages.iter().map(|stage| (&stage.memory, stage.capacity_bytes));
         ranges(self.settings, self.settings.global_batch / micro_batch, held)
     }

@@ -7,13 +7,13 @@ pub(crate) mod plan_cost;
 pub(crate) mod stage_cost;
 
 use crate::control::Control;
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 use crate::planner::effort::WHOLE;
-use crate::planner::hybrid::evaluate::candidate_plan::{Candidate, StageChoice};
+use crate::planner::hybrid::evaluate::candidate_plan::{CandidatePlan, StageCandidate};
 use crate::planner::hybrid::evaluate::in_flight_ranges::{Ranges, nearest};
-use crate::planner::hybrid::evaluate::plan_cost::{Priced, Pricer};
+use crate::planner::hybrid::evaluate::plan_cost::{EvaluatedPlan, PlanEvaluator};
 use crate::planner::hybrid::search::local_search::improve_warm_ups;
 use crate::planner::hybrid::settings::{Settings, WarmUp};
 
@@ -23,18 +23,18 @@ use crate::planner::hybrid::settings::{Settings, WarmUp};
 /// # Errors
 /// [`Error::Argument`] if a device is unknown, idle in its stage or used twice, or if no micro-batch size can be shared.
 pub fn evaluate(
-    model: &Model,
+    model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
     devices: &[Vec<u32>],
-) -> Result<(Candidate, Priced)> {
+) -> Result<(CandidatePlan, EvaluatedPlan)> {
     settings.check()?;
     cluster.check()?;
     let footprints = footprints(cluster, devices)?;
-    let stages: Vec<StageChoice> = (footprints.into_iter().enumerate())
-        .map(|(begin, footprint)| StageChoice { begin, end: begin + 1, footprint, window: 1 })
+    let stages: Vec<StageCandidate> = (footprints.into_iter().enumerate())
+        .map(|(begin, footprint)| StageCandidate { begin, end: begin + 1, footprint, window: 1 })
         .collect();
-    let mut pricer = Pricer::new(model, cluster, settings);
+    let mut pricer = PlanEvaluator::new(model, cluster, settings);
     let plan = fastest(&mut pricer, &stages, &Control::default())?;
     let priced = pricer.price(&plan)?;
     Ok((plan, priced))
@@ -42,14 +42,18 @@ pub fn evaluate(
 
 /// The fastest plan with these stages, whatever their windows, that fits memory; if none does, the fastest with the least
 /// windows.
-pub(crate) fn fastest(pricer: &mut Pricer<'_>, stages: &[StageChoice], control: &Control) -> Result<Candidate> {
+pub(crate) fn fastest(
+    pricer: &mut PlanEvaluator<'_>,
+    stages: &[StageCandidate],
+    control: &Control,
+) -> Result<CandidatePlan> {
     let settings = pricer.settings;
-    let mut best: Option<(bool, f64, Candidate)> = None;
-    let mut fitting: Vec<(f64, Candidate)> = Vec::new();
+    let mut best: Option<(bool, f64, CandidatePlan)> = None;
+    let mut fitting: Vec<(f64, CandidatePlan)> = Vec::new();
     let mut refused = None;
     for &micro_batch in &settings.micro_batch_sizes {
         for &recompute in &settings.recompute {
-            let plan = Candidate { micro_batch, recompute, stages: stages.to_vec() };
+            let plan = CandidatePlan { micro_batch, recompute, stages: stages.to_vec() };
             let prices = match pricer.stages(&plan) {
                 Err(error) => {
                     refused = Some(error);
@@ -101,12 +105,12 @@ pub(crate) fn fastest(pricer: &mut Pricer<'_>, stages: &[StageChoice], control: 
 /// As [`evaluate`]; [`Error::Argument`] if there is not one window for each stage, [`Error::Schedule`] if windows grow
 /// along the stages.
 pub fn reprice(
-    model: &Model,
+    model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
     devices: &[Vec<u32>],
     windows: &[u32],
-) -> Result<(Candidate, Priced)> {
+) -> Result<(CandidatePlan, EvaluatedPlan)> {
     settings.check()?;
     cluster.check()?;
     let (Some(&micro_batch), Some(&recompute)) = (settings.micro_batch_sizes.first(), settings.recompute.first())
@@ -126,10 +130,10 @@ pub fn reprice(
         ));
     }
     let stages = (footprints(cluster, devices)?.into_iter().zip(windows).enumerate())
-        .map(|(begin, (footprint, &window))| StageChoice { begin, end: begin + 1, footprint, window })
+        .map(|(begin, (footprint, &window))| StageCandidate { begin, end: begin + 1, footprint, window })
         .collect();
-    let plan = Candidate { micro_batch, recompute, stages };
-    let priced = Pricer::new(model, cluster, settings).price(&plan)?;
+    let plan = CandidatePlan { micro_batch, recompute, stages };
+    let priced = PlanEvaluator::new(model, cluster, settings).price(&plan)?;
     Ok((plan, priced))
 }
 

@@ -14,15 +14,15 @@ use crate::schedule::LONGEST_S;
 
 /// Runs pipelines; keeps its memory between calls.
 #[derive(Debug, Default)]
-pub(crate) struct Clock {
-    lanes: Vec<Lane>,
+pub(crate) struct PipelineSimulator {
+    lanes: Vec<RankCursor>,
     /// When gradients arrive at each stage, for each micro-batch.
     returned_s: Vec<f64>,
 }
 
 /// Where a stage stands.
 #[derive(Debug, Clone, Copy)]
-struct Lane {
+struct RankCursor {
     stage: PathStage,
     /// When it, its link to the next stage, and that link's way back are free.
     free_s: f64,
@@ -30,12 +30,12 @@ struct Lane {
     back_s: f64,
 }
 
-impl Clock {
+impl PipelineSimulator {
     /// Seconds to the end of everything, synchronisation included. `None` where [`crate::simulate::Sweep`] has something
     /// to say of it: of windows that grow, or of times that are none.
     pub(crate) fn step_s(&mut self, stages: impl Iterator<Item = PathStage>, micro_batches: u32) -> Option<f64> {
         self.lanes.clear();
-        self.lanes.extend(stages.map(|stage| Lane {
+        self.lanes.extend(stages.map(|stage| RankCursor {
             stage: PathStage { window: stage.window.clamp(1, micro_batches), ..stage },
             free_s: 0.0,
             there_s: 0.0,

@@ -1,15 +1,15 @@
 //! Prices a whole plan: every stage's seconds and bytes, then the simulated step.
 
-use super::candidate_plan::Candidate;
-use super::stage_cost::{BaseCost, StageDevices, StagePrice, between, path_stage, transfer};
+use super::candidate_plan::CandidatePlan;
+use super::stage_cost::{BaseCost, StageCost, StageDevices, between, path_stage, transfer};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::cost::network::{Cluster, Machine, Rate};
-use crate::cost::{self, Model, Totals};
+use crate::cost::{self, LayerSums, Totals};
 use crate::error::{Error, Result};
 use crate::planner::hybrid::bounds::paths::Paths;
-use crate::planner::hybrid::evaluate::pipeline_simulator::Clock;
+use crate::planner::hybrid::evaluate::pipeline_simulator::PipelineSimulator;
 use crate::planner::hybrid::settings::Settings;
 use crate::schedule::one_f_one_b;
 use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
@@ -21,17 +21,17 @@ fn kind(machine: &Machine) -> (u32, u64, u64) {
 
 /// A plan with its price.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Priced {
+pub struct EvaluatedPlan {
     /// The simulated step.
     pub step_s: f64,
     /// The longest path through it that the search's model knows; never above `step_s`.
     pub path_s: f64,
     /// First stage first.
-    pub stages: Vec<StagePrice>,
+    pub stages: Vec<StageCost>,
 }
 
 /// What weights that a stage shares with others add to its price.
-struct SharedPrice {
+struct TiedWeightCost {
     /// Seconds of sums with others.
     tied_s: f64,
     /// Copies that another stage on the same devices holds already.
@@ -41,11 +41,11 @@ struct SharedPrice {
 }
 
 /// Prices plans of one model on one cluster; keeps what it needs again.
-pub struct Pricer<'a> {
-    pub(crate) model: &'a Model,
+pub struct PlanEvaluator<'a> {
+    pub(crate) model: &'a LayerSums,
     cluster: &'a Cluster,
     pub(crate) settings: &'a Settings,
-    clock: Clock,
+    clock: PipelineSimulator,
     /// By the number of samples.
     pub(crate) totals: rustc_hash::FxHashMap<u32, Totals>,
     /// How many plans were simulated.
@@ -54,15 +54,15 @@ pub struct Pricer<'a> {
     pub actions: u64,
 }
 
-impl<'a> Pricer<'a> {
+impl<'a> PlanEvaluator<'a> {
     /// A pricer that has seen nothing yet.
     #[must_use]
-    pub fn new(model: &'a Model, cluster: &'a Cluster, settings: &'a Settings) -> Self {
+    pub fn new(model: &'a LayerSums, cluster: &'a Cluster, settings: &'a Settings) -> Self {
         Self {
             model,
             cluster,
             settings,
-            clock: Clock::default(),
+            clock: PipelineSimulator::default(),
             totals: rustc_hash::FxHashMap::default(),
             simulated: 0,
             actions: 0,
@@ -73,7 +73,7 @@ impl<'a> Pricer<'a> {
     ///
     /// # Errors
     /// [`Error::Argument`] if the replicas of a stage can't share the micro-batch.
-    pub fn stages(&mut self, plan: &Candidate) -> Result<Vec<StagePrice>> {
+    pub fn stages(&mut self, plan: &CandidatePlan) -> Result<Vec<StageCost>> {
         self.stages_of(plan, None)
     }
 
@@ -81,8 +81,8 @@ impl<'a> Pricer<'a> {
     /// share once; all else is as if each had devices of its own.
     ///
     /// # Errors
-    /// As [`Pricer::stages`].
-    pub fn stages_of(&mut self, plan: &Candidate, group_of: Option<&[u32]>) -> Result<Vec<StagePrice>> {
+    /// As [`PlanEvaluator::stages`].
+    pub fn stages_of(&mut self, plan: &CandidatePlan, group_of: Option<&[u32]>) -> Result<Vec<StageCost>> {
         let shared = self.shared(plan, group_of);
         if self.settings.equal_replicas && plan.stages.windows(2).any(|two| two[0].replicas() != two[1].replicas()) {
             return Err(Error::argument("stages differ in their numbers of replicas", "give each stage as many"));
@@ -93,12 +93,12 @@ impl<'a> Pricer<'a> {
     /// The same for a plan of the stages of another one, but for some: what others cost is known.
     ///
     /// # Errors
-    /// As [`Pricer::stages`].
+    /// As [`PlanEvaluator::stages`].
     pub(crate) fn stages_but(
         &mut self,
-        plan: &Candidate,
-        known: (&Candidate, &[StagePrice]),
-    ) -> Result<Vec<StagePrice>> {
+        plan: &CandidatePlan,
+        known: (&CandidatePlan, &[StageCost]),
+    ) -> Result<Vec<StageCost>> {
         let (other, prices) = known;
         let is_alike = (plan.stages.len(), plan.micro_batch, plan.recompute)
             == (other.stages.len(), other.micro_batch, other.recompute);
@@ -116,7 +116,7 @@ impl<'a> Pricer<'a> {
     }
 
     /// Seconds and bytes of one stage.
-    fn stage(&mut self, plan: &Candidate, index: usize, shared: Option<&SharedPrice>) -> Result<StagePrice> {
+    fn stage(&mut self, plan: &CandidatePlan, index: usize, shared: Option<&TiedWeightCost>) -> Result<StageCost> {
         let (micro_batch, stage) = (plan.micro_batch, &plan.stages[index]);
         let replicas = stage.replicas();
         let Some(share) = self.settings.share(micro_batch, replicas) else {
@@ -151,7 +151,7 @@ impl<'a> Pricer<'a> {
         let half_s = |below: &[f64]| between(below, cuts) / devices.speed;
         let memory = alone.memory.with_in_flight(stage.window);
         let held_once_bytes = shared.map_or(0.0, |shared| shared.held_once_bytes);
-        Ok(StagePrice {
+        Ok(StageCost {
             share,
             forward_s: alone.forward_s,
             backward_s: alone.backward_s,
@@ -171,7 +171,7 @@ impl<'a> Pricer<'a> {
     }
 
     /// For each stage what weights that it shares with others add; nothing where no layers share any.
-    fn shared(&self, plan: &Candidate, group_of: Option<&[u32]>) -> Vec<SharedPrice> {
+    fn shared(&self, plan: &CandidatePlan, group_of: Option<&[u32]>) -> Vec<TiedWeightCost> {
         if self.model.ties.is_empty() {
             return Vec::new();
         }
@@ -179,7 +179,7 @@ impl<'a> Pricer<'a> {
         let group_of = group_of.unwrap_or(&own);
         let cuts: Vec<(usize, usize)> = plan.stages.iter().map(|stage| (stage.begin, stage.end)).collect();
         (cost::shared(self.model, &cuts, group_of).into_iter().zip(&cuts))
-            .map(|(shared, &cuts)| SharedPrice {
+            .map(|(shared, &cuts)| TiedWeightCost {
                 tied_s: (shared.sums.iter())
                     .map(|(bytes, groups)| {
                         let rate = self.all_reduce(plan, group_of, groups);
@@ -193,7 +193,7 @@ impl<'a> Pricer<'a> {
     }
 
     /// The rate at which all devices of some groups sum.
-    fn all_reduce(&self, plan: &Candidate, group_of: &[u32], groups: &[u32]) -> Rate {
+    fn all_reduce(&self, plan: &CandidatePlan, group_of: &[u32], groups: &[u32]) -> Rate {
         let mut on_machine: std::collections::BTreeMap<u32, u32> = std::collections::BTreeMap::new();
         for group in groups {
             let first = group_of.iter().position(|other| other == group);
@@ -207,18 +207,18 @@ impl<'a> Pricer<'a> {
     /// Prices and simulates a plan, whether or not it fits the devices' memory.
     ///
     /// # Errors
-    /// As [`Pricer::stages`]; [`Error::Schedule`] if windows grow along the stages, so that they wait for each other.
-    pub fn price(&mut self, plan: &Candidate) -> Result<Priced> {
+    /// As [`PlanEvaluator::stages`]; [`Error::Schedule`] if windows grow along the stages, so that they wait for each other.
+    pub fn price(&mut self, plan: &CandidatePlan) -> Result<EvaluatedPlan> {
         let (stages, windows) = (self.stages(plan)?, plan.windows());
         let step_s = self.step_s(&stages, &windows, plan.micro_batch)?;
-        Ok(Priced { step_s, path_s: self.path_s(&stages, &windows, plan.micro_batch), stages })
+        Ok(EvaluatedPlan { step_s, path_s: self.path_s(&stages, &windows, plan.micro_batch), stages })
     }
 
     /// Simulates priced stages with these windows, in micro-batches of so many samples.
     ///
     /// # Errors
     /// [`Error::Schedule`] if windows grow along the stages.
-    pub(crate) fn step_s(&mut self, stages: &[StagePrice], windows: &[u32], micro_batch: u32) -> Result<f64> {
+    pub(crate) fn step_s(&mut self, stages: &[StageCost], windows: &[u32], micro_batch: u32) -> Result<f64> {
         let micro_batches = self.settings.global_batch / micro_batch;
         self.simulated += 1;
         self.actions += 2 * u64::from(micro_batches) * windows.len() as u64;
@@ -239,14 +239,14 @@ impl<'a> Pricer<'a> {
     }
 
     /// The longest path through priced stages with these windows: their step without simulation, or a little less.
-    pub(crate) fn path_s(&self, stages: &[StagePrice], windows: &[u32], micro_batch: u32) -> f64 {
+    pub(crate) fn path_s(&self, stages: &[StageCost], windows: &[u32], micro_batch: u32) -> f64 {
         self.longest_path_s(stages, windows.iter().map(|&window| (window, window)), micro_batch)
     }
 
     /// The longest path that there is through priced stages for all windows between a least and a most.
     pub(crate) fn longest_path_s(
         &self,
-        stages: &[StagePrice],
+        stages: &[StageCost],
         windows: impl DoubleEndedIterator<Item = (u32, u32)> + ExactSizeIterator,
         micro_batch: u32,
     ) -> f64 {
@@ -260,7 +260,7 @@ impl<'a> Pricer<'a> {
     }
 
     /// For each machine the first one of its kind on which every stage of a plan has as many devices.
-    pub(crate) fn alike(&self, plan: &Candidate) -> Vec<u32> {
+    pub(crate) fn alike(&self, plan: &CandidatePlan) -> Vec<u32> {
         let mut first = rustc_hash::FxHashMap::default();
         (0..)
             .zip(self.cluster.machines.iter().zip(self.held(plan)))
@@ -269,7 +269,7 @@ impl<'a> Pricer<'a> {
     }
 
     /// The same plan with machines that differ in nothing in the order of the stages that they take part in.
-    pub(crate) fn in_order(&self, plan: &Candidate) -> Candidate {
+    pub(crate) fn in_order(&self, plan: &CandidatePlan) -> CandidatePlan {
         let (machines, held) = (&self.cluster.machines, self.held(plan));
         // Those of the first stage first, and of them those that give it most; idle ones last.
         let begins = |machine: &usize| -> Vec<(usize, Reverse<u32>)> {
@@ -295,7 +295,7 @@ impl<'a> Pricer<'a> {
     }
 
     /// Stages of a plan on each machine, with their devices there.
-    fn held(&self, plan: &Candidate) -> Vec<Vec<(usize, u32)>> {
+    fn held(&self, plan: &CandidatePlan) -> Vec<Vec<(usize, u32)>> {
         let mut held = vec![Vec::new(); self.cluster.machines.len()];
         for (index, stage) in plan.stages.iter().enumerate() {
             for &(machine, count) in &stage.footprint {
@@ -313,7 +313,7 @@ impl<'a> Pricer<'a> {
 
     /// Whether every device of a priced plan holds what it must.
     #[must_use]
-    pub fn fits(stages: &[StagePrice]) -> bool {
+    pub fn fits(stages: &[StageCost]) -> bool {
         stages.iter().all(|stage| stage.memory.total_bytes() <= stage.capacity_bytes)
     }
 }

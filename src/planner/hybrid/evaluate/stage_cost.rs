@@ -1,14 +1,14 @@
 //! Cost of one stage. Times are seconds, sizes are bytes, both for one micro-batch unless named otherwise.
 
 use crate::cost::network::{Cluster, Rate};
-use crate::cost::{self, Memory, Model, Totals};
+use crate::cost::{self, LayerSums, Memory, Totals};
 use crate::planner::hybrid::bounds::paths::PathStage;
 use crate::planner::hybrid::settings::Settings;
 
 /// What a stage costs in a plan.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "python", derive(pyo3::IntoPyObject))]
-pub struct StagePrice {
+pub struct StageCost {
     /// Samples of a micro-batch on the replica that gets most.
     pub share: u32,
     /// Forward pass of one micro-batch.
@@ -64,7 +64,7 @@ impl StageDevices {
 
 /// Cost of a stage that follows from its layers and its devices alone, with one micro-batch in flight.
 ///
-/// Every plan gets its times and its memory here: the final ones through [`Pricer`], and the thousands that annealing
+/// Every plan gets its times and its memory here: the final ones through [`PlanEvaluator`], and the thousands that annealing
 /// compares.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct BaseCost {
@@ -79,7 +79,7 @@ pub(crate) struct BaseCost {
 impl BaseCost {
     /// Returns the cost of the layers between two cuts. `totals` are those of the share of each replica.
     pub(crate) fn new(
-        model: &Model,
+        model: &LayerSums,
         totals: &Totals,
         settings: &Settings,
         devices: &StageDevices,
@@ -112,7 +112,7 @@ pub(super) fn between(below: &[f64], (begin, end): (usize, usize)) -> f64 {
 }
 
 /// A priced stage as the paths see it, with the least and the most window that it may have.
-pub(crate) fn path_stage(stage: &StagePrice, (least_window, window): (u32, u32)) -> PathStage {
+pub(crate) fn path_stage(stage: &StageCost, (least_window, window): (u32, u32)) -> PathStage {
     PathStage {
         forward_s: stage.forward_s,
         backward_s: stage.backward_s,

@@ -1,10 +1,10 @@
 //! One row of nested cuts of a model, for plans whose stages are consecutive cuts of it.
 
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::planner::effort::placement;
 
 /// Nested cuts, each as close to the next as can be, with the fewest bytes across them in sum.
-pub(crate) fn line(model: &Model, cut_bytes: &[f64]) -> Vec<u32> {
+pub(crate) fn line(model: &LayerSums, cut_bytes: &[f64]) -> Vec<u32> {
     let cuts = model.cuts();
     if model.is_chain {
         return (0..cuts as u32).collect();
@@ -32,6 +32,6 @@ pub(crate) fn line(model: &Model, cut_bytes: &[f64]) -> Vec<u32> {
 }
 
 /// Whether a stage may lie between two cuts.
-pub(crate) fn is_nested(model: &Model, begin: u32, end: u32) -> bool {
+pub(crate) fn is_nested(model: &LayerSums, begin: u32, end: u32) -> bool {
     model.is_inside(begin as usize, end as usize)
 }

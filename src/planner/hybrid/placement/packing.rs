@@ -11,8 +11,8 @@
 use crate::control::Control;
 use crate::cost::{self, Memory};
 use crate::planner::effort::placement;
-use crate::planner::hybrid::evaluate::candidate_plan::{Candidate, StageChoice};
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::evaluate::candidate_plan::{CandidatePlan, StageCandidate};
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// The last stages of a plan: where they begin and how many devices they take.
 #[derive(Debug, Clone, Copy)]
@@ -25,7 +25,7 @@ struct Entry {
 
 /// Plans for one micro-batch size.
 pub(crate) struct Packing<'a> {
-    task: &'a Task<'a>,
+    task: &'a Subproblem<'a>,
     /// Nested cuts, the empty one first.
     cuts: Vec<usize>,
     /// The machine of each device, in the order in which they are taken.
@@ -35,16 +35,16 @@ pub(crate) struct Packing<'a> {
 }
 
 impl<'a> Packing<'a> {
-    pub(crate) fn new(task: &'a Task<'a>) -> Self {
+    pub(crate) fn new(task: &'a Subproblem<'a>) -> Self {
         Self::with_cuts(task, placement::PACKED_CUTS)
     }
 
     /// Packs at fewer cuts, to explain a shortage. Halving the cuts makes this about eight times faster.
-    pub(crate) fn coarse(task: &'a Task<'a>) -> Self {
+    pub(crate) fn coarse(task: &'a Subproblem<'a>) -> Self {
         Self::with_cuts(task, placement::COARSE_CUTS)
     }
 
-    fn with_cuts(task: &'a Task<'a>, most_cuts: usize) -> Self {
+    fn with_cuts(task: &'a Subproblem<'a>, most_cuts: usize) -> Self {
         let mut cuts = vec![task.model.cuts() - 1];
         while let Some(inner) = cuts.last().and_then(|&cut| task.model.begins(cut).next()) {
             cuts.push(inner as usize);
@@ -77,7 +77,7 @@ impl<'a> Packing<'a> {
     }
 
     /// Plans that fit, for several numbers of stages, with stages about as short as they can be.
-    pub(crate) fn plans(&self, control: &Control) -> Vec<Candidate> {
+    pub(crate) fn plans(&self, control: &Control) -> Vec<CandidatePlan> {
         let Some(&(_, share)) = self.splits.first() else { return Vec::new() };
         let totals = &self.task.totals[share as usize];
         let whole_s: f64 = totals.forward_s.last().into_iter().chain(totals.backward_s.last()).sum();
@@ -104,7 +104,7 @@ impl<'a> Packing<'a> {
 
     /// The plan that needs the least memory beyond what devices have, and that memory, if it is less than
     /// `most_bytes`.
-    pub(crate) fn closest(&self, most_bytes: f64, control: &Control) -> Option<(f64, Candidate)> {
+    pub(crate) fn closest(&self, most_bytes: f64, control: &Control) -> Option<(f64, CandidatePlan)> {
         let pack =
             |extra_bytes| self.pack(f64::INFINITY, extra_bytes, placement::PACKED_CUTS, 1, control).into_iter().next();
         let mut high_bytes = most_bytes.min(self.one_stage_bytes()?);
@@ -143,7 +143,7 @@ impl<'a> Packing<'a> {
         most_stages: usize,
         most_plans: usize,
         control: &Control,
-    ) -> Vec<Candidate> {
+    ) -> Vec<CandidatePlan> {
         let last = self.cuts.len() - 1;
         let most_stages = most_stages.min(self.task.settings.most_stages as usize);
         let mut fewest: Vec<Vec<Option<Entry>>> = vec![vec![None; last + 1]];
@@ -224,7 +224,7 @@ impl<'a> Packing<'a> {
         })
     }
 
-    fn plan(&self, fewest: &[Vec<Option<Entry>>], stages: usize) -> Candidate {
+    fn plan(&self, fewest: &[Vec<Option<Entry>>], stages: usize) -> CandidatePlan {
         let task = self.task;
         let mut chosen = Vec::new();
         let mut at = 0;
@@ -240,9 +240,9 @@ impl<'a> Packing<'a> {
             }
             footprint.sort_unstable();
             let window = task.settings.windows(from_end as u32, task.micro_batches).0;
-            chosen.push(StageChoice { begin: self.cuts[at], end: self.cuts[entry.next], footprint, window });
+            chosen.push(StageCandidate { begin: self.cuts[at], end: self.cuts[entry.next], footprint, window });
             at = entry.next;
         }
-        Candidate { micro_batch: task.micro_batch, recompute: task.recompute, stages: chosen }
+        CandidatePlan { micro_batch: task.micro_batch, recompute: task.recompute, stages: chosen }
     }
 }

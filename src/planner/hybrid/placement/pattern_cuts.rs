@@ -6,8 +6,8 @@ use crate::cost::network::Rate;
 use crate::cost::{self, SyncTail, Totals};
 use crate::planner::effort::placement;
 use crate::planner::hybrid::evaluate::stage_cost::StageDevices;
-use crate::planner::hybrid::search::unscheduled_plan::{Judge, Sketch};
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::search::unscheduled_plan::{PlanScorer, UnscheduledPlan};
+use crate::planner::hybrid::subproblem::Subproblem;
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    pub(super) fn of(sketch: &mut Sketch, judge: &mut Judge<'_>) -> Self {
+    pub(super) fn of(sketch: &mut UnscheduledPlan, judge: &mut PlanScorer<'_>) -> Self {
         Self {
             stages: (0..sketch.stages()).map(|stage| judge.footing(sketch, stage)).collect(),
             rates: (1..sketch.stages()).map(|stage| judge.rate(sketch, stage - 1)).collect(),
@@ -169,7 +169,7 @@ pub(super) fn first_true(mut low: usize, mut high: usize, is_true: impl Fn(usize
 }
 
 /// Forward and backward of all layers.
-pub(super) fn whole_s(task: &Task<'_>, totals: &Totals) -> f64 {
+pub(super) fn whole_s(task: &Subproblem<'_>, totals: &Totals) -> f64 {
     let (forward_s, backward_s) = (totals.forward_s.last(), totals.backward_s.last());
     let forwards = if task.recompute { 2.0 } else { 1.0 };
     forwards * forward_s.copied().unwrap_or(0.0) + backward_s.copied().unwrap_or(0.0)

@@ -24,11 +24,11 @@ use rayon::prelude::*;
 use rustc_hash::FxHashSet;
 
 use crate::control::Control;
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
-use crate::planner::hybrid::search::suffix_search::Twin;
-use crate::planner::hybrid::search::unscheduled_plan::{Judge, Sketch};
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::search::suffix_search::RelaxedPlan;
+use crate::planner::hybrid::search::unscheduled_plan::{PlanScorer, UnscheduledPlan};
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// How devices are shared out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,11 +58,11 @@ struct Shaped {
     tasks: Vec<usize>,
     shape: Shape,
     /// Its stages, without their devices.
-    sketch: Sketch,
+    sketch: UnscheduledPlan,
 }
 
 /// A plan of a pattern.
-struct Found {
+struct FoundPlan {
     path_s: f64,
     pattern: Pattern,
     cuts: Vec<u32>,
@@ -70,9 +70,9 @@ struct Found {
 
 /// All patterns of a question.
 pub(crate) struct Patterns<'a> {
-    pub(super) tasks: &'a [&'a Task<'a>],
+    pub(super) tasks: &'a [&'a Subproblem<'a>],
     pub(super) cluster: &'a Cluster,
-    pub(super) model: &'a Model,
+    pub(super) model: &'a LayerSums,
     pub(super) line: Vec<u32>,
     /// Layers between each cut of the line and the one before it, last first.
     pub(super) layers: Vec<Vec<u32>>,
@@ -85,8 +85,8 @@ pub(crate) struct Patterns<'a> {
 }
 
 impl<'a> Patterns<'a> {
-    pub(crate) fn new(tasks: &'a [&'a Task<'a>], line: &[u32]) -> Option<Self> {
-        let &&Task { model, cluster, .. } = tasks.first()?;
+    pub(crate) fn new(tasks: &'a [&'a Subproblem<'a>], line: &[u32]) -> Option<Self> {
+        let &&Subproblem { model, cluster, .. } = tasks.first()?;
         let step = line.len().div_ceil(placement::MAX_PATTERN_CUTS);
         let whole = line.len() - 1;
         let line: Vec<u32> = (line.iter().enumerate())
@@ -98,7 +98,7 @@ impl<'a> Patterns<'a> {
             .collect();
         let in_order = layers.iter().rev().flatten().is_sorted_by(|a, b| a > b);
         let speed = cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
-        let least_s = |task: &Task<'_>| {
+        let least_s = |task: &Subproblem<'_>| {
             let least_s = task.totals.iter().map(|totals| whole_s(task, totals)).fold(f64::INFINITY, f64::min);
             f64::from(task.micro_batches) * least_s / speed
         };
@@ -109,10 +109,10 @@ impl<'a> Patterns<'a> {
     /// The plans with the shortest paths for each task and number of stages, none of them with a path of `limit_s` or
     /// more, or `hopeful` times the shortest with fewer stages: first the best for each, shortest first, then the second
     /// best. With `is_brief` only a few of all patterns.
-    pub(crate) fn plans(&self, limit_s: f64, hopeful: f64, is_brief: bool, control: &Control) -> Vec<Sketch> {
+    pub(crate) fn plans(&self, limit_s: f64, hopeful: f64, is_brief: bool, control: &Control) -> Vec<UnscheduledPlan> {
         let most_stages = self.tasks[0].settings.most_stages as usize;
         let is_many = self.cluster.machines.len() > placement::MANY_NODES;
-        let mut best: BTreeMap<(usize, usize), Vec<Found>> = BTreeMap::new();
+        let mut best: BTreeMap<(usize, usize), Vec<FoundPlan>> = BTreeMap::new();
         let mut limit_s = limit_s;
         for stages in placement::STAGE_COUNTS.into_iter().filter(|&stages| stages <= most_stages) {
             let is_round = stages.is_power_of_two() || (stages.is_multiple_of(3) && (stages / 3).is_power_of_two());
@@ -127,7 +127,7 @@ impl<'a> Patterns<'a> {
                 .collect();
             let shaped: Vec<Vec<Shaped>> = (listings.into_par_iter())
                 .map_init(
-                    || Judge::new(self.tasks, self.cluster, placement::PATTERN_SYNCS),
+                    || PlanScorer::new(self.tasks, self.cluster, placement::PATTERN_SYNCS),
                     |judge, listing| self.of_listing(listing, stages, limit_s, judge, control),
                 )
                 .collect();
@@ -138,9 +138,9 @@ impl<'a> Patterns<'a> {
                 let key = shape.key();
                 tasks.retain(|&task| known.insert((key.clone(), task)));
             }
-            let found: Vec<Vec<(usize, Found)>> = (shaped.into_par_iter())
+            let found: Vec<Vec<(usize, FoundPlan)>> = (shaped.into_par_iter())
                 .map_init(
-                    || (Judge::new(self.tasks, self.cluster, placement::PATTERN_SYNCS), Reached::new(limit_s)),
+                    || (PlanScorer::new(self.tasks, self.cluster, placement::PATTERN_SYNCS), Reached::new(limit_s)),
                     |(judge, reached), shaped| self.of_shape(shaped, limit_s, judge, reached, control),
                 )
                 .collect();
@@ -154,17 +154,17 @@ impl<'a> Patterns<'a> {
                 }
             }
         }
-        let mut plans: Vec<(usize, f64, Sketch)> = (best.into_iter())
+        let mut plans: Vec<(usize, f64, UnscheduledPlan)> = (best.into_iter())
             .flat_map(|((task, _), kept)| kept.into_iter().enumerate().map(move |(rank, found)| (task, rank, found)))
             .filter_map(|(task, rank, found)| {
                 let counts = self.counts(found.pattern)?;
-                Some((rank, found.path_s, Sketch::new(self.cluster, task, found.cuts, counts)))
+                Some((rank, found.path_s, UnscheduledPlan::new(self.cluster, task, found.cuts, counts)))
             })
             .collect();
         plans.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-        let parted: Vec<Option<(f64, Sketch)>> = (plans.par_iter().take(placement::SPLIT_PLANS))
+        let parted: Vec<Option<(f64, UnscheduledPlan)>> = (plans.par_iter().take(placement::SPLIT_PLANS))
             .map_init(
-                || Judge::new(self.tasks, self.cluster, placement::PATTERN_SYNCS),
+                || PlanScorer::new(self.tasks, self.cluster, placement::PATTERN_SYNCS),
                 |judge, (_, path_s, plan)| {
                     if control.should_stop() {
                         None
@@ -180,7 +180,7 @@ impl<'a> Patterns<'a> {
     }
 
     /// A plan without placement on each list of devices.
-    pub(crate) fn placed(&self, task: usize, twin: &Twin) -> Vec<Sketch> {
+    pub(crate) fn placed(&self, task: usize, twin: &RelaxedPlan) -> Vec<UnscheduledPlan> {
         let (machines, all) = (self.cluster.machines.len(), twin.replicas.iter().sum::<u32>() as usize);
         (self.listings.iter())
             .filter(|listing| listing.len() >= all)
@@ -191,18 +191,23 @@ impl<'a> Patterns<'a> {
                 stages_of
                     .zip(listing)
                     .for_each(|(stage, &machine): (usize, _)| counts[stage * machines + machine as usize] += 1);
-                Sketch::new(self.cluster, task, twin.cuts.clone(), counts)
+                UnscheduledPlan::new(self.cluster, task, twin.cuts.clone(), counts)
             })
             .collect()
     }
 
     /// The best of the plans that have two stages in place of the first or last one of a plan, if any is short enough.
-    fn parted(&self, plan: &Sketch, limit_s: f64, judge: &mut Judge<'_>) -> Option<(f64, Sketch)> {
+    fn parted(
+        &self,
+        plan: &UnscheduledPlan,
+        limit_s: f64,
+        judge: &mut PlanScorer<'_>,
+    ) -> Option<(f64, UnscheduledPlan)> {
         let (task, machines) = (self.tasks[plan.task], self.cluster.machines.len());
         if plan.stages() as u64 >= u64::from(task.settings.most_stages) || plan.stages() + 1 >= self.line.len() {
             return None;
         }
-        let mut best: Option<(f64, Sketch)> = None;
+        let mut best: Option<(f64, UnscheduledPlan)> = None;
         let mut reached = Reached::new(limit_s);
         for at in [0, plan.stages() - 1] {
             let devices: u32 = plan.row(at).iter().sum();
@@ -223,7 +228,7 @@ impl<'a> Patterns<'a> {
                 let rows = (0..plan.stages())
                     .flat_map(|stage| if stage == at { vec![&one[..], &other[..]] } else { vec![plan.row(stage)] });
                 let counts: Vec<u32> = rows.flatten().copied().collect();
-                let mut sketch = Sketch::new(self.cluster, plan.task, vec![0; plan.stages() + 2], counts);
+                let mut sketch = UnscheduledPlan::new(self.cluster, plan.task, vec![0; plan.stages() + 2], counts);
                 let limit_s = best.as_ref().map_or(limit_s, |(path_s, _)| *path_s);
                 let shape = Shape::of(&mut sketch, judge);
                 let Some(cuts) = self.best_cuts(&shape, plan.task, limit_s, &mut reached) else { continue };
@@ -243,7 +248,7 @@ impl<'a> Patterns<'a> {
         listing: usize,
         stages: usize,
         limit_s: f64,
-        judge: &mut Judge<'_>,
+        judge: &mut PlanScorer<'_>,
         control: &Control,
     ) -> Vec<Shaped> {
         if control.should_stop() {
@@ -285,7 +290,7 @@ impl<'a> Patterns<'a> {
                 return all;
             }
             let Some(counts) = self.counts(pattern) else { continue };
-            let mut sketch = Sketch::new(self.cluster, tasks[0], vec![0; stages + 1], counts);
+            let mut sketch = UnscheduledPlan::new(self.cluster, tasks[0], vec![0; stages + 1], counts);
             let shape = Shape::of(&mut sketch, judge);
             all.push(Shaped { pattern, tasks, shape, sketch: sketch.without_devices() });
         }
@@ -297,10 +302,10 @@ impl<'a> Patterns<'a> {
         &self,
         Shaped { pattern, tasks, shape, mut sketch }: Shaped,
         limit_s: f64,
-        judge: &mut Judge<'_>,
+        judge: &mut PlanScorer<'_>,
         reached: &mut Reached,
         control: &Control,
-    ) -> Vec<(usize, Found)> {
+    ) -> Vec<(usize, FoundPlan)> {
         let mut all = Vec::new();
         for task in tasks {
             if control.should_stop() {
@@ -310,7 +315,7 @@ impl<'a> Patterns<'a> {
             sketch.recut(task, cuts);
             let judged = judge.judge(&mut sketch, limit_s);
             if judged.overflow == 0.0 && judged.path_s < limit_s {
-                all.push((task, Found { path_s: judged.path_s, pattern, cuts: sketch.cuts.clone() }));
+                all.push((task, FoundPlan { path_s: judged.path_s, pattern, cuts: sketch.cuts.clone() }));
             }
         }
         all
@@ -376,7 +381,7 @@ impl<'a> Patterns<'a> {
 }
 
 /// Numbers of replicas that are worth a try with at most so many: the most, and the fewest with the same share.
-fn replicas(task: &Task<'_>, most: u32) -> Vec<u32> {
+fn replicas(task: &Subproblem<'_>, most: u32) -> Vec<u32> {
     let Some(most) = (1..=most).rev().find(|&replicas| task.share[replicas as usize].is_some()) else {
         return Vec::new();
     };

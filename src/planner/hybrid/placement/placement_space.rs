@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 use crate::cost::network::{Cluster, Rate};
 use crate::planner::hybrid::bounds::device_classes::Units;
 use crate::planner::hybrid::bounds::link_bounds::Links;
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// Whether a stage may have so many replicas, given the share of each number of replicas.
 ///
@@ -29,7 +29,7 @@ fn useful(cluster: &Cluster, share: &[Option<u32>]) -> Vec<bool> {
 
 /// `count` machines alike: `(class, free devices, devices of the stage placed last)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Group {
+struct NodeGroup {
     class: u16,
     free: u32,
     last: u32,
@@ -38,7 +38,7 @@ struct Group {
 
 /// One way to place the next stage.
 #[derive(Debug, Clone)]
-pub(crate) struct Move {
+pub(crate) struct PlacementMove {
     /// The situation after it, or what its space makes that from.
     pub next: u32,
     /// Devices it takes.
@@ -80,36 +80,36 @@ impl Prices {
 }
 
 /// Where stages may be placed, one after another.
-pub(crate) trait Placing {
+pub(crate) trait Placements {
     /// Whether moves are real, so that whole plans are worth having for themselves.
     const IS_REAL: bool;
 
     /// What is left of the cluster: a situation, before it has a number.
-    type Rest: Copy;
+    type FreeDevices: Copy;
 
     /// What its placements cost at least.
     fn links(&self) -> &Links;
 
     /// What is left in a situation; situation 0 is the empty cluster.
-    fn rest(&self, situation: u32) -> Self::Rest;
+    fn rest(&self, situation: u32) -> Self::FreeDevices;
 
     /// Free devices.
-    fn free(&self, rest: Self::Rest) -> u32;
+    fn free(&self, rest: Self::FreeDevices) -> u32;
 
     /// What these do together, against a device of speed 1, at most.
-    fn free_speed(&self, rest: Self::Rest) -> f64;
+    fn free_speed(&self, rest: Self::FreeDevices) -> f64;
 
     /// What these count in units of speed, at most.
-    fn free_units(&self, rest: Self::Rest) -> u32;
+    fn free_units(&self, rest: Self::FreeDevices) -> u32;
 
     /// Every move from a situation, fewest replicas first.
-    fn moves(&mut self, situation: u32) -> Arc<[Move]>;
+    fn moves(&mut self, situation: u32) -> Arc<[PlacementMove]>;
 
     /// What is left after one of these moves, if there are devices enough for it.
-    fn after(&self, situation: u32, choice: &Move) -> Option<Self::Rest>;
+    fn after(&self, situation: u32, choice: &PlacementMove) -> Option<Self::FreeDevices>;
 
     /// The situation in which so much is left.
-    fn situation(&mut self, rest: Self::Rest) -> u32;
+    fn situation(&mut self, rest: Self::FreeDevices) -> u32;
 }
 
 /// All situations that the search has met, and the moves between them.
@@ -120,10 +120,10 @@ pub(crate) struct Space<'a> {
     class_of: Vec<u16>,
     /// What a device of each class counts.
     units: Vec<u32>,
-    situations: Vec<Vec<Group>>,
+    situations: Vec<Vec<NodeGroup>>,
     free: Vec<u32>,
-    index: FxHashMap<Vec<Group>, u32>,
-    moves: Vec<Option<Arc<[Move]>>>,
+    index: FxHashMap<Vec<NodeGroup>, u32>,
+    moves: Vec<Option<Arc<[PlacementMove]>>>,
     prices: Prices,
     /// Whether every placement is tried.
     pub exact: bool,
@@ -134,7 +134,7 @@ pub(crate) struct Space<'a> {
 
 impl<'a> Space<'a> {
     /// The empty cluster.
-    pub(crate) fn new(task: &Task<'a>) -> Self {
+    pub(crate) fn new(task: &Subproblem<'a>) -> Self {
         let cluster = task.cluster;
         let mut classes: Vec<(u32, f64, f64)> = Vec::new();
         let class_of: Vec<u16> = cluster
@@ -149,11 +149,11 @@ impl<'a> Space<'a> {
                 }) as u16
             })
             .collect();
-        let mut start: Vec<Group> = Vec::new();
+        let mut start: Vec<NodeGroup> = Vec::new();
         let mut situations_at_most = 1.0;
         for (class, &(devices, ..)) in classes.iter().enumerate() {
             let count = class_of.iter().filter(|&&other| usize::from(other) == class).count() as u32;
-            start.push(Group { class: class as u16, free: devices, last: 0, count });
+            start.push(NodeGroup { class: class as u16, free: devices, last: 0, count });
             // Multisets of `count` out of the pairs (free, last) with free + last <= devices.
             let pairs = f64::from((devices + 1) * (devices + 2)) / 2.0;
             situations_at_most *= (1..=count).map(|n| (pairs - 1.0 + f64::from(n)) / f64::from(n)).product::<f64>();
@@ -181,7 +181,7 @@ impl<'a> Space<'a> {
         space
     }
 
-    fn intern(&mut self, mut groups: Vec<Group>) -> u32 {
+    fn intern(&mut self, mut groups: Vec<NodeGroup>) -> u32 {
         groups.retain(|group| group.count > 0);
         groups.sort_unstable();
         groups.dedup_by(|b, a| {
@@ -214,7 +214,7 @@ impl<'a> Space<'a> {
         self.classes.iter().map(|&(devices, ..)| devices).collect()
     }
 
-    fn apply(&mut self, groups: &[Group], choice: &[(usize, u32, u32)]) -> Option<Move> {
+    fn apply(&mut self, groups: &[NodeGroup], choice: &[(usize, u32, u32)]) -> Option<PlacementMove> {
         let replicas: u32 = choice.iter().map(|&(_, taken, machines)| taken * machines).sum();
         if replicas == 0 || !self.allowed[replicas as usize] {
             return None;
@@ -227,7 +227,7 @@ impl<'a> Space<'a> {
         for &(index, taken, count) in choice {
             let group = groups[index];
             rest[index] -= count;
-            after.push(Group { class: group.class, free: group.free - taken, last: taken, count });
+            after.push(NodeGroup { class: group.class, free: group.free - taken, last: taken, count });
             pairs.push((taken, group.last, count));
             takes.push((group.class, group.free, group.last, taken, count));
             machines += count;
@@ -237,7 +237,7 @@ impl<'a> Space<'a> {
             memory_bytes = memory_bytes.min(class_memory);
         }
         for (group, &count) in groups.iter().zip(&rest) {
-            after.push(Group { last: 0, count, ..*group });
+            after.push(NodeGroup { last: 0, count, ..*group });
             if group.last > 0 && count > 0 {
                 pairs.push((0, group.last, count));
             }
@@ -248,7 +248,7 @@ impl<'a> Space<'a> {
         };
         let first = pairs.iter().all(|&(_, receivers, _)| receivers == 0);
         let sync = if replicas > 1 { self.cluster.all_reduce(machines, widest) } else { Rate::default() };
-        Some(Move {
+        Some(PlacementMove {
             transfer: if first { Rate::default() } else { self.cluster.transfer(&pairs) },
             sync,
             price: self.prices.of(replicas, sync, speed, memory_bytes),
@@ -266,7 +266,7 @@ impl<'a> Space<'a> {
     /// Devices of each stage for a sequence of moves given from the last stage to the first; first stage first.
     ///
     /// Interchangeable machines are handed out so that device numbers ascend with the stages where they can.
-    pub(crate) fn devices(&self, moves: &[Move]) -> Vec<Vec<(u32, u32)>> {
+    pub(crate) fn devices(&self, moves: &[PlacementMove]) -> Vec<Vec<(u32, u32)>> {
         let machine_count = self.class_of.len();
         let mut free: Vec<u32> = self.cluster.machines.iter().map(|machine| machine.devices).collect();
         let mut last = vec![0_u32; machine_count];
@@ -323,10 +323,10 @@ impl<'a> Space<'a> {
     }
 }
 
-impl Placing for Space<'_> {
+impl Placements for Space<'_> {
     const IS_REAL: bool = true;
 
-    type Rest = u32;
+    type FreeDevices = u32;
 
     fn links(&self) -> &Links {
         &self.links
@@ -341,35 +341,36 @@ impl Placing for Space<'_> {
     }
 
     fn free_speed(&self, situation: u32) -> f64 {
-        let each = |group: &Group| f64::from(group.free * group.count) * self.classes[usize::from(group.class)].2;
+        let each = |group: &NodeGroup| f64::from(group.free * group.count) * self.classes[usize::from(group.class)].2;
         self.situations[situation as usize].iter().map(each).sum()
     }
 
     fn free_units(&self, situation: u32) -> u32 {
-        let each = |group: &Group| group.free * group.count * self.units[usize::from(group.class)];
+        let each = |group: &NodeGroup| group.free * group.count * self.units[usize::from(group.class)];
         self.situations[situation as usize].iter().map(each).sum()
     }
 
-    fn moves(&mut self, situation: u32) -> Arc<[Move]> {
+    fn moves(&mut self, situation: u32) -> Arc<[PlacementMove]> {
         if let Some(moves) = &self.moves[situation as usize] {
             return moves.clone();
         }
         let groups = self.situations[situation as usize].clone();
         // One entry for each group and number taken: how many of its machines give that many devices.
-        let mut choices: Vec<Choice> = Vec::new();
+        let mut choices: Vec<DeviceChoice> = Vec::new();
         if self.exact {
             every_choice(&groups, 0, &mut Vec::new(), &mut choices);
         } else {
             compact_choices(&groups, self.open_limit(), self.fine(), &self.sizes(), &mut choices);
         }
-        let mut moves: Vec<Move> = choices.into_iter().filter_map(|choice| self.apply(&groups, &choice)).collect();
+        let mut moves: Vec<PlacementMove> =
+            choices.into_iter().filter_map(|choice| self.apply(&groups, &choice)).collect();
         moves.sort_by(|a, b| a.replicas.cmp(&b.replicas).then(a.next.cmp(&b.next)));
-        let moves: Arc<[Move]> = moves.into();
+        let moves: Arc<[PlacementMove]> = moves.into();
         self.moves[situation as usize] = Some(moves.clone());
         moves
     }
 
-    fn after(&self, _: u32, choice: &Move) -> Option<u32> {
+    fn after(&self, _: u32, choice: &PlacementMove) -> Option<u32> {
         Some(choice.next)
     }
 
@@ -379,10 +380,10 @@ impl Placing for Space<'_> {
 }
 
 /// A way to take devices: `(group, devices taken from each, machines)`.
-type Choice = Vec<(usize, u32, u32)>;
+type DeviceChoice = Vec<(usize, u32, u32)>;
 
 /// All ways to take devices from the machines of `groups[at..]`, added to `so_far`.
-fn every_choice(groups: &[Group], at: usize, so_far: &mut Choice, choices: &mut Vec<Choice>) {
+fn every_choice(groups: &[NodeGroup], at: usize, so_far: &mut DeviceChoice, choices: &mut Vec<DeviceChoice>) {
     match groups.get(at) {
         Some(group) => split_group(groups, at, group.count, group.free, so_far, choices),
         None => choices.push(so_far.clone()),
@@ -391,7 +392,14 @@ fn every_choice(groups: &[Group], at: usize, so_far: &mut Choice, choices: &mut 
 
 /// All ways in which `machines` machines of group `at` give at most `most` devices each. They are alike, so those that
 /// give more come first.
-fn split_group(groups: &[Group], at: usize, machines: u32, most: u32, so_far: &mut Choice, choices: &mut Vec<Choice>) {
+fn split_group(
+    groups: &[NodeGroup],
+    at: usize,
+    machines: u32,
+    most: u32,
+    so_far: &mut DeviceChoice,
+    choices: &mut Vec<DeviceChoice>,
+) {
     if machines == 0 || most == 0 {
         every_choice(groups, at + 1, so_far, choices);
         return;
@@ -405,9 +413,9 @@ fn split_group(groups: &[Group], at: usize, machines: u32, most: u32, so_far: &m
 }
 
 /// Placements that keep stages together: inside one machine; or whole machines, begun or ended in a partly used one.
-fn compact_choices(groups: &[Group], open_limit: u32, fine: bool, sizes: &[u32], choices: &mut Vec<Choice>) {
-    let size = |group: &Group| sizes[usize::from(group.class)];
-    let is_open = |group: &Group| group.free > 0 && group.free < size(group);
+fn compact_choices(groups: &[NodeGroup], open_limit: u32, fine: bool, sizes: &[u32], choices: &mut Vec<DeviceChoice>) {
+    let size = |group: &NodeGroup| sizes[usize::from(group.class)];
+    let is_open = |group: &NodeGroup| group.free > 0 && group.free < size(group);
     let open: u32 = groups.iter().filter(|group| is_open(group)).map(|group| group.count).sum();
     for (index, group) in groups.iter().enumerate().filter(|(_, group)| group.free > 0) {
         for taken in 1..=group.free {
@@ -421,7 +429,7 @@ fn compact_choices(groups: &[Group], open_limit: u32, fine: bool, sizes: &[u32],
         let begins = std::iter::once(None)
             .chain(groups.iter().enumerate().filter(|(_, begin)| fine && is_open(begin)).map(|(at, _)| Some(at)));
         for begin in begins {
-            let begun: Choice = begin.map(|at| (at, groups[at].free, 1)).into_iter().collect();
+            let begun: DeviceChoice = begin.map(|at| (at, groups[at].free, 1)).into_iter().collect();
             let open_now = open - u32::from(begin.is_some());
             for whole in 1..=group.count {
                 if whole > 1 || begin.is_some() {

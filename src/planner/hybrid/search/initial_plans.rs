@@ -8,27 +8,27 @@ use crate::planner::effort::placement;
 use rayon::prelude::*;
 
 use crate::control::Control;
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::Result;
-use crate::planner::hybrid::Answer;
 use crate::planner::hybrid::Search;
-use crate::planner::hybrid::evaluate::candidate_plan::Candidate;
+use crate::planner::hybrid::SearchResult;
+use crate::planner::hybrid::evaluate::candidate_plan::CandidatePlan;
 use crate::planner::hybrid::placement::cut_row;
 use crate::planner::hybrid::placement::patterns::Patterns;
-use crate::planner::hybrid::search::annealing::Annealing;
+use crate::planner::hybrid::search::annealing::Annealer;
 use crate::planner::hybrid::search::local_search;
-use crate::planner::hybrid::search::suffix_search::Twin;
-use crate::planner::hybrid::search::unscheduled_plan::{Judge, Sketch};
+use crate::planner::hybrid::search::suffix_search::RelaxedPlan;
+use crate::planner::hybrid::search::unscheduled_plan::{PlanScorer, UnscheduledPlan};
 use crate::planner::hybrid::search::{SizeSearch, least_steps_s};
 use crate::planner::hybrid::settings::Settings;
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// The best plan of any placement by pattern and annealing alone, without a search for better ones or for a bound.
 ///
 /// # Errors
 /// As [`crate::planner::hybrid::plan`].
-pub fn draft(model: &Model, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Answer> {
+pub fn draft(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<SearchResult> {
     settings.check()?;
     cluster.check()?;
     let mut search = Search::new(model, cluster, settings, WHOLE, control);
@@ -53,7 +53,7 @@ impl Search<'_> {
 
     /// The same; bounds of all sizes with what they took, where it has some.
     fn draw_for(&mut self, sizes: &[SizeSearch<'_>]) -> Result<Vec<(f64, u64)>> {
-        let tasks: Vec<&Task<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
+        let tasks: Vec<&Subproblem<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
         let Some(line) = line_of(&tasks) else { return Ok(Vec::new()) };
         let Some(patterns) = Patterns::new(&tasks, &line) else { return Ok(Vec::new()) };
         let mut bounds = Vec::new();
@@ -84,7 +84,7 @@ impl Search<'_> {
     }
 
     fn anneal_for(&mut self, sizes: &[SizeSearch<'_>], heat: AnnealingTime, near_s: f64) -> Result<()> {
-        let tasks: Vec<&Task<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
+        let tasks: Vec<&Subproblem<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
         let Some(line) = line_of(&tasks) else { return Ok(()) };
         if heat.is_wide && !self.is_drawn_wide {
             let Some(patterns) = Patterns::new(&tasks, &line) else { return Ok(()) };
@@ -101,7 +101,8 @@ impl Search<'_> {
     pub(crate) fn realise(&mut self) -> Result<()> {
         let before_s = self.step_s();
         let mut sizes = std::mem::take(&mut self.sizes);
-        let twins: Vec<Vec<Twin>> = sizes.iter_mut().map(|size| std::mem::take(&mut size.suffixes.twins)).collect();
+        let twins: Vec<Vec<RelaxedPlan>> =
+            sizes.iter_mut().map(|size| std::mem::take(&mut size.suffixes.twins)).collect();
         let outcome = self.realise_for(&sizes, &twins);
         self.sizes = sizes;
         outcome?;
@@ -109,10 +110,10 @@ impl Search<'_> {
         Ok(())
     }
 
-    fn realise_for(&mut self, sizes: &[SizeSearch<'_>], twins: &[Vec<Twin>]) -> Result<()> {
-        let tasks: Vec<&Task<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
+    fn realise_for(&mut self, sizes: &[SizeSearch<'_>], twins: &[Vec<RelaxedPlan>]) -> Result<()> {
+        let tasks: Vec<&Subproblem<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
         let (control, step_s) = (self.control, self.step_s());
-        let mut twins: Vec<(usize, &Twin)> = (twins.iter().enumerate())
+        let mut twins: Vec<(usize, &RelaxedPlan)> = (twins.iter().enumerate())
             .flat_map(|(task, twins)| twins.iter().map(move |twin| (task, twin)))
             .filter(|(_, twin)| twin.path_s < step_s)
             .collect();
@@ -122,11 +123,11 @@ impl Search<'_> {
             return Ok(());
         };
         let Some(patterns) = Patterns::new(&tasks, &line) else { return Ok(()) };
-        let Some(annealing) = Annealing::new(&tasks, &line) else { return Ok(()) };
-        let mut placed: Vec<(f64, Sketch)> = (twins.par_iter())
+        let Some(annealing) = Annealer::new(&tasks, &line) else { return Ok(()) };
+        let mut placed: Vec<(f64, UnscheduledPlan)> = (twins.par_iter())
             .flat_map_iter(|&(task, twin)| patterns.placed(task, twin))
             .map_init(
-                || Judge::new(&tasks, tasks[0].cluster, placement::PATTERN_SYNCS),
+                || PlanScorer::new(&tasks, tasks[0].cluster, placement::PATTERN_SYNCS),
                 |judge, mut plan| (judge.judge(&mut plan, f64::INFINITY), plan),
             )
             .filter(|(judged, _)| judged.overflow == 0.0)
@@ -134,7 +135,7 @@ impl Search<'_> {
             .collect();
         placed.sort_by(|a, b| a.0.total_cmp(&b.0));
         placed.truncate(annealing::PLACED);
-        let mut plans: Vec<Sketch> = placed.into_iter().map(|(_, plan)| plan).collect();
+        let mut plans: Vec<UnscheduledPlan> = placed.into_iter().map(|(_, plan)| plan).collect();
         self.relaxed_work += annealing.settle(&mut plans, control);
         self.meet(&tasks, plans.iter())
     }
@@ -148,8 +149,8 @@ impl Search<'_> {
     }
 
     /// Moves cuts of patterns until that helps no more.
-    fn settle(&mut self, tasks: &[&Task<'_>], line: &[u32]) -> Result<()> {
-        let Some(annealing) = Annealing::new(tasks, line) else { return Ok(()) };
+    fn settle(&mut self, tasks: &[&Subproblem<'_>], line: &[u32]) -> Result<()> {
+        let Some(annealing) = Annealer::new(tasks, line) else { return Ok(()) };
         let mut drawn = std::mem::take(&mut self.drawn);
         let mut outcome = Ok(());
         if !self.is_settled {
@@ -163,8 +164,8 @@ impl Search<'_> {
 
     /// Anneals anew, each time for as long as all times before together, until the step is no more than `near_s` or was
     /// found in the first half of all that.
-    fn walk(&mut self, tasks: &[&Task<'_>], line: &[u32], heat: AnnealingTime, near_s: f64) -> Result<()> {
-        let Some(annealing) = Annealing::new(tasks, line) else { return Ok(()) };
+    fn walk(&mut self, tasks: &[&Subproblem<'_>], line: &[u32], heat: AnnealingTime, near_s: f64) -> Result<()> {
+        let Some(annealing) = Annealer::new(tasks, line) else { return Ok(()) };
         let size = tasks[0].model.cuts() as u64 * u64::from(tasks[0].cluster.devices());
         let first = size.saturating_mul(heat.of_cut_and_device).min(heat.most).min(heat.within);
         let all = (heat.all * first).min(heat.within);
@@ -197,7 +198,11 @@ impl Search<'_> {
     }
 
     /// Simulates sketches with their windows, shortest paths first.
-    fn meet<'s>(&mut self, tasks: &[&Task<'_>], sketches: impl Iterator<Item = &'s Sketch>) -> Result<()> {
+    fn meet<'s>(
+        &mut self,
+        tasks: &[&Subproblem<'_>],
+        sketches: impl Iterator<Item = &'s UnscheduledPlan>,
+    ) -> Result<()> {
         let mut plans = Vec::new();
         for sketch in sketches {
             plans.extend(self.with_windows(&sketch.candidate(tasks[sketch.task]))?);
@@ -207,7 +212,7 @@ impl Search<'_> {
 
     /// A plan whose stages run ahead as far as memory allows, and the same plan with as little of that as keeps them busy,
     /// each with the length of its paths; without what doesn't fit.
-    pub(crate) fn with_windows(&mut self, plan: &Candidate) -> Result<Vec<(f64, Candidate)>> {
+    pub(crate) fn with_windows(&mut self, plan: &CandidatePlan) -> Result<Vec<(f64, CandidatePlan)>> {
         let stages = self.pricer.stages(plan)?;
         let mut plans = Vec::new();
         for eager in [true, false] {
@@ -226,7 +231,7 @@ impl Search<'_> {
 }
 
 /// Nested cuts for plans of any placement; `None` where those are no use.
-fn line_of(tasks: &[&Task<'_>]) -> Option<Vec<u32>> {
+fn line_of(tasks: &[&Subproblem<'_>]) -> Option<Vec<u32>> {
     // A launcher that wants equal replicas starts its ranks in the order of the devices, which only compact placements
     // keep.
     let task = tasks.first().filter(|task| !task.settings.equal_replicas)?;
@@ -234,11 +239,11 @@ fn line_of(tasks: &[&Task<'_>]) -> Option<Vec<u32>> {
 }
 
 /// A plan as a sketch for its task.
-fn sketched(tasks: &[&Task<'_>], plan: &Candidate) -> Option<Sketch> {
-    let is_of = |task: &&Task<'_>| {
+fn sketched(tasks: &[&Subproblem<'_>], plan: &CandidatePlan) -> Option<UnscheduledPlan> {
+    let is_of = |task: &&Subproblem<'_>| {
         (task.micro_batch, task.recompute) == (plan.micro_batch, plan.recompute)
             && plan.stages.iter().all(|stage| task.share[stage.replicas() as usize].is_some())
     };
     let task = tasks.iter().position(is_of)?;
-    Some(Sketch::of(tasks[task].cluster, task, plan))
+    Some(UnscheduledPlan::of(tasks[task].cluster, task, plan))
 }

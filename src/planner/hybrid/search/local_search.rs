@@ -1,26 +1,26 @@
 //! Small steps from a good plan to a better one, each judged by simulation.
 
 use crate::control::Control;
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::planner::effort::WorkBudget;
 use crate::planner::effort::passes;
 use crate::planner::hybrid::bounds::paths::Paths;
-use crate::planner::hybrid::evaluate::candidate_plan::Candidate;
+use crate::planner::hybrid::evaluate::candidate_plan::CandidatePlan;
 use crate::planner::hybrid::evaluate::in_flight_ranges::{Ranges, every, nearest};
-use crate::planner::hybrid::evaluate::plan_cost::Pricer;
-use crate::planner::hybrid::evaluate::stage_cost::{StagePrice, path_stage};
+use crate::planner::hybrid::evaluate::plan_cost::PlanEvaluator;
+use crate::planner::hybrid::evaluate::stage_cost::{StageCost, path_stage};
 
 /// A plan, and how far its stages shall run ahead.
-type Neighbour = (Candidate, Vec<u32>);
+type Neighbour = (CandidatePlan, Vec<u32>);
 
 /// The best plan that small steps lead to: one cut, one device, or one stage's warm-up at a time.
 pub(crate) fn improve(
-    model: &Model,
-    pricer: &mut Pricer<'_>,
-    start: (f64, Candidate),
+    model: &LayerSums,
+    pricer: &mut PlanEvaluator<'_>,
+    start: (f64, CandidatePlan),
     effort: WorkBudget,
     control: &Control,
-) -> (f64, Candidate) {
+) -> (f64, CandidatePlan) {
     climb(pricer, start, effort, control, |pricer, plan, ranges| {
         let mut plans = shifts(model, plan, ranges, &pricer.alike(plan));
         plans.extend(warm_ups(plan, ranges));
@@ -31,12 +31,12 @@ pub(crate) fn improve(
 /// The better of `best` and a plan with the stages of `plan`: the best of all windows where they are few, else what
 /// changing one at a time leads to from the best of those of `plan` and some with short paths.
 pub(crate) fn improve_warm_ups(
-    pricer: &mut Pricer<'_>,
-    best: (f64, Candidate),
-    plan: &(f64, Candidate),
+    pricer: &mut PlanEvaluator<'_>,
+    best: (f64, CandidatePlan),
+    plan: &(f64, CandidatePlan),
     effort: WorkBudget,
     control: &Control,
-) -> (f64, Candidate) {
+) -> (f64, CandidatePlan) {
     let Ok(prices) = pricer.stages(&plan.1) else { return best };
     let micro_batch = plan.1.micro_batch;
     let Some(ranges) = pricer.ranges_of(&prices, micro_batch) else { return best };
@@ -74,7 +74,7 @@ pub(crate) fn improve_warm_ups(
 }
 
 /// Windows with short paths, from the last stage to the first, as the search finds them.
-fn promising(prices: &[StagePrice], ranges: &Ranges, micro_batches: u32) -> Vec<Vec<u32>> {
+fn promising(prices: &[StageCost], ranges: &Ranges, micro_batches: u32) -> Vec<Vec<u32>> {
     let mut labels: Vec<(Paths, Vec<u32>)> = vec![(Paths::default(), Vec::new())]; // last stage first
     for (price, &(least, most)) in prices.iter().zip(ranges).rev() {
         let mut longer = Vec::new();
@@ -104,17 +104,17 @@ fn promising(prices: &[StagePrice], ranges: &Ranges, micro_batches: u32) -> Vec<
 
 /// Takes the best of all neighbours until none helps or that took enough effort.
 fn climb(
-    pricer: &mut Pricer<'_>,
-    start: (f64, Candidate),
+    pricer: &mut PlanEvaluator<'_>,
+    start: (f64, CandidatePlan),
     effort: WorkBudget,
     control: &Control,
-    neighbours: impl Fn(&Pricer<'_>, &Candidate, &Ranges) -> Vec<Neighbour>,
-) -> (f64, Candidate) {
+    neighbours: impl Fn(&PlanEvaluator<'_>, &CandidatePlan, &Ranges) -> Vec<Neighbour>,
+) -> (f64, CandidatePlan) {
     let (limit, until) = (pricer.simulated + effort.improved, pricer.actions + effort.actions);
     let mut parts_left = passes::LOCAL_SEARCH_NODES;
     let mut best = start;
     loop {
-        let mut better: Option<(f64, Candidate)> = None;
+        let mut better: Option<(f64, CandidatePlan)> = None;
         let Ok(known) = pricer.stages(&best.1) else { return best };
         let Some(ranges) = pricer.ranges_of(&known, best.1.micro_batch) else { return best };
         for (plan, wanted) in neighbours(pricer, &best.1, &ranges) {
@@ -144,7 +144,7 @@ fn climb(
 }
 
 /// Plans in which one stage's warm-up differs: by one, or as far as it goes.
-fn warm_ups(plan: &Candidate, ranges: &Ranges) -> Vec<Neighbour> {
+fn warm_ups(plan: &CandidatePlan, ranges: &Ranges) -> Vec<Neighbour> {
     let mut plans = Vec::new();
     for (index, &(least, most)) in ranges.iter().enumerate() {
         let now = plan.stages[index].window;
@@ -164,13 +164,13 @@ fn warm_ups(plan: &Candidate, ranges: &Ranges) -> Vec<Neighbour> {
 }
 
 /// Plans that differ in one cut or one device.
-fn shifts(model: &Model, plan: &Candidate, ranges: &Ranges, alike: &[u32]) -> Vec<Neighbour> {
+fn shifts(model: &LayerSums, plan: &CandidatePlan, ranges: &Ranges, alike: &[u32]) -> Vec<Neighbour> {
     // Who runs ahead as far as memory allows does so wherever the cut lies.
     let wanted: Vec<u32> = (plan.stages.iter().zip(ranges))
         .map(|(stage, &(least, most))| if stage.window == most && most > least { u32::MAX } else { stage.window })
         .collect();
     let mut plans = Vec::new();
-    let mut with = |change: &dyn Fn(&mut Candidate)| {
+    let mut with = |change: &dyn Fn(&mut CandidatePlan)| {
         let mut other = plan.clone();
         change(&mut other);
         plans.push((other, wanted.clone()));

@@ -18,21 +18,21 @@ use rayon::prelude::*;
 use rustc_hash::FxHashSet;
 
 use crate::control::{Control, Progress, Stopped};
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::planner::effort::{self, WorkBudget, passes as limits, work};
 use crate::planner::hybrid::bounds::bound_bisection::{self, Known};
 use crate::planner::hybrid::bounds::{all_cuts, prefix};
-use crate::planner::hybrid::evaluate::candidate_plan::Candidate;
-use crate::planner::hybrid::evaluate::plan_cost::Pricer;
-use crate::planner::hybrid::search::suffix_search::Suffixes;
-use crate::planner::hybrid::search::unscheduled_plan::Sketch;
+use crate::planner::hybrid::evaluate::candidate_plan::CandidatePlan;
+use crate::planner::hybrid::evaluate::plan_cost::PlanEvaluator;
+use crate::planner::hybrid::search::suffix_search::SuffixSearch;
+use crate::planner::hybrid::search::unscheduled_plan::UnscheduledPlan;
 use crate::planner::hybrid::settings::Settings;
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// The search for one micro-batch size.
 pub(crate) struct SizeSearch<'a> {
-    pub suffixes: Suffixes<'a>,
+    pub suffixes: SuffixSearch<'a>,
     /// None of its plans has a shorter step.
     pub bound_s: f64,
     /// Up to this length of paths, no pass will find more.
@@ -55,20 +55,20 @@ pub(crate) fn least_steps_s(sizes: &[SizeSearch<'_>], step_s: f64, control: &Con
 }
 
 pub(crate) struct Search<'a> {
-    model: &'a Model,
+    model: &'a LayerSums,
     pub effort: WorkBudget,
     control: &'a Control,
     sizes: Vec<SizeSearch<'a>>,
-    pub pricer: Pricer<'a>,
-    pub best: Option<(f64, Candidate)>,
+    pub pricer: PlanEvaluator<'a>,
+    pub best: Option<(f64, CandidatePlan)>,
     /// Patterns that annealing sets out from.
-    drawn: Vec<Sketch>,
+    drawn: Vec<UnscheduledPlan>,
     /// Whether these are more than those of a first look.
     is_drawn_wide: bool,
     /// Whether their cuts were moved where that helps.
     is_settled: bool,
     /// Plans that were simulated as a pass found them.
-    seen: FxHashSet<Candidate>,
+    seen: FxHashSet<CandidatePlan>,
     labels: u64,
     /// What passes took, in nanoseconds or so.
     pub work: u64,
@@ -84,24 +84,24 @@ pub(crate) struct Search<'a> {
 
 impl<'a> Search<'a> {
     pub(crate) fn new(
-        model: &'a Model,
+        model: &'a LayerSums,
         cluster: &'a Cluster,
         settings: &'a Settings,
         effort: WorkBudget,
         control: &'a Control,
     ) -> Self {
-        let sizes: Vec<SizeSearch<'_>> = (Task::all(model, cluster, settings).into_par_iter())
+        let sizes: Vec<SizeSearch<'_>> = (Subproblem::all(model, cluster, settings).into_par_iter())
             .map(|task| SizeSearch {
                 bound_s: 0.0,
                 searched_s: 0.0,
                 of_all: Known::default(),
-                suffixes: Suffixes::new(task),
+                suffixes: SuffixSearch::new(task),
             })
             .collect();
         let of_all_cuts = sizes.iter().map(|size| all_cuts::least_step_of_size_s(&size.suffixes.task));
         let all_cuts_bound_s =
             if model.has_all_cuts { f64::INFINITY } else { of_all_cuts.fold(f64::INFINITY, f64::min) };
-        let pricer = Pricer::new(model, cluster, settings);
+        let pricer = PlanEvaluator::new(model, cluster, settings);
         let (best, seen) = (None, FxHashSet::default());
         Self {
             model,
@@ -149,7 +149,7 @@ impl<'a> Search<'a> {
                 size.of_all.bound_s = size.bound_s;
             }
         }
-        let mut sizes: Vec<(&mut Suffixes<'_>, &mut Known)> =
+        let mut sizes: Vec<(&mut SuffixSearch<'_>, &mut Known)> =
             self.sizes.iter_mut().map(|size| (&mut size.suffixes, &mut size.of_all)).collect();
         let spent = bound_bisection::raise(&mut sizes, step_s, effort, control);
         self.relaxed_labels += spent.labels;

@@ -9,14 +9,14 @@ use super::suffix_search::PassResult;
 use super::{Search, SizeSearch};
 use crate::error::Result;
 use crate::planner::effort::{WorkBudget, passes};
-use crate::planner::hybrid::evaluate::candidate_plan::Candidate;
+use crate::planner::hybrid::evaluate::candidate_plan::CandidatePlan;
 use crate::planner::hybrid::placement::packing::Packing;
 
 impl Search<'_> {
     /// A first plan, if one is easily made.
     pub(crate) fn start(&mut self) -> Result<()> {
         let control = self.control;
-        let packed: Vec<Vec<Candidate>> =
+        let packed: Vec<Vec<CandidatePlan>> =
             (self.sizes.par_iter()).map(|size| Packing::new(&size.suffixes.task).plans(control)).collect();
         let mut plans = Vec::new();
         for plan in packed.into_iter().flatten() {
@@ -109,7 +109,7 @@ impl Search<'_> {
     }
 
     /// Simulates plans, shortest paths first, while their paths leave hope, and no more than so many actions.
-    pub(crate) fn simulate(&mut self, mut plans: Vec<(f64, Candidate)>, actions: u64) -> Result<()> {
+    pub(crate) fn simulate(&mut self, mut plans: Vec<(f64, CandidatePlan)>, actions: u64) -> Result<()> {
         plans.sort_by(|a, b| a.0.total_cmp(&b.0));
         let until = self.pricer.actions + actions;
         for (path_s, plan) in plans {

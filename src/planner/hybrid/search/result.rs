@@ -4,8 +4,8 @@ use super::Search;
 use crate::control::Stopped;
 use crate::error::{Error, Result};
 use crate::planner::hybrid::evaluate;
-use crate::planner::hybrid::evaluate::candidate_plan::Candidate;
-use crate::planner::hybrid::evaluate::plan_cost::Priced;
+use crate::planner::hybrid::evaluate::candidate_plan::CandidatePlan;
+use crate::planner::hybrid::evaluate::plan_cost::EvaluatedPlan;
 
 /// The message for a question without a plan, where that is certain. Python compares it.
 const NO_PLAN_FITS: &str = "no plan fits";
@@ -19,11 +19,11 @@ pub fn no_plan_fits() -> Error {
 
 /// The answer to one question.
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub struct SearchResult {
     /// The plan with the shortest simulated step that was found.
-    pub plan: Candidate,
+    pub plan: CandidatePlan,
     /// Its price.
-    pub priced: Priced,
+    pub priced: EvaluatedPlan,
     /// No plan of the question has a shorter step, whatever its cuts and its placement.
     pub lower_bound_s: f64,
     /// The same for plans with the model's cuts, if these are not all cuts. `None` if they are.
@@ -39,7 +39,7 @@ pub struct Answer {
 }
 
 impl Search<'_> {
-    pub(crate) fn answer(mut self) -> Result<Answer> {
+    pub(crate) fn answer(mut self) -> Result<SearchResult> {
         if let Some((step_s, plan)) = &mut self.best {
             let ordered = self.pricer.in_order(plan);
             // Sums of the same times in another order may differ.
@@ -75,7 +75,7 @@ impl Search<'_> {
         let priced = self.pricer.price(&plan)?;
         // What was chosen last may be no compact placement, and shorter than all of these.
         let compact_bound_s = compact_bound_s.map(|bound_s| bound_s.min(priced.step_s));
-        Ok(Answer {
+        Ok(SearchResult {
             lower_bound_s,
             searched_cuts_bound_s,
             priced,

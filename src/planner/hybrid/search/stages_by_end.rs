@@ -7,21 +7,21 @@ use std::sync::Arc;
 use crate::cost;
 use crate::planner::effort::work;
 use crate::planner::hybrid::bounds::nested_stages::{Inner, Synced};
-use crate::planner::hybrid::placement::placement_space::Move;
+use crate::planner::hybrid::placement::placement_space::PlacementMove;
 use crate::planner::hybrid::settings::largest_window;
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// A stage between two cuts, before it is placed.
 pub(crate) struct Stage {
     pub begin: usize,
-    /// In the order of [`Model::begins`].
+    /// In the order of [`LayerSums::begins`].
     pub index: usize,
     pub forward_s: f64,
     pub backward_s: f64,
 }
 
 /// Stages that end at one cut and cost the same but for their layers.
-struct Stages<'t> {
+struct StageClass<'t> {
     /// Those that alone are at work for less than the threshold.
     short: Rc<[Stage]>,
     sync: Synced<'t>,
@@ -30,21 +30,21 @@ struct Stages<'t> {
 }
 
 /// All stages that end at one cut. What they cost by themselves is the same for all labels there.
-pub(crate) struct Ending<'t> {
-    task: &'t Task<'t>,
+pub(crate) struct StagesByEnd<'t> {
+    task: &'t Subproblem<'t>,
     end: usize,
     inner: Option<Arc<Inner>>,
     /// By the price of a move.
-    of_price: Vec<Option<Stages<'t>>>,
+    of_price: Vec<Option<StageClass<'t>>>,
 }
 
-impl<'t> Ending<'t> {
-    pub(crate) fn new(task: &'t Task<'t>, end: usize) -> Self {
+impl<'t> StagesByEnd<'t> {
+    pub(crate) fn new(task: &'t Subproblem<'t>, end: usize) -> Self {
         Self { task, end, inner: None, of_price: Vec::new() }
     }
 
     /// Those that a move may place, if they alone are at work for less than the threshold; adds what it took to `work`.
-    pub(crate) fn short(&mut self, choice: &Move, threshold_s: f64, work: &mut u64) -> Rc<[Stage]> {
+    pub(crate) fn short(&mut self, choice: &PlacementMove, threshold_s: f64, work: &mut u64) -> Rc<[Stage]> {
         let (task, end, at) = (self.task, self.end, choice.price as usize);
         if self.of_price.len() <= at {
             self.of_price.resize_with(at + 1, || None);
@@ -70,7 +70,7 @@ impl<'t> Ending<'t> {
             }
         }
         let overlap = task.settings.overlap_sync;
-        let stages = Stages {
+        let stages = StageClass {
             largest: vec![None; short.len()],
             short: short.into(),
             sync: Synced::new(task.model, totals, choice.sync, choice.speed, overlap, end),
@@ -79,7 +79,7 @@ impl<'t> Ending<'t> {
     }
 
     /// What there is to sum of one of them, and the largest window that fits, 0 if none does.
-    pub(crate) fn sync_and_window(&mut self, choice: &Move, at: usize, work: &mut u64) -> (f64, u32) {
+    pub(crate) fn sync_and_window(&mut self, choice: &PlacementMove, at: usize, work: &mut u64) -> (f64, u32) {
         let (task, end) = (self.task, self.end);
         let Some(stages) = &mut self.of_price[choice.price as usize] else { return (0.0, 0) };
         if self.inner.is_none() {

@@ -3,7 +3,7 @@
 //! A [`Label`] is a suffix of the pipeline: the cut where it begins, the situation of the machines, the number of stages
 //! and the window of its first one. Among labels that agree in these, one whose [`Paths`] are nowhere longer makes the
 //! other superfluous. Labels whose bound reaches the threshold are dropped; a relaxed pass over prefixes
-//! ([`Prefixes`]) gives each label the least that any completion adds.
+//! ([`PrefixBounds`]) gives each label the least that any completion adds.
 //!
 //! With a beam only the most promising labels of each cut go on; the smallest bound among the rest then limits what the
 //! pass has proved.
@@ -11,17 +11,17 @@
 use crate::planner::effort::WorkBudget;
 use crate::planner::effort::passes;
 use crate::planner::effort::work;
-use crate::planner::hybrid::search::stages_by_end::{Ending, Stage};
+use crate::planner::hybrid::search::stages_by_end::{Stage, StagesByEnd};
 
 use crate::control::Control;
 use crate::planner::hybrid::bounds::link_bounds::Links;
 use crate::planner::hybrid::bounds::paths::{PathStage, Paths};
-use crate::planner::hybrid::bounds::prefix::Prefixes;
+use crate::planner::hybrid::bounds::prefix::PrefixBounds;
 use crate::planner::hybrid::bounds::relaxed_space::Relaxed;
-use crate::planner::hybrid::evaluate::candidate_plan::{Candidate, StageChoice};
-use crate::planner::hybrid::placement::placement_space::{Move, Placing, Space};
+use crate::planner::hybrid::evaluate::candidate_plan::{CandidatePlan, StageCandidate};
+use crate::planner::hybrid::placement::placement_space::{PlacementMove, Placements, Space};
 use crate::planner::hybrid::search::labels::{Label, Labels};
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// Index of the empty suffix.
 const ROOT: u32 = 0;
@@ -30,7 +30,7 @@ const ROOT: u32 = 0;
 #[derive(Debug)]
 pub(crate) struct PassResult {
     /// Complete plans with the length of their longest path, shortest first; none of them where moves aren't real.
-    pub plans: Vec<(f64, Candidate)>,
+    pub plans: Vec<(f64, CandidatePlan)>,
     /// The shortest of all, real or not.
     pub shortest_s: f64,
     /// No plan of the space that is missing above has shorter paths than this; infinite if none is missing.
@@ -44,7 +44,7 @@ pub(crate) struct PassResult {
 
 /// What the relaxed space takes for a plan, without placement.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Twin {
+pub(crate) struct RelaxedPlan {
     /// Its longest path.
     pub path_s: f64,
     /// Cuts between stages, the empty and the full one included.
@@ -55,26 +55,26 @@ pub(crate) struct Twin {
 }
 
 /// All suffixes for one micro-batch size.
-pub(crate) struct Suffixes<'a> {
-    pub task: Task<'a>,
+pub(crate) struct SuffixSearch<'a> {
+    pub task: Subproblem<'a>,
     space: Space<'a>,
     /// Where the space has not every placement.
     relaxed: Option<Relaxed>,
     /// The shortest that the last pass over it met, ...
-    pub twins: Vec<Twin>,
+    pub twins: Vec<RelaxedPlan>,
     /// ... and whether the shortest of all depends on numbers of replicas that count as one.
     is_open: bool,
 }
 
-impl<'a> Suffixes<'a> {
-    pub(crate) fn new(task: Task<'a>) -> Self {
+impl<'a> SuffixSearch<'a> {
+    pub(crate) fn new(task: Subproblem<'a>) -> Self {
         let space = Space::new(&task);
         let relaxed = (!space.exact).then(|| Relaxed::new(&task));
         Self { task, space, relaxed, twins: Vec::new(), is_open: false }
     }
 
     /// For nothing but bounds: the relaxed space, however small the question is.
-    pub(crate) fn relaxed(task: Task<'a>) -> Self {
+    pub(crate) fn relaxed(task: Subproblem<'a>) -> Self {
         let relaxed = Relaxed::new(&task);
         Self { relaxed: Some(relaxed), ..Self::new(task) }
     }
@@ -117,13 +117,13 @@ impl<'a> Suffixes<'a> {
     ) -> Option<PassResult> {
         let space = self.relaxed.as_mut()?;
         let (found, labels) = Pass { task: &self.task, space, threshold_s }.run(usize::MAX, effort, control);
-        let twins: Vec<Twin> = labels.complete.iter().map(|&id| twin(space, &labels.all, id)).collect();
+        let twins: Vec<RelaxedPlan> = labels.complete.iter().map(|&id| twin(space, &labels.all, id)).collect();
         if let Some(shortest) = twins.first() {
             self.is_open = shortest.is_open;
             self.twins.clear();
         }
         for twin in twins {
-            let is_new = |other: &Twin| (&other.cuts, &other.replicas) != (&twin.cuts, &twin.replicas);
+            let is_new = |other: &RelaxedPlan| (&other.cuts, &other.replicas) != (&twin.cuts, &twin.replicas);
             if self.twins.len() < passes::RELAXED_PLANS && self.twins.iter().all(is_new) {
                 self.twins.push(twin);
             }
@@ -131,15 +131,15 @@ impl<'a> Suffixes<'a> {
         Some(found)
     }
 
-    fn candidate(&mut self, labels: &[Label], complete: u32) -> Candidate {
-        let mut moves: Vec<Move> = Vec::new();
-        let mut stages: Vec<StageChoice> = Vec::new();
+    fn candidate(&mut self, labels: &[Label], complete: u32) -> CandidatePlan {
+        let mut moves: Vec<PlacementMove> = Vec::new();
+        let mut stages: Vec<StageCandidate> = Vec::new();
         let mut id = complete;
         while id != ROOT {
             let label = &labels[id as usize];
             let parent = &labels[label.parent as usize];
             moves.push(self.space.moves(parent.situation)[label.move_index as usize].clone());
-            stages.push(StageChoice {
+            stages.push(StageCandidate {
                 begin: label.cut as usize,
                 end: parent.cut as usize,
                 footprint: Vec::new(),
@@ -157,19 +157,19 @@ impl<'a> Suffixes<'a> {
         for (stage, footprint) in stages.iter_mut().zip(self.space.devices(&moves)) {
             stage.footprint = footprint;
         }
-        Candidate { micro_batch: self.task.micro_batch, recompute: self.task.recompute, stages }
+        CandidatePlan { micro_batch: self.task.micro_batch, recompute: self.task.recompute, stages }
     }
 }
 
 /// The plan of the relaxed space that a label stands for.
-fn twin(space: &mut Relaxed, labels: &[Label], complete: u32) -> Twin {
+fn twin(space: &mut Relaxed, labels: &[Label], complete: u32) -> RelaxedPlan {
     let path_s = labels[complete as usize].bound_s;
-    let mut twin = Twin { path_s, cuts: vec![0], replicas: Vec::new(), is_open: false };
+    let mut twin = RelaxedPlan { path_s, cuts: vec![0], replicas: Vec::new(), is_open: false };
     let mut id = complete;
     while id != ROOT {
         let label = &labels[id as usize];
         let parent = &labels[label.parent as usize];
-        let &Move { fewest, replicas, .. } = &space.moves(parent.situation)[label.move_index as usize];
+        let &PlacementMove { fewest, replicas, .. } = &space.moves(parent.situation)[label.move_index as usize];
         twin.cuts.push(parent.cut);
         twin.replicas.push(fewest);
         twin.is_open |= space.is_joined((fewest, replicas));
@@ -180,19 +180,19 @@ fn twin(space: &mut Relaxed, labels: &[Label], complete: u32) -> Twin {
 
 /// A pass over one space.
 struct Pass<'p, 'a, S> {
-    task: &'p Task<'a>,
+    task: &'p Subproblem<'a>,
     space: &'p mut S,
     threshold_s: f64,
 }
 
-impl<S: Placing> Pass<'_, '_, S> {
+impl<S: Placements> Pass<'_, '_, S> {
     fn run(mut self, beam: usize, effort: WorkBudget, control: &Control) -> (PassResult, Labels) {
         let last = self.task.model.cuts() - 1;
         let (nothing, endless_s) = (Vec::new(), f64::INFINITY);
         let mut found =
             PassResult { plans: nothing, shortest_s: endless_s, bound_s: endless_s, labels: 0, work: 0, tables: 0 };
         let mut labels = Labels::new(last + 1, self.task.micro_batches);
-        let tables = Prefixes::new(self.task, self.space.links(), self.threshold_s, effort.behind, control);
+        let tables = PrefixBounds::new(self.task, self.space.links(), self.threshold_s, effort.behind, control);
         let Some(prefixes) = tables else {
             return (PassResult { bound_s: 0.0, ..found }, labels);
         };
@@ -219,7 +219,7 @@ impl<S: Placing> Pass<'_, '_, S> {
         }
         let task = self.task;
         for cut in (1..=last).rev() {
-            let mut ending = Ending::new(task, cut);
+            let mut ending = StagesByEnd::new(task, cut);
             let mut waiting: Vec<u32> = std::mem::take(&mut labels.waiting[cut]).into_values().flatten().collect();
             labels.sort(&mut waiting);
             for (index, id) in waiting.into_iter().enumerate() {
@@ -248,8 +248,8 @@ impl<S: Placing> Pass<'_, '_, S> {
         &mut self,
         id: u32,
         labels: &mut Labels,
-        prefixes: &Prefixes,
-        ending: &mut Ending<'_>,
+        prefixes: &PrefixBounds,
+        ending: &mut StagesByEnd<'_>,
         WorkBudget { windows: most_windows, grid, .. }: WorkBudget,
     ) -> u64 {
         let threshold_s = self.threshold_s;

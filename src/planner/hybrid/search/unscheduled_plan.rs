@@ -1,6 +1,6 @@
 //! Plans as they are drawn up by the thousand: whole plans with any placement, priced by their longest path alone.
 //!
-//! A [`Sketch`] counts devices by stage and machine in one table, so a change touches few numbers and none of them is
+//! A [`UnscheduledPlan`] counts devices by stage and machine in one table, so a change touches few numbers and none of them is
 //! allocated anew. What a stage costs is kept until the stage, or for its transfers a neighbour, changes; so are the paths
 //! of the stages behind all that changed.
 
@@ -9,16 +9,16 @@ use std::hash::BuildHasher;
 use crate::cost;
 use crate::cost::network::{Cluster, Rate};
 use crate::planner::hybrid::bounds::paths::Paths;
-use crate::planner::hybrid::evaluate::candidate_plan::{Candidate, StageChoice};
+use crate::planner::hybrid::evaluate::candidate_plan::{CandidatePlan, StageCandidate};
 use crate::planner::hybrid::evaluate::in_flight_ranges::{nearest, ranges};
-use crate::planner::hybrid::evaluate::pipeline_simulator::Clock;
+use crate::planner::hybrid::evaluate::pipeline_simulator::PipelineSimulator;
 use crate::planner::hybrid::evaluate::stage_cost::{BaseCost, StageDevices};
 use crate::planner::hybrid::settings::largest_window;
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// A whole plan without windows: those are as large as memory allows.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Sketch {
+pub(crate) struct UnscheduledPlan {
     /// Which of the tasks it solves.
     pub task: usize,
     /// Cuts between stages, the empty and the full one included.
@@ -50,19 +50,19 @@ struct Suffix {
 
 /// How good a sketch is.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Judged {
+pub(crate) struct PlanScore {
     /// The longest path, as if all stages fitted.
     pub path_s: f64,
     /// What stages need beyond their memory, in memories; 0 if all fit.
     pub overflow: f64,
 }
 
-impl Judged {
+impl PlanScore {
     /// No plan at all.
     pub(crate) const IMPOSSIBLE: Self = Self { path_s: f64::INFINITY, overflow: 0.0 };
 }
 
-impl Sketch {
+impl UnscheduledPlan {
     pub(crate) fn stages(&self) -> usize {
         self.cuts.len() - 1
     }
@@ -93,7 +93,7 @@ impl Sketch {
         Self { counts: Vec::new(), free: Vec::new(), ..self }
     }
 
-    pub(crate) fn of(cluster: &Cluster, task: usize, plan: &Candidate) -> Self {
+    pub(crate) fn of(cluster: &Cluster, task: usize, plan: &CandidatePlan) -> Self {
         let machines = cluster.machines.len();
         let mut counts = vec![0; plan.stages.len() * machines];
         for (row, stage) in counts.chunks_mut(machines).zip(&plan.stages) {
@@ -104,16 +104,16 @@ impl Sketch {
     }
 
     /// The plan, with windows that are still to be chosen.
-    pub(crate) fn candidate(&self, task: &Task<'_>) -> Candidate {
+    pub(crate) fn candidate(&self, task: &Subproblem<'_>) -> CandidatePlan {
         let stages = (0..self.stages())
-            .map(|stage| StageChoice {
+            .map(|stage| StageCandidate {
                 begin: self.cuts[stage] as usize,
                 end: self.cuts[stage + 1] as usize,
                 footprint: (0..).zip(self.row(stage)).filter(|(_, count)| **count > 0).map(|(m, c)| (m, *c)).collect(),
                 window: 1,
             })
             .collect();
-        Candidate { micro_batch: task.micro_batch, recompute: task.recompute, stages }
+        CandidatePlan { micro_batch: task.micro_batch, recompute: task.recompute, stages }
     }
 
     /// As `other`, in the memory that this one has.
@@ -234,34 +234,34 @@ impl Sketch {
 type SyncKey = (u32, u32, u32, [u64; 3]);
 
 /// Prices sketches and simulates them; keeps what it needs again.
-pub(crate) struct Judge<'a> {
-    pub tasks: &'a [&'a Task<'a>],
+pub(crate) struct PlanScorer<'a> {
+    pub tasks: &'a [&'a Subproblem<'a>],
     pub cluster: &'a Cluster,
     syncs: Vec<(SyncKey, f64)>,
     pairs: Vec<(u32, u32, u32)>,
-    clock: Clock,
+    clock: PipelineSimulator,
 }
 
-impl<'a> Judge<'a> {
+impl<'a> PlanScorer<'a> {
     /// One that keeps so many gradient synchronisations.
-    pub(crate) fn new(tasks: &'a [&'a Task<'a>], cluster: &'a Cluster, syncs: usize) -> Self {
+    pub(crate) fn new(tasks: &'a [&'a Subproblem<'a>], cluster: &'a Cluster, syncs: usize) -> Self {
         let nothing = ((0, 0, 0, [0; 3]), 0.0);
-        Self { tasks, cluster, syncs: vec![nothing; syncs], pairs: Vec::new(), clock: Clock::default() }
+        Self { tasks, cluster, syncs: vec![nothing; syncs], pairs: Vec::new(), clock: PipelineSimulator::default() }
     }
 
     /// The longest path of a sketch; one of `limit_s` or more is impossible.
-    pub(crate) fn judge(&mut self, sketch: &mut Sketch, limit_s: f64) -> Judged {
+    pub(crate) fn judge(&mut self, sketch: &mut UnscheduledPlan, limit_s: f64) -> PlanScore {
         let task = self.tasks[sketch.task];
         let (stages, micro) = (sketch.stages(), f64::from(task.micro_batches));
         if stages as u64 > u64::from(task.settings.most_stages) {
-            return Judged::IMPOSSIBLE;
+            return PlanScore::IMPOSSIBLE;
         }
         for stage in 0..stages {
             if sketch.costs[stage].is_none() {
                 sketch.costs[stage] = self.stage_cost(sketch, stage);
-                let Some(cost) = sketch.costs[stage] else { return Judged::IMPOSSIBLE };
+                let Some(cost) = sketch.costs[stage] else { return PlanScore::IMPOSSIBLE };
                 if micro * (cost.forward_s + cost.backward_s) >= limit_s {
-                    return Judged::IMPOSSIBLE;
+                    return PlanScore::IMPOSSIBLE;
                 }
             }
         }
@@ -276,17 +276,17 @@ impl<'a> Judge<'a> {
 
     /// The longest path of a sketch whose stages are priced, if they run ahead as far as memory allows, or no farther than
     /// they must; impossible from `limit_s` on.
-    fn path(&mut self, sketch: &mut Sketch, limit_s: f64, is_eager: bool) -> Judged {
+    fn path(&mut self, sketch: &mut UnscheduledPlan, limit_s: f64, is_eager: bool) -> PlanScore {
         let task = self.tasks[sketch.task];
         let stages = sketch.stages();
         let nothing = Suffix { paths: Paths::default(), window: 1, overflow: 0.0 };
         let known = if is_eager { sketch.suffixes.len() } else { 0 };
         let mut suffix = if known > 0 { sketch.suffixes[known - 1] } else { nothing };
         if suffix.paths.synced_s >= limit_s {
-            return Judged::IMPOSSIBLE;
+            return PlanScore::IMPOSSIBLE;
         }
         for (from_end, stage) in (known as u32 + 1..).zip((0..stages - known).rev()) {
-            let Some(cost) = sketch.costs[stage] else { return Judged::IMPOSSIBLE };
+            let Some(cost) = sketch.costs[stage] else { return PlanScore::IMPOSSIBLE };
             let bytes = |window| cost.memory.bytes_with(window);
             let (least, most) = task.settings.windows(from_end, task.micro_batches);
             let least = least.max(suffix.window);
@@ -307,15 +307,15 @@ impl<'a> Judge<'a> {
                 sketch.suffixes.push(suffix);
             }
             if suffix.paths.synced_s >= limit_s {
-                return Judged::IMPOSSIBLE; // more stages make no path shorter
+                return PlanScore::IMPOSSIBLE; // more stages make no path shorter
             }
         }
-        Judged { path_s: suffix.paths.synced_s, overflow: suffix.overflow }
+        PlanScore { path_s: suffix.paths.synced_s, overflow: suffix.overflow }
     }
 
     /// The simulated step of a sketch that has been judged and fits, with windows as large as memory allows, as the plan's
     /// price has it for a model whose layers share no weights.
-    pub(crate) fn step_s(&mut self, sketch: &Sketch) -> Option<f64> {
+    pub(crate) fn step_s(&mut self, sketch: &UnscheduledPlan) -> Option<f64> {
         let task = self.tasks[sketch.task];
         let costs: Vec<&BaseCost> = sketch.costs.iter().flatten().collect();
         let held = costs.iter().map(|cost| (&cost.memory, cost.capacity_bytes));
@@ -332,7 +332,7 @@ impl<'a> Judge<'a> {
     }
 
     /// The devices of a stage.
-    pub(crate) fn footing(&self, sketch: &mut Sketch, stage: usize) -> StageDevices {
+    pub(crate) fn footing(&self, sketch: &mut UnscheduledPlan, stage: usize) -> StageDevices {
         if let Some(footing) = sketch.footings[stage] {
             return footing;
         }
@@ -340,7 +340,7 @@ impl<'a> Judge<'a> {
         *sketch.footings[stage].insert(devices)
     }
 
-    fn stage_cost(&mut self, sketch: &mut Sketch, stage: usize) -> Option<BaseCost> {
+    fn stage_cost(&mut self, sketch: &mut UnscheduledPlan, stage: usize) -> Option<BaseCost> {
         let task = self.tasks[sketch.task];
         let devices = self.footing(sketch, stage);
         let share = if devices.replicas == 0 { None } else { task.share[devices.replicas as usize] }?;
@@ -350,7 +350,14 @@ impl<'a> Judge<'a> {
         Some(BaseCost::new(task.model, totals, task.settings, &devices, cuts, task.recompute, sync_s))
     }
 
-    fn sync_s(&mut self, task: &Task<'_>, (begin, end): (usize, usize), share: u32, rate: Rate, speed: f64) -> f64 {
+    fn sync_s(
+        &mut self,
+        task: &Subproblem<'_>,
+        (begin, end): (usize, usize),
+        share: u32,
+        rate: Rate,
+        speed: f64,
+    ) -> f64 {
         if rate == Rate::default() {
             return 0.0;
         }
@@ -372,7 +379,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Between a stage and the next.
-    pub(crate) fn rate(&mut self, sketch: &mut Sketch, stage: usize) -> Rate {
+    pub(crate) fn rate(&mut self, sketch: &mut UnscheduledPlan, stage: usize) -> Rate {
         if let Some(rate) = sketch.rates[stage] {
             return rate;
         }

@@ -3,7 +3,7 @@
 
 use super::{Conditions, ROUNDING};
 use crate::planner::effort::bounds;
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// Returns the share of the largest device that something counts as. For sizes that fit the largest device together, the sum
 /// of what they count as is at most what the sum of the sizes counts as.
@@ -21,7 +21,7 @@ fn counted(bytes: f64, largest_bytes: f64, smallest: f64) -> f64 {
 impl Conditions<'_> {
     /// Returns whether each layer fits some devices, and all layers together fit all devices.
     pub(super) fn fit_layers(&self) -> bool {
-        let Task { model, recompute, .. } = *self.task;
+        let Subproblem { model, recompute, .. } = *self.task;
         let in_flight = if recompute { 1.0 } else { f64::from(self.in_flight(1)) };
         // Stages on one device recompute one after another. Otherwise all hold the first micro-batch when its last forward ends.
         let are_all_saved = self.schedules.one_stage_a_device || !recompute;

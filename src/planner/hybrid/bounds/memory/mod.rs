@@ -14,12 +14,12 @@ use slices::Slices;
 use stage_rows::Ends;
 
 use crate::control::Control;
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::Result;
 use crate::model::lineage::Lineage;
 use crate::planner::hybrid::settings::Settings;
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// Which plans a condition is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +43,7 @@ const ROUNDING: f64 = 1e-9;
 /// # Errors
 /// [`crate::Error::Argument`] or [`crate::Error::Cluster`] for input that makes no sense.
 pub fn nothing_fits(
-    model: &Model,
+    model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
     schedules: Schedules,
@@ -57,7 +57,7 @@ pub fn nothing_fits(
 /// # Errors
 /// As [`nothing_fits`].
 pub(crate) fn nothing_fits_at_a_glance(
-    model: &Model,
+    model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
     control: &Control,
@@ -67,7 +67,7 @@ pub(crate) fn nothing_fits_at_a_glance(
 
 /// Returns the same if in each turn so many splits may be priced.
 fn shows(
-    model: &Model,
+    model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
     schedules: Schedules,
@@ -76,7 +76,7 @@ fn shows(
 ) -> Result<bool> {
     settings.check()?;
     cluster.check()?;
-    let tasks = Task::all(model, cluster, settings);
+    let tasks = Subproblem::all(model, cluster, settings);
     let conditions: Vec<Conditions> = tasks.iter().map(|task| Conditions::new(task, schedules)).collect();
     // The conditions on stages take longest, so those on layers come first for all sizes.
     let open: Vec<&Conditions> = conditions.iter().filter(|each| each.fit_layers()).collect();
@@ -120,7 +120,7 @@ enum Row {
 /// # Errors
 /// As [`nothing_fits`].
 pub fn nothing_fits_with_any_cuts(
-    model: &Model,
+    model: &LayerSums,
     lineage: Option<&Lineage>,
     cluster: &Cluster,
     settings: &Settings,
@@ -129,7 +129,7 @@ pub fn nothing_fits_with_any_cuts(
 ) -> Result<bool> {
     settings.check()?;
     cluster.check()?;
-    let tasks = Task::all(model, cluster, settings);
+    let tasks = Subproblem::all(model, cluster, settings);
     let conditions: Vec<Conditions> = tasks.iter().map(|task| Conditions::new(task, schedules)).collect();
     let open: Vec<&Conditions> = conditions.iter().filter(|each| each.fit_layers()).collect();
     let Some(lineage) = lineage.filter(|_| schedules.one_stage_a_device && !open.is_empty()) else {
@@ -141,7 +141,7 @@ pub fn nothing_fits_with_any_cuts(
 
 /// The conditions on plans of one micro-batch size.
 struct Conditions<'a> {
-    task: &'a Task<'a>,
+    task: &'a Subproblem<'a>,
     schedules: Schedules,
     /// For each amount of memory that some device has, ascending, how many devices have at least that much.
     capacities: Vec<(f64, u32)>,
@@ -150,7 +150,7 @@ struct Conditions<'a> {
 }
 
 impl<'a> Conditions<'a> {
-    fn new(task: &'a Task<'a>, schedules: Schedules) -> Self {
+    fn new(task: &'a Subproblem<'a>, schedules: Schedules) -> Self {
         let mut devices: Vec<(f64, u32)> =
             task.cluster.machines.iter().map(|machine| (machine.memory_bytes, machine.devices)).collect();
         devices.sort_by(|a, b| b.0.total_cmp(&a.0));

@@ -3,9 +3,9 @@
 //! The *progress* of a cut is the share of all weights plus the share of all saved activations that lie below it. A slice
 //! stands for all cuts of about equal progress. docs/proofs.md, *Memory*, proves the bounds.
 
-use crate::cost::{Model, Totals};
+use crate::cost::{LayerSums, Totals};
 use crate::model::lineage::Lineage;
-use crate::model::states::Set;
+use crate::model::states::BitSet;
 use crate::planner::effort::bounds;
 
 /// Share of the whole model that sums in another order may differ by.
@@ -31,7 +31,7 @@ pub(crate) struct Slices {
 }
 
 impl Slices {
-    pub(crate) fn new(model: &Model, lineage: &Lineage) -> Self {
+    pub(crate) fn new(model: &LayerSums, lineage: &Lineage) -> Self {
         let weights = &model.layer_parameter_bytes;
         let layer_saved_bytes = model.totals(model.batch_sizes()[0]).layer_saved_bytes;
         let weights_bytes: f64 = weights.iter().sum();
@@ -45,7 +45,7 @@ impl Slices {
             })
             .collect();
         let whole: f64 = layers.iter().map(|&(_, progress)| progress).sum();
-        let sum = |set: &Set| set.iter().map(|layer| layers[layer].1).sum::<f64>();
+        let sum = |set: &BitSet| set.iter().map(|layer| layers[layer].1).sum::<f64>();
         // A cut below which a layer is has at least so much progress, and one behind which it is at most so much.
         let least: Vec<f64> = lineage.before.iter().map(sum).collect();
         let most: Vec<f64> = lineage.behind.iter().map(|set| whole - sum(set)).collect();

@@ -6,13 +6,13 @@ use super::slices::Slices;
 use super::{Conditions, ROUNDING, Row};
 use crate::control::Control;
 use crate::cost::nesting::Descending;
-use crate::cost::{self, Model, Totals};
+use crate::cost::{self, LayerSums, Totals};
 use crate::planner::effort::bounds;
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// Where stages in a row may end: at the cuts of a model, or in slices of all its cuts.
 pub(super) enum Ends<'a> {
-    Cuts(&'a Model),
+    Cuts(&'a LayerSums),
     Slices(Slices),
 }
 
@@ -204,7 +204,7 @@ impl Conditions<'_> {
         rest: &[f64],
         taken: &mut [f64],
     ) -> usize {
-        let Task { model, settings, recompute, .. } = *self.task;
+        let Subproblem { model, settings, recompute, .. } = *self.task;
         let last = level.ends.count() - 1;
         // What grows with the layers, whatever a stage receives and sends.
         let growing_bytes = |begin: usize, split: usize| {

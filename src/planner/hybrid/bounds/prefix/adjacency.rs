@@ -3,12 +3,12 @@
 //! Lemma *Links, wherever stages lie* (docs/proofs.md) bounds the transfer of each case from below. Of the nodes, a table
 //! knows only how many devices are free on the node of the stage behind the cut (`free_case`).
 
-use super::replica_buckets::Split;
+use super::replica_buckets::ReplicaBucket;
 use crate::cost::network::Rate;
 use crate::planner::hybrid::bounds::link_bounds::{Links, least};
 
 /// A way for a stage to lie beside the one behind it.
-pub(super) struct Way {
+pub(super) struct StageAdjacency {
     /// The case of room that the stage behind gives, and the one that this stage gives.
     pub(super) behind: usize,
     pub(super) own: usize,
@@ -16,20 +16,20 @@ pub(super) struct Way {
     pub(super) sync: Rate,
 }
 
-impl Split {
+impl ReplicaBucket {
     pub(super) fn span(&self) -> (u32, u32) {
         (self.fewest, self.most)
     }
 
     /// Its ways, in one case of room or in all.
-    pub(super) fn ways(&self, links: &Links, rooms: usize) -> Vec<Way> {
+    pub(super) fn ways(&self, links: &Links, rooms: usize) -> Vec<StageAdjacency> {
         let span = self.span();
         let all = (1, links.spans.last().map_or(1, |span| span.1));
         let mut ways = Vec::new();
         for own in links.spreads(span) {
             let sync = links.sum_spread(own);
-            ways.extend(links.any_spread(own).map(|transfer| Way { behind: 0, own: 0, transfer, sync }));
-            ways.push(Way { behind: 1, own: 0, transfer: links.one_and_spread(all, own), sync });
+            ways.extend(links.any_spread(own).map(|transfer| StageAdjacency { behind: 0, own: 0, transfer, sync }));
+            ways.push(StageAdjacency { behind: 1, own: 0, transfer: links.one_and_spread(all, own), sync });
         }
         if links.fits_one(span) {
             let sync = links.sum_in_one(span);
@@ -37,25 +37,25 @@ impl Split {
             if links.machines > 1 {
                 // The last stage may lie there when none is spread.
                 let transfer = links.one_and_any_spread(span).unwrap_or_else(|| links.apart());
-                ways.push(Way { behind: 0, own, transfer, sync });
-                ways.push(Way { behind: 1, own, transfer: links.apart(), sync });
+                ways.push(StageAdjacency { behind: 0, own, transfer, sync });
+                ways.push(StageAdjacency { behind: 1, own, transfer: links.apart(), sync });
             } else {
-                ways.push(Way { behind: 0, own, transfer: links.beside(span, all), sync });
+                ways.push(StageAdjacency { behind: 0, own, transfer: links.beside(span, all), sync });
             }
             for room in span.0..links.widest {
                 let (behind, own) = (1 + room as usize, 1 + (room - span.0) as usize);
-                ways.push(Way { behind, own, transfer: links.beside(span, all), sync });
+                ways.push(StageAdjacency { behind, own, transfer: links.beside(span, all), sync });
             }
         }
         if rooms > 1 {
             return ways;
         }
-        let both = |way: Way, other: Way| Way {
+        let both = |way: StageAdjacency, other: StageAdjacency| StageAdjacency {
             behind: 0,
             own: 0,
             transfer: least(way.transfer, other.transfer),
             sync: least(way.sync, other.sync),
         };
-        ways.into_iter().reduce(both).map(|way| Way { behind: 0, own: 0, ..way }).into_iter().collect()
+        ways.into_iter().reduce(both).map(|way| StageAdjacency { behind: 0, own: 0, ..way }).into_iter().collect()
     }
 }

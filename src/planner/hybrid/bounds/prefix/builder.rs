@@ -3,34 +3,34 @@
 //! An entry is made from those of earlier groups: the last prefix stage begins in an earlier group, and the stages in front of
 //! it have fewer devices and one more stage behind them. Or it is inside the group, and is left out (*Cuts in groups*).
 
-use super::group_pairs::{Between, Ends};
-use super::increments::{FrontStage, Least, greater};
-use super::replica_buckets::Split;
-use super::resolution::Grouping;
-use super::{Prefixes, Table, layers_s, least_work_s};
+use super::group_pairs::{GroupPair, StagesEndingAt};
+use super::increments::{PrefixIncrements, PrefixStage, fast_max};
+use super::replica_buckets::ReplicaBucket;
+use super::resolution::TableAxes;
+use super::{PrefixBounds, Table, layers_s, least_work_s};
 use crate::control::Control;
 use crate::cost::network::Rate;
 use crate::planner::effort::tables::{self, Resolution};
 use crate::planner::effort::work;
-use crate::planner::hybrid::bounds::device_classes::{Kind, Units, kinds};
+use crate::planner::hybrid::bounds::device_classes::{DeviceClass, Units, kinds};
 use crate::planner::hybrid::bounds::link_bounds::Links;
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::subproblem::Subproblem;
 use rayon::prelude::*;
 use std::sync::Arc;
 
 /// What all tables are made from.
-pub(super) struct Sources<'a> {
-    pub(super) task: &'a Task<'a>,
+pub(super) struct TableBuilder<'a> {
+    pub(super) task: &'a Subproblem<'a>,
     pub(super) threshold_s: f64,
     /// Of the fastest device, and of the slowest.
     pub(super) speed: f64,
     pub(super) slowest: f64,
     pub(super) units: Units,
     /// Each with what its devices count: so much each of so many, the least first.
-    pub(super) kinds: Vec<(Kind, Vec<(u32, u32)>)>,
-    pub(super) splits: Vec<Split>,
+    pub(super) kinds: Vec<(DeviceClass, Vec<(u32, u32)>)>,
+    pub(super) splits: Vec<ReplicaBucket>,
     pub(super) rooms: usize,
-    pub(super) grouping: Arc<Grouping>,
+    pub(super) grouping: Arc<TableAxes>,
     /// For each layer the least that a micro-batch takes, and the least times its replicas.
     pub(super) least_s: Vec<f64>,
     pub(super) work_s: Vec<f64>,
@@ -40,10 +40,10 @@ pub(super) struct Sources<'a> {
     pub(super) least_shared: usize,
 }
 
-impl Prefixes {
+impl PrefixBounds {
     /// Builds tables of a resolution.
     pub(crate) fn with(
-        task: &Task<'_>,
+        task: &Subproblem<'_>,
         links: &Links,
         threshold_s: f64,
         most_behind: usize,
@@ -57,7 +57,7 @@ impl Prefixes {
         let least_s: Vec<f64> = (0..model.layer_parameter_bytes.len())
             .map(|layer| times_s.iter().map(|each| each[layer]).fold(f64::INFINITY, f64::min))
             .collect();
-        let mut sources = Sources {
+        let mut sources = TableBuilder {
             task,
             threshold_s,
             speed: speeds().fold(0.0, f64::max),
@@ -102,7 +102,7 @@ impl Prefixes {
     }
 }
 
-impl Sources<'_> {
+impl TableBuilder<'_> {
     /// Whether so many stages, each with a layer, may lie behind a cut of a group, none of them at work for as long as the
     /// threshold.
     pub(super) fn has_behind(&self, group: usize, stages: usize) -> bool {
@@ -124,7 +124,7 @@ impl Sources<'_> {
         let mut first = vec![usize::MAX; groups * rooms];
         first[..rooms].fill(lowest);
         let mut least = vec![Vec::new(); groups];
-        least[0] = vec![Least::EMPTY; (highest + 1 - lowest) * rooms];
+        least[0] = vec![PrefixIncrements::EMPTY_PREFIX; (highest + 1 - lowest) * rooms];
         let mut tables = vec![Table { least, first }; windows.len()];
         let deepest = windows.len() - 1;
         // Of a branching model with more stages than are kept, tables know no gradient synchronisation.
@@ -137,20 +137,20 @@ impl Sources<'_> {
             let open: Vec<usize> = (0..=deepest.min(self.grouping.layers_behind[to]))
                 .filter(|&behind| behind == deepest || self.has_behind(to, behind))
                 .collect();
-            let ends: Vec<Ends> = (self.grouping.groups.cuts[to].iter())
-                .map(|&end| Ends { end, pairs: self.pairs(end), inner: sets.map(|sets| sets.inner(end)) })
+            let ends: Vec<StagesEndingAt> = (self.grouping.groups.cuts[to].iter())
+                .map(|&end| StagesEndingAt { end, pairs: self.pairs(end), inner: sets.map(|sets| sets.inner(end)) })
                 .collect();
             let splits = self.splits.par_iter().with_min_len(self.least_shared);
-            let between: Vec<Between> = splits.map(|split| self.between(to, split, &ends)).collect();
+            let between: Vec<GroupPair> = splits.map(|split| self.between(to, split, &ends)).collect();
             work += work::FIND_STAGE * ends.iter().map(|ends| ends.pairs.len() as u64).sum::<u64>();
             let looked = between
                 .iter()
                 .map(|between| (work::EVALUATE_STAGE + work::SUM_GRADIENTS * between.rates as u64) * between.looked_at);
             work += looked.sum::<u64>();
-            let made: Vec<(Vec<Least>, u64)> = (open.par_iter().with_min_len(self.least_shared))
+            let made: Vec<(Vec<PrefixIncrements>, u64)> = (open.par_iter().with_min_len(self.least_shared))
                 .map(|&behind| self.row(to, windows[behind], &tables[(behind + 1).min(deepest)], &between))
                 .collect();
-            let mut rows: Vec<Vec<Least>> = vec![Vec::new(); windows.len()];
+            let mut rows: Vec<Vec<PrefixIncrements>> = vec![Vec::new(); windows.len()];
             for (&behind, (row, looks)) in open.iter().zip(made) {
                 rows[behind] = row;
                 work += work::LOOK_UP * looks;
@@ -171,7 +171,13 @@ impl Sources<'_> {
 
     /// What stages in front of a group of cuts add, if they end in one `between` groups whose window is in a range and has
     /// `farther` in front of it; and how much was looked at.
-    pub(super) fn row(&self, to: usize, window: (u32, u32), farther: &Table, between: &[Between]) -> (Vec<Least>, u64) {
+    pub(super) fn row(
+        &self,
+        to: usize,
+        window: (u32, u32),
+        farther: &Table,
+        between: &[GroupPair],
+    ) -> (Vec<PrefixIncrements>, u64) {
         let (task, threshold_s, rooms, reach) = (self.task, self.threshold_s, self.rooms, &self.grouping.reach);
         let micro_batches = f64::from(task.micro_batches);
         let is_last = to + 1 == self.grouping.groups.cuts.len();
@@ -208,7 +214,7 @@ impl Sources<'_> {
                         // front take longer.
                         let is_long = |&rest: &usize| {
                             let before = before(rest);
-                            all_s + greater(before.trip_s, before.fill_s + sync_s) >= threshold_s
+                            all_s + fast_max(before.trip_s, before.fill_s + sync_s) >= threshold_s
                         };
                         let rests = &kind.rests[enough - kind.first..=highest - kind.first];
                         // Often it is all of them, or none.
@@ -219,12 +225,12 @@ impl Sources<'_> {
                         let Rate { s_per_byte, latency_s } = way.transfer;
                         let transfer_s = if is_last { 0.0 } else { least_bytes * s_per_byte + latency_s };
                         let stage =
-                            FrontStage::new(forward_s, backward_s, sync_s, transfer_s, largest, task.micro_batches);
-                        row.resize((highest + 1 - lowest) * rooms, Least::NONE);
+                            PrefixStage::new(forward_s, backward_s, sync_s, transfer_s, largest, task.micro_batches);
+                        row.resize((highest + 1 - lowest) * rooms, PrefixIncrements::INFEASIBLE);
                         let start = reach.entry(to, way.behind, enough);
                         let entries = &mut row[start + long..start + rests.len()];
                         for (entry, &rest) in entries.iter_mut().zip(&rests[long..]) {
-                            entry.lower(&stage, before(rest));
+                            entry.add_stage(&stage, before(rest));
                         }
                     }
                 }
@@ -235,12 +241,12 @@ impl Sources<'_> {
 
     /// Ends the entries of a group, given those of stages that begin in earlier ones, in each table; none that reaches the
     /// threshold stays.
-    pub(super) fn finish(&self, to: usize, rows: &mut [Vec<Least>], open: &[usize]) {
+    pub(super) fn finish(&self, to: usize, rows: &mut [Vec<PrefixIncrements>], open: &[usize]) {
         let (lowest, highest) = self.grouping.reach.of_group[to];
         let levels = highest + 1 - lowest;
         for row in rows.iter_mut() {
             for at in 2 * levels..row.len() {
-                row[at] = row[at].or(&row[at - levels]); // more room never harms
+                row[at] = row[at].min(&row[at - levels]); // more room never harms
             }
         }
         // A stage inside a group is left out, with its devices: there is one stage more behind those in front of it, which
@@ -253,16 +259,16 @@ impl Sources<'_> {
                 if farther.is_empty() {
                     continue;
                 }
-                row.resize(levels * self.rooms, Least::NONE);
+                row.resize(levels * self.rooms, PrefixIncrements::INFEASIBLE);
                 for (at, entry) in row.iter_mut().enumerate() {
                     let level = at % levels;
-                    *entry = entry.or(&farther[level]).or(&farther[(self.rooms - 1) * levels + level]);
+                    *entry = entry.min(&farther[level]).min(&farther[(self.rooms - 1) * levels + level]);
                 }
             }
         }
         let behind_s = self.grouping.behind_s[to] / self.speed * (1.0 - 1e-9);
         for entry in rows.iter_mut().flatten().filter(|entry| entry.least_s(behind_s) >= self.threshold_s) {
-            *entry = Least::NONE;
+            *entry = PrefixIncrements::INFEASIBLE;
         }
     }
 }

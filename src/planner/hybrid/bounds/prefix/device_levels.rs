@@ -5,13 +5,13 @@
 //! cut can spare. Only levels between both have an entry. Rounding a number of units up to a level gives the prefix more
 //! devices, which only lowers the bound.
 
-use crate::planner::hybrid::bounds::cut_groups::Groups;
+use crate::planner::hybrid::bounds::cut_groups::CutGroups;
 use crate::planner::hybrid::bounds::device_classes::Units;
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// Which numbers of devices tables are made for, and where their entries are.
 #[derive(Default)]
-pub(super) struct Reach {
+pub(super) struct DeviceLevels {
     /// Numbers of devices, ascending.
     pub(super) levels: Vec<u32>,
     /// For each group of cuts the lowest and highest level between what stages in front of it need at least and what those
@@ -21,12 +21,12 @@ pub(super) struct Reach {
     pub(super) entries: usize,
 }
 
-impl Reach {
+impl DeviceLevels {
     /// If no stage is at work for `threshold_s`; one level is kept where there is none.
     pub(super) fn new(
-        task: &Task<'_>,
+        task: &Subproblem<'_>,
         units: &Units,
-        groups: &Groups,
+        groups: &CutGroups,
         work_s: &[f64],
         threshold_s: f64,
         most_levels: u32,

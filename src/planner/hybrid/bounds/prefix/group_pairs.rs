@@ -4,15 +4,15 @@
 //! all-reduce of all stages between a cut of the one and a cut of the other, each by itself, and the largest number of
 //! micro-batches in flight. An entry of a group is then not above what the stages in front of any of its cuts add.
 
-use super::builder::Sources;
-use super::replica_buckets::{Split, Taken};
+use super::builder::TableBuilder;
+use super::replica_buckets::{BucketUsage, ReplicaBucket};
 use crate::cost;
 use crate::planner::hybrid::bounds::nested_stages::{Inner, Synced};
 use crate::planner::hybrid::settings::largest_window;
 use std::sync::Arc;
 
 /// The least of stages with one split from each group of cuts to another one.
-pub(super) struct Between {
+pub(super) struct GroupPair {
     /// Groups that some stage begins in.
     pub(super) some: Vec<usize>,
     /// At speed 1, for each group.
@@ -28,8 +28,8 @@ pub(super) struct Between {
     pub(super) looked_at: u64,
 }
 
-impl Between {
-    pub(super) fn new(groups: usize, split: &Split) -> Self {
+impl GroupPair {
+    pub(super) fn new(groups: usize, split: &ReplicaBucket) -> Self {
         let (rates, kinds) = (split.rates.len(), split.kinds.len());
         Self {
             some: Vec::new(),
@@ -71,23 +71,23 @@ impl Between {
 }
 
 /// Two cuts, and the least that a stage between them takes for one micro-batch at speed 1.
-pub(super) struct Pair {
+pub(super) struct CutPair {
     pub(super) least_s: f64,
-    /// In the order of [`crate::cost::Model::begins`].
+    /// In the order of [`crate::cost::LayerSums::begins`].
     pub(super) index: usize,
     pub(super) begin: usize,
 }
 
 /// The stages that end at one cut.
-pub(super) struct Ends {
+pub(super) struct StagesEndingAt {
     pub(super) end: usize,
-    pub(super) pairs: Vec<Pair>,
+    pub(super) pairs: Vec<CutPair>,
     pub(super) inner: Option<Arc<Inner>>,
 }
 
-impl Sources<'_> {
+impl TableBuilder<'_> {
     /// The largest window of all that fits a stage on devices of a kind; 0 if none does.
-    pub(super) fn fitting(&self, split: &Split, kind: &Taken, stage: (usize, usize)) -> u32 {
+    pub(super) fn fitting(&self, split: &ReplicaBucket, kind: &BucketUsage, stage: (usize, usize)) -> u32 {
         let task = self.task;
         let totals = &task.totals[split.share as usize];
         let held = cost::memory(task.model, totals, &task.settings.memory, stage, split.most, 1, task.recompute);
@@ -95,12 +95,12 @@ impl Sources<'_> {
     }
 
     /// The stages that end at a cut and are at work for less than the threshold on some number of replicas, shortest first.
-    pub(super) fn pairs(&self, end: usize) -> Vec<Pair> {
+    pub(super) fn pairs(&self, end: usize) -> Vec<CutPair> {
         let model = self.task.model;
         let mut pairs = Vec::new();
         for (index, begin) in model.begins(end).enumerate() {
             let begin = begin as usize;
-            let pair = Pair { least_s: self.least_below_s[end] - self.least_below_s[begin], index, begin };
+            let pair = CutPair { least_s: self.least_below_s[end] - self.least_below_s[begin], index, begin };
             if self.is_short_for(&pair, 1.0) {
                 pairs.push(pair);
             } else if model.is_chain {
@@ -112,20 +112,20 @@ impl Sources<'_> {
     }
 
     /// Whether a stage may be at work for less than the threshold where layers take so many times their least.
-    pub(super) fn is_short_for(&self, pair: &Pair, slower: f64) -> bool {
+    pub(super) fn is_short_for(&self, pair: &CutPair, slower: f64) -> bool {
         let least_s = f64::from(self.task.micro_batches) * slower * pair.least_s;
         least_s * (1.0 - 1e-9) < self.threshold_s * self.speed
     }
 
     /// The least of all stages with a split from groups of cuts to one of them.
-    pub(super) fn between(&self, to: usize, split: &Split, ends: &[Ends]) -> Between {
+    pub(super) fn between(&self, to: usize, split: &ReplicaBucket, ends: &[StagesEndingAt]) -> GroupPair {
         let task = self.task;
         let (model, micro_batches) = (task.model, f64::from(task.micro_batches));
         let totals = &task.totals[split.share as usize];
         let overlap = task.settings.overlap_sync;
-        let mut between = Between::new(to + 1, split);
+        let mut between = GroupPair::new(to + 1, split);
         let fastest = split.kinds.iter().map(|kind| kind.speed).fold(0.0, f64::max);
-        for Ends { end, pairs, inner } in ends {
+        for StagesEndingAt { end, pairs, inner } in ends {
             let (end, inner) = (*end, inner.as_deref());
             let mut syncs: Vec<Synced<'_>> = (split.rates.iter())
                 .map(|&(rate, speed)| Synced::new(model, totals, rate, speed, overlap, end))
@@ -134,7 +134,7 @@ impl Sources<'_> {
                 if !self.is_short_for(pair, split.slower) {
                     break;
                 }
-                let &Pair { begin, index, .. } = pair;
+                let &CutPair { begin, index, .. } = pair;
                 let forward_s = totals.forward_s[end] - totals.forward_s[begin];
                 let backward_s = totals.backward_s[end] - totals.backward_s[begin];
                 let backward_s = if task.recompute { backward_s + forward_s } else { backward_s };

@@ -31,18 +31,18 @@ use crate::cost::Totals;
 use crate::planner::effort::tables;
 use crate::planner::hybrid::bounds::link_bounds::Links;
 use crate::planner::hybrid::bounds::paths::Paths;
-use crate::planner::hybrid::subproblem::Task;
-use increments::greater;
-use resolution::Grouping;
+use crate::planner::hybrid::subproblem::Subproblem;
+use increments::fast_max;
+use resolution::TableAxes;
 use std::sync::Arc;
 
-pub(crate) use increments::Least;
 #[cfg(test)]
-pub(crate) use increments::SUMS;
+pub(crate) use increments::INCREMENTS;
+pub(crate) use increments::PrefixIncrements;
 
 /// The tables.
-pub(crate) struct Prefixes {
-    grouping: Arc<Grouping>,
+pub(crate) struct PrefixBounds {
+    grouping: Arc<TableAxes>,
     /// How many cases of room there are: one if any stage may be anywhere; else the first for a stage behind the cut
     /// that is spread over machines, the others for one that leaves no, one, two … devices on its machine.
     rooms: usize,
@@ -56,7 +56,7 @@ pub(crate) struct Prefixes {
 
 /// Where entries are, but for the cut: the table, the case of room, and the level of devices.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct EntryKey {
     table: usize,
     room: usize,
     level: usize,
@@ -66,16 +66,16 @@ pub(crate) struct Place {
 #[derive(Clone)]
 struct Table {
     /// For each cut an entry for each case of room and level; empty where no stages stand.
-    least: Vec<Vec<Least>>,
+    least: Vec<Vec<PrefixIncrements>>,
     /// For each cut and case of room the lowest level of devices with which any plan is shorter than the threshold.
     first: Vec<usize>,
 }
 
-impl Prefixes {
+impl PrefixBounds {
     /// Leaves out stages that alone reach the threshold; tells at most so many numbers of stages behind a cut apart, and
     /// machines only if any. `None` if it was stopped.
     pub(crate) fn new(
-        task: &Task<'_>,
+        task: &Subproblem<'_>,
         links: &Links,
         threshold_s: f64,
         most_behind: usize,
@@ -86,31 +86,33 @@ impl Prefixes {
 
     /// Where stages are that have so many devices, with room for so many on the machine of the stage behind them, if that
     /// lies in one, and so many stages behind them.
-    pub(crate) fn place(&self, free: u32, room: Option<u32>, behind: u32) -> Place {
-        Place {
+    pub(crate) fn place(&self, free: u32, room: Option<u32>, behind: u32) -> EntryKey {
+        EntryKey {
             table: (behind as usize).min(self.least.len() - 1),
             room: room.map_or(0, |room| 1 + room as usize).min(self.rooms - 1),
             level: self.grouping.reach.level(free),
         }
     }
 
-    fn at(&self, cut: usize, Place { table, room, level }: Place) -> &Least {
+    fn at(&self, cut: usize, EntryKey { table, room, level }: EntryKey) -> &PrefixIncrements {
         let group = self.grouping.groups.of_cut[cut] as usize;
         if level < self.grouping.reach.of_group[group].0 {
-            &Least::NONE
+            &PrefixIncrements::INFEASIBLE
         } else {
-            self.least[table].least[group].get(self.grouping.reach.entry(group, room, level)).unwrap_or(&Least::NONE)
+            self.least[table].least[group]
+                .get(self.grouping.reach.entry(group, room, level))
+                .unwrap_or(&PrefixIncrements::INFEASIBLE)
         }
     }
 
     /// The least that any plan takes from its first forward to its last backward.
     pub(crate) fn least_s(&self) -> f64 {
         let last = self.at(self.grouping.groups.of_cut.len() - 1, self.place(u32::MAX, None, 0));
-        last.trip_s.max(last.backwards_s).max(last.forwards_s)
+        last.trip_s.max(last.backward_busy_s).max(last.forward_busy_s)
     }
 
     /// The least that stages in front of a cut add to one micro-batch on its way through; infinite if none fit.
-    pub(crate) fn trip_s(&self, cut: usize, place: Place) -> f64 {
+    pub(crate) fn trip_s(&self, cut: usize, place: EntryKey) -> f64 {
         self.at(cut, place).trip_s
     }
 
@@ -120,8 +122,8 @@ impl Prefixes {
     }
 
     /// No plan that ends in a suffix with these paths is shorter.
-    pub(crate) fn bound_s(&self, paths: &Paths, cut: usize, place: Place) -> f64 {
-        self.at(cut, place).sums_s(paths).into_iter().fold(f64::NEG_INFINITY, greater)
+    pub(crate) fn bound_s(&self, paths: &Paths, cut: usize, place: EntryKey) -> f64 {
+        self.at(cut, place).step_bounds_s(paths).into_iter().fold(f64::NEG_INFINITY, fast_max)
     }
 
     /// No plan is shorter.
@@ -131,14 +133,14 @@ impl Prefixes {
 }
 
 /// What each layer takes for one micro-batch at speed 1, with one of the task's totals.
-fn layers_s(task: &Task<'_>, totals: &Totals) -> Vec<f64> {
+fn layers_s(task: &Subproblem<'_>, totals: &Totals) -> Vec<f64> {
     let forwards = if task.recompute { 2.0 } else { 1.0 };
     let both = totals.layer_forward_s.iter().zip(&totals.layer_backward_s);
     both.map(|(forward_s, backward_s)| forwards * forward_s + backward_s).collect()
 }
 
 /// For each layer the least that a micro-batch takes, times its replicas.
-fn least_work_s(task: &Task<'_>) -> Vec<f64> {
+fn least_work_s(task: &Subproblem<'_>) -> Vec<f64> {
     let forwards = if task.recompute { 2.0 } else { 1.0 };
     let splits: Vec<(f64, &Totals)> = (task.share.iter().zip(0_u32..))
         .filter_map(|(share, replicas)| share.map(|share| (f64::from(replicas), &task.totals[share as usize])))
@@ -153,13 +155,13 @@ fn least_work_s(task: &Task<'_>) -> Vec<f64> {
 }
 
 /// No plan has a shorter step, as far as tables below a threshold say; what making them took.
-pub(crate) fn tabled_s(task: &Task<'_>, links: &Links, threshold_s: f64, control: &Control) -> (f64, u64) {
-    Prefixes::with(task, links, threshold_s, usize::MAX, tables::BISECTION_RESOLUTION, control)
+pub(crate) fn tabled_s(task: &Subproblem<'_>, links: &Links, threshold_s: f64, control: &Control) -> (f64, u64) {
+    PrefixBounds::with(task, links, threshold_s, usize::MAX, tables::BISECTION_RESOLUTION, control)
         .map_or((0.0, 0), |prefixes| (prefixes.whole_s(), prefixes.work))
 }
 
 /// No plan has a shorter step: as many devices as are of use, the fastest, at work all the time.
-pub(crate) fn busy_s(task: &Task<'_>) -> f64 {
+pub(crate) fn busy_s(task: &Subproblem<'_>) -> f64 {
     let mut machines: Vec<(f64, u32)> = task.cluster.machines.iter().map(|m| (m.speed, m.devices)).collect();
     machines.sort_by(|a, b| b.0.total_cmp(&a.0));
     let (mut speed, mut devices) = (0.0, task.most_devices());
@@ -175,12 +177,12 @@ pub(crate) fn busy_s(task: &Task<'_>) -> f64 {
 /// took.
 ///
 /// Steps of `threshold_s` and more don't count; nor does the micro-batch on its way if time is up.
-pub(crate) fn least_step_s(task: &Task<'_>, links: &Links, threshold_s: f64, control: &Control) -> (f64, u64) {
+pub(crate) fn least_step_s(task: &Subproblem<'_>, links: &Links, threshold_s: f64, control: &Control) -> (f64, u64) {
     let busy_s = busy_s(task);
     if busy_s >= threshold_s {
         return (busy_s, 0);
     }
-    let (alone_s, spent) = Prefixes::new(task, links, threshold_s, 0, control)
+    let (alone_s, spent) = PrefixBounds::new(task, links, threshold_s, 0, control)
         .map_or((0.0, 0), |prefixes| (prefixes.whole_s(), prefixes.work));
     (alone_s.max(busy_s), spent)
 }

@@ -3,21 +3,21 @@
 //! A stage of a bucket costs at most what any of its replica counts costs: it takes the devices of the fewest replicas, and
 //! has the work, the transfers and the sharded optimizer of the most (docs/proofs.md, *Devices that differ*).
 
-use super::adjacency::Way;
+use super::adjacency::StageAdjacency;
 use crate::cost::network::Rate;
-use crate::planner::hybrid::bounds::device_classes::Kind;
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::bounds::device_classes::DeviceClass;
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// Numbers of replicas that give their devices the same share.
-pub(super) struct Split {
+pub(super) struct ReplicaBucket {
     pub(super) share: u32,
     /// The fewest leave most devices to other stages and have the least to synchronise.
     pub(super) fewest: u32,
     /// The most have the smallest transfers and parts of a sharded optimizer.
     pub(super) most: u32,
     /// Of which kinds its devices may be.
-    pub(super) kinds: Vec<Taken>,
-    pub(super) ways: Vec<Way>,
+    pub(super) kinds: Vec<BucketUsage>,
+    pub(super) ways: Vec<StageAdjacency>,
     /// The rates at which gradients of its stages are summed, and the speeds behind whose backwards.
     pub(super) rates: Vec<(Rate, f64)>,
     /// Which of these, for each kind of each way.
@@ -27,7 +27,7 @@ pub(super) struct Split {
 }
 
 /// The fewest devices of a split, as one kind has them.
-pub(super) struct Taken {
+pub(super) struct BucketUsage {
     /// Of the slowest, and of the smallest.
     pub(super) speed: f64,
     pub(super) memory_bytes: f64,
@@ -38,7 +38,7 @@ pub(super) struct Taken {
     pub(super) first: usize,
 }
 
-impl Taken {
+impl BucketUsage {
     /// The lowest level that leaves as much as this one.
     pub(super) fn with_rest(&self, least: usize) -> usize {
         // Levels are about as far apart everywhere, so it is about as many levels up.
@@ -53,9 +53,9 @@ impl Taken {
     }
 }
 
-impl Split {
+impl ReplicaBucket {
     /// Those of a task, so that none has replicas farther apart than `apart` but for those that give the same share.
-    pub(super) fn all(task: &Task<'_>, kinds: &[(Kind, Vec<(u32, u32)>)], apart: f64) -> Vec<Self> {
+    pub(super) fn all(task: &Subproblem<'_>, kinds: &[(DeviceClass, Vec<(u32, u32)>)], apart: f64) -> Vec<Self> {
         let mut splits: Vec<Self> = Vec::new();
         for (count, share) in (0_u32..).zip(&task.share) {
             let Some(share) = *share else { continue };
@@ -80,7 +80,7 @@ impl Split {
         for split in &mut splits {
             for (kind, each) in kinds.iter().filter(|(kind, _)| kind.devices >= split.fewest) {
                 let mut left = split.fewest;
-                let taken = Taken {
+                let taken = BucketUsage {
                     speed: kind.speed,
                     memory_bytes: kind.memory_bytes - task.settings.memory.reserved_bytes,
                     units: (each.iter())

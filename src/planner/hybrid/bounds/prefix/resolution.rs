@@ -2,28 +2,28 @@
 //!
 //! A coarser table is a weaker bound, and never a wrong one.
 
-use super::builder::Sources;
-use super::device_levels::Reach;
+use super::builder::TableBuilder;
+use super::device_levels::DeviceLevels;
 use super::layers_s;
-use super::replica_buckets::{Split, Taken};
+use super::replica_buckets::{BucketUsage, ReplicaBucket};
 use crate::cost::network::Rate;
 use crate::cost::{self, Totals};
 use crate::planner::effort::tables::{self, Resolution};
-use crate::planner::hybrid::bounds::cut_groups::Groups;
+use crate::planner::hybrid::bounds::cut_groups::CutGroups;
 use crate::planner::hybrid::bounds::link_bounds::Links;
 use std::sync::Arc;
 
 /// Which cuts tables tell apart, and which numbers of devices.
 #[derive(Default)]
-pub(super) struct Grouping {
-    pub(super) groups: Groups,
-    pub(super) reach: Reach,
+pub(super) struct TableAxes {
+    pub(super) groups: CutGroups,
+    pub(super) reach: DeviceLevels,
     /// For each group of cuts, what a micro-batch takes behind one at least, and how many layers are behind one at most.
     pub(super) behind_s: Vec<f64>,
     pub(super) layers_behind: Vec<usize>,
 }
 
-impl Sources<'_> {
+impl TableBuilder<'_> {
     /// Settles which numbers of replicas and devices are told apart, and whether machines are; how much work a table is.
     pub(super) fn choose(&mut self, links: &Links, detail: Resolution, has_rooms: bool) -> f64 {
         // A plan has hardly more stages than micro-batches, and each stage loses a group of cuts, or half of what is joined.
@@ -38,7 +38,7 @@ impl Sources<'_> {
         tried.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut tried = tried.into_iter();
         let mut most_levels = tables::MAX_DEVICE_LEVELS;
-        let mut known: Vec<Arc<Grouping>> = Vec::new();
+        let mut known: Vec<Arc<TableAxes>> = Vec::new();
         let mut work;
         loop {
             if let Some((_, most, apart)) = tried.next() {
@@ -47,7 +47,7 @@ impl Sources<'_> {
                     known.push(Arc::new(self.grouped(most, most_levels)));
                     known[known.len() - 1].clone()
                 });
-                self.splits = Split::all(self.task, &self.kinds, apart);
+                self.splits = ReplicaBucket::all(self.task, &self.kinds, apart);
             } else {
                 most_levels /= 2;
                 self.grouping = Arc::new(self.grouped(self.grouping.groups.most, most_levels));
@@ -131,15 +131,15 @@ impl Sources<'_> {
     }
 
     /// No more groups of cuts than these, or few more, and so many numbers of devices.
-    pub(super) fn grouped(&self, most: usize, most_levels: u32) -> Grouping {
+    pub(super) fn grouped(&self, most: usize, most_levels: u32) -> TableAxes {
         let model = self.task.model;
-        let groups = Groups::new(model, &self.work_s, most);
+        let groups = CutGroups::new(model, &self.work_s, most);
         let below_s = &self.least_below_s;
         let whole_s = below_s[below_s.len() - 1];
         let most_below_s = |cuts: &Vec<usize>| cuts.iter().map(|&cut| below_s[cut]).fold(0.0, f64::max);
         let behind = |&cut: &usize| model.layers_below(model.cuts() - 1) - model.layers_below(cut);
-        Grouping {
-            reach: Reach::new(self.task, &self.units, &groups, &self.work_s, self.threshold_s, most_levels),
+        TableAxes {
+            reach: DeviceLevels::new(self.task, &self.units, &groups, &self.work_s, self.threshold_s, most_levels),
             behind_s: groups.cuts.iter().map(|cuts| whole_s - most_below_s(cuts)).collect(),
             layers_behind: groups.cuts.iter().map(|cuts| cuts.iter().map(behind).max().unwrap_or(0)).collect(),
             groups,
@@ -148,7 +148,7 @@ impl Sources<'_> {
 
     /// The speed at which gradients of a kind's stage are summed behind its backward. The lowest of all hides the most:
     /// it stands for each where a sum goes through many layers, and where kinds aren't told apart.
-    pub(super) fn summing(&self, kind: &Taken) -> f64 {
+    pub(super) fn summing(&self, kind: &BucketUsage) -> f64 {
         let is_own = self.task.model.is_chain && self.kinds.len() > 1;
         if is_own { kind.speed } else { self.slowest }
     }

@@ -1,13 +1,13 @@
 //! Random changes of a plan: cuts move, devices change hands, stages split and merge.
 
-use super::Annealing;
+use super::Annealer;
 use super::random::Random;
 use crate::planner::hybrid::placement::cut_row::is_nested;
-use crate::planner::hybrid::search::unscheduled_plan::Sketch;
+use crate::planner::hybrid::search::unscheduled_plan::UnscheduledPlan;
 
-impl Annealing<'_> {
+impl Annealer<'_> {
     /// Changes a plan at random; whether that was possible. If not, the plan may be half changed.
-    pub(super) fn change(&self, plan: &mut Sketch, random: &mut Random) -> bool {
+    pub(super) fn change(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         match random.below(100) {
             0..36 => self.shift(plan, random),
             36..43 => self.shift_many(plan, random),
@@ -25,7 +25,7 @@ impl Annealing<'_> {
     }
 
     /// Another cut between two stages.
-    fn shift(&self, plan: &mut Sketch, random: &mut Random) -> bool {
+    fn shift(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         if plan.stages() < 2 {
             return false;
         }
@@ -48,7 +48,7 @@ impl Annealing<'_> {
     }
 
     /// Other cuts between several neighbouring stages, all as far away.
-    fn shift_many(&self, plan: &mut Sketch, random: &mut Random) -> bool {
+    fn shift_many(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         if plan.stages() < 3 {
             return false;
         }
@@ -61,7 +61,7 @@ impl Annealing<'_> {
     /// Other cuts from one border to another, all so many places away; whether that was possible.
     pub(super) fn shift_run(
         &self,
-        plan: &mut Sketch,
+        plan: &mut UnscheduledPlan,
         (first, last): (usize, usize),
         distance: usize,
         is_ahead: bool,
@@ -78,7 +78,7 @@ impl Annealing<'_> {
     }
 
     /// Devices of one machine change hands.
-    fn hand_over(plan: &mut Sketch, random: &mut Random) -> bool {
+    fn hand_over(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let Some((from, to)) = two_stages(plan, random) else { return false };
         let Some(machine) = machine_of(plan.row(from), random) else { return false };
         let count = some_of(plan.row(from)[machine], random);
@@ -87,7 +87,7 @@ impl Annealing<'_> {
     }
 
     /// As many devices of another machine for some of one.
-    fn swap(plan: &mut Sketch, random: &mut Random) -> bool {
+    fn swap(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let Some((one, other)) = two_stages(plan, random) else { return false };
         let Some(here) = machine_of(plan.row(one), random) else { return false };
         let Some(there) = machine_of(plan.row(other), random) else { return false };
@@ -101,7 +101,7 @@ impl Annealing<'_> {
     }
 
     /// Idle devices join a stage.
-    fn take_free(plan: &mut Sketch, random: &mut Random) -> bool {
+    fn take_free(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let stage = random.below(plan.stages());
         let Some(machine) = machine_of(&plan.free, random) else { return false };
         let count = some_of(plan.free[machine], random);
@@ -110,7 +110,7 @@ impl Annealing<'_> {
     }
 
     /// Devices become idle.
-    fn give_up(plan: &mut Sketch, random: &mut Random) -> bool {
+    fn give_up(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let stage = random.below(plan.stages());
         let Some(machine) = machine_of(plan.row(stage), random) else { return false };
         let count = some_of(plan.row(stage)[machine], random);
@@ -119,7 +119,7 @@ impl Annealing<'_> {
     }
 
     /// Idle devices of another machine for some of one.
-    fn move_away(plan: &mut Sketch, random: &mut Random) -> bool {
+    fn move_away(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let stage = random.below(plan.stages());
         let Some(here) = machine_of(plan.row(stage), random) else { return false };
         let Some(there) = machine_of(&plan.free, random) else { return false };
@@ -133,7 +133,7 @@ impl Annealing<'_> {
     }
 
     /// One device of each machine that two stages share changes hands.
-    fn hand_over_everywhere(plan: &mut Sketch, random: &mut Random) -> bool {
+    fn hand_over_everywhere(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let Some((from, to)) = two_stages(plan, random) else { return false };
         let least = plan.row(from).iter().copied().filter(|&count| count > 0).min().unwrap_or(0);
         let count = if random.is_heads() { 1 } else { 1 + random.below(least as usize) as u32 };
@@ -148,7 +148,7 @@ impl Annealing<'_> {
     }
 
     /// Two stages in place of one: each gets half of every machine, or some machines as they are.
-    fn split(&self, plan: &mut Sketch, random: &mut Random) -> bool {
+    fn split(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let stage = random.below(plan.stages());
         let (begin, end) = (plan.cuts[stage], plan.cuts[stage + 1]);
         let inside = self.model.begins_behind(end as usize, begin as usize);
@@ -180,7 +180,7 @@ impl Annealing<'_> {
     }
 
     /// One stage in place of two.
-    fn merge(plan: &mut Sketch, random: &mut Random) -> bool {
+    fn merge(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         if plan.stages() < 2 {
             return false;
         }
@@ -189,7 +189,7 @@ impl Annealing<'_> {
     }
 
     /// Another micro-batch, or recomputation the other way.
-    fn change_task(&self, plan: &mut Sketch, random: &mut Random) -> bool {
+    fn change_task(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let distance = random.distance();
         let task = if random.is_heads() { Some(plan.task + distance) } else { plan.task.checked_sub(distance) };
         let Some(task) = task.filter(|&task| task < self.tasks.len()) else { return false };
@@ -198,7 +198,7 @@ impl Annealing<'_> {
     }
 
     /// Two stages exchange all their devices.
-    fn exchange(plan: &mut Sketch, random: &mut Random) -> bool {
+    fn exchange(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let Some((one, other)) = two_stages(plan, random) else { return false };
         plan.exchange(one, other);
         true
@@ -206,7 +206,7 @@ impl Annealing<'_> {
 }
 
 /// Two stages, more often than not neighbours.
-fn two_stages(plan: &Sketch, random: &mut Random) -> Option<(usize, usize)> {
+fn two_stages(plan: &UnscheduledPlan, random: &mut Random) -> Option<(usize, usize)> {
     let stages = plan.stages();
     if stages < 2 {
         return None;

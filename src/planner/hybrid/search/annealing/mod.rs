@@ -14,27 +14,27 @@ use random::Random;
 use rayon::prelude::*;
 
 use crate::control::Control;
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
-use crate::planner::hybrid::evaluate::plan_cost::Pricer;
-use crate::planner::hybrid::search::unscheduled_plan::{Judge, Sketch};
-use crate::planner::hybrid::subproblem::Task;
+use crate::planner::hybrid::evaluate::plan_cost::PlanEvaluator;
+use crate::planner::hybrid::search::unscheduled_plan::{PlanScorer, UnscheduledPlan};
+use crate::planner::hybrid::subproblem::Subproblem;
 
 /// One of the crowd.
-struct Walker {
+struct AnnealingChain {
     number: u64,
-    now: Sketch,
+    now: UnscheduledPlan,
     /// The best that fits, and its length: of its path, or once plans are simulated of its step.
-    best: Option<(f64, Sketch)>,
+    best: Option<(f64, UnscheduledPlan)>,
 }
 
-impl Walker {
+impl AnnealingChain {
     fn best_s(&self) -> f64 {
         self.best.as_ref().map_or(f64::INFINITY, |(length_s, _)| *length_s)
     }
 
     /// Takes note of a plan that fits.
-    fn found(&mut self, length_s: f64, plan: &Sketch) {
+    fn found(&mut self, length_s: f64, plan: &UnscheduledPlan) {
         match &mut self.best {
             Some((best_s, _)) if *best_s <= length_s => {}
             Some((best_s, best)) => {
@@ -48,7 +48,7 @@ impl Walker {
 
 /// How a round goes.
 #[derive(Clone, Copy)]
-struct Round {
+struct AnnealingRound {
     number: u64,
     /// Of all rounds.
     seed: u64,
@@ -60,15 +60,15 @@ struct Round {
 
 /// Weighs plans for one walker, and counts what that takes.
 struct Scale<'j, 'a> {
-    judge: &'j mut Judge<'a>,
-    pricer: Pricer<'a>,
-    round: Round,
+    judge: &'j mut PlanScorer<'a>,
+    pricer: PlanEvaluator<'a>,
+    round: AnnealingRound,
     left: u64,
 }
 
 impl Scale<'_, '_> {
     /// How long a plan is, more where it lacks memory, and whether it fits; any length from `limit_s` on stands for all.
-    fn weigh(&mut self, plan: &mut Sketch, limit_s: f64) -> (f64, bool) {
+    fn weigh(&mut self, plan: &mut UnscheduledPlan, limit_s: f64) -> (f64, bool) {
         self.left = self.left.saturating_sub(step_cost(plan));
         let judged = self.judge.judge(plan, limit_s);
         let fits = judged.overflow == 0.0;
@@ -83,7 +83,7 @@ impl Scale<'_, '_> {
         (step_s.unwrap_or(f64::INFINITY).max(length_s), true)
     }
 
-    fn priced_s(&mut self, plan: &Sketch, task: &Task<'_>) -> Option<f64> {
+    fn priced_s(&mut self, plan: &UnscheduledPlan, task: &Subproblem<'_>) -> Option<f64> {
         let plan = plan.candidate(task);
         let stages = self.pricer.stages(&plan).ok()?;
         let windows =
@@ -93,18 +93,18 @@ impl Scale<'_, '_> {
 }
 
 /// Where plans may walk.
-pub(crate) struct Annealing<'a> {
-    tasks: &'a [&'a Task<'a>],
-    model: &'a Model,
+pub(crate) struct Annealer<'a> {
+    tasks: &'a [&'a Subproblem<'a>],
+    model: &'a LayerSums,
     cluster: &'a Cluster,
     /// Nested cuts, and for each cut its place among them.
     line: &'a [u32],
     place: Vec<Option<usize>>,
 }
 
-impl<'a> Annealing<'a> {
-    pub(crate) fn new(tasks: &'a [&'a Task<'a>], line: &'a [u32]) -> Option<Self> {
-        let &&Task { model, cluster, .. } = tasks.first()?;
+impl<'a> Annealer<'a> {
+    pub(crate) fn new(tasks: &'a [&'a Subproblem<'a>], line: &'a [u32]) -> Option<Self> {
+        let &&Subproblem { model, cluster, .. } = tasks.first()?;
         let mut place = vec![None; model.cuts()];
         for (at, &cut) in line.iter().enumerate() {
             place[cut as usize] = Some(at);
@@ -114,15 +114,15 @@ impl<'a> Annealing<'a> {
 
     /// Moves runs of cuts of each plan by one or two places while that makes its longest path shorter; what it took, in
     /// nanoseconds or so.
-    pub(crate) fn settle(&self, plans: &mut [Sketch], control: &Control) -> u64 {
+    pub(crate) fn settle(&self, plans: &mut [UnscheduledPlan], control: &Control) -> u64 {
         let settled = plans.par_iter_mut().map_init(
-            || Judge::new(self.tasks, self.cluster, annealing::KEPT_SYNCS),
+            || PlanScorer::new(self.tasks, self.cluster, annealing::KEPT_SYNCS),
             |judge, plan| if control.should_stop() { 0 } else { self.settle_one(plan, judge) },
         );
         settled.sum()
     }
 
-    fn settle_one(&self, plan: &mut Sketch, judge: &mut Judge<'a>) -> u64 {
+    fn settle_one(&self, plan: &mut UnscheduledPlan, judge: &mut PlanScorer<'a>) -> u64 {
         let judged = judge.judge(plan, f64::INFINITY);
         if judged.overflow > 0.0 {
             return 0;
@@ -157,31 +157,33 @@ impl<'a> Annealing<'a> {
     /// gets the best plans that fit, shortest first, and says whether to go on.
     pub(crate) fn walk(
         &self,
-        plans: Vec<Sketch>,
+        plans: Vec<UnscheduledPlan>,
         effort: u64,
         seed: u64,
         control: &Control,
-        mut meet: impl FnMut(&[&Sketch]) -> bool,
+        mut meet: impl FnMut(&[&UnscheduledPlan]) -> bool,
     ) {
         // Rather few who get somewhere than many who don't.
         let steps = plans.first().map_or(1, |plan| effort / step_cost(plan));
         let most =
             ((steps / annealing::CHANGES_PER_CHAIN) as usize).clamp(annealing::MIN_CHAINS, annealing::MAX_CHAINS);
-        let mut crowd: Vec<Walker> =
-            (0..).zip(plans.into_iter().take(most)).map(|(number, now)| Walker { number, now, best: None }).collect();
+        let mut crowd: Vec<AnnealingChain> = (0..)
+            .zip(plans.into_iter().take(most))
+            .map(|(number, now)| AnnealingChain { number, now, best: None })
+            .collect();
         let rounds = u64::from(crowd.len().max(1).ilog2()) + 1;
         let mut heat = annealing::FIRST_TEMPERATURE;
         for number in 0..rounds {
             let is_simulated = crowd.len() <= annealing::SIMULATING_CHAINS;
             let effort = effort / rounds / crowd.len().max(1) as u64;
-            let round = Round { number, seed, effort, heat, is_simulated };
+            let round = AnnealingRound { number, seed, effort, heat, is_simulated };
             (crowd.par_iter_mut()).for_each_init(
-                || Judge::new(self.tasks, self.cluster, annealing::KEPT_SYNCS),
+                || PlanScorer::new(self.tasks, self.cluster, annealing::KEPT_SYNCS),
                 |judge, walker| self.walk_on(walker, judge, round, control),
             );
             crowd.sort_by(|a, b| a.best_s().total_cmp(&b.best_s()).then(a.number.cmp(&b.number)));
             crowd.dedup_by(|b, a| a.best.is_some() && a.best == b.best);
-            let leaders: Vec<&Sketch> =
+            let leaders: Vec<&UnscheduledPlan> =
                 crowd.iter().filter_map(|walker| walker.best.as_ref().map(|(_, best)| best)).collect();
             if !meet(&leaders) || control.should_stop() {
                 return;
@@ -192,10 +194,16 @@ impl<'a> Annealing<'a> {
     }
 
     /// A round of one walker: from its best plan on.
-    fn walk_on(&self, walker: &mut Walker, judge: &mut Judge<'a>, round: Round, control: &Control) {
+    fn walk_on(
+        &self,
+        walker: &mut AnnealingChain,
+        judge: &mut PlanScorer<'a>,
+        round: AnnealingRound,
+        control: &Control,
+    ) {
         let settings = self.tasks[walker.now.task].settings;
         let mut scale =
-            Scale { judge, pricer: Pricer::new(self.model, self.cluster, settings), round, left: round.effort };
+            Scale { judge, pricer: PlanEvaluator::new(self.model, self.cluster, settings), round, left: round.effort };
         let mut random = Random(round.seed.wrapping_add(walker.number << 32 | round.number));
         if let Some((_, best)) = walker.best.take() {
             walker.now = best;
@@ -232,7 +240,7 @@ impl<'a> Annealing<'a> {
 }
 
 /// What one step of a plan takes, in nanoseconds or so.
-fn step_cost(plan: &Sketch) -> u64 {
+fn step_cost(plan: &UnscheduledPlan) -> u64 {
     let (stages, machines) = (plan.stages() as u64, plan.free.len() as u64);
     work::ANNEAL_PLAN
         + work::ANNEAL_STAGE * stages

@@ -6,8 +6,8 @@
 //! position comes with it and bounds what is left of a partial plan just as well (Handler & Zang, 1980).
 
 use super::cost::Step;
-use super::question::{HostType, Objective};
-use super::roads::Roads;
+use super::feasible_edges::FeasibleEdges;
+use super::problem::{HostType, Objective};
 use crate::control::Control;
 
 /// Prices and the cheapest way on from everywhere.
@@ -25,13 +25,13 @@ pub(super) struct Prices {
 
 impl Prices {
     /// `None` if `control` stopped it: in a long chain, each position looks at every layer behind it.
-    pub(super) fn new(roads: &Roads<'_>, of_host: Vec<f64>, control: &Control) -> Option<Self> {
-        let costs = roads.costs;
+    pub(super) fn new(feasible_edges: &FeasibleEdges<'_>, of_host: Vec<f64>, control: &Control) -> Option<Self> {
+        let costs = feasible_edges.costs;
         let (layers, crews) = (costs.last, costs.crews.len());
         let mut on = vec![vec![f64::INFINITY; layers + 1]; crews];
         let mut from = vec![vec![f64::INFINITY; layers + 1]; crews];
         for (crew, on) in on.iter_mut().enumerate() {
-            on[layers] = roads.hop_value(layers, Some(crew), None).unwrap_or(f64::INFINITY);
+            on[layers] = feasible_edges.hop_value(layers, Some(crew), None).unwrap_or(f64::INFINITY);
         }
         for position in (0..layers).rev() {
             if position % 128 == 0 && control.should_stop() {
@@ -40,23 +40,23 @@ impl Prices {
             let mut cheapest = f64::INFINITY;
             for crew in 0..crews {
                 let fee = of_host[costs.crews[crew].kind] * costs.crews[crew].replicas as f64;
-                let way = roads
+                let way = feasible_edges
                     .ends(crew, position)
-                    .map(|end| roads.stage_value(crew, position, end) + on[crew][end])
+                    .map(|end| feasible_edges.stage_value(crew, position, end) + on[crew][end])
                     .fold(f64::INFINITY, f64::min);
                 from[crew][position] = fee + way;
                 cheapest = cheapest.min(fee + way);
             }
             for (crew, on) in on.iter_mut().enumerate() {
-                on[position] = if roads.is_open(position) {
+                on[position] = if feasible_edges.is_open(position) {
                     cheapest
                 } else {
-                    next_crew(roads, &from, position, Some(crew)).map_or(f64::INFINITY, |(_, price)| price)
+                    next_crew(feasible_edges, &from, position, Some(crew)).map_or(f64::INFINITY, |(_, price)| price)
                 };
             }
         }
         let budget: f64 = costs.chain.types.iter().zip(&of_host).map(|(host, price)| host.hosts as f64 * price).sum();
-        let bound = next_crew(roads, &from, 0, None).map_or(f64::INFINITY, |(_, price)| price - budget);
+        let bound = next_crew(feasible_edges, &from, 0, None).map_or(f64::INFINITY, |(_, price)| price - budget);
         Some(Self { of_host, on, from, bound })
     }
 
@@ -66,15 +66,15 @@ impl Prices {
     }
 
     /// A path that is cheapest at these prices, and how many hosts of each type it uses; `None` where there is none.
-    fn cheapest_path(&self, roads: &Roads<'_>) -> Option<(Vec<Step>, Vec<usize>)> {
-        let costs = roads.costs;
+    fn cheapest_path(&self, feasible_edges: &FeasibleEdges<'_>) -> Option<(Vec<Step>, Vec<usize>)> {
+        let costs = feasible_edges.costs;
         let mut uses = vec![0; self.of_host.len()];
         let mut path: Vec<Step> = Vec::new();
         let mut first = 0;
         while first < costs.last {
-            let (crew, _) = next_crew(roads, &self.from, first, path.last().map(|step| step.crew))?;
-            let price = |end: usize| roads.stage_value(crew, first, end) + self.on[crew][end];
-            let end = roads.ends(crew, first).min_by(|&one, &other| price(one).total_cmp(&price(other)))?;
+            let (crew, _) = next_crew(feasible_edges, &self.from, first, path.last().map(|step| step.crew))?;
+            let price = |end: usize| feasible_edges.stage_value(crew, first, end) + self.on[crew][end];
+            let end = feasible_edges.ends(crew, first).min_by(|&one, &other| price(one).total_cmp(&price(other)))?;
             uses[costs.crews[crew].kind] += costs.crews[crew].replicas;
             path.push(Step { crew, first, end });
             first = end;
@@ -84,7 +84,12 @@ impl Prices {
 }
 
 /// The crew that continues most cheaply from `position` behind `from`, and the price of all that follows.
-fn next_crew(roads: &Roads<'_>, prices: &[Vec<f64>], position: usize, from: Option<usize>) -> Option<(usize, f64)> {
+fn next_crew(
+    feasible_edges: &FeasibleEdges<'_>,
+    prices: &[Vec<f64>],
+    position: usize,
+    from: Option<usize>,
+) -> Option<(usize, f64)> {
     let mut best: Option<(usize, f64)> = None;
     for (crew, prices) in prices.iter().enumerate() {
         let way = prices[position];
@@ -92,7 +97,7 @@ fn next_crew(roads: &Roads<'_>, prices: &[Vec<f64>], position: usize, from: Opti
         if way == f64::INFINITY || beaten(way) {
             continue; // before the hop is looked up: most crews end here
         }
-        if let Some(hop) = roads.hop_value(position, from, Some(crew))
+        if let Some(hop) = feasible_edges.hop_value(position, from, Some(crew))
             && !beaten(way + hop)
         {
             best = Some((crew, way + hop));
@@ -102,7 +107,7 @@ fn next_crew(roads: &Roads<'_>, prices: &[Vec<f64>], position: usize, from: Opti
 }
 
 /// What looking for prices brought.
-pub(super) enum Raised {
+pub(super) enum DualSolution {
     /// The best prices found; no plan has a value below their bound.
     Prices(Prices),
     /// A cheapest path keeps to the host counts, and its value is the bound itself: nothing is better.
@@ -114,22 +119,34 @@ pub(super) enum Raised {
 }
 
 /// Improves the bound in at most `rounds` steps from `start`; stops as soon as it exceeds `enough`.
-pub(super) fn raise_bound(roads: &Roads<'_>, start: Vec<f64>, enough: f64, rounds: usize, control: &Control) -> Raised {
-    let Some(prices) = Prices::new(roads, start, control) else { return Raised::Stopped };
+pub(super) fn raise_bound(
+    feasible_edges: &FeasibleEdges<'_>,
+    start: Vec<f64>,
+    enough: f64,
+    rounds: usize,
+    control: &Control,
+) -> DualSolution {
+    let Some(prices) = Prices::new(feasible_edges, start, control) else { return DualSolution::Stopped };
     if prices.bound == f64::INFINITY {
-        Raised::NoWay
-    } else if roads.objective == Objective::Throughput {
-        by_simplex(roads, prices, enough, rounds, control)
+        DualSolution::NoWay
+    } else if feasible_edges.objective == Objective::Throughput {
+        by_simplex(feasible_edges, prices, enough, rounds, control)
     } else {
-        by_slopes(roads, prices, enough, rounds, control)
+        by_slopes(feasible_edges, prices, enough, rounds, control)
     }
 }
 
 /// Polyak's subgradient method, for values that differ from path to path.
 ///
 /// Steps go along (uses / hosts − 1) in total prices `μ_t = λ_t n_t`, so types of one host and of many move alike.
-fn by_slopes(roads: &Roads<'_>, mut prices: Prices, enough: f64, rounds: usize, control: &Control) -> Raised {
-    let hosts: Vec<f64> = roads.costs.chain.types.iter().map(|host| (host.hosts as f64).max(1.0)).collect();
+fn by_slopes(
+    feasible_edges: &FeasibleEdges<'_>,
+    mut prices: Prices,
+    enough: f64,
+    rounds: usize,
+    control: &Control,
+) -> DualSolution {
+    let hosts: Vec<f64> = feasible_edges.costs.chain.types.iter().map(|host| (host.hosts as f64).max(1.0)).collect();
     let mut best = prices.clone();
     let mut ambition = (0.1 * prices.bound.abs()).max(1e-3);
     let mut idle = 0;
@@ -137,12 +154,12 @@ fn by_slopes(roads: &Roads<'_>, mut prices: Prices, enough: f64, rounds: usize, 
         if best.bound > enough || control.should_stop() {
             break;
         }
-        let Some((path, uses)) = prices.cheapest_path(roads) else { break };
+        let Some((path, uses)) = prices.cheapest_path(feasible_edges) else { break };
         let slack = |(kind, host): (usize, &HostType)| uses[kind] <= host.hosts;
-        if roads.costs.chain.types.iter().enumerate().all(slack) {
-            let value = roads.path_value(&path).unwrap_or(f64::INFINITY);
+        if feasible_edges.costs.chain.types.iter().enumerate().all(slack) {
+            let value = feasible_edges.path_value(&path).unwrap_or(f64::INFINITY);
             if value <= prices.bound.max(best.bound) + 1e-12 * value.abs() {
-                return Raised::Plan(path, best);
+                return DualSolution::Plan(path, best);
             }
         }
         let slope: Vec<f64> = uses
@@ -166,7 +183,7 @@ fn by_slopes(roads: &Roads<'_>, mut prices: Prices, enough: f64, rounds: usize, 
             .zip(&hosts)
             .map(|((price, slope), hosts)| (price + step * slope / hosts).max(0.0))
             .collect();
-        let Some(next) = Prices::new(roads, of_host, control) else { break };
+        let Some(next) = Prices::new(feasible_edges, of_host, control) else { break };
         prices = next;
         if prices.bound > best.bound + 0.05 * ambition {
             idle = 0;
@@ -181,7 +198,7 @@ fn by_slopes(roads: &Roads<'_>, mut prices: Prices, enough: f64, rounds: usize, 
             best = prices.clone();
         }
     }
-    Raised::Prices(best)
+    DualSolution::Prices(best)
 }
 
 /// Column generation, for values that are 0 on every path: only the ratios of prices matter, and their total is 1.
@@ -190,8 +207,14 @@ fn by_slopes(roads: &Roads<'_>, mut prices: Prices, enough: f64, rounds: usize, 
 /// prices that prove it are the two sides of a matrix game. Solved as max Σy with Σ y·share ≤ 1 by the revised simplex
 /// method, whose next column is the cheapest path at the present prices (Gilmore & Gomory, 1961). Asking half way
 /// towards the best prices so far keeps early steps from jumping (Wentges, 1997).
-fn by_simplex(roads: &Roads<'_>, start: Prices, enough: f64, rounds: usize, control: &Control) -> Raised {
-    let types = &roads.costs.chain.types;
+fn by_simplex(
+    feasible_edges: &FeasibleEdges<'_>,
+    start: Prices,
+    enough: f64,
+    rounds: usize,
+    control: &Control,
+) -> DualSolution {
+    let types = &feasible_edges.costs.chain.types;
     let size = types.len();
     let hosts: Vec<f64> = types.iter().map(|host| (host.hosts as f64).max(1.0)).collect();
     // Rows of the basis inverse, each with its right side behind it: a little uneven, so that no step is of length 0.
@@ -209,9 +232,9 @@ fn by_simplex(roads: &Roads<'_>, start: Prices, enough: f64, rounds: usize, cont
         if best.bound > enough || control.should_stop() {
             break;
         }
-        let Some((path, uses)) = asked.cheapest_path(roads) else { break };
+        let Some((path, uses)) = asked.cheapest_path(feasible_edges) else { break };
         if uses.iter().zip(types).all(|(&uses, host)| uses <= host.hosts) {
-            return Raised::Plan(path, best);
+            return DualSolution::Plan(path, best);
         }
         let shares: Vec<f64> = uses.iter().zip(&hosts).map(|(&uses, hosts)| uses as f64 / hosts).collect();
         let worth = |rows: &[Vec<f64>], is_path: &[bool]| -> Vec<f64> {
@@ -236,13 +259,13 @@ fn by_simplex(roads: &Roads<'_>, start: Prices, enough: f64, rounds: usize, cont
         let of_host = (0..size)
             .map(|kind| pull * best.of_host[kind] + (1.0 - pull) * worth[kind] / total / hosts[kind])
             .collect();
-        let Some(next) = Prices::new(roads, of_host, control) else { break };
+        let Some(next) = Prices::new(feasible_edges, of_host, control) else { break };
         asked = next;
         if asked.bound > best.bound {
             best = asked.clone();
         }
     }
-    Raised::Prices(best)
+    DualSolution::Prices(best)
 }
 
 /// One step of the simplex method: the path with these `shares` takes the place of the row that gives out first.
@@ -269,8 +292,8 @@ fn enter(rows: &mut [Vec<f64>], is_path: &mut [bool], shares: &[f64]) {
 }
 
 /// Prices in proportion to speed: what part of the whole chain a host does in a given time.
-pub(super) fn by_speed(roads: &Roads<'_>) -> Vec<f64> {
-    let costs = roads.costs;
+pub(super) fn by_speed(feasible_edges: &FeasibleEdges<'_>) -> Vec<f64> {
+    let costs = feasible_edges.costs;
     let types = &costs.chain.types;
     let speed: Vec<f64> = types.iter().map(|host| 1.0 / host.time_s.iter().sum::<f64>().max(1e-300)).collect();
     let total: f64 = types.iter().zip(&speed).map(|(host, speed)| host.hosts as f64 * speed).sum();

@@ -1,10 +1,10 @@
 //! The stages and hops that keep within a time limit, and what each adds to the value of a plan.
 
 use super::cost::{Costs, Step};
-use super::question::Objective;
+use super::problem::Objective;
 
 /// What is passable at one limit.
-pub(super) struct Roads<'a> {
+pub(super) struct FeasibleEdges<'a> {
     pub(super) costs: &'a Costs<'a>,
     pub(super) objective: Objective,
     pub(super) limit_s: f64,
@@ -15,7 +15,7 @@ pub(super) struct Roads<'a> {
     open: Vec<bool>,
 }
 
-impl<'a> Roads<'a> {
+impl<'a> FeasibleEdges<'a> {
     pub(super) fn new(costs: &'a Costs<'a>, objective: Objective, limit_s: f64) -> Self {
         let furthest = (0..costs.crews.len())
             .map(|crew| {
