@@ -6,7 +6,7 @@
 
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
-use crate::planner::hybrid::bounds::prefix::busy_s;
+use crate::planner::hybrid::bounds::devices_at_work::busy_s;
 use crate::planner::hybrid::settings::Settings;
 use crate::planner::hybrid::subproblem::Subproblem;
 

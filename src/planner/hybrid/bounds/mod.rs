@@ -4,6 +4,7 @@ pub(crate) mod all_cuts;
 pub(crate) mod bound_bisection;
 pub(crate) mod cut_groups;
 pub(crate) mod device_classes;
+pub(crate) mod devices_at_work;
 pub(crate) mod link_bounds;
 pub(crate) mod memory;
 pub(crate) mod nested_stages;

@@ -287,7 +287,7 @@ impl<S: Placements> Pass<'_, '_, S> {
                 if busy_s >= threshold_s {
                     continue;
                 }
-                let ahead_s = prefixes.trip_s(begin, place);
+                let ahead_s = prefixes.round_trip_s(begin, place);
                 if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
                     continue;
                 }

@@ -22,7 +22,7 @@ impl ReplicaBucket {
     }
 
     /// Its ways, in one case of room or in all.
-    pub(super) fn ways(&self, links: &Links, rooms: usize) -> Vec<StageAdjacency> {
+    pub(super) fn ways(&self, links: &Links, placement_cases: usize) -> Vec<StageAdjacency> {
         let span = self.span();
         let all = (1, links.spans.last().map_or(1, |span| span.1));
         let mut ways = Vec::new();
@@ -47,7 +47,7 @@ impl ReplicaBucket {
                 ways.push(StageAdjacency { behind, own, transfer: links.beside(span, all), sync });
             }
         }
-        if rooms > 1 {
+        if placement_cases > 1 {
             return ways;
         }
         let both = |way: StageAdjacency, other: StageAdjacency| StageAdjacency {

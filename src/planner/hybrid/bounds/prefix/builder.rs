@@ -7,12 +7,13 @@ use super::group_pairs::{GroupPair, StagesEndingAt};
 use super::increments::{PrefixIncrements, PrefixStage, fast_max};
 use super::replica_buckets::ReplicaBucket;
 use super::resolution::TableAxes;
-use super::{PrefixBounds, Table, layers_s, least_work_s};
+use super::{PrefixBounds, Table, layers_s};
 use crate::control::Control;
 use crate::cost::network::Rate;
 use crate::planner::effort::tables::{self, Resolution};
 use crate::planner::effort::work;
 use crate::planner::hybrid::bounds::device_classes::{DeviceClass, Units, kinds};
+use crate::planner::hybrid::bounds::devices_at_work::least_work_s;
 use crate::planner::hybrid::bounds::link_bounds::Links;
 use crate::planner::hybrid::subproblem::Subproblem;
 use rayon::prelude::*;
@@ -29,8 +30,8 @@ pub(super) struct TableBuilder<'a> {
     /// Each with what its devices count: so much each of so many, the least first.
     pub(super) kinds: Vec<(DeviceClass, Vec<(u32, u32)>)>,
     pub(super) splits: Vec<ReplicaBucket>,
-    pub(super) rooms: usize,
-    pub(super) grouping: Arc<TableAxes>,
+    pub(super) placement_cases: usize,
+    pub(super) axes: Arc<TableAxes>,
     /// For each layer the least that a micro-batch takes, and the least times its replicas.
     pub(super) least_s: Vec<f64>,
     pub(super) work_s: Vec<f64>,
@@ -70,8 +71,8 @@ impl PrefixBounds {
                 .collect(),
             units,
             splits: Vec::new(),
-            rooms: 1,
-            grouping: Arc::default(),
+            placement_cases: 1,
+            axes: Arc::default(),
             least_below_s: model.sums_below(&least_s),
             least_s,
             work_s: least_work_s(task),
@@ -81,7 +82,7 @@ impl PrefixBounds {
         if work < tables::PARALLEL_WORK {
             sources.least_shared = usize::MAX;
         }
-        let entries = sources.grouping.reach.entries * sources.rooms;
+        let entries = sources.axes.reach.entries * sources.placement_cases;
         let mut deepest = (1..=most_behind.min(model.cuts()))
             .take_while(|&tables| work * tables as f64 <= tables::TOTAL_WORK_FACTOR * detail.max_work)
             .count()
@@ -95,37 +96,36 @@ impl PrefixBounds {
         let mut windows: Vec<(u32, u32)> =
             (0..=deepest).map(|behind| task.settings.windows(behind as u32 + 1, task.micro_batches)).collect();
         windows[deepest].1 = task.micro_batches; // it stands for all that are farther in front
-        let (least, spent) = sources.tables(&windows, control)?;
+        let (tables, spent) = sources.tables(&windows, control)?;
         let count = f64::from(task.micro_batches);
         let busy_s = model.sums_below(&sources.work_s).into_iter().map(|below_s| count * below_s).collect();
-        Some(Self { grouping: sources.grouping, rooms: sources.rooms, least, busy_s, work: spent })
+        Some(Self { axes: sources.axes, placement_cases: sources.placement_cases, tables, busy_s, work: spent })
     }
 }
 
 impl TableBuilder<'_> {
-    /// Whether so many stages, each with a layer, may lie behind a cut of a group, none of them at work for as long as the
-    /// threshold.
+    /// Returns whether this number of stages, each with a layer, fits behind a cut of a group without any of them working for
+    /// as long as the threshold.
     pub(super) fn has_behind(&self, group: usize, stages: usize) -> bool {
         if stages == 0 {
-            return group + 1 == self.grouping.groups.cuts.len();
+            return group + 1 == self.axes.groups.cuts.len();
         }
-        let least_s = f64::from(self.task.micro_batches) * self.grouping.behind_s[group] * (1.0 - 1e-9);
+        let least_s = f64::from(self.task.micro_batches) * self.axes.behind_s[group] * (1.0 - 1e-9);
         least_s <= stages as f64 * self.threshold_s * self.speed
     }
 
-    /// The least that stages in front of each cut add, a table for each number of stages behind it, and how much was
-    /// looked at, in nanoseconds or so. The next stage has one of its table's windows; the last table stands for all
-    /// stages farther in front.
+    /// Fills one table for each number of stages behind a cut, and returns them with their work. The stage in front of a cut
+    /// has one of its table's `windows`. The last table also stands for all stages further in front.
     pub(super) fn tables(&self, windows: &[(u32, u32)], control: &Control) -> Option<(Vec<Table>, u64)> {
         let task = self.task;
-        let groups = self.grouping.groups.cuts.len();
-        let (rooms, reach) = (self.rooms, &self.grouping.reach);
+        let groups = self.axes.groups.cuts.len();
+        let (placement_cases, reach) = (self.placement_cases, &self.axes.reach);
         let (lowest, highest) = reach.of_group[0];
-        let mut first = vec![usize::MAX; groups * rooms];
-        first[..rooms].fill(lowest);
-        let mut least = vec![Vec::new(); groups];
-        least[0] = vec![PrefixIncrements::EMPTY_PREFIX; (highest + 1 - lowest) * rooms];
-        let mut tables = vec![Table { least, first }; windows.len()];
+        let mut first_level = vec![usize::MAX; groups * placement_cases];
+        first_level[..placement_cases].fill(lowest);
+        let mut increments = vec![Vec::new(); groups];
+        increments[0] = vec![PrefixIncrements::EMPTY_PREFIX; (highest + 1 - lowest) * placement_cases];
+        let mut tables = vec![Table { increments, first_level }; windows.len()];
         let deepest = windows.len() - 1;
         // Of a branching model with more stages than are kept, tables know no gradient synchronisation.
         let sets = task.sets.as_ref().filter(|sets| sets.is_kept());
@@ -134,10 +134,10 @@ impl TableBuilder<'_> {
             if control.should_stop() {
                 return None;
             }
-            let open: Vec<usize> = (0..=deepest.min(self.grouping.layers_behind[to]))
+            let open: Vec<usize> = (0..=deepest.min(self.axes.layers_behind[to]))
                 .filter(|&behind| behind == deepest || self.has_behind(to, behind))
                 .collect();
-            let ends: Vec<StagesEndingAt> = (self.grouping.groups.cuts[to].iter())
+            let ends: Vec<StagesEndingAt> = (self.axes.groups.cuts[to].iter())
                 .map(|&end| StagesEndingAt { end, pairs: self.pairs(end), inner: sets.map(|sets| sets.inner(end)) })
                 .collect();
             let splits = self.splits.par_iter().with_min_len(self.least_shared);
@@ -159,11 +159,11 @@ impl TableBuilder<'_> {
             let (lowest, highest) = reach.of_group[to];
             let levels = highest + 1 - lowest;
             for (table, row) in tables.iter_mut().zip(rows) {
-                for (at, _) in row.iter().enumerate().filter(|(_, entry)| entry.trip_s < f64::INFINITY) {
-                    let first = &mut table.first[to * rooms + at / levels];
+                for (at, _) in row.iter().enumerate().filter(|(_, entry)| entry.round_trip_s < f64::INFINITY) {
+                    let first = &mut table.first_level[to * placement_cases + at / levels];
                     *first = (lowest + at % levels).min(*first);
                 }
-                table.least[to] = row;
+                table.increments[to] = row;
             }
         }
         Some((tables, work))
@@ -178,16 +178,17 @@ impl TableBuilder<'_> {
         farther: &Table,
         between: &[GroupPair],
     ) -> (Vec<PrefixIncrements>, u64) {
-        let (task, threshold_s, rooms, reach) = (self.task, self.threshold_s, self.rooms, &self.grouping.reach);
+        let (task, threshold_s, placement_cases, reach) =
+            (self.task, self.threshold_s, self.placement_cases, &self.axes.reach);
         let micro_batches = f64::from(task.micro_batches);
-        let is_last = to + 1 == self.grouping.groups.cuts.len();
+        let is_last = to + 1 == self.axes.groups.cuts.len();
         let least_bytes =
-            self.grouping.groups.cuts[to].iter().map(|&cut| task.cut_bytes[cut]).fold(f64::INFINITY, f64::min);
+            self.axes.groups.cuts[to].iter().map(|&cut| task.cut_bytes[cut]).fold(f64::INFINITY, f64::min);
         let (lowest, highest) = reach.of_group[to];
         let (mut row, mut looks) = (Vec::new(), 0);
         for (split, between) in self.splits.iter().zip(between) {
             let kinds = split.kinds.len();
-            for &from in between.some.iter().filter(|&&from| from != to && !farther.least[from].is_empty()) {
+            for &from in between.some.iter().filter(|&&from| from != to && !farther.increments[from].is_empty()) {
                 let (lowest_front, highest_front) = reach.of_group[from];
                 for (which, kind) in split.kinds.iter().enumerate() {
                     let forward_s = between.forward_s[from] / kind.speed;
@@ -202,19 +203,19 @@ impl TableBuilder<'_> {
                             continue; // nothing is behind
                         }
                         // With fewer there are too few for the stages in front.
-                        let enough = kind.with_rest(farther.first[from * rooms + way.own]).max(lowest);
+                        let enough = kind.with_rest(farther.first_level[from * placement_cases + way.own]).max(lowest);
                         if enough > highest {
                             continue;
                         }
                         looks += (highest + 1 - enough) as u64;
                         let sync_s = between.sync_s(from, split.rate_of[at * kinds + which]);
-                        let front = &farther.least[from][reach.entry(from, way.own, lowest_front)..];
+                        let front = &farther.increments[from][reach.entry(from, way.own, lowest_front)..];
                         let before = |rest: usize| &front[rest.min(highest_front) - lowest_front];
                         // The stage's gradients are summed while earlier stages drain. More devices make no stages in
                         // front take longer.
                         let is_long = |&rest: &usize| {
                             let before = before(rest);
-                            all_s + fast_max(before.trip_s, before.fill_s + sync_s) >= threshold_s
+                            all_s + fast_max(before.round_trip_s, before.fill_s + sync_s) >= threshold_s
                         };
                         let rests = &kind.rests[enough - kind.first..=highest - kind.first];
                         // Often it is all of them, or none.
@@ -226,7 +227,7 @@ impl TableBuilder<'_> {
                         let transfer_s = if is_last { 0.0 } else { least_bytes * s_per_byte + latency_s };
                         let stage =
                             PrefixStage::new(forward_s, backward_s, sync_s, transfer_s, largest, task.micro_batches);
-                        row.resize((highest + 1 - lowest) * rooms, PrefixIncrements::INFEASIBLE);
+                        row.resize((highest + 1 - lowest) * placement_cases, PrefixIncrements::INFEASIBLE);
                         let start = reach.entry(to, way.behind, enough);
                         let entries = &mut row[start + long..start + rests.len()];
                         for (entry, &rest) in entries.iter_mut().zip(&rests[long..]) {
@@ -242,7 +243,7 @@ impl TableBuilder<'_> {
     /// Ends the entries of a group, given those of stages that begin in earlier ones, in each table; none that reaches the
     /// threshold stays.
     pub(super) fn finish(&self, to: usize, rows: &mut [Vec<PrefixIncrements>], open: &[usize]) {
-        let (lowest, highest) = self.grouping.reach.of_group[to];
+        let (lowest, highest) = self.axes.reach.of_group[to];
         let levels = highest + 1 - lowest;
         for row in rows.iter_mut() {
             for at in 2 * levels..row.len() {
@@ -251,7 +252,7 @@ impl TableBuilder<'_> {
         }
         // A stage inside a group is left out, with its devices: there is one stage more behind those in front of it, which
         // may lie anywhere.
-        if self.grouping.groups.cuts[to].len() > 1 {
+        if self.axes.groups.cuts[to].len() > 1 {
             let deepest = rows.len() - 1;
             for &behind in open.iter().rev().filter(|&&behind| behind < deepest) {
                 let (nearer, farther) = rows.split_at_mut(behind + 1);
@@ -259,14 +260,14 @@ impl TableBuilder<'_> {
                 if farther.is_empty() {
                     continue;
                 }
-                row.resize(levels * self.rooms, PrefixIncrements::INFEASIBLE);
+                row.resize(levels * self.placement_cases, PrefixIncrements::INFEASIBLE);
                 for (at, entry) in row.iter_mut().enumerate() {
                     let level = at % levels;
-                    *entry = entry.min(&farther[level]).min(&farther[(self.rooms - 1) * levels + level]);
+                    *entry = entry.min(&farther[level]).min(&farther[(self.placement_cases - 1) * levels + level]);
                 }
             }
         }
-        let behind_s = self.grouping.behind_s[to] / self.speed * (1.0 - 1e-9);
+        let behind_s = self.axes.behind_s[to] / self.speed * (1.0 - 1e-9);
         for entry in rows.iter_mut().flatten().filter(|entry| entry.least_s(behind_s) >= self.threshold_s) {
             *entry = PrefixIncrements::INFEASIBLE;
         }

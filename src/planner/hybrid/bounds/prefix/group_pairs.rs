@@ -143,7 +143,7 @@ impl TableBuilder<'_> {
                     continue;
                 }
                 between.looked_at += 1;
-                let from = self.grouping.groups.of_cut[begin] as usize;
+                let from = self.axes.groups.of_cut[begin] as usize;
                 between.add(from, forward_s, backward_s);
                 for (which, sync) in syncs.iter_mut().enumerate() {
                     between.add_sync(from, which, sync.sum(index, inner));

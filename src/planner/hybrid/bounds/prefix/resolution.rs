@@ -42,22 +42,22 @@ impl TableBuilder<'_> {
         let mut work;
         loop {
             if let Some((_, most, apart)) = tried.next() {
-                let grouping = known.iter().find(|known| known.groups.most == most).cloned();
-                self.grouping = grouping.unwrap_or_else(|| {
+                let axes = known.iter().find(|known| known.groups.most == most).cloned();
+                self.axes = axes.unwrap_or_else(|| {
                     known.push(Arc::new(self.grouped(most, most_levels)));
                     known[known.len() - 1].clone()
                 });
                 self.splits = ReplicaBucket::all(self.task, &self.kinds, apart);
             } else {
                 most_levels /= 2;
-                self.grouping = Arc::new(self.grouped(self.grouping.groups.most, most_levels));
+                self.axes = Arc::new(self.grouped(self.axes.groups.most, most_levels));
             }
             for split in &mut self.splits {
-                let levels = &self.grouping.reach.levels;
+                let levels = &self.axes.reach.levels;
                 for kind in &mut split.kinds {
                     kind.first = levels.partition_point(|&level| level < kind.units);
                     let enough = levels[kind.first..].iter();
-                    kind.rests = enough.map(|&level| self.grouping.reach.level(level - kind.units)).collect();
+                    kind.rests = enough.map(|&level| self.axes.reach.level(level - kind.units)).collect();
                 }
             }
             work = self.work();
@@ -70,9 +70,9 @@ impl TableBuilder<'_> {
         if has_rooms
             && links.machines > 1
             && work * rise <= detail.max_work
-            && self.grouping.reach.entries * cases <= tables::MAX_ENTRIES
+            && self.axes.reach.entries * cases <= tables::MAX_ENTRIES
         {
-            self.rooms = cases;
+            self.placement_cases = cases;
             work *= rise;
         }
         let mut splits = std::mem::take(&mut self.splits);
@@ -80,7 +80,7 @@ impl TableBuilder<'_> {
             let each_s = layers_s(self.task, &self.task.totals[split.share as usize]);
             let times = each_s.iter().zip(&self.least_s).filter(|(_, least_s)| **least_s > 0.0);
             split.slower = times.map(|(each_s, least_s)| each_s / least_s).reduce(f64::min).unwrap_or(1.0);
-            split.ways = split.ways(links, self.rooms);
+            split.ways = split.ways(links, self.placement_cases);
             for (way, kind) in split.ways.iter().flat_map(|way| split.kinds.iter().map(move |kind| (way, kind))) {
                 let (rate, speed) = (way.sync, self.summing(kind));
                 let is_it = |known: &(Rate, f64)| known.0 == rate && known.1.total_cmp(&speed).is_eq();
@@ -97,11 +97,11 @@ impl TableBuilder<'_> {
 
     /// About how many stages, with numbers of devices in front of them, a table looks at.
     pub(super) fn work(&self) -> f64 {
-        let (model, groups) = (self.task.model, &self.grouping.groups.cuts);
+        let (model, groups) = (self.task.model, &self.axes.groups.cuts);
         let every = (groups.len().pow(2) / 2 * self.splits.len()).div_ceil(tables::WORK_SAMPLE).max(1);
         let mut work = 0;
         for to in (1..groups.len()).rev().step_by(every) {
-            let (lowest, highest) = self.grouping.reach.of_group[to];
+            let (lowest, highest) = self.axes.reach.of_group[to];
             let end = groups[to][0];
             for split in &self.splits {
                 let totals = &self.task.totals[split.share as usize];
@@ -109,7 +109,7 @@ impl TableBuilder<'_> {
                     for from in (0..to).rev() {
                         let begin = groups[from][groups[from].len() - 1];
                         if self.is_short(totals, kind.speed, begin, end) {
-                            let needed = kind.with_rest(self.grouping.reach.of_group[from].0);
+                            let needed = kind.with_rest(self.axes.reach.of_group[from].0);
                             work += (highest + 1).saturating_sub(needed.max(lowest));
                         } else if model.is_chain {
                             break;
