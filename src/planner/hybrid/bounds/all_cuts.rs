@@ -1,8 +1,13 @@
-//! A lower bound on the step of every plan, whatever its cuts.
+//! Lemma *All cuts* (docs/proofs.md#all-cuts): a lower bound on the step of every plan, whatever its cuts.
 //!
-//! The search and its bounds know the cuts of [`LayerSums`] only. Where these are not all cuts of the layer graph, this bound
-//! takes the place of theirs. It uses what layers take by themselves, so it holds for stages of any layers. It knows
-//! neither transfers nor memory, and is weaker. docs/proofs.md, *All cuts*, proves it.
+//! The other bounds hold for plans with the cuts of [`LayerSums`] only. Where these are not all cuts of the layer graph, this
+//! bound takes the place of theirs. No step with M micro-batches is shorter than:
+//!
+//! 1. the work of all layers over the speed of the devices of use (`devices_at_work`);
+//! 2. M times the shortest time of any single layer, on the fastest device;
+//! 3. one micro-batch through all layers, and M − 1 passes of the layer with the longest one, on the fastest device.
+//!
+//! It knows neither transfers nor memory, and is weaker than the others.
 
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;

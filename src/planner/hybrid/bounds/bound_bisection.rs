@@ -1,5 +1,8 @@
-//! A bound over all placements where the search space has only some of them: passes over the relaxed space under rising
-//! thresholds, until they reach the best step or take too much.
+//! Lemma *A pass* (docs/proofs.md#a-pass), for all placements: if a pass over the relaxed space ends below a threshold without
+//! a plan, no plan is shorter than the threshold.
+//!
+//! The threshold of each micro-batch size rises until it reaches the best step or a pass takes too much. Tables alone come
+//! first: a threshold below which they leave no plan needs no pass.
 
 use crate::planner::effort::bounds;
 use crate::planner::effort::passes;

@@ -1,6 +1,7 @@
-//! Cuts in groups: what tables of stages in front tell apart where a model has many cuts.
+//! Lemma *Cuts in groups* (docs/proofs.md#cuts-in-groups): an entry of a group, for a number of stages behind it, is not above
+//! what the stages in front of any of its cuts add with as many stages behind that cut.
 //!
-//! `docs/proofs.md` says what an entry for a group stands for, and why it bounds all of its cuts.
+//! The groups here are slices of the work and the weights below a cut. No cut is inside one of an earlier group.
 
 use crate::cost::LayerSums;
 use crate::planner::effort::tables;

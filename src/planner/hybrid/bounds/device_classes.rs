@@ -1,4 +1,8 @@
-//! Devices that differ: of which kinds a stage may be, and how many devices of one speed are worth one of another.
+//! Lemma *Devices that differ* (docs/proofs.md#devices-that-differ): whatever whole units the speeds count, an entry for n
+//! units is not above what the prefix adds in any plan that leaves it devices of n units or fewer.
+//!
+//! A stage whose slowest device has speed v and whose smallest one has memory m is of *class* (v, m), and each of its devices
+//! has at least both. The bound is strong where units are nearly in proportion to speed.
 
 use crate::cost::network::{Cluster, Machine};
 use crate::planner::effort::tables;

@@ -1,20 +1,19 @@
-//! The least that links take between neighbouring stages, wherever their devices are.
+//! Lemma *Links, wherever stages lie* (docs/proofs.md#links-wherever-stages-lie): the shortest transfers and gradient
+//! all-reduces of neighbouring stages over all placements.
 //!
-//! A stage lies *in one* machine or is *spread* over several. With `x` the part of the senders on a machine and `y` that
-//! of the receivers, `max(x (1 - y), y (1 - x))` of a cut's bytes pass the machine's port ([`Cluster::transfer`]), and
-//! the fullest port decides. If all devices of both stages share one machine, nothing passes any port: the stages are
-//! *beside* each other. Else, with machines of at most `d` devices, `k` of them:
+//! A stage is *in one* node or *spread* over several. With `x` the part of the senders on a node and `y` that of the
+//! receivers, `max(x (1 - y), y (1 - x))` of a cut's bytes pass the node's port ([`Cluster::transfer`]), and the fullest port
+//! decides. If all devices of both stages share one node, nothing passes any port: the stages are *beside* each other.
+//! Otherwise, with `k` nodes of at most `d` devices:
 //!
-//! - Two stages in one machine each: all bytes pass, 1.
-//! - A sender's machine that has all `A` senders has room for `d - A` receivers; it has not all of them, so the part
-//!   that passes is at least `1 - min(B - 1, d - A) / B`.
-//! - Both spread: `(x + y) / 2` sums to 1 over the machines, so it is at least `1 / k` on one of them. That machine has
-//!   some number `a < A` of senders and `b < B` of receivers, `a + b <= d`, and its port takes the least of all such.
+//! - Two stages in one node each: all bytes pass.
+//! - One stage of `A` devices in one node, one of `B` devices spread over `m` nodes: the first node has at most
+//!   `min(B - m + 1, d - A)` receivers, and the bytes for all others pass.
+//! - Both spread: `x + y` is at least `2 / k` on one node, `x` is at least `1 / m` on one, and `y` at least `1 / n` on one. Each
+//!   of these nodes passes at least what the best numbers of devices `a + b <= d` with such parts pass.
 //!
-//! - Likewise, a stage on `m` machines has at least `1 / m` of its devices on one of them.
-//!
-//! Numbers of replicas come as ranges: those that give their devices the same share count as one. So do numbers of
-//! machines that a stage is spread over: few of them sum gradients faster, many of them share the traffic.
+//! Replica counts come as ranges: those that give their devices the same share count as one. So do node counts: few nodes sum
+//! gradients faster, and many of them share the traffic.
 
 use crate::planner::effort::tables;
 use std::ops::Range;

@@ -1,5 +1,9 @@
-//! Stages of a branching model, each a smaller one and layers that run backward behind it: what there is to sum of one
-//! follows from the other.
+//! Lemma *Cuts in groups* (docs/proofs.md#cuts-in-groups), last paragraph: the gradient all-reduce of a stage of a branching
+//! model follows from that of a smaller stage.
+//!
+//! Of the layers between two cuts, the first ones in the order of the model run backward last. With some of them, the inner cut
+//! is a cut again. What this smaller stage has left to send is known, and the backwards and messages of these layers follow
+//! it. So the sum is the same, in the same order.
 
 use crate::planner::effort::tables;
 use std::sync::{Arc, OnceLock};

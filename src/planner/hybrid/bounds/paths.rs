@@ -1,7 +1,8 @@
-//! Lower bounds on a step, composed stage by stage from the last one backwards.
+//! Lemma *Lengths of a suffix* (docs/proofs.md#lengths-of-a-suffix): every field of [`Paths`] is a lower bound on one length
+//! of the suffix, in every execution. `synced` of the whole pipeline is one on the step.
 //!
-//! Every path through the graph of actions bounds the simulated step from below; `docs/proofs.md` derives each length
-//! here, under its name. With `t = F + B` of a stage, `c` the transfer to the next stage, `M` micro-batches and `w`
+//! Every path through the graph of actions bounds the simulated step from below. Paths are composed stage by stage, from the
+//! last one backwards. With `t = F + B` of a stage, `c` the transfer to the next stage, `M` micro-batches and `w`
 //! forwards of warm-up, these paths are kept of each suffix of the pipeline, measured from the start of its first
 //! forward, `F(0)`, or of its last one, `F(M-1)`:
 //!
@@ -48,12 +49,12 @@ pub(crate) struct Paths {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Middle {
     /// From F(w - 1) of the suffix's first stage to its B(M - w).
-    through_s: f64,
+    pub(super) through_s: f64,
     /// `w - 1`.
-    ends: f64,
+    pub(super) ends: f64,
     /// The longest forward, and the longest backward, of it and the stages above.
-    forward_s: f64,
-    backward_s: f64,
+    pub(super) forward_s: f64,
+    pub(super) backward_s: f64,
 }
 
 impl Middle {
@@ -65,13 +66,6 @@ impl Middle {
     /// How long the path may become: stages still to come may be slower at both ends.
     fn promise_s(&self) -> f64 {
         self.through_s + self.ends * (self.forward_s + self.backward_s) * passes::SLOWER_IN_FRONT
-    }
-
-    fn dominates(&self, other: &Self) -> bool {
-        self.through_s <= other.through_s
-            && self.ends <= other.ends
-            && self.forward_s <= other.forward_s
-            && self.backward_s <= other.backward_s
     }
 }
 
@@ -159,24 +153,6 @@ impl Paths {
             work_s,
             middle: if below_us.promise_s() > ourselves.promise_s() { below_us } else { ourselves },
         }
-    }
-
-    /// Whether no path is longer than `other`'s: then nothing that goes in front can make this suffix the worse one.
-    ///
-    /// Loops take the place of some of the first stage's work, so what is left without any of it counts as well.
-    pub(crate) fn dominates(&self, other: &Self, micro_batches: u32) -> bool {
-        let idle = |paths: &Self, path_s: f64| path_s - f64::from(micro_batches) * paths.work_s;
-        self.synced_s <= other.synced_s
-            && self.drained_s <= other.drained_s
-            && self.busy_s <= other.busy_s
-            && self.trip_s <= other.trip_s
-            && self.first_back_s <= other.first_back_s
-            && self.last_back_s <= other.last_back_s
-            && self.last_synced_s <= other.last_synced_s
-            && self.last_start_s <= other.last_start_s
-            && idle(self, self.busy_s) <= idle(other, other.busy_s)
-            && idle(self, self.last_start_s) <= idle(other, other.last_start_s)
-            && self.middle.dominates(&other.middle)
     }
 
     /// All paths in whole steps of a grid, not longer than before: suffixes that hardly differ become equal.

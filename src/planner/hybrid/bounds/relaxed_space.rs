@@ -1,13 +1,12 @@
-//! All placements at once, each stage priced as if its own were the best of them: a space for bounds, not for plans.
+//! Lemma *The relaxed space has a twin of every plan* (docs/proofs.md#links-wherever-stages-lie): with the same cuts, devices
+//! and windows, and no longer paths. So the bound of a pass over this space is a bound on every plan.
 //!
-//! A situation only knows how many devices are free, how many the stage placed last has, and whether it lies in one
-//! machine, and with how much room beside it. A move puts the next stage beside it, into a machine of its own, or
-//! spreads it. What a move costs is the least over all placements of both stages ([`Links`]), so every real plan has a
-//! twin here with the same cuts, devices and windows, and no longer paths.
+//! A situation knows how many devices are free, how many the stage placed last has, and whether this stage is in one node,
+//! with how many devices free beside it. A move puts the next stage beside it, into another node, or spreads it. The cost of
+//! a move is the smallest over all placements of both stages ([`Links`]). The space gives bounds, and no plans.
 //!
-//! Machines differ by class. A stage is of a *kind*: the speed of its slowest device and the memory of its smallest; it
-//! may take the devices of classes that have both. For each kind the devices that are left are counted, kinds that share
-//! classes together, so the counts are never below those of a real placement.
+//! A stage may take the devices of all classes that are as fast and as large as its own. For each class the devices that are
+//! left are counted, with those of classes that share devices. So the counts are never below those of a real placement.
 
 use crate::planner::effort::{passes, tables};
 use std::sync::Arc;

@@ -1,6 +1,4 @@
-//! The laws behind the bound, each held against simulated steps: a failure names the length that is too long.
-//!
-//! What each length is and why it can't be exceeded stands in `docs/proofs.md`, under the same names.
+//! Each lemma of docs/proofs.md against simulated pipelines and plans. A failure names the length that is too long.
 
 use crate::planner::effort::tables::{self, Resolution};
 use proptest::prelude::*;

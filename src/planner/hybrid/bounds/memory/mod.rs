@@ -1,8 +1,7 @@
-//! Conditions that every plan meets whose stages fit the devices' memory.
+//! Lemma *Memory* (docs/proofs.md#memory): conditions that every plan meets whose stages fit the devices' memory.
 //!
-//! Where one of them fails no plan fits, and no search is needed to say so. They leave out what a plan may avoid (links,
-//! speeds, the devices' machines), so that a plan that meets all of them may still not exist. docs/proofs.md, *Memory*,
-//! proves them.
+//! Where one of them fails for each micro-batch size, no plan fits, and no search is needed. They leave out what a plan may
+//! avoid (links, speeds, nodes), so a plan that meets all of them may still not exist.
 
 mod layers;
 mod slices;
