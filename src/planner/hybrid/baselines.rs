@@ -6,18 +6,19 @@ use crate::control::{Control, Stopped};
 use crate::cost::network::Cluster;
 use crate::cost::{LayerSums, MemoryModel};
 use crate::error::{Error, Result};
-use crate::planner::effort::passes;
-use crate::planner::effort::{SHORT, WHOLE};
-use crate::planner::hybrid::Schedules;
-use crate::planner::hybrid::Search;
-use crate::planner::hybrid::SearchResult;
-use crate::planner::hybrid::bounds::memory::nothing_fits_at_a_glance;
-use crate::planner::hybrid::evaluate::candidate_plan::{CandidatePlan, StageCandidate};
-use crate::planner::hybrid::evaluate::plan_cost::{EvaluatedPlan, PlanEvaluator};
-use crate::planner::hybrid::nothing_fits;
-use crate::planner::hybrid::placement::packing::Packing;
-use crate::planner::hybrid::settings::Settings;
-use crate::planner::hybrid::subproblem::Subproblem;
+use crate::planner::effort::{SHORT, WHOLE, passes};
+use crate::planner::hybrid::{
+    Schedules, Search, SearchResult,
+    bounds::memory::nothing_fits_at_a_glance,
+    evaluate::{
+        candidate_plan::{CandidatePlan, StageCandidate},
+        plan_cost::{EvaluatedPlan, PlanEvaluator},
+    },
+    nothing_fits,
+    placement::packing::Packing,
+    settings::Settings,
+    subproblem::Subproblem,
+};
 
 /// One stage on as many devices as may share a micro-batch: the fastest that fits, else the one that lacks least.
 ///

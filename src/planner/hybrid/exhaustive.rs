@@ -7,10 +7,14 @@ use crate::control::Control;
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
-use crate::planner::hybrid::evaluate::candidate_plan::{CandidatePlan, StageCandidate};
-use crate::planner::hybrid::evaluate::in_flight_ranges::every;
-use crate::planner::hybrid::evaluate::plan_cost::{EvaluatedPlan, PlanEvaluator};
-use crate::planner::hybrid::settings::Settings;
+use crate::planner::hybrid::{
+    evaluate::{
+        candidate_plan::{CandidatePlan, StageCandidate},
+        in_flight_ranges::every,
+        plan_cost::{EvaluatedPlan, PlanEvaluator},
+    },
+    settings::Settings,
+};
 
 /// Cuts of a model that is small enough: 12 layers in a row.
 const MOST_CUTS: usize = 13;

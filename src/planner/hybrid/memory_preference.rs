@@ -5,10 +5,14 @@ use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 use crate::planner::effort::passes;
-use crate::planner::hybrid::evaluate::candidate_plan::CandidatePlan;
-use crate::planner::hybrid::evaluate::plan_cost::{EvaluatedPlan, PlanEvaluator};
-use crate::planner::hybrid::plan;
-use crate::planner::hybrid::settings::Settings;
+use crate::planner::hybrid::{
+    evaluate::{
+        candidate_plan::CandidatePlan,
+        plan_cost::{EvaluatedPlan, PlanEvaluator},
+    },
+    plan,
+    settings::Settings,
+};
 
 /// The plan with the least memory on its fullest device that searches find.
 #[derive(Debug, Clone, Default)]

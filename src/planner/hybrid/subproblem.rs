@@ -8,8 +8,7 @@ use rustc_hash::FxHashMap;
 
 use crate::cost::network::Cluster;
 use crate::cost::{LayerSums, Totals};
-use crate::planner::hybrid::bounds::nested_stages::CutSets;
-use crate::planner::hybrid::settings::Settings;
+use crate::planner::hybrid::{bounds::nested_stages::CutSets, settings::Settings};
 
 /// The question for one micro-batch size.
 pub(crate) struct Subproblem<'a> {

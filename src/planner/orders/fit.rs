@@ -1,13 +1,13 @@
 //! Fits a schedule to stages whose costs are known: its activation limit, and its order where that looks at times.
 
 use crate::planner::effort::orders as effort;
+use crate::planner::hybrid::{Settings, StageCost};
 use rustc_hash::FxHashMap;
 
 use super::run::{Peaks, Prices, Run, durations, footprints, run};
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
-use crate::planner::hybrid::{Settings, StageCost};
 use crate::schedule::{Family, Request, Schedule, family};
 use crate::simulate::Sweep;
 

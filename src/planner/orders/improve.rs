@@ -5,13 +5,13 @@
 //! counted in actions, and chance starts from the same seed, so the answer is the same on every machine.
 
 use crate::planner::effort::orders as effort;
+use crate::planner::hybrid::{Settings, StageCost};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::control::Control;
 use crate::cost::network::Cluster;
 use crate::cost::{LayerSums, Totals};
 use crate::error::Result;
-use crate::planner::hybrid::{Settings, StageCost};
 use crate::schedule::{Family, Request, Schedule};
 use crate::simulate::Sweep;
 

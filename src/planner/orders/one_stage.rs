@@ -5,6 +5,7 @@
 //! trying. Each is simulated, and the shortest step within memory is taken. Other cuts may be better, so there is no bound.
 
 use crate::planner::effort::orders as effort;
+use crate::planner::hybrid::{self, CandidatePlan, PlanEvaluator, Settings, StageCost, WarmUp};
 use rayon::prelude::*;
 
 use super::fit::run_under;
@@ -12,7 +13,6 @@ use super::run::Run;
 use super::{Problem, SimulatedPlan, near_sizes};
 use crate::control::Control;
 use crate::error::Result;
-use crate::planner::hybrid::{self, CandidatePlan, PlanEvaluator, Settings, StageCost, WarmUp};
 use crate::schedule::{Family, Schedule};
 
 /// Schedules of this file.

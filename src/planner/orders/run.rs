@@ -1,12 +1,12 @@
 //! What a plan takes and holds whose devices run several stages each.
 
 use crate::planner::effort::orders as effort;
+use crate::planner::hybrid::{CandidatePlan, PlanEvaluator, Settings, StageCandidate, StageCost};
 use rustc_hash::FxHashMap;
 
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
-use crate::planner::hybrid::{CandidatePlan, PlanEvaluator, Settings, StageCandidate, StageCost};
 use crate::schedule::{Durations, Kind, Schedule};
 use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
 

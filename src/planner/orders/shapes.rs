@@ -1,11 +1,11 @@
 //! Where the search starts: sizes, groups of devices, and balanced cuts between them.
 
 use crate::planner::effort::orders as effort;
+use crate::planner::hybrid::Settings;
 use std::sync::Arc;
 
 use crate::cost::LayerSums;
 use crate::cost::network::{Cluster, Machine};
-use crate::planner::hybrid::Settings;
 use crate::schedule::{Family, Request};
 
 /// All that a search decides but the cuts and how many devices each group has in the end.

@@ -11,9 +11,7 @@
 
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
-use crate::planner::hybrid::bounds::devices_at_work::busy_s;
-use crate::planner::hybrid::settings::Settings;
-use crate::planner::hybrid::subproblem::Subproblem;
+use crate::planner::hybrid::{bounds::devices_at_work::busy_s, settings::Settings, subproblem::Subproblem};
 
 /// Returns seconds that no plan of the question goes below, wherever it cuts the layer graph.
 #[must_use]

@@ -4,20 +4,19 @@
 //! The threshold of each micro-batch size rises until it reaches the best step or a pass takes too much. Tables alone come
 //! first: a threshold below which they leave no plan needs no pass.
 
-use crate::planner::effort::bounds;
-use crate::planner::effort::passes;
-use crate::planner::effort::{ALL_WORK, WHOLE, WorkBudget};
+use crate::planner::effort::{ALL_WORK, WHOLE, WorkBudget, bounds, passes};
+use crate::planner::hybrid::{
+    bounds::prefix,
+    search::suffix_search::{PassResult, SuffixSearch},
+    settings::Settings,
+    subproblem::Subproblem,
+};
 use rayon::prelude::*;
 
 use crate::control::Control;
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::Result;
-use crate::planner::hybrid::bounds::prefix;
-use crate::planner::hybrid::search::suffix_search::{PassResult, SuffixSearch};
-use crate::planner::hybrid::subproblem::Subproblem;
-
-use crate::planner::hybrid::settings::Settings;
 
 /// One micro-batch size's part of it.
 #[derive(Debug, Clone, Copy, Default)]

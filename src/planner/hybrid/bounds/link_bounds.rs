@@ -16,11 +16,11 @@
 //! gradients faster, and many of them share the traffic.
 
 use crate::planner::effort::tables;
+use crate::planner::hybrid::subproblem::Subproblem;
 use std::ops::Range;
 use std::sync::OnceLock;
 
 use crate::cost::network::{Cluster, Link, Rate};
-use crate::planner::hybrid::subproblem::Subproblem;
 
 /// Numbers of devices that a stage may have: the fewest, the most.
 pub(crate) type Span = (u32, u32);

@@ -9,15 +9,19 @@
 //! left are counted, with those of classes that share devices. So the counts are never below those of a real placement.
 
 use crate::planner::effort::{passes, tables};
+use crate::planner::hybrid::{
+    bounds::{
+        device_classes::{DeviceClass, Units, kinds},
+        link_bounds::{Links, Span, Spread},
+    },
+    placement::placement_space::{PlacementMove, Placements, Prices},
+    subproblem::Subproblem,
+};
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
 use crate::cost::network::Rate;
-use crate::planner::hybrid::bounds::device_classes::{DeviceClass, Units, kinds};
-use crate::planner::hybrid::bounds::link_bounds::{Links, Span, Spread};
-use crate::planner::hybrid::placement::placement_space::{PlacementMove, Placements, Prices};
-use crate::planner::hybrid::subproblem::Subproblem;
 
 /// The stage placed last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,23 +1,29 @@
 //! Each lemma of docs/proofs.md against simulated pipelines and plans. A failure names the length that is too long.
 
 use crate::planner::effort::tables::{self, Resolution};
+use crate::planner::hybrid::{
+    bounds::{
+        device_classes::Units,
+        nested_stages::sums_s,
+        paths::{Middle, PathStage, Paths},
+        prefix::{INCREMENTS, PrefixBounds, PrefixIncrements, least_step_s},
+    },
+    evaluate::{
+        candidate_plan::{CandidatePlan, StageCandidate},
+        pipeline_simulator::PipelineSimulator,
+        plan_cost::PlanEvaluator,
+        stage_cost::path_stage,
+    },
+    exhaustive::exhaustive,
+    settings::Settings,
+    subproblem::Subproblem,
+};
 use proptest::prelude::*;
 
 use crate::control::Control;
 use crate::cost::network::Cluster;
 use crate::cost::{self, LayerSums};
 use crate::model::states::{CutPoints, DEFAULT_BOUND};
-use crate::planner::hybrid::bounds::device_classes::Units;
-use crate::planner::hybrid::bounds::nested_stages::sums_s;
-use crate::planner::hybrid::bounds::paths::{Middle, PathStage, Paths};
-use crate::planner::hybrid::bounds::prefix::{INCREMENTS, PrefixBounds, PrefixIncrements, least_step_s};
-use crate::planner::hybrid::evaluate::candidate_plan::{CandidatePlan, StageCandidate};
-use crate::planner::hybrid::evaluate::pipeline_simulator::PipelineSimulator;
-use crate::planner::hybrid::evaluate::plan_cost::PlanEvaluator;
-use crate::planner::hybrid::evaluate::stage_cost::path_stage;
-use crate::planner::hybrid::exhaustive::exhaustive;
-use crate::planner::hybrid::settings::Settings;
-use crate::planner::hybrid::subproblem::Subproblem;
 use crate::planner::random_problems::{RandomProblem, branching, far_apart, few_layers_on_many_devices, problems};
 use crate::schedule::{Kind, one_f_one_b};
 use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};

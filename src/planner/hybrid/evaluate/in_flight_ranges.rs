@@ -5,10 +5,10 @@
 
 use crate::cost::Memory;
 use crate::error::Result;
-use crate::planner::hybrid::evaluate::candidate_plan::CandidatePlan;
-use crate::planner::hybrid::evaluate::plan_cost::PlanEvaluator;
-use crate::planner::hybrid::evaluate::stage_cost::StageCost;
-use crate::planner::hybrid::settings::{Settings, largest_window};
+use crate::planner::hybrid::{
+    evaluate::{candidate_plan::CandidatePlan, plan_cost::PlanEvaluator, stage_cost::StageCost},
+    settings::{Settings, largest_window},
+};
 
 /// For each stage, from the least window that keeps it busy to the largest that memory allows it and those in front.
 pub(crate) type Ranges = Vec<(u32, u32)>;

@@ -11,11 +11,15 @@ use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 use crate::planner::effort::WHOLE;
-use crate::planner::hybrid::evaluate::candidate_plan::{CandidatePlan, StageCandidate};
-use crate::planner::hybrid::evaluate::in_flight_ranges::{Ranges, nearest};
-use crate::planner::hybrid::evaluate::plan_cost::{EvaluatedPlan, PlanEvaluator};
-use crate::planner::hybrid::search::local_search::improve_warm_ups;
-use crate::planner::hybrid::settings::{Settings, WarmUp};
+use crate::planner::hybrid::{
+    evaluate::{
+        candidate_plan::{CandidatePlan, StageCandidate},
+        in_flight_ranges::{Ranges, nearest},
+        plan_cost::{EvaluatedPlan, PlanEvaluator},
+    },
+    search::local_search::improve_warm_ups,
+    settings::{Settings, WarmUp},
+};
 
 /// The fastest of the allowed micro-batch sizes for one stage between every two neighbouring cuts of `model`, on these
 /// devices; of those that fit memory, if any does. Stages run ahead as far as memory allows, and less where that helps.

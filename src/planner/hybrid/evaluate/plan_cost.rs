@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use crate::cost::network::{Cluster, Machine, Rate};
 use crate::cost::{self, LayerSums, Totals};
 use crate::error::{Error, Result};
-use crate::planner::hybrid::bounds::paths::Paths;
-use crate::planner::hybrid::evaluate::pipeline_simulator::PipelineSimulator;
-use crate::planner::hybrid::settings::Settings;
+use crate::planner::hybrid::{
+    bounds::paths::Paths, evaluate::pipeline_simulator::PipelineSimulator, settings::Settings,
+};
 use crate::schedule::one_f_one_b;
 use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
 

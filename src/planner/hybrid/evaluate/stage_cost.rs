@@ -2,8 +2,7 @@
 
 use crate::cost::network::{Cluster, Rate};
 use crate::cost::{self, LayerSums, Memory, Totals};
-use crate::planner::hybrid::bounds::paths::PathStage;
-use crate::planner::hybrid::settings::Settings;
+use crate::planner::hybrid::{bounds::paths::PathStage, settings::Settings};
 
 /// What a stage costs in a plan.
 #[derive(Debug, Clone, PartialEq)]

@@ -11,8 +11,10 @@
 use crate::control::Control;
 use crate::cost::{self, Memory};
 use crate::planner::effort::placement;
-use crate::planner::hybrid::evaluate::candidate_plan::{CandidatePlan, StageCandidate};
-use crate::planner::hybrid::subproblem::Subproblem;
+use crate::planner::hybrid::{
+    evaluate::candidate_plan::{CandidatePlan, StageCandidate},
+    subproblem::Subproblem,
+};
 
 /// The last stages of a plan: where they begin and how many devices they take.
 #[derive(Debug, Clone, Copy)]

@@ -5,9 +5,11 @@ use super::patterns::Patterns;
 use crate::cost::network::Rate;
 use crate::cost::{self, SyncTail, Totals};
 use crate::planner::effort::placement;
-use crate::planner::hybrid::evaluate::stage_cost::StageDevices;
-use crate::planner::hybrid::search::unscheduled_plan::{PlanScorer, UnscheduledPlan};
-use crate::planner::hybrid::subproblem::Subproblem;
+use crate::planner::hybrid::{
+    evaluate::stage_cost::StageDevices,
+    search::unscheduled_plan::{PlanScorer, UnscheduledPlan},
+    subproblem::Subproblem,
+};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 

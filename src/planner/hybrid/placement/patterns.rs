@@ -14,6 +14,13 @@
 //! Cuts follow from a limit that is bisected: each stage, from the last one back, is the longest that keeps it.
 
 use crate::planner::effort::placement;
+use crate::planner::hybrid::{
+    search::{
+        suffix_search::RelaxedPlan,
+        unscheduled_plan::{PlanScorer, UnscheduledPlan},
+    },
+    subproblem::Subproblem,
+};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -26,9 +33,6 @@ use rustc_hash::FxHashSet;
 use crate::control::Control;
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
-use crate::planner::hybrid::search::suffix_search::RelaxedPlan;
-use crate::planner::hybrid::search::unscheduled_plan::{PlanScorer, UnscheduledPlan};
-use crate::planner::hybrid::subproblem::Subproblem;
 
 /// How devices are shared out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -5,14 +5,15 @@
 //! to the first; a *move* places the next one.
 
 use crate::planner::effort::passes;
+use crate::planner::hybrid::{
+    bounds::{device_classes::Units, link_bounds::Links},
+    subproblem::Subproblem,
+};
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
 use crate::cost::network::{Cluster, Rate};
-use crate::planner::hybrid::bounds::device_classes::Units;
-use crate::planner::hybrid::bounds::link_bounds::Links;
-use crate::planner::hybrid::subproblem::Subproblem;
 
 /// Whether a stage may have so many replicas, given the share of each number of replicas.
 ///

@@ -1,28 +1,30 @@
 //! Good plans of any placement before anything is proved: by pattern, and what annealing makes of them.
 
-use crate::planner::effort::WHOLE;
-use crate::planner::effort::annealing;
-use crate::planner::effort::annealing::AnnealingTime;
-use crate::planner::effort::passes;
-use crate::planner::effort::placement;
+use crate::planner::effort::{
+    WHOLE,
+    annealing::{self, AnnealingTime},
+    passes, placement,
+};
+use crate::planner::hybrid::{
+    Search, SearchResult,
+    evaluate::candidate_plan::CandidatePlan,
+    placement::{cut_row, patterns::Patterns},
+    search::{
+        SizeSearch,
+        annealing::Annealer,
+        least_steps_s, local_search,
+        suffix_search::RelaxedPlan,
+        unscheduled_plan::{PlanScorer, UnscheduledPlan},
+    },
+    settings::Settings,
+    subproblem::Subproblem,
+};
 use rayon::prelude::*;
 
 use crate::control::Control;
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::Result;
-use crate::planner::hybrid::Search;
-use crate::planner::hybrid::SearchResult;
-use crate::planner::hybrid::evaluate::candidate_plan::CandidatePlan;
-use crate::planner::hybrid::placement::cut_row;
-use crate::planner::hybrid::placement::patterns::Patterns;
-use crate::planner::hybrid::search::annealing::Annealer;
-use crate::planner::hybrid::search::local_search;
-use crate::planner::hybrid::search::suffix_search::RelaxedPlan;
-use crate::planner::hybrid::search::unscheduled_plan::{PlanScorer, UnscheduledPlan};
-use crate::planner::hybrid::search::{SizeSearch, least_steps_s};
-use crate::planner::hybrid::settings::Settings;
-use crate::planner::hybrid::subproblem::Subproblem;
 
 /// The best plan of any placement by pattern and annealing alone, without a search for better ones or for a bound.
 ///

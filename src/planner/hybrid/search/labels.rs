@@ -1,10 +1,8 @@
 //! Labels of a pass: suffixes of the pipeline, and which of them are still of use.
 
-use crate::planner::effort::passes;
-use crate::planner::effort::work;
-use rustc_hash::FxHashMap;
-
+use crate::planner::effort::{passes, work};
 use crate::planner::hybrid::bounds::paths::Paths;
+use rustc_hash::FxHashMap;
 
 /// A suffix of the pipeline.
 #[derive(Debug, Clone)]

@@ -2,13 +2,16 @@
 
 use crate::control::Control;
 use crate::cost::LayerSums;
-use crate::planner::effort::WorkBudget;
-use crate::planner::effort::passes;
-use crate::planner::hybrid::bounds::paths::Paths;
-use crate::planner::hybrid::evaluate::candidate_plan::CandidatePlan;
-use crate::planner::hybrid::evaluate::in_flight_ranges::{Ranges, every, nearest};
-use crate::planner::hybrid::evaluate::plan_cost::PlanEvaluator;
-use crate::planner::hybrid::evaluate::stage_cost::{StageCost, path_stage};
+use crate::planner::effort::{WorkBudget, passes};
+use crate::planner::hybrid::{
+    bounds::paths::Paths,
+    evaluate::{
+        candidate_plan::CandidatePlan,
+        in_flight_ranges::{Ranges, every, nearest},
+        plan_cost::PlanEvaluator,
+        stage_cost::{StageCost, path_stage},
+    },
+};
 
 /// A plan, and how far its stages shall run ahead.
 type Neighbour = (CandidatePlan, Vec<u32>);

@@ -21,14 +21,17 @@ use crate::control::{Control, Progress, Stopped};
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::planner::effort::{self, WorkBudget, passes as limits, work};
-use crate::planner::hybrid::bounds::bound_bisection::{self, Known};
-use crate::planner::hybrid::bounds::{all_cuts, prefix};
-use crate::planner::hybrid::evaluate::candidate_plan::CandidatePlan;
-use crate::planner::hybrid::evaluate::plan_cost::PlanEvaluator;
-use crate::planner::hybrid::search::suffix_search::SuffixSearch;
-use crate::planner::hybrid::search::unscheduled_plan::UnscheduledPlan;
-use crate::planner::hybrid::settings::Settings;
-use crate::planner::hybrid::subproblem::Subproblem;
+use crate::planner::hybrid::{
+    bounds::{
+        all_cuts,
+        bound_bisection::{self, Known},
+        prefix,
+    },
+    evaluate::{candidate_plan::CandidatePlan, plan_cost::PlanEvaluator},
+    search::{suffix_search::SuffixSearch, unscheduled_plan::UnscheduledPlan},
+    settings::Settings,
+    subproblem::Subproblem,
+};
 
 /// The search for one micro-batch size.
 pub(crate) struct SizeSearch<'a> {

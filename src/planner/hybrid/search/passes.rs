@@ -9,8 +9,7 @@ use super::suffix_search::PassResult;
 use super::{Search, SizeSearch};
 use crate::error::Result;
 use crate::planner::effort::{WorkBudget, passes};
-use crate::planner::hybrid::evaluate::candidate_plan::CandidatePlan;
-use crate::planner::hybrid::placement::packing::Packing;
+use crate::planner::hybrid::{evaluate::candidate_plan::CandidatePlan, placement::packing::Packing};
 
 impl Search<'_> {
     /// A first plan, if one is easily made.

@@ -3,9 +3,7 @@
 use super::Search;
 use crate::control::Stopped;
 use crate::error::{Error, Result};
-use crate::planner::hybrid::evaluate;
-use crate::planner::hybrid::evaluate::candidate_plan::CandidatePlan;
-use crate::planner::hybrid::evaluate::plan_cost::EvaluatedPlan;
+use crate::planner::hybrid::evaluate::{self, candidate_plan::CandidatePlan, plan_cost::EvaluatedPlan};
 
 /// The message for a question without a plan, where that is certain. Python compares it.
 const NO_PLAN_FITS: &str = "no plan fits";

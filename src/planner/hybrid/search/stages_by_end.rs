@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use crate::cost;
 use crate::planner::effort::work;
-use crate::planner::hybrid::bounds::nested_stages::{Inner, Synced};
-use crate::planner::hybrid::placement::placement_space::PlacementMove;
-use crate::planner::hybrid::settings::largest_window;
-use crate::planner::hybrid::subproblem::Subproblem;
+use crate::planner::hybrid::{
+    bounds::nested_stages::{Inner, Synced},
+    placement::placement_space::PlacementMove,
+    settings::largest_window,
+    subproblem::Subproblem,
+};
 
 /// A stage between two cuts, before it is placed.
 pub(crate) struct Stage {

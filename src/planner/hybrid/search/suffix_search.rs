@@ -8,20 +8,24 @@
 //! With a beam only the most promising labels of each cut go on; the smallest bound among the rest then limits what the
 //! pass has proved.
 
-use crate::planner::effort::WorkBudget;
-use crate::planner::effort::passes;
-use crate::planner::effort::work;
-use crate::planner::hybrid::search::stages_by_end::{Stage, StagesByEnd};
+use crate::planner::effort::{WorkBudget, passes, work};
+use crate::planner::hybrid::{
+    bounds::{
+        link_bounds::Links,
+        paths::{PathStage, Paths},
+        prefix::PrefixBounds,
+        relaxed_space::Relaxed,
+    },
+    evaluate::candidate_plan::{CandidatePlan, StageCandidate},
+    placement::placement_space::{PlacementMove, Placements, Space},
+    search::{
+        labels::{Label, Labels},
+        stages_by_end::{Stage, StagesByEnd},
+    },
+    subproblem::Subproblem,
+};
 
 use crate::control::Control;
-use crate::planner::hybrid::bounds::link_bounds::Links;
-use crate::planner::hybrid::bounds::paths::{PathStage, Paths};
-use crate::planner::hybrid::bounds::prefix::PrefixBounds;
-use crate::planner::hybrid::bounds::relaxed_space::Relaxed;
-use crate::planner::hybrid::evaluate::candidate_plan::{CandidatePlan, StageCandidate};
-use crate::planner::hybrid::placement::placement_space::{PlacementMove, Placements, Space};
-use crate::planner::hybrid::search::labels::{Label, Labels};
-use crate::planner::hybrid::subproblem::Subproblem;
 
 /// Index of the empty suffix.
 const ROOT: u32 = 0;

@@ -8,13 +8,17 @@ use std::hash::BuildHasher;
 
 use crate::cost;
 use crate::cost::network::{Cluster, Rate};
-use crate::planner::hybrid::bounds::paths::Paths;
-use crate::planner::hybrid::evaluate::candidate_plan::{CandidatePlan, StageCandidate};
-use crate::planner::hybrid::evaluate::in_flight_ranges::{nearest, ranges};
-use crate::planner::hybrid::evaluate::pipeline_simulator::PipelineSimulator;
-use crate::planner::hybrid::evaluate::stage_cost::{BaseCost, StageDevices};
-use crate::planner::hybrid::settings::largest_window;
-use crate::planner::hybrid::subproblem::Subproblem;
+use crate::planner::hybrid::{
+    bounds::paths::Paths,
+    evaluate::{
+        candidate_plan::{CandidatePlan, StageCandidate},
+        in_flight_ranges::{nearest, ranges},
+        pipeline_simulator::PipelineSimulator,
+        stage_cost::{BaseCost, StageDevices},
+    },
+    settings::largest_window,
+    subproblem::Subproblem,
+};
 
 /// A whole plan without windows: those are as large as memory allows.
 #[derive(Debug, Clone, Default, PartialEq)]

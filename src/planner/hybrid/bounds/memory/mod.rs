@@ -8,6 +8,7 @@ mod slices;
 mod stage_rows;
 
 use crate::planner::effort::bounds;
+use crate::planner::hybrid::{settings::Settings, subproblem::Subproblem};
 use rayon::prelude::*;
 use slices::Slices;
 use stage_rows::Ends;
@@ -17,8 +18,6 @@ use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::Result;
 use crate::model::lineage::Lineage;
-use crate::planner::hybrid::settings::Settings;
-use crate::planner::hybrid::subproblem::Subproblem;
 
 /// Which plans a condition is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,12 +10,18 @@ use super::resolution::TableAxes;
 use super::{PrefixBounds, Table, layers_s};
 use crate::control::Control;
 use crate::cost::network::Rate;
-use crate::planner::effort::tables::{self, Resolution};
-use crate::planner::effort::work;
-use crate::planner::hybrid::bounds::device_classes::{DeviceClass, Units, kinds};
-use crate::planner::hybrid::bounds::devices_at_work::least_work_s;
-use crate::planner::hybrid::bounds::link_bounds::Links;
-use crate::planner::hybrid::subproblem::Subproblem;
+use crate::planner::effort::{
+    tables::{self, Resolution},
+    work,
+};
+use crate::planner::hybrid::{
+    bounds::{
+        device_classes::{DeviceClass, Units, kinds},
+        devices_at_work::least_work_s,
+        link_bounds::Links,
+    },
+    subproblem::Subproblem,
+};
 use rayon::prelude::*;
 use std::sync::Arc;
 

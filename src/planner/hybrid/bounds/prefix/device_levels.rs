@@ -5,9 +5,10 @@
 //! cut can spare. Only levels between both have an entry. Rounding a number of units up to a level gives the prefix more
 //! devices, which only lowers the bound.
 
-use crate::planner::hybrid::bounds::cut_groups::CutGroups;
-use crate::planner::hybrid::bounds::device_classes::Units;
-use crate::planner::hybrid::subproblem::Subproblem;
+use crate::planner::hybrid::{
+    bounds::{cut_groups::CutGroups, device_classes::Units},
+    subproblem::Subproblem,
+};
 
 /// Which numbers of devices tables are made for, and where their entries are.
 #[derive(Default)]

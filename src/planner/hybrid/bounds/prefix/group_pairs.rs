@@ -7,8 +7,10 @@
 use super::builder::TableBuilder;
 use super::replica_buckets::{BucketUsage, ReplicaBucket};
 use crate::cost;
-use crate::planner::hybrid::bounds::nested_stages::{Inner, Synced};
-use crate::planner::hybrid::settings::largest_window;
+use crate::planner::hybrid::{
+    bounds::nested_stages::{Inner, Synced},
+    settings::largest_window,
+};
 use std::sync::Arc;
 
 /// The least of stages with one split from each group of cuts to another one.

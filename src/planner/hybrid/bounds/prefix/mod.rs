@@ -29,10 +29,10 @@ mod resolution;
 use crate::control::Control;
 use crate::cost::Totals;
 use crate::planner::effort::tables;
-use crate::planner::hybrid::bounds::devices_at_work::busy_s;
-use crate::planner::hybrid::bounds::link_bounds::Links;
-use crate::planner::hybrid::bounds::paths::Paths;
-use crate::planner::hybrid::subproblem::Subproblem;
+use crate::planner::hybrid::{
+    bounds::{devices_at_work::busy_s, link_bounds::Links, paths::Paths},
+    subproblem::Subproblem,
+};
 use increments::fast_max;
 use resolution::TableAxes;
 use std::sync::Arc;

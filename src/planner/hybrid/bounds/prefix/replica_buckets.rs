@@ -5,8 +5,7 @@
 
 use super::adjacency::StageAdjacency;
 use crate::cost::network::Rate;
-use crate::planner::hybrid::bounds::device_classes::DeviceClass;
-use crate::planner::hybrid::subproblem::Subproblem;
+use crate::planner::hybrid::{bounds::device_classes::DeviceClass, subproblem::Subproblem};
 
 /// Numbers of replicas that give their devices the same share.
 pub(super) struct ReplicaBucket {

@@ -9,8 +9,7 @@ use super::replica_buckets::{BucketUsage, ReplicaBucket};
 use crate::cost::network::Rate;
 use crate::cost::{self, Totals};
 use crate::planner::effort::tables::{self, Resolution};
-use crate::planner::hybrid::bounds::cut_groups::CutGroups;
-use crate::planner::hybrid::bounds::link_bounds::Links;
+use crate::planner::hybrid::bounds::{cut_groups::CutGroups, link_bounds::Links};
 use std::sync::Arc;
 
 /// Which cuts tables tell apart, and which numbers of devices.

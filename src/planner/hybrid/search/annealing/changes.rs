@@ -2,8 +2,7 @@
 
 use super::Annealer;
 use super::random::Random;
-use crate::planner::hybrid::placement::cut_row::is_nested;
-use crate::planner::hybrid::search::unscheduled_plan::UnscheduledPlan;
+use crate::planner::hybrid::{placement::cut_row::is_nested, search::unscheduled_plan::UnscheduledPlan};
 
 impl Annealer<'_> {
     /// Changes a plan at random; whether that was possible. If not, the plan may be half changed.

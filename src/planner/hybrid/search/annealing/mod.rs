@@ -5,8 +5,12 @@
 //! price; the best that fits is kept apart. Work is counted in steps and random numbers follow from the place in the
 //! crowd alone, so the outcome is the same on every machine, however many threads walk.
 
-use crate::planner::effort::annealing;
-use crate::planner::effort::work;
+use crate::planner::effort::{annealing, work};
+use crate::planner::hybrid::{
+    evaluate::plan_cost::PlanEvaluator,
+    search::unscheduled_plan::{PlanScorer, UnscheduledPlan},
+    subproblem::Subproblem,
+};
 mod changes;
 mod random;
 
@@ -16,9 +20,6 @@ use rayon::prelude::*;
 use crate::control::Control;
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
-use crate::planner::hybrid::evaluate::plan_cost::PlanEvaluator;
-use crate::planner::hybrid::search::unscheduled_plan::{PlanScorer, UnscheduledPlan};
-use crate::planner::hybrid::subproblem::Subproblem;
 
 /// One of the crowd.
 struct AnnealingChain {
