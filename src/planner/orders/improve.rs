@@ -16,7 +16,7 @@ use crate::schedule::{Family, Request, Schedule};
 use crate::simulate::Sweep;
 
 use super::SimulatedPlan;
-use super::run::{Peaks, Prices, Run, durations, footprint, run};
+use super::run::{Peaks, Prices, Run, durations, run};
 use super::shapes::{Shape, balanced};
 
 /// A score is smaller only if it is so by this part; less is rounding.
@@ -407,7 +407,7 @@ fn groups(line: &[u32], replicas: &[u32]) -> Vec<Vec<u32>> {
 
 /// How many devices of each machine each group has.
 fn footprints(cluster: &Cluster, shape: &Shape, replicas: &[u32]) -> Vec<Vec<(u32, u32)>> {
-    groups(&shape.line, replicas).iter().map(|devices| footprint(cluster, devices)).collect()
+    groups(&shape.line, replicas).iter().map(|devices| cluster.footprint(devices)).collect()
 }
 
 /// Balanced cuts for groups of so many devices; `None` if a group can't share the micro-batch.
@@ -423,7 +423,7 @@ fn balanced_ends(
     for (devices, &count) in groups(&shape.line, replicas).iter().zip(replicas) {
         let share = settings.share(shape.micro_batch, count)?;
         let totals = totals_of.entry(share).or_insert_with(|| model.totals(share));
-        let speed = (footprint(cluster, devices).iter())
+        let speed = (cluster.footprint(devices).iter())
             .map(|&(machine, _)| cluster.machines[machine as usize].speed)
             .fold(f64::INFINITY, f64::min);
         of_rank.push(row.iter().map(|&cut| (totals.forward_s[cut] + totals.backward_s[cut]) / speed).collect());

@@ -362,7 +362,7 @@ pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Sched
         if first != stage {
             continue;
         }
-        footprints[rank as usize] = footprint(cluster, devices);
+        footprints[rank as usize] = cluster.footprint(devices);
         let distinct: u32 = footprints[rank as usize].iter().map(|&(_, count)| count).sum();
         if distinct as usize != devices.len() {
             return Err(Error::argument(format!("stage {stage} names a device twice"), "name each once"));
@@ -378,26 +378,4 @@ pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Sched
         }
     }
     Ok(footprints)
-}
-
-/// How many of `devices` are on each machine that has any.
-pub(super) fn footprint(cluster: &Cluster, devices: &[u32]) -> Vec<(u32, u32)> {
-    let ends: Vec<u32> = (cluster.machines.iter())
-        .scan(0, |end, machine| {
-            *end += machine.devices;
-            Some(*end)
-        })
-        .collect();
-    let mut sorted = devices.to_vec();
-    sorted.sort_unstable();
-    sorted.dedup();
-    let mut counts: Vec<(u32, u32)> = Vec::new();
-    for device in sorted {
-        let machine = ends.partition_point(|&end| end <= device) as u32;
-        match counts.last_mut() {
-            Some((last, count)) if *last == machine => *count += 1,
-            _ => counts.push((machine, 1)),
-        }
-    }
-    counts
 }

@@ -325,8 +325,8 @@ fn part(devices: u32, stage: Span) -> (f64, f64) {
     (devices / most, (devices / fewest).min((most - 1.0) / most))
 }
 
-/// The first number of a range that is enough, or the last one.
-fn first(mut low: u32, mut high: u32, is_enough: impl Fn(u32) -> bool) -> u32 {
+/// Returns the first number of a range that is enough, as are all that follow. The end of the range if none is.
+pub(crate) fn first(mut low: u32, mut high: u32, is_enough: impl Fn(u32) -> bool) -> u32 {
     while low < high {
         let middle = low.midpoint(high);
         if is_enough(middle) { high = middle } else { low = middle + 1 }

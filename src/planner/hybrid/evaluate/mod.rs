@@ -141,26 +141,20 @@ pub fn reprice(
     Ok((plan, priced))
 }
 
-/// Devices of each stage as numbers of devices by machine.
+/// Returns for each stage how many devices it has on each machine. No device is in two stages.
 fn footprints(cluster: &Cluster, devices: &[Vec<u32>]) -> Result<Vec<Vec<(u32, u32)>>> {
-    let machine_of: Vec<u32> = (0_u32..)
-        .zip(&cluster.machines)
-        .flat_map(|(index, machine)| std::iter::repeat_n(index, machine.devices as usize))
-        .collect();
-    let mut stage_of = vec![None; machine_of.len()];
-    let mut footprints = Vec::with_capacity(devices.len());
+    let mut stage_of = vec![None; cluster.devices() as usize];
     for (stage, devices) in devices.iter().enumerate() {
         if devices.is_empty() {
             return Err(Error::argument(format!("stage {stage} has no devices"), "give it at least one"));
         }
-        let mut counts: std::collections::BTreeMap<u32, u32> = std::collections::BTreeMap::new();
         for &device in devices {
-            let Some(&machine) = machine_of.get(device as usize) else {
+            if device >= cluster.devices() {
                 return Err(Error::argument(
-                    format!("stage {stage} names device {device}, but the cluster has {} devices", machine_of.len()),
+                    format!("stage {stage} names device {device}, but the cluster has {} devices", cluster.devices()),
                     "devices are numbered from 0, machine by machine",
                 ));
-            };
+            }
             if let Some(other) = stage_of[device as usize].replace(stage) {
                 return Err(Error::argument(
                     if other == stage {
@@ -171,9 +165,7 @@ fn footprints(cluster: &Cluster, devices: &[Vec<u32>]) -> Result<Vec<Vec<(u32, u
                     "each device runs one stage, once",
                 ));
             }
-            *counts.entry(machine).or_default() += 1;
         }
-        footprints.push(counts.into_iter().collect());
     }
-    Ok(footprints)
+    Ok(devices.iter().map(|devices| cluster.footprint(devices)).collect())
 }

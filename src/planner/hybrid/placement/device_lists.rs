@@ -8,16 +8,7 @@ use rustc_hash::FxHashSet;
 /// which of some equal machines is which come once.
 pub(super) fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
     let machines = &cluster.machines;
-    let mut classes: Vec<usize> = Vec::new();
-    let class_of: Vec<usize> = (0..machines.len())
-        .map(|machine| {
-            let known = classes.iter().position(|&other| machines[other] == machines[machine]);
-            known.unwrap_or_else(|| {
-                classes.push(machine);
-                classes.len() - 1
-            })
-        })
-        .collect();
+    let (classes, class_of) = cluster.classes();
     let given: Vec<u32> = (0..machines.len() as u32).collect();
     let mut orders = vec![given.clone(), given.iter().rev().copied().collect()];
     let by = |value: &dyn Fn(u32) -> f64| -> Vec<u32> {

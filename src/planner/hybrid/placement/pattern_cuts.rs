@@ -6,6 +6,7 @@ use crate::cost::network::Rate;
 use crate::cost::{self, SyncTail, Totals};
 use crate::planner::effort::placement;
 use crate::planner::hybrid::{
+    bounds::link_bounds::first,
     evaluate::stage_cost::StageDevices,
     search::unscheduled_plan::{PlanScorer, UnscheduledPlan},
     subproblem::Subproblem,
@@ -130,7 +131,7 @@ impl Patterns<'_> {
                 });
                 end - reached_s.iter().take(end - stage).take_while(|&&reached_s| reached_s < limit_s).count()
             } else {
-                first_true(stage, end, |begin| all_work_s(begin) < limit_s)
+                first(stage as u32, end as u32, |begin| all_work_s(begin as usize) < limit_s) as usize
             };
             let window = task.settings.windows(from_end, task.micro_batches).0;
             let capacity_bytes = memory_bytes - memory.reserved_bytes;
@@ -159,15 +160,6 @@ impl Patterns<'_> {
         }
         Some((all_s, cuts))
     }
-}
-
-/// The first number of a range for which something is true, as it is for all that follow; the end of the range if for none.
-pub(super) fn first_true(mut low: usize, mut high: usize, is_true: impl Fn(usize) -> bool) -> usize {
-    while low < high {
-        let middle = low.midpoint(high);
-        if is_true(middle) { high = middle } else { low = middle + 1 }
-    }
-    low
 }
 
 /// Forward and backward of all layers.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::cost::network::{Cluster, Rate};
+use crate::cost::network::{Cluster, Machine, Rate};
 
 /// Whether a stage may have so many replicas, given the share of each number of replicas.
 ///
@@ -116,9 +116,9 @@ pub(crate) trait Placements {
 /// All situations that the search has met, and the moves between them.
 pub(crate) struct Space<'a> {
     cluster: &'a Cluster,
-    /// `(devices, memory, speed)` of each class.
-    classes: Vec<(u32, f64, f64)>,
-    class_of: Vec<u16>,
+    /// Distinct machines, and for each machine which of them it is.
+    classes: Vec<Machine>,
+    class_of: Vec<usize>,
     /// What a device of each class counts.
     units: Vec<u32>,
     situations: Vec<Vec<NodeGroup>>,
@@ -137,36 +137,24 @@ impl<'a> Space<'a> {
     /// The empty cluster.
     pub(crate) fn new(task: &Subproblem<'a>) -> Self {
         let cluster = task.cluster;
-        let mut classes: Vec<(u32, f64, f64)> = Vec::new();
-        let class_of: Vec<u16> = cluster
-            .machines
-            .iter()
-            .map(|machine| {
-                let class = (machine.devices, machine.memory_bytes, machine.speed);
-                let known = classes.iter().position(|&other| other == class);
-                known.unwrap_or_else(|| {
-                    classes.push(class);
-                    classes.len() - 1
-                }) as u16
-            })
-            .collect();
+        let (classes, class_of) = cluster.classes();
         let mut start: Vec<NodeGroup> = Vec::new();
         let mut situations_at_most = 1.0;
-        for (class, &(devices, ..)) in classes.iter().enumerate() {
-            let count = class_of.iter().filter(|&&other| usize::from(other) == class).count() as u32;
+        for (class, &Machine { devices, .. }) in classes.iter().enumerate() {
+            let count = class_of.iter().filter(|&&other| other == class).count() as u32;
             start.push(NodeGroup { class: class as u16, free: devices, last: 0, count });
             // Multisets of `count` out of the pairs (free, last) with free + last <= devices.
             let pairs = f64::from((devices + 1) * (devices + 2)) / 2.0;
             situations_at_most *= (1..=count).map(|n| (pairs - 1.0 + f64::from(n)) / f64::from(n)).product::<f64>();
         }
         let exact = situations_at_most <= passes::EXACT_SITUATIONS;
-        let size = classes.first().map_or(1, |&(devices, ..)| devices);
-        let is_even = classes.iter().all(|&(devices, ..)| devices == size);
+        let size = classes.first().map_or(1, |class| class.devices);
+        let is_even = classes.iter().all(|class| class.devices == size);
         let whole = !exact && cluster.devices() > passes::FINE_DEVICES && is_even;
         let units = Units::new(task.cluster);
         let mut space = Self {
             cluster,
-            units: classes.iter().map(|&(_, _, speed)| units.of(speed)).collect(),
+            units: classes.iter().map(|class| units.of(class.speed)).collect(),
             classes,
             class_of,
             situations: Vec::new(),
@@ -212,7 +200,7 @@ impl<'a> Space<'a> {
     }
 
     fn sizes(&self) -> Vec<u32> {
-        self.classes.iter().map(|&(devices, ..)| devices).collect()
+        self.classes.iter().map(|class| class.devices).collect()
     }
 
     fn apply(&mut self, groups: &[NodeGroup], choice: &[(usize, u32, u32)]) -> Option<PlacementMove> {
@@ -233,9 +221,9 @@ impl<'a> Space<'a> {
             takes.push((group.class, group.free, group.last, taken, count));
             machines += count;
             widest = widest.max(taken);
-            let (_, class_memory, class_speed) = self.classes[usize::from(group.class)];
-            speed = speed.min(class_speed);
-            memory_bytes = memory_bytes.min(class_memory);
+            let class = self.classes[usize::from(group.class)];
+            speed = speed.min(class.speed);
+            memory_bytes = memory_bytes.min(class.memory_bytes);
         }
         for (group, &count) in groups.iter().zip(&rest) {
             after.push(NodeGroup { last: 0, count, ..*group });
@@ -277,7 +265,10 @@ impl<'a> Space<'a> {
             for &(class, was_free, was_last, taken, machines) in &step.takes {
                 let alike: Vec<usize> = (0..machine_count)
                     .filter(|&m| {
-                        touched[m] == 0 && self.class_of[m] == class && free[m] == was_free && last[m] == was_last
+                        touched[m] == 0
+                            && self.class_of[m] == usize::from(class)
+                            && free[m] == was_free
+                            && last[m] == was_last
                     })
                     .take(machines as usize)
                     .collect();
@@ -308,10 +299,10 @@ impl<'a> Space<'a> {
             for (machine, _) in order {
                 if name[machine as usize].is_none() {
                     let class = self.class_of[machine as usize];
-                    let fresh = (next[usize::from(class)]..machine_count)
+                    let fresh = (next[class]..machine_count)
                         .find(|&m| self.class_of[m] == class)
                         .expect("a class has as many names as machines");
-                    next[usize::from(class)] = fresh + 1;
+                    next[class] = fresh + 1;
                     name[machine as usize] = Some(fresh as u32);
                 }
             }
@@ -342,7 +333,8 @@ impl Placements for Space<'_> {
     }
 
     fn free_speed(&self, situation: u32) -> f64 {
-        let each = |group: &NodeGroup| f64::from(group.free * group.count) * self.classes[usize::from(group.class)].2;
+        let each =
+            |group: &NodeGroup| f64::from(group.free * group.count) * self.classes[usize::from(group.class)].speed;
         self.situations[situation as usize].iter().map(each).sum()
     }
 

@@ -71,7 +71,9 @@ impl Search<'_> {
             }
         }
         let priced = self.pricer.price(&plan)?;
-        // What was chosen last may be no compact placement, and shorter than all of these.
+        // This bound is about node-aligned placements only. Annealing tries all others too, so the plan may be on one of
+        // them, with a shorter step than any node-aligned plan. A bound above the step would then say that the plan cannot
+        // exist. At the step it says what is true of both: no node-aligned plan is shorter.
         let compact_bound_s = compact_bound_s.map(|bound_s| bound_s.min(priced.step_s));
         Ok(SearchResult {
             lower_bound_s,
