@@ -38,22 +38,46 @@ pub fn draft(model: &LayerSums, cluster: &Cluster, settings: &Settings, control:
     search.answer()
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
     /// Looks for plans of any placement by pattern: few patterns, and then all, unless none is much better than those few.
     pub(crate) fn draw(&mut self) -> Result<()> {
+        self.with_sizes(|search, sizes| {
+            let bounds = search.draw_for(sizes)?;
+            search.take_bounds(sizes, &bounds);
+            Ok(())
+        })
+    }
+
+    /// Looks for plans of any placement by annealing those of patterns.
+    pub(crate) fn anneal(&mut self, time: AnnealingTime) -> Result<()> {
+        let near_s = passes::NEAR * self.lower_bound_s();
+        self.with_sizes(|search, sizes| search.anneal_for(sizes, time, near_s))
+    }
+
+    /// Looks for plans that the bound takes to be possible: on each list of devices that patterns have, as they place stages.
+    pub(crate) fn realise(&mut self) -> Result<()> {
+        self.with_sizes(|search, sizes| {
+            let twins: Vec<Vec<RelaxedPlan>> =
+                sizes.iter_mut().map(|size| std::mem::take(&mut size.suffixes.twins)).collect();
+            search.realise_for(sizes, &twins)
+        })
+    }
+
+    /// Lets `work` add plans to the search while it reads the micro-batch sizes, improves on a better plan, and reports it.
+    fn with_sizes(&mut self, work: impl FnOnce(&mut Self, &mut Vec<SizeSearch<'a>>) -> Result<()>) -> Result<()> {
         let before_s = self.step_s();
         let mut sizes = std::mem::take(&mut self.sizes);
-        let bounds = self.draw_for(&sizes);
-        if let Ok(bounds) = &bounds {
-            self.take_bounds(&mut sizes, bounds);
-        }
+        let outcome = work(self, &mut sizes);
         self.sizes = sizes;
-        bounds?;
-        self.end_draft(before_s);
+        outcome?;
+        if self.step_s() < before_s {
+            self.improve();
+        }
+        self.report();
         Ok(())
     }
 
-    /// The same; bounds of all sizes with what they took, where it has some.
+    /// Returns the bounds of all sizes with their work, if it found some.
     fn draw_for(&mut self, sizes: &[SizeSearch<'_>]) -> Result<Vec<(f64, u64)>> {
         let tasks: Vec<&Subproblem<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
         let Some(line) = line_of(&tasks) else { return Ok(Vec::new()) };
@@ -74,21 +98,10 @@ impl Search<'_> {
         Ok(bounds)
     }
 
-    /// Looks for plans of any placement by annealing those of patterns.
-    pub(crate) fn anneal(&mut self, heat: AnnealingTime) -> Result<()> {
-        let (before_s, near_s) = (self.step_s(), passes::NEAR * self.lower_bound_s());
-        let sizes = std::mem::take(&mut self.sizes);
-        let outcome = self.anneal_for(&sizes, heat, near_s);
-        self.sizes = sizes;
-        outcome?;
-        self.end_draft(before_s);
-        Ok(())
-    }
-
-    fn anneal_for(&mut self, sizes: &[SizeSearch<'_>], heat: AnnealingTime, near_s: f64) -> Result<()> {
+    fn anneal_for(&mut self, sizes: &[SizeSearch<'_>], time: AnnealingTime, near_s: f64) -> Result<()> {
         let tasks: Vec<&Subproblem<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
         let Some(line) = line_of(&tasks) else { return Ok(()) };
-        if heat.is_wide && !self.is_drawn_wide {
+        if time.is_wide && !self.is_drawn_wide {
             let Some(patterns) = Patterns::new(&tasks, &line) else { return Ok(()) };
             self.drawn =
                 patterns.plans(annealing::WIDE_FACTOR * self.step_s(), annealing::WIDE_FACTOR, false, self.control);
@@ -96,20 +109,7 @@ impl Search<'_> {
         }
         self.drawn.truncate(annealing::MAX_CHAINS);
         self.settle(&tasks, &line)?;
-        self.walk(&tasks, &line, heat, near_s)
-    }
-
-    /// Looks for plans that the bound takes to be possible: on each list of devices that patterns have, as they place stages.
-    pub(crate) fn realise(&mut self) -> Result<()> {
-        let before_s = self.step_s();
-        let mut sizes = std::mem::take(&mut self.sizes);
-        let twins: Vec<Vec<RelaxedPlan>> =
-            sizes.iter_mut().map(|size| std::mem::take(&mut size.suffixes.twins)).collect();
-        let outcome = self.realise_for(&sizes, &twins);
-        self.sizes = sizes;
-        outcome?;
-        self.end_draft(before_s);
-        Ok(())
+        self.walk(&tasks, &line, time, near_s)
     }
 
     fn realise_for(&mut self, sizes: &[SizeSearch<'_>], twins: &[Vec<RelaxedPlan>]) -> Result<()> {
@@ -142,14 +142,6 @@ impl Search<'_> {
         self.meet(&tasks, plans.iter())
     }
 
-    /// Improves a plan that was found, and says so.
-    fn end_draft(&mut self, before_s: f64) {
-        if self.step_s() < before_s {
-            self.improve();
-        }
-        self.report();
-    }
-
     /// Moves cuts of patterns until that helps no more.
     fn settle(&mut self, tasks: &[&Subproblem<'_>], line: &[u32]) -> Result<()> {
         let Some(annealing) = Annealer::new(tasks, line) else { return Ok(()) };
@@ -166,11 +158,11 @@ impl Search<'_> {
 
     /// Anneals anew, each time for as long as all times before together, until the step is no more than `near_s` or was
     /// found in the first half of all that.
-    fn walk(&mut self, tasks: &[&Subproblem<'_>], line: &[u32], heat: AnnealingTime, near_s: f64) -> Result<()> {
+    fn walk(&mut self, tasks: &[&Subproblem<'_>], line: &[u32], time: AnnealingTime, near_s: f64) -> Result<()> {
         let Some(annealing) = Annealer::new(tasks, line) else { return Ok(()) };
         let size = tasks[0].model.cuts() as u64 * u64::from(tasks[0].cluster.devices());
-        let first = size.saturating_mul(heat.of_cut_and_device).min(heat.most).min(heat.within);
-        let all = (heat.all * first).min(heat.within);
+        let first = size.saturating_mul(time.of_cut_and_device).min(time.most).min(time.within);
+        let all = (time.all * first).min(time.within);
         let (mut effort, control) = (first, self.control);
         let (mut spent, mut helpful) = (0, 0);
         loop {
@@ -190,7 +182,7 @@ impl Search<'_> {
             }
             effort = spent.min(all - spent);
             if self.step_s() <= near_s
-                || 2 * helpful + heat.patience * first <= spent
+                || 2 * helpful + time.patience * first <= spent
                 || effort == 0
                 || control.should_stop()
             {
