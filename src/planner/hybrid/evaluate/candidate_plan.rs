@@ -2,40 +2,40 @@
 
 use crate::cost::network::Cluster;
 
-/// One stage of a plan: layers between two cuts on devices of some machines.
+/// One stage of a plan: the layers between two cuts, on devices of some nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StageCandidate {
-    /// The cut below its first layer.
+    /// Cut below its first layer.
     pub begin: usize,
-    /// The cut above its last layer.
+    /// Cut above its last layer.
     pub end: usize,
-    /// `(machine, devices)`, ascending, none of them zero.
+    /// Pairs `(node, devices)`, ascending by node, without zero counts.
     pub footprint: Vec<(u32, u32)>,
-    /// Forwards ahead of the first backward; the largest number of micro-batches in flight.
+    /// Forwards before the first backward, which is the largest number of micro-batches in flight.
     pub window: u32,
 }
 
 impl StageCandidate {
-    /// Devices it takes.
+    /// Returns the number of its devices.
     #[must_use]
     pub fn replicas(&self) -> u32 {
         self.footprint.iter().map(|&(_, count)| count).sum()
     }
 }
 
-/// Everything that a search decides.
+/// A plan: everything that a search decides.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CandidatePlan {
-    /// Samples that enter the pipeline at once.
+    /// Samples of a micro-batch over all replicas of a stage.
     pub micro_batch: u32,
     /// Whether activations are recomputed.
     pub recompute: bool,
-    /// First stage first.
+    /// Stages, the first one first.
     pub stages: Vec<StageCandidate>,
 }
 
 impl CandidatePlan {
-    /// Device numbers of each stage: on every machine, earlier stages take lower numbers.
+    /// Returns the device numbers of each stage. On every node, earlier stages take lower numbers.
     #[must_use]
     pub fn devices(&self, cluster: &Cluster) -> Vec<Vec<u32>> {
         let mut next = Vec::with_capacity(cluster.machines.len());
@@ -52,12 +52,12 @@ impl CandidatePlan {
         self.stages.iter().map(|stage| stage.footprint.iter().flat_map(&mut take).collect()).collect()
     }
 
-    /// Those of its stages.
+    /// Returns the numbers of micro-batches in flight of its stages.
     pub(crate) fn windows(&self) -> Vec<u32> {
         self.stages.iter().map(|stage| stage.window).collect()
     }
 
-    /// The same stages with other windows.
+    /// Returns the plan with other numbers of micro-batches in flight.
     #[must_use]
     pub fn with_windows(mut self, windows: &[u32]) -> Self {
         self.stages.iter_mut().zip(windows).for_each(|(stage, &window)| stage.window = window);

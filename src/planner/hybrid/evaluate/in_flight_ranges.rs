@@ -10,18 +10,19 @@ use crate::planner::hybrid::{
     settings::{Settings, largest_window},
 };
 
-/// For each stage, from the least window that keeps it busy to the largest that memory allows it and those in front.
+/// For each stage, the smallest number in flight that keeps it busy, and the largest that memory allows it and the
+/// stages in front.
 pub(crate) type Ranges = Vec<(u32, u32)>;
 
 impl PlanEvaluator<'_> {
-    /// The windows of priced stages that run ahead as far as memory allows if they are `eager`, else no farther than they
-    /// must; `None` if a stage doesn't fit even then.
+    /// Returns the largest numbers in flight if `eager`, otherwise the smallest. Returns `None` if a stage does not fit
+    /// with the smallest.
     pub(crate) fn windows_of(&self, stages: &[StageCost], micro_batch: u32, eager: bool) -> Option<Vec<u32>> {
         let wanted = vec![if eager { u32::MAX } else { 0 }; stages.len()];
         nearest(&self.ranges_of(stages, micro_batch)?, &wanted)
     }
 
-    /// The windows to choose from; `None` if a stage doesn't fit with the least.
+    /// Returns the ranges of a plan. Returns `None` if a stage does not fit with its smallest number in flight.
     ///
     /// # Errors
     /// As [`PlanEvaluator::stages`].
@@ -30,15 +31,15 @@ impl PlanEvaluator<'_> {
         Ok(self.ranges_of(&stages, plan.micro_batch))
     }
 
-    /// The same for stages that are priced.
+    /// Returns the ranges of stages whose costs are known.
     pub(crate) fn ranges_of(&self, stages: &[StageCost], micro_batch: u32) -> Option<Ranges> {
         let held = stages.iter().map(|stage| (&stage.memory, stage.capacity_bytes));
         ranges(self.settings, self.settings.global_batch / micro_batch, held)
     }
 }
 
-/// The windows to choose from for stages that hold so much, each on devices that have room for so much; `None` if one
-/// doesn't fit with the least.
+/// Returns the ranges of stages with these memories and capacities. Returns `None` if one does not fit with its
+/// smallest number in flight.
 pub(crate) fn ranges<'m>(
     settings: &Settings,
     micro_batches: u32,
@@ -58,7 +59,7 @@ pub(crate) fn ranges<'m>(
     ranges.iter().all(|&(least, most)| least <= most).then_some(ranges)
 }
 
-/// As many micro-batches in flight as wanted, or as near to that as the ranges and the stages behind allow.
+/// Returns the numbers in flight nearest to `wanted` that the ranges and the stages behind allow.
 pub(crate) fn nearest(ranges: &Ranges, wanted: &[u32]) -> Option<Vec<u32>> {
     let mut windows = vec![0; ranges.len()];
     let mut next = 1;
@@ -73,7 +74,7 @@ pub(crate) fn nearest(ranges: &Ranges, wanted: &[u32]) -> Option<Vec<u32>> {
     Some(windows)
 }
 
-/// Every choice of windows, if there are no more than `limit`.
+/// Returns every choice of numbers in flight. Returns `None` if there are more than `limit`.
 pub(crate) fn every(ranges: &Ranges, limit: usize) -> Option<Vec<Vec<u32>>> {
     let mut all: Vec<Vec<u32>> = vec![Vec::new()]; // of the stages behind, last stage first
     for &(least, most) in ranges.iter().rev() {

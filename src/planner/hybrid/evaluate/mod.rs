@@ -21,8 +21,9 @@ use crate::planner::hybrid::{
     settings::{Settings, WarmUp},
 };
 
-/// The fastest of the allowed micro-batch sizes for one stage between every two neighbouring cuts of `model`, on these
-/// devices; of those that fit memory, if any does. Stages run ahead as far as memory allows, and less where that helps.
+/// Returns the fastest plan, over the allowed micro-batch sizes, with one stage between every two neighbouring cuts of
+/// `model` on these devices. Plans that fit memory come first. Stages have as many micro-batches in flight as memory
+/// allows, and fewer where that helps.
 ///
 /// # Errors
 /// [`Error::Argument`] if a device is unknown, idle in its stage or used twice, or if no micro-batch size can be shared.
@@ -44,8 +45,8 @@ pub fn evaluate(
     Ok((plan, priced))
 }
 
-/// The fastest plan with these stages, whatever their windows, that fits memory; if none does, the fastest with the least
-/// windows.
+/// Returns the fastest plan with these stages that fits memory, over micro-batch sizes and numbers in flight. If none
+/// fits, returns the fastest one with the smallest numbers in flight.
 pub(crate) fn fastest(
     pricer: &mut PlanEvaluator<'_>,
     stages: &[StageCandidate],
@@ -102,8 +103,8 @@ pub(crate) fn fastest(
     }
 }
 
-/// The price of one stage between every two neighbouring cuts of `model`, on these devices, with these warm-up windows,
-/// for the first of the micro-batch sizes and the first choice about recomputation.
+/// Evaluates the plan with one stage between every two neighbouring cuts of `model`, on these devices, with these
+/// numbers of micro-batches in flight, the first of the micro-batch sizes and the first choice about recomputation.
 ///
 /// # Errors
 /// As [`evaluate`]; [`Error::Argument`] if there is not one window for each stage, [`Error::Schedule`] if windows grow

@@ -12,27 +12,27 @@
 use crate::planner::hybrid::bounds::paths::PathStage;
 use crate::schedule::LONGEST_S;
 
-/// Runs pipelines; keeps its memory between calls.
+/// Simulates pipelines of 1F1B, eager 1F1B and GPipe. Keeps its memory between calls.
 #[derive(Debug, Default)]
 pub(crate) struct PipelineSimulator {
     lanes: Vec<RankCursor>,
-    /// When gradients arrive at each stage, for each micro-batch.
+    /// Arrival of the gradient of each micro-batch at each stage.
     returned_s: Vec<f64>,
 }
 
-/// Where a stage stands.
+/// Progress of one stage.
 #[derive(Debug, Clone, Copy)]
 struct RankCursor {
     stage: PathStage,
-    /// When it, its link to the next stage, and that link's way back are free.
+    /// Times from which on the stage, its link to the next stage, and the way back of that link are free.
     free_s: f64,
     there_s: f64,
     back_s: f64,
 }
 
 impl PipelineSimulator {
-    /// Seconds to the end of everything, synchronisation included. `None` where [`crate::simulate::Sweep`] has something
-    /// to say of it: of windows that grow, or of times that are none.
+    /// Returns the step, gradient reduction included. Returns `None` where numbers in flight grow along the stages or a
+    /// time is invalid: [`crate::simulate::Sweep`] has the error for these.
     pub(crate) fn step_s(&mut self, stages: impl Iterator<Item = PathStage>, micro_batches: u32) -> Option<f64> {
         self.lanes.clear();
         self.lanes.extend(stages.map(|stage| RankCursor {
@@ -74,7 +74,7 @@ impl PipelineSimulator {
         Some(self.lanes.iter().map(|lane| lane.free_s + lane.stage.sync_s).fold(0.0, f64::max))
     }
 
-    /// The next backward of a stage; gradients of its micro-batch come from `row` on.
+    /// Runs the next backward of a stage. The arrivals of its micro-batch are stored from `row` on.
     #[inline]
     fn backward(&mut self, at: usize, row: usize) {
         let lane = &mut self.lanes[at];

@@ -14,48 +14,48 @@ use crate::planner::hybrid::{
 use crate::schedule::one_f_one_b;
 use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
 
-/// What tells a machine from others.
+/// Returns what distinguishes a node from others.
 fn kind(machine: &Machine) -> (u32, u64, u64) {
     (machine.devices, machine.memory_bytes.to_bits(), machine.speed.to_bits())
 }
 
-/// A plan with its price.
+/// The costs of a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EvaluatedPlan {
-    /// The simulated step.
+    /// Simulated step.
     pub step_s: f64,
-    /// The longest path through it that the search's model knows; never above `step_s`.
+    /// Longest path of the plan by [`Paths`]. It is at most `step_s`.
     pub path_s: f64,
-    /// First stage first.
+    /// Costs of the stages, the first one first.
     pub stages: Vec<StageCost>,
 }
 
-/// What weights that a stage shares with others add to its price.
+/// What tied weights add to the cost of a stage.
 struct TiedWeightCost {
-    /// Seconds of sums with others.
+    /// All-reduces over the devices of several stages.
     tied_s: f64,
-    /// Copies that another stage on the same devices holds already.
+    /// Bytes of copies that another stage on the same devices holds already.
     held_once_bytes: f64,
-    /// Layers and bytes of their weights that the stage doesn't sum alone.
+    /// Layers, with the bytes of their weights that the stage does not sum by itself.
     apart: Vec<(u32, f64)>,
 }
 
-/// Prices plans of one model on one cluster; keeps what it needs again.
+/// Evaluates plans of one model on one cluster, and keeps the sums of each share of a micro-batch.
 pub struct PlanEvaluator<'a> {
     pub(crate) model: &'a LayerSums,
     cluster: &'a Cluster,
     pub(crate) settings: &'a Settings,
     clock: PipelineSimulator,
-    /// By the number of samples.
+    /// Layer sums by the number of samples.
     pub(crate) totals: rustc_hash::FxHashMap<u32, Totals>,
-    /// How many plans were simulated.
+    /// Plans that were simulated.
     pub simulated: u64,
-    /// How many actions they had.
+    /// Actions of these plans.
     pub actions: u64,
 }
 
 impl<'a> PlanEvaluator<'a> {
-    /// A pricer that has seen nothing yet.
+    /// Returns an evaluator without any sums yet.
     #[must_use]
     pub fn new(model: &'a LayerSums, cluster: &'a Cluster, settings: &'a Settings) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl<'a> PlanEvaluator<'a> {
         }
     }
 
-    /// Seconds and bytes of every stage.
+    /// Returns the cost of every stage.
     ///
     /// # Errors
     /// [`Error::Argument`] if the replicas of a stage can't share the micro-batch.
@@ -77,8 +77,8 @@ impl<'a> PlanEvaluator<'a> {
         self.stages_of(plan, None)
     }
 
-    /// The same where stages share devices: which group of them each is on. Stages of a group hold a weight that they
-    /// share once; all else is as if each had devices of its own.
+    /// Returns the cost of every stage where stages share devices. `group_of` says which group of devices each one is
+    /// on. Stages of a group hold a tied weight once. All else is as if each stage had separate devices.
     ///
     /// # Errors
     /// As [`PlanEvaluator::stages`].
@@ -90,7 +90,8 @@ impl<'a> PlanEvaluator<'a> {
         (0..plan.stages.len()).map(|index| self.stage(plan, index, shared.get(index))).collect()
     }
 
-    /// The same for a plan of the stages of another one, but for some: what others cost is known.
+    /// Returns the cost of every stage of a plan that differs from the plan `known` in a few stages. Equal stages keep
+    /// their known cost.
     ///
     /// # Errors
     /// As [`PlanEvaluator::stages`].
@@ -115,7 +116,7 @@ impl<'a> PlanEvaluator<'a> {
             .collect()
     }
 
-    /// Seconds and bytes of one stage.
+    /// Returns the cost of one stage.
     fn stage(&mut self, plan: &CandidatePlan, index: usize, shared: Option<&TiedWeightCost>) -> Result<StageCost> {
         let (micro_batch, stage) = (plan.micro_batch, &plan.stages[index]);
         let replicas = stage.replicas();
@@ -170,7 +171,7 @@ impl<'a> PlanEvaluator<'a> {
         })
     }
 
-    /// For each stage what weights that it shares with others add; nothing where no layers share any.
+    /// Returns for each stage what tied weights add. Returns an empty list if the model has none.
     fn shared(&self, plan: &CandidatePlan, group_of: Option<&[u32]>) -> Vec<TiedWeightCost> {
         if self.model.ties.is_empty() {
             return Vec::new();
@@ -192,7 +193,7 @@ impl<'a> PlanEvaluator<'a> {
             .collect()
     }
 
-    /// The rate at which all devices of some groups sum.
+    /// Returns the all-reduce rate over all devices of some groups.
     fn all_reduce(&self, plan: &CandidatePlan, group_of: &[u32], groups: &[u32]) -> Rate {
         let mut on_machine: std::collections::BTreeMap<u32, u32> = std::collections::BTreeMap::new();
         for group in groups {
@@ -204,7 +205,7 @@ impl<'a> PlanEvaluator<'a> {
         self.cluster.all_reduce(on_machine.len() as u32, on_machine.into_values().max().unwrap_or(1))
     }
 
-    /// Prices and simulates a plan, whether or not it fits the devices' memory.
+    /// Evaluates and simulates a plan, whether or not it fits the devices' memory.
     ///
     /// # Errors
     /// As [`PlanEvaluator::stages`]; [`Error::Schedule`] if windows grow along the stages, so that they wait for each other.
@@ -214,7 +215,7 @@ impl<'a> PlanEvaluator<'a> {
         Ok(EvaluatedPlan { step_s, path_s: self.path_s(&stages, &windows, plan.micro_batch), stages })
     }
 
-    /// Simulates priced stages with these windows, in micro-batches of so many samples.
+    /// Simulates stages with these costs and numbers in flight, in micro-batches of `micro_batch` samples.
     ///
     /// # Errors
     /// [`Error::Schedule`] if windows grow along the stages.
@@ -238,12 +239,12 @@ impl<'a> PlanEvaluator<'a> {
         Sweep::default().step_s(&one_f_one_b(windows, micro_batches), &costs, Links::Queued)
     }
 
-    /// The longest path through priced stages with these windows: their step without simulation, or a little less.
+    /// Returns the longest path through stages with these numbers in flight. It is the step, or a little less.
     pub(crate) fn path_s(&self, stages: &[StageCost], windows: &[u32], micro_batch: u32) -> f64 {
         self.longest_path_s(stages, windows.iter().map(|&window| (window, window)), micro_batch)
     }
 
-    /// The longest path that there is through priced stages for all windows between a least and a most.
+    /// Returns a lower bound on the longest path over all numbers in flight in these ranges.
     pub(crate) fn longest_path_s(
         &self,
         stages: &[StageCost],
@@ -259,7 +260,7 @@ impl<'a> PlanEvaluator<'a> {
         paths.synced_s
     }
 
-    /// For each machine the first one of its kind on which every stage of a plan has as many devices.
+    /// Returns for each node the first equal node on which every stage of the plan has as many devices.
     pub(crate) fn alike(&self, plan: &CandidatePlan) -> Vec<u32> {
         let mut first = rustc_hash::FxHashMap::default();
         (0..)
@@ -268,7 +269,7 @@ impl<'a> PlanEvaluator<'a> {
             .collect()
     }
 
-    /// The same plan with machines that differ in nothing in the order of the stages that they take part in.
+    /// Returns the plan with equal nodes renamed, in the order of the stages that they take part in.
     pub(crate) fn in_order(&self, plan: &CandidatePlan) -> CandidatePlan {
         let (machines, held) = (&self.cluster.machines, self.held(plan));
         // Those of the first stage first, and of them those that give it most; idle ones last.
@@ -294,7 +295,7 @@ impl<'a> PlanEvaluator<'a> {
         plan
     }
 
-    /// Stages of a plan on each machine, with their devices there.
+    /// Returns the stages of a plan on each node, with their devices there.
     fn held(&self, plan: &CandidatePlan) -> Vec<Vec<(usize, u32)>> {
         let mut held = vec![Vec::new(); self.cluster.machines.len()];
         for (index, stage) in plan.stages.iter().enumerate() {
@@ -305,13 +306,13 @@ impl<'a> PlanEvaluator<'a> {
         held
     }
 
-    /// Whether layers of the model share weights.
+    /// Returns whether the model has tied weights.
     #[must_use]
     pub fn shares_weights(&self) -> bool {
         !self.model.ties.is_empty()
     }
 
-    /// Whether every device of a priced plan holds what it must.
+    /// Returns whether the memory of every stage fits its devices.
     #[must_use]
     pub fn fits(stages: &[StageCost]) -> bool {
         stages.iter().all(|stage| stage.memory.total_bytes() <= stage.capacity_bytes)

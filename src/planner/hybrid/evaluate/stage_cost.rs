@@ -4,31 +4,31 @@ use crate::cost::network::{Cluster, Rate};
 use crate::cost::{self, LayerSums, Memory, Totals};
 use crate::planner::hybrid::{bounds::paths::PathStage, settings::Settings};
 
-/// What a stage costs in a plan.
+/// Cost of a stage in a plan.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "python", derive(pyo3::IntoPyObject))]
 pub struct StageCost {
-    /// Samples of a micro-batch on the replica that gets most.
+    /// Samples of a micro-batch on the replica that has most of them.
     pub share: u32,
     /// Forward pass of one micro-batch.
     pub forward_s: f64,
     /// Backward pass of one micro-batch, with the forward pass that recomputation repeats.
     pub backward_s: f64,
-    /// Its half for the gradients of inputs, without what recomputation repeats; `None` if no layer tells its halves.
+    /// Input-gradient pass of the backward, without the repeated forward. `None` if no layer has separate passes.
     pub input_gradient_s: Option<f64>,
-    /// Its half for the gradients of weights.
+    /// Weight-gradient pass of the backward.
     pub weight_gradient_s: Option<f64>,
-    /// Sending one micro-batch's output to the next stage, or its gradient back; 0 behind the last stage.
+    /// Transfer of one micro-batch's output to the next stage, or of its gradient back. 0 for the last stage.
     pub transfer_s: f64,
-    /// The part of `transfer_s` that occupies the fullest port.
+    /// Part of `transfer_s` that occupies the fullest port.
     pub transfer_busy_s: f64,
-    /// Gradient synchronisation of the whole stage.
+    /// Gradient all-reduce of the whole stage.
     pub sync_s: f64,
-    /// The part of it that outlasts the stage's last backward pass.
+    /// Exposed gradient reduction: the part of it behind the last backward of the stage.
     pub sync_tail_s: f64,
-    /// Held by each device.
+    /// Memory of each device.
     pub memory: Memory,
-    /// Of its smallest device.
+    /// Memory of its smallest device that a plan may use.
     pub capacity_bytes: f64,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct StageDevices {
     pub speed: f64,
     /// Memory of the smallest device.
     pub memory_bytes: f64,
-    /// Gradient all-reduce over all of them.
+    /// Rate of the gradient all-reduce over all of them.
     pub sync: Rate,
 }
 
@@ -110,7 +110,7 @@ pub(super) fn between(below: &[f64], (begin, end): (usize, usize)) -> f64 {
     (below[end] - below[begin]).max(0.0)
 }
 
-/// A priced stage as the paths see it, with the least and the most window that it may have.
+/// Returns a stage as the paths and the simulator see it, with the smallest and the largest number in flight.
 pub(crate) fn path_stage(stage: &StageCost, (least_window, window): (u32, u32)) -> PathStage {
     PathStage {
         forward_s: stage.forward_s,
@@ -123,7 +123,7 @@ pub(crate) fn path_stage(stage: &StageCost, (least_window, window): (u32, u32)) 
     }
 }
 
-/// The rate between the devices of two neighbouring stages.
+/// Returns the transfer rate between the devices of two neighbouring stages.
 pub(super) fn transfer(cluster: &Cluster, from: &[(u32, u32)], to: &[(u32, u32)]) -> Rate {
     let mut pairs = Vec::with_capacity(from.len() + to.len());
     let mut to = to.iter().copied().peekable();

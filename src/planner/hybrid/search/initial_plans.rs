@@ -26,7 +26,7 @@ use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::Result;
 
-/// The best plan of any placement by pattern and annealing alone, without a search for better ones or for a bound.
+/// Returns the best plan of patterns and annealing alone, on any placement, without a bound.
 ///
 /// # Errors
 /// As [`crate::planner::hybrid::plan`].
@@ -39,7 +39,7 @@ pub fn draft(model: &LayerSums, cluster: &Cluster, settings: &Settings, control:
 }
 
 impl<'a> Search<'a> {
-    /// Looks for plans of any placement by pattern: few patterns, and then all, unless none is much better than those few.
+    /// Tries patterns: first a few, and then all of them, unless the first ones are near the bound.
     pub(crate) fn draw(&mut self) -> Result<()> {
         self.with_sizes(|search, sizes| {
             let bounds = search.draw_for(sizes)?;
@@ -48,13 +48,13 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Looks for plans of any placement by annealing those of patterns.
+    /// Anneals the plans of patterns and the best plan.
     pub(crate) fn anneal(&mut self, time: AnnealingTime) -> Result<()> {
         let near_s = passes::NEAR * self.lower_bound_s();
         self.with_sizes(|search, sizes| search.anneal_for(sizes, time, near_s))
     }
 
-    /// Looks for plans that the bound takes to be possible: on each list of devices that patterns have, as they place stages.
+    /// Places the shortest plans of the relaxed space on each list of devices that patterns have.
     pub(crate) fn realise(&mut self) -> Result<()> {
         self.with_sizes(|search, sizes| {
             let twins: Vec<Vec<RelaxedPlan>> =
@@ -142,7 +142,7 @@ impl<'a> Search<'a> {
         self.meet(&tasks, plans.iter())
     }
 
-    /// Moves cuts of patterns until that helps no more.
+    /// Moves the cuts of pattern plans until that helps no more.
     fn settle(&mut self, tasks: &[&Subproblem<'_>], line: &[u32]) -> Result<()> {
         let Some(annealing) = Annealer::new(tasks, line) else { return Ok(()) };
         let mut drawn = std::mem::take(&mut self.drawn);
@@ -156,8 +156,8 @@ impl<'a> Search<'a> {
         outcome
     }
 
-    /// Anneals anew, each time for as long as all times before together, until the step is no more than `near_s` or was
-    /// found in the first half of all that.
+    /// Anneals repeatedly, each time for as long as all times before together. Ends once the step is at most `near_s`,
+    /// or was found in the first half of the work.
     fn walk(&mut self, tasks: &[&Subproblem<'_>], line: &[u32], time: AnnealingTime, near_s: f64) -> Result<()> {
         let Some(annealing) = Annealer::new(tasks, line) else { return Ok(()) };
         let size = tasks[0].model.cuts() as u64 * u64::from(tasks[0].cluster.devices());
@@ -191,7 +191,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Simulates sketches with their windows, shortest paths first.
+    /// Simulates plans with the largest and with the smallest numbers in flight, shortest paths first.
     fn meet<'s>(
         &mut self,
         tasks: &[&Subproblem<'_>],
@@ -204,8 +204,8 @@ impl<'a> Search<'a> {
         self.simulate(plans, annealing::SIMULATED_ACTIONS.min(self.effort.actions))
     }
 
-    /// A plan whose stages run ahead as far as memory allows, and the same plan with as little of that as keeps them busy,
-    /// each with the length of its paths; without what doesn't fit.
+    /// Returns the plan with the largest and with the smallest numbers in flight, each with its longest path. Leaves
+    /// out what does not fit.
     pub(crate) fn with_windows(&mut self, plan: &CandidatePlan) -> Result<Vec<(f64, CandidatePlan)>> {
         let stages = self.pricer.stages(plan)?;
         let mut plans = Vec::new();
@@ -217,14 +217,14 @@ impl<'a> Search<'a> {
         Ok(plans)
     }
 
-    /// Small steps from the best plan so far, while they help.
+    /// Improves the best plan by local search.
     pub(crate) fn improve(&mut self) {
         let (model, effort, control) = (self.model, self.effort, self.control);
         self.best = self.best.take().map(|best| local_search::improve(model, &mut self.pricer, best, effort, control));
     }
 }
 
-/// Nested cuts for plans of any placement; `None` where those are no use.
+/// Returns nested cuts for plans of any placement. Returns `None` if the settings allow node-aligned plans only.
 fn line_of(tasks: &[&Subproblem<'_>]) -> Option<Vec<u32>> {
     // A launcher that wants equal replicas starts its ranks in the order of the devices, which only compact placements
     // keep.
@@ -232,7 +232,7 @@ fn line_of(tasks: &[&Subproblem<'_>]) -> Option<Vec<u32>> {
     Some(cut_row::line(task.model, &task.cut_bytes))
 }
 
-/// A plan as a sketch for its task.
+/// Returns a plan as an unscheduled plan of its micro-batch size.
 fn sketched(tasks: &[&Subproblem<'_>], plan: &CandidatePlan) -> Option<UnscheduledPlan> {
     let is_of = |task: &&Subproblem<'_>| {
         (task.micro_batch, task.recompute) == (plan.micro_batch, plan.recompute)

@@ -7,37 +7,37 @@ use rustc_hash::FxHashMap;
 /// A suffix of the pipeline.
 #[derive(Debug, Clone)]
 pub(crate) struct Label {
-    /// Lengths of its paths.
+    /// Lengths of its critical paths.
     pub paths: Paths,
-    /// No plan that ends in it has a shorter step.
+    /// Lower bound on the step of plans that end in it.
     pub bound_s: f64,
-    /// Where it begins.
+    /// Cut where it begins.
     pub cut: u32,
-    /// Of the machines, with its stages placed.
+    /// Situation of the devices, with its stages placed.
     pub situation: u32,
-    /// How many it has.
+    /// Number of its stages.
     pub stages: u32,
-    /// Of its first stage: it may have any window between these.
+    /// Range of micro-batches in flight of its first stage.
     pub least_window: u32,
     pub window: u32,
-    /// The label it was made from, and the index of the move that made it.
+    /// Label that it was made from, and index of the move that made it.
     pub parent: u32,
     pub move_index: u32,
 }
 
-/// `(situation, stages, windows)`: labels that agree in these compete.
+/// Labels that agree in `(situation, stages, windows)` compete.
 type Bucket = (u32, u32, (u32, u32));
 
-/// Labels of a pass; those still of use are in `waiting` and `complete`.
+/// Labels of a pass. Those that are not dominated are in `waiting` and `complete`.
 pub(crate) struct Labels {
-    /// In the order in which they were made.
+    /// All labels, in the order in which they were made.
     pub all: Vec<Label>,
-    /// By cut.
+    /// Labels to extend, by cut.
     pub waiting: Vec<FxHashMap<Bucket, Vec<u32>>>,
-    /// Whole plans.
+    /// Labels of complete plans.
     pub complete: Vec<u32>,
     micro_batches: u32,
-    /// What holding them against each other took, in nanoseconds or so.
+    /// Work of comparing labels.
     pub work: u64,
 }
 
@@ -52,7 +52,7 @@ impl Labels {
         }
     }
 
-    /// Takes a label in, unless a rival has no longer paths; rivals with longer ones go.
+    /// Adds a label, unless a rival dominates it. Drops the rivals that it dominates.
     pub(crate) fn add(&mut self, label: Label) {
         let count = self.micro_batches;
         let id = self.all.len() as u32;
@@ -76,7 +76,7 @@ impl Labels {
         self.all.push(label);
     }
 
-    /// Most promising first; equal ones in the order in which they were made.
+    /// Sorts labels by their bound. Equal ones keep the order in which they were made.
     pub(crate) fn sort(&self, ids: &mut [u32]) {
         ids.sort_by(|&a, &b| self.all[a as usize].bound_s.total_cmp(&self.all[b as usize].bound_s).then(a.cmp(&b)));
     }

@@ -13,10 +13,10 @@ use crate::planner::hybrid::{
     },
 };
 
-/// A plan, and how far its stages shall run ahead.
+/// A plan, and the numbers in flight that its stages should have.
 type Neighbour = (CandidatePlan, Vec<u32>);
 
-/// The best plan that small steps lead to: one cut, one device, or one stage's warm-up at a time.
+/// Returns the plan that local search ends at. It changes one cut, one device or one number in flight at a time.
 pub(crate) fn improve(
     model: &LayerSums,
     pricer: &mut PlanEvaluator<'_>,
@@ -31,8 +31,8 @@ pub(crate) fn improve(
     })
 }
 
-/// The better of `best` and a plan with the stages of `plan`: the best of all windows where they are few, else what
-/// changing one at a time leads to from the best of those of `plan` and some with short paths.
+/// Returns the better one of `best` and the stages of `plan` with other numbers in flight. All choices are tried if
+/// they are few. Otherwise local search starts from the best of `plan` and of choices with short paths.
 pub(crate) fn improve_warm_ups(
     pricer: &mut PlanEvaluator<'_>,
     best: (f64, CandidatePlan),
@@ -76,7 +76,7 @@ pub(crate) fn improve_warm_ups(
     best
 }
 
-/// Windows with short paths, from the last stage to the first, as the search finds them.
+/// Returns choices of numbers in flight with short paths, found by a label search over the stages.
 fn promising(prices: &[StageCost], ranges: &Ranges, micro_batches: u32) -> Vec<Vec<u32>> {
     let mut labels: Vec<(Paths, Vec<u32>)> = vec![(Paths::default(), Vec::new())]; // last stage first
     for (price, &(least, most)) in prices.iter().zip(ranges).rev() {
@@ -105,7 +105,7 @@ fn promising(prices: &[StageCost], ranges: &Ranges, micro_batches: u32) -> Vec<V
     labels.into_iter().map(|(_, windows)| windows.into_iter().rev().collect()).collect()
 }
 
-/// Takes the best of all neighbours until none helps or that took enough effort.
+/// Moves to the best neighbor until none is better or the limits are reached.
 fn climb(
     pricer: &mut PlanEvaluator<'_>,
     start: (f64, CandidatePlan),
@@ -146,7 +146,7 @@ fn climb(
     }
 }
 
-/// Plans in which one stage's warm-up differs: by one, or as far as it goes.
+/// Returns plans that differ in one number in flight: by one, or as far as possible.
 fn warm_ups(plan: &CandidatePlan, ranges: &Ranges) -> Vec<Neighbour> {
     let mut plans = Vec::new();
     for (index, &(least, most)) in ranges.iter().enumerate() {
@@ -166,7 +166,7 @@ fn warm_ups(plan: &CandidatePlan, ranges: &Ranges) -> Vec<Neighbour> {
     plans
 }
 
-/// Plans that differ in one cut or one device.
+/// Returns plans that differ in one cut or one device.
 fn shifts(model: &LayerSums, plan: &CandidatePlan, ranges: &Ranges, alike: &[u32]) -> Vec<Neighbour> {
     // Who runs ahead as far as memory allows does so wherever the cut lies.
     let wanted: Vec<u32> = (plan.stages.iter().zip(ranges))

@@ -33,19 +33,19 @@ use crate::planner::hybrid::{
     subproblem::Subproblem,
 };
 
-/// The search for one micro-batch size.
+/// State of one micro-batch size.
 pub(crate) struct SizeSearch<'a> {
     pub suffixes: SuffixSearch<'a>,
-    /// None of its plans has a shorter step.
+    /// Lower bound on the step of its plans in the search space.
     pub bound_s: f64,
-    /// Up to this length of paths, no pass will find more.
+    /// No pass finds a new plan whose paths are shorter than this.
     pub searched_s: f64,
-    /// The same for all placements, where the search space has not all of them.
+    /// Bound over all placements, where the search space has only some.
     pub of_all: Known,
 }
 
-/// For each size a step that none of its plans is shorter than, if it is below `step_s`; what finding that took, in
-/// nanoseconds or so.
+/// Returns for each size a lower bound on its step, and the work of finding it. Bounds of `step_s` and more are not
+/// told apart.
 pub(crate) fn least_steps_s(sizes: &[SizeSearch<'_>], step_s: f64, control: &Control) -> Vec<(f64, u64)> {
     let least = sizes.par_iter().map(|size| {
         if size.bound_s >= step_s {
@@ -64,24 +64,24 @@ pub(crate) struct Search<'a> {
     sizes: Vec<SizeSearch<'a>>,
     pub pricer: PlanEvaluator<'a>,
     pub best: Option<(f64, CandidatePlan)>,
-    /// Patterns that annealing sets out from.
+    /// Pattern plans that annealing starts from.
     drawn: Vec<UnscheduledPlan>,
-    /// Whether these are more than those of a first look.
+    /// Whether these include patterns that are longer than the best plan.
     is_drawn_wide: bool,
-    /// Whether their cuts were moved where that helps.
+    /// Whether their cuts have settled.
     is_settled: bool,
-    /// Plans that were simulated as a pass found them.
+    /// Plans of passes that were simulated.
     seen: FxHashSet<CandidatePlan>,
     labels: u64,
-    /// What passes took, in nanoseconds or so.
+    /// Work of all passes.
     pub work: u64,
-    /// Labels of the relaxed space, and what passes over it took; the same of annealing.
+    /// Labels of relaxed passes, their work, and the work of annealing.
     relaxed_labels: u64,
     relaxed_work: u64,
     annealed_work: u64,
-    /// Whether whoever watches `control` wants to hear of this search.
+    /// Whether this search reports its progress to `control`.
     pub is_watched: bool,
-    /// No plan has a shorter step, also with other cuts than the model's. Infinite where the model has all cuts.
+    /// Lower bound on the step of plans with any cuts. Infinite where the model has all cuts.
     all_cuts_bound_s: f64,
 }
 
@@ -127,7 +127,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// A first bound for every size that has none yet, or a low one.
+    /// Finds a first bound for every size whose bound is below the step.
     pub(crate) fn bound(&mut self) {
         let bounds = least_steps_s(&self.sizes, self.step_s(), self.control);
         let mut sizes = std::mem::take(&mut self.sizes);
@@ -135,7 +135,7 @@ impl<'a> Search<'a> {
         self.sizes = sizes;
     }
 
-    /// Keeps bounds of sizes, and what they took, if there are any.
+    /// Stores bounds of sizes, and adds their work.
     pub(crate) fn take_bounds(&mut self, sizes: &mut [SizeSearch<'_>], bounds: &[(f64, u64)]) {
         for (size, (bound_s, work)) in sizes.iter_mut().zip(bounds) {
             size.bound_s = bound_s.min(self.step_s());
@@ -144,7 +144,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Bounds all placements, where the search space has not all of them, or as far as tables do.
+    /// Raises the bounds over all placements.
     pub(crate) fn bound_all(&mut self, effort: WorkBudget) {
         let (control, step_s) = (self.control, self.step_s());
         for size in &mut self.sizes {
@@ -162,12 +162,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// What is left of all work for passes.
+    /// Returns the work that is left of [`effort::ALL_WORK`].
     pub(crate) fn left(&self) -> u64 {
         effort::ALL_WORK.saturating_sub(self.spent())
     }
 
-    /// All work so far, in nanoseconds or so.
+    /// Returns all work so far.
     pub(crate) fn spent(&self) -> u64 {
         self.work + self.relaxed_work + self.annealed_work + work::ACTION * self.pricer.actions
     }
@@ -176,12 +176,12 @@ impl<'a> Search<'a> {
         self.best.as_ref().map_or(f64::INFINITY, |(step_s, _)| *step_s)
     }
 
-    /// No plan of the search space has a shorter step.
+    /// Returns a lower bound on the step of every plan of the search space.
     pub(crate) fn searched_bound_s(&self) -> f64 {
         self.sizes.iter().map(|size| size.bound_s).fold(self.step_s(), f64::min)
     }
 
-    /// No plan with the model's cuts has a shorter step, wherever its stages lie.
+    /// Returns a lower bound on the step of every plan with the model's cuts, on any placement.
     pub(crate) fn lower_bound_s(&self) -> f64 {
         if self.is_exact() {
             return self.searched_bound_s();
@@ -189,39 +189,39 @@ impl<'a> Search<'a> {
         self.sizes.iter().map(|size| size.of_all.bound_s).fold(self.step_s(), f64::min)
     }
 
-    /// Whether the search space has every placement.
+    /// Returns whether the search space has every placement.
     pub(crate) fn is_exact(&self) -> bool {
         self.sizes.iter().all(|size| size.suffixes.exact_placement())
     }
 
-    /// Whether more searching can raise no bound.
+    /// Returns whether no pass can raise a bound.
     pub(crate) fn is_proved(&self) -> bool {
         let step_s = self.step_s();
         self.sizes.iter().all(|size| size.bound_s >= step_s || size.searched_s >= step_s)
     }
 
-    /// Whether somebody asked to stop, or more would be unreasonable.
+    /// Returns whether the search was stopped or has reached its limits.
     pub(crate) fn must_end(&self) -> bool {
         self.control.should_stop() || self.labels >= self.effort.labels || self.work >= self.effort.work
     }
 
-    /// Why the search ended, if better plans may be left.
+    /// Returns why the search ended, if better plans may be left.
     pub(crate) fn stopped(&self) -> Option<Stopped> {
         let is_cut_short = self.is_far() && self.control.should_stop(); // however much is proved
         (is_cut_short || !self.is_proved()).then(|| self.control.stopped().unwrap_or(Stopped::Effort))
     }
 
-    /// Whether the best plan is worth annealing for long when all is searched.
+    /// Returns whether the best plan is worth a long annealing after the last pass.
     pub(crate) fn is_far(&self) -> bool {
         self.step_s() > limits::FAR * self.lower_bound_s()
     }
 
-    /// Whether there is no better plan worth looking for.
+    /// Returns whether the best plan is near the bound, or the search was stopped.
     pub(crate) fn is_near(&self) -> bool {
         self.step_s() <= limits::NEAR * self.lower_bound_s() || self.control.should_stop()
     }
 
-    /// Tells whoever watches how far the search is.
+    /// Reports the best step and the bound, if the search is watched.
     pub(crate) fn report(&self) {
         if self.is_watched {
             self.control.report(Progress {

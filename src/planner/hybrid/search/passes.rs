@@ -12,7 +12,7 @@ use crate::planner::effort::{WorkBudget, passes};
 use crate::planner::hybrid::{evaluate::candidate_plan::CandidatePlan, placement::packing::Packing};
 
 impl Search<'_> {
-    /// A first plan, if one is easily made.
+    /// Simulates the best packed plans, for a first plan.
     pub(crate) fn start(&mut self) -> Result<()> {
         let control = self.control;
         let packed: Vec<Vec<CandidatePlan>> =
@@ -26,7 +26,7 @@ impl Search<'_> {
         self.simulate(plans, self.effort.actions)
     }
 
-    /// Looks ever farther above the least conceivable step until a plan is found, and around the best one.
+    /// Runs narrow passes under rising thresholds until one of them finds a plan.
     pub(crate) fn reach(&mut self) -> Result<()> {
         let least_s = self.searched_bound_s();
         if self.step_s() <= passes::REACH[1] * least_s {
@@ -42,7 +42,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Raises the bound, as far as that takes no unreasonable effort.
+    /// Runs whole passes under rising thresholds until the bound reaches the step or the limits are reached.
     pub(crate) fn prove(&mut self) -> Result<()> {
         if !self.is_proved() {
             self.pass(self.step_s(), passes::BEAMS[1])?;
@@ -59,7 +59,8 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Raises bounds that paths rounded down may keep below the step, with no more work than passes took so far.
+    /// Runs a last pass with a finer grid, if rounding may keep the bound below the step. It takes at most the work of
+    /// all passes so far.
     pub(crate) fn sharpen(&mut self) -> Result<()> {
         let is_rounded = self.sizes.iter().any(|size| size.suffixes.task.cluster.devices() > passes::EXACT_DEVICES);
         let is_open = self.searched_bound_s() < self.step_s() && self.is_proved();
@@ -76,7 +77,8 @@ impl Search<'_> {
         outcome
     }
 
-    /// Looks for plans whose paths are shorter than `limit_s`, simulates the best, and improves on them.
+    /// Runs one pass over all open sizes for plans whose paths are shorter than `limit_s`, simulates the best ones, and
+    /// improves a new best plan.
     pub(crate) fn pass(&mut self, limit_s: f64, beam: usize) -> Result<()> {
         let control = self.control;
         let is_open = |size: &SizeSearch<'_>| size.bound_s < limit_s && size.searched_s < limit_s;
@@ -107,7 +109,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Simulates plans, shortest paths first, while their paths leave hope, and no more than so many actions.
+    /// Simulates plans, shortest paths first, until their paths reach the best step or they have had `actions` actions.
     pub(crate) fn simulate(&mut self, mut plans: Vec<(f64, CandidatePlan)>, actions: u64) -> Result<()> {
         plans.sort_by(|a, b| a.0.total_cmp(&b.0));
         let until = self.pricer.actions + actions;

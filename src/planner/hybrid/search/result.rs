@@ -5,32 +5,32 @@ use crate::control::Stopped;
 use crate::error::{Error, Result};
 use crate::planner::hybrid::evaluate::{self, candidate_plan::CandidatePlan, plan_cost::EvaluatedPlan};
 
-/// The message for a question without a plan, where that is certain. Python compares it.
+/// Message where it is certain that no plan fits. Python compares it.
 const NO_PLAN_FITS: &str = "no plan fits";
 const MORE_MEMORY: &str = "use more devices, or devices with more memory";
 
-/// The error for a question of which it is certain that no plan fits.
+/// Returns the error where it is certain that no plan fits.
 #[must_use]
 pub fn no_plan_fits() -> Error {
     Error::infeasible(NO_PLAN_FITS, MORE_MEMORY)
 }
 
-/// The answer to one question.
+/// Result of a search.
 #[derive(Debug, Clone)]
 pub struct SearchResult {
-    /// The plan with the shortest simulated step that was found.
+    /// Plan with the shortest simulated step that was found.
     pub plan: CandidatePlan,
-    /// Its price.
+    /// Costs of the plan.
     pub priced: EvaluatedPlan,
-    /// No plan of the question has a shorter step, whatever its cuts and its placement.
+    /// Lower bound on the step of every plan, with any cuts and any placement.
     pub lower_bound_s: f64,
-    /// The same for plans with the model's cuts, if these are not all cuts. `None` if they are.
+    /// Lower bound for plans with the model's cuts. `None` if these are all cuts.
     pub searched_cuts_bound_s: Option<f64>,
-    /// The same for plans with the model's cuts and compact placements, if only those were searched; `None` if all were.
+    /// Lower bound for node-aligned plans with the model's cuts. `None` if all placements were searched.
     pub compact_bound_s: Option<f64>,
-    /// Why the search ended before it had no better plan left to look for; `None` if it had none.
+    /// Why the search ended although better plans may be left. `None` if none is left.
     pub stopped: Option<Stopped>,
-    /// Suffixes that the search looked at.
+    /// Labels that were explored.
     pub labels: u64,
     /// Plans that were simulated.
     pub simulated: u64,

@@ -16,27 +16,27 @@ use crate::planner::hybrid::{
 /// A stage between two cuts, before it is placed.
 pub(crate) struct Stage {
     pub begin: usize,
-    /// In the order of [`LayerSums::begins`].
+    /// Place in the order of [`LayerSums::begins`].
     pub index: usize,
     pub forward_s: f64,
     pub backward_s: f64,
 }
 
-/// Stages that end at one cut and cost the same but for their layers.
+/// Stages that end at one cut, on devices that cost the same.
 struct StageClass<'t> {
-    /// Those that alone are at work for less than the threshold.
+    /// Stages that work for less than the threshold by themselves.
     short: Rc<[Stage]>,
     sync: Synced<'t>,
-    /// The largest window that fits each of them, 0 if none does; `None` where nobody asked.
+    /// Largest number in flight that fits each of them, 0 if none does. `None` where it is not computed yet.
     largest: Vec<Option<u32>>,
 }
 
-/// All stages that end at one cut. What they cost by themselves is the same for all labels there.
+/// All stages that end at one cut. Their own costs are the same for all labels there.
 pub(crate) struct StagesByEnd<'t> {
     task: &'t Subproblem<'t>,
     end: usize,
     inner: Option<Arc<Inner>>,
-    /// By the price of a move.
+    /// Classes by the price number of a move.
     of_price: Vec<Option<StageClass<'t>>>,
 }
 
@@ -45,7 +45,8 @@ impl<'t> StagesByEnd<'t> {
         Self { task, end, inner: None, of_price: Vec::new() }
     }
 
-    /// Those that a move may place, if they alone are at work for less than the threshold; adds what it took to `work`.
+    /// Returns the stages that a move may place and that work for less than the threshold by themselves. Adds the work
+    /// to `work`.
     pub(crate) fn short(&mut self, choice: &PlacementMove, threshold_s: f64, work: &mut u64) -> Rc<[Stage]> {
         let (task, end, at) = (self.task, self.end, choice.price as usize);
         if self.of_price.len() <= at {
@@ -80,7 +81,8 @@ impl<'t> StagesByEnd<'t> {
         self.of_price[at].insert(stages).short.clone()
     }
 
-    /// What there is to sum of one of them, and the largest window that fits, 0 if none does.
+    /// Returns the exposed gradient reduction of one of them, and the largest number in flight that fits, 0 if none
+    /// does.
     pub(crate) fn sync_and_window(&mut self, choice: &PlacementMove, at: usize, work: &mut u64) -> (f64, u32) {
         let (task, end) = (self.task, self.end);
         let Some(stages) = &mut self.of_price[choice.price as usize] else { return (0.0, 0) };

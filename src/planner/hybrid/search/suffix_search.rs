@@ -30,43 +30,44 @@ use crate::control::Control;
 /// Index of the empty suffix.
 const ROOT: u32 = 0;
 
-/// What a pass found.
+/// Result of a pass.
 #[derive(Debug)]
 pub(crate) struct PassResult {
-    /// Complete plans with the length of their longest path, shortest first; none of them where moves aren't real.
+    /// Complete plans with the length of their longest path, shortest first. Empty for the relaxed space, whose moves
+    /// are no placements.
     pub plans: Vec<(f64, CandidatePlan)>,
-    /// The shortest of all, real or not.
+    /// Longest path of the shortest complete plan, also in the relaxed space.
     pub shortest_s: f64,
-    /// No plan of the space that is missing above has shorter paths than this; infinite if none is missing.
+    /// Lower bound on the paths of plans that were dropped for a limit. Infinite if none was.
     pub bound_s: f64,
     /// Labels made.
     pub labels: u64,
-    /// What it took, in nanoseconds or so, and how much of that making tables did.
+    /// Work of the pass, and the part of it that built tables.
     pub work: u64,
     pub tables: u64,
 }
 
-/// What the relaxed space takes for a plan, without placement.
+/// A complete plan of the relaxed space, without placement.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RelaxedPlan {
-    /// Its longest path.
+    /// Longest path.
     pub path_s: f64,
     /// Cuts between stages, the empty and the full one included.
     pub cuts: Vec<u32>,
     pub replicas: Vec<u32>,
-    /// Whether it depends on numbers of replicas that count as one.
+    /// Whether it has a range of replicas that a finer space would split.
     is_open: bool,
 }
 
-/// All suffixes for one micro-batch size.
+/// The label search for one micro-batch size.
 pub(crate) struct SuffixSearch<'a> {
     pub task: Subproblem<'a>,
     space: Space<'a>,
-    /// Where the space has not every placement.
+    /// The relaxed space, if the search space does not have every placement.
     relaxed: Option<Relaxed>,
-    /// The shortest that the last pass over it met, ...
+    /// Shortest plans of the last relaxed pass, ...
     pub twins: Vec<RelaxedPlan>,
-    /// ... and whether the shortest of all depends on numbers of replicas that count as one.
+    /// ... and whether the first of them has a range of replicas that a finer space would split.
     is_open: bool,
 }
 
@@ -77,18 +78,18 @@ impl<'a> SuffixSearch<'a> {
         Self { task, space, relaxed, twins: Vec::new(), is_open: false }
     }
 
-    /// For nothing but bounds: the relaxed space, however small the question is.
+    /// Returns a search that has a relaxed space in any case, for bounds alone.
     pub(crate) fn relaxed(task: Subproblem<'a>) -> Self {
         let relaxed = Relaxed::new(&task);
         Self { relaxed: Some(relaxed), ..Self::new(task) }
     }
 
-    /// Whether every placement is in the search space, not only compact ones.
+    /// Returns whether the search space has every placement, not only node-aligned ones.
     pub(crate) fn exact_placement(&self) -> bool {
         self.space.exact
     }
 
-    /// What placements cost at least: those of the search space, or all.
+    /// Returns bounds on the links of all placements, or of those in the search space.
     pub(crate) fn links(&self, all: bool) -> &Links {
         match &self.relaxed {
             Some(relaxed) if all => relaxed.links(),
@@ -96,7 +97,7 @@ impl<'a> SuffixSearch<'a> {
         }
     }
 
-    /// Finds plans whose paths are shorter than `threshold_s`, keeping `beam` labels a cut.
+    /// Runs a pass for plans whose paths are shorter than `threshold_s`. `beam` labels of each cut go on.
     pub(crate) fn pass(&mut self, threshold_s: f64, beam: usize, effort: WorkBudget, control: &Control) -> PassResult {
         let pass = Pass { task: &self.task, space: &mut self.space, threshold_s };
         let (mut found, labels) = pass.run(beam, effort, control);
@@ -106,13 +107,13 @@ impl<'a> SuffixSearch<'a> {
         found
     }
 
-    /// Tells more apart in the relaxed space, if what it takes for the shortest plan depends on it; whether it does now.
+    /// Refines the relaxed space if its shortest plan depends on a range of replicas. Returns whether it did.
     pub(crate) fn refine(&mut self) -> bool {
         let is_open = std::mem::take(&mut self.is_open);
         self.relaxed.as_mut().filter(|_| is_open).map(Relaxed::refine).is_some()
     }
 
-    /// Raises the bound on all placements towards `threshold_s`; `None` where the search space has them all.
+    /// Runs a pass over the relaxed space. Returns `None` where the search space has every placement.
     pub(crate) fn relaxed_pass(
         &mut self,
         threshold_s: f64,
@@ -165,7 +166,7 @@ impl<'a> SuffixSearch<'a> {
     }
 }
 
-/// The plan of the relaxed space that a label stands for.
+/// Returns the plan of the relaxed space that a complete label stands for.
 fn twin(space: &mut Relaxed, labels: &[Label], complete: u32) -> RelaxedPlan {
     let path_s = labels[complete as usize].bound_s;
     let mut twin = RelaxedPlan { path_s, cuts: vec![0], replicas: Vec::new(), is_open: false };
@@ -247,7 +248,7 @@ impl<S: Placements> Pass<'_, '_, S> {
         (found, labels)
     }
 
-    /// Puts every stage that may stand there in front of a label; what that takes, in nanoseconds or so.
+    /// Puts every possible stage in front of a label. Returns the work.
     fn expand(
         &mut self,
         id: u32,

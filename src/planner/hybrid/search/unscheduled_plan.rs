@@ -20,10 +20,10 @@ use crate::planner::hybrid::{
     subproblem::Subproblem,
 };
 
-/// A whole plan without windows: those are as large as memory allows.
+/// A complete plan without numbers in flight, which are as large as memory allows.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct UnscheduledPlan {
-    /// Which of the tasks it solves.
+    /// Index of its micro-batch size.
     pub task: usize,
     /// Cuts between stages, the empty and the full one included.
     pub cuts: Vec<u32>,
@@ -31,38 +31,37 @@ pub(crate) struct UnscheduledPlan {
     pub counts: Vec<u32>,
     /// Devices of each machine in no stage.
     pub free: Vec<u32>,
-    /// What each stage's devices are, where that is known.
+    /// Devices of each stage, where they are known.
     footings: Vec<Option<StageDevices>>,
-    /// What each stage costs, likewise.
+    /// Cost of each stage, where it is known.
     costs: Vec<Option<BaseCost>>,
-    /// The same for the transfer to the next stage.
+    /// Rate of the transfer to the next stage, where it is known.
     rates: Vec<Option<Rate>>,
-    /// Its last stages, as far as nothing in them has changed, if they run ahead as far as memory allows: the last one
-    /// first.
+    /// Paths of its last stages that have not changed, with the largest numbers in flight. The last stage comes first.
     suffixes: Vec<Suffix>,
 }
 
-/// A stage and those behind it.
+/// Paths of a stage and those behind it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Suffix {
     paths: Paths,
-    /// Of its first stage.
+    /// Micro-batches in flight of its first stage.
     window: u32,
-    /// What it needs beyond its memory.
+    /// Memory that it lacks, as a share of the capacity, summed over stages.
     overflow: f64,
 }
 
-/// How good a sketch is.
+/// Score of a plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct PlanScore {
-    /// The longest path, as if all stages fitted.
+    /// Longest path, as if all stages fitted.
     pub path_s: f64,
-    /// What stages need beyond their memory, in memories; 0 if all fit.
+    /// Memory that stages lack, as a share of the capacity, summed. 0 if all fit.
     pub overflow: f64,
 }
 
 impl PlanScore {
-    /// No plan at all.
+    /// Score of an invalid plan.
     pub(crate) const IMPOSSIBLE: Self = Self { path_s: f64::INFINITY, overflow: 0.0 };
 }
 
@@ -75,13 +74,13 @@ impl UnscheduledPlan {
         self.free.len()
     }
 
-    /// Devices of a stage on each machine.
+    /// Returns the devices of a stage on each node.
     pub(crate) fn row(&self, stage: usize) -> &[u32] {
         let machines = self.machines();
         &self.counts[stage * machines..(stage + 1) * machines]
     }
 
-    /// A plan with so many devices of each stage on each machine.
+    /// Returns a plan with these counts of devices, by stage and node.
     pub(crate) fn new(cluster: &Cluster, task: usize, cuts: Vec<u32>, counts: Vec<u32>) -> Self {
         let stages = cuts.len() - 1;
         let mut free: Vec<u32> = cluster.machines.iter().map(|machine| machine.devices).collect();
@@ -92,7 +91,7 @@ impl UnscheduledPlan {
         Self { task, cuts, counts, free, footings, costs, rates, suffixes: Vec::new() }
     }
 
-    /// What is known of its stages and links alone: enough to judge it with any cuts, as long as nobody moves.
+    /// Drops the counts of devices. What is known of stages and links is enough to score the plan with other cuts.
     pub(crate) fn without_devices(self) -> Self {
         Self { counts: Vec::new(), free: Vec::new(), ..self }
     }
@@ -107,7 +106,7 @@ impl UnscheduledPlan {
         Self::new(cluster, task, cuts, counts)
     }
 
-    /// The plan, with windows that are still to be chosen.
+    /// Returns the plan with one micro-batch in flight in each stage.
     pub(crate) fn candidate(&self, task: &Subproblem<'_>) -> CandidatePlan {
         let stages = (0..self.stages())
             .map(|stage| StageCandidate {
@@ -120,7 +119,7 @@ impl UnscheduledPlan {
         CandidatePlan { micro_batch: task.micro_batch, recompute: task.recompute, stages }
     }
 
-    /// As `other`, in the memory that this one has.
+    /// Copies `other` without allocating.
     pub(crate) fn copy_from(&mut self, other: &Self) {
         self.task = other.task;
         self.cuts.clone_from(&other.cuts);
@@ -132,19 +131,19 @@ impl UnscheduledPlan {
         self.suffixes.clone_from(&other.suffixes);
     }
 
-    /// The same for one that differs in its cuts alone.
+    /// Copies the cuts of `other`, which has the same devices, without allocating.
     pub(crate) fn copy_cuts_from(&mut self, other: &Self) {
         self.cuts.clone_from(&other.cuts);
         self.costs.clone_from(&other.costs);
         self.suffixes.clone_from(&other.suffixes);
     }
 
-    /// Keeps the paths of the stages behind one that changes.
+    /// Drops the paths of all suffixes that contain a stage.
     fn touched(&mut self, stage: usize) {
         self.suffixes.truncate(self.stages() - 1 - stage);
     }
 
-    /// Says that a stage takes other devices now.
+    /// Drops what was known of a stage whose devices change.
     pub(crate) fn moved(&mut self, stage: usize) {
         self.touched(stage);
         self.footings[stage] = None;
@@ -155,7 +154,7 @@ impl UnscheduledPlan {
         }
     }
 
-    /// Puts another cut in front of a stage that isn't the first.
+    /// Moves the cut in front of a stage, which is not the first one.
     pub(crate) fn cut_at(&mut self, stage: usize, cut: u32) {
         self.touched(stage);
         self.cuts[stage] = cut;
@@ -163,25 +162,25 @@ impl UnscheduledPlan {
         self.costs[stage - 1] = None;
     }
 
-    /// The same stages for another task.
+    /// Changes the micro-batch size.
     pub(crate) fn become_of(&mut self, task: usize) {
         self.task = task;
         self.costs.fill(None);
         self.suffixes.clear();
     }
 
-    /// The same devices for another task, with other cuts.
+    /// Changes the micro-batch size and the cuts.
     pub(crate) fn recut(&mut self, task: usize, cuts: Vec<u32>) {
         self.cuts = cuts;
         self.become_of(task);
     }
 
-    /// How many machines each stage lies in, all stages together.
+    /// Returns the number of pairs of a stage and a node that it has devices on.
     pub(crate) fn parts(&self) -> u64 {
         self.counts.iter().filter(|&&count| count > 0).count() as u64
     }
 
-    /// Takes devices of a machine from one owner to another; `None` is nobody.
+    /// Moves devices of a node from one stage to another. `None` stands for free devices.
     pub(crate) fn hand(&mut self, machine: usize, count: u32, from: Option<usize>, to: Option<usize>) {
         let machines = self.machines();
         for (owner, is_giver) in [(from, true), (to, false)] {
@@ -196,7 +195,7 @@ impl UnscheduledPlan {
         }
     }
 
-    /// Exchanges all devices of two stages.
+    /// Swaps all devices of two stages.
     pub(crate) fn exchange(&mut self, one: usize, other: usize) {
         let machines = self.machines();
         for machine in 0..machines {
@@ -206,7 +205,7 @@ impl UnscheduledPlan {
         self.moved(other);
     }
 
-    /// Cuts a stage in two; the second part has no devices yet.
+    /// Splits a stage in two. The second one has no devices yet.
     pub(crate) fn split(&mut self, stage: usize, cut: u32) {
         self.touched(stage);
         let at = (stage + 1) * self.machines();
@@ -234,10 +233,10 @@ impl UnscheduledPlan {
     }
 }
 
-/// Stage, share, rate and speed.
+/// Cuts of a stage, share, rate and speed.
 type SyncKey = (u32, u32, u32, [u64; 3]);
 
-/// Prices sketches and simulates them; keeps what it needs again.
+/// Scores and simulates plans, and keeps all-reduce times.
 pub(crate) struct PlanScorer<'a> {
     pub tasks: &'a [&'a Subproblem<'a>],
     pub cluster: &'a Cluster,
@@ -247,13 +246,13 @@ pub(crate) struct PlanScorer<'a> {
 }
 
 impl<'a> PlanScorer<'a> {
-    /// One that keeps so many gradient synchronisations.
+    /// Returns a scorer that keeps this number of all-reduce times.
     pub(crate) fn new(tasks: &'a [&'a Subproblem<'a>], cluster: &'a Cluster, syncs: usize) -> Self {
         let nothing = ((0, 0, 0, [0; 3]), 0.0);
         Self { tasks, cluster, syncs: vec![nothing; syncs], pairs: Vec::new(), clock: PipelineSimulator::default() }
     }
 
-    /// The longest path of a sketch; one of `limit_s` or more is impossible.
+    /// Returns the score of a plan. A path of `limit_s` or more counts as invalid.
     pub(crate) fn judge(&mut self, sketch: &mut UnscheduledPlan, limit_s: f64) -> PlanScore {
         let task = self.tasks[sketch.task];
         let (stages, micro) = (sketch.stages(), f64::from(task.micro_batches));
@@ -278,8 +277,8 @@ impl<'a> PlanScorer<'a> {
         if least.overflow < judged.overflow { least } else { judged }
     }
 
-    /// The longest path of a sketch whose stages are priced, if they run ahead as far as memory allows, or no farther than
-    /// they must; impossible from `limit_s` on.
+    /// Returns the score of a plan whose stage costs are known, with the largest numbers in flight if `is_eager`,
+    /// otherwise with the smallest. A path of `limit_s` or more counts as invalid.
     fn path(&mut self, sketch: &mut UnscheduledPlan, limit_s: f64, is_eager: bool) -> PlanScore {
         let task = self.tasks[sketch.task];
         let stages = sketch.stages();
@@ -317,8 +316,8 @@ impl<'a> PlanScorer<'a> {
         PlanScore { path_s: suffix.paths.synced_s, overflow: suffix.overflow }
     }
 
-    /// The simulated step of a sketch that has been judged and fits, with windows as large as memory allows, as the plan's
-    /// price has it for a model whose layers share no weights.
+    /// Returns the simulated step of a plan that was scored and fits, with the largest numbers in flight. It is that of
+    /// the evaluator, for a model without tied weights.
     pub(crate) fn step_s(&mut self, sketch: &UnscheduledPlan) -> Option<f64> {
         let task = self.tasks[sketch.task];
         let costs: Vec<&BaseCost> = sketch.costs.iter().flatten().collect();
@@ -335,7 +334,7 @@ impl<'a> PlanScorer<'a> {
         self.clock.step_s(shapes, task.micro_batches)
     }
 
-    /// The devices of a stage.
+    /// Returns the devices of a stage.
     pub(crate) fn footing(&self, sketch: &mut UnscheduledPlan, stage: usize) -> StageDevices {
         if let Some(footing) = sketch.footings[stage] {
             return footing;
@@ -382,7 +381,7 @@ impl<'a> PlanScorer<'a> {
         kept.1
     }
 
-    /// Between a stage and the next.
+    /// Returns the transfer rate between a stage and the next one.
     pub(crate) fn rate(&mut self, sketch: &mut UnscheduledPlan, stage: usize) -> Rate {
         if let Some(rate) = sketch.rates[stage] {
             return rate;

@@ -7,9 +7,9 @@ use super::replica_buckets::ReplicaBucket;
 use crate::cost::network::Rate;
 use crate::planner::hybrid::bounds::link_bounds::{Links, least};
 
-/// A way for a stage to lie beside the one behind it.
+/// Where a stage of a bucket is placed relative to the stage behind it, with the shortest transfer and all-reduce.
 pub(super) struct StageAdjacency {
-    /// The case of room that the stage behind gives, and the one that this stage gives.
+    /// Placement case that the stage behind must give, and the one that this stage gives to the stage in front of it.
     pub(super) behind: usize,
     pub(super) own: usize,
     pub(super) transfer: Rate,
@@ -21,7 +21,8 @@ impl ReplicaBucket {
         (self.fewest, self.most)
     }
 
-    /// Its ways, in one case of room or in all.
+    /// Returns the adjacencies of the bucket. With a single placement case they are merged into one that is as good as
+    /// each.
     pub(super) fn ways(&self, links: &Links, placement_cases: usize) -> Vec<StageAdjacency> {
         let span = self.span();
         let all = (1, links.spans.last().map_or(1, |span| span.1));

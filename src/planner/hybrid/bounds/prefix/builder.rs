@@ -25,25 +25,26 @@ use crate::planner::hybrid::{
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// What all tables are made from.
+/// Everything that the tables of one threshold are made from.
 pub(super) struct TableBuilder<'a> {
     pub(super) task: &'a Subproblem<'a>,
     pub(super) threshold_s: f64,
-    /// Of the fastest device, and of the slowest.
+    /// Speed of the fastest device, and of the slowest.
     pub(super) speed: f64,
     pub(super) slowest: f64,
     pub(super) units: Units,
-    /// Each with what its devices count: so much each of so many, the least first.
+    /// Device classes. Each has the units that one of its devices counts and the number of such devices, fewest units
+    /// first.
     pub(super) kinds: Vec<(DeviceClass, Vec<(u32, u32)>)>,
     pub(super) splits: Vec<ReplicaBucket>,
     pub(super) placement_cases: usize,
     pub(super) axes: Arc<TableAxes>,
-    /// For each layer the least that a micro-batch takes, and the least times its replicas.
+    /// For each layer the shortest time of a micro-batch, and the smallest product of its time and its replicas.
     pub(super) least_s: Vec<f64>,
     pub(super) work_s: Vec<f64>,
-    /// For each cut, the least that all layers below it take.
+    /// For each cut, the sum of `least_s` over the layers below it.
     pub(super) least_below_s: Vec<f64>,
-    /// How many splits, or tables, one thread takes at least.
+    /// Fewest buckets, or tables, that one thread handles.
     pub(super) least_shared: usize,
 }
 
@@ -175,8 +176,9 @@ impl TableBuilder<'_> {
         Some((tables, work))
     }
 
-    /// What stages in front of a group of cuts add, if they end in one `between` groups whose window is in a range and has
-    /// `farther` in front of it; and how much was looked at.
+    /// Returns the increments of prefixes of a group of cuts, and the number of lookups. Their last stage is one of
+    /// `between`, its number of micro-batches in flight is in the range `window`, and the stages in front of it have
+    /// the increments `farther`.
     pub(super) fn row(
         &self,
         to: usize,
@@ -246,8 +248,8 @@ impl TableBuilder<'_> {
         (row, looks)
     }
 
-    /// Ends the entries of a group, given those of stages that begin in earlier ones, in each table; none that reaches the
-    /// threshold stays.
+    /// Completes the entries of a group, which know the stages that begin in earlier groups. Entries that reach the
+    /// threshold become infeasible.
     pub(super) fn finish(&self, to: usize, rows: &mut [Vec<PrefixIncrements>], open: &[usize]) {
         let (lowest, highest) = self.axes.reach.of_group[to];
         let levels = highest + 1 - lowest;

@@ -10,20 +10,21 @@ use crate::planner::hybrid::{
     subproblem::Subproblem,
 };
 
-/// Which numbers of devices tables are made for, and where their entries are.
+/// Device counts that have an entry, and the place of each entry.
 #[derive(Default)]
 pub(super) struct DeviceLevels {
-    /// Numbers of devices, ascending.
+    /// Device counts in units, ascending.
     pub(super) levels: Vec<u32>,
-    /// For each group of cuts the lowest and highest level between what stages in front of it need at least and what those
-    /// behind it leave at most.
+    /// For each group of cuts, the lowest level that stages in front of it can do with, and the highest one that the
+    /// stages behind it can leave.
     pub(super) of_group: Vec<(usize, usize)>,
-    /// All together.
+    /// Entries of all groups, for one placement case.
     pub(super) entries: usize,
 }
 
 impl DeviceLevels {
-    /// If no stage is at work for `threshold_s`; one level is kept where there is none.
+    /// Returns the levels for plans whose stages all work for less than `threshold_s`. A group without such a level
+    /// keeps one.
     pub(super) fn new(
         task: &Subproblem<'_>,
         units: &Units,
@@ -83,7 +84,7 @@ impl DeviceLevels {
         Self { levels, of_group, entries }
     }
 
-    /// The lowest level of so many units.
+    /// Returns the lowest level with at least this many units.
     pub(super) fn level(&self, units: u32) -> usize {
         if self.levels.get(units as usize) == Some(&units) {
             units as usize
@@ -92,8 +93,8 @@ impl DeviceLevels {
         }
     }
 
-    /// Where the entry of a level is among those of its group of cuts, which is not below their lowest one. Stages behind a
-    /// cut that leave more devices than its highest one are part of no plan.
+    /// Returns the index of an entry in its group of cuts. `level` is at least the lowest one of the group. A level
+    /// above the highest one counts as that, since no plan leaves more devices.
     pub(super) fn entry(&self, group: usize, room: usize, level: usize) -> usize {
         let (lowest, highest) = self.of_group[group];
         room * (highest + 1 - lowest) + (level.min(highest) - lowest)

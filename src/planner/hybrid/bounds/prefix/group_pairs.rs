@@ -13,20 +13,20 @@ use crate::planner::hybrid::{
 };
 use std::sync::Arc;
 
-/// The least of stages with one split from each group of cuts to another one.
+/// For each group of cuts, minima over the stages of one replica bucket that begin in it and end in a fixed group.
 pub(super) struct GroupPair {
-    /// Groups that some stage begins in.
+    /// Groups in which a stage begins.
     pub(super) some: Vec<usize>,
-    /// At speed 1, for each group.
+    /// Shortest forward and backward of each group, at speed 1.
     pub(super) forward_s: Vec<f64>,
     pub(super) backward_s: Vec<f64>,
-    /// At each rate of the split.
+    /// Number of all-reduce rates of the bucket, and the shortest all-reduce for each group and rate.
     pub(super) rates: usize,
     pub(super) syncs_s: Vec<f64>,
-    /// The largest window, for each kind.
+    /// Number of device classes of the bucket, and the largest number in flight for each group and class.
     pub(super) kinds: usize,
     pub(super) fitting: Vec<u32>,
-    /// Stages that were looked at.
+    /// Stages that were evaluated.
     pub(super) looked_at: u64,
 }
 
@@ -72,10 +72,10 @@ impl GroupPair {
     }
 }
 
-/// Two cuts, and the least that a stage between them takes for one micro-batch at speed 1.
+/// A stage by its first cut, with its shortest time for one micro-batch at speed 1.
 pub(super) struct CutPair {
     pub(super) least_s: f64,
-    /// In the order of [`crate::cost::LayerSums::begins`].
+    /// Place in the order of [`crate::cost::LayerSums::begins`].
     pub(super) index: usize,
     pub(super) begin: usize,
 }
@@ -88,7 +88,7 @@ pub(super) struct StagesEndingAt {
 }
 
 impl TableBuilder<'_> {
-    /// The largest window of all that fits a stage on devices of a kind; 0 if none does.
+    /// Returns the largest number of micro-batches in flight that fits a stage on devices of a class; 0 if none does.
     pub(super) fn fitting(&self, split: &ReplicaBucket, kind: &BucketUsage, stage: (usize, usize)) -> u32 {
         let task = self.task;
         let totals = &task.totals[split.share as usize];
@@ -96,7 +96,8 @@ impl TableBuilder<'_> {
         largest_window(1, task.micro_batches, |window| held.bytes_with(window) <= kind.memory_bytes).unwrap_or(0)
     }
 
-    /// The stages that end at a cut and are at work for less than the threshold on some number of replicas, shortest first.
+    /// Returns the stages that end at a cut and work for less than the threshold with some number of replicas, shortest
+    /// first.
     pub(super) fn pairs(&self, end: usize) -> Vec<CutPair> {
         let model = self.task.model;
         let mut pairs = Vec::new();
@@ -113,13 +114,14 @@ impl TableBuilder<'_> {
         pairs
     }
 
-    /// Whether a stage may be at work for less than the threshold where layers take so many times their least.
+    /// Returns whether a stage may work for less than the threshold if its layers take `slower` times their shortest
+    /// time.
     pub(super) fn is_short_for(&self, pair: &CutPair, slower: f64) -> bool {
         let least_s = f64::from(self.task.micro_batches) * slower * pair.least_s;
         least_s * (1.0 - 1e-9) < self.threshold_s * self.speed
     }
 
-    /// The least of all stages with a split from groups of cuts to one of them.
+    /// Returns the minima over all stages of a bucket that end in the group `to`.
     pub(super) fn between(&self, to: usize, split: &ReplicaBucket, ends: &[StagesEndingAt]) -> GroupPair {
         let task = self.task;
         let (model, micro_batches) = (task.model, f64::from(task.micro_batches));

@@ -7,38 +7,38 @@ use super::adjacency::StageAdjacency;
 use crate::cost::network::Rate;
 use crate::planner::hybrid::{bounds::device_classes::DeviceClass, subproblem::Subproblem};
 
-/// Numbers of replicas that give their devices the same share.
+/// Replica counts that give their devices about the same share of a micro-batch.
 pub(super) struct ReplicaBucket {
     pub(super) share: u32,
-    /// The fewest leave most devices to other stages and have the least to synchronise.
+    /// The smallest count leaves most devices to other stages and has the shortest all-reduce.
     pub(super) fewest: u32,
-    /// The most have the smallest transfers and parts of a sharded optimizer.
+    /// The largest count has the shortest transfers and the smallest shards of the optimizer.
     pub(super) most: u32,
-    /// Of which kinds its devices may be.
+    /// Device classes that its stages may have.
     pub(super) kinds: Vec<BucketUsage>,
     pub(super) ways: Vec<StageAdjacency>,
-    /// The rates at which gradients of its stages are summed, and the speeds behind whose backwards.
+    /// Distinct pairs of an all-reduce rate and the speed of the backwards that it overlaps.
     pub(super) rates: Vec<(Rate, f64)>,
-    /// Which of these, for each kind of each way.
+    /// Index of this pair for each class of each adjacency.
     pub(super) rate_of: Vec<usize>,
-    /// How many times the least of all splits each layer takes at least.
+    /// Each layer takes at least this multiple of its shortest time over all buckets.
     pub(super) slower: f64,
 }
 
-/// The fewest devices of a split, as one kind has them.
+/// Devices that a bucket uses of one class, at its smallest replica count.
 pub(super) struct BucketUsage {
-    /// Of the slowest, and of the smallest.
+    /// Speed of the slowest device, and free memory of the smallest.
     pub(super) speed: f64,
     pub(super) memory_bytes: f64,
-    /// What they count at least.
+    /// Fewest units that these devices count.
     pub(super) units: u32,
-    /// For each level the level of the units that are left, from `first`, the first that has enough.
+    /// For each level from `first` on, which has enough units, the level of the units that are left.
     pub(super) rests: Vec<usize>,
     pub(super) first: usize,
 }
 
 impl BucketUsage {
-    /// The lowest level that leaves as much as this one.
+    /// Returns the lowest level that leaves at least the level `least`.
     pub(super) fn with_rest(&self, least: usize) -> usize {
         // Levels are about as far apart everywhere, so it is about as many levels up.
         let mut at = least.min(self.rests.len());
@@ -53,7 +53,8 @@ impl BucketUsage {
 }
 
 impl ReplicaBucket {
-    /// Those of a task, so that none has replicas farther apart than `apart` but for those that give the same share.
+    /// Returns the buckets of a subproblem. Replica counts of one bucket differ by at most the factor `apart`, unless
+    /// they give the same share.
     pub(super) fn all(task: &Subproblem<'_>, kinds: &[(DeviceClass, Vec<(u32, u32)>)], apart: f64) -> Vec<Self> {
         let mut splits: Vec<Self> = Vec::new();
         for (count, share) in (0_u32..).zip(&task.share) {

@@ -12,18 +12,19 @@ use crate::planner::effort::tables::{self, Resolution};
 use crate::planner::hybrid::bounds::{cut_groups::CutGroups, link_bounds::Links};
 use std::sync::Arc;
 
-/// Which cuts tables tell apart, and which numbers of devices.
+/// Groups of cuts and levels of devices that have entries of their own.
 #[derive(Default)]
 pub(super) struct TableAxes {
     pub(super) groups: CutGroups,
     pub(super) reach: DeviceLevels,
-    /// For each group of cuts, what a micro-batch takes behind one at least, and how many layers are behind one at most.
+    /// For each group, the shortest time of a micro-batch behind one of its cuts, and the most layers behind one.
     pub(super) behind_s: Vec<f64>,
     pub(super) layers_behind: Vec<usize>,
 }
 
 impl TableBuilder<'_> {
-    /// Settles which numbers of replicas and devices are told apart, and whether machines are; how much work a table is.
+    /// Chooses replica buckets, groups of cuts, levels of devices and placement cases. Returns the lookups of one
+    /// table.
     pub(super) fn choose(&mut self, links: &Links, detail: Resolution, has_rooms: bool) -> f64 {
         // A plan has hardly more stages than micro-batches, and each stage loses a group of cuts, or half of what is joined.
         let stages = f64::from(self.task.micro_batches.min(tables::ASSUMED_STAGES));
@@ -94,7 +95,7 @@ impl TableBuilder<'_> {
         work
     }
 
-    /// About how many stages, with numbers of devices in front of them, a table looks at.
+    /// Estimates the lookups of one table: pairs of a stage and a number of devices in front of it.
     pub(super) fn work(&self) -> f64 {
         let (model, groups) = (self.task.model, &self.axes.groups.cuts);
         let every = (groups.len().pow(2) / 2 * self.splits.len()).div_ceil(tables::WORK_SAMPLE).max(1);
@@ -121,7 +122,7 @@ impl TableBuilder<'_> {
         (work * every + model.pairs() * self.splits.len()) as f64
     }
 
-    /// Whether a stage alone is at work for less than the threshold.
+    /// Returns whether a stage works for less than the threshold by itself.
     pub(super) fn is_short(&self, totals: &Totals, speed: f64, begin: usize, end: usize) -> bool {
         let forwards = if self.task.recompute { 2.0 } else { 1.0 };
         let work_s = forwards * (totals.forward_s[end] - totals.forward_s[begin])
@@ -129,7 +130,7 @@ impl TableBuilder<'_> {
         f64::from(self.task.micro_batches) * work_s < self.threshold_s * speed
     }
 
-    /// No more groups of cuts than these, or few more, and so many numbers of devices.
+    /// Returns the axes of tables with about `most` groups of cuts and at most `most_levels` levels of devices.
     pub(super) fn grouped(&self, most: usize, most_levels: u32) -> TableAxes {
         let model = self.task.model;
         let groups = CutGroups::new(model, &self.work_s, most);
@@ -145,14 +146,14 @@ impl TableBuilder<'_> {
         }
     }
 
-    /// The speed at which gradients of a kind's stage are summed behind its backward. The lowest of all hides the most:
-    /// it stands for each where a sum goes through many layers, and where kinds aren't told apart.
+    /// Returns the speed of the backwards that an all-reduce overlaps. In a branching model, and where there is a
+    /// single class, it is the slowest speed, which hides most of the all-reduce.
     pub(super) fn summing(&self, kind: &BucketUsage) -> f64 {
         let is_own = self.task.model.is_chain && self.kinds.len() > 1;
         if is_own { kind.speed } else { self.slowest }
     }
 
-    /// Whether a stage fits with one stage behind it, but not with so many.
+    /// Returns whether memory decides: whether some stage fits with one stage behind it, but not with `behind`.
     pub(super) fn is_tight(&self, behind: u32) -> bool {
         let task = self.task;
         let window = |behind: u32| task.settings.windows(behind + 1, task.micro_batches).0;

@@ -5,7 +5,7 @@ use super::random::Random;
 use crate::planner::hybrid::{placement::cut_row::is_nested, search::unscheduled_plan::UnscheduledPlan};
 
 impl Annealer<'_> {
-    /// Changes a plan at random; whether that was possible. If not, the plan may be half changed.
+    /// Changes a plan at random. Returns whether that was possible. If not, the plan may be half changed.
     pub(super) fn change(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         match random.below(100) {
             0..36 => self.shift(plan, random),
@@ -23,7 +23,7 @@ impl Annealer<'_> {
         }
     }
 
-    /// Another cut between two stages.
+    /// Moves one cut.
     fn shift(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         if plan.stages() < 2 {
             return false;
@@ -35,7 +35,7 @@ impl Annealer<'_> {
         true
     }
 
-    /// A cut near another one, between two.
+    /// Returns a cut near another one, between two cuts.
     fn near(&self, begin: u32, cut: u32, end: u32, random: &mut Random) -> Option<u32> {
         let distance = random.distance() * if random.below(8) == 0 { 8 } else { 1 };
         let is_ahead = random.is_heads();
@@ -46,7 +46,7 @@ impl Annealer<'_> {
         (other > begin && (self.model.is_chain || is_nested(self.model, begin, other))).then_some(other)
     }
 
-    /// Other cuts between several neighbouring stages, all as far away.
+    /// Moves several neighboring cuts by the same distance.
     fn shift_many(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         if plan.stages() < 3 {
             return false;
@@ -57,7 +57,7 @@ impl Annealer<'_> {
         self.shift_run(plan, (first, last), distance, random.is_heads())
     }
 
-    /// Other cuts from one border to another, all so many places away; whether that was possible.
+    /// Moves the cuts from one border to another by a number of places. Returns whether that was possible.
     pub(super) fn shift_run(
         &self,
         plan: &mut UnscheduledPlan,
@@ -76,7 +76,7 @@ impl Annealer<'_> {
         is_between(plan.cuts[first - 1], plan.cuts[first]) && is_between(plan.cuts[last], plan.cuts[last + 1])
     }
 
-    /// Devices of one machine change hands.
+    /// Moves devices of one node from one stage to another.
     fn hand_over(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let Some((from, to)) = two_stages(plan, random) else { return false };
         let Some(machine) = machine_of(plan.row(from), random) else { return false };
@@ -85,7 +85,7 @@ impl Annealer<'_> {
         true
     }
 
-    /// As many devices of another machine for some of one.
+    /// Swaps devices of two stages that are on different nodes.
     fn swap(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let Some((one, other)) = two_stages(plan, random) else { return false };
         let Some(here) = machine_of(plan.row(one), random) else { return false };
@@ -99,7 +99,7 @@ impl Annealer<'_> {
         true
     }
 
-    /// Idle devices join a stage.
+    /// Adds free devices to a stage.
     fn take_free(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let stage = random.below(plan.stages());
         let Some(machine) = machine_of(&plan.free, random) else { return false };
@@ -108,7 +108,7 @@ impl Annealer<'_> {
         true
     }
 
-    /// Devices become idle.
+    /// Frees devices of a stage.
     fn give_up(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let stage = random.below(plan.stages());
         let Some(machine) = machine_of(plan.row(stage), random) else { return false };
@@ -117,7 +117,7 @@ impl Annealer<'_> {
         true
     }
 
-    /// Idle devices of another machine for some of one.
+    /// Replaces devices of a stage by free ones of another node.
     fn move_away(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let stage = random.below(plan.stages());
         let Some(here) = machine_of(plan.row(stage), random) else { return false };
@@ -131,7 +131,7 @@ impl Annealer<'_> {
         true
     }
 
-    /// One device of each machine that two stages share changes hands.
+    /// Moves devices from one stage to another on each node that the first one is on.
     fn hand_over_everywhere(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let Some((from, to)) = two_stages(plan, random) else { return false };
         let least = plan.row(from).iter().copied().filter(|&count| count > 0).min().unwrap_or(0);
@@ -146,7 +146,7 @@ impl Annealer<'_> {
         is_changed
     }
 
-    /// Two stages in place of one: each gets half of every machine, or some machines as they are.
+    /// Splits a stage in two. Each gets half of its devices on every node, or some nodes completely.
     fn split(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let stage = random.below(plan.stages());
         let (begin, end) = (plan.cuts[stage], plan.cuts[stage + 1]);
@@ -178,7 +178,7 @@ impl Annealer<'_> {
         true
     }
 
-    /// One stage in place of two.
+    /// Merges two stages.
     fn merge(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         if plan.stages() < 2 {
             return false;
@@ -187,7 +187,7 @@ impl Annealer<'_> {
         true
     }
 
-    /// Another micro-batch, or recomputation the other way.
+    /// Changes the micro-batch size or recomputation.
     fn change_task(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let distance = random.distance();
         let task = if random.is_heads() { Some(plan.task + distance) } else { plan.task.checked_sub(distance) };
@@ -196,7 +196,7 @@ impl Annealer<'_> {
         true
     }
 
-    /// Two stages exchange all their devices.
+    /// Swaps all devices of two stages.
     fn exchange(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let Some((one, other)) = two_stages(plan, random) else { return false };
         plan.exchange(one, other);
@@ -204,7 +204,7 @@ impl Annealer<'_> {
     }
 }
 
-/// Two stages, more often than not neighbours.
+/// Returns two stages, which are neighbors in two of three cases.
 fn two_stages(plan: &UnscheduledPlan, random: &mut Random) -> Option<(usize, usize)> {
     let stages = plan.stages();
     if stages < 2 {
@@ -219,13 +219,13 @@ fn two_stages(plan: &UnscheduledPlan, random: &mut Random) -> Option<(usize, usi
     Some((one, if other >= one { other + 1 } else { other }))
 }
 
-/// A machine of which there are devices in `row`.
+/// Returns a node that has devices in `row`.
 fn machine_of(row: &[u32], random: &mut Random) -> Option<usize> {
     let start = random.below(row.len());
     (start..row.len()).chain(0..start).find(|&machine| row[machine] > 0)
 }
 
-/// At least one of so many.
+/// Returns a number from 1 to `count`.
 fn some_of(count: u32, random: &mut Random) -> u32 {
     match random.below(8) {
         0..5 => 1,

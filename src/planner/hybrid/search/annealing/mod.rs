@@ -21,11 +21,11 @@ use crate::control::Control;
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 
-/// One of the crowd.
+/// One chain of changes.
 struct AnnealingChain {
     number: u64,
     now: UnscheduledPlan,
-    /// The best that fits, and its length: of its path, or once plans are simulated of its step.
+    /// Best plan that fits, with its longest path, or with its step once plans are simulated.
     best: Option<(f64, UnscheduledPlan)>,
 }
 
@@ -34,7 +34,7 @@ impl AnnealingChain {
         self.best.as_ref().map_or(f64::INFINITY, |(length_s, _)| *length_s)
     }
 
-    /// Takes note of a plan that fits.
+    /// Stores a plan that fits, if it is the best one.
     fn found(&mut self, length_s: f64, plan: &UnscheduledPlan) {
         match &mut self.best {
             Some((best_s, _)) if *best_s <= length_s => {}
@@ -47,19 +47,19 @@ impl AnnealingChain {
     }
 }
 
-/// How a round goes.
+/// Settings of a round.
 #[derive(Clone, Copy)]
 struct AnnealingRound {
     number: u64,
-    /// Of all rounds.
+    /// Seed of all rounds.
     seed: u64,
-    /// For each walker, in nanoseconds or so.
+    /// Work of each chain.
     effort: u64,
     heat: f64,
     is_simulated: bool,
 }
 
-/// Weighs plans for one walker, and counts what that takes.
+/// Scores plans for one chain, and counts the work.
 struct Scale<'j, 'a> {
     judge: &'j mut PlanScorer<'a>,
     pricer: PlanEvaluator<'a>,
@@ -68,7 +68,8 @@ struct Scale<'j, 'a> {
 }
 
 impl Scale<'_, '_> {
-    /// How long a plan is, more where it lacks memory, and whether it fits; any length from `limit_s` on stands for all.
+    /// Returns the length of a plan, with a penalty where it lacks memory, and whether it fits. Lengths of `limit_s`
+    /// and more are not told apart.
     fn weigh(&mut self, plan: &mut UnscheduledPlan, limit_s: f64) -> (f64, bool) {
         self.left = self.left.saturating_sub(step_cost(plan));
         let judged = self.judge.judge(plan, limit_s);
@@ -93,12 +94,12 @@ impl Scale<'_, '_> {
     }
 }
 
-/// Where plans may walk.
+/// The space of plans that annealing changes.
 pub(crate) struct Annealer<'a> {
     tasks: &'a [&'a Subproblem<'a>],
     model: &'a LayerSums,
     cluster: &'a Cluster,
-    /// Nested cuts, and for each cut its place among them.
+    /// Nested cuts in a row, and the place of each cut in it.
     line: &'a [u32],
     place: Vec<Option<usize>>,
 }
@@ -113,8 +114,7 @@ impl<'a> Annealer<'a> {
         Some(Self { tasks, model, cluster, line, place })
     }
 
-    /// Moves runs of cuts of each plan by one or two places while that makes its longest path shorter; what it took, in
-    /// nanoseconds or so.
+    /// Moves runs of cuts of each plan by one or two places while that shortens its longest path. Returns the work.
     pub(crate) fn settle(&self, plans: &mut [UnscheduledPlan], control: &Control) -> u64 {
         let settled = plans.par_iter_mut().map_init(
             || PlanScorer::new(self.tasks, self.cluster, annealing::KEPT_SYNCS),
@@ -154,8 +154,8 @@ impl<'a> Annealer<'a> {
         }
     }
 
-    /// Lets `plans` walk for `effort` nanoseconds of work or so, all rounds and threads together. After each round `meet`
-    /// gets the best plans that fit, shortest first, and says whether to go on.
+    /// Anneals `plans` for `effort` work units, all rounds and threads together. After each round, `meet` gets the best
+    /// plans that fit, shortest first, and returns whether to go on.
     pub(crate) fn walk(
         &self,
         plans: Vec<UnscheduledPlan>,
@@ -194,7 +194,7 @@ impl<'a> Annealer<'a> {
         }
     }
 
-    /// A round of one walker: from its best plan on.
+    /// Runs a round of one chain, from its best plan on.
     fn walk_on(
         &self,
         walker: &mut AnnealingChain,
@@ -240,7 +240,7 @@ impl<'a> Annealer<'a> {
     }
 }
 
-/// What one step of a plan takes, in nanoseconds or so.
+/// Returns the work of changing and scoring a plan once.
 fn step_cost(plan: &UnscheduledPlan) -> u64 {
     let (stages, machines) = (plan.stages() as u64, plan.free.len() as u64);
     work::ANNEAL_PLAN
