@@ -10,7 +10,7 @@ use crate::cost::network::Cluster;
 use crate::cost::{LayerSums, Totals};
 use crate::planner::hybrid::{bounds::nested_stages::CutSets, settings::Settings};
 
-/// The question for one micro-batch size.
+/// The planning problem for one micro-batch size, with or without recomputation.
 pub(crate) struct Subproblem<'a> {
     pub model: &'a LayerSums,
     pub cluster: &'a Cluster,
@@ -18,21 +18,21 @@ pub(crate) struct Subproblem<'a> {
     pub micro_batch: u32,
     pub recompute: bool,
     pub micro_batches: u32,
-    /// For each number of replicas the index of its totals, if that split is allowed.
+    /// For each number of replicas, the index of its sums, if that split is allowed.
     pub share: Vec<Option<u32>>,
-    /// One entry for each share that a replica may get.
+    /// Sums of each share that a replica may get.
     pub totals: Vec<Totals>,
     /// Samples of each of these shares.
     pub samples: Vec<u32>,
-    /// What crosses each cut, of a whole micro-batch.
+    /// Bytes of a whole micro-batch that cross each cut.
     pub cut_bytes: Vec<f64>,
-    /// Of a branching model, the cuts as sets of layers; the same for all tasks.
+    /// Cuts of a branching model as sets of layers, shared by all subproblems.
     pub sets: Option<Arc<CutSets<'a>>>,
 }
 
 impl<'a> Subproblem<'a> {
-    /// One for each micro-batch size, with and without recomputation where the settings leave both open, and for each
-    /// number of replicas where all stages must have the same: then the best and the bound are those of the best number.
+    /// Returns a subproblem for each micro-batch size, and for recomputation on and off where both are allowed. If all
+    /// stages must have the same number of replicas, there is one for each number.
     pub(crate) fn all(model: &'a LayerSums, cluster: &'a Cluster, settings: &'a Settings) -> Vec<Self> {
         let mut questions: Vec<(u32, bool, RangeInclusive<u32>)> = Vec::new();
         for &micro_batch in &settings.micro_batch_sizes {
@@ -91,7 +91,8 @@ impl<'a> Subproblem<'a> {
         }
     }
 
-    /// Devices of use: with every layer on as many replicas as it may have, more are none.
+    /// Returns the number of devices that can be of use: those of a plan with every layer on as many replicas as it may
+    /// have.
     pub(crate) fn most_devices(&self) -> u32 {
         let most = self.share.iter().rposition(Option::is_some).unwrap_or(0) as u32;
         self.cluster.devices().min((self.model.layer_parameter_bytes.len() as u32).saturating_mul(most))

@@ -18,37 +18,37 @@ use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::Result;
 
-/// One micro-batch size's part of it.
+/// What is known of one micro-batch size.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Known {
-    /// No placement of its plans has a shorter step.
+    /// Lower bound on the step of its plans, on any placement.
     pub bound_s: f64,
-    /// Whether the bound is all that the relaxed space has to say.
+    /// Whether no further pass over the relaxed space can raise the bound.
     pub is_done: bool,
-    /// The least threshold below which tables of stages in front leave plans, if any did.
+    /// Smallest threshold below which the prefix tables left plans.
     open_s: Option<f64>,
-    /// Whether the last of them took little.
+    /// Whether the last tables took little work.
     is_tabled_soon: bool,
-    /// How far above the bound the next pass looks, if one has.
+    /// Rise of the next threshold above the bound, after the first pass.
     rise_s: Option<f64>,
-    /// The highest threshold of a pass that went to its end, and what its labels took.
+    /// Highest threshold of a complete pass, and the work of its labels.
     ended: Option<(f64, u64)>,
-    /// How many passes took too much.
+    /// Passes that reached their limits.
     failed: u32,
-    /// The least threshold of one, if any did.
+    /// Smallest threshold of such a pass.
     failed_s: Option<f64>,
-    /// The least allowance that was too little for a pass, or for another one.
+    /// Smallest allowance that was too little for a pass.
     too_little: Option<u64>,
 }
 
 impl Known {
-    /// Begins passes anew, from the bound that is known.
+    /// Forgets all passes, and keeps the bound.
     fn open_again(&mut self) {
         let Self { bound_s, open_s, is_tabled_soon, .. } = *self;
         *self = Self { bound_s, open_s, is_tabled_soon, ..Self::default() };
     }
 
-    /// Goes on where more is told apart, if that raises the bound and may come to an end.
+    /// Goes on with the refined space, if it may raise the bound and its passes may be complete.
     fn refine(&mut self, suffixes: &mut SuffixSearch<'_>, is_fine: bool, allowed: u64) {
         let is_soon = self.ended.is_some_and(|(_, work)| bounds::REFINED_FACTOR * work <= allowed);
         if is_fine && is_soon && suffixes.refine() {
@@ -58,7 +58,7 @@ impl Known {
     }
 }
 
-/// What raising the bounds took.
+/// Labels and work of raising the bounds.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Spent {
     pub labels: u64,
@@ -132,8 +132,8 @@ pub(crate) fn raise(
     }
 }
 
-/// What tables say of one size below a threshold; once it is known that they take little, below `most_s`, which closes many
-/// a size at once.
+/// Raises the bound of one size by tables. Once they are known to take little, the threshold is `most_s`, which
+/// completes many a size at once.
 fn tabled(
     suffixes: &SuffixSearch<'_>,
     known: &mut Known,
@@ -153,7 +153,7 @@ fn tabled(
     Spent { labels: 0, work }
 }
 
-/// What one pass says of one size.
+/// Raises the bound of one size by a pass over the relaxed space.
 fn passed(
     suffixes: &mut SuffixSearch<'_>,
     known: &mut Known,
@@ -203,7 +203,7 @@ fn passed(
     Spent { labels, work }
 }
 
-/// No placement of any plan has a shorter step, as far as this is known when passes look no higher than `below_s`.
+/// Returns a lower bound on the step over all plans and placements. Passes look no higher than `below_s`.
 ///
 /// This is the bound that [`crate::planner::hybrid::plan`] gives for clusters whose placements are too many to try; it holds for small
 /// ones as well, where [`crate::planner::hybrid::exhaustive`] can be held against it.

@@ -6,19 +6,19 @@
 use crate::cost::LayerSums;
 use crate::planner::effort::tables;
 
-/// Cuts in a row of groups, so that none lies inside one of an earlier group.
+/// Groups of cuts in a row. No cut is inside one of an earlier group.
 #[derive(Default)]
 pub(crate) struct CutGroups {
-    /// How many there may be.
+    /// Limit that the groups were made for.
     pub most: usize,
-    /// For each group its cuts, ascending; the first has the empty cut alone, the last one the whole.
+    /// Cuts of each group, ascending. The first group has the empty cut alone, and the last one the full cut.
     pub cuts: Vec<Vec<usize>>,
     pub of_cut: Vec<u32>,
 }
 
 impl CutGroups {
-    /// At most so many groups, or few more, whose cuts differ little in the work and the weights below them.
-    /// `work_s` is each layer's.
+    /// Returns about `most` groups whose cuts differ little in the work and the weights below them. `work_s` has the
+    /// work of each layer.
     pub(crate) fn new(model: &LayerSums, work_s: &[f64], most: usize) -> Self {
         let parts = |each: &[f64]| {
             let below = model.sums_below(each);

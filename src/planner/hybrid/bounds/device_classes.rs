@@ -7,20 +7,20 @@
 use crate::cost::network::{Cluster, Machine};
 use crate::planner::effort::tables;
 
-/// Devices at least so fast and with so much memory.
+/// All devices with at least this speed and this memory.
 #[derive(Debug, Clone)]
 pub(crate) struct DeviceClass {
     pub speed: f64,
     pub memory_bytes: f64,
-    /// Which kinds have all of its devices.
+    /// For each class, whether it has all devices of this one.
     pub parts_of: Vec<bool>,
-    /// Whether its slowest device may be its smallest one, so that a stage of it may lie in one machine, and how many
-    /// devices that machine has.
+    /// Devices of the largest node with exactly this speed and memory. `None` if there is none: then a stage of this
+    /// class is on several nodes.
     pub widest: Option<u32>,
     pub devices: u32,
 }
 
-/// The kinds of device that a stage's slowest and smallest may make; all devices first, then parts of it.
+/// Returns the classes that a stage may have. The first one has all devices, and the others have parts of them.
 pub(crate) fn kinds(cluster: &Cluster) -> Vec<DeviceClass> {
     // Each speed with a memory is a kind of its own: so many of them are not even combined.
     let alike =
@@ -74,7 +74,7 @@ pub(crate) fn kinds(cluster: &Cluster) -> Vec<DeviceClass> {
     kinds
 }
 
-/// All devices as one kind, of the highest speed and the largest memory.
+/// Returns all devices as one class of the highest speed and the largest memory.
 fn any(cluster: &Cluster) -> DeviceClass {
     DeviceClass {
         speed: cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max),
@@ -85,15 +85,15 @@ fn any(cluster: &Cluster) -> DeviceClass {
     }
 }
 
-/// Whole numbers that stand for speeds, nearly in proportion: with them devices of several speeds are one number.
+/// Whole numbers of units for speeds, nearly in proportion, so that devices of several speeds are one number.
 #[derive(Debug, Clone)]
 pub(crate) struct Units {
-    /// Speeds, slowest first, and what a device of each counts.
+    /// Speeds, slowest first, and the units of a device of each.
     of_speed: Vec<(f64, u32)>,
 }
 
 impl Units {
-    /// All the same where kinds aren't told apart.
+    /// Returns the units of a cluster. Every device counts 1 if there is a single class.
     pub(crate) fn new(cluster: &Cluster) -> Self {
         let mut speeds: Vec<f64> = cluster.machines.iter().map(|machine| machine.speed).collect();
         speeds.sort_by(f64::total_cmp);
@@ -122,20 +122,20 @@ impl Units {
         best
     }
 
-    /// How much more speed all units would have if each were of the speed that has most for a unit, as a part of it.
+    /// Returns the share by which the units overestimate the speed of all devices.
     fn lost(&self, cluster: &Cluster) -> f64 {
         let most = self.of_speed.iter().map(|&(speed, each)| speed / f64::from(each)).fold(0.0, f64::max);
         let speed: f64 = cluster.machines.iter().map(|m| f64::from(m.devices) * m.speed).sum();
         most * f64::from(self.all(cluster)) / speed - 1.0
     }
 
-    /// What a device of a speed of the cluster counts.
+    /// Returns the units of a device of this speed.
     pub(crate) fn of(&self, speed: f64) -> u32 {
         let at = self.of_speed.partition_point(|&(slower, _)| slower < speed);
         self.of_speed.get(at).map_or(1, |&(_, each)| each)
     }
 
-    /// What the devices of a kind count: so much each of so many, the least first.
+    /// Returns the units of one device and the number of such devices of a class, fewest units first.
     pub(crate) fn of_kind(&self, cluster: &Cluster, kind: &DeviceClass) -> Vec<(u32, u32)> {
         let has = |machine: &&Machine| machine.speed >= kind.speed && machine.memory_bytes >= kind.memory_bytes;
         let mut each: Vec<(u32, u32)> =
@@ -149,7 +149,7 @@ impl Units {
         each
     }
 
-    /// What all devices count.
+    /// Returns the units of all devices.
     pub(crate) fn all(&self, cluster: &Cluster) -> u32 {
         cluster.machines.iter().map(|machine| machine.devices * self.of(machine.speed)).sum()
     }

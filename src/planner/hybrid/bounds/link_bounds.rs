@@ -22,38 +22,38 @@ use std::sync::OnceLock;
 
 use crate::cost::network::{Cluster, Link, Rate};
 
-/// Numbers of devices that a stage may have: the fewest, the most.
+/// Range of devices of a stage: the fewest, the most.
 pub(crate) type Span = (u32, u32);
 
-/// A stage that lies on several machines.
+/// A stage on several nodes, by its ranges of devices and of nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Spread {
     pub devices: Span,
     pub machines: Span,
 }
 
-/// What part of a spread stage no, one, two … devices on one machine are, at least and at most.
+/// For 0, 1, 2 … devices of a spread stage on one node, the smallest and the largest part of the stage that they are.
 type Parts = Vec<(f64, f64)>;
 
-/// What placements cost at least on a cluster.
+/// Lower bounds on transfers and all-reduces of a cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Links {
     cluster: Cluster,
     pub machines: u32,
-    /// Devices of the largest machine.
+    /// Devices of the largest node.
     pub widest: u32,
-    /// Whether stages that don't fit in one machine take whole ones, and other stages lie in one.
+    /// Whether stages are on one node, or on whole nodes if they do not fit on one.
     whole: bool,
-    /// Numbers of replicas that give their devices the same share, fewest first.
+    /// Ranges of replicas that give their devices the same share, fewest first.
     pub spans: Vec<Span>,
-    /// The same numbers in fewer spans, where those are many: then what is least is less, and soon found.
+    /// The same replica counts in fewer ranges, which makes pairs of them fast to compare and their bounds lower.
     groups: Vec<Span>,
-    /// For each way to spread a stage, the least to any other one that is spread.
+    /// For each spread stage, the shortest transfer to any other spread stage.
     nearest: OnceLock<Vec<(Spread, Rate)>>,
 }
 
 impl Links {
-    /// `whole` as the field says.
+    /// Returns the bounds of a subproblem's cluster.
     pub(crate) fn new(task: &Subproblem<'_>, whole: bool) -> Self {
         let cluster = task.cluster.clone();
         let mut spans: Vec<(u32, Span)> = Vec::new();
@@ -76,12 +76,12 @@ impl Links {
         }
     }
 
-    /// Whether a stage may lie in one machine.
+    /// Returns whether a stage may be on one node.
     pub(crate) fn fits_one(&self, stage: Span) -> bool {
         stage.0 <= self.widest
     }
 
-    /// The ways to spread a stage over several machines.
+    /// Returns the spread stages with this range of devices.
     pub(crate) fn spreads(&self, devices: Span) -> Vec<Spread> {
         if self.machines == 1 || devices.1 <= if self.whole { self.widest } else { 1 } {
             return Vec::new();
@@ -109,26 +109,26 @@ impl Links {
         spreads
     }
 
-    /// Whether so many devices take about as long to sum gradients on few machines as on many.
+    /// Returns whether the all-reduce of `devices` takes about as long on `few` nodes as on `many`.
     fn sums_alike(&self, devices: u32, few: u32, many: u32) -> bool {
         let [few, many] = [few, many].map(|machines| self.cluster.all_reduce(machines, devices.div_ceil(machines)));
         let alike = |one: f64, other: f64| (one - other).abs() <= tables::SAME_ALL_REDUCE * one.max(other);
         alike(few.s_per_byte, many.s_per_byte) && alike(few.latency_s, many.latency_s)
     }
 
-    /// Between two stages in the same machine.
+    /// Returns the transfer between two stages on the same node.
     pub(crate) fn beside(&self, one: Span, other: Span) -> Rate {
         let most = one.1.min(other.1).min(self.widest / 2).max(1);
         let Link { bytes_per_s, latency_s, .. } = self.cluster.intra;
         Rate { s_per_byte: 1.0 / (f64::from(most) * bytes_per_s), latency_s }
     }
 
-    /// Between two stages in one machine each, not the same.
+    /// Returns the transfer between two stages on one node each, not the same.
     pub(crate) fn apart(&self) -> Rate {
         self.across(1.0)
     }
 
-    /// Between a stage in one machine and one that is spread.
+    /// Returns the transfer between a stage on one node and a spread one.
     pub(crate) fn one_and_spread(&self, one: Span, spread: Spread) -> Rate {
         if self.whole {
             return self.across(1.0);
@@ -140,7 +140,7 @@ impl Links {
         self.across(1.0 - f64::from(left.min(most - elsewhere)) / f64::from(most))
     }
 
-    /// Between two stages that are spread.
+    /// Returns the transfer between two spread stages.
     pub(crate) fn both_spread(&self, one: Spread, other: Spread) -> Rate {
         if self.whole {
             let machines = one.devices.1.min(other.devices.1).div_ceil(self.widest);
@@ -150,13 +150,13 @@ impl Links {
         self.across(SpreadPair::new(self, &ours, &theirs).passing(one.machines, other.machines))
     }
 
-    /// Between a stage in one machine and any that is spread, if one may be.
+    /// Returns the transfer between a stage on one node and any spread one, if there can be one.
     pub(crate) fn one_and_any_spread(&self, one: Span) -> Option<Rate> {
         let spread = self.groups.iter().flat_map(|&span| self.spreads(span));
         spread.map(|other| self.one_and_spread(one, other)).reduce(least)
     }
 
-    /// Between a stage that is spread, with one of several numbers of replicas, and any other that is.
+    /// Returns the transfer between a spread stage and any other one, if there can be one.
     pub(crate) fn any_spread(&self, one: Spread) -> Option<Rate> {
         let nearest = self.nearest.get_or_init(|| self.all_nearest());
         let meets = |a: Span, b: Span| a.0 <= b.1 && b.0 <= a.1;
@@ -195,17 +195,17 @@ impl Links {
         all.into_iter().filter_map(|(spread, rate)| rate.map(|rate| (spread, rate))).collect()
     }
 
-    /// Those of a spread stage.
+    /// Returns the parts of a spread stage.
     fn parts(&self, stage: Span) -> Parts {
         (0..stage.1.min(self.widest + 1)).map(|devices| part(devices, stage)).collect()
     }
 
-    /// Summing gradients over a stage in one machine.
+    /// Returns the all-reduce rate of a stage on one node.
     pub(crate) fn sum_in_one(&self, stage: Span) -> Rate {
         if stage.1 > 1 { self.cluster.all_reduce(1, stage.0) } else { Rate::default() }
     }
 
-    /// Summing gradients over a stage that is spread: rate and latency are each the least of all ways to spread it.
+    /// Returns the all-reduce rate of a spread stage. Rate and latency are each the smallest over its node counts.
     pub(crate) fn sum_spread(&self, spread: Spread) -> Rate {
         let (fewest, all) = (spread.devices.0.max(2), spread.machines);
         if self.whole {
@@ -225,17 +225,17 @@ impl Links {
     }
 }
 
-/// Two stages that are spread, over any numbers of machines: what passes ports, found once for each condition.
+/// Two spread stages on any numbers of nodes, with the bytes that pass ports, computed once for each condition.
 struct SpreadPair<'p> {
     widest: u32,
     machines: u32,
-    /// What parts of each stage its devices on one machine are.
+    /// Parts of each stage by its devices on one node.
     parts: [&'p [(f64, f64)]; 2],
-    /// For each condition that some machine meets, the least that passes its port.
+    /// For each condition that some node meets, the smallest part that passes its port.
     known: Vec<((Part, u32), f64)>,
 }
 
-/// Of which stage, or of both in sum, some machine has at least the mean part.
+/// The stage, or both in sum, of which some node has at least the mean part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Both,
@@ -248,7 +248,7 @@ impl<'p> SpreadPair<'p> {
         Self { widest: links.widest, machines: links.machines, parts: [one, other], known: Vec::new() }
     }
 
-    /// The part that passes the fullest port at least, with stages on so many machines each.
+    /// Returns the smallest part that passes the fullest port, with these numbers of nodes.
     fn passing(&mut self, one: Span, other: Span) -> f64 {
         // Twice the mean of both parts that some machine has, or one part alone.
         let both = self.machines.min(one.1 + other.1);
@@ -256,7 +256,7 @@ impl<'p> SpreadPair<'p> {
         each[0].max(each[1]).max(each[2]).min(1.0)
     }
 
-    /// The same for a machine that has at least the mean part, over so many machines.
+    /// Returns the smallest part that passes the port of a node that has at least the mean part over a number of nodes.
     fn with(&mut self, mean: (Part, u32)) -> f64 {
         if let Some(&(_, passing)) = self.known.iter().find(|(known, _)| *known == mean) {
             return passing;
@@ -271,8 +271,8 @@ impl<'p> SpreadPair<'p> {
         passing
     }
 
-    /// The least that passes the port of a machine with so much of both stages, as parts of them, that `has` holds,
-    /// which more devices never end.
+    /// Returns the smallest part that passes the port of a node for whose parts of both stages `has` is true. More
+    /// devices keep it true.
     fn least(&self, has: impl Fn(f64, f64) -> bool) -> f64 {
         let [one, other] = self.parts;
         let mut passing: f64 = f64::INFINITY;
@@ -296,7 +296,7 @@ impl<'p> SpreadPair<'p> {
     }
 }
 
-/// Neighbouring spans joined, no farther than it takes to have few.
+/// Joins neighboring ranges until there are few enough.
 fn grouped(spans: &[Span]) -> Vec<Span> {
     let mut groups: Vec<Span> = Vec::new();
     for apart in tables::RANGE_RATIOS {
@@ -314,12 +314,12 @@ fn grouped(spans: &[Span]) -> Vec<Span> {
     groups
 }
 
-/// The lesser of each.
+/// Returns the smaller rate and the smaller latency.
 pub(crate) fn least(one: Rate, other: Rate) -> Rate {
     Rate { s_per_byte: one.s_per_byte.min(other.s_per_byte), latency_s: one.latency_s.min(other.latency_s) }
 }
 
-/// What part of a spread stage so many of its devices are, at least and at most.
+/// Returns the smallest and the largest part of a spread stage that a number of its devices is.
 fn part(devices: u32, stage: Span) -> (f64, f64) {
     let (devices, fewest, most) = (f64::from(devices), f64::from(stage.0), f64::from(stage.1));
     (devices / most, (devices / fewest).min((most - 1.0) / most))

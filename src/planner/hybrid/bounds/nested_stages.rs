@@ -16,17 +16,18 @@ use crate::cost::{LayerSums, SyncTail, Totals};
 /// Cuts of a branching model as sets of layers.
 pub(crate) struct CutSets<'a> {
     model: &'a LayerSums,
-    /// For each cut its layers, a bit each, and the cut of such layers.
+    /// Layers of each cut as bits, and the cut of each set of layers.
     layers: Vec<Vec<u64>>,
     cut_of: FxHashMap<Vec<u64>, u32>,
-    /// What ends at each cut, once somebody asked; nothing where that is too much to keep.
+    /// Stages that end at each cut, once they are asked for. Empty if they are too many to keep.
     inner: Vec<OnceLock<Arc<Inner>>>,
 }
 
-/// Stages of a branching model that end at one cut: each is a smaller one and layers that run backward behind all of it.
+/// Stages of a branching model that end at one cut. Each is a smaller stage and layers that run backward behind all of
+/// it.
 pub(crate) struct Inner {
-    /// For each begin, in the order of [`LayerSums::begins`], which other one has the smaller stage, and the layers behind it,
-    /// as a range of `behind`; the number of begins stands for no stage.
+    /// For each begin, in the order of [`LayerSums::begins`], the begin of the smaller stage, and the layers behind it
+    /// as a range of `behind`. The number of begins stands for no stage.
     smaller: Vec<(u32, u32, u32)>,
     behind: Vec<u32>,
 }
@@ -47,12 +48,12 @@ impl<'a> CutSets<'a> {
         Self { model, layers, cut_of, inner: std::iter::repeat_with(OnceLock::new).take(kept).collect() }
     }
 
-    /// Whether what was found once is kept.
+    /// Returns whether stages are kept once they are found.
     pub(crate) fn is_kept(&self) -> bool {
         !self.inner.is_empty()
     }
 
-    /// The stages that end at a cut.
+    /// Returns the stages that end at a cut.
     pub(crate) fn inner(&self, end: usize) -> Arc<Inner> {
         match self.inner.get(end) {
             Some(kept) => kept.get_or_init(|| Arc::new(self.found(end))).clone(),
@@ -91,12 +92,12 @@ impl<'a> CutSets<'a> {
     }
 }
 
-/// What summing gradients adds to stages that end at a cut, at one rate and behind backwards of one speed.
+/// Exposed gradient reduction of the stages that end at a cut, at one rate and behind backwards of one speed.
 pub(crate) struct Synced<'a> {
     model: &'a LayerSums,
     end: usize,
     tail: SyncTail<'a>,
-    /// Of each stage that has been looked at, in the order of [`LayerSums::begins`]; not a number where none has.
+    /// Exposed time of each stage that is known, in the order of [`LayerSums::begins`]. NaN where it is not.
     of_begin: Vec<f64>,
 }
 
@@ -112,8 +113,8 @@ impl<'a> Synced<'a> {
         Self { model, end, tail: SyncTail::new(model, totals, speed, rate, overlap), of_begin: Vec::new() }
     }
 
-    /// That of the stage that is so many-th in the order of [`LayerSums::begins`]. No more than 0 is known in a branching model
-    /// without its stages.
+    /// Returns the exposed time of the stage with this place in the order of [`LayerSums::begins`]. Without `inner`, it
+    /// is 0 for a branching model.
     pub(crate) fn sum(&mut self, index: usize, inner: Option<&Inner>) -> f64 {
         if self.model.is_chain {
             for at in self.of_begin.len()..=index {
@@ -142,7 +143,7 @@ impl<'a> Synced<'a> {
     }
 }
 
-/// What there is to sum, at one rate, of every stage that ends at a cut, in the order of [`LayerSums::begins`].
+/// Returns the exposed time of every stage that ends at a cut, in the order of [`LayerSums::begins`].
 #[cfg(test)]
 pub(crate) fn sums_s(model: &LayerSums, totals: &Totals, rate: Rate, overlap: bool, end: usize) -> Vec<f64> {
     let mut sync = Synced::new(model, totals, rate, 1.0, overlap, end);

@@ -58,12 +58,12 @@ pub(crate) struct Middle {
 }
 
 impl Middle {
-    /// From F(0) to the end of B(M - 1).
+    /// Returns the time from F(0) to the end of B(M - 1).
     pub(crate) fn path_s(&self) -> f64 {
         self.through_s + self.ends * (self.forward_s + self.backward_s)
     }
 
-    /// How long the path may become: stages still to come may be slower at both ends.
+    /// Returns a guess of how long the path may become, since stages still to come may be slower at both ends.
     fn promise_s(&self) -> f64 {
         self.through_s + self.ends * (self.forward_s + self.backward_s) * passes::SLOWER_IN_FRONT
     }
@@ -75,10 +75,10 @@ pub(crate) struct PathStage {
     pub forward_s: f64,
     pub backward_s: f64,
     pub sync_s: f64,
-    /// Its window lies between these; they are equal where it is known.
+    /// Smallest and largest number in flight. They are equal where it is known.
     pub least_window: u32,
     pub window: u32,
-    /// To the next stage, one way: time on the link, and the delay behind it.
+    /// Transfer to the next stage, one way: time on the link, and the delay behind it.
     pub busy_s: f64,
     pub latency_s: f64,
 }
@@ -155,7 +155,7 @@ impl Paths {
         }
     }
 
-    /// All paths in whole steps of a grid, not longer than before: suffixes that hardly differ become equal.
+    /// Rounds all paths down to multiples of `grid_s`, so that suffixes that hardly differ become equal.
     pub(crate) fn rounded_down(&self, grid_s: f64) -> Self {
         // No path is negative, so this is `floor`, which takes longer.
         let down = |path_s: f64| (path_s / grid_s) as i64 as f64 * grid_s;

@@ -26,9 +26,9 @@ use crate::cost::network::Rate;
 /// The stage placed last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Last {
-    /// There is none yet.
+    /// None yet.
     Nothing,
-    /// In one machine of this kind, with room beside it.
+    /// On one node of this class, with this number of free devices beside it.
     One {
         span: Span,
         kind: u16,
@@ -37,33 +37,33 @@ enum Last {
     Spread(Spread),
 }
 
-/// Free devices of each kind.
+/// Free devices of each class.
 type Free = [u32; tables::MAX_DEVICE_CLASSES];
 
-/// Situations that the search has met, and moves between them.
+/// Situations that the search has reached, and moves between them.
 pub(crate) struct Relaxed {
     links: Links,
-    /// Numbers of replicas that count as one.
+    /// Ranges of replica counts.
     spans: Vec<Span>,
-    /// Whether those that give the same share count as several.
+    /// Whether ranges of the same share are split.
     is_fine: bool,
     kinds: Vec<DeviceClass>,
     units: Units,
-    /// More devices are of no use.
+    /// Devices that can be of use.
     most: u32,
-    /// Free devices of each kind, and the stage placed last.
+    /// Free devices of each class, and the stage placed last.
     situations: Vec<(Free, u32)>,
     index: FxHashMap<(Free, u32), u32>,
     lasts: Vec<Last>,
     last_index: FxHashMap<Last, u32>,
     moves: FxHashMap<u32, Arc<[PlacementMove]>>,
-    /// What summing gradients takes a stage that is spread.
+    /// All-reduce rates of spread stages.
     sums: FxHashMap<Spread, Rate>,
     prices: Prices,
 }
 
 impl Relaxed {
-    /// The empty cluster.
+    /// Returns the space with situation 0, in which all devices are free.
     pub(crate) fn new(task: &Subproblem<'_>) -> Self {
         let kinds = kinds(task.cluster);
         let links = Links::new(task, false);
@@ -88,14 +88,14 @@ impl Relaxed {
         space
     }
 
-    /// Tells numbers of replicas apart that give the same share.
+    /// Splits ranges of replicas that give the same share.
     pub(crate) fn refine(&mut self) {
         self.is_fine = true;
         self.spans = self.links.spans.iter().flat_map(|&span| parts(span)).collect();
         self.moves.clear();
     }
 
-    /// Whether these numbers of replicas count as one, and don't where more is told apart.
+    /// Returns whether refining would split this range of replicas.
     pub(crate) fn is_joined(&self, span: Span) -> bool {
         !self.is_fine && parts(span).nth(1).is_some()
     }
@@ -109,7 +109,7 @@ impl Relaxed {
         })
     }
 
-    /// Every way to put a stage in front of this one, fewest devices first.
+    /// Returns every move that puts a stage in front of this one, fewest devices first.
     fn moves_before(&mut self, behind: Last) -> Arc<[PlacementMove]> {
         let mut moves = Vec::new();
         for span in self.spans.clone() {
@@ -165,8 +165,7 @@ impl Relaxed {
     }
 }
 
-/// Numbers of replicas that give the same share, in parts: a stage takes the fewest devices of its part and has as many
-/// ports as the most.
+/// Splits a range of replicas. A stage takes the fewest devices of its part, and has as many ports as the most.
 fn parts((fewest, most): Span) -> impl Iterator<Item = Span> {
     let part = move |fewest: u32| (fewest, (fewest + fewest / passes::FINE_RANGE).min(most));
     std::iter::successors(Some(part(fewest)), move |last| (last.1 < most).then(|| part(last.1 + 1)))

@@ -3,7 +3,7 @@
 use crate::cost::LayerSums;
 use crate::planner::effort::placement;
 
-/// Nested cuts, each as close to the next as can be, with the fewest bytes across them in sum.
+/// Returns nested cuts, each as close to the next as possible, with the smallest sum of the bytes that cross them.
 pub(crate) fn line(model: &LayerSums, cut_bytes: &[f64]) -> Vec<u32> {
     let cuts = model.cuts();
     if model.is_chain {
@@ -31,7 +31,7 @@ pub(crate) fn line(model: &LayerSums, cut_bytes: &[f64]) -> Vec<u32> {
     line
 }
 
-/// Whether a stage may lie between two cuts.
+/// Returns whether a stage may begin at one cut and end at the other.
 pub(crate) fn is_nested(model: &LayerSums, begin: u32, end: u32) -> bool {
     model.is_inside(begin as usize, end as usize)
 }

@@ -4,8 +4,8 @@ use crate::cost::network::Cluster;
 use crate::planner::effort::placement;
 use rustc_hash::FxHashSet;
 
-/// Lists of devices: for each order of machines and width of blocks the machine of each device. Lists that only differ in
-/// which of some equal machines is which come once.
+/// Returns lists of devices: for each order of nodes and width of blocks, the node of each device. Lists that differ
+/// only in the names of equal nodes appear once.
 pub(super) fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
     let machines = &cluster.machines;
     let (classes, class_of) = cluster.classes();
@@ -65,7 +65,7 @@ pub(super) fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
     listings
 }
 
-/// Widths of the blocks that so many machines are chopped into: of equal ones, and of ever wider ones.
+/// Returns the widths of blocks that `all` nodes are divided into: equal blocks, and blocks that become wider.
 pub(super) fn chops(all: usize) -> Vec<Vec<usize>> {
     let doubling = |first: usize| std::iter::successors(Some(first), |width| Some(width * 2));
     let equal = doubling(1)
@@ -88,8 +88,8 @@ pub(super) fn chops(all: usize) -> Vec<Vec<usize>> {
     chops
 }
 
-/// The machine of each device: blocks of so many machines one after the other, inside each one device of each machine in
-/// turn.
+/// Returns the node of each device of a list. Blocks of nodes follow one another, and inside a block the nodes take
+/// turns.
 pub(super) fn listed(cluster: &Cluster, order: &[u32], blocks: &[usize]) -> Vec<u32> {
     let mut listing = Vec::new();
     let mut order = order;

@@ -16,23 +16,23 @@ use crate::planner::hybrid::{
     subproblem::Subproblem,
 };
 
-/// The last stages of a plan: where they begin and how many devices they take.
+/// The last stages of a plan, by the cut where they begin.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     used: u32,
     replicas: u32,
-    /// Of the stage behind the first one.
+    /// Begin of the stage behind the first one.
     next: usize,
 }
 
-/// Plans for one micro-batch size.
+/// Packs plans of one micro-batch size.
 pub(crate) struct Packing<'a> {
     task: &'a Subproblem<'a>,
     /// Nested cuts, the empty one first.
     cuts: Vec<usize>,
-    /// The machine of each device, in the order in which they are taken.
+    /// Node of each device, in the order in which devices are taken.
     machines: Vec<u32>,
-    /// The fewest replicas for each share, and its totals.
+    /// Smallest replica count of each share, and the index of its sums.
     splits: Vec<(u32, u32)>,
 }
 
@@ -78,7 +78,7 @@ impl<'a> Packing<'a> {
         Self { task, cuts, machines, splits }
     }
 
-    /// Plans that fit, for several numbers of stages, with stages about as short as they can be.
+    /// Returns plans that fit, for several numbers of stages, with stages about as short as possible.
     pub(crate) fn plans(&self, control: &Control) -> Vec<CandidatePlan> {
         let Some(&(_, share)) = self.splits.first() else { return Vec::new() };
         let totals = &self.task.totals[share as usize];
@@ -99,13 +99,12 @@ impl<'a> Packing<'a> {
         if plans.is_empty() { self.pack(f64::INFINITY, 0.0, placement::PACKED_CUTS, 1, control) } else { plans }
     }
 
-    /// Whether some plan fits.
+    /// Returns whether some packed plan fits.
     pub(crate) fn has_plan(&self, control: &Control) -> bool {
         !self.pack(f64::INFINITY, 0.0, placement::PACKED_CUTS, 1, control).is_empty()
     }
 
-    /// The plan that needs the least memory beyond what devices have, and that memory, if it is less than
-    /// `most_bytes`.
+    /// Returns the plan that lacks least memory, and the memory that it lacks, if that is less than `most_bytes`.
     pub(crate) fn closest(&self, most_bytes: f64, control: &Control) -> Option<(f64, CandidatePlan)> {
         let pack =
             |extra_bytes| self.pack(f64::INFINITY, extra_bytes, placement::PACKED_CUTS, 1, control).into_iter().next();
@@ -122,7 +121,7 @@ impl<'a> Packing<'a> {
         Some((high_bytes, plan))
     }
 
-    /// What one stage needs beyond the memory that nobody may plan with.
+    /// Returns the memory that a single stage of the whole model needs, reserved memory included.
     fn one_stage_bytes(&self) -> Option<f64> {
         let &(replicas, share) = self.splits.first()?;
         let bytes = self.memory((0, *self.cuts.last()?), replicas, share, 1).total_bytes();
@@ -136,8 +135,9 @@ impl<'a> Packing<'a> {
         cost::memory(task.model, totals, &task.settings.memory, ends, replicas, window, task.recompute)
     }
 
-    /// Plans of at most `most_stages` stages, none of which takes longer than `limit_s` for a micro-batch, on devices
-    /// with so much more memory: those with the fewest stages first, many stages only where that saves devices.
+    /// Returns plans of at most `most_stages` stages that take at most `limit_s` for a micro-batch, on devices with
+    /// `extra_bytes` more memory. Plans with the fewest stages come first. Plans with many stages are only made where
+    /// they save devices.
     fn pack(
         &self,
         limit_s: f64,
@@ -199,7 +199,8 @@ impl<'a> Packing<'a> {
         plans
     }
 
-    /// The first split, from `split` on, with which `bytes` of what a stage holds fit and it keeps the limit.
+    /// Returns the first entry of `splits`, from `split` on, with which `bytes` of a stage's memory fit and its time
+    /// keeps the limit.
     #[expect(clippy::too_many_arguments, reason = "a stage, and what it must keep")]
     fn smallest(
         &self,

@@ -14,10 +14,10 @@ use crate::planner::hybrid::{
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// What stages of a pattern have, whatever their layers.
+/// Devices and links of the stages of a pattern, regardless of their layers.
 pub(super) struct Shape {
     pub(super) stages: Vec<StageDevices>,
-    /// To the next stage.
+    /// Transfer rate of each stage to the next one.
     pub(super) rates: Vec<Rate>,
 }
 
@@ -31,7 +31,7 @@ impl Shape {
 }
 
 impl Shape {
-    /// The same for shapes in which all stages and links cost the same.
+    /// Returns a key that is equal for shapes whose stages and links cost the same.
     pub(super) fn key(&self) -> Arc<[u64]> {
         let stages = self.stages.iter().flat_map(|&StageDevices { replicas, speed, memory_bytes, sync }| {
             let of_devices = [speed, memory_bytes, sync.s_per_byte, sync.latency_s].map(f64::to_bits);
@@ -41,8 +41,8 @@ impl Shape {
     }
 }
 
-/// What stages with replicas take, gradient synchronisation included, up to the most that anybody asks for: for a task,
-/// what devices they have, and the cut where they end, each stage with a layer more.
+/// Times of replicated stages, gradient reduction included, up to `most_s`. The key is the micro-batch size, the
+/// devices and the cut where the stages end. Each stage of a list has one cut more than the one before it.
 pub(super) struct Reached {
     pub(super) most_s: f64,
     pub(super) known: FxHashMap<(usize, [u64; 4], usize), Vec<f64>>,
@@ -55,7 +55,8 @@ impl Reached {
 }
 
 impl Patterns<'_> {
-    /// The cuts whose longest stage or transfer is shortest, about; `None` if nothing fits, or not below `limit_s`.
+    /// Returns cuts whose longest stage or transfer is about the shortest. Returns `None` if nothing fits below
+    /// `limit_s`.
     pub(super) fn best_cuts(
         &self,
         shape: &Shape,
@@ -86,8 +87,8 @@ impl Patterns<'_> {
         Some(cuts)
     }
 
-    /// Cuts with which every stage, gradient synchronisation included, and every link is busy for less than `limit_s`;
-    /// how long the longest is.
+    /// Returns cuts with which every stage, gradient reduction included, and every link is busy for less than
+    /// `limit_s`, and the time of the longest.
     pub(super) fn cuts_within(
         &self,
         shape: &Shape,
@@ -162,7 +163,7 @@ impl Patterns<'_> {
     }
 }
 
-/// Forward and backward of all layers.
+/// Returns the time of one micro-batch through all layers at speed 1.
 pub(super) fn whole_s(task: &Subproblem<'_>, totals: &Totals) -> f64 {
     let (forward_s, backward_s) = (totals.forward_s.last(), totals.backward_s.last());
     let forwards = if task.recompute { 2.0 } else { 1.0 };

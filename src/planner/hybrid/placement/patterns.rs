@@ -34,20 +34,20 @@ use crate::control::Control;
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 
-/// How devices are shared out.
+/// How many devices of a list each stage takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Shares {
-    /// As many to each stage.
+    /// The same number for each stage.
     Even(u32),
-    /// All of them: one more to each of the first stages.
+    /// All devices of the list: the first stages take one more.
     All,
-    /// So many to the first stage, on as many machines as possible, and as many to each of the others.
+    /// The first number for the first stage, on as many nodes as possible, and the second one for each other stage.
     FewFirst(u32, u32),
-    /// The same for the last stage.
+    /// The first number for the last stage, on as many nodes as possible, and the second one for each other stage.
     FewLast(u32, u32),
 }
 
-/// A pattern, apart from the task.
+/// A pattern, without the micro-batch size.
 #[derive(Debug, Clone, Copy)]
 struct Pattern {
     listing: usize,
@@ -58,33 +58,33 @@ struct Pattern {
 /// A pattern before it is cut.
 struct Shaped {
     pattern: Pattern,
-    /// What it is worth cutting for.
+    /// Micro-batch sizes to cut it for.
     tasks: Vec<usize>,
     shape: Shape,
     /// Its stages, without their devices.
     sketch: UnscheduledPlan,
 }
 
-/// A plan of a pattern.
+/// A pattern with cuts.
 struct FoundPlan {
     path_s: f64,
     pattern: Pattern,
     cuts: Vec<u32>,
 }
 
-/// All patterns of a question.
+/// All patterns of a planning problem.
 pub(crate) struct Patterns<'a> {
     pub(super) tasks: &'a [&'a Subproblem<'a>],
     pub(super) cluster: &'a Cluster,
     pub(super) model: &'a LayerSums,
     pub(super) line: Vec<u32>,
-    /// Layers between each cut of the line and the one before it, last first.
+    /// Layers between each cut of the row and the one before it, last first.
     pub(super) layers: Vec<Vec<u32>>,
-    /// Whether layers of the line come in the order of the backward pass, from its end on.
+    /// Whether the row adds layers in the order of the backward pass, from its end on.
     pub(super) in_order: bool,
-    /// The machine of each device, for each order and width of blocks.
+    /// Lists of devices: the node of each device.
     pub(super) listings: Vec<Vec<u32>>,
-    /// What each task takes at least on one device of the fastest, all of its micro-batches.
+    /// For each micro-batch size, a lower bound on the time of all micro-batches on one device of the highest speed.
     pub(super) least_s: Vec<f64>,
 }
 
@@ -110,9 +110,9 @@ impl<'a> Patterns<'a> {
         Some(Self { tasks, cluster, model, line, layers, in_order, listings: listings(cluster), least_s })
     }
 
-    /// The plans with the shortest paths for each task and number of stages, none of them with a path of `limit_s` or
-    /// more, or `hopeful` times the shortest with fewer stages: first the best for each, shortest first, then the second
-    /// best. With `is_brief` only a few of all patterns.
+    /// Returns the plans with the shortest paths for each micro-batch size and number of stages: first the best ones,
+    /// shortest first, then the second best ones. Paths are shorter than `limit_s`, and than `hopeful` times the
+    /// shortest path of fewer stages. With `is_brief`, only a few patterns are tried.
     pub(crate) fn plans(&self, limit_s: f64, hopeful: f64, is_brief: bool, control: &Control) -> Vec<UnscheduledPlan> {
         let most_stages = self.tasks[0].settings.most_stages as usize;
         let is_many = self.cluster.machines.len() > placement::MANY_NODES;
@@ -183,7 +183,7 @@ impl<'a> Patterns<'a> {
         plans.into_iter().map(|(.., plan)| plan).collect()
     }
 
-    /// A plan without placement on each list of devices.
+    /// Returns a relaxed plan on each list of devices.
     pub(crate) fn placed(&self, task: usize, twin: &RelaxedPlan) -> Vec<UnscheduledPlan> {
         let (machines, all) = (self.cluster.machines.len(), twin.replicas.iter().sum::<u32>() as usize);
         (self.listings.iter())
@@ -200,7 +200,8 @@ impl<'a> Patterns<'a> {
             .collect()
     }
 
-    /// The best of the plans that have two stages in place of the first or last one of a plan, if any is short enough.
+    /// Splits the first or the last stage of a plan in two. Returns the best such plan, if it is shorter than
+    /// `limit_s`.
     fn parted(
         &self,
         plan: &UnscheduledPlan,
@@ -246,7 +247,7 @@ impl<'a> Patterns<'a> {
         best
     }
 
-    /// All patterns with this list of devices and so many stages.
+    /// Returns all patterns with a list of devices and a number of stages.
     fn of_listing(
         &self,
         listing: usize,
@@ -301,7 +302,7 @@ impl<'a> Patterns<'a> {
         all
     }
 
-    /// The best plan of a pattern for each of its tasks.
+    /// Returns the best plan of a pattern for each of its micro-batch sizes.
     fn of_shape(
         &self,
         Shaped { pattern, tasks, shape, mut sketch }: Shaped,
@@ -325,7 +326,7 @@ impl<'a> Patterns<'a> {
         all
     }
 
-    /// Devices of each stage on each machine; `None` if there are too few.
+    /// Returns the devices of each stage on each node. Returns `None` if the list has too few.
     fn counts(&self, Pattern { listing, stages, shares }: Pattern) -> Option<Vec<u32>> {
         let machines = self.cluster.machines.len();
         let listing = &self.listings[listing];
@@ -384,7 +385,7 @@ impl<'a> Patterns<'a> {
     }
 }
 
-/// Numbers of replicas that are worth a try with at most so many: the most, and the fewest with the same share.
+/// Returns replica counts to try: the largest allowed one up to `most`, and the smallest one with the same share.
 fn replicas(task: &Subproblem<'_>, most: u32) -> Vec<u32> {
     let Some(most) = (1..=most).rev().find(|&replicas| task.share[replicas as usize].is_some()) else {
         return Vec::new();

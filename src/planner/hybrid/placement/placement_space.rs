@@ -15,9 +15,9 @@ use rustc_hash::FxHashMap;
 
 use crate::cost::network::{Cluster, Machine, Rate};
 
-/// Whether a stage may have so many replicas, given the share of each number of replicas.
+/// Returns for each replica count whether a stage may have it, given the share of each count.
 ///
-/// On large clusters a stage of whole machines only takes as many as give its devices a smaller share.
+/// On large clusters, a stage of whole nodes only takes another node if that makes its share smaller.
 fn useful(cluster: &Cluster, share: &[Option<u32>]) -> Vec<bool> {
     let size = cluster.machines.iter().map(|machine| machine.devices as usize).max().unwrap_or(1);
     let is_large = cluster.devices() > passes::FINE_DEVICES;
@@ -28,7 +28,7 @@ fn useful(cluster: &Cluster, share: &[Option<u32>]) -> Vec<bool> {
         .collect()
 }
 
-/// `count` machines alike: `(class, free devices, devices of the stage placed last)`.
+/// `count` nodes that agree in their class, their free devices and their devices of the stage placed last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct NodeGroup {
     class: u16,
@@ -37,41 +37,42 @@ struct NodeGroup {
     count: u32,
 }
 
-/// One way to place the next stage.
+/// A placement of the next stage.
 #[derive(Debug, Clone)]
 pub(crate) struct PlacementMove {
-    /// The situation after it, or what its space makes that from.
+    /// Situation after it, or what its space makes this from.
     pub next: u32,
     /// Devices it takes.
     pub replicas: u32,
-    /// At least so many, where several numbers count as one.
+    /// Smallest number of devices, where a range of numbers counts as one.
     pub fewest: u32,
-    /// Sending from the new stage to the one placed before it.
+    /// Transfer rate from the new stage to the one placed before it.
     pub transfer: Rate,
-    /// Gradient synchronisation of the new stage.
+    /// Gradient all-reduce rate of the new stage.
     pub sync: Rate,
-    /// Of the slowest device it takes.
+    /// Speed of the slowest device that it takes.
     pub speed: f64,
-    /// Of the smallest device it takes; the most that this may be, where several moves count as one.
+    /// Memory of the smallest device that it takes, or an upper bound on it where several moves count as one.
     pub memory_bytes: f64,
-    /// What numbers the four above, replicas, synchronisation, speed and memory: all that a stage's own costs follow from.
+    /// Number of the combination of replicas, all-reduce rate, speed and memory, from which the stage's own costs
+    /// follow.
     pub price: u32,
-    /// Devices that stay free on its machine; none if it takes several machines.
+    /// Devices that stay free on its node. `None` if it takes several nodes.
     pub room: Option<u32>,
-    /// Which devices it takes, in words of its space.
+    /// Device class, in the relaxed space.
     pub kind: u16,
-    /// `(class, free before, devices of the last stage, devices taken, machines)` of those that it touches.
+    /// `(class, free before, devices of the last stage, devices taken, nodes)` of the nodes that it takes devices of.
     pub takes: Vec<(u16, u32, u32, u32, u32)>,
 }
 
-/// Numbers for what makes stages with the same layers cost the same.
+/// Numbers the combinations of devices with which stages of the same layers cost the same.
 #[derive(Debug, Default)]
 pub(crate) struct Prices {
     known: FxHashMap<[u64; 5], u32>,
 }
 
 impl Prices {
-    /// That of stages with so many replicas on devices of this speed and memory.
+    /// Returns the number of a combination.
     pub(crate) fn of(&mut self, replicas: u32, sync: Rate, speed: f64, memory_bytes: f64) -> u32 {
         let [s_per_byte, latency_s] = [sync.s_per_byte, sync.latency_s].map(f64::to_bits);
         let next = self.known.len() as u32;
@@ -80,61 +81,61 @@ impl Prices {
     }
 }
 
-/// Where stages may be placed, one after another.
+/// A space of placements: situations of free devices, and moves between them.
 pub(crate) trait Placements {
-    /// Whether moves are real, so that whole plans are worth having for themselves.
+    /// Whether moves are placements, so that complete labels are plans.
     const IS_REAL: bool;
 
-    /// What is left of the cluster: a situation, before it has a number.
+    /// Free devices of a situation, before it has a number.
     type FreeDevices: Copy;
 
-    /// What its placements cost at least.
+    /// Returns bounds on the links of its placements.
     fn links(&self) -> &Links;
 
-    /// What is left in a situation; situation 0 is the empty cluster.
+    /// Returns the free devices of a situation. Situation 0 is the empty cluster.
     fn rest(&self, situation: u32) -> Self::FreeDevices;
 
-    /// Free devices.
+    /// Returns the number of free devices.
     fn free(&self, rest: Self::FreeDevices) -> u32;
 
-    /// What these do together, against a device of speed 1, at most.
+    /// Returns an upper bound on the sum of their speeds.
     fn free_speed(&self, rest: Self::FreeDevices) -> f64;
 
-    /// What these count in units of speed, at most.
+    /// Returns an upper bound on their units.
     fn free_units(&self, rest: Self::FreeDevices) -> u32;
 
-    /// Every move from a situation, fewest replicas first.
+    /// Returns every move from a situation, fewest replicas first.
     fn moves(&mut self, situation: u32) -> Arc<[PlacementMove]>;
 
-    /// What is left after one of these moves, if there are devices enough for it.
+    /// Returns the free devices after a move, if there are enough for it.
     fn after(&self, situation: u32, choice: &PlacementMove) -> Option<Self::FreeDevices>;
 
-    /// The situation in which so much is left.
+    /// Returns the situation with these free devices.
     fn situation(&mut self, rest: Self::FreeDevices) -> u32;
 }
 
-/// All situations that the search has met, and the moves between them.
+/// All situations that the search has reached, and the moves between them.
 pub(crate) struct Space<'a> {
     cluster: &'a Cluster,
     /// Distinct machines, and for each machine which of them it is.
     classes: Vec<Machine>,
     class_of: Vec<usize>,
-    /// What a device of each class counts.
+    /// Units of a device of each class.
     units: Vec<u32>,
     situations: Vec<Vec<NodeGroup>>,
     free: Vec<u32>,
     index: FxHashMap<Vec<NodeGroup>, u32>,
     moves: Vec<Option<Arc<[PlacementMove]>>>,
     prices: Prices,
-    /// Whether every placement is tried.
+    /// Whether the space has every placement.
     pub exact: bool,
     links: Links,
-    /// Whether a stage may have so many replicas.
+    /// For each replica count, whether a stage may have it.
     allowed: Vec<bool>,
 }
 
 impl<'a> Space<'a> {
-    /// The empty cluster.
+    /// Returns the space with situation 0, in which all devices are free.
     pub(crate) fn new(task: &Subproblem<'a>) -> Self {
         let cluster = task.cluster;
         let (classes, class_of) = cluster.classes();
@@ -252,9 +253,9 @@ impl<'a> Space<'a> {
         })
     }
 
-    /// Devices of each stage for a sequence of moves given from the last stage to the first; first stage first.
+    /// Returns the devices of each stage, the first one first, for moves from the last stage to the first.
     ///
-    /// Interchangeable machines are handed out so that device numbers ascend with the stages where they can.
+    /// Equal nodes are named so that device numbers ascend with the stages where possible.
     pub(crate) fn devices(&self, moves: &[PlacementMove]) -> Vec<Vec<(u32, u32)>> {
         let machine_count = self.class_of.len();
         let mut free: Vec<u32> = self.cluster.machines.iter().map(|machine| machine.devices).collect();
@@ -372,10 +373,10 @@ impl Placements for Space<'_> {
     }
 }
 
-/// A way to take devices: `(group, devices taken from each, machines)`.
+/// Devices that a move takes: `(group, devices taken from each node, nodes)`.
 type DeviceChoice = Vec<(usize, u32, u32)>;
 
-/// All ways to take devices from the machines of `groups[at..]`, added to `so_far`.
+/// Adds all choices of devices from the nodes of `groups[at..]`, after those of `so_far`.
 fn every_choice(groups: &[NodeGroup], at: usize, so_far: &mut DeviceChoice, choices: &mut Vec<DeviceChoice>) {
     match groups.get(at) {
         Some(group) => split_group(groups, at, group.count, group.free, so_far, choices),
@@ -383,8 +384,8 @@ fn every_choice(groups: &[NodeGroup], at: usize, so_far: &mut DeviceChoice, choi
     }
 }
 
-/// All ways in which `machines` machines of group `at` give at most `most` devices each. They are alike, so those that
-/// give more come first.
+/// Adds all choices in which `machines` nodes of group `at` give at most `most` devices each. They are equal, so the
+/// ones that give more come first.
 fn split_group(
     groups: &[NodeGroup],
     at: usize,
@@ -405,7 +406,7 @@ fn split_group(
     }
 }
 
-/// Placements that keep stages together: inside one machine; or whole machines, begun or ended in a partly used one.
+/// Adds the node-aligned choices: inside one node, or whole nodes that begin or end in a partly used one.
 fn compact_choices(groups: &[NodeGroup], open_limit: u32, fine: bool, sizes: &[u32], choices: &mut Vec<DeviceChoice>) {
     let size = |group: &NodeGroup| sizes[usize::from(group.class)];
     let is_open = |group: &NodeGroup| group.free > 0 && group.free < size(group);
