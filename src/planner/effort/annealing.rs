@@ -17,16 +17,18 @@ pub(crate) struct AnnealingTime {
     pub is_wide: bool,
 }
 
-/// Annealing in the short search: 1 to 10 ms.
+/// Annealing before the first pass of a small problem: 1 to 10 ms. Measured on 140 problems: with [`BRIEF`] in its place, no
+/// step or bound changes, but two problems of 26 ms and 34 ms take 1.5 times as long.
 pub(crate) const SPARK: AnnealingTime =
     AnnealingTime { of_cut_and_device: 2_000, most: 10_000_000, patience: 0, all: 1, within: u64::MAX, is_wide: false };
-/// Annealing before the bound: 10 to 100 ms on two threads.
+/// Annealing before the bound of a large problem: 10 to 100 ms on two threads. Measured: with [`SPARK`] in its place, the
+/// bound of seed 5 of `benches/questions.py` is 0.1 % lower.
 pub(crate) const BRIEF: AnnealingTime =
     AnnealingTime { of_cut_and_device: 10_000, most: 20_000_000, all: 10, is_wide: true, ..SPARK };
-/// Annealing of a plan that is not proven good: 0.25 to 1 s.
+/// Annealing of a plan that is not proven good: 0.25 to 1 s. Not tuned.
 pub(crate) const LONG: AnnealingTime =
     AnnealingTime { of_cut_and_device: 100_000, most: 200_000_000, patience: 3, ..BRIEF };
-/// Annealing at the end, as long as it helps.
+/// Annealing at the end, as long as it helps. Not tuned.
 pub(crate) const LAST: AnnealingTime = AnnealingTime { patience: 20, all: 160, ..LONG };
 
 impl AnnealingTime {
@@ -49,21 +51,26 @@ pub(crate) const PLACED: usize = 8;
 /// Actions that these simulations have at most: 0.15 s. Not tuned.
 pub(crate) const SIMULATED_ACTIONS: u64 = 5_000_000;
 
-/// Chains at the start of a walk. Each round keeps the better half.
+/// Chains at the start of a walk. Each round keeps the better half. Measured: at 40 and at 160, no step or bound of the 12
+/// problems changes.
 pub(crate) const MAX_CHAINS: usize = 80;
 /// Chains of a walk that has work for fewer. Not tuned.
 pub(crate) const MIN_CHAINS: usize = 4;
 /// Changes that each chain should have, in all rounds together. Few chains that get somewhere beat many that do not.
+/// Measured: at 2,500 and at 10,000, no step or bound of the 12 problems changes.
 pub(crate) const CHANGES_PER_CHAIN: u64 = 5_000;
-/// Share of the path by which a change may make it longer, about, in the first round.
+/// Share of the path by which a change may make it longer, about, in the first round. Measured: at 0.015 and at 0.06, no step
+/// or bound of the 12 problems changes. At 0.06, one problem makes 70 % more labels, since its first plan is longer.
 pub(crate) const FIRST_TEMPERATURE: f64 = 0.03;
-/// Factor of the temperature from round to round.
+/// Factor of the temperature from round to round. Measured: at 0.35 and at 1.4, no step or bound of the 12 problems changes.
+/// First plans are longer, so all problems together make 51 % and 4 % more labels.
 pub(crate) const ROUND_COOLING: f64 = 0.7;
-/// Factor of the temperature from the first to the last change of a round.
+/// Factor of the temperature from the first to the last change of a round. Measured: at 0.1, no step or bound of the 12
+/// problems changes.
 pub(crate) const COOLING_IN_ROUND: f64 = 0.05;
-/// Added to the length of a plan for each capacity that it lacks, as a multiple of its path.
+/// Added to the length of a plan for each capacity that it lacks, as a multiple of its path. Not tuned.
 pub(crate) const SHORTFALL_PENALTY: f64 = 3.0;
-/// Chains from which on plans are simulated, not only bounded, before they count as shorter.
+/// Chains from which on plans are simulated, not only bounded, before they count as shorter. Not tuned.
 pub(crate) const SIMULATING_CHAINS: usize = 10;
 /// Gradient all-reduce times that a chain keeps. Derived: 64 bytes each fill a second-level cache of 256 KB.
 pub(crate) const KEPT_SYNCS: usize = 4096;

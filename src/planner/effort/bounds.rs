@@ -1,10 +1,10 @@
 //! Bounds over all placements, and conditions on memory.
 
-/// Relaxed passes of one micro-batch size that may take too much before its bound stays as it is.
+/// Relaxed passes of one micro-batch size that may take too much before its bound stays as it is. Not tuned.
 pub(crate) const MAX_FAILED_PASSES: u32 = 6;
 /// A pass that took too much is tried again with this multiple of its allowance. Not tuned.
 pub(crate) const RETRY_FACTOR: f64 = 1.5;
-/// No threshold is tried that is nearer than this, as a share of the bound, to one that took too much.
+/// No threshold is tried that is nearer than this, as a share of the bound, to one that took too much. Not tuned.
 pub(crate) const MIN_DISTANCE: f64 = 5e-3;
 /// No threshold is tried if one that would take too much is predicted to be nearer than this. Not tuned.
 pub(crate) const MIN_PREDICTED_RISE: f64 = 2e-3;
@@ -16,13 +16,13 @@ pub(crate) const MIN_SHARE: u64 = 5_000;
 pub(crate) const REFINED_FACTOR: u64 = 4;
 /// First rise of the threshold over the refined space, as a share of the bound. Not tuned.
 pub(crate) const REFINED_RISE: f64 = 0.005;
-/// How far towards a threshold that took too much the next one is.
+/// How far towards a threshold that took too much the next one is. Not tuned.
 pub(crate) const NEXT_SHARE: f64 = 0.4;
-/// Tables go on until they know within this share of the threshold where they begin to leave plans.
+/// Tables go on until they know within this share of the threshold where they begin to leave plans. Not tuned.
 pub(crate) const TABLE_TOLERANCE: f64 = 0.01;
 /// Tables that take less than the allowance over this are fast: the next one goes up to the best step at once. Not tuned.
 pub(crate) const FAST_TABLES: u64 = 20;
-/// First rise of the threshold, as a share of the bound.
+/// First rise of the threshold, as a share of the bound. Not tuned.
 pub(crate) const FIRST_RISE: f64 = 0.02;
 /// The rise doubles after a pass that took less than this share of its allowance. Not tuned.
 pub(crate) const LITTLE_WORK: f64 = 0.02;

@@ -10,14 +10,14 @@ pub(crate) struct Resolution {
     pub max_cut_groups: usize,
 }
 
-/// Resolution for passes, which tell apart by themselves much of what coarse tables merge.
+/// Resolution for passes, which tell apart by themselves much of what coarse tables merge. Not tuned.
 pub(crate) const PASS_RESOLUTION: Resolution = Resolution { max_work: 8e6, max_cut_groups: usize::MAX };
 /// Resolution for bounds from tables alone. No pass follows, so they are about four times as fine. Not tuned.
 pub(crate) const BISECTION_RESOLUTION: Resolution = Resolution { max_work: 3e7, max_cut_groups: usize::MAX };
 /// Lookups of all tables together, as a multiple of [`Resolution::max_work`]. Each number of stages behind a cut has a table,
-/// and the last table also serves larger numbers.
+/// and the last table also serves larger numbers. Not tuned.
 pub(crate) const TOTAL_WORK_FACTOR: f64 = 5.0;
-/// Levels of device counts. More devices are rounded up to one of these levels, which only lowers the bound.
+/// Levels of device counts. More devices are rounded up to one of these levels, which only lowers the bound. Not tuned.
 pub(crate) const MAX_DEVICE_LEVELS: u32 = 192;
 /// The builder halves the levels until the work limit holds, but not below this. Not tuned.
 pub(crate) const MIN_DEVICE_LEVELS: u32 = 32;
@@ -44,14 +44,14 @@ pub(crate) const MAX_KEPT_STAGES: usize = 4_000_000;
 /// Device classes that are told apart. Beyond, all devices count as the fastest with the most memory. Derived: a situation
 /// stores a count of each.
 pub(crate) const MAX_DEVICE_CLASSES: usize = 6;
-/// Units that the fastest device counts.
+/// Units that the fastest device counts. Not tuned.
 pub(crate) const MAX_UNITS: u32 = 12;
-/// Speed of all devices that may be lost by rounding them to units.
+/// Speed of all devices that may be lost by rounding them to units. Not tuned.
 pub(crate) const UNIT_LOSS: f64 = 1e-2;
 
-/// Ranges of node counts that link bounds tell apart.
+/// Ranges of node counts that link bounds tell apart. Not tuned.
 pub(crate) const NODE_RANGES: u32 = 4;
-/// Node counts whose all-reduce times differ by less than this share are one range.
+/// Node counts whose all-reduce times differ by less than this share are one range. Not tuned.
 pub(crate) const SAME_ALL_REDUCE: f64 = 0.01;
 /// Ranges of replicas that link bounds compare in pairs. Not tuned.
 pub(crate) const MAX_REPLICA_RANGES: usize = 64;

@@ -27,7 +27,7 @@ use crate::control::Control;
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::Result;
-use crate::planner::effort::{ALL_WORK, COMPACT, QUICK, WHOLE, annealing, passes};
+use crate::planner::effort::{ALL_WORK, QUICK, WHOLE, annealing, passes};
 
 pub use baselines::{Straight, closest, data_parallel, fitting, helpful_changes, straight};
 pub use bounds::all_cuts::least_step_s as least_step_of_all_cuts_s;
@@ -76,7 +76,7 @@ pub fn plan(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: 
         search.prove()?;
         if !search.is_near() {
             search.anneal(annealing::LONG)?;
-            search.bound_all(QUICK.within(2_000_000_000).within(search.left()).relaxed(true));
+            search.bound_all(QUICK.within(search.left()).relaxed(true));
         }
         search.effort = WHOLE.within(search.work + search.left());
     } else {
@@ -90,7 +90,7 @@ pub fn plan(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: 
             search.bound_all(WHOLE.within(ALL_WORK / 2).within(search.left()).relaxed(true));
             search.realise()?;
         }
-        search.effort = COMPACT.within(search.left());
+        search.effort = WHOLE.node_aligned().within(search.left());
         if search.best.is_none() {
             search.effort = WHOLE;
             search.reach()?;
