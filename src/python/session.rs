@@ -92,8 +92,8 @@ impl<'a> Asked<'a> {
         let search = SearchRecord {
             lower_bound_s: Some(answer.lower_bound_s),
             searched_cuts_bound_s: answer.searched_cuts_bound_s,
-            node_aligned_bound_s: answer.compact_bound_s,
-            is_node_aligned: answer.compact_bound_s.is_some(),
+            node_aligned_bound_s: answer.node_aligned_bound_s,
+            is_node_aligned: answer.node_aligned_bound_s.is_some(),
             one_order: self.one_order(),
             stop_reason: answer.stopped.map(name_of),
             explored_labels: answer.labels,

@@ -97,7 +97,7 @@ impl Family {
     /// The schedule for `request`, unless `control` stops it: those that are searched for take long if they are large.
     ///
     /// # Errors
-    /// As [`Family::sizes`]; [`Error::Cancelled`] or [`Error::TimedOut`] if it was stopped.
+    /// As [`Family::sizes`]; [`crate::Error::Cancelled`] or [`crate::Error::TimedOut`] if it was stopped.
     pub fn build_under(&self, request: &Request, control: &Control) -> Result<Schedule> {
         let schedule = (self.build)(self.sizes(request)?, request, control)?;
         if self.pace == Pace::Flush {

@@ -48,8 +48,8 @@ use search::Search;
 /// Finds the plan with the shortest simulated step.
 ///
 /// # Errors
-/// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense, [`Error::Infeasible`] if no plan fits the
-/// devices' memory, or none was found with reasonable effort, [`Error::TimedOut`] or [`Error::Cancelled`] if it was
+/// [`crate::Error::Argument`] or [`crate::Error::Cluster`] for input that makes no sense, [`crate::Error::Infeasible`] if no plan fits the
+/// devices' memory, or none was found with reasonable effort, [`crate::Error::TimedOut`] or [`crate::Error::Cancelled`] if it was
 /// stopped before there was any plan.
 pub fn plan(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<SearchResult> {
     settings.check()?;
@@ -65,36 +65,9 @@ pub fn plan(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: 
     }
     search.bound();
     if search.is_exact() {
-        search.effort = QUICK;
-        if search.step_s() > passes::NEEDS_ANNEALING * search.searched_bound_s() && !control.should_stop() {
-            search.anneal(annealing::SPARK)?;
-        }
-        if search.best.is_none() {
-            search.reach()?;
-        }
-        search.pass(search.step_s(), passes::BEAMS[0])?;
-        search.prove()?;
-        if !search.is_near() {
-            search.anneal(annealing::LONG)?;
-            search.bound_all(QUICK.within(search.left()).relaxed(true));
-        }
-        search.effort = WHOLE.within(search.work + search.left());
+        look_at_all_placements(&mut search)?;
     } else {
-        if !search.is_near() {
-            search.anneal(annealing::BRIEF)?;
-        }
-        search.bound_all(QUICK.relaxed(false));
-        if !search.is_near() {
-            search.anneal(annealing::LONG)?;
-            search.realise()?;
-            search.bound_all(WHOLE.within(ALL_WORK / 2).within(search.left()).relaxed(true));
-            search.realise()?;
-        }
-        search.effort = WHOLE.node_aligned().within(search.left());
-        if search.best.is_none() {
-            search.effort = WHOLE;
-            search.reach()?;
-        }
+        look_at_node_aligned_placements(&mut search)?;
     }
     search.prove()?;
     search.sharpen()?;
@@ -102,4 +75,45 @@ pub fn plan(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: 
         search.anneal(annealing::LAST.within(2 * search.spent()))?;
     }
     search.answer()
+}
+
+/// First looks where the search space has every placement. Narrow passes find good plans, and whole passes raise the bound as
+/// far as a quick search goes. Where a gap is left, annealing looks for better plans and fine tables for a better bound.
+fn look_at_all_placements(search: &mut Search<'_>) -> Result<()> {
+    search.effort = QUICK;
+    if search.step_s() > passes::NEEDS_ANNEALING * search.searched_bound_s() && !search.control.should_stop() {
+        search.anneal(annealing::SPARK)?;
+    }
+    if search.best.is_none() {
+        search.reach()?;
+    }
+    search.pass(search.step_s(), passes::BEAMS[0])?;
+    search.prove()?;
+    if !search.is_near() {
+        search.anneal(annealing::LONG)?;
+        search.bound_all(QUICK.within(search.left()).relaxed(true));
+    }
+    search.effort = WHOLE.within(search.work + search.left());
+    Ok(())
+}
+
+/// First looks where the search space has node-aligned placements only. Annealing finds plans on any placement, and the relaxed
+/// space bounds all of them. Plans that the bound takes to be possible are tried.
+fn look_at_node_aligned_placements(search: &mut Search<'_>) -> Result<()> {
+    if !search.is_near() {
+        search.anneal(annealing::BRIEF)?;
+    }
+    search.bound_all(QUICK.relaxed(false));
+    if !search.is_near() {
+        search.anneal(annealing::LONG)?;
+        search.realise()?;
+        search.bound_all(WHOLE.within(ALL_WORK / 2).within(search.left()).relaxed(true));
+        search.realise()?;
+    }
+    search.effort = WHOLE.node_aligned().within(search.left());
+    if search.best.is_none() {
+        search.effort = WHOLE;
+        search.reach()?;
+    }
+    Ok(())
 }

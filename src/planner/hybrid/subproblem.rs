@@ -1,4 +1,4 @@
-//! One micro-batch size, with or without recomputation: what the passes over it share.
+//! A planning problem for one micro-batch size, with or without recomputation: what all passes over it share.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;

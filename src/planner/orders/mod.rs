@@ -303,7 +303,7 @@ fn plan_of(outcome: &Outcome) -> Option<CandidatePlan> {
 }
 
 fn has_node_aligned_bound(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Certified(answer) if answer.compact_bound_s.is_some())
+    matches!(outcome, Outcome::Certified(answer) if answer.node_aligned_bound_s.is_some())
 }
 
 /// Which of the micro-batch sizes are worth trying first: the nearest by ratio.

@@ -1,7 +1,6 @@
-//! The windows that the stages of a plan may have, and some of them to choose from.
+//! The numbers of micro-batches in flight that the stages of a plan may have.
 //!
-//! Windows never grow along the stages: a stage that waits for more forwards than the one before it gives would wait
-//! for ever.
+//! They never grow along the stages: a stage that waits for more forwards than the one before it gives would wait forever.
 
 use crate::cost::Memory;
 use crate::error::Result;

@@ -1,4 +1,9 @@
-//! Prices the plan that a user gives.
+//! What a plan costs. Every plan gets its numbers here: those of a search, those that a user gives, and those of other
+//! schedules (`orders`).
+//!
+//! `stage_cost` has the time and memory of one stage. `plan_cost` adds what stages have to do with each other: transfers, tied
+//! weights and the simulated step. `pipeline_simulator` simulates 1F1B, eager 1F1B and GPipe without a list of actions.
+//! `in_flight_ranges` has the numbers of micro-batches in flight that memory allows.
 
 pub(crate) mod candidate_plan;
 pub(crate) mod in_flight_ranges;

@@ -1,4 +1,7 @@
-//! Prices a whole plan: every stage's seconds and bytes, then the simulated step.
+//! Cost of a plan: of every stage, of the weights that stages share, and the simulated step.
+//!
+//! Lemma *Weights that stages share* (docs/proofs.md#weights-that-stages-share): the search ignores tied weights where it adds
+//! up times, and no plan costs less than it assumes. Their all-reduces are added here.
 
 use super::candidate_plan::CandidatePlan;
 use super::stage_cost::{BaseCost, StageCost, StageDevices, between, path_stage, transfer};
@@ -24,7 +27,7 @@ fn kind(machine: &Machine) -> (u32, u64, u64) {
 pub struct EvaluatedPlan {
     /// Simulated step.
     pub step_s: f64,
-    /// Longest path of the plan by [`Paths`]. It is at most `step_s`.
+    /// Longest path of the plan. It is at most `step_s`.
     pub path_s: f64,
     /// Costs of the stages, the first one first.
     pub stages: Vec<StageCost>,

@@ -63,7 +63,7 @@ impl StageDevices {
 
 /// Cost of a stage that follows from its layers and its devices alone, with one micro-batch in flight.
 ///
-/// Every plan gets its times and its memory here: the final ones through [`PlanEvaluator`], and the thousands that annealing
+/// Every plan gets its times and its memory here: the final ones through `PlanEvaluator`, and the thousands that annealing
 /// compares.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct BaseCost {

@@ -1,12 +1,12 @@
-//! Plans at once: as few devices as hold the model in time, whatever the links cost.
+//! Packed plans: as few devices as hold the model in time, regardless of the links.
 //!
 //! ```text
 //! fewest[stages][cut]    devices of so many stages between the cut and the end, none of them longer than a limit
 //! ```
 //!
-//! Devices are handed out in a row, the largest first, so every entry is a plan that can be priced. The search starts
-//! from the best of them; and if devices are allowed more memory than they have, the least that lets a plan be made
-//! is what a question without an answer lacks.
+//! Devices are handed out in a row, the largest first, so every entry is a plan that can be evaluated. The search starts from
+//! the best of them. If devices are allowed more memory than they have, the smallest addition that gives a plan is what a
+//! problem without a plan lacks.
 
 use crate::control::Control;
 use crate::cost::{self, Memory};

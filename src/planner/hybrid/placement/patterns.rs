@@ -1,17 +1,16 @@
 //! Plans by pattern: whole families of placements that no search has to find, with the best cuts for each.
 //!
-//! A pattern puts some machines in an order, chops the order into *blocks* of so many machines, and lists devices in
-//! turn inside each block; stages take consecutive devices of that list. With blocks of one machine it fills machine
-//! after machine (DAPPLE's *append first*), with one block of all machines each stage takes an equal part of every
-//! machine (*scatter first*):
+//! A pattern orders some nodes, divides the order into *blocks* of nodes, and lists devices in turn inside each block
+//! (`device_lists`). Stages take consecutive devices of that list. With blocks of one node it fills node after node (DAPPLE's
+//! *append first*). With one block of all nodes, each stage takes an equal part of every node (*scatter first*):
 //!
 //! ```text
-//! machines      0 1 2 3         blocks of one    0 0 | 1 1 | 2 2 | 3 3
+//! nodes         0 1 2 3         blocks of one    0 0 | 1 1 | 2 2 | 3 3
 //! 2 devices each, 4 stages      blocks of two    0 1 | 0 1 | 2 3 | 2 3
 //!                               one block        0 1 | 2 3 | 0 1 | 2 3
 //! ```
 //!
-//! Cuts follow from a limit that is bisected: each stage, from the last one back, is the longest that keeps it.
+//! Cuts follow from a limit that is bisected (`pattern_cuts`).
 
 use crate::planner::effort::placement;
 use crate::planner::hybrid::{

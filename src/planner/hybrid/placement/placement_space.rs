@@ -1,8 +1,8 @@
-//! Where stages may be placed: occupied devices as a multiset of machines, never as a set of devices.
+//! Where stages may be placed: occupied devices as a multiset of nodes, never as a set of devices.
 //!
-//! Machines of the same size, memory and speed are interchangeable, so a *situation* only counts how many machines of a
-//! class have how many free devices and how many devices of the stage placed last. Stages are placed from the last one
-//! to the first; a *move* places the next one.
+//! Nodes of the same size, memory and speed are interchangeable. So a *situation* only counts how many nodes of a class have
+//! how many free devices and how many devices of the stage placed last. Stages are placed from the last one to the first. A
+//! *move* places the next one.
 
 use crate::planner::effort::passes;
 use crate::planner::hybrid::{
@@ -354,7 +354,7 @@ impl Placements for Space<'_> {
         if self.exact {
             every_choice(&groups, 0, &mut Vec::new(), &mut choices);
         } else {
-            compact_choices(&groups, self.open_limit(), self.fine(), &self.sizes(), &mut choices);
+            node_aligned_choices(&groups, self.open_limit(), self.fine(), &self.sizes(), &mut choices);
         }
         let mut moves: Vec<PlacementMove> =
             choices.into_iter().filter_map(|choice| self.apply(&groups, &choice)).collect();
@@ -407,7 +407,13 @@ fn split_group(
 }
 
 /// Adds the node-aligned choices: inside one node, or whole nodes that begin or end in a partly used one.
-fn compact_choices(groups: &[NodeGroup], open_limit: u32, fine: bool, sizes: &[u32], choices: &mut Vec<DeviceChoice>) {
+fn node_aligned_choices(
+    groups: &[NodeGroup],
+    open_limit: u32,
+    fine: bool,
+    sizes: &[u32],
+    choices: &mut Vec<DeviceChoice>,
+) {
     let size = |group: &NodeGroup| sizes[usize::from(group.class)];
     let is_open = |group: &NodeGroup| group.free > 0 && group.free < size(group);
     let open: u32 = groups.iter().filter(|group| is_open(group)).map(|group| group.count).sum();

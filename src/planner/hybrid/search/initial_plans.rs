@@ -1,4 +1,4 @@
-//! Good plans of any placement before anything is proved: by pattern, and what annealing makes of them.
+//! Good plans on any placement before anything is proved: plans by pattern, and what annealing makes of them.
 
 use crate::planner::effort::{
     WHOLE,

@@ -1,4 +1,4 @@
-//! Labels of a pass: suffixes of the pipeline, and which of them are still of use.
+//! Labels of a pass: suffixes of the pipeline, and which of them are not dominated.
 
 use crate::planner::effort::{passes, work};
 use crate::planner::hybrid::bounds::paths::Paths;

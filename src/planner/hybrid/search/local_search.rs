@@ -1,4 +1,4 @@
-//! Small steps from a good plan to a better one, each judged by simulation.
+//! Local search: small changes of a good plan, each evaluated by simulation.
 
 use crate::control::Control;
 use crate::cost::LayerSums;

@@ -60,7 +60,7 @@ pub(crate) fn least_steps_s(sizes: &[SizeSearch<'_>], step_s: f64, control: &Con
 pub(crate) struct Search<'a> {
     model: &'a LayerSums,
     pub effort: WorkBudget,
-    control: &'a Control,
+    pub control: &'a Control,
     sizes: Vec<SizeSearch<'a>>,
     pub pricer: PlanEvaluator<'a>,
     pub best: Option<(f64, CandidatePlan)>,

@@ -27,7 +27,7 @@ pub struct SearchResult {
     /// Lower bound for plans with the model's cuts. `None` if these are all cuts.
     pub searched_cuts_bound_s: Option<f64>,
     /// Lower bound for node-aligned plans with the model's cuts. `None` if all placements were searched.
-    pub compact_bound_s: Option<f64>,
+    pub node_aligned_bound_s: Option<f64>,
     /// Why the search ended although better plans may be left. `None` if none is left.
     pub stopped: Option<Stopped>,
     /// Labels that were explored.
@@ -49,7 +49,7 @@ impl Search<'_> {
         let of_cuts_s = self.lower_bound_s();
         let lower_bound_s = of_cuts_s.min(self.all_cuts_bound_s);
         let searched_cuts_bound_s = (!self.model.has_all_cuts).then_some(of_cuts_s);
-        let compact_bound_s = (!self.is_exact()).then(|| self.searched_bound_s());
+        let node_aligned_bound_s = (!self.is_exact()).then(|| self.searched_bound_s());
         let stopped = self.stopped();
         let Some((step_s, mut plan)) = self.best else {
             return Err(if self.control.should_stop() {
@@ -74,13 +74,13 @@ impl Search<'_> {
         // This bound is about node-aligned placements only. Annealing tries all others too, so the plan may be on one of
         // them, with a shorter step than any node-aligned plan. A bound above the step would then say that the plan cannot
         // exist. At the step it says what is true of both: no node-aligned plan is shorter.
-        let compact_bound_s = compact_bound_s.map(|bound_s| bound_s.min(priced.step_s));
+        let node_aligned_bound_s = node_aligned_bound_s.map(|bound_s| bound_s.min(priced.step_s));
         Ok(SearchResult {
             lower_bound_s,
             searched_cuts_bound_s,
             priced,
             plan,
-            compact_bound_s,
+            node_aligned_bound_s,
             stopped,
             labels: self.labels + self.relaxed_labels,
             simulated: self.pricer.simulated,

@@ -16,7 +16,7 @@ use crate::planner::hybrid::{
 /// A stage between two cuts, before it is placed.
 pub(crate) struct Stage {
     pub begin: usize,
-    /// Place in the order of [`LayerSums::begins`].
+    /// Place in the order of [`crate::cost::LayerSums::begins`].
     pub index: usize,
     pub forward_s: f64,
     pub backward_s: f64,

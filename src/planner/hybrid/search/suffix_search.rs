@@ -1,12 +1,12 @@
-//! The label search: from the last stage to the first, over cuts, devices, machines and warm-up windows.
+//! The label search: from the last stage to the first, over cuts, devices, nodes and numbers of micro-batches in flight.
 //!
-//! A [`Label`] is a suffix of the pipeline: the cut where it begins, the situation of the machines, the number of stages
-//! and the window of its first one. Among labels that agree in these, one whose [`Paths`] are nowhere longer makes the
-//! other superfluous. Labels whose bound reaches the threshold are dropped; a relaxed pass over prefixes
-//! ([`PrefixBounds`]) gives each label the least that any completion adds.
+//! A [`Label`] is a suffix of the pipeline: the cut where it begins, the situation of the nodes, the number of stages and the
+//! micro-batches in flight of its first one. Among labels that agree in these, one whose [`Paths`] are nowhere longer dominates
+//! the other (docs/proofs.md#dominance). Labels whose bound reaches the threshold are dropped. Prefix tables ([`PrefixBounds`])
+//! give each label the least that any completion adds.
 //!
-//! With a beam only the most promising labels of each cut go on; the smallest bound among the rest then limits what the
-//! pass has proved.
+//! With a beam, only the most promising labels of each cut go on. The smallest bound among the others then limits what the pass
+//! has proved (docs/proofs.md#a-pass).
 
 use crate::planner::effort::{WorkBudget, passes, work};
 use crate::planner::hybrid::{
@@ -301,11 +301,7 @@ impl<S: Placements> Pass<'_, '_, S> {
                     continue;
                 }
                 let largest = largest.min(most.max(least));
-                // Each by itself, largest first; where they are many, all but the largest few and the least as one.
-                let few = if largest - least < most_windows { least } else { largest + 3 - most_windows };
-                let each = (few..=largest).rev().map(|window| (window, window));
-                let others = (few > least).then(|| [(least + 1, few - 1), (least, least)]);
-                for (least_window, window) in each.chain(others.into_iter().flatten()) {
+                for (least_window, window) in windows_to_try(least, largest, most_windows) {
                     work += work::EXTEND_PATHS;
                     let stage = PathStage {
                         forward_s,
@@ -344,4 +340,15 @@ impl<S: Placements> Pass<'_, '_, S> {
         }
         work
     }
+}
+
+/// Returns ranges of micro-batches in flight that a pass tells apart, from `least` to `largest`: each number by itself, the
+/// largest first. Where there are more than `most_windows`, all between the largest ones and `least` are one range.
+///
+/// docs/proofs.md, *Windows left open*: the paths of a range are lower bounds for each number in it.
+fn windows_to_try(least: u32, largest: u32, most_windows: u32) -> impl Iterator<Item = (u32, u32)> {
+    let few = if largest - least < most_windows { least } else { largest + 3 - most_windows };
+    let each = (few..=largest).rev().map(|window| (window, window));
+    let others = (few > least).then(|| [(least + 1, few - 1), (least, least)]);
+    each.chain(others.into_iter().flatten())
 }

@@ -1,8 +1,8 @@
-//! Plans as they are drawn up by the thousand: whole plans with any placement, priced by their longest path alone.
+//! Plans that annealing changes by the thousand: complete plans on any placement, scored by their longest path alone.
 //!
-//! A [`UnscheduledPlan`] counts devices by stage and machine in one table, so a change touches few numbers and none of them is
-//! allocated anew. What a stage costs is kept until the stage, or for its transfers a neighbour, changes; so are the paths
-//! of the stages behind all that changed.
+//! An [`UnscheduledPlan`] counts devices by stage and node in one table, so a change touches few numbers and allocates nothing.
+//! The cost of a stage is kept until the stage changes, and its transfer until a neighbor does. The paths of the stages behind
+//! the last change are kept, too.
 
 use std::hash::BuildHasher;
 

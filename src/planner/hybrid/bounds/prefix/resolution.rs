@@ -65,6 +65,12 @@ impl TableBuilder<'_> {
                 break;
             }
         }
+        self.place_buckets(links, detail, has_rooms, work)
+    }
+
+    /// Finds the adjacencies of all buckets, in all placement cases if `has_rooms` and the work limit allows. Returns the
+    /// lookups of one table, which were `work` in a single case.
+    fn place_buckets(&mut self, links: &Links, detail: Resolution, has_rooms: bool, mut work: f64) -> f64 {
         let cases = links.widest as usize + 2;
         let rise = (1 + cases / 2) as f64;
         if has_rooms

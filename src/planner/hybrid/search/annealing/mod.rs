@@ -1,9 +1,10 @@
-//! Better plans by annealing on the longest path: plans change by small random steps, at first also for the worse.
+//! Annealing on the longest path: plans change by small random steps, at first also for the worse (Kirkpatrick, Gelatt and
+//! Vecchi, 1983).
 //!
-//! A crowd of plans walks side by side. After each round the better half goes on, twice as far and with less heat, and
-//! those in front are simulated, since paths may fall a little short of the step. A plan may lack memory on its way, at a
-//! price; the best that fits is kept apart. Work is counted in steps and random numbers follow from the place in the
-//! crowd alone, so the outcome is the same on every machine, however many threads walk.
+//! Many chains of changes run side by side. After each round the better half goes on, for twice as long and at a lower
+//! temperature. The best plans are simulated, since paths may be a little shorter than the step. A plan may lack memory for a
+//! while, at a penalty, and the best one that fits is kept apart. Work is counted in changes, and random numbers follow from
+//! the number of the chain, so the result is the same on every machine and for any number of threads.
 
 use crate::planner::effort::{annealing, work};
 use crate::planner::hybrid::{
