@@ -14,16 +14,16 @@ struct Value {
 }
 
 /// Prices plans straight from the definitions: sums over layers, no prefix sums, no bounds.
-struct Twin<'a> {
+struct RelaxedPlan<'a> {
     chain: &'a Chain,
     limit_s: f64,
     best: Option<Value>,
     key: fn(&Value) -> f64,
 }
 
-impl Twin<'_> {
+impl RelaxedPlan<'_> {
     fn optimum(chain: &Chain, limit_s: f64, key: fn(&Value) -> f64) -> Option<Value> {
-        let mut twin = Twin { chain, limit_s, best: None, key };
+        let mut twin = RelaxedPlan { chain, limit_s, best: None, key };
         let free: Vec<usize> = chain.types.iter().map(|host| host.hosts).collect();
         twin.extend(0, None, &free, Value { interval_s: 0.0, latency_s: 0.0, hosts: 0, bits_lost: 0 });
         twin.best
@@ -179,7 +179,7 @@ fn agrees(
     limit_s: Option<f64>,
     key: fn(&Value) -> f64,
 ) -> std::result::Result<(), TestCaseError> {
-    let best = Twin::optimum(chain, limit_s.unwrap_or(f64::MAX), key);
+    let best = RelaxedPlan::optimum(chain, limit_s.unwrap_or(f64::MAX), key);
     match (partition(chain, objective, limit_s, &Control::default()), best) {
         (Ok(plan), Some(best)) => {
             assert_sound(chain, &plan)?;

@@ -4,11 +4,13 @@ use std::cell::Cell;
 
 use hpgo::control::Stopped;
 use hpgo::cost::network::{Cluster, Link, Machine};
-use hpgo::cost::{MemoryModel, Model};
+use hpgo::cost::{LayerSums, MemoryModel};
 use hpgo::model::graph::{Graph, Layer, Measurement};
 use hpgo::model::lineage::Lineage;
-use hpgo::model::states::{DEFAULT_BOUND, States};
-use hpgo::planner::hybrid::{self, Answer, Candidate, Priced, Pricer, Schedules, Settings, StageChoice, WarmUp};
+use hpgo::model::states::{CutPoints, DEFAULT_BOUND};
+use hpgo::planner::hybrid::{
+    self, CandidatePlan, EvaluatedPlan, PlanEvaluator, Schedules, SearchResult, Settings, StageCandidate, WarmUp,
+};
 use hpgo::{Control, Error};
 use proptest::bool::weighted;
 use proptest::prelude::*;
@@ -172,34 +174,34 @@ fn questions() -> impl Strategy<Value = Question> {
 const ROUNDING: f64 = 1e-9;
 
 /// The best of all plans of a question, and what the planner says.
-struct Judged {
-    best: Result<(Candidate, Priced), Error>,
-    answer: Result<Answer, Error>,
+struct PlanScore {
+    best: Result<(CandidatePlan, EvaluatedPlan), Error>,
+    answer: Result<SearchResult, Error>,
 }
 
 /// Holds `promise` against many questions that are small enough for the oracle; a question that breaks it is made
 /// smaller before it is shown.
-fn holds(promise: impl Fn(&Judged) -> Result<(), TestCaseError>) {
+fn holds(promise: impl Fn(&PlanScore) -> Result<(), TestCaseError>) {
     let cases = std::env::var("HPGO_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(2_000_u32);
     let config = Config { cases, max_global_rejects: 100 * cases, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let control = Control::default();
     let outcome = runner.run(&questions(), |Question { graph, cluster, settings }| {
-        let model = Model::new(&graph, &States::of(&graph, DEFAULT_BOUND).expect("a graph without cycles"));
+        let model = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("a graph without cycles"));
         let best = match hybrid::exhaustive(&model, &cluster, &settings, &control) {
             Err(Error::Argument { .. }) => return Err(TestCaseError::reject("too many cuts for the oracle")),
             best => best.map(|(plan, priced, _)| (plan, priced)),
         };
-        promise(&Judged { best, answer: hybrid::plan(&model, &cluster, &settings, &control) })
+        promise(&PlanScore { best, answer: hybrid::plan(&model, &cluster, &settings, &control) })
     });
     if let Err(error) = outcome {
         panic!("{error}");
     }
 }
 
-impl Judged {
+impl PlanScore {
     /// The oracle's plan with its price, and the planner's answer, of a question that has one.
-    fn both(&self) -> Result<(&Candidate, &Priced, &Answer), TestCaseError> {
+    fn both(&self) -> Result<(&CandidatePlan, &EvaluatedPlan, &SearchResult), TestCaseError> {
         let Ok((plan, priced)) = &self.best else { return Err(TestCaseError::reject("no plan fits")) };
         match &self.answer {
             Ok(answer) => Ok((plan, priced, answer)),
@@ -276,7 +278,7 @@ fn the_bound_on_all_placements_is_above_no_plan() {
     let (asked, closed, ratios) = (Cell::new(0), Cell::new(0), Cell::new(0.0));
     let larger = (questions(), larger_clusters()).prop_map(|(question, cluster)| Question { cluster, ..question });
     let outcome = runner.run(&larger, |Question { graph, cluster, settings }| {
-        let model = Model::new(&graph, &States::of(&graph, DEFAULT_BOUND).expect("a graph without cycles"));
+        let model = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("a graph without cycles"));
         if model.cuts() > if cluster.devices() > 6 { 4 } else { 6 } {
             return Err(TestCaseError::reject("too many plans"));
         }
@@ -313,8 +315,8 @@ fn a_search_of_some_cuts_has_a_bound_over_all_and_never_says_that_nothing_fits_w
     let control = Control::default();
     let (asked, beaten, missed) = (Cell::new(0), Cell::new(0), Cell::new(0));
     let outcome = runner.run(&questions(), |Question { graph, cluster, settings }| {
-        let all = Model::new(&graph, &States::of(&graph, DEFAULT_BOUND).expect("a graph without cycles"));
-        let some = Model::new(&graph, &States::of(&graph, 0).expect("a graph without cycles"));
+        let all = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("a graph without cycles"));
+        let some = LayerSums::new(&graph, &CutPoints::of(&graph, 0).expect("a graph without cycles"));
         if some.has_all_cuts {
             return Err(TestCaseError::reject("a chain has one order"));
         }
@@ -369,7 +371,7 @@ fn nothing_is_said_to_fit_nowhere_where_a_plan_fits() {
         },
     );
     let outcome = runner.run(&short, |Question { graph, cluster, settings }| {
-        let model = Model::new(&graph, &States::of(&graph, DEFAULT_BOUND).expect("a graph without cycles"));
+        let model = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("a graph without cycles"));
         if model.cuts() > if cluster.devices() > 6 { 4 } else { 6 } {
             return Err(TestCaseError::reject("too many plans"));
         }
@@ -454,11 +456,11 @@ fn questions_of_machines() -> impl Strategy<Value = Question> {
 }
 
 /// Shows `check` many questions on several machines, each with what patterns and annealing make of it.
-fn drafts(cases: u32, check: impl Fn(&Question, &Model, Result<Answer, Error>) -> Result<(), TestCaseError>) {
+fn drafts(cases: u32, check: impl Fn(&Question, &LayerSums, Result<SearchResult, Error>) -> Result<(), TestCaseError>) {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let outcome = runner.run(&questions_of_machines(), |question| {
-        let model = Model::new(&question.graph, &States::of(&question.graph, DEFAULT_BOUND).expect("a chain"));
+        let model = LayerSums::new(&question.graph, &CutPoints::of(&question.graph, DEFAULT_BOUND).expect("a chain"));
         let draft = hybrid::draft(&model, &question.cluster, &question.settings, &Control::default());
         check(&question, &model, draft)
     });
@@ -470,19 +472,19 @@ fn drafts(cases: u32, check: impl Fn(&Question, &Model, Result<Answer, Error>) -
 #[test]
 fn a_draft_fits_and_uses_each_device_once() {
     drafts(40, |Question { cluster, settings, .. }, model, draft| {
-        let Ok(Answer { plan, priced, .. }) = draft else { return Ok(()) };
+        let Ok(SearchResult { plan, priced, .. }) = draft else { return Ok(()) };
         let mut devices: Vec<u32> = plan.devices(cluster).into_iter().flatten().collect();
         devices.sort_unstable();
         devices.dedup();
-        prop_assert_eq!(devices.len() as u32, plan.stages.iter().map(StageChoice::replicas).sum::<u32>());
+        prop_assert_eq!(devices.len() as u32, plan.stages.iter().map(StageCandidate::replicas).sum::<u32>());
         prop_assert!(devices.iter().all(|&device| device < cluster.devices()), "{:?}", plan);
         for (machine, most) in (0..).zip(cluster.machines.iter().map(|machine| machine.devices)) {
             let taken = plan.stages.iter().flat_map(|stage| &stage.footprint).filter(|(other, _)| *other == machine);
             prop_assert!(taken.map(|(_, count)| count).sum::<u32>() <= most, "{:?}", plan);
         }
-        prop_assert!(Pricer::fits(&priced.stages), "{:?}", plan);
+        prop_assert!(PlanEvaluator::fits(&priced.stages), "{:?}", plan);
         prop_assert!(priced.path_s <= priced.step_s * (1.0 + ROUNDING), "{} in {:?}", priced.path_s, plan);
-        let again = Pricer::new(model, cluster, settings).price(&plan).expect("a plan that was priced once");
+        let again = PlanEvaluator::new(model, cluster, settings).price(&plan).expect("a plan that was priced once");
         prop_assert_eq!(again.step_s.to_bits(), priced.step_s.to_bits());
         Ok(())
     });

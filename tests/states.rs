@@ -4,7 +4,7 @@
 
 use hpgo::Error;
 use hpgo::model::graph::{Graph, Layer, Measurement};
-use hpgo::model::states::{Cuts, DEFAULT_BOUND, States};
+use hpgo::model::states::{CutPoints, Cuts, DEFAULT_BOUND};
 use proptest::prelude::*;
 
 /// A graph whose layer k costs 2^k seconds unless `free[k]`, so equal sums mean equal sets of costly layers.
@@ -56,11 +56,11 @@ fn seconds(graph: &Graph, set: u32) -> f64 {
     (0..graph.layers.len()).filter(|&k| set >> k & 1 == 1).map(|k| graph.layers[k].measured[0].forward_s).sum()
 }
 
-fn mask(states: &States, state: usize) -> u32 {
+fn mask(states: &CutPoints, state: usize) -> u32 {
     states.layers_between(0, state).iter().map(|&layer| 1_u32 << layer).sum()
 }
 
-fn masks(states: &States) -> Vec<u32> {
+fn masks(states: &CutPoints) -> Vec<u32> {
     (0..states.len()).map(|state| mask(states, state)).collect()
 }
 
@@ -79,7 +79,7 @@ fn best_sum_of_boundaries(graph: &Graph, sets: &[u32], from: u32) -> f64 {
 proptest! {
     #[test]
     fn states_are_exactly_the_down_sets_of_layers_that_cost_something(graph in any_graph(0.0)) {
-        let states = States::of(&graph, DEFAULT_BOUND).unwrap();
+        let states = CutPoints::of(&graph, DEFAULT_BOUND).unwrap();
         let mut found = masks(&states);
         found.sort_unstable();
         prop_assert_eq!(found, down_sets(&graph));
@@ -88,7 +88,7 @@ proptest! {
 
     #[test]
     fn sums_and_boundaries_are_those_of_the_layers_inside(graph in any_graph(0.4)) {
-        let states = States::of(&graph, DEFAULT_BOUND).unwrap();
+        let states = CutPoints::of(&graph, DEFAULT_BOUND).unwrap();
         for (state, set) in masks(&states).into_iter().enumerate() {
             let totals = states.totals(state, 0);
             prop_assert_eq!(totals.boundary_bytes, boundary_bytes(&graph, set));
@@ -98,7 +98,7 @@ proptest! {
 
     #[test]
     fn a_state_comes_after_its_subsets_from_empty_to_full(graph in any_graph(0.4)) {
-        let states = States::of(&graph, DEFAULT_BOUND).unwrap();
+        let states = CutPoints::of(&graph, DEFAULT_BOUND).unwrap();
         let sets = masks(&states);
         prop_assert_eq!(sets[0], 0);
         prop_assert_eq!(sets[sets.len() - 1], (1 << graph.layers.len()) - 1);
@@ -112,7 +112,7 @@ proptest! {
 
     #[test]
     fn joining_free_layers_makes_no_pair_of_cuts_dearer(graph in any_graph(0.6)) {
-        let states = States::of(&graph, DEFAULT_BOUND).unwrap();
+        let states = CutPoints::of(&graph, DEFAULT_BOUND).unwrap();
         let kept = masks(&states);
         let all = down_sets(&graph);
         let as_good = |set: u32| -> Vec<u32> {
@@ -130,7 +130,7 @@ proptest! {
 
     #[test]
     fn the_best_order_has_the_smallest_sum_of_boundaries(graph in any_graph(0.0)) {
-        let states = States::of(&graph, DEFAULT_BOUND).unwrap().linear();
+        let states = CutPoints::of(&graph, DEFAULT_BOUND).unwrap().linear();
         let sum: f64 = (0..states.len()).map(|state| states.totals(state, 0).boundary_bytes).sum();
         prop_assert!(states.is_linear());
         prop_assert_eq!(states.len(), graph.layers.len() + 1);
@@ -139,9 +139,9 @@ proptest! {
 
     #[test]
     fn beyond_the_bound_one_order_is_left_and_says_why(graph in any_graph(0.3)) {
-        let exact = States::of(&graph, DEFAULT_BOUND).unwrap();
+        let exact = CutPoints::of(&graph, DEFAULT_BOUND).unwrap();
         prop_assume!(!exact.is_linear());
-        let states = States::of(&graph, exact.len() - 1).unwrap();
+        let states = CutPoints::of(&graph, exact.len() - 1).unwrap();
         let Cuts::LinearOrder { why } = states.cuts() else { panic!("{:?}", states.cuts()) };
         let bound_named = format!("more than {} cut points", exact.len() - 1);
         prop_assert!(why.contains(&bound_named), "{}", why);
@@ -149,7 +149,7 @@ proptest! {
         let all = masks(&exact);
         prop_assert!(masks(&states).iter().all(|set| all.contains(set)));
         // On graphs this small the beam keeps every order, so it finds the best one, too.
-        let sum = |states: &States| (0..states.len()).map(|state| states.totals(state, 0).boundary_bytes).sum::<f64>();
+        let sum = |states: &CutPoints| (0..states.len()).map(|state| states.totals(state, 0).boundary_bytes).sum::<f64>();
         prop_assert_eq!(sum(&states), sum(&exact.linear()));
     }
 }
@@ -177,10 +177,10 @@ fn a_ladder_of_branches_stays_bounded() {
         measured: vec![Measurement { activation_bytes: 1.0, ..Measurement::default() }],
     };
     let graph = Graph { batch_sizes: vec![1], layers: vec![layer; last + 1], edges, ties: vec![] };
-    let exact = States::of(&graph, DEFAULT_BOUND).unwrap();
+    let exact = CutPoints::of(&graph, DEFAULT_BOUND).unwrap();
     assert_eq!(exact.cuts(), &Cuts::Exact);
     assert_eq!(exact.len(), 2 + blocks * 121);
-    let states = States::of(&graph, 100).unwrap();
+    let states = CutPoints::of(&graph, 100).unwrap();
     assert_eq!(states.len(), last + 2);
     assert_eq!(states.layers_between(0, states.len() - 1).len(), last + 1);
 }
@@ -188,13 +188,13 @@ fn a_ladder_of_branches_stays_bounded() {
 #[test]
 fn a_mask_that_every_layer_reads_adds_no_cuts() {
     let free = [true, false, false, false];
-    let states = States::of(&graph(&free, &[1, 1, 1, 1], &[(0, 1), (0, 2), (0, 3), (1, 2), (2, 3)]), 100).unwrap();
+    let states = CutPoints::of(&graph(&free, &[1, 1, 1, 1], &[(0, 1), (0, 2), (0, 3), (1, 2), (2, 3)]), 100).unwrap();
     assert_eq!(masks(&states), [0b0000, 0b0011, 0b0111, 0b1111]);
 }
 
 #[test]
 fn unusable_numbers_are_named() {
-    let message = |graph: &Graph| match States::of(graph, 10) {
+    let message = |graph: &Graph| match CutPoints::of(graph, 10) {
         Err(Error::Profile { message, .. }) => message,
         other => panic!("{other:?}"),
     };

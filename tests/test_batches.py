@@ -1,12 +1,16 @@
-"""Between measured batch sizes, Python and the native planner draw the same line."""
+"""Between measured batch sizes, values are on the line between both; beyond them, they are in proportion."""
 
 from __future__ import annotations
 
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpgo
-from hpgo.model.batches import at_batch
+from hpgo._core import at_batch
 
 ONE = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=1, memory="1 PB")
 
@@ -19,9 +23,28 @@ def profiles(draw: st.DrawFn) -> hpgo.Profile:
     return hpgo.Profile("one layer", tuple(sizes), (layer,), ())
 
 
+def exact(sizes: tuple[int, ...], values: tuple[float, ...], batch_size: int) -> Fraction:
+    """The value without rounding."""
+    points = [(Fraction(size), Fraction(value)) for size, value in zip(sizes, values, strict=True)]
+    for (low, below), (high, above) in pairwise(points):
+        if low <= batch_size <= high:
+            return below + (above - below) * (batch_size - low) / (high - low)
+    size, value = points[0] if batch_size < sizes[0] else points[-1]
+    return value * batch_size / size
+
+
 @settings(max_examples=200)
 @given(profile=profiles(), batch_size=st.integers(1, 200))
-def test_a_stage_costs_natively_what_the_line_between_its_measures_says(profile: hpgo.Profile, batch_size: int) -> None:
+def test_values_are_on_the_line_between_the_measured_ones(profile: hpgo.Profile, batch_size: int) -> None:
+    [layer] = profile.layers
+    assert at_batch(profile.batch_sizes, layer.forward_s, batch_size) == pytest.approx(
+        float(exact(profile.batch_sizes, layer.forward_s, batch_size)), rel=1e-12, abs=1e-12
+    )
+
+
+@settings(max_examples=200)
+@given(profile=profiles(), batch_size=st.integers(1, 200))
+def test_a_stage_costs_what_the_line_between_its_measures_says(profile: hpgo.Profile, batch_size: int) -> None:
     options = {"global_batch_size": batch_size, "micro_batch_size": batch_size, "min_micro_batch_size": 1}
     [stage] = hpgo.evaluate(profile, ONE, [(1, [0])], schedule="gpipe", **options).stages
     [layer] = profile.layers

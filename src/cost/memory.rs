@@ -1,7 +1,7 @@
 //! What one device of a stage holds.
 
-use super::compute::{Model, Totals};
-use super::ties;
+use super::layer_sums::{LayerSums, Totals};
+use super::tied_weights;
 
 /// What a device must hold besides activations, and what the search may assume about it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -57,18 +57,23 @@ impl Memory {
         self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes + self.buffers_bytes
     }
 
-    /// All of it with so many micro-batches in flight instead.
+    /// Returns the memory with another number of micro-batches in flight.
+    #[must_use]
+    pub fn with_in_flight(self, window: u32) -> Self {
+        Self { activations_bytes: f64::from(window) * self.kept_bytes + self.recomputed_bytes, ..self }
+    }
+
+    /// Returns all bytes with another number of micro-batches in flight.
     #[must_use]
     pub fn bytes_with(&self, window: u32) -> f64 {
-        let activations_bytes = f64::from(window) * self.kept_bytes + self.recomputed_bytes;
-        Self { activations_bytes, ..*self }.total_bytes()
+        self.with_in_flight(window).total_bytes()
     }
 }
 
 /// What one device of the stage between two cuts holds with `window` micro-batches in flight.
 #[must_use]
 pub fn memory(
-    model: &Model,
+    model: &LayerSums,
     totals: &Totals,
     options: &MemoryModel,
     stage: (usize, usize),
@@ -79,7 +84,7 @@ pub fn memory(
     let (begin, end) = stage;
     // Sums below two cuts round differently, so next to nothing may come out below zero.
     let between = |below: &[f64]| (below[end] - below[begin]).max(0.0);
-    let weights_bytes = between(&model.parameter_bytes) + ties::copied_bytes(model, stage);
+    let weights_bytes = between(&model.parameter_bytes) + tied_weights::copied_bytes(model, stage);
     let optimizer_bytes = weights_bytes * options.optimizer_per_weight;
     let saved_bytes = between(&totals.saved_bytes);
     let (input_bytes, output_bytes) = (totals.boundary_bytes[begin], totals.boundary_bytes[end]);

@@ -93,6 +93,36 @@ impl Cluster {
         self.machines.iter().map(|machine| machine.devices).sum()
     }
 
+    /// Returns how many of `devices` are on each machine that has any, ascending by machine. A device that is named twice
+    /// counts once.
+    #[must_use]
+    pub fn footprint(&self, devices: &[u32]) -> Vec<(u32, u32)> {
+        let mut sorted = devices.to_vec();
+        sorted.sort_unstable();
+        sorted.dedup();
+        let (mut sorted, mut end) = (sorted.into_iter().peekable(), 0);
+        let counts = (0..).zip(&self.machines).map(|(index, machine)| {
+            end += machine.devices;
+            (index, std::iter::from_fn(|| sorted.next_if(|&device| device < end)).count() as u32)
+        });
+        counts.filter(|&(_, count)| count > 0).collect()
+    }
+
+    /// Returns the distinct machines, in the order in which they first appear, and for each machine which of them it is.
+    #[must_use]
+    pub fn classes(&self) -> (Vec<Machine>, Vec<usize>) {
+        let mut classes: Vec<Machine> = Vec::new();
+        let class_of = (self.machines.iter())
+            .map(|machine| {
+                classes.iter().position(|class| class == machine).unwrap_or_else(|| {
+                    classes.push(*machine);
+                    classes.len() - 1
+                })
+            })
+            .collect();
+        (classes, class_of)
+    }
+
     /// How long summing `bytes` takes over a stage that has at most `widest` devices on each of `machines` machines.
     ///
     /// A ring sends `2 (n - 1) / n` of the data through each port (Patarasuk & Yuan, 2009). Across machines it is

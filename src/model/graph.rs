@@ -32,7 +32,7 @@ pub struct Layer {
 
 /// A weight that several layers share.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Tie {
+pub struct TiedWeight {
     /// Who has it, as indices of layers: two or more. The first counts it among its own parameters.
     pub layers: Vec<usize>,
     /// Its bytes.
@@ -49,7 +49,7 @@ pub struct Graph {
     /// `(from, to)`: indices into `layers`.
     pub edges: Vec<(usize, usize)>,
     /// Weights that layers share.
-    pub ties: Vec<Tie>,
+    pub ties: Vec<TiedWeight>,
 }
 
 impl Graph {

@@ -2,7 +2,7 @@
 
 use super::graph::Graph;
 use super::order;
-use super::states::Set;
+use super::states::BitSet;
 use crate::error::Result;
 
 /// Layers of a graph whose lineage is worth the memory: two bits for each pair of layers. Not tuned.
@@ -12,9 +12,9 @@ const MAX_LAYERS: usize = 4_000;
 #[derive(Debug, Clone)]
 pub struct Lineage {
     /// Those that are below each cut that the layer is below.
-    pub(crate) before: Vec<Set>,
+    pub(crate) before: Vec<BitSet>,
     /// Those that are behind each cut that the layer is behind.
-    pub(crate) behind: Vec<Set>,
+    pub(crate) behind: Vec<BitSet>,
 }
 
 impl Lineage {
@@ -36,7 +36,7 @@ impl Lineage {
             graph.edges.iter().map(|&(from, to)| (position[from], position[to])).collect();
         edges.sort_unstable();
         let alone = |layer: usize| {
-            let mut set = Set::empty(layers);
+            let mut set = BitSet::empty(layers);
             set.insert(layer);
             set
         };

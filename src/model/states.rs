@@ -8,24 +8,28 @@
 //! 2. all down-sets of what is left are listed, up to a bound (`walk::all`);
 //! 3. beyond the bound one good linear order takes their place (`walk::best_order`), and [`Cuts`] says so.
 //!
-//! A search for plans looks closer ([`States::for_plans`]): where a layer that takes no time saves its bytes decides what
+//! A search for plans looks closer ([`CutPoints::for_plans`]): where a layer that takes no time saves its bytes decides what
 //! fits.
 //!
 //! Layers are numbered by their *position* in one order of the graph that doesn't depend on its file (`order`).
 
 mod set;
+mod sums;
 mod units;
 mod walk;
 
-pub(crate) use set::Set;
+pub(crate) use set::BitSet;
+pub use sums::CutSums;
 
 use super::order;
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::model::graph::Graph;
-use units::{Joined, Unit};
+use set::StateSets;
+use sums::{LayerReaders, totals_in_order, totals_of};
+use units::{Joined, LayerUnit};
 
-/// Down-sets that [`States::of`] lists before it falls back to one order, unless told otherwise.
+/// Down-sets that [`CutPoints::of`] lists before it falls back to one order, unless told otherwise.
 pub const DEFAULT_BOUND: usize = 10_000;
 /// Down-sets of single layers that a search takes as they are, whatever might be joined.
 const FEW: usize = 256;
@@ -53,79 +57,20 @@ pub enum Cuts {
     },
 }
 
-/// Sums over the layers of one down-set, at one of the profile's batch sizes.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct CutTotals {
-    /// Forward seconds.
-    pub forward_s: f64,
-    /// Backward seconds.
-    pub backward_s: f64,
-    /// Bytes of weights.
-    pub parameter_bytes: f64,
-    /// Bytes kept from forward to backward.
-    pub saved_bytes: f64,
-    /// Outputs that layers outside read: what crosses the cut behind this down-set.
-    pub boundary_bytes: f64,
-}
-
 /// The cut points of a graph. State 0 is empty and the last one holds every layer; a state comes after all its subsets.
 #[derive(Debug, Clone, PartialEq)]
-pub struct States {
+pub struct CutPoints {
     cuts: Cuts,
     /// Layers in topological order; *position* k stands for `order[k]`.
     order: Vec<usize>,
-    sets: Sets,
+    sets: StateSets,
     /// `totals[state * batch_sizes + batch]`.
-    totals: Vec<CutTotals>,
+    totals: Vec<CutSums>,
     batch_sizes: usize,
-    units: Vec<Unit>,
+    units: Vec<LayerUnit>,
 }
 
-/// The positions of the layers inside each state.
-#[derive(Debug, Clone, PartialEq)]
-enum Sets {
-    /// Each state holds the one before it.
-    Row {
-        /// For each position, the first state that holds it.
-        enters: Vec<u32>,
-        states: usize,
-    },
-    Listed(Vec<Set>),
-}
-
-impl Sets {
-    fn listed(sets: Vec<Set>) -> Self {
-        if !sets.windows(2).all(|two| two[0].is_subset(&two[1])) {
-            return Self::Listed(sets);
-        }
-        let layers = sets[sets.len() - 1].count() as usize;
-        let first = |position| sets.partition_point(|set| !set.contains(position)) as u32;
-        Self::Row { enters: (0..layers).map(first).collect(), states: sets.len() }
-    }
-
-    /// The empty state, and one behind each of `units`.
-    fn row(units: &[&Unit], layers: usize) -> Self {
-        let mut enters = vec![0; layers];
-        for (state, unit) in (1_u32..).zip(units) {
-            for &position in &unit.adds {
-                // A layer that enters with its first reader is in several units.
-                if enters[position] == 0 {
-                    enters[position] = state;
-                }
-            }
-        }
-        Self::Row { enters, states: units.len() + 1 }
-    }
-
-    fn len(&self) -> usize {
-        match self {
-            Self::Row { states, .. } => *states,
-            Self::Listed(sets) => sets.len(),
-        }
-    }
-}
-
-impl States {
+impl CutPoints {
     /// The cut points of `graph`: all down-sets if they are at most `bound`, else the best single order found.
     ///
     /// # Errors
@@ -159,15 +104,15 @@ impl States {
     /// too much; of a long row only some.
     ///
     /// # Errors
-    /// As [`States::of`]; that of `control`, if it was stopped.
+    /// As [`CutPoints::of`]; that of `control`, if it was stopped.
     pub fn for_plans(graph: &Graph, control: &Control) -> Result<Self> {
         Self::for_plans_keeping(graph, &[], control)
     }
 
-    /// As [`States::for_plans`], without the cuts that separate layers of one of the groups in `together`.
+    /// As [`CutPoints::for_plans`], without the cuts that separate layers of one of the groups in `together`.
     ///
     /// # Errors
-    /// As [`States::for_plans`].
+    /// As [`CutPoints::for_plans`].
     pub fn for_plans_keeping(graph: &Graph, together: &[Vec<usize>], control: &Control) -> Result<Self> {
         let (order, wires) = checked(graph)?;
         let layers = order.len();
@@ -199,12 +144,12 @@ impl States {
     fn of_one_order(
         graph: &Graph,
         order: Vec<usize>,
-        wires: &Wires,
-        units: Vec<Unit>,
+        wires: &LayerReaders,
+        units: Vec<LayerUnit>,
         bound: usize,
         control: &Control,
     ) -> Result<Self> {
-        let sets = Sets::row(&walk::best_order(graph, &order, wires, &units, control)?, order.len());
+        let sets = StateSets::row(&walk::best_order(graph, &order, wires, &units, control)?, order.len());
         let why = format!(
             "the graph has more than {bound} cut points; plans use the {} of one order of its layers",
             sets.len()
@@ -258,28 +203,28 @@ impl States {
             ));
         }
         let enters = order.iter().map(|&layer| stage_of[layer].map_or(0, |stage| stage as u32 + 1)).collect();
-        let sets = Sets::Row { enters, states: stages.len() + 1 };
+        let sets = StateSets::Row { enters, states: stages.len() + 1 };
         Self::with(graph, order, &wires, Vec::new(), sets, Cuts::Exact, &Control::default())
     }
 
     fn with(
         graph: &Graph,
         order: Vec<usize>,
-        wires: &Wires,
-        units: Vec<Unit>,
-        sets: Sets,
+        wires: &LayerReaders,
+        units: Vec<LayerUnit>,
+        sets: StateSets,
         cuts: Cuts,
         control: &Control,
     ) -> Result<Self> {
         let totals = match &sets {
-            Sets::Row { enters, states } if enters.is_sorted() => {
+            StateSets::Row { enters, states } if enters.is_sorted() => {
                 totals_in_order(graph, &order, wires, enters, *states, control)?
             }
-            Sets::Row { enters, states } => {
+            StateSets::Row { enters, states } => {
                 let is_inside = |state: usize, position: usize| enters[position] as usize <= state;
                 totals_of(graph, wires, &order, *states, is_inside, control)?
             }
-            Sets::Listed(sets) => {
+            StateSets::Listed(sets) => {
                 let is_inside = |state: usize, position: usize| sets[state].contains(position);
                 totals_of(graph, wires, &order, sets.len(), is_inside, control)?
             }
@@ -308,7 +253,7 @@ impl States {
 
     /// Sums over the layers of `state`, at the profile's batch size with index `batch`.
     #[must_use]
-    pub fn totals(&self, state: usize, batch: usize) -> &CutTotals {
+    pub fn totals(&self, state: usize, batch: usize) -> &CutSums {
         &self.totals[state * self.batch_sizes + batch]
     }
 
@@ -316,8 +261,8 @@ impl States {
     #[must_use]
     pub fn is_subset(&self, inner: usize, outer: usize) -> bool {
         match &self.sets {
-            Sets::Row { .. } => inner <= outer,
-            Sets::Listed(sets) => sets[inner].is_subset(&sets[outer]),
+            StateSets::Row { .. } => inner <= outer,
+            StateSets::Listed(sets) => sets[inner].is_subset(&sets[outer]),
         }
     }
 
@@ -325,8 +270,8 @@ impl States {
     #[must_use]
     pub fn layers_between(&self, inner: usize, outer: usize) -> Vec<usize> {
         let is_between = |&position: &usize| match &self.sets {
-            Sets::Row { enters, .. } => (inner + 1..=outer).contains(&(enters[position] as usize)),
-            Sets::Listed(sets) => sets[outer].contains(position) && !sets[inner].contains(position),
+            StateSets::Row { enters, .. } => (inner + 1..=outer).contains(&(enters[position] as usize)),
+            StateSets::Listed(sets) => sets[outer].contains(position) && !sets[inner].contains(position),
         };
         (0..self.order.len()).filter(is_between).map(|position| self.order[position]).collect()
     }
@@ -334,14 +279,14 @@ impl States {
     /// Whether the states are nested in each other, so that any two of them bound a stage.
     #[must_use]
     pub fn is_linear(&self) -> bool {
-        matches!(self.sets, Sets::Row { .. })
+        matches!(self.sets, StateSets::Row { .. })
     }
 
     /// For each position the first state that holds it, if the states are nested in each other.
     pub(crate) fn enters(&self) -> Option<&[u32]> {
         match &self.sets {
-            Sets::Row { enters, .. } => Some(enters),
-            Sets::Listed(_) => None,
+            StateSets::Row { enters, .. } => Some(enters),
+            StateSets::Listed(_) => None,
         }
     }
 
@@ -350,20 +295,20 @@ impl States {
     /// Numbers of states differ from those of `self`; [`Cuts::Exact`] stays only where nothing is lost.
     #[must_use]
     pub fn linear(&self) -> Self {
-        let Sets::Listed(sets) = &self.sets else { return self.clone() };
+        let StateSets::Listed(sets) = &self.sets else { return self.clone() };
         let chain = walk::shortest_chain(sets, &self.units, |state| self.totals(state, 0).boundary_bytes);
         let why = format!("one order of the layers: {} of {} cut points", chain.len(), self.len());
         Self {
             cuts: Cuts::LinearOrder { why },
             order: self.order.clone(),
-            sets: Sets::listed(chain.iter().map(|&state| sets[state].clone()).collect()),
+            sets: StateSets::listed(chain.iter().map(|&state| sets[state].clone()).collect()),
             totals: self.totals_at(&chain),
             batch_sizes: self.batch_sizes,
             units: self.units.clone(),
         }
     }
 
-    fn totals_at(&self, states: &[usize]) -> Vec<CutTotals> {
+    fn totals_at(&self, states: &[usize]) -> Vec<CutSums> {
         let of = |&state: &usize| &self.totals[state * self.batch_sizes..(state + 1) * self.batch_sizes];
         states.iter().flat_map(of).copied().collect()
     }
@@ -378,8 +323,8 @@ impl States {
             position_of[layer] = position;
         }
         let is_inside = |state: usize, layer: usize| match &self.sets {
-            Sets::Row { enters, .. } => enters[position_of[layer]] as usize <= state,
-            Sets::Listed(sets) => sets[state].contains(position_of[layer]),
+            StateSets::Row { enters, .. } => enters[position_of[layer]] as usize <= state,
+            StateSets::Listed(sets) => sets[state].contains(position_of[layer]),
         };
         let splits = |state: usize, group: &Vec<usize>| {
             let inside = group.iter().filter(|&&layer| is_inside(state, layer)).count();
@@ -395,8 +340,10 @@ impl States {
     fn only(self, kept: &[usize], cuts: Cuts) -> Self {
         let enter = |&state: &u32| kept.partition_point(|&kept| kept < state as usize) as u32;
         let sets = match &self.sets {
-            Sets::Row { enters, .. } => Sets::Row { enters: enters.iter().map(enter).collect(), states: kept.len() },
-            Sets::Listed(sets) => Sets::listed(kept.iter().map(|&state| sets[state].clone()).collect()),
+            StateSets::Row { enters, .. } => {
+                StateSets::Row { enters: enters.iter().map(enter).collect(), states: kept.len() }
+            }
+            StateSets::Listed(sets) => StateSets::listed(kept.iter().map(|&state| sets[state].clone()).collect()),
         };
         Self {
             cuts,
@@ -417,7 +364,7 @@ impl States {
         }
         let batch = self.batch_sizes - 1;
         let parts =
-            |totals: &CutTotals| [totals.forward_s + totals.backward_s, totals.parameter_bytes, totals.saved_bytes];
+            |totals: &CutSums| [totals.forward_s + totals.backward_s, totals.parameter_bytes, totals.saved_bytes];
         let whole = parts(self.totals(states - 1, batch));
         let part_of = |state: usize| {
             let shares = parts(self.totals(state, batch)).into_iter().zip(whole);
@@ -459,128 +406,20 @@ impl States {
 }
 
 /// The order of the layers of a graph that is usable, and who reads whose output.
-fn checked(graph: &Graph) -> Result<(Vec<usize>, Wires)> {
+fn checked(graph: &Graph) -> Result<(Vec<usize>, LayerReaders)> {
     graph.check()?;
     if graph.layers.is_empty() {
         return Err(Error::profile("the profile has no layers", "a profile needs at least one layer"));
     }
     let order = order::of(graph)?;
-    let wires = Wires::of(graph, &order);
+    let wires = LayerReaders::of(graph, &order);
     Ok((order, wires))
 }
 
 /// Every down-set that is a union of units, if they are at most `bound`; a row of them, however long.
-fn listed(units: &[Unit], layers: usize, bound: usize, control: &Control) -> Result<Option<Sets>> {
+fn listed(units: &[LayerUnit], layers: usize, bound: usize, control: &Control) -> Result<Option<StateSets>> {
     if let Some(row) = walk::row(units, layers) {
-        return Ok(Some(Sets::row(&row, layers)));
+        return Ok(Some(StateSets::row(&row, layers)));
     }
-    Ok(walk::all(units, layers, bound, control)?.map(Sets::listed))
-}
-
-/// Sums over the layers of each state. They are added up in topological order, so that a stage costs the same to the last
-/// digit whatever the other states are.
-fn totals_of(
-    graph: &Graph,
-    wires: &Wires,
-    order: &[usize],
-    states: usize,
-    is_inside: impl Fn(usize, usize) -> bool,
-    control: &Control,
-) -> Result<Vec<CutTotals>> {
-    let batch_sizes = graph.batch_sizes.len();
-    let mut totals = Vec::with_capacity(states * batch_sizes);
-    for state in 0..states {
-        control.check()?;
-        let mut sums = vec![CutTotals::default(); batch_sizes];
-        for position in (0..order.len()).filter(|&position| is_inside(state, position)) {
-            add(&mut sums, graph, order[position]);
-            if wires.after[position].iter().any(|&reader| !is_inside(state, reader)) {
-                add_boundary(&mut sums, graph, order[position]);
-            }
-        }
-        totals.extend(sums);
-    }
-    Ok(totals)
-}
-
-/// The same for states that hold ever longer beginnings of the order, each layer from the state on that `enters` says.
-fn totals_in_order(
-    graph: &Graph,
-    order: &[usize],
-    wires: &Wires,
-    enters: &[u32],
-    states: usize,
-    control: &Control,
-) -> Result<Vec<CutTotals>> {
-    let mut entering = (0..order.len()).peekable();
-    let mut sums = vec![CutTotals::default(); graph.batch_sizes.len()];
-    let mut totals = Vec::with_capacity(states * sums.len());
-    // Positions inside that a layer outside may read.
-    let mut open: Vec<usize> = Vec::new();
-    for state in 0..states {
-        control.check()?;
-        let is_inside = |position: usize| enters[position] as usize <= state;
-        while let Some(position) = entering.next_if(|&position| is_inside(position)) {
-            add(&mut sums, graph, order[position]);
-            open.push(position);
-        }
-        open.retain(|&position| wires.after[position].iter().any(|&reader| !is_inside(reader)));
-        for sum in &mut sums {
-            sum.boundary_bytes = 0.0;
-        }
-        for &position in &open {
-            add_boundary(&mut sums, graph, order[position]);
-        }
-        totals.extend_from_slice(&sums);
-    }
-    Ok(totals)
-}
-
-/// Adds a layer to the sums at each batch size.
-fn add(sums: &mut [CutTotals], graph: &Graph, layer: usize) {
-    let layer = &graph.layers[layer];
-    for (sum, measured) in sums.iter_mut().zip(&layer.measured) {
-        sum.forward_s += measured.forward_s;
-        sum.backward_s += measured.backward_s;
-        sum.parameter_bytes += layer.parameter_bytes;
-        sum.saved_bytes += measured.saved_bytes;
-    }
-}
-
-/// Adds a layer's output to what crosses a cut at each batch size.
-fn add_boundary(sums: &mut [CutTotals], graph: &Graph, layer: usize) {
-    for (sum, measured) in sums.iter_mut().zip(&graph.layers[layer].measured) {
-        sum.boundary_bytes += measured.activation_bytes;
-    }
-}
-
-/// Who reads whose output, by position in the topological order, each neighbour once.
-#[derive(Debug)]
-pub(crate) struct Wires {
-    pub(crate) before: Vec<Vec<usize>>,
-    pub(crate) after: Vec<Vec<usize>>,
-}
-
-impl Wires {
-    fn of(graph: &Graph, order: &[usize]) -> Self {
-        let mut position = vec![0; order.len()];
-        for (at, &layer) in order.iter().enumerate() {
-            position[layer] = at;
-        }
-        let mut wires = Self { before: vec![Vec::new(); order.len()], after: vec![Vec::new(); order.len()] };
-        for &(from, to) in &graph.edges {
-            wires.after[position[from]].push(position[to]);
-            wires.before[position[to]].push(position[from]);
-        }
-        for ends in wires.before.iter_mut().chain(&mut wires.after) {
-            ends.sort_unstable();
-            ends.dedup();
-        }
-        wires
-    }
-
-    /// Whether a layer outside `set` reads what the layer at `position` puts out.
-    fn crosses(&self, position: usize, set: &Set) -> bool {
-        self.after[position].iter().any(|&reader| !set.contains(reader))
-    }
+    Ok(walk::all(units, layers, bound, control)?.map(StateSets::listed))
 }

@@ -7,6 +7,7 @@
 
 mod chain;
 mod legacy;
+mod plan_records;
 mod records;
 mod schedule;
 mod session;

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 
 use super::to_py_err;
 use crate::error::{Error, Result};
-use crate::model::graph::{Graph, Layer, Measurement, Tie};
+use crate::model::graph::{Graph, Layer, Measurement, TiedWeight};
 
 /// `hpgo.model.profile.Layer`.
 #[derive(FromPyObject)]
@@ -64,7 +64,7 @@ impl TryFrom<ProfileRecord> for Graph {
         let edges = record.edges.iter().map(|(from, to)| Ok((end(from)?, end(to)?))).collect::<Result<_>>()?;
         let tie = |tie: &TieRecord| {
             let layers = tie.layers.iter().map(|id| end(id)).collect::<Result<_>>()?;
-            Ok(Tie { layers, bytes: tie.parameter_bytes })
+            Ok(TiedWeight { layers, bytes: tie.parameter_bytes })
         };
         let ties = record.ties.iter().map(tie).collect::<Result<_>>()?;
         let layers =

@@ -6,150 +6,21 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::PyModule;
 
+use super::plan_records::{
+    ClassicsRecord, ClusterRecord, PlanRecord, SearchRecord, SettingsRecord, StageRecord, TriedRecord,
+};
 use super::records::ProfileRecord;
 use super::schedule::Record;
 use super::{to_py_err, watched};
 use crate::control::{Control, Stopped};
-use crate::cost::network::{Cluster, Link, Machine};
-use crate::cost::{MemoryModel, Model};
+use crate::cost::LayerSums;
+use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 use crate::model::graph::Graph;
 use crate::model::lineage::Lineage;
-use crate::model::states::{Cuts, States};
-use crate::planner::hybrid::{self, Candidate, Priced, Schedules, Settings, StagePrice, WarmUp};
+use crate::model::states::{CutPoints, Cuts};
+use crate::planner::hybrid::{self, CandidatePlan, EvaluatedPlan, Schedules, Settings};
 use crate::planner::orders::{self, Outcome, Problem, VirtualStageLimits};
-
-/// `hpgo.machine.cluster.Cluster`.
-#[derive(FromPyObject)]
-struct ClusterRecord {
-    machines: Vec<MachineRecord>,
-    intra: Link,
-    inter: Link,
-}
-
-#[derive(FromPyObject)]
-struct MachineRecord {
-    device: DeviceRecord,
-    count: u32,
-}
-
-#[derive(FromPyObject)]
-struct DeviceRecord {
-    memory_bytes: f64,
-    speed: f64,
-}
-
-impl From<ClusterRecord> for Cluster {
-    fn from(cluster: ClusterRecord) -> Self {
-        let machine = |machine: MachineRecord| Machine {
-            devices: machine.count,
-            memory_bytes: machine.device.memory_bytes,
-            speed: machine.device.speed,
-        };
-        Self {
-            machines: cluster.machines.into_iter().map(machine).collect(),
-            intra: cluster.intra,
-            inter: cluster.inter,
-        }
-    }
-}
-
-/// What `hpgo.planning.question.Question` leaves open, apart from model and cluster.
-#[derive(FromPyObject)]
-#[expect(clippy::struct_excessive_bools, reason = "they are the attributes of a Python record")]
-struct SettingsRecord {
-    global_batch_size: u32,
-    micro_batch_sizes: Vec<u32>,
-    smallest_share: u32,
-    recompute: Vec<bool>,
-    schedule: String,
-    equal_shares: bool,
-    overlap: bool,
-    memory: MemoryModel,
-    most_stages: u32,
-    most_replicas: u32,
-    equal_replicas: bool,
-    needs_full_ranks: bool,
-    has_single_wave: bool,
-}
-
-impl SettingsRecord {
-    /// The warm-up is that of 1F1B where the schedule has none to choose.
-    fn settings(self) -> Settings {
-        Settings {
-            warm_up: match self.schedule.as_str() {
-                "gpipe" => WarmUp::All,
-                "eager_1f1b" => WarmUp::Eager,
-                _ => WarmUp::Least,
-            },
-            global_batch: self.global_batch_size,
-            micro_batch_sizes: self.micro_batch_sizes,
-            smallest_share: self.smallest_share,
-            uneven_shares: !self.equal_shares,
-            overlap_sync: self.overlap,
-            recompute: self.recompute,
-            memory: self.memory,
-            most_stages: self.most_stages,
-            most_replicas: self.most_replicas,
-            equal_replicas: self.equal_replicas,
-        }
-    }
-}
-
-/// One stage of an answer.
-#[derive(IntoPyObject)]
-struct StageRecord {
-    layers: Vec<usize>,
-    devices: Vec<u32>,
-    max_in_flight: u32,
-    cost: StagePrice,
-}
-
-/// A plan with its costs.
-#[derive(IntoPyObject)]
-struct PlanRecord {
-    micro_batch_size: u32,
-    recompute: bool,
-    step_s: f64,
-    stages: Vec<StageRecord>,
-    /// Stages on each device.
-    virtual_stages: usize,
-    /// The actions of each rank; `None` where they follow from the micro-batches in flight.
-    actions: Option<Vec<String>>,
-}
-
-/// What a search says beyond the plan. `lower_bound_s` is `None` where no bound is known.
-#[derive(IntoPyObject, Default)]
-struct SearchRecord {
-    lower_bound_s: Option<f64>,
-    searched_cuts_bound_s: Option<f64>,
-    node_aligned_bound_s: Option<f64>,
-    one_order: Option<String>,
-    /// Whether only node-aligned placements were searched.
-    is_node_aligned: bool,
-    stop_reason: Option<&'static str>,
-    explored_labels: u64,
-    simulated: u64,
-}
-
-/// What a search gave for one schedule: a plan, which may lack memory, or why there is none.
-#[derive(IntoPyObject)]
-struct TriedRecord {
-    schedule: String,
-    plan: Option<PlanRecord>,
-    search: SearchRecord,
-    message: Option<String>,
-    hint: Option<String>,
-}
-
-/// The plans that people try first, where there are any.
-#[derive(IntoPyObject)]
-struct ClassicsRecord {
-    data_parallel: Option<PlanRecord>,
-    straight: Option<PlanRecord>,
-    /// Why there may be a straight pipeline where none was found, or a better one.
-    straight_stopped: Option<&'static str>,
-}
 
 fn name_of(stopped: Stopped) -> &'static str {
     match stopped {
@@ -173,14 +44,14 @@ struct Session {
     /// Groups of layers that no cut may separate.
     together: Vec<Vec<usize>>,
     /// Listed when they are first asked for, which takes seconds for some branching models.
-    cuts: OnceLock<(States, Model)>,
+    cuts: OnceLock<(CutPoints, LayerSums)>,
 }
 
 /// A session with the settings of one search, its cuts, and what stops it.
 struct Asked<'a> {
     session: &'a Session,
-    states: &'a States,
-    model: &'a Model,
+    states: &'a CutPoints,
+    model: &'a LayerSums,
     settings: &'a Settings,
     control: &'a Control,
 }
@@ -190,7 +61,7 @@ impl<'a> Asked<'a> {
         Problem { model: self.model, cluster: &self.session.cluster, settings: self.settings }
     }
 
-    fn record(&self, (plan, priced): (Candidate, Priced)) -> PlanRecord {
+    fn record(&self, (plan, priced): (CandidatePlan, EvaluatedPlan)) -> PlanRecord {
         let stages = (plan.stages.iter().zip(priced.stages).zip(plan.devices(&self.session.cluster)))
             .map(|((stage, cost), devices)| StageRecord {
                 layers: self.states.layers_between(stage.begin, stage.end),
@@ -217,12 +88,12 @@ impl<'a> Asked<'a> {
         }
     }
 
-    fn certified(&self, answer: hybrid::Answer) -> (PlanRecord, SearchRecord) {
+    fn certified(&self, answer: hybrid::SearchResult) -> (PlanRecord, SearchRecord) {
         let search = SearchRecord {
             lower_bound_s: Some(answer.lower_bound_s),
             searched_cuts_bound_s: answer.searched_cuts_bound_s,
-            node_aligned_bound_s: answer.compact_bound_s,
-            is_node_aligned: answer.compact_bound_s.is_some(),
+            node_aligned_bound_s: answer.node_aligned_bound_s,
+            is_node_aligned: answer.node_aligned_bound_s.is_some(),
             one_order: self.one_order(),
             stop_reason: answer.stopped.map(name_of),
             explored_labels: answer.labels,
@@ -292,15 +163,15 @@ impl Session {
         })
     }
 
-    fn cuts(&self, control: &Control) -> Result<&(States, Model)> {
+    fn cuts(&self, control: &Control) -> Result<&(CutPoints, LayerSums)> {
         if let Some(known) = self.cuts.get() {
             return Ok(known);
         }
         let states = match &self.parts {
-            None => States::for_plans_keeping(&self.graph, &self.together, control)?,
-            Some(parts) => States::between(&self.graph, parts)?,
+            None => CutPoints::for_plans_keeping(&self.graph, &self.together, control)?,
+            Some(parts) => CutPoints::between(&self.graph, parts)?,
         };
-        let model = Model::new(&self.graph, &states);
+        let model = LayerSums::new(&self.graph, &states);
         Ok(self.cuts.get_or_init(|| (states, model)))
     }
 
@@ -310,7 +181,7 @@ impl Session {
         py: Python<'_>,
         settings: SettingsRecord,
         control: &Control,
-        cuts: impl FnOnce(&Graph) -> Result<States> + Send,
+        cuts: impl FnOnce(&Graph) -> Result<CutPoints> + Send,
         work: impl FnOnce(&Asked<'_>) -> Result<T> + Send,
     ) -> PyResult<T> {
         if self.parts.is_some()
@@ -322,14 +193,14 @@ impl Session {
         let settings = settings.settings();
         watched(py, control, None, false, || {
             let states = cuts(&self.graph)?;
-            let model = Model::new(&self.graph, &states);
+            let model = LayerSums::new(&self.graph, &states);
             work(&Asked { session: self, states: &states, model: &model, settings: &settings, control })
         })
     }
 
     /// Whether it is certain that no plan fits without listing the cuts of a branching model, which takes longer than this.
     fn fits_nowhere(&self, settings: &Settings, schedules: Schedules, control: &Control) -> Result<bool> {
-        let (model, lineage) = (Model::new(&self.graph, &one_stage(&self.graph)?), Lineage::of(&self.graph)?);
+        let (model, lineage) = (LayerSums::new(&self.graph, &one_stage(&self.graph)?), Lineage::of(&self.graph)?);
         hybrid::nothing_fits_with_any_cuts(&model, lineage.as_ref(), &self.cluster, settings, schedules, control)
     }
 
@@ -341,22 +212,22 @@ impl Session {
         devices: Vec<Vec<u32>>,
         orders: &crate::schedule::Schedule,
     ) -> Result<PlanRecord> {
-        let states = States::between(&self.graph, &layers)?;
-        let model = Model::new(&self.graph, &states);
+        let states = CutPoints::between(&self.graph, &layers)?;
+        let model = LayerSums::new(&self.graph, &states);
         let (micro_batch, recompute, run) = orders::evaluate(&model, &self.cluster, settings, &devices, orders)?;
         Ok(run_record(&states, (micro_batch, recompute), devices, run, orders))
     }
 }
 
 /// No cuts but both ends.
-fn one_stage(graph: &Graph) -> Result<States> {
-    States::between(graph, &[(0..graph.layers.len()).collect()])
+fn one_stage(graph: &Graph) -> Result<CutPoints> {
+    CutPoints::between(graph, &[(0..graph.layers.len()).collect()])
 }
 
 /// The record of one stage between every two neighbouring cuts, run in these orders. The costs are those of the model's
 /// own order of layers, so this is the order to list.
 fn run_record(
-    states: &States,
+    states: &CutPoints,
     (micro_batch_size, recompute): (u32, bool),
     devices: Vec<Vec<u32>>,
     run: orders::Run,
@@ -489,7 +360,7 @@ impl Session {
             py,
             settings,
             &Control::default(),
-            |graph| States::of(graph, 0),
+            |graph| CutPoints::of(graph, 0),
             |asked| {
                 let Problem { model, cluster, settings } = asked.problem();
                 let closest = hybrid::closest(model, cluster, settings, &control_of(deadline_s)).ok();
@@ -529,7 +400,7 @@ impl Session {
             let needs_no_cuts =
                 !is_listed && (!one_stage_a_device || self.fits_nowhere(&settings, schedules, &control)?);
             let model = if needs_no_cuts {
-                whole = Model::new(&self.graph, &one_stage(&self.graph)?);
+                whole = LayerSums::new(&self.graph, &one_stage(&self.graph)?);
                 &whole
             } else {
                 &self.cuts(&control)?.1
@@ -569,8 +440,8 @@ impl Session {
                 }
                 return self.ordered(&settings, layers, devices, &orders);
             }
-            let states = States::between(&self.graph, &layers)?;
-            let model = Model::new(&self.graph, &states);
+            let states = CutPoints::between(&self.graph, &layers)?;
+            let model = LayerSums::new(&self.graph, &states);
             let control = Control::default();
             let asked = Asked { session: self, states: &states, model: &model, settings: &settings, control: &control };
             if !orders::CERTIFIED.iter().any(|(certified, _)| *certified == name) {
@@ -598,8 +469,8 @@ impl Session {
         let settings = settings.settings();
         let evaluated = py.detach(|| {
             let (layers, devices): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
-            let states = States::between(&self.graph, &layers)?;
-            let model = Model::new(&self.graph, &states);
+            let states = CutPoints::between(&self.graph, &layers)?;
+            let model = LayerSums::new(&self.graph, &states);
             let control = Control::default();
             let one = |(size, recompute, windows): (u32, bool, Option<Vec<u32>>)| {
                 let settings =

@@ -1,12 +1,13 @@
-//! Cut points for Python.
+//! Cut points and measured values for Python.
 
 use pyo3::prelude::*;
 use pyo3::types::PyModule;
 
 use super::{records, to_py_err};
+use crate::cost::Interpolation;
 use crate::error::Error;
 use crate::model::order;
-use crate::model::states::{Cuts, States};
+use crate::model::states::{CutPoints, Cuts};
 
 /// States times layers: half a gigabyte.
 const MOST_LISTED: usize = 100_000_000;
@@ -18,7 +19,7 @@ type State = (Vec<usize>, Vec<(f64, f64, f64, f64, f64)>);
 #[pyfunction]
 fn states(py: Python<'_>, profile: &Bound<'_, PyAny>, bound: usize) -> PyResult<(Option<String>, Vec<State>)> {
     let graph = records::graph(profile)?;
-    let found = py.detach(|| States::of(&graph, bound)).map_err(|error| to_py_err(py, &error))?;
+    let found = py.detach(|| CutPoints::of(&graph, bound)).map_err(|error| to_py_err(py, &error))?;
     if found.len().saturating_mul(graph.layers.len()) > MOST_LISTED {
         let error = Error::argument(
             format!("the {} cut points of {} layers are too many to list", found.len(), graph.layers.len()),
@@ -47,7 +48,15 @@ fn layer_order(py: Python<'_>, profile: &Bound<'_, PyAny>) -> PyResult<Vec<usize
     py.detach(|| order::of(&graph)).map_err(|error| to_py_err(py, &error))
 }
 
+/// A measured value for `batch_size` samples: on the line between the nearest two of `sizes`, or in proportion beyond them.
+/// `sizes` ascend, and have one of `values` each.
+#[pyfunction]
+fn at_batch(sizes: Vec<f64>, values: Vec<f64>, batch_size: f64) -> f64 {
+    Interpolation::new(&sizes, batch_size).of(&values)
+}
+
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(at_batch, module)?)?;
     module.add_function(wrap_pyfunction!(layer_order, module)?)?;
     module.add_function(wrap_pyfunction!(states, module)?)
 }

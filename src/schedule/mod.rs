@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 
 mod bidirectional;
 mod families;
+mod family_table;
 mod fill_drain;
 mod interleaved;
 mod names;
@@ -28,7 +29,8 @@ mod weights;
 mod zb_greedy;
 mod zero_bubble;
 
-pub use families::{Chunks, FAMILIES, Family, Pace, Uniform};
+pub use families::{Chunks, Family, Pace, Uniform};
+pub use family_table::FAMILIES;
 pub use names::{build, family};
 pub use one_f_one_b::{eager_windows, one_f_one_b, one_f_one_b_windows};
 pub use request::{Durations, MOST_ACTIONS, Request, Sizes};

@@ -1,8 +1,8 @@
 //! Families by name.
 
 use super::Schedule;
-use super::families::{FAMILIES, Family};
 use super::request::Request;
+use super::{FAMILIES, Family};
 use crate::error::{Error, Result};
 
 /// The row called `name`.

@@ -5,16 +5,16 @@
 
 pub mod communication;
 pub mod events;
+pub mod fast_simulation;
 mod lock_step;
 pub mod measures;
-pub mod sweep;
 
 use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Kind, LONGEST_S, Pace, Schedule};
 
+pub use fast_simulation::{Links, Sweep};
 pub use measures::{Cause, Idle, Measures, StageBytes, idle, measure, memory, slack_s};
-pub use sweep::{Links, Sweep};
 
 /// Seconds that one micro-batch takes on one stage.
 #[derive(Debug, Clone, Copy, PartialEq)]

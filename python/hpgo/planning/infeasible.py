@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hpgo._core import at_batch
 from hpgo.base.errors import HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.base.wording import shorten
-from hpgo.model.batches import at_batch
 from hpgo.planning.search import NO_PLAN_FITS, explained
 
 if TYPE_CHECKING:

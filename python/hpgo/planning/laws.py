@@ -2,8 +2,8 @@
 
 Every answer is checked before it leaves.
 
-The numbers are computed here from the profile and the cluster, independently of the native planner. docs/proofs.md
-lists the laws.
+The numbers are computed here from the profile and the cluster, independently of the native planner. Only values between
+measured batch sizes are interpolated natively; tests/test_batches.py checks those. docs/proofs.md lists the laws.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
+from hpgo._core import at_batch
 from hpgo.base.errors import ArgumentError
 from hpgo.base.laws import broken, check, is_equal, is_most
 from hpgo.base.wording import shorten
 from hpgo.machine.cluster import Cluster
-from hpgo.model.batches import at_batch
 from hpgo.model.profile import Profile
 
 if TYPE_CHECKING:

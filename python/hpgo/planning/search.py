@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpgo import _core
+from hpgo._core import at_batch
 from hpgo.base.divisors import divisors
 from hpgo.base.errors import HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.machine.cluster import MOST_DEVICES
-from hpgo.model.batches import at_batch
 from hpgo.planning.laws import bounded
 from hpgo.planning.notes import notes
 from hpgo.planning.plans import Alternative, Assumptions, Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from hpgo.model.batches import at_batch
+from hpgo._core import at_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

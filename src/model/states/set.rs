@@ -1,10 +1,12 @@
-//! A set of layers as bits, one for each position in the topological order.
+//! Sets of layers as bits, one for each position in the topological order.
+
+use super::units::LayerUnit;
 
 /// A fixed-size set of small numbers. Sets of one graph have the same size and compare like big numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Set(Box<[u64]>);
+pub(crate) struct BitSet(Box<[u64]>);
 
-impl Set {
+impl BitSet {
     /// The empty set with room for `0..size`.
     pub(crate) fn empty(size: usize) -> Self {
         Self(vec![0; size.div_ceil(64)].into())
@@ -38,5 +40,49 @@ impl Set {
                 .take_while(|&rest| rest != 0)
                 .map(move |rest| index * 64 + rest.trailing_zeros() as usize)
         })
+    }
+}
+
+/// The positions of the layers inside each state.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum StateSets {
+    /// Each state holds the one before it.
+    Row {
+        /// For each position, the first state that holds it.
+        enters: Vec<u32>,
+        states: usize,
+    },
+    Listed(Vec<BitSet>),
+}
+
+impl StateSets {
+    pub(super) fn listed(sets: Vec<BitSet>) -> Self {
+        if !sets.windows(2).all(|two| two[0].is_subset(&two[1])) {
+            return Self::Listed(sets);
+        }
+        let layers = sets[sets.len() - 1].count() as usize;
+        let first = |position| sets.partition_point(|set| !set.contains(position)) as u32;
+        Self::Row { enters: (0..layers).map(first).collect(), states: sets.len() }
+    }
+
+    /// The empty state, and one behind each of `units`.
+    pub(super) fn row(units: &[&LayerUnit], layers: usize) -> Self {
+        let mut enters = vec![0; layers];
+        for (state, unit) in (1_u32..).zip(units) {
+            for &position in &unit.adds {
+                // A layer that enters with its first reader is in several units.
+                if enters[position] == 0 {
+                    enters[position] = state;
+                }
+            }
+        }
+        Self::Row { enters, states: units.len() + 1 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Row { states, .. } => *states,
+            Self::Listed(sets) => sets.len(),
+        }
     }
 }

@@ -13,12 +13,12 @@
 //! A layer that takes no time but saves bytes is another matter: the stage that holds it must have the memory. It joins by
 //! the same rules ([`Joined::Free`]) where nobody asks about memory, or cut points would be too many otherwise.
 
-use super::Wires;
+use super::LayerReaders;
 use crate::model::graph::Graph;
 
 /// Layers that enter a down-set together, as positions in ascending order.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Unit {
+pub(super) struct LayerUnit {
     /// What enters, including layers that wait for their first reader.
     pub(super) adds: Vec<usize>,
     /// What must be inside before: one of each group.
@@ -39,7 +39,7 @@ pub(super) enum Joined {
 }
 
 /// The units of a graph, in topological order of their first layers.
-pub(super) fn of(graph: &Graph, order: &[usize], wires: &Wires, joined: Joined) -> Vec<Unit> {
+pub(super) fn of(graph: &Graph, order: &[usize], wires: &LayerReaders, joined: Joined) -> Vec<LayerUnit> {
     let mut groups = Groups::one_for_each_layer(graph, order, wires, joined);
     loop {
         let mut any = false;
@@ -55,7 +55,7 @@ pub(super) fn of(graph: &Graph, order: &[usize], wires: &Wires, joined: Joined) 
 struct Groups<'a> {
     graph: &'a Graph,
     order: &'a [usize],
-    wires: &'a Wires,
+    wires: &'a LayerReaders,
     /// Group of each position.
     group: Vec<usize>,
     /// Positions in each group; empty once it has joined another.
@@ -65,7 +65,7 @@ struct Groups<'a> {
 }
 
 impl<'a> Groups<'a> {
-    fn one_for_each_layer(graph: &'a Graph, order: &'a [usize], wires: &'a Wires, joined: Joined) -> Self {
+    fn one_for_each_layer(graph: &'a Graph, order: &'a [usize], wires: &'a LayerReaders, joined: Joined) -> Self {
         let is_free = |&layer: &usize| {
             let layer = &graph.layers[layer];
             let takes_no_time = layer.measured.iter().all(|at| at.forward_s == 0.0 && at.backward_s == 0.0);
@@ -169,7 +169,7 @@ impl<'a> Groups<'a> {
         true
     }
 
-    fn into_units(self) -> Vec<Unit> {
+    fn into_units(self) -> Vec<LayerUnit> {
         let size = self.order.len();
         // Free, fed by nothing and read by several: such a group enters with its first reader.
         let waits: Vec<bool> = (0..size)
@@ -202,7 +202,7 @@ impl<'a> Groups<'a> {
                 adds.sort_unstable();
                 needs.sort_unstable();
                 let next = self.neighbours(group, &self.wires.after).iter().map(|&reader| number[reader]).collect();
-                Unit { adds, needs, next }
+                LayerUnit { adds, needs, next }
             })
             .collect()
     }

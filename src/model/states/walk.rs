@@ -2,8 +2,8 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::units::Unit;
-use super::{Set, Wires};
+use super::units::LayerUnit;
+use super::{BitSet, LayerReaders};
 use crate::control::Control;
 use crate::error::Result;
 use crate::model::graph::Graph;
@@ -15,34 +15,34 @@ const MOST_COPIED: usize = 2_000_000_000;
 
 /// A down-set and the units that may enter next.
 #[derive(Clone)]
-struct Front {
-    set: Set,
+struct DownSet {
+    set: BitSet,
     ready: Vec<usize>,
 }
 
-impl Front {
-    fn start(units: &[Unit], layers: usize) -> Self {
-        let set = Set::empty(layers);
+impl DownSet {
+    fn start(units: &[LayerUnit], layers: usize) -> Self {
+        let set = BitSet::empty(layers);
         let ready = (0..units.len()).filter(|&unit| units[unit].needs.is_empty()).collect();
         Self { set, ready }
     }
 
     /// What is ready once `unit` is in, too.
-    fn ready_after(&self, unit: usize, set: &Set, units: &[Unit]) -> Vec<usize> {
+    fn ready_after(&self, unit: usize, set: &BitSet, units: &[LayerUnit]) -> Vec<usize> {
         let waiting = self.ready.iter().copied().filter(|&other| other != unit);
         let woken = units[unit].next.iter().copied().filter(|&other| units[other].may_enter(set));
         waiting.chain(woken).collect()
     }
 }
 
-impl Unit {
+impl LayerUnit {
     /// Whether all that it needs is in `set`.
-    fn may_enter(&self, set: &Set) -> bool {
+    fn may_enter(&self, set: &BitSet) -> bool {
         self.needs.iter().all(|&layer| set.contains(layer))
     }
 
     /// `set` with this unit.
-    fn added_to(&self, set: &Set) -> Set {
+    fn added_to(&self, set: &BitSet) -> BitSet {
         let mut with = set.clone();
         self.adds.iter().for_each(|&layer| with.insert(layer));
         with
@@ -50,8 +50,8 @@ impl Unit {
 }
 
 /// The units one after another, if no two of them are ever ready at once.
-pub(super) fn row(units: &[Unit], layers: usize) -> Option<Vec<&Unit>> {
-    let mut front = Front::start(units, layers);
+pub(super) fn row(units: &[LayerUnit], layers: usize) -> Option<Vec<&LayerUnit>> {
+    let mut front = DownSet::start(units, layers);
     let mut row = Vec::with_capacity(units.len());
     while let [unit] = front.ready[..] {
         units[unit].adds.iter().for_each(|&layer| front.set.insert(layer));
@@ -65,11 +65,11 @@ pub(super) fn row(units: &[Unit], layers: usize) -> Option<Vec<&Unit>> {
 ///
 /// # Errors
 /// That of `control`, if it was stopped.
-pub(super) fn all(units: &[Unit], layers: usize, bound: usize, control: &Control) -> Result<Option<Vec<Set>>> {
+pub(super) fn all(units: &[LayerUnit], layers: usize, bound: usize, control: &Control) -> Result<Option<Vec<BitSet>>> {
     if units.len() >= bound {
         return Ok(None);
     }
-    let start = Front::start(units, layers);
+    let start = DownSet::start(units, layers);
     let mut seen = FxHashSet::from_iter([start.set.clone()]);
     let mut fronts = vec![start];
     while let Some(front) = fronts.pop() {
@@ -81,11 +81,11 @@ pub(super) fn all(units: &[Unit], layers: usize, bound: usize, control: &Control
                     return Ok(None);
                 }
                 let ready = front.ready_after(unit, &set, units);
-                fronts.push(Front { set, ready });
+                fronts.push(DownSet { set, ready });
             }
         }
     }
-    let mut sets: Vec<Set> = seen.into_iter().collect();
+    let mut sets: Vec<BitSet> = seen.into_iter().collect();
     sets.sort_unstable_by(|one, two| one.count().cmp(&two.count()).then_with(|| one.cmp(two)));
     Ok(Some(sets))
 }
@@ -97,18 +97,18 @@ pub(super) fn all(units: &[Unit], layers: usize, bound: usize, control: &Control
 pub(super) fn best_order<'a>(
     graph: &Graph,
     order: &[usize],
-    wires: &Wires,
-    units: &'a [Unit],
+    wires: &LayerReaders,
+    units: &'a [LayerUnit],
     control: &Control,
-) -> Result<Vec<&'a Unit>> {
-    struct Trail {
-        front: Front,
+) -> Result<Vec<&'a LayerUnit>> {
+    struct WalkPath {
+        front: DownSet,
         boundary_bytes: f64,
         sum_of_boundaries: f64,
     }
     let bytes = |position: usize| graph.layers[order[position]].measured[0].activation_bytes;
     // The boundary grows by outputs that are still read outside, and shrinks by those whose last reader came in.
-    let boundary_after = |trail: &Trail, unit: &Unit, set: &Set| {
+    let boundary_after = |trail: &WalkPath, unit: &LayerUnit, set: &BitSet| {
         let mut boundary = trail.boundary_bytes;
         let mut freed = Vec::new();
         for &position in unit.adds.iter().filter(|&&position| !trail.front.set.contains(position)) {
@@ -122,13 +122,13 @@ pub(super) fn best_order<'a>(
         boundary - freed.into_iter().filter(|&from| !wires.crosses(from, set)).map(bytes).sum::<f64>()
     };
     let beam = (MOST_COPIED / (units.len() * order.len().div_ceil(64)).max(1)).clamp(1, BEAM);
-    let start = Front::start(units, order.len());
-    let mut level = vec![Trail { front: start, boundary_bytes: 0.0, sum_of_boundaries: 0.0 }];
+    let start = DownSet::start(units, order.len());
+    let mut level = vec![WalkPath { front: start, boundary_bytes: 0.0, sum_of_boundaries: 0.0 }];
     // For each unit that has entered and each trail: the trail before it, and which unit that was.
     let mut entered: Vec<Vec<(u32, u32)>> = Vec::with_capacity(units.len());
     for _ in units {
         // set -> (sum of boundaries, boundary, parent, unit)
-        let mut best: FxHashMap<Set, (f64, f64, usize, usize)> = FxHashMap::default();
+        let mut best: FxHashMap<BitSet, (f64, f64, usize, usize)> = FxHashMap::default();
         for (parent, trail) in level.iter().enumerate() {
             control.check()?;
             for &unit in &trail.front.ready {
@@ -149,12 +149,12 @@ pub(super) fn best_order<'a>(
             .into_iter()
             .map(|(set, (sum_of_boundaries, boundary_bytes, parent, unit))| {
                 let ready = level[parent].front.ready_after(unit, &set, units);
-                Trail { front: Front { set, ready }, boundary_bytes, sum_of_boundaries }
+                WalkPath { front: DownSet { set, ready }, boundary_bytes, sum_of_boundaries }
             })
             .collect();
     }
     let mut at = 0; // the last level holds the full set alone
-    let mut chosen: Vec<&Unit> = Vec::with_capacity(units.len());
+    let mut chosen: Vec<&LayerUnit> = Vec::with_capacity(units.len());
     for level in entered.iter().rev() {
         let (parent, unit) = level[at];
         chosen.push(&units[unit as usize]);
@@ -165,8 +165,8 @@ pub(super) fn best_order<'a>(
 }
 
 /// Nested states from the first to the last, one unit apart, with the smallest sum of `price`. Returns their indices.
-pub(super) fn shortest_chain(sets: &[Set], units: &[Unit], price: impl Fn(usize) -> f64) -> Vec<usize> {
-    let index: FxHashMap<&Set, usize> = sets.iter().enumerate().map(|(state, set)| (set, state)).collect();
+pub(super) fn shortest_chain(sets: &[BitSet], units: &[LayerUnit], price: impl Fn(usize) -> f64) -> Vec<usize> {
+    let index: FxHashMap<&BitSet, usize> = sets.iter().enumerate().map(|(state, set)| (set, state)).collect();
     let mut best = vec![(f64::INFINITY, 0); sets.len()];
     best[0].0 = 0.0;
     for (state, set) in sets.iter().enumerate() {

@@ -1,12 +1,13 @@
 //! What a stage and a hop cost: the only place that knows times, bytes and links. Per batch, in seconds and bytes.
 
-use super::question::{Chain, Hop, HostType, Objective};
+use super::problem::{Chain, Hop, HostType, Objective};
 use super::{ChainHop, ChainPlan, ChainStage};
 use crate::control::Control;
+use crate::planner::effort::chain as effort;
 
 /// Hosts that may take one stage together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Crew {
+pub(super) struct HostSet {
     /// Index into [`Chain::types`].
     pub(super) kind: usize,
     /// Hosts of that type.
@@ -26,7 +27,7 @@ pub(super) struct Costs<'a> {
     pub(super) chain: &'a Chain,
     /// The last position: all layers are before it.
     pub(super) last: usize,
-    pub(super) crews: Vec<Crew>,
+    pub(super) crews: Vec<HostSet>,
     /// Ends of stages that begin at each position, if positions are not in a row.
     later: Vec<Vec<u32>>,
     /// Seconds of all layers before a position, by type.
@@ -54,9 +55,6 @@ pub(super) fn exact(bytes: f64) -> i128 {
     units
 }
 
-/// Positions times their later ones that a search keeps in mind, 4 bytes each. Not tuned: 10,000 positions never have more.
-const MOST_PAIRS: usize = 60_000_000;
-
 /// For each position those that hold all its layers and more; None if they are too many, or `control` stopped it.
 fn later(chain: &Chain, control: &Control) -> Option<Vec<Vec<u32>>> {
     let words = chain.layer_bytes.len().div_ceil(64);
@@ -73,7 +71,7 @@ fn later(chain: &Chain, control: &Control) -> Option<Vec<Vec<u32>>> {
         let is_later = |&end: &usize| inner.iter().zip(sets[end]).all(|(inner, outer)| inner & !outer == 0);
         let row: Vec<u32> = (first + 1..sets.len()).filter(is_later).map(|end| end as u32).collect();
         pairs += row.len();
-        if pairs > MOST_PAIRS || (first % 128 == 0 && control.should_stop()) {
+        if pairs > effort::MAX_PAIRS || (first % 128 == 0 && control.should_stop()) {
             return None;
         }
         rows.push(row);
@@ -112,7 +110,7 @@ impl<'a> Costs<'a> {
             .iter()
             .enumerate()
             .flat_map(|(kind, host)| {
-                (1..=chain.max_replicas.min(host.hosts)).map(move |replicas| Crew { kind, replicas })
+                (1..=chain.max_replicas.min(host.hosts)).map(move |replicas| HostSet { kind, replicas })
             })
             .collect();
         let barred = chain

@@ -10,9 +10,9 @@ use std::collections::hash_map::Entry;
 use rustc_hash::FxHashMap;
 
 use super::cost::Step;
-use super::host_prices::Prices;
-use super::question::{HostType, Objective};
-use super::roads::Roads;
+use super::dual_prices::Prices;
+use super::feasible_edges::FeasibleEdges;
+use super::problem::{HostType, Objective};
 use crate::control::Control;
 
 /// What a search with some width found.
@@ -29,20 +29,20 @@ pub(super) struct Found {
 ///
 /// A bucket keeps `width` labels.
 pub(super) fn search(
-    roads: &Roads<'_>,
+    feasible_edges: &FeasibleEdges<'_>,
     prices: &[Prices],
     below: f64,
     better: fn(f64) -> f64,
     width: usize,
     control: &Control,
 ) -> Found {
-    let layout = Layout::new(roads);
+    let layout = Layout::new(feasible_edges);
     match layout.words {
-        0..=1 => Search::<1>::new(roads, prices, &layout, below, better, width).run(control),
-        2 => Search::<2>::new(roads, prices, &layout, below, better, width).run(control),
-        3..=4 => Search::<4>::new(roads, prices, &layout, below, better, width).run(control),
-        5..=16 => Search::<16>::new(roads, prices, &layout, below, better, width).run(control),
-        _ => Search::<128>::new(roads, prices, &layout, below, better, width).run(control),
+        0..=1 => Search::<1>::new(feasible_edges, prices, &layout, below, better, width).run(control),
+        2 => Search::<2>::new(feasible_edges, prices, &layout, below, better, width).run(control),
+        3..=4 => Search::<4>::new(feasible_edges, prices, &layout, below, better, width).run(control),
+        5..=16 => Search::<16>::new(feasible_edges, prices, &layout, below, better, width).run(control),
+        _ => Search::<128>::new(feasible_edges, prices, &layout, below, better, width).run(control),
     }
 }
 
@@ -53,10 +53,10 @@ struct Layout {
 }
 
 impl Layout {
-    fn new(roads: &Roads<'_>) -> Self {
+    fn new(feasible_edges: &FeasibleEdges<'_>) -> Self {
         let mut fields = Vec::new();
         let (mut word, mut shift) = (0, 0);
-        for host in &roads.costs.chain.types {
+        for host in &feasible_edges.costs.chain.types {
             let bits = usize::BITS - host.hosts.leading_zeros();
             if shift + bits > u64::BITS {
                 (word, shift) = (word + 1, 0);
@@ -68,9 +68,9 @@ impl Layout {
     }
 
     /// Hosts of type `kind` that are not in `used`.
-    fn free<const W: usize>(&self, roads: &Roads<'_>, used: &[u64; W], kind: usize) -> u64 {
+    fn free<const W: usize>(&self, feasible_edges: &FeasibleEdges<'_>, used: &[u64; W], kind: usize) -> u64 {
         let (word, shift, mask) = self.fields[kind];
-        roads.costs.chain.types[kind].hosts as u64 - ((used[word] >> shift) & mask)
+        feasible_edges.costs.chain.types[kind].hosts as u64 - ((used[word] >> shift) & mask)
     }
 }
 
@@ -109,7 +109,7 @@ struct Bucket<const W: usize> {
 }
 
 struct Search<'a, const W: usize> {
-    roads: &'a Roads<'a>,
+    feasible_edges: &'a FeasibleEdges<'a>,
     prices: &'a [Prices],
     layout: &'a Layout,
     /// Labels whose bound is above this lead to nothing.
@@ -126,7 +126,7 @@ struct Search<'a, const W: usize> {
 
 impl<'a, const W: usize> Search<'a, W> {
     fn new(
-        roads: &'a Roads<'a>,
+        feasible_edges: &'a FeasibleEdges<'a>,
         prices: &'a [Prices],
         layout: &'a Layout,
         below: f64,
@@ -135,7 +135,7 @@ impl<'a, const W: usize> Search<'a, W> {
     ) -> Self {
         let room = 1_500_000_000 / (8 * size_of::<Label<W>>());
         Self {
-            roads,
+            feasible_edges,
             prices,
             layout,
             below,
@@ -209,8 +209,8 @@ impl<'a, const W: usize> Search<'a, W> {
 
     /// Adds every stage that may follow `label`, which has used `hosts` hosts.
     fn expand(&mut self, label: &Label<W>, parent: u32, hosts: usize) {
-        let roads = self.roads;
-        let costs = roads.costs;
+        let feasible_edges = self.feasible_edges;
+        let costs = feasible_edges.costs;
         let first = label.position as usize;
         let before = (label.crew != NONE).then_some(label.crew as usize);
         // What the hosts that are left would cost: the part of the budget that remains.
@@ -219,21 +219,21 @@ impl<'a, const W: usize> Search<'a, W> {
             .iter()
             .map(|prices| {
                 let prices = prices.of_host.iter().enumerate();
-                prices.map(|(kind, price)| price * self.layout.free(roads, &label.used, kind) as f64).sum()
+                prices.map(|(kind, price)| price * self.layout.free(feasible_edges, &label.used, kind) as f64).sum()
             })
             .collect();
-        for (crew, &super::cost::Crew { kind, replicas }) in costs.crews.iter().enumerate() {
-            if replicas as u64 > self.layout.free(roads, &label.used, kind) {
+        for (crew, &super::cost::HostSet { kind, replicas }) in costs.crews.iter().enumerate() {
+            if replicas as u64 > self.layout.free(feasible_edges, &label.used, kind) {
                 continue;
             }
-            let Some(hop) = roads.hop_value(first, before, Some(crew)) else { continue };
+            let Some(hop) = feasible_edges.hop_value(first, before, Some(crew)) else { continue };
             let (word, shift, _) = self.layout.fields[kind];
             let mut used = label.used;
             used[word] += (replicas as u64) << shift;
             let uneven = self.unevenness(&used);
-            for end in roads.ends(crew, first) {
+            for end in feasible_edges.ends(crew, first) {
                 self.looked_at += 1;
-                let value = label.value + hop + roads.stage_value(crew, first, end);
+                let value = label.value + hop + feasible_edges.stage_value(crew, first, end);
                 let bound = self
                     .prices
                     .iter()
@@ -246,7 +246,7 @@ impl<'a, const W: usize> Search<'a, W> {
                     continue;
                 }
                 if end == costs.last {
-                    let Some(last) = roads.hop_value(end, Some(crew), None) else { continue };
+                    let Some(last) = feasible_edges.hop_value(end, Some(crew), None) else { continue };
                     if value + last <= self.below {
                         self.finish(parent, crew, value + last);
                     }
@@ -264,12 +264,12 @@ impl<'a, const W: usize> Search<'a, W> {
 
     /// How far single types are used up: among labels of one bound, those that leave some of every type go further.
     fn unevenness(&self, used: &[u64; W]) -> f64 {
-        let types = &self.roads.costs.chain.types;
-        if self.roads.objective != Objective::Throughput {
+        let types = &self.feasible_edges.costs.chain.types;
+        if self.feasible_edges.objective != Objective::Throughput {
             return 0.0; // there, bounds are values of plans, not shares of the hosts
         }
         let share = |(kind, host): (usize, &HostType)| {
-            1.0 - self.layout.free(self.roads, used, kind) as f64 / (host.hosts as f64).max(1.0)
+            1.0 - self.layout.free(self.feasible_edges, used, kind) as f64 / (host.hosts as f64).max(1.0)
         };
         0.2 * types.iter().enumerate().map(share).map(|share| share * share).sum::<f64>() / types.len() as f64
     }
@@ -284,20 +284,20 @@ impl<'a, const W: usize> Search<'a, W> {
         while self.buckets.len() <= hosts {
             self.buckets.push(Bucket::new());
         }
-        let in_a_row = self.roads.costs.is_row();
+        let in_a_row = self.feasible_edges.costs.is_row();
         // Far more than the width will keep: make room now rather than hold them all.
         if self.buckets[hosts].labels.len() >= 4 * self.width + 256 {
             let labels = std::mem::take(&mut self.buckets[hosts].labels);
             let kept = self.most_promising(labels);
             self.buckets[hosts] = Bucket::of(kept, in_a_row);
         }
-        let roads = self.roads;
+        let feasible_edges = self.feasible_edges;
         let beats = |one: &Label<W>, other: &Label<W>| {
             one.value <= other.value
                 && if one.position == other.position && one.crew == other.crew {
                     true
                 } else {
-                    one.position >= other.position && roads.is_best_so_far(one.position as usize)
+                    one.position >= other.position && feasible_edges.is_best_so_far(one.position as usize)
                 }
         };
         let Bucket { labels, by_hosts } = &mut self.buckets[hosts];
@@ -329,7 +329,7 @@ impl<'a, const W: usize> Search<'a, W> {
 
     fn path(&self, parent: u32, crew: usize) -> Vec<Step> {
         let mut path = Vec::new();
-        let (mut at, mut crew, mut end) = (parent, crew, self.roads.costs.last);
+        let (mut at, mut crew, mut end) = (parent, crew, self.feasible_edges.costs.last);
         loop {
             let before = (at != NONE).then(|| self.trail[at as usize]);
             let first = before.map_or(0, |(position, _, _)| position as usize);

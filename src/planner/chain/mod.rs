@@ -7,21 +7,21 @@
 //! more often than it has hosts. Everything that is asked (throughput, latency, few hosts, few bits lost; pins, links, quantised edges) is
 //! expressed in two functions of this path: what a stage costs and what a hop between two crews costs (`cost`).
 //!
-//! `roads` keeps the stages and hops that are within a time limit; `host_prices` proves that a limit is out of reach by
+//! `feasible_edges` keeps the stages and hops that are within a time limit; `dual_prices` proves that a limit is out of reach by
 //! putting a price on hosts; `labels` looks for a path within host counts, guided and bounded by those prices;
 //! `search` moves the limit until path and proof meet. `relaxed` bounds the plans of all cuts where these are too many to
 //! look at, and `shortage` says what is missing where nothing fits.
 
 mod cost;
-mod host_prices;
+mod dual_prices;
+mod feasible_edges;
 mod labels;
-mod question;
+mod problem;
 mod relaxed;
-mod roads;
 mod search;
 mod shortage;
 
-pub use question::{Chain, Hop, HostType, Objective};
+pub use problem::{Chain, Hop, HostType, Objective};
 
 use crate::control::Control;
 use crate::error::Error;

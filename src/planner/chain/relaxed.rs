@@ -1,6 +1,6 @@
 //! What holds for all cuts of a model, whichever positions are searched: from sums over its layers alone.
 
-use super::question::{Chain, HostType, Objective};
+use super::problem::{Chain, HostType, Objective};
 
 /// No plan has a smaller value, wherever it cuts. Hosts and bits are whole numbers.
 ///

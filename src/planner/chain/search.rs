@@ -1,29 +1,14 @@
 //! Moves the limit, or the price of a plan, until the best plan found and the proof that nothing is better meet.
 
 use super::cost::{Costs, Step};
-use super::host_prices::{self, Raised};
+use super::dual_prices::{self, DualSolution};
+use super::feasible_edges::FeasibleEdges;
 use super::labels;
-use super::question::Objective;
+use super::problem::Objective;
 use super::relaxed;
-use super::roads::Roads;
 use crate::control::{Control, Progress};
-
-/// How hard a pass of the search tries.
-#[derive(Clone, Copy)]
-struct Effort {
-    /// Steps towards better prices.
-    rounds: usize,
-    /// Labels that a bucket may keep.
-    width: usize,
-}
-
-/// One pass after the other; the last drops no label unless memory ends, so it proves.
-const EFFORTS: [Effort; 4] = [
-    Effort { rounds: 60, width: 24 },
-    Effort { rounds: 200, width: 400 },
-    Effort { rounds: 600, width: 6_000 },
-    Effort { rounds: 600, width: usize::MAX },
-];
+use crate::planner::effort::chain as effort;
+use crate::planner::effort::chain::SearchWidth;
 
 /// Bounds within this share of each other count as equal: sums of times round.
 const ROUNDING: f64 = 1e-9;
@@ -60,7 +45,7 @@ enum Verdict {
 ///
 /// It starts from `known`, a plan, if that is given.
 pub(super) fn fastest(costs: &Costs<'_>, longest_s: f64, known: Option<Vec<Step>>, control: &Control) -> Answer {
-    let mut trial = Trial { costs, of_host: None, looked_at: 0, control };
+    let mut trial = Attempt { costs, of_host: None, looked_at: 0, control };
     let mut best: Option<(Vec<Step>, f64)> = known.map(|path| {
         let upper_s = costs.bottleneck_s(&path, longest_s);
         (path, upper_s)
@@ -69,7 +54,7 @@ pub(super) fn fastest(costs: &Costs<'_>, longest_s: f64, known: Option<Vec<Step>
     if !costs.is_row() {
         lower_s = lower_s.max(relaxed::work_s(costs.chain) * (1.0 - ROUNDING)); // a row comes to it by itself
     }
-    for effort in EFFORTS {
+    for effort in effort::PASSES {
         if best.is_none() {
             match trial.reach(longest_s, effort) {
                 Verdict::Reached(path) => best = Some((path.clone(), costs.bottleneck_s(&path, longest_s))),
@@ -112,52 +97,54 @@ pub(super) fn fastest(costs: &Costs<'_>, longest_s: f64, known: Option<Vec<Step>
 
 /// A path that keeps within `limit_s` as `path` does, on fewer hosts if a narrow search finds one.
 fn with_fewer_hosts(costs: &Costs<'_>, path: Vec<Step>, limit_s: f64, control: &Control) -> Vec<Step> {
-    let roads = Roads::new(costs, Objective::Hosts, limit_s);
-    let Some(hosts) = roads.path_value(&path) else { return path };
+    let feasible_edges = FeasibleEdges::new(costs, Objective::Hosts, limit_s);
+    let Some(hosts) = feasible_edges.path_value(&path) else { return path };
     let start = vec![0.0; costs.chain.types.len()];
-    match host_prices::raise_bound(&roads, start, hosts - 1.0 + ROUNDING, 20, control) {
-        Raised::Plan(shorter, _) => shorter,
-        Raised::Prices(prices) => {
-            let found = labels::search(&roads, &[prices], hosts - 1.0, FEWER_BY_ONE, EFFORTS[0].width, control);
+    match dual_prices::raise_bound(&feasible_edges, start, hosts - 1.0 + ROUNDING, 20, control) {
+        DualSolution::Plan(shorter, _) => shorter,
+        DualSolution::Prices(prices) => {
+            let found =
+                labels::search(&feasible_edges, &[prices], hosts - 1.0, FEWER_BY_ONE, effort::PASSES[0].width, control);
             found.best.map_or(path, |(shorter, _)| shorter)
         }
-        Raised::NoWay | Raised::Stopped => path,
+        DualSolution::NoWay | DualSolution::Stopped => path,
     }
 }
 
 /// Whether a plan was found at all, however slow; a narrow search, so "no" is no proof. `None` if it was stopped.
 pub(super) fn is_possible(costs: &Costs<'_>, control: &Control) -> Option<bool> {
-    let mut trial = Trial { costs, of_host: None, looked_at: 0, control };
-    let found = matches!(trial.reach(f64::MAX, EFFORTS[1]), Verdict::Reached(_));
+    let mut trial = Attempt { costs, of_host: None, looked_at: 0, control };
+    let found = matches!(trial.reach(f64::MAX, effort::PASSES[1]), Verdict::Reached(_));
     (found || !control.should_stop()).then_some(found)
 }
 
 /// Decides one limit after the other, each starting from the prices of the last.
-struct Trial<'a> {
+struct Attempt<'a> {
     costs: &'a Costs<'a>,
     of_host: Option<Vec<f64>>,
     looked_at: u64,
     control: &'a Control,
 }
 
-impl Trial<'_> {
-    fn reach(&mut self, limit_s: f64, effort: Effort) -> Verdict {
-        let roads = Roads::new(self.costs, Objective::Throughput, limit_s);
-        let start = self.of_host.take().unwrap_or_else(|| host_prices::by_speed(&roads));
-        let prices = match host_prices::raise_bound(&roads, start, ROUNDING, effort.rounds, self.control) {
-            Raised::Prices(prices) => prices,
-            Raised::Plan(path, prices) => {
+impl Attempt<'_> {
+    fn reach(&mut self, limit_s: f64, effort: SearchWidth) -> Verdict {
+        let feasible_edges = FeasibleEdges::new(self.costs, Objective::Throughput, limit_s);
+        let start = self.of_host.take().unwrap_or_else(|| dual_prices::by_speed(&feasible_edges));
+        let prices = match dual_prices::raise_bound(&feasible_edges, start, ROUNDING, effort.rounds, self.control) {
+            DualSolution::Prices(prices) => prices,
+            DualSolution::Plan(path, prices) => {
                 self.of_host = Some(prices.of_host);
                 return Verdict::Reached(path);
             }
-            Raised::NoWay => return Verdict::OutOfReach,
-            Raised::Stopped => return Verdict::Unknown,
+            DualSolution::NoWay => return Verdict::OutOfReach,
+            DualSolution::Stopped => return Verdict::Unknown,
         };
         self.of_host = Some(prices.of_host.clone());
         if prices.bound > ROUNDING {
             return Verdict::OutOfReach;
         }
-        let found = labels::search(&roads, &[prices], ROUNDING, |_| f64::NEG_INFINITY, effort.width, self.control);
+        let found =
+            labels::search(&feasible_edges, &[prices], ROUNDING, |_| f64::NEG_INFINITY, effort.width, self.control);
         self.looked_at += found.looked_at;
         match found.best {
             Some((path, _)) => Verdict::Reached(path),
@@ -175,17 +162,17 @@ pub(super) fn cheapest(
     known: Option<Vec<Step>>,
     control: &Control,
 ) -> Answer {
-    let roads = Roads::new(costs, objective, limit_s);
-    let mut best = known.and_then(|path| roads.path_value(&path).map(|value| (path, value)));
+    let feasible_edges = FeasibleEdges::new(costs, objective, limit_s);
+    let mut best = known.and_then(|path| feasible_edges.path_value(&path).map(|value| (path, value)));
     let start = vec![0.0; costs.chain.types.len()];
-    let prices = match host_prices::raise_bound(&roads, start, f64::INFINITY, 100, control) {
-        Raised::Prices(prices) => prices,
-        Raised::Plan(path, _) => {
-            let value = roads.path_value(&path).unwrap_or(f64::INFINITY);
+    let prices = match dual_prices::raise_bound(&feasible_edges, start, f64::INFINITY, 100, control) {
+        DualSolution::Prices(prices) => prices,
+        DualSolution::Plan(path, _) => {
+            let value = feasible_edges.path_value(&path).unwrap_or(f64::INFINITY);
             return Answer::Plan { path, value, lower_bound: value, looked_at: 0 };
         }
-        Raised::NoWay => return Answer::Nothing,
-        Raised::Stopped => {
+        DualSolution::NoWay => return Answer::Nothing,
+        DualSolution::Stopped => {
             let lower_bound = 0.0;
             let plan = |(path, value)| Answer::Plan { path, value, lower_bound, looked_at: 0 };
             return best.map_or(Answer::Stopped, plan);
@@ -196,9 +183,9 @@ pub(super) fn cheapest(
     let mut lower_bound = if counted { (prices.bound - ROUNDING).ceil().max(0.0) } else { prices.bound.max(0.0) };
     let pool = [prices];
     let mut looked_at = 0;
-    for effort in EFFORTS {
+    for effort in effort::PASSES {
         let below = best.as_ref().map_or(f64::MAX, |(_, value)| better(*value));
-        let found = labels::search(&roads, &pool, below, better, effort.width, control);
+        let found = labels::search(&feasible_edges, &pool, below, better, effort.width, control);
         looked_at += found.looked_at;
         best = found.best.or(best);
         if found.complete {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::cost::{Costs, exact};
-use super::question::{Chain, Hop, HostType};
+use super::problem::{Chain, Hop, HostType};
 use super::{relaxed, search};
 use crate::control::Control;
 use crate::error::Error;

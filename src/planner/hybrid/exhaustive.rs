@@ -3,13 +3,18 @@
 //! Written without the search's machinery: stages are lists of cuts, placements are tables of devices by stage and
 //! machine, warm-up is a pattern of stages that run ahead.
 
-use super::price::{Candidate, Priced, Pricer, StageChoice};
-use super::settings::Settings;
-use super::windows::every;
 use crate::control::Control;
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
+use crate::planner::hybrid::{
+    evaluate::{
+        candidate_plan::{CandidatePlan, StageCandidate},
+        in_flight_ranges::every,
+        plan_cost::{EvaluatedPlan, PlanEvaluator},
+    },
+    settings::Settings,
+};
 
 /// Cuts of a model that is small enough: 12 layers in a row.
 const MOST_CUTS: usize = 13;
@@ -22,11 +27,11 @@ const MOST_DEVICES: u32 = 9;
 /// [`Error::Argument`] if the question is too large, [`Error::Infeasible`] if no plan fits the devices' memory,
 /// [`Error::TimedOut`] or [`Error::Cancelled`] if it was stopped.
 pub fn exhaustive(
-    model: &Model,
+    model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
     control: &Control,
-) -> Result<(Candidate, Priced, u64)> {
+) -> Result<(CandidatePlan, EvaluatedPlan, u64)> {
     settings.check()?;
     cluster.check()?;
     let (cuts, devices) = (model.cuts(), cluster.devices());
@@ -36,10 +41,11 @@ pub fn exhaustive(
             format!("at most {MOST_CUTS} and {MOST_DEVICES}; the planner itself has no such limit"),
         ));
     }
-    let mut all = All { model, cluster, settings, control, pricer: Pricer::new(model, cluster, settings), best: None };
+    let mut all =
+        All { model, cluster, settings, control, pricer: PlanEvaluator::new(model, cluster, settings), best: None };
     for &micro_batch in &settings.micro_batch_sizes {
         for &recompute in &settings.recompute {
-            let mut plan = Candidate { micro_batch, recompute, stages: Vec::new() };
+            let mut plan = CandidatePlan { micro_batch, recompute, stages: Vec::new() };
             let mut free: Vec<u32> = cluster.machines.iter().map(|machine| machine.devices).collect();
             all.place(&mut plan, cuts - 1, &mut free)?;
         }
@@ -50,17 +56,17 @@ pub fn exhaustive(
 }
 
 struct All<'a> {
-    model: &'a Model,
+    model: &'a LayerSums,
     cluster: &'a Cluster,
     settings: &'a Settings,
     control: &'a Control,
-    pricer: Pricer<'a>,
-    best: Option<(Candidate, Priced)>,
+    pricer: PlanEvaluator<'a>,
+    best: Option<(CandidatePlan, EvaluatedPlan)>,
 }
 
 impl All<'_> {
     /// Every way to put stages in front of `plan.stages`, which begin at `end`.
-    fn place(&mut self, plan: &mut Candidate, end: usize, free: &mut [u32]) -> Result<()> {
+    fn place(&mut self, plan: &mut CandidatePlan, end: usize, free: &mut [u32]) -> Result<()> {
         if end == 0 {
             return self.try_windows(plan);
         }
@@ -74,7 +80,7 @@ impl All<'_> {
         for begin in model.begins(end) {
             for footprint in footprints(free) {
                 let replicas: u32 = footprint.iter().map(|&(_, count)| count).sum();
-                let behind = plan.stages.first().map(StageChoice::replicas);
+                let behind = plan.stages.first().map(StageCandidate::replicas);
                 if self.settings.equal_replicas && behind.is_some_and(|behind| behind != replicas) {
                     continue;
                 }
@@ -86,7 +92,7 @@ impl All<'_> {
                     free[machine as usize] -= count;
                 }
                 plan.stages
-                    .insert(0, StageChoice { begin: begin as usize, end, footprint: footprint.clone(), window: 1 });
+                    .insert(0, StageCandidate { begin: begin as usize, end, footprint: footprint.clone(), window: 1 });
                 self.place(plan, begin as usize, free)?;
                 plan.stages.remove(0);
                 for &(machine, count) in &footprint {
@@ -99,7 +105,7 @@ impl All<'_> {
 
     /// Whether a machine is left idle while an equal one of higher number, as idle so far, is used more: the mirrored
     /// placement is tried anyway.
-    fn is_mirrored(&self, plan: &Candidate, footprint: &[(u32, u32)], free: &[u32]) -> bool {
+    fn is_mirrored(&self, plan: &CandidatePlan, footprint: &[(u32, u32)], free: &[u32]) -> bool {
         let machines = &self.cluster.machines;
         let takes = |machine: usize| footprint.iter().find(|&&(other, _)| other as usize == machine).map_or(0, |f| f.1);
         let untouched = |machine: usize| {
@@ -114,7 +120,7 @@ impl All<'_> {
         })
     }
 
-    fn try_windows(&mut self, plan: &Candidate) -> Result<()> {
+    fn try_windows(&mut self, plan: &CandidatePlan) -> Result<()> {
         let Some(ranges) = self.pricer.ranges(plan)? else { return Ok(()) };
         for windows in every(&ranges, usize::MAX).into_iter().flatten() {
             let mut plan = plan.clone();

@@ -1,23 +1,24 @@
 //! Plans that take hardly longer than the shortest step and hold less: searches on devices that count as smaller.
 
-use super::plan;
-use super::price::{Candidate, Priced, Pricer};
-use super::settings::Settings;
 use crate::control::{Control, Stopped};
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
-
-/// Searches at most. Each halves the memory of which it is not known yet whether it is needed. Not tuned.
-const ROUNDS: u32 = 8;
-/// What is left of that memory in the end, as a share of what suffices. Not tuned.
-const CLOSE: f64 = 0.02;
+use crate::planner::effort::passes;
+use crate::planner::hybrid::{
+    evaluate::{
+        candidate_plan::CandidatePlan,
+        plan_cost::{EvaluatedPlan, PlanEvaluator},
+    },
+    plan,
+    settings::Settings,
+};
 
 /// The plan with the least memory on its fullest device that searches find.
 #[derive(Debug, Clone, Default)]
 pub struct Lean {
     /// Evaluated on the devices as they are; `None` if no plan with less memory was found.
-    pub plan: Option<(Candidate, Priced)>,
+    pub plan: Option<(CandidatePlan, EvaluatedPlan)>,
     /// Why the search ended early, if a deadline or an interrupt ended it.
     pub stopped: Option<Stopped>,
 }
@@ -27,7 +28,7 @@ pub struct Lean {
 /// # Errors
 /// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense.
 pub fn least_memory(
-    model: &Model,
+    model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
     limit_s: f64,
@@ -36,8 +37,8 @@ pub fn least_memory(
 ) -> Result<Lean> {
     let mut lean = Lean::default();
     let (mut too_little, mut enough) = (0.0, enough_bytes);
-    for _ in 0..ROUNDS {
-        if enough - too_little <= CLOSE * enough {
+    for _ in 0..passes::MEMORY_ROUNDS {
+        if enough - too_little <= passes::MEMORY_TOLERANCE * enough {
             break;
         }
         lean.stopped = control.stopped();
@@ -62,7 +63,7 @@ pub fn least_memory(
             Err(error) => return Err(error),
         };
         if answer.priced.step_s <= limit_s {
-            let priced = Pricer::new(model, cluster, settings).price(&answer.plan)?;
+            let priced = PlanEvaluator::new(model, cluster, settings).price(&answer.plan)?;
             enough = priced.stages.iter().map(|stage| stage.memory.total_bytes()).fold(0.0, f64::max);
             lean.plan = Some((answer.plan, priced));
         } else {

@@ -3,21 +3,21 @@
 use crate::cost::MemoryModel;
 use crate::error::{Error, Result};
 
-/// How many forwards a stage runs ahead of its backwards.
+/// Number of forwards that a stage runs before its first backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WarmUp {
-    /// All of them: GPipe.
+    /// All forwards: GPipe.
     All,
-    /// As many as there are stages to the end: 1F1B, policy PA of DAPPLE.
+    /// One for each stage from this one to the last: 1F1B, policy PA of DAPPLE.
     Least,
-    /// Each stage either that or up to `2 (S - s) - 1`, as memory allows: eager 1F1B, policy PB of DAPPLE.
+    /// From this number up to `2 (S - s) - 1`, as memory allows: eager 1F1B, policy PB of DAPPLE.
     Eager,
 }
 
-/// The question, apart from model and cluster.
+/// A planning problem, without model and cluster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    /// Samples of one step.
+    /// Samples of one training step.
     pub global_batch: u32,
     /// Samples of a micro-batch to choose from; each divides `global_batch`.
     pub micro_batch_sizes: Vec<u32>,
@@ -31,11 +31,11 @@ pub struct Settings {
     pub recompute: Vec<bool>,
     /// Warm-up of the schedule.
     pub warm_up: WarmUp,
-    /// What a device holds.
+    /// What a device must hold.
     pub memory: MemoryModel,
-    /// Stages at most.
+    /// Largest number of stages.
     pub most_stages: u32,
-    /// Replicas of a stage at most.
+    /// Largest number of replicas of a stage.
     pub most_replicas: u32,
     /// Whether all stages have the same number of replicas.
     pub equal_replicas: bool,
@@ -75,7 +75,7 @@ impl Settings {
         Ok(())
     }
 
-    /// The largest share that one of `replicas` gets of a micro-batch, if that split is allowed.
+    /// Returns the largest share of a micro-batch that one of `replicas` gets, if that split is allowed.
     #[must_use]
     pub fn share(&self, micro_batch: u32, replicas: u32) -> Option<u32> {
         let even = micro_batch.is_multiple_of(replicas);
@@ -83,7 +83,7 @@ impl Settings {
         ((even || self.uneven_shares) && enough).then(|| micro_batch.div_ceil(replicas))
     }
 
-    /// Windows to choose from for the stage that is `from_end`-th from the last (which is 1st), smallest first.
+    /// Returns the smallest and the largest number in flight of a stage. `from_end` is 1 for the last stage.
     #[must_use]
     pub fn windows(&self, from_end: u32, micro_batches: u32) -> (u32, u32) {
         match self.warm_up {
@@ -94,8 +94,9 @@ impl Settings {
     }
 }
 
-/// The largest window from `least` to `most` that fits, if `least` does; whatever fits, smaller ones fit too.
-pub(super) fn largest_window(least: u32, most: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
+/// Returns the largest number from `least` to `most` that fits, if `least` does. If a number fits, smaller ones do,
+/// too.
+pub(crate) fn largest_window(least: u32, most: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
     if fits(most) {
         return Some(most);
     }

@@ -4,9 +4,9 @@ use std::collections::{HashMap, VecDeque};
 
 use crate::error::{Error, Result};
 use crate::model::graph::Graph;
-use crate::model::states::{Set, States};
+use crate::model::states::{BitSet, CutPoints};
 
-/// Antichain states listed before [`States`] takes over. The original has no bound and does not return.
+/// Antichain states listed before [`CutPoints`] takes over. The original has no bound and does not return.
 const MOST_STATES: usize = 5_000;
 
 /// Sums over the layers of one state, at the global batch size.
@@ -32,7 +32,7 @@ pub struct Model {
     /// For each state, the states before it whose layers it contains, ascending.
     pub(super) inside: Vec<Vec<u32>>,
     /// Layers of each state, as positions in `kept`.
-    sets: Vec<Set>,
+    sets: Vec<BitSet>,
     /// Layers of the graph that count.
     kept: Vec<usize>,
     /// Samples in one step.
@@ -134,7 +134,7 @@ fn without_ends(graph: &Graph) -> (Graph, Vec<usize>) {
 struct Antichain {
     /// Its last layers; the first one describes it.
     last: Vec<usize>,
-    set: Set,
+    set: BitSet,
     /// States one layer on, in the order they are met, repeats included.
     next: Vec<usize>,
 }
@@ -143,7 +143,7 @@ struct Antichain {
 ///
 /// A layer joins once one of its feeders is inside; what else it needs joins with it. So a second source is never
 /// alone. None if they are more than [`MOST_STATES`].
-fn antichains(graph: &Graph) -> Option<(Vec<Set>, Vec<State>)> {
+fn antichains(graph: &Graph) -> Option<(Vec<BitSet>, Vec<State>)> {
     let count = graph.layers.len();
     let mut after = vec![Vec::new(); count];
     let mut is_source = vec![true; count];
@@ -152,7 +152,7 @@ fn antichains(graph: &Graph) -> Option<(Vec<Set>, Vec<State>)> {
         is_source[to] = false;
     }
     let order = graph.topological_order().ok()?;
-    let mut upstream = vec![Set::empty(count); count]; // with the layer itself
+    let mut upstream = vec![BitSet::empty(count); count]; // with the layer itself
     for &layer in &order {
         upstream[layer].insert(layer);
         for &reader in &after[layer] {
@@ -160,9 +160,9 @@ fn antichains(graph: &Graph) -> Option<(Vec<Set>, Vec<State>)> {
         }
     }
     // What PipeDream counts as crossing behind `layer`: all upstream that feeds anything else.
-    let crossing: Vec<Set> = (0..count)
+    let crossing: Vec<BitSet> = (0..count)
         .map(|layer| {
-            let mut set = Set::empty(count);
+            let mut set = BitSet::empty(count);
             upstream[layer]
                 .iter()
                 .filter(|&other| other != layer && after[other].iter().any(|&reader| !upstream[layer].contains(reader)))
@@ -170,7 +170,7 @@ fn antichains(graph: &Graph) -> Option<(Vec<Set>, Vec<State>)> {
             set
         })
         .collect();
-    let extras = |last: &[usize]| last.iter().fold(Set::empty(count), |all, &layer| all.union(&crossing[layer]));
+    let extras = |last: &[usize]| last.iter().fold(BitSet::empty(count), |all, &layer| all.union(&crossing[layer]));
 
     let source = (0..count).find(|&layer| is_source[layer])?;
     let mut found = vec![Antichain { last: vec![source], set: upstream[source].clone(), next: Vec::new() }];
@@ -211,7 +211,7 @@ fn antichains(graph: &Graph) -> Option<(Vec<Set>, Vec<State>)> {
 }
 
 /// `last` once `reader` has joined through `feeder`: it takes the feeder's place, or the first, and hides its upstream.
-fn replaced(last: &[usize], feeder: usize, reader: usize, upstream: &[Set]) -> Vec<usize> {
+fn replaced(last: &[usize], feeder: usize, reader: usize, upstream: &[BitSet]) -> Vec<usize> {
     let mut next = Vec::with_capacity(last.len() + 1);
     if !last.contains(&feeder) {
         next.push(reader);
@@ -254,11 +254,11 @@ fn topological_sort<'a>(found: &[Antichain], description: impl Fn(usize) -> &'a 
     finished
 }
 
-/// Cut points where the antichains are too many: [`States`], less the empty one.
-fn fallback(graph: &Graph) -> Result<(Vec<Set>, Vec<State>)> {
-    let found = States::of(graph, MOST_STATES)?;
+/// Cut points where the antichains are too many: [`CutPoints`], less the empty one.
+fn fallback(graph: &Graph) -> Result<(Vec<BitSet>, Vec<State>)> {
+    let found = CutPoints::of(graph, MOST_STATES)?;
     let states = (1..found.len()).map(|at| {
-        let mut set = Set::empty(graph.layers.len());
+        let mut set = BitSet::empty(graph.layers.len());
         found.layers_between(0, at).into_iter().for_each(|layer| set.insert(layer));
         let newest = found.layers_between(0, at).pop().expect("only the first state is empty");
         let output = found.totals(at, 0).boundary_bytes;
@@ -268,7 +268,7 @@ fn fallback(graph: &Graph) -> Result<(Vec<Set>, Vec<State>)> {
     Ok(states.unzip())
 }
 
-fn summed(graph: &Graph, set: &Set, output_activation_bytes: f64, description: &str) -> State {
+fn summed(graph: &Graph, set: &BitSet, output_activation_bytes: f64, description: &str) -> State {
     let mut state = State {
         description: description.to_owned(),
         compute_s: 0.0,

@@ -17,14 +17,14 @@
 //! two batch sizes that were measured t(l, q) is linear in q, so t(l, q) / q = a / q + b falls or rises there: the least
 //! of either over a range of shares is at its ends or at a measured size in it.
 
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::planner::hybrid::Settings;
 use crate::schedule::Family;
 
 /// Seconds that no plan with several stages a device goes below.
 #[must_use]
-pub fn lower_bound_s(model: &Model, cluster: &Cluster, settings: &Settings, family: &Family) -> f64 {
+pub fn lower_bound_s(model: &LayerSums, cluster: &Cluster, settings: &Settings, family: &Family) -> f64 {
     let devices = cluster.devices();
     let speeds: f64 = cluster.machines.iter().map(|machine| f64::from(machine.devices) * machine.speed).sum();
     let fastest = cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
@@ -53,7 +53,7 @@ struct LeastLayers {
 
 impl LeastLayers {
     /// For shares from `least` to `most`.
-    fn of(model: &Model, least: u32, most: u32, recomputes: bool, family: &Family) -> Self {
+    fn of(model: &LayerSums, least: u32, most: u32, recomputes: bool, family: &Family) -> Self {
         let measured = model.batch_sizes().iter().copied().filter(|size| (least..=most).contains(size));
         let shares: Vec<u32> = [least, most].into_iter().chain(measured).collect();
         let totals: Vec<_> = shares.iter().map(|&share| model.totals(share)).collect();

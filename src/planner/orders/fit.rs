@@ -1,13 +1,13 @@
 //! Fits a schedule to stages whose costs are known: its activation limit, and its order where that looks at times.
 
+use crate::planner::effort::orders as effort;
+use crate::planner::hybrid::{Settings, StageCost};
 use rustc_hash::FxHashMap;
 
-use super::MOST_ACTIONS;
 use super::run::{Peaks, Prices, Run, durations, footprints, run};
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
-use crate::planner::hybrid::{Settings, StagePrice};
 use crate::schedule::{Family, Request, Schedule, family};
 use crate::simulate::Sweep;
 
@@ -19,7 +19,7 @@ use crate::simulate::Sweep;
 /// [`Error::Argument`] if the schedule can't have so many ranks and micro-batches.
 pub(super) fn run_under(
     family: &Family,
-    costs: &[StagePrice],
+    costs: &[StageCost],
     rank_of_stage: &[u32],
     micro_batches: u32,
     recompute: bool,
@@ -54,7 +54,7 @@ pub(super) fn run_under(
 /// Runs the same stages under several activation limits.
 struct Runner<'a> {
     family: &'a Family,
-    costs: &'a [StagePrice],
+    costs: &'a [StageCost],
     request: Request,
     recompute: bool,
     /// By the limit.
@@ -91,7 +91,7 @@ impl Runner<'_> {
 /// [`Error::Argument`] if a device is unknown or used twice, the schedule runs other stages on other ranks, or no
 /// micro-batch size can be shared.
 pub fn fastest(
-    model: &Model,
+    model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
     devices: &[Vec<u32>],
@@ -114,7 +114,7 @@ pub fn fastest(
         ));
     }
     let micro_batches = |size: u32| settings.global_batch / size;
-    let is_small = |size: u32| 3 * u64::from(stages) * u64::from(micro_batches(size)) <= MOST_ACTIONS;
+    let is_small = |size: u32| 3 * u64::from(stages) * u64::from(micro_batches(size)) <= effort::MAX_ACTIONS;
     let largest = settings.micro_batch_sizes.iter().copied().max();
     let sizes = settings.micro_batch_sizes.iter().copied().filter(|&size| is_small(size) || Some(size) == largest);
     let mut best: Option<(u32, bool, Schedule, Run)> = None;

@@ -4,38 +4,23 @@
 //! are kicked and it begins anew, from the best plan so far; orders that are fitted to times are fitted again. Effort is
 //! counted in actions, and chance starts from the same seed, so the answer is the same on every machine.
 
+use crate::planner::effort::orders as effort;
+use crate::planner::hybrid::{Settings, StageCost};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::control::Control;
 use crate::cost::network::Cluster;
-use crate::cost::{Model, Totals};
+use crate::cost::{LayerSums, Totals};
 use crate::error::Result;
-use crate::planner::hybrid::{Settings, StagePrice};
 use crate::schedule::{Family, Request, Schedule};
 use crate::simulate::Sweep;
 
 use super::SimulatedPlan;
-use super::run::{Peaks, Prices, Run, durations, footprint, run};
+use super::run::{Peaks, Prices, Run, durations, run};
 use super::shapes::{Shape, balanced};
 
-/// Overhead of an attempt, in actions that take as long.
-const OVERHEAD: u64 = 300;
 /// A score is smaller only if it is so by this part; less is rounding.
 const SMALLER: f64 = 1e-9;
-/// How far a border moves at once.
-const STRIDES: [isize; 8] = [1, -1, 2, -2, 5, -5, 12, -12];
-/// Fitting orders takes about as long as so many attempts.
-const FITTING: u64 = 10;
-/// Orders of so few actions are fitted to each attempt.
-const FEW_ACTIONS: usize = 400;
-/// All cuts are tried if they are so few.
-const MOST_CUTS: f64 = 1000.0;
-/// Attempts that it remembers at once.
-const MOST_KNOWN: usize = 50_000;
-/// Kicks without success after which it rests.
-const MOST_KICKS: u32 = 40;
-/// Devices of all groups up to which single ones are moved between them: each such move prices all stages anew.
-const MOST_DEVICES: u32 = 1024;
 
 /// What is tried.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -59,7 +44,7 @@ enum Move {
 
 /// One shape on its way to better cuts.
 pub(super) struct Improver<'a> {
-    asked: (&'a Model, &'a Cluster, &'a Settings),
+    asked: (&'a LayerSums, &'a Cluster, &'a Settings),
     row: &'a [usize],
     family: &'static Family,
     shape: Shape,
@@ -93,7 +78,7 @@ impl<'a> Improver<'a> {
     /// Balanced cuts of a shape, simulated; `None` if the family can't have it, its devices can't share the micro-batch,
     /// or `control` says to stop.
     pub(super) fn start(
-        asked: (&'a Model, &'a Cluster, &'a Settings),
+        asked: (&'a LayerSums, &'a Cluster, &'a Settings),
         row: &'a [usize],
         family: &'static Family,
         shape: Shape,
@@ -157,15 +142,15 @@ impl<'a> Improver<'a> {
 
     /// Goes on until attempts had so many actions, nothing helps any more, or `control` says so.
     pub(super) fn improve(&mut self, effort: u64, control: &Control) {
-        let mut each = self.orders.action_count() as u64 + OVERHEAD;
+        let mut each = self.orders.action_count() as u64 + effort::ATTEMPT_OVERHEAD;
         if self.fits_each() {
-            each *= FITTING;
+            each *= effort::FITTING_ATTEMPTS;
         }
         let mut left = effort;
         if self.kicks == 0 {
             self.try_all(each, &mut left, control);
         }
-        while self.kicks <= MOST_KICKS && left >= each && !control.should_stop() {
+        while self.kicks <= effort::MAX_KICKS && left >= each && !control.should_stop() {
             let before = self.best.run.score();
             loop {
                 self.descend(each, &mut left, control);
@@ -189,7 +174,7 @@ impl<'a> Improver<'a> {
     fn try_all(&mut self, each: u64, left: &mut u64, control: &Control) {
         let (places, borders) = (self.row.len() - 2, self.best.attempt.ends.len() - 2);
         let ways = (0..borders).fold(1.0, |ways, at| ways * (places - at) as f64 / (at + 1) as f64);
-        if ways > MOST_CUTS || ways * each as f64 > *left as f64 {
+        if ways > effort::ALL_CUTS || ways * each as f64 > *left as f64 {
             return;
         }
         let mut attempt = Attempt { ends: (0..=borders).collect(), replicas: self.shape.replicas.clone() };
@@ -208,7 +193,7 @@ impl<'a> Improver<'a> {
 
     /// Whether orders are fitted to each attempt: where they look at times, and that takes no time to speak of.
     fn fits_each(&self) -> bool {
-        self.family.options.contains(&"durations") && self.orders.action_count() <= FEW_ACTIONS
+        self.family.options.contains(&"durations") && self.orders.action_count() <= effort::FITTED_ACTIONS
     }
 
     /// Moves while that helps.
@@ -243,7 +228,7 @@ impl<'a> Improver<'a> {
             return score;
         }
         let score = self.simulate(attempt);
-        if self.known.len() >= MOST_KNOWN {
+        if self.known.len() >= effort::REMEMBERED_ATTEMPTS {
             self.known.clear();
         }
         self.known.insert(attempt.clone(), score);
@@ -274,10 +259,10 @@ impl<'a> Improver<'a> {
     /// Fits orders to the plan at hand, where they look at times, and says whether it is better for that.
     fn fit(&mut self, each: u64, left: &mut u64, control: &Control) -> bool {
         let looks = self.family.options.contains(&"durations") && !self.fits_each();
-        if !looks || *left < FITTING * each || !self.fitted.insert(self.now.0.clone()) {
+        if !looks || *left < effort::FITTING_ATTEMPTS * each || !self.fitted.insert(self.now.0.clone()) {
             return false;
         }
-        *left -= FITTING * each;
+        *left -= effort::FITTING_ATTEMPTS * each;
         let (attempt, score) = self.now.clone();
         let Ok(stages) = self.stages(&attempt) else { return false };
         let Ok(fitted) = self.fitted_to(&stages, control) else { return false };
@@ -307,7 +292,7 @@ impl<'a> Improver<'a> {
     }
 
     /// Orders that are fitted to what these stages take.
-    fn fitted_to(&self, stages: &[StagePrice], control: &Control) -> Result<Schedule> {
+    fn fitted_to(&self, stages: &[StageCost], control: &Control) -> Result<Schedule> {
         let request = Request {
             chunks: Some(self.shape.chunks),
             durations: Some(durations(stages, &self.orders.rank_of_stage, self.shape.recompute)),
@@ -325,7 +310,7 @@ impl<'a> Improver<'a> {
     }
 
     /// Prices the stages of an attempt.
-    fn stages(&mut self, attempt: &Attempt) -> Result<Vec<StagePrice>> {
+    fn stages(&mut self, attempt: &Attempt) -> Result<Vec<StageCost>> {
         if attempt.replicas != self.replicas {
             self.prices.regroup(footprints(self.asked.1, &self.shape, &attempt.replicas));
             self.replicas.clone_from(&attempt.replicas);
@@ -422,12 +407,12 @@ fn groups(line: &[u32], replicas: &[u32]) -> Vec<Vec<u32>> {
 
 /// How many devices of each machine each group has.
 fn footprints(cluster: &Cluster, shape: &Shape, replicas: &[u32]) -> Vec<Vec<(u32, u32)>> {
-    groups(&shape.line, replicas).iter().map(|devices| footprint(cluster, devices)).collect()
+    groups(&shape.line, replicas).iter().map(|devices| cluster.footprint(devices)).collect()
 }
 
 /// Balanced cuts for groups of so many devices; `None` if a group can't share the micro-batch.
 fn balanced_ends(
-    (model, cluster, settings): (&Model, &Cluster, &Settings),
+    (model, cluster, settings): (&LayerSums, &Cluster, &Settings),
     row: &[usize],
     rank_of_stage: &[u32],
     shape: &Shape,
@@ -438,7 +423,7 @@ fn balanced_ends(
     for (devices, &count) in groups(&shape.line, replicas).iter().zip(replicas) {
         let share = settings.share(shape.micro_batch, count)?;
         let totals = totals_of.entry(share).or_insert_with(|| model.totals(share));
-        let speed = (footprint(cluster, devices).iter())
+        let speed = (cluster.footprint(devices).iter())
             .map(|&(machine, _)| cluster.machines[machine as usize].speed)
             .fold(f64::INFINITY, f64::min);
         of_rank.push(row.iter().map(|&cut| (totals.forward_s[cut] + totals.backward_s[cut]) / speed).collect());
@@ -451,7 +436,7 @@ fn balanced_ends(
 fn moves(orders: &Schedule, cluster: &Cluster, settings: &Settings) -> Vec<Move> {
     let borders = orders.rank_of_stage.len() - 1;
     let mut moves = Vec::new();
-    for by in STRIDES {
+    for by in effort::STRIDES {
         moves.extend((0..borders).map(|at| Move::Borders(at, at, by)));
     }
     for by in [1, -1] {
@@ -461,7 +446,7 @@ fn moves(orders: &Schedule, cluster: &Cluster, settings: &Settings) -> Vec<Move>
         }
     }
     let devices = cluster.devices();
-    if !settings.equal_replicas && devices <= MOST_DEVICES && devices > orders.ranks() {
+    if !settings.equal_replicas && devices <= effort::MAX_MOVING_DEVICES && devices > orders.ranks() {
         let groups = || (0..orders.ranks() as usize).map(Some);
         for from in groups().chain([None]) {
             moves.extend(groups().chain([None]).filter(|&to| to != from).map(|to| Move::Device(from, to)));

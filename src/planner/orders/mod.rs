@@ -14,10 +14,11 @@ mod shapes;
 mod virtual_stages;
 
 use crate::control::{Control, Reports};
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
-use crate::planner::hybrid::{self, Candidate, Settings, WarmUp};
+use crate::planner::effort::orders as effort;
+use crate::planner::hybrid::{self, CandidatePlan, Settings, WarmUp};
 use crate::schedule::{Family, Schedule, family};
 
 pub use bound::lower_bound_s;
@@ -25,14 +26,6 @@ pub use fit::fastest;
 pub use one_stage::{FRUGAL, ONE_STAGE};
 pub use run::{Run, evaluate};
 pub use virtual_stages::VIRTUAL_STAGES;
-
-/// Simulations of one candidate have at most this many actions; a larger one would take more than a few hundredths of a
-/// second. Not tuned.
-pub const MOST_ACTIONS: u64 = 50_000;
-/// Micro-batch sizes that are tried, those nearest to the best one of eager 1F1B. Not tuned.
-const MOST_SIZES: usize = 6;
-/// Share of the time that is left which one certified search may take.
-const HALF: f64 = 0.5;
 
 /// Schedules that the hybrid search knows, the one with the most plans first: eager 1F1B has the plans of 1F1B and more,
 /// and GPipe holds as much as either, or more.
@@ -43,7 +36,7 @@ pub const CERTIFIED: [(&str, WarmUp); 3] =
 #[derive(Debug, Clone, Copy)]
 pub struct Problem<'a> {
     /// Where the model may be cut, and what that costs.
-    pub model: &'a Model,
+    pub model: &'a LayerSums,
     /// What it runs on.
     pub cluster: &'a Cluster,
     /// What may be chosen. The warm-up is that of each schedule.
@@ -95,9 +88,9 @@ pub struct FoundPlan {
 #[derive(Debug)]
 pub enum Outcome {
     /// A plan of a schedule that the hybrid search knows.
-    Certified(Box<hybrid::Answer>),
+    Certified(Box<hybrid::SearchResult>),
     /// A plan of such a schedule that was found when the time for the search was up. Its bound is not known.
-    Quick(Box<hybrid::Answer>),
+    Quick(Box<hybrid::SearchResult>),
     /// A simulated plan, which may lack memory.
     Simulated(Box<FoundPlan>),
     /// Why there is no plan.
@@ -144,7 +137,7 @@ impl Search<'_> {
     fn run(&mut self) -> Result<()> {
         let one_stage: Vec<&'static Family> = self.families(ONE_STAGE)?;
         let certified: Vec<_> = CERTIFIED.into_iter().filter(|(name, _)| self.is_asked(name)).collect();
-        let mut found: Vec<Candidate> = Vec::new();
+        let mut found: Vec<CandidatePlan> = Vec::new();
         let mut is_node_aligned = false; // of the first plan that others are run on
         for (name, warm_up) in &certified {
             if !found.is_empty() && self.control.should_stop() {
@@ -186,7 +179,7 @@ impl Search<'_> {
     fn certified(&self, warm_up: WarmUp, reports: Reports) -> Result<Outcome> {
         let Problem { model, cluster, settings } = *self.problem;
         let settings = Settings { warm_up, ..settings.clone() };
-        match hybrid::plan(model, cluster, &settings, &self.control.part(HALF, reports)) {
+        match hybrid::plan(model, cluster, &settings, &self.control.part(effort::CERTIFIED_SHARE, reports)) {
             Err(late @ Error::TimedOut { .. }) => {
                 let part = self.control.part(1.0, Reports::Nothing);
                 let found = hybrid::fitting(model, cluster, &settings, &part).map_err(|_| late)?;
@@ -302,7 +295,7 @@ fn step_s(outcome: &Outcome) -> Option<f64> {
 }
 
 /// The plan of a schedule that the hybrid search knows.
-fn plan_of(outcome: &Outcome) -> Option<Candidate> {
+fn plan_of(outcome: &Outcome) -> Option<CandidatePlan> {
     match outcome {
         Outcome::Certified(answer) | Outcome::Quick(answer) => Some(answer.plan.clone()),
         Outcome::Simulated(_) | Outcome::Nothing(_) => None,
@@ -310,7 +303,7 @@ fn plan_of(outcome: &Outcome) -> Option<Candidate> {
 }
 
 fn has_node_aligned_bound(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Certified(answer) if answer.compact_bound_s.is_some())
+    matches!(outcome, Outcome::Certified(answer) if answer.node_aligned_bound_s.is_some())
 }
 
 /// Which of the micro-batch sizes are worth trying first: the nearest by ratio.
@@ -318,6 +311,6 @@ fn near_sizes(sizes: &[u32], near_size: u32) -> Vec<u32> {
     let ratio = |&size: &u32| f64::from(size.max(near_size)) / f64::from(size.min(near_size).max(1));
     let mut nearest = sizes.to_vec();
     nearest.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));
-    nearest.truncate(MOST_SIZES);
+    nearest.truncate(effort::MAX_SIZES);
     nearest
 }

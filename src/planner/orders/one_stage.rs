@@ -4,14 +4,15 @@
 //! They are run on cuts that suit 1F1B: the best ones for each depth of the pipeline and each micro-batch size worth
 //! trying. Each is simulated, and the shortest step within memory is taken. Other cuts may be better, so there is no bound.
 
+use crate::planner::effort::orders as effort;
+use crate::planner::hybrid::{self, CandidatePlan, PlanEvaluator, Settings, StageCost, WarmUp};
 use rayon::prelude::*;
 
 use super::fit::run_under;
 use super::run::Run;
-use super::{MOST_ACTIONS, Problem, SimulatedPlan, near_sizes};
+use super::{Problem, SimulatedPlan, near_sizes};
 use crate::control::Control;
 use crate::error::Result;
-use crate::planner::hybrid::{self, Candidate, Pricer, Settings, StagePrice, WarmUp};
 use crate::schedule::{Family, Schedule};
 
 /// Schedules of this file.
@@ -19,17 +20,15 @@ pub const ONE_STAGE: [&str; 5] = ["zb_h1", "zb_h2", "zb", "1f1b_overlap", "seque
 /// Schedules of this file that can do with one activation a stage, which is less than 1F1B holds.
 pub const FRUGAL: [&str; 2] = ["zb", "sequential"];
 
-/// Cuts that are run at once. They share the step that they must beat, so that the answer does not depend on the threads.
-const AT_ONCE: usize = 8;
 /// Sums in another order round differently.
 const ROUNDING: f64 = 1.0 + 1e-9;
 
 /// A plan of 1F1B that other schedules are run on.
 #[derive(Debug)]
 pub(super) struct Cuts {
-    plan: Candidate,
+    plan: CandidatePlan,
     /// As if each stage held one micro-batch.
-    costs: Vec<StagePrice>,
+    costs: Vec<StageCost>,
     micro_batches: u32,
     /// What the busiest stage computes in a step: no order of its passes makes the step shorter.
     computing_s: f64,
@@ -37,19 +36,19 @@ pub(super) struct Cuts {
 
 impl Cuts {
     /// `None` if its step has too many actions to be simulated quickly.
-    fn of(problem: &Problem<'_>, plan: Candidate) -> Option<Self> {
+    fn of(problem: &Problem<'_>, plan: CandidatePlan) -> Option<Self> {
         let micro_batches = problem.settings.global_batch / plan.micro_batch;
-        if 3 * u64::from(micro_batches) * plan.stages.len() as u64 > MOST_ACTIONS {
+        if 3 * u64::from(micro_batches) * plan.stages.len() as u64 > effort::MAX_ACTIONS {
             return None;
         }
-        let costs = Pricer::new(problem.model, problem.cluster, problem.settings).stages(&plan).ok()?;
+        let costs = PlanEvaluator::new(problem.model, problem.cluster, problem.settings).stages(&plan).ok()?;
         let longest_s = costs.iter().map(|stage| stage.forward_s + stage.backward_s).fold(0.0, f64::max);
         Some(Self { plan, costs, micro_batches, computing_s: f64::from(micro_batches) * longest_s })
     }
 }
 
 /// `first`, and 1F1B's best plans for every depth and micro-batch size worth trying.
-pub(super) fn cuts(problem: &Problem<'_>, first: &[Candidate], near_size: u32, control: &Control) -> Vec<Cuts> {
+pub(super) fn cuts(problem: &Problem<'_>, first: &[CandidatePlan], near_size: u32, control: &Control) -> Vec<Cuts> {
     let settings = Settings { warm_up: WarmUp::Least, ..problem.settings.clone() };
     let each = near_sizes(&settings.micro_batch_sizes, near_size)
         .into_iter()
@@ -62,19 +61,19 @@ pub(super) fn cuts(problem: &Problem<'_>, first: &[Candidate], near_size: u32, c
 pub(super) fn sparest(problem: &Problem<'_>, control: &Control) -> Vec<Cuts> {
     let mut sizes = problem.settings.micro_batch_sizes.clone();
     sizes.sort_unstable();
-    sizes.retain(|&size| 3 * u64::from(problem.settings.global_batch / size) <= MOST_ACTIONS);
+    sizes.retain(|&size| 3 * u64::from(problem.settings.global_batch / size) <= effort::MAX_ACTIONS);
     let single = |&size: &u32| Settings {
         global_batch: size,
         micro_batch_sizes: vec![size],
         warm_up: WarmUp::Least,
         ..problem.settings.clone()
     };
-    let each = sizes.iter().take(super::MOST_SIZES).map(single).collect();
+    let each = sizes.iter().take(effort::MAX_SIZES).map(single).collect();
     distinct(problem, of_each_depth(problem, each, control).into_iter())
 }
 
 /// The best plan for each of some settings and each depth worth trying, with and without recomputation as they allow.
-fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) -> Vec<Candidate> {
+fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) -> Vec<CandidatePlan> {
     let devices = problem.cluster.devices();
     let layers = problem.model.layer_parameter_bytes.len() as u32;
     let most = problem.settings.most_stages.min(layers).min(devices);
@@ -103,7 +102,7 @@ fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) 
 }
 
 /// Those with other stages than the ones before, small enough to be simulated.
-fn distinct(problem: &Problem<'_>, plans: impl Iterator<Item = Candidate>) -> Vec<Cuts> {
+fn distinct(problem: &Problem<'_>, plans: impl Iterator<Item = CandidatePlan>) -> Vec<Cuts> {
     let mut seen = rustc_hash::FxHashSet::default();
     plans
         .map(|plan| {
@@ -126,7 +125,7 @@ pub(super) fn best(
 ) -> Result<Option<(SimulatedPlan, u64)>> {
     let mut best: Option<(&Cuts, Schedule, Run)> = None;
     let mut simulated = 0;
-    for few in cuts.chunks(AT_ONCE) {
+    for few in cuts.chunks(effort::CUTS_AT_ONCE) {
         if best.is_some() && control.should_stop() {
             break;
         }
@@ -151,7 +150,7 @@ pub(super) fn best(
         }
     }
     Ok(best.map(|(cuts, orders, run)| {
-        let Candidate { micro_batch, recompute, ref stages } = cuts.plan;
+        let CandidatePlan { micro_batch, recompute, ref stages } = cuts.plan;
         let ends = stages.iter().map(|stage| (stage.begin, stage.end)).collect();
         (
             SimulatedPlan { micro_batch, recompute, ends, devices: cuts.plan.devices(problem.cluster), orders, run },
@@ -165,10 +164,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::cost::LayerSums;
     use crate::cost::network::{Cluster, Link, Machine};
-    use crate::cost::{MemoryModel, Model};
     use crate::model::graph::{Graph, Layer, Measurement};
-    use crate::model::states::{DEFAULT_BOUND, States};
+    use crate::model::states::{CutPoints, DEFAULT_BOUND};
+    use crate::planner::random_problems::settings;
     use crate::schedule::family;
 
     fn chain(forward_s: &[f64], activation_bytes: f64) -> Graph {
@@ -204,33 +204,16 @@ mod tests {
             name in prop::sample::select(&ONE_STAGE),
         ) {
             let graph = chain(&forward_s, activation_bytes);
-            let states = States::of(&graph, DEFAULT_BOUND).unwrap();
-            let model = Model::new(&graph, &states);
+            let states = CutPoints::of(&graph, DEFAULT_BOUND).unwrap();
+            let model = LayerSums::new(&graph, &states);
             let link = Link { bytes_per_s: 1e9, collective_bytes_per_s: 1e9, latency_s: 0.0 };
             let machine = Machine { devices: 1, memory_bytes: 64e9, speed: 1.0 };
             let cluster = Cluster { machines: vec![machine; devices as usize], intra: link, inter: link };
-            let settings = Settings {
-                global_batch: 24,
-                micro_batch_sizes: vec![1, 2, 3, 4, 6, 8, 12, 24],
-                smallest_share: 1,
-                uneven_shares: true,
-                overlap_sync: true,
-                recompute: vec![false],
-                warm_up: WarmUp::Least,
-                memory: MemoryModel {
-                    gradients_per_weight: 1.0,
-                    optimizer_per_weight: 2.0,
-                    shard_optimizer: false,
-                    reserved_bytes: 0.0,
-                },
-                most_stages: u32::MAX,
-                most_replicas: u32::MAX,
-                equal_replicas: false,
-            };
+            let settings = settings(24, vec![1, 2, 3, 4, 6, 8, 12, 24]);
             let problem = Problem { model: &model, cluster: &cluster, settings: &settings };
             let control = Control::default();
             let mut cuts = cuts(&problem, &[], 4, &control);
-            prop_assert!(cuts.len() > AT_ONCE);
+            prop_assert!(cuts.len() > effort::CUTS_AT_ONCE);
             let family = family(name).unwrap();
             let (best, _) = super::best(&problem, family, &cuts, &control).unwrap().unwrap();
             for cuts in &mut cuts {

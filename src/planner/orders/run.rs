@@ -1,11 +1,12 @@
 //! What a plan takes and holds whose devices run several stages each.
 
+use crate::planner::effort::orders as effort;
+use crate::planner::hybrid::{CandidatePlan, PlanEvaluator, Settings, StageCandidate, StageCost};
 use rustc_hash::FxHashMap;
 
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
-use crate::planner::hybrid::{Candidate, Pricer, Settings, StageChoice, StagePrice};
 use crate::schedule::{Durations, Kind, Schedule};
 use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
 
@@ -15,7 +16,7 @@ pub struct Run {
     /// The simulated step.
     pub step_s: f64,
     /// For each stage what it costs. Its activations are those that it holds when its group holds most.
-    pub stages: Vec<StagePrice>,
+    pub stages: Vec<StageCost>,
     /// For each stage, the most micro-batches that it holds activations of.
     pub in_flight: Vec<u32>,
     /// Memory that a device lacks; 0 if the plan fits.
@@ -24,8 +25,6 @@ pub struct Run {
     missing_part: f64,
 }
 
-/// A step counts as so many times longer for each device's memory that is missing.
-const PENALTY: f64 = 3.0;
 /// Sums in another order round differently: a device is full so far below its memory.
 const ROUNDING: f64 = 1e-12;
 
@@ -39,7 +38,7 @@ impl Run {
     /// What the search makes small: the step, longer where memory is missing.
     #[must_use]
     pub fn score(&self) -> f64 {
-        self.step_s * (1.0 + PENALTY * self.missing_part)
+        self.step_s * (1.0 + effort::SHORTFALL_PENALTY * self.missing_part)
     }
 
     /// Whether it is the better answer: the one that fits, the shorter step, or what lacks less memory.
@@ -116,14 +115,14 @@ fn moments(order: &[crate::schedule::Action], stages: &[usize]) -> Vec<Vec<(u32,
 
 /// Seconds of I and W, each half of the backward where the profile doesn't say; the forward that recomputation repeats
 /// is part of I.
-fn halves_s(stage: &StagePrice, recompute: bool) -> (f64, f64) {
+fn halves_s(stage: &StageCost, recompute: bool) -> (f64, f64) {
     let repeated_s = if recompute { stage.forward_s } else { 0.0 };
     let half_s = (stage.backward_s - repeated_s) / 2.0;
     (repeated_s + stage.input_gradient_s.unwrap_or(half_s), stage.weight_gradient_s.unwrap_or(half_s))
 }
 
 /// What a whole backward hides of the sums of gradients, and W alone can't.
-fn unhidden_s(stage: &StagePrice, recompute: bool, weight_gradient_s: f64) -> f64 {
+fn unhidden_s(stage: &StageCost, recompute: bool, weight_gradient_s: f64) -> f64 {
     let repeated_s = if recompute { stage.forward_s } else { 0.0 };
     (stage.backward_s - repeated_s - weight_gradient_s).max(0.0)
 }
@@ -136,7 +135,7 @@ fn unhidden_s(stage: &StagePrice, recompute: bool, weight_gradient_s: f64) -> f6
 pub(super) fn run(
     orders: &Schedule,
     peaks: &Peaks,
-    mut stages: Vec<StagePrice>,
+    mut stages: Vec<StageCost>,
     recompute: bool,
     sweep: &mut Sweep,
 ) -> Result<Run> {
@@ -177,7 +176,7 @@ pub(super) fn run(
     }
     let (mut missing_bytes, mut missing_part) = (0.0_f64, 0.0_f64);
     for (own, moments) in peaks.stages.iter().zip(&peaks.moments) {
-        let held = |stage: &StagePrice, (kept, again): (u32, u32)| {
+        let held = |stage: &StageCost, (kept, again): (u32, u32)| {
             f64::from(kept) * stage.memory.kept_bytes + f64::from(again) * stage.memory.recomputed_bytes
         };
         let bytes = |moment: &Vec<(u32, u32)>| -> f64 {
@@ -204,7 +203,7 @@ pub(super) fn run(
 /// They share the group's ports, so they come one after the other, as their last backwards end. Messages of one stage go
 /// out in the order in which they are ready; where the ports are free from `t` on, they are done at the later of when they
 /// are without others, and `t` with all of their time. Each stage's part behind its last backward is made to say that.
-fn synchronise(stages: &mut [StagePrice], own: &[usize], last_backward_s: &[f64]) -> f64 {
+fn synchronise(stages: &mut [StageCost], own: &[usize], last_backward_s: &[f64]) -> f64 {
     let mut by_end = own.to_vec();
     by_end.sort_by(|&a, &b| last_backward_s[a].total_cmp(&last_backward_s[b]).then(b.cmp(&a)));
     let mut done_s: f64 = 0.0;
@@ -219,7 +218,7 @@ fn synchronise(stages: &mut [StagePrice], own: &[usize], last_backward_s: &[f64]
 }
 
 /// How long actions of these stages take, for orders that are fitted to that; stages of one rank send each other nothing.
-pub(super) fn durations(stages: &[StagePrice], rank_of_stage: &[u32], recompute: bool) -> Durations {
+pub(super) fn durations(stages: &[StageCost], rank_of_stage: &[u32], recompute: bool) -> Durations {
     let halves: Vec<(f64, f64)> = stages.iter().map(|stage| halves_s(stage, recompute)).collect();
     let sending = stages.iter().zip(rank_of_stage.windows(2)).filter(|(_, ranks)| ranks[0] != ranks[1]);
     Durations {
@@ -232,24 +231,24 @@ pub(super) fn durations(stages: &[StagePrice], rank_of_stage: &[u32], recompute:
 
 /// Prices stages of groups whose numbers of devices don't change.
 pub(super) struct Prices<'a> {
-    pricer: Pricer<'a>,
+    pricer: PlanEvaluator<'a>,
     micro_batch: u32,
     recompute: bool,
     rank_of_stage: Vec<u32>,
     footprints: Vec<Vec<(u32, u32)>>,
     /// By stage, and the cuts around it.
-    known: FxHashMap<(usize, usize, usize), StagePrice>,
+    known: FxHashMap<(usize, usize, usize), StageCost>,
 }
 
 impl<'a> Prices<'a> {
     pub(super) fn new(
-        (model, cluster, settings): (&'a Model, &'a Cluster, &'a Settings),
+        (model, cluster, settings): (&'a LayerSums, &'a Cluster, &'a Settings),
         micro_batch: u32,
         recompute: bool,
         rank_of_stage: &[u32],
         footprints: Vec<Vec<(u32, u32)>>,
     ) -> Self {
-        let pricer = Pricer::new(model, cluster, settings);
+        let pricer = PlanEvaluator::new(model, cluster, settings);
         let known = FxHashMap::default();
         Self { pricer, micro_batch, recompute, rank_of_stage: rank_of_stage.to_vec(), footprints, known }
     }
@@ -264,22 +263,22 @@ impl<'a> Prices<'a> {
     ///
     /// # Errors
     /// [`Error::Argument`] if the devices of a group can't share the micro-batch.
-    pub(super) fn of(&mut self, cuts: &[usize]) -> Result<Vec<StagePrice>> {
+    pub(super) fn of(&mut self, cuts: &[usize]) -> Result<Vec<StageCost>> {
         if self.pricer.shares_weights() {
             // What a stage sums and holds depends on where all others are.
             let stages = (0..self.rank_of_stage.len()).map(|at| self.choice(at, cuts[at], cuts[at + 1])).collect();
-            let plan = Candidate { micro_batch: self.micro_batch, recompute: self.recompute, stages };
+            let plan = CandidatePlan { micro_batch: self.micro_batch, recompute: self.recompute, stages };
             return self.pricer.stages_of(&plan, Some(&self.rank_of_stage));
         }
         (0..self.rank_of_stage.len()).map(|stage| self.stage(stage, cuts[stage], cuts[stage + 1])).collect()
     }
 
-    fn choice(&self, at: usize, begin: usize, end: usize) -> StageChoice {
+    fn choice(&self, at: usize, begin: usize, end: usize) -> StageCandidate {
         let footprint = self.footprints[self.rank_of_stage[at] as usize].clone();
-        StageChoice { begin, end, footprint, window: 1 }
+        StageCandidate { begin, end, footprint, window: 1 }
     }
 
-    fn stage(&mut self, stage: usize, begin: usize, end: usize) -> Result<StagePrice> {
+    fn stage(&mut self, stage: usize, begin: usize, end: usize) -> Result<StageCost> {
         if let Some(price) = self.known.get(&(stage, begin, end)) {
             return Ok(price.clone());
         }
@@ -288,7 +287,7 @@ impl<'a> Prices<'a> {
         if stage + 1 < self.rank_of_stage.len() {
             stages.push(self.choice(stage + 1, end, end));
         }
-        let plan = Candidate { micro_batch: self.micro_batch, recompute: self.recompute, stages };
+        let plan = CandidatePlan { micro_batch: self.micro_batch, recompute: self.recompute, stages };
         let price = self.pricer.stages(&plan)?.swap_remove(0);
         self.known.insert((stage, begin, end), price.clone());
         Ok(price)
@@ -303,7 +302,7 @@ impl<'a> Prices<'a> {
 /// each other or those of two ranks the same, or replicas can't share the micro-batch; [`Error::Schedule`] if the orders
 /// wait for each other.
 pub fn evaluate(
-    model: &Model,
+    model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
     devices: &[Vec<u32>],
@@ -363,7 +362,7 @@ pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Sched
         if first != stage {
             continue;
         }
-        footprints[rank as usize] = footprint(cluster, devices);
+        footprints[rank as usize] = cluster.footprint(devices);
         let distinct: u32 = footprints[rank as usize].iter().map(|&(_, count)| count).sum();
         if distinct as usize != devices.len() {
             return Err(Error::argument(format!("stage {stage} names a device twice"), "name each once"));
@@ -379,26 +378,4 @@ pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Sched
         }
     }
     Ok(footprints)
-}
-
-/// How many of `devices` are on each machine that has any.
-pub(super) fn footprint(cluster: &Cluster, devices: &[u32]) -> Vec<(u32, u32)> {
-    let ends: Vec<u32> = (cluster.machines.iter())
-        .scan(0, |end, machine| {
-            *end += machine.devices;
-            Some(*end)
-        })
-        .collect();
-    let mut sorted = devices.to_vec();
-    sorted.sort_unstable();
-    sorted.dedup();
-    let mut counts: Vec<(u32, u32)> = Vec::new();
-    for device in sorted {
-        let machine = ends.partition_point(|&end| end <= device) as u32;
-        match counts.last_mut() {
-            Some((last, count)) if *last == machine => *count += 1,
-            _ => counts.push((machine, 1)),
-        }
-    }
-    counts
 }

@@ -1,13 +1,12 @@
 //! Where the search starts: sizes, groups of devices, and balanced cuts between them.
 
+use crate::planner::effort::orders as effort;
+use crate::planner::hybrid::Settings;
 use std::sync::Arc;
 
-use crate::cost::Model;
+use crate::cost::LayerSums;
 use crate::cost::network::{Cluster, Machine};
-use crate::planner::hybrid::Settings;
 use crate::schedule::{Family, Request};
-
-use super::MOST_ACTIONS;
 
 /// All that a search decides but the cuts and how many devices each group has in the end.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,7 +68,7 @@ fn lines(cluster: &Cluster) -> Vec<Line> {
 }
 
 /// Cut points one behind the other: all of a chain, and of a branching model those that each hold the last.
-pub(super) fn row(model: &Model) -> Vec<usize> {
+pub(super) fn row(model: &LayerSums) -> Vec<usize> {
     let mut row = vec![0];
     for cut in 1..model.cuts() {
         let last = row[row.len() - 1];
@@ -101,7 +100,7 @@ pub(super) fn shapes(
                 let request = Request { chunks: Some(chunks), ..Request::new(ranks, micro_batches) };
                 if stages > layers as u64
                     || stages > u64::from(settings.most_stages)
-                    || 3 * stages * u64::from(micro_batches) > MOST_ACTIONS
+                    || 3 * stages * u64::from(micro_batches) > effort::MAX_ACTIONS
                     || family.sizes(&request).is_err()
                 {
                     continue;

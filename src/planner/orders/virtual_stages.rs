@@ -8,12 +8,13 @@
 //! shapes ─▶ balanced cuts ─▶ simulate ─▶ the best few ─▶ improve ─▶ the better half ─▶ improve twice as long ─▶ …
 //! ```
 
+use crate::planner::effort::orders as effort;
 use rayon::prelude::*;
 
 use super::bound::lower_bound_s;
 use super::improve::Improver;
 use super::shapes::{self, Shape, shapes};
-use super::{FoundPlan, MOST_ACTIONS, Problem, near_sizes};
+use super::{FoundPlan, Problem, near_sizes};
 use crate::control::{Control, Progress};
 use crate::error::{Error, Result};
 use crate::schedule::Family;
@@ -30,18 +31,6 @@ pub const VIRTUAL_STAGES: [(&str, &[u32]); 9] = [
     ("v_min", &[2]),
     ("dualpipe_v", &[2]),
 ];
-
-/// Shapes that are improved: the most promising ones.
-const POOL: usize = 12;
-/// Actions that attempts of the first round of improvement may have, over all shapes; each round has as many.
-const EFFORT: u64 = 3_000_000;
-
-/// Rounds of improvement, each of which keeps the better half of the shapes.
-const ROUNDS: usize = 4;
-/// Where several schedules are compared, one whose step is longer than the best one by this factor after the first round
-/// is not improved any more. In 97 searches of eleven questions later rounds shortened no step that fits by more than
-/// 6.3 %.
-const BEHIND: f64 = 1.08;
 
 /// The best plans of these schedules that were found, or what lacks least memory, in their order.
 ///
@@ -62,7 +51,7 @@ pub(super) fn best_of_each(
     let best_s = searches.iter().map(Search::step_s).fold(known_s, f64::min);
     let finish = |search: Search<'_>| {
         let step_s = search.step_s();
-        search.finished(step_s == f64::INFINITY || step_s <= BEHIND * best_s, control)
+        search.finished(step_s == f64::INFINITY || step_s <= effort::BEHIND * best_s, control)
     };
     searches.into_par_iter().map(finish).collect()
 }
@@ -108,7 +97,7 @@ impl<'a> Search<'a> {
             match Pool::new(&self, &few, control) {
                 Ok(mut pool) => {
                     pool.improve(0, control);
-                    pool.improve(EFFORT, control);
+                    pool.improve(effort::ROUND_ACTIONS, control);
                     self.pool = Some(pool);
                 }
                 Err(error) => self.refused = self.refused.or(Some(error)),
@@ -130,7 +119,7 @@ impl<'a> Search<'a> {
     fn finished(mut self, is_worth_it: bool, control: &Control) -> Result<FoundPlan> {
         while let Some(mut pool) = self.pool.take() {
             if is_worth_it {
-                (1..ROUNDS).for_each(|_| pool.improve(EFFORT, control));
+                (1..effort::ROUNDS).for_each(|_| pool.improve(effort::ROUND_ACTIONS, control));
             }
             let mut found = pool.into_found(self.problem, self.row, control)?;
             found.simulated += self.best.as_ref().map_or(0, |best| best.simulated);
@@ -153,13 +142,13 @@ fn few_actions(problem: &Problem<'_>, name: &str, chunks: &[u32]) -> Result<Vec<
     let settings = problem.settings;
     let actions = |size: u32| 3 * stages * u64::from(settings.global_batch / size);
     let few: Vec<u32> =
-        settings.micro_batch_sizes.iter().copied().filter(|&size| actions(size) <= MOST_ACTIONS).collect();
+        settings.micro_batch_sizes.iter().copied().filter(|&size| actions(size) <= effort::MAX_ACTIONS).collect();
     match settings.micro_batch_sizes.iter().copied().max() {
         Some(size) if few.is_empty() => Err(Error::infeasible(
             format!(
                 "a step of `{name}` with micro-batches of {size} has {} actions or more, and up to {} are simulated",
                 in_thousands(actions(size)),
-                in_thousands(MOST_ACTIONS)
+                in_thousands(effort::MAX_ACTIONS)
             ),
             "choose larger micro-batches, a smaller batch, or a schedule with one stage on each device",
         )),
@@ -193,7 +182,7 @@ impl<'a> Pool<'a> {
         let start = |shape| Improver::start((model, cluster, settings), row, family, shape, control);
         let shapes: Vec<Improver<'a>> = shapes.into_par_iter().filter_map(start).collect();
         if !shapes.is_empty() {
-            return Ok(Self { shapes, others: None, keep: POOL, lower_bound_s, simulated: 0 });
+            return Ok(Self { shapes, others: None, keep: effort::IMPROVED_SHAPES, lower_bound_s, simulated: 0 });
         }
         control.check()?;
         if search.needs_full_ranks && sizes.iter().all(|size| settings.global_batch / size < 2) {

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, get_args
 
+from hpgo._core import at_batch
 from hpgo.base.divisors import divisors
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes, format_bytes_per_s, format_seconds
 from hpgo.base.wording import above, counted, percent, printable
-from hpgo.model.batches import at_batch
 from hpgo.model.profile import Profile
 from hpgo.page.planned.address import changes_of, stages_text
 from hpgo.planning import limits

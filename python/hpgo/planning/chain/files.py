@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hpgo._core import at_batch
 from hpgo.base.errors import ArgumentError, ClusterError, InfeasibleError
 from hpgo.base.wording import near, shorten, shown
-from hpgo.model.batches import at_batch
 from hpgo.model.formats import pipeedge
 from hpgo.planning.chain.records import Group, Hop, Task
 

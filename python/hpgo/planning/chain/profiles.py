@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from hpgo._core import at_batch
 from hpgo.base.errors import ArgumentError
-from hpgo.model.batches import at_batch
 from hpgo.model.formats import pipeedge
 from hpgo.model.states import cut_points, given_cuts
 from hpgo.planning.chain.records import Group, Hop, Task

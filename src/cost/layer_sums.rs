@@ -1,0 +1,285 @@
+//! What one stage computes: seconds per micro-batch, seconds of gradient synchronisation.
+//!
+//! A *share* is the number of samples of a micro-batch that one replica handles. Totals over the layers below each cut
+//! are kept for every share, so a stage between two cuts costs two subtractions.
+
+use super::nesting::{Descending, Nesting};
+use super::tied_weights::TiedWeight;
+use crate::model::graph::{self, Graph, Measurement};
+use crate::model::states::{self, CutPoints, Cuts};
+
+/// Sums over the layers below each cut, for one share.
+#[derive(Debug, Clone, Default)]
+pub struct Totals {
+    /// Forward seconds.
+    pub forward_s: Vec<f64>,
+    /// Backward seconds.
+    pub backward_s: Vec<f64>,
+    /// Bytes kept from forward to backward.
+    pub saved_bytes: Vec<f64>,
+    /// Bytes that cross the cut (not a sum).
+    pub boundary_bytes: Vec<f64>,
+    /// Forward seconds of each layer, in topological order (not a sum).
+    pub layer_forward_s: Vec<f64>,
+    /// Backward seconds of each layer, in topological order (not a sum).
+    pub layer_backward_s: Vec<f64>,
+    /// Bytes that each layer keeps from forward to backward, in topological order (not a sum).
+    pub layer_saved_bytes: Vec<f64>,
+    /// The same of the backward's halves, if any layer has them; of those that don't, they are half of it each.
+    pub halves: Option<Halves>,
+}
+
+/// Gradients of inputs, and those of weights, each alone: splitting a backward pass has a price.
+#[derive(Debug, Clone, Default)]
+pub struct Halves {
+    /// Seconds of the gradients of inputs, over the layers below each cut.
+    pub input_gradient_s: Vec<f64>,
+    /// Seconds of the gradients of weights.
+    pub weight_gradient_s: Vec<f64>,
+    /// Both, of each layer, in topological order (not a sum).
+    pub layer_s: Vec<(f64, f64)>,
+}
+
+impl Halves {
+    /// Of the layers in topological order, of which those below each cut are in `nesting`; `None` if no layer has any.
+    fn of(layers: &[Measurement], nesting: &Nesting) -> Option<Self> {
+        layers.iter().any(|layer| layer.halves_s.is_some()).then(|| {
+            let half = |layer: &Measurement| (layer.backward_s / 2.0, layer.backward_s / 2.0);
+            let layer_s: Vec<_> = layers.iter().map(|layer| layer.halves_s.unwrap_or(half(layer))).collect();
+            let (inputs, weights): (Vec<_>, Vec<_>) = layer_s.iter().copied().unzip();
+            Self {
+                input_gradient_s: nesting.sums_below(&inputs),
+                weight_gradient_s: nesting.sums_below(&weights),
+                layer_s,
+            }
+        })
+    }
+
+    fn blend(&self, other: &Self, weight: f64, other_weight: f64) -> Self {
+        let mix = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * weight + b * other_weight).collect();
+        let both =
+            |(a, b): (&(f64, f64), &(f64, f64))| (a.0 * weight + b.0 * other_weight, a.1 * weight + b.1 * other_weight);
+        Self {
+            input_gradient_s: mix(&self.input_gradient_s, &other.input_gradient_s),
+            weight_gradient_s: mix(&self.weight_gradient_s, &other.weight_gradient_s),
+            layer_s: self.layer_s.iter().zip(&other.layer_s).map(both).collect(),
+        }
+    }
+}
+
+impl Totals {
+    fn blend(&self, other: &Self, weight: f64, other_weight: f64) -> Self {
+        let mix = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * weight + b * other_weight).collect();
+        Self {
+            forward_s: mix(&self.forward_s, &other.forward_s),
+            backward_s: mix(&self.backward_s, &other.backward_s),
+            saved_bytes: mix(&self.saved_bytes, &other.saved_bytes),
+            boundary_bytes: mix(&self.boundary_bytes, &other.boundary_bytes),
+            layer_forward_s: mix(&self.layer_forward_s, &other.layer_forward_s),
+            layer_backward_s: mix(&self.layer_backward_s, &other.layer_backward_s),
+            layer_saved_bytes: mix(&self.layer_saved_bytes, &other.layer_saved_bytes),
+            halves: (self.halves.as_ref().zip(other.halves.as_ref()))
+                .map(|(halves, others)| halves.blend(others, weight, other_weight)),
+        }
+    }
+
+    /// Seconds of the gradients of a layer's inputs, and of its weights.
+    #[must_use]
+    pub fn layer_halves_s(&self, layer: usize) -> (f64, f64) {
+        let half_s = self.layer_backward_s[layer] / 2.0;
+        self.halves.as_ref().map_or((half_s, half_s), |halves| halves.layer_s[layer])
+    }
+}
+
+/// A batch size between two measured ones: what was measured is `low_weight` times the value at index `low` plus
+/// `high_weight` times the value at index `high`.
+///
+/// Between two measured sizes values are on the line between both. Beyond all of them they are in proportion to the nearest
+/// one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Interpolation {
+    low: usize,
+    high: usize,
+    low_weight: f64,
+    high_weight: f64,
+}
+
+impl Interpolation {
+    /// Places `batch_size` among `sizes`, which ascend. There is at least one.
+    #[must_use]
+    pub fn new(sizes: &[f64], batch_size: f64) -> Self {
+        let high = sizes.partition_point(|&size| size < batch_size);
+        if high == 0 || high == sizes.len() {
+            let nearest = high.min(sizes.len() - 1);
+            return Self { low: nearest, high: nearest, low_weight: batch_size / sizes[nearest], high_weight: 0.0 };
+        }
+        let low = high - 1;
+        let high_weight = (batch_size - sizes[low]) / (sizes[high] - sizes[low]);
+        Self { low, high, low_weight: 1.0 - high_weight, high_weight }
+    }
+
+    /// Returns the interpolated value. `values` has one value for each size.
+    #[must_use]
+    pub fn of(&self, values: &[f64]) -> f64 {
+        values[self.low] * self.low_weight + values[self.high] * self.high_weight
+    }
+}
+
+/// The model as the search sees it: where it may be cut, and what lies below each cut.
+///
+/// Cut 0 has no layer below it, the last cut has all of them; a stage lies between two nested cuts.
+#[derive(Debug, Clone)]
+pub struct LayerSums {
+    batch_sizes: Vec<u32>,
+    /// Totals at each of these batch sizes.
+    measured: Vec<Totals>,
+    /// Parameter bytes below each cut.
+    pub parameter_bytes: Vec<f64>,
+    /// Which layers lie below each cut.
+    pub(super) nesting: Nesting,
+    /// Whether every cut contains the one before it.
+    pub is_chain: bool,
+    /// Whether these are all cuts at which a plan may end a stage. Otherwise bounds over them say nothing of other cuts.
+    pub has_all_cuts: bool,
+    /// Parameter bytes of each layer, in topological order.
+    pub layer_parameter_bytes: Vec<f64>,
+    /// Weights that layers share.
+    pub ties: Vec<TiedWeight>,
+}
+
+impl LayerSums {
+    /// The model with the cuts that `states` lists.
+    #[must_use]
+    pub fn new(graph: &Graph, states: &CutPoints) -> Self {
+        let order = states.order();
+        let cuts = states.len();
+        let nesting = Nesting::of(states);
+        let measured = (0..graph.batch_sizes.len())
+            .map(|batch| {
+                let each = |value: fn(&states::CutSums) -> f64| {
+                    (0..cuts).map(|cut| value(states.totals(cut, batch))).collect()
+                };
+                let layers: Vec<Measurement> = order.iter().map(|&layer| graph.layers[layer].measured[batch]).collect();
+                Totals {
+                    forward_s: each(|totals| totals.forward_s),
+                    backward_s: each(|totals| totals.backward_s),
+                    saved_bytes: each(|totals| totals.saved_bytes),
+                    boundary_bytes: each(|totals| totals.boundary_bytes),
+                    layer_forward_s: layers.iter().map(|layer| layer.forward_s).collect(),
+                    layer_backward_s: layers.iter().map(|layer| layer.backward_s).collect(),
+                    layer_saved_bytes: layers.iter().map(|layer| layer.saved_bytes).collect(),
+                    halves: Halves::of(&layers, &nesting),
+                }
+            })
+            .collect();
+        let tie = |tie: &graph::TiedWeight| {
+            let positions = tie.layers.iter().filter_map(|&layer| order.iter().position(|&other| other == layer));
+            let holders = positions.map(|at| (at as u32, nesting.is_below(at as u32))).collect();
+            TiedWeight { bytes: tie.bytes, holders }
+        };
+        Self {
+            batch_sizes: graph.batch_sizes.clone(),
+            ties: graph.ties.iter().map(tie).collect(),
+            measured,
+            parameter_bytes: (0..cuts).map(|cut| states.totals(cut, 0).parameter_bytes).collect(),
+            is_chain: states.is_linear(),
+            has_all_cuts: *states.cuts() == Cuts::Exact,
+            nesting,
+            layer_parameter_bytes: order.iter().map(|&layer| graph.layers[layer].parameter_bytes).collect(),
+        }
+    }
+
+    /// How many cuts there are, the empty and the full one included.
+    #[must_use]
+    pub fn cuts(&self) -> usize {
+        self.parameter_bytes.len()
+    }
+
+    /// Batch sizes that were measured, ascending.
+    #[must_use]
+    pub fn batch_sizes(&self) -> &[u32] {
+        &self.batch_sizes
+    }
+
+    /// Returns the totals for `share` samples, as [`Interpolation`] has them.
+    #[must_use]
+    pub fn totals(&self, share: u32) -> Totals {
+        let sizes: Vec<f64> = self.batch_sizes.iter().map(|&size| f64::from(size)).collect();
+        let Interpolation { low, high, low_weight, high_weight } = Interpolation::new(&sizes, f64::from(share));
+        self.measured[low].blend(&self.measured[high], low_weight, high_weight)
+    }
+
+    /// The cuts strictly inside another, largest first: where a stage that ends there may begin.
+    #[must_use]
+    pub fn begins(&self, end: usize) -> Descending<'_> {
+        match &self.nesting {
+            Nesting::Row { .. } => Descending::Range((0..end as u32).rev()),
+            Nesting::Listed { begins, .. } => Descending::Some(begins[end].iter().copied()),
+        }
+    }
+
+    /// The one with this index of [`LayerSums::begins`].
+    #[must_use]
+    pub fn begin_at(&self, end: usize, index: usize) -> Option<u32> {
+        match &self.nesting {
+            Nesting::Row { .. } => end.checked_sub(index + 1).map(|begin| begin as u32),
+            Nesting::Listed { begins, .. } => begins[end].get(index).copied(),
+        }
+    }
+
+    /// How many of [`LayerSums::begins`] have larger numbers than a cut.
+    #[must_use]
+    pub fn begins_behind(&self, end: usize, cut: usize) -> usize {
+        match &self.nesting {
+            Nesting::Row { .. } => end.saturating_sub(cut + 1),
+            Nesting::Listed { begins, .. } => begins[end].partition_point(|&other| other as usize > cut),
+        }
+    }
+
+    /// Whether one cut lies strictly inside another.
+    #[must_use]
+    pub fn is_inside(&self, begin: usize, end: usize) -> bool {
+        match &self.nesting {
+            Nesting::Row { .. } => begin < end,
+            Nesting::Listed { begins, .. } => begins[end].binary_search_by(|&other| (begin as u32).cmp(&other)).is_ok(),
+        }
+    }
+
+    /// How many stages there are to choose from.
+    #[must_use]
+    pub fn pairs(&self) -> usize {
+        match &self.nesting {
+            Nesting::Row { below, .. } => below.len() * (below.len() - 1) / 2,
+            Nesting::Listed { begins, .. } => begins.iter().map(Vec::len).sum(),
+        }
+    }
+
+    /// For each cut, the sum over the layers below it of what each layer has, in topological order.
+    #[must_use]
+    pub fn sums_below(&self, each: &[f64]) -> Vec<f64> {
+        self.nesting.sums_below(each)
+    }
+
+    /// How many layers are below a cut.
+    #[must_use]
+    pub fn layers_below(&self, cut: usize) -> usize {
+        match &self.nesting {
+            Nesting::Row { below, .. } => below[cut] as usize,
+            Nesting::Listed { below, .. } => below[cut].len(),
+        }
+    }
+
+    /// Layers between two nested cuts as positions in topological order, last first.
+    #[must_use]
+    pub fn layers_between(&self, begin: usize, end: usize) -> Descending<'_> {
+        match &self.nesting {
+            Nesting::Row { below, in_order: true, .. } => Descending::Range((below[begin]..below[end]).rev()),
+            Nesting::Row { layers, below, .. } => {
+                let mut between = layers[below[begin] as usize..below[end] as usize].to_vec();
+                between.sort_unstable_by(|a, b| b.cmp(a));
+                Descending::Made(between.into_iter())
+            }
+            Nesting::Listed { below, .. } => Descending::Between { outer: &below[end], inner: &below[begin] },
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The plans that people try first: pure data parallelism, and a straight pipeline of single devices.
+//!
+//! They are points of the search space; a report says by how much they are slower, or what memory they lack.
+
+use crate::control::{Control, Stopped};
+use crate::cost::network::Cluster;
+use crate::cost::{LayerSums, MemoryModel};
+use crate::error::{Error, Result};
+use crate::planner::effort::{SHORT, WHOLE, passes};
+use crate::planner::hybrid::{
+    Schedules, Search, SearchResult,
+    bounds::memory::nothing_fits_at_a_glance,
+    evaluate::{
+        candidate_plan::{CandidatePlan, StageCandidate},
+        plan_cost::{EvaluatedPlan, PlanEvaluator},
+    },
+    nothing_fits,
+    placement::packing::Packing,
+    settings::Settings,
+    subproblem::Subproblem,
+};
+
+/// One stage on as many devices as may share a micro-batch: the fastest that fits, else the one that lacks least.
+///
+/// `None` if no number of devices may share any of the micro-batch sizes.
+#[must_use]
+pub fn data_parallel(
+    model: &LayerSums,
+    cluster: &Cluster,
+    settings: &Settings,
+) -> Option<(CandidatePlan, EvaluatedPlan)> {
+    let mut pricer = PlanEvaluator::new(model, cluster, settings);
+    let mut best: Option<(f64, CandidatePlan, EvaluatedPlan)> = None;
+    for &micro_batch in &settings.micro_batch_sizes {
+        let Some(replicas) = (1..=cluster.devices()).rev().find(|&r| settings.share(micro_batch, r).is_some()) else {
+            continue;
+        };
+        for &recompute in &settings.recompute {
+            let end = model.cuts() - 1;
+            let window = settings.windows(1, settings.global_batch / micro_batch).0;
+            let stage = StageCandidate { begin: 0, end, footprint: first_devices(cluster, replicas), window };
+            let plan = CandidatePlan { micro_batch, recompute, stages: vec![stage] };
+            let Ok(priced) = pricer.price(&plan) else { continue };
+            let lacking_bytes = priced.stages[0].memory.total_bytes() - priced.stages[0].capacity_bytes;
+            // Whatever fits is better than whatever doesn't; then the faster, then the one that lacks less.
+            let better = best.as_ref().is_none_or(|(best_lacking_bytes, _, best)| {
+                match (lacking_bytes > 0.0, *best_lacking_bytes > 0.0) {
+                    (false, true) => true,
+                    (true, false) => false,
+                    (false, false) => priced.step_s < best.step_s,
+                    (true, true) => lacking_bytes < *best_lacking_bytes,
+                }
+            });
+            if better {
+                best = Some((lacking_bytes, plan, priced));
+            }
+        }
+    }
+    best.map(|(_, plan, priced)| (plan, priced))
+}
+
+/// What a short search for a straight pipeline found.
+#[derive(Debug, Clone)]
+pub struct Straight {
+    /// The best one, with its price.
+    pub plan: Option<(CandidatePlan, EvaluatedPlan)>,
+    /// Why there may be better ones, or one at all.
+    pub stopped: Option<Stopped>,
+}
+
+/// The best straight pipeline that a short search finds: one device a stage.
+///
+/// # Errors
+/// As [`crate::planner::hybrid::plan`], but none where there is no such plan.
+pub fn straight(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Straight> {
+    if let Some(stopped) = control.stopped() {
+        return Ok(Straight { plan: None, stopped: Some(stopped) });
+    }
+    let settings = Settings { most_replicas: 1, ..settings.clone() };
+    let mut search = Search::new(model, cluster, &settings, SHORT, control);
+    search.draw()?;
+    if search.best.is_none() {
+        search.start()?;
+    }
+    if search.best.is_none() {
+        search.bound();
+        search.reach()?;
+    }
+    search.pass(search.step_s(), passes::SHORT_BEAM)?;
+    let mut stopped = search.stopped();
+    let is_all = model.has_all_cuts && search.is_exact();
+    if search.best.is_none() && !is_all && !nothing_fits(model, cluster, &settings, Schedules::OF_SETTINGS, control)? {
+        stopped = stopped.or(Some(Stopped::Effort)); // other cuts or placements may have a plan
+    }
+    let plan = match search.best {
+        Some((_, plan)) => Some((search.pricer.price(&plan)?, plan)),
+        None => None,
+    };
+    Ok(Straight { plan: plan.map(|(priced, plan)| (plan, priced)), stopped })
+}
+
+/// Some plan that fits, found without a proof: whether there is one.
+///
+/// # Errors
+/// [`Error::Infeasible`] if none fits, [`Error::TimedOut`] or [`Error::Cancelled`] if it was stopped before it knew.
+pub fn fitting(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<SearchResult> {
+    let mut search = Search::new(model, cluster, settings, WHOLE, control);
+    search.start()?;
+    if search.best.is_none() {
+        search.bound();
+        search.reach()?;
+    }
+    search.answer()
+}
+
+/// Whether some plan fits that is made without a search. `false` means that none was made.
+///
+/// # Errors
+/// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense.
+fn fits_at_once(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<bool> {
+    if nothing_fits_at_a_glance(model, cluster, settings, control)? {
+        return Ok(false);
+    }
+    Ok(Subproblem::all(model, cluster, settings).iter().any(|task| Packing::coarse(task).has_plan(control)))
+}
+
+/// Returns which changes let some plan fit that is made without a search, in this order: recomputation, a sharded
+/// optimizer state, both, one micro-batch in flight, twice the machines.
+///
+/// # Errors
+/// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense.
+pub fn helpful_changes(
+    model: &LayerSums,
+    cluster: &Cluster,
+    settings: &Settings,
+    control: &Control,
+) -> Result<Vec<bool>> {
+    let recomputed = Settings { recompute: vec![true], ..settings.clone() };
+    let sharding = MemoryModel { shard_optimizer: true, ..settings.memory };
+    let smallest = settings.micro_batch_sizes.first().copied().unwrap_or(settings.global_batch);
+    let single = Settings {
+        global_batch: smallest,
+        micro_batch_sizes: vec![smallest],
+        recompute: vec![false],
+        ..settings.clone()
+    };
+    let doubled = Cluster { machines: cluster.machines.repeat(2), ..cluster.clone() };
+    let changes = [
+        (cluster, recomputed.clone()),
+        (cluster, Settings { memory: sharding, ..settings.clone() }),
+        (cluster, Settings { memory: sharding, ..recomputed }),
+        (cluster, single),
+        (&doubled, settings.clone()),
+    ];
+    changes.iter().map(|(cluster, settings)| fits_at_once(model, cluster, settings, control)).collect()
+}
+
+/// The plan that lacks least memory, among those that `Packing` makes, and its price. Stopped early, it is the closest
+/// so far.
+///
+/// # Errors
+/// [`Error::Infeasible`] if no micro-batch can be shared at all, [`Error::TimedOut`] or [`Error::Cancelled`] if it was
+/// stopped before there was any plan.
+pub fn closest(
+    model: &LayerSums,
+    cluster: &Cluster,
+    settings: &Settings,
+    control: &Control,
+) -> Result<(CandidatePlan, EvaluatedPlan)> {
+    settings.check()?;
+    cluster.check()?;
+    let mut best: Option<(f64, CandidatePlan)> = None;
+    for task in Subproblem::all(model, cluster, settings) {
+        let less_bytes = best.as_ref().map_or(f64::INFINITY, |(bytes, _)| bytes * passes::SMALLER_SHORTFALL);
+        best = Packing::coarse(&task).closest(less_bytes, control).or(best);
+    }
+    match best {
+        Some((_, plan)) => PlanEvaluator::new(model, cluster, settings).price(&plan).map(|priced| (plan, priced)),
+        None if control.should_stop() => Err(control.error()),
+        None => Err(Error::infeasible("no device may take part of any micro-batch", "allow other micro-batch sizes")),
+    }
+}
+
+/// The first so many devices, machine by machine.
+fn first_devices(cluster: &Cluster, mut count: u32) -> Vec<(u32, u32)> {
+    let mut footprint = Vec::new();
+    for (machine, devices) in (0_u32..).zip(cluster.machines.iter().map(|machine| machine.devices)) {
+        let taken = devices.min(count);
+        if taken > 0 {
+            footprint.push((machine, taken));
+        }
+        count -= taken;
+    }
+    footprint
+}

@@ -1,0 +1,43 @@
+//! Lemma *All cuts* (docs/proofs.md#all-cuts): a lower bound on the step of every plan, whatever its cuts.
+//!
+//! The other bounds hold for plans with the cuts of [`LayerSums`] only. Where these are not all cuts of the layer graph, this
+//! bound takes the place of theirs. No step with M micro-batches is shorter than:
+//!
+//! 1. the work of all layers over the speed of the devices of use (`devices_at_work`);
+//! 2. M times the shortest time of any single layer, on the fastest device;
+//! 3. one micro-batch through all layers, and M − 1 passes of the layer with the longest one, on the fastest device.
+//!
+//! It knows neither transfers nor memory, and is weaker than the others.
+
+use crate::cost::LayerSums;
+use crate::cost::network::Cluster;
+use crate::planner::hybrid::{bounds::devices_at_work::busy_s, settings::Settings, subproblem::Subproblem};
+
+/// Returns seconds that no plan of the question goes below, wherever it cuts the layer graph.
+#[must_use]
+pub fn least_step_s(model: &LayerSums, cluster: &Cluster, settings: &Settings) -> f64 {
+    Subproblem::all(model, cluster, settings).iter().map(least_step_of_size_s).fold(f64::INFINITY, f64::min)
+}
+
+/// Returns the same for one micro-batch size.
+pub(crate) fn least_step_of_size_s(task: &Subproblem<'_>) -> f64 {
+    let fastest = task.cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
+    let allowed = || task.share.iter().flatten().map(|&share| &task.totals[share as usize]);
+    let (mut trip_s, mut longest_pass_s, mut longest_s) = (0.0, 0.0_f64, 0.0_f64);
+    for layer in 0..task.model.layer_parameter_bytes.len() {
+        let (mut forward_s, mut backward_s, mut both_s) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
+        for totals in allowed() {
+            let once_s = totals.layer_forward_s[layer];
+            let back_s = totals.layer_backward_s[layer] + if task.recompute { once_s } else { 0.0 };
+            forward_s = forward_s.min(once_s);
+            backward_s = backward_s.min(back_s);
+            both_s = both_s.min(once_s + back_s);
+        }
+        trip_s += both_s;
+        longest_pass_s = longest_pass_s.max(forward_s).max(backward_s);
+        longest_s = longest_s.max(both_s);
+    }
+    let micro_batches = f64::from(task.micro_batches);
+    let through_s = trip_s + (micro_batches - 1.0) * longest_pass_s;
+    busy_s(task).max(through_s.max(micro_batches * longest_s) / fastest)
+}

@@ -1,0 +1,70 @@
+//! Lemma *Cuts in groups* (docs/proofs.md#cuts-in-groups): an entry of a group, for a number of stages behind it, is not above
+//! what the stages in front of any of its cuts add with as many stages behind that cut.
+//!
+//! The groups here are slices of the work and the weights below a cut. No cut is inside one of an earlier group.
+
+use crate::cost::LayerSums;
+use crate::planner::effort::tables;
+
+/// Groups of cuts in a row. No cut is inside one of an earlier group.
+#[derive(Default)]
+pub(crate) struct CutGroups {
+    /// Limit that the groups were made for.
+    pub most: usize,
+    /// Cuts of each group, ascending. The first group has the empty cut alone, and the last one the full cut.
+    pub cuts: Vec<Vec<usize>>,
+    pub of_cut: Vec<u32>,
+}
+
+impl CutGroups {
+    /// Returns about `most` groups whose cuts differ little in the work and the weights below them. `work_s` has the
+    /// work of each layer.
+    pub(crate) fn new(model: &LayerSums, work_s: &[f64], most: usize) -> Self {
+        let parts = |each: &[f64]| {
+            let below = model.sums_below(each);
+            let whole = below[below.len() - 1];
+            below.into_iter().map(move |below| if whole > 0.0 { below / whole } else { 0.0 })
+        };
+        let both: Vec<f64> =
+            parts(work_s).zip(parts(&model.layer_parameter_bytes)).map(|(work, bytes)| work + bytes).collect();
+        let last = model.cuts() - 1;
+        let inner = |slices: f64| {
+            let mut slice: Vec<(f64, usize)> = (1..last).map(|cut| ((both[cut] * slices).floor(), cut)).collect();
+            slice.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+            let mut groups: Vec<(f64, Vec<usize>)> = Vec::new();
+            for (slice, cut) in slice {
+                match groups.last_mut() {
+                    Some((known, cuts)) if known.total_cmp(&slice).is_eq() => cuts.push(cut),
+                    _ => groups.push((slice, vec![cut])),
+                }
+            }
+            groups
+        };
+        let mut cuts = vec![vec![0]];
+        if model.cuts() <= most {
+            cuts.extend((1..last).map(|cut| vec![cut]));
+        } else {
+            // Large layers leave slices empty.
+            let mut slices = most as f64 / 2.0;
+            let mut groups = inner(slices);
+            let (factor, most_times) = tables::SLICE_GROWTH;
+            for _ in 0..most_times {
+                slices *= factor;
+                let more = inner(slices);
+                if more.len() > most {
+                    break;
+                }
+                groups = more;
+            }
+            cuts.extend(groups.into_iter().map(|(_, cuts)| cuts));
+        }
+        cuts.push(vec![last]);
+        let mut of_cut = vec![0; model.cuts()];
+        for (group, cuts) in (0..).zip(&cuts) {
+            for &cut in cuts {
+                of_cut[cut] = group;
+            }
+        }
+        Self { most, cuts, of_cut }
+    }
+}

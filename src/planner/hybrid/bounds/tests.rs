@@ -1,0 +1,396 @@
+//! Each lemma of docs/proofs.md against simulated pipelines and plans. A failure names the length that is too long.
+
+use crate::planner::effort::tables::{self, Resolution};
+use crate::planner::hybrid::{
+    bounds::{
+        device_classes::Units,
+        nested_stages::sums_s,
+        paths::{Middle, PathStage, Paths},
+        prefix::{INCREMENTS, PrefixBounds, PrefixIncrements, least_step_s},
+    },
+    evaluate::{
+        candidate_plan::{CandidatePlan, StageCandidate},
+        pipeline_simulator::PipelineSimulator,
+        plan_cost::PlanEvaluator,
+        stage_cost::path_stage,
+    },
+    exhaustive::exhaustive,
+    settings::Settings,
+    subproblem::Subproblem,
+};
+use proptest::prelude::*;
+
+use crate::control::Control;
+use crate::cost::network::Cluster;
+use crate::cost::{self, LayerSums};
+use crate::model::states::{CutPoints, DEFAULT_BOUND};
+use crate::planner::random_problems::{RandomProblem, branching, far_apart, few_layers_on_many_devices, problems};
+use crate::schedule::{Kind, one_f_one_b};
+use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
+
+/// Two sums of the same times in different order differ by this much at most.
+const ROUNDING: f64 = 1e-9;
+
+/// A pipeline: its stages, first one first, and how many micro-batches pass through it.
+#[derive(Debug, Clone)]
+struct Pipeline {
+    stages: Vec<PathStage>,
+    micro_batches: u32,
+}
+
+fn pipelines() -> impl Strategy<Value = Pipeline> {
+    (stages(1..7), 1_u32..14).prop_map(|(stages, micro_batches)| Pipeline::of(stages, micro_batches))
+}
+
+/// Stages whose windows are what each adds to that of the stage behind it.
+fn stages(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<PathStage>> {
+    // In 64ths, whose sums are exact.
+    let some_s = |least: u32, most: u32| (64 * least..64 * most).prop_map(|parts: u32| f64::from(parts) / 64.0);
+    let time_s = || prop_oneof![2 => Just(0.0), 3 => Just(1.0), 3 => some_s(0, 3), 1 => some_s(3, 30)];
+    let stage = (time_s(), time_s(), time_s(), time_s(), time_s(), 0_u32..4).prop_map(
+        |(forward_s, backward_s, sync_s, busy_s, latency_s, window)| PathStage {
+            forward_s,
+            backward_s,
+            sync_s,
+            least_window: window,
+            window,
+            busy_s,
+            latency_s,
+        },
+    );
+    prop::collection::vec(stage, count)
+}
+
+/// Numbers with about four bits set.
+fn rare_bits() -> impl Strategy<Value = u32> {
+    (any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(one, two, three)| one & two & three)
+}
+
+/// When the events happened that lengths are measured between, for one stage.
+#[derive(Debug, Clone, Copy)]
+struct Events {
+    /// Starts of the first and last forward.
+    first_forward_s: f64,
+    last_forward_s: f64,
+    /// Ends of the first and last backward.
+    first_back_s: f64,
+    last_back_s: f64,
+    /// The least time from the start of a forward to the end of the backward of the same micro-batch.
+    trip_s: f64,
+    /// The end of everything on this stage and those behind it, synchronisation included.
+    end_s: f64,
+}
+
+impl Pipeline {
+    /// With windows that never grow along the stages, and no link behind the last one.
+    fn of(mut stages: Vec<PathStage>, micro_batches: u32) -> Self {
+        let mut window = 0;
+        for stage in stages.iter_mut().rev() {
+            window = (window + stage.window).clamp(1, micro_batches);
+            (stage.least_window, stage.window) = (window, window);
+        }
+        if let Some(last) = stages.last_mut() {
+            (last.busy_s, last.latency_s) = (0.0, 0.0);
+        }
+        Self { stages, micro_batches }
+    }
+
+    fn simulate(&self) -> Vec<Events> {
+        let windows: Vec<u32> = self.stages.iter().map(|stage| stage.window).collect();
+        let schedule = one_f_one_b(&windows, self.micro_batches);
+        let message = |stage: &PathStage| Transfer { busy_s: stage.busy_s, latency_s: stage.latency_s };
+        let costs = Costs {
+            compute: self.stages.iter().map(|stage| StageTimes::new(stage.forward_s, stage.backward_s)).collect(),
+            activation: self.stages.iter().map(message).collect(),
+            gradient: self.stages.iter().map(message).collect(),
+            gradient_sync_s: self.stages.iter().map(|stage| stage.sync_s).collect(),
+            optimizer_s: vec![0.0; self.stages.len()],
+        };
+        let times = Sweep::default().times(&schedule, &costs, Links::Queued).expect("windows never grow");
+        let count = self.micro_batches as usize;
+        let mut events: Vec<Events> = Vec::new();
+        let mut end_s: f64 = 0.0;
+        for (rank, stage) in self.stages.iter().enumerate().rev() {
+            let (mut forward_s, mut back_s) = (vec![0.0; count], vec![0.0; count]);
+            for (action, at) in schedule.orders[rank].iter().zip(times.offsets[rank]..) {
+                match action.kind {
+                    Kind::Forward => forward_s[action.micro_batch as usize] = times.start_s[at],
+                    _ => back_s[action.micro_batch as usize] = times.end_s[at],
+                }
+            }
+            end_s = end_s.max(back_s[count - 1] + stage.sync_s);
+            events.push(Events {
+                first_forward_s: forward_s[0],
+                last_forward_s: forward_s[count - 1],
+                first_back_s: back_s[0],
+                last_back_s: back_s[count - 1],
+                trip_s: forward_s.iter().zip(&back_s).map(|(start, end)| end - start).fold(f64::INFINITY, f64::min),
+                end_s,
+            });
+        }
+        events.reverse();
+        events
+    }
+
+    /// Paths of the suffix that begins with each stage, and behind them those of no stage at all.
+    /// `open` says how much smaller and larger than it is each window may be for all that the paths know.
+    fn suffixes(&self, open: (u32, u32)) -> Vec<Paths> {
+        let mut suffixes = vec![Paths::default()];
+        let mut next_window = 1;
+        for stage in self.stages.iter().rev() {
+            let least_window = stage.window.saturating_sub(open.0).max(1);
+            let window = (stage.window + open.1).min(self.micro_batches);
+            let stage = PathStage { least_window, window, ..*stage };
+            suffixes.push(suffixes[suffixes.len() - 1].extend(&stage, next_window, self.micro_batches));
+            next_window = least_window;
+        }
+        suffixes.reverse();
+        suffixes
+    }
+}
+
+fn at_most(length_s: f64, took_s: f64) -> bool {
+    length_s <= took_s + ROUNDING * (1.0 + took_s.abs())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_length_of_a_suffix_is_longer_than_it_takes(pipeline in pipelines(), open in (0_u32..4, 0_u32..4)) {
+        let events = pipeline.simulate();
+        for (stage, (paths, at)) in pipeline.suffixes(open).iter().zip(&events).enumerate() {
+            let lemmas = [
+                ("trip", paths.trip_s, at.trip_s),
+                ("first_back", paths.first_back_s, at.first_back_s - at.first_forward_s),
+                ("last_back", paths.last_back_s, at.last_back_s - at.last_forward_s),
+                ("last_synced", paths.last_synced_s, at.end_s - at.last_forward_s),
+                ("last_start", paths.last_start_s, at.last_forward_s - at.first_forward_s),
+                ("busy", paths.busy_s, at.last_back_s - at.first_forward_s),
+                ("drained", paths.drained_s, at.last_back_s - at.first_forward_s),
+                ("synced", paths.synced_s, at.end_s - at.first_forward_s),
+                ("middle", paths.middle.path_s(), at.last_back_s - at.first_forward_s),
+            ];
+            for (lemma, length_s, took_s) in lemmas {
+                prop_assert!(at_most(length_s, took_s), "{lemma} of stage {stage}: {length_s} s, took {took_s} s");
+            }
+        }
+    }
+
+    #[test]
+    fn the_clock_of_a_pipeline_says_what_its_simulation_says(pipeline in pipelines()) {
+        let step_s = PipelineSimulator::default().step_s(pipeline.stages.iter().copied(), pipeline.micro_batches);
+        prop_assert_eq!(step_s, Some(pipeline.simulate()[0].end_s));
+    }
+
+    #[test]
+    fn no_sum_of_a_suffix_and_the_stages_in_front_is_longer_than_the_step(pipeline in pipelines()) {
+        let step_s = pipeline.simulate()[0].end_s;
+        let suffixes = pipeline.suffixes((0, 0));
+        let mut least = PrefixIncrements::EMPTY_PREFIX;
+        for (split, paths) in suffixes.iter().enumerate() {
+            for (lemma, sum_s) in INCREMENTS.iter().zip(least.step_bounds_s(paths)) {
+                prop_assert!(at_most(sum_s, step_s), "{lemma} of split {split}: {sum_s} s, the step takes {step_s} s");
+            }
+            if let Some(stage) = pipeline.stages.get(split) {
+                least = least.behind(stage, pipeline.micro_batches);
+            }
+        }
+    }
+
+    #[test]
+    fn a_suffix_that_dominates_stays_below_the_step_of_the_other(
+        front in stages(1..4), one in stages(1..5), two in stages(1..5), changes in rare_bits(), count in 1_u32..14
+    ) {
+        // The same suffix with a few times changed: others hardly ever dominate each other.
+        let changed = |((index, one), two): ((usize, &PathStage), &PathStage)| {
+            let pick = |field: usize, one: f64, two: f64| if changes >> (5 * index + field) & 1 == 1 { two } else { one };
+            PathStage {
+                forward_s: pick(0, one.forward_s, two.forward_s),
+                backward_s: pick(1, one.backward_s, two.backward_s),
+                sync_s: pick(2, one.sync_s, two.sync_s),
+                busy_s: pick(3, one.busy_s, two.busy_s),
+                latency_s: pick(4, one.latency_s, two.latency_s),
+                least_window: one.window,
+                window: one.window,
+            }
+        };
+        let two = one.iter().enumerate().zip(two.iter().cycle()).map(changed).collect();
+        let (mut one, mut two) = (Pipeline::of(one, count), Pipeline::of(two, count));
+        // They compete only if their first windows agree.
+        let window = one.stages[0].window.max(two.stages[0].window);
+        for first in [&mut one.stages[0], &mut two.stages[0]] {
+            (first.least_window, first.window) = (window, window);
+        }
+        let behind_front = |suffix: &Pipeline| {
+            let last = &suffix.stages[0];
+            let window = |stage: &PathStage| (last.window + stage.window).min(count);
+            let mut stages: Vec<PathStage> =
+                front.iter().map(|stage| PathStage { least_window: window(stage), window: window(stage), ..*stage }).collect();
+            stages.sort_by_key(|stage| std::cmp::Reverse(stage.window));
+            stages
+        };
+        for (better, worse) in [(&one, &two), (&two, &one)] {
+            let mut paths = better.suffixes((0, 0))[0];
+            if !paths.dominates(&worse.suffixes((0, 0))[0], count) {
+                continue;
+            }
+            // Which of two middles is kept is a guess, so paths are compared without, and steps with them.
+            let bare = |paths: Paths| Paths { middle: Middle::default(), ..paths };
+            let (mut bare_paths, mut bare_others) = (bare(paths), bare(worse.suffixes((0, 0))[0]));
+            let mut stages = behind_front(worse);
+            let mut next_window = better.stages[0].window;
+            for stage in stages.iter().rev() {
+                paths = paths.extend(stage, next_window, count);
+                bare_paths = bare(bare_paths.extend(stage, next_window, count));
+                bare_others = bare(bare_others.extend(stage, next_window, count));
+                next_window = stage.window;
+                prop_assert!(bare_paths.dominates(&bare_others, count), "{bare_paths:?} and {bare_others:?}");
+            }
+            stages.extend(&worse.stages);
+            let step_s = Pipeline { stages, micro_batches: count }.simulate()[0].end_s;
+            prop_assert!(at_most(paths.synced_s, step_s), "{} s, but the step takes {step_s} s", paths.synced_s);
+        }
+    }
+
+    #[test]
+    fn no_table_of_stages_in_front_is_above_a_plan(problem in problems(), groups in 1_usize..8) {
+        in_front_is_not_above(&problem, groups)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_table_is_above_a_plan_with_stages_inside_a_group_that_wait_for_each_other(
+        problem in far_apart(), groups in 1_usize..3
+    ) {
+        in_front_is_not_above(&problem, groups)?;
+    }
+}
+
+/// The sums of each suffix of the question's plan and the tables of all stages in front are not longer than its step.
+fn in_front_is_not_above(problem: &RandomProblem, groups: usize) -> Result<(), TestCaseError> {
+    let RandomProblem { graph, cluster, settings, replicas } = problem;
+    let model = LayerSums::new(graph, &CutPoints::of(graph, DEFAULT_BOUND).expect("a chain"));
+    let tasks = Subproblem::all(&model, cluster, settings);
+    let mut pricer = PlanEvaluator::new(&model, cluster, settings);
+    for task in &tasks {
+        let Some(plan) = plan_of(task, &mut pricer, replicas) else { continue };
+        let step_s = pricer.price(&plan).expect("windows never grow").step_s;
+        let stages = pricer.stages(&plan).expect("it was priced");
+        let links = crate::planner::hybrid::bounds::link_bounds::Links::new(task, false);
+        let detail = Resolution { max_cut_groups: groups, ..tables::BISECTION_RESOLUTION };
+        let front = PrefixBounds::with(task, &links, f64::INFINITY, usize::MAX, detail, &Control::default());
+        let front = front.expect("nobody stops it");
+        let units = Units::new(task.cluster);
+        let (mut paths, mut next_window, mut free) = (Paths::default(), 1, units.all(cluster));
+        for (behind, (choice, price)) in (0_u32..).zip(plan.stages.iter().zip(&stages).rev()) {
+            let room = plan
+                .stages
+                .iter()
+                .rev()
+                .nth(behind.wrapping_sub(1) as usize)
+                .and_then(|last| room(cluster, &plan, last));
+            let bound_s = front.bound_s(&paths, choice.end, front.place(free, room, behind));
+            prop_assert!(at_most(bound_s, step_s), "{bound_s} s with {behind} stages behind, {step_s} s in {plan:?}");
+            paths = paths.extend(&path_stage(price, (choice.window, choice.window)), next_window, task.micro_batches);
+            let each = |at: u32| units.of(cluster.machines[at as usize].speed);
+            let taken = choice.footprint.iter().map(|&(at, count)| count * each(at));
+            (next_window, free) = (choice.window, free - taken.sum::<u32>());
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_tables_are_above_the_best_of_all_plans(
+        problem in branching(), groups in 1_usize..5, above in prop_oneof![Just(1.0 + 1e-6), 1.0..1.6, Just(f64::INFINITY)]
+    ) {
+        let RandomProblem { graph, cluster, settings, .. } = problem;
+        let model = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("no cycle"));
+        let control = Control::default();
+        let Ok((plan, best, _)) = exhaustive(&model, &cluster, &settings, &control) else { return Ok(()) };
+        let detail = Resolution { max_cut_groups: groups, ..tables::BISECTION_RESOLUTION };
+        for task in Subproblem::all(&model, &cluster, &settings) {
+            let is_its_own = plan.micro_batch == task.micro_batch;
+            let links = crate::planner::hybrid::bounds::link_bounds::Links::new(&task, false);
+            let threshold_s = above * best.step_s;
+            let front = PrefixBounds::with(&task, &links, threshold_s, usize::MAX, detail, &control).expect("nobody stops it");
+            let bound_s = front.whole_s();
+            prop_assert!(!is_its_own || at_most(bound_s, best.step_s), "{bound_s} s, {} s by {plan:?}", best.step_s);
+        }
+    }
+
+    #[test]
+    fn no_share_of_the_work_among_devices_of_use_is_above_the_best_of_all_plans(
+        problem in few_layers_on_many_devices(), above in prop_oneof![Just(1.0 + 1e-6), 1.0..1.6, Just(f64::INFINITY)]
+    ) {
+        let RandomProblem { graph, cluster, settings, .. } = problem;
+        let model = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("a chain"));
+        let control = Control::default();
+        for &micro_batch in &settings.micro_batch_sizes {
+            let settings = Settings { micro_batch_sizes: vec![micro_batch], ..settings.clone() };
+            let Ok((plan, best, _)) = exhaustive(&model, &cluster, &settings, &control) else { continue };
+            for task in Subproblem::all(&model, &cluster, &settings) {
+                let links = crate::planner::hybrid::bounds::link_bounds::Links::new(&task, false);
+                let (bound_s, _) = least_step_s(&task, &links, above * best.step_s, &control);
+                prop_assert!(at_most(bound_s, best.step_s), "{bound_s} s, {} s by {plan:?}", best.step_s);
+            }
+        }
+    }
+
+    #[test]
+    fn a_smaller_stage_and_what_runs_behind_it_leave_as_much_to_sum(problem in branching(), overlap in any::<bool>()) {
+        let model = LayerSums::new(&problem.graph, &CutPoints::of(&problem.graph, DEFAULT_BOUND).expect("no cycle"));
+        if model.is_chain {
+            return Ok(());
+        }
+        let (totals, rate) = (model.totals(1), problem.cluster.all_reduce(2, 1));
+        for end in 1..model.cuts() {
+            let step_bounds_s = sums_s(&model, &totals, rate, overlap, end);
+            for (begin, sum_s) in model.begins(end).zip(step_bounds_s) {
+                let whole_s = cost::sync_s(&model, &totals, 1.0, (begin as usize, end), rate, overlap);
+                prop_assert!((sum_s - whole_s).abs() <= ROUNDING * (1.0 + whole_s), "{sum_s} s for {whole_s} s");
+            }
+        }
+    }
+}
+
+/// Devices that a stage and those behind it leave on its machine, if it lies in one.
+fn room(cluster: &Cluster, plan: &CandidatePlan, stage: &StageCandidate) -> Option<u32> {
+    let &[(machine, _)] = stage.footprint.as_slice() else { return None };
+    let behind = plan.stages.iter().filter(|other| other.begin >= stage.begin);
+    let used: u32 =
+        behind.flat_map(|other| &other.footprint).filter(|taken| taken.0 == machine).map(|taken| taken.1).sum();
+    Some(cluster.machines[machine as usize].devices - used)
+}
+
+/// The chain cut into equal stages on the devices in a row, every window as large as memory allows; `None` if the
+/// devices are too few or too small.
+fn plan_of(task: &Subproblem<'_>, pricer: &mut PlanEvaluator<'_>, replicas: &[u32]) -> Option<CandidatePlan> {
+    let cuts = task.model.cuts() - 1;
+    let count = replicas.len().min(cuts);
+    let mut rest = (0_u32..).zip(&task.cluster.machines).flat_map(|(machine, m)| (0..m.devices).map(move |_| machine));
+    let mut stages = Vec::new();
+    for (index, &wanted) in replicas[..count].iter().enumerate() {
+        let mut footprint: Vec<(u32, u32)> = Vec::new();
+        for _ in 0..wanted {
+            let machine = rest.next()?;
+            match footprint.last_mut() {
+                Some((last, devices)) if *last == machine => *devices += 1,
+                _ => footprint.push((machine, 1)),
+            }
+        }
+        let (begin, end) = (cuts * index / count, cuts * (index + 1) / count);
+        stages.push(StageCandidate { begin, end, footprint, window: 1 });
+    }
+    let plan = CandidatePlan { micro_batch: task.micro_batch, recompute: task.recompute, stages };
+    let prices = pricer.stages(&plan).ok()?;
+    let windows = pricer.windows_of(&prices, plan.micro_batch, true)?;
+    Some(plan.with_windows(&windows))
+}

@@ -1,0 +1,66 @@
+//! Everything that a search decides about a plan.
+
+use crate::cost::network::Cluster;
+
+/// One stage of a plan: the layers between two cuts, on devices of some nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StageCandidate {
+    /// Cut below its first layer.
+    pub begin: usize,
+    /// Cut above its last layer.
+    pub end: usize,
+    /// Pairs `(node, devices)`, ascending by node, without zero counts.
+    pub footprint: Vec<(u32, u32)>,
+    /// Forwards before the first backward, which is the largest number of micro-batches in flight.
+    pub window: u32,
+}
+
+impl StageCandidate {
+    /// Returns the number of its devices.
+    #[must_use]
+    pub fn replicas(&self) -> u32 {
+        self.footprint.iter().map(|&(_, count)| count).sum()
+    }
+}
+
+/// A plan: everything that a search decides.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CandidatePlan {
+    /// Samples of a micro-batch over all replicas of a stage.
+    pub micro_batch: u32,
+    /// Whether activations are recomputed.
+    pub recompute: bool,
+    /// Stages, the first one first.
+    pub stages: Vec<StageCandidate>,
+}
+
+impl CandidatePlan {
+    /// Returns the device numbers of each stage. On every node, earlier stages take lower numbers.
+    #[must_use]
+    pub fn devices(&self, cluster: &Cluster) -> Vec<Vec<u32>> {
+        let mut next = Vec::with_capacity(cluster.machines.len());
+        let mut devices = 0;
+        for machine in &cluster.machines {
+            next.push(devices);
+            devices += machine.devices;
+        }
+        let mut take = |&(machine, count): &(u32, u32)| {
+            let first = next[machine as usize];
+            next[machine as usize] += count;
+            first..first + count
+        };
+        self.stages.iter().map(|stage| stage.footprint.iter().flat_map(&mut take).collect()).collect()
+    }
+
+    /// Returns the numbers of micro-batches in flight of its stages.
+    pub(crate) fn windows(&self) -> Vec<u32> {
+        self.stages.iter().map(|stage| stage.window).collect()
+    }
+
+    /// Returns the plan with other numbers of micro-batches in flight.
+    #[must_use]
+    pub fn with_windows(mut self, windows: &[u32]) -> Self {
+        self.stages.iter_mut().zip(windows).for_each(|(stage, &window)| stage.window = window);
+        self
+    }
+}

@@ -1,0 +1,138 @@
+//! Cost of one stage. Times are seconds, sizes are bytes, both for one micro-batch unless named otherwise.
+
+use crate::cost::network::{Cluster, Rate};
+use crate::cost::{self, LayerSums, Memory, Totals};
+use crate::planner::hybrid::{bounds::paths::PathStage, settings::Settings};
+
+/// Cost of a stage in a plan.
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "python", derive(pyo3::IntoPyObject))]
+pub struct StageCost {
+    /// Samples of a micro-batch on the replica that has most of them.
+    pub share: u32,
+    /// Forward pass of one micro-batch.
+    pub forward_s: f64,
+    /// Backward pass of one micro-batch, with the forward pass that recomputation repeats.
+    pub backward_s: f64,
+    /// Input-gradient pass of the backward, without the repeated forward. `None` if no layer has separate passes.
+    pub input_gradient_s: Option<f64>,
+    /// Weight-gradient pass of the backward.
+    pub weight_gradient_s: Option<f64>,
+    /// Transfer of one micro-batch's output to the next stage, or of its gradient back. 0 for the last stage.
+    pub transfer_s: f64,
+    /// Part of `transfer_s` that occupies the fullest port.
+    pub transfer_busy_s: f64,
+    /// Gradient all-reduce of the whole stage.
+    pub sync_s: f64,
+    /// Exposed gradient reduction: the part of it behind the last backward of the stage.
+    pub sync_tail_s: f64,
+    /// Memory of each device.
+    pub memory: Memory,
+    /// Memory of its smallest device that a plan may use.
+    pub capacity_bytes: f64,
+}
+
+/// The devices of a stage, regardless of its layers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct StageDevices {
+    pub replicas: u32,
+    /// Speed of the slowest device.
+    pub speed: f64,
+    /// Memory of the smallest device.
+    pub memory_bytes: f64,
+    /// Rate of the gradient all-reduce over all of them.
+    pub sync: Rate,
+}
+
+impl StageDevices {
+    /// Summarizes counts of devices by machine. Machines without devices may be among them.
+    pub(crate) fn of(cluster: &Cluster, counts: impl Iterator<Item = (u32, u32)>) -> Self {
+        let (mut replicas, mut machines, mut widest) = (0, 0, 0);
+        let (mut speed, mut memory_bytes) = (f64::INFINITY, f64::INFINITY);
+        for (machine, count) in counts.filter(|&(_, count)| count > 0) {
+            let machine = &cluster.machines[machine as usize];
+            replicas += count;
+            machines += 1;
+            widest = widest.max(count);
+            speed = speed.min(machine.speed);
+            memory_bytes = memory_bytes.min(machine.memory_bytes);
+        }
+        Self { replicas, speed, memory_bytes, sync: cluster.all_reduce(machines, widest) }
+    }
+}
+
+/// Cost of a stage that follows from its layers and its devices alone, with one micro-batch in flight.
+///
+/// Every plan gets its times and its memory here: the final ones through `PlanEvaluator`, and the thousands that annealing
+/// compares.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct BaseCost {
+    pub forward_s: f64,
+    pub backward_s: f64,
+    /// Exposed gradient reduction.
+    pub sync_s: f64,
+    pub memory: Memory,
+    pub capacity_bytes: f64,
+}
+
+impl BaseCost {
+    /// Returns the cost of the layers between two cuts. `totals` are those of the share of each replica.
+    pub(crate) fn new(
+        model: &LayerSums,
+        totals: &Totals,
+        settings: &Settings,
+        devices: &StageDevices,
+        cuts: (usize, usize),
+        recompute: bool,
+        sync_s: f64,
+    ) -> Self {
+        let forward_s = between(&totals.forward_s, cuts) / devices.speed;
+        let backward_s = between(&totals.backward_s, cuts) / devices.speed + if recompute { forward_s } else { 0.0 };
+        Self {
+            forward_s,
+            backward_s,
+            sync_s,
+            memory: cost::memory(model, totals, &settings.memory, cuts, devices.replicas, 1, recompute),
+            capacity_bytes: devices.memory_bytes - settings.memory.reserved_bytes,
+        }
+    }
+
+    /// Returns the stage as the paths and the simulator see it, with a range of windows and the transfer behind it.
+    pub(crate) fn path_stage(&self, windows: (u32, u32), (busy_s, latency_s): (f64, f64)) -> PathStage {
+        let Self { forward_s, backward_s, sync_s, .. } = *self;
+        PathStage { forward_s, backward_s, sync_s, least_window: windows.0, window: windows.1, busy_s, latency_s }
+    }
+}
+
+/// Returns the part of a sum that lies between two cuts. Sums below two cuts round differently, so layers that take next to
+/// nothing could come out below zero.
+pub(super) fn between(below: &[f64], (begin, end): (usize, usize)) -> f64 {
+    (below[end] - below[begin]).max(0.0)
+}
+
+/// Returns a stage as the paths and the simulator see it, with the smallest and the largest number in flight.
+pub(crate) fn path_stage(stage: &StageCost, (least_window, window): (u32, u32)) -> PathStage {
+    PathStage {
+        forward_s: stage.forward_s,
+        backward_s: stage.backward_s,
+        sync_s: stage.sync_tail_s,
+        least_window,
+        window,
+        busy_s: stage.transfer_busy_s,
+        latency_s: stage.transfer_s - stage.transfer_busy_s,
+    }
+}
+
+/// Returns the transfer rate between the devices of two neighbouring stages.
+pub(super) fn transfer(cluster: &Cluster, from: &[(u32, u32)], to: &[(u32, u32)]) -> Rate {
+    let mut pairs = Vec::with_capacity(from.len() + to.len());
+    let mut to = to.iter().copied().peekable();
+    for &(machine, senders) in from {
+        while let Some((_, receivers)) = to.next_if(|&(other, _)| other < machine) {
+            pairs.push((0, receivers, 1));
+        }
+        pairs.push((senders, to.next_if(|&(other, _)| other == machine).map_or(0, |(_, receivers)| receivers), 1));
+    }
+    pairs.extend(to.map(|(_, receivers)| (0, receivers, 1)));
+    cluster.transfer(&pairs)
+}

@@ -1,0 +1,106 @@
+//! Lists of devices that patterns hand out in a row: some nodes in an order, in blocks of a width.
+
+use crate::cost::network::Cluster;
+use crate::planner::effort::placement;
+use rustc_hash::FxHashSet;
+
+/// Returns lists of devices: for each order of nodes and width of blocks, the node of each device. Lists that differ
+/// only in the names of equal nodes appear once.
+pub(super) fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
+    let machines = &cluster.machines;
+    let (classes, class_of) = cluster.classes();
+    let given: Vec<u32> = (0..machines.len() as u32).collect();
+    let mut orders = vec![given.clone(), given.iter().rev().copied().collect()];
+    let by = |value: &dyn Fn(u32) -> f64| -> Vec<u32> {
+        let mut order = given.clone();
+        order.sort_by(|&a, &b| value(a).total_cmp(&value(b)));
+        order
+    };
+    let mut shortened = vec![given.clone()];
+    for sign in [-1.0, 1.0] {
+        let by_speed = by(&|machine| sign * machines[machine as usize].speed);
+        let by_memory = by(&|machine| sign * machines[machine as usize].memory_bytes);
+        if sign < 0.0 {
+            shortened.extend([by_speed.clone(), by_memory.clone()]);
+        }
+        orders.extend([by_speed, by_memory]);
+    }
+    if classes.len() > 1 {
+        for class in 0..classes.len() {
+            let alone: Vec<u32> =
+                given.iter().copied().filter(|&machine| class_of[machine as usize] == class).collect();
+            shortened.push(alone.clone());
+            orders.push(alone);
+        }
+    }
+    for order in shortened {
+        let lengths = std::iter::successors(Some(1), |length| Some(length * 2));
+        let is_long = |length: usize| order.len() <= placement::MANY_NODES || 4 * length >= order.len();
+        let lengths = lengths.take_while(|&length| length < order.len()).filter(|&length| is_long(length));
+        orders.extend(lengths.map(|length| order[..length].to_vec()));
+    }
+    let mut known: FxHashSet<Vec<(usize, u32)>> = FxHashSet::default();
+    let mut listings = Vec::new();
+    for order in orders {
+        let all = order.len();
+        for blocks in chops(all) {
+            let listing = listed(cluster, &order, &blocks);
+            let mut names: Vec<Option<u32>> = vec![None; machines.len()];
+            let mut named = vec![0; classes.len()];
+            let renamed = (listing.iter())
+                .map(|&machine| {
+                    let class = class_of[machine as usize];
+                    let name = names[machine as usize].get_or_insert_with(|| {
+                        named[class] += 1;
+                        named[class]
+                    });
+                    (class, *name)
+                })
+                .collect();
+            if known.insert(renamed) {
+                listings.push(listing);
+            }
+        }
+    }
+    listings
+}
+
+/// Returns the widths of blocks that `all` nodes are divided into: equal blocks, and blocks that become wider.
+pub(super) fn chops(all: usize) -> Vec<Vec<usize>> {
+    let doubling = |first: usize| std::iter::successors(Some(first), |width| Some(width * 2));
+    let equal = doubling(1)
+        .take_while(|&width| width < all)
+        .filter(|&width| all <= placement::MANY_NODES || width == 1 || width == 8);
+    let mut chops: Vec<Vec<usize>> = equal.chain([all]).map(|width| vec![width; all.div_ceil(width)]).collect();
+    let mut left = all;
+    let mut widening = Vec::new();
+    for width in doubling(1) {
+        if left < 2 * width {
+            break;
+        }
+        widening.push(width);
+        left -= width;
+    }
+    widening.push(left);
+    if all > 2 {
+        chops.extend([vec![1, all - 1], widening]);
+    }
+    chops
+}
+
+/// Returns the node of each device of a list. Blocks of nodes follow one another, and inside a block the nodes take
+/// turns.
+pub(super) fn listed(cluster: &Cluster, order: &[u32], blocks: &[usize]) -> Vec<u32> {
+    let mut listing = Vec::new();
+    let mut order = order;
+    for &width in blocks {
+        let (block, rest) = order.split_at(width.min(order.len()));
+        order = rest;
+        let devices = |machine: u32| cluster.machines[machine as usize].devices;
+        let most = block.iter().map(|&machine| devices(machine)).max().unwrap_or(0);
+        for turn in 0..most {
+            listing.extend(block.iter().copied().filter(|&machine| turn < devices(machine)));
+        }
+    }
+    listing
+}

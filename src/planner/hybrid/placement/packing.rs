@@ -1,0 +1,251 @@
+//! Packed plans: as few devices as hold the model in time, regardless of the links.
+//!
+//! ```text
+//! fewest[stages][cut]    devices of so many stages between the cut and the end, none of them longer than a limit
+//! ```
+//!
+//! Devices are handed out in a row, the largest first, so every entry is a plan that can be evaluated. The search starts from
+//! the best of them. If devices are allowed more memory than they have, the smallest addition that gives a plan is what a
+//! problem without a plan lacks.
+
+use crate::control::Control;
+use crate::cost::{self, Memory};
+use crate::planner::effort::placement;
+use crate::planner::hybrid::{
+    evaluate::candidate_plan::{CandidatePlan, StageCandidate},
+    subproblem::Subproblem,
+};
+
+/// The last stages of a plan, by the cut where they begin.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    used: u32,
+    replicas: u32,
+    /// Begin of the stage behind the first one.
+    next: usize,
+}
+
+/// Packs plans of one micro-batch size.
+pub(crate) struct Packing<'a> {
+    task: &'a Subproblem<'a>,
+    /// Nested cuts, the empty one first.
+    cuts: Vec<usize>,
+    /// Node of each device, in the order in which devices are taken.
+    machines: Vec<u32>,
+    /// Smallest replica count of each share, and the index of its sums.
+    splits: Vec<(u32, u32)>,
+}
+
+impl<'a> Packing<'a> {
+    pub(crate) fn new(task: &'a Subproblem<'a>) -> Self {
+        Self::with_cuts(task, placement::PACKED_CUTS)
+    }
+
+    /// Packs at fewer cuts, to explain a shortage. Halving the cuts makes this about eight times faster.
+    pub(crate) fn coarse(task: &'a Subproblem<'a>) -> Self {
+        Self::with_cuts(task, placement::COARSE_CUTS)
+    }
+
+    fn with_cuts(task: &'a Subproblem<'a>, most_cuts: usize) -> Self {
+        let mut cuts = vec![task.model.cuts() - 1];
+        while let Some(inner) = cuts.last().and_then(|&cut| task.model.begins(cut).next()) {
+            cuts.push(inner as usize);
+        }
+        cuts.reverse();
+        let step = cuts.len().div_ceil(most_cuts);
+        let whole = cuts.len() - 1;
+        let cuts = (cuts.into_iter().enumerate())
+            .filter(|(at, _)| at.is_multiple_of(step) || *at == whole)
+            .map(|(_, cut)| cut)
+            .collect();
+        let all = &task.cluster.machines;
+        let mut order: Vec<u32> = (0..all.len() as u32).rev().collect();
+        order.sort_by(|&a, &b| {
+            let (a, b) = (&all[a as usize], &all[b as usize]);
+            b.memory_bytes.total_cmp(&a.memory_bytes).then(b.speed.total_cmp(&a.speed))
+        });
+        let machines = (order.into_iter())
+            .flat_map(|machine| std::iter::repeat_n(machine, all[machine as usize].devices as usize))
+            .collect();
+        let mut splits: Vec<(u32, u32)> = Vec::new();
+        for (replicas, share) in (0_u32..).zip(&task.share) {
+            if let Some(share) = *share
+                && splits.last().is_none_or(|&(_, last)| last != share)
+            {
+                splits.push((replicas, share));
+            }
+        }
+        Self { task, cuts, machines, splits }
+    }
+
+    /// Returns plans that fit, for several numbers of stages, with stages about as short as possible.
+    pub(crate) fn plans(&self, control: &Control) -> Vec<CandidatePlan> {
+        let Some(&(_, share)) = self.splits.first() else { return Vec::new() };
+        let totals = &self.task.totals[share as usize];
+        let whole_s: f64 = totals.forward_s.last().into_iter().chain(totals.backward_s.last()).sum();
+        let even_s = whole_s / f64::from(self.task.most_devices());
+        // On one device each, stages are many or long.
+        let few = if self.splits.len() > 1 { placement::PACKED_STAGES } else { placement::PACKED_CUTS };
+        let mut plans = Vec::new();
+        let mut kept = 0;
+        for factor in placement::STAGE_LIMITS {
+            let found = self.pack(factor * even_s, 0.0, few, few, control);
+            kept += usize::from(!found.is_empty());
+            plans.extend(found);
+            if kept == placement::STAGE_LIMITS_KEPT {
+                break;
+            }
+        }
+        if plans.is_empty() { self.pack(f64::INFINITY, 0.0, placement::PACKED_CUTS, 1, control) } else { plans }
+    }
+
+    /// Returns whether some packed plan fits.
+    pub(crate) fn has_plan(&self, control: &Control) -> bool {
+        !self.pack(f64::INFINITY, 0.0, placement::PACKED_CUTS, 1, control).is_empty()
+    }
+
+    /// Returns the plan that lacks least memory, and the memory that it lacks, if that is less than `most_bytes`.
+    pub(crate) fn closest(&self, most_bytes: f64, control: &Control) -> Option<(f64, CandidatePlan)> {
+        let pack =
+            |extra_bytes| self.pack(f64::INFINITY, extra_bytes, placement::PACKED_CUTS, 1, control).into_iter().next();
+        let mut high_bytes = most_bytes.min(self.one_stage_bytes()?);
+        let mut plan = pack(high_bytes)?;
+        let mut low_bytes = high_bytes * 1e-6;
+        for _ in 0..placement::SHORTFALL_BISECTIONS {
+            let middle_bytes = (low_bytes * high_bytes).sqrt();
+            match pack(middle_bytes) {
+                Some(found) => (high_bytes, plan) = (middle_bytes, found),
+                None => low_bytes = middle_bytes,
+            }
+        }
+        Some((high_bytes, plan))
+    }
+
+    /// Returns the memory that a single stage of the whole model needs, reserved memory included.
+    fn one_stage_bytes(&self) -> Option<f64> {
+        let &(replicas, share) = self.splits.first()?;
+        let bytes = self.memory((0, *self.cuts.last()?), replicas, share, 1).total_bytes();
+        Some((bytes + self.task.settings.memory.reserved_bytes) * 1.01)
+    }
+
+    fn memory(&self, ends: (usize, usize), replicas: u32, share: u32, from_end: u32) -> Memory {
+        let task = self.task;
+        let window = task.settings.windows(from_end, task.micro_batches).0;
+        let totals = &task.totals[share as usize];
+        cost::memory(task.model, totals, &task.settings.memory, ends, replicas, window, task.recompute)
+    }
+
+    /// Returns plans of at most `most_stages` stages that take at most `limit_s` for a micro-batch, on devices with
+    /// `extra_bytes` more memory. Plans with the fewest stages come first. Plans with many stages are only made where
+    /// they save devices.
+    fn pack(
+        &self,
+        limit_s: f64,
+        extra_bytes: f64,
+        most_stages: usize,
+        most_plans: usize,
+        control: &Control,
+    ) -> Vec<CandidatePlan> {
+        let last = self.cuts.len() - 1;
+        let most_stages = most_stages.min(self.task.settings.most_stages as usize);
+        let mut fewest: Vec<Vec<Option<Entry>>> = vec![vec![None; last + 1]];
+        fewest[0][last] = Some(Entry { used: 0, replicas: 0, next: last });
+        // Devices below which more stages are worth a look, for each cut.
+        let mut least = vec![u32::MAX; last + 1];
+        let mut plans = Vec::new();
+        for stages in 1..=most_stages {
+            let mut row: Vec<Option<Entry>> = vec![None; last + 1];
+            for (end, behind) in fewest[stages - 1].iter().enumerate().skip(1) {
+                let Some(behind) = behind else { continue };
+                if stages > 1 && control.should_stop() {
+                    return plans;
+                }
+                let mut split = 0;
+                for begin in (0..end).rev() {
+                    let stage = (self.cuts[begin], self.cuts[end]);
+                    let smallest = |from, bytes: fn(&Memory) -> f64| {
+                        self.smallest(stage, stages as u32, behind.used, from, limit_s, extra_bytes, bytes)
+                    };
+                    // This part grows with the layers; what a stage receives and sends may not.
+                    let grows = |held: &Memory| held.weights_bytes + held.gradients_bytes + held.optimizer_bytes;
+                    let Some(first) = smallest(split, grows) else { break };
+                    split = first;
+                    let Some(found) = smallest(split, Memory::total_bytes) else { continue };
+                    let replicas = self.splits[found].0;
+                    let used = behind.used + replicas;
+                    if row[begin].is_none_or(|entry| used < entry.used) {
+                        row[begin] = Some(Entry { used, replicas, next: end });
+                    }
+                }
+            }
+            for (entry, least) in row.iter_mut().zip(&mut least) {
+                match entry {
+                    Some(found) if found.used < *least => *least = found.used,
+                    Some(_) if stages > placement::PACKED_STAGES => *entry = None,
+                    _ => {}
+                }
+            }
+            if row.iter().all(Option::is_none) {
+                break; // more stages have nothing to stand in front of
+            }
+            fewest.push(row);
+            if fewest[stages][0].is_some() {
+                plans.push(self.plan(&fewest, stages));
+            }
+            if plans.len() == most_plans {
+                break;
+            }
+        }
+        plans
+    }
+
+    /// Returns the first entry of `splits`, from `split` on, with which `bytes` of a stage's memory fit and its time
+    /// keeps the limit.
+    #[expect(clippy::too_many_arguments, reason = "a stage, and what it must keep")]
+    fn smallest(
+        &self,
+        (begin, end): (usize, usize),
+        from_end: u32,
+        used: u32,
+        split: usize,
+        limit_s: f64,
+        extra_bytes: f64,
+        bytes: fn(&Memory) -> f64,
+    ) -> Option<usize> {
+        let reserved_bytes = self.task.settings.memory.reserved_bytes;
+        (split..self.splits.len()).find_map(|split| {
+            let (replicas, share) = self.splits[split];
+            // Machines are taken largest first, so the last device is the smallest.
+            let &machine = self.machines.get((used + replicas) as usize - 1)?;
+            let machine = &self.task.cluster.machines[machine as usize];
+            let totals = &self.task.totals[share as usize];
+            let work_s =
+                totals.forward_s[end] - totals.forward_s[begin] + totals.backward_s[end] - totals.backward_s[begin];
+            let fits = bytes(&self.memory((begin, end), replicas, share, from_end))
+                <= machine.memory_bytes - reserved_bytes + extra_bytes;
+            (fits && work_s <= limit_s * machine.speed).then_some(split)
+        })
+    }
+
+    fn plan(&self, fewest: &[Vec<Option<Entry>>], stages: usize) -> CandidatePlan {
+        let task = self.task;
+        let mut chosen = Vec::new();
+        let mut at = 0;
+        for from_end in (1..=stages).rev() {
+            let entry = fewest[from_end][at].expect("every entry but the last begins at another one");
+            let mut footprint: Vec<(u32, u32)> = Vec::new();
+            let taken = (entry.used - entry.replicas) as usize..entry.used as usize;
+            for &machine in self.machines[taken].iter().rev() {
+                match footprint.last_mut() {
+                    Some((last, count)) if *last == machine => *count += 1,
+                    _ => footprint.push((machine, 1)),
+                }
+            }
+            footprint.sort_unstable();
+            let window = task.settings.windows(from_end as u32, task.micro_batches).0;
+            chosen.push(StageCandidate { begin: self.cuts[at], end: self.cuts[entry.next], footprint, window });
+            at = entry.next;
+        }
+        CandidatePlan { micro_batch: task.micro_batch, recompute: task.recompute, stages: chosen }
+    }
+}

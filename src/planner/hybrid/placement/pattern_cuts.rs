@@ -1,0 +1,171 @@
+//! The best cuts for a pattern: a limit on the longest stage is bisected. For each limit, every stage, from the last one back,
+//! is the longest that keeps it.
+
+use super::patterns::Patterns;
+use crate::cost::network::Rate;
+use crate::cost::{self, SyncTail, Totals};
+use crate::planner::effort::placement;
+use crate::planner::hybrid::{
+    bounds::link_bounds::first,
+    evaluate::stage_cost::StageDevices,
+    search::unscheduled_plan::{PlanScorer, UnscheduledPlan},
+    subproblem::Subproblem,
+};
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+
+/// Devices and links of the stages of a pattern, regardless of their layers.
+pub(super) struct Shape {
+    pub(super) stages: Vec<StageDevices>,
+    /// Transfer rate of each stage to the next one.
+    pub(super) rates: Vec<Rate>,
+}
+
+impl Shape {
+    pub(super) fn of(sketch: &mut UnscheduledPlan, judge: &mut PlanScorer<'_>) -> Self {
+        Self {
+            stages: (0..sketch.stages()).map(|stage| judge.footing(sketch, stage)).collect(),
+            rates: (1..sketch.stages()).map(|stage| judge.rate(sketch, stage - 1)).collect(),
+        }
+    }
+}
+
+impl Shape {
+    /// Returns a key that is equal for shapes whose stages and links cost the same.
+    pub(super) fn key(&self) -> Arc<[u64]> {
+        let stages = self.stages.iter().flat_map(|&StageDevices { replicas, speed, memory_bytes, sync }| {
+            let of_devices = [speed, memory_bytes, sync.s_per_byte, sync.latency_s].map(f64::to_bits);
+            std::iter::once(u64::from(replicas)).chain(of_devices)
+        });
+        stages.chain(self.rates.iter().flat_map(|rate| [rate.s_per_byte, rate.latency_s].map(f64::to_bits))).collect()
+    }
+}
+
+/// Times of replicated stages, gradient reduction included, up to `most_s`. The key is the micro-batch size, the
+/// devices and the cut where the stages end. Each stage of a list has one cut more than the one before it.
+pub(super) struct Reached {
+    pub(super) most_s: f64,
+    pub(super) known: FxHashMap<(usize, [u64; 4], usize), Vec<f64>>,
+}
+
+impl Reached {
+    pub(super) fn new(most_s: f64) -> Self {
+        Self { most_s, known: FxHashMap::default() }
+    }
+}
+
+impl Patterns<'_> {
+    /// Returns cuts whose longest stage or transfer is about the shortest. Returns `None` if nothing fits below
+    /// `limit_s`.
+    pub(super) fn best_cuts(
+        &self,
+        shape: &Shape,
+        task: usize,
+        limit_s: f64,
+        reached: &mut Reached,
+    ) -> Option<Vec<u32>> {
+        let (index, task) = (task, self.tasks[task]);
+        // Stages that all work as long as the mean.
+        let least_s = shape.stages.iter().filter_map(|stage| task.share[stage.replicas as usize]);
+        let least_s = least_s.map(|share| whole_s(task, &task.totals[share as usize])).fold(f64::INFINITY, f64::min);
+        let mut low_s =
+            f64::from(task.micro_batches) * least_s / shape.stages.iter().map(|stage| stage.speed).sum::<f64>();
+        if low_s * (1.0 - 1e-9) >= limit_s {
+            return None;
+        }
+        let (mut high_s, mut cuts) = self.cuts_within(shape, index, limit_s, reached)?;
+        for _ in 0..placement::MAX_BISECTIONS {
+            if high_s - low_s <= placement::STAGE_TOLERANCE * high_s {
+                break;
+            }
+            let middle_s = f64::midpoint(low_s, high_s);
+            match self.cuts_within(shape, index, middle_s, reached) {
+                Some((longest_s, found)) => (high_s, cuts) = (longest_s.min(middle_s), found),
+                None => low_s = middle_s,
+            }
+        }
+        Some(cuts)
+    }
+
+    /// Returns cuts with which every stage, gradient reduction included, and every link is busy for less than
+    /// `limit_s`, and the time of the longest.
+    pub(super) fn cuts_within(
+        &self,
+        shape: &Shape,
+        task: usize,
+        limit_s: f64,
+        reached: &mut Reached,
+    ) -> Option<(f64, Vec<u32>)> {
+        let (index, task) = (task, self.tasks[task]);
+        let stages = shape.stages.len();
+        let micro = f64::from(task.micro_batches);
+        let memory = &task.settings.memory;
+        let overlap = task.settings.overlap_sync;
+        let mut cuts = vec![0; stages + 1];
+        let mut end = self.line.len() - 1;
+        cuts[stages] = self.line[end];
+        let mut all_s: f64 = 0.0;
+        for (from_end, stage) in (1..).zip((0..stages).rev()) {
+            let StageDevices { replicas, speed, memory_bytes, sync } = shape.stages[stage];
+            let totals = &task.totals[task.share[replicas as usize]? as usize];
+            let last = self.line[end] as usize;
+            // Down to the first cut with which the stage keeps the limit, but each stage in front needs a layer, too.
+            let (last_forward_s, last_backward_s) = (totals.forward_s[last], totals.backward_s[last]);
+            let all_work_s = |begin: usize| {
+                let cut = self.line[begin] as usize;
+                let forward_s = (last_forward_s - totals.forward_s[cut]) / speed;
+                let work_s = forward_s + (last_backward_s - totals.backward_s[cut]) / speed;
+                micro * if task.recompute { work_s + forward_s } else { work_s }
+            };
+            let mut reached_s: &[f64] = &[];
+            let mut begin = if replicas > 1 {
+                let Reached { most_s, ref mut known } = *reached;
+                let devices =
+                    [u64::from(replicas), speed.to_bits(), sync.s_per_byte.to_bits(), sync.latency_s.to_bits()];
+                reached_s = known.entry((index, devices, end)).or_insert_with(|| {
+                    let tail = SyncTail::new(self.model, totals, speed, sync, overlap);
+                    let mut sync = tail.ordered(self.in_order);
+                    let reached_s = |begin| all_work_s(begin) + sync.extend(self.layers[begin + 1].iter().copied());
+                    let mut all_s = Vec::with_capacity(end);
+                    all_s.extend((0..end).rev().map(reached_s).take_while(|&reached_s| reached_s < most_s));
+                    all_s
+                });
+                end - reached_s.iter().take(end - stage).take_while(|&&reached_s| reached_s < limit_s).count()
+            } else {
+                first(stage as u32, end as u32, |begin| all_work_s(begin as usize) < limit_s) as usize
+            };
+            let window = task.settings.windows(from_end, task.micro_batches).0;
+            let capacity_bytes = memory_bytes - memory.reserved_bytes;
+            let link_s = |cut: usize| {
+                if stage == 0 { 0.0 } else { micro * task.cut_bytes[cut] * shape.rates[stage - 1].s_per_byte }
+            };
+            loop {
+                if begin == end || (stage == 0 && begin > 0) {
+                    return None;
+                }
+                let cut = self.line[begin] as usize;
+                let fits = || {
+                    let ends = (cut, last);
+                    cost::memory(self.model, totals, memory, ends, replicas, window, task.recompute).total_bytes()
+                        <= capacity_bytes
+                };
+                if link_s(cut) < limit_s && fits() {
+                    break;
+                }
+                begin += 1;
+            }
+            let reached_s = if replicas > 1 { reached_s[end - begin - 1] } else { all_work_s(begin) };
+            all_s = all_s.max(reached_s).max(link_s(self.line[begin] as usize));
+            cuts[stage] = self.line[begin];
+            end = begin;
+        }
+        Some((all_s, cuts))
+    }
+}
+
+/// Returns the time of one micro-batch through all layers at speed 1.
+pub(super) fn whole_s(task: &Subproblem<'_>, totals: &Totals) -> f64 {
+    let (forward_s, backward_s) = (totals.forward_s.last(), totals.backward_s.last());
+    let forwards = if task.recompute { 2.0 } else { 1.0 };
+    forwards * forward_s.copied().unwrap_or(0.0) + backward_s.copied().unwrap_or(0.0)
+}

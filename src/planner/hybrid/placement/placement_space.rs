@@ -1,0 +1,458 @@
+//! Where stages may be placed: occupied devices as a multiset of nodes, never as a set of devices.
+//!
+//! Nodes of the same size, memory and speed are interchangeable. So a *situation* only counts how many nodes of a class have
+//! how many free devices and how many devices of the stage placed last. Stages are placed from the last one to the first. A
+//! *move* places the next one.
+
+use crate::planner::effort::passes;
+use crate::planner::hybrid::{
+    bounds::{device_classes::Units, link_bounds::Links},
+    subproblem::Subproblem,
+};
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::cost::network::{Cluster, Machine, Rate};
+
+/// Returns for each replica count whether a stage may have it, given the share of each count.
+///
+/// On large clusters, a stage of whole nodes only takes another node if that makes its share smaller.
+fn useful(cluster: &Cluster, share: &[Option<u32>]) -> Vec<bool> {
+    let size = cluster.machines.iter().map(|machine| machine.devices as usize).max().unwrap_or(1);
+    let is_large = cluster.devices() > passes::FINE_DEVICES;
+    (share.iter().enumerate())
+        .map(|(replicas, share_now)| {
+            share_now.is_some() && !(is_large && replicas > size && *share_now == share[replicas - size])
+        })
+        .collect()
+}
+
+/// `count` nodes that agree in their class, their free devices and their devices of the stage placed last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct NodeGroup {
+    class: u16,
+    free: u32,
+    last: u32,
+    count: u32,
+}
+
+/// A placement of the next stage.
+#[derive(Debug, Clone)]
+pub(crate) struct PlacementMove {
+    /// Situation after it, or what its space makes this from.
+    pub next: u32,
+    /// Devices it takes.
+    pub replicas: u32,
+    /// Smallest number of devices, where a range of numbers counts as one.
+    pub fewest: u32,
+    /// Transfer rate from the new stage to the one placed before it.
+    pub transfer: Rate,
+    /// Gradient all-reduce rate of the new stage.
+    pub sync: Rate,
+    /// Speed of the slowest device that it takes.
+    pub speed: f64,
+    /// Memory of the smallest device that it takes, or an upper bound on it where several moves count as one.
+    pub memory_bytes: f64,
+    /// Number of the combination of replicas, all-reduce rate, speed and memory, from which the stage's own costs
+    /// follow.
+    pub price: u32,
+    /// Devices that stay free on its node. `None` if it takes several nodes.
+    pub room: Option<u32>,
+    /// Device class, in the relaxed space.
+    pub kind: u16,
+    /// `(class, free before, devices of the last stage, devices taken, nodes)` of the nodes that it takes devices of.
+    pub takes: Vec<(u16, u32, u32, u32, u32)>,
+}
+
+/// Numbers the combinations of devices with which stages of the same layers cost the same.
+#[derive(Debug, Default)]
+pub(crate) struct Prices {
+    known: FxHashMap<[u64; 5], u32>,
+}
+
+impl Prices {
+    /// Returns the number of a combination.
+    pub(crate) fn of(&mut self, replicas: u32, sync: Rate, speed: f64, memory_bytes: f64) -> u32 {
+        let [s_per_byte, latency_s] = [sync.s_per_byte, sync.latency_s].map(f64::to_bits);
+        let next = self.known.len() as u32;
+        let key = [u64::from(replicas), s_per_byte, latency_s, speed.to_bits(), memory_bytes.to_bits()];
+        *self.known.entry(key).or_insert(next)
+    }
+}
+
+/// A space of placements: situations of free devices, and moves between them.
+pub(crate) trait Placements {
+    /// Whether moves are placements, so that complete labels are plans.
+    const IS_REAL: bool;
+
+    /// Free devices of a situation, before it has a number.
+    type FreeDevices: Copy;
+
+    /// Returns bounds on the links of its placements.
+    fn links(&self) -> &Links;
+
+    /// Returns the free devices of a situation. Situation 0 is the empty cluster.
+    fn rest(&self, situation: u32) -> Self::FreeDevices;
+
+    /// Returns the number of free devices.
+    fn free(&self, rest: Self::FreeDevices) -> u32;
+
+    /// Returns an upper bound on the sum of their speeds.
+    fn free_speed(&self, rest: Self::FreeDevices) -> f64;
+
+    /// Returns an upper bound on their units.
+    fn free_units(&self, rest: Self::FreeDevices) -> u32;
+
+    /// Returns every move from a situation, fewest replicas first.
+    fn moves(&mut self, situation: u32) -> Arc<[PlacementMove]>;
+
+    /// Returns the free devices after a move, if there are enough for it.
+    fn after(&self, situation: u32, choice: &PlacementMove) -> Option<Self::FreeDevices>;
+
+    /// Returns the situation with these free devices.
+    fn situation(&mut self, rest: Self::FreeDevices) -> u32;
+}
+
+/// All situations that the search has reached, and the moves between them.
+pub(crate) struct Space<'a> {
+    cluster: &'a Cluster,
+    /// Distinct machines, and for each machine which of them it is.
+    classes: Vec<Machine>,
+    class_of: Vec<usize>,
+    /// Units of a device of each class.
+    units: Vec<u32>,
+    situations: Vec<Vec<NodeGroup>>,
+    free: Vec<u32>,
+    index: FxHashMap<Vec<NodeGroup>, u32>,
+    moves: Vec<Option<Arc<[PlacementMove]>>>,
+    prices: Prices,
+    /// Whether the space has every placement.
+    pub exact: bool,
+    links: Links,
+    /// For each replica count, whether a stage may have it.
+    allowed: Vec<bool>,
+}
+
+impl<'a> Space<'a> {
+    /// Returns the space with situation 0, in which all devices are free.
+    pub(crate) fn new(task: &Subproblem<'a>) -> Self {
+        let cluster = task.cluster;
+        let (classes, class_of) = cluster.classes();
+        let mut start: Vec<NodeGroup> = Vec::new();
+        let mut situations_at_most = 1.0;
+        for (class, &Machine { devices, .. }) in classes.iter().enumerate() {
+            let count = class_of.iter().filter(|&&other| other == class).count() as u32;
+            start.push(NodeGroup { class: class as u16, free: devices, last: 0, count });
+            // Multisets of `count` out of the pairs (free, last) with free + last <= devices.
+            let pairs = f64::from((devices + 1) * (devices + 2)) / 2.0;
+            situations_at_most *= (1..=count).map(|n| (pairs - 1.0 + f64::from(n)) / f64::from(n)).product::<f64>();
+        }
+        let exact = situations_at_most <= passes::EXACT_SITUATIONS;
+        let size = classes.first().map_or(1, |class| class.devices);
+        let is_even = classes.iter().all(|class| class.devices == size);
+        let whole = !exact && cluster.devices() > passes::FINE_DEVICES && is_even;
+        let units = Units::new(task.cluster);
+        let mut space = Self {
+            cluster,
+            units: classes.iter().map(|class| units.of(class.speed)).collect(),
+            classes,
+            class_of,
+            situations: Vec::new(),
+            free: Vec::new(),
+            index: FxHashMap::default(),
+            moves: Vec::new(),
+            prices: Prices::default(),
+            exact,
+            links: Links::new(task, whole),
+            allowed: useful(cluster, &task.share),
+        };
+        space.intern(start);
+        space
+    }
+
+    fn intern(&mut self, mut groups: Vec<NodeGroup>) -> u32 {
+        groups.retain(|group| group.count > 0);
+        groups.sort_unstable();
+        groups.dedup_by(|b, a| {
+            let same = (a.class, a.free, a.last) == (b.class, b.free, b.last);
+            if same {
+                a.count += b.count;
+            }
+            same
+        });
+        if let Some(&known) = self.index.get(&groups) {
+            return known;
+        }
+        let id = self.situations.len() as u32;
+        self.free.push(groups.iter().map(|group| group.free * group.count).sum());
+        self.situations.push(groups.clone());
+        self.moves.push(None);
+        self.index.insert(groups, id);
+        id
+    }
+
+    fn fine(&self) -> bool {
+        self.cluster.devices() <= passes::FINE_DEVICES
+    }
+
+    fn open_limit(&self) -> u32 {
+        if self.fine() { 2 } else { 1 }
+    }
+
+    fn sizes(&self) -> Vec<u32> {
+        self.classes.iter().map(|class| class.devices).collect()
+    }
+
+    fn apply(&mut self, groups: &[NodeGroup], choice: &[(usize, u32, u32)]) -> Option<PlacementMove> {
+        let replicas: u32 = choice.iter().map(|&(_, taken, machines)| taken * machines).sum();
+        if replicas == 0 || !self.allowed[replicas as usize] {
+            return None;
+        }
+        let mut rest: Vec<u32> = groups.iter().map(|group| group.count).collect();
+        let mut after = Vec::new();
+        let mut pairs: Vec<(u32, u32, u32)> = Vec::new();
+        let mut takes = Vec::new();
+        let (mut machines, mut widest, mut speed, mut memory_bytes) = (0, 0, f64::INFINITY, f64::INFINITY);
+        for &(index, taken, count) in choice {
+            let group = groups[index];
+            rest[index] -= count;
+            after.push(NodeGroup { class: group.class, free: group.free - taken, last: taken, count });
+            pairs.push((taken, group.last, count));
+            takes.push((group.class, group.free, group.last, taken, count));
+            machines += count;
+            widest = widest.max(taken);
+            let class = self.classes[usize::from(group.class)];
+            speed = speed.min(class.speed);
+            memory_bytes = memory_bytes.min(class.memory_bytes);
+        }
+        for (group, &count) in groups.iter().zip(&rest) {
+            after.push(NodeGroup { last: 0, count, ..*group });
+            if group.last > 0 && count > 0 {
+                pairs.push((0, group.last, count));
+            }
+        }
+        let room = match *choice {
+            [(index, taken, 1)] => Some(groups[index].free - taken),
+            _ => None,
+        };
+        let first = pairs.iter().all(|&(_, receivers, _)| receivers == 0);
+        let sync = if replicas > 1 { self.cluster.all_reduce(machines, widest) } else { Rate::default() };
+        Some(PlacementMove {
+            transfer: if first { Rate::default() } else { self.cluster.transfer(&pairs) },
+            sync,
+            price: self.prices.of(replicas, sync, speed, memory_bytes),
+            next: self.intern(after),
+            replicas,
+            fewest: replicas,
+            speed,
+            memory_bytes,
+            room,
+            kind: 0,
+            takes,
+        })
+    }
+
+    /// Returns the devices of each stage, the first one first, for moves from the last stage to the first.
+    ///
+    /// Equal nodes are named so that device numbers ascend with the stages where possible.
+    pub(crate) fn devices(&self, moves: &[PlacementMove]) -> Vec<Vec<(u32, u32)>> {
+        let machine_count = self.class_of.len();
+        let mut free: Vec<u32> = self.cluster.machines.iter().map(|machine| machine.devices).collect();
+        let mut last = vec![0_u32; machine_count];
+        let mut stages: Vec<Vec<(u32, u32)>> = Vec::new();
+        for step in moves {
+            let mut touched = vec![0_u32; machine_count];
+            for &(class, was_free, was_last, taken, machines) in &step.takes {
+                let alike: Vec<usize> = (0..machine_count)
+                    .filter(|&m| {
+                        touched[m] == 0
+                            && self.class_of[m] == usize::from(class)
+                            && free[m] == was_free
+                            && last[m] == was_last
+                    })
+                    .take(machines as usize)
+                    .collect();
+                debug_assert_eq!(alike.len(), machines as usize, "a move is made from its own situation");
+                for machine in alike {
+                    touched[machine] = taken;
+                    free[machine] -= taken;
+                }
+            }
+            stages.push(
+                (0_u32..)
+                    .zip(&touched)
+                    .filter(|&(_, &count)| count > 0)
+                    .map(|(machine, &count)| (machine, count))
+                    .collect(),
+            );
+            last = touched;
+        }
+        stages.reverse();
+        // Rename machines inside each class by first appearance.
+        let mut name = vec![None; machine_count];
+        let mut next: Vec<usize> = vec![0; self.classes.len()];
+        for stage in &mut stages {
+            // Machines shared with earlier stages keep their names; fuller ones come first among new ones.
+            let mut order: Vec<(u32, u32)> = stage.clone();
+            order
+                .sort_by_key(|&(machine, count)| (name[machine as usize].is_none(), std::cmp::Reverse(count), machine));
+            for (machine, _) in order {
+                if name[machine as usize].is_none() {
+                    let class = self.class_of[machine as usize];
+                    let fresh = (next[class]..machine_count)
+                        .find(|&m| self.class_of[m] == class)
+                        .expect("a class has as many names as machines");
+                    next[class] = fresh + 1;
+                    name[machine as usize] = Some(fresh as u32);
+                }
+            }
+            for entry in stage.iter_mut() {
+                entry.0 = name[entry.0 as usize].expect("named above");
+            }
+            stage.sort_unstable();
+        }
+        stages
+    }
+}
+
+impl Placements for Space<'_> {
+    const IS_REAL: bool = true;
+
+    type FreeDevices = u32;
+
+    fn links(&self) -> &Links {
+        &self.links
+    }
+
+    fn rest(&self, situation: u32) -> u32 {
+        situation
+    }
+
+    fn free(&self, situation: u32) -> u32 {
+        self.free[situation as usize]
+    }
+
+    fn free_speed(&self, situation: u32) -> f64 {
+        let each =
+            |group: &NodeGroup| f64::from(group.free * group.count) * self.classes[usize::from(group.class)].speed;
+        self.situations[situation as usize].iter().map(each).sum()
+    }
+
+    fn free_units(&self, situation: u32) -> u32 {
+        let each = |group: &NodeGroup| group.free * group.count * self.units[usize::from(group.class)];
+        self.situations[situation as usize].iter().map(each).sum()
+    }
+
+    fn moves(&mut self, situation: u32) -> Arc<[PlacementMove]> {
+        if let Some(moves) = &self.moves[situation as usize] {
+            return moves.clone();
+        }
+        let groups = self.situations[situation as usize].clone();
+        // One entry for each group and number taken: how many of its machines give that many devices.
+        let mut choices: Vec<DeviceChoice> = Vec::new();
+        if self.exact {
+            every_choice(&groups, 0, &mut Vec::new(), &mut choices);
+        } else {
+            node_aligned_choices(&groups, self.open_limit(), self.fine(), &self.sizes(), &mut choices);
+        }
+        let mut moves: Vec<PlacementMove> =
+            choices.into_iter().filter_map(|choice| self.apply(&groups, &choice)).collect();
+        moves.sort_by(|a, b| a.replicas.cmp(&b.replicas).then(a.next.cmp(&b.next)));
+        let moves: Arc<[PlacementMove]> = moves.into();
+        self.moves[situation as usize] = Some(moves.clone());
+        moves
+    }
+
+    fn after(&self, _: u32, choice: &PlacementMove) -> Option<u32> {
+        Some(choice.next)
+    }
+
+    fn situation(&mut self, situation: u32) -> u32 {
+        situation
+    }
+}
+
+/// Devices that a move takes: `(group, devices taken from each node, nodes)`.
+type DeviceChoice = Vec<(usize, u32, u32)>;
+
+/// Adds all choices of devices from the nodes of `groups[at..]`, after those of `so_far`.
+fn every_choice(groups: &[NodeGroup], at: usize, so_far: &mut DeviceChoice, choices: &mut Vec<DeviceChoice>) {
+    match groups.get(at) {
+        Some(group) => split_group(groups, at, group.count, group.free, so_far, choices),
+        None => choices.push(so_far.clone()),
+    }
+}
+
+/// Adds all choices in which `machines` nodes of group `at` give at most `most` devices each. They are equal, so the
+/// ones that give more come first.
+fn split_group(
+    groups: &[NodeGroup],
+    at: usize,
+    machines: u32,
+    most: u32,
+    so_far: &mut DeviceChoice,
+    choices: &mut Vec<DeviceChoice>,
+) {
+    if machines == 0 || most == 0 {
+        every_choice(groups, at + 1, so_far, choices);
+        return;
+    }
+    split_group(groups, at, machines, most - 1, so_far, choices);
+    for count in 1..=machines {
+        so_far.push((at, most, count));
+        split_group(groups, at, machines - count, most - 1, so_far, choices);
+        so_far.pop();
+    }
+}
+
+/// Adds the node-aligned choices: inside one node, or whole nodes that begin or end in a partly used one.
+fn node_aligned_choices(
+    groups: &[NodeGroup],
+    open_limit: u32,
+    fine: bool,
+    sizes: &[u32],
+    choices: &mut Vec<DeviceChoice>,
+) {
+    let size = |group: &NodeGroup| sizes[usize::from(group.class)];
+    let is_open = |group: &NodeGroup| group.free > 0 && group.free < size(group);
+    let open: u32 = groups.iter().filter(|group| is_open(group)).map(|group| group.count).sum();
+    for (index, group) in groups.iter().enumerate().filter(|(_, group)| group.free > 0) {
+        for taken in 1..=group.free {
+            let stays_open = taken < group.free;
+            if open + u32::from(stays_open) - u32::from(is_open(group)) <= open_limit {
+                choices.push(vec![(index, taken, 1)]);
+            }
+        }
+    }
+    for (index, group) in groups.iter().enumerate().filter(|(_, group)| group.free > 0 && !is_open(group)) {
+        let begins = std::iter::once(None)
+            .chain(groups.iter().enumerate().filter(|(_, begin)| fine && is_open(begin)).map(|(at, _)| Some(at)));
+        for begin in begins {
+            let begun: DeviceChoice = begin.map(|at| (at, groups[at].free, 1)).into_iter().collect();
+            let open_now = open - u32::from(begin.is_some());
+            for whole in 1..=group.count {
+                if whole > 1 || begin.is_some() {
+                    let mut choice = begun.clone();
+                    choice.push((index, group.free, whole));
+                    choices.push(choice);
+                }
+                if fine && whole < group.count && open_now < open_limit {
+                    for taken in 1..group.free {
+                        let mut choice = begun.clone();
+                        choice.push((index, group.free, whole));
+                        choice.push((index, taken, 1));
+                        choices.push(choice);
+                    }
+                }
+            }
+            if begin.is_some() && open_now < open_limit {
+                for taken in 1..group.free {
+                    let mut choice = begun.clone();
+                    choice.push((index, taken, 1));
+                    choices.push(choice);
+                }
+            }
+        }
+    }
+}

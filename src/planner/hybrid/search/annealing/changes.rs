@@ -1,0 +1,235 @@
+//! Random changes of a plan: cuts move, devices change hands, stages split and merge.
+
+use super::Annealer;
+use super::random::Random;
+use crate::planner::hybrid::{placement::cut_row::is_nested, search::unscheduled_plan::UnscheduledPlan};
+
+impl Annealer<'_> {
+    /// Changes a plan at random. Returns whether that was possible. If not, the plan may be half changed.
+    pub(super) fn change(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        match random.below(100) {
+            0..36 => self.shift(plan, random),
+            36..43 => self.shift_many(plan, random),
+            43..59 => Self::hand_over(plan, random),
+            59..66 => Self::swap(plan, random),
+            66..70 => Self::take_free(plan, random),
+            70..74 => Self::give_up(plan, random),
+            74..79 => Self::move_away(plan, random),
+            79..85 => Self::hand_over_everywhere(plan, random),
+            85..89 => self.split(plan, random),
+            89..93 => Self::merge(plan, random),
+            93..97 => self.change_task(plan, random),
+            _ => Self::exchange(plan, random),
+        }
+    }
+
+    /// Moves one cut.
+    fn shift(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        if plan.stages() < 2 {
+            return false;
+        }
+        let border = 1 + random.below(plan.stages() - 1);
+        let (begin, end) = (plan.cuts[border - 1], plan.cuts[border + 1]);
+        let Some(cut) = self.near(begin, plan.cuts[border], end, random) else { return false };
+        plan.cut_at(border, cut);
+        true
+    }
+
+    /// Returns a cut near another one, between two cuts.
+    fn near(&self, begin: u32, cut: u32, end: u32, random: &mut Random) -> Option<u32> {
+        let distance = random.distance() * if random.below(8) == 0 { 8 } else { 1 };
+        let is_ahead = random.is_heads();
+        // Larger cuts come first.
+        let at = self.model.begins_behind(end as usize, cut as usize);
+        let at = if is_ahead { at.checked_sub(distance)? } else { at + distance };
+        let other = self.model.begin_at(end as usize, at)?;
+        (other > begin && (self.model.is_chain || is_nested(self.model, begin, other))).then_some(other)
+    }
+
+    /// Moves several neighboring cuts by the same distance.
+    fn shift_many(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        if plan.stages() < 3 {
+            return false;
+        }
+        let first = 1 + random.below(plan.stages() - 1);
+        let last = first + random.below(plan.stages() - first);
+        let distance = random.distance();
+        self.shift_run(plan, (first, last), distance, random.is_heads())
+    }
+
+    /// Moves the cuts from one border to another by a number of places. Returns whether that was possible.
+    pub(super) fn shift_run(
+        &self,
+        plan: &mut UnscheduledPlan,
+        (first, last): (usize, usize),
+        distance: usize,
+        is_ahead: bool,
+    ) -> bool {
+        for border in first..=last {
+            let Some(at) = self.place[plan.cuts[border] as usize] else { return false };
+            let at = if is_ahead { Some(at + distance) } else { at.checked_sub(distance) };
+            let Some(&cut) = at.and_then(|at| self.line.get(at)) else { return false };
+            plan.cut_at(border, cut);
+        }
+        let is_between =
+            |begin: u32, end: u32| begin < end && (self.model.is_chain || is_nested(self.model, begin, end));
+        is_between(plan.cuts[first - 1], plan.cuts[first]) && is_between(plan.cuts[last], plan.cuts[last + 1])
+    }
+
+    /// Moves devices of one node from one stage to another.
+    fn hand_over(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        let Some((from, to)) = two_stages(plan, random) else { return false };
+        let Some(machine) = machine_of(plan.row(from), random) else { return false };
+        let count = some_of(plan.row(from)[machine], random);
+        plan.hand(machine, count, Some(from), Some(to));
+        true
+    }
+
+    /// Swaps devices of two stages that are on different nodes.
+    fn swap(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        let Some((one, other)) = two_stages(plan, random) else { return false };
+        let Some(here) = machine_of(plan.row(one), random) else { return false };
+        let Some(there) = machine_of(plan.row(other), random) else { return false };
+        if here == there {
+            return false;
+        }
+        let count = some_of(plan.row(one)[here].min(plan.row(other)[there]), random);
+        plan.hand(here, count, Some(one), Some(other));
+        plan.hand(there, count, Some(other), Some(one));
+        true
+    }
+
+    /// Adds free devices to a stage.
+    fn take_free(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        let stage = random.below(plan.stages());
+        let Some(machine) = machine_of(&plan.free, random) else { return false };
+        let count = some_of(plan.free[machine], random);
+        plan.hand(machine, count, None, Some(stage));
+        true
+    }
+
+    /// Frees devices of a stage.
+    fn give_up(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        let stage = random.below(plan.stages());
+        let Some(machine) = machine_of(plan.row(stage), random) else { return false };
+        let count = some_of(plan.row(stage)[machine], random);
+        plan.hand(machine, count, Some(stage), None);
+        true
+    }
+
+    /// Replaces devices of a stage by free ones of another node.
+    fn move_away(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        let stage = random.below(plan.stages());
+        let Some(here) = machine_of(plan.row(stage), random) else { return false };
+        let Some(there) = machine_of(&plan.free, random) else { return false };
+        if here == there {
+            return false;
+        }
+        let count = some_of(plan.row(stage)[here].min(plan.free[there]), random);
+        plan.hand(here, count, Some(stage), None);
+        plan.hand(there, count, None, Some(stage));
+        true
+    }
+
+    /// Moves devices from one stage to another on each node that the first one is on.
+    fn hand_over_everywhere(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        let Some((from, to)) = two_stages(plan, random) else { return false };
+        let least = plan.row(from).iter().copied().filter(|&count| count > 0).min().unwrap_or(0);
+        let count = if random.is_heads() { 1 } else { 1 + random.below(least as usize) as u32 };
+        let mut is_changed = false;
+        for machine in 0..plan.free.len() {
+            if plan.row(from)[machine] >= count && plan.row(from)[machine] > 0 {
+                plan.hand(machine, count, Some(from), Some(to));
+                is_changed = true;
+            }
+        }
+        is_changed
+    }
+
+    /// Splits a stage in two. Each gets half of its devices on every node, or some nodes completely.
+    fn split(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        let stage = random.below(plan.stages());
+        let (begin, end) = (plan.cuts[stage], plan.cuts[stage + 1]);
+        let inside = self.model.begins_behind(end as usize, begin as usize);
+        if inside == 0 {
+            return false;
+        }
+        let Some(cut) = self.model.begin_at(end as usize, random.below(inside)) else { return false };
+        if !self.model.is_chain && !is_nested(self.model, begin, cut) {
+            return false;
+        }
+        plan.split(stage, cut);
+        let by_machine = random.is_heads();
+        let mut is_rounded_up = random.is_heads();
+        for machine in 0..plan.free.len() {
+            let count = plan.row(stage)[machine];
+            let handed = if by_machine {
+                if random.is_heads() { count } else { 0 }
+            } else if count.is_multiple_of(2) {
+                count / 2
+            } else {
+                is_rounded_up = !is_rounded_up;
+                count / 2 + u32::from(is_rounded_up)
+            };
+            if handed > 0 {
+                plan.hand(machine, handed, Some(stage), Some(stage + 1));
+            }
+        }
+        true
+    }
+
+    /// Merges two stages.
+    fn merge(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        if plan.stages() < 2 {
+            return false;
+        }
+        plan.merge(random.below(plan.stages() - 1));
+        true
+    }
+
+    /// Changes the micro-batch size or recomputation.
+    fn change_task(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        let distance = random.distance();
+        let task = if random.is_heads() { Some(plan.task + distance) } else { plan.task.checked_sub(distance) };
+        let Some(task) = task.filter(|&task| task < self.tasks.len()) else { return false };
+        plan.become_of(task);
+        true
+    }
+
+    /// Swaps all devices of two stages.
+    fn exchange(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        let Some((one, other)) = two_stages(plan, random) else { return false };
+        plan.exchange(one, other);
+        true
+    }
+}
+
+/// Returns two stages, which are neighbors in two of three cases.
+fn two_stages(plan: &UnscheduledPlan, random: &mut Random) -> Option<(usize, usize)> {
+    let stages = plan.stages();
+    if stages < 2 {
+        return None;
+    }
+    if random.below(3) > 0 {
+        let first = random.below(stages - 1);
+        return Some(if random.is_heads() { (first, first + 1) } else { (first + 1, first) });
+    }
+    let one = random.below(stages);
+    let other = random.below(stages - 1);
+    Some((one, if other >= one { other + 1 } else { other }))
+}
+
+/// Returns a node that has devices in `row`.
+fn machine_of(row: &[u32], random: &mut Random) -> Option<usize> {
+    let start = random.below(row.len());
+    (start..row.len()).chain(0..start).find(|&machine| row[machine] > 0)
+}
+
+/// Returns a number from 1 to `count`.
+fn some_of(count: u32, random: &mut Random) -> u32 {
+    match random.below(8) {
+        0..5 => 1,
+        5..7 => count,
+        _ => 1 + random.below(count as usize) as u32,
+    }
+}

@@ -1,0 +1,251 @@
+//! Annealing on the longest path: plans change by small random steps, at first also for the worse (Kirkpatrick, Gelatt and
+//! Vecchi, 1983).
+//!
+//! Many chains of changes run side by side. After each round the better half goes on, for twice as long and at a lower
+//! temperature. The best plans are simulated, since paths may be a little shorter than the step. A plan may lack memory for a
+//! while, at a penalty, and the best one that fits is kept apart. Work is counted in changes, and random numbers follow from
+//! the number of the chain, so the result is the same on every machine and for any number of threads.
+
+use crate::planner::effort::{annealing, work};
+use crate::planner::hybrid::{
+    evaluate::plan_cost::PlanEvaluator,
+    search::unscheduled_plan::{PlanScorer, UnscheduledPlan},
+    subproblem::Subproblem,
+};
+mod changes;
+mod random;
+
+use random::Random;
+use rayon::prelude::*;
+
+use crate::control::Control;
+use crate::cost::LayerSums;
+use crate::cost::network::Cluster;
+
+/// One chain of changes.
+struct AnnealingChain {
+    number: u64,
+    now: UnscheduledPlan,
+    /// Best plan that fits, with its longest path, or with its step once plans are simulated.
+    best: Option<(f64, UnscheduledPlan)>,
+}
+
+impl AnnealingChain {
+    fn best_s(&self) -> f64 {
+        self.best.as_ref().map_or(f64::INFINITY, |(length_s, _)| *length_s)
+    }
+
+    /// Stores a plan that fits, if it is the best one.
+    fn found(&mut self, length_s: f64, plan: &UnscheduledPlan) {
+        match &mut self.best {
+            Some((best_s, _)) if *best_s <= length_s => {}
+            Some((best_s, best)) => {
+                *best_s = length_s;
+                best.copy_from(plan);
+            }
+            None => self.best = Some((length_s, plan.clone())),
+        }
+    }
+}
+
+/// Settings of a round.
+#[derive(Clone, Copy)]
+struct AnnealingRound {
+    number: u64,
+    /// Seed of all rounds.
+    seed: u64,
+    /// Work of each chain.
+    effort: u64,
+    heat: f64,
+    is_simulated: bool,
+}
+
+/// Scores plans for one chain, and counts the work.
+struct Scale<'j, 'a> {
+    judge: &'j mut PlanScorer<'a>,
+    pricer: PlanEvaluator<'a>,
+    round: AnnealingRound,
+    left: u64,
+}
+
+impl Scale<'_, '_> {
+    /// Returns the length of a plan, with a penalty where it lacks memory, and whether it fits. Lengths of `limit_s`
+    /// and more are not told apart.
+    fn weigh(&mut self, plan: &mut UnscheduledPlan, limit_s: f64) -> (f64, bool) {
+        self.left = self.left.saturating_sub(step_cost(plan));
+        let judged = self.judge.judge(plan, limit_s);
+        let fits = judged.overflow == 0.0;
+        let length_s = judged.path_s * (1.0 + annealing::SHORTFALL_PENALTY * judged.overflow);
+        let task = self.judge.tasks[plan.task];
+        let actions = 2 * u64::from(task.micro_batches) * plan.stages() as u64;
+        if !self.round.is_simulated || !fits || length_s >= limit_s || actions > annealing::MAX_SIMULATED_ACTIONS {
+            return (length_s, fits);
+        }
+        self.left = self.left.saturating_sub(work::ACTION * actions + work::PREPARE_NODE * plan.parts());
+        let step_s = if self.pricer.shares_weights() { self.priced_s(plan, task) } else { self.judge.step_s(plan) };
+        (step_s.unwrap_or(f64::INFINITY).max(length_s), true)
+    }
+
+    fn priced_s(&mut self, plan: &UnscheduledPlan, task: &Subproblem<'_>) -> Option<f64> {
+        let plan = plan.candidate(task);
+        let stages = self.pricer.stages(&plan).ok()?;
+        let windows =
+            [true, false].into_iter().find_map(|eager| self.pricer.windows_of(&stages, plan.micro_batch, eager))?;
+        self.pricer.step_s(&stages, &windows, plan.micro_batch).ok()
+    }
+}
+
+/// The space of plans that annealing changes.
+pub(crate) struct Annealer<'a> {
+    tasks: &'a [&'a Subproblem<'a>],
+    model: &'a LayerSums,
+    cluster: &'a Cluster,
+    /// Nested cuts in a row, and the place of each cut in it.
+    line: &'a [u32],
+    place: Vec<Option<usize>>,
+}
+
+impl<'a> Annealer<'a> {
+    pub(crate) fn new(tasks: &'a [&'a Subproblem<'a>], line: &'a [u32]) -> Option<Self> {
+        let &&Subproblem { model, cluster, .. } = tasks.first()?;
+        let mut place = vec![None; model.cuts()];
+        for (at, &cut) in line.iter().enumerate() {
+            place[cut as usize] = Some(at);
+        }
+        Some(Self { tasks, model, cluster, line, place })
+    }
+
+    /// Moves runs of cuts of each plan by one or two places while that shortens its longest path. Returns the work.
+    pub(crate) fn settle(&self, plans: &mut [UnscheduledPlan], control: &Control) -> u64 {
+        let settled = plans.par_iter_mut().map_init(
+            || PlanScorer::new(self.tasks, self.cluster, annealing::KEPT_SYNCS),
+            |judge, plan| if control.should_stop() { 0 } else { self.settle_one(plan, judge) },
+        );
+        settled.sum()
+    }
+
+    fn settle_one(&self, plan: &mut UnscheduledPlan, judge: &mut PlanScorer<'a>) -> u64 {
+        let judged = judge.judge(plan, f64::INFINITY);
+        if judged.overflow > 0.0 {
+            return 0;
+        }
+        let (mut path_s, mut tried) = (judged.path_s, 1);
+        let mut next = plan.clone();
+        loop {
+            let before_s = path_s;
+            for first in 1..plan.stages() {
+                for last in first..plan.stages().min(first + annealing::LONGEST_RUN) {
+                    for (distance, is_ahead) in [(1, true), (1, false), (2, true), (2, false)] {
+                        while self.shift_run(&mut next, (first, last), distance, is_ahead) {
+                            tried += 1;
+                            let judged = judge.judge(&mut next, path_s);
+                            if judged.overflow > 0.0 || judged.path_s >= path_s {
+                                break;
+                            }
+                            path_s = judged.path_s;
+                            plan.copy_cuts_from(&next);
+                        }
+                        next.copy_cuts_from(plan);
+                    }
+                }
+            }
+            if path_s >= before_s * (1.0 - annealing::SETTLED) {
+                return tried * (work::ANNEAL_PLAN + work::ANNEAL_STAGE * plan.stages() as u64);
+            }
+        }
+    }
+
+    /// Anneals `plans` for `effort` work units, all rounds and threads together. After each round, `meet` gets the best
+    /// plans that fit, shortest first, and returns whether to go on.
+    pub(crate) fn walk(
+        &self,
+        plans: Vec<UnscheduledPlan>,
+        effort: u64,
+        seed: u64,
+        control: &Control,
+        mut meet: impl FnMut(&[&UnscheduledPlan]) -> bool,
+    ) {
+        // Rather few who get somewhere than many who don't.
+        let steps = plans.first().map_or(1, |plan| effort / step_cost(plan));
+        let most =
+            ((steps / annealing::CHANGES_PER_CHAIN) as usize).clamp(annealing::MIN_CHAINS, annealing::MAX_CHAINS);
+        let mut crowd: Vec<AnnealingChain> = (0..)
+            .zip(plans.into_iter().take(most))
+            .map(|(number, now)| AnnealingChain { number, now, best: None })
+            .collect();
+        let rounds = u64::from(crowd.len().max(1).ilog2()) + 1;
+        let mut heat = annealing::FIRST_TEMPERATURE;
+        for number in 0..rounds {
+            let is_simulated = crowd.len() <= annealing::SIMULATING_CHAINS;
+            let effort = effort / rounds / crowd.len().max(1) as u64;
+            let round = AnnealingRound { number, seed, effort, heat, is_simulated };
+            (crowd.par_iter_mut()).for_each_init(
+                || PlanScorer::new(self.tasks, self.cluster, annealing::KEPT_SYNCS),
+                |judge, walker| self.walk_on(walker, judge, round, control),
+            );
+            crowd.sort_by(|a, b| a.best_s().total_cmp(&b.best_s()).then(a.number.cmp(&b.number)));
+            crowd.dedup_by(|b, a| a.best.is_some() && a.best == b.best);
+            let leaders: Vec<&UnscheduledPlan> =
+                crowd.iter().filter_map(|walker| walker.best.as_ref().map(|(_, best)| best)).collect();
+            if !meet(&leaders) || control.should_stop() {
+                return;
+            }
+            crowd.truncate(crowd.len().div_ceil(2));
+            heat *= annealing::ROUND_COOLING;
+        }
+    }
+
+    /// Runs a round of one chain, from its best plan on.
+    fn walk_on(
+        &self,
+        walker: &mut AnnealingChain,
+        judge: &mut PlanScorer<'a>,
+        round: AnnealingRound,
+        control: &Control,
+    ) {
+        let settings = self.tasks[walker.now.task].settings;
+        let mut scale =
+            Scale { judge, pricer: PlanEvaluator::new(self.model, self.cluster, settings), round, left: round.effort };
+        let mut random = Random(round.seed.wrapping_add(walker.number << 32 | round.number));
+        if let Some((_, best)) = walker.best.take() {
+            walker.now = best;
+        }
+        let (mut now_s, fits) = scale.weigh(&mut walker.now, f64::INFINITY);
+        if fits {
+            walker.best = Some((now_s, walker.now.clone()));
+        }
+        let mut next = walker.now.clone();
+        let (mut watched, mut heat) = (scale.left, round.heat);
+        while scale.left > 0 {
+            if scale.left + annealing::UNWATCHED_WORK <= watched {
+                if control.should_stop() {
+                    return;
+                }
+                watched = scale.left;
+                heat = round.heat * annealing::COOLING_IN_ROUND.powf(1.0 - scale.left as f64 / round.effort as f64);
+            }
+            let is_changed =
+                self.change(&mut next, &mut random) && (random.below(4) > 0 || self.change(&mut next, &mut random));
+            let limit_s = now_s * (1.0 - heat * random.part().ln());
+            let (next_s, fits) = if is_changed { scale.weigh(&mut next, limit_s) } else { (f64::INFINITY, false) };
+            if next_s < limit_s {
+                now_s = next_s;
+                walker.now.copy_from(&next);
+                if fits {
+                    walker.found(next_s, &next);
+                }
+            } else {
+                next.copy_from(&walker.now);
+            }
+        }
+    }
+}
+
+/// Returns the work of changing and scoring a plan once.
+fn step_cost(plan: &UnscheduledPlan) -> u64 {
+    let (stages, machines) = (plan.stages() as u64, plan.free.len() as u64);
+    work::ANNEAL_PLAN
+        + work::ANNEAL_STAGE * stages
+        + work::ANNEAL_NODE * machines
+        + work::ANNEAL_STAGE_AND_NODE * stages * machines
+}

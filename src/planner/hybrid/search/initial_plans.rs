@@ -1,0 +1,243 @@
+//! Good plans on any placement before anything is proved: plans by pattern, and what annealing makes of them.
+
+use crate::planner::effort::{
+    WHOLE,
+    annealing::{self, AnnealingTime},
+    passes, placement,
+};
+use crate::planner::hybrid::{
+    Search, SearchResult,
+    evaluate::candidate_plan::CandidatePlan,
+    placement::{cut_row, patterns::Patterns},
+    search::{
+        SizeSearch,
+        annealing::Annealer,
+        least_steps_s, local_search,
+        suffix_search::RelaxedPlan,
+        unscheduled_plan::{PlanScorer, UnscheduledPlan},
+    },
+    settings::Settings,
+    subproblem::Subproblem,
+};
+use rayon::prelude::*;
+
+use crate::control::Control;
+use crate::cost::LayerSums;
+use crate::cost::network::Cluster;
+use crate::error::Result;
+
+/// Returns the best plan of patterns and annealing alone, on any placement, without a bound.
+///
+/// # Errors
+/// As [`crate::planner::hybrid::plan`].
+pub fn draft(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<SearchResult> {
+    settings.check()?;
+    cluster.check()?;
+    let mut search = Search::new(model, cluster, settings, WHOLE, control);
+    search.anneal(annealing::LONG)?;
+    search.answer()
+}
+
+impl<'a> Search<'a> {
+    /// Tries patterns: first a few, and then all of them, unless the first ones are near the bound.
+    pub(crate) fn draw(&mut self) -> Result<()> {
+        self.with_sizes(|search, sizes| {
+            let bounds = search.draw_for(sizes)?;
+            search.take_bounds(sizes, &bounds);
+            Ok(())
+        })
+    }
+
+    /// Anneals the plans of patterns and the best plan.
+    pub(crate) fn anneal(&mut self, time: AnnealingTime) -> Result<()> {
+        let near_s = passes::NEAR * self.lower_bound_s();
+        self.with_sizes(|search, sizes| search.anneal_for(sizes, time, near_s))
+    }
+
+    /// Places the shortest plans of the relaxed space on each list of devices that patterns have.
+    pub(crate) fn realise(&mut self) -> Result<()> {
+        self.with_sizes(|search, sizes| {
+            let twins: Vec<Vec<RelaxedPlan>> =
+                sizes.iter_mut().map(|size| std::mem::take(&mut size.suffixes.twins)).collect();
+            search.realise_for(sizes, &twins)
+        })
+    }
+
+    /// Lets `work` add plans to the search while it reads the micro-batch sizes, improves on a better plan, and reports it.
+    fn with_sizes(&mut self, work: impl FnOnce(&mut Self, &mut Vec<SizeSearch<'a>>) -> Result<()>) -> Result<()> {
+        let before_s = self.step_s();
+        let mut sizes = std::mem::take(&mut self.sizes);
+        let outcome = work(self, &mut sizes);
+        self.sizes = sizes;
+        outcome?;
+        if self.step_s() < before_s {
+            self.improve();
+        }
+        self.report();
+        Ok(())
+    }
+
+    /// Returns the bounds of all sizes with their work, if it found some.
+    fn draw_for(&mut self, sizes: &[SizeSearch<'_>]) -> Result<Vec<(f64, u64)>> {
+        let tasks: Vec<&Subproblem<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
+        let Some(line) = line_of(&tasks) else { return Ok(Vec::new()) };
+        let Some(patterns) = Patterns::new(&tasks, &line) else { return Ok(Vec::new()) };
+        let mut bounds = Vec::new();
+        for is_brief in [true, false] {
+            // With a plan in hand, most patterns are dropped at once.
+            let drawn = patterns.plans(self.step_s(), 1.0, is_brief, self.control);
+            self.meet(&tasks, drawn.iter().take(annealing::PATTERNS_SIMULATED))?;
+            self.drawn.splice(0..0, drawn);
+            if is_brief && self.best.is_some() {
+                bounds = least_steps_s(sizes, self.step_s(), self.control);
+                if bounds.iter().all(|(bound_s, _)| passes::NEAR * *bound_s >= self.step_s()) {
+                    break;
+                }
+            }
+        }
+        Ok(bounds)
+    }
+
+    fn anneal_for(&mut self, sizes: &[SizeSearch<'_>], time: AnnealingTime, near_s: f64) -> Result<()> {
+        let tasks: Vec<&Subproblem<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
+        let Some(line) = line_of(&tasks) else { return Ok(()) };
+        if time.is_wide && !self.is_drawn_wide {
+            let Some(patterns) = Patterns::new(&tasks, &line) else { return Ok(()) };
+            self.drawn =
+                patterns.plans(annealing::WIDE_FACTOR * self.step_s(), annealing::WIDE_FACTOR, false, self.control);
+            self.is_drawn_wide = true;
+        }
+        self.drawn.truncate(annealing::MAX_CHAINS);
+        self.settle(&tasks, &line)?;
+        self.walk(&tasks, &line, time, near_s)
+    }
+
+    fn realise_for(&mut self, sizes: &[SizeSearch<'_>], twins: &[Vec<RelaxedPlan>]) -> Result<()> {
+        let tasks: Vec<&Subproblem<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
+        let (control, step_s) = (self.control, self.step_s());
+        let mut twins: Vec<(usize, &RelaxedPlan)> = (twins.iter().enumerate())
+            .flat_map(|(task, twins)| twins.iter().map(move |twin| (task, twin)))
+            .filter(|(_, twin)| twin.path_s < step_s)
+            .collect();
+        twins.sort_by(|a, b| a.1.path_s.total_cmp(&b.1.path_s));
+        twins.truncate(annealing::PLACED);
+        let Some(line) = (if twins.is_empty() || control.should_stop() { None } else { line_of(&tasks) }) else {
+            return Ok(());
+        };
+        let Some(patterns) = Patterns::new(&tasks, &line) else { return Ok(()) };
+        let Some(annealing) = Annealer::new(&tasks, &line) else { return Ok(()) };
+        let mut placed: Vec<(f64, UnscheduledPlan)> = (twins.par_iter())
+            .flat_map_iter(|&(task, twin)| patterns.placed(task, twin))
+            .map_init(
+                || PlanScorer::new(&tasks, tasks[0].cluster, placement::PATTERN_SYNCS),
+                |judge, mut plan| (judge.judge(&mut plan, f64::INFINITY), plan),
+            )
+            .filter(|(judged, _)| judged.overflow == 0.0)
+            .map(|(judged, plan)| (judged.path_s, plan))
+            .collect();
+        placed.sort_by(|a, b| a.0.total_cmp(&b.0));
+        placed.truncate(annealing::PLACED);
+        let mut plans: Vec<UnscheduledPlan> = placed.into_iter().map(|(_, plan)| plan).collect();
+        self.relaxed_work += annealing.settle(&mut plans, control);
+        self.meet(&tasks, plans.iter())
+    }
+
+    /// Moves the cuts of pattern plans until that helps no more.
+    fn settle(&mut self, tasks: &[&Subproblem<'_>], line: &[u32]) -> Result<()> {
+        let Some(annealing) = Annealer::new(tasks, line) else { return Ok(()) };
+        let mut drawn = std::mem::take(&mut self.drawn);
+        let mut outcome = Ok(());
+        if !self.is_settled {
+            self.is_settled = true;
+            self.annealed_work += annealing.settle(&mut drawn, self.control);
+            outcome = self.meet(tasks, drawn.iter());
+        }
+        self.drawn = drawn;
+        outcome
+    }
+
+    /// Anneals repeatedly, each time for as long as all times before together. Ends once the step is at most `near_s`,
+    /// or was found in the first half of the work.
+    fn walk(&mut self, tasks: &[&Subproblem<'_>], line: &[u32], time: AnnealingTime, near_s: f64) -> Result<()> {
+        let Some(annealing) = Annealer::new(tasks, line) else { return Ok(()) };
+        let size = tasks[0].model.cuts() as u64 * u64::from(tasks[0].cluster.devices());
+        let first = size.saturating_mul(time.of_cut_and_device).min(time.most).min(time.within);
+        let all = (time.all * first).min(time.within);
+        let (mut effort, control) = (first, self.control);
+        let (mut spent, mut helpful) = (0, 0);
+        loop {
+            let before_s = self.step_s();
+            let best = self.best.as_ref().and_then(|(_, plan)| sketched(tasks, plan));
+            let plans = best.into_iter().chain(self.drawn.iter().cloned()).collect();
+            let mut outcome = Ok(());
+            annealing.walk(plans, effort, self.annealed_work, control, |leaders| {
+                outcome = self.meet(tasks, leaders.iter().take(annealing::ROUND_SIMULATED).copied());
+                outcome.is_ok()
+            });
+            outcome?;
+            self.annealed_work += effort;
+            spent += effort;
+            if self.best.is_none() || self.step_s() < before_s * (1.0 - annealing::MIN_HELP) {
+                helpful = spent;
+            }
+            effort = spent.min(all - spent);
+            if self.step_s() <= near_s
+                || 2 * helpful + time.patience * first <= spent
+                || effort == 0
+                || control.should_stop()
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Simulates plans with the largest and with the smallest numbers in flight, shortest paths first.
+    fn meet<'s>(
+        &mut self,
+        tasks: &[&Subproblem<'_>],
+        sketches: impl Iterator<Item = &'s UnscheduledPlan>,
+    ) -> Result<()> {
+        let mut plans = Vec::new();
+        for sketch in sketches {
+            plans.extend(self.with_windows(&sketch.candidate(tasks[sketch.task]))?);
+        }
+        self.simulate(plans, annealing::SIMULATED_ACTIONS.min(self.effort.actions))
+    }
+
+    /// Returns the plan with the largest and with the smallest numbers in flight, each with its longest path. Leaves
+    /// out what does not fit.
+    pub(crate) fn with_windows(&mut self, plan: &CandidatePlan) -> Result<Vec<(f64, CandidatePlan)>> {
+        let stages = self.pricer.stages(plan)?;
+        let mut plans = Vec::new();
+        for eager in [true, false] {
+            let Some(windows) = self.pricer.windows_of(&stages, plan.micro_batch, eager) else { continue };
+            let path_s = self.pricer.path_s(&stages, &windows, plan.micro_batch);
+            plans.push((path_s, plan.clone().with_windows(&windows)));
+        }
+        Ok(plans)
+    }
+
+    /// Improves the best plan by local search.
+    pub(crate) fn improve(&mut self) {
+        let (model, effort, control) = (self.model, self.effort, self.control);
+        self.best = self.best.take().map(|best| local_search::improve(model, &mut self.pricer, best, effort, control));
+    }
+}
+
+/// Returns nested cuts for plans of any placement. Returns `None` if the settings allow node-aligned plans only.
+fn line_of(tasks: &[&Subproblem<'_>]) -> Option<Vec<u32>> {
+    // A launcher that wants equal replicas starts its ranks in the order of the devices, which only compact placements
+    // keep.
+    let task = tasks.first().filter(|task| !task.settings.equal_replicas)?;
+    Some(cut_row::line(task.model, &task.cut_bytes))
+}
+
+/// Returns a plan as an unscheduled plan of its micro-batch size.
+fn sketched(tasks: &[&Subproblem<'_>], plan: &CandidatePlan) -> Option<UnscheduledPlan> {
+    let is_of = |task: &&Subproblem<'_>| {
+        (task.micro_batch, task.recompute) == (plan.micro_batch, plan.recompute)
+            && plan.stages.iter().all(|stage| task.share[stage.replicas() as usize].is_some())
+    };
+    let task = tasks.iter().position(is_of)?;
+    Some(UnscheduledPlan::of(tasks[task].cluster, task, plan))
+}

@@ -1,0 +1,218 @@
+//! Local search: small changes of a good plan, each evaluated by simulation.
+
+use crate::control::Control;
+use crate::cost::LayerSums;
+use crate::planner::effort::{WorkBudget, passes};
+use crate::planner::hybrid::{
+    bounds::paths::Paths,
+    evaluate::{
+        candidate_plan::CandidatePlan,
+        in_flight_ranges::{Ranges, every, nearest},
+        plan_cost::PlanEvaluator,
+        stage_cost::{StageCost, path_stage},
+    },
+};
+
+/// A plan, and the numbers in flight that its stages should have.
+type Neighbour = (CandidatePlan, Vec<u32>);
+
+/// Returns the plan that local search ends at. It changes one cut, one device or one number in flight at a time.
+pub(crate) fn improve(
+    model: &LayerSums,
+    pricer: &mut PlanEvaluator<'_>,
+    start: (f64, CandidatePlan),
+    effort: WorkBudget,
+    control: &Control,
+) -> (f64, CandidatePlan) {
+    climb(pricer, start, effort, control, |pricer, plan, ranges| {
+        let mut plans = shifts(model, plan, ranges, &pricer.alike(plan));
+        plans.extend(warm_ups(plan, ranges));
+        plans
+    })
+}
+
+/// Returns the better one of `best` and the stages of `plan` with other numbers in flight. All choices are tried if
+/// they are few. Otherwise local search starts from the best of `plan` and of choices with short paths.
+pub(crate) fn improve_warm_ups(
+    pricer: &mut PlanEvaluator<'_>,
+    best: (f64, CandidatePlan),
+    plan: &(f64, CandidatePlan),
+    effort: WorkBudget,
+    control: &Control,
+) -> (f64, CandidatePlan) {
+    let Ok(prices) = pricer.stages(&plan.1) else { return best };
+    let micro_batch = plan.1.micro_batch;
+    let Some(ranges) = pricer.ranges_of(&prices, micro_batch) else { return best };
+    // Below this difference two sums of the same times differ by rounding alone.
+    let limit_s = |best_s: f64| best_s * (1.0 - 1e-12);
+    if pricer.longest_path_s(&prices, ranges.iter().copied(), micro_batch) >= limit_s(best.0) {
+        return best; // whatever the windows
+    }
+    let Some(all) = every(&ranges, passes::ALL_WINDOWS) else {
+        let promising = promising(&prices, &ranges, pricer.settings.global_batch / micro_batch);
+        let priced = promising.into_iter().filter_map(|windows| {
+            let step_s = pricer.step_s(&prices, &windows, micro_batch).ok()?;
+            Some((step_s, windows))
+        });
+        let start = (plan.0, plan.1.windows());
+        let (step_s, windows) = priced.fold(start, |best, found| if found.0 < best.0 { found } else { best });
+        let start = (step_s, plan.1.clone().with_windows(&windows));
+        let found = climb(pricer, start, effort, control, |_, plan, ranges| warm_ups(plan, ranges));
+        return if found.0 < best.0 { found } else { best };
+    };
+    let mut best = best;
+    let until = pricer.actions + effort.actions;
+    for windows in all {
+        if pricer.actions >= until || control.should_stop() {
+            break;
+        }
+        if pricer.path_s(&prices, &windows, micro_batch) < limit_s(best.0)
+            && let Ok(step_s) = pricer.step_s(&prices, &windows, micro_batch)
+            && step_s < limit_s(best.0)
+        {
+            best = (step_s, plan.1.clone().with_windows(&windows));
+        }
+    }
+    best
+}
+
+/// Returns choices of numbers in flight with short paths, found by a label search over the stages.
+fn promising(prices: &[StageCost], ranges: &Ranges, micro_batches: u32) -> Vec<Vec<u32>> {
+    let mut labels: Vec<(Paths, Vec<u32>)> = vec![(Paths::default(), Vec::new())]; // last stage first
+    for (price, &(least, most)) in prices.iter().zip(ranges).rev() {
+        let mut longer = Vec::new();
+        for window in least..=most {
+            let mut these: Vec<(Paths, Vec<u32>)> = Vec::new();
+            for (paths, behind) in &labels {
+                let next = behind.last().copied().unwrap_or(1);
+                if next > window {
+                    continue;
+                }
+                let paths = paths.extend(&path_stage(price, (window, window)), next, micro_batches);
+                if !these.iter().any(|(rival, _)| rival.dominates(&paths, micro_batches)) {
+                    these.retain(|(rival, _)| !paths.dominates(rival, micro_batches));
+                    these.push((paths, behind.iter().copied().chain([window]).collect()));
+                }
+            }
+            these.sort_by(|a, b| a.0.synced_s.total_cmp(&b.0.synced_s));
+            these.truncate(passes::PROMISING_WINDOWS);
+            longer.extend(these);
+        }
+        labels = longer;
+    }
+    labels.sort_by(|a, b| a.0.synced_s.total_cmp(&b.0.synced_s));
+    labels.truncate(4 * passes::PROMISING_WINDOWS);
+    labels.into_iter().map(|(_, windows)| windows.into_iter().rev().collect()).collect()
+}
+
+/// Moves to the best neighbor until none is better or the limits are reached.
+fn climb(
+    pricer: &mut PlanEvaluator<'_>,
+    start: (f64, CandidatePlan),
+    effort: WorkBudget,
+    control: &Control,
+    neighbours: impl Fn(&PlanEvaluator<'_>, &CandidatePlan, &Ranges) -> Vec<Neighbour>,
+) -> (f64, CandidatePlan) {
+    let (limit, until) = (pricer.simulated + effort.improved, pricer.actions + effort.actions);
+    let mut parts_left = passes::LOCAL_SEARCH_NODES;
+    let mut best = start;
+    loop {
+        let mut better: Option<(f64, CandidatePlan)> = None;
+        let Ok(known) = pricer.stages(&best.1) else { return best };
+        let Some(ranges) = pricer.ranges_of(&known, best.1.micro_batch) else { return best };
+        for (plan, wanted) in neighbours(pricer, &best.1, &ranges) {
+            let is_much = pricer.simulated >= limit || pricer.actions >= until || parts_left == 0;
+            if is_much || control.should_stop() {
+                break;
+            }
+            parts_left = parts_left.saturating_sub(plan.stages.iter().map(|stage| stage.footprint.len()).sum());
+            let Ok(prices) = pricer.stages_but(&plan, (&best.1, &known)) else { continue };
+            let ranges = pricer.ranges_of(&prices, plan.micro_batch);
+            let Some(windows) = ranges.and_then(|ranges| nearest(&ranges, &wanted)) else { continue };
+            // Below this difference two sums of the same times differ by rounding alone.
+            let limit_s = better.as_ref().map_or(best.0, |(step_s, _)| *step_s) * (1.0 - 1e-12);
+            if pricer.path_s(&prices, &windows, plan.micro_batch) >= limit_s {
+                continue;
+            }
+            let Ok(step_s) = pricer.step_s(&prices, &windows, plan.micro_batch) else { continue };
+            if step_s < limit_s {
+                better = Some((step_s, plan.with_windows(&windows)));
+            }
+        }
+        match better {
+            Some(found) => best = found,
+            None => return best,
+        }
+    }
+}
+
+/// Returns plans that differ in one number in flight: by one, or as far as possible.
+fn warm_ups(plan: &CandidatePlan, ranges: &Ranges) -> Vec<Neighbour> {
+    let mut plans = Vec::new();
+    for (index, &(least, most)) in ranges.iter().enumerate() {
+        let now = plan.stages[index].window;
+        let mut others = vec![most, least, now + 1, now - 1];
+        others.retain(|&window| window != now && (least..=most).contains(&window));
+        others.sort_unstable();
+        others.dedup();
+        for window in others {
+            let mut wanted = plan.windows();
+            wanted[index] = window;
+            // Windows don't grow along the stages.
+            wanted[index..].iter_mut().for_each(|behind| *behind = window.min(*behind));
+            plans.push((plan.clone(), wanted));
+        }
+    }
+    plans
+}
+
+/// Returns plans that differ in one cut or one device.
+fn shifts(model: &LayerSums, plan: &CandidatePlan, ranges: &Ranges, alike: &[u32]) -> Vec<Neighbour> {
+    // Who runs ahead as far as memory allows does so wherever the cut lies.
+    let wanted: Vec<u32> = (plan.stages.iter().zip(ranges))
+        .map(|(stage, &(least, most))| if stage.window == most && most > least { u32::MAX } else { stage.window })
+        .collect();
+    let mut plans = Vec::new();
+    let mut with = |change: &dyn Fn(&mut CandidatePlan)| {
+        let mut other = plan.clone();
+        change(&mut other);
+        plans.push((other, wanted.clone()));
+    };
+    let nested = |begin: usize, end: usize| model.is_inside(begin, end);
+    for border in 1..plan.stages.len() {
+        let (before, after) = (&plan.stages[border - 1], &plan.stages[border]);
+        for distance in [1_usize, 2] {
+            for cut in [after.begin.wrapping_sub(distance), after.begin + distance] {
+                if cut > before.begin && cut < after.end && nested(before.begin, cut) && nested(cut, after.end) {
+                    with(&|other| {
+                        other.stages[border - 1].end = cut;
+                        other.stages[border].begin = cut;
+                    });
+                }
+            }
+        }
+        // One device changes sides, if the stage it leaves keeps another; on one of several machines alike.
+        for (from, to) in [(border - 1, border), (border, border - 1)] {
+            for &(machine, _) in
+                plan.stages[from].footprint.iter().filter(|&&(machine, _)| alike[machine as usize] == machine)
+            {
+                if plan.stages[from].replicas() > 1 {
+                    with(&|other| {
+                        add(&mut other.stages[from].footprint, machine, -1);
+                        add(&mut other.stages[to].footprint, machine, 1);
+                    });
+                }
+            }
+        }
+    }
+    plans
+}
+
+fn add(footprint: &mut Vec<(u32, u32)>, machine: u32, devices: i32) {
+    match footprint.iter_mut().find(|(other, _)| *other == machine) {
+        Some((_, count)) => *count = count.saturating_add_signed(devices),
+        None => footprint.push((machine, 1)),
+    }
+    footprint.retain(|&(_, count)| count > 0);
+    footprint.sort_unstable();
+}

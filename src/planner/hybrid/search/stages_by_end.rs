@@ -1,0 +1,104 @@
+//! Stages that end at one cut, before they are placed: their times, gradient sums and largest number of micro-batches in
+//! flight, each computed once for all labels at this cut.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::cost;
+use crate::planner::effort::work;
+use crate::planner::hybrid::{
+    bounds::nested_stages::{Inner, Synced},
+    placement::placement_space::PlacementMove,
+    settings::largest_window,
+    subproblem::Subproblem,
+};
+
+/// A stage between two cuts, before it is placed.
+pub(crate) struct Stage {
+    pub begin: usize,
+    /// Place in the order of [`crate::cost::LayerSums::begins`].
+    pub index: usize,
+    pub forward_s: f64,
+    pub backward_s: f64,
+}
+
+/// Stages that end at one cut, on devices that cost the same.
+struct StageClass<'t> {
+    /// Stages that work for less than the threshold by themselves.
+    short: Rc<[Stage]>,
+    sync: Synced<'t>,
+    /// Largest number in flight that fits each of them, 0 if none does. `None` where it is not computed yet.
+    largest: Vec<Option<u32>>,
+}
+
+/// All stages that end at one cut. Their own costs are the same for all labels there.
+pub(crate) struct StagesByEnd<'t> {
+    task: &'t Subproblem<'t>,
+    end: usize,
+    inner: Option<Arc<Inner>>,
+    /// Classes by the price number of a move.
+    of_price: Vec<Option<StageClass<'t>>>,
+}
+
+impl<'t> StagesByEnd<'t> {
+    pub(crate) fn new(task: &'t Subproblem<'t>, end: usize) -> Self {
+        Self { task, end, inner: None, of_price: Vec::new() }
+    }
+
+    /// Returns the stages that a move may place and that work for less than the threshold by themselves. Adds the work
+    /// to `work`.
+    pub(crate) fn short(&mut self, choice: &PlacementMove, threshold_s: f64, work: &mut u64) -> Rc<[Stage]> {
+        let (task, end, at) = (self.task, self.end, choice.price as usize);
+        if self.of_price.len() <= at {
+            self.of_price.resize_with(at + 1, || None);
+        }
+        if let Some(stages) = &self.of_price[at] {
+            return stages.short.clone();
+        }
+        let Some(share) = task.share[choice.replicas as usize] else { return Rc::default() };
+        let totals = &task.totals[share as usize];
+        let mut short = Vec::new();
+        for (index, begin) in task.model.begins(end).enumerate() {
+            *work += work::MAKE_STAGE;
+            let begin = begin as usize;
+            let forward_s = (totals.forward_s[end] - totals.forward_s[begin]) / choice.speed;
+            let mut backward_s = (totals.backward_s[end] - totals.backward_s[begin]) / choice.speed;
+            if task.recompute {
+                backward_s += forward_s;
+            }
+            if f64::from(task.micro_batches) * (forward_s + backward_s) < threshold_s {
+                short.push(Stage { begin, index, forward_s, backward_s });
+            } else if task.model.is_chain {
+                break;
+            }
+        }
+        let overlap = task.settings.overlap_sync;
+        let stages = StageClass {
+            largest: vec![None; short.len()],
+            short: short.into(),
+            sync: Synced::new(task.model, totals, choice.sync, choice.speed, overlap, end),
+        };
+        self.of_price[at].insert(stages).short.clone()
+    }
+
+    /// Returns the exposed gradient reduction of one of them, and the largest number in flight that fits, 0 if none
+    /// does.
+    pub(crate) fn sync_and_window(&mut self, choice: &PlacementMove, at: usize, work: &mut u64) -> (f64, u32) {
+        let (task, end) = (self.task, self.end);
+        let Some(stages) = &mut self.of_price[choice.price as usize] else { return (0.0, 0) };
+        if self.inner.is_none() {
+            self.inner = task.sets.as_ref().map(|sets| sets.inner(end));
+        }
+        let Stage { begin, index, .. } = stages.short[at];
+        let largest = *stages.largest[at].get_or_insert_with(|| {
+            *work += work::FIT_STAGE;
+            let memory = &task.settings.memory;
+            let Some(share) = task.share[choice.replicas as usize] else { return 0 };
+            let totals = &task.totals[share as usize];
+            let held = cost::memory(task.model, totals, memory, (begin, end), choice.replicas, 1, task.recompute);
+            let capacity_bytes = choice.memory_bytes - memory.reserved_bytes;
+            largest_window(1, task.micro_batches, |window| held.bytes_with(window) <= capacity_bytes).unwrap_or(0)
+        });
+        (stages.sync.sum(index, self.inner.as_deref()), largest)
+    }
+}

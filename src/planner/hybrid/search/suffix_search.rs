@@ -1,0 +1,354 @@
+//! The label search: from the last stage to the first, over cuts, devices, nodes and numbers of micro-batches in flight.
+//!
+//! A [`Label`] is a suffix of the pipeline: the cut where it begins, the situation of the nodes, the number of stages and the
+//! micro-batches in flight of its first one. Among labels that agree in these, one whose [`Paths`] are nowhere longer dominates
+//! the other (docs/proofs.md#dominance). Labels whose bound reaches the threshold are dropped. Prefix tables ([`PrefixBounds`])
+//! give each label the least that any completion adds.
+//!
+//! With a beam, only the most promising labels of each cut go on. The smallest bound among the others then limits what the pass
+//! has proved (docs/proofs.md#a-pass).
+
+use crate::planner::effort::{WorkBudget, passes, work};
+use crate::planner::hybrid::{
+    bounds::{
+        link_bounds::Links,
+        paths::{PathStage, Paths},
+        prefix::PrefixBounds,
+        relaxed_space::Relaxed,
+    },
+    evaluate::candidate_plan::{CandidatePlan, StageCandidate},
+    placement::placement_space::{PlacementMove, Placements, Space},
+    search::{
+        labels::{Label, Labels},
+        stages_by_end::{Stage, StagesByEnd},
+    },
+    subproblem::Subproblem,
+};
+
+use crate::control::Control;
+
+/// Index of the empty suffix.
+const ROOT: u32 = 0;
+
+/// Result of a pass.
+#[derive(Debug)]
+pub(crate) struct PassResult {
+    /// Complete plans with the length of their longest path, shortest first. Empty for the relaxed space, whose moves
+    /// are no placements.
+    pub plans: Vec<(f64, CandidatePlan)>,
+    /// Longest path of the shortest complete plan, also in the relaxed space.
+    pub shortest_s: f64,
+    /// Lower bound on the paths of plans that were dropped for a limit. Infinite if none was.
+    pub bound_s: f64,
+    /// Labels made.
+    pub labels: u64,
+    /// Work of the pass, and the part of it that built tables.
+    pub work: u64,
+    pub tables: u64,
+}
+
+/// A complete plan of the relaxed space, without placement.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct RelaxedPlan {
+    /// Longest path.
+    pub path_s: f64,
+    /// Cuts between stages, the empty and the full one included.
+    pub cuts: Vec<u32>,
+    pub replicas: Vec<u32>,
+    /// Whether it has a range of replicas that a finer space would split.
+    is_open: bool,
+}
+
+/// The label search for one micro-batch size.
+pub(crate) struct SuffixSearch<'a> {
+    pub task: Subproblem<'a>,
+    space: Space<'a>,
+    /// The relaxed space, if the search space does not have every placement.
+    relaxed: Option<Relaxed>,
+    /// Shortest plans of the last relaxed pass, ...
+    pub twins: Vec<RelaxedPlan>,
+    /// ... and whether the first of them has a range of replicas that a finer space would split.
+    is_open: bool,
+}
+
+impl<'a> SuffixSearch<'a> {
+    pub(crate) fn new(task: Subproblem<'a>) -> Self {
+        let space = Space::new(&task);
+        let relaxed = (!space.exact).then(|| Relaxed::new(&task));
+        Self { task, space, relaxed, twins: Vec::new(), is_open: false }
+    }
+
+    /// Returns a search that has a relaxed space in any case, for bounds alone.
+    pub(crate) fn relaxed(task: Subproblem<'a>) -> Self {
+        let relaxed = Relaxed::new(&task);
+        Self { relaxed: Some(relaxed), ..Self::new(task) }
+    }
+
+    /// Returns whether the search space has every placement, not only node-aligned ones.
+    pub(crate) fn exact_placement(&self) -> bool {
+        self.space.exact
+    }
+
+    /// Returns bounds on the links of all placements, or of those in the search space.
+    pub(crate) fn links(&self, all: bool) -> &Links {
+        match &self.relaxed {
+            Some(relaxed) if all => relaxed.links(),
+            _ => self.space.links(),
+        }
+    }
+
+    /// Runs a pass for plans whose paths are shorter than `threshold_s`. `beam` labels of each cut go on.
+    pub(crate) fn pass(&mut self, threshold_s: f64, beam: usize, effort: WorkBudget, control: &Control) -> PassResult {
+        let pass = Pass { task: &self.task, space: &mut self.space, threshold_s };
+        let (mut found, labels) = pass.run(beam, effort, control);
+        found.plans = (labels.complete.iter())
+            .map(|&id| (labels.all[id as usize].bound_s, self.candidate(&labels.all, id)))
+            .collect();
+        found
+    }
+
+    /// Refines the relaxed space if its shortest plan depends on a range of replicas. Returns whether it did.
+    pub(crate) fn refine(&mut self) -> bool {
+        let is_open = std::mem::take(&mut self.is_open);
+        self.relaxed.as_mut().filter(|_| is_open).map(Relaxed::refine).is_some()
+    }
+
+    /// Runs a pass over the relaxed space. Returns `None` where the search space has every placement.
+    pub(crate) fn relaxed_pass(
+        &mut self,
+        threshold_s: f64,
+        effort: WorkBudget,
+        control: &Control,
+    ) -> Option<PassResult> {
+        let space = self.relaxed.as_mut()?;
+        let (found, labels) = Pass { task: &self.task, space, threshold_s }.run(usize::MAX, effort, control);
+        let twins: Vec<RelaxedPlan> = labels.complete.iter().map(|&id| twin(space, &labels.all, id)).collect();
+        if let Some(shortest) = twins.first() {
+            self.is_open = shortest.is_open;
+            self.twins.clear();
+        }
+        for twin in twins {
+            let is_new = |other: &RelaxedPlan| (&other.cuts, &other.replicas) != (&twin.cuts, &twin.replicas);
+            if self.twins.len() < passes::RELAXED_PLANS && self.twins.iter().all(is_new) {
+                self.twins.push(twin);
+            }
+        }
+        Some(found)
+    }
+
+    fn candidate(&mut self, labels: &[Label], complete: u32) -> CandidatePlan {
+        let mut moves: Vec<PlacementMove> = Vec::new();
+        let mut stages: Vec<StageCandidate> = Vec::new();
+        let mut id = complete;
+        while id != ROOT {
+            let label = &labels[id as usize];
+            let parent = &labels[label.parent as usize];
+            moves.push(self.space.moves(parent.situation)[label.move_index as usize].clone());
+            stages.push(StageCandidate {
+                begin: label.cut as usize,
+                end: parent.cut as usize,
+                footprint: Vec::new(),
+                window: label.window,
+            });
+            id = label.parent;
+        }
+        moves.reverse(); // made from the last stage to the first
+        // Where a window is left open, the largest that doesn't grow along the stages.
+        let mut most = u32::MAX;
+        for stage in &mut stages {
+            most = most.min(stage.window);
+            stage.window = most;
+        }
+        for (stage, footprint) in stages.iter_mut().zip(self.space.devices(&moves)) {
+            stage.footprint = footprint;
+        }
+        CandidatePlan { micro_batch: self.task.micro_batch, recompute: self.task.recompute, stages }
+    }
+}
+
+/// Returns the plan of the relaxed space that a complete label stands for.
+fn twin(space: &mut Relaxed, labels: &[Label], complete: u32) -> RelaxedPlan {
+    let path_s = labels[complete as usize].bound_s;
+    let mut twin = RelaxedPlan { path_s, cuts: vec![0], replicas: Vec::new(), is_open: false };
+    let mut id = complete;
+    while id != ROOT {
+        let label = &labels[id as usize];
+        let parent = &labels[label.parent as usize];
+        let &PlacementMove { fewest, replicas, .. } = &space.moves(parent.situation)[label.move_index as usize];
+        twin.cuts.push(parent.cut);
+        twin.replicas.push(fewest);
+        twin.is_open |= space.is_joined((fewest, replicas));
+        id = label.parent;
+    }
+    twin
+}
+
+/// A pass over one space.
+struct Pass<'p, 'a, S> {
+    task: &'p Subproblem<'a>,
+    space: &'p mut S,
+    threshold_s: f64,
+}
+
+impl<S: Placements> Pass<'_, '_, S> {
+    fn run(mut self, beam: usize, effort: WorkBudget, control: &Control) -> (PassResult, Labels) {
+        let last = self.task.model.cuts() - 1;
+        let (nothing, endless_s) = (Vec::new(), f64::INFINITY);
+        let mut found =
+            PassResult { plans: nothing, shortest_s: endless_s, bound_s: endless_s, labels: 0, work: 0, tables: 0 };
+        let mut labels = Labels::new(last + 1, self.task.micro_batches);
+        let tables = PrefixBounds::new(self.task, self.space.links(), self.threshold_s, effort.behind, control);
+        let Some(prefixes) = tables else {
+            return (PassResult { bound_s: 0.0, ..found }, labels);
+        };
+        (found.work, found.tables) = (prefixes.work, prefixes.work);
+        let root_bound_s = prefixes.bound_s(
+            &Paths::default(),
+            last,
+            prefixes.place(self.space.free_units(self.space.rest(0)), None, 0),
+        );
+        if root_bound_s < self.threshold_s {
+            let (cut, paths) = (last as u32, Paths::default());
+            let bound_s = root_bound_s;
+            labels.add(Label {
+                paths,
+                bound_s,
+                cut,
+                situation: 0,
+                stages: 0,
+                least_window: 1,
+                window: 1,
+                parent: ROOT,
+                move_index: 0,
+            });
+        }
+        let task = self.task;
+        for cut in (1..=last).rev() {
+            let mut ending = StagesByEnd::new(task, cut);
+            let mut waiting: Vec<u32> = std::mem::take(&mut labels.waiting[cut]).into_values().flatten().collect();
+            labels.sort(&mut waiting);
+            for (index, id) in waiting.into_iter().enumerate() {
+                if !S::IS_REAL && labels.all[id as usize].bound_s >= self.threshold_s {
+                    break; // of use only to plans that are not the shortest
+                }
+                let is_much =
+                    labels.all.len() >= effort.labels_of_pass || found.work + labels.work >= effort.work_of_pass;
+                if index >= beam || is_much || control.should_stop() {
+                    // The most promising of those that don't go on.
+                    found.bound_s = found.bound_s.min(labels.all[id as usize].bound_s);
+                    break;
+                }
+                found.work += self.expand(id, &mut labels, &prefixes, &mut ending, effort);
+            }
+        }
+        labels.keep_best_plans();
+        found.work += labels.work;
+        found.labels = labels.all.len() as u64;
+        found.shortest_s = labels.complete.first().map_or(f64::INFINITY, |&id| labels.all[id as usize].bound_s);
+        (found, labels)
+    }
+
+    /// Puts every possible stage in front of a label. Returns the work.
+    fn expand(
+        &mut self,
+        id: u32,
+        labels: &mut Labels,
+        prefixes: &PrefixBounds,
+        ending: &mut StagesByEnd<'_>,
+        WorkBudget { windows: most_windows, grid, .. }: WorkBudget,
+    ) -> u64 {
+        let threshold_s = self.threshold_s;
+        let label = labels.all[id as usize].clone();
+        let end = label.cut as usize;
+        let stages = label.stages + 1;
+        if stages > self.task.settings.most_stages {
+            return 0;
+        }
+        let (least, most) = self.task.settings.windows(stages, self.task.micro_batches);
+        let least = least.max(label.least_window);
+        let micro = f64::from(self.task.micro_batches);
+        let grid_s = if self.task.cluster.devices() > passes::EXACT_DEVICES { prefixes.least_s() / grid } else { 0.0 };
+        let cut_bytes = if label.stages == 0 { 0.0 } else { self.task.cut_bytes[end] };
+        let mut work = 0;
+        for (move_index, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
+            let short = ending.short(choice, threshold_s, &mut work);
+            if short.is_empty() {
+                continue;
+            }
+            let Some(rest) = self.space.after(label.situation, choice) else { continue };
+            let free = self.space.free(rest);
+            let free_speed = self.space.free_speed(rest);
+            let place = prefixes.place(self.space.free_units(rest), choice.room, stages);
+            // In a chain, the longer the stage the less is left to those in front.
+            let is_much = |stage: &Stage| prefixes.busy_s(stage.begin, free_speed) >= threshold_s;
+            let first = if self.task.model.is_chain { short.partition_point(is_much) } else { 0 };
+            for (at, &Stage { begin, forward_s, backward_s, .. }) in short.iter().enumerate().skip(first) {
+                work += work::TRY_STAGE;
+                if begin > 0 && free == 0 {
+                    continue;
+                }
+                let stage_s = forward_s + backward_s;
+                let busy_s = prefixes.busy_s(begin, free_speed);
+                if busy_s >= threshold_s {
+                    continue;
+                }
+                let ahead_s = prefixes.round_trip_s(begin, place);
+                if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
+                    continue;
+                }
+                let (sync_s, largest) = ending.sync_and_window(choice, at, &mut work);
+                if largest < least {
+                    continue;
+                }
+                let largest = largest.min(most.max(least));
+                for (least_window, window) in windows_to_try(least, largest, most_windows) {
+                    work += work::EXTEND_PATHS;
+                    let stage = PathStage {
+                        forward_s,
+                        backward_s,
+                        sync_s,
+                        least_window,
+                        window,
+                        busy_s: cut_bytes * choice.transfer.s_per_byte,
+                        latency_s: choice.transfer.latency_s,
+                    };
+                    let paths = label.paths.extend(&stage, label.least_window, self.task.micro_batches);
+                    let bound = |paths: &Paths| prefixes.bound_s(paths, begin, place).max(busy_s);
+                    let bound_s = bound(&paths);
+                    if bound_s < threshold_s {
+                        // Rounding takes as long as all else, so only what stays is rounded; its bound is that of all labels
+                        // that it makes superfluous.
+                        let rounded = (grid_s > 0.0).then(|| paths.rounded_down(grid_s));
+                        let (paths, bound_s) = rounded.map_or((paths, bound_s), |paths| (paths, bound(&paths)));
+                        if begin == 0 && !S::IS_REAL {
+                            self.threshold_s = self.threshold_s.min(bound_s);
+                        }
+                        labels.add(Label {
+                            paths,
+                            bound_s,
+                            cut: begin as u32,
+                            situation: self.space.situation(rest),
+                            stages,
+                            least_window,
+                            window,
+                            parent: id,
+                            move_index,
+                        });
+                    }
+                }
+            }
+        }
+        work
+    }
+}
+
+/// Returns ranges of micro-batches in flight that a pass tells apart, from `least` to `largest`: each number by itself, the
+/// largest first. Where there are more than `most_windows`, all between the largest ones and `least` are one range.
+///
+/// docs/proofs.md, *Windows left open*: the paths of a range are lower bounds for each number in it.
+fn windows_to_try(least: u32, largest: u32, most_windows: u32) -> impl Iterator<Item = (u32, u32)> {
+    let few = if largest - least < most_windows { least } else { largest + 3 - most_windows };
+    let each = (few..=largest).rev().map(|window| (window, window));
+    let others = (few > least).then(|| [(least + 1, few - 1), (least, least)]);
+    each.chain(others.into_iter().flatten())
+}

@@ -1,0 +1,100 @@
+//! A planning problem for one micro-batch size, with or without recomputation: what all passes over it share.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use rustc_hash::FxHashMap;
+
+use crate::cost::network::Cluster;
+use crate::cost::{LayerSums, Totals};
+use crate::planner::hybrid::{bounds::nested_stages::CutSets, settings::Settings};
+
+/// The planning problem for one micro-batch size, with or without recomputation.
+pub(crate) struct Subproblem<'a> {
+    pub model: &'a LayerSums,
+    pub cluster: &'a Cluster,
+    pub settings: &'a Settings,
+    pub micro_batch: u32,
+    pub recompute: bool,
+    pub micro_batches: u32,
+    /// For each number of replicas, the index of its sums, if that split is allowed.
+    pub share: Vec<Option<u32>>,
+    /// Sums of each share that a replica may get.
+    pub totals: Vec<Totals>,
+    /// Samples of each of these shares.
+    pub samples: Vec<u32>,
+    /// Bytes of a whole micro-batch that cross each cut.
+    pub cut_bytes: Vec<f64>,
+    /// Cuts of a branching model as sets of layers, shared by all subproblems.
+    pub sets: Option<Arc<CutSets<'a>>>,
+}
+
+impl<'a> Subproblem<'a> {
+    /// Returns a subproblem for each micro-batch size, and for recomputation on and off where both are allowed. If all
+    /// stages must have the same number of replicas, there is one for each number.
+    pub(crate) fn all(model: &'a LayerSums, cluster: &'a Cluster, settings: &'a Settings) -> Vec<Self> {
+        let mut questions: Vec<(u32, bool, RangeInclusive<u32>)> = Vec::new();
+        for &micro_batch in &settings.micro_batch_sizes {
+            for &recompute in &settings.recompute {
+                let any = 1..=cluster.devices();
+                if settings.equal_replicas {
+                    let allowed = any.filter(|&replicas| settings.share(micro_batch, replicas).is_some());
+                    questions.extend(allowed.map(|replicas| (micro_batch, recompute, replicas..=replicas)));
+                } else {
+                    questions.push((micro_batch, recompute, any));
+                }
+            }
+        }
+        let sets = (!model.is_chain).then(|| Arc::new(CutSets::new(model)));
+        (questions.into_par_iter())
+            .map(|(micro_batch, recompute, replicas)| {
+                let task = Self::new(model, cluster, settings, micro_batch, recompute, &replicas);
+                Self { sets: sets.clone(), ..task }
+            })
+            .collect()
+    }
+
+    fn new(
+        model: &'a LayerSums,
+        cluster: &'a Cluster,
+        settings: &'a Settings,
+        micro_batch: u32,
+        recompute: bool,
+        allowed: &RangeInclusive<u32>,
+    ) -> Self {
+        let devices = cluster.devices();
+        let (mut totals, mut samples) = (Vec::new(), Vec::new());
+        let mut known: FxHashMap<u32, u32> = FxHashMap::default();
+        let share: Vec<Option<u32>> = (0..=devices)
+            .map(|replicas| {
+                let share = if allowed.contains(&replicas) { settings.share(micro_batch, replicas) } else { None }?;
+                Some(*known.entry(share).or_insert_with(|| {
+                    totals.push(model.totals(share));
+                    samples.push(share);
+                    totals.len() as u32 - 1
+                }))
+            })
+            .collect();
+        Self {
+            model,
+            cluster,
+            settings,
+            micro_batch,
+            recompute,
+            micro_batches: settings.global_batch / micro_batch,
+            share,
+            totals,
+            samples,
+            cut_bytes: model.totals(micro_batch).boundary_bytes,
+            sets: None,
+        }
+    }
+
+    /// Returns the number of devices that can be of use: those of a plan with every layer on as many replicas as it may
+    /// have.
+    pub(crate) fn most_devices(&self) -> u32 {
+        let most = self.share.iter().rposition(Option::is_some).unwrap_or(0) as u32;
+        self.cluster.devices().min((self.model.layer_parameter_bytes.len() as u32).saturating_mul(most))
+    }
+}

@@ -1,0 +1,141 @@
+//! Random planning problems, small enough to try every plan, that several tests share.
+
+use proptest::prelude::*;
+
+use super::hybrid::{Settings, WarmUp};
+use crate::cost::MemoryModel;
+use crate::cost::network::{Cluster, Link, Machine};
+use crate::model::graph::{Graph, Layer, Measurement};
+
+/// Returns settings without limits: 1F1B that hides gradient sums and keeps activations, trained by Adam.
+pub(super) fn settings(global_batch: u32, micro_batch_sizes: Vec<u32>) -> Settings {
+    Settings {
+        global_batch,
+        micro_batch_sizes,
+        smallest_share: 1,
+        uneven_shares: true,
+        overlap_sync: true,
+        recompute: vec![false],
+        warm_up: WarmUp::Least,
+        memory: MemoryModel {
+            gradients_per_weight: 1.0,
+            optimizer_per_weight: 2.0,
+            shard_optimizer: false,
+            reserved_bytes: 0.0,
+        },
+        most_stages: u32::MAX,
+        most_replicas: u32::MAX,
+        equal_replicas: false,
+    }
+}
+
+/// A chain on a small cluster, and how many devices each stage of a plan shall take.
+#[derive(Debug, Clone)]
+pub(super) struct RandomProblem {
+    pub graph: Graph,
+    pub cluster: Cluster,
+    pub settings: Settings,
+    pub replicas: Vec<u32>,
+}
+
+pub(super) fn problems() -> impl Strategy<Value = RandomProblem> {
+    let link =
+        || {
+            (10.0..1_000.0, 0.1..3.0, prop_oneof![Just(0.0), 0.01..0.5]).prop_map(|(bytes_per_s, factor, latency_s)| {
+                Link { bytes_per_s, collective_bytes_per_s: bytes_per_s * factor, latency_s }
+            })
+        };
+    let layer = (0.1..3.0, 0.1..3.0, 0.0..500.0, 0.0..500.0).prop_map(
+        |(forward_s, backward_s, activation_bytes, parameter_bytes)| Layer {
+            name: "layer".into(),
+            id: String::new(),
+            parameter_bytes,
+            measured: vec![Measurement {
+                forward_s,
+                backward_s,
+                activation_bytes,
+                saved_bytes: activation_bytes,
+                halves_s: None,
+            }],
+        },
+    );
+    let speed = prop_oneof![2 => Just(1.0), 1 => 1.0..2.0];
+    let memory = prop_oneof![2 => Just(1.0), 1 => 1.0..2.0];
+    let machines = prop::collection::vec((1_u32..4, speed, memory), 1..4);
+    let memory_bytes = prop_oneof![Just(1e9), 3_000.0..20_000.0];
+    let replicas = prop::collection::vec(1_u32..4, 1..6);
+    (prop::collection::vec(layer, 2..7), machines, memory_bytes, link(), link(), replicas, any::<[bool; 3]>()).prop_map(
+        |(layers, machines, memory_bytes, intra, inter, replicas, [overlap_sync, recompute, is_eager])| RandomProblem {
+            graph: Graph {
+                batch_sizes: vec![1],
+                edges: (1..layers.len()).map(|to| (to - 1, to)).collect(),
+                layers,
+                ties: vec![],
+            },
+            cluster: Cluster {
+                machines: (machines.into_iter())
+                    .map(|(devices, speed, memory)| Machine { devices, memory_bytes: memory_bytes * memory, speed })
+                    .collect(),
+                intra,
+                inter,
+            },
+            settings: Settings {
+                overlap_sync,
+                recompute: vec![recompute],
+                warm_up: if is_eager { WarmUp::Eager } else { WarmUp::Least },
+                ..settings(12, vec![1, 2, 3, 6])
+            },
+            replicas,
+        },
+    )
+}
+
+/// Few layers with branches among them, on a small cluster.
+pub(super) fn branching() -> impl Strategy<Value = RandomProblem> {
+    let edges = prop::collection::vec((0_usize..5, 0_usize..5), 0..5);
+    (problems(), edges, 3_usize..6).prop_map(|(mut problem, others, most)| {
+        problem.graph.layers.truncate(most);
+        let count = problem.graph.layers.len();
+        let is_edge = |&(from, to): &(usize, usize)| from < to && to < count;
+        // A row with some of its edges missing, and others.
+        problem.graph.edges.retain(|&(from, to)| to < count && from % 2 == others.len() % 2);
+        problem.graph.edges.extend(others.into_iter().filter(is_edge));
+        problem.graph.edges.sort_unstable();
+        problem.graph.edges.dedup();
+        problem.cluster.machines.truncate(if count > 4 { 2 } else { 3 });
+        problem.settings.global_batch = 6;
+        problem.settings.micro_batch_sizes = vec![2, 3, 6];
+        problem
+    })
+}
+
+/// Few layers with few samples on machines that differ, so that they can't use all devices.
+pub(super) fn few_layers_on_many_devices() -> impl Strategy<Value = RandomProblem> {
+    let speeds = prop::collection::vec(prop_oneof![Just(1.0), 0.3..3.0], 3);
+    (problems(), 1_usize..4, 1_u32..4, speeds).prop_map(|(mut problem, layers, replicas, speeds)| {
+        problem.graph.layers.truncate(layers);
+        problem.graph.edges.retain(|&(_, to)| to < layers);
+        let machine = |(index, speed): (u32, f64)| Machine { devices: 1 + index, memory_bytes: 1e9, speed };
+        problem.cluster.machines = (0..).zip(speeds).map(machine).collect();
+        problem.settings.micro_batch_sizes = vec![1, 2, 3];
+        problem.settings.most_replicas = replicas;
+        problem
+    })
+}
+
+/// Stages of one device each whose messages take long and whose windows are large: they hardly do anything but wait.
+pub(super) fn far_apart() -> impl Strategy<Value = RandomProblem> {
+    (problems(), 3_usize..6, 0.5..5.0).prop_map(|(mut problem, stages, latency_s)| {
+        problem.replicas = vec![1; stages];
+        for machine in &mut problem.cluster.machines {
+            (machine.memory_bytes, machine.devices, machine.speed) = (1e9, stages as u32, 1.0);
+        }
+        problem.cluster.intra.latency_s = latency_s;
+        problem.cluster.inter.latency_s = latency_s;
+        for layer in &mut problem.graph.layers {
+            layer.parameter_bytes = 0.0;
+        }
+        problem.settings.warm_up = WarmUp::Eager;
+        problem
+    })
+}

@@ -1,0 +1,100 @@
+//! The fast simulation of 1F1B, eager 1F1B and GPipe against the simulation of arbitrary orders.
+//!
+//! A plan of these schedules is costed and simulated without a list of actions (`hybrid`). Plans of every other schedule are
+//! a list of actions that is simulated one by one, and whose memory is counted moment by moment (`orders`). Both give the
+//! same step, the same cost of each stage and the same memory, to the last digit.
+
+use proptest::prelude::*;
+
+use super::hybrid::{self, CandidatePlan, EvaluatedPlan, Settings, WarmUp};
+use super::orders;
+use super::random_problems::{RandomProblem, problems};
+use crate::cost::LayerSums;
+use crate::model::graph::{Graph, TiedWeight};
+use crate::model::states::CutPoints;
+use crate::schedule::{Request, Schedule, eager_windows, family, one_f_one_b, one_f_one_b_windows};
+
+/// Devices of each stage, in the order of the cluster; `None` if the cluster has too few.
+fn devices_of_stages(devices: u32, replicas: &[u32]) -> Option<Vec<Vec<u32>>> {
+    let ends = replicas.iter().scan(0, |end, &count| {
+        *end += count;
+        Some((*end - count, *end))
+    });
+    let stages: Vec<Vec<u32>> = ends.map(|(begin, end)| (begin..end).collect()).collect();
+    (replicas.iter().sum::<u32>() <= devices).then_some(stages)
+}
+
+/// The layers of a chain in `count` stages of about as many layers.
+fn even_stages(graph: &Graph, count: usize) -> Vec<Vec<usize>> {
+    let layers = graph.layers.len();
+    (0..count).map(|stage| (layers * stage / count..layers * (stage + 1) / count).collect()).collect()
+}
+
+/// Checks that stages with these windows cost and take the same if they run the actions of `orders` one by one.
+fn agrees(
+    problem: (&LayerSums, &RandomProblem, &Settings),
+    devices: &[Vec<u32>],
+    (plan, priced): (CandidatePlan, EvaluatedPlan),
+    orders: &Schedule,
+) -> Result<(), TestCaseError> {
+    let (model, RandomProblem { cluster, .. }, settings) = problem;
+    let (_, _, run) = orders::evaluate(model, cluster, settings, devices, orders).expect("windows never grow");
+    prop_assert_eq!(Some(run.step_s), Some(priced.step_s), "the step under {:?} of {:?}", settings.warm_up, plan);
+    let windows: Vec<u32> = plan.stages.iter().map(|stage| stage.window).collect();
+    prop_assert_eq!(&run.in_flight, &windows);
+    for (stage, (all, fast)) in run.stages.iter().zip(&priced.stages).enumerate() {
+        prop_assert_eq!(all, fast, "the cost and memory of stage {} of {:?}", stage, plan);
+    }
+    let fits = hybrid::PlanEvaluator::fits(&priced.stages);
+    let is_full = priced.stages.iter().any(|stage| {
+        let (held, capacity) = (stage.memory.total_bytes(), stage.capacity_bytes);
+        (held - capacity).abs() <= 1e-9 * capacity
+    });
+    prop_assert!(is_full || run.fits() == fits, "{run:?} and {fits}");
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 5_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_fast_simulation_of_a_plan_is_that_of_all_orders(
+        mut problem in problems(),
+        warm_up in prop_oneof![Just(WarmUp::Least), Just(WarmUp::Eager), Just(WarmUp::All)],
+        micro_batch in prop_oneof![Just(1_u32), Just(2), Just(3), Just(6)],
+        tied in prop::option::of((0_usize..7, 0_usize..7)),
+        shard_optimizer in any::<bool>(),
+    ) {
+        let layers = problem.graph.layers.len();
+        if let Some((one, other)) = tied
+            && one < other
+            && other < layers
+        {
+            let bytes = problem.graph.layers[one].parameter_bytes;
+            problem.graph.ties.push(TiedWeight { layers: vec![one, other], bytes });
+        }
+        let count = problem.replicas.len().min(layers);
+        let Some(devices) = devices_of_stages(problem.cluster.devices(), &problem.replicas[..count]) else {
+            return Ok(());
+        };
+        let mut settings = Settings { warm_up, micro_batch_sizes: vec![micro_batch], ..problem.settings.clone() };
+        settings.memory.shard_optimizer = shard_optimizer;
+        let states = CutPoints::between(&problem.graph, &even_stages(&problem.graph, count)).expect("a chain");
+        let model = LayerSums::new(&problem.graph, &states);
+        // Windows as large as memory allows; replicas may be too many for the micro-batch.
+        let Ok(found) = hybrid::evaluate(&model, &problem.cluster, &settings, &devices) else { return Ok(()) };
+        let (stages, micro_batches) = (count as u32, settings.global_batch / micro_batch);
+        let windows: Vec<u32> = found.0.stages.iter().map(|stage| stage.window).collect();
+        let asked = (&model, &problem, &settings);
+        agrees(asked, &devices, found, &one_f_one_b(&windows, micro_batches))?;
+        // The orders that the schedule has by its name, whether or not they fit.
+        let (name, windows) = match warm_up {
+            WarmUp::Least => ("1f1b", one_f_one_b_windows(stages, micro_batches, u32::MAX)),
+            WarmUp::Eager => ("eager_1f1b", eager_windows(stages, micro_batches, u32::MAX)),
+            WarmUp::All => ("gpipe", vec![micro_batches; count]),
+        };
+        let orders = family(name).and_then(|family| family.build(&Request::new(stages, micro_batches)));
+        let found = hybrid::reprice(&model, &problem.cluster, &settings, &devices, &windows).expect("it was costed");
+        agrees(asked, &devices, found, &orders.expect("any number of stages"))?;
+    }
+}

@@ -1,0 +1,138 @@
+//! Records of planning problems and plans, as Python's dataclasses and dicts have them.
+
+use crate::cost::MemoryModel;
+use crate::cost::network::{Cluster, Link, Machine};
+use crate::planner::hybrid::{Settings, StageCost, WarmUp};
+use pyo3::prelude::*;
+
+/// `hpgo.machine.cluster.Cluster`.
+#[derive(FromPyObject)]
+pub(super) struct ClusterRecord {
+    pub(super) machines: Vec<MachineRecord>,
+    pub(super) intra: Link,
+    pub(super) inter: Link,
+}
+
+#[derive(FromPyObject)]
+pub(super) struct MachineRecord {
+    pub(super) device: DeviceRecord,
+    pub(super) count: u32,
+}
+
+#[derive(FromPyObject)]
+pub(super) struct DeviceRecord {
+    pub(super) memory_bytes: f64,
+    pub(super) speed: f64,
+}
+
+impl From<ClusterRecord> for Cluster {
+    fn from(cluster: ClusterRecord) -> Self {
+        let machine = |machine: MachineRecord| Machine {
+            devices: machine.count,
+            memory_bytes: machine.device.memory_bytes,
+            speed: machine.device.speed,
+        };
+        Self {
+            machines: cluster.machines.into_iter().map(machine).collect(),
+            intra: cluster.intra,
+            inter: cluster.inter,
+        }
+    }
+}
+
+/// What `hpgo.planning.question.Question` leaves open, apart from model and cluster.
+#[derive(FromPyObject)]
+#[expect(clippy::struct_excessive_bools, reason = "they are the attributes of a Python record")]
+pub(super) struct SettingsRecord {
+    pub(super) global_batch_size: u32,
+    pub(super) micro_batch_sizes: Vec<u32>,
+    pub(super) smallest_share: u32,
+    pub(super) recompute: Vec<bool>,
+    pub(super) schedule: String,
+    pub(super) equal_shares: bool,
+    pub(super) overlap: bool,
+    pub(super) memory: MemoryModel,
+    pub(super) most_stages: u32,
+    pub(super) most_replicas: u32,
+    pub(super) equal_replicas: bool,
+    pub(super) needs_full_ranks: bool,
+    pub(super) has_single_wave: bool,
+}
+
+impl SettingsRecord {
+    /// The warm-up is that of 1F1B where the schedule has none to choose.
+    pub(super) fn settings(self) -> Settings {
+        Settings {
+            warm_up: match self.schedule.as_str() {
+                "gpipe" => WarmUp::All,
+                "eager_1f1b" => WarmUp::Eager,
+                _ => WarmUp::Least,
+            },
+            global_batch: self.global_batch_size,
+            micro_batch_sizes: self.micro_batch_sizes,
+            smallest_share: self.smallest_share,
+            uneven_shares: !self.equal_shares,
+            overlap_sync: self.overlap,
+            recompute: self.recompute,
+            memory: self.memory,
+            most_stages: self.most_stages,
+            most_replicas: self.most_replicas,
+            equal_replicas: self.equal_replicas,
+        }
+    }
+}
+
+/// One stage of an answer.
+#[derive(IntoPyObject)]
+pub(super) struct StageRecord {
+    pub(super) layers: Vec<usize>,
+    pub(super) devices: Vec<u32>,
+    pub(super) max_in_flight: u32,
+    pub(super) cost: StageCost,
+}
+
+/// A plan with its costs.
+#[derive(IntoPyObject)]
+pub(super) struct PlanRecord {
+    pub(super) micro_batch_size: u32,
+    pub(super) recompute: bool,
+    pub(super) step_s: f64,
+    pub(super) stages: Vec<StageRecord>,
+    /// Stages on each device.
+    pub(super) virtual_stages: usize,
+    /// The actions of each rank; `None` where they follow from the micro-batches in flight.
+    pub(super) actions: Option<Vec<String>>,
+}
+
+/// What a search says beyond the plan. `lower_bound_s` is `None` where no bound is known.
+#[derive(IntoPyObject, Default)]
+pub(super) struct SearchRecord {
+    pub(super) lower_bound_s: Option<f64>,
+    pub(super) searched_cuts_bound_s: Option<f64>,
+    pub(super) node_aligned_bound_s: Option<f64>,
+    pub(super) one_order: Option<String>,
+    /// Whether only node-aligned placements were searched.
+    pub(super) is_node_aligned: bool,
+    pub(super) stop_reason: Option<&'static str>,
+    pub(super) explored_labels: u64,
+    pub(super) simulated: u64,
+}
+
+/// What a search gave for one schedule: a plan, which may lack memory, or why there is none.
+#[derive(IntoPyObject)]
+pub(super) struct TriedRecord {
+    pub(super) schedule: String,
+    pub(super) plan: Option<PlanRecord>,
+    pub(super) search: SearchRecord,
+    pub(super) message: Option<String>,
+    pub(super) hint: Option<String>,
+}
+
+/// The plans that people try first, where there are any.
+#[derive(IntoPyObject)]
+pub(super) struct ClassicsRecord {
+    pub(super) data_parallel: Option<PlanRecord>,
+    pub(super) straight: Option<PlanRecord>,
+    /// Why there may be a straight pipeline where none was found, or a better one.
+    pub(super) straight_stopped: Option<&'static str>,
+}

@@ -1,0 +1,399 @@
+//! The table of schedule families: who published each, what it accepts, and closed forms of its bubble and memory.
+//!
+//! Commands, documentation and tests read this one table. Formulas are given twice, as text for people and as functions
+//! for tests. Both hold for equal stages and free transfers.
+
+use super::families::{Chunks, Family, Pace, Uniform};
+use super::interleaved::Loop;
+use super::one_f_one_b::{eager_windows, one_f_one_b, one_f_one_b_windows, overlapped};
+use super::request::{Request, Sizes};
+use super::{Schedule, bidirectional, fill_drain, v_shape, wave, zb_greedy, zero_bubble};
+use crate::error::{Error, Result};
+
+/// What most families share.
+const PLAIN: Family = Family {
+    name: "",
+    summary: "",
+    source: "",
+    limits: "",
+    options: &[],
+    chunks: Chunks::Exactly(1),
+    chains: 1,
+    splits_backward: false,
+    trains: true,
+    pace: Pace::Flush,
+    weight_versions: "1",
+    versions_of: |_| 1,
+    peak: "",
+    bubble: "",
+    peak_of: None,
+    bubble_of: None,
+    accepts: |_| true,
+    build: |_, _, _| unreachable!("every row has its own"),
+};
+
+/// `(p - 1) (F + B)`, the bubble of every schedule that fills and drains once.
+fn fill_and_drain(sizes: Sizes, uniform: Uniform) -> f64 {
+    f64::from(sizes.ranks - 1) * (uniform.forward_s + uniform.backward_s())
+}
+
+/// Every family, simplest first.
+pub const FAMILIES: &[Family] = &[
+    Family {
+        name: "sequential",
+        summary: "one micro-batch after the other through all ranks, as without a pipeline",
+        source: "the reference that pipelines are compared with; M = 1 on one rank is plain training",
+        peak: "1",
+        bubble: "(p - 1) M (F + B)",
+        peak_of: Some(|_, _| 1),
+        bubble_of: Some(|sizes, uniform| f64::from(sizes.micro_batches) * fill_and_drain(sizes, uniform)),
+        build: |sizes, _, _| {
+            let windows = vec![1; sizes.ranks as usize];
+            Ok(named("sequential", one_f_one_b(&windows, sizes.micro_batches)))
+        },
+        ..PLAIN
+    },
+    Family {
+        name: "forward_only",
+        summary: "forwards only, as in inference",
+        source: "pipelined inference, for instance PipeEdge (Hu et al., 2022)",
+        trains: false,
+        peak: "1",
+        bubble: "(p - 1) F",
+        peak_of: Some(|_, _| 1),
+        bubble_of: Some(|sizes, uniform| f64::from(sizes.ranks - 1) * uniform.forward_s),
+        build: |sizes, _, _| Ok(fill_drain::forward_only("forward_only", sizes.ranks, sizes.micro_batches)),
+        ..PLAIN
+    },
+    Family {
+        name: "staggered",
+        summary: "forwards in lock step: in step t, stage s works on micro-batch t - s",
+        source: "systolic pipelines (Kung, 1982)",
+        trains: false,
+        pace: Pace::LockStep,
+        peak: "1",
+        bubble: "(p - 1) F",
+        peak_of: Some(|_, _| 1),
+        bubble_of: Some(|sizes, uniform| f64::from(sizes.ranks - 1) * uniform.forward_s),
+        build: |sizes, _, _| Ok(fill_drain::forward_only("staggered", sizes.ranks, sizes.micro_batches)),
+        ..PLAIN
+    },
+    Family {
+        name: "gpipe",
+        summary: "all forwards, then all backwards",
+        source: "GPipe (Huang et al., 2019)",
+        peak: "M",
+        bubble: "(p - 1) (F + B)",
+        peak_of: Some(|sizes, _| sizes.micro_batches),
+        bubble_of: Some(fill_and_drain),
+        build: |sizes, _, _| Ok(fill_drain::gpipe(sizes.ranks, sizes.micro_batches)),
+        ..PLAIN
+    },
+    Family {
+        name: "1f1b",
+        summary: "a warm-up of forwards, then a backward for each forward",
+        source: "PipeDream-Flush (Narayanan et al., 2021); DAPPLE (Fan et al., 2021), policy PA",
+        options: &["cap", "windows"],
+        peak: "min(M, p - r, cap)",
+        bubble: "(p - 1) (F + B)",
+        peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank).min(sizes.cap)),
+        bubble_of: Some(fill_and_drain),
+        build: |sizes, request, _| windowed(sizes, request, "1f1b", one_f_one_b_windows),
+        ..PLAIN
+    },
+    Family {
+        name: "eager_1f1b",
+        summary: "1F1B with a warm-up nearly twice as long, which hides transfers",
+        source: "DAPPLE (Fan et al., 2021), policy PB",
+        options: &["cap", "windows"],
+        peak: "min(M, 2 (p - r) - 1, cap)",
+        bubble: "(p - 1) (F + B)",
+        peak_of: Some(|sizes, rank| sizes.micro_batches.min(2 * (sizes.ranks - rank) - 1).min(sizes.cap)),
+        bubble_of: Some(fill_and_drain),
+        build: |sizes, request, _| windowed(sizes, request, "eager_1f1b", eager_windows),
+        ..PLAIN
+    },
+    Family {
+        name: "1f1b_overlap",
+        summary: "1F1B whose steady state runs a forward and a backward as one, which hides expert exchange",
+        source: "Megatron-LM, combined 1F1B; DeepSeek-V3 (2024) for the fused pair",
+        peak: "min(M, 2 (p - r))",
+        bubble: "(p - 1) (F + B) on the last rank",
+        peak_of: Some(|sizes, rank| sizes.micro_batches.min(2 * (sizes.ranks - rank))),
+        bubble_of: Some(fill_and_drain),
+        build: |sizes, _, _| Ok(overlapped(sizes.ranks, sizes.micro_batches)),
+        ..PLAIN
+    },
+    Family {
+        name: "pipedream",
+        summary: "1F1B without a flush: a backward uses the weights of its own forward",
+        source: "PipeDream (Narayanan et al., 2019)",
+        options: &["windows"],
+        pace: Pace::Asynchronous,
+        weight_versions: "min(M, p - r)",
+        versions_of: |in_flight| in_flight,
+        peak: "min(M, p - r)",
+        bubble: "0 in the steady state",
+        peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank)),
+        build: |sizes, request, _| windowed(sizes, request, "pipedream", one_f_one_b_windows),
+        ..PLAIN
+    },
+    Family {
+        name: "pipedream_2bw",
+        summary: "1F1B without a flush and with two versions of the weights",
+        source: "PipeDream-2BW (Narayanan et al., 2021)",
+        options: &["windows"],
+        pace: Pace::Asynchronous,
+        weight_versions: "2",
+        versions_of: |_| 2,
+        peak: "min(M, p - r)",
+        bubble: "0 in the steady state",
+        peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank)),
+        build: |sizes, request, _| windowed(sizes, request, "pipedream_2bw", one_f_one_b_windows),
+        ..PLAIN
+    },
+    Family {
+        name: "interleaved",
+        summary: "1F1B over several chunks a rank, in groups of micro-batches",
+        source: "Megatron-LM (Narayanan et al., 2021)",
+        limits: IN_GROUPS,
+        options: &["chunks", "group_size"],
+        accepts: Sizes::are_in_groups,
+        chunks: Chunks::Several,
+        peak: "min(v M, (v - 1) g + 2 (p - r - 1) + 1)",
+        bubble: "(p - 1) (F + B) if g = p",
+        peak_of: Some(|sizes, rank| {
+            let Sizes { ranks: p, chunks: v, micro_batches: m, group_size: g, .. } = sizes;
+            (v * m).min((v - 1) * g + 2 * (p - rank - 1) + 1)
+        }),
+        bubble_of: Some(fill_and_drain),
+        build: |sizes, _, _| Ok(looped(sizes).interleaved()),
+        ..PLAIN
+    },
+    Family {
+        name: "interleaved_overlap",
+        summary: "interleaved 1F1B whose steady state runs a forward and a backward as one",
+        source: "Megatron-LM, combined 1F1B",
+        limits: IN_GROUPS,
+        options: &["chunks", "group_size"],
+        accepts: Sizes::are_in_groups,
+        chunks: Chunks::Several,
+        peak: "min(v M, (v - 1) g + 2 (p - r))",
+        bubble: "(p - 1) (F + B) on the last rank if g = p",
+        bubble_of: Some(fill_and_drain),
+        peak_of: Some(|sizes, rank| {
+            let Sizes { ranks: p, chunks: v, micro_batches: m, group_size: g, .. } = sizes;
+            (v * m).min((v - 1) * g + 2 * (p - rank))
+        }),
+        build: |sizes, _, _| Ok(looped(sizes).interleaved_overlap()),
+        ..PLAIN
+    },
+    Family {
+        name: "looped_bfs",
+        summary: "all forwards of a chunk before the next chunk's, backwards in reverse",
+        source: "Breadth-first pipeline parallelism (Lamy-Poirier, 2023)",
+        options: &["chunks"],
+        chunks: Chunks::Several,
+        peak: "v M",
+        bubble: "(p - 1) (F + B) if M >= p",
+        peak_of: Some(|sizes, _| sizes.chunks * sizes.micro_batches),
+        bubble_of: Some(fill_and_drain),
+        build: |sizes, _, _| Ok(fill_drain::looped_breadth_first(sizes.ranks, sizes.chunks, sizes.micro_batches)),
+        ..PLAIN
+    },
+    Family {
+        name: "hanayo",
+        summary: "waves down and up the ranks, two chunks a rank for each wave",
+        source: "Hanayo (Liu et al., 2023)",
+        options: &["chunks", "cap"],
+        chunks: Chunks::Even,
+        peak: "at most v p, or cap",
+        bubble: "about 1.4 (p - 1) (F + B) if M = p; a cap of 2 v p keeps it near that for more micro-batches",
+        build: |sizes, request, _| {
+            let Sizes { ranks, chunks, micro_batches, .. } = sizes;
+            let under_way = request.cap.map_or(ranks, |cap| cap / chunks);
+            if under_way == 0 {
+                return Err(Error::argument(
+                    format!("`cap` is {}, but a micro-batch on its way holds {chunks} chunks of a rank", sizes.cap),
+                    format!("raise it to {chunks} or more"),
+                ));
+            }
+            Ok(wave::hanayo(ranks, chunks, micro_batches, under_way))
+        },
+        ..PLAIN
+    },
+    Family {
+        name: "zb_h1",
+        summary: "1F1B whose weight gradients fill part of the bubble, with 1F1B's memory",
+        source: "Zero bubble pipeline parallelism (Qi et al., 2023), ZB-H1",
+        splits_backward: true,
+        peak: "min(M, p)",
+        bubble: "(p - 1) (F + I - W)",
+        peak_of: Some(|sizes, _| sizes.micro_batches.min(sizes.ranks)),
+        bubble_of: Some(|sizes, uniform| {
+            f64::from(sizes.ranks - 1) * (uniform.forward_s + uniform.input_gradient_s - uniform.weight_gradient_s)
+        }),
+        build: |sizes, _, _| Ok(looped(sizes).zero_bubble("zb_h1")),
+        ..PLAIN
+    },
+    Family {
+        name: "zb_h2",
+        summary: "split backwards and twice 1F1B's memory: no bubble inside a rank",
+        source: "Zero bubble pipeline parallelism (Qi et al., 2023), ZB-H2",
+        splits_backward: true,
+        peak: "min(M, 2 p - 1)",
+        bubble: "(p - 1) F if M >= p; none inside a rank if M >= 2 p - 1",
+        peak_of: Some(|sizes, _| sizes.micro_batches.min(2 * sizes.ranks - 1)),
+        bubble_of: Some(|sizes, uniform| f64::from(sizes.ranks - 1) * uniform.forward_s),
+        build: |sizes, _, _| Ok(zero_bubble::zb_h2(sizes.ranks, sizes.micro_batches)),
+        ..PLAIN
+    },
+    Family {
+        name: "zb",
+        summary: "weight gradients fill gaps greedily, under any cap and for stages of any durations",
+        source: "Zero bubble pipeline parallelism (Qi et al., 2023), section 3.1",
+        options: &["cap", "durations"],
+        splits_backward: true,
+        peak: "at most cap, 2 p if not given",
+        bubble: "found by search; (p - 1) F with a cap of 2 p",
+        build: |sizes, request, control| {
+            let cap = request.cap.unwrap_or(2 * sizes.ranks);
+            zb_greedy::zb(sizes.ranks, sizes.micro_batches, cap, &request.durations(sizes)?, control)
+        },
+        ..PLAIN
+    },
+    Family {
+        name: "interleaved_zb",
+        summary: "interleaved 1F1B with split backwards",
+        source: "PyTorch, ScheduleInterleavedZeroBubble, after Qi et al. (2023)",
+        limits: IN_GROUPS,
+        options: &["chunks", "group_size"],
+        accepts: Sizes::are_in_groups,
+        chunks: Chunks::Several,
+        splits_backward: true,
+        peak: "min(v M, (v - 1) g + p)",
+        bubble: "(p - 1) F if g = p",
+        peak_of: Some(|sizes, _| {
+            let Sizes { ranks: p, chunks: v, micro_batches: m, group_size: g, .. } = sizes;
+            (v * m).min((v - 1) * g + p)
+        }),
+        bubble_of: Some(|sizes, uniform| f64::from(sizes.ranks - 1) * uniform.forward_s),
+        build: |sizes, _, _| Ok(looped(sizes).zero_bubble("interleaved_zb")),
+        ..PLAIN
+    },
+    Family {
+        name: "zb_v",
+        summary: "split backwards on a V: no bubble inside a rank, with 1F1B's memory",
+        source: "Pipeline parallelism with controllable memory (Qi et al., 2024), ZB-V",
+        options: &["durations"],
+        chunks: Chunks::Exactly(2),
+        splits_backward: true,
+        peak: "min(2 M, 2 p)",
+        bubble: "(p - 1) F",
+        peak_of: Some(|sizes, _| 2 * sizes.micro_batches.min(sizes.ranks)),
+        bubble_of: Some(|sizes, uniform| f64::from(sizes.ranks - 1) * uniform.forward_s),
+        build: |sizes, request, control| match request.durations {
+            None => Ok(v_shape::zb_v(sizes.ranks, sizes.micro_batches)),
+            Some(_) => v_shape::zb_v_fitted(sizes.ranks, sizes.micro_batches, &request.durations(sizes)?, control),
+        },
+        ..PLAIN
+    },
+    Family {
+        name: "v_half",
+        summary: "split backwards on a V with half of 1F1B's memory",
+        source: "Pipeline parallelism with controllable memory (Qi et al., 2024), V-Half",
+        options: &["durations"],
+        chunks: Chunks::Exactly(2),
+        splits_backward: true,
+        peak: "at most 2 ⌊(p + 2) / 2⌋",
+        bubble: "found by squeezing repeated blocks",
+        build: |sizes, request, control| {
+            v_shape::v_half(sizes.ranks, sizes.micro_batches, &request.durations(sizes)?, control)
+        },
+        ..PLAIN
+    },
+    Family {
+        name: "v_min",
+        summary: "split backwards on a V with a third of 1F1B's memory",
+        source: "Pipeline parallelism with controllable memory (Qi et al., 2024), V-Min",
+        options: &["durations"],
+        chunks: Chunks::Exactly(2),
+        splits_backward: true,
+        peak: "at most 2 ⌊(p + 4) / 3⌋",
+        bubble: "found by squeezing repeated blocks",
+        build: |sizes, request, control| {
+            v_shape::v_min(sizes.ranks, sizes.micro_batches, &request.durations(sizes)?, control)
+        },
+        ..PLAIN
+    },
+    Family {
+        name: "dualpipe",
+        summary: "micro-batches from both ends, forwards fused with the other direction's backwards",
+        source: "DeepSeek-V3 (2024), DualPipe",
+        limits: "p even, M even and at least 2 p",
+        chains: 2,
+        splits_backward: true,
+        peak: "p + 1",
+        bubble: "(p / 2 - 1) (F‖B + B - 3 W)",
+        peak_of: Some(|sizes, _| sizes.ranks + 1),
+        bubble_of: Some(|sizes, uniform| dual_bubble(sizes.ranks / 2 - 1, uniform)),
+        accepts: |sizes| {
+            let Sizes { ranks: p, micro_batches: m, .. } = sizes;
+            p.is_multiple_of(2) && m.is_multiple_of(2) && m >= 2 * p
+        },
+        build: |sizes, _, _| Ok(bidirectional::dualpipe(sizes.ranks, sizes.micro_batches)),
+        ..PLAIN
+    },
+    Family {
+        name: "dualpipe_v",
+        summary: "DualPipe folded into a V: one copy of the weights",
+        source: "DualPipeV, cut in half from DualPipe (Sea AI Lab, 2025)",
+        limits: "M at least 2 p",
+        chunks: Chunks::Exactly(2),
+        splits_backward: true,
+        peak: "2 p + 1",
+        bubble: "(p - 1) (F‖B + B - 3 W)",
+        peak_of: Some(|sizes, _| 2 * sizes.ranks + 1),
+        bubble_of: Some(|sizes, uniform| dual_bubble(sizes.ranks - 1, uniform)),
+        accepts: |sizes| sizes.micro_batches >= 2 * sizes.ranks,
+        build: |sizes, _, _| Ok(bidirectional::dualpipe_v(sizes.ranks, sizes.micro_batches)),
+        ..PLAIN
+    },
+    Family {
+        name: "chimera",
+        summary: "units of p micro-batches, half of them from either end",
+        source: "Chimera (Li & Hoefler, 2021), direct concatenation",
+        limits: "p even, M a multiple of p",
+        chains: 2,
+        peak: "min(p, p / 2 + 1 + the distance to the nearer end)",
+        peak_of: Some(|sizes, rank| sizes.ranks.min(sizes.ranks / 2 + 1 + rank.min(sizes.ranks - 1 - rank))),
+        bubble: "(p / 2 - 1) (F + B) if M = p and F = B",
+        accepts: |sizes| sizes.ranks.is_multiple_of(2) && sizes.micro_batches.is_multiple_of(sizes.ranks),
+        build: |sizes, _, _| Ok(bidirectional::chimera(sizes.ranks, sizes.micro_batches)),
+        ..PLAIN
+    },
+];
+
+const IN_GROUPS: &str = "M a multiple of g, or a last group of at least p; g at least p or all of M";
+
+/// `each (F‖B + B - 3 W)`.
+fn dual_bubble(each: u32, uniform: Uniform) -> f64 {
+    f64::from(each) * (uniform.overlapped_s + uniform.backward_s() - 3.0 * uniform.weight_gradient_s)
+}
+
+fn looped(sizes: Sizes) -> Loop {
+    let Sizes { ranks, chunks, micro_batches, group_size, .. } = sizes;
+    Loop { ranks, chunks, group_size, micro_batches }
+}
+
+fn named(name: &str, schedule: Schedule) -> Schedule {
+    Schedule { name: name.to_owned(), ..schedule }
+}
+
+fn windowed(sizes: Sizes, request: &Request, name: &str, own: fn(u32, u32, u32) -> Vec<u32>) -> Result<Schedule> {
+    let windows = match request.windows(sizes)? {
+        Some(windows) => windows,
+        None => own(sizes.ranks, sizes.micro_batches, sizes.cap),
+    };
+    Ok(named(name, one_f_one_b(&windows, sizes.micro_batches)))
+}
