@@ -80,11 +80,11 @@ site: build
 	$(BIN)/python docs/site/build.py
 
 reproduce: build
-	$(BIN)/hpgo reproduce --write PLANNER_REPRODUCTION.md --figures docs/reproduction
+	$(BIN)/python research/reproduction.py --write PLANNER_REPRODUCTION.md --figures docs/reproduction
 
 # Prices of transformers beside published steps: fits the constants anew, a minute, and writes docs/accuracy.md.
 accuracy: build
-	$(BIN)/python docs/accuracy.py
+	$(BIN)/python research/accuracy.py
 
 # The frameworks' own code reads, builds and runs what `hpgo export` writes, and docs/export.md gets the table; makes
 # .frameworks, an environment each. $MEGATRON_LM names a clone of Megatron-LM, for the parsers
@@ -129,20 +129,20 @@ chaos: build torch
 
 # Sixteen sleeping processes beside the simulator, a quarter of an hour; the table of docs/benchmarks.md.
 emulation: build torch
-	$(BIN)/python benches/emulation.py --write docs/benchmarks.md
+	$(BIN)/python research/emulation.py --write docs/benchmarks.md
 
 # VGG-19 in four ways and by a plan, ten minutes on a machine that does nothing else; the table of docs/variants.md.
 variants: build torch
-	$(BIN)/hpgo variants --search --alone --write docs/variants.md
+	$(BIN)/python research/variants.py --search --alone --write docs/variants.md
 
 # Every plan of the reproduction, run by processes that sleep, ten minutes; its table of planned and emulated steps.
 emulated: build torch
-	$(BIN)/hpgo reproduce --emulate --write PLANNER_REPRODUCTION.md
+	$(BIN)/python research/reproduction.py --emulate --write PLANNER_REPRODUCTION.md
 
 # Plans of small models beside their runs, in turns and by commands, half an hour on two cores; docs/truth.md.
 truth: build torch
-	$(BIN)/python benches/turns.py --write docs/truth.md
-	$(BIN)/python benches/truth.py --write docs/truth.md
+	$(BIN)/python research/turns.py --write docs/truth.md
+	$(BIN)/python research/truth.py --write docs/truth.md
 
 clean:
 	cargo clean

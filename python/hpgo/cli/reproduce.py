@@ -1,96 +1,51 @@
-"""`hpgo reproduce`: published planning results beside ours, as tables and figures."""
+"""`hpgo reproduce`: published planning results beside ours, as tables."""
 
 from __future__ import annotations
 
 import signal
-from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from hpgo.base.documents import make_folder, read_text, write_text
-from hpgo.base.errors import ArgumentError
 from hpgo.cli.command import Command
 from hpgo.cli.terminal import progress
 
+if TYPE_CHECKING:
+    from hpgo.reproduce.answers import Answers
+
 
 @click.command(cls=Command)
-@click.option("--write", type=click.Path(path_type=Path), help="Fill the tables of this document instead of printing.")
-@click.option("--check", type=click.Path(path_type=Path), help="Fail unless the tables of this document are current.")
-@click.option("--figures", type=click.Path(path_type=Path), help="Draw the sweeps as SVG files in this folder.")
-@click.option("--emulate", is_flag=True, help="Instead, run the plans of the first table, with processes that sleep.")
-def command(write: Path | None, check: Path | None, figures: Path | None, emulate: bool) -> None:
+def command() -> None:
     """Set published planning results beside ours.
 
     Asks the compatible and the modern planner every published question, and prints Markdown tables. Takes about a
     minute.
 
-    With `--emulate`, sixteen processes on this machine run every plan of the first table in their place: they send each
-    other the plan's messages, and sleep for what its passes take. It makes one table, of planned and emulated steps, in
-    about ten minutes, and needs torch.
-
     \b
     Examples:
       hpgo reproduce
-      hpgo reproduce --write PLANNER_REPRODUCTION.md --figures figures
-      hpgo reproduce --check PLANNER_REPRODUCTION.md
-      hpgo reproduce --emulate --write PLANNER_REPRODUCTION.md
     """
-    if emulate:
-        if check is not None or figures is not None:
-            raise click.UsageError("`--emulate` measures: leave out `--check` and `--figures`")
-        _emulate(write)
-        return
-    from hpgo.draw.curves import check as check_figure
-    from hpgo.reproduce.document import NAMES, fill, make
+    from hpgo.reproduce.tables import TABLES
 
-    documents = {path: read_text(path, ArgumentError) for path in (write, check) if path is not None}
-    for document in documents.values():
-        fill(document, dict.fromkeys(NAMES, ""))  # complains now, not in a minute
-    if figures is not None:
-        check_figure(figures / "batches.svg")
-        make_folder(figures)
-    # On KeyboardInterrupt a search returns its best plan so far, which would be written down as the answer.
+    made = answered()
+    for name, table in TABLES.items():
+        click.echo(f"## {name}\n\n{table(made)}\n")
+
+
+def answered() -> Answers:
+    """Return the answers to all published questions, and show the progress on a terminal.
+
+    Raises click.Abort on Ctrl-C. A search that KeyboardInterrupt ends returns its best plan so far, which would be
+    reported as the answer.
+    """
+    from hpgo.reproduce.answers import all_answers
+
     before = signal.signal(signal.SIGINT, _abort)
     try:
         with progress("reproducing") as tell:
-            tables = make(figures, tell)
+            return all_answers(tell)
     finally:
         signal.signal(signal.SIGINT, before)
-    filled = {path: fill(document, tables) for path, document in documents.items()}
-    if write is not None:
-        write_text(write, filled[write], ArgumentError)
-        click.echo(f"filled {len(tables)} tables of {write}", err=True)
-    if check is not None:
-        if filled[check] != documents[check]:
-            raise ArgumentError(f"the tables of {check} are not current", f"run `hpgo reproduce --write {check}`")
-        click.echo(f"the tables of {check} are current", err=True)
-    if not documents:
-        for name, table in tables.items():
-            click.echo(f"## {name}\n\n{table}\n")
-
-
-def _emulate(write: Path | None) -> None:
-    from hpgo import runtime
-    from hpgo.reproduce import answers, tables
-    from hpgo.reproduce.document import EMULATED, fill
-    from hpgo.reproduce.emulated import emulated
-    from hpgo.runtime.meeting import is_launched
-
-    runtime.check_torch()
-    if is_launched():
-        raise ArgumentError(
-            "`hpgo reproduce --emulate` starts its own processes, and a launcher has started this one",
-            "start it alone, without RANK and WORLD_SIZE set",
-        )
-    document = "" if write is None else fill(read_text(write, ArgumentError), {EMULATED: ""})
-    made = emulated(answers.strategies(), tell=lambda line: click.echo(line, err=True))
-    table = tables.emulated(made)
-    if write is None:
-        click.echo(f"## {EMULATED}\n\n{table}")
-        return
-    write_text(write, fill(document, {EMULATED: table}), ArgumentError)
-    click.echo(f"filled the table of {len(made)} plans in {write}", err=True)
 
 
 def _abort(_signal: int, _frame: object) -> NoReturn:
