@@ -25,7 +25,8 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 # What plans run on, several GB, and models that many of them are for: tests that run plans for real are skipped, visibly, without it.
 torch: $(BIN)/.torch
 $(BIN)/.torch: $(BIN)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch transformers
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		pillow safetensors scipy tokenizers torch transformers
 	touch $@
 
 build: $(BIN)/.installed
