@@ -1,19 +1,26 @@
-# The only list of checks. `make ci` is all of them; it makes its own environment in .venv.
+# The only list of checks. `make ci` is what every change must pass, and `make nightly` what takes longer; both make their
+# own environment in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-CHOSEN := -m "not slow"
-# Each file runs in one of two processes: its tests share servers, browsers and plans.
-BESIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
-# What holds a server to its limits of time has the machine to itself.
-ALONE := tests/test_serve.py
+# Each file runs in one of four processes, since its tests share servers, browsers and plans. Four keep two cores busy:
+# tests wait for ranks, servers and browsers about as long as they compute.
+BESIDE := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+# The wheel is built from the sdist, in another folder, from the same dependencies.
+export CARGO_TARGET_DIR := $(CURDIR)/target
 
-.PHONY: build torch clippy lint test crate package test-slow wheel bench docs site reproduce accuracy frameworks fuzz laws soak interrupts faults elastic chaos emulation variants emulated truth ci clean
+.PHONY: build torch clippy lint test crate package test-slow wheel bench docs site reproduce accuracy frameworks fuzz laws soak interrupts faults elastic chaos \
+	emulation variants emulated truth mutants sweeps ci nightly clean
 
 # What is downloaded comes beside what is compiled, and the tests last: it ends by saying what was skipped and why.
 ci:
 	$(MAKE) --jobs 2 --output-sync torch clippy crate wheel
-	$(MAKE) lint package CHOSEN=
+	$(MAKE) lint package
+
+# Tests marked as slow, more random questions, fuzzing, floods, faults and mutants: some hours. With `--keep-going` one
+# that fails does not hide the others.
+nightly: test-slow fuzz sweeps mutants
+	$(MAKE) laws EXAMPLES=2000
 
 # Tools and dependencies, pinned by constraints.txt.
 $(BIN)/.installed: pyproject.toml constraints.txt
@@ -50,11 +57,10 @@ crate: $(BIN)/.installed
 	MAKEFLAGS= cargo test
 
 package: build
-	$(BIN)/pytest $(CHOSEN) $(ALONE)
-	$(BIN)/pytest $(BESIDE) --ignore $(ALONE) $(CHOSEN)
+	$(BIN)/pytest $(BESIDE) -m "not slow"
 
-test-slow: build
-	$(BIN)/pytest $(BESIDE) -m slow
+test-slow: build torch
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m slow
 
 # What is published: it must build from the sdist alone, and carry the old import name.
 wheel: $(BIN)/.installed
@@ -127,6 +133,18 @@ elastic: build torch
 chaos: MINUTES ?= 30
 chaos: build torch
 	$(BIN)/python tests/chaos.py --minutes $(MINUTES) --write docs/elastic.md
+
+# The floods and losses above, fewer of each and without writing a page: an hour and a half.
+sweeps: build torch
+	$(BIN)/python tests/soak.py 3000
+	$(BIN)/python tests/sweep_interrupts.py --moments 5
+	$(BIN)/python tests/sweep_faults.py --trials 50
+	$(BIN)/python tests/sweep_elastic.py --trials 2
+	$(BIN)/python tests/chaos.py --minutes 10
+
+# Small faults in the code, and the share that the tests of the file find; two hours.
+mutants: build torch
+	$(BIN)/python research/mutate.py
 
 # Sixteen sleeping processes beside the simulator, a quarter of an hour; the table of docs/benchmarks.md.
 emulation: build torch
