@@ -74,6 +74,7 @@ def test_a_machine_is_killed_and_returns_and_the_losses_are_those_of_a_run_that_
     assert not list((tmp_path / "saved").glob(".*"))
 
 
+@pytest.mark.slow
 def test_ranks_are_started_again_in_a_store_that_is_used_until_no_restart_is_left(tmp_path: Path) -> None:
     elastic_models.plan(2).save(tmp_path / "plan.json")
     (tmp_path / "pace").write_text("0.002")

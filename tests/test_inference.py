@@ -108,7 +108,7 @@ def expected(model: str, rows: list[int] = ROWS) -> list[Any]:
         return [whole(one) for one in inference_ranks.batches(workload, rows)]
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 4])
 def test_outputs_are_those_of_the_whole_model_bit_for_bit_and_in_order(
     world: int, tmp_path: Path, one_thread: None
 ) -> None:
