@@ -121,6 +121,13 @@ def rust_places(file: str, text: str) -> Iterator[Place]:
         begin += len(line)
 
 
+def is_test(file: str) -> bool:
+    """Return whether a Rust file is a module of tests, as the file that declares it says."""
+    path = ROOT / file
+    declared = rf"#\[cfg\(test\)\]\s+mod {path.stem};"
+    return any(re.search(declared, one.read_text(encoding="utf-8")) for one in path.parent.glob("mod.rs"))
+
+
 def drawn(files: list[str], count: int, seed: int) -> list[Place]:
     """Return places in these files in the order of their hashes: `count`, and twice as many that may stand in."""
     keyed = []
@@ -138,32 +145,21 @@ def drawn(files: list[str], count: int, seed: int) -> list[Place]:
 
 
 def tests_of(file: str) -> list[str]:
-    """Return the test files of a Python file: named after its module, or naming it; at most `MOST_FILES`."""
+    """Return the test files that name a Python file's module, or its package if none does; at most `MOST_FILES`."""
     module = file.removeprefix("python/").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-    package, _, stem = module.rpartition(".")
-    says = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{re.escape(stem)}\b")
-    ranked = []
-    for path in sorted((ROOT / "tests").glob("test_*.py")):
-        text = path.read_text(encoding="utf-8")
-        is_named = path.stem in {f"test_{stem}", f"test_cli_{stem}"}
-        if is_named or says.search(text):
-            ranked.append((not is_named, len(text), f"tests/{path.name}"))
-    if not ranked:  # a part of something that tests name
-        users = [
-            one.relative_to(ROOT).as_posix()
-            for one in sorted((ROOT / "python/hpgo").rglob("*.py"))
-            if re.search(rf"(from|import) {re.escape(module)}\b", one.read_text(encoding="utf-8"))
-        ]
-        ranked = [
-            (True, at, name) for at, name in enumerate(dict.fromkeys(name for one in users for name in named(one)))
-        ]
-    return [name for *_, name in sorted(ranked)[:MOST_FILES]]
-
-
-def named(file: str) -> list[str]:
-    """Return the test files whose name is that of a Python file."""
-    stem = Path(file).stem
-    return [f"tests/{one}.py" for one in (f"test_{stem}", f"test_cli_{stem}") if (ROOT / f"tests/{one}.py").is_file()]
+    while module != "hpgo":
+        package, _, stem = module.rpartition(".")
+        says = re.compile(rf"\b{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{re.escape(stem)}\b")
+        ranked = []
+        for path in sorted((ROOT / "tests").glob("test_*.py")):
+            text = path.read_text(encoding="utf-8")
+            is_named = path.stem in {f"test_{stem}", f"test_cli_{stem}"}
+            if is_named or says.search(text):
+                ranked.append((not is_named, len(text), f"tests/{path.name}"))
+        if ranked:
+            return [name for *_, name in sorted(ranked)[:MOST_FILES]]
+        module = package  # a part that tests reach by its package
+    return []
 
 
 def ended(command: list[str], folder: Path) -> tuple[int, str]:
@@ -232,6 +228,7 @@ def main() -> None:
         for ending, under, count in ((".py", "python/hpgo/", asked.python), (".rs", "src/", asked.rust)):
             files = [name for name in listed.splitlines() if name.startswith(under) and name.endswith(ending)]
             files = [name for name in files if not name.startswith("src/python/") and (ROOT / name).is_file()]
+            files = [name for name in files if not is_test(name)]
             done = 0
             for place in drawn(files, count, asked.seed):
                 if done == count:
