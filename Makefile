@@ -6,13 +6,15 @@ BIN := .venv/bin
 # tests wait for ranks, servers and browsers about as long as they compute.
 BESIDE := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
-# The wheel is built from the sdist, in another folder, from the same dependencies.
+# Also of the wheel, which is built from the sdist in another folder: cargo then compiles what differs, and what is new.
 export CARGO_TARGET_DIR := $(CURDIR)/target
 
 .PHONY: build torch clippy lint test crate package test-slow wheel bench docs site reproduce accuracy frameworks fuzz laws soak interrupts faults elastic chaos \
 	emulation variants emulated truth mutants sweeps ci nightly clean
 
-# What is downloaded comes beside what is compiled, and the tests last: it ends by saying what was skipped and why.
+# What is downloaded comes beside what is compiled, and the tests last: it ends by saying what was skipped and why. Nothing
+# is compiled a second time, so cargo keeps nothing for that.
+ci: export CARGO_INCREMENTAL := 0
 ci:
 	$(MAKE) --jobs 2 --output-sync torch clippy crate wheel
 	$(MAKE) lint package
@@ -62,8 +64,9 @@ package: build
 test-slow: build torch
 	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m slow
 
-# What is published: it must build from the sdist alone, and carry the old import name.
-wheel: $(BIN)/.installed
+# What is published: it must build from the sdist alone, and carry the old import name. `build` comes first, since cargo
+# compares times of files, and those in an sdist are old: it compiles again only what the sdist lacks.
+wheel: build
 	rm -rf target/dist
 	$(BIN)/maturin sdist --out target/dist
 	$(PYTHON) -m venv --clear target/dist/venv
