@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import warm_ranks
 from click.testing import CliRunner
 
 import hpgo
@@ -71,10 +72,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[hpgo.Timel
     folder = tmp_path_factory.mktemp("emulated")
     for name in PROGRAMS:
         program_of(name).save(folder / f"{name}.program")
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests/emulated_ranks.py", folder],
-        capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+    done = warm_ranks.ran("emulated_ranks.py", folder, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     return {
         name: [hpgo.Timeline.read(folder / f"{name}-{step}.timeline.json") for step in range(STEPS)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from itertools import chain
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_ranks
 from click.testing import CliRunner
 
 import hpgo
@@ -45,10 +45,7 @@ BOUNDS = {"amoebanet-36": (1e-5, 1e-3)}
 def ran(folder: Path, world: int, cases: list[dict[str, Any]]) -> list[list[Any]]:
     """For each case what each rank has left: losses, and gradients and weights by layer, in float64."""
     (folder / "cases.json").write_text(json.dumps(cases))
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests/runtime_ranks.py", str(world), folder], capture_output=True, text=True,
-        timeout=600, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = warm_ranks.ran("runtime_ranks.py", world, folder, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return [
         [torch.load(folder / f"{number}.{rank}.pt", weights_only=True) for rank in range(world)]
