@@ -158,6 +158,7 @@ def test_it_is_told_when_no_restart_is_left(started: str, is_told: bool, runs: R
     assert (ended.err.splitlines()[-1] == note) is is_told
 
 
+@pytest.mark.slow
 def test_more_ranks_than_devices_are_told_once(tmp_path: Path) -> None:
     elastic_models.plan(2).save(tmp_path / "plan.json")
     command = ["-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "hpgo", "run", "plan.json", "--elastic"]
@@ -195,7 +196,7 @@ def test_options_that_elastic_runs_lack_are_told(words: tuple[str, ...], said: s
         {},
         {"schedule": "gpipe", "equal_shares": True, "overlap": False, "min_micro_batch_size": 4},
         {"memory": hpgo.MemoryModel(0.5, 4.0, shard_optimizer=True, reserved_bytes=1e6)},
-        {"schedule": "auto"},
+        pytest.param({"schedule": "auto"}, marks=pytest.mark.slow),
         {"schedule": "zb_v"},
         {"tie": 0.1},
         {"launcher": "megatron"},

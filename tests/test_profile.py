@@ -36,6 +36,8 @@ SMALL = {
     "resnet-50": "resnet-50:width=8,image=32,classes=10",
     "vgg-19": "vgg-19:flat,image=32,width=8,linear=16,classes=10",
 }
+EACH = [pytest.param(name, marks=pytest.mark.slow) if name == "resnet-50" else name for name in SMALL]
+"""The residual network has the most layers, and takes longer than all others together."""
 PAUSE_S = 0.02
 
 
@@ -67,7 +69,7 @@ def measured(workload: str | hpgo.runtime.Workload, **options: Any) -> hpgo.Prof
     return hpgo.runtime.profile(workload, seconds=0, **options)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", EACH)
 def test_layers_and_bytes_are_those_that_a_run_has(name: str) -> None:
     workload = hpgo.runtime.Workload.read(SMALL[name])
     profile = measured(SMALL[name], batch_sizes=[2, 4])
@@ -96,7 +98,7 @@ def test_layers_and_bytes_are_those_that_a_run_has(name: str) -> None:
         assert said == sent
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", EACH)
 def test_saved_bytes_are_what_stays_alive_until_the_backward_pass(name: str) -> None:
     workload = hpgo.runtime.Workload.read(SMALL[name])
     found = hpgo.runtime.measure(workload, batch_sizes=[4], seconds=0)
@@ -198,7 +200,7 @@ print(json.dumps([told[-1], given]))
 @pytest.mark.parametrize(
     ("name", "begin", "end"),
     [
-        ("vit:layers=6,hidden=128,heads=4,image=64,patch=8,classes=10", 1, 6),
+        pytest.param("vit:layers=6,hidden=128,heads=4,image=64,patch=8,classes=10", 1, 6, marks=pytest.mark.slow),
         ("vgg-19:image=32,width=8,linear=16,classes=10", 1, 20),
     ],
 )
@@ -372,6 +374,7 @@ def test_types_of_weights_are_those_that_are_asked_for() -> None:
         assert one.activation_bytes[0] == 4 * other.activation_bytes[0]
 
 
+@pytest.mark.slow
 def test_profile_then_plan_then_run_needs_no_number(tmp_path: Path, run: Callable[..., Any]) -> None:
     done = run("profile", SMALL["gpt"], "--batch-size", "1,2", "--time-limit", "1s", "-o", tmp_path / "gpt.yaml")
     assert "block-1 … block-2" in done.stdout
