@@ -1,4 +1,4 @@
-"""Scripts of ranks, in processes that fork from one that has loaded torch: loading it takes most of a small test."""
+"""Scripts and commands in processes that fork from one that has loaded torch: loading it takes most of a small test."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ def ran(script: str, *words: object, timeout: float) -> subprocess.CompletedProc
 
     Raises subprocess.TimeoutExpired, after everything the script has started is killed.
     """
+    return _ran(HERE, [str(HERE / script), *map(str, words)], timeout)
+
+
+def hpgo(folder: Path, *words: object, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    """Run `python -m hpgo WORDS` in a folder, like `ran`."""
+    return _ran(folder, ["hpgo", *map(str, words)], timeout)
+
+
+def _ran(place: Path, words: list[str], timeout: float) -> subprocess.CompletedProcess[str]:
     if not _servers:
         _servers.append(
             subprocess.Popen(
@@ -38,16 +47,16 @@ def ran(script: str, *words: object, timeout: float) -> subprocess.CompletedProc
     assert server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        asked = {"words": [str(HERE / script), *map(str, words)], "out": str(out), "err": str(err)}
+        asked = {"words": words, "place": str(place), "out": str(out), "err": str(err)}
         server.stdin.write(json.dumps(asked) + "\n")
         server.stdin.flush()
         process = int(server.stdout.readline())
         if not select.select([server.stdout], [], [], timeout)[0]:
             os.killpg(process, signal.SIGKILL)
             server.stdout.readline()
-            raise subprocess.TimeoutExpired(asked["words"], timeout)
+            raise subprocess.TimeoutExpired(words, timeout)
         code = int(server.stdout.readline())
-        return subprocess.CompletedProcess(asked["words"], code, out.read_text(), err.read_text())
+        return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
 
 
 def serve() -> None:
@@ -56,7 +65,7 @@ def serve() -> None:
         asked = json.loads(line)
         child = os.fork()
         if not child:
-            _run(asked["words"], asked["out"], asked["err"])
+            _run(**asked)
         sys.stdout.write(f"{child}\n")
         sys.stdout.flush()
         _, status = os.waitpid(child, 0)
@@ -64,15 +73,20 @@ def serve() -> None:
         sys.stdout.flush()
 
 
-def _run(words: list[str], out: str, err: str) -> NoReturn:
-    """Be `python WORDS`."""
+def _run(words: list[str], place: str, out: str, err: str) -> NoReturn:
+    """Be `python WORDS`, or `python -m hpgo WORDS`, in a folder."""
     os.setpgid(0, 0)
+    os.chdir(place)
+    sys.path[0] = place
     for name, number in ((os.devnull, 0), (out, 1), (err, 2)):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
     sys.argv = words
     code = 0
     try:
-        runpy.run_path(words[0], run_name="__main__")
+        if words[0] == "hpgo":
+            command()
+        else:
+            runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if isinstance(end.code, str):
@@ -88,6 +102,7 @@ def _run(words: list[str], out: str, err: str) -> NoReturn:
 if __name__ == "__main__":
     import hpgo.runtime.launch
     import hpgo.runtime.pipeline  # noqa: F401
+    from hpgo.cli.entry import hpgo as command
     from hpgo.runtime.optimizer import optimizer_of
 
     optimizer_of("adamw")  # loads more of torch
