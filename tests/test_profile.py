@@ -63,7 +63,7 @@ class Pause(nn.Module):
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs `hpgo` in a folder of its own, and checks its exit code, like the fixture of all tests but with torch loaded."""
+    """Runs `hpgo` in a folder of its own, as the fixture of all tests does, but with torch loaded already."""
 
     def hpgo_(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = warm_ranks.hpgo(tmp_path, *words)

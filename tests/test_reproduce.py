@@ -35,9 +35,17 @@ def test_the_committed_tables_and_figures_are_current(tmp_path):
         assert "<svg" in (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
 
 
-def test_the_compatible_planner_finds_dapples_strategies():
-    for rival in RIVALS:
-        duel = answers._duel(rival)
+@pytest.fixture(scope="module")
+def duels():
+    return answers.duels()
+
+
+def test_the_committed_table_of_pipedreams_plans_is_current(duels):
+    assert tables.pipedream(duels) in DOCUMENT.read_text(encoding="utf-8"), "run `make reproduce`"
+
+
+def test_the_compatible_planner_finds_dapples_strategies(duels):
+    for rival, duel in zip(RIVALS, duels, strict=True):
         replicas, cuts = rival.dapple
         stages = duel.compatible.stages
         assert [len(devices) for *_, devices in stages] == list(replicas)
