@@ -21,8 +21,8 @@ ci:
 
 # Tests marked as slow, more random questions, fuzzing, floods, faults and mutants: some hours. With `--keep-going` one
 # that fails does not hide the others.
-nightly: test-slow fuzz sweeps mutants
-	$(MAKE) laws EXAMPLES=2000
+nightly: EXAMPLES := 2000
+nightly: test-slow fuzz sweeps mutants laws
 
 # Tools and dependencies, pinned by constraints.txt.
 $(BIN)/.installed: pyproject.toml constraints.txt
@@ -112,7 +112,7 @@ fuzz: build torch
 	$(BIN)/python fuzz/run.py $(SECONDS) $(RUNS) -- --native target/fuzz/libhpgo.so
 
 # Ten thousand random questions of each kind against the laws of docs/proofs.md; EXAMPLES sets another number.
-laws: EXAMPLES ?= 10000
+EXAMPLES := 10000
 laws: build torch
 	HPGO_LAWS_EXAMPLES=$(EXAMPLES) $(BIN)/pytest tests/test_answer_laws.py
 
