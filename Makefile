@@ -1,19 +1,28 @@
-# The only list of checks. `make ci` is all of them; it makes its own environment in .venv.
+# The only list of checks. `make ci` is what every change must pass, and `make nightly` what takes longer; both make their
+# own environment in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-CHOSEN := -m "not slow"
-# Each file runs in one of two processes: its tests share servers, browsers and plans.
-BESIDE := --numprocesses 2 --dist loadfile --no-loadscope-reorder
-# What holds a server to its limits of time has the machine to itself.
-ALONE := tests/test_serve.py
+# Each file runs in one of four processes, since its tests share servers, browsers and plans. Four keep two cores busy:
+# tests wait for ranks, servers and browsers about as long as they compute.
+BESIDE := --numprocesses 4 --dist loadfile --no-loadscope-reorder
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
+# Also of the wheel, which is built from the sdist in another folder: cargo then compiles what differs, and what is new.
+export CARGO_TARGET_DIR := $(CURDIR)/target
 
-.PHONY: build torch clippy lint test crate package test-slow wheel bench docs site reproduce accuracy frameworks fuzz laws soak interrupts faults elastic chaos emulation variants emulated truth ci clean
+.PHONY: build torch clippy lint test crate package test-slow wheel bench docs site reproduce accuracy frameworks fuzz laws soak interrupts faults elastic chaos \
+	emulation variants emulated truth mutants sweeps ci nightly clean
 
-# What is downloaded comes beside what is compiled, and the tests last: it ends by saying what was skipped and why.
+# What is downloaded comes beside what is compiled, and the tests last: it ends by saying what was skipped and why. Nothing
+# is compiled a second time, so cargo keeps nothing for that.
+ci: export CARGO_INCREMENTAL := 0
 ci:
 	$(MAKE) --jobs 2 --output-sync torch clippy crate wheel
-	$(MAKE) lint package CHOSEN=
+	$(MAKE) lint package
+
+# Tests marked as slow, more random questions, fuzzing, floods, faults and mutants: some hours. With `--keep-going` one
+# that fails does not hide the others.
+nightly: EXAMPLES := 2000
+nightly: test-slow fuzz sweeps mutants laws
 
 # Tools and dependencies, pinned by constraints.txt.
 $(BIN)/.installed: pyproject.toml constraints.txt
@@ -25,7 +34,8 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 # What plans run on, several GB, and models that many of them are for: tests that run plans for real are skipped, visibly, without it.
 torch: $(BIN)/.torch
 $(BIN)/.torch: $(BIN)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch transformers
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		pillow safetensors scipy tokenizers torch transformers
 	touch $@
 
 build: $(BIN)/.installed
@@ -49,14 +59,14 @@ crate: $(BIN)/.installed
 	MAKEFLAGS= cargo test
 
 package: build
-	$(BIN)/pytest $(CHOSEN) $(ALONE)
-	$(BIN)/pytest $(BESIDE) --ignore $(ALONE) $(CHOSEN)
+	$(BIN)/pytest $(BESIDE) -m "not slow"
 
-test-slow: build
-	$(BIN)/pytest $(BESIDE) -m slow
+test-slow: build torch
+	$(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder -m slow
 
-# What is published: it must build from the sdist alone, and carry the old import name.
-wheel: $(BIN)/.installed
+# What is published: it must build from the sdist alone, and carry the old import name. `build` comes first, since cargo
+# compares times of files, and those in an sdist are old: it compiles again only what the sdist lacks.
+wheel: build
 	rm -rf target/dist
 	$(BIN)/maturin sdist --out target/dist
 	$(PYTHON) -m venv --clear target/dist/venv
@@ -80,11 +90,11 @@ site: build
 	$(BIN)/python docs/site/build.py
 
 reproduce: build
-	$(BIN)/hpgo reproduce --write PLANNER_REPRODUCTION.md --figures docs/reproduction
+	$(BIN)/python research/reproduction.py --write PLANNER_REPRODUCTION.md --figures docs/reproduction
 
 # Prices of transformers beside published steps: fits the constants anew, a minute, and writes docs/accuracy.md.
 accuracy: build
-	$(BIN)/python docs/accuracy.py
+	$(BIN)/python research/accuracy.py
 
 # The frameworks' own code reads, builds and runs what `hpgo export` writes, and docs/export.md gets the table; makes
 # .frameworks, an environment each. $MEGATRON_LM names a clone of Megatron-LM, for the parsers
@@ -102,7 +112,7 @@ fuzz: build torch
 	$(BIN)/python fuzz/run.py $(SECONDS) $(RUNS) -- --native target/fuzz/libhpgo.so
 
 # Ten thousand random questions of each kind against the laws of docs/proofs.md; EXAMPLES sets another number.
-laws: EXAMPLES ?= 10000
+EXAMPLES := 10000
 laws: build torch
 	HPGO_LAWS_EXAMPLES=$(EXAMPLES) $(BIN)/pytest tests/test_answer_laws.py
 
@@ -127,22 +137,34 @@ chaos: MINUTES ?= 30
 chaos: build torch
 	$(BIN)/python tests/chaos.py --minutes $(MINUTES) --write docs/elastic.md
 
+# The floods and losses above, fewer of each and without writing a page: an hour and a half.
+sweeps: build torch
+	$(BIN)/python tests/soak.py 3000
+	$(BIN)/python tests/sweep_interrupts.py --moments 5
+	$(BIN)/python tests/sweep_faults.py --trials 50
+	$(BIN)/python tests/sweep_elastic.py --trials 2
+	$(BIN)/python tests/chaos.py --minutes 10
+
+# Small faults in the code, and the share that the tests of the file find; two hours.
+mutants: build torch
+	$(BIN)/python research/mutate.py
+
 # Sixteen sleeping processes beside the simulator, a quarter of an hour; the table of docs/benchmarks.md.
 emulation: build torch
-	$(BIN)/python benches/emulation.py --write docs/benchmarks.md
+	$(BIN)/python research/emulation.py --write docs/benchmarks.md
 
 # VGG-19 in four ways and by a plan, ten minutes on a machine that does nothing else; the table of docs/variants.md.
 variants: build torch
-	$(BIN)/hpgo variants --search --alone --write docs/variants.md
+	$(BIN)/python research/variants.py --search --alone --write docs/variants.md
 
 # Every plan of the reproduction, run by processes that sleep, ten minutes; its table of planned and emulated steps.
 emulated: build torch
-	$(BIN)/hpgo reproduce --emulate --write PLANNER_REPRODUCTION.md
+	$(BIN)/python research/reproduction.py --emulate --write PLANNER_REPRODUCTION.md
 
 # Plans of small models beside their runs, in turns and by commands, half an hour on two cores; docs/truth.md.
 truth: build torch
-	$(BIN)/python benches/turns.py --write docs/truth.md
-	$(BIN)/python benches/truth.py --write docs/truth.md
+	$(BIN)/python research/turns.py --write docs/truth.md
+	$(BIN)/python research/truth.py --write docs/truth.md
 
 clean:
 	cargo clean

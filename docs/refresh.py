@@ -29,8 +29,10 @@ from hpgo.cli.manual import pages
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("plan.md", "export.md", "launch.md", "llm.md", "shell.md")),
+    *(ROOT / "docs" / name for name in ("plan.md", "export.md", "llm.md", "shell.md")),
 ]
+WITH_TORCH = ROOT / "docs/launch.md"
+"""A page whose commands start ranks by torchrun."""
 MANUAL = ROOT / "hpgo.data/data/share/man/man1"
 MEASURED = ROOT / "docs/tutorial.md"
 """It needs torch, and prints other times whenever it runs."""
@@ -154,7 +156,7 @@ def stale_manual(*, checks: bool) -> list[str]:
 def main() -> None:
     """Writes or checks all pages, or those that are named."""
     named, checks = [one for one in sys.argv[1:] if not one.startswith("-")], "--check" in sys.argv
-    pages = [*PAGES, *([MEASURED] if importlib.util.find_spec("torch") else [])]
+    pages = [*PAGES, *([WITH_TORCH, MEASURED] if importlib.util.find_spec("torch") else [])]
     stale = stale_manual(checks=checks) if not named or "hpgo.data" in named else []
     for page in pages:
         if named and page.name not in named:

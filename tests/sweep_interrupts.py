@@ -56,11 +56,10 @@ COMMANDS = {
     "run": f"run small.json --workload {SMALL} --checkpoint saved --every 5",
     "emulate": "emulate small.json --scale 10",
     "calibrate": "calibrate small.json measured.timeline.json -o corrected.yaml --cluster-output corrected-here.yaml",
-    "variants": "variants staggered --workload vgg-19:flat,squared,width=8,image=32,batch=64",
 }
 MOST_S = 4.0  # of processor time, into commands that take longer ...
 MOST_WITH_TORCH_S = 12.0  # ... and into those that load torch first
-WITH_TORCH = {"profile", "measure-links", "run", "emulate", "variants"}
+WITH_TORCH = {"profile", "measure-links", "run", "emulate"}
 LEAVING_S = 10.0  # for which processes that were told to end may take
 IDLE_S, TICKS_S = 5.0, 0.05  # in the former less than the latter: a command waits, as `serve` does, and stays there
 _SCHEDULED = 2  # of a process, as `clock_getcpuclockid` names its clock

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def accuracy(reference: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("accuracy", ROOT / "docs/accuracy.py")
+    spec = importlib.util.spec_from_file_location("accuracy", ROOT / "research/accuracy.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -36,7 +36,7 @@ def accuracy(reference: Path) -> ModuleType:
 
 
 def test_constants_are_those_that_were_fitted() -> None:
-    kept = json.loads((ROOT / "docs/accuracy.json").read_text(encoding="utf-8"))["half"]
+    kept = json.loads((ROOT / "research/accuracy.json").read_text(encoding="utf-8"))["half"]
     assert {name: getattr(CONSTANTS, name) for name in kept} == kept
 
 

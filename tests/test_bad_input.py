@@ -252,14 +252,6 @@ def test_a_figure_that_cannot_be_drawn_is_refused_before_the_search(tmp_path):
     assert "can't tell what to write into `x.gif`" in run(*words, cwd=tmp_path).stderr
 
 
-def test_reproduce_refuses_documents_and_folders_that_will_not_do_at_once(tmp_path):
-    (tmp_path / "empty.md").write_text("# no tables\n")
-    done = run("reproduce", "--check", "empty.md", cwd=tmp_path)
-    assert (done.returncode, "no place for the table" in done.stderr) == (1, True)
-    done = run("reproduce", "--figures", "empty.md/figures", cwd=tmp_path)
-    assert (done.returncode, "error: can't make the folder" in done.stderr) == (1, True)
-
-
 @pytest.mark.parametrize("ending", [".png", ".pdf"])
 def test_figures_that_need_matplotlib_are_refused_at_once_without_it(tmp_path, monkeypatch, ending):
     monkeypatch.chdir(tmp_path)

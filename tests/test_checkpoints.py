@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_ranks
 
 import hpgo
 
@@ -28,10 +27,7 @@ ROOT = Path(__file__).parent.parent
 def ranks(world: int | str, cases: list[dict[str, Any]], folder: Path) -> list[Any]:
     """For each case what the ranks say, all of them the same losses: `(losses, what rank 0 was told)`."""
     (folder / "cases.json").write_text(json.dumps(cases))
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests/checkpoint_ranks.py", str(world), folder],
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+    done = warm_ranks.ran("checkpoint_ranks.py", world, folder, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     if isinstance(world, str):
         return []

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import accumulate, combinations, pairwise
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
+import warm_ranks
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from refusals import refused
@@ -521,10 +520,7 @@ def test_the_example_engine_trains_by_uneven_plans_to_one_processs_gradients(tmp
         assert len({len(stage.layers) for stage in plan.stages}) > 1
         paths.append(tmp_path / f"{name}.json")
         plan.program().save(paths[-1])
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests/engine_ranks.py", "4", tmp_path, *paths],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = warm_ranks.ran("engine_ranks.py", 4, tmp_path, *paths, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     expected, expected_loss = one_process(torch, 12)
     largest = max(float(gradient.abs().max()) for gradient in expected.values())

@@ -97,7 +97,7 @@ def test_ranks_hold_what_the_plan_says(tmp_path: Path) -> None:
     cases: dict[str, tuple[str, hpgo.Plan]] = {}
     for name, workload in DEEP.items():
         profile = hpgo.runtime.profile(workload, batch_sizes=[ROWS], seconds=0)
-        for schedule in ("1f1b", "gpipe"):
+        for schedule in ("1f1b", "gpipe") if name == "activations" else ("1f1b",):
             plan = planned(profile, len(profile.layers) // 2, 4, schedule)
             cases[f"{name}, {schedule}"] = workload, plan
     found, _ = ran(tmp_path, cases)

@@ -86,6 +86,7 @@ def test_a_machine_is_killed_and_returns_and_the_losses_are_those_of_a_run_that_
     assert not list((tmp_path / "saved").glob(".*"))
 
 
+@pytest.mark.slow
 def test_ranks_are_started_again_in_a_store_that_is_used_until_no_restart_is_left(tmp_path: Path) -> None:
     elastic_models.plan(2).save(tmp_path / "plan.json")
     (tmp_path / "pace").write_text("0.002")
@@ -169,6 +170,7 @@ def test_it_is_told_when_no_restart_is_left(started: str, is_told: bool, runs: R
     assert (ended.err.splitlines()[-1] == note) is is_told
 
 
+@pytest.mark.slow
 def test_more_ranks_than_devices_are_told_once(tmp_path: Path) -> None:
     elastic_models.plan(2).save(tmp_path / "plan.json")
     command = ["-m", "torch.distributed.run", "--nproc-per-node", "3", "-m", "hpgo", "run", "plan.json", "--elastic"]
@@ -203,7 +205,7 @@ def test_options_that_elastic_runs_lack_are_told(words: tuple[str, ...], said: s
         {},
         {"schedule": "gpipe", "equal_shares": True, "overlap": False, "min_micro_batch_size": 4},
         {"memory": hpgo.MemoryModel(0.5, 4.0, shard_optimizer=True, reserved_bytes=1e6)},
-        {"schedule": "auto"},
+        pytest.param({"schedule": "auto"}, marks=pytest.mark.slow),
         {"schedule": "zb_v"},
         {"tie": 0.1},
         {"launcher": "megatron"},

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import warm_ranks
 from click.testing import CliRunner
 from refusals import refused
 
@@ -72,10 +70,7 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[hpgo.Timel
     folder = tmp_path_factory.mktemp("emulated")
     for name in PROGRAMS:
         program_of(name).save(folder / f"{name}.program")
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests/emulated_ranks.py", folder],
-        capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+    done = warm_ranks.ran("emulated_ranks.py", folder, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     return {
         name: [hpgo.Timeline.read(folder / f"{name}-{step}.timeline.json") for step in range(STEPS)]
@@ -185,10 +180,7 @@ def save(folder: Path, name: str) -> str:
 def test_the_command_emulates_and_compares_with_what_was_predicted(tmp_path: Path) -> None:
     file = save(tmp_path, "priced.json")
     words = ["--scale", "1.5", "--steps", "2", "--timeline", "measured.npz"]
-    done = subprocess.run(
-        [sys.executable, "-m", "hpgo", "emulate", file, *words], cwd=tmp_path, capture_output=True, text=True,
-        timeout=200, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = warm_ranks.hpgo(tmp_path, "emulate", file, *words)
     assert (done.returncode, done.stderr) == (0, "")
     predicted, measured = hpgo.simulate(hpgo.Program.read(file)), hpgo.Timeline.read(tmp_path / "measured.npz")
     lines = done.stdout.splitlines()
@@ -202,10 +194,7 @@ def test_the_command_emulates_and_compares_with_what_was_predicted(tmp_path: Pat
     assert rows["stage 0 to 1"][4:6] == ["10", "ms"]
     assert measured.makespan_s >= predicted.makespan_s - EPSILON_S
 
-    done = subprocess.run(
-        [sys.executable, "-m", "hpgo", "emulate", file, "--steps", "1", "--json"], cwd=tmp_path,
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+    done = warm_ranks.hpgo(tmp_path, "emulate", file, "--steps", "1", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert (document["scale"], document["exit"]) == (1.0, 0)

@@ -1,4 +1,4 @@
-"""Ten of the hard questions of `benches/questions.py`, small enough for every run of the tests."""
+"""Ten of the hard questions of `research/questions.py`, small enough for every run of the tests."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import warm_ranks
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,10 +71,7 @@ def ran(folder: Path, world: int, cases: list[dict[str, Any]]) -> list[tuple[lis
     """What the last rank of each case was given, and its flow's facts."""
     folder.mkdir()
     (folder / "cases.json").write_text(json.dumps(cases))
-    done = subprocess.run(
-        [sys.executable, HERE / "inference_ranks.py", str(world), str(folder)], cwd=HERE, capture_output=True,
-        text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = warm_ranks.ran("inference_ranks.py", world, folder, timeout=300)
     assert done.returncode == 0, done.stderr
     return [torch.load(folder / f"{number}.pt", weights_only=False) for number in range(len(cases))]
 
@@ -109,7 +107,7 @@ def expected(model: str, rows: list[int] = ROWS) -> list[Any]:
         return [whole(one) for one in inference_ranks.batches(workload, rows)]
 
 
-@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 4])
 def test_outputs_are_those_of_the_whole_model_bit_for_bit_and_in_order(
     world: int, tmp_path: Path, one_thread: None
 ) -> None:

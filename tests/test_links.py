@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm_ranks
 
 import hpgo
 from hpgo.show.links_picture import svg
@@ -56,6 +57,13 @@ def run(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess
     return done
 
 
+def measured(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs `hpgo measure-links` in `folder`, and checks the exit code."""
+    done = warm_ranks.hpgo(folder, "measure-links", *words)
+    assert done.returncode == code, done.stderr
+    return done
+
+
 def test_lines_through_times_that_lie_on_one_are_found_and_noise_is_told() -> None:
     chance = random.Random(5)
     for _ in range(200):
@@ -82,7 +90,7 @@ def test_small_messages_that_were_held_up_hardly_move_the_line() -> None:
 
 
 def test_alone_it_starts_ranks_and_writes_a_cluster_that_plans_are_made_for(tmp_path: Path) -> None:
-    done = run(tmp_path, "-m", "hpgo", "measure-links", "--ranks", "3", "--time-limit", "1s", "--name", "here", "-o",
+    done = measured(tmp_path, "--ranks", "3", "--time-limit", "1s", "--name", "here", "-o",
                "here.yaml", "--picture", "rates.svg")  # fmt: skip
     assert "inside a machine" in done.stdout
     cluster = hpgo.Cluster.read(tmp_path / "here.yaml")
@@ -93,7 +101,7 @@ def test_alone_it_starts_ranks_and_writes_a_cluster_that_plans_are_made_for(tmp_
     assert hpgo.plan(hpgo.read_profile("vgg-19"), cluster, global_batch_size=64).fits
     drawn = (tmp_path / "rates.svg").read_text()
     assert drawn.count("rank 2 to rank") == 2
-    told = json.loads(run(tmp_path, "-m", "hpgo", "measure-links", "--time-limit", "1s", "--json").stdout)
+    told = json.loads(measured(tmp_path, "--time-limit", "1s", "--json").stdout)
     assert len(told["pairs"]) == 1
     assert len(told["links"]["intra"]["messages"]) == 8
     assert hpgo.Cluster.from_document(told["cluster"], file="told").devices == 2
@@ -151,6 +159,6 @@ def test_the_picture_has_a_square_for_each_way_and_a_border_between_machines() -
     ],
 )
 def test_what_cannot_be_measured_is_told_once(words: list[str], code: int, said: str, tmp_path: Path) -> None:
-    done = run(tmp_path, "-m", "hpgo", "measure-links", *words, code=code)
+    done = measured(tmp_path, *words, code=code)
     assert said in done.stderr
     assert "Traceback" not in done.stderr

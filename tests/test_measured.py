@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import warm_ranks
 
 import hpgo
 from hpgo.programs.orders import KINDS
@@ -102,10 +101,7 @@ def test_replicas_have_rows_of_their_own_and_the_slowest_counts(tmp_path: Path) 
 
 def test_clocks_that_are_elsewhere_and_drift_are_aligned(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs torch: pip install torch")
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests/clock_ranks.py", tmp_path],
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+    done = warm_ranks.ran("clock_ranks.py", tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr[-3000:]
     wrong_ns = [[float(word) for word in (tmp_path / f"{rank}").read_text().split()] for rank in range(4)]
     assert wrong_ns[0] == [0.0, 0.0, 0.0]

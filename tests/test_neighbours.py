@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_ranks
 
 pytest.importorskip("torch", reason="needs torch: pip install torch")
 
@@ -17,10 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 def ran(case: str, folder: Path) -> list[Any]:
     """What the two ranks of a case have found."""
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests/neighbour_ranks.py", case, folder],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = warm_ranks.ran("neighbour_ranks.py", case, folder, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import sys
 import tarfile
 import zipfile
 import zlib
@@ -22,8 +23,7 @@ from refusals import refused  # noqa: E402
 from hpgo.runtime import Workload  # noqa: E402 -- what needs torch, where there is one
 from hpgo.runtime.pipeedge.cola import sentences  # noqa: E402
 from hpgo.runtime.pipeedge.data import Wanted, read_data  # noqa: E402
-from hpgo.runtime.pipeedge.imagenet import pictures, pixels  # noqa: E402
-from hpgo.runtime.pipeedge.matlab import structures  # noqa: E402
+from hpgo.runtime.pipeedge.imagenet import pictures, pixels, synsets  # noqa: E402
 from hpgo.runtime.pipeedge.models import model_named  # noqa: E402
 from hpgo.runtime.pipeedge.weights import with_weights  # noqa: E402
 from hpgo.runtime.pipeedge.wordpiece import WordPieces  # noqa: E402
@@ -32,6 +32,7 @@ from hpgo.runtime.tensor_files import TensorFile  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+NEEDS = "needs scipy: pip install 'hpgo[pipeedge]'"
 VIT, BERT = "google/vit-base-patch16-224", "textattack/bert-base-uncased-CoLA"
 
 
@@ -214,6 +215,28 @@ def test_words_are_parted_as_transformers_parts_them(tmp_path: Path) -> None:
     assert ours.tokens("the " * 50, most=8) == theirs("the " * 50, max_length=8, truncation=True)["input_ids"]
 
 
+def test_a_vocabulary_without_the_pieces_of_every_text_is_refused() -> None:
+    with pytest.raises(hpgo.ArgumentError, match=r"the vocabulary lacks `\[UNK\]`"):
+        WordPieces(["the", "boat"])
+
+
+@pytest.mark.parametrize("module", ["tokenizers", "scipy.io", "PIL.Image"])
+def test_a_missing_library_is_named_with_the_extra_that_installs_it(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    readers = {
+        "tokenizers": lambda: WordPieces(VOCABULARY),
+        "scipy.io": lambda: synsets(b""),
+        "PIL.Image": lambda: pixels(b"", crops=False),
+    }
+    with pytest.raises(
+        hpgo.ArgumentError, match=f"need `{module.partition('.')[0]}`, which can't be imported"
+    ) as caught:
+        readers[module]()
+    assert "pip install 'hpgo[pipeedge]'" in str(caught.value.hint)
+
+
 def zipped(path: Path, files: dict[str, str]) -> None:
     with zipfile.ZipFile(path, "w") as held:
         for name, text in files.items():
@@ -308,22 +331,22 @@ def element(kind: int, data: bytes) -> bytes:
     return struct.pack("<II", kind, len(data)) + data + b"\0" * (-len(data) % 8)
 
 
-def matrix(kind: int, count: int, name: bytes, *parts: bytes) -> bytes:
-    head = element(6, struct.pack("<II", kind, 0)) + element(5, struct.pack("<ii", count, 1)) + element(1, name)
+def matrix(kind: int, shape: tuple[int, int], name: bytes, *parts: bytes) -> bytes:
+    head = element(6, struct.pack("<II", kind, 0)) + element(5, struct.pack("<ii", *shape)) + element(1, name)
     return element(14, head + b"".join(parts))
 
 
-def meta(synsets: list[tuple[int, str]], *, packs: bool) -> bytes:
+def meta(numbered: list[tuple[int, str]], *, packs: bool) -> bytes:
     """What the development kit has in `meta.mat`."""
     names = b"".join(one.ljust(16, b"\0") for one in (b"ILSVRC2012_ID", b"WNID", b"words"))
     cells = b""
-    for number, synset in synsets:
+    for number, synset in numbered:
         cells += matrix(
-            6, 1, b"", element(2 if number < 256 else 4, struct.pack("<B" if number < 256 else "<H", number))
+            6, (1, 1), b"", element(2 if number < 256 else 4, struct.pack("<B" if number < 256 else "<H", number))
         )
-        cells += matrix(4, 1, b"", element(4, synset.encode("utf-16-le")))
-        cells += matrix(4, 1, b"", element(16, b"some words"))
-    whole = matrix(2, len(synsets), b"synsets", element(5, struct.pack("<i", 16)), element(1, names), cells)
+        cells += matrix(4, (1, len(synset)), b"", element(4, synset.encode("utf-16-le")))
+        cells += matrix(4, (1, 10), b"", element(16, b"some words"))
+    whole = matrix(2, (len(numbered), 1), b"synsets", element(5, struct.pack("<i", 16)), element(1, names), cells)
     packed = zlib.compress(whole)
     return (
         b"MATLAB 5.0 MAT-file".ljust(124)
@@ -341,19 +364,21 @@ def archive(path: Path | None, files: dict[str, bytes], mode: str = "w", *, into
 
 
 @pytest.mark.parametrize("packs", [False, True])
-def test_structures_of_matlab_are_read(packs: bool) -> None:
+def test_synsets_are_read_from_files_of_matlab(packs: bool) -> None:
+    pytest.importorskip("scipy.io", reason=NEEDS)
     raw = meta([(1, "n02"), (999, "n01")], packs=packs)
-    found = structures(raw, "synsets", ("ILSVRC2012_ID", "WNID"))
-    assert found == [{"ILSVRC2012_ID": 1, "WNID": "n02"}, {"ILSVRC2012_ID": 999, "WNID": "n01"}]
-    for bad, words in ((raw[:140], "damaged|no structures"), (meta([], packs=packs)[:128], "no structures")):
-        with pytest.raises(hpgo.FileError, match=words):
-            structures(bad, "synsets", ("WNID",))
+    assert synsets(raw) == {1: "n02", 999: "n01"}
+    assert synsets(meta([(7, "n07")], packs=packs)) == {7: "n07"}
+    for bad in (raw[:140], meta([], packs=packs)[:128], b"no file of MATLAB", b""):
+        with pytest.raises(hpgo.FileError, match=r"`meta.mat` has no readable structures `synsets`"):
+            synsets(bad)
 
 
 def test_imagenets_archives_are_read_as_they_were_published(tmp_path: Path) -> None:
-    synsets = [(number, f"n{9999 - number:05}") for number in range(1, 1001)]  # the last one is the first class
+    pytest.importorskip("scipy.io", reason=NEEDS)
+    classes_of_kit = [(number, f"n{9999 - number:05}") for number in range(1, 1001)]  # the last one is the first class
     kit = {
-        "ILSVRC2012_devkit_t12/data/meta.mat": meta([*synsets, (1001, "n00000")], packs=True),
+        "ILSVRC2012_devkit_t12/data/meta.mat": meta([*classes_of_kit, (1001, "n00000")], packs=True),
         "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt": b"1000\n999\n1\n",
     }
     archive(tmp_path / "ILSVRC2012_devkit_t12.tar.gz", kit, "w:gz")

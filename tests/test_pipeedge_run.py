@@ -205,7 +205,7 @@ def test_schedules_are_those_of_the_options_or_told(tmp_path: Path, monkeypatch:
     assert 0 < held.bits[0] < 32, "2 samples of 38016 numbers take 1.16 s in 32 bit, and there are 250 ms"
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("lost", [*(pytest.param(rank, marks=pytest.mark.slow) for rank in (0, 1)), 2])
 def test_a_lost_rank_is_named_and_all_others_end_within_ten_seconds(lost: int, ranks: Ranks) -> None:
     ranks.start(3, "-m", TINY, "-b", "100000", "-u", "1", "-pt", "1,24,25,48", "-r", "1,2", WINDOW_SIZE="1")
     until_s = time.monotonic() + 120

@@ -117,6 +117,7 @@ def test_at_every_grain_layers_hold_the_model_and_cuts_give_its_loss(
     assert BLOCKS[kind] < counts[-1] <= BLOCKS[kind] + 4  # and what lies beside them
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_model_larger_than_the_memory_is_measured_layer_by_layer(tmp_path: Path, transformers: Any) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 50, "num_attention_heads": 2}

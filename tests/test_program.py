@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import pickle
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import warm_ranks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,10 +66,7 @@ def test_the_example_engine_gives_one_processs_gradients(world: int, cases: dict
         for name in SCHEDULES:
             paths.append(tmp_path / f"{at}-{name}.json")
             put(name, **arguments).save(paths[-1])
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests/engine_ranks.py", str(world), tmp_path, *paths],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = warm_ranks.ran("engine_ranks.py", world, tmp_path, *paths, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     for path in paths:
         program = hpgo.Program.read(path)

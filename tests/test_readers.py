@@ -71,7 +71,6 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "what to launch": ("x.json", lambda path: command("launch", str(path), "--on", "local", "--script", "a.py")),
     "what to evaluate": ("x.json", lambda path: command("evaluate", str(path))),
     "what to serve": ("x.json", lambda path: command("serve", str(path), "--port", "0", "--no-open")),
-    "what to check": ("x.md", lambda path: command("reproduce", "--check", str(path))),
 }
 
 

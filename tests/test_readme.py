@@ -23,7 +23,12 @@ refresh = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(refresh)
 
 
-@pytest.mark.parametrize("page", refresh.PAGES, ids=lambda page: page.name)
+NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: pip install torch")
+
+
+@pytest.mark.parametrize(
+    "page", [*refresh.PAGES, pytest.param(refresh.WITH_TORCH, marks=NEEDS_TORCH)], ids=lambda page: page.name
+)
 def test_commands_print_what_the_page_shows(page: Path) -> None:
     """`make docs` renews a page; read the diff."""
     assert refresh.same(page.read_text(encoding="utf-8"), refresh.refreshed(page))

@@ -36,6 +36,13 @@ def test_wheels_are_for_the_systems_that_the_documentation_names() -> None:
     assert {"sdist", "release"} <= set(jobs)
 
 
+def test_the_nightly_workflow_makes_a_target_of_the_makefile() -> None:
+    (job,) = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text(encoding="utf-8"))["jobs"].values()
+    command = job["steps"][-1]["run"].split()
+    assert command[0] == "make"
+    assert f"\n{command[-1]}: " in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
 def test_the_citation_is_of_this_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert (citation["title"], citation["version"]) == ("hpgo", hpgo.__version__)

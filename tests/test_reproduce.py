@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import reproduction
 from click.testing import CliRunner
 
 import hpgo
-from hpgo.cli.reproduce import command
-from hpgo.reproduce import answers, document, tables
+from hpgo.reproduce import answers, tables
 from hpgo.reproduce.questions import RIVALS, STRATEGIES, SWEEPS
 
 ROOT = Path(__file__).parent.parent
@@ -26,17 +26,26 @@ DOCUMENT = ROOT / "PLANNER_REPRODUCTION.md"
 @pytest.mark.slow
 def test_the_committed_tables_and_figures_are_current(tmp_path):
     text = DOCUMENT.read_text(encoding="utf-8")
-    made = document.make(tmp_path)
-    assert document.fill(text, made) == text, "run `make reproduce`"
+    words = ["--check", str(DOCUMENT), "--figures", str(tmp_path)]
+    result = CliRunner().invoke(reproduction.command, words, catch_exceptions=False)
+    assert result.stderr == f"the tables of {DOCUMENT} are current\n"
     for name in ("batches", "devices"):
         assert f"docs/reproduction/{name}.svg" in text
         assert (ROOT / f"docs/reproduction/{name}.svg").stat().st_size > 0
         assert "<svg" in (tmp_path / f"{name}.svg").read_text(encoding="utf-8")
 
 
-def test_the_compatible_planner_finds_dapples_strategies():
-    for rival in RIVALS:
-        duel = answers._duel(rival)
+@pytest.fixture(scope="module")
+def duels():
+    return answers.duels()
+
+
+def test_the_committed_table_of_pipedreams_plans_is_current(duels):
+    assert tables.pipedream(duels) in DOCUMENT.read_text(encoding="utf-8"), "run `make reproduce`"
+
+
+def test_the_compatible_planner_finds_dapples_strategies(duels):
+    for rival, duel in zip(RIVALS, duels, strict=True):
         replicas, cuts = rival.dapple
         stages = duel.compatible.stages
         assert [len(devices) for *_, devices in stages] == list(replicas)
@@ -63,39 +72,49 @@ def test_the_guides_values_are_among_the_rows(model, global_batch_size, no_overl
     assert f"| {no_overlap:.3f} |" in tables.batches([point])
 
 
-def test_a_document_without_a_place_for_a_table_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(document, "make", lambda figures, progress: {"strategies": "| new |"})
+@pytest.fixture
+def answered(monkeypatch):
+    """One table, without asking the planners."""
+    monkeypatch.setattr(reproduction, "answered", lambda: None)
+    monkeypatch.setattr(reproduction, "TABLES", {"strategies": lambda made: "| new |"})
+
+
+def filled(*words):
+    return CliRunner().invoke(reproduction.command, list(map(str, words)))
+
+
+def test_a_document_without_a_place_for_a_table_is_refused(tmp_path, answered):
     path = tmp_path / "document.md"
     path.write_text("no markers\n")
-    result = CliRunner().invoke(command, ["--write", str(path)])
-    assert isinstance(result.exception, hpgo.ArgumentError)
-    assert "no place for the table `strategies`" in str(result.exception)
+    for option in ("--write", "--check"):
+        result = filled(option, path)
+        assert isinstance(result.exception, hpgo.ArgumentError)
+        assert "no place for the table `strategies`" in str(result.exception)
     assert path.read_text() == "no markers\n"
 
 
-def test_old_tables_fail_the_check_and_are_replaced_by_writing(tmp_path, monkeypatch):
-    monkeypatch.setattr(document, "make", lambda figures, progress: {"strategies": "| new |"})
-    monkeypatch.setattr(document, "NAMES", ("strategies",))
+def test_old_tables_fail_the_check_and_are_replaced_by_writing(tmp_path, answered):
     path = tmp_path / "document.md"
     path.write_text("a\n<!-- table: strategies -->\n| old |\n<!-- end -->\nb\n")
-    assert isinstance(CliRunner().invoke(command, ["--check", str(path)]).exception, hpgo.ArgumentError)
-    assert CliRunner().invoke(command, ["--write", str(path)]).exit_code == 0
+    assert isinstance(filled("--check", path).exception, hpgo.ArgumentError)
+    assert filled("--write", path).exit_code == 0
     assert path.read_text() == "a\n<!-- table: strategies -->\n| new |\n<!-- end -->\nb\n"
-    assert CliRunner().invoke(command, ["--check", str(path)]).exit_code == 0
+    assert filled("--check", path).exit_code == 0
 
 
-def test_a_missing_document_is_named(tmp_path):
-    result = CliRunner().invoke(command, ["--check", str(tmp_path / "missing.md")])
+def test_documents_and_folders_that_cannot_be_used_are_refused_at_once(tmp_path):
+    result = filled("--check", tmp_path / "missing.md")
     assert isinstance(result.exception, hpgo.ArgumentError)
     assert "missing.md" in str(result.exception)
+    (tmp_path / "file").touch()
+    result = filled("--figures", tmp_path / "file/figures")
+    assert isinstance(result.exception, hpgo.ArgumentError)
+    assert "can't make the folder" in str(result.exception)
 
 
 @pytest.mark.parametrize("doing", ["strategies", "batch sizes"])
-def test_ctrl_c_ends_it_and_writes_no_unfinished_answer(tmp_path, doing):
-    path = tmp_path / "document.md"
-    before = (Path(__file__).parent.parent / "PLANNER_REPRODUCTION.md").read_bytes()
-    path.write_bytes(before)
-    command = [sys.executable, "-m", "hpgo", "reproduce", "--write", str(path)]
+def test_ctrl_c_ends_it_and_prints_no_unfinished_answer(doing):
+    command = [sys.executable, "-m", "hpgo", "reproduce"]
     ours, theirs = pty.openpty()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
@@ -106,6 +125,6 @@ def test_ctrl_c_ends_it_and_writes_no_unfinished_answer(tmp_path, doing):
             process.send_signal(signal.SIGINT)
             while piece := os.read(ours, 65536):
                 said += piece
+        assert process.stdout.read() == b""
     os.close(ours)
     assert (process.returncode, re.sub(rb"\x1b\[[0-9;]*[A-Z]", b"", said.splitlines()[-1])) == (130, b"interrupted")
-    assert path.read_bytes() == before

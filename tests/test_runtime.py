@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_ranks
 
 import hpgo
 
@@ -104,10 +105,7 @@ def one_process(case: dict[str, Any]) -> tuple[list[float], dict[tuple[str, str]
 def check(world: int, cases: list[dict[str, Any]], folder: Path, seconds: int = 200) -> None:
     """Runs the cases on `world` processes, and holds each rank's numbers to one process's."""
     (folder / "cases.json").write_text(json.dumps(cases))
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests/runtime_ranks.py", str(world), folder],
-        capture_output=True, text=True, timeout=seconds, check=False,
-    )  # fmt: skip
+    done = warm_ranks.ran("runtime_ranks.py", world, folder, timeout=seconds)
     assert done.returncode == 0, done.stderr[-3000:]
     for number, case in enumerate(cases):
         losses, gradients, weights = one_process(case)

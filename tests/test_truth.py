@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 def bench(name: str) -> Any:
     """A benchmark as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"benches/{name}.py")
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"research/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     made = sys.modules[name] = importlib.util.module_from_spec(spec)  # where its dataclasses look for it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from itertools import chain
@@ -11,21 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_ranks
 from click.testing import CliRunner
 
 import hpgo
-from hpgo.cli.main import group
-from hpgo.reproduce import answers, tables
+from hpgo.reproduce import answers
 from hpgo.reproduce.questions import STRATEGIES
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
-import runtime_models  # noqa: E402 -- what needs torch, where there is one
+import reproduction  # noqa: E402 -- what needs torch, where there is one
+import runtime_models  # noqa: E402
+import variants  # noqa: E402
+from emulated_plans import emulated  # noqa: E402
+from engine_variants import LAYERS, VARIANTS, WORKERS, program_of_variant, staggered  # noqa: E402
 
-from hpgo.reproduce.emulated import emulated  # noqa: E402
 from hpgo.runtime import Workload  # noqa: E402
 from hpgo.runtime.passes import running  # noqa: E402
-from hpgo.runtime.variants import LAYERS, VARIANTS, WORKERS, program_of_variant, staggered  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 SMALL = "vgg-19:flat,squared,width=2,linear=8,classes=4,image=32,batch=64"
@@ -44,10 +45,7 @@ BOUNDS = {"amoebanet-36": (1e-5, 1e-3)}
 def ran(folder: Path, world: int, cases: list[dict[str, Any]]) -> list[list[Any]]:
     """For each case what each rank has left: losses, and gradients and weights by layer, in float64."""
     (folder / "cases.json").write_text(json.dumps(cases))
-    done = subprocess.run(
-        [sys.executable, ROOT / "tests/runtime_ranks.py", str(world), folder], capture_output=True, text=True,
-        timeout=600, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = warm_ranks.ran("runtime_ranks.py", world, folder, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return [
         [torch.load(folder / f"{number}.{rank}.pt", weights_only=True) for rank in range(world)]
@@ -118,7 +116,7 @@ def test_the_command_runs_all_four_one_process_and_a_plan(tmp_path: Path) -> Non
     page.write_text("before\n<!-- table: variants -->\nold\n<!-- end -->\nafter\n")
     words = ["--workload", SMALL, "--steps", "2", "--search", "--alone", "--time-limit", "100ms", "--dtype", "float64"]
     done = subprocess.run(
-        [sys.executable, "-m", "hpgo", "variants", *words, "--json", "--write", str(page)],
+        [sys.executable, str(ROOT / "research/variants.py"), *words, "--json", "--write", str(page)],
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
@@ -153,7 +151,7 @@ def test_the_command_runs_all_four_one_process_and_a_plan(tmp_path: Path) -> Non
     ],
 )
 def test_what_cannot_be_asked_is_told(words: list[str], code: int, said: str) -> None:
-    result = CliRunner().invoke(group, ["variants", *words])
+    result = CliRunner().invoke(variants.command, words)
     assert result.stdout == ""
     if code == 2:
         assert result.exit_code == 2
@@ -167,8 +165,8 @@ def test_what_cannot_be_asked_is_told(words: list[str], code: int, said: str) ->
 def test_launchers_are_told_that_it_starts_its_own_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")
-    for words in (["variants"], ["reproduce", "--emulate"]):
-        result = CliRunner().invoke(group, words)
+    for command, words in ((variants.command, []), (reproduction.command, ["--emulate"])):
+        result = CliRunner().invoke(command, words)
         assert isinstance(result.exception, hpgo.ArgumentError)
         assert "starts its own processes" in str(result.exception)
 
@@ -217,6 +215,6 @@ def test_every_plan_of_a_question_is_emulated_at_published_size() -> None:
     for one in made:
         # Nothing can be faster than predicted; how much slower depends on who else uses the machine.
         assert one.emulated_s >= one.plan.step_s * (1 - 1e-6)
-    lines = tables.emulated(made).splitlines()
+    lines = reproduction.emulated_table(made).splitlines()
     assert len(lines) == 4
     assert lines[2].startswith("| gnmt-16 | A | DAPPLE, modern | 8:8 (59:21) | 398.9 ms | ")

@@ -22,9 +22,12 @@ from rich.table import Table
 
 from hpgo.base.documents import write_text
 from hpgo.base.errors import HpgoError
-from hpgo.reproduce.document import fill
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parents[1] / "research"))
+
+from pages import fill
+
 CHECKS = {
     "torch_checks": None,  # in the environment of whoever runs this
     "torchtitan_checks": ("torchtitan-0.3", "torchtitan-0.2"),

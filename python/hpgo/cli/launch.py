@@ -83,8 +83,8 @@ def command(options: LaunchOptions) -> None:
     targets set what torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR,
     MASTER_PORT. The script asks the plan for its part: `Plan.for_rank`. What stands behind `--` goes to the script.
 
-    `--on local` without -o runs the job here; it ends with the exit code of the first rank that fails. The others
-    print a file: a bash script (torchrun, slurm, ssh-hosts), YAML (kubeflow, pytorchjob) or Python (ray).
+    `--on local` without -o runs the job here, by torchrun; it exits with 1 if a rank fails. The others print a file: a
+    bash script (torchrun, slurm, ssh-hosts), YAML (kubeflow, pytorchjob) or Python (ray).
 
     \b
     Examples:

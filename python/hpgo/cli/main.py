@@ -42,7 +42,6 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "infer": ("hpgo.cli.infer", "Stream batches through a model that a plan splits over hosts."),
         "launch": ("hpgo.cli.launch", "Start a plan's processes: here, SLURM, Kubeflow, Ray, torchrun, ssh."),
         "export": ("hpgo.cli.export", "Write a plan for Megatron-LM, DeepSpeed or torchtitan."),
-        "variants": ("hpgo.cli.variants", "Train VGG-19 in four ways, and by a plan made here."),
     },
     "Simulate and draw": {
         "simulate": ("hpgo.cli.simulate", "Run schedules or plans on a clock: step, bubbles, memory."),

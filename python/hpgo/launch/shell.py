@@ -1,4 +1,9 @@
-"""Jobs without a scheduler, as bash scripts: all ranks here, on hosts over ssh, or by torchrun on each machine."""
+"""Jobs without a scheduler, as bash scripts around torchrun: here, on hosts over ssh, or one script for each machine.
+
+torchrun starts, watches and ends the ranks of a machine. Over ssh it lacks one thing, which the script adds: an agent
+learns neither of a connection that ends nor of a rank that fails on another host, since a static rendezvous has no
+heartbeat between agents.
+"""
 
 from __future__ import annotations
 
@@ -14,78 +19,39 @@ if TYPE_CHECKING:
 
     from hpgo.launch.job import Job
 
-# No text below has a single quote, so that it can stand between two. Children are process groups of their own (-m):
-# what a rank started ends with it, and Ctrl-C reaches the script alone, which ends them in order. A child that fails
-# says so by a signal, since `wait -n` overlooks one that has ended before.
-_ENDING = r"""folder=$(mktemp -d) && mkfifo "$folder/codes" || exit 1
-exec 3<> "$folder/codes"
-rm -r "$folder"
-groups=()
-finish() {
-  trap "" INT TERM HUP USR1
-  for group in "${groups[@]}" ${watcher-}; do kill -TERM -- "-$group"; done
-  local until_s=$((SECONDS + 10))
-  while ((SECONDS < until_s)); do
-    left=0
-    for group in "${groups[@]}"; do kill -0 -- "-$group" && left=1; done
-    ((left)) || exit "$1"
-    sleep 0.1
-  done
-  for group in "${groups[@]}"; do kill -KILL -- "-$group"; done
-  exit "$1"
-} 2> /dev/null
-failed() { echo "$1" >&3; kill -USR1 $$; }
-trap "finish 130" INT; trap "finish 143" TERM HUP
-trap "read -r code <&3; echo \"exit code \$code: the other ranks end\" >&2; finish \$code" USR1
-set -m
+# Runs on each host, where `bash -c '...' host COMMAND` starts the host's agent and ends it when the connection does. A
+# host learns of that by its input alone: sshd sends no signal to what has no terminal.
+_HOST = r"""exec 3<&0
+"$@" < /dev/null 3<&- & agent=$!
+{ cat <&3; kill -TERM $agent; } > /dev/null 2>&1 & watcher=$!
+exec 3<&-
+wait $agent; code=$?
+kill $watcher
+exit $code
 """
-_WAITING = r"""set +m
-wait "${groups[@]}"
-"""
-# What waits for a rank lives until that has ended, even if it is told to end: where nobody clears away what has lost
-# its parent, as in many containers, the group would seem to be there for ever. Its "Terminated" is not for users.
-# `bash -c '…' ranks "DEVICES OF EACH MACHINE" FIRST-MACHINE LAST-MACHINE COMMAND…` starts the ranks of these machines.
-_RANKS = r"""read -ra devices <<< "$1"; first=$2; last=$3; shift 3
-export WORLD_SIZE=0 GROUP_WORLD_SIZE=${#devices[@]} OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-for count in "${devices[@]}"; do WORLD_SIZE=$((WORLD_SIZE + count)); done
-export RANK=0 GROUP_RANK LOCAL_RANK LOCAL_WORLD_SIZE
-for GROUP_RANK in "${!devices[@]}"; do
-  LOCAL_WORLD_SIZE=${devices[GROUP_RANK]}
-  for ((LOCAL_RANK = 0; LOCAL_RANK < LOCAL_WORLD_SIZE; LOCAL_RANK++, RANK++)); do
-    if ((first <= GROUP_RANK && GROUP_RANK <= last)); then
-      { trap : TERM; "$@" < /dev/null 2>&4 3<&- 4>&- || failed $?; } 4>&2 2> /dev/null &
-      groups+=($!)
-    fi
-  done
-done
-"""
-# When the connection ends, so does the input, and with it the ranks: bash may lose a signal that comes right before it
-# waits, so there are more. The signal is TERM, since bash cannot trap what was ignored when it started, and HUP is
-# ignored under `nohup`.
-_WATCHER = r"""{ cat > /dev/null 3<&-; while kill -TERM $$; do sleep 1; done; } & watcher=$!
-"""
-_UNWATCHED = r"""trap "" TERM; kill -TERM -- "-$watcher"
-"""
-# Every ssh reads from a pipe that nobody writes to, and that this script alone holds open until it ends.
+# Every ssh reads from a pipe that this script alone holds open for writing. When the script closes it, or is killed,
+# the hosts end their ranks.
 _SSH = r"""folder=$(mktemp -d) && mkfifo "$folder/open" || exit 1
 exec 4<> "$folder/open" 5< "$folder/open"
 rm -r "$folder"
+finish() { trap "" INT TERM HUP USR1; exec 4<&-; wait; exit "$1"; }
+trap "finish 130" INT; trap "finish 143" TERM HUP; trap "finish 1" USR1
 for machine in "${!hosts[@]}"; do
   { exec 4<&-
-    ssh -o BatchMode=yes -T "${hosts[machine]}" "cd $(printf %q "$PWD") && export MASTER_ADDR=$address" \
-      "MASTER_PORT=$port && exec bash -c '$ranks' ranks '${devices[*]}' $machine $machine $command" \
-      <&5 3<&- 5<&- || failed $?; } &
-  groups+=($!)
+    ssh -o BatchMode=yes -T "${hosts[machine]}" "cd $(printf %q "$PWD") && exec bash -c '$host' host" \
+      "$agent --node-rank=$machine --nproc-per-node=${devices[machine]} $command" <&5 5<&- ||
+      { echo "${hosts[machine]}: exit code $?: the other hosts end their ranks" >&2; kill -USR1 $$; }; } &
 done
+wait
 """
 
 
 def local(job: Job, *, port: int | None = None) -> str:
-    """A bash script that starts all ranks on this machine, whatever machines the plan has.
+    """Return a bash script in which one torchrun starts all ranks on this machine, whatever machines the plan has.
 
-    For a plan of one machine this is the job; for others it tries the training script where it was written, and local
-    ranks are those of the plan's machines. When a rank fails the others end, and the script exits with its code; so
-    they do on Ctrl-C (130) and on SIGTERM (143). Rank 0 listens at `port`; None is a free one, found at the start.
+    For a plan of one machine this is the job. For others it tries the training script where it was written, and local
+    ranks count all ranks. When a rank fails, or on Ctrl-C or SIGTERM, torchrun ends the others and exits with 1. Rank 0
+    listens at `port`; None is a free one, found at the start.
 
     Raises ArgumentError for a port that is none.
 
@@ -93,31 +59,31 @@ def local(job: Job, *, port: int | None = None) -> str:
     >>> from hpgo.launch import Job
     >>> cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=100)
     >>> plan = hpgo.plan(hpgo.read_profile("vgg-19"), cluster, global_batch_size=64)
-    >>> print(local(Job.of(plan, "train.py")).splitlines()[-1])
-    ' ranks 2 0 0 python3 train.py
+    >>> print(local(Job.of(plan, "train.py"), port=29500).splitlines()[-1].partition(" --master-addr")[0])
+    exec python3 -m torch.distributed.run --nnodes=1 --node-rank=0 --nproc-per-node=2
     """
     check_job(job)
     machines = len(job.nodes)
     here = [f"all ranks of {counted(machines, 'machine')} start on this one"] if machines > 1 else []
-    devices = in_shell(" ".join(str(node.ranks) for node in job.nodes))
+    _, *words = job.command
+    where = f'--node-rank=0 --nproc-per-node={job.ranks} --master-addr=127.0.0.1 --master-port="$MASTER_PORT"'
     return "\n".join(
         [
             "#!/usr/bin/env bash",
             *job.header(*here),
-            "export MASTER_ADDR=127.0.0.1",
             *master_port(port, "$$"),
-            f"exec bash -c '{_ENDING}{_RANKS}{_WAITING}' ranks {devices} 0 {machines - 1} {_words(job.command)}",
+            f"exec {_agent(job, 1)} {where} {_words(words)}",
             "",
         ]
     )
 
 
 def ssh_hosts(job: Job, *, hosts: Sequence[str] | None = None, port: int = 29500) -> str:
-    """A bash script that starts each machine's ranks over ssh, in the folder of the same name on every host.
+    """Return a bash script that starts torchrun on each machine over ssh, in the folder of the same name on every host.
 
     `hosts` are `name` or `user@name`, one for each machine; the cluster's names of its machines if left out. Hosts
-    need bash and a login without a password. When a rank fails, or the script is interrupted or loses
-    a connection, the ranks of all hosts end.
+    need bash, PyTorch and a login without a password. When a rank fails, or the script is interrupted or loses a
+    connection, the ranks of all hosts end.
 
     Raises ArgumentError for hosts that don't match the machines, and for a port that is none.
 
@@ -130,19 +96,18 @@ def ssh_hosts(job: Job, *, hosts: Sequence[str] | None = None, port: int = 29500
     """
     check_job(job)
     names = job.hosts(hosts)
+    _, *words = job.command
+    where = f"--master-addr={_address(names[0])} --master-port={checked_port(port)}"
     return "\n".join(
         [
             "#!/usr/bin/env bash",
             *job.header(),
             f"hosts=({_words(names)})",
             f"devices=({' '.join(str(node.ranks) for node in job.nodes)})",
-            f"address={_address(names[0])} port={checked_port(port)}",
-            f"command={in_shell(shlex.join(job.command))}",
-            "",
-            "# On each host, where it ends its ranks when one fails or when the connection ends.",
-            f"ranks='{_ENDING}{_RANKS}{_WATCHER}{_WAITING}{_UNWATCHED}'",
-            "",
-            f"{_ENDING}{_SSH}{_WAITING}",
+            f"agent={in_shell(f'{_agent(job, len(job.nodes))} {where}')}",
+            f"command={in_shell(shlex.join(words))}",
+            f"host='{_HOST}'",
+            _SSH,
         ]
     )
 
@@ -171,10 +136,10 @@ def torchrun(job: Job, *, hosts: Sequence[str] | None = None, port: int | None =
         + (f" # {names[machine]}" if machines > 1 else "")
         for machine, node in enumerate(job.nodes)
     ]
-    python, *words = job.command
+    _, *words = job.command
     chosen = master_port(None, "$$") if machines == 1 and port is None else []
     told = '"$MASTER_PORT"' if chosen else checked_port(29500 if port is None else port)
-    where = f"--nnodes={machines} --master-addr={_address(names[0])} --master-port={told}"
+    where = f"--master-addr={_address(names[0])} --master-port={told}"
     how = ["start it on every machine, with the machine's number: `bash FILE 0` on the first"] if machines > 1 else []
     return "\n".join(
         [
@@ -185,10 +150,15 @@ def torchrun(job: Job, *, hosts: Sequence[str] | None = None, port: int | None =
             f'  *) echo "which machine is this? give a number from 0 to {machines - 1}" >&2; exit 2 ;;',
             "esac",
             *chosen,
-            f'exec {in_shell(python)} -m torch.distributed.run {where} "$@" {_words(words)}',
+            f'exec {_agent(job, machines)} {where} "$@" {_words(words)}',
             "",
         ]
     )
+
+
+def _agent(job: Job, machines: int) -> str:
+    """Return the words that start torchrun, the agent of one of `machines` machines, quoted for a shell."""
+    return f"{in_shell(job.command[0])} -m torch.distributed.run --nnodes={machines}"
 
 
 def _words(words: Sequence[str]) -> str:

@@ -1,5 +1,4 @@
-"""Published planning results beside ours: the questions, the answers, and the tables and figures made of them.
+"""Published planning results beside ours: the questions, the answers of both planners, and tables of them.
 
-`questions` holds what was published, `answers` asks both planners, `tables` writes Markdown, `figures` draws. The
-command `hpgo reproduce` fills the tables of `PLANNER_REPRODUCTION.md`.
+The command `hpgo reproduce` prints the tables. `research/reproduction.py` fills them into PLANNER_REPRODUCTION.md.
 """

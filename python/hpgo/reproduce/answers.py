@@ -25,7 +25,7 @@ from hpgo.reproduce.questions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hpgo.compat import Stage
     from hpgo.model.profile import Profile
@@ -78,6 +78,31 @@ class SweepPoint:
     compatible: Compatible
     modern: Plan | None
     """None if no plan fits, or if it was not asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Answers to all published questions."""
+
+    strategies: list[Strategy]
+    batches: list[SweepPoint]
+    devices: list[SweepPoint]
+    duels: list[Duel]
+
+
+def all_answers(progress: Callable[[float, str], object] = lambda _share, _doing: None) -> Answers:
+    """Ask both planners every published question, in about half a minute.
+
+    `progress` is called with the share that is done and the name of the part that comes next.
+    """
+    progress(0.0, "strategies")
+    strategies_ = strategies()
+    progress(0.25, "batch sizes")
+    batches = batch_sweeps()
+    progress(0.5, "device counts")
+    devices = device_sweeps()
+    progress(0.75, "PipeDream")
+    return Answers(strategies_, batches, devices, duels())
 
 
 def strategies() -> list[Strategy]:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 from hpgo.base.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hpgo.compat import Stage
     from hpgo.planning.plans import Plan
-    from hpgo.reproduce.answers import Duel, Strategy, SweepPoint
-    from hpgo.reproduce.emulated import Emulated
+    from hpgo.reproduce.answers import Answers, Duel, Strategy, SweepPoint
 
 
 def strategies(rows: Iterable[Strategy]) -> str:
@@ -21,7 +20,7 @@ def strategies(rows: Iterable[Strategy]) -> str:
         "model", "batch", "config", "DAPPLE (remembered)", "its step here", "compatible", "speed-up", "its step here",
         "modern", "micro-batches", "step", "speed-up", "gap", "memory",
     )  # fmt: skip
-    return _table(
+    return table(
         header,
         [
             (
@@ -33,7 +32,7 @@ def strategies(rows: Iterable[Strategy]) -> str:
                 _stages(row.compatible.stages) if row.compatible else "–",
                 f"{row.compatible.speedup:.2f}" if row.compatible else "–",
                 _step(row.compatible.priced) if row.compatible else "–",
-                _shape(row.modern),
+                shape(row.modern),
                 f"{row.modern.micro_batches} × {row.modern.micro_batch_size}",
                 format_seconds(row.modern.step_s),
                 f"{row.modern.speed_up:.2f}",
@@ -55,26 +54,7 @@ def reasons(rows: Iterable[Strategy]) -> str:
         else:
             said.append("the compatible planner can't be told the links")
         lines.append((row.question.model, row.config, _sentence(said), row.modern.limit))
-    return _table(("model", "config", "against the other plans", "what limits the modern plan"), lines)
-
-
-def emulated(rows: Iterable[Emulated]) -> str:
-    """What each plan's step was predicted to take, and what it took sleeping processes."""
-    return _table(
-        ("model", "config", "plan of", "stages", "planned", "emulated", "difference"),
-        [
-            (
-                row.model,
-                row.config,
-                ", ".join(row.whose),
-                _shape(row.plan),
-                format_seconds(row.plan.step_s),
-                format_seconds(row.emulated_s),
-                f"{100 * (row.emulated_s / row.plan.step_s - 1):+.2f} %",
-            )
-            for row in rows
-        ],
-    )
+    return table(("model", "config", "against the other plans", "what limits the modern plan"), lines)
 
 
 def pipedream(rows: Iterable[Duel]) -> str:
@@ -83,7 +63,7 @@ def pipedream(rows: Iterable[Duel]) -> str:
         "model", "batch", "DAPPLE", "compatible", "same", "PipeDream", "DAPPLE's step", "PipeDream's step", "modern",
         "its step",
     )  # fmt: skip
-    return _table(
+    return table(
         header,
         [
             (
@@ -95,7 +75,7 @@ def pipedream(rows: Iterable[Duel]) -> str:
                 _strategy(*row.rival.pipedream),
                 _step(row.dapple),
                 _step(row.pipedream),
-                _shape(row.modern),
+                shape(row.modern),
                 format_seconds(row.modern.step_s),
             )
             for row in rows
@@ -109,7 +89,7 @@ def batches(points: Iterable[SweepPoint]) -> str:
         "model", "batch", "DP, no overlap", "DP + P3", "DP, normal overlap", "best hybrid", "its stages",
         "modern", "its stages", "gap",
     )  # fmt: skip
-    return _table(
+    return table(
         header,
         [
             (
@@ -129,7 +109,7 @@ def batches(points: Iterable[SweepPoint]) -> str:
 
 def devices(points: Iterable[SweepPoint]) -> str:
     """Speed-ups over device counts."""
-    return _table(
+    return table(
         ("model", "batch", "devices", "best hybrid", "its stages", "modern", "its stages", "gap"),
         [
             (
@@ -145,7 +125,8 @@ def devices(points: Iterable[SweepPoint]) -> str:
     )
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a Markdown table, in the layout of PLANNER_REPRODUCTION.md."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
 
@@ -163,8 +144,8 @@ def _strategy(replicas: Sequence[int], cuts: Sequence[int]) -> str:
     return f"{':'.join(map(str, replicas))} @{', '.join(map(str, cuts))}"
 
 
-def _shape(plan: Plan) -> str:
-    """Replicas of the stages, and the layers in each where they are few."""
+def shape(plan: Plan) -> str:
+    """Return the replicas of the stages, and the layers in each where there are at most 4 stages."""
     replicas = [stage.replicas for stage in plan.stages]
     if len(replicas) == 1:
         return "DP" if replicas[0] == plan.devices and replicas[0] > 1 else "one device"
@@ -187,7 +168,7 @@ def _runs(numbers: Sequence[int]) -> str:
 def _modern(point: SweepPoint) -> tuple[str, str, str]:
     if point.modern is None:
         return ("–", "–", "–")
-    return (f"{point.modern.speed_up:.3f}", _shape(point.modern), _gap(point.modern))
+    return (f"{point.modern.speed_up:.3f}", shape(point.modern), _gap(point.modern))
 
 
 def _speedup(value: float | None) -> str:
@@ -226,3 +207,13 @@ def _reason(whose: str, other: Plan | None, modern: Plan) -> str:
 def _sentence(parts: Sequence[str]) -> str:
     text = "; ".join(parts)
     return text[:1].upper() + text[1:]
+
+
+TABLES: dict[str, Callable[[Answers], str]] = {
+    "strategies": lambda made: strategies(made.strategies),
+    "reasons": lambda made: reasons(made.strategies),
+    "pipedream": lambda made: pipedream(made.duels),
+    "batches": lambda made: batches(made.batches),
+    "devices": lambda made: devices(made.devices),
+}
+"""Name of each table of PLANNER_REPRODUCTION.md and the function that makes it, in the order of that page."""

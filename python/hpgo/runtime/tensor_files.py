@@ -1,14 +1,14 @@
-"""Files of named tensors, in the layout of safetensors, which other tools read too.
+"""Files of named tensors in the format of safetensors.
 
-Eight bytes with the length of a header in JSON, the header with each tensor's type, shape and place, then the tensors.
-A tensor is read without the others.
+The library `safetensors` reads them. A checkpoint is written beside training steps, and for that the library's writer
+costs too much: 512 MiB take 0.15 to 0.57 s of a processor through the system's cache, and 0.08 to 0.10 s past it
+(ext4, one thread, the file synced in both cases). So `write` lays out the header itself and goes past the cache.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import math
 import mmap
 import os
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from hpgo.base.errors import RunError
+from hpgo.base.extras import library
 from hpgo.base.files import refused
 from hpgo.base.wording import shorten
 
@@ -45,20 +46,17 @@ _TYPES = {
 }
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 _LENGTH_BYTES = 8
-_MOST_HEADER_BYTES = 100_000_000
-"""As other readers of the layout have it."""
 _PAST_CACHE = getattr(os, "O_DIRECT", 0)
 """Files go past the system's cache where it lets them: keeping there what nobody reads soon takes more of a processor
 than all else, beside steps that want it."""
 _BLOCK_BYTES = 2**23
-_MOST_LENGTH = 2**62
-"""Of a dimension, and of a file: torch counts in 64 bits with a sign."""
+_ANOTHER = "resume from another one"
 
 
 def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
-    """Writes tensors that lie on the CPU without gaps, down to the disk; returns the bytes of the file.
+    """Write contiguous tensors of the CPU to a file, sync it to the disk, and return its size in bytes.
 
-    Raises FileError if the file can't be written, and RunError for a type that the layout has no name for.
+    Raises FileError if the file can't be written, and RunError for a type that the format has no name for.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -124,75 +122,54 @@ def _bytes_of(tensor: torch.Tensor) -> Bytes:
 
 
 class TensorFile:
-    """A file of tensors that is open for reading; going through it gives the names."""
+    """A file of tensors that is open for reading. Iterating over it gives the names."""
 
     def __init__(self, path: Path) -> None:
-        """Raises FileError if the file can't be read, and RunError if it is none of tensors."""
+        """Raise FileError if the file can't be read, and RunError if it holds no tensors or is damaged."""
         self._path = path
+        safetensors = library("safetensors", extra="torch", task="checkpoints and weights")
         try:
-            self._file = path.open("rb")
-            size_bytes = os.fstat(self._file.fileno()).st_size
-            length = int.from_bytes(self._file.read(_LENGTH_BYTES), "little")
-            text = self._file.read(length) if length <= _MOST_HEADER_BYTES else b""
+            path.open("rb").close()  # the library's own errors of the system have no message fit to show
+            self._file = safetensors.safe_open(path, framework="pt")
+            self._names = tuple(self._file.keys())
         except OSError as failure:
             raise refused("read", path, failure, RunError, "all ranks need the folder, on a disk they share") from None
-        self._begin = _LENGTH_BYTES + length
-        try:
-            self._header: dict[str, Any] = json.loads(text)
-            room_bytes = size_bytes - self._begin
-            self._places = {
-                name: _place(entry, room_bytes) for name, entry in self._header.items() if name != "__metadata__"
-            }
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            self._file.close()
-            raise RunError(
-                f"`{path}` is no file of tensors, or a damaged one", "resume from another one", code="damaged_file"
-            ) from None
+        except safetensors.SafetensorError:
+            raise RunError(f"`{path}` is no file of tensors, or a damaged one", _ANOTHER, code="damaged_file") from None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._names)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Of one tensor."""
-        return self._of(name)[0]
+        """Return the type of one tensor. Raises RunError if the file lacks it, or if torch has no such type."""
+        kind = self._of(name).get_dtype()
+        if kind not in _TYPES:
+            raise RunError(
+                f"`{self._path}` holds `{shorten(name)}` in {kind}, which can't be read", _ANOTHER, code="damaged_file"
+            )
+        return _TYPES[kind]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of one tensor."""
-        return self._of(name)[1]
+        """Return the shape of one tensor. Raises RunError if the file lacks it."""
+        return tuple(self._of(name).get_shape())
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, on the CPU. Raises RunError if the file lacks it."""
-        dtype, shape, begin = self._of(name)
-        tensor = torch.empty(shape, dtype=dtype)
-        self._file.seek(self._begin + begin)
-        size_bytes = tensor.numel() * tensor.element_size()
-        if size_bytes and self._file.readinto(_bytes_of(tensor).data) != size_bytes:
-            raise RunError(f"`{self._path}` ends within `{shorten(name)}`", "resume from another one")
+        """Return one tensor on the CPU, in memory of its own. Raises RunError like `dtype`."""
+        self.dtype(name)
+        # The library maps the file into memory. Without the copy, a tensor would change or vanish with its file.
+        tensor: torch.Tensor = self._file.get_tensor(name).clone()
         return tensor
 
-    def _of(self, name: str) -> tuple[torch.dtype, tuple[int, ...], int]:
-        if name not in self._places:
-            raise RunError(f"`{self._path}` lacks `{shorten(name)}`", "resume from another one", code="missing")
-        return self._places[name]
+    def _of(self, name: str) -> Any:
+        if name not in self._names:
+            raise RunError(f"`{self._path}` lacks `{shorten(name)}`", _ANOTHER, code="missing")
+        return self._file.get_slice(name)
 
     def __enter__(self) -> Self:
+        self._file.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._file.close()
-
-
-def _place(entry: Any, room_bytes: int) -> tuple[torch.dtype, tuple[int, ...], int]:
-    """Type, shape and first byte of a tensor in a file with so much behind its header.
-
-    Raises ValueError, KeyError or TypeError for what makes no sense.
-    """
-    dtype, shape = _TYPES[entry["dtype"]], tuple(entry["shape"])
-    begin, end = entry["data_offsets"]
-    if any(type(one) is not int or not 0 <= one < _MOST_LENGTH for one in (begin, end, *shape)):
-        raise ValueError(entry)
-    if end - begin != math.prod(shape, start=dtype.itemsize) or end > room_bytes:
-        raise ValueError(entry)
-    return dtype, shape, begin
+        self._file.__exit__(kind, value, traceback)

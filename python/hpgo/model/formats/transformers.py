@@ -97,7 +97,7 @@ _TOKEN_IDS = ("_token_id", "_token_ids", "_token_index")
 
 @cache
 def _class_defaults() -> dict[str, Any]:
-    """Return what `docs/class_defaults.py` wrote: by model type, what transformers' configuration class has."""
+    """Return what `research/class_defaults.py` wrote: by model type, what transformers' configuration class has."""
     table: dict[str, Any] = json.loads(Path(__file__).with_name("class_defaults.json").read_text(encoding="utf-8"))
     return table
 

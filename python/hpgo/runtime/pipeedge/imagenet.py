@@ -9,14 +9,14 @@ import io
 import tarfile
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from hpgo.base.errors import ArgumentError, FileError
+from hpgo.base.errors import FileError
+from hpgo.base.extras import library
 from hpgo.base.wording import shorten
-from hpgo.runtime.pipeedge.matlab import structures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,17 +109,32 @@ def _labels(kit: Path) -> list[int]:
             if member is None:
                 raise FileError(f"{kit} has no data/{name}", "fetch the archive again")
             files[name] = member.read()
-    synsets = structures(files["meta.mat"], "synsets", ("ILSVRC2012_ID", "WNID"))
-    leaves = {one.get("ILSVRC2012_ID"): one.get("WNID") for one in synsets}
+    leaves = synsets(files["meta.mat"])
     places = {
-        str(synset): place
+        synset: place
         for place, synset in enumerate(sorted(str(leaves.get(number)) for number in range(1, _CLASSES + 1)))
     }
     numbers = files["ILSVRC2012_validation_ground_truth.txt"].decode().split()
     try:
-        return [places[str(leaves[int(number)])] for number in numbers]
+        return [places[leaves[int(number)]] for number in numbers]
     except (ValueError, KeyError) as failure:
         raise FileError(f"{kit} has a class that its meta.mat lacks: {failure}", "fetch the archive again") from None
+
+
+def synsets(raw: bytes) -> dict[int, str]:
+    """Return the WordNet id of each number in the `meta.mat` of ImageNet's development kit.
+
+    Raises FileError for bytes that are no MATLAB file, or one without the structures `synsets`.
+    """
+    scipy_io = library("scipy.io", extra="pipeedge", task="ImageNet's labels")
+    try:
+        held = scipy_io.loadmat(io.BytesIO(raw), squeeze_me=True, variable_names=["synsets"])["synsets"]
+        return {int(one["ILSVRC2012_ID"]): str(one["WNID"]) for one in np.atleast_1d(held)}
+    except Exception as failure:  # scipy raises almost anything for bytes that are damaged
+        raise FileError(
+            f"`meta.mat` has no readable structures `synsets`: {type(failure).__name__}: {shorten(str(failure), 200)}",
+            "fetch the archive again",
+        ) from failure
 
 
 def _piece(archive: Path, begin: int, size: int) -> bytes:
@@ -133,7 +148,7 @@ def pixels(raw: bytes, *, crops: bool) -> torch.Tensor:
 
     Raises ArgumentError where Pillow is missing, and FileError for bytes that are no image.
     """
-    image_of = _pillow()
+    image_of = library("PIL.Image", extra="pipeedge", task="ImageNet's images")
     try:
         with image_of.open(io.BytesIO(raw)) as opened:
             image = opened.convert("RGB")
@@ -151,15 +166,3 @@ def pixels(raw: bytes, *, crops: bool) -> torch.Tensor:
         mean, spread = (0.5,) * 3, (0.5,) * 3
     shares = torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
     return (shares - torch.tensor(mean)[:, None, None]) / torch.tensor(spread)[:, None, None]
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ArgumentError(
-            f"ImageNet's images need Pillow, which can't be imported: {error}",
-            "`pip install pillow`",
-            code="missing_package",
-        ) from error
-    return Image

@@ -1,11 +1,11 @@
 """The hard questions of `questions.py`: what the planner answers, how sure that is, how long it takes.
 
-    python benches/hard.py run --seeds 0-199 --json FILE      # one process a question; FILE is continued
-    python benches/hard.py run --names                        # those that have names
-    python benches/hard.py anneal --seeds 0-199:4 --seconds 60 --json FILE
-    python benches/hard.py known FILE ...                     # adds better plans to benches/hard/known.jsonl
-    python benches/hard.py table BEFORE AFTER                 # compares two such files
-    python benches/hard.py table BEFORE AFTER docs/benchmarks.md
+    python research/hard.py run --seeds 0-199 --json FILE      # one process a question; FILE is continued
+    python research/hard.py run --names                        # those that have names
+    python research/hard.py anneal --seeds 0-199:4 --seconds 60 --json FILE
+    python research/hard.py known FILE ...                     # adds better plans to research/hard/known.jsonl
+    python research/hard.py table BEFORE AFTER                 # compares two such files
+    python research/hard.py table BEFORE AFTER docs/benchmarks.md
 
 A row of a file is one question: what `row` and `asked` write. Searches end, as by Ctrl-C, after 20 s of processor time:
 10 s on two cores at best. Those that do count as slow, since wall times say little on a machine with other work.
@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from anneal import Annealing
+from pages import fill
 from questions import NAMED, SEEDS, Question, named
 
 import hpgo
 from hpgo.base.tables import markdown
-from hpgo.reproduce.document import fill
 
 Row = dict[str, Any]
 

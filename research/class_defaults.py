@@ -1,7 +1,7 @@
 """Write the table of defaults of Hugging Face's configuration classes: python/hpgo/model/formats/class_defaults.json.
 
-    python docs/class_defaults.py           # write it
-    python docs/class_defaults.py --check   # exit with 1 if it differs
+    python research/class_defaults.py           # write it
+    python research/class_defaults.py --check   # exit with 1 if it differs
 
 A `config.json` leaves out keys that have the default of their class, so hpgo needs these defaults, but not the package.
 Run this after the version of `transformers` in constraints.txt changes, and read the diff.

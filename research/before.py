@@ -1,8 +1,8 @@
 """How long the planner takes beside another version of it, whose step is shorter, and whose bound is higher.
 
-    python benches/before.py PYTHON 2x8     # or 8x8, 128x8, 2048x8: all built-in models on clusters of that size
-    python benches/before.py PYTHON 2048x8 --limit-s 60
-    python benches/before.py PYTHON 2x8 --schedule auto
+    python research/before.py PYTHON 2x8     # or 8x8, 128x8, 2048x8: all built-in models on clusters of that size
+    python research/before.py PYTHON 2048x8 --limit-s 60
+    python research/before.py PYTHON 2x8 --schedule auto
 
 PYTHON is the interpreter of an environment in which the other version is installed. Both answer on one thread in
 processes that live on, in turns. What counts is the processor time of the shortest of three calls, or of one if that

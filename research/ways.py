@@ -1,7 +1,7 @@
 """How long `hpgo.choose_way` takes: a table of questions, with how many ways each has.
 
-    python benches/ways.py                            # prints the table
-    python benches/ways.py --write docs/benchmarks.md # puts it between the page's marks
+    python research/ways.py                            # prints the table
+    python research/ways.py --write docs/benchmarks.md # puts it between the page's marks
 
 Seconds are of one processor, the least of several searches in one process, imports done; searches use no more than one.
 """

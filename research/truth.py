@@ -1,8 +1,8 @@
 """How true predictions are: profile, measure links, plan, run, for models and schedules, on this machine.
 
-    python benches/truth.py                     # a quarter of an hour on two cores with nothing else to do
-    python benches/truth.py --models mlp,gpt --rounds 1 --steps 3 --time-limit 1s   # a look
-    python benches/truth.py --page docs/truth.md                          # the page anew, from what was measured
+    python research/truth.py                     # a quarter of an hour on two cores with nothing else to do
+    python research/truth.py --models mlp,gpt --rounds 1 --steps 3 --time-limit 1s   # a look
+    python research/truth.py --page docs/truth.md                          # the page anew, from what was measured
 
 Models are small enough for two processes on two cores, and large enough for passes of some milliseconds. Each is
 profiled as it will run, alone or beside another process, its plans are priced with the links measured here, and run.
@@ -25,6 +25,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pages import fill
 
 import hpgo
 from hpgo.base.tables import markdown
@@ -34,13 +35,12 @@ from hpgo.draw.options import Options
 from hpgo.draw.scene import Boxes, Item, Line, Scene, Words
 from hpgo.draw.svg import svg
 from hpgo.planning.calibration import PARTS
-from hpgo.reproduce.document import fill
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS, PAGE, PICTURE = ROOT / "benches/truth.jsonl", ROOT / "docs/truth.md", ROOT / "docs/images/truth.svg"
+ROWS, PAGE, PICTURE = ROOT / "research/truth.jsonl", ROOT / "docs/truth.md", ROOT / "docs/images/truth.svg"
 MICRO_BATCHES, ROUNDS, STEPS, TIME_LIMIT = 8, 3, 6, "2s"
 SHARE, CLEAR = 0.1, 0.05
 """Lines of the picture beside the diagonal; and from which difference on two predictions tell which plan is faster."""

@@ -1,7 +1,7 @@
 """What `hpgo.plan` takes where it is given less time than it could use, on clusters of machines that differ.
 
-    python benches/deadlines.py                      # prints the table; half a minute
-    python benches/deadlines.py docs/benchmarks.md   # fills it in between its markers
+    python research/deadlines.py                      # prints the table; half a minute
+    python research/deadlines.py docs/benchmarks.md   # fills it in between its markers
 
 Machines have one to eight devices, and differ in speed and memory: six types of them, or each one of its own.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from random import Random
 
-from tables import tell
+from pages import tell
 
 import hpgo
 from hpgo.base.tables import markdown

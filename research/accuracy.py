@@ -1,9 +1,9 @@
-"""Holds the prices of `hpgo.price` against published steps and memory, and writes docs/accuracy.md.
+"""Hold the prices of `hpgo.price` against published steps and memory, and write docs/accuracy.md.
 
-    python docs/accuracy.py          # fits the constants anew, platform by platform left out; minutes; writes the page
-    python docs/accuracy.py --experts # fits those of experts alone, and writes the page
-    python docs/accuracy.py --page   # writes the page with the fits that docs/accuracy.json keeps
-    python docs/accuracy.py --check  # the same, but only says whether the page is what it should be: exit code 1 if not
+    python research/accuracy.py            # fit the constants again, leaving out one platform at a time; minutes
+    python research/accuracy.py --experts  # fit the constants of experts alone
+    python research/accuracy.py --page     # write the page with the fits that research/accuracy.json keeps
+    python research/accuracy.py --check    # exit with 1 if the page is not what `--page` writes
 
 The measurements are those of `llm/measured.jsonl` in the folder that HPGO_REFERENCE names; they are read in place.
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 ROOT = Path(__file__).parent.parent
-PAGE, FITS = ROOT / "docs/accuracy.md", ROOT / "docs/accuracy.json"
+PAGE, FITS = ROOT / "docs/accuracy.md", ROOT / "research/accuracy.json"
 MEASURED = Path(os.environ.get("HPGO_REFERENCE", ROOT / "../shared/reference")) / "llm/measured.jsonl"
 
 PLATFORMS = {

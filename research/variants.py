@@ -1,23 +1,31 @@
-"""`hpgo variants`: trains VGG-19 in the four ways of the Pipeline Execution Engine, and as a plan has it."""
+"""Train VGG-19 in the four ways of the Pipeline Execution Engine, and as a plan has it; docs/variants.md.
+
+python research/variants.py
+python research/variants.py --search --alone --write docs/variants.md   # ten minutes
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from pages import fill
 
 from hpgo.base.documents import json_text, read_text, write_text
 from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_seconds
 from hpgo.cli.command import Options, argument, option, takes
+from hpgo.cli.main import run
 from hpgo.cli.questions import SECONDS, TIMEOUT
 from hpgo.cli.terminal import table
 from hpgo.cli.values import AS_JSON, FILE, SEED, optimizer_option, steps_option
 
 if TYPE_CHECKING:
+    from engine_variants import Trained
+
     from hpgo.programs.program import Program
-    from hpgo.runtime.variants import Trained
     from hpgo.runtime.workload import Workload
 
 _NAMES = ("sequential", "async", "staggered", "staggered-8")
@@ -72,10 +80,10 @@ def command(options: VariantsOptions) -> None:
 
     \b
     Examples:
-      hpgo variants
-      hpgo variants staggered staggered-8 --steps 5
-      hpgo variants --search --alone
-      hpgo variants --workload vgg-19:flat,squared,width=8,image=32,batch=64
+      python research/variants.py
+      python research/variants.py staggered staggered-8 --steps 5
+      python research/variants.py --search --alone
+      python research/variants.py --workload vgg-19:flat,squared,width=8,image=32,batch=64
     """
     from hpgo import runtime
 
@@ -85,7 +93,7 @@ def command(options: VariantsOptions) -> None:
 
     if is_launched():
         raise ArgumentError(
-            "`hpgo variants` starts its own processes, and a launcher has started this one",
+            "this script starts its own processes, and a launcher has started this one",
             "start it alone, without RANK and WORLD_SIZE set",
             code="wrong_state",
         )
@@ -102,15 +110,11 @@ def command(options: VariantsOptions) -> None:
         click.echo()
         table(_COLUMNS, [_row(one, found[0]) for one in found])
     if options.page is not None and text is not None:
-        from hpgo.reproduce.document import fill
-
         write_text(options.page, fill(text, {"variants": _markdown(found)}), ArgumentError)
 
 
 def _page(page: str) -> str:
     """What it says; raises before anything has run where it has no place for the table."""
-    from hpgo.reproduce.document import fill
-
     text = read_text(Path(page), ArgumentError)
     fill(text, {"variants": ""})
     return text
@@ -136,8 +140,9 @@ class _Race:
 
     def run(self, names: tuple[str, ...], *, search: bool, alone: bool) -> list[dict[str, Any]]:
         """All that is asked for, one after the other."""
+        from engine_variants import program_of_variant
+
         import hpgo
-        from hpgo.runtime.variants import program_of_variant
 
         layers = self._workload.layers
         programs = {name: program_of_variant(name, layers, self._batch_size) for name in dict.fromkeys(names)}
@@ -150,7 +155,7 @@ class _Race:
             )
         found = [self._facts(name, one, self._trained(name, one)) for name, one in programs.items()]
         if search:
-            from hpgo.runtime.variants import searched
+            from engine_variants import searched
 
             self._say(f"{_SEARCHED}: measures layers and links")
             options = {name: self._options[name] for name in ("dtype", "limits")}
@@ -164,7 +169,7 @@ class _Race:
             click.echo(line)
 
     def _trained(self, name: str, what: Any) -> Trained:
-        from hpgo.runtime.variants import train
+        from engine_variants import train
 
         return train(what, self._workload, tell=lambda line: self._say(f"{name}: {line}"), **self._options)
 
@@ -211,3 +216,10 @@ def _markdown(found: list[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(_COLUMNS)} |", "|---|---|---|---|---:|---:|---:|---:|"]
     lines += [f"| {' | '.join(_row(one, found[0]))} |" for one in found]
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    try:
+        run(command)
+    except KeyboardInterrupt:
+        sys.exit("interrupted: nothing is written")

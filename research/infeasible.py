@@ -1,7 +1,7 @@
 """Questions that no plan answers: how fast the planner says so, and whether it is certain.
 
-    python benches/infeasible.py run --seeds 0-299 --json FILE    # one row a question, in one process
-    python benches/infeasible.py table FILE ...                   # one column a file
+    python research/infeasible.py run --seeds 0-299 --json FILE    # one row a question, in one process
+    python research/infeasible.py table FILE ...                   # one column a file
 
 Seeds take turns among three kinds of questions. *Hard* ones are those of `questions.py`. *Middle* ones have the same
 families of models with fewer layers, on 4 to 64 devices. *Small* ones have 2 to 9 layers in any order, some with a

@@ -1,9 +1,9 @@
 """How near two processes come to their bound, what an action costs beside its computing, and what saving costs.
 
-    python benches/runtime.py [STEPS [ROWS WIDTH]]
-    python benches/runtime.py pairs [STEPS [ROWS WIDTH]]
-    python benches/runtime.py saving [TIMES]
-    python benches/runtime.py inference [TIMES [ROWS WIDTH]]
+    python research/runtime.py [STEPS [ROWS WIDTH]]
+    python research/runtime.py pairs [STEPS [ROWS WIDTH]]
+    python research/runtime.py saving [TIMES]
+    python research/runtime.py inference [TIMES [ROWS WIDTH]]
 
 On a machine that does nothing else, with one thread a process. Ours in the order of 1F1B and in that of eager 1F1B,
 `torch.distributed.pipelining` in that of 1F1B, one process that runs the same micro-batches, and two such processes

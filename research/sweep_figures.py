@@ -1,4 +1,4 @@
-"""The sweeps as pictures: one small plot a model."""
+"""Figures of the sweeps of PLANNER_REPRODUCTION.md: a small plot for each model."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _LINES: dict[str, Callable[[SweepPoint], float | None]] = {
 
 
 def batches(points: Sequence[SweepPoint], path: Path) -> None:
-    """Speed-up over global batch size, to a file. Raises ArgumentError where it can't be written."""
+    """Draw the speed-up over the global batch size. Raises ArgumentError where it can't be written."""
     _draw(points, path, "global batch size (samples)", lambda point: point.global_batch_size, list(_LINES))
 
 
 def devices(points: Sequence[SweepPoint], path: Path) -> None:
-    """Speed-up over device count, to a file. Raises ArgumentError where it can't be written."""
+    """Draw the speed-up over the number of devices. Raises ArgumentError where it can't be written."""
     _draw(points, path, "devices", lambda point: point.devices, list(_LINES)[3:])
 
 

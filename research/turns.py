@@ -1,8 +1,8 @@
 """How true predictions are while the machine keeps its pace: a profile's sweeps and the steps of plans take turns.
 
-    python benches/turns.py                                # ten minutes on two cores with nothing else to do
-    python benches/turns.py --models mlp --seconds 20      # a look
-    python benches/turns.py --page docs/truth.md           # the page anew, from what was measured
+    python research/turns.py                                # ten minutes on two cores with nothing else to do
+    python research/turns.py --models mlp --seconds 20      # a look
+    python research/turns.py --page docs/truth.md           # the page anew, from what was measured
 
 `truth.py` types the commands that a user types, one after the other, and a machine that is now fast and now slow shows
 in what it finds. Here the same two processes do everything: one sweep of the layers, as `hpgo profile` runs them, one
@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from pages import fill
 from truth import CLEAR, MODELS, Model, error, hpgo_, models, page, percent, plans, ranked, read, signed, title
 
 import hpgo
 from hpgo.base.tables import markdown
 from hpgo.base.units import format_seconds
 from hpgo.planning.calibration import PARTS
-from hpgo.reproduce.document import fill
 from hpgo.runtime import Pipeline, Workload
 from hpgo.runtime.layer_times import LayerProfiler
 from hpgo.runtime.train.optimizer import optimizer_of

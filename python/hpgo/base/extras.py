@@ -1,0 +1,35 @@
+"""Libraries that hpgo needs for one task only, and the extra of the package that installs them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from hpgo.base.errors import ArgumentError
+
+
+def library(module: str, *, extra: str, task: str) -> Any:
+    """Import an optional module and return it.
+
+    Args:
+        module: its name.
+        extra: extra of the package `hpgo` that installs it, one of pyproject.toml.
+        task: what needs it, as the subject of the error's sentence, in the plural.
+
+    Raises ArgumentError, whose hint installs the extra, if the module can't be imported.
+
+    >>> library("json", extra="onnx", task="ONNX files").dumps([1])
+    '[1]'
+    >>> library("onnx_of_nobody", extra="onnx", task="ONNX files")
+    Traceback (most recent call last):
+    hpgo.ArgumentError: ONNX files need `onnx_of_nobody`, which can't be imported: No module named 'onnx_of_nobody'
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ArgumentError(
+            f"{task} need `{package}`, which can't be imported: {error}",
+            f"install it: `pip install 'hpgo[{extra}]'`",
+            code="missing_package",
+        ) from error
