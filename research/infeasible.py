@@ -22,7 +22,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import hpgo.planning.choose  # loaded before any time is taken
+import hpgo.planning.schedule_search  # loaded before any time is taken
 from hard import numbers_of
 from questions import Graph, Question, chain, inception, machines, needed_bytes, question, resnet, towers, translator
 
