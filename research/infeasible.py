@@ -22,11 +22,11 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import hpgo.planning.schedule_search  # loaded before any time is taken
 from hard import numbers_of
 from questions import Graph, Question, chain, inception, machines, needed_bytes, question, resnet, towers, translator
 
 import hpgo
+import hpgo.planning.schedule_search  # loaded before any time is taken
 from hpgo import _core
 from hpgo.base.tables import markdown
 from hpgo.machine.cluster import Link

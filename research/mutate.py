@@ -200,7 +200,7 @@ def tried(place: Place, folder: Path, marker: str) -> str | None:
     if code in {0, 5}:  # 5: the marker leaves no test
         return ""
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.MULTILINE)
-    if failed and "::" in failed[1] and ended([*pytest, failed[1]], folder)[0]:
+    if failed and "::" in failed[1] and ended([*pytest, failed[1]], folder)[0] == 1:
         return None  # it fails without the fault, too, and says nothing of it
     return failed[1] if failed else said.splitlines()[-1]
 

@@ -32,7 +32,7 @@ from hpgo.runtime.tensor_files import TensorFile  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-NEEDS = "needs scipy: pip install 'hpgo[pipeedge]'"
+NEEDS = "needs scipy: pip install scipy"
 VIT, BERT = "google/vit-base-patch16-224", "textattack/bert-base-uncased-CoLA"
 
 
@@ -234,7 +234,7 @@ def test_a_missing_library_is_named_with_the_extra_that_installs_it(
         hpgo.ArgumentError, match=f"need `{module.partition('.')[0]}`, which can't be imported"
     ) as caught:
         readers[module]()
-    assert "pip install 'hpgo[pipeedge]'" in str(caught.value.hint)
+    assert "extra `pipeedge`" in str(caught.value.hint)
 
 
 def zipped(path: Path, files: dict[str, str]) -> None:

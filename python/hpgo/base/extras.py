@@ -7,6 +7,9 @@ from typing import Any
 
 from hpgo.base.errors import ArgumentError
 
+_DISTRIBUTIONS = {"PIL": "pillow"}
+"""Names on the package index that differ from the package's."""
+
 
 def library(module: str, *, extra: str, task: str) -> Any:
     """Import an optional module and return it.
@@ -16,7 +19,7 @@ def library(module: str, *, extra: str, task: str) -> Any:
         extra: extra of the package `hpgo` that installs it, one of pyproject.toml.
         task: what needs it, as the subject of the error's sentence, in the plural.
 
-    Raises ArgumentError, whose hint installs the extra, if the module can't be imported.
+    Raises ArgumentError, whose hint names the extra, if the module can't be imported.
 
     >>> library("json", extra="onnx", task="ONNX files").dumps([1])
     '[1]'
@@ -30,6 +33,7 @@ def library(module: str, *, extra: str, task: str) -> Any:
         package = module.partition(".")[0]
         raise ArgumentError(
             f"{task} need `{package}`, which can't be imported: {error}",
-            f"install it: `pip install 'hpgo[{extra}]'`",
+            # The index has another project of the name `hpgo`, so no command that names the extra is right everywhere.
+            f"install it: `pip install {_DISTRIBUTIONS.get(package, package)}`, or this package's extra `{extra}`",
             code="missing_package",
         ) from error
