@@ -146,7 +146,7 @@ def test_dtensor_keeps_inputs_gathered_and_fsdp2_lays_out_a_layers_gradient_once
         held, before = (stage_memory(one, Stages(one, 1).part(0, 1)) for one in (theirs, usual))
         assert held["logits"] - before["logits"] == pytest.approx(more / 2)
         assert held["sums"] == 4 * layer_weights(theirs)
-        assert before["sums"] == stage_memory(site(LLAMA, Way(data=4, zero=1, dtensor=True)), Part(
+        assert before["sums"] == stage_memory(site(LLAMA, Way(data=4, zero=1, dtensor=True)), Part.of(
             (PLAIN,), embedding=False, head=False, in_flight=(1,), anew=(False,)
         ))["sums"] == 0  # fmt: skip
 

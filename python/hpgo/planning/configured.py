@@ -24,7 +24,7 @@ from hpgo.programs.orders import schedule as build
 from hpgo.ways.constants import CONSTANTS, Constants
 from hpgo.ways.gpus import Gpus
 from hpgo.ways.mechanisms import unmeasured
-from hpgo.ways.memory import Part, activations, cached_bytes, kept_bytes, parameters, stage_memory
+from hpgo.ways.memory import KEPT, Part, activations, cached_bytes, parameters, stage_memory
 from hpgo.ways.site import VALUE, Site, pairs_seen
 from hpgo.ways.steps import Stages, kinds_of
 from hpgo.ways.way import DegreeError, Passes, Precision, Recompute, Way, check_batch, check_degrees, data_degree
@@ -510,17 +510,8 @@ def _part(stages: Stages, rank: int) -> Part:
 
 def _together(stages: Stages, rank: int, held: tuple[int, ...], waiting: tuple[int, ...]) -> Part:
     """A rank's stages in one, with so many micro-batches in flight through each, and waiting."""
-    parts = [
-        stages.part(at, held[turn], waiting[turn]) for turn, at in enumerate(stages.site.way.stages_of(rank))
-    ]  # fmt: skip
-    return Part(
-        tuple(kind for part in parts for kind in part.kinds),
-        any(part.embedding for part in parts),
-        any(part.head for part in parts),
-        tuple(count for part in parts for count in part.in_flight),
-        tuple(anew for part in parts for anew in part.anew),
-        tuple(count for part in parts for count in part.waiting),
-    )
+    at = stages.site.way.stages_of(rank)
+    return Part.together(list(map(stages.part, at, held, waiting)))
 
 
 def model_flop(model: Transformer, seq: int, global_batch_size: int) -> float:
@@ -564,7 +555,7 @@ def profile_of(
     site, way = stages.site, stages.site.way
     together = lcm(way.group, way.expert)
     sent = VALUE * site.tokens * model.hidden / site.between
-    nothing = Part((), embedding=False, head=False, in_flight=(), anew=())
+    nothing = Part({}, {}, embedding=False, head=False)
 
     def layer(name: str, times: Times, part: Part, kept: float, output: float) -> Layer:
         return Layer(
@@ -577,8 +568,8 @@ def profile_of(
         anew = stages.recomputed(at)
         for place, kind in enumerate(stages.held(at)):
             again = place < anew
-            one = Part((kind,), embedding=False, head=False, in_flight=(1,), anew=(again,))
-            held_bytes = kept_bytes(site.of(kind), anew=again)
+            one = Part({(kind, again): 1}, {}, embedding=False, head=False)
+            held_bytes = site.once(KEPT[again], kind)
             named = f"further.{place - len(held)}" if kind.further else f"layers.{held.start + place}"
             rows.append(layer(named, stages.rows.layer[kind, again], one, held_bytes, sent))
     rows.append(layer("head", stages.rows.head, replace(nothing, head=True), sent, 4.0))

@@ -6,7 +6,7 @@ that few are looked at one by one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from heapq import heapify, heappop
 from itertools import product
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from hpgo.base.divisors import divisors
 from hpgo.base.errors import ArgumentError
 from hpgo.planning.configured import fullest_bytes
-from hpgo.planning.way_bounds import ALL, NONE, SLACK, Bounds, Candidate, Lines, States
+from hpgo.planning.way_bounds import ALL, NONE, SLACK, Bounds, Candidate
 from hpgo.planning.way_cuts import Cuts
 from hpgo.ways.steps import Rows, Stages, kinds_of, transfer
 from hpgo.ways.way import MOST_ZERO, check_degrees
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Family:
     """Ways that differ in how layers lie on ranks, in what replicas share, and in what is computed anew."""
 
-    lines: Lines
+    rows: Rows
     pipeline: int
     data: int
     micro_batches: int
@@ -42,15 +42,12 @@ class Family:
     """Whether all layers are computed anew or none, or either."""
     some: bool
     """Whether it may be some of each stage."""
-    states: dict[tuple[int, ...], States] = field(repr=False)
-    """Of other families, too: what depends on few degrees."""
 
     @cached_property
     def bound_s(self) -> float:
         """None has a lower bound: some rank has at least its share of all that there is to compute."""
-        rows = self.lines.rows
-        all_s = rows.anew_s if all(self.recomputed) else rows.kept_s
-        return self.micro_batches * all_s / self.pipeline * (1 - 2 * SLACK)
+        all_s = self.rows.model_s[all(self.recomputed)]
+        return self.micro_batches * all_s / self.pipeline * (1 - 3 * SLACK)
 
     @cached_property
     def least_s(self) -> float:
@@ -60,7 +57,7 @@ class Family:
     @property
     def common(self) -> Way:
         """What all of them have at least, as a way that nobody runs."""
-        shape, passes = self.lines.rows.site.way, self.cuts.schedule
+        shape, passes = self.rows.site.way, self.cuts.schedule
         return shape if passes == "1f1b" else replace(shape, pipeline=self.pipeline, chunks=2, schedule=passes)
 
     @property
@@ -71,23 +68,10 @@ class Family:
 
     def candidates(self, room_bytes: float) -> list[Candidate]:
         """Ways that may fit in so much, the least bound first."""
-        if self.pipeline > 1:
-            return self._bounds.candidates(room_bytes, self.recomputed, some=self.some)
-        found = [one for one, held_bytes in self._alone if held_bytes <= room_bytes]
-        if self.some:
-            rows, most = self.lines.rows, self.cuts.found[0].most
-            least_s = self.micro_batches * rows.kept_s * (1 - 2 * SLACK)
-            fit = {(one.zero, one.anew) for one in found}
-            found += [
-                Candidate(least_s, 0, zero, 1) for zero in range(len(self.zeros))
-                if (zero, NONE) not in fit and (zero, ALL) in fit and most > 1
-            ]  # fmt: skip
-        return sorted(found)
+        return self._bounds.candidates(room_bytes, self.recomputed, some=self.some)
 
     def leanest(self) -> list[tuple[float, Candidate]]:
         """Ways with nothing computed anew, or everything, and what their fullest GPU holds at least."""
-        if self.pipeline == 1:
-            return sorted((held_bytes, one) for one, held_bytes in self._alone)
         held = self._bounds.fullest_bytes
         return sorted(
             (float(held[cut, zero, int(anew)]), Candidate(0.0, cut, zero, ALL if anew else NONE))
@@ -103,37 +87,20 @@ class Family:
             last_layers=cut.last_layers,
             recompute="full" if one.anew == ALL else "none",
         )
-        return Stages(replace(self.lines.rows.site, way=way), self.micro_batches, self.lines.rows)
+        return Stages(replace(self.rows.site, way=way), self.micro_batches, self.rows)
 
     def _way(self, chunks: int, zero: int) -> Way:
         return replace(
-            self.lines.rows.site.way, pipeline=self.pipeline, chunks=chunks, schedule=self.cuts.schedule,
+            self.rows.site.way, pipeline=self.pipeline, chunks=chunks, schedule=self.cuts.schedule,
             data=self.data, zero=zero, recompute="none",
         )  # fmt: skip
 
     @cached_property
-    def _alone(self) -> list[tuple[Candidate, float]]:
-        """Ways without a pipeline, and what a GPU holds."""
-        rows, found = self.lines.rows, []
-        for zero, anew in product(range(len(self.zeros)), self.recomputed):
-            all_s = rows.anew_s if anew else rows.kept_s
-            one = Candidate(self.micro_batches * all_s * (1 - 2 * SLACK), 0, zero, ALL if anew else NONE)
-            found.append((one, fullest_bytes(self.stages(one))))
-        return found
-
-    @cached_property
     def _bounds(self) -> Bounds:
-        site, data = self.lines.rows.site, self.data
-        edge_s = sum(transfer(site, data=data))
-        states = []
-        for zero in self.zeros:
-            # Where one rank has both ends, it has a matrix once that is both embedding and head.
-            degrees = site.way.tensor, data * site.way.context, site.way.expert, zero, int(self.cuts.folded)
-            if degrees not in self.states:
-                way = self._way(self.cuts.found[0].chunks, zero)
-                self.states[degrees] = States.of(replace(site, way=way), self.lines.kinds)
-            states.append(self.states[degrees])
-        return Bounds(self.lines, self.cuts, self.micro_batches, edge_s, tuple(states))
+        site, chunks = self.rows.site, self.cuts.found[0].chunks
+        edge_s = sum(transfer(site, data=self.data)) if self.pipeline > 1 else 0.0
+        sites = tuple(replace(site, way=self._way(chunks, zero)) for zero in self.zeros)
+        return Bounds(self.rows, self.cuts, self.micro_batches, edge_s, sites)
 
 
 def families(site: Site, global_batch_size: int, space: Space) -> Iterator[Family]:
@@ -146,14 +113,13 @@ def families(site: Site, global_batch_size: int, space: Space) -> Iterator[Famil
     # Models with experts have stages that are laid out one by one.
     cuts_of = partial(Cuts.of, kinds_of(model), uneven=rules.uneven, laid_out=bool(model.experts))
     known_cuts: dict[tuple[int, Passes, tuple[int, ...]], Cuts] = {}
-    states: dict[tuple[int, ...], States] = {}
     for tensor, context in product(divisors(gpus.machine), contexts):
         if not (takes("tp", tensor) and takes("cp", context)):
             continue
         shape = replace(site.way, tensor=tensor, sequence=tensor > 1, context=context)
         if gpus.count % shape.group or not _divides(shape, site):
             continue
-        lines: dict[tuple[int, int, bool, bool], Lines] = {}
+        rows: dict[tuple[int, int, bool, bool], Rows] = {}
         without: dict[tuple[int, bool, bool], Rows] = {}
         for pipeline in divisors(gpus.count // shape.group):
             data = gpus.count // shape.group // pipeline
@@ -184,25 +150,22 @@ def families(site: Site, global_batch_size: int, space: Space) -> Iterator[Famil
                         continue
                     known = rules.zeros_of(placed, micro_batches=micro_batches, experts=bool(model.experts))
                     zeros = [zero for zero in known if takes("zero", zero)]
-                    part = partial(
-                        Family, pipeline=pipeline, data=data, micro_batches=micro_batches, cuts=found, states=states
-                    )
+                    part = partial(Family, pipeline=pipeline, data=data, micro_batches=micro_batches, cuts=found)
                     if alike := tuple(zero for zero in zeros if zero < MOST_ZERO):
                         same = expert, size, placed.overlap, placed.fused
-                        if same not in lines:
+                        if same not in rows:
                             way = replace(
                                 shape, expert=expert, micro_batch_size=size, overlap=placed.overlap, fused=placed.fused
                             )
-                            rows = Rows.of(replace(site, way=way), without.get(same[1:]))
-                            without.setdefault(same[1:], rows)
-                            lines[same] = Lines(rows)
-                        yield part(lines[same], zeros=alike, recomputed=tuple(again), some=some and not splits)
+                            rows[same] = Rows.of(replace(site, way=way), without.get(same[1:]))
+                            without.setdefault(same[1:], rows[same])
+                        yield part(rows[same], zeros=alike, recomputed=tuple(again), some=some and not splits)
                     # Where weights are gathered, a layer takes longer, and how much depends on more.
                     for anew in again if MOST_ZERO in zeros else ():
                         way = replace(
                             placed, micro_batch_size=size, zero=MOST_ZERO, recompute="full" if anew else "none"
                         )
-                        own = Lines(Rows.of(replace(site, way=way)))
+                        own = Rows.of(replace(site, way=way))
                         yield part(own, zeros=(MOST_ZERO,), recomputed=(anew,), some=False)
 
 

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hpgo.planning.configured import in_flight
+from hpgo.ways.memory import Part
 from hpgo.ways.way import Way, cut, ends_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import numpy.typing as npt
 
     from hpgo.model.transformer import Kind
+    from hpgo.ways.site import Site
     from hpgo.ways.way import Passes
 
     Array = npt.NDArray[np.float64]
@@ -76,34 +78,35 @@ class Cuts:
         return np.array([one.most for one in self.found], dtype=float)
 
     @cached_property
+    def different(self) -> tuple[Kind, ...]:
+        """Kinds of layers, in the order that they appear in."""
+        return tuple(dict.fromkeys(self.kinds))
+
+    @cached_property
     def _stages(self) -> Array:
-        """Layers by cut, stage of a rank, rank and kind."""
-        different = tuple(dict.fromkeys(self.kinds))
-        behind = np.zeros((len(self.kinds) + 1, len(different)))
+        """By cut, stage of a rank, and rank: layers of each kind, embeddings and heads."""
+        behind = np.zeros((len(self.kinds) + 1, len(self.different)))
         for at, kind in enumerate(self.kinds):
             behind[at + 1] = behind[at]
-            behind[at + 1, different.index(kind)] += 1
+            behind[at + 1, self.different.index(kind)] += 1
         chunks = max(one.chunks for one in self.found)
-        found = np.zeros((len(self.found), chunks * self.pipeline, len(different)))
+        found = np.zeros((len(self.found), chunks * self.pipeline, len(self.different) + 2))
         for each in {one.chunks for one in self.found}:
             alike = [at for at, one in enumerate(self.found) if one.chunks == each]
             starts = np.zeros((len(alike), each * self.pipeline + 1), dtype=int)
             np.cumsum([self.found[at].counts for at in alike], axis=1, out=starts[:, 1:])
             starts[:, -1] = len(self.kinds)
-            found[alike, : each * self.pipeline] = np.diff(behind[starts], axis=1)
-        by_rank: Array = found.reshape(len(self.found), chunks, self.pipeline, len(different))
-        if self.folded:
-            by_rank[:, 1] = by_rank[:, 1, ::-1]
+            found[alike, : each * self.pipeline, :-2] = np.diff(behind[starts], axis=1)
+            found[alike, each * self.pipeline - 1, -1] = 1
+        found[:, 0, -2] = 1
+        by_rank: Array = found.reshape(len(self.found), chunks, self.pipeline, len(self.different) + 2)
+        if self.schedule == "zb_v":  # the last stage is on the first rank
+            by_rank[:, 1] = by_rank[:, 1, ::-1].copy()
         return by_rank
-
-    @property
-    def folded(self) -> bool:
-        """Whether the last stage is on the first rank."""
-        return self.schedule == "zb_v"
 
     @cached_property
     def layers(self) -> Array:
-        """By cut, rank and kind."""
+        """By cut and rank: layers of each kind, embeddings and heads."""
         found: Array = self._stages.sum(axis=1)
         return found
 
@@ -125,6 +128,26 @@ class Cuts:
                 found[at, : one.chunks] = _in_flight(self.schedule, self.pipeline, one.chunks, key)
             self._flying[key] = found.sum(axis=1), (self._stages * found[..., None]).sum(axis=1)
         return self._flying[key]
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, ...], Array]:
+        return {}
+
+    def once(self, site: Site, what: Callable[[Site], Array]) -> Array:
+        """`what` of a site, computed once for those that share parameters among GPUs alike."""
+        way = site.way
+        degrees = way.tensor, way.context, way.data, way.expert, way.zero
+        if degrees not in self._known:
+            self._known[degrees] = what(site)
+        return self._known[degrees]
+
+    def part(self, micro_batches: int, *, anew: bool) -> Part:
+        """What GPUs have, by cut and rank, all layers computed anew or none."""
+        held, flying = (
+            {(kind, anew): amounts[..., at] for at, kind in enumerate(self.different)}
+            for amounts in (self.layers, self.flying(micro_batches)[1])
+        )
+        return Part(held, flying, embedding=self.layers[..., -2], head=self.layers[..., -1])
 
 
 @lru_cache(maxsize=4096)

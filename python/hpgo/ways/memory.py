@@ -7,16 +7,19 @@ Activations are those of Korthikanti et al., arXiv 2205.05198, section 4, kept a
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from hpgo.ways.amounts import Amount, maximum, minimum
 from hpgo.ways.experts import expert_weights, kept_by_experts
 from hpgo.ways.site import NARROW, VALUE
 from hpgo.ways.times import layer_weights
 from hpgo.ways.way import MOST_ZERO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
 
     from hpgo.model.transformer import Kind
     from hpgo.ways.site import Site
@@ -35,99 +38,146 @@ and its gradient in as many; or of DTensor's loss over parts of the vocabulary f
 softmax's logarithm, its exponential, the gradient of the words asked for, and the sum of both."""
 
 
+Layers = Mapping[tuple["Kind", bool], Amount]
+"""An amount for the layers of each kind, by whether their forward is computed anew."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one GPU of a pipeline has."""
+    """What one GPU of a pipeline has, or all those of many ways: then amounts are arrays, ranks on the last axis."""
 
-    kinds: tuple[Kind, ...]
-    """Of each of its layers."""
-    embedding: bool
-    head: bool
-    in_flight: tuple[int, ...]
-    """For each of its layers, how many micro-batches are between its forward and its backward at most."""
-    anew: tuple[bool, ...]
-    """For each of its layers, whether its forward is computed anew."""
-    waiting: tuple[int, ...] = ()
-    """For each of its layers, how many micro-batches keep what was computed anew until gradients of weights are there,
-    where backward passes are split; none says that none does."""
+    layers: Layers
+    """How many."""
+    in_flight: Layers
+    """How many micro-batches are between the forward and the backward of these, at most, added up over them."""
+    embedding: Amount
+    """Whether it has the embedding."""
+    head: Amount
+    waiting: Layers | None = None
+    """How many micro-batches keep what was computed anew until gradients of weights are there, added up likewise, where
+    backward passes are split; None says that they are not."""
 
-    def __post_init__(self) -> None:
-        assert len(self.kinds) == len(self.in_flight) == len(self.anew)  # noqa: S101 -- made here only
-        assert len(self.waiting) in {0, len(self.kinds)}  # noqa: S101
+    @classmethod
+    def of(
+        cls,
+        kinds: Sequence[Kind],
+        *,
+        embedding: bool,
+        head: bool,
+        in_flight: Sequence[int],
+        anew: Sequence[bool],
+        waiting: int | None = None,
+    ) -> Part:
+        """Of layers one by one: their kinds, and for each its micro-batches in flight, and whether it is computed anew.
+
+        So many of them are `waiting` in each layer.
+        """
+        keys = list(zip(kinds, anew, strict=True))
+        flying: Counter[tuple[Kind, bool]] = Counter()
+        for key, count in zip(keys, in_flight, strict=True):
+            flying[key] += count
+        layers = Counter(keys)
+        waits = None if waiting is None else {key: count * waiting for key, count in layers.items()}
+        return cls(layers, flying, embedding, head, waits)
+
+    @classmethod
+    def together(cls, parts: Sequence[Part]) -> Part:
+        """Those of one rank in one."""
+
+        def added(held: Iterable[Layers]) -> Layers:
+            found: dict[tuple[Kind, bool], Amount] = {}
+            for one in held:
+                for key, amount in one.items():
+                    found[key] = found.get(key, 0) + amount
+            return found
+
+        return cls(
+            added(part.layers for part in parts),
+            added(part.in_flight for part in parts),
+            any(part.embedding for part in parts),
+            any(part.head for part in parts),
+            None if parts[0].waiting is None else added(part.waiting or {} for part in parts),
+        )
 
 
-def parameters(site: Site, part: Part) -> float:
+def _largest(layers: Layers, each: Callable[[Kind], float], *, anew: bool | None = None) -> Amount:
+    """Of the layers that there are, or of those computed anew, what the largest has of something."""
+    found: Amount = 0.0
+    for (kind, again), count in layers.items():
+        if anew in {None, again}:
+            found = maximum(found, (count > 0) * each(kind))
+    return found
+
+
+def parameters(site: Site, part: Part) -> Amount:
     """Of a stage on one GPU, before replicas share any."""
-    model, share = site.model, site.way.tensor
-    words = model.vocab * model.hidden / share
-    held = sum(count * layer_weights(site.of(kind)) for kind, count in Counter(part.kinds).items())
-    if part.embedding:
-        held += words + model.positions * model.hidden
-    if part.head:
-        held += model.norm_parameters + words * ((not model.tied) + site.holds_words_twice)
-    return held
+    model = site.model
+    words = model.vocab * model.hidden / site.way.tensor
+    held = sum(count * site.once(layer_weights, kind) for (kind, _), count in part.layers.items())
+    held += part.embedding * (words + model.positions * model.hidden)
+    return held + part.head * (model.norm_parameters + words * ((not model.tied) + site.holds_words_twice))
 
 
-def expert_parameters(site: Site, part: Part) -> float:
+def expert_parameters(site: Site, part: Part) -> Amount:
     """Of these, those of experts."""
-    return sum(count * expert_weights(site.of(kind)) for kind, count in Counter(part.kinds).items())
+    return sum((count * site.once(expert_weights, kind) for (kind, _), count in part.layers.items()), 0.0)
 
 
-def shared_parameters(site: Site, part: Part) -> float:
+def shared_parameters(site: Site, part: Part) -> Amount:
     """What a GPU has of them where replicas share all; experts have fewer replicas than the rest."""
     alone = expert_parameters(site, part)
     return (parameters(site, part) - alone) / site.way.shards + alone / site.way.expert_shards
 
 
-def weights(site: Site, part: Part) -> float:
+def weights(site: Site, part: Part) -> Amount:
     """In 16 bits; where replicas share them in as many as gradients add up in, with two layers, or all, gathered."""
     held = parameters(site, part) * VALUE
     if site.way.zero < MOST_ZERO:
         return held
     gathered = held if site.way.shards > 1 else 0.0
     if site.way.gathers:
-        largest = max(layer_weights(site.of(kind)) for kind in {site.kind, *part.kinds})
-        gathered = min(gathered, 2 * max(largest, site.model.vocab * site.model.hidden / site.way.tensor) * VALUE)
+        largest = max(site.once(layer_weights, kind) for kind in {site.kind, *(kind for kind, _ in part.layers)})
+        gathered = minimum(gathered, 2 * max(largest, site.model.vocab * site.model.hidden / site.way.tensor) * VALUE)
     return (VALUE if site.way.narrow_gradients else 2 * VALUE) * shared_parameters(site, part) + gathered
 
 
-def gradients(site: Site, part: Part) -> float:
+def gradients(site: Site, part: Part) -> Amount:
     """In the bytes that they are summed in; shared from stage 2 on, where no pipeline keeps them to add up."""
     way = site.way
     held = (shared_parameters if way.zero >= 2 and way.pipeline == 1 else parameters)(site, part)
     return held * (VALUE if site.sums_narrow else 2 * VALUE)
 
 
-def optimizer(site: Site, part: Part) -> float:
+def optimizer(site: Site, part: Part) -> Amount:
     """Two moments and 32-bit weights, unless weights are in 32 bits anyway; shared from stage 1 on."""
     state = _MASTER if site.way.zero < MOST_ZERO or site.way.narrow_gradients else _MASTER - 4
     return state * (shared_parameters if site.way.zero >= 1 else parameters)(site, part)
 
 
-def update(site: Site, part: Part) -> float:
+def update(site: Site, part: Part) -> Amount:
     """What Adam needs besides, made when all passes are done: what of it outgrows these passes' values."""
     made = _made(site, part)
-    return max(0.0, made - activations(site, part) - logits(site, part)) if made else 0.0
+    return 0.0 if made is None else maximum(0.0, made - activations(site, part) - logits(site, part))
 
 
-def cached_bytes(site: Site, part: Part) -> float:
+def cached_bytes(site: Site, part: Part) -> Amount:
     """What PyTorch's allocator keeps of these values then: they were many, and what the update makes is large.
 
     It gives back what is free before memory runs out, so that a way fits without. `nvidia-smi` counts it.
     """
     made = _made(site, part)
-    return min(made, activations(site, part) + logits(site, part)) if made else 0.0
+    return 0.0 if made is None else minimum(made, activations(site, part) + logits(site, part))
 
 
-def _made(site: Site, part: Part) -> float:
-    """Bytes that the update makes."""
+def _made(site: Site, part: Part) -> Amount | None:
+    """Bytes that the update makes; None if it makes nothing."""
     way, each = site.way, 0 if site.way.fused_update else _BETWEEN
     flat = way.flat_update and way.zero < MOST_ZERO
     if site.sums_narrow:
         each += _WIDENED + (_FLAT if flat else 0)
     if each == 0:
-        return 0.0
-    through = min(_BUCKET, VALUE * parameters(site, part)) if flat and way.zero else 0.0
+        return None
+    through = minimum(_BUCKET, VALUE * parameters(site, part)) if flat and way.zero else 0.0
     return each * (shared_parameters if way.zero >= 1 else parameters)(site, part) + through
 
 
@@ -157,43 +207,46 @@ def kept_bytes(site: Site, *, anew: bool, cast: bool = True) -> float:
     return outside + inside + 5 * scores / way.tensor
 
 
-def activations(site: Site, part: Part) -> float:
+KEPT = {anew: partial(kept_bytes, anew=anew) for anew in (False, True)}
+"""By whether the layer is computed anew."""
+CAST_BACK = partial(kept_bytes, anew=False, cast=False)
+"""What a layer keeps of the micro-batch that is computed anew, nothing of it cast."""
+
+
+def _kept_for_weights(site: Site) -> float:
+    """What of that is there beside the layer's input."""
+    return kept_bytes(site, anew=False) - kept_bytes(site, anew=True)
+
+
+def activations(site: Site, part: Part) -> Amount:
     """Of all micro-batches in flight; and, where layers are computed anew, of the one that is, nothing of it cast.
 
     Where backward passes are split, what is computed anew for gradients of inputs stays until those of weights are
     there, of each micro-batch that waits for that.
     """
-    each = {
-        (kind, anew): kept_bytes(site.of(kind), anew=anew) for kind, anew in {*zip(part.kinds, part.anew, strict=True)}
-    }
-    layers = zip(part.kinds, part.anew, part.in_flight, strict=True)
-    held = sum(count * each[kind, anew] for kind, anew, count in layers)
-    again = {kind for kind, anew in zip(part.kinds, part.anew, strict=True) if anew}
-    if not (again and part.waiting):
-        return held + max((kept_bytes(site.of(kind), anew=False, cast=False) for kind in again), default=0.0)
-    besides = {kind: kept_bytes(site.of(kind), anew=False) - each[kind, True] for kind in again}
-    layers = zip(part.kinds, part.anew, part.waiting, strict=True)
-    return held + sum(count * besides[kind] for kind, anew, count in layers if anew)
+    held = sum(count * site.once(KEPT[anew], kind) for (kind, anew), count in part.in_flight.items())
+    if part.waiting is None:
+        return held + _largest(part.layers, partial(site.once, CAST_BACK), anew=True)
+    return held + sum(
+        count * site.once(_kept_for_weights, kind) for (kind, anew), count in part.waiting.items() if anew
+    )
 
 
-def logits(site: Site, part: Part) -> float:
+def logits(site: Site, part: Part) -> Amount:
     """At the loss, of one micro-batch, and at those of further tokens."""
-    if not part.head:
-        return 0.0
     way, model = site.way, site.model
     several = _SHARED_LOGITS if way.dtensor and way.tensor > 1 else _KEPT_LOGITS
     each = _FUSED_LOGITS if way.fused_loss else several
     gathered = VALUE * site.tokens * model.hidden * (1 - 1 / site.between) if way.dtensor else 0.0
-    return (1 + model.further_tokens) * (each * site.tokens * model.vocab / way.tensor + gathered)
+    return part.head * (1 + model.further_tokens) * (each * site.tokens * model.vocab / way.tensor + gathered)
 
 
-def sums(site: Site, part: Part) -> float:
+def sums(site: Site, part: Part) -> Amount:
     """Where FSDP2 lays out a layer's gradient once more, in the bytes that it is summed in."""
     way = site.way
     if not (way.dtensor and way.zero >= 2 and way.shards > 1):
         return 0.0
-    largest = max((layer_weights(site.of(kind)) for kind in {*part.kinds}), default=0.0)
-    return largest * (VALUE if way.narrow_gradients else 2 * VALUE)
+    return _largest(part.layers, partial(site.once, layer_weights)) * (VALUE if way.narrow_gradients else 2 * VALUE)
 
 
 def reserve(site: Site, part: Part) -> float:
@@ -202,7 +255,7 @@ def reserve(site: Site, part: Part) -> float:
     return site.constants.reserve_bytes
 
 
-COLUMNS: dict[str, Callable[[Site, Part], float]] = {
+COLUMNS: dict[str, Callable[[Site, Part], Amount]] = {
     "weights": weights,
     "gradients": gradients,
     "optimizer": optimizer,
@@ -218,6 +271,11 @@ LATER = ("update", "sums")
 common with all others of its shape."""
 
 
-def stage_memory(site: Site, part: Part) -> dict[str, float]:
+def ranks_bytes(names: Iterable[str], site: Site, part: Part) -> Amount:
+    """Bytes of some columns together."""
+    return sum(COLUMNS[name](site, part) for name in names)
+
+
+def stage_memory(site: Site, part: Part) -> dict[str, Amount]:
     """Bytes of one GPU, by column."""
     return {name: column(site, part) for name, column in COLUMNS.items()}

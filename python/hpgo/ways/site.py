@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hpgo.model.transformer import PLAIN
 from hpgo.ways.way import MOST_ZERO
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hpgo.model.transformer import Kind, Transformer
     from hpgo.ways.constants import Constants
     from hpgo.ways.gpus import Gpus, Ring
@@ -31,7 +34,7 @@ def pairs_seen(kind: Kind, seq: int) -> float:
     return share * (1 - share / 2)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Site:
     """Where a micro-batch passes. Sizes are those of one GPU."""
 
@@ -48,6 +51,16 @@ class Site:
         """The same in a layer of another kind."""
         # Asked for very often, and four times as quick as `replace`.
         return self if kind == self.kind else Site(self.model, self.way, self.gpus, self.constants, self.seq, kind)
+
+    def once(self, what: Callable[[Site], float], kind: Kind) -> float:
+        """`what` of a layer of a kind, computed when it is first asked for."""
+        if (what, kind) not in self._known:
+            self._known[what, kind] = what(self.of(kind))
+        return self._known[what, kind]
+
+    @cached_property
+    def _known(self) -> dict[tuple[Callable[[Site], float], Kind], float]:
+        return {}
 
     @property
     def holds_words_twice(self) -> bool:

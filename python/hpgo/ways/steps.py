@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from hpgo.ways.memory import Part, expert_parameters, kept_bytes, parameters, shared_parameters
+from hpgo.ways.amounts import Amount, before_ranks, by_rank, maximum, over_ranks
+from hpgo.ways.memory import KEPT, Part, expert_parameters, parameters, shared_parameters
 from hpgo.ways.site import VALUE
-from hpgo.ways.times import EMBEDDING, HEAD, Times, end_times, layer_times
+from hpgo.ways.times import EMBEDDING, HEAD, Seconds, Times, end_times, layer_times
 from hpgo.ways.way import cut
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Rows:
     def offloading(self, kind: Kind) -> Times:
         """Of a layer whose values wait in the host's memory: what passes do not hide of their way there and back."""
         site, passes = self.site.of(kind), self.layer[kind, False]
-        moved_s = kept_bytes(site, anew=False) / (site.gpus.host_bytes_per_s * site.constants.links)
+        moved_s = self.site.once(KEPT[False], kind) / (site.gpus.host_bytes_per_s * site.constants.links)
         hidden = site.constants.hidden
         return Times(
             {OFFLOADING: max(0.0, moved_s - hidden * passes.total_forward_s)},
@@ -107,18 +108,40 @@ class Rows:
         )
 
     @cached_property
-    def kept_s(self) -> float:
-        """Of a micro-batch in the whole model, none of it computed anew."""
-        return self._model_s(anew=False)
+    def model_s(self) -> tuple[float, float]:
+        """Of a micro-batch in the whole model, none of it computed anew, and with all layers computed anew."""
+        counts = Counter(self.kinds).items()
+        layers_s = (sum(count * self.layer[kind, anew].total_s for kind, count in counts) for anew in (False, True))
+        none_s, all_s = (found_s + self.head.total_s + self.embedding.total_s for found_s in layers_s)
+        return none_s, all_s
 
     @cached_property
-    def anew_s(self) -> float:
-        """The same, all layers computed anew."""
-        return self._model_s(anew=True)
+    def seconds(self) -> Amount:
+        """For products with numbers of layers of each kind, of embeddings and of heads: `Seconds` of each, by row.
 
-    def _model_s(self, *, anew: bool) -> float:
-        layers_s = sum(count * self.layer[kind, anew].total_s for kind, count in Counter(self.kinds).items())
-        return layers_s + self.head.total_s + self.embedding.total_s
+        Six columns: none computed anew, and all; an embedding and a head never are.
+        """
+        import numpy as np  # alone searches need it
+
+        kinds = dict.fromkeys(self.kinds)
+        rows = [[self.layer[kind, anew] for anew in (False, True)] for kind in kinds]
+        rows += [[end, end] for end in (self.embedding, self.head)]
+        return np.array([[*Seconds.of([(1, none)]), *Seconds.of([(1, every)])] for none, every in rows])
+
+
+def passes_s(first: Seconds, rank: Seconds, micro_batches: int, edge_s: float, *, splits: bool) -> Amount:
+    """What no order of passes is quicker than, of a rank's `first` stage and of all stages of a `rank`.
+
+    A rank waits for the first micro-batch, computes all, and those before it end the last one; `edge_s` is between
+    ranks. Where backward passes are split, gradients of weights may come when those before have long ended theirs of
+    inputs.
+    """
+    all_s = micro_batches * (rank.forward_s + rank.backward_s)
+    if not splits:
+        return over_ranks(before_ranks(first.forward_s + first.backward_s + 2 * edge_s) + all_s)
+    there_s = before_ranks(first.forward_s + edge_s)
+    later_s = before_ranks(first.inputs_s + edge_s) + first.weights_s[..., :1] - micro_batches * rank.weights_s
+    return over_ranks(there_s + all_s + maximum(0.0, later_s))
 
 
 @dataclass(frozen=True)
@@ -200,18 +223,14 @@ class Stages:
 
     def _seconds(self, at: int) -> tuple[float, float, float, float, float]:
         """What a `Stage` has beside its layers."""
-        parts = self.parts_of(at)
-        forward_s = sum(count * times.total_forward_s for count, times in parts)
-        backward_s = sum(count * times.total_backward_s for count, times in parts)
+        seconds = Seconds.of(self.parts_of(at))
         site = self.site
         way = site.way
         part = self.part(at, 0)
         mine = (shared_parameters if way.zero >= 1 else parameters)(site, part)
         return (
-            forward_s,
-            backward_s,
-            sum(count * times.weights_s for count, times in parts),
-            self._sync_s(at, part, forward_s, backward_s),
+            *seconds,
+            self._sync_s(at, part, seconds),
             site.moved_s((site.constants.optimizer_bytes + (0.0 if way.fused_update else _UNFUSED_BYTES)) * mine),
         )
 
@@ -219,14 +238,18 @@ class Stages:
         """A stage as memory sees it: `Part` says what so many micro-batches are, of each of its layers."""
         held, anew = self.held(at), self.recomputed(at)
         count = len(held)
-        last = len(self.counts) - 1
-        again = (True,) * anew + (False,) * (count - anew)
         # Of layers whose values wait elsewhere two have room: the one that is computed, and the next.
         away = max(0, min(count, self.site.way.offload_layers) - 2)
-        flying = (0,) * away + (in_flight,) * (count - away)
-        return Part(held, at == 0, at == last, flying, again, (waiting,) * count if self.site.way.splits else ())
+        return Part.of(
+            held,
+            embedding=at == 0,
+            head=at == len(self.counts) - 1,
+            in_flight=(0,) * away + (in_flight,) * (count - away),
+            anew=(True,) * anew + (False,) * (count - anew),
+            waiting=waiting if self.site.way.splits else None,
+        )
 
-    def _sync_s(self, at: int, part: Part, forward_s: float, backward_s: float) -> float:
+    def _sync_s(self, at: int, part: Part, seconds: Seconds) -> float:
         site = self.site
         way, constants = site.way, site.constants
         left_s = 0.0
@@ -241,8 +264,8 @@ class Stages:
             if way.overlap:
                 # The first layer's gradient is there last, and nothing hides its sum.
                 layers = max(1, self.counts[at])
-                summed_s = max(summed_s / layers, summed_s - constants.hidden * backward_s)
-                gathered_s = max(gathered_s / layers, gathered_s - constants.hidden * forward_s)
+                summed_s = max(summed_s / layers, summed_s - constants.hidden * seconds.backward_s)
+                gathered_s = max(gathered_s / layers, gathered_s - constants.hidden * seconds.forward_s)
             left_s = summed_s + gathered_s
         if site.holds_words_twice and at in {0, len(self.counts) - 1}:
             words = site.model.vocab * site.model.hidden / way.tensor
@@ -275,26 +298,11 @@ class Stages:
 
     @cached_property
     def passes_s(self) -> float:
-        """Until the last pass: a rank waits for the first micro-batch, computes all, and those before it end the last.
-
-        It does not fall where more layers are computed anew.
-        """
-        before_s, found_s = 0.0, 0.0
-        edge_s = sum(self.transfer)
-        if self.site.way.splits:
-            return self._split_s(edge_s)
-        for rank, all_s in enumerate(self.ranks_s):
-            found_s = max(found_s, before_s + self.micro_batches * all_s)
-            before_s += self.stages[rank].forward_s + self.stages[rank].backward_s + 2 * edge_s
-        return found_s
-
-    def _split_s(self, edge_s: float) -> float:
-        """`passes_s` where gradients of weights may come when those before have long ended theirs of inputs."""
-        there_s, back_s, found_s = 0.0, 0.0, 0.0
-        for rank, all_s in enumerate(self.ranks_s):
-            first, weights_s = self.stages[rank], sum(one.weights_s for one in self.of_rank(rank))
-            ended_s = there_s + self.micro_batches * (all_s - weights_s) + back_s + self.stages[0].weights_s
-            found_s = max(found_s, ended_s, there_s + self.micro_batches * all_s)
-            there_s += first.forward_s + edge_s
-            back_s += first.backward_s - first.weights_s + edge_s
-        return found_s
+        """Until the last pass, at least. It does not fall where more layers are computed anew."""
+        ranks = [self.of_rank(rank) for rank in range(self.site.way.pipeline)]
+        first, rank = (
+            Seconds(*(by_rank([sum(getattr(one, name) for one in held) for held in some]) for name in Seconds._fields))
+            for some in ([held[:1] for held in ranks], ranks)
+        )
+        found: float = passes_s(first, rank, self.micro_batches, sum(self.transfer), splits=self.site.way.splits)
+        return float(found)

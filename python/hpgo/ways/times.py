@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.ways.experts import Pass, expert_exchange, expert_weights, experts, routing
 from hpgo.ways.site import NARROW, VALUE, pairs_seen
 from hpgo.ways.way import MOST_ZERO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
+    from hpgo.ways.amounts import Amount
     from hpgo.ways.site import Site
 
 
@@ -42,6 +43,30 @@ class Times:
     def total_s(self) -> float:
         """Both."""
         return self.total_forward_s + self.total_backward_s
+
+
+class Seconds(NamedTuple):
+    """What a micro-batch takes in several layers: of one stage, or arrays of many."""
+
+    forward_s: Amount
+    backward_s: Amount
+    weights_s: Amount
+    """Of the backward, gradients of weights."""
+
+    @classmethod
+    def of(cls, parts: Iterable[tuple[Amount, Times]]) -> Seconds:
+        """Those of so many layers each."""
+        forward_s, backward_s, weights_s = 0.0, 0.0, 0.0
+        for count, times in parts:
+            forward_s = forward_s + count * times.total_forward_s
+            backward_s = backward_s + count * times.total_backward_s
+            weights_s = weights_s + count * times.weights_s
+        return cls(forward_s, backward_s, weights_s)
+
+    @property
+    def inputs_s(self) -> Amount:
+        """Of the backward, gradients of inputs."""
+        return self.backward_s - self.weights_s
 
 
 def matrices(site: Site) -> Pass:
