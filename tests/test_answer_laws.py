@@ -27,8 +27,8 @@ from toys import chain
 import hpgo
 from hpgo import _core, compat
 from hpgo.cli.main import group
+from hpgo.llm.comparison import changed, compare, neighbours
 from hpgo.planning import configured
-from hpgo.planning.comparison import changed, compare, neighbours
 from hpgo.planning.planner import evaluate
 from hpgo.show import comparison_report, run_report
 from hpgo.timing import laws as run_laws
@@ -305,10 +305,10 @@ def degrees(random: Random) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def lawful_price(shape: hpgo.Transformer, price: hpgo.Price) -> None:
-    way = price.way
-    assert way.tensor * way.context * way.pipeline * way.data == price.gpus
-    assert price.micro_batches * way.micro_batch_size * way.data == price.global_batch_size
+def lawful_price(shape: hpgo.Transformer, price: hpgo.LlmEstimate) -> None:
+    way = price.parallelism
+    assert way.tp * way.cp * way.pp * way.dp == price.gpus
+    assert price.micro_batches * way.micro_batch_size * way.dp == price.global_batch_size
     assert min(term for _, term in price.seconds) >= 0
     assert math.fsum(term for _, term in price.seconds) == pytest.approx(price.step_s, rel=1e-9)
     assert price.bound_s * LESS <= price.step_s
@@ -317,15 +317,15 @@ def lawful_price(shape: hpgo.Transformer, price: hpgo.Price) -> None:
         assert rank.peak_bytes == pytest.approx(sum(size for _, size in rank.memory_bytes))
         assert min(size for _, size in rank.memory_bytes) >= 0
     assert 0 < price.utilisation <= 1
-    held = sum(rank.peak_bytes for rank in price.stages) * price.gpus / way.pipeline
+    held = sum(rank.peak_bytes for rank in price.stages) * price.gpus / way.pp
     assert held >= 2 * shape.parameters * LESS
     layers = sorted(layer for rank in price.stages for start, end in rank.layers for layer in range(start, end))
     assert layers == list(range(shape.layers))
     assert not NEGATIVE.search("\n".join(price_lines(price)))
 
 
-def price_lines(price: hpgo.Price) -> list[str]:
-    from hpgo.show.price_report import lines
+def price_lines(price: hpgo.LlmEstimate) -> list[str]:
+    from hpgo.show.llm_report import lines
 
     return lines(price)
 
@@ -340,7 +340,7 @@ def test_prices_of_transformers_keep_the_laws(seed: int) -> None:
     prices = []
     for _ in range(30):
         try:
-            prices.append(hpgo.price(shape, cluster, **ask, **degrees(random)))
+            prices.append(hpgo.estimate_llm(shape, cluster, **ask, **degrees(random)))
         except hpgo.ArgumentError:  # degrees that do not divide
             continue
         lawful_price(shape, prices[-1])
@@ -348,10 +348,10 @@ def test_prices_of_transformers_keep_the_laws(seed: int) -> None:
             break
     for price in prices[:1]:  # what `hpgo explain` prints of a configuration beside another and itself
         others = [price, *prices[1:]]
-        for changes in list(neighbours(price.way))[:3]:
+        for changes in list(neighbours(price.parallelism))[:3]:
             try:
-                way = changed(price.way, changes)
-                others.append(configured.price_on(shape, cluster, way, None, **ask))
+                way = changed(price.parallelism, changes)
+                others.append(configured.estimate_on(shape, cluster, way, None, **ask))
             except hpgo.ArgumentError:
                 continue
         for other in others:
@@ -544,8 +544,8 @@ def test_the_command_line_names_the_law_and_prints_no_false_number(monkeypatch: 
 
 
 def test_a_false_price_of_a_transformer_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def price() -> hpgo.Price:
-        return hpgo.price("llama-3-8b", "h100:1", global_batch_size=8, seq=4096, tp=2, pp=2)
+    def price() -> hpgo.LlmEstimate:
+        return hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=4096, tp=2, pp=2)
 
     step_s = price().step_s
     for factor, law in ((0.3, "price_covers_work"), (-1, "price_numbers_are_lengths|price of a Price|step_s")):
@@ -553,7 +553,7 @@ def test_a_false_price_of_a_transformer_is_an_internal_error(monkeypatch: pytest
         with pytest.raises(hpgo.HpgoError, match=law):
             price()
     monkeypatch.undo()
-    monkeypatch.setattr(configured, "_seconds", lambda stages, step_s: (("matrices", step_s / 2),))
+    monkeypatch.setattr(configured, "_seconds", lambda stages, step_s: (("linear", step_s / 2),))
     with pytest.raises(hpgo.InternalError, match="terms_make_the_step"):
         price()
     monkeypatch.undo()

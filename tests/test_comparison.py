@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.planning.comparison import NAMES, changed, differences, neighbours, read_changes
-from hpgo.planning.configured import price_way
+from hpgo.llm.comparison import NAMES, changed, differences, neighbours, read_changes
+from hpgo.llm.estimate import estimate_config
 
 CLUSTER = hpgo.Cluster.preset("h100:2")
 MODEL = hpgo.Transformer(
@@ -26,19 +26,19 @@ ways = st.fixed_dictionaries(
         "tp": st.sampled_from([1, 2, 4, 8]), "cp": st.sampled_from([1, 2]), "pp": st.sampled_from([1, 2, 4, 8]),
         "vpp": st.sampled_from([1, 2, 4]), "micro_batch_size": st.sampled_from([1, 2]),
         "zero": st.integers(0, 3), "recompute": st.sampled_from(["none", "full"]), "overlap": st.booleans(),
-        "ends": st.sampled_from([{}, {}, {"first_layers": 2}, {"first_layers": 1, "last_layers": 1}]),
+        "ends": st.sampled_from([{}, {}, {"first_rank_layers": 2}, {"first_rank_layers": 1, "last_rank_layers": 1}]),
         "layers": st.sampled_from([None, None, 1]),
     }
 )  # fmt: skip
 
 
-def priced(*, ends=None, layers=None, **way) -> hpgo.Price | None:
-    if way.get("pp", 1) > 1:
-        way |= ends or {}
-    if way.get("recompute") == "full":
-        way["recompute_layers"] = layers
+def priced(*, ends=None, layers=None, **config) -> hpgo.LlmEstimate | None:
+    if config.get("pp", 1) > 1:
+        config |= ends or {}
+    if config.get("recompute") == "full":
+        config["recompute_num_layers"] = layers
     try:
-        return hpgo.price(MODEL, CLUSTER, **ASKED, **way)
+        return hpgo.estimate_llm(MODEL, CLUSTER, **ASKED, **config)
     except hpgo.ArgumentError:
         return None
 
@@ -64,32 +64,34 @@ def test_what_differs_makes_one_way_of_the_other(here, there) -> None:
     one, two = priced(**here), priced(**there)
     if one is None or two is None:
         return
-    said = differences(one.way, two.way)
+    said = differences(one.parallelism, two.parallelism)
     changes = {
-        name: getattr(two.way, field)
+        name: getattr(two.parallelism, field)
         for name, field in NAMES.items()
-        if hasattr(one.way, field) and getattr(one.way, field) != getattr(two.way, field)
+        if hasattr(one.parallelism, field) and getattr(one.parallelism, field) != getattr(two.parallelism, field)
     }
     if {"pp", "vpp"} & set(changes):  # whose ranks have layers of their own
-        changes |= {end: getattr(two.way, end) for end in ("first_layers", "last_layers")}
-    way = changed(one.way, changes)
-    assert price_way(MODEL, CLUSTER, way, **ASKED).way == two.way
-    assert bool(said) == (one.way != two.way)
+        changes |= {end: getattr(two.parallelism, end) for end in ("first_rank_layers", "last_rank_layers")}
+    config = changed(one.parallelism, changes)
+    assert estimate_config(MODEL, CLUSTER, config, **ASKED).parallelism == two.parallelism
+    assert bool(said) == (one.parallelism != two.parallelism)
     for name in set(changes) & {"tp", "cp", "pp", "vpp", "zero"}:
         assert f"{name} {changes[name]}" in said.split(", ")
 
 
 def test_other_pipelines_are_even_unless_layers_are_asked_for() -> None:
-    way = priced(pp=4, ends={"first_layers": 2, "last_layers": 2}).way
-    assert changed(way, {"tp": 2}).last_layers == 2
-    assert changed(way, {"pp": 8}) == priced(pp=8).way.__class__(pipeline=8, data=way.data, zero=way.zero)
-    assert differences(way, changed(way, {"last_layers": None})) == "even last rank"
-    assert changed(way, read_changes("pp=2,first-layers=7")).named_pipeline() == "pp 2 (7 layers first)"
+    config = priced(pp=4, ends={"first_rank_layers": 2, "last_rank_layers": 2}).parallelism
+    assert changed(config, {"tp": 2}).last_rank_layers == 2
+    assert changed(config, {"pp": 8}) == priced(pp=8).parallelism.__class__(
+        pipeline=8, data=config.dp, zero=config.zero_stage
+    )
+    assert differences(config, changed(config, {"last_rank_layers": None})) == "even last rank"
+    assert changed(config, read_changes("pp=2,first-layers=7")).named_pipeline() == "pp 2 (7 layers first)"
 
 
 def test_each_neighbour_is_another_way_or_none() -> None:
-    way = priced(tp=2, pp=4, vpp=2, micro_batch_size=2).way
-    found = list(neighbours(way))
+    config = priced(tp=2, pp=4, vpp=2, micro_batch_size=2).parallelism
+    found = list(neighbours(config))
     assert {"tp": 1} in found
     assert {"pp": 8} in found
     assert {"zero": 0} in found
@@ -101,7 +103,7 @@ def test_each_neighbour_is_another_way_or_none() -> None:
 def test_prices_of_other_questions_are_not_compared() -> None:
     one = priced(tp=2)
     with pytest.raises(hpgo.ArgumentError, match="global_batch_size is 32 of one and 16 of the other"):
-        hpgo.compare(one, hpgo.price(MODEL, CLUSTER, global_batch_size=16, seq=4096))
+        hpgo.compare(one, hpgo.estimate_llm(MODEL, CLUSTER, global_batch_size=16, seq_length=4096))
     with pytest.raises(hpgo.ArgumentError, match="a price is `x`"):
         hpgo.compare(one, "x")
 

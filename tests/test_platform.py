@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.cli.main import group
+from hpgo.llm.constants import COMPUTING, CONSTANTS, EXCHANGE, Constants
+from hpgo.llm.estimate import estimate_config
+from hpgo.llm.measured_steps import PLATFORM_SPREAD, STEP_SPREAD, read_steps
+from hpgo.llm.platform import ERRORS, USUAL_ERROR
 from hpgo.model.transformer_presets import TRANSFORMERS
-from hpgo.planning.configured import price_way
-from hpgo.planning.measured_steps import PLATFORM_SPREAD, STEP_SPREAD, read_steps
-from hpgo.planning.platform import ERRORS, USUAL_ERROR
-from hpgo.ways.constants import COMPUTING, CONSTANTS, EXCHANGE, Constants
 
 CLUSTER = hpgo.Cluster.preset("h100:4")
 MODEL = TRANSFORMERS["llama-3-8b"]
@@ -26,14 +26,14 @@ WAYS = ({"tp": 1, "pp": 2}, {"tp": 8}, {"tp": 2}, {"tp": 4, "pp": 2, "micro_batc
 ASKED = {"global_batch_size": 64, "seq": 8192}
 
 
-def taken_s(one: hpgo.Price, computing: float, exchange: float) -> float:
+def taken_s(one: hpgo.LlmEstimate, computing: float, exchange: float) -> float:
     """A step on a platform that is so many times slower."""
     constants = CONSTANTS.slower(computing, exchange)
-    return price_way(MODEL, CLUSTER, one.way, constants=constants, **ASKED).step_s
+    return estimate_config(MODEL, CLUSTER, one.parallelism, constants=constants, **ASKED).step_s
 
 
 def measured(computing: float, exchange: float, ways=WAYS) -> list[hpgo.MeasuredStep]:
-    prices = [hpgo.price(MODEL, CLUSTER, **ASKED, **way) for way in ways]
+    prices = [hpgo.estimate_llm(MODEL, CLUSTER, **ASKED, **config) for config in ways]
     return [hpgo.MeasuredStep(MODEL, CLUSTER, one, taken_s(one, computing, exchange)) for one in prices]
 
 
@@ -98,10 +98,10 @@ def test_prices_and_plans_on_a_platform_are_those_of_slower_terms(tmp_path) -> N
     platform = hpgo.fit_platform(measured(1.3, 0.8)).platform
     platform.save(tmp_path / "p.yaml")
     assert hpgo.Platform.read(tmp_path / "p.yaml") == platform
-    one = hpgo.price(MODEL, CLUSTER, tp=4, platform=platform, **ASKED)
+    one = hpgo.estimate_llm(MODEL, CLUSTER, tp=4, platform=platform, **ASKED)
     assert one.step_s == taken_s(one, *platform.factors)
     assert (one.error, one.measured_steps) == (platform.error, 5)
-    chosen = hpgo.choose_way(MODEL, CLUSTER, platform=platform, top=3, **ASKED)
+    chosen = hpgo.plan_llm(MODEL, CLUSTER, platform=platform, top=3, **ASKED)
     assert [found.step_s for found in chosen.prices] == [taken_s(found, *platform.factors) for found in chosen.prices]
     assert {found.error for found in chosen.prices} == {platform.error}
 
@@ -121,7 +121,9 @@ def test_every_constant_with_a_rate_or_a_time_follows_its_factor() -> None:
 def test_the_error_without_measurements_is_that_of_the_device() -> None:
     for name, error in {"a100:1": ERRORS["A100"], "h100:1": ERRORS["H100"], "v100:1": USUAL_ERROR}.items():
         precision = "fp16" if name == "v100:1" else "bf16"
-        one = hpgo.price(MODEL, hpgo.Cluster.preset(name), global_batch_size=8, seq=2048, tp=8, precision=precision)
+        one = hpgo.estimate_llm(
+            MODEL, hpgo.Cluster.preset(name), global_batch_size=8, seq_length=2048, tp=8, precision=precision
+        )
         assert one.error == error
 
 
@@ -155,12 +157,12 @@ def test_yaml_json_and_csv_hold_the_same_steps(tmp_path) -> None:
         found.append(read_steps(tmp_path / name))
     assert found[0] == found[1] == found[2]
     assert [one.measured_s for one in found[0]] == [4.4, 3.1]
-    assert found[0][1].predicted.way.recompute == "full"
+    assert found[0][1].predicted.parallelism.recompute == "full"
 
 
 def test_a_step_may_say_every_argument_of_a_price(tmp_path) -> None:
     usual = {
-        name: one.default for name, one in inspect.signature(hpgo.price).parameters.items()
+        name: one.default for name, one in inspect.signature(hpgo.estimate_llm).parameters.items()
         if one.default not in (None, inspect.Parameter.empty)
     }  # fmt: skip
     said = {"model": "llama-3-8b", "cluster": "h100:1", "global_batch_size": 32, "seq": 8192, "seconds": 4.4}
@@ -252,7 +254,7 @@ def test_a_platform_of_another_device_or_a_file_that_is_none_is_refused(tmp_path
     path = tmp_path / "p.yaml"
     platform = hpgo.fit_platform(measured(1.1, 1.1)).platform
     with pytest.raises(hpgo.ArgumentError, match="was measured on `H100-80GB`"):
-        hpgo.price(MODEL, hpgo.Cluster.preset("a100:4"), platform=platform, **ASKED)
+        hpgo.estimate_llm(MODEL, hpgo.Cluster.preset("a100:4"), platform=platform, **ASKED)
     for text, says in (
         ("hpgo_platform: 2\n", "`hpgo_platform` is 2"),
         ("hpgo_steps: 1\n", "`hpgo_platform` is missing"),
@@ -263,4 +265,4 @@ def test_a_platform_of_another_device_or_a_file_that_is_none_is_refused(tmp_path
         with pytest.raises(hpgo.ArgumentError, match=says):
             hpgo.Platform.read(path)
     with pytest.raises(hpgo.ArgumentError, match="platform is `p`"):
-        hpgo.price(MODEL, CLUSTER, platform="p", **ASKED)
+        hpgo.estimate_llm(MODEL, CLUSTER, platform="p", **ASKED)

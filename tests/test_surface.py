@@ -19,11 +19,11 @@ from hpgo.planning.schedule_search import ONE_STAGE, VIRTUAL_STAGES
 from hpgo.programs.launchers import TABLE as LAUNCHERS
 from hpgo.programs.names import (
     Communication,
+    LlmFramework,
     PlannedSchedule,
     ScheduleName,
     ServingLauncher,
     TrainingLauncher,
-    WayLauncher,
 )
 from hpgo.programs.optimizers import OPTIMIZERS, OptimizerName
 from hpgo.timing.simulation import COMMUNICATION
@@ -53,7 +53,7 @@ def test_words_in_types_are_those_that_run() -> None:
     ("words", "rows"),
     [
         (TrainingLauncher, [row for row in LAUNCHERS if row.trains]),
-        (WayLauncher, [row for row in LAUNCHERS if row.ways is not None]),
+        (LlmFramework, [row for row in LAUNCHERS if row.ways is not None]),
         (ServingLauncher, [row for row in LAUNCHERS if not row.trains]),
         (TargetName, hpgo.export.TARGETS),
     ],

@@ -16,8 +16,8 @@ from hpgo.cli.terminal import say, table, width
 from hpgo.cli.values import CLUSTER, FILE, PLAN, PROFILE, YAML, File
 
 if TYPE_CHECKING:
+    from hpgo.llm.measured_steps import PlatformFit
     from hpgo.planning.calibration import Calibration
-    from hpgo.planning.measured_steps import PlatformFit
 
 _NAMES = {
     "forward_s": "forward", "backward_s": "backward", "transfer_s": "sends on", "sync_s": "sums",
@@ -107,7 +107,7 @@ def command(
 
 def _platform(steps: str, output: str | None, *, as_json: bool) -> None:
     """Factors of the platform that steps were measured on."""
-    from hpgo.planning.measured_steps import fit_platform
+    from hpgo.llm.measured_steps import fit_platform
     from hpgo.show.platform_report import document, lines
 
     if output is not None and Path(output).suffix not in {".yaml", ".yml"}:

@@ -16,8 +16,8 @@ from hpgo.cli.values import FILE, PLAN, STILL
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hpgo.planning.configured import Price
-    from hpgo.planning.way_plans import WayPlan
+    from hpgo.llm.estimate import LlmEstimate
+    from hpgo.llm.plan import LlmPlan
 
 
 class _Changes(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
@@ -29,7 +29,7 @@ class _Changes(click.ParamType):  # type: ignore[type-arg]  # not generic before
         """Degrees by name."""
         if isinstance(value, dict):
             return value
-        from hpgo.planning.comparison import read_changes
+        from hpgo.llm.comparison import read_changes
 
         try:
             return read_changes(str(value))
@@ -41,7 +41,7 @@ class _Changes(click.ParamType):  # type: ignore[type-arg]  # not generic before
 @click.argument("plan", type=PLAN, metavar="PLAN.json")
 @click.option(
     "--against", type=_Changes(), metavar="NAME=N[,…]",
-    help="Another way: what differs, like `tp=8,pp=2`, `zero=0` or `recompute=full`.",
+    help="Another way: what differs, like `tp=8,pp=2`, `zero_stage=0` or `recompute=full`.",
 )  # fmt: skip
 @click.option("--platform", type=FILE, metavar="FILE", help="What steps measured there say: `hpgo calibrate --steps`.")
 @click.option("--picture", type=STILL, metavar="FILE", help="The plan on its cluster: .svg, .png, .pdf or .html.")
@@ -62,37 +62,42 @@ def command(
       hpgo explain plan.json --against tp=8,pp=2
       hpgo explain plan.json --against recompute=full --json
     """
-    from hpgo.planning.comparison import changed, compare
-    from hpgo.planning.configured import price_on
-    from hpgo.planning.platform import Platform
-    from hpgo.planning.way_plans import WayPlan
-    from hpgo.show import comparison_report, price_report
+    from hpgo.llm.comparison import changed, compare
+    from hpgo.llm.estimate import estimate_on
+    from hpgo.llm.plan import LlmPlan
+    from hpgo.llm.platform import Platform
+    from hpgo.show import comparison_report, llm_report
 
-    held = WayPlan.read(plan)
+    held = LlmPlan.read(plan)
     measured = None if platform is None else Platform.read(platform)
 
-    def priced(changes: Mapping[str, object]) -> Price:
-        known = held.price
-        way = changed(known.way, changes)
-        return price_on(
-            held.transformer, held.cluster, way, measured, global_batch_size=known.global_batch_size, seq=known.seq
+    def priced(changes: Mapping[str, object]) -> LlmEstimate:
+        known = held.estimate
+        config = changed(known.parallelism, changes)
+        return estimate_on(
+            held.transformer,
+            held.cluster,
+            config,
+            measured,
+            global_batch_size=known.global_batch_size,
+            seq_length=known.seq_length,
         )
 
-    if held.price.measured_steps and measured is None:
+    if held.estimate.measured_steps and measured is None:
         say("note", "the plan was made on a platform that was measured: name it with --platform")
     chosen = priced({})
     if picture is not None:
-        from hpgo.show.way_picture import draw_way
+        from hpgo.show.llm_figure import draw_llm_plan
 
-        draw_way(chosen, held.cluster, picture)
+        draw_llm_plan(chosen, held.cluster, picture)
     if against is None:
         tried = _around(held, priced)
         if as_json:
             kept = [{"change": name, **(_kept(one))} for name, one in tried]
-            click.echo(json_text({"chosen": price_report.document(chosen), "next": kept}))
+            click.echo(json_text({"chosen": llm_report.document(chosen), "next": kept}))
         else:
             click.echo(
-                "\n".join([*price_report.lines(chosen, width()), "", *comparison_report.around(chosen, tried, width())])
+                "\n".join([*llm_report.lines(chosen, width()), "", *comparison_report.around(chosen, tried, width())])
             )
         return
     try:
@@ -109,39 +114,41 @@ def command(
         click.echo("\n".join(comparison_report.lines(found, forbidden, width())))
 
 
-def _with_remedy(error: HpgoError, held: WayPlan, against: Mapping[str, object]) -> HpgoError:
+def _with_remedy(error: HpgoError, held: LlmPlan, against: Mapping[str, object]) -> HpgoError:
     """The error of a way that nobody runs, with a hint at changes that --against accepts."""
-    from hpgo.planning.comparison import NAMES, changed
-    from hpgo.planning.remedies import DEGREES, of_price
-    from hpgo.ways.way import DegreeError
+    from hpgo.llm.comparison import changed
+    from hpgo.llm.parallelism import DegreeError
+    from hpgo.llm.suggestions import DEGREES, with_accepted
 
-    known = held.price
+    known = held.estimate
     if not isinstance(error, DegreeError):
         return error
-    asked = {name: int(str(against.get(name, getattr(known.way, NAMES[name])))) for name in DEGREES}
+    asked = {name: int(str(against.get(name, getattr(known.parallelism, name)))) for name in DEGREES}
     others = {name: value for name, value in against.items() if name not in DEGREES}
-    if others.get("schedule", "1f1b") != "1f1b" and "vpp" not in against:
+    if others.get("pp_schedule", "1f1b") != "1f1b" and "vpp" not in against:
         asked["vpp"] = 2
     try:
         # Two stages on each of several ranks are of every schedule, so degrees can be tried from there.
-        base = changed(known.way, {**others, "pp": max(2, asked["pp"]), "vpp": 2})
+        base = changed(known.parallelism, {**others, "pp": max(2, asked["pp"]), "vpp": 2})
         if "pp" in against:
-            base = replace(base, first_layers=None, last_layers=None)
+            base = replace(base, first_rank_layers=None, last_rank_layers=None)
     except ArgumentError:
         return error
-    return of_price(
+    return with_accepted(
         error, held.transformer, base, asked, gpus=known.gpus, most_gpus=known.gpus,
-        global_batch_size=known.global_batch_size, seq=known.seq,
-        kept=("devices", "global_batch_size", "first_layers"),
+        global_batch_size=known.global_batch_size, seq_length=known.seq_length,
+        kept=("devices", "global_batch_size", "first_rank_layers"),
     )  # fmt: skip
 
 
-def _around(held: WayPlan, priced: Callable[[Mapping[str, object]], Price]) -> list[tuple[str, Price | str]]:
+def _around(
+    held: LlmPlan, priced: Callable[[Mapping[str, object]], LlmEstimate]
+) -> list[tuple[str, LlmEstimate | str]]:
     """The ways next to a plan's, or why there is none."""
-    from hpgo.planning.comparison import neighbours
+    from hpgo.llm.comparison import neighbours
 
-    tried: list[tuple[str, Price | str]] = []
-    for changes in neighbours(held.price.way):
+    tried: list[tuple[str, LlmEstimate | str]] = []
+    for changes in neighbours(held.estimate.parallelism):
         if "ep" in changes and not held.transformer.experts:
             continue
         name = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in changes.items())
@@ -154,17 +161,18 @@ def _around(held: WayPlan, priced: Callable[[Mapping[str, object]], Price]) -> l
     return tried
 
 
-def _forbidden(held: WayPlan, other: Price) -> str:
+def _forbidden(held: LlmPlan, other: LlmEstimate) -> str:
     """Which rule of the plan's launcher another way breaks; empty if it runs it."""
-    rules = held.row.ways
-    if rules is None:
-        return ""
-    model = held.transformer
-    why = rules.broken(other.way, micro_batches=other.micro_batches, experts=bool(model.experts), tied=model.tied)
+    from hpgo.llm.frameworks import framework_support
+
+    rules, model = framework_support(held.framework)[1], held.transformer
+    why = rules.broken(
+        other.parallelism, micro_batches=other.micro_batches, experts=bool(model.experts), tied=model.tied
+    )
     return f"{held.row.title} {why}" if why else ""
 
 
-def _kept(one: Price | str) -> dict[str, object]:
+def _kept(one: LlmEstimate | str) -> dict[str, object]:
     if isinstance(one, str):
         return {"refused": one}
-    return {"step_s": one.step_s, "fits": one.fits, "missing_bytes": one.missing_bytes}
+    return {"step_s": one.step_s, "fits": one.fits, "shortfall_bytes": one.shortfall_bytes}

@@ -49,9 +49,9 @@ def command(plan: str, target: TargetName, output: str | None) -> None:
       hpgo export chain.json --to vllm -o serve.sh
     """
     from hpgo import export
-    from hpgo.planning.reading import read_with_ways
+    from hpgo.planning.reading import read_with_llm_plans
 
-    read = read_with_ways(plan)
+    read = read_with_llm_plans(plan)
     if output is not None:
         main, *others = export.save(read, target, output)
         if others:

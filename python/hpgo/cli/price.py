@@ -11,7 +11,7 @@ from hpgo.cli.command import Command
 from hpgo.cli.questions import as_options
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import CLUSTER, FILE, PROFILE_OUT, STILL, TRANSFORMER, written
-from hpgo.ways.way import Passes, Precision, Recompute
+from hpgo.llm.parallelism import PipelineSchedule, Precision, Recompute
 
 if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 _DEGREE = click.IntRange(min=1)
 
 
+_ARGUMENTS = {
+    "seq": "seq_length", "first_layers": "first_rank_layers", "last_layers": "last_rank_layers",
+    "schedule": "pp_schedule", "zero": "zero_stage", "recompute_layers": "recompute_num_layers",
+    "flat_update": "flatten_gradients", "narrow_gradients": "grad_reduce_in_bf16",
+    "offload_layers": "cpu_offload_num_layers",
+}  # fmt: skip
+"""Arguments of `hpgo.estimate_llm` by parameters of the command, where names differ."""
 _SECTIONS = {
     "What is trained": "cluster devices global_batch_size micro_batch_size seq precision",
     "How it is shared": "tp pp vpp first_layers last_layers schedule cp ep zero",
@@ -34,12 +41,12 @@ _SECTIONS = {
 @click.option("-b", "--global-batch-size", type=_DEGREE, required=True, metavar="N", help="Sequences of a step.")
 @click.option("--seq", type=_DEGREE, required=True, metavar="N", help="Tokens of a sequence.")
 @click.option("--tp", type=_DEGREE, default=1, metavar="N", help="GPUs that share each matrix.  [1]")
-@click.option("--pp", type=_DEGREE, default=1, metavar="N", help="Stages of the pipeline.  [1]")
-@click.option("--vpp", type=_DEGREE, default=1, metavar="N", help="Stages on each GPU: interleaving.  [1]")
+@click.option("--pp", type=_DEGREE, default=1, metavar="N", help="PipelineStages of the pipeline.  [1]")
+@click.option("--vpp", type=_DEGREE, default=1, metavar="N", help="PipelineStages on each GPU: interleaving.  [1]")
 @click.option("--first-layers", type=_DEGREE, metavar="N", help="On the pipeline's first group.  [as between]")
 @click.option("--last-layers", type=_DEGREE, metavar="N", help="On its last one.  [as between]")
 @click.option(
-    "--schedule", type=click.Choice(get_args(Passes)), default="1f1b", show_default=True,
+    "--schedule", type=click.Choice(get_args(PipelineSchedule)), default="1f1b", show_default=True,
     help="Order of passes; the others need --vpp.",
 )  # fmt: skip
 @click.option("--cp", type=_DEGREE, default=1, metavar="N", help="GPUs that share each sequence.  [1]")
@@ -94,7 +101,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Price one way of training a transformer on GPUs, without a profile.
+    """LlmEstimate one way of training a transformer on GPUs, without a profile.
 
     MODEL is a name that `hpgo models transformers` lists, a Hugging Face config.json, or a YAML file with its sizes.
     The degree of data parallelism follows from the others. Nothing is measured: the step stands with the error that
@@ -108,32 +115,32 @@ def command(
       hpgo price config.json -c a100:4 --devices 24 -b 48 --seq 4096 --tp 8
       hpgo price mixtral-8x7b -c h100:4 -b 128 --seq 4096 --pp 2 --ep 8
     """
+    from hpgo.llm.estimate import constants_of, estimate_llm, profile_of
+    from hpgo.llm.platform import Platform
     from hpgo.model.formats import write_profile
-    from hpgo.planning.configured import constants_of, price, profile_of
-    from hpgo.planning.platform import Platform
-    from hpgo.show.price_report import document, lines
+    from hpgo.show.llm_report import document, lines
 
     where = _cluster(cluster, adapter_gbit_s)
     measured = None if platform is None else Platform.read(platform)
     with as_options():
-        found = price(
+        found = estimate_llm(
             model,
             where,
             sequence_parallel=False if no_sequence_parallel else None,
-            flash=not no_flash,
-            fused=not no_fused,
-            overlap=not no_overlap,
-            fused_loss=not no_fused_loss,
-            fused_update=not no_fused_update,
+            flash_attention=not no_flash,
+            fused_elementwise=not no_fused,
+            overlap_dp_comm=not no_overlap,
+            fused_cross_entropy=not no_fused_loss,
+            fused_adam=not no_fused_update,
             platform=measured,
-            **options,
+            **{_ARGUMENTS.get(name, name): value for name, value in options.items()},
         )
         for output in outputs:
             write_profile(profile_of(found, model, where, constants=constants_of(where, measured)), output)
         if picture is not None:
-            from hpgo.show.way_picture import draw_way
+            from hpgo.show.llm_figure import draw_llm_plan
 
-            draw_way(found, where, picture)
+            draw_llm_plan(found, where, picture)
     click.echo(json_text(document(found)) if as_json else "\n".join(lines(found, width())))
     if not found.fits:
         say("warning", "it does not fit: raise a degree, or --zero, or compute anew with --recompute")

@@ -14,7 +14,7 @@ from hpgo.base.wording import shorten
 from hpgo.cli.questions import as_options
 from hpgo.cli.terminal import width
 from hpgo.cli.values import FILE, STILL
-from hpgo.ways.way import Precision
+from hpgo.llm.parallelism import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,12 +57,12 @@ def of_transformers(command: _Command) -> _Command:
         ),
         click.option(
             "--fix", type=_Words(), multiple=True, metavar="NAME=VALUE[,…]",
-            help="Only ways with `tp=4`, or cp, ep, pp, vpp, schedule, dp, zero, micro-batch-size or recompute."
+            help="Only ways with `tp=4`, or cp, ep, pp, vpp, pp_schedule, dp, zero_stage, micro-batch-size or recompute."
             " Repeatable.",
         ),
         click.option(
             "--exclude", type=_Words(), multiple=True, metavar="NAME[=VALUE][,…]",
-            help="Only ways without `cp`, say, or without `zero=0`. Repeatable.",
+            help="Only ways without `cp`, say, or without `zero_stage=0`. Repeatable.",
         ),
         click.option(
             "--platform", type=FILE, metavar="FILE", help="What steps measured there say: `hpgo calibrate --steps`.",
@@ -96,10 +96,10 @@ def missing(ctx: click.Context, name: str) -> click.MissingParameter:
 
 def show_ways(ctx: click.Context) -> None:
     """Lists the quickest ways of training a transformer; the best one in full, and into a file if one is named."""
+    from hpgo.llm.platform import Platform
+    from hpgo.llm.search import plan_llm
     from hpgo.machine.cluster import Cluster
-    from hpgo.planning.grid import choose_way
-    from hpgo.planning.platform import Platform
-    from hpgo.show.price_report import document, lines, listed
+    from hpgo.show.llm_report import document, lines, listed
 
     given = [param for param in ctx.command.params if _is_given(ctx, str(param.name)) and param.name not in _OPEN]
     if given:
@@ -113,34 +113,34 @@ def show_ways(ctx: click.Context) -> None:
     model, where = asked["profile"], Cluster.read(asked["cluster"])
     question: dict[str, Any] = {
         "global_batch_size": sizes[0],
-        "seq": asked["seq"],
+        "seq_length": asked["seq"],
         "precision": asked["precision"],
         "devices": devices[0],
-        "launcher": asked["launcher"] or "megatron",
+        "framework": asked["launcher"] or "megatron",
         "fix": _fixed([word for words in asked["fix"] for word in words]),
         "exclude": [word for words in asked["exclude"] for word in words],
         "headroom_bytes": asked["reserve"],
         "platform": None if asked["platform"] is None else Platform.read(asked["platform"]),
     }
     with as_options():
-        found = choose_way(model, where, top=asked["top"], **question)
+        found = plan_llm(model, where, top=asked["top"], **question)
     try:
         for output in asked["outputs"]:
             found.plan().save(output)
         if asked["picture"] is not None:
-            from hpgo.show.way_picture import draw_way
+            from hpgo.show.llm_figure import draw_llm_plan
 
-            draw_way(found.best, where, asked["picture"])
+            draw_llm_plan(found.best, where, asked["picture"])
         if asked["front"] is not None:
-            from hpgo.planning.front import way_front
-            from hpgo.show.front_picture import draw_front
+            from hpgo.llm.pareto_front import llm_pareto_front
+            from hpgo.show.pareto_figure import draw_pareto_front
 
-            draw_front(way_front(model, where, **question), asked["front"])
+            draw_pareto_front(llm_pareto_front(model, where, **question), asked["front"])
     finally:  # what was found is shown, even if it can't be saved
         if asked["as_json"]:
-            kept = {"ways": found.ways, "simulated": found.simulated, "launcher": found.launcher}
-            kept |= {"alike": len(found.alike), "best": found.prices.index(found.best) + 1}
-            click.echo(json_text(kept | {"prices": [document(one) for one in found.prices]}))
+            kept = {"configurations": found.configurations, "simulated": found.simulated, "framework": found.framework}
+            kept |= {"alike": len(found.alike), "best": found.estimates.index(found.best) + 1}
+            click.echo(json_text(kept | {"estimates": [document(one) for one in found.estimates]}))
         else:
             click.echo("\n".join([*lines(found.best, width()), "", *listed(found, width())]))
 

@@ -1,0 +1,311 @@
+"""Which ways of training a transformer a launcher runs: the rules that the search and the exports go by.
+
+What degrees have to divide, `hpgo.llm.parallelism` says for all launchers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.records import Record
+from hpgo.base.wording import counted, in_a_row, shorten
+from hpgo.llm.arithmetic import TABLES, ArithmeticSettings, stated
+from hpgo.llm.parallelism import MOST_ZERO, ParallelismConfig, PipelineSchedule, Precision, Recompute
+from hpgo.programs.launchers import NAMES, TABLE, Launcher, row_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpgo.model.transformer import Transformer
+
+BY_HAND = "plan for deepspeed, which runs your own model; or set what `hpgo price` names in a recipe of that model"
+"""The hint for a model that the settings of a framework do not describe."""
+FEWER_TOKENS = (
+    "do without: further_tokens, num_nextn_predict_layers in a config.json, is 0 then; if positions are not learned,"
+    " `--for megatron` has them"
+)
+"""The hint for further tokens that a framework does not predict."""
+
+
+class Unsupported(NamedTuple):
+    """The reason why a framework runs no configuration of a model, and the way out."""
+
+    why: str
+    """In words that follow the framework's name."""
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkSupport(Record):
+    """What one launcher runs of ways."""
+
+    zero_stages: tuple[int, ...]
+    """What replicas may share where there is no pipeline, as `ParallelismConfig.zero` counts it."""
+    zero_stages_with_pp: tuple[int, ...]
+    """The same beside a pipeline."""
+    precisions: tuple[Precision, ...]
+    tp: bool = True
+    """Whether GPUs may share a matrix."""
+    cp: bool = True
+    """Whether they may share a sequence."""
+    ep: bool = False
+    """Whether they may share the experts of a layer."""
+    vpp: bool = True
+    """Whether a GPU may have several stages."""
+    uneven_ends: bool = False
+    """Whether the first and the last rank of a pipeline may have other numbers of layers than those between."""
+    pp_schedules: tuple[PipelineSchedule, ...] = ("1f1b",)
+    """In which orders passes of a pipeline may run."""
+    recompute: tuple[Recompute, ...] = ("none", "full")
+    """What backward passes may compute anew."""
+    recompute_num_layers: bool = False
+    """Whether that may be some layers of each stage and not others."""
+    grad_reduce_in_bf16: bool = False
+    """Whether gradients may add up in 16 bits."""
+    flatten_gradients: bool = False
+    """Whether its optimizers copy 16-bit gradients into one flat tensor."""
+    dtensor: bool = False
+    """Whether it shares matrices and replicas by PyTorch's DTensor and FSDP2."""
+    shape: Literal["any", "llama", "megatron"] = "any"
+    """Models that its settings describe: any, since the model is the user's; torchtitan's Llama; or Megatron-LM's GPT.
+
+    `hpgo.llm.arithmetic.TABLES` has the settings for the arithmetic of the latter two.
+    """
+    ties: bool = True
+    """Whether one matrix may both embed and predict; for models that the user brings, always."""
+    ties_piped: bool = True
+    """The same beside a pipeline, whose ends are on several GPUs then."""
+    widens_by_zero: bool = False
+    """Whether 16-bit weights have 32-bit sums of gradients only where replicas share something, or there is one."""
+    context_needs_flash: bool = False
+    """Whether parts of a sequence need a fused attention kernel."""
+    further_tokens: bool = False
+    """Whether it has layers that predict further tokens."""
+    cpu_offload: bool = False
+    """Whether layers' values may wait in the host's memory."""
+    overlaps_piped: bool = True
+    """Whether gradients are summed while backward passes of a pipeline run."""
+    sums_each_pass: bool = False
+    """Whether they are summed in each pass where there is no pipeline, which is priced with ZeRO stage 3 alone."""
+
+    def stated(self, model: Transformer) -> ArithmeticSettings:
+        """Return the settings for the model's arithmetic, and what has none; nothing where the model is the user's."""
+        return stated(TABLES.get(self.shape, {}), model)
+
+    def lacking(self, model: Transformer) -> Unsupported | None:
+        """Return why the framework runs no configuration of `model`; None if it runs some.
+
+        The search and the exports both ask this, so that a plan for a framework is one that can be exported for it.
+        """
+        if why := self._lacking_further(model):
+            return Unsupported(why, FEWER_TOKENS)
+        why = self._lacking_shape(model) or self._lacking_arithmetic(model)
+        return None if why is None else Unsupported(why, BY_HAND)
+
+    def _lacking_arithmetic(self, model: Transformer) -> str | None:
+        missing = self.stated(model).missing
+        return f"has no setting for {in_a_row(missing, 'or')}, which `{shorten(model.name)}` needs" if missing else None
+
+    def _lacking_shape(self, model: Transformer) -> str | None:
+        if self.shape == "any":
+            return None
+        what = None
+        if self.shape == "llama" and (model.experts or model.latent is not None):
+            what = "experts" if model.experts else "latent attention"
+        elif model.norms_per_layer != 2:
+            what = f"{model.norms_per_layer} norms a layer"
+        elif self.shape == "llama":
+            odd = not model.gated or model.centred_norms or model.positions
+            biases = model.attention_bias != "none" or model.ffn_bias
+            what = "layers other than Llama's" if odd else "biases" if biases else None
+            what = what or ("sliding windows" if model.window_layers else None)
+            what = what or ("tied embeddings" if model.tied and not self.ties else None)
+        elif model.latent is None and (model.attention_bias == "all") != model.ffn_bias:
+            what = "biases in attention or in feed-forward networks alone"
+        elif model.ffn_bias and model.attention_bias == "qkv":
+            what = "biases in feed-forward networks, but not in the output of attention"
+        return f"has no settings for {what}, which `{shorten(model.name)}` has" if what else None
+
+    def _lacking_further(self, model: Transformer) -> str | None:
+        if not model.further_tokens:
+            return None
+        if not self.further_tokens:
+            layers = counted(model.further_tokens, "layer")
+            return f"predicts no further tokens here, and `{model.name}` has {layers} for them"
+        if model.positions:
+            return f"predicts no further tokens of models that learn positions, and `{model.name}` does both"
+        return None
+
+    def broken(
+        self, config: ParallelismConfig, *, micro_batches: int, experts: bool = False, tied: bool = False
+    ) -> str | None:
+        """Why the launcher does not run `way`, in words that go on after its name; None if it does.
+
+        `experts` and `tied` are the model's: whether layers hold some, and whether one matrix embeds and predicts.
+
+        >>> MEGATRON.broken(ParallelismConfig(dp=8, zero_stage=3), micro_batches=1)
+        'shares what replicas hold as zero 0 or 1, not 3'
+        """
+        if why := self.broken_degrees(config, tied=tied):
+            return why
+        if config.zero_stage in self.zero_stages_of(config, micro_batches=micro_batches, experts=experts):
+            return None
+        if config.zero_stage in (known := self.zero_stages_of(config, micro_batches=1, experts=experts)):
+            return (
+                f"sums gradients in each of {micro_batches} passes where there is no pipeline, which is not priced with"
+                f" zero {config.zero_stage}"
+            )
+        beside = " beside a pipeline" if config.pp > 1 and self.zero_stages != self.zero_stages_with_pp else ""
+        return f"shares what replicas hold{beside} as zero {in_a_row(known, 'or')}, not {config.zero_stage}"
+
+    def broken_degrees(self, config: ParallelismConfig, *, tied: bool = False) -> str | None:
+        """As `broken`, of all but what replicas share."""
+        if config.pp > 1 and tied and not self.ties_piped:
+            return f"has no pipeline of models with tied embeddings, and pp is {config.pp}"
+        if config.tp > 1 and not self.tp:
+            return f"has no tensor parallelism here, and tp is {config.tp}"
+        if config.cp > 1 and not self.cp:
+            return f"has no context parallelism here, and cp is {config.cp}"
+        if config.cp > 1 and not config.flash_attention and self.context_needs_flash:
+            return f"shares sequences only with fused attention, and cp is {config.cp}"
+        if config.ep > 1 and not self.ep:
+            return f"has no expert parallelism here, and ep is {config.ep}"
+        if config.vpp > 1 and not self.vpp:
+            return f"has one stage on each GPU, and vpp is {config.vpp}"
+        if config.pp_schedule not in self.pp_schedules:
+            return f"runs passes as {in_a_row(self.pp_schedules, 'or')}, not as {config.pp_schedule}"
+        if config.splits_backward and config.fused_elementwise:
+            return f"compiles no layers whose backward passes are split, as {config.pp_schedule} has them, and the way does"
+        if config.splits_backward and config.recompute == "full":
+            return (
+                f"computes a layer anew for each of its weights where backward passes are split, as {config.pp_schedule} has"
+                " them, which is not priced"
+            )
+        if (config.first_rank_layers, config.last_rank_layers) != (None, None) and not self.uneven_ends:
+            return f"has as many layers on each rank, and not {config.named_pipeline()}"
+        if config.recompute not in self.recompute:
+            return f"computes anew {in_a_row(self.recompute, 'or')}, not {config.recompute}"
+        if config.recompute_num_layers is not None and not self.recompute_num_layers:
+            return f"computes anew all layers or none, not {config.recompute_num_layers} of each stage"
+        if config.grad_reduce_in_bf16 and not self.grad_reduce_in_bf16:
+            return "adds gradients up in 32 bits here, not in 16"
+        if config.cpu_offload_num_layers and not self.cpu_offload:
+            return f"keeps what passes leave on GPUs here, not that of {config.cpu_offload_num_layers} layers in the host's memory"
+        if config.precision not in self.precisions:
+            return f"computes in {in_a_row(self.precisions, 'or')} here, not in {config.precision}"
+        return None
+
+    def zero_stages_of(
+        self, config: ParallelismConfig, *, micro_batches: int, experts: bool = False
+    ) -> tuple[int, ...]:
+        """What replicas of a way may share, of that which is priced: nothing where there is but one of everything.
+
+        `experts` says whether layers hold some, of which there may be several where all else is there once.
+
+        >>> [TORCHTITAN.zero_stages_of(ParallelismConfig(dp=2), micro_batches=count) for count in (1, 4)]
+        [(2, 3), (3,)]
+        """
+        if max(config.dp_cp_size, config.expert_dp_size if experts else 1) == 1:
+            return (0,)
+        widens = self.widens_by_zero and config.precision == "bf16" and not config.grad_reduce_in_bf16
+        zeros = tuple(
+            zero for zero in (self.zero_stages_with_pp if config.pp > 1 else self.zero_stages) if zero or not widens
+        )
+        if config.pp > 1:
+            return zeros
+        return tuple(zero for zero in zeros if zero == MOST_ZERO or not self.sums_each_pass or micro_batches == 1)
+
+    def as_run(self, config: ParallelismConfig) -> ParallelismConfig:
+        """`way` with gradients summed when the launcher does, and fused operations where it compiles layers.
+
+        >>> TORCHTITAN.as_run(ParallelismConfig(pp=2)).overlap, TORCHTITAN.as_run(ParallelismConfig(dp=2)).overlap
+        (False, True)
+        """
+        overlap = config.overlap_dp_comm and (self.overlaps_piped or config.pp == 1)
+        fused = config.fused_elementwise and not config.splits_backward
+        return (
+            config
+            if (overlap, fused) == (config.overlap_dp_comm, config.fused_elementwise)
+            else replace(config, overlap_dp_comm=overlap, fused_elementwise=fused)
+        )
+
+
+MEGATRON = FrameworkSupport(
+    zero_stages=(0, 1),
+    zero_stages_with_pp=(0, 1),
+    precisions=("bf16", "fp16", "fp8", "fp4"),
+    ep=True,
+    uneven_ends=True,
+    recompute=("none", "selective", "full"),
+    recompute_num_layers=True,
+    grad_reduce_in_bf16=True,
+    further_tokens=True,
+    cpu_offload=True,
+    shape="megatron",
+    context_needs_flash=True,
+)
+"""Its FSDP, which shares more, excludes much else, and is not looked for.
+
+Its attention is that of Transformer Engine, whose `UnfusedDotProductAttention` has no context parallelism
+(`transformer_engine/pytorch/attention/dot_product_attention/utils.py`, 2.9 to 2.18).
+"""
+TORCHTITAN = FrameworkSupport(
+    zero_stages=(2, 3),
+    zero_stages_with_pp=(2,),
+    precisions=("bf16",),
+    pp_schedules=("1f1b", "interleaved_zb", "zb_v"),
+    dtensor=True,
+    overlaps_piped=False,
+    sums_each_pass=True,
+    shape="llama",
+    ties_piped=False,
+)
+"""Replicas are FSDP's: weights stay gathered from forward to backward, or are gathered in each; beside a pipeline they
+stay gathered for the step. It refuses to compile layers whose backward passes are split; DualPipeV, which it also has,
+runs the halves of its pairs one after the other, and so has nothing for its memory. Its Llamas and Qwen3s tie
+embeddings without a pipeline (`Decoder.Config.update_from_config`, 0.3.0)."""
+TORCHTITAN_02 = replace(TORCHTITAN, ties=False)
+"""Version 0.2 ties the matrices of Qwen3 alone, which it takes by name."""
+DEEPSPEED = FrameworkSupport(
+    zero_stages=(0, 1, 2, 3),
+    zero_stages_with_pp=(0, 1),
+    precisions=("bf16", "fp16"),
+    tp=False,
+    cp=False,
+    vpp=False,
+    flatten_gradients=True,
+    grad_reduce_in_bf16=True,
+    widens_by_zero=True,
+    overlaps_piped=False,
+)
+"""Its engines split what a user's own layers compute by nothing but samples and stages. They refuse 32-bit sums of
+gradients of 16-bit weights without ZeRO (`DeepSpeedEngine._do_optimizer_sanity_check`, 0.19.8)."""
+
+_SUPPORT: Mapping[tuple[str, str], FrameworkSupport] = {
+    ("megatron", "0.16"): MEGATRON,
+    ("torchtitan", "0.2"): TORCHTITAN_02,
+    ("torchtitan", "0.3"): TORCHTITAN,
+    ("deepspeed", "0.19"): DEEPSPEED,
+}
+"""By name and version, as `hpgo.programs.launchers` has them."""
+
+
+def framework_support(name: str) -> tuple[Launcher, FrameworkSupport]:
+    """Return the launcher `NAME` or `NAME@VERSION`, and the configurations of a transformer that it runs.
+
+    Raises ArgumentError as `hpgo.programs.launchers.launcher` does, and for a launcher that has no such configurations.
+
+    >>> framework_support("megatron")[1].zero_stages
+    (0, 1)
+    """
+    able = [one for one in TABLE if (one.name, one.version) in _SUPPORT]
+    is_known = isinstance(name, str) and name.partition("@")[0] in NAMES
+    row = row_of(TABLE if is_known else able, name, "launcher")
+    if row not in able:
+        known = dict.fromkeys(one.name for one in able)
+        raise ArgumentError(
+            f"no way of training a transformer is exported for {row.title}", f"known: {', '.join(known)}"
+        )
+    return row, _SUPPORT[row.name, row.version]

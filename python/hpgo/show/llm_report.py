@@ -1,0 +1,237 @@
+"""A price of a way of training for people: text of at most 80 columns."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from typing import TYPE_CHECKING
+
+from hpgo.base.tables import plain
+from hpgo.base.units import format_bytes, format_seconds
+from hpgo.base.wording import counted, in_a_row, printable
+from hpgo.llm.memory import LATER
+from hpgo.llm.plan import facts
+from hpgo.llm.platform import MEMORY_ERROR
+from hpgo.llm.validated_features import EVERYWHERE
+from hpgo.show.folding import alike, numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from hpgo.llm.estimate import LlmEstimate, StageEstimate
+    from hpgo.llm.search import LlmPlanSearch
+
+WIDTH = 80
+_UNITS = (
+    "Memory is in GB, of each GPU. MFU counts what the model asks for: nothing that is computed anew, and no scores"
+    " that are masked."
+)
+_SHARED = "; of ranks in one row it is that of the fullest"
+UNCERTIFIED = (
+    "Layers hold experts: this is no certificate. Prices of such models are further from published steps than their"
+    " goal allows, and tokens are taken to be spread evenly."
+)
+_VARYING = ("activations", *LATER)
+"""Of memory, what also depends on where in the pipeline a rank is."""
+_SMALL = 5e-4
+"""Of a step: what takes less stands in no table."""
+_SEEN_BYTES = 5e7
+"""Less is 0.0 GB."""
+
+
+def lines(price: LlmEstimate, width: int = WIDTH) -> list[str]:
+    """The whole report.
+
+    >>> import hpgo
+    >>> one = hpgo.estimate_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=8192, tp=2, zero_stage=1)
+    >>> lines(one)[0]
+    'llama-3-8b on h100:1, 8 GPUs'
+    """
+    config = price.parallelism
+    peak = price.fullest.peak_bytes
+    fits = (
+        f"{format_bytes(price.capacity_bytes - peak)} to spare"
+        if price.fits
+        else (f"{format_bytes(price.shortfall_bytes)} MORE THAN THERE IS")
+    )
+    who = f"{printable(price.model)} on {printable(price.cluster)}, {counted(price.gpus, 'GPU')}"
+    runs = f"{counted(price.micro_batches, 'micro-batch')} on each of {counted(config.dp, 'replica')}"
+    share = f"MFU {100 * price.utilization:.1f} % of {price.peak_flop_per_s / 1e12:g} TFLOP/s"
+    memory = [dict(stage.memory_bytes) for stage in price.stages]
+    columns = [name for name in memory[0] if any(held[name] for held in memory)]
+    ranks = _rows(price)
+    units = _UNITS.replace("GPU.", f"GPU{_SHARED}.", 1) if len(ranks) < len(price.stages) else _UNITS
+    return [
+        who,
+        *textwrap.wrap(config.named(), width),
+        f"{runs}, {price.seq_length} tokens a sequence, {config.precision}",
+        "",
+        f"step    {format_seconds(price.step_s)} ± {100 * price.error:.0f} %, {_worth(price)}",
+        f"tokens  {price.tokens_per_s_per_gpu:,.0f}/s/GPU; {share}",
+        f"memory  {format_bytes(peak)} ± {100 * MEMORY_ERROR:.0f} % of {format_bytes(price.capacity_bytes)}: {fits}",
+        *_close(price, width),
+        *_cached(price, width),
+        "",
+        *plain(
+            ["where the step goes", "time", "share"],
+            [
+                (name, format_seconds(spent_s), f"{100 * spent_s / price.step_s:.1f} %")
+                for name, spent_s in sorted(price.time_by_term_s, key=lambda row: -row[1])
+                if spent_s > _SMALL * price.step_s
+            ],
+            width,
+        ),
+        "",
+        *plain(
+            ["rank", "layers", *columns, "all"],
+            [
+                (
+                    where,
+                    _layers(stage),
+                    *(_size(dict(stage.memory_bytes)[name]) for name in columns),
+                    _size(stage.peak_bytes),
+                )
+                for where, stage in ranks
+            ],
+            width,
+        ),
+        "",
+        *textwrap.wrap(units, width),
+        *(["", *textwrap.wrap(f"{untold(price)}.", width)] if price.unvalidated_features else []),
+        *(["", *textwrap.wrap(UNCERTIFIED, width)] if price.has_experts else []),
+    ]
+
+
+def untold(price: LlmEstimate, names: Collection[str] | None = None) -> str:
+    """What of a way nobody has measured, or that nobody has measured `names`, in words that end a sentence."""
+    names = price.unvalidated_features if names is None else names
+    where = "" if EVERYWHERE.isdisjoint(names) else " on such a device"
+    whose = ", nor one of the platform's," if price.measured_steps else ""
+    return f"No published step{where}{whose} has measured {in_a_row(names)}: what that takes stands on terms alone"
+
+
+def listed(choice: LlmPlanSearch, width: int = WIDTH) -> list[str]:
+    """The quickest ways, one a line, which of them are as good, and how many there were."""
+    quickest, near = choice.estimates[0], choice.alike
+    rows = [
+        (
+            place,
+            format_seconds(one.step_s),
+            f"+{100 * (one.step_s / quickest.step_s - 1):.1f} %",
+            ("≈" if one in near else " ") + ("?" if one.unvalidated_features else ""),
+            f"{one.fullest.peak_bytes / 1e9:.1f} GB",
+            one.parallelism.named(),
+        )
+        for place, one in enumerate(choice.estimates, start=1)
+    ]
+    said = (
+        f"{choice.configurations:,} ways were bounded, {choice.simulated:,} simulated, of all that {choice.said}: none that fits"
+        " is quicker by these terms."
+    )
+    rests = ["", *textwrap.wrap(UNCERTIFIED, width)] if choice.best.has_experts else []
+    table = plain(["", "step", "longer", "", "memory", "way"], rows)
+    return [*table, "", *_alike(choice, width), *_untold(choice, width), *textwrap.wrap(said, width), *rests]
+
+
+def _alike(choice: LlmPlanSearch, width: int) -> list[str]:
+    """Which of the list the terms don't tell apart, and what differs."""
+    quickest, others = choice.estimates[0], choice.alike[1:]
+    error = f"{100 * quickest.error:.0f} %, the error of such steps {_whence(quickest)}"
+    if not others:
+        return [*textwrap.wrap(f"No other of these is within {error}.", width), ""]
+    ways = [one.parallelism for one in choice.alike]
+    names = [name for name, fields in _DEGREES.items() if any(len({getattr(w, f) for w in ways}) > 1 for f in fields)]
+    said = (
+        f"≈: within {error}. Which of these {len(choice.alike)} is quicker, the terms don't tell; they differ in"
+        f" {in_a_row(names)}. Take the one that you know how to run."
+    )
+    return [*textwrap.wrap(said, width), ""]
+
+
+def _untold(choice: LlmPlanSearch, width: int) -> list[str]:
+    """What of the list nobody has measured, and what follows from it."""
+    names = list(dict.fromkeys(name for one in choice.estimates for name in one.unvalidated_features))
+    if not names:
+        return []
+    best, quickest = choice.best, choice.estimates[0]
+    said = f"?: {untold(best, names)}."
+    if best is not quickest:
+        said += (
+            f" The plan is {choice.estimates.index(best) + 1}, which relies on"
+            f" {'less of that' if best.unvalidated_features else 'none of that'} and is within the error of 1. `--fix` takes what"
+            " it is told, `--exclude` leaves out."
+        )
+    return [*textwrap.wrap(said, width), ""]
+
+
+_DEGREES = {
+    "layers at the ends": ("first_rank_layers", "last_rank_layers"), "interleaving": ("vpp",),
+    "schedule": ("pp_schedule",), "zero": ("zero_stage",), "recomputation": ("recompute", "recompute_num_layers"),
+    "micro-batch": ("micro_batch_size",), **{name: (name,) for name in ("tp", "cp", "ep", "pp", "dp")},
+}  # fmt: skip
+
+
+def _whence(price: LlmEstimate) -> str:
+    """Where the error is from."""
+    known = price.measured_steps
+    return f"where {known} {'was' if known == 1 else 'were'} measured" if known else "against published ones"
+
+
+def _close(price: LlmEstimate, width: int) -> list[str]:
+    """A warning where less is left than memory is off on average, and how to leave more."""
+    error_bytes = MEMORY_ERROR * price.fullest.peak_bytes
+    if not 0 <= price.capacity_bytes - price.fullest.peak_bytes < error_bytes:
+        return []
+    size = f"{math.ceil(error_bytes / 1e9)}GB"
+    return _below(f"which is less than such figures are off; `hpgo plan --headroom {size}` keeps it free", width)
+
+
+def _below(said: str, width: int) -> list[str]:
+    """Lines under the row on memory."""
+    return textwrap.wrap(said, width, initial_indent=" " * 8, subsequent_indent=" " * 8)
+
+
+def _cached(price: LlmEstimate, width: int) -> list[str]:
+    """What a user sees beside what is needed."""
+    if price.fullest.allocator_cached_bytes < _SEEN_BYTES:
+        return []
+    return _below(
+        f"{format_bytes(price.fullest.allocator_cached_bytes)} more as `nvidia-smi` counts: free, but not given back",
+        width,
+    )
+
+
+def _worth(price: LlmEstimate) -> str:
+    """What a step stands on."""
+    if price.measured_steps:
+        return f"by terms and {counted(price.measured_steps, 'measured step')}"
+    return "by terms, not measured"
+
+
+def document(price: LlmEstimate) -> dict[str, object]:
+    """All fields for JSON, and what follows from them."""
+    held = facts(price)
+    for kept, stage in zip(held["stages"], price.stages, strict=True):
+        kept["peak_bytes"] = stage.peak_bytes
+    follows = ("micro_batches", "tokens_per_s_per_gpu", "utilization", "fits", "shortfall_bytes")
+    return held | {name: getattr(price, name) for name in follows}
+
+
+def _size(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.1f}"
+
+
+def _layers(stage: StageEstimate) -> int:
+    """How many layers a rank has."""
+    return sum(stop - start for start, stop in stage.layers)
+
+
+def _rows(price: LlmEstimate) -> list[tuple[object, StageEstimate]]:
+    """Ranks of the pipeline; of those alike, which differ in values that wait for their backward pass, the fullest."""
+    stages = price.stages
+
+    def kept(rank: int) -> tuple[float, ...]:
+        return (_layers(stages[rank]), *(size for name, size in stages[rank].memory_bytes if name not in _VARYING))
+
+    runs = alike(range(len(stages)), kept)
+    return [(numbers(run), max((stages[rank] for rank in run), key=lambda one: one.peak_bytes)) for run in runs]
