@@ -117,8 +117,8 @@ def command(
 def _with_remedy(error: HpgoError, held: LlmPlan, against: Mapping[str, object]) -> HpgoError:
     """The error of a way that nobody runs, with a hint at changes that --against accepts."""
     from hpgo.llm.comparison import changed
-    from hpgo.llm.parallelism import DegreeError
-    from hpgo.llm.suggestions import DEGREES, with_accepted
+    from hpgo.llm.parallelism import DEGREES, DegreeError
+    from hpgo.llm.suggestions import with_accepted
 
     known = held.estimate
     if not isinstance(error, DegreeError):

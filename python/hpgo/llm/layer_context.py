@@ -1,4 +1,4 @@
-"""What all terms are told: a model, a way to share it, GPUs, and what follows from them."""
+"""The inputs of every term: a model, a configuration, GPUs, and the sizes that follow from them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from hpgo.llm.amounts import maximum, minimum
 from hpgo.llm.parallelism import MOST_ZERO
 from hpgo.model.transformer import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hpgo.llm.amounts import Amount
     from hpgo.llm.constants import Constants
     from hpgo.llm.gpus import Gpus, Ring
     from hpgo.llm.parallelism import ParallelismConfig
     from hpgo.model.transformer import Kind, Transformer
 
 VALUE = 2
-"""Bytes of a value between layers, and of a weight that is computed with."""
+"""Bytes of an activation in 16 bits, and of a weight that is computed with."""
 NARROW = {"fp8": 1.0, "fp4": 0.5}
-"""Bytes of an input of a product that is computed in fewer bits: it is kept as it went in (Transformer Engine)."""
+"""Bytes of a GEMM input in a narrow format. Transformer Engine saves the input for the backward pass in that format."""
 
 
 def pairs_seen(kind: Kind, seq_length: int) -> float:
-    """Share of all pairs of a sequence's tokens that attention looks at, none of them masked.
+    """Return the share of all pairs of tokens that attention computes: no masked pair, and none outside the window.
 
     >>> from hpgo.model.transformer import Kind
     >>> [pairs_seen(Kind(window=tokens), 4096) for tokens in (0, 4096, 1024)]
@@ -36,46 +38,42 @@ def pairs_seen(kind: Kind, seq_length: int) -> float:
 
 @dataclass(frozen=True)
 class LayerContext:
-    """Where a micro-batch passes. Sizes are those of one GPU."""
+    """Inputs of all terms. Sizes are those of one GPU unless stated otherwise."""
 
     model: Transformer
     config: ParallelismConfig
     gpus: Gpus
     constants: Constants
     seq_length: int
-    """Tokens of a sequence."""
     kind: Kind = PLAIN
-    """Of the layer that it passes."""
+    """Kind of the layer that a term is evaluated for."""
 
     def of(self, kind: Kind) -> LayerContext:
-        """The same in a layer of another kind."""
-        # Asked for very often, and four times as quick as `replace`.
-        return (
-            self
-            if kind == self.kind
-            else LayerContext(self.model, self.config, self.gpus, self.constants, self.seq_length, kind)
-        )
+        """Return the context of a layer of another kind."""
+        # The search calls this thousands of times, and `dataclasses.replace` takes four times as long.
+        if kind == self.kind:
+            return self
+        return LayerContext(self.model, self.config, self.gpus, self.constants, self.seq_length, kind)
 
-    def once(self, what: Callable[[LayerContext], float], kind: Kind) -> float:
-        """`what` of a layer of a kind, computed when it is first asked for."""
-        if (what, kind) not in self._known:
-            self._known[what, kind] = what(self.of(kind))
-        return self._known[what, kind]
+    def once(self, term: Callable[[LayerContext], float], kind: Kind) -> float:
+        """Return `term` of a layer of a kind. Each context computes it once."""
+        if (term, kind) not in self._known:
+            self._known[term, kind] = term(self.of(kind))
+        return self._known[term, kind]
 
     @cached_property
     def _known(self) -> dict[tuple[Callable[[LayerContext], float], Kind], float]:
         return {}
 
     @property
-    def holds_words_twice(self) -> bool:
-        """Whether the embedding is held by two ranks, which sum its gradient: it is the head, or predicts further."""
-        return (
-            (self.model.tied or self.model.further_tokens > 0) and self.config.pp > 1 and not self.config.is_v_schedule
-        )
+    def holds_embedding_twice(self) -> bool:
+        """Whether two pipeline ranks hold the embedding: it is also the LM head, or a layer for MTP reads it."""
+        shared = self.model.tied or self.model.further_tokens > 0
+        return shared and self.config.pp > 1 and not self.config.is_v_schedule
 
     @property
     def tokens(self) -> int:
-        """Of a micro-batch, those that a GPU's matrices meet."""
+        """Tokens of a micro-batch on one GPU, before sequence parallelism divides them."""
         return self.config.micro_batch_size * self.seq_length // self.config.cp
 
     @property
@@ -95,65 +93,65 @@ class LayerContext:
 
     @property
     def mixed(self) -> int:
-        """Width of what attention gives, over all heads and GPUs."""
+        """Width of the attention result, over all heads and GPUs."""
         return self.model.heads * self.model.value_dim
 
     @property
     def narrow(self) -> int:
-        """Width of the vectors that queries, keys and values are made from, where these are latent."""
+        """Width of the compressed vectors of latent attention; 0 without it."""
         latent = self.model.latent
         return 0 if latent is None else (latent.q_rank or 0) + latent.kv_rank + latent.rope_dim
 
     @property
     def ffn(self) -> int:
-        """Inner width of the feed-forward network that all tokens of a layer go through; 0 if there is none."""
+        """Inner width of the feed-forward network that all tokens of a layer use; 0 if there is none."""
         return self.model.shared_ffn if self.kind.experts else self.model.ffn
 
     @property
     def between(self) -> int:
-        """GPUs that share what lies between matrices."""
+        """GPUs that divide norms, dropout and residual additions by tokens (sequence parallelism)."""
         return self.config.tp if self.config.sequence_parallel else 1
 
     @property
     def inner(self) -> int:
-        """Matrices into the inner width of a feed-forward network."""
+        """Number of matrices into the inner width of a feed-forward network: 2 if it is gated."""
         return 2 if self.model.gated else 1
 
     @property
     def tensor_ring(self) -> Ring:
-        """Those that share a matrix."""
+        """GPUs of one tensor-parallel group."""
         return self.gpus.ring(self.config.tp, 1)
 
     @property
     def context_ring(self) -> Ring:
-        """Those that share a sequence."""
+        """GPUs of one context-parallel group."""
         return self.gpus.ring(self.config.cp, self.config.tp)
 
     @property
     def data_ring(self) -> Ring:
-        """Those that sum a gradient: parts of a sequence, too, which lie beside each other."""
+        """GPUs that reduce the same gradient: data parallelism and context parallelism together."""
         return self.gpus.ring(self.config.dp_cp_size, self.config.tp)
 
     @property
     def expert_ring(self) -> Ring:
-        """Those that sum the gradient of the same experts."""
+        """GPUs that reduce the gradient of the same experts."""
         return self.gpus.ring(self.config.expert_dp_size, self.config.ep)
 
     @property
     def gradient_bytes(self) -> int:
-        """Of one value in what is summed: 32 bits, but for float16, which is scaled instead, or where asked for 16."""
+        """Bytes of a value that gradient reduction sends: 4, or 2 for float16 (which scales) and where 2 are asked."""
         return 2 if self.reduces_in_16_bits or self.config.zero_stage == MOST_ZERO else 4
 
     @property
     def reduces_in_16_bits(self) -> bool:
-        """Whether gradients add up in 16 bits."""
+        """Whether gradients are accumulated in 16 bits."""
         return self.config.grad_reduce_in_bf16 or self.config.precision == "fp16"
 
-    def product_s(self, rows: float, width: float, terms: float, *, wide: bool = False, count: float = 1) -> float:
-        """PassTimes of a product whose result is `rows` times `width`, each a sum of so many terms; or of `count` in one.
+    def gemm_s(self, rows: float, width: float, terms: float, *, wide: bool = False, count: float = 1) -> float:
+        """Return the seconds of `count` equal GEMMs in one kernel, each with `rows` × `width` results of `terms` terms.
 
-        Its processors compute whole tiles, a wave of as many as there are processors at a time, and the last wave may
-        leave some of them idle.
+        The GPU computes whole tiles, one on each of its processors at a time. In the last wave of tiles some processors
+        may be idle. `wide` asks for 16 bits whatever the configuration's precision is.
         """
         constants, short, long = self.constants, self.constants.gemm_tile, 2 * self.constants.gemm_tile
         rate = (self.gpus.wide_flop_per_s if wide else self.gpus.products_flop_per_s) * constants.gemm_efficiency
@@ -161,30 +159,30 @@ class LayerContext:
         tiles += constants.tail_wave_loss * (-(-tiles // self.gpus.processors) * self.gpus.processors - tiles)
         return 2 * tiles * short * long * terms / rate + constants.gemm_overhead_s
 
-    def moved_s(self, moved_bytes: float) -> float:
-        """PassTimes of reading and writing so many bytes of memory."""
+    def moved_s(self, moved_bytes: Amount) -> Amount:
+        """Return the seconds in which the GPU reads and writes so many bytes of its memory."""
         return moved_bytes / (self.gpus.memory_bytes_per_s * self.constants.hbm_efficiency)
 
-    def sum_s(self, ring: Ring, whole_bytes: float) -> float:
-        """PassTimes in which each GPU of a ring gets the sum of all `whole_bytes`: a scatter of sums, and a gather.
+    def all_reduce_s(self, ring: Ring, whole_bytes: Amount) -> Amount:
+        """Return the seconds of an all-reduce of `whole_bytes`: a reduce-scatter and an all-gather.
 
-        Between two machines it goes by trees, in which each of them sends everything but once (Sanders et al., 2009).
+        Between two machines NCCL uses trees, in which each machine sends everything only once (Sanders et al., 2009).
         """
-        around_s = 2 * self.gather_s(ring, whole_bytes)
+        around_s = 2 * self.all_gather_s(ring, whole_bytes)
         if ring.machines != 2:
             return around_s
         share = 2 * (ring.ranks - 1) / ring.ranks
         moved_s = whole_bytes / (ring.bytes_per_s * self.constants.nic_efficiency)
         inside_s = share * whole_bytes / (self.gpus.inside.collective_bytes_per_s * self.constants.nvlink_efficiency)
-        return around_s - share * moved_s + max(moved_s, min(inside_s, share * moved_s))
+        return around_s - share * moved_s + maximum(moved_s, minimum(inside_s, share * moved_s))
 
-    def gather_s(self, ring: Ring, whole_bytes: float) -> float:
-        """PassTimes in which each GPU of a ring gets all of `whole_bytes`, or the sum of its part of them.
+    def all_gather_s(self, ring: Ring, whole_bytes: Amount) -> Amount:
+        """Return the seconds of an all-gather to `whole_bytes`, or of a reduce-scatter from them.
 
-        Each passes on `(n - 1) / n` of the bytes (Patarasuk and Yuan, 2009).
+        Each GPU sends `(n - 1) / n` of the bytes (Patarasuk and Yuan, 2009).
         """
         if ring.ranks == 1:
             return 0.0
         share = self.constants.nic_efficiency if ring.across else self.constants.nvlink_efficiency
-        moved = (ring.ranks - 1) / ring.ranks * whole_bytes / (ring.bytes_per_s * share)
-        return moved + ring.latency_s + self.constants.collective_overhead_s
+        moved_s = (ring.ranks - 1) / ring.ranks * whole_bytes / (ring.bytes_per_s * share)
+        return moved_s + ring.latency_s + self.constants.collective_overhead_s

@@ -1,7 +1,9 @@
-"""What a GPU of a stage holds, by named columns.
+"""Memory columns: bytes that one GPU of a pipeline holds.
 
-A column is a function of a `LayerContext` and of a stage's `PipelineRankLayers`; `COLUMNS` lists them. A new one is a function and a row.
-Activations are those of Korthikanti et al., arXiv 2205.05198, section 4, kept apart by who divides them.
+A column is a function of a `LayerContext` and of `PipelineRankLayers`, and a row of `COLUMNS`, which gives it a key and a
+label. The same functions compute one GPU, and arrays over all ranks of thousands of layer splits.
+
+Activations follow Korthikanti et al., arXiv 2205.05198, section 4, separated by what divides them.
 """
 
 from __future__ import annotations
@@ -10,10 +12,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.llm.amounts import Amount, maximum, minimum
-from hpgo.llm.experts import expert_weights, kept_by_experts
+from hpgo.llm.experts import expert_weights, saved_by_experts
 from hpgo.llm.layer_context import NARROW, VALUE
 from hpgo.llm.layer_time import layer_weights
 from hpgo.llm.parallelism import MOST_ZERO
@@ -24,41 +26,41 @@ if TYPE_CHECKING:
     from hpgo.llm.layer_context import LayerContext
     from hpgo.model.transformer import Kind
 
-_MASTER = 12
-"""Bytes a parameter of Adam's state: two moments and a copy of the weights in 32 bits."""
-_WIDENED, _BETWEEN = 4, 8
-"""Bytes a parameter of what is made for Adam, for a while: a gradient in 32 bits where they add up in 16, and where it
-is several kernels the square root of a moment and the denominator."""
+_ADAM = 12
+"""Bytes per parameter of Adam's state: two moments and a copy of the weights in 32 bits."""
+_WIDENED, _UNFUSED = 4, 8
+"""Bytes per parameter that the optimizer step allocates: a gradient in 32 bits where gradients accumulate in 16, and
+without fused Adam the square root of a moment and the denominator."""
 _FLAT, _BUCKET = 4, 1e9
-"""Bytes a parameter where such gradients are copied together: twice in 16 bits, of a replica's share, once as they are
-summed and once for the update; or once in 32, where replicas share nothing. And of what they are summed through."""
-_KEPT_LOGITS, _FUSED_LOGITS, _SHARED_LOGITS = 14, 4, 16
-"""Bytes a logit at the loss: in 16 and 32 bits, the softmax, and its gradient in both; or, of one kernel, in 16 bits
-and its gradient in as many; or of DTensor's loss over parts of the vocabulary four in 32 bits as its backward ends: the
-softmax's logarithm, its exponential, the gradient of the words asked for, and the sum of both."""
+"""Bytes per parameter where 16-bit gradients are flattened: two copies in 16 bits of a replica's shard, one while they
+are reduced and one for the step, or one copy in 32 bits where nothing is sharded. And the bytes of the bucket."""
+_SAVED_LOGITS, _FUSED_LOGITS, _SHARDED_LOGITS = 14, 4, 16
+"""Bytes per logit at the loss. Unfused: in 16 and 32 bits, the softmax, and its gradient in both. Fused: in 16 bits and
+a gradient of as many. DTensor's loss over a sharded vocabulary: four values in 32 bits as its backward pass ends, which
+are the log-softmax, its exponential, the gradient of the target words, and the sum of both."""
 
-
-Layers = Mapping[tuple["Kind", bool], Amount]
-"""An amount for the layers of each kind, by whether their forward is computed anew."""
+LayerAmounts = Mapping[tuple["Kind", bool], Amount]
+"""An amount for the layers of each kind, and of each kind whose forward pass is recomputed (True)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineRankLayers:
-    """What one GPU of a pipeline has, or all those of many ways: then amounts are arrays, ranks on the last axis."""
+    """Layers of one GPU of a pipeline; or of the GPUs of many configurations, if amounts are arrays."""
 
-    layers: Layers
-    """How many."""
-    in_flight: Layers
-    """How many micro-batches are between the forward and the backward of these, at most, added up over them."""
+    layers: LayerAmounts
+    """Number of layers."""
+    in_flight: LayerAmounts
+    """Maximum number of micro-batches between the forward and the backward pass, summed over layers."""
     embedding: Amount
-    """Whether it has the embedding."""
+    """Whether the GPU holds the embedding, as a number."""
     head: Amount
-    waiting: Layers | None = None
-    """How many micro-batches keep what was computed anew until gradients of weights are there, added up likewise, where
-    backward passes are split; None says that they are not."""
+    """Whether the GPU holds the LM head, as a number."""
+    waiting: LayerAmounts | None = None
+    """Number of micro-batches that keep recomputed activations until gradients of weights are computed, summed over
+    layers. None means that backward passes are not split."""
 
     @classmethod
-    def of(
+    def from_layers(
         cls,
         kinds: Sequence[Kind],
         *,
@@ -68,23 +70,19 @@ class PipelineRankLayers:
         recomputed: Sequence[bool],
         waiting: int | None = None,
     ) -> PipelineRankLayers:
-        """Of layers one by one: their kinds, and for each its micro-batches in flight, and whether it is computed anew.
-
-        So many of them are `waiting` in each layer.
-        """
-        keys = list(zip(kinds, recomputed, strict=True))
+        """Return the record of a stage, given its layers one by one. `waiting` is the same for all of them."""
         flying: Counter[tuple[Kind, bool]] = Counter()
-        for key, count in zip(keys, in_flight, strict=True):
-            flying[key] += count
-        layers = Counter(keys)
+        for kind, again, count in zip(kinds, recomputed, in_flight, strict=True):
+            flying[kind, again] += count
+        layers = Counter(zip(kinds, recomputed, strict=True))
         waits = None if waiting is None else {key: count * waiting for key, count in layers.items()}
         return cls(layers, flying, embedding, head, waits)
 
     @classmethod
-    def together(cls, parts: Sequence[PipelineRankLayers]) -> PipelineRankLayers:
-        """Those of one rank in one."""
+    def from_stages(cls, stages: Sequence[PipelineRankLayers]) -> PipelineRankLayers:
+        """Return the record of a rank, given those of its stages."""
 
-        def added(held: Iterable[Layers]) -> Layers:
+        def added(held: Iterable[LayerAmounts]) -> LayerAmounts:
             found: dict[tuple[Kind, bool], Amount] = {}
             for one in held:
                 for key, amount in one.items():
@@ -92,16 +90,16 @@ class PipelineRankLayers:
             return found
 
         return cls(
-            added(part.layers for part in parts),
-            added(part.in_flight for part in parts),
-            any(part.embedding for part in parts),
-            any(part.head for part in parts),
-            None if parts[0].waiting is None else added(part.waiting or {} for part in parts),
+            added(stage.layers for stage in stages),
+            added(stage.in_flight for stage in stages),
+            any(stage.embedding for stage in stages),
+            any(stage.head for stage in stages),
+            None if stages[0].waiting is None else added(stage.waiting or {} for stage in stages),
         )
 
 
-def _largest(layers: Layers, each: Callable[[Kind], float], *, recomputed: bool | None = None) -> Amount:
-    """Of the layers that there are, or of those computed anew, what the largest has of something."""
+def _largest(layers: LayerAmounts, each: Callable[[Kind], float], *, recomputed: bool | None = None) -> Amount:
+    """Return the maximum of `each` over the layers that a GPU holds, or over those with or without recomputation."""
     found: Amount = 0.0
     for (kind, again), count in layers.items():
         if recomputed in {None, again}:
@@ -109,97 +107,101 @@ def _largest(layers: Layers, each: Callable[[Kind], float], *, recomputed: bool 
     return found
 
 
-def parameters(context: LayerContext, part: PipelineRankLayers) -> Amount:
-    """Of a stage on one GPU, before replicas share any."""
+def parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the parameters of a GPU before ZeRO shards them."""
     model = context.model
     words = model.vocab * model.hidden / context.config.tp
-    held = sum(count * context.once(layer_weights, kind) for (kind, _), count in part.layers.items())
-    held += part.embedding * (words + model.positions * model.hidden)
-    return held + part.head * (model.norm_parameters + words * ((not model.tied) + context.holds_words_twice))
+    found = sum(count * context.once(layer_weights, kind) for (kind, _), count in held.layers.items())
+    found += held.embedding * (words + model.positions * model.hidden)
+    return found + held.head * (model.norm_parameters + words * ((not model.tied) + context.holds_embedding_twice))
 
 
-def expert_parameters(context: LayerContext, part: PipelineRankLayers) -> Amount:
-    """Of these, those of experts."""
-    return sum((count * context.once(expert_weights, kind) for (kind, _), count in part.layers.items()), 0.0)
+def expert_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the part of `parameters` that experts have."""
+    return sum((count * context.once(expert_weights, kind) for (kind, _), count in held.layers.items()), 0.0)
 
 
-def shared_parameters(context: LayerContext, part: PipelineRankLayers) -> Amount:
-    """What a GPU has of them where replicas share all; experts have fewer replicas than the rest."""
-    alone = expert_parameters(context, part)
-    return (parameters(context, part) - alone) / context.config.dp_cp_size + alone / context.config.expert_dp_size
+def sharded_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return a GPU's shard of `parameters`. Experts have fewer replicas than other weights."""
+    alone = expert_parameters(context, held)
+    return (parameters(context, held) - alone) / context.config.dp_cp_size + alone / context.config.expert_dp_size
 
 
-def weights(context: LayerContext, part: PipelineRankLayers) -> Amount:
-    """In 16 bits; where replicas share them in as many as gradients add up in, with two layers, or all, gathered."""
-    held = parameters(context, part) * VALUE
-    if context.config.zero_stage < MOST_ZERO:
-        return held
-    gathered = held if context.config.dp_cp_size > 1 else 0.0
-    if context.config.gathers_weights:
-        largest = max(context.once(layer_weights, kind) for kind in {context.kind, *(kind for kind, _ in part.layers)})
-        gathered = minimum(
-            gathered, 2 * max(largest, context.model.vocab * context.model.hidden / context.config.tp) * VALUE
-        )
-    return (VALUE if context.config.grad_reduce_in_bf16 else 2 * VALUE) * shared_parameters(context, part) + gathered
+def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes of weights in 16 bits; with ZeRO stage 3 of the shard, and of gathered layers.
 
-
-def gradients(context: LayerContext, part: PipelineRankLayers) -> Amount:
-    """In the bytes that they are summed in; shared from stage 2 on, where no pipeline keeps them to add up."""
-    config = context.config
-    held = (shared_parameters if config.zero_stage >= 2 and config.pp == 1 else parameters)(context, part)
-    return held * (VALUE if context.reduces_in_16_bits else 2 * VALUE)
-
-
-def optimizer(context: LayerContext, part: PipelineRankLayers) -> Amount:
-    """Two moments and 32-bit weights, unless weights are in 32 bits anyway; shared from stage 1 on."""
-    state = _MASTER if context.config.zero_stage < MOST_ZERO or context.config.grad_reduce_in_bf16 else _MASTER - 4
-    return state * (shared_parameters if context.config.zero_stage >= 1 else parameters)(context, part)
-
-
-def optimizer_workspace(context: LayerContext, part: PipelineRankLayers) -> Amount:
-    """What Adam needs besides, made when all passes are done: what of it outgrows these passes' values."""
-    made = _made(context, part)
-    return 0.0 if made is None else maximum(0.0, made - activations(context, part) - logits(context, part))
-
-
-def allocator_cached_bytes(context: LayerContext, part: PipelineRankLayers) -> Amount:
-    """What PyTorch's allocator keeps of these values then: they were many, and what the update makes is large.
-
-    It gives back what is free before memory runs out, so that a way fits without. `nvidia-smi` counts it.
+    Without a pipeline two layers are gathered at a time. With one, weights stay gathered for the whole step.
     """
-    made = _made(context, part)
-    return 0.0 if made is None else minimum(made, activations(context, part) + logits(context, part))
+    whole, config = parameters(context, held) * VALUE, context.config
+    if config.zero_stage < MOST_ZERO:
+        return whole
+    gathered = whole if config.dp_cp_size > 1 else 0.0
+    if config.gathers_weights:
+        largest = max(context.once(layer_weights, kind) for kind in {context.kind, *(kind for kind, _ in held.layers)})
+        words = context.model.vocab * context.model.hidden / config.tp
+        gathered = minimum(gathered, 2 * max(largest, words) * VALUE)
+    return (VALUE if config.grad_reduce_in_bf16 else 2 * VALUE) * sharded_parameters(context, held) + gathered
 
 
-def _made(context: LayerContext, part: PipelineRankLayers) -> Amount | None:
-    """Bytes that the update makes; None if it makes nothing."""
-    config, each = context.config, 0 if context.config.fused_adam else _BETWEEN
+def gradients(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes of accumulated gradients. ZeRO stage 2 shards them, but not beside a pipeline."""
+    sharded = context.config.zero_stage >= 2 and context.config.pp == 1
+    count = (sharded_parameters if sharded else parameters)(context, held)
+    return count * (VALUE if context.reduces_in_16_bits else 2 * VALUE)
+
+
+def optimizer(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes of Adam's moments and 32-bit weights, unless `weights` counts these already."""
+    config = context.config
+    each = _ADAM if config.zero_stage < MOST_ZERO or config.grad_reduce_in_bf16 else _ADAM - 4
+    return each * (sharded_parameters if config.zero_stage >= 1 else parameters)(context, held)
+
+
+def optimizer_workspace(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes that the optimizer step allocates, beyond what activations and logits have released by then."""
+    made = _workspace(context, held)
+    return 0.0 if made is None else maximum(0.0, made - activations(context, held) - logits(context, held))
+
+
+def allocator_cached_bytes(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes that PyTorch's allocator caches during the optimizer step.
+
+    Activations left many small blocks, and the optimizer's tensors are large. The allocator releases cached blocks
+    before memory runs out, so that a configuration fits without them. `nvidia-smi` counts them.
+    """
+    made = _workspace(context, held)
+    return 0.0 if made is None else minimum(made, activations(context, held) + logits(context, held))
+
+
+def _workspace(context: LayerContext, held: PipelineRankLayers) -> Amount | None:
+    """Return all bytes that the optimizer step allocates; None if it allocates nothing."""
+    config, each = context.config, 0 if context.config.fused_adam else _UNFUSED
     flat = config.flatten_gradients and config.zero_stage < MOST_ZERO
     if context.reduces_in_16_bits:
         each += _WIDENED + (_FLAT if flat else 0)
     if each == 0:
         return None
-    through = minimum(_BUCKET, VALUE * parameters(context, part)) if flat and config.zero_stage else 0.0
-    return each * (shared_parameters if config.zero_stage >= 1 else parameters)(context, part) + through
+    bucket = minimum(_BUCKET, VALUE * parameters(context, held)) if flat and config.zero_stage else 0.0
+    return each * (sharded_parameters if config.zero_stage >= 1 else parameters)(context, held) + bucket
 
 
 def saved_activation_bytes(context: LayerContext, *, recomputed: bool, cast: bool = True) -> float:
-    """What one layer keeps of one micro-batch from its forward to its backward.
+    """Return the bytes that one layer saves of one micro-batch from its forward to its backward pass.
 
-    `cast` says whether inputs of products that are computed in fewer bits are kept in these.
+    `cast` tells whether inputs of FP8 and FP4 GEMMs are saved in their narrow format.
     """
     model, config, tokens = context.model, context.config, context.tokens
     if recomputed:
-        # A layer for a further token keeps the token's embedding, too, and what its last norm reads.
+        # A layer for MTP also saves the token's embedding, and the input of its last norm.
         return (3 if context.kind.further else 1) * VALUE * tokens * model.hidden / context.between
     each = NARROW.get(config.precision, VALUE) if cast else VALUE
-    # Inputs of two norms and of two products; and, in stacks that still have dropout, its masks.
+    # Inputs of two norms and of two GEMMs; and, in stacks that still have dropout, its masks.
     outside = (2 * VALUE + (0 if config.flash_attention else 2)) * tokens * model.hidden / context.between
     outside += 2 * each * tokens * model.hidden / (1 if config.dtensor else context.between)
-    if context.kind.further:  # both inputs of what joins them, before and behind their norms, and that of the last norm
+    if context.kind.further:  # both inputs of the joining GEMM, before and after their norms, and the last norm's input
         outside += (3 * VALUE + 2 * each) * tokens * model.hidden / context.between
-    outside += 2 * VALUE * tokens * context.narrow / context.between + kept_by_experts(context, each)
-    # Attention keeps its result in 16 bits, so that the product behind it keeps another in fewer.
+    outside += 2 * VALUE * tokens * context.narrow / context.between + saved_by_experts(context, each)
+    # Attention saves its result in 16 bits, so the GEMM after it saves another copy in a narrow format.
     kept = context.queries + context.keys + context.values + context.mixed + context.inner * context.ffn
     inputs = context.ffn + (context.mixed if each < VALUE else 0)
     inside = tokens * (VALUE * kept + each * inputs) / config.tp
@@ -210,78 +212,79 @@ def saved_activation_bytes(context: LayerContext, *, recomputed: bool, cast: boo
 
 
 SAVED = {recomputed: partial(saved_activation_bytes, recomputed=recomputed) for recomputed in (False, True)}
-"""By whether the layer is computed anew."""
-CAST_BACK = partial(saved_activation_bytes, recomputed=False, cast=False)
-"""What a layer keeps of the micro-batch that is computed anew, nothing of it cast."""
+"""`saved_activation_bytes` by whether the layer is recomputed, for `LayerContext.once`."""
+UNCAST = partial(saved_activation_bytes, recomputed=False, cast=False)
+"""Bytes of the layer that is being recomputed, none of which are cast."""
 
 
-def _kept_for_weights(context: LayerContext) -> float:
-    """What of that is there beside the layer's input."""
-    return saved_activation_bytes(context, recomputed=False) - saved_activation_bytes(context, recomputed=True)
+def _recomputed_bytes(context: LayerContext) -> float:
+    """Return the bytes that recomputation of a layer restores beside its input."""
+    return SAVED[False](context) - SAVED[True](context)
 
 
-def activations(context: LayerContext, part: PipelineRankLayers) -> Amount:
-    """Of all micro-batches in flight; and, where layers are computed anew, of the one that is, nothing of it cast.
+def activations(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes of all micro-batches in flight, and of the largest layer that is being recomputed.
 
-    Where backward passes are split, what is computed anew for gradients of inputs stays until those of weights are
-    there, of each micro-batch that waits for that.
+    If backward passes are split, recomputed activations stay until gradients of weights are computed, for each
+    micro-batch that waits for that.
     """
-    held = sum(count * context.once(SAVED[recomputed], kind) for (kind, recomputed), count in part.in_flight.items())
-    if part.waiting is None:
-        return held + _largest(part.layers, partial(context.once, CAST_BACK), recomputed=True)
-    return held + sum(
-        count * context.once(_kept_for_weights, kind)
-        for (kind, recomputed), count in part.waiting.items()
-        if recomputed
-    )
+    found = sum(count * context.once(SAVED[again], kind) for (kind, again), count in held.in_flight.items())
+    if held.waiting is None:
+        return found + _largest(held.layers, partial(context.once, UNCAST), recomputed=True)
+    waits = ((kind, count) for (kind, again), count in held.waiting.items() if again)
+    return found + sum(count * context.once(_recomputed_bytes, kind) for kind, count in waits)
 
 
-def logits(context: LayerContext, part: PipelineRankLayers) -> Amount:
-    """At the loss, of one micro-batch, and at those of further tokens."""
+def logits(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes at the loss of one micro-batch, and at the losses of multi-token prediction."""
     config, model = context.config, context.model
-    several = _SHARED_LOGITS if config.dtensor and config.tp > 1 else _KEPT_LOGITS
-    each = _FUSED_LOGITS if config.fused_cross_entropy else several
+    unfused = _SHARDED_LOGITS if config.dtensor and config.tp > 1 else _SAVED_LOGITS
+    each = _FUSED_LOGITS if config.fused_cross_entropy else unfused
     gathered = VALUE * context.tokens * model.hidden * (1 - 1 / context.between) if config.dtensor else 0.0
-    return part.head * (1 + model.further_tokens) * (each * context.tokens * model.vocab / config.tp + gathered)
+    return held.head * (1 + model.further_tokens) * (each * context.tokens * model.vocab / config.tp + gathered)
 
 
-def grad_reduce_buffer(context: LayerContext, part: PipelineRankLayers) -> Amount:
-    """Where FSDP2 lays out a layer's gradient once more, in the bytes that it is summed in."""
+def grad_reduce_buffer(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes of the buffer into which FSDP2 copies the largest layer's gradient to reduce it."""
     config = context.config
     if not (config.dtensor and config.zero_stage >= 2 and config.dp_cp_size > 1):
         return 0.0
-    return _largest(part.layers, partial(context.once, layer_weights)) * (
+    return _largest(held.layers, partial(context.once, layer_weights)) * (
         VALUE if config.grad_reduce_in_bf16 else 2 * VALUE
     )
 
 
-def framework_overhead(context: LayerContext, part: PipelineRankLayers) -> float:
-    """Context, libraries and fragments, which nobody models."""
-    del part
+def framework_overhead(context: LayerContext, _: PipelineRankLayers) -> Amount:
+    """Return the bytes of the CUDA context, library workspaces and fragmentation, which no term models."""
     return context.constants.framework_overhead_bytes
 
 
-COLUMNS: dict[str, Callable[[LayerContext, PipelineRankLayers], Amount]] = {
-    "weights": weights,
-    "gradients": gradients,
-    "optimizer": optimizer,
-    "activations": activations,
-    "logits": logits,
-    "optimizer_workspace": optimizer_workspace,
-    "grad_reduce_buffer": grad_reduce_buffer,
-    "framework_overhead": framework_overhead,
+class Column(NamedTuple):
+    """A row of the table of columns."""
+
+    label: str
+    """Name in reports."""
+    size: Callable[[LayerContext, PipelineRankLayers], Amount]
+
+
+COLUMNS: dict[str, Column] = {
+    "weights": Column("weights", weights),
+    "gradients": Column("gradients", gradients),
+    "optimizer": Column("optimizer", optimizer),
+    "activations": Column("activations", activations),
+    "logits": Column("logits", logits),
+    "optimizer_workspace": Column("optimizer workspace", optimizer_workspace),
+    "grad_reduce_buffer": Column("gradient bucket", grad_reduce_buffer),
+    "framework_overhead": Column("framework overhead", framework_overhead),
 }
 STATE = ("weights", "gradients", "optimizer")
+"""Columns that depend on parameters and ZeRO alone."""
 LATER = ("optimizer_workspace", "grad_reduce_buffer")
-"""Columns of parameters, and those that need room when passes are done or end; the others depend on what a way has in
-common with all others of its shape."""
+"""Columns of memory that is allocated as passes end. They are never negative, so that bounds leave them out."""
+MOVING = tuple(key for key in COLUMNS if key not in (*STATE, *LATER))
+"""Columns that all configurations with one shape (`ParallelismConfig.shape`) have in common."""
 
 
-def ranks_bytes(names: Iterable[str], context: LayerContext, part: PipelineRankLayers) -> Amount:
-    """Bytes of some columns together."""
-    return sum(COLUMNS[name](context, part) for name in names)
-
-
-def stage_memory(context: LayerContext, part: PipelineRankLayers) -> dict[str, Amount]:
-    """Bytes of one GPU, by column."""
-    return {name: column(context, part) for name, column in COLUMNS.items()}
+def stage_memory(context: LayerContext, held: PipelineRankLayers, keys: Iterable[str] = COLUMNS) -> dict[str, Amount]:
+    """Return the bytes of one GPU by column key."""
+    return {key: COLUMNS[key].size(context, held) for key in keys}

@@ -1,4 +1,4 @@
-"""A way to share a transformer among GPUs: how many of them split what, and what is computed or kept twice."""
+"""The parallelism configuration of a transformer: degrees, and what is recomputed, sharded and fused."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
 
 Recompute = Literal["none", "selective", "full"]
-"""What backward passes compute anew."""
+"""What backward passes recompute: nothing, attention scores, or whole layers."""
 Precision = Literal["bf16", "fp16", "fp8", "fp4"]
-"""Of products."""
+"""Number format of matrix multiplications."""
 PipelineSchedule = Literal["1f1b", "interleaved_zb", "zb_v"]
-"""In which order passes run."""
+"""Order of a pipeline's passes."""
 MOST_ZERO = 3
+"""The highest ZeRO stage."""
+DEGREES = ("tp", "cp", "ep", "pp", "vpp", "micro_batch_size")
+"""Fields that users choose and that must divide something. The degree of data parallelism follows from them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelismConfig:
-    """Degrees of parallelism and what goes with them. Ranks count tensor first, then context, data, pipeline.
+    """How GPUs share a transformer, and what is recomputed, sharded and fused. Ranks count tp first, then cp, dp, pp.
 
-    Those that share experts (`expert`) are among the GPUs of a stage, and change no other degree.
+    Expert parallelism reuses the GPUs of a stage and changes no other degree.
 
-    Raises ArgumentError for degrees below one, and for combinations that nobody runs.
+    Raises ArgumentError for degrees below 1, and for combinations that no framework runs.
 
     >>> config = ParallelismConfig(tp=4, pp=8, vpp=5, dp=2, sequence_parallel=True)
     >>> config.world_size, config.model_parallel_size, config.num_stages
@@ -41,58 +44,62 @@ class ParallelismConfig:
     """
 
     tp: int = 1
-    """GPUs that share each matrix."""
+    """Degree of tensor parallelism: GPUs that divide each matrix."""
     sequence_parallel: bool = False
-    """Whether these also share what lies between matrices, by tokens (Korthikanti et al., arXiv 2205.05198)."""
+    """Whether tensor-parallel GPUs also divide norms, dropout and residual additions by tokens (Korthikanti et al.,
+    arXiv 2205.05198)."""
     cp: int = 1
-    """GPUs that share each sequence."""
+    """Degree of context parallelism: GPUs that divide each sequence."""
     ep: int = 1
-    """GPUs that share the experts of each layer, each whole ones: those beside each other in a stage, whatever else
-    they share. Between them every token goes to its experts and back."""
+    """Degree of expert parallelism: GPUs that divide the experts of each layer. They are neighbors in a stage, whatever
+    else they divide. An all-to-all brings every token to its experts and back."""
     pp: int = 1
+    """Degree of pipeline parallelism."""
     first_rank_layers: int | None = None
-    """Layers of the pipeline's first rank, on all of its stages; None is as many as those between have."""
+    """Layers of the first pipeline rank, over all its stages; None means as many as each rank in the middle has."""
     last_rank_layers: int | None = None
-    """Likewise of its last rank."""
+    """Layers of the last pipeline rank, like `first_rank_layers`."""
     dp: int = 1
+    """Degree of data parallelism."""
     vpp: int = 1
-    """Stages on each GPU: interleaving."""
+    """Number of virtual stages per pipeline rank (interleaving)."""
     pp_schedule: PipelineSchedule = "1f1b"
-    """In which order a pipeline's passes run: 1F1B, interleaved where a GPU has several stages; or one that splits
-    backward passes, so that gradients of weights, which nobody waits for, fill the bubble (Qi et al., arXiv
-    2401.10241): interleaved, or with two stages on each GPU in a V, the second ones from the last GPU to the first."""
+    """Pipeline schedule: 1F1B, interleaved if `vpp` is above 1; or a schedule that splits backward passes, so that
+    gradients of weights, for which no rank waits, fill the bubble (Qi et al., arXiv 2401.10241). `zb_v` has two virtual
+    stages per rank in a V: the second ones run from the last rank to the first."""
     micro_batch_size: int = 1
-    """Sequences of one micro-batch on one replica."""
+    """Sequences of one micro-batch on one data-parallel replica."""
     recompute: Recompute = "none"
-    """What backward passes compute anew: nothing, attention's scores, or layers."""
+    """What backward passes recompute: nothing, attention scores, or layers."""
     recompute_num_layers: int | None = None
-    """How many layers of each stage, where it is layers; None is all."""
+    """Number of layers of each stage that are recomputed if `recompute` is full; None means all."""
     zero_stage: int = 0
-    """What data-parallel replicas share: optimizer state from 1 on, gradients from 2 on, weights at 3."""
+    """ZeRO stage: replicas shard the optimizer state from 1 on, gradients from 2 on, weights at 3."""
     precision: Precision = "bf16"
+    """Number format of matrix multiplications."""
     flash_attention: bool = True
-    """Whether attention is one kernel, which keeps no scores (Dao et al., arXiv 2205.14135)."""
+    """Whether attention is one kernel, which saves no scores (Dao et al., arXiv 2205.14135)."""
     fused_elementwise: bool = True
-    """Whether operations on single values are fused: by a compiler, or by kernels made for it."""
+    """Whether elementwise operations are fused, by a compiler or by special kernels."""
     fused_cross_entropy: bool = True
-    """Whether the loss is one kernel, which keeps logits and their gradient in 16 bits."""
+    """Whether the loss is one kernel, which saves logits and their gradient in 16 bits."""
     fused_adam: bool = True
-    """Whether Adam is one kernel, which makes no tensors in between."""
+    """Whether Adam is one kernel, which allocates no temporary tensors."""
     flatten_gradients: bool = False
-    """Whether 16-bit gradients are copied into one flat tensor for the update, as DeepSpeed's optimizers have it."""
+    """Whether the optimizer step copies 16-bit gradients into one flat tensor, as DeepSpeed's optimizers do."""
     dtensor: bool = False
-    """Whether PyTorch's DTensor shares matrices and its FSDP2 what replicas hold, as torchtitan has it: inputs of
-    products stay gathered, and are not gathered anew, and a layer's gradient is laid out once more for its sum."""
+    """Whether DTensor shards matrices and FSDP2 shards replicas, as in torchtitan. GEMM inputs then stay gathered, and
+    FSDP2 copies a layer's gradient into a buffer to reduce it."""
     overlap_dp_comm: bool = True
-    """Whether gradients are summed while backward passes run, and weights gathered while others compute."""
+    """Whether gradients are reduced during backward passes, and weights gathered during passes of other layers."""
     grad_reduce_in_bf16: bool = False
-    """Whether gradients are added up, and summed over replicas, in 16 bits."""
+    """Whether gradients are accumulated and reduced in bf16 instead of fp32 (Megatron-LM's `--grad-reduce-in-bf16`)."""
     cpu_offload_num_layers: int = 0
-    """How many layers' values wait in the host's memory from the forward pass to the backward pass."""
+    """Number of layers whose activations wait in CPU memory from the forward to the backward pass."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for field in ("tp", "cp", "ep", "pp", "dp", "vpp", "micro_batch_size"):
+        for field in (*DEGREES, "dp"):
             if getattr(self, field) < 1:
                 whole(field, getattr(self, field))
         if self.recompute_num_layers is not None:
@@ -126,13 +133,19 @@ class ParallelismConfig:
             )
 
     def _check_split(self) -> None:
-        if self.vpp != 2 and (self.pp_schedule == "zb_v" or self.vpp == 1):
-            several = "two stages" if self.pp_schedule == "zb_v" else "several stages"
-            raise DegreeError(f"{self.pp_schedule} has {several} on each GPU, not {self.vpp}", "use `vpp=2`", ("vpp",))
-        if self.pp_schedule == "zb_v" and (self.first_rank_layers, self.last_rank_layers) != (None, None):
+        schedule = self.pp_schedule
+        if self.vpp != 2 and (schedule == "zb_v" or self.vpp == 1):
+            several = "two stages" if schedule == "zb_v" else "several stages"
+            raise DegreeError(f"{schedule} has {several} on each GPU, not {self.vpp}", "use `vpp=2`", ("vpp",))
+        if schedule == "zb_v" and self.ends != (None, None):
             raise ArgumentError(
                 "the first GPU of a V has the last stage, too", "leave first_rank_layers and last_rank_layers out"
             )
+
+    @property
+    def ends(self) -> tuple[int | None, int | None]:
+        """Layers of the first and of the last pipeline rank, None where they have as many as ranks in the middle."""
+        return self.first_rank_layers, self.last_rank_layers
 
     @property
     def splits_backward(self) -> bool:
@@ -141,14 +154,16 @@ class ParallelismConfig:
 
     @property
     def is_v_schedule(self) -> bool:
-        """Whether the pipeline's first rank has its last stage, too, and so the embedding and the head."""
+        """Whether the first pipeline rank also has the last stage, and so both the embedding and the LM head."""
         return self.pp_schedule == "zb_v"
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """Which of the pipeline's stages a rank has, in their order. Raises ArgumentError if there is no such rank.
+        """Return the stages of a pipeline rank, in their order. Raises ArgumentError if there is no such rank.
 
-        >>> ParallelismConfig(pp=4, vpp=2).stages_of(1), ParallelismConfig(pp=4, vpp=2, pp_schedule="zb_v").stages_of(1)
-        ((1, 5), (1, 6))
+        >>> ParallelismConfig(pp=4, vpp=2).stages_of(1)
+        (1, 5)
+        >>> ParallelismConfig(pp=4, vpp=2, pp_schedule="zb_v").stages_of(1)
+        (1, 6)
         """
         rank = whole("the rank", rank, least=0, most=self.pp - 1)
         if self.is_v_schedule:
@@ -157,61 +172,61 @@ class ParallelismConfig:
 
     @property
     def model_parallel_size(self) -> int:
-        """GPUs that share each layer, but for its experts."""
+        """Number of GPUs that divide each layer: tp × cp."""
         return self.tp * self.cp
 
     @property
     def world_size(self) -> int:
-        """All of them."""
+        """Number of GPUs: tp × cp × pp × dp. Expert parallelism reuses these GPUs and adds none."""
         return self.model_parallel_size * self.pp * self.dp
 
     @property
     def num_stages(self) -> int:
-        """Of the pipeline, those of interleaving included."""
+        """Number of stages of the pipeline, virtual stages included."""
         return self.pp * self.vpp
 
     @property
     def dp_cp_size(self) -> int:
-        """GPUs that hold the same part of the weights, and sum its gradient: replicas, and parts of a sequence."""
+        """Number of GPUs that hold the same part of the weights and reduce its gradient: dp × cp."""
         return self.dp * self.cp
 
     @property
     def expert_dp_size(self) -> int:
-        """GPUs that hold the same experts, and sum their gradients."""
+        """Number of GPUs that hold the same experts and reduce their gradients."""
         return self.tp * self.dp_cp_size // self.ep
 
     @property
     def gathers_weights(self) -> bool:
-        """Whether each pass gathers the weights of its layers; under a pipeline they stay whole for the step."""
+        """Whether each pass gathers the weights of its layers. Beside a pipeline they stay gathered for the step."""
         return self.zero_stage == MOST_ZERO and self.pp == 1 and self.dp_cp_size > 1
 
     @property
     def shape(self) -> ParallelismConfig:
-        """All that times of a layer, of the head and of the embedding depend on; what they do not is left out.
+        """The fields on which times of a layer, of the LM head and of the embedding depend; others have defaults.
 
         >>> ParallelismConfig(tp=2, pp=8, vpp=5, dp=4, zero_stage=1).shape == ParallelismConfig(tp=2)
         True
         """
-        gathered = (
-            self.zero_stage == MOST_ZERO
-        )  # weights are, if there is no pipeline, from so many, and passes hide it
-        left: dict[str, Any] = {
-            "pp": min(self.pp, 2) if gathered else 1,
+        # With ZeRO stage 3 the time of a layer depends on whether there is a pipeline, on the number of replicas, and on
+        # recomputation, behind which transfers hide.
+        sharded = self.zero_stage == MOST_ZERO
+        kept: dict[str, Any] = {
+            "pp": min(self.pp, 2) if sharded else 1,
             "vpp": 1,
             "pp_schedule": "1f1b",
             "first_rank_layers": None,
             "last_rank_layers": None,
-            "dp": self.dp if gathered else 1,
-            "recompute": self.recompute if gathered or self.recompute == "selective" else "none",
+            "dp": self.dp if sharded else 1,
+            "recompute": self.recompute if sharded or self.recompute == "selective" else "none",
             "recompute_num_layers": None,
-            "zero_stage": MOST_ZERO if gathered else 0,
+            "zero_stage": MOST_ZERO if sharded else 0,
             "cpu_offload_num_layers": 0,
         }
-        # Searches ask for thousands, most of which are shapes.
-        return self if all(getattr(self, name) == value for name, value in left.items()) else replace(self, **left)
+        # Most configurations of a search are shapes already. Return them unchanged to avoid thousands of copies.
+        return self if all(getattr(self, name) == value for name, value in kept.items()) else replace(self, **kept)
 
     def micro_batches(self, global_batch_size: int) -> int:
-        """Of a step on each replica.
+        """Return the number of micro-batches of a step on each replica.
 
         >>> ParallelismConfig(dp=4, micro_batch_size=2).micro_batches(64)
         8
@@ -219,45 +234,45 @@ class ParallelismConfig:
         return whole("global_batch_size", global_batch_size) // (self.dp * self.micro_batch_size)
 
     def named(self) -> str:
-        """In the letters that launchers use.
+        """Return a description in the letters that frameworks use.
 
         >>> ParallelismConfig(tp=4, sequence_parallel=True, pp=8, vpp=5, dp=2, zero_stage=1).named()
         'tp 4 with sp, pp 8 x 5, dp 2, zero 1, micro-batch 1'
         """
-        said = [f"tp {self.tp}{' with sp' if self.sequence_parallel else ''}"] if self.tp > 1 else []
-        said += [f"cp {self.cp}"] if self.cp > 1 else []
-        said += [f"ep {self.ep}"] if self.ep > 1 else []
-        said += [self.named_pipeline()] if self.pp > 1 else []
-        said += [f"dp {self.dp}"] if self.dp > 1 else []
-        said += [f"zero {self.zero_stage}"] if self.zero_stage else []
+        parts = [f"tp {self.tp}{' with sp' if self.sequence_parallel else ''}"] if self.tp > 1 else []
+        parts += [f"cp {self.cp}"] if self.cp > 1 else []
+        parts += [f"ep {self.ep}"] if self.ep > 1 else []
+        parts += [self.named_pipeline()] if self.pp > 1 else []
+        parts += [f"dp {self.dp}"] if self.dp > 1 else []
+        parts += [f"zero {self.zero_stage}"] if self.zero_stage else []
         if self.recompute != "none":
             layers = "" if self.recompute_num_layers is None else f" of {counted(self.recompute_num_layers, 'layer')}"
-            said.append(f"recompute {self.recompute}{layers}")
-        said += [f"offload {counted(self.cpu_offload_num_layers, 'layer')}"] if self.cpu_offload_num_layers else []
-        return ", ".join([*said, f"micro-batch {self.micro_batch_size}"])
+            parts.append(f"recompute {self.recompute}{layers}")
+        parts += [f"offload {counted(self.cpu_offload_num_layers, 'layer')}"] if self.cpu_offload_num_layers else []
+        return ", ".join([*parts, f"micro-batch {self.micro_batch_size}"])
 
     def named_pipeline(self) -> str:
-        """The same of the pipeline alone.
+        """Return the part of `named` that describes the pipeline.
 
         >>> ParallelismConfig(pp=8, vpp=2, last_rank_layers=6).named_pipeline()
         'pp 8 x 2 (6 layers last)'
         >>> ParallelismConfig(pp=8, vpp=2, pp_schedule="zb_v").named_pipeline()
         'pp 8 x 2 zb_v'
         """
-        ends = (("first", self.first_rank_layers), ("last", self.last_rank_layers))
+        ends = zip(("first", "last"), self.ends, strict=True)
         uneven = ", ".join(f"{counted(layers, 'layer')} {where}" for where, layers in ends if layers is not None)
         stages = f" x {self.vpp}" if self.vpp > 1 else ""
-        passes = f" {self.pp_schedule}" if self.splits_backward else ""
-        return f"pp {self.pp}{stages}{passes}{f' ({uneven})' if uneven else ''}"
+        schedule = f" {self.pp_schedule}" if self.splits_backward else ""
+        return f"pp {self.pp}{stages}{schedule}{f' ({uneven})' if uneven else ''}"
 
 
 def stage_layers(layers: int, stages: int, *, laid_out: bool = False) -> tuple[int, ...] | None:
-    """How many layers each stage has; None if they can't be shared evenly.
+    """Return the number of layers of each stage of an even split; None if there is none.
 
-    All have as many; or, where the embedding and the head count as a layer each, the first and the last have one less,
-    which is what Megatron-LM's `--account-for-embedding-in-pipeline-split` and its twin for the loss do. Where they may
-    be `laid_out` one by one (`--pipeline-model-parallel-layout`), the last ones may also have what is left of equal
-    stages, and one of them the head alone, as recipes for DeepSeek-V3 have it.
+    All stages have equally many layers. Or the embedding and the LM head count as a layer each, and the first and the
+    last stage have one layer less, as with Megatron-LM's `--account-for-embedding-in-pipeline-split` and its twin for
+    the loss. If stages are `laid_out` one by one (`--pipeline-model-parallel-layout`), the last ones may also have what
+    is left of equal stages, and one of them only the LM head, as in recipes for DeepSeek-V3.
 
     >>> stage_layers(80, 8), stage_layers(126, 4), stage_layers(80, 7)
     ((10, 10, 10, 10, 10, 10, 10, 10), (31, 32, 32, 31), None)
@@ -269,55 +284,53 @@ def stage_layers(layers: int, stages: int, *, laid_out: bool = False) -> tuple[i
     each, rest = divmod(layers + 2, stages)
     if rest == 0 and stages > 1:
         return (each - 1, *(each,) * (stages - 2), each - 1)
-    if not laid_out:
-        return None
     each = -(-layers // stages)
     counts = tuple(max(0, min(each, layers - each * at)) for at in range(stages))
-    return counts if counts.count(0) <= 1 else None
+    return counts if laid_out and counts.count(0) <= 1 else None
 
 
-def cut(
-    layers: int, pipeline: int, chunks: int, ends: tuple[int | None, int | None], *, laid_out: bool = False
+def split_layers(
+    layers: int, pp: int, vpp: int, ends: tuple[int | None, int | None], *, laid_out: bool = False
 ) -> tuple[int, ...] | None:
-    """How many layers each stage has, round by round through the ranks; None if they can't be shared so.
+    """Return the number of layers of each stage, round by round through the ranks; None if there is no such split.
 
-    `ends` are layers of the first and of the last rank, which may differ from those between; a rank's stages have
-    equally many: Megatron-LM's `--decoder-first-pipeline-num-layers` and its twin for the last. Without any it is
-    `stage_layers`.
+    `ends` are the layers of the first and of the last rank, which may differ from the ranks in the middle. The stages of
+    one rank have equally many (Megatron-LM's `--decoder-first-pipeline-num-layers` and its twin for the last). Without
+    `ends` the split is that of `stage_layers`.
 
-    >>> cut(21, 4, 1, (4, 5)), cut(20, 4, 2, (4, 4)), cut(20, 4, 2, (5, None))
+    >>> split_layers(21, 4, 1, (4, 5)), split_layers(20, 4, 2, (4, 4)), split_layers(20, 4, 2, (5, None))
     ((4, 6, 6, 5), (2, 3, 3, 2, 2, 3, 3, 2), None)
     """
     if ends == (None, None):
-        return stage_layers(layers, pipeline * chunks, laid_out=laid_out)
+        return stage_layers(layers, pp * vpp, laid_out=laid_out)
     given = [count for count in ends if count is not None]
-    between = pipeline - len(given)
+    between = pp - len(given)
     each, rest = divmod(layers - sum(given), between) if between else (1, layers - sum(given))
     first, last = (each if count is None else count for count in ends)
-    ranks = (first, *(each,) * (pipeline - 2), last)
-    if rest or any(count < 1 or count % chunks for count in ranks):
+    ranks = (first, *(each,) * (pp - 2), last)
+    if rest or any(count < 1 or count % vpp for count in ranks):
         return None
-    return tuple(count // chunks for count in ranks) * chunks
+    return tuple(count // vpp for count in ranks) * vpp
 
 
-def ends_of(layers: int, pipeline: int, chunks: int) -> Iterator[tuple[int | None, int | None]]:
-    """Yield layers of the first and the last rank for `cut`: fewer than on each between, or unequal if none is between.
+def ends_of(layers: int, pp: int, vpp: int) -> Iterator[tuple[int | None, int | None]]:
+    """Yield uneven `ends` for `split_layers`: fewer layers than each rank in the middle, or unequal ends of two ranks.
 
     >>> [*ends_of(7, 2, 1)][:3], [*ends_of(6, 4, 1)]
     ([(1, None), (2, None), (3, None)], [(1, 1)])
     """
-    if pipeline == 2:
-        yield from ((first, None) for first in range(chunks, layers, chunks))
-    elif pipeline > 2:
-        for each in range(chunks, layers // (pipeline - 2) + 1, chunks):
-            ends = layers - each * (pipeline - 2)
-            for first in range(max(chunks, ends - each), min(each, ends - chunks) + 1):
+    if pp == 2:
+        yield from ((first, None) for first in range(vpp, layers, vpp))
+    elif pp > 2:
+        for each in range(vpp, layers // (pp - 2) + 1, vpp):
+            ends = layers - each * (pp - 2)
+            for first in range(max(vpp, ends - each), min(each, ends - vpp) + 1):
                 if (first, ends - first) != (each, each):
                     yield None if first == each else first, None if ends - first == each else ends - first
 
 
 class DegreeError(ArgumentError):
-    """A degree that doesn't divide what it parts."""
+    """A degree that does not divide what it splits."""
 
     def __init__(self, message: str, hint: str = "", degrees: tuple[str, ...] = ()) -> None:
         super().__init__(message, hint)
@@ -329,7 +342,7 @@ class DegreeError(ArgumentError):
 
 
 def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: int) -> None:
-    """Raises ArgumentError unless `way` parts `model`: names the degree that doesn't divide, and the nearest that do.
+    """Raise ArgumentError unless `config` splits `model`, with the degree that does not divide and the nearest ones.
 
     >>> from hpgo.model.transformer_presets import TRANSFORMERS
     >>> check_degrees(TRANSFORMERS["llama-3-8b"], ParallelismConfig(tp=3), seq_length=8192)
@@ -344,11 +357,11 @@ def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: 
         (model.shared_ffn, "inner width of shared experts"),
     ):
         if count % config.tp:
-            common = gcd(model.heads, model.kv_heads, model.ffn, model.shared_ffn)
-            fitting = divisors(common)
+            fitting = divisors(gcd(model.heads, model.kv_heads, model.ffn, model.shared_ffn))
             said = f"the {count} {what}" if "heads" in what else f"the {what} {count}"
-            message = f"tp {config.tp} does not divide {said} {model_said}"
-            raise DegreeError(message, nearest(config.tp, fitting), ("tp",))
+            raise DegreeError(
+                f"tp {config.tp} does not divide {said} {model_said}", nearest(config.tp, fitting), ("tp",)
+            )
     if config.ep > 1 and not model.experts:
         raise DegreeError(f"ep {config.ep} shares experts, of which `{model.name}` has none", "take ep 1", ("ep",))
     if model.experts and model.experts % config.ep:
@@ -370,12 +383,12 @@ def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: 
             nearest(config.cp, fitting) if fitting else "choose a length that is a power of two",
             ("cp", "tp") if config.tp > 1 else ("cp",),
         )
-    laid_out, ends = bool(model.experts), (config.first_rank_layers, config.last_rank_layers)
-    counts = cut(model.layers, config.pp, config.vpp, ends, laid_out=laid_out)
+    laid_out, ends = bool(model.experts), config.ends
+    counts = split_layers(model.layers, config.pp, config.vpp, ends, laid_out=laid_out)
     if counts is not None and config.recompute_num_layers is not None and config.recompute_num_layers > max(counts):
         raise ArgumentError(
-            f"{counted(config.recompute_num_layers, 'layer')} of each stage are to be computed anew, and none has more than"
-            f" {max(counts)}",
+            f"{counted(config.recompute_num_layers, 'layer')} of each stage are to be computed anew, and none has more"
+            f" than {max(counts)}",
             "leave recompute_num_layers out: that is all of them",
         )
     if counts is None:
@@ -395,22 +408,20 @@ def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: 
 
 
 @lru_cache(maxsize=256)
-def _pipelines(layers: int, chunks: int, *, laid_out: bool) -> list[int]:
-    """Degrees of pipeline parallelism that part so many layers."""
+def _pipelines(layers: int, vpp: int, *, laid_out: bool) -> list[int]:
+    """Return the degrees of pipeline parallelism that split so many layers."""
     degrees = range(1, layers + 3)
-    return [d for d in degrees if stage_layers(layers, d * chunks, laid_out=laid_out) is not None]
+    return [d for d in degrees if stage_layers(layers, d * vpp, laid_out=laid_out) is not None]
 
 
 @lru_cache(maxsize=256)
-def _contexts(seq_length: int, tensor: int) -> list[int]:
-    """Degrees of context parallelism that part a sequence."""
-    return [
-        d for d in range(1, min(seq_length, 1024) + 1) if seq_length % (2 * d) == 0 and seq_length // d % tensor == 0
-    ]
+def _contexts(seq_length: int, tp: int) -> list[int]:
+    """Return the degrees of context parallelism that split a sequence."""
+    return [d for d in range(1, min(seq_length, 1024) + 1) if seq_length % (2 * d) == 0 and seq_length // d % tp == 0]
 
 
 def check_batch(config: ParallelismConfig, global_batch_size: int) -> None:
-    """Raises ArgumentError unless `way` parts a step's sequences into micro-batches that its schedule takes.
+    """Raise ArgumentError unless `config` splits a global batch into micro-batches that its schedule accepts.
 
     >>> check_batch(ParallelismConfig(dp=4, micro_batch_size=3), 64)
     Traceback (most recent call last):
@@ -438,7 +449,7 @@ def check_batch(config: ParallelismConfig, global_batch_size: int) -> None:
 
 
 def data_degree(config: ParallelismConfig, gpus: int) -> int:
-    """How many replicas `gpus` make of the others' product; raises ArgumentError with the nearest number of GPUs.
+    """Return the degree of data parallelism on so many GPUs. Raise ArgumentError with the nearest number of GPUs.
 
     >>> data_degree(ParallelismConfig(tp=4, pp=8), 64)
     2
@@ -465,7 +476,7 @@ def data_degree(config: ParallelismConfig, gpus: int) -> int:
 
 
 def nearest(wanted: int, fitting: Iterable[int]) -> str:
-    """A hint: the nearest of `fitting` below and above.
+    """Return a hint with the nearest of `fitting` below and above.
 
     >>> nearest(3, [1, 2, 4, 8]), nearest(9, [1, 2])
     ('the nearest that do are 2 and 4', 'the nearest that does is 2')
@@ -474,8 +485,4 @@ def nearest(wanted: int, fitting: Iterable[int]) -> str:
     around = [*[d for d in known if d < wanted][-1:], *[d for d in known if d > wanted][:1]]
     if not around:
         return f"there is none but {shown(wanted)}"
-    return (
-        f"the nearest that do are {around[0]} and {around[1]}"
-        if len(around) > 1
-        else (f"the nearest that does is {around[0]}")
-    )
+    return f"the nearest that {'do are' if len(around) > 1 else 'does is'} {' and '.join(map(str, around))}"

@@ -1,4 +1,4 @@
-"""Time against memory: for each memory that a GPU may fill, the quickest way of training that needs no more."""
+"""Step time against memory: for each memory limit of a GPU, the fastest configuration that needs no more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpgo.programs.names import LlmFramework
 
 _LESS = 0.01
-"""Ways whose memory differs by a smaller share are one point."""
+"""Relative difference of memory below which two configurations are one point. Not tuned."""
 MOST_POINTS = 100
 
 
@@ -39,38 +39,39 @@ def llm_pareto_front(
     platform: Platform | None = None,
     points: int = 12,
 ) -> tuple[LlmEstimate, ...]:
-    """Ways of which none is quicker with less memory, the quickest first: no way that `plan_llm` looks at is.
+    """Return the Pareto front of step time and memory: no configuration of the search is faster with less memory.
 
     Args:
         transformer: a shape, its name, or a file with one.
         cluster: equal machines of devices whose rates are known; a device is a GPU.
         global_batch_size: sequences of a step.
-        seq: tokens of a sequence.
-        precision: `bf16`, `fp16`, `fp8` or `fp4` of products.
+        seq_length: tokens of a sequence.
+        precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.
         devices: GPUs to use, the first of the cluster; None is all.
         framework: `megatron`, `torchtitan` or `deepspeed`, as for `plan_llm`.
         fix: degrees that are given.
         exclude: what to do without.
-        headroom_bytes: memory of each GPU to leave alone.
+        headroom_bytes: memory of each GPU to leave free.
         platform: factors from steps that were measured there.
-        points: how many to give at most; each after the first needs a hundredth less memory than the one before.
+        points: maximum number of points; each one after the first needs at least 1 % less memory than the one before.
 
-    Raises what `plan_llm` does.
+    The fastest configuration comes first. Raises what `plan_llm` does.
 
     >>> import hpgo
-    >>> found = hpgo.llm_pareto_front("llama-3-8b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=4096, points=3)
+    >>> ask = {"global_batch_size": 8, "seq_length": 4096}
+    >>> found = hpgo.llm_pareto_front("llama-3-8b", hpgo.Cluster.preset("h100:1"), points=3, **ask)
     >>> [later.step_s > earlier.step_s for earlier, later in zip(found, found[1:])]
     [True, True]
     """
     cluster = cluster_of(cluster)
     points = whole("points", points, most=MOST_POINTS)
     headroom_bytes = number("headroom_bytes", headroom_bytes)
-    exclude = listed("exclude", exclude, hint="give a list: ['cp', 'zero=3']")
+    exclude = listed("exclude", exclude, hint="give a list: ['cp', 'zero_stage=3']")
     capacity = cluster.machines[0].device.memory_bytes
     found: list[LlmEstimate] = []
     while len(found) < points:
         try:
-            quickest = plan_llm(
+            fastest = plan_llm(
                 transformer, cluster, global_batch_size=global_batch_size, seq_length=seq_length, precision=precision,
                 devices=devices, framework=framework, fix=fix, exclude=exclude, headroom_bytes=headroom_bytes,
                 platform=platform, top=1,
@@ -79,8 +80,8 @@ def llm_pareto_front(
             if found:
                 break
             raise
-        if found and quickest.step_s <= found[-1].step_s:
-            found.pop()  # as quick, with less
-        found.append(quickest)
-        headroom_bytes = capacity - quickest.fullest.peak_bytes * (1 - _LESS)
+        if found and fastest.step_s <= found[-1].step_s:
+            found.pop()  # equally fast, and needs more
+        found.append(fastest)
+        headroom_bytes = capacity - fastest.fullest.peak_bytes * (1 - _LESS)
     return tuple(found)

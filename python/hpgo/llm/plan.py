@@ -1,4 +1,4 @@
-"""Chosen ways of training a transformer, with all that running them asks for: what `hpgo plan --seq … -o` writes."""
+"""Plans of transformers: a configuration with its estimate, the transformer, the cluster and the framework."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _AGAIN = "make it again: `hpgo plan MODEL --seq … -o FILE`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmPlan(Record):
-    """A way of training a transformer on a cluster, by the rules of a launcher, and its price.
+    """A way of training a transformer on a cluster, by the rules of a launcher, and its estimate.
 
-    `hpgo.export` writes what the launcher needs to run it. Raises ArgumentError where the parts contradict each other.
+    `hpgo.export` writes the files that the framework needs. Raises ArgumentError if the fields contradict each other.
 
     >>> import hpgo
     >>> found = hpgo.plan_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=8192)
@@ -56,31 +56,31 @@ class LlmPlan(Record):
     estimate: LlmEstimate
     transformer: Transformer
     cluster: Cluster
-    """With the GPUs that it uses, and no others."""
+    """The GPUs that the configuration uses, and no others."""
     framework: str = "megatron"
-    """By whose rules it was chosen, as `--for` has it: `megatron@0.16`."""
+    """Framework and version that run the configuration: `megatron@0.16`."""
     made_with: str = _core.__version__
     """Version of hpgo."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        price, config = self.estimate, self.estimate.parallelism
+        estimate, config = self.estimate, self.estimate.parallelism
         row, _ = framework_support(self.framework)
         object.__setattr__(self, "framework", f"{row.name}@{row.version}" if row.version else row.name)
-        if not config.world_size == price.gpus == self.cluster.devices:
+        if not config.world_size == estimate.gpus == self.cluster.devices:
             raise ArgumentError(
-                f"degrees for {counted(config.world_size, 'GPU')} and a price of {price.gpus} don't go with"
+                f"degrees for {counted(config.world_size, 'GPU')} and a price of {estimate.gpus} don't go with"
                 f" {counted(self.cluster.devices, 'GPU')}",
                 _AGAIN,
             )
-        if price.model != self.transformer.name or price.cluster != self.cluster.name:
+        if estimate.model != self.transformer.name or estimate.cluster != self.cluster.name:
             raise ArgumentError(
-                f"a price of `{shorten(price.model)}` on `{shorten(price.cluster)}` doesn't go with"
+                f"a price of `{shorten(estimate.model)}` on `{shorten(estimate.cluster)}` doesn't go with"
                 f" `{shorten(self.transformer.name)}` on `{shorten(self.cluster.name)}`",
                 _AGAIN,
             )
-        parts = sorted(part for rank in price.stages for part in rank.layers if part[0] != part[1])
-        alike = len(price.stages) == config.pp and {len(rank.layers) for rank in price.stages} == {config.vpp}
+        parts = sorted(part for rank in estimate.stages for part in rank.layers if part[0] != part[1])
+        alike = len(estimate.stages) == config.pp and {len(rank.layers) for rank in estimate.stages} == {config.vpp}
         ends = [0, *(end for _, end in parts)]
         if not alike or [*(begin for begin, _ in parts), self.transformer.layers] != ends or ends != sorted(ends):
             raise ArgumentError(
@@ -90,15 +90,15 @@ class LlmPlan(Record):
 
     @property
     def row(self) -> Launcher:
-        """What the launcher runs."""
+        """The row of the framework in the table of launchers."""
         return framework_support(self.framework)[0]
 
     @property
     def layer_counts(self) -> tuple[int, ...]:
-        """Layers of each stage, in the order of the layers.
+        """Number of layers of each stage, in the order of the layers.
 
         >>> import hpgo
-        >>> cluster, ask = hpgo.Cluster.preset("h100:1"), {"global_batch_size": 8, "seq": 8192}
+        >>> cluster, ask = hpgo.Cluster.preset("h100:1"), {"global_batch_size": 8, "seq_length": 8192}
         >>> one = hpgo.estimate_llm("llama-3-8b", cluster, pp=4, vpp=2, tp=2, **ask)
         >>> LlmPlan.of(one, "llama-3-8b", cluster).layer_counts
         (4, 4, 4, 4, 4, 4, 4, 4)
@@ -109,20 +109,20 @@ class LlmPlan(Record):
     @classmethod
     def of(
         cls,
-        price: LlmEstimate,
+        estimate: LlmEstimate,
         transformer: Transformer | str | os.PathLike[str],
         cluster: Cluster,
         *,
         framework: LlmFramework = "megatron",
     ) -> LlmPlan:
-        """The plan of a `hpgo.estimate_llm` of `transformer` on `cluster`. Raises ArgumentError if they don't go together."""
-        check_is("price", price, LlmEstimate, "make one, with `hpgo.estimate_llm`")
+        """Return the plan of an estimate. Raise ArgumentError if the estimate is of another transformer or cluster."""
+        check_is("estimate", estimate, LlmEstimate, "make one, with `hpgo.estimate_llm`")
         check_is("cluster", cluster, Cluster, "make one, with `hpgo.Cluster.read` say")
-        part = cluster.first(price.gpus) if price.gpus <= cluster.devices else cluster
-        return cls(estimate=price, transformer=transformer_of(transformer), cluster=part, framework=framework)
+        part = cluster.first(estimate.gpus) if estimate.gpus <= cluster.devices else cluster
+        return cls(estimate=estimate, transformer=transformer_of(transformer), cluster=part, framework=framework)
 
     def to_json(self) -> str:
-        """Everything, described in `docs/llm-plan.schema.json`; `LlmPlan.from_json` reads it back."""
+        """Return the plan as JSON, described in `docs/llm-plan.schema.json`; `LlmPlan.from_json` reads it."""
         return json_text(
             {
                 "format": LLM_PLAN_FORMAT,
@@ -137,7 +137,7 @@ class LlmPlan(Record):
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the plan") -> LlmPlan:
-        """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it."""
+        """Read what `to_json` wrote. Raise ArgumentError that names `source` and what is wrong with it."""
         with hinted(_AGAIN), as_kind(ArgumentError):
             check_text("the source of a plan", source)
             document = parse(check_text(source, text), source, ArgumentError)
@@ -150,32 +150,32 @@ class LlmPlan(Record):
             if isinstance(version, bool) or version != _VERSION:
                 top.fail(f"is of version {shown(version)}, not {_VERSION}")
             known = {
-                "estimate": _read_price(top.within("estimate")),
+                "estimate": _read_estimate(top.within("estimate")),
                 "transformer": of_document(top.get("transformer"), file=f"{source}, transformer"),
                 "cluster": Cluster.from_document(top.get("cluster"), file=f"{source}, cluster"),
             }
             return record(cls, top, known=known)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as JSON. Raises ArgumentError if the file can't be written."""
+        """Write the plan as JSON. Raise ArgumentError if the file can't be written."""
         write_text(path, self.to_json() + "\n", ArgumentError)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> LlmPlan:
-        """Reads a plan that `save` wrote. Raises ArgumentError naming the file."""
+        """Read a plan that `save` wrote. Raise ArgumentError naming the file."""
         return cls.from_json(read_text(path, ArgumentError), source=str(path))
 
 
-def facts(price: LlmEstimate) -> dict[str, Any]:
-    """All fields of a price as JSON has them: what has names is a mapping."""
-    held = asdict(price)
-    held["time_by_term_s"] = dict(price.time_by_term_s)
-    for kept, stage in zip(held["stages"], price.stages, strict=True):
+def facts(estimate: LlmEstimate) -> dict[str, Any]:
+    """Return all fields of an estimate for JSON: terms and columns are mappings."""
+    held = asdict(estimate)
+    held["time_by_term_s"] = dict(estimate.time_by_term_s)
+    for kept, stage in zip(held["stages"], estimate.stages, strict=True):
         kept["memory_bytes"] = dict(stage.memory_bytes)
     return held
 
 
-def _read_price(section: Section) -> LlmEstimate:
+def _read_estimate(section: Section) -> LlmEstimate:
     rows = section.rows("stages")
     stages = [
         record(StageEstimate, part, known={"memory_bytes": _amounts(part, "memory_bytes")})

@@ -1,8 +1,8 @@
-"""The best ways of training a transformer on GPUs: `hpgo.plan_llm` looks at every one that a launcher runs.
+"""The fastest configurations of a transformer on GPUs: `hpgo.plan_llm` considers all that a framework runs.
 
-Families of ways are bounded together, and those of their ways that may fit one by one, by what no order of passes can
-beat. In the order of these bounds they are simulated, until the next bound is no better than what was found: the answer
-is that of trying everything.
+Groups of configurations are bounded together, and those of their configurations that may fit one by one. The search
+simulates configurations in the order of these bounds, until the next bound is no better than what it found. So the
+answer is that of trying every configuration.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
 from hpgo.base.wording import shorten
 from hpgo.llm.bounds import ALL, NONE, SLACK, Candidate
-from hpgo.llm.config_groups import ConfigGroup, config_groups, fewest_anew, leanest
-from hpgo.llm.estimate import LlmEstimate, constants_of, estimate_of, max_memory_bytes, simulated_step_s, with_error
+from hpgo.llm.config_groups import ConfigGroup, config_groups, fewest_recomputed, leanest
+from hpgo.llm.estimate import LlmEstimate, constants_of, estimate_stages, max_memory_bytes, simulated_step_s, with_error
 from hpgo.llm.frameworks import framework_support
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.layer_context import LayerContext
@@ -44,7 +44,7 @@ MOST_SHOWN = 1000
 
 @dataclass(frozen=True, slots=True)
 class LlmPlanSearch(Record):
-    """The quickest ways of a grid that fit, and how many there were.
+    """The fastest configurations that fit, and how many there were.
 
     >>> import hpgo
     >>> found = hpgo.plan_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=8192, framework="torchtitan")
@@ -53,62 +53,57 @@ class LlmPlanSearch(Record):
     """
 
     estimates: tuple[LlmEstimate, ...]
-    """The quickest first; and behind as many as were asked for `best`, if it is none of them."""
+    """Estimates, the fastest first. After as many as were asked for comes `best`, if it is none of them."""
     configurations: int
-    """Of the grid: all whose degrees divide."""
+    """Number of all configurations whose degrees divide."""
     bounded: int
-    """How many of them were bounded one by one; what is known of a family's ways together was enough for the others."""
+    """Number of configurations that were bounded one by one. The bounds of groups sufficed for the others."""
     simulated: int
-    """How many of these were simulated; no other is quicker than these, by its bound."""
+    """Number of configurations that were simulated. By their bounds, no others are faster than `estimates`."""
     transformer: Transformer
     cluster: Cluster
-    """With the GPUs that were to be used."""
+    """Cluster, reduced to the GPUs that were asked for."""
     framework: str
-    """Which one runs all of them, as `--for` has it: `megatron@0.16`."""
+    """Framework and version that run all configurations: `megatron@0.16`."""
     said: str
-    """What the grid is, in words: who runs it, and what was fixed and excluded."""
+    """Description of the search space: the framework, and what was fixed and excluded."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.estimates:
-            raise ArgumentError("a choice of ways has none", "make it again")
+            raise ArgumentError("a search of configurations has none", "make it again")
 
     @property
     def alike(self) -> tuple[LlmEstimate, ...]:
-        """Those that are within the error of the quickest, which is the first of them."""
-        quickest = self.estimates[0]
-        return tuple(one for one in self.estimates if one.step_s <= _alike_s(quickest.step_s, quickest.error))
+        """Estimates within the error of the fastest one, which is the first of them."""
+        fastest = self.estimates[0]
+        return tuple(one for one in self.estimates if one.step_s <= fastest.step_s * (1 + fastest.error))
 
     @property
     def best(self) -> LlmEstimate:
-        """Of those within the error of the quickest the one that relies on the fewest mechanisms that nobody measured.
+        """Of the estimates within the error of the fastest, the one with the fewest unvalidated features.
 
-        Of equal ones it is the quickest. No way of the grid is better in that sense.
+        Of equal ones it is the fastest. No configuration of the search space is better in that sense.
         """
         return min(self.alike, key=lambda one: (len(one.unvalidated_features), one.step_s))
 
     def plan(self, place: int | None = None) -> LlmPlan:
-        """The best way, or that in a place, the quickest in the first, with all that running it asks for.
+        """Return the plan of the best configuration, or of the one at a place of the list, which starts with 1.
 
         Raises ArgumentError if fewer were found.
 
         >>> import hpgo
         >>> found = hpgo.plan_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=8192)
-        >>> found.plan(2).price == found.estimates[1]
+        >>> found.plan(2).estimate == found.estimates[1]
         True
         """
-        from hpgo.llm.plan import LlmPlan  # which others do without
+        from hpgo.llm.plan import LlmPlan  # not loaded unless a plan is asked for
 
         chosen = self.best
         if place is not None:
             hint = f"{len(self.estimates)} were asked for or found"
             chosen = self.estimates[whole("place", place, most=len(self.estimates), hint=hint) - 1]
         return LlmPlan(estimate=chosen, transformer=self.transformer, cluster=self.cluster, framework=self.framework)
-
-
-def _alike_s(quickest_s: float, error: float) -> float:
-    """The longest step that terms don't tell from the quickest."""
-    return quickest_s * (1 + error)
 
 
 def plan_llm(
@@ -126,35 +121,36 @@ def plan_llm(
     platform: Platform | None = None,
     top: int = 10,
 ) -> LlmPlanSearch:
-    """The quickest ways of training a transformer that fit, of those that a launcher runs.
+    """Find the fastest configurations of a transformer that fit, of all that a framework runs.
 
     Args:
         transformer: a shape, its name, or a file with one.
         cluster: equal machines of devices whose rates are known; a device is a GPU.
         global_batch_size: sequences of a step.
-        seq: tokens of a sequence.
-        precision: `bf16`, `fp16`, `fp8` or `fp4` of products.
+        seq_length: tokens of a sequence.
+        precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.
         devices: GPUs to use, the first of the cluster; None is all.
         framework: `megatron`, `torchtitan` or `deepspeed`, perhaps with a version: `megatron@0.16`.
         fix: degrees that are given: `{"tp": 4, "zero_stage": 1}`; also `cp`, `ep`, `pp`, `vpp`, `pp_schedule`, `dp`,
             `micro_batch_size` and `recompute`.
         exclude: what to do without: `["cp"]`, or certain values: `["zero_stage=0", "micro_batch_size=1"]`.
-        headroom_bytes: memory of each GPU to leave alone, beside what the terms count.
+        headroom_bytes: memory of each GPU to leave free, beside what the columns count.
         platform: factors from steps that were measured there (`hpgo.Platform.read`); None is none.
-        top: how many ways to give.
+        top: number of configurations to return.
 
-    The grid: tensor parallelism inside a machine, with sequence parallelism; context parallelism by powers of two; all
-    pipelines, interleaved or not, whose ranks have as many layers, or those at the ends one less, or nearly as many for
-    models with experts, and with Megatron-LM any fewer at the ends; 1F1B, and where the launcher can, split backward
-    passes; experts among as many GPUs of a stage as divide both; every micro-batch that divides; all that the launcher
-    lets replicas share; no layers computed anew, all, or, where the launcher can, as few of each stage as fit. All GPUs
-    are used. Of ways that differ in how many layers the first and the last rank have, the list has the quickest.
+    The search space: tensor parallelism inside a machine, with sequence parallelism; context parallelism by powers of
+    two; all pipelines, interleaved or not, whose ranks have equally many layers, or those at the ends one less, or nearly
+    as many for models with experts, and with Megatron-LM any fewer at the ends; 1F1B, and split backward passes if the
+    framework runs them; experts divided by any number of GPUs of a stage that divides both; every micro-batch size that
+    divides; all ZeRO stages of the framework; no layers recomputed, all, or, if the framework can, as few of each stage
+    as fit. All GPUs are used. Of configurations that differ only in the layers of the end ranks, the list has the
+    fastest.
 
-    Where the quickest relies on what no published step on such devices has measured, and a way that relies on less of
-    that is within the error, the latter is the best (`LlmPlanSearch.best`).
+    If the fastest one relies on features that no published step on such devices has validated, the best one may be
+    another within the error that relies on fewer (`LlmPlanSearch.best`).
 
-    Raises InfeasibleError if none fits, with what is short and what would help; ArgumentError for what is fixed and
-    does not divide, or is nothing that the launcher runs; and what `hpgo.estimate_llm` raises.
+    Raises InfeasibleError if none fits, with the shortfall and a suggestion; ArgumentError for what is fixed and does
+    not divide, or is nothing that the framework runs; and what `hpgo.estimate_llm` raises.
 
     >>> import hpgo
     >>> found = hpgo.plan_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=8192)
@@ -175,61 +171,53 @@ def plan_llm(
     config = ParallelismConfig(precision=precision, flatten_gradients=rules.flatten_gradients, dtensor=rules.dtensor)
     context = LayerContext(model, config, gpus, constants_of(cluster, platform), seq_length)
 
-    def ways_of(space: SearchSpace) -> Iterator[ConfigGroup]:
+    def groups_of(space: SearchSpace) -> Iterator[ConfigGroup]:
         space.check(model, gpus, global_batch_size=global_batch_size, seq_length=seq_length, precision=precision)
         yield from config_groups(context, global_batch_size, space)
 
-    def all_of(space: SearchSpace) -> list[ConfigGroup]:
-        found = [*ways_of(space)]
-        if not found:
-            held = space.said
-            raise DegreeError(
-                f"no way parts `{shorten(model.name)}` and a global batch of {global_batch_size} among"
-                f" {gpus.count} GPUs{held}",
-                "take a number of GPUs, and a batch, with more divisors"
-                + (", or fix and exclude less" if held else ""),
-                tuple(space.fixed),
-            )
-        return found
+    def has_some(space: SearchSpace) -> bool:
+        try:
+            return any(True for _ in groups_of(space))
+        except ArgumentError:
+            return False
 
     try:
-        search = _Search(all_of(space), gpus.memory_bytes - headroom_bytes, top)
+        if not (groups := [*groups_of(space)]):
+            raise DegreeError(
+                f"no way parts `{shorten(model.name)}` and a global batch of {global_batch_size} among"
+                f" {gpus.count} GPUs{space.said}",
+                "take a number of GPUs, and a batch, with more divisors"
+                + (", or fix and exclude less" if space.said else ""),
+                tuple(space.fixed),
+            )
     except DegreeError as error:
         from hpgo.llm.suggestions import with_open
 
-        def has_ways(other: SearchSpace) -> bool:
-            try:
-                return any(True for _ in ways_of(other))
-            except ArgumentError:
-                return False
-
-        raise with_open(
-            error, space, model=model, gpus=gpus.count, global_batch_size=global_batch_size, has_ways=has_ways
-        ) from None
+        asked = {"gpus": gpus.count, "global_batch_size": global_batch_size}
+        raise with_open(error, space, model=model, has_ways=has_some, **asked) from None
+    search = _Search(groups, gpus.memory_bytes - headroom_bytes, top)
     search.run()
     if not search.best:
         from hpgo.llm.infeasibility import nothing_fits
 
-        found = leanest(search.families)
-        assert found is not None, "there was a way"  # noqa: S101
+        found = leanest(groups)
+        assert found is not None, "there was a configuration"  # noqa: S101
         raise nothing_fits(found, cluster, space, global_batch_size, headroom_bytes=headroom_bytes)
 
-    def priced(step_s: float, one: PipelineStages) -> LlmEstimate:
-        found = estimate_of(one, cluster.name, step_s, global_batch_size=global_batch_size)
+    def estimated(step_s: float, one: PipelineStages) -> LlmEstimate:
+        found = estimate_stages(one, cluster.name, step_s, global_batch_size=global_batch_size)
         return with_error(found, cluster, platform)
 
-    def left(config: ParallelismConfig) -> int:
-        return len(
-            unvalidated_features(
-                config, cluster.machines[0].device.name, () if platform is None else platform.mechanisms
-            )
-        )
+    def unknown(config: ParallelismConfig) -> int:
+        validated = () if platform is None else platform.mechanisms
+        return len(unvalidated_features(config, cluster.machines[0].device.name, validated))
 
-    prices = [priced(*one) for one in search.quickest]
-    prices += [priced(*one) for one in search.known(_alike_s(prices[0].step_s, prices[0].error), left)]
+    estimates = [estimated(*one) for one in search.fastest]
+    most_s = estimates[0].step_s * (1 + estimates[0].error)
+    estimates += [estimated(*one) for one in search.known(most_s, unknown)]
     return LlmPlanSearch(
-        estimates=tuple(prices),
-        configurations=sum(family.count for family in search.families),
+        estimates=tuple(estimates),
+        configurations=sum(group.count for group in groups),
         bounded=search.bounded,
         simulated=search.simulated,
         transformer=model,
@@ -240,105 +228,105 @@ def plan_llm(
 
 
 @dataclass(slots=True)
-class _Way:
-    """One way that fits."""
+class _Bounded:
+    """One configuration that fits."""
 
     stages: PipelineStages
     kind: tuple[object, ...]
-    """What it has in common with ways of which the list has one."""
+    """What it has in common with the configurations of which the list shows one."""
 
 
 @dataclass(slots=True)
-class _Few:
-    """What is left of a family's ways, those with the least bounds first."""
+class _Waiting:
+    """The candidates of a group that are not bounded one by one yet, the lowest bound first."""
 
-    family: ConfigGroup
+    group: ConfigGroup
     found: list[Candidate]
     next: int = 0
 
 
 @dataclass(slots=True)
 class _Search:
-    """Looks at families and ways in the order of their bounds; of equal ones in that of the grid."""
+    """Evaluates groups and configurations in the order of their bounds; equal ones in the order of the search space."""
 
-    families: list[ConfigGroup]
-    room_bytes: float
+    groups: list[ConfigGroup]
+    limit_bytes: float
     top: int
     best: dict[tuple[object, ...], tuple[float, PipelineStages]] = field(default_factory=dict)
-    """The quickest way of each kind; those of a kind differ in cuts alone."""
+    """The fastest configuration of each kind. Configurations of a kind differ in layer splits only."""
     bounded: int = 0
     simulated: int = 0
     _enough_s: float = inf
-    """What the last one to be listed takes."""
-    _waiting: list[tuple[float, tuple[int, ...], ConfigGroup | _Few | _Way]] = field(default_factory=list)
+    """Step time of the last configuration on the list."""
+    _heap: list[tuple[float, tuple[int, ...], ConfigGroup | _Waiting | _Bounded]] = field(default_factory=list)
 
     def run(self) -> None:
-        """Until no bound is below the last one that is listed."""
-        self._waiting = [(family.bound_s, (at,), family) for at, family in enumerate(self.families)]
-        heapify(self._waiting)
-        while self._waiting and self._waiting[0][0] < self._enough_s:
+        """Search until no bound is below the last configuration on the list."""
+        self._heap = [(group.bound_s, (at,), group) for at, group in enumerate(self.groups)]
+        heapify(self._heap)
+        while self._heap and self._heap[0][0] < self._enough_s:
             self._next()
 
     def known(self, most_s: float, unknown: Callable[[ParallelismConfig], int]) -> list[tuple[float, PipelineStages]]:
-        """The way with the least that is `unknown` of those that take no more than `most_s`, if it is not listed.
+        """Return the configuration up to `most_s` with the lowest count of `unknown` features, unless it is on the list.
 
-        Of equal ones it is the quickest. What a family's ways have in common is unknown of each of them.
+        Of equal ones it is the fastest. Features that a group has in common are unknown of each of its configurations.
         """
-        listed = self.quickest
+        listed = self.fastest
         best = min((unknown(one.context.config), step_s) for step_s, one in self.best.values() if step_s <= most_s)
         if best[0]:
-            common = {at: unknown(family.common) for at, family in enumerate(self.families)}
-            least = min(common.values())
-            while self._waiting and (bound_s := self._waiting[0][0]) <= most_s and best > (least, bound_s):
-                _, at, one = self._waiting[0]
-                has = unknown(one.stages.context.config) if isinstance(one, _Way) else common[at[0]]
+            common = [unknown(group.common) for group in self.groups]
+            least = min(common)
+            while self._heap and (bound_s := self._heap[0][0]) <= most_s and best > (least, bound_s):
+                _, at, one = self._heap[0]
+                has = unknown(one.stages.context.config) if isinstance(one, _Bounded) else common[at[0]]
                 if (has, bound_s) >= best:
-                    heappop(self._waiting)
+                    heappop(self._heap)
                 elif (found := self._next()) is not None and found[0] <= most_s:
                     best = min(best, (unknown(found[1].context.config), found[0]))
         chosen = min(self.best.values(), key=lambda one: (one[0] > most_s, unknown(one[1].context.config), one[0]))
         return [] if any(chosen is one for one in listed) else [chosen]
 
     def _next(self) -> tuple[float, PipelineStages] | None:
-        """Looks at what has the least bound; the way and its step, if it was one."""
-        bound_s, at, one = heappop(self._waiting)
+        """Take what has the lowest bound; return its step time and stages if it is a configuration."""
+        bound_s, at, one = heappop(self._heap)
         if isinstance(one, ConfigGroup) and bound_s < one.least_s:
-            heappush(self._waiting, (one.least_s, at, one))
+            heappush(self._heap, (one.least_s, at, one))
         elif isinstance(one, ConfigGroup):
-            self._wait(_Few(one, one.candidates(self.room_bytes)), at[0])
-        elif isinstance(one, _Few):
+            self._wait(_Waiting(one, one.candidates(self.limit_bytes)), at[0])
+        elif isinstance(one, _Waiting):
             found = one.found[one.next]
             one.next += 1
             self._wait(one, at[0])
-            self._bound(one.family, found, at[0])
+            self._bound(one.group, found, at[0])
         else:
-            return self._look(one, bound_s)
+            return self._simulate(one, bound_s)
         return None
 
-    def _wait(self, few: _Few, family: int) -> None:
-        if few.next < len(few.found):
-            heappush(self._waiting, (few.found[few.next].bound_s, (family, few.next), few))
+    def _wait(self, waiting: _Waiting, group: int) -> None:
+        if waiting.next < len(waiting.found):
+            heappush(self._heap, (waiting.found[waiting.next].bound_s, (group, waiting.next), waiting))
 
-    def _bound(self, family: ConfigGroup, one: Candidate, at: int) -> None:
-        """Whether a way fits, and what it takes at least."""
-        cut = family.cuts.found[one.cut]
-        kind = at, cut.chunks, one.zero, ("none", "some", "full")[(one.recomputed > 0) + 2 * (one.recomputed == ALL)]
+    def _bound(self, group: ConfigGroup, one: Candidate, at: int) -> None:
+        """Queue a candidate by its bound if it fits."""
+        split = group.splits.found[one.split]
+        kind = at, split.vpp, one.zero, ("none", "some", "full")[(one.recomputed > 0) + 2 * (one.recomputed == ALL)]
         if kind in self.best and one.bound_s >= self.best[kind][0]:
             return
-        found: PipelineStages | None = family.stages(one)
+        found: PipelineStages | None = group.stages(one)
         assert found is not None  # noqa: S101
         if one.recomputed > 0:
-            found = fewest_anew(found, self.room_bytes, one.recomputed)
-        elif max_memory_bytes(found) > self.room_bytes:
+            found = fewest_recomputed(found, self.limit_bytes, one.recomputed)
+        elif max_memory_bytes(found) > self.limit_bytes:
             found = None
-            if one.recomputed == NONE and family.some:
-                self._bound(family, one._replace(recomputed=1), at)
+            if one.recomputed == NONE and group.some:
+                self._bound(group, one._replace(recomputed=1), at)
         if found is not None:
             self.bounded += 1
-            place = at, cut.fullest, int(one.recomputed == ALL), one.cut, one.zero, int(one.recomputed > 0)
-            heappush(self._waiting, (found.bound_s * (1 - SLACK), place, _Way(found, kind)))
+            place = at, split.fullest, int(one.recomputed == ALL), one.split, one.zero, int(one.recomputed > 0)
+            heappush(self._heap, (found.bound_s * (1 - SLACK), place, _Bounded(found, kind)))
 
-    def _look(self, one: _Way, bound_s: float) -> tuple[float, PipelineStages] | None:
+    def _simulate(self, one: _Bounded, bound_s: float) -> tuple[float, PipelineStages] | None:
         if one.kind in self.best and bound_s >= self.best[one.kind][0]:
             return None
         self.simulated += 1
@@ -346,10 +334,10 @@ class _Search:
         if one.kind not in self.best or found[0] < self.best[one.kind][0]:
             self.best[one.kind] = found
             if len(self.best) >= self.top:
-                self._enough_s = self.quickest[-1][0]
+                self._enough_s = self.fastest[-1][0]
         return found
 
     @property
-    def quickest(self) -> list[tuple[float, PipelineStages]]:
-        """Those to be listed."""
+    def fastest(self) -> list[tuple[float, PipelineStages]]:
+        """The configurations of the list."""
         return nsmallest(self.top, self.best.values(), key=itemgetter(0))

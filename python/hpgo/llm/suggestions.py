@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hpgo.base.divisors import divisors
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import in_a_row
-from hpgo.llm.parallelism import MOST_ZERO, DegreeError, check_batch, check_degrees, data_degree, nearest
+from hpgo.llm.parallelism import DEGREES, MOST_ZERO, DegreeError, check_batch, check_degrees, data_degree, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from hpgo.llm.search_space import SearchSpace
     from hpgo.model.transformer import Transformer
 
-DEGREES = ("tp", "cp", "ep", "pp", "vpp", "micro_batch_size")
-"""Arguments of `hpgo.estimate_llm` that may be asked for otherwise."""
 _MOST = 1024  # numbers of GPUs that are tried. Not tuned.
 _NEAR = 8  # values of each of two degrees that are tried together. Twice as many take four times as long. Not tuned.
 

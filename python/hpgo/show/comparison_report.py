@@ -11,6 +11,8 @@ from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import in_a_row
 from hpgo.llm.comparison import differences
+from hpgo.llm.memory import COLUMNS
+from hpgo.llm.step_time import LABELS
 from hpgo.show.llm_report import untold
 
 if TYPE_CHECKING:
@@ -26,12 +28,17 @@ def lines(found: Comparison, forbidden: str = "", width: int = WIDTH) -> list[st
     """The whole report; `forbidden` is the rule of a launcher that the other way breaks, if it does."""
     chosen, other = found.chosen, found.other
     seconds = [
-        (name, format_seconds(here), format_seconds(there), _signed(difference(there, here), format_seconds))
+        (
+            LABELS.get(name, name),
+            format_seconds(here),
+            format_seconds(there),
+            _signed(difference(there, here), format_seconds),
+        )
         for name, here, there in sorted(found.time_by_term_s, key=lambda row: -abs(row[2] - row[1]))
         if max(here, there) > 0
     ]
     memory = [
-        (name, format_bytes(here), format_bytes(there), _signed(difference(there, here), format_bytes))
+        (COLUMNS[name].label, format_bytes(here), format_bytes(there), _signed(difference(there, here), format_bytes))
         for name, here, there in sorted(found.memory_bytes, key=lambda row: -abs(row[2] - row[1]))
         if max(here, there) > 0
     ]
@@ -46,7 +53,7 @@ def lines(found: Comparison, forbidden: str = "", width: int = WIDTH) -> list[st
             ["step", "chosen", "other", "difference"],
             [
                 *seconds,
-                ("all", format_seconds(chosen.step_s), format_seconds(other.step_s),
+                ("total", format_seconds(chosen.step_s), format_seconds(other.step_s),
                  _signed(found.longer_s, format_seconds)),
             ],
             width,
@@ -54,7 +61,7 @@ def lines(found: Comparison, forbidden: str = "", width: int = WIDTH) -> list[st
         "",
         *plain(
             ["fullest GPU", "chosen", "other", "difference"],
-            [*memory, ("all", format_bytes(here), format_bytes(there), _signed(difference(there, here), format_bytes))],
+            [*memory, ("total", format_bytes(here), format_bytes(there), _signed(difference(there, here), format_bytes))],
             width,
         ),
     ]  # fmt: skip
@@ -71,7 +78,7 @@ def verdict(found: Comparison, forbidden: str = "") -> str:
         said.append(
             f"It does not fit: the fullest GPU needs {format_bytes(other.fullest.peak_bytes)} of"
             f" {format_bytes(other.capacity_bytes)}, {format_bytes(other.shortfall_bytes)} too much;"
-            f" most of the difference is {more[0]} ({_signed(difference(more[2], more[1]), format_bytes)})."
+            f" most of the difference is {COLUMNS[more[0]].label} ({_signed(difference(more[2], more[1]), format_bytes)})."
         )
     share = abs(other.step_s / chosen.step_s - 1)
     if found.longer_s == 0:
@@ -80,7 +87,7 @@ def verdict(found: Comparison, forbidden: str = "") -> str:
         sign = 1 if found.longer_s > 0 else -1
         name, here, there = max(found.time_by_term_s, key=lambda row: sign * (row[2] - row[1]))
         said.append(
-            f"Its step is {100 * share:.1f} % {'longer' if sign > 0 else 'shorter'}, most by {name}"
+            f"Its step is {100 * share:.1f} % {'longer' if sign > 0 else 'shorter'}, most by {LABELS.get(name, name)}"
             f" ({_signed(difference(there, here), format_seconds)})."
         )
     if not found.apart:
@@ -126,7 +133,7 @@ def document(found: Comparison, forbidden: str = "") -> dict[str, object]:
         "apart": found.apart,
         "fits": found.other.fits,
         "shortfall_bytes": found.other.shortfall_bytes,
-        "unmeasured": list(found.other.unvalidated_features),
+        "unvalidated_features": list(found.other.unvalidated_features),
         "forbidden": forbidden,
         "time_by_term_s": {name: {"chosen": here, "other": there} for name, here, there in found.time_by_term_s},
         "memory_bytes": {name: {"chosen": here, "other": there} for name, here, there in found.memory_bytes},
