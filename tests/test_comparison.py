@@ -20,12 +20,12 @@ CLUSTER = hpgo.Cluster.preset("h100:2")
 MODEL = hpgo.Transformer(
     name="small", layers=16, hidden=2048, heads=16, kv_heads=8, head_dim=128, ffn=8192, vocab=64000
 )
-ASKED = {"global_batch_size": 32, "seq": 4096}
+ASKED = {"global_batch_size": 32, "seq_length": 4096}
 ways = st.fixed_dictionaries(
     {
         "tp": st.sampled_from([1, 2, 4, 8]), "cp": st.sampled_from([1, 2]), "pp": st.sampled_from([1, 2, 4, 8]),
         "vpp": st.sampled_from([1, 2, 4]), "micro_batch_size": st.sampled_from([1, 2]),
-        "zero": st.integers(0, 3), "recompute": st.sampled_from(["none", "full"]), "overlap": st.booleans(),
+        "zero_stage": st.integers(0, 3), "recompute": st.sampled_from(["none", "full"]), "overlap_dp_comm": st.booleans(),
         "ends": st.sampled_from([{}, {}, {"first_rank_layers": 2}, {"first_rank_layers": 1, "last_rank_layers": 1}]),
         "layers": st.sampled_from([None, None, 1]),
     }
@@ -50,9 +50,11 @@ def test_differences_of_terms_add_up_to_that_of_the_steps_and_of_the_fullest_gpu
     if one is None or two is None:
         return
     found = hpgo.compare(one, two)
-    assert sum(there - here for _, here, there in found.seconds) == pytest.approx(found.longer_s, abs=1e-9 * one.step_s)
+    assert sum(there - here for _, here, there in found.time_by_term_s) == pytest.approx(
+        found.longer_s, abs=1e-9 * one.step_s
+    )
     for place, price in ((1, one), (2, two)):
-        assert sum(row[place] for row in found.seconds) == pytest.approx(price.step_s, rel=1e-9)
+        assert sum(row[place] for row in found.time_by_term_s) == pytest.approx(price.step_s, rel=1e-9)
         assert sum(row[place] for row in found.memory_bytes) == pytest.approx(price.fullest.peak_bytes)
     assert hpgo.compare(two, one).longer_s == -found.longer_s
     assert found.apart == hpgo.compare(two, one).apart
@@ -94,7 +96,7 @@ def test_each_neighbour_is_another_way_or_none() -> None:
     found = list(neighbours(config))
     assert {"tp": 1} in found
     assert {"pp": 8} in found
-    assert {"zero": 0} in found
+    assert {"zero_stage": 0} in found
     assert {"recompute": "full"} in found
     for one, two in combinations(found, 2):
         assert one != two
@@ -149,7 +151,7 @@ def test_another_way_stands_beside_the_plan(plan) -> None:
     told = json.loads(
         CliRunner().invoke(group, ["explain", str(plan), "--against", "tp=8,recompute=full", "--json"]).stdout
     )
-    terms = sum(row["other"] - row["chosen"] for row in told["seconds"].values())
+    terms = sum(row["other"] - row["chosen"] for row in told["time_by_term_s"].values())
     assert terms == pytest.approx(told["longer_s"])
     assert told["other"]["tensor"] == 8
 
@@ -161,7 +163,7 @@ def test_what_does_not_fit_says_by_how_much(plan) -> None:
 
 
 def test_what_the_launcher_does_not_run_says_its_rule(plan) -> None:
-    done = CliRunner().invoke(group, ["explain", str(plan), "--against", "zero=3"])
+    done = CliRunner().invoke(group, ["explain", str(plan), "--against", "zero_stage=3"])
     assert done.exit_code == 0, done.output
     assert "It is not run: Megatron-LM shares what replicas hold as zero 0 or 1, not 3." in " ".join(
         done.stdout.split()
@@ -175,7 +177,8 @@ def test_what_nobody_runs_says_the_rule(plan) -> None:
 
 
 @pytest.mark.parametrize(
-    "against", ["tp=3", "pp=5", "cp=3,pp=7", "vpp=5", "ep=2", "micro_batch_size=7", "schedule=zb_v", "tp=8,pp=4,cp=8"]
+    "against",
+    ["tp=3", "pp=5", "cp=3,pp=7", "vpp=5", "ep=2", "micro_batch_size=7", "pp_schedule=zb_v", "tp=8,pp=4,cp=8"],
 )
 def test_what_nobody_runs_leads_to_changes_that_are_accepted(plan, against) -> None:
     done = CliRunner().invoke(group, ["explain", str(plan), "--against", against, "--json"])

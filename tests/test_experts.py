@@ -151,7 +151,7 @@ def test_a_window_leaves_out_the_pairs_behind_it(window: int) -> None:
 def test_parameters_of_all_gpus_are_the_models(model, tensor: int, expert: int, pipeline: int, chunks: int) -> None:
     config = ParallelismConfig(tp=tensor, sequence_parallel=tensor > 1, ep=expert, dp=8, pp=pipeline, vpp=chunks)
     stages = PipelineStages(context(model, config), pipeline)
-    parts = [stages.part(at, 1) for at in range(config.num_stages)]
+    parts = [stages.rank_layers(at, 1) for at in range(config.num_stages)]
     experts = [expert_parameters(stages.context, part) for part in parts]
     others = [parameters(stages.context, part) - held for part, held in zip(parts, experts, strict=True)]
     assert sum(experts) * expert == pytest.approx(model.parameters_by_part()["experts"])
@@ -166,7 +166,7 @@ def test_parameters_of_all_gpus_are_the_models(model, tensor: int, expert: int, 
 def test_memory_falls_with_the_degree_of_experts_as_the_formula_says(model, zero: int) -> None:
     def held(expert: int) -> dict[str, float]:
         one = context(model, ParallelismConfig(ep=expert, dp=8, zero_stage=zero))
-        return stage_memory(one, PipelineStages(one, 1).part(0, 1))
+        return stage_memory(one, PipelineStages(one, 1).rank_layers(0, 1))
 
     alone, experts = held(1), model.parameters_by_part()["experts"]
     for expert in (2, 4, 8):
@@ -219,7 +219,7 @@ def test_no_step_is_quicker_than_its_bound_and_shares_add_up(model, config: Para
     one = estimate_config(model, cluster, config, global_batch_size=batch, seq_length=2048)
     assert one.parallelism == config
     assert one.bound_s <= one.step_s * (1 + 1e-9)
-    assert sum(seconds for _, seconds in one.seconds) == pytest.approx(one.step_s)
+    assert sum(seconds for _, seconds in one.time_by_term_s) == pytest.approx(one.step_s)
     assert sum(stop - start for stage in one.stages for start, stop in stage.layers) == model.layers
     assert one.has_experts
 
@@ -238,10 +238,10 @@ def test_laid_out_stages_have_all_layers_and_one_at_most_has_none(layers: int, s
 
 
 def test_experts_among_gpus_of_one_machine_are_nearer_than_of_two() -> None:
-    many = {"global_batch_size": 32, "seq": 4096, "ep": 8}
+    many = {"global_batch_size": 32, "seq_length": 4096, "ep": 8}
     near = hpgo.estimate_llm("mixtral-8x7b", hpgo.Cluster.preset("h200:2"), **many)
     apart = hpgo.estimate_llm("mixtral-8x7b", replace_machines(4), **many)
-    assert dict(near.seconds)["ep_all_to_all"] < dict(apart.seconds)["ep_all_to_all"]
+    assert dict(near.time_by_term_s)["ep_all_to_all"] < dict(apart.time_by_term_s)["ep_all_to_all"]
 
 
 def replace_machines(count: int) -> hpgo.Cluster:
@@ -286,9 +286,9 @@ def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, to
     except hpgo.ArgumentError:
         assert not every
         return
-    assert found.ways == len(every)
-    assert [one.step_s for one in found.prices] == pytest.approx(fitting[:top])
-    assert all(one.fits for one in found.prices)
+    assert found.configurations == len(every)
+    assert [one.step_s for one in found.estimates] == pytest.approx(fitting[:top])
+    assert all(one.fits for one in found.estimates)
 
 
 def test_deepseek_v3_on_1024_gpus_is_answered() -> None:
@@ -348,8 +348,8 @@ def test_megatron_is_told_of_windows() -> None:
 @pytest.mark.parametrize(
     ("target", "way", "says"),
     [
-        ("torchtitan", {"zero": 3, "micro_batch_size": 4}, "no settings for experts, which `mixtral-8x7b` has"),
-        ("deepspeed", {"ep": 8, "zero": 1}, "has no expert parallelism here, and ep is 8"),
+        ("torchtitan", {"zero_stage": 3, "micro_batch_size": 4}, "no settings for experts, which `mixtral-8x7b` has"),
+        ("deepspeed", {"ep": 8, "zero_stage": 1}, "has no expert parallelism here, and ep is 8"),
     ],
 )
 def test_experts_go_to_no_launcher_whose_settings_do_not_say_them(target: str, config, says: str) -> None:
@@ -377,7 +377,7 @@ def test_reports_of_experts_say_that_nothing_certifies_them() -> None:
     assert "no certificate" not in dense.stdout
     held = json.loads(CliRunner().invoke(group, ["price", *ASKED, "-b", "64", "--ep", "8", "--json"]).stdout)
     assert held["has_experts"] is True
-    assert held["way"]["expert"] == 8
+    assert held["parallelism"]["expert"] == 8
 
 
 @pytest.mark.parametrize(
@@ -394,7 +394,7 @@ def test_reports_of_experts_say_that_nothing_certifies_them() -> None:
     ],
 )  # fmt: skip
 def test_degrees_that_do_not_divide_are_refused_with_the_nearest_that_do(model, config, says: str, hint: str) -> None:
-    asked = {"global_batch_size": 64, "seq": 4096} | config
+    asked = {"global_batch_size": 64, "seq_length": 4096} | config
     with pytest.raises(hpgo.ArgumentError) as caught:
         hpgo.estimate_llm(model, hpgo.Cluster.preset("h100"), **asked)
     assert says in caught.value.message
@@ -549,7 +549,7 @@ def test_a_layer_for_a_further_token_is_the_last_one_with_a_matrix_an_embedding_
 def test_parameters_of_all_gpus_are_those_of_further_tokens_too(pipeline: int, tied: bool) -> None:
     model = replace(FURTHER, tied=tied)
     stages = PipelineStages(context(model, ParallelismConfig(pp=pipeline)), pipeline)
-    held = sum(parameters(stages.context, stages.part(at, 1)) for at in range(pipeline))
+    held = sum(parameters(stages.context, stages.rank_layers(at, 1)) for at in range(pipeline))
     copies = model.vocab * model.hidden if pipeline > 1 else 0  # the last stage has the embedding, too
     assert held == model.parameters + model.further_parameters + copies
 
@@ -581,7 +581,7 @@ def test_megatron_is_told_of_further_tokens_and_others_refuse_them() -> None:
     words = shlex.split(hpgo.export.files(plan, "megatron")["arguments.txt"], comments=True)
     assert words[words.index("--mtp-num-layers") + 1] == "1"
     assert words[words.index("--pipeline-model-parallel-layout") + 1] == "Et*8|t*5mL"
-    ask = {"global_batch_size": 16, "seq": 4096}
+    ask = {"global_batch_size": 16, "seq_length": 4096}
     for launcher in ("torchtitan", "deepspeed"):
         with pytest.raises(hpgo.ArgumentError, match="predicts no further tokens here") as caught:
             hpgo.plan_llm(FURTHER, on, **ask, framework=launcher)

@@ -52,8 +52,8 @@ def every_way(model, cluster: hpgo.Cluster, batch: int, seq: int) -> dict[tuple,
         replicas = gpus // tp // pp
         if zero and replicas == 1 and not (model.experts and tp > ep):
             continue  # nobody has the same as another
-        degrees = {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "vpp": vpp, "micro_batch_size": size, "zero": zero}
-        ask = partial(hpgo.estimate_llm, model, cluster, global_batch_size=batch, seq=seq, **degrees)
+        degrees = {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "vpp": vpp, "micro_batch_size": size, "zero_stage": zero}
+        ask = partial(hpgo.estimate_llm, model, cluster, global_batch_size=batch, seq_length=seq, **degrees)
         for first, last in ends_of(model.layers, pp, vpp):
             try:
                 one = ask(first_rank_layers=first, last_rank_layers=last)
@@ -103,26 +103,26 @@ def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, to
     # Some of them fit, or all, or none.
     peaks = sorted(max(stage.peak_bytes for stage in one.stages) for one in every.values())
     room_bytes = peaks[0] * 0.999 + share**2 * (peaks[-1] - peaks[0])
-    asked = {"global_batch_size": batch, "seq": 1024, "top": top, "headroom_bytes": 80e9 - room_bytes}
+    asked = {"global_batch_size": batch, "seq_length": 1024, "top": top, "headroom_bytes": 80e9 - room_bytes}
     fitting = listed(every, 80e9 - asked["headroom_bytes"])
     if not fitting:
         with pytest.raises(hpgo.InfeasibleError, match="no way fits: the leanest"):
             hpgo.plan_llm(model, cluster, **asked)
         return
     found = hpgo.plan_llm(model, cluster, **asked)
-    assert found.ways == len(every)
+    assert found.configurations == len(every)
     # To the last figure, though families share what their ways have in common.
-    assert [one.step_s for one in found.prices] == [one.step_s for one in fitting[:top]]
+    assert [one.step_s for one in found.estimates] == [one.step_s for one in fitting[:top]]
     stages = {(one.step_s, one.stages) for one in every.values()}
-    assert {(one.step_s, one.stages) for one in found.prices} <= stages
-    assert found.simulated <= found.bounded <= found.ways
+    assert {(one.step_s, one.stages) for one in found.estimates} <= stages
+    assert found.simulated <= found.bounded <= found.configurations
 
 
 def test_memory_that_is_left_alone_is_left_alone() -> None:
     cluster = hpgo.Cluster.preset("h100:1")
     for reserve in (0.0, 30e9):
         found = hpgo.plan_llm("llama-3-8b", cluster, global_batch_size=32, seq_length=4096, headroom_bytes=reserve)
-        assert all(stage.peak_bytes <= 80e9 - reserve for one in found.prices for stage in one.stages)
+        assert all(stage.peak_bytes <= 80e9 - reserve for one in found.estimates for stage in one.stages)
 
 
 def test_nothing_that_fits_says_what_is_short() -> None:
@@ -151,10 +151,10 @@ def test_the_command_lists_the_quickest_ways() -> None:
 def test_json_has_the_ways_in_order() -> None:
     done = CliRunner().invoke(group, [*PLAN, "--json", "--devices", "4"])
     found = json.loads(done.stdout)
-    steps = [one["step_s"] for one in found["prices"]]
+    steps = [one["step_s"] for one in found["estimates"]]
     assert steps == sorted(steps)
-    assert {one["gpus"] for one in found["prices"]} == {4}
-    assert found["ways"] >= found["simulated"] >= len(steps)
+    assert {one["gpus"] for one in found["estimates"]} == {4}
+    assert found["configurations"] >= found["simulated"] >= len(steps)
 
 
 @pytest.mark.parametrize(

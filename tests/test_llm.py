@@ -99,14 +99,14 @@ def test_activations_of_a_gpt_are_those_of_korthikanti_et_al(t: int) -> None:
 @pytest.mark.parametrize("d", [1, 8])
 def test_state_of_a_parameter_is_that_of_zero(precision, zero, each, d: int) -> None:
     one = context(LLAMA, ParallelismConfig(dp=d, zero_stage=zero, precision=precision))
-    part = PipelineStages(one, 1).part(0, 1)
+    part = PipelineStages(one, 1).rank_layers(0, 1)
     held = stage_memory(one, part)
     assert held["weights"] + held["gradients"] + held["optimizer"] == pytest.approx(parameters(one, part) * each(d))
 
 
 def test_zero_3_keeps_16_bytes_of_a_share_and_gathers_two_layers() -> None:
     one = context(LLAMA, ParallelismConfig(dp=64, zero_stage=3))
-    part = PipelineStages(one, 1).part(0, 1)
+    part = PipelineStages(one, 1).rank_layers(0, 1)
     held = stage_memory(one, part)
     state = held["weights"] + held["gradients"] + held["optimizer"]
     words = 2 * LLAMA.vocab * LLAMA.hidden * 2  # a layer of this model has fewer parameters
@@ -117,20 +117,20 @@ def test_gradients_that_add_up_in_16_bits_are_widened_when_passes_are_done() -> 
     """20 bytes a parameter, or 4 + 16/d (Megatron-LM, user guide, distributed optimizer), beside no activations."""
     for zero, d, each in ((0, 1, 20), (1, 8, 4 + 16 / 8)):
         one = context(LLAMA, ParallelismConfig(dp=d, zero_stage=zero, grad_reduce_in_bf16=True))
-        busy, idle = (stage_memory(one, PipelineStages(one, 1).part(0, count)) for count in (64, 0))
+        busy, idle = (stage_memory(one, PipelineStages(one, 1).rank_layers(0, count)) for count in (64, 0))
         assert busy["optimizer_workspace"] == 0
         held = sum(size for name, size in idle.items() if name != "framework_overhead")
-        assert held == pytest.approx(parameters(one, PipelineStages(one, 1).part(0, 0)) * each)
+        assert held == pytest.approx(parameters(one, PipelineStages(one, 1).rank_layers(0, 0)) * each)
 
 
 @pytest.mark.parametrize(("zero", "d"), [(0, 1), (1, 1), (1, 8)])
 def test_a_flat_update_copies_gradients_together_and_what_passes_left_is_too_small_for_it(zero: int, d: int) -> None:
     """8 bytes a parameter for 4: DeepSpeed's fused_optimizer.py, and stage_1_and_2.py with a bucket of 1 GB."""
     one = context(LLAMA, ParallelismConfig(dp=d, zero_stage=zero, precision="fp16", flatten_gradients=True))
-    mine = parameters(one, PipelineStages(one, 1).part(0, 1)) / d
+    mine = parameters(one, PipelineStages(one, 1).rank_layers(0, 1)) / d
     made = 8 * mine + (1e9 if zero else 0)
     for count in (0, 1, 64):
-        part = PipelineStages(one, 1).part(0, count)
+        part = PipelineStages(one, 1).rank_layers(0, count)
         held = stage_memory(one, part)
         left = held["activations"] + held["logits"]
         assert held["optimizer_workspace"] == pytest.approx(max(0, made - left))
@@ -140,7 +140,7 @@ def test_a_flat_update_copies_gradients_together_and_what_passes_left_is_too_sma
 def test_replicas_that_share_16_bit_weights_keep_16_bytes_of_their_part_as_those_in_32() -> None:
     for narrow in (False, True):
         one = context(LLAMA, ParallelismConfig(dp=64, zero_stage=3, grad_reduce_in_bf16=narrow))
-        held = stage_memory(one, PipelineStages(one, 1).part(0, 1))
+        held = stage_memory(one, PipelineStages(one, 1).rank_layers(0, 1))
         gathered = 2 * LLAMA.vocab * LLAMA.hidden * 2
         state = held["weights"] + held["gradients"] + held["optimizer"] - gathered
         assert state == pytest.approx(16 * LLAMA.parameters / 64)
@@ -155,10 +155,10 @@ def test_dtensor_keeps_inputs_gathered_and_fsdp2_lays_out_a_layers_gradient_once
         more = saved_activation_bytes(theirs, recomputed=False) - saved_activation_bytes(usual, recomputed=False)
         assert more == pytest.approx(4 * tokens * h * (1 - 1 / t) if sequence else 0)
         assert saved_activation_bytes(theirs, recomputed=True) == saved_activation_bytes(usual, recomputed=True)
-        held, before = (stage_memory(one, PipelineStages(one, 1).part(0, 1)) for one in (theirs, usual))
+        held, before = (stage_memory(one, PipelineStages(one, 1).rank_layers(0, 1)) for one in (theirs, usual))
         assert held["logits"] - before["logits"] == pytest.approx(more / 2)
         assert held["grad_reduce_buffer"] == 4 * layer_weights(theirs)
-        assert before["grad_reduce_buffer"] == stage_memory(context(LLAMA, ParallelismConfig(dp=4, zero_stage=1, dtensor=True)), PipelineRankLayers.of(
+        assert before["grad_reduce_buffer"] == stage_memory(context(LLAMA, ParallelismConfig(dp=4, zero_stage=1, dtensor=True)), PipelineRankLayers.from_layers(
             (PLAIN,), embedding=False, head=False, in_flight=(1,), recomputed=(False,)
         ))["grad_reduce_buffer"] == 0  # fmt: skip
 
@@ -167,18 +167,18 @@ def test_a_loss_over_parts_of_the_vocabulary_ends_with_four_values_a_logit() -> 
     """x, its exponential, the gradient, their sum: `_nll_loss_and_log_softmax_backward` of PyTorch's loss.py."""
     for t, each in ((1, 14), (2, 16)):
         one = context(LLAMA, ParallelismConfig(tp=t, fused_cross_entropy=False, dtensor=True))
-        assert stage_memory(one, PipelineStages(one, 1).part(0, 1))["logits"] == each * 2048 * LLAMA.vocab / t
+        assert stage_memory(one, PipelineStages(one, 1).rank_layers(0, 1))["logits"] == each * 2048 * LLAMA.vocab / t
 
 
 def test_a_loss_of_one_kernel_keeps_logits_and_their_gradient_in_16_bits() -> None:
     one, several = (context(LLAMA, ParallelismConfig(tp=2, fused_cross_entropy=fused)) for fused in (True, False))
-    part = PipelineStages(one, 1).part(0, 1)
+    part = PipelineStages(one, 1).rank_layers(0, 1)
     assert stage_memory(one, part)["logits"] == 4 * 2048 * LLAMA.vocab / 2
     assert stage_memory(several, part)["logits"] == 14 * 2048 * LLAMA.vocab / 2
 
 
 def test_values_that_wait_in_the_hosts_memory_take_none_of_a_gpu_and_time_that_passes_do_not_hide() -> None:
-    asked = {"global_batch_size": 16, "seq": 8192, "zero": 3}
+    asked = {"global_batch_size": 16, "seq_length": 8192, "zero_stage": 3}
     here, there = (
         hpgo.estimate_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), **asked, cpu_offload_num_layers=layers)
         for layers in (0, 20)
@@ -187,7 +187,7 @@ def test_values_that_wait_in_the_hosts_memory_take_none_of_a_gpu_and_time_that_p
     assert saved == pytest.approx(18 / 32 * dict(here.stages[0].memory_bytes)["activations"])  # two are at hand
     assert there.step_s > here.step_s
     assert "offload 20 layers" in there.parallelism.named()
-    for other in ({"pp": 2, "zero": 1}, {"recompute": "full"}):
+    for other in ({"pp": 2, "zero_stage": 1}, {"recompute": "full"}):
         with pytest.raises(hpgo.ArgumentError, match="cpu_offload_num_layers is 20"):
             hpgo.estimate_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), **asked | other, cpu_offload_num_layers=20)
 
@@ -198,15 +198,15 @@ def test_a_sum_over_two_machines_sends_everything_once_where_a_ring_sends_it_alm
         context(LLAMA, ParallelismConfig()), gpus=Gpus.of(hpgo.Cluster.preset("a100:4", adapter_gbit_s=100), "bf16")
     )
     ring = one.gpus.ring(8 * machines, 1)
-    around_s = 2 * one.gather_s(ring, 1e9)
+    around_s = 2 * one.all_gather_s(ring, 1e9)
     spared_s = (2 * 15 / 16 - 1) * 1e9 / (8 * one.gpus.adapter_bytes_per_s * one.constants.nic_efficiency)
-    assert one.sum_s(ring, 1e9) == pytest.approx(around_s - (spared_s if machines == 2 else 0.0))
+    assert one.all_reduce_s(ring, 1e9) == pytest.approx(around_s - (spared_s if machines == 2 else 0.0))
 
 
 def test_those_that_share_matrices_send_a_part_each_to_the_next_stage() -> None:
-    busy = {t: transfer(context(LLAMA, ParallelismConfig(tp=t, pp=2)), data=1) for t in (1, 8)}
+    busy = {t: transfer(context(LLAMA, ParallelismConfig(tp=t, pp=2)), dp=1) for t in (1, 8)}
     assert busy[8][0] == pytest.approx(busy[1][0] / 8)
-    shared = transfer(context(LLAMA, ParallelismConfig(tp=8, sequence_parallel=True, pp=2)), data=1)
+    shared = transfer(context(LLAMA, ParallelismConfig(tp=8, sequence_parallel=True, pp=2)), dp=1)
     assert shared[0] == busy[8][0]
     assert shared[1] < busy[8][1]  # which gather what they sent in parts
 
@@ -220,7 +220,7 @@ def test_those_that_share_matrices_send_a_part_each_to_the_next_stage() -> None:
 def test_parameters_of_all_gpus_are_the_models(model, tensor: int, pipeline: int, chunks: int) -> None:
     config = ParallelismConfig(tp=tensor, pp=pipeline, vpp=chunks)
     stages = PipelineStages(context(model, config), pipeline)
-    everywhere = tensor * sum(parameters(stages.context, stages.part(at, 1)) for at in range(config.num_stages))
+    everywhere = tensor * sum(parameters(stages.context, stages.rank_layers(at, 1)) for at in range(config.num_stages))
     norms = model.parameters_by_part()["norms"]
     copies = (tensor - 1) * (norms + model.positions * model.hidden)
     copies += model.vocab * model.hidden if model.tied and pipeline > 1 else 0
@@ -230,7 +230,7 @@ def test_parameters_of_all_gpus_are_the_models(model, tensor: int, pipeline: int
 @pytest.mark.parametrize("zero", [0, 2])
 def test_a_v_has_a_matrix_once_that_is_embedding_and_head(zero: int) -> None:
     """One GPU has both ends, so that nothing is held twice, and nothing summed between them."""
-    ask: dict[str, Any] = {"global_batch_size": 16, "seq": 2048, "pp": 4, "vpp": 2, "zero": zero}
+    ask: dict[str, Any] = {"global_batch_size": 16, "seq_length": 2048, "pp": 4, "vpp": 2, "zero_stage": zero}
     on = hpgo.Cluster.preset("h100:1")
     tied, apart = (
         hpgo.estimate_llm(replace(LLAMA, tied=tied), on, pp_schedule="zb_v", fused_elementwise=False, **ask)
@@ -252,7 +252,7 @@ def test_memory_falls_as_degrees_rise() -> None:
     def held(config: ParallelismConfig) -> dict[str, float]:
         one = context(LLAMA, config)
         stages = PipelineStages(one, 64)
-        return stage_memory(one, stages.part(0, in_flight(config, 0, 64)[0]))
+        return stage_memory(one, stages.rank_layers(0, in_flight(config, 0, 64)[0]))
 
     alone = held(ParallelismConfig())
     for t in (2, 4, 8):
@@ -338,9 +338,9 @@ def test_no_step_is_quicker_than_its_bound_and_shares_add_up(config: Parallelism
     one = estimate_config(LLAMA, cluster, config, global_batch_size=batch, seq_length=4096)
     assert one.parallelism == config
     assert one.bound_s <= one.step_s * (1 + 1e-9)
-    assert sum(seconds for _, seconds in one.seconds) == pytest.approx(one.step_s)
+    assert sum(seconds for _, seconds in one.time_by_term_s) == pytest.approx(one.step_s)
     assert sum(stop - start for stage in one.stages for start, stop in stage.layers) == LLAMA.layers
-    assert 0 < one.utilisation < 1
+    assert 0 < one.utilization < 1
 
 
 @given(config=ways, flags=st.tuples(st.booleans(), st.booleans(), st.booleans()), gpt=st.booleans())
@@ -352,14 +352,14 @@ def test_a_shape_has_all_that_a_layer_takes(
     one = LayerContext(
         GPT if gpt else LLAMA, config, Gpus.of(hpgo.Cluster.preset("h100:32"), config.precision), CONSTANTS, 4096
     )
-    rows = LayerCosts.of(one)
+    costs = LayerCosts.from_context(one)
     for recomputed in (False, True):
-        assert rows.layer[PLAIN, recomputed] == layer_times(one)[recomputed]
-        assert saved_activation_bytes(rows.context, recomputed=recomputed) == saved_activation_bytes(
+        assert costs.layer[PLAIN, recomputed] == layer_times(one)[recomputed]
+        assert saved_activation_bytes(costs.context, recomputed=recomputed) == saved_activation_bytes(
             one, recomputed=recomputed
         )
-    assert (rows.head, rows.embedding) == (end_times(one, HEAD), end_times(one, EMBEDDING))
-    assert LayerCosts.of(replace(one, config=config.shape)).context == rows.context
+    assert (costs.head, costs.embedding) == (end_times(one, HEAD), end_times(one, EMBEDDING))
+    assert LayerCosts.from_context(replace(one, config=config.shape)).context == costs.context
 
 
 @given(config=ways, rounds=st.integers(1, 4))
@@ -367,7 +367,7 @@ def test_a_shape_has_all_that_a_layer_takes(
 def test_the_fullest_gpu_is_that_of_all(config: ParallelismConfig, rounds: int) -> None:
     assume(stage_layers(LLAMA.layers, config.num_stages) is not None)
     cluster = hpgo.Cluster.preset(f"h100:{-(-config.world_size // 8)}").first(config.world_size)
-    asked = {"global_batch_size": config.dp * config.micro_batch_size * config.pp * rounds, "seq": 4096}
+    asked = {"global_batch_size": config.dp * config.micro_batch_size * config.pp * rounds, "seq_length": 4096}
     stages = stages_of(LLAMA, cluster, config, **asked, constants=CONSTANTS)
     one = estimate_config(LLAMA, cluster, config, **asked)
     assert max_memory_bytes(stages) == max(stage.peak_bytes for stage in one.stages)
@@ -412,7 +412,7 @@ def test_with_split_backward_passes_as_many_are_in_flight_as_in_the_orders(
 def test_what_is_computed_anew_waits_for_gradients_of_weights(schedule: str, chunks: int, layers: int | None) -> None:
     """As the simulator holds it: of each micro-batch a stage's inputs from F on, all else from I to the end of W."""
     cluster = hpgo.Cluster.preset("h100:4")
-    ask = {"global_batch_size": 12, "seq": 4096, "tp": 8, "pp": 4, "vpp": chunks, "schedule": schedule}
+    ask = {"global_batch_size": 12, "seq_length": 4096, "tp": 8, "pp": 4, "vpp": chunks, "pp_schedule": schedule}
     one = hpgo.estimate_llm(LLAMA, cluster, recompute="full", recompute_num_layers=layers, **ask)
     kept = hpgo.estimate_llm(LLAMA, cluster, **ask)
     each = LLAMA.layers // one.parallelism.num_stages
@@ -433,7 +433,10 @@ def test_what_is_computed_anew_waits_for_gradients_of_weights(schedule: str, chu
         timeline.measures.peak_memory_bytes
     )
     # The repeated forward is part of gradients of inputs, which others wait for, and those of weights take no longer.
-    whole, split = LayerCosts.of(all_of).layer[PLAIN, True], LayerCosts.of(all_of).layer[PLAIN, False]
+    whole, split = (
+        LayerCosts.from_context(all_of).layer[PLAIN, True],
+        LayerCosts.from_context(all_of).layer[PLAIN, False],
+    )
     assert whole.weight_grad_s == split.weight_grad_s
     recompute_s = sum(rank.backward_s for rank in one.stages) - sum(rank.backward_s for rank in kept.stages)
     assert recompute_s == pytest.approx(
@@ -443,14 +446,22 @@ def test_what_is_computed_anew_waits_for_gradients_of_weights(schedule: str, chu
 
 
 def test_split_backward_passes_fill_the_bubble_and_take_as_much() -> None:
-    ask = {"global_batch_size": 16, "seq": 8192, "tp": 8, "pp": 8, "vpp": 2, "zero": 2, "overlap": False}
+    ask = {
+        "global_batch_size": 16,
+        "seq_length": 8192,
+        "tp": 8,
+        "pp": 8,
+        "vpp": 2,
+        "zero_stage": 2,
+        "overlap_dp_comm": False,
+    }
     cluster = hpgo.Cluster.preset("h100:8")
     whole, looped, folded = (
         hpgo.estimate_llm("llama-3-70b", cluster, pp_schedule=name, **ask)
         for name in ("1f1b", "interleaved_zb", "zb_v")
     )
     assert folded.step_s < looped.step_s < whole.step_s
-    spent = [dict(one.seconds) for one in (whole, looped, folded)]
+    spent = [dict(one.time_by_term_s) for one in (whole, looped, folded)]
     assert spent[0]["bubble"] > spent[1]["bubble"] > spent[2]["bubble"]
     # The V has the embedding and the head on one rank, which has fewer layers for it; all of them are there once.
     assert folded.stages[0].layers == ((0, 5), (75, 80))
@@ -461,11 +472,11 @@ def test_split_backward_passes_fill_the_bubble_and_take_as_much() -> None:
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        ({"schedule": "zb_v"}, "zb_v has two stages on each GPU, not 1"),
-        ({"schedule": "interleaved_zb"}, "interleaved_zb has several stages on each GPU, not 1"),
-        ({"schedule": "zb_v", "chunks": 3}, "zb_v has two stages on each GPU, not 3"),
-        ({"schedule": "zb_v", "chunks": 2, "last_rank_layers": 2}, "the first GPU of a V has the last stage, too"),
-        ({"schedule": "gpipe"}, "schedule of a ParallelismConfig is"),
+        ({"pp_schedule": "zb_v"}, "zb_v has two stages on each GPU, not 1"),
+        ({"pp_schedule": "interleaved_zb"}, "interleaved_zb has several stages on each GPU, not 1"),
+        ({"pp_schedule": "zb_v", "vpp": 3}, "zb_v has two stages on each GPU, not 3"),
+        ({"pp_schedule": "zb_v", "vpp": 2, "last_rank_layers": 2}, "the first GPU of a V has the last stage, too"),
+        ({"pp_schedule": "gpipe"}, "pp_schedule of a ParallelismConfig is"),
     ],
 )
 def test_schedules_that_nobody_runs_are_refused(asked: dict[str, object], says: str) -> None:
@@ -482,17 +493,17 @@ def test_less_to_do_never_takes_longer() -> None:
     usual = step_s()
     assert step_s(precision="fp8") < usual
     assert step_s(recompute="full") > step_s(recompute="full", recompute_num_layers=4) > usual
-    assert step_s(overlap=False) > usual
-    assert step_s(flash=False) > usual
-    assert step_s(fused=False) > usual
+    assert step_s(overlap_dp_comm=False) > usual
+    assert step_s(flash_attention=False) > usual
+    assert step_s(fused_elementwise=False) > usual
     assert step_s(vpp=4) < usual
     slow = hpgo.Cluster.preset("h100:2", adapter_gbit_s=10)
     fast = hpgo.Cluster.preset("h100:2", adapter_gbit_s=400)
-    many = {"global_batch_size": 16, "seq": 8192, "tp": 2}
+    many = {"global_batch_size": 16, "seq_length": 8192, "tp": 2}
     assert hpgo.estimate_llm("llama-3-8b", slow, **many).step_s > hpgo.estimate_llm("llama-3-8b", fast, **many).step_s
 
 
-def test_utilisation_counts_what_the_model_asks_for() -> None:
+def test_utilization_counts_what_the_model_asks_for() -> None:
     """6 for each parameter and token, but the embedding's, and half of attention's scores."""
     model = hpgo.Transformer(**{field.name: getattr(LLAMA, field.name) for field in fields(LLAMA)})
     assert model_flop(model, 4096, 2) == pytest.approx(
@@ -516,7 +527,7 @@ def test_a_group_that_leaves_its_machine_shares_adapters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "says", "hint"),
+    ("config", "says", "hint"),
     [
         ({"tp": 3}, "tp 3 does not divide the 32 heads", "the nearest that do are 2 and 4"),
         ({"tp": 16}, "tp 16 does not divide the 8 heads with keys", "the nearest that does is 8"),
@@ -546,12 +557,12 @@ def test_a_group_that_leaves_its_machine_shares_adapters() -> None:
         ({"precision": "fp4"}, "has no products in fp4", "bf16"),
         ({"precision": "int8"}, "there is no precision `int8`", "fp8"),
         ({"devices": 17}, "has 16 devices, not 17", "larger"),
-        ({"seq": 0}, "seq is 0", "whole number"),
-        ({"zero": 4}, "zero is 4", "0 to 3"),
+        ({"seq_length": 0}, "seq_length is 0", "whole number"),
+        ({"zero_stage": 4}, "zero_stage is 4", "0 to 3"),
     ],
 )  # fmt: skip
 def test_a_way_that_nobody_runs_is_refused_with_the_nearest_that_somebody_does(config, says: str, hint: str) -> None:
-    asked = {"global_batch_size": 64, "seq": 8192} | config
+    asked = {"global_batch_size": 64, "seq_length": 8192} | config
     with pytest.raises(hpgo.HpgoError) as caught:
         hpgo.estimate_llm("llama-3-8b", hpgo.Cluster.preset("h100"), **asked)
     assert says in caught.value.message

@@ -24,7 +24,7 @@ H100 = hpgo.Cluster.preset("h100:8")
 
 
 def made(name: str = "llama-3-70b", **asked: Any) -> hpgo.LlmPlan:
-    asked = {"global_batch_size": 128, "seq": 8192, **asked}
+    asked = {"global_batch_size": 128, "seq_length": 8192, **asked}
     return hpgo.LlmPlan.of(hpgo.estimate_llm(name, H100, **asked), name, H100)
 
 
@@ -48,13 +48,13 @@ def test_megatron_is_told_the_model_and_the_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "says"),
+    ("config", "says"),
     [
         ({"recompute": "full"}, ["--recompute-method uniform", "--recompute-num-layers 1"]),
         ({"recompute": "full", "recompute_num_layers": 3}, ["--recompute-method block", "--recompute-num-layers 3"]),
         ({"recompute": "selective"}, ["--recompute-granularity selective"]),
-        ({"flash": False, "recompute": "full"}, ["--attention-backend unfused"]),
-        ({"fused": False}, ["--no-rope-fusion", "--no-bias-swiglu-fusion"]),
+        ({"flash_attention": False, "recompute": "full"}, ["--attention-backend unfused"]),
+        ({"fused_elementwise": False}, ["--no-rope-fusion", "--no-bias-swiglu-fusion"]),
         ({"precision": "fp16"}, ["--fp16"]),
         ({"cp": 2}, ["--context-parallel-size 2", "--cp-comm-type p2p"]),
         ({}, ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl native"]),
@@ -155,25 +155,25 @@ def test_deepspeed_is_told_batches_and_what_replicas_share() -> None:
     ("target", "way", "says"),
     [
         ("torchtitan", {"tp": 8, "pp": 4}, "torchtitan shares what replicas hold beside a pipeline as zero 2, not 1"),
-        ("torchtitan", {"tp": 8, "zero": 2}, "sums gradients in each of 16 passes"),
-        ("megatron", {"tp": 8, "pp": 4, "vpp": 2, "schedule": "zb_v"}, "runs passes as 1f1b, not as zb_v"),
+        ("torchtitan", {"tp": 8, "zero_stage": 2}, "sums gradients in each of 16 passes"),
+        ("megatron", {"tp": 8, "pp": 4, "vpp": 2, "pp_schedule": "zb_v"}, "runs passes as 1f1b, not as zb_v"),
         (
             "torchtitan",
-            {"tp": 8, "pp": 4, "vpp": 2, "schedule": "zb_v"},
+            {"tp": 8, "pp": 4, "vpp": 2, "pp_schedule": "zb_v"},
             "compiles no layers whose backward passes are",
         ),
         (
             "torchtitan",
-            {"tp": 8, "pp": 4, "vpp": 2, "schedule": "zb_v", "fused": False, "recompute": "full"},
+            {"tp": 8, "pp": 4, "vpp": 2, "pp_schedule": "zb_v", "fused_elementwise": False, "recompute": "full"},
             "computes a layer anew for each of its weights where backward passes are split, as zb_v has them",
         ),
         (
             "torchtitan",
-            {"tp": 8, "zero": 3, "grad_reduce_in_bf16": True},
+            {"tp": 8, "zero_stage": 3, "grad_reduce_in_bf16": True},
             "torchtitan adds gradients up in 32 bits here",
         ),
         ("deepspeed", {"tp": 8, "pp": 4}, "DeepSpeed has no tensor parallelism here, and tp is 8"),
-        ("megatron", {"tp": 8, "zero": 3}, "Megatron-LM shares what replicas hold as zero 0 or 1, not 3"),
+        ("megatron", {"tp": 8, "zero_stage": 3}, "Megatron-LM shares what replicas hold as zero 0 or 1, not 3"),
         ("vllm", {"tp": 8, "pp": 4}, "no way of training a transformer is exported for vLLM"),
         ("nemo", {"tp": 8, "pp": 4}, "no way of training a transformer is exported for NeMo"),
     ],
@@ -275,7 +275,7 @@ def test_torchtitan_0_3_ties_embeddings_without_a_pipeline() -> None:
     with pytest.raises(hpgo.ArgumentError, match="no pipeline of models with tied embeddings"):
         hpgo.plan_llm(TIED, H100, framework="torchtitan", global_batch_size=64, seq_length=8192, fix={"pp": 2})
     found = hpgo.plan_llm(TIED, H100, framework="torchtitan", global_batch_size=64, seq_length=8192)
-    assert {one.parallelism.pp for one in found.prices} == {1}
+    assert {one.parallelism.pp for one in found.estimates} == {1}
 
 
 def test_deepspeed_adds_gradients_up_as_they_are_priced() -> None:
@@ -313,7 +313,7 @@ def test_a_plan_for_a_framework_is_one_that_it_exports(framework: Any) -> None:
         small = {"ffn": min(model.ffn, 1024), "expert_ffn": min(model.expert_ffn, 64), "vocab": 2048}
         for further in (0, 1):
             tiny = replace(model, layers=4, further_tokens=further, **small, **ends)
-            asked: dict[str, Any] = {"global_batch_size": 8, "seq": 512}
+            asked: dict[str, Any] = {"global_batch_size": 8, "seq_length": 512}
             refused = None
             try:
                 found = hpgo.plan_llm(tiny, hpgo.Cluster.preset("h100:1"), framework=framework, **asked)

@@ -25,7 +25,7 @@ from hpgo.show.llm_figure import place
 GOLDEN = Path(__file__).parent / "golden"
 SVG = "{http://www.w3.org/2000/svg}"
 CLUSTER = hpgo.Cluster.preset("h100:4")
-ASKED = {"global_batch_size": 32, "seq": 8192}
+ASKED = {"global_batch_size": 32, "seq_length": 8192}
 
 
 def check_golden(name: str, text: str) -> None:
@@ -124,9 +124,9 @@ def test_colours_of_neighbouring_ranks_differ_and_text_on_them_is_read() -> None
 
 
 def test_no_way_that_is_looked_at_is_quicker_with_less_memory_than_the_front() -> None:
-    cluster, asked = hpgo.Cluster.preset("h100:1"), {"global_batch_size": 4, "seq": 4096, "devices": 4}
+    cluster, asked = hpgo.Cluster.preset("h100:1"), {"global_batch_size": 4, "seq_length": 4096, "devices": 4}
     front = hpgo.llm_pareto_front("llama-3-8b", cluster, points=100, **asked)
-    every = hpgo.plan_llm("llama-3-8b", cluster, top=1000, **asked).prices
+    every = hpgo.plan_llm("llama-3-8b", cluster, top=1000, **asked).estimates
     assert len(front) > 2
     for quick, lean in pairwise(front):
         assert quick.step_s < lean.step_s

@@ -134,7 +134,7 @@ def test_parts_that_contradict_each_other_are_refused(plan: hpgo.LlmPlan) -> Non
     with pytest.raises(hpgo.ArgumentError, match="degrees for 64 GPUs"):
         replace(plan, cluster=H100.first(32))
     with pytest.raises(hpgo.ArgumentError, match="a price of `llama-3-70b`"):
-        hpgo.LlmPlan.of(plan.price, "llama-3-8b", H100)
+        hpgo.LlmPlan.of(plan.estimate, "llama-3-8b", H100)
 
 
 # --- Readers ----------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from hpgo.model.transformer_presets import TRANSFORMERS
 CLUSTER = hpgo.Cluster.preset("h100:4")
 MODEL = TRANSFORMERS["llama-3-8b"]
 WAYS = ({"tp": 1, "pp": 2}, {"tp": 8}, {"tp": 2}, {"tp": 4, "pp": 2, "micro_batch_size": 2}, {"tp": 8, "cp": 2})
-ASKED = {"global_batch_size": 64, "seq": 8192}
+ASKED = {"global_batch_size": 64, "seq_length": 8192}
 
 
 def taken_s(one: hpgo.LlmEstimate, computing: float, exchange: float) -> float:
@@ -102,16 +102,18 @@ def test_prices_and_plans_on_a_platform_are_those_of_slower_terms(tmp_path) -> N
     assert one.step_s == taken_s(one, *platform.factors)
     assert (one.error, one.measured_steps) == (platform.error, 5)
     chosen = hpgo.plan_llm(MODEL, CLUSTER, platform=platform, top=3, **ASKED)
-    assert [found.step_s for found in chosen.prices] == [taken_s(found, *platform.factors) for found in chosen.prices]
-    assert {found.error for found in chosen.prices} == {platform.error}
+    assert [found.step_s for found in chosen.estimates] == [
+        taken_s(found, *platform.factors) for found in chosen.estimates
+    ]
+    assert {found.error for found in chosen.estimates} == {platform.error}
 
 
 def test_every_constant_with_a_rate_or_a_time_follows_its_factor() -> None:
     """A platform twice as slow in all takes twice as long, but for what is a datasheet's."""
     scaled = {name for shares_and_seconds in (COMPUTING, EXCHANGE) for names in shares_and_seconds for name in names}
     ratios = {
-        "tile", "idle", "attention_backward", "misaligned", "elements_unfused", "host_backward", "launch_hidden",
-        "hidden", "grouped", "routed",
+        "gemm_tile", "tail_wave_loss", "attention_backward_factor", "misaligned_head_factor", "unfused_elementwise_factor", "backward_launch_factor", "launch_overlap_fraction",
+        "comm_overlap_fraction", "grouped_gemm_efficiency", "routed_row_factor",
     }  # fmt: skip
     sizes = {name for name in Constants.__dataclass_fields__ if name.endswith("_bytes")}
     assert scaled | ratios | sizes >= set(Constants.__dataclass_fields__)
@@ -132,11 +134,11 @@ def test_the_error_without_measurements_is_that_of_the_device() -> None:
 STEPS = """\
 hpgo_steps: 1
 steps:
-  - {model: llama-3-8b, cluster: "h100:1", global_batch_size: 32, seq: 8192, tp: 2, seconds: 4.4 s}
-  - {model: llama-3-8b, cluster: "h100:2", global_batch_size: 32, seq: 8192, tp: 4, recompute: full, seconds: 3.1}
+  - {model: llama-3-8b, cluster: "h100:1", global_batch_size: 32, seq_length: 8192, tp: 2, seconds: 4.4 s}
+  - {model: llama-3-8b, cluster: "h100:2", global_batch_size: 32, seq_length: 8192, tp: 4, recompute: full, seconds: 3.1}
 """
 ROWS = """\
-model,cluster,global_batch_size,seq,tp,recompute,seconds
+model,cluster,global_batch_size,seq_length,tp,recompute,seconds
 llama-3-8b,h100:1,32,8192,2,,4.4 s
 llama-3-8b,h100:2,32,8192,4,full,3.1
 """
@@ -146,8 +148,8 @@ def test_yaml_json_and_csv_hold_the_same_steps(tmp_path) -> None:
     held = {
         "hpgo_steps": 1,
         "steps": [
-            {"model": "llama-3-8b", "cluster": "h100:1", "global_batch_size": 32, "seq": 8192, "tp": 2, "seconds": 4.4},
-            {"model": "llama-3-8b", "cluster": "h100:2", "global_batch_size": 32, "seq": 8192, "tp": 4,
+            {"model": "llama-3-8b", "cluster": "h100:1", "global_batch_size": 32, "seq_length": 8192, "tp": 2, "seconds": 4.4},
+            {"model": "llama-3-8b", "cluster": "h100:2", "global_batch_size": 32, "seq_length": 8192, "tp": 4,
              "recompute": "full", "seconds": "3100 ms"},
         ],
     }  # fmt: skip
@@ -165,7 +167,7 @@ def test_a_step_may_say_every_argument_of_a_price(tmp_path) -> None:
         name: one.default for name, one in inspect.signature(hpgo.estimate_llm).parameters.items()
         if one.default not in (None, inspect.Parameter.empty)
     }  # fmt: skip
-    said = {"model": "llama-3-8b", "cluster": "h100:1", "global_batch_size": 32, "seq": 8192, "seconds": 4.4}
+    said = {"model": "llama-3-8b", "cluster": "h100:1", "global_batch_size": 32, "seq_length": 8192, "seconds": 4.4}
     path = tmp_path / "steps.json"
     path.write_text(json.dumps({"hpgo_steps": 1, "steps": [said | usual, said]}), encoding="utf-8")
     one, other = read_steps(path)

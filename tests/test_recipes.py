@@ -20,7 +20,7 @@ RECIPES = [
 def test_a_published_way_fits_and_costs_at_most_3_percent_more_than_the_best(
     model: str, cluster: str, precision: Any, way: dict[str, int]
 ) -> None:
-    gpus, asked = hpgo.Cluster.preset(cluster), {"global_batch_size": 128, "seq": 8192, "precision": precision}
+    gpus, asked = hpgo.Cluster.preset(cluster), {"global_batch_size": 128, "seq_length": 8192, "precision": precision}
     recipe = hpgo.estimate_llm(model, gpus, **asked, **way)
     found = hpgo.plan_llm(model, gpus, **asked, top=1)
     assert recipe.fits
@@ -60,7 +60,7 @@ def test_only_inputs_of_products_in_fewer_bits_are_kept_in_these() -> None:
 
 def test_what_cannot_fit_is_not_offered() -> None:
     """Without sharing, a parameter's 18 bytes are 145 GB of 80."""
-    gpus, asked = hpgo.Cluster.preset("h100:1"), {"global_batch_size": 8, "seq": 2048}
+    gpus, asked = hpgo.Cluster.preset("h100:1"), {"global_batch_size": 8, "seq_length": 2048}
     assert not hpgo.estimate_llm("llama-3-8b", gpus, **asked, zero_stage=0).fits
     with pytest.raises(hpgo.InfeasibleError, match="too little"):
-        hpgo.plan_llm("llama-3-8b", gpus, **asked, fix={"zero": 0, "tp": 1, "pp": 1, "cp": 1})
+        hpgo.plan_llm("llama-3-8b", gpus, **asked, fix={"zero_stage": 0, "tp": 1, "pp": 1, "cp": 1})

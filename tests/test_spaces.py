@@ -17,7 +17,7 @@ H100 = hpgo.Cluster.preset("h100:1")
 TINY = hpgo.Transformer(
     name="tiny", layers=4, hidden=512, heads=8, kv_heads=4, head_dim=64, ffn=2048, vocab=32000
 )  # fmt: skip
-ASKED: dict[str, Any] = {"global_batch_size": 8, "seq": 512}
+ASKED: dict[str, Any] = {"global_batch_size": 8, "seq_length": 512}
 
 
 def runs(launcher: str, price: hpgo.LlmEstimate) -> bool:
@@ -63,18 +63,18 @@ def test_the_best_way_of_a_launcher_is_that_of_trying_all_that_it_runs(launcher:
     every = all_that_is_run(launcher, model, cluster)
     fitting = [one for one in every if one.fits]
     if launcher == "megatron":  # which runs uneven ranks, too, and computes some of a stage's layers anew
-        even, every_one = every, every_way(model, cluster, ASKED["global_batch_size"], ASKED["seq"])
+        even, every_one = every, every_way(model, cluster, ASKED["global_batch_size"], ASKED["seq_length"])
         every, fitting = list(every_one.values()), listed(every_one, 80e9)
         assert {(one.step_s, one.stages) for one in even} <= {(one.step_s, one.stages) for one in every}
     found = hpgo.plan_llm(model, cluster, **ASKED, framework=launcher, top=1000)
-    assert found.ways == len(every)
+    assert found.configurations == len(every)
     steps = sorted(one.step_s for one in fitting)
-    assert [one.step_s for one in found.prices] == pytest.approx(steps[:1000])
-    assert found.launcher.partition("@")[0] == launcher
-    assert all(runs(launcher, one) for one in found.prices)
+    assert [one.step_s for one in found.estimates] == pytest.approx(steps[:1000])
+    assert found.framework.partition("@")[0] == launcher
+    assert all(runs(launcher, one) for one in found.estimates)
 
 
-FIXED = {"tp": [1, 2, 4], "cp": [1, 2], "pp": [1, 2, 4], "vpp": [1, 2], "dp": [1, 2, 4], "zero": [0, 1],
+FIXED = {"tp": [1, 2, 4], "cp": [1, 2], "pp": [1, 2, 4], "vpp": [1, 2], "dp": [1, 2, 4], "zero_stage": [0, 1],
          "micro_batch_size": [1, 2, 4], "recompute": ["none", "full"]}  # fmt: skip
 FIELDS = {"tp": "tensor", "cp": "context", "pp": "pipeline", "vpp": "chunks", "dp": "data"}
 
@@ -85,7 +85,7 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
     name, other = data.draw(st.permutations(sorted(FIXED)))[:2]
     value, left = data.draw(st.sampled_from(FIXED[name])), data.draw(st.sampled_from(FIXED[other]))
     cluster = H100.first(4)
-    every = hpgo.plan_llm(TINY, cluster, **ASKED, top=1000).prices
+    every = hpgo.plan_llm(TINY, cluster, **ASKED, top=1000).estimates
     wanted = [
         one
         for one in every
@@ -97,21 +97,21 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
     except hpgo.ArgumentError:
         assert not wanted
         return
-    assert [one.step_s for one in found.prices] == pytest.approx([one.step_s for one in wanted])
-    assert {one.parallelism for one in found.prices} == {one.parallelism for one in wanted}
+    assert [one.step_s for one in found.estimates] == pytest.approx([one.step_s for one in wanted])
+    assert {one.parallelism for one in found.estimates} == {one.parallelism for one in wanted}
 
 
 @pytest.mark.parametrize(
     ("asked", "says", "hint"),
     [
-        ({"launcher": "megatorn"}, "there is no launcher `megatorn`", "did you mean `megatron`?"),
-        ({"launcher": "foo"}, "there is no launcher `foo`", "known: megatron, torchtitan, deepspeed"),
-        ({"launcher": 3}, "there is no launcher 3", "known: megatron, torchtitan, deepspeed"),
-        ({"launcher": "torch"}, "no way of training a transformer is exported for PyTorch", "megatron"),
-        ({"launcher": "vllm"}, "no way of training a transformer is exported for vLLM", "megatron"),
+        ({"framework": "megatorn"}, "there is no launcher `megatorn`", "did you mean `megatron`?"),
+        ({"framework": "foo"}, "there is no launcher `foo`", "known: megatron, torchtitan, deepspeed"),
+        ({"framework": 3}, "there is no launcher 3", "known: megatron, torchtitan, deepspeed"),
+        ({"framework": "torch"}, "no way of training a transformer is exported for PyTorch", "megatron"),
+        ({"framework": "vllm"}, "no way of training a transformer is exported for vLLM", "megatron"),
         ({"fix": {"tpp": 2}}, "there is no degree `tpp`", "did you mean `tp`?"),
         ({"fix": {"tp": 0}}, "tp is 0", ""),
-        ({"fix": {"zero": 4}}, "zero is 4", ""),
+        ({"fix": {"zero_stage": 4}}, "zero_stage is 4", ""),
         ({"fix": {"recompute": "some"}}, "recompute is `some`", "selective"),
         ({"fix": {"recompute": "selective"}}, "attention as one kernel", "take none, which is the same then, or full"),
         ({"fix": {"tp": 3}}, "tp 3 does not divide the 8 GPUs of a machine", "2 and 4"),
@@ -123,11 +123,11 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
         ({"fix": {"tp": 4, "dp": 4}}, "dp 4 does not divide 2 GPUs", "2"),
         ({"fix": {"micro_batch_size": 3}}, "micro-batches of 3 does not divide a global batch of 8", "2 and 4"),
         ({"fix": {"vpp": 2, "pp": 1}}, "vpp 2 needs a pipeline", "fix `pp=2`"),
-        ({"fix": {"zero": 3}}, "Megatron-LM does not share what replicas hold as zero 3", "1"),
-        ({"fix": {"zero": 1}, "launcher": "torchtitan"}, "torchtitan does not share what replicas hold as zero 1", "2"),
-        ({"fix": {"tp": 2}, "launcher": "deepspeed"}, "DeepSpeed has no tensor parallelism here", "megatron"),
-        ({"fix": {"vpp": 2}, "launcher": "deepspeed"}, "DeepSpeed has one stage on each GPU", "megatron"),
-        ({"precision": "fp8", "launcher": "torchtitan"}, "torchtitan computes in bf16 here, not in fp8", "megatron"),
+        ({"fix": {"zero_stage": 3}}, "Megatron-LM does not share what replicas hold as zero 3", "1"),
+        ({"fix": {"zero_stage": 1}, "framework": "torchtitan"}, "torchtitan does not share what replicas hold as zero 1", "2"),
+        ({"fix": {"tp": 2}, "framework": "deepspeed"}, "DeepSpeed has no tensor parallelism here", "megatron"),
+        ({"fix": {"vpp": 2}, "framework": "deepspeed"}, "DeepSpeed has one stage on each GPU", "megatron"),
+        ({"precision": "fp8", "framework": "torchtitan"}, "torchtitan computes in bf16 here, not in fp8", "megatron"),
         ({"fix": {"tp": 2}, "exclude": ["tp"]}, "tp is fixed to 2 and excluded", "leave tp out of one of them"),
         ({"exclude": ["micro_batch_size"]}, "there is always a micro-batch", "micro-batch-size=1"),
         ({"exclude": "cp"}, "exclusions are `cp`", "cp"),
@@ -152,7 +152,7 @@ def shortage(**asked: Any) -> hpgo.InfeasibleError:
     with pytest.raises(
         hpgo.InfeasibleError, match=r"no way fits: the leanest, .* needs .* of a GPU, which has"
     ) as caught:
-        hpgo.plan_llm(**{"global_batch_size": 8, "seq": 8192, **asked})
+        hpgo.plan_llm(**{"global_batch_size": 8, "seq_length": 8192, **asked})
     return caught.value
 
 
@@ -165,9 +165,9 @@ def test_less_headroom_is_the_first_that_helps() -> None:
 
 
 def test_then_what_was_fixed_or_excluded() -> None:
-    fixed = shortage(transformer="llama-3-8b", cluster=H100, fix={"zero": 0, "tp": 1, "pp": 1, "cp": 1})
-    assert fixed.hint == "ways fit without its `--fix`: leave zero open"
-    left = shortage(transformer="llama-3-8b", cluster=H100, exclude=["tp", "pp", "zero"])
+    fixed = shortage(transformer="llama-3-8b", cluster=H100, fix={"zero_stage": 0, "tp": 1, "pp": 1, "cp": 1})
+    assert fixed.hint == "ways fit without its `--fix`: leave zero-stage open"
+    left = shortage(transformer="llama-3-8b", cluster=H100, exclude=["tp", "pp", "zero_stage"])
     assert left.hint == "ways fit without its `--exclude`: leave tp open"
 
 
@@ -193,9 +193,9 @@ def test_the_command_holds_the_search_to_its_options_and_writes_the_way(run, tmp
     said = " ".join(done.stdout.split())
     assert "of all that torchtitan 0.3 runs with tp 2 and pp 2, without cp" in said
     plan = hpgo.LlmPlan.read(tmp_path / "llm-plan.json")
-    assert (plan.price.global_batch_size, plan.launcher) == (16, "torchtitan@0.3")
-    assert (plan.price.parallelism.tp, plan.price.parallelism.pp, plan.price.parallelism.cp) == (2, 2, 1)
-    assert max(stage.peak_bytes for stage in plan.price.stages) <= 74e9
+    assert (plan.estimate.global_batch_size, plan.framework) == (16, "torchtitan@0.3")
+    assert (plan.estimate.parallelism.tp, plan.estimate.parallelism.pp, plan.estimate.parallelism.cp) == (2, 2, 1)
+    assert max(stage.peak_bytes for stage in plan.estimate.stages) <= 74e9
 
 
 @pytest.mark.parametrize(

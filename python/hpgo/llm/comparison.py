@@ -12,11 +12,10 @@ from hpgo.base.laws import difference
 from hpgo.base.records import Record, check_fields
 from hpgo.base.wording import near, shorten, shown
 from hpgo.llm.estimate import LlmEstimate
+from hpgo.llm.parallelism import ParallelismConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from hpgo.llm.parallelism import ParallelismConfig
 
 NAMES = tuple(field.name for field in fields(ParallelismConfig) if field.name != "dp")
 """Fields that may be asked for; the degree of data parallelism follows from them."""

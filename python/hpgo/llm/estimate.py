@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1e-12
 """Relative rounding error of a step time, below which no bubble is reported."""
-_FLAGS = (
+FLAGS = (
     "flash_attention", "fused_elementwise", "overlap_dp_comm", "fused_cross_entropy", "fused_adam", "flatten_gradients",
     "dtensor", "grad_reduce_in_bf16",
 )  # fmt: skip
-_COUNTS = (*DEGREES, "first_rank_layers", "last_rank_layers", "recompute_num_layers")
+COUNTS = (*DEGREES, "first_rank_layers", "last_rank_layers", "recompute_num_layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,14 +251,14 @@ def estimate_llm(
     choice("recomputation", recompute, get_args(Recompute))
     choice("pp_schedule", pp_schedule, get_args(PipelineSchedule))
     choice("precision", precision, get_args(Precision))
-    for name in _FLAGS:
+    for name in FLAGS:
         check_flag(name, asked[name])
     if sequence_parallel is not None:
         check_flag("sequence_parallel", sequence_parallel)
     most_gpus = cluster.devices
     if devices is not None:
         cluster = cluster.first(devices)
-    asked |= {name: whole(name, asked[name]) for name in _COUNTS if asked[name] is not None}
+    asked |= {name: whole(name, asked[name]) for name in COUNTS if asked[name] is not None}
     asked["sequence_parallel"] = asked["tp"] > 1 if sequence_parallel is None else sequence_parallel
     try:
         return estimate_on(model, cluster, ParallelismConfig(**asked), platform, **batch)

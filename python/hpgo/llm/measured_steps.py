@@ -22,7 +22,7 @@ from hpgo.base.records import Record, check_fields
 from hpgo.base.units import parse_seconds
 from hpgo.base.wording import printable, shorten
 from hpgo.llm.constants import CONSTANTS
-from hpgo.llm.estimate import LlmEstimate, estimate_config, estimate_llm
+from hpgo.llm.estimate import COUNTS, FLAGS, LlmEstimate, estimate_config, estimate_llm
 from hpgo.llm.platform import Platform
 from hpgo.llm.validated_features import mechanisms
 from hpgo.machine.cluster import Cluster
@@ -52,30 +52,14 @@ _LEAST_APART = 0.02
 _CLOSE = 1e-12
 """Of a factor's logarithm: closer is rounding."""
 _VERSION_KEY, _VERSION = "hpgo_steps", 1
-_FLAGS = (
-    "sequence_parallel", "flash_attention", "fused_elementwise", "overlap_dp_comm", "fused_cross_entropy", "fused_adam", "flatten_gradients", "dtensor",
-    "grad_reduce_in_bf16",
-)  # fmt: skip
-_COUNTS = (
-    "tp", "pp", "vpp", "first_rank_layers", "last_rank_layers", "cp", "ep", "micro_batch_size", "recompute_num_layers",
-    "devices",
-)  # fmt: skip
+_FLAGS = ("sequence_parallel", *FLAGS)
+_COUNTS = (*COUNTS, "devices")
 _FROM_NONE = ("zero_stage", "cpu_offload_num_layers")
 _WORDS = ("pp_schedule", "recompute", "precision")
 _KEYS = " ".join(
-    (
-        "model",
-        "cluster",
-        "seconds",
-        "global_batch_size",
-        "seq_length",
-        "adapter_gbit_s",
-        *_FLAGS,
-        *_COUNTS,
-        *_FROM_NONE,
-        *_WORDS,
-    )
-)
+    ("model", "cluster", "seconds", "global_batch_size", "seq_length", "adapter_gbit_s", *_FLAGS, *_COUNTS, *_FROM_NONE,
+     *_WORDS)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +350,7 @@ def _of_csv(text: str, file: str) -> list[Section]:
 
 def _step(row: Section) -> MeasuredStep:
     given: dict[str, Any] = {"global_batch_size": row.whole("global_batch_size", least=1)}
-    given["seq"] = row.whole("seq_length", least=1)
+    given["seq_length"] = row.whole("seq_length", least=1)
     given |= {name: row.whole(name, least=1) for name in _COUNTS if name in row}
     given |= {name: row.whole(name) for name in _FROM_NONE if name in row}
     given |= {name: row.flag(name) for name in _FLAGS if name in row}

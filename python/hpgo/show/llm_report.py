@@ -84,7 +84,7 @@ def lines(estimate: LlmEstimate, width: int = WIDTH) -> list[str]:
         ),
         "",
         *plain(
-            ["rank", "layers", *(COLUMNS[name].label for name in columns), "total"],
+            ["rank", "layers", *(COLUMNS[name].label.removeprefix("framework ") for name in columns), "all"],
             [
                 (
                     where,
