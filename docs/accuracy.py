@@ -29,7 +29,7 @@ from hpgo.llm.estimate import LlmEstimate, StageEstimate, estimate_config, stage
 from hpgo.llm.layer_context import VALUE
 from hpgo.llm.parallelism import ParallelismConfig
 from hpgo.llm.step_time import PipelineStages
-from hpgo.llm.validated_features import family, mechanisms
+from hpgo.llm.validated_features import family, features_of
 from hpgo.machine.cluster import Cluster
 from hpgo.model.transformer import Latent, Transformer
 from hpgo.model.transformer_presets import TRANSFORMERS
@@ -811,13 +811,13 @@ def measured(steps: Iterable[Point]) -> dict[str, Counter[str]]:
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for point in steps:
         if point.platform not in UNFITTED:
-            found[family(point.cluster.machines[0].device.name)].update(mechanisms(point.parallelism))
+            found[family(point.cluster.machines[0].device.name)].update(features_of(point.parallelism))
     return found
 
 
 def _mechanisms(steps: Sequence[Point]) -> list[str]:
     counts = sorted(measured(steps).items())
-    names = list(dict.fromkeys(name for point in steps for name in mechanisms(point.parallelism)))
+    names = list(dict.fromkeys(name for point in steps for name in features_of(point.parallelism)))
     lines = [
         "## What was measured",
         "",

@@ -145,7 +145,7 @@ def test_no_module_hides_a_public_function() -> None:
         "called = {'plan', 'evaluate', 'calibrate', 'plan_llm', 'compare', 'draw_pareto_front', 'draw_llm_plan',"
         " 'fit_platform', 'llm_pareto_front',"
         " 'exhaustive', 'estimate', 'read_profile', 'write_profile',"
-        " 'schedules', 'schedule', 'simulate', 'partition', 'partition_files', 'price', 'program'}\n"
+        " 'schedules', 'schedule', 'simulate', 'partition', 'partition_files', 'estimate_llm', 'program'}\n"
         "functions = {name for name in hpgo.__all__ if inspect.isfunction(getattr(hpgo, name))}\n"
         "assert functions == called, functions ^ called\n"
         "write = lambda name, text: pathlib.Path(name).write_text(text)\n"

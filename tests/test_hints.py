@@ -50,7 +50,7 @@ vocab: 1000
 STEPS = """
 hpgo_steps: 1
 steps:
-  - {model: llama-3-8b, cluster: "h100:1", seconds: 5.1, global_batch_size: 32, seq: 4096, tp: 2}
+  - {model: llama-3-8b, cluster: "h100:1", seconds: 5.1, global_batch_size: 32, seq_length: 4096, tp: 2}
 """
 DOCUMENTS = {
     "cluster": (CLUSTER, hpgo.Cluster.read),
@@ -290,7 +290,7 @@ small = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12, 16])
         st.sampled_from([96, 256, 384]), st.sampled_from([0, 0, 4, 6]),
     ),
     asked=st.fixed_dictionaries(
-        {"global_batch_size": st.sampled_from([1, 8, 12, 30, 64]), "seq": st.sampled_from([512, 1000, 2048])},
+        {"global_batch_size": st.sampled_from([1, 8, 12, 30, 64]), "seq_length": st.sampled_from([512, 1000, 2048])},
         optional=dict.fromkeys(("tp", "cp", "ep", "pp", "vpp", "micro_batch_size"), small) | {
             "devices": st.integers(1, 16)},
     ),
@@ -329,12 +329,12 @@ def test_several_degrees_that_are_refused_lead_to_options_that_are_accepted(opti
 
 
 def test_names_that_are_fixed_in_vain_together_are_left_open_together() -> None:
-    fix = {"tp": 6, "cp": 5, "vpp": 16, "zero": 1}
-    asked = {"global_batch_size": 1, "seq": 512, "launcher": "megatron", "top": 1}
+    fix = {"tp": 6, "cp": 5, "vpp": 16, "zero_stage": 1}
+    asked = {"global_batch_size": 1, "seq_length": 512, "framework": "megatron", "top": 1}
     with pytest.raises(hpgo.ArgumentError) as caught:
         hpgo.plan_llm("gpt-2", "h100:1", fix=fix, **asked)
     assert caught.value.hint == "leave tp, cp and vpp open"
-    assert hpgo.plan_llm("gpt-2", "h100:1", fix={"zero": 1}, **asked).best
+    assert hpgo.plan_llm("gpt-2", "h100:1", fix={"zero_stage": 1}, **asked).best
 
 
 def test_a_cluster_that_is_too_small_leads_to_a_larger_one_of_its_kind() -> None:
@@ -347,7 +347,9 @@ def test_a_cluster_that_is_too_small_leads_to_a_larger_one_of_its_kind() -> None
 @given(
     layers=st.integers(2, 12),
     fix=st.dictionaries(
-        st.sampled_from(["tp", "cp", "pp", "vpp", "dp", "micro_batch_size", "zero"]), st.integers(1, 8), max_size=3
+        st.sampled_from(["tp", "cp", "pp", "vpp", "dp", "micro_batch_size", "zero_stage"]),
+        st.integers(1, 8),
+        max_size=3,
     ),
     launcher=st.sampled_from(["megatron", "torchtitan", "deepspeed"]),
 )
@@ -356,7 +358,7 @@ def test_what_a_search_says_to_fix_instead_leaves_ways(layers, fix, launcher) ->
     shape = hpgo.Transformer(
         name="made", layers=layers, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=512, vocab=1000
     )
-    asked = {"global_batch_size": 8, "seq": 512, "launcher": launcher, "top": 1}
+    asked = {"global_batch_size": 8, "seq_length": 512, "framework": launcher, "top": 1}
     try:
         hpgo.plan_llm(shape, "h100:1", fix=fix, **asked)
     except hpgo.ArgumentError as error:

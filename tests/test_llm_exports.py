@@ -152,7 +152,7 @@ def test_deepspeed_is_told_batches_and_what_replicas_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "way", "says"),
+    ("target", "config", "says"),
     [
         ("torchtitan", {"tp": 8, "pp": 4}, "torchtitan shares what replicas hold beside a pipeline as zero 2, not 1"),
         ("torchtitan", {"tp": 8, "zero_stage": 2}, "sums gradients in each of 16 passes"),

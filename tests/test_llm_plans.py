@@ -29,7 +29,7 @@ def plan() -> hpgo.LlmPlan:
 
 @given(
     tp=st.sampled_from([1, 2, 4]), cp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 2, 4]), vpp=st.integers(1, 2),
-    zero=st.integers(0, 3), gpus=st.sampled_from([32, 64]), recompute=st.sampled_from(["none", "selective", "full"]),
+    zero_stage=st.integers(0, 3), gpus=st.sampled_from([32, 64]), recompute=st.sampled_from(["none", "selective", "full"]),
     precision=st.sampled_from(["bf16", "fp16", "fp8"]), last=st.sampled_from([None, 2]),
 )  # fmt: skip
 @settings(max_examples=40)
@@ -50,7 +50,7 @@ def test_a_file_reads_back_as_the_same_way_at_the_same_price(
     saved = hpgo.LlmPlan.of(one, "llama-3-8b", H100)
     text = saved.to_json()
     assert hpgo.LlmPlan.from_json(text) == saved
-    assert hpgo.LlmPlan.from_json(text).price.fits == one.fits
+    assert hpgo.LlmPlan.from_json(text).estimate.fits == one.fits
     SCHEMA.validate(json.loads(text))
 
 
@@ -64,9 +64,9 @@ def test_whatever_a_transformer_is_like_comes_back(name: str) -> None:
 
 def test_what_was_saved_gives_the_same_price_when_it_is_asked_again(plan: hpgo.LlmPlan) -> None:
     again = hpgo.LlmPlan.from_json(plan.to_json())
-    config, price = again.price.parallelism, again.price
+    config, price = again.estimate.parallelism, again.estimate
     assert price == hpgo.estimate_llm(
-        again.transformer, again.cluster, global_batch_size=price.global_batch_size, seq_length=price.seq, tp=config.tp,
+        again.transformer, again.cluster, global_batch_size=price.global_batch_size, seq_length=price.seq_length, tp=config.tp,
         pp=config.pp, vpp=config.vpp, cp=config.cp, zero_stage=config.zero_stage, micro_batch_size=config.micro_batch_size,
     )  # fmt: skip
 
@@ -97,24 +97,24 @@ def altered(plan: hpgo.LlmPlan, *path: str, to: object = None, drop: bool = Fals
         (("version",), 2, "is of version 2, not 1"),
         (("format",), "hpgo.plan", "no way of training"),
         (("colour",), "red", "`colour` is unknown"),
-        (("price", "colour"), "red", "price: `colour` is unknown"),
-        (("price", "way", "tensors"), 2, "price, way: `tensors` is unknown"),
-        (("price", "way", "tensor"), "8", "price, way: `tensor` must be a whole number"),
-        (("price", "way", "tensor"), 4, "degrees for 32 GPUs"),
-        (("price", "way", "precision"), "int8", "precision of a ParallelismConfig is `int8`"),
-        (("price", "way", "pipeline"), 0, "pipeline"),
-        (("price", "step_s"), "fast", "`step_s` must be a number"),
-        (("price", "step_s"), 0, "step_s"),
-        (("price", "seconds", "matrices"), -1, "matrices"),
-        (("price", "stages"), [], "no stages"),
-        (("price", "model"), "gpt-2", "a price of `gpt-2`"),
+        (("estimate", "colour"), "red", "estimate: `colour` is unknown"),
+        (("estimate", "parallelism", "tensors"), 2, "estimate, parallelism: `tensors` is unknown"),
+        (("estimate", "parallelism", "tp"), "8", "estimate, parallelism: `tp` must be a whole number"),
+        (("estimate", "parallelism", "tp"), 4, "degrees for 32 GPUs"),
+        (("estimate", "parallelism", "precision"), "int8", "precision of a ParallelismConfig is `int8`"),
+        (("estimate", "parallelism", "pp"), 0, "pp is 0"),
+        (("estimate", "step_s"), "fast", "`step_s` must be a number"),
+        (("estimate", "step_s"), 0, "step_s"),
+        (("estimate", "time_by_term_s", "linear"), -1, "linear"),
+        (("estimate", "stages"), [], "no stages"),
+        (("estimate", "model"), "gpt-2", "a price of `gpt-2`"),
         (("transformer", "layers"), 81, "don't hold each of 81 layers once"),
-        (("price", "stages", "0", "layers"), [[0, 2**31]], "don't hold each of 80 layers once"),
+        (("estimate", "stages", "0", "layers"), [[0, 2**31]], "don't hold each of 80 layers once"),
         (("transformer", "heads"), 65, "65 heads"),
         (("transformer", "depth"), 8, "transformer: `depth` is unknown"),
         (("cluster", "machines"), [], "cluster"),
-        (("launcher",), "megatorn", "did you mean `megatron`"),
-        (("launcher",), "vllm", "no way of training a transformer is exported for vLLM"),
+        (("framework",), "megatorn", "did you mean `megatron`"),
+        (("framework",), "vllm", "no way of training a transformer is exported for vLLM"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(plan: hpgo.LlmPlan, path: tuple[str, ...], to: object, says: str) -> None:
@@ -124,7 +124,7 @@ def test_what_is_wrong_with_a_file_is_named(plan: hpgo.LlmPlan, path: tuple[str,
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("key", ["launcher", "price", "transformer", "cluster", "made_with"])
+@pytest.mark.parametrize("key", ["framework", "estimate", "transformer", "cluster", "made_with"])
 def test_a_key_that_is_missing_is_named(plan: hpgo.LlmPlan, key: str) -> None:
     with pytest.raises(hpgo.ArgumentError, match=rf"plan\.json: `{key}` is missing"):
         hpgo.LlmPlan.from_json(altered(plan, key, drop=True), source="plan.json")

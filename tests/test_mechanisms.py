@@ -13,7 +13,7 @@ from test_spaces import ASKED, TINY
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.llm.validated_features import EVERYWHERE, VALIDATED, mechanisms
+from hpgo.llm.validated_features import EVERYWHERE, VALIDATED, features_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ def test_of_ways_within_the_error_the_best_relies_on_the_least_that_nobody_measu
         every = hpgo.plan_llm(TINY, cluster, **ASKED, framework="torchtitan", top=1000).estimates
         found = hpgo.plan_llm(TINY, cluster, **ASKED, framework="torchtitan", top=top)
     assert len(every) < 1000
-    assert all(set(one.unvalidated_features) == set(mechanisms(one.parallelism)) - known for one in every)
+    assert all(set(one.unvalidated_features) == set(features_of(one.parallelism)) - known for one in every)
     alike = [one for one in every if one.step_s <= every[0].step_s * (1 + error)]
     wanted = min((len(one.unvalidated_features), one.step_s) for one in alike)
     assert (len(found.best.unvalidated_features), found.best.step_s) == wanted

@@ -55,6 +55,7 @@ _ARGUMENTS = {
     "headroom_bytes": "reserve",
     "reserved_bytes": "reserve",
     "deadline_s": "deadline",
+    "seq_length": "seq",
 }
 """Arguments of functions, and the parameters of commands that stand for them under another name."""
 _KEY = re.compile(r": (the key )?`\w+`")

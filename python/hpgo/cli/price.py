@@ -19,18 +19,11 @@ if TYPE_CHECKING:
 _DEGREE = click.IntRange(min=1)
 
 
-_ARGUMENTS = {
-    "seq": "seq_length", "first_layers": "first_rank_layers", "last_layers": "last_rank_layers",
-    "schedule": "pp_schedule", "zero": "zero_stage", "recompute_layers": "recompute_num_layers",
-    "flat_update": "flatten_gradients", "narrow_gradients": "grad_reduce_in_bf16",
-    "offload_layers": "cpu_offload_num_layers",
-}  # fmt: skip
-"""Arguments of `hpgo.estimate_llm` by parameters of the command, where names differ."""
 _SECTIONS = {
-    "What is trained": "cluster devices global_batch_size micro_batch_size seq precision",
-    "How it is shared": "tp pp vpp first_layers last_layers schedule cp ep zero",
-    "How it is computed": "recompute recompute_layers no_sequence_parallel no_flash no_fused no_fused_loss"
-    " no_fused_update flat_update dtensor narrow_gradients offload_layers no_overlap adapter_gbit_s platform",
+    "What is trained": "cluster devices global_batch_size micro_batch_size seq_length precision",
+    "How it is shared": "tp pp vpp first_rank_layers last_rank_layers pp_schedule cp ep zero_stage",
+    "How it is computed": "recompute recompute_num_layers no_sequence_parallel no_flash no_fused no_fused_loss"
+    " no_fused_update flatten_gradients dtensor grad_reduce_in_bf16 cpu_offload_num_layers no_overlap adapter_gbit_s platform",
     "What is written": "outputs picture as_json",
 }
 
@@ -39,21 +32,27 @@ _SECTIONS = {
 @click.argument("model", type=TRANSFORMER)
 @click.option("-c", "--cluster", required=True, type=CLUSTER, metavar="NAME|FILE", help="See `hpgo clusters`.")
 @click.option("-b", "--global-batch-size", type=_DEGREE, required=True, metavar="N", help="Sequences of a step.")
-@click.option("--seq", type=_DEGREE, required=True, metavar="N", help="Tokens of a sequence.")
+@click.option("--seq", "seq_length", type=_DEGREE, required=True, metavar="N", help="Tokens of a sequence.")
 @click.option("--tp", type=_DEGREE, default=1, metavar="N", help="GPUs that share each matrix.  [1]")
 @click.option("--pp", type=_DEGREE, default=1, metavar="N", help="PipelineStages of the pipeline.  [1]")
 @click.option("--vpp", type=_DEGREE, default=1, metavar="N", help="PipelineStages on each GPU: interleaving.  [1]")
-@click.option("--first-layers", type=_DEGREE, metavar="N", help="On the pipeline's first group.  [as between]")
-@click.option("--last-layers", type=_DEGREE, metavar="N", help="On its last one.  [as between]")
 @click.option(
-    "--schedule", type=click.Choice(get_args(PipelineSchedule)), default="1f1b", show_default=True,
+    "--first-layers",
+    "first_rank_layers",
+    type=_DEGREE,
+    metavar="N",
+    help="On the pipeline's first group.  [as between]",
+)
+@click.option("--last-layers", "last_rank_layers", type=_DEGREE, metavar="N", help="On its last one.  [as between]")
+@click.option(
+    "--schedule", "pp_schedule", type=click.Choice(get_args(PipelineSchedule)), default="1f1b", show_default=True,
     help="Order of passes; the others need --vpp.",
 )  # fmt: skip
 @click.option("--cp", type=_DEGREE, default=1, metavar="N", help="GPUs that share each sequence.  [1]")
 @click.option("--ep", type=_DEGREE, default=1, metavar="N", help="GPUs that share a layer's experts.  [1]")
 @click.option("--devices", type=_DEGREE, metavar="N", help="GPUs, the first of the cluster.  [all]")
 @click.option(
-    "--zero", type=click.IntRange(0, 3), default=1, show_default=True,
+    "--zero", "zero_stage", type=click.IntRange(0, 3), default=1, show_default=True,
     help="Replicas share optimizer state from 1, gradients from 2, weights at 3.",
 )  # fmt: skip
 @click.option("--micro-batch-size", type=_DEGREE, default=1, metavar="N", help="Sequences at once.  [1]")
@@ -61,7 +60,13 @@ _SECTIONS = {
     "--recompute", type=click.Choice(get_args(Recompute)), default="none", show_default=True,
     help="Backward passes compute anew: nothing, attention's scores, or layers.",
 )  # fmt: skip
-@click.option("--recompute-layers", type=_DEGREE, metavar="N", help="How many of each stage, of `full`.  [all]")
+@click.option(
+    "--recompute-layers",
+    "recompute_num_layers",
+    type=_DEGREE,
+    metavar="N",
+    help="How many of each stage, of `full`.  [all]",
+)
 @click.option(
     "--precision", type=click.Choice(get_args(Precision)), default="bf16", show_default=True,
     help="Of products.",
@@ -72,11 +77,16 @@ _SECTIONS = {
 @click.option("--no-overlap", is_flag=True, help="Gradients are summed after the backward passes only.")
 @click.option("--no-fused-loss", is_flag=True, help="The loss is several kernels, in 32 bits.")
 @click.option("--no-fused-update", is_flag=True, help="Adam is several kernels.")
-@click.option("--flat-update", is_flag=True, help="Its 16-bit gradients are copied into one tensor, as by DeepSpeed.")
-@click.option("--dtensor", is_flag=True, help="PyTorch's DTensor and FSDP2 share it, as in torchtitan.")
-@click.option("--narrow-gradients", is_flag=True, help="Gradients add up in 16 bits.")
 @click.option(
-    "--offload-layers", type=click.IntRange(min=0), default=0, metavar="N",
+    "--flat-update",
+    "flatten_gradients",
+    is_flag=True,
+    help="Its 16-bit gradients are copied into one tensor, as by DeepSpeed.",
+)
+@click.option("--dtensor", is_flag=True, help="PyTorch's DTensor and FSDP2 share it, as in torchtitan.")
+@click.option("--narrow-gradients", "grad_reduce_in_bf16", is_flag=True, help="Gradients add up in 16 bits.")
+@click.option(
+    "--offload-layers", "cpu_offload_num_layers", type=click.IntRange(min=0), default=0, metavar="N",
     help="Layers whose values wait in the host's memory.  [0]",
 )  # fmt: skip
 @click.option("--adapter", "adapter_gbit_s", type=float, metavar="GBIT/S", help="Rate of a preset's network adapters.")
@@ -133,7 +143,7 @@ def command(
             fused_cross_entropy=not no_fused_loss,
             fused_adam=not no_fused_update,
             platform=measured,
-            **{_ARGUMENTS.get(name, name): value for name, value in options.items()},
+            **options,
         )
         for output in outputs:
             write_profile(profile_of(found, model, where, constants=constants_of(where, measured)), output)

@@ -220,8 +220,8 @@ class FrameworkSupport(Record):
     def as_run(self, config: ParallelismConfig) -> ParallelismConfig:
         """`way` with gradients summed when the launcher does, and fused operations where it compiles layers.
 
-        >>> TORCHTITAN.as_run(ParallelismConfig(pp=2)).overlap, TORCHTITAN.as_run(ParallelismConfig(dp=2)).overlap
-        (False, True)
+        >>> [TORCHTITAN.as_run(config).overlap_dp_comm for config in (ParallelismConfig(pp=2), ParallelismConfig(dp=2))]
+        [False, True]
         """
         overlap = config.overlap_dp_comm and (self.overlaps_piped or config.pp == 1)
         fused = config.fused_elementwise and not config.splits_backward
@@ -283,7 +283,7 @@ DEEPSPEED = FrameworkSupport(
 """Its engines split what a user's own layers compute by nothing but samples and stages. They refuse 32-bit sums of
 gradients of 16-bit weights without ZeRO (`DeepSpeedEngine._do_optimizer_sanity_check`, 0.19.8)."""
 
-_SUPPORT: Mapping[tuple[str, str], FrameworkSupport] = {
+SUPPORT: Mapping[tuple[str, str], FrameworkSupport] = {
     ("megatron", "0.16"): MEGATRON,
     ("torchtitan", "0.2"): TORCHTITAN_02,
     ("torchtitan", "0.3"): TORCHTITAN,
@@ -300,7 +300,7 @@ def framework_support(name: str) -> tuple[Launcher, FrameworkSupport]:
     >>> framework_support("megatron")[1].zero_stages
     (0, 1)
     """
-    able = [one for one in TABLE if (one.name, one.version) in _SUPPORT]
+    able = [one for one in TABLE if (one.name, one.version) in SUPPORT]
     is_known = isinstance(name, str) and name.partition("@")[0] in NAMES
     row = row_of(TABLE if is_known else able, name, "launcher")
     if row not in able:
@@ -308,4 +308,4 @@ def framework_support(name: str) -> tuple[Launcher, FrameworkSupport]:
         raise ArgumentError(
             f"no way of training a transformer is exported for {row.title}", f"known: {', '.join(known)}"
         )
-    return row, _SUPPORT[row.name, row.version]
+    return row, SUPPORT[row.name, row.version]

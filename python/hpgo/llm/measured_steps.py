@@ -24,7 +24,7 @@ from hpgo.base.wording import printable, shorten
 from hpgo.llm.constants import CONSTANTS
 from hpgo.llm.estimate import COUNTS, FLAGS, LlmEstimate, estimate_config, estimate_llm
 from hpgo.llm.platform import Platform
-from hpgo.llm.validated_features import mechanisms
+from hpgo.llm.validated_features import features_of
 from hpgo.machine.cluster import Cluster
 from hpgo.machine.rates import same_card
 from hpgo.model.formats.transformers import transformer_of
@@ -198,7 +198,7 @@ def fit_platform(steps: Sequence[MeasuredStep] | str | PathLike[str]) -> Platfor
         spread=spread,
         trust=trust,
         error=sqrt(2 / pi) * left,
-        mechanisms=tuple(dict.fromkeys(name for one in held for name in mechanisms(one.predicted.parallelism))),
+        mechanisms=tuple(dict.fromkeys(name for one in held for name in features_of(one.predicted.parallelism))),
     )
     return PlatformFit(platform, tuple(held), tuple(_foretold_s(one, *platform.factors) for one in held), note)
 

@@ -1,7 +1,7 @@
-"""Mechanisms that a way of training relies on, and which of them a published step has measured, by device.
+"""Features of a configuration, and which of them published steps have validated, by device.
 
-A price adds up terms. Those of a mechanism that a step was measured with were held against a machine; what others take
-stands on terms alone, which are most hopeful where nobody has looked.
+An estimate adds up terms. Terms of a feature that a published step used were compared with a measurement. Other terms
+are unvalidated, and these are the most optimistic ones.
 """
 
 from __future__ import annotations
@@ -16,20 +16,16 @@ if TYPE_CHECKING:
     from hpgo.llm.parallelism import ParallelismConfig
 
 
-def mechanisms(config: ParallelismConfig) -> tuple[str, ...]:
-    """What `way` relies on, as options call it. How layers lie on ranks, and how many are computed anew, is none.
+def features_of(config: ParallelismConfig) -> tuple[str, ...]:
+    """Return the features that a configuration uses. Layer splits and the number of recomputed layers are none.
 
     >>> from hpgo.llm.parallelism import ParallelismConfig
-    >>> mechanisms(ParallelismConfig(tp=2, sequence_parallel=True, pp=4, dp=2, zero_stage=1))
+    >>> features_of(ParallelismConfig(tp=2, sequence_parallel=True, pp=4, dp=2, zero_stage=1))
     ('tp', 'sp', 'pp', 'zero 1', 'bf16')
     """
-    piped = config.pp > 1
-    # Beside a pipeline, weights that are shared stay gathered for the step, and gradients whole.
-    zero = (
-        f"zero {min(config.zero_stage, 2)} beside pp"
-        if piped and config.zero_stage > 1
-        else f"zero {config.zero_stage}"
-    )
+    piped, stage = config.pp > 1, config.zero_stage
+    # Beside a pipeline, sharded weights stay gathered for the step, and gradients stay whole.
+    zero = f"zero {min(stage, 2)} beside pp" if piped and stage > 1 else f"zero {stage}"
     held = (
         ("tp", config.tp > 1),
         ("sp", config.sequence_parallel),
@@ -65,9 +61,9 @@ VALIDATED: dict[str, tuple[str, ...]] = {
         "fp8", "narrow gradients",
     ),
 }  # fmt: skip
-"""Those of published steps, by device: docs/accuracy.md, *what was measured*."""
+"""Features of published steps by device: docs/accuracy.md, *what was measured*."""
 EVERYWHERE = frozenset(name for held in VALIDATED.values() for name in held)
-"""Those that were measured on any device."""
+"""Features that were validated on any device."""
 
 
 def family(device: str) -> str:
@@ -81,14 +77,15 @@ def family(device: str) -> str:
 
 
 def unvalidated_features(config: ParallelismConfig, device: str, besides: Collection[str] = ()) -> tuple[str, ...]:
-    """What `way` relies on that no published step on such a `device` has measured; `besides` was measured, too.
+    """Return the features of a configuration that no published step on such a `device` has validated.
 
-    On devices that no step is published of it is what none has measured anywhere.
+    Features in `besides` are validated, too. For a device without published steps, all features count that were
+    validated on any device.
 
     >>> from hpgo.llm.parallelism import ParallelismConfig
     >>> config = ParallelismConfig(cp=2, pp=2, vpp=2, pp_schedule="zb_v")
-    >>> unmeasured(config, "H100-80GB"), unmeasured(config, "A100-80GB"), unmeasured(config, "A100-80GB", ["cp"])
+    >>> unvalidated_features(config, "H100-80GB"), unvalidated_features(config, "A100-80GB"), unvalidated_features(config, "A100-80GB", ["cp"])
     (('schedule zb_v',), ('cp', 'schedule zb_v'), ('schedule zb_v',))
     """
     known = VALIDATED.get(family(device), EVERYWHERE)
-    return tuple(name for name in mechanisms(config) if name not in known and name not in besides)
+    return tuple(name for name in features_of(config) if name not in known and name not in besides)
