@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 PAGE, FITS = ROOT / "docs/accuracy.md", ROOT / "docs/accuracy.json"
-VALIDATED = Path(os.environ.get("HPGO_REFERENCE", ROOT / "../shared/reference")) / "llm/measured.jsonl"
+MEASURED = Path(os.environ.get("HPGO_REFERENCE", ROOT / "../shared/reference")) / "llm/measured.jsonl"
 
 PLATFORMS = {
     "megatron-a100": "Megatron-LM on A100 (SC21, Korthikanti, MT-NLG)",
@@ -107,31 +107,33 @@ _OFFLOADED = {
 """`cpu_offloading_num_layers` of Megatron-Bridge's recipes with FSDP, scripts/performance/configs/llama."""
 
 _START: dict[str, Any] = {
-    "products": 0.9, "idle": 0.5, "kernel_s": 5e-6, "attention": 0.85, "scores": 0.5, "misaligned": 0.4, "memory": 0.8,
-    "elements_unfused": 1.5, "links": 0.75, "adapters": 0.75, "exchange_s": 2e-5, "host_s": 1e-3,
-    "host_exchange_s": 5e-5, "host_backward": 1.3, "hidden": 0.7,
+    "gemm_efficiency": 0.9, "tail_wave_loss": 0.5, "gemm_overhead_s": 5e-6, "attention_efficiency": 0.85, "unfused_attention_efficiency": 0.5, "misaligned_head_factor": 0.4, "hbm_efficiency": 0.8,
+    "unfused_elementwise_factor": 1.5, "nvlink_efficiency": 0.75, "nic_efficiency": 0.75, "collective_overhead_s": 2e-5, "layer_launch_s": 1e-3,
+    "collective_launch_s": 5e-5, "backward_launch_factor": 1.3, "comm_overlap_fraction": 0.7,
 }  # fmt: skip
 """Where fits begin: what one would guess."""
-_START_EXPERTS: dict[str, Any] = {"grouped": 0.8, "routed": 1.5, "host_experts_s": 1e-3}
+_START_EXPERTS: dict[str, Any] = {"grouped_gemm_efficiency": 0.8, "routed_row_factor": 1.5, "expert_launch_s": 1e-3}
 _OF_TORCH = "GiB"
 """What PyTorch's allocator counts of itself, which torchtitan prints: nothing of CUDA's context, or of NCCL's."""
-_PASSING = {"reserve", "logits", "update", "sums"}
+_PASSING = {"framework_overhead", "logits", "optimizer_workspace", "grad_reduce_buffer"}
 _GOAL, _GOAL_KNOWN = 0.2, 0.12
 """Mean errors below which prices of models with experts are worth what those of others are."""
 FITTED, FITTED_EXPERTS = tuple(_START), tuple(_START_EXPERTS)
 _LIMITS = {
-    "products": (0.6, 1.0), "idle": (0.0, 1.0), "attention": (0.5, 1.2), "scores": (0.2, 1.0),
-    "misaligned": (0.25, 1.0), "memory": (0.6, 0.92), "elements_unfused": (1.0, 4.0), "links": (0.6, 0.85),
-    "adapters": (0.4, 0.95), "host_s": (5e-4, 1.2e-3), "host_exchange_s": (1e-5, 6e-5),
-    "host_backward": (1.0, 2.0), "hidden": (0.3, 1.0), "grouped": (0.3, 1.0), "routed": (1.0, 4.0),
+    "gemm_efficiency": (0.6, 1.0), "tail_wave_loss": (0.0, 1.0), "attention_efficiency": (0.5, 1.2), "unfused_attention_efficiency": (0.2, 1.0),
+    "misaligned_head_factor": (0.25, 1.0), "hbm_efficiency": (0.6, 0.92), "unfused_elementwise_factor": (1.0, 4.0), "nvlink_efficiency": (0.6, 0.85),
+    "nic_efficiency": (0.4, 0.95), "layer_launch_s": (5e-4, 1.2e-3), "collective_launch_s": (1e-5, 6e-5),
+    "backward_launch_factor": (1.0, 2.0), "comm_overlap_fraction": (0.3, 1.0), "grouped_gemm_efficiency": (0.3, 1.0), "routed_row_factor": (1.0, 4.0),
 }  # fmt: skip
 """What anybody would believe: copies reach nine tenths of a memory's rate, rings three quarters of NVLink's, and old
 stacks launch a layer in three quarters of a millisecond."""
-_OF_A_RECIPE = (
-    "tensor", "sequence", "context", "pipeline", "data", "chunks", "micro_batch_size", "recompute", "recompute_num_layers",
-    "zero", "precision", "flash", "fused", "overlap",
-)  # fmt: skip
-"""What a hash is made of, which stays as it is when ways learn to say more."""
+_OF_A_RECIPE = {
+    "tensor": "tp", "sequence": "sequence_parallel", "context": "cp", "pipeline": "pp", "data": "dp", "chunks": "vpp",
+    "micro_batch_size": "micro_batch_size", "recompute": "recompute", "recompute_layers": "recompute_num_layers",
+    "zero": "zero_stage", "precision": "precision", "flash": "flash_attention", "fused": "fused_elementwise",
+    "overlap": "overlap_dp_comm",
+}  # fmt: skip
+"""Fields by the words that a recipe's hash is made of, which stay as they are: they decide which half is fitted."""
 _MOST_OF_A_PLATFORM = 16
 """Points in a fit, so that none takes most of the time; all count in errors."""
 
@@ -160,9 +162,9 @@ class Point:
     @property
     def recipe(self) -> str:
         """The same for releases of one recipe."""
-        told = [f"{name}={getattr(self.parallelism, name)!r}" for name in _OF_A_RECIPE]
-        told += [f"expert={self.parallelism.ep}"] if self.parallelism.ep > 1 else []
-        config = f"ParallelismConfig({', '.join(told)})"
+        told = [f"{word}={getattr(self.config, field)!r}" for word, field in _OF_A_RECIPE.items()]
+        told += [f"expert={self.config.ep}"] if self.config.ep > 1 else []
+        config = f"Way({', '.join(told)})"
         return f"{self.platform} {self.model.name} {config} {self.cluster.name} {self.seq} {self.batch}"
 
     @property
@@ -175,7 +177,7 @@ class Point:
         return stages_of(
             self.model,
             self.cluster,
-            self.parallelism,
+            self.config,
             global_batch_size=self.batch,
             seq_length=self.seq,
             constants=self.under(constants),
@@ -190,7 +192,7 @@ class Point:
         return estimate_config(
             self.model,
             self.cluster,
-            self.parallelism,
+            self.config,
             global_batch_size=self.batch,
             seq_length=self.seq,
             constants=self.under(constants),
@@ -200,7 +202,7 @@ class Point:
 def read() -> tuple[list[Point], Counter[str]]:
     """All points that are priced, and why others are not."""
     points, left = [], Counter[str]()
-    for line in VALIDATED.read_text(encoding="utf-8").splitlines():
+    for line in MEASURED.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         why = _why_not(row)
         if why is None:
@@ -761,7 +763,7 @@ def _orders(steps: Sequence[Point], prices: dict[str, LlmEstimate]) -> dict[str,
             if point.platform == platform:
                 asked = (
                     point.model,
-                    point.parallelism.world_size,
+                    point.config.world_size,
                     point.batch,
                     point.seq,
                     point.edition,
@@ -770,9 +772,9 @@ def _orders(steps: Sequence[Point], prices: dict[str, LlmEstimate]) -> dict[str,
                 questions[asked].append(point)
         apart = right = 0
         regrets = []
-        for held in (held for held in questions.values() if len({point.parallelism for point in held}) > 1):
+        for held in (held for held in questions.values() if len({point.config for point in held}) > 1):
             for one, two in combinations(held, 2):
-                if one.parallelism == two.parallelism:
+                if one.config == two.config:
                     continue
                 measured = (one.step_s or 0.0) / (two.step_s or math.nan)
                 if not 1 / 1.05 < measured < 1.05:
@@ -811,13 +813,13 @@ def measured(steps: Iterable[Point]) -> dict[str, Counter[str]]:
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for point in steps:
         if point.platform not in UNFITTED:
-            found[family(point.cluster.machines[0].device.name)].update(features_of(point.parallelism))
+            found[family(point.cluster.machines[0].device.name)].update(features_of(point.config))
     return found
 
 
 def _mechanisms(steps: Sequence[Point]) -> list[str]:
     counts = sorted(measured(steps).items())
-    names = list(dict.fromkeys(name for point in steps for name in features_of(point.parallelism)))
+    names = list(dict.fromkeys(name for point in steps for name in features_of(point.config)))
     lines = [
         "## What was measured",
         "",
@@ -899,7 +901,7 @@ def _as_measured(point: Point, stage: StageEstimate) -> float:
     """Bytes of what was measured."""
     if point.platform == "memory-model":
         return sum(size for name, size in stage.memory_bytes if name not in _PASSING)
-    outside = dict(stage.memory_bytes)["reserve"] if point.memory_kind.startswith(_OF_TORCH) else 0.0
+    outside = dict(stage.memory_bytes)["framework_overhead"] if point.memory_kind.startswith(_OF_TORCH) else 0.0
     besides = _returned(point) if stage.layers[-1][1] == point.model.layers else 0.0
     return stage.peak_bytes + stage.allocator_cached_bytes + besides - outside
 
@@ -910,10 +912,10 @@ def _returned(point: Point) -> float:
     Until #1922, *Update PP to release memory earlier*, of October 2025: `output_chunks` and `_merge_outputs` of
     PyTorch's pipelining/schedules.py. By then what the loss took is free, but in smaller pieces.
     """
-    if point.platform != "torchtitan" or point.parallelism.pp == 1:
+    if point.platform != "torchtitan" or point.config.pp == 1:
         return 0.0
-    tokens = point.batch // point.parallelism.dp * point.seq // point.parallelism.cp
-    return 2 * VALUE * tokens * point.model.vocab / point.parallelism.tp
+    tokens = point.batch // point.config.dp * point.seq // point.config.cp
+    return 2 * VALUE * tokens * point.model.vocab / point.config.tp
 
 
 def _that_ran(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> list[str]:
@@ -966,7 +968,7 @@ def _points(steps: Sequence[Point], prices: dict[str, LlmEstimate], ratio: dict[
             "|---|---|---|---|---|---|---|",
         ]
         lines += [
-            f"| {point.id} | {point.parallelism.named()} | {point.parallelism.world_size} | {point.step_s:.4g} s |"
+            f"| {point.id} | {point.config.named()} | {point.config.world_size} | {point.step_s:.4g} s |"
             f" {prices[point.id].step_s:.4g} s | {ratio[point.id]:.2f} | {'fitted' if point.is_fitted else ''} |"
             for point in steps
             if point.platform == platform

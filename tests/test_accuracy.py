@@ -31,7 +31,7 @@ def accuracy(reference: Path) -> ModuleType:
 
     sys.modules["accuracy"] = module  # dataclasses look there for the names of types
     spec.loader.exec_module(module)
-    module.VALIDATED = reference / "llm/measured.jsonl"
+    module.MEASURED = reference / "llm/measured.jsonl"
     return module
 
 

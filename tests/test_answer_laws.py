@@ -267,7 +267,7 @@ def test_chain_plans_keep_the_laws(seed: int) -> None:
     assert len(set(hosts)) == len(hosts) <= cluster.devices
     for stage in plan.stages:
         assert stage.interval_s * len(stage.hosts) == pytest.approx(stage.compute_s)
-        assert 0 <= plan.utilization(stage) <= 1 + 1e-9
+        assert 0 <= plan.utilisation(stage) <= 1 + 1e-9
         assert 0 <= stage.memory_bytes <= stage.host_memory_bytes
     parts = [*plan.stages, *plan.hops]
     assert plan.interval_s == pytest.approx(max(part.interval_s for part in parts))
@@ -298,10 +298,10 @@ def degrees(random: Random) -> dict[str, Any]:
     vpp = random.choice([1, 1, 2, 3])
     return {
         "tp": random.choice([1, 2, 4]), "pp": random.choice([1, 2, 4]), "vpp": vpp, "cp": random.choice([1, 1, 2]),
-        "ep": random.choice([1, 1, 2, 4]), "zero": random.choice([0, 1, 2, 3]),
+        "ep": random.choice([1, 1, 2, 4]), "zero_stage": random.choice([0, 1, 2, 3]),
         "micro_batch_size": random.choice([1, 2]), "recompute": random.choice(["none", "selective", "full"]),
-        "schedule": random.choice(["1f1b", "1f1b", "zb_v" if vpp == 2 else "interleaved_zb"]),
-        "overlap": random.random() < 0.5,
+        "pp_schedule": random.choice(["1f1b", "1f1b", "zb_v" if vpp == 2 else "interleaved_zb"]),
+        "overlap_dp_comm": random.random() < 0.5,
     }  # fmt: skip
 
 

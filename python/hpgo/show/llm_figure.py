@@ -64,37 +64,39 @@ def place(config: ParallelismConfig, gpu: int) -> Place:
     return Place(tensor, context, data, rank, gpu // config.ep)
 
 
-def draw_llm_plan(price: LlmEstimate, cluster: Cluster, path: str | os.PathLike[str], *, theme: Theme = "auto") -> Path:
+def draw_llm_plan(
+    estimate: LlmEstimate, cluster: Cluster, path: str | os.PathLike[str], *, theme: Theme = "auto"
+) -> Path:
     """Draws a way on the cluster that it was priced on into a file that ends in .svg, .png, .pdf or .html.
 
     Raises ArgumentError for a cluster with fewer GPUs, for more than 32,768 of them, and for another ending; HpgoError
     where matplotlib is missing, which PNG and PDF need, or the file can't be written.
     """
     still.check(path)
-    return still.save(scene(price, cluster), path, theme=theme)
+    return still.save(scene(estimate, cluster), path, theme=theme)
 
 
-def scene(price: LlmEstimate, cluster: Cluster) -> Scene:
+def scene(estimate: LlmEstimate, cluster: Cluster) -> Scene:
     """The picture; the same way gives the same one."""
-    check_is("the price", price, LlmEstimate, "make one, with `hpgo.estimate_llm`")
+    check_is("the estimate", estimate, LlmEstimate, "make one, with `hpgo.estimate_llm`")
     check_is("the cluster", cluster, Cluster, "give the one that the way was priced on")
-    config = price.parallelism
-    if price.gpus > cluster.devices:
+    config = estimate.parallelism
+    if estimate.gpus > cluster.devices:
         raise ArgumentError(
-            f"the way has {price.gpus} GPUs, and cluster `{cluster.name}` {cluster.devices}",
+            f"the way has {estimate.gpus} GPUs, and cluster `{cluster.name}` {cluster.devices}",
             "give the cluster that it was priced on",
         )
-    if price.gpus > _MOST_GPUS:
-        raise ArgumentError(f"{price.gpus} GPUs are more than a picture tells", f"draw {_MOST_GPUS} at most")
-    counts = [machine.count for machine in cluster.first(price.gpus).machines]
+    if estimate.gpus > _MOST_GPUS:
+        raise ArgumentError(f"{estimate.gpus} GPUs are more than a picture tells", f"draw {_MOST_GPUS} at most")
+    counts = [machine.count for machine in cluster.first(estimate.gpus).machines]
     grid = _Grid.of(counts)
-    title = printable(f"{price.model} on {price.cluster}: {counted(price.gpus, 'GPU')}")
-    said = f"{config.named()} · a step of {format_seconds(price.step_s)} by terms"
+    title = printable(f"{estimate.model} on {estimate.cluster}: {counted(estimate.gpus, 'GPU')}")
+    said = f"{config.named()} · a step of {format_seconds(estimate.step_s)} by terms"
     facts = textwrap.wrap(printable(said), 150)
     items: list[Item] = [Words("title", [_MARGIN], [_MARGIN + 16], [title])]
     items += [Words("fact", [_MARGIN], [_MARGIN + 36 + 15 * at], [line]) for at, line in enumerate(facts)]
-    items += [*_machines(grid), *_cells(grid, price), *_frames(grid, config)]
-    legend, bottom = _legend(price, counts, grid.bottom + 26)
+    items += [*_machines(grid), *_cells(grid, estimate), *_frames(grid, config)]
+    legend, bottom = _legend(estimate, counts, grid.bottom + 26)
     described = f"{config.named()}: {counted(len(counts), 'machine')} of {counts[0]} GPUs"
     return Scene(_WIDTH, bottom, title, printable(described), (*items, *legend))
 
@@ -153,14 +155,14 @@ def _machines(grid: _Grid) -> list[Item]:
     return [Words("rank", [_MARGIN + _GUTTER - 10] * len(texts), ys, texts)]
 
 
-def _cells(grid: _Grid, price: LlmEstimate) -> list[Item]:
-    config = price.parallelism
-    places = [place(config, gpu) for gpu in range(price.gpus)]
+def _cells(grid: _Grid, estimate: LlmEstimate) -> list[Item]:
+    config = estimate.parallelism
+    places = [place(config, gpu) for gpu in range(estimate.gpus)]
     items: list[Item] = []
     first = places[0]
     for colour in range(min(_COLOURS, config.pp)):
         mine = [gpu for gpu, one in enumerate(places) if one.rank % _COLOURS == colour]
-        items.append(_boxes(f"stage-{colour}", grid, mine, [_tip(price, gpu, places[gpu]) for gpu in mine]))
+        items.append(_boxes(f"stage-{colour}", grid, mine, [_tip(estimate, gpu, places[gpu]) for gpu in mine]))
         if grid.width >= _NUMBERED:
             texts = [_texts(config, gpu, places[gpu], grid.width) for gpu in mine]
             items += _words(grid, mine, texts, f"stage-{colour}")
@@ -198,19 +200,19 @@ def _texts(config: ParallelismConfig, gpu: int, one: Place, width: float) -> lis
     return [str(gpu), " ".join(groups)] if groups else [str(gpu)]
 
 
-def _tip(price: LlmEstimate, gpu: int, one: Place) -> str:
-    config = price.parallelism
-    said = [f"GPU {gpu}: {_layers_of(price, one.rank)}"]
+def _tip(estimate: LlmEstimate, gpu: int, one: Place) -> str:
+    config = estimate.parallelism
+    said = [f"GPU {gpu}: {_layers_of(estimate, one.rank)}"]
     said += [f"part {one.tensor} of {config.tp} of each matrix"] if config.tp > 1 else []
     said += [f"part {one.context} of {config.cp} of each sequence"] if config.cp > 1 else []
     said += [f"replica {one.data} of {config.dp}"] if config.dp > 1 else []
-    said.append(f"{price.stages[one.rank].peak_bytes / 1e9:.1f} GB")
+    said.append(f"{estimate.stages[one.rank].peak_bytes / 1e9:.1f} GB")
     return ", ".join(said)
 
 
-def _layers_of(price: LlmEstimate, rank: int) -> str:
+def _layers_of(estimate: LlmEstimate, rank: int) -> str:
     """In few words, how many there may be."""
-    ranges = [(start, stop) for start, stop in price.stages[rank].layers if stop > start]
+    ranges = [(start, stop) for start, stop in estimate.stages[rank].layers if stop > start]
     named = [f"{start}" if stop == start + 1 else f"{start}–{stop - 1}" for start, stop in ranges]
     if len(named) > 3:
         count = sum(stop - start for start, stop in ranges)
@@ -247,8 +249,8 @@ def _frames(grid: _Grid, config: ParallelismConfig) -> list[Item]:
     return found
 
 
-def _legend(price: LlmEstimate, counts: Sequence[int], top: float) -> tuple[list[Item], float]:
-    config = price.parallelism
+def _legend(estimate: LlmEstimate, counts: Sequence[int], top: float) -> tuple[list[Item], float]:
+    config = estimate.parallelism
     items: list[Item] = []
     ranks = list(range(config.pp))
     named = ranks if len(ranks) <= _MOST_NAMED else [*ranks[: _MOST_NAMED - 1], ranks[-1]]
@@ -256,11 +258,11 @@ def _legend(price: LlmEstimate, counts: Sequence[int], top: float) -> tuple[list
     for at, rank in enumerate(named):
         x = _MARGIN + at % columns * (_WIDTH - 2 * _MARGIN) / columns
         y = top + at // columns * 19
-        peak = format_bytes(price.stages[rank].peak_bytes)
+        peak = format_bytes(estimate.stages[rank].peak_bytes)
         skipped = rank - at
         who = "each GPU" if config.pp == 1 else f"p{rank}"
         more = f", after {counted(skipped, 'rank')} not named" if skipped else ""
-        said = f"{who}: {_layers_of(price, rank)}, {peak} of {format_bytes(price.capacity_bytes)}{more}"
+        said = f"{who}: {_layers_of(estimate, rank)}, {peak} of {format_bytes(estimate.capacity_bytes)}{more}"
         items += [_swatch(f"stage-{rank % _COLOURS}", x, y - 9), Words("legend", [x + 24], [y], [said])]
     y = top + -(-len(named) // columns) * 19 + 6
     marks = []

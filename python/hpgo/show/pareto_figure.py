@@ -27,23 +27,23 @@ _MARGIN, _LEFT, _TOP, _WIDE, _TALL, _WIDTH = 16.0, 84.0, 92.0, 880.0, 300.0, 104
 _SIDE = 9.0
 
 
-def draw_pareto_front(prices: Sequence[LlmEstimate], path: str | os.PathLike[str], *, theme: Theme = "auto") -> Path:
+def draw_pareto_front(estimates: Sequence[LlmEstimate], path: str | os.PathLike[str], *, theme: Theme = "auto") -> Path:
     """Draws what `hpgo.llm_pareto_front` gives into a file that ends in .svg, .png, .pdf or .html.
 
-    Raises ArgumentError for no prices and for another ending; HpgoError where matplotlib is missing, which PNG and PDF
+    Raises ArgumentError for no estimates and for another ending; HpgoError where matplotlib is missing, which PNG and PDF
     need, or the file can't be written.
     """
     still.check(path)
-    return still.save(scene(prices), path, theme=theme)
+    return still.save(scene(estimates), path, theme=theme)
 
 
-def scene(prices: Sequence[LlmEstimate]) -> Scene:
+def scene(estimates: Sequence[LlmEstimate]) -> Scene:
     """The picture; the same ways give the same one."""
-    held: list[LlmEstimate] = listed("the prices", prices, hint="give what `hpgo.llm_pareto_front` gives")
+    held: list[LlmEstimate] = listed("the estimates", estimates, hint="give what `hpgo.llm_pareto_front` gives")
     for one in held:
-        check_is("a price", one, LlmEstimate, "give what `hpgo.llm_pareto_front` gives")
+        check_is("an estimate", one, LlmEstimate, "give what `hpgo.llm_pareto_front` gives")
     if not held:
-        raise ArgumentError("no prices to draw", "give one at least")
+        raise ArgumentError("no estimates to draw", "give one at least")
     held.sort(key=lambda one: one.step_s)
     first = held[0]
     capacity = first.capacity_bytes
