@@ -35,9 +35,9 @@ def row(model: str, cluster: str, batch: int, seq: int) -> str:
     least_s = float("inf")
     for _ in range(TRIES):
         start_s = time.process_time()
-        found = hpgo.plan_llm(model, where, global_batch_size=batch, seq=seq)
+        found = hpgo.plan_llm(model, where, global_batch_size=batch, seq_length=seq)
         least_s = min(least_s, time.process_time() - start_s)
-    counts = f"{found.ways:,} | {found.bounded:,} | {found.simulated:,}"
+    counts = f"{found.configurations:,} | {found.bounded:,} | {found.simulated:,}"
     return f"| {model}, {batch:,} × {seq:,} | {cluster} | {where.devices:,} | {counts} | {least_s:.2f} s |"
 
 

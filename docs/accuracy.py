@@ -502,7 +502,7 @@ def _means(platforms: dict[str, Row]) -> tuple[float, float, float, float]:
 
 
 _ONE_KNOWN = (
-    "Largest on vTrain's single machines: small models on one to eight GPUs, whose ratios scatter most. LayerTime of"
+    "Largest on vTrain's single machines: small models on one to eight GPUs, whose ratios scatter most. Times of"
     " products by size, measured instead of derived, would be needed."
 )
 _MEGATRON = (

@@ -23,11 +23,15 @@ from hpgo.llm.estimate import (
     profile_of,
     stages_of,
 )  # fmt: skip
+from hpgo.llm.experts import PassTime
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.layer_context import LayerContext
-from hpgo.llm.layer_time import EMBEDDING, HEAD, end_times, layer_times, layer_weights
+from hpgo.llm.layer_time import EMBEDDING, HEAD, LAYER, Term, end_times, layer_times, layer_weights
 from hpgo.llm.memory import (
+    COLUMNS,
+    MOVING,
     STATE,
+    Column,
     PipelineRankLayers,
     allocator_cached_bytes,
     parameters,
@@ -35,9 +39,10 @@ from hpgo.llm.memory import (
     stage_memory,
 )
 from hpgo.llm.parallelism import ParallelismConfig, check_batch, check_degrees, stage_layers
-from hpgo.llm.step_time import LayerCosts, PipelineStages, transfer
+from hpgo.llm.step_time import LABELS, LayerCosts, PipelineStages, transfer
 from hpgo.machine.cluster import Link
 from hpgo.model.transformer import PLAIN
+from hpgo.show.llm_report import lines
 
 GPT = hpgo.Transformer(
     layers=24, hidden=2048, heads=16, kv_heads=16, head_dim=128, ffn=8192, gated=False, vocab=51200, tied=True,
@@ -605,13 +610,46 @@ def test_a_way_that_divides_is_accepted() -> None:
 
 def test_the_page_on_terms_has_every_constant_as_it_is() -> None:
     page = (Path(__file__).parent.parent / "docs/cost-terms.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\*\*)?`(\w+)`(?:\*\*)? \| ([^|]+) \|", page, re.MULTILINE)
+    rows = re.findall(r"^\| (\*\*)?`(\w+)`(?:\*\*)? \| ([^|]+) \|", page.split("## Constants")[1], re.MULTILINE)
     source = (Path(__file__).parent.parent / "python/hpgo/llm/constants.py").read_text(encoding="utf-8")
     fitted = set(re.findall(r'^    (\w+): float = .*\n    """Fitted\.', source, re.MULTILINE))
     assert [name for _, name, _ in rows] == [field.name for field in fields(CONSTANTS)]
     assert {name for mark, name, _ in rows if mark} == fitted
     for _, name, value in rows:
         assert float(value) == getattr(CONSTANTS, name)
+
+
+def test_the_page_on_terms_has_every_key() -> None:
+    page = (Path(__file__).parent.parent / "docs/cost-terms.md").read_text(encoding="utf-8")
+    for key in LAYER:
+        assert f"\n| `{key}`" in page
+    for key in LABELS:
+        assert f"`{key}`" in page
+    for key in COLUMNS:
+        assert f"\n| `{key}` |" in page
+
+
+def test_a_term_is_written_once_and_is_in_estimates_bounds_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(context: LayerContext) -> PassTime:
+        return PassTime(1e-3 * context.tokens / context.config.tp, 0.0)
+
+    def large(context: LayerContext, held: PipelineRankLayers) -> float:
+        return 1e9 * held.embedding
+
+    cluster, ask = hpgo.Cluster.preset("h100:1"), {"global_batch_size": 8, "seq_length": 1024}
+    before = hpgo.plan_llm(LLAMA, cluster, **ask, top=1).best
+    monkeypatch.setitem(LAYER, "slow", Term("a slow term", slow))
+    monkeypatch.setitem(COLUMNS, "large", Column("a large column", large))
+    monkeypatch.setattr("hpgo.llm.bounds.MOVING", (*MOVING, "large"))
+    monkeypatch.setitem(LABELS, "slow", "a slow term")
+    found = hpgo.plan_llm(LLAMA, cluster, **ask, top=1).best
+    assert found.step_s > before.step_s + 1e-3
+    assert found.bound_s <= found.step_s
+    assert dict(found.time_by_term_s)["slow"] > 0
+    assert dict(found.stages[0].memory_bytes)["large"] == 1e9
+    report = "\n".join(lines(found))
+    assert "a slow term" in report
+    assert "large" in report
 
 
 def test_all_stages_of_a_way_stand_on_its_gpus() -> None:

@@ -34,8 +34,8 @@ _SECTIONS = {
 @click.option("-b", "--global-batch-size", type=_DEGREE, required=True, metavar="N", help="Sequences of a step.")
 @click.option("--seq", "seq_length", type=_DEGREE, required=True, metavar="N", help="Tokens of a sequence.")
 @click.option("--tp", type=_DEGREE, default=1, metavar="N", help="GPUs that share each matrix.  [1]")
-@click.option("--pp", type=_DEGREE, default=1, metavar="N", help="PipelineStages of the pipeline.  [1]")
-@click.option("--vpp", type=_DEGREE, default=1, metavar="N", help="PipelineStages on each GPU: interleaving.  [1]")
+@click.option("--pp", type=_DEGREE, default=1, metavar="N", help="Stages of the pipeline.  [1]")
+@click.option("--vpp", type=_DEGREE, default=1, metavar="N", help="Stages on each GPU: interleaving.  [1]")
 @click.option(
     "--first-layers",
     "first_rank_layers",
@@ -111,7 +111,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """LlmEstimate one way of training a transformer on GPUs, without a profile.
+    """Price one way of training a transformer on GPUs, without a profile.
 
     MODEL is a name that `hpgo models transformers` lists, a Hugging Face config.json, or a YAML file with its sizes.
     The degree of data parallelism follows from the others. Nothing is measured: the step stands with the error that

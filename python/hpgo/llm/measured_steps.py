@@ -40,7 +40,7 @@ STEP_SPREAD = 0.11
 _KNOWN_BEFORE = 4
 """Steps that published platforms count for in a platform's own spread, which few steps of its own hardly tell."""
 _FARTHEST = 10.0
-"""LayerTime as long, or as short, as predicted: beyond is no platform, but another step than was described."""
+"""Times as long, or as short, as predicted: beyond is no platform, but another step than was described."""
 _BOTH_FROM = 3
 """Steps, of which two factors go through two whatever they are."""
 _BETTER = 0.75

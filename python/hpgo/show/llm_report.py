@@ -166,10 +166,12 @@ def _untold(choice: LlmPlanSearch, width: int) -> list[str]:
 
 
 _DEGREES = {
+    "tp": ("tp",), "cp": ("cp",), "ep": ("ep",), "pp": ("pp",),
     "layers at the ends": ("first_rank_layers", "last_rank_layers"), "interleaving": ("vpp",),
-    "schedule": ("pp_schedule",), "zero": ("zero_stage",), "recomputation": ("recompute", "recompute_num_layers"),
-    "micro-batch": ("micro_batch_size",), **{name: (name,) for name in ("tp", "cp", "ep", "pp", "dp")},
+    "schedule": ("pp_schedule",), "dp": ("dp",), "zero": ("zero_stage",),
+    "recomputation": ("recompute", "recompute_num_layers"), "micro-batch": ("micro_batch_size",),
 }  # fmt: skip
+"""Fields by the name that the list of differences has for them."""
 
 
 def _whence(estimate: LlmEstimate) -> str:

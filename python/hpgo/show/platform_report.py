@@ -47,7 +47,7 @@ def lines(fit: PlatformFit, width: int = WIDTH) -> list[str]:
         ),
         f"({fit.note})",
         (
-            f"PipelineRankLayers of that is the steps' own, not the platform's: it is followed as {followed}, to the power of"
+            f"Part of that is the steps' own, not the platform's: it is followed as {followed}, to the power of"
             f" {platform.trust:.2f}. Other steps here are expected to be {100 * platform.error:.0f} % off, where they"
             f" are {100 * before:.0f} % without what was measured."
         ),
