@@ -107,8 +107,10 @@ _OFFLOADED = {
 """`cpu_offloading_num_layers` of Megatron-Bridge's recipes with FSDP, scripts/performance/configs/llama."""
 
 _START: dict[str, Any] = {
-    "gemm_efficiency": 0.9, "tail_wave_loss": 0.5, "gemm_overhead_s": 5e-6, "attention_efficiency": 0.85, "unfused_attention_efficiency": 0.5, "misaligned_head_factor": 0.4, "hbm_efficiency": 0.8,
-    "unfused_elementwise_factor": 1.5, "nvlink_efficiency": 0.75, "nic_efficiency": 0.75, "collective_overhead_s": 2e-5, "layer_launch_s": 1e-3,
+    "gemm_efficiency": 0.9, "tail_wave_loss": 0.5, "gemm_overhead_s": 5e-6, "attention_efficiency": 0.85,
+    "unfused_attention_efficiency": 0.5, "misaligned_head_factor": 0.4, "hbm_efficiency": 0.8,
+    "unfused_elementwise_factor": 1.5, "nvlink_efficiency": 0.75, "nic_efficiency": 0.75,
+    "collective_overhead_s": 2e-5, "layer_launch_s": 1e-3,
     "collective_launch_s": 5e-5, "backward_launch_factor": 1.3, "comm_overlap_fraction": 0.7,
 }  # fmt: skip
 """Where fits begin: what one would guess."""
@@ -120,10 +122,13 @@ _GOAL, _GOAL_KNOWN = 0.2, 0.12
 """Mean errors below which prices of models with experts are worth what those of others are."""
 FITTED, FITTED_EXPERTS = tuple(_START), tuple(_START_EXPERTS)
 _LIMITS = {
-    "gemm_efficiency": (0.6, 1.0), "tail_wave_loss": (0.0, 1.0), "attention_efficiency": (0.5, 1.2), "unfused_attention_efficiency": (0.2, 1.0),
-    "misaligned_head_factor": (0.25, 1.0), "hbm_efficiency": (0.6, 0.92), "unfused_elementwise_factor": (1.0, 4.0), "nvlink_efficiency": (0.6, 0.85),
+    "gemm_efficiency": (0.6, 1.0), "tail_wave_loss": (0.0, 1.0), "attention_efficiency": (0.5, 1.2),
+    "unfused_attention_efficiency": (0.2, 1.0),
+    "misaligned_head_factor": (0.25, 1.0), "hbm_efficiency": (0.6, 0.92), "unfused_elementwise_factor": (1.0, 4.0),
+    "nvlink_efficiency": (0.6, 0.85),
     "nic_efficiency": (0.4, 0.95), "layer_launch_s": (5e-4, 1.2e-3), "collective_launch_s": (1e-5, 6e-5),
-    "backward_launch_factor": (1.0, 2.0), "comm_overlap_fraction": (0.3, 1.0), "grouped_gemm_efficiency": (0.3, 1.0), "routed_row_factor": (1.0, 4.0),
+    "backward_launch_factor": (1.0, 2.0), "comm_overlap_fraction": (0.3, 1.0), "grouped_gemm_efficiency": (0.3, 1.0),
+    "routed_row_factor": (1.0, 4.0),
 }  # fmt: skip
 """What anybody would believe: copies reach nine tenths of a memory's rate, rings three quarters of NVLink's, and old
 stacks launch a layer in three quarters of a millisecond."""
@@ -315,7 +320,8 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
     """Constants with the least mean of platforms' mean absolute logarithms of predicted over measured steps.
 
     One constant after the other is moved by ever smaller steps, from a guess or from `start`; no chance is in it.
-    Steps are `PipelineStages.bound_s`, which takes a hundredth of a simulation's time and is close to it. Of platforms with
+    Steps are `PipelineStages.bound_s`, which takes a hundredth of a simulation's time and is close to it. Of platforms
+    with
     many points some take part, for those with experts all.
     """
     by_platform: dict[str, list[Point]] = defaultdict(list)
@@ -864,7 +870,8 @@ def _memory(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> list[str
         (
             "Of the fullest GPU. No constant was fitted to it; a flat reserve is 3 GB. `nvidia-smi` also counts what"
             " PyTorch's allocator keeps of values that are gone, and would give back before memory runs out:"
-            " `allocator_cached_bytes` of a price. That allocator's own count is compared without the reserve, and papers that"
+            " `allocator_cached_bytes` of a price. That allocator's own count is compared without the reserve, and"
+            " papers that"
             " count tensors alone also without what the loss and the optimizer hold for a while. Pipelines of"
             " torchtitan's release returned all logits of a step to nobody, which is counted here alone."
         ),

@@ -25,7 +25,8 @@ ways = st.fixed_dictionaries(
     {
         "tp": st.sampled_from([1, 2, 4, 8]), "cp": st.sampled_from([1, 2]), "pp": st.sampled_from([1, 2, 4, 8]),
         "vpp": st.sampled_from([1, 2, 4]), "micro_batch_size": st.sampled_from([1, 2]),
-        "zero_stage": st.integers(0, 3), "recompute": st.sampled_from(["none", "full"]), "overlap_dp_comm": st.booleans(),
+        "zero_stage": st.integers(0, 3), "recompute": st.sampled_from(["none", "full"]),
+        "overlap_dp_comm": st.booleans(),
         "ends": st.sampled_from([{}, {}, {"first_rank_layers": 2}, {"first_rank_layers": 1, "last_rank_layers": 1}]),
         "layers": st.sampled_from([None, None, 1]),
     }

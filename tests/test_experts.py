@@ -39,8 +39,10 @@ DEEPSEEK = hpgo.Transformer(
     shared_ffn=512, expert_groups=4, groups_per_token=2, dense_layers=(0, 1),
 )  # fmt: skip
 IDEAL = replace(
-    CONSTANTS, gemm_efficiency=1.0, gemm_tile=1, gemm_overhead_s=0.0, unfused_attention_efficiency=1.0, attention_efficiency=1.0, attention_backward_factor=2.0, layer_launch_s=0.0,
-    collective_launch_s=0.0, expert_launch_s=0.0, collective_overhead_s=0.0, nvlink_efficiency=1.0, nic_efficiency=1.0, all_to_all_nic_efficiency=1.0, grouped_gemm_efficiency=1.0,
+    CONSTANTS, gemm_efficiency=1.0, gemm_tile=1, gemm_overhead_s=0.0, unfused_attention_efficiency=1.0,
+    attention_efficiency=1.0, attention_backward_factor=2.0, layer_launch_s=0.0,
+    collective_launch_s=0.0, expert_launch_s=0.0, collective_overhead_s=0.0, nvlink_efficiency=1.0,
+    nic_efficiency=1.0, all_to_all_nic_efficiency=1.0, grouped_gemm_efficiency=1.0,
     optimizer_bytes=0.0,
 )  # fmt: skip
 FAST = Gpus(1e12, 1e12, 1e12, 1e12, inf, 80e9, 64, 8, Link(1e18, 1e18), 1e18, 0.0)

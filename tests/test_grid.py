@@ -40,7 +40,7 @@ def ends_of(layers: int, pp: int, vpp: int) -> Iterator[tuple[int | None, int | 
 
 
 def every_way(model, cluster: hpgo.Cluster, batch: int, seq: int) -> dict[tuple, hpgo.LlmEstimate]:
-    """Everything that `hpgo.estimate_llm` accepts, asked one by one: by degrees, layers of each stage, and what is anew."""
+    """Everything that `hpgo.estimate_llm` accepts, by degrees, layers of each stage, and what is recomputed."""
     found: dict[tuple, hpgo.LlmEstimate] = {}
     gpus = cluster.devices
     for tp, cp, ep, pp, vpp, size, zero in product(

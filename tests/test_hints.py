@@ -254,7 +254,8 @@ def _arguments() -> set[str]:
 
     return {
         name
-        for function in (hpgo.plan, hpgo.estimate_llm, hpgo.partition, hpgo.partition_files, hpgo.estimate, hpgo.schedule,
+        for function in (hpgo.plan, hpgo.estimate_llm, hpgo.partition, hpgo.partition_files, hpgo.estimate,
+        hpgo.schedule,
                          hpgo.simulate, hpgo.evaluate, hpgo.plan_llm, hpgo.read_profile)
         for name in inspect.signature(function).parameters
     } | {"headroom_bytes", "reserved_bytes", "max_replicas", "samples_per_s", "batch_size", "max_stages"}  # fmt: skip

@@ -52,7 +52,8 @@ LLAMA = hpgo.Transformer(
     layers=24, hidden=2048, heads=16, kv_heads=8, head_dim=128, ffn=5632, vocab=32000, name="small-llama"
 )
 IDEAL = replace(
-    CONSTANTS, gemm_efficiency=1.0, gemm_tile=1, gemm_overhead_s=0.0, unfused_attention_efficiency=1.0, attention_efficiency=1.0, layer_launch_s=0.0, collective_launch_s=0.0,
+    CONSTANTS, gemm_efficiency=1.0, gemm_tile=1, gemm_overhead_s=0.0, unfused_attention_efficiency=1.0,
+    attention_efficiency=1.0, layer_launch_s=0.0, collective_launch_s=0.0,
     collective_overhead_s=0.0, nvlink_efficiency=1.0, nic_efficiency=1.0, optimizer_bytes=0.0,
 )  # fmt: skip
 FAST = Gpus(1e12, 1e12, 1e12, 1e12, inf, 80e9, 64, 8, Link(1e18, 1e18), 1e18, 0.0)
@@ -163,7 +164,8 @@ def test_dtensor_keeps_inputs_gathered_and_fsdp2_lays_out_a_layers_gradient_once
         held, before = (stage_memory(one, PipelineStages(one, 1).rank_layers(0, 1)) for one in (theirs, usual))
         assert held["logits"] - before["logits"] == pytest.approx(more / 2)
         assert held["grad_reduce_buffer"] == 4 * layer_weights(theirs)
-        assert before["grad_reduce_buffer"] == stage_memory(context(LLAMA, ParallelismConfig(dp=4, zero_stage=1, dtensor=True)), PipelineRankLayers.from_layers(
+        assert before["grad_reduce_buffer"] == stage_memory(context(LLAMA, ParallelismConfig(dp=4, zero_stage=1,
+        dtensor=True)), PipelineRankLayers.from_layers(
             (PLAIN,), embedding=False, head=False, in_flight=(1,), recomputed=(False,)
         ))["grad_reduce_buffer"] == 0  # fmt: skip
 
@@ -317,13 +319,15 @@ def test_groups_of_gpus_are_a_profiles_devices() -> None:
 
 
 ways = st.builds(
-    lambda tensor, sequence, context, pipeline, chunks, data, size, recomputed, zero, precision, split: ParallelismConfig(
+    lambda tensor, sequence, context, pipeline, chunks, data, size, recomputed, zero, precision,
+    split: ParallelismConfig(
         tp=tensor, sequence_parallel=sequence and tensor > 1, cp=context, pp=pipeline,
         vpp=chunks if pipeline > 1 else 1, dp=data, micro_batch_size=size, recompute=recomputed, zero_stage=zero,
         precision=precision,
     ) if split is None or pipeline == 1 else ParallelismConfig(
         tp=tensor, sequence_parallel=sequence and tensor > 1, cp=context, pp=pipeline, pp_schedule=split,
-        vpp=2 if split == "zb_v" else max(2, chunks), dp=data, micro_batch_size=size, recompute=recomputed, zero_stage=zero,
+        vpp=2 if split == "zb_v" else max(2, chunks), dp=data, micro_batch_size=size, recompute=recomputed,
+        zero_stage=zero,
         precision=precision,
     ),
     st.sampled_from([1, 2, 4, 8]), st.booleans(), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4, 13]),
@@ -554,11 +558,14 @@ def test_a_group_that_leaves_its_machine_shares_adapters() -> None:
         ({"cp": 3, "devices": 3}, "cp 3 does not part sequences of 8192", "use `cp=2` and `devices=2`"),
         ({"pp": 8, "vpp": 2, "micro_batch_size": 8}, "4 micro-batches are no multiple of pp 8", "interleaving"),
         ({"vpp": 2}, "2 stages on each GPU need a pipeline", "`vpp=1`"),
-        ({"first_rank_layers": 3}, "first_rank_layers is of a pipeline, whose degree is 1", "leave first_rank_layers out"),
+        ({"first_rank_layers": 3}, "first_rank_layers is of a pipeline, whose degree is 1",
+        "leave first_rank_layers out"),
         ({"pp": 2, "first_rank_layers": 0}, "first_rank_layers is 0", "whole number"),
-        ({"pp": 4, "last_rank_layers": 3}, "pp 4 (3 layers last) does not part the 32 layers", "ranks between the ends"),
+        ({"pp": 4, "last_rank_layers": 3}, "pp 4 (3 layers last) does not part the 32 layers",
+        "ranks between the ends"),
         ({"sequence_parallel": True}, "sequence parallelism needs tensor parallelism", "leave sequence_parallel out"),
-        ({"recompute_num_layers": 2}, "recompute_num_layers is 2, but what is computed anew is none", "use recompute='full'"),
+        ({"recompute_num_layers": 2}, "recompute_num_layers is 2, but what is computed anew is none",
+        "use recompute='full'"),
         ({"precision": "fp4"}, "has no products in fp4", "bf16"),
         ({"precision": "int8"}, "there is no precision `int8`", "fp8"),
         ({"devices": 17}, "has 16 devices, not 17", "larger"),

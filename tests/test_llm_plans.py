@@ -29,7 +29,8 @@ def plan() -> hpgo.LlmPlan:
 
 @given(
     tp=st.sampled_from([1, 2, 4]), cp=st.sampled_from([1, 2]), pp=st.sampled_from([1, 2, 4]), vpp=st.integers(1, 2),
-    zero_stage=st.integers(0, 3), gpus=st.sampled_from([32, 64]), recompute=st.sampled_from(["none", "selective", "full"]),
+    zero_stage=st.integers(0, 3), gpus=st.sampled_from([32, 64]), recompute=st.sampled_from(["none", "selective",
+    "full"]),
     precision=st.sampled_from(["bf16", "fp16", "fp8"]), last=st.sampled_from([None, 2]),
 )  # fmt: skip
 @settings(max_examples=40)
@@ -66,8 +67,10 @@ def test_what_was_saved_gives_the_same_price_when_it_is_asked_again(plan: hpgo.L
     again = hpgo.LlmPlan.from_json(plan.to_json())
     config, price = again.estimate.parallelism, again.estimate
     assert price == hpgo.estimate_llm(
-        again.transformer, again.cluster, global_batch_size=price.global_batch_size, seq_length=price.seq_length, tp=config.tp,
-        pp=config.pp, vpp=config.vpp, cp=config.cp, zero_stage=config.zero_stage, micro_batch_size=config.micro_batch_size,
+        again.transformer, again.cluster, global_batch_size=price.global_batch_size, seq_length=price.seq_length,
+        tp=config.tp,
+        pp=config.pp, vpp=config.vpp, cp=config.cp, zero_stage=config.zero_stage,
+        micro_batch_size=config.micro_batch_size,
     )  # fmt: skip
 
 

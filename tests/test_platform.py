@@ -112,7 +112,8 @@ def test_every_constant_with_a_rate_or_a_time_follows_its_factor() -> None:
     """A platform twice as slow in all takes twice as long, but for what is a datasheet's."""
     scaled = {name for shares_and_seconds in (COMPUTING, EXCHANGE) for names in shares_and_seconds for name in names}
     ratios = {
-        "gemm_tile", "tail_wave_loss", "attention_backward_factor", "misaligned_head_factor", "unfused_elementwise_factor", "backward_launch_factor", "launch_overlap_fraction",
+        "gemm_tile", "tail_wave_loss", "attention_backward_factor", "misaligned_head_factor",
+        "unfused_elementwise_factor", "backward_launch_factor", "launch_overlap_fraction",
         "comm_overlap_fraction", "grouped_gemm_efficiency", "routed_row_factor",
     }  # fmt: skip
     sizes = {name for name in Constants.__dataclass_fields__ if name.endswith("_bytes")}
@@ -135,7 +136,8 @@ STEPS = """\
 hpgo_steps: 1
 steps:
   - {model: llama-3-8b, cluster: "h100:1", global_batch_size: 32, seq_length: 8192, tp: 2, seconds: 4.4 s}
-  - {model: llama-3-8b, cluster: "h100:2", global_batch_size: 32, seq_length: 8192, tp: 4, recompute: full, seconds: 3.1}
+  - {model: llama-3-8b, cluster: "h100:2", global_batch_size: 32, seq_length: 8192, tp: 4, recompute: full,
+  seconds: 3.1}
 """
 ROWS = """\
 model,cluster,global_batch_size,seq_length,tp,recompute,seconds
@@ -148,7 +150,8 @@ def test_yaml_json_and_csv_hold_the_same_steps(tmp_path) -> None:
     held = {
         "hpgo_steps": 1,
         "steps": [
-            {"model": "llama-3-8b", "cluster": "h100:1", "global_batch_size": 32, "seq_length": 8192, "tp": 2, "seconds": 4.4},
+            {"model": "llama-3-8b", "cluster": "h100:1", "global_batch_size": 32, "seq_length": 8192, "tp": 2,
+            "seconds": 4.4},
             {"model": "llama-3-8b", "cluster": "h100:2", "global_batch_size": 32, "seq_length": 8192, "tp": 4,
              "recompute": "full", "seconds": "3100 ms"},
         ],

@@ -36,7 +36,7 @@ def runs(launcher: str, price: hpgo.LlmEstimate) -> bool:
 
 
 def all_that_is_run(launcher: str, model: hpgo.Transformer, cluster: hpgo.Cluster) -> list[hpgo.LlmEstimate]:
-    """Everything that `hpgo.estimate_llm` accepts and the launcher runs, asked one by one; ranks have as many layers."""
+    """Everything that `hpgo.estimate_llm` accepts and the framework runs; ranks have equally many layers."""
     found = []
     for tp, cp, pp, vpp, size, zero, (schedule, recomputed) in product(
         [1, 2, 4], [1, 2, 4], [1, 2, 3, 4], range(1, 7), [1, 2, 4, 8], range(4),
@@ -46,8 +46,10 @@ def all_that_is_run(launcher: str, model: hpgo.Transformer, cluster: hpgo.Cluste
             continue
         try:
             one = hpgo.estimate_llm(
-                model, cluster, **ASKED, tp=tp, cp=cp, pp=pp, vpp=vpp, zero_stage=zero, micro_batch_size=size, recompute=recomputed,
-                pp_schedule=schedule, fused_elementwise=schedule == "1f1b", overlap_dp_comm=launcher == "megatron" or pp == 1,
+                model, cluster, **ASKED, tp=tp, cp=cp, pp=pp, vpp=vpp, zero_stage=zero, micro_batch_size=size,
+                recompute=recomputed,
+                pp_schedule=schedule, fused_elementwise=schedule == "1f1b",
+                overlap_dp_comm=launcher == "megatron" or pp == 1,
                 dtensor=launcher == "torchtitan",
             )  # fmt: skip
         except hpgo.ArgumentError:
@@ -124,7 +126,8 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
         ({"fix": {"micro_batch_size": 3}}, "micro-batches of 3 does not divide a global batch of 8", "2 and 4"),
         ({"fix": {"vpp": 2, "pp": 1}}, "vpp 2 needs a pipeline", "fix `pp=2`"),
         ({"fix": {"zero_stage": 3}}, "Megatron-LM does not share what replicas hold as zero 3", "1"),
-        ({"fix": {"zero_stage": 1}, "framework": "torchtitan"}, "torchtitan does not share what replicas hold as zero 1", "2"),
+        ({"fix": {"zero_stage": 1}, "framework": "torchtitan"},
+        "torchtitan does not share what replicas hold as zero 1", "2"),
         ({"fix": {"tp": 2}, "framework": "deepspeed"}, "DeepSpeed has no tensor parallelism here", "megatron"),
         ({"fix": {"vpp": 2}, "framework": "deepspeed"}, "DeepSpeed has one stage on each GPU", "megatron"),
         ({"precision": "fp8", "framework": "torchtitan"}, "torchtitan computes in bf16 here, not in fp8", "megatron"),

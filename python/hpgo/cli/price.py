@@ -23,7 +23,8 @@ _SECTIONS = {
     "What is trained": "cluster devices global_batch_size micro_batch_size seq_length precision",
     "How it is shared": "tp pp vpp first_rank_layers last_rank_layers pp_schedule cp ep zero_stage",
     "How it is computed": "recompute recompute_num_layers no_sequence_parallel no_flash no_fused no_fused_loss"
-    " no_fused_update flatten_gradients dtensor grad_reduce_in_bf16 cpu_offload_num_layers no_overlap adapter_gbit_s platform",
+    " no_fused_update flatten_gradients dtensor grad_reduce_in_bf16 cpu_offload_num_layers no_overlap adapter_gbit_s"
+    " platform",
     "What is written": "outputs picture as_json",
 }
 

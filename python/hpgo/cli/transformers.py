@@ -57,8 +57,8 @@ def of_transformers(command: _Command) -> _Command:
         ),
         click.option(
             "--fix", type=_Words(), multiple=True, metavar="NAME=VALUE[,…]",
-            help="Only ways with `tp=4`, or cp, ep, pp, vpp, pp_schedule, dp, zero_stage, micro-batch-size or recompute."
-            " Repeatable.",
+            help="Only ways with `tp=4`, or cp, ep, pp, vpp, pp_schedule, dp, zero_stage, micro-batch-size"
+            " or recompute. Repeatable.",
         ),
         click.option(
             "--exclude", type=_Words(), multiple=True, metavar="NAME[=VALUE][,…]",

@@ -60,7 +60,10 @@ def module(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         engine["data_types"] = {"grad_accum_dtype": "fp32" if wide else "bf16"}
     notes = [
         _CLIPPING,
-        f"the model is yours, with sequences of {price.seq_length} tokens: check_model compares MODEL, and you ARITHMETIC",
+        (
+            f"the model is yours, with sequences of {price.seq_length} tokens: check_model compares MODEL,"
+            " and you ARITHMETIC"
+        ),
     ]
     if model.arithmetic is None:
         notes.append("the planned model states no arithmetic: its activation, RoPE and epsilon are yours to choose")

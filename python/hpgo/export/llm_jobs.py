@@ -46,7 +46,8 @@ class LlmExportJob:
         price = plan.estimate
         if not price.fits:
             raise InfeasibleError(
-                f"the way does not fit: {price.parallelism.named()} lacks {format_bytes(price.shortfall_bytes)} of a GPU",
+                f"the way does not fit: {price.parallelism.named()} lacks {format_bytes(price.shortfall_bytes)} of a"
+                f" GPU",
                 "plan again: `hpgo plan` makes plans that fit",
             )
         if lack := rules.lacking(plan.transformer):

@@ -90,7 +90,7 @@ class GroupBounds:
         return found.transpose(2, 0, 1)
 
     def candidates(self, limit_bytes: float, recomputed: Iterable[bool], *, some: bool) -> list[Candidate]:
-        """Return the configurations that may fit, the lowest bound first. `some` allows recomputation of some layers."""
+        """Return the configurations that may fit, the lowest bound first. `some` allows partial recomputation."""
         fits = self.fullest_bytes <= limit_bytes
         found: list[tuple[Array, Whole, Whole, Whole]] = []
         for again in recomputed:

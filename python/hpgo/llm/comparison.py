@@ -1,4 +1,4 @@
-"""Why this way and not another: two prices beside each other, term by term, and what is next to a way."""
+"""Comparisons of two estimates term by term, and the neighbors of a configuration."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ NAMES = tuple(field.name for field in fields(ParallelismConfig) if field.name !=
 
 @dataclass(frozen=True, slots=True)
 class Comparison(Record):
-    """Two ways of training one model on the same GPUs with one batch, by what they spend time and memory on.
+    """Two configurations of one model on the same GPUs with one batch, by time terms and memory columns.
 
     >>> import hpgo
-    >>> one, other = (hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=4096, tp=tp) for tp in (2, 8))
+    >>> one, other = (hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=4096,
+    tp=tp) for tp in (2, 8))
     >>> compared = hpgo.compare(one, other)
     >>> compared.longer_s > 0, compared.apart
     (True, True)
@@ -35,33 +36,34 @@ class Comparison(Record):
     chosen: LlmEstimate
     other: LlmEstimate
     time_by_term_s: tuple[tuple[str, float, float], ...]
-    """Each term of a step, of the chosen way and of the other; both columns add up to the steps."""
+    """Key and seconds of each term, of the chosen and of the other configuration. They add up to the step times."""
     memory_bytes: tuple[tuple[str, float, float], ...]
-    """Each column of the fullest GPU of both."""
+    """Key and bytes of each column, of the fullest GPUs of both configurations."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     @property
     def longer_s(self) -> float:
-        """By how much the other step is longer; negative if it is shorter, 0 if rounding alone makes them differ."""
+        """Difference of the step times: negative if the other is shorter, 0 if they differ by rounding only."""
         return difference(self.other.step_s, self.chosen.step_s)
 
     @property
     def apart(self) -> bool:
-        """Whether the steps are further apart than the error of what they are foretold with."""
+        """Whether the step times differ by more than the error of the estimate."""
         low, high = sorted((self.chosen.step_s, self.other.step_s))
         return high > low * (1 + self.chosen.error)
 
 
 def compare(chosen: LlmEstimate, other: LlmEstimate) -> Comparison:
-    """Sets two prices beside each other.
+    """Return the comparison of two estimates.
 
-    Raises ArgumentError for those of different models, GPUs or batches, which tell nothing of each other.
+    Raises ArgumentError for estimates of different models, GPUs or batches.
 
     >>> import hpgo
     >>> cluster = hpgo.Cluster.preset("h100:1")
-    >>> one, two = (hpgo.estimate_llm("llama-3-8b", cluster, global_batch_size=8, seq_length=8192, tp=tp) for tp in (2, 4))
+    >>> one, two = (hpgo.estimate_llm("llama-3-8b", cluster, global_batch_size=8, seq_length=8192,
+    tp=tp) for tp in (2, 4))
     >>> found = compare(one, two)
     >>> abs(sum(there - here for _, here, there in found.time_by_term_s) - found.longer_s) < 1e-9
     True
@@ -85,13 +87,12 @@ def _beside(here: Mapping[str, float], there: Mapping[str, float]) -> tuple[tupl
 
 
 def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> ParallelismConfig:
-    """`way` with other degrees, by the names that `hpgo.estimate_llm` has for them; what goes with them follows.
+    """Return `config` with other values, by the names of its fields. Other fields follow if nothing else is asked.
 
-    Those that share matrices share what lies between, too, as long as nothing else is asked for; one stage is not
-    interleaved, and other numbers of stages run as 1F1B; layers of the first and the last rank are those of the
-    pipeline that they were chosen for.
+    Tensor parallelism above 1 keeps sequence parallelism. A single stage is not interleaved, and another number of
+    stages runs as 1F1B. Layers of the end ranks go back to None if the pipeline changes.
 
-    Raises ArgumentError for a name that is none, and for what `ParallelismConfig` does.
+    Raises ArgumentError for unknown names, and for what `ParallelismConfig` refuses.
 
     >>> from hpgo.llm.parallelism import ParallelismConfig
     >>> changed(ParallelismConfig(tp=4, sequence_parallel=True, pp=2, vpp=2), {"tp": 1, "pp": 1}).named()
@@ -144,7 +145,7 @@ _FLAGS: dict[str, object] = {"yes": True, "true": True, "no": False, "false": Fa
 
 
 def differences(config: ParallelismConfig, other: ParallelismConfig) -> str:
-    """In which degrees ways differ, as the other has them.
+    """Return the degrees in which two configurations differ, with the values of the other.
 
     >>> from hpgo.llm.parallelism import ParallelismConfig
     >>> differences(ParallelismConfig(tp=4, dp=2, zero_stage=1), ParallelismConfig(tp=2, dp=4, zero_stage=1))
@@ -170,18 +171,18 @@ _NONE = {
     "last_rank_layers": "even last rank",
     "recompute_num_layers": "all layers anew",
 }
-"""What it is called where a way has none of its own."""
+"""Names for fields that are None in the other configuration."""
 
 
 def _said_apart(field: str, config: ParallelismConfig, other: ParallelismConfig) -> bool:
-    """Whether that is more than what is said of the other pipeline, or of what is computed anew."""
+    """Return whether the change is not implied by another pipeline or another kind of recomputation."""
     if field == "recompute_num_layers":
         return other.recompute == "full"
     return (config.pp, config.vpp) == (other.pp, other.vpp)
 
 
 def neighbours(config: ParallelismConfig) -> Iterator[dict[str, object]]:
-    """What is next to a way: each degree half, and twice, as large; sharing and recomputation one step on."""
+    """Yield changes to the neighbors of a configuration: degrees halved and doubled, ZeRO, recomputation."""
     for name in ("tp", "cp", "ep", "pp", "vpp", "micro_batch_size"):
         degree = getattr(config, name)
         if degree % 2 == 0:

@@ -1,6 +1,7 @@
 """Terms that experts add: their GEMMs, the router, the all-to-all, and what they hold.
 
-A layer has `experts` networks, of which each token uses `experts_per_token`. GPUs of an expert-parallel group hold whole
+A layer has `experts` networks, of which each token uses `experts_per_token`. GPUs of an expert-parallel group hold
+whole
 experts. Tokens are taken to be spread evenly over GPUs and experts, which routers are trained for.
 """
 
@@ -102,7 +103,8 @@ def ep_all_to_all(context: LayerContext) -> PassTime:
 def _all_to_all_s(context: LayerContext) -> float:
     """Return the seconds in which each GPU sends its rows to the GPUs of their experts.
 
-    A token is sent to another machine once, and is forwarded there inside (DeepSeek-V3, arXiv 2412.19437, 3.2.2). So the
+    A token is sent to another machine once, and is forwarded there inside (DeepSeek-V3, arXiv 2412.19437, 3.2.2). So
+    the
     bytes between machines follow from the number of machines that hold experts of the token.
     """
     config, model, gpus, constants = context.config, context.model, context.gpus, context.constants

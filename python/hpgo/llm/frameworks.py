@@ -1,6 +1,6 @@
-"""Which ways of training a transformer a launcher runs: the rules that the search and the exports go by.
+"""Which configurations of a transformer each framework runs: the rules of the search and of the exports.
 
-What degrees have to divide, `hpgo.llm.parallelism` says for all launchers.
+`hpgo.llm.parallelism` checks what degrees must divide, which is the same for all frameworks.
 """
 
 from __future__ import annotations
@@ -39,56 +39,56 @@ class Unsupported(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkSupport(Record):
-    """What one launcher runs of ways."""
+    """The configurations that a framework runs."""
 
     zero_stages: tuple[int, ...]
-    """What replicas may share where there is no pipeline, as `ParallelismConfig.zero` counts it."""
+    """ZeRO stages without a pipeline."""
     zero_stages_with_pp: tuple[int, ...]
-    """The same beside a pipeline."""
+    """ZeRO stages beside a pipeline."""
     precisions: tuple[Precision, ...]
     tp: bool = True
-    """Whether GPUs may share a matrix."""
+    """Whether tensor parallelism is supported."""
     cp: bool = True
-    """Whether they may share a sequence."""
+    """Whether context parallelism is supported."""
     ep: bool = False
-    """Whether they may share the experts of a layer."""
+    """Whether expert parallelism is supported."""
     vpp: bool = True
-    """Whether a GPU may have several stages."""
+    """Whether virtual stages (interleaving) are supported."""
     uneven_ends: bool = False
-    """Whether the first and the last rank of a pipeline may have other numbers of layers than those between."""
+    """Whether the first and the last pipeline rank may have other numbers of layers than the ranks in the middle."""
     pp_schedules: tuple[PipelineSchedule, ...] = ("1f1b",)
-    """In which orders passes of a pipeline may run."""
+    """Pipeline schedules that are supported."""
     recompute: tuple[Recompute, ...] = ("none", "full")
-    """What backward passes may compute anew."""
+    """Kinds of recomputation that are supported."""
     recompute_num_layers: bool = False
-    """Whether that may be some layers of each stage and not others."""
+    """Whether only some layers of each stage may be recomputed."""
     grad_reduce_in_bf16: bool = False
-    """Whether gradients may add up in 16 bits."""
+    """Whether gradients may be accumulated in 16 bits."""
     flatten_gradients: bool = False
     """Whether its optimizers copy 16-bit gradients into one flat tensor."""
     dtensor: bool = False
-    """Whether it shares matrices and replicas by PyTorch's DTensor and FSDP2."""
+    """Whether it shards matrices by DTensor and replicas by FSDP2."""
     shape: Literal["any", "llama", "megatron"] = "any"
     """Models that its settings describe: any, since the model is the user's; torchtitan's Llama; or Megatron-LM's GPT.
 
     `hpgo.llm.arithmetic.TABLES` has the settings for the arithmetic of the latter two.
     """
     ties: bool = True
-    """Whether one matrix may both embed and predict; for models that the user brings, always."""
+    """Whether embeddings may be tied; always True for models that the user brings."""
     ties_piped: bool = True
-    """The same beside a pipeline, whose ends are on several GPUs then."""
+    """Whether embeddings may be tied beside a pipeline."""
     widens_by_zero: bool = False
-    """Whether 16-bit weights have 32-bit sums of gradients only where replicas share something, or there is one."""
+    """Whether gradients of 16-bit weights accumulate in 32 bits only with ZeRO, or with a single replica."""
     context_needs_flash: bool = False
-    """Whether parts of a sequence need a fused attention kernel."""
+    """Whether context parallelism needs flash attention."""
     further_tokens: bool = False
-    """Whether it has layers that predict further tokens."""
+    """Whether it has layers for multi-token prediction."""
     cpu_offload: bool = False
-    """Whether layers' values may wait in the host's memory."""
+    """Whether activations may wait in CPU memory."""
     overlaps_piped: bool = True
-    """Whether gradients are summed while backward passes of a pipeline run."""
+    """Whether gradients are reduced during backward passes of a pipeline."""
     sums_each_pass: bool = False
-    """Whether they are summed in each pass where there is no pipeline, which is priced with ZeRO stage 3 alone."""
+    """Whether each pass reduces gradients if there is no pipeline. Only ZeRO stage 3 has a term for this."""
 
     def stated(self, model: Transformer) -> ArithmeticSettings:
         """Return the settings for the model's arithmetic, and what has none; nothing where the model is the user's."""
@@ -141,9 +141,9 @@ class FrameworkSupport(Record):
     def broken(
         self, config: ParallelismConfig, *, micro_batches: int, experts: bool = False, tied: bool = False
     ) -> str | None:
-        """Why the launcher does not run `way`, in words that go on after its name; None if it does.
+        """Return why the framework does not run `config`, in words that follow its name; None if it does.
 
-        `experts` and `tied` are the model's: whether layers hold some, and whether one matrix embeds and predicts.
+        `experts` and `tied` describe the model: whether layers hold experts, and whether embeddings are tied.
 
         >>> MEGATRON.broken(ParallelismConfig(dp=8, zero_stage=3), micro_batches=1)
         'shares what replicas hold as zero 0 or 1, not 3'
@@ -161,48 +161,46 @@ class FrameworkSupport(Record):
         return f"shares what replicas hold{beside} as zero {in_a_row(known, 'or')}, not {config.zero_stage}"
 
     def broken_degrees(self, config: ParallelismConfig, *, tied: bool = False) -> str | None:
-        """As `broken`, of all but what replicas share."""
-        if config.pp > 1 and tied and not self.ties_piped:
-            return f"has no pipeline of models with tied embeddings, and pp is {config.pp}"
-        if config.tp > 1 and not self.tp:
-            return f"has no tensor parallelism here, and tp is {config.tp}"
-        if config.cp > 1 and not self.cp:
-            return f"has no context parallelism here, and cp is {config.cp}"
-        if config.cp > 1 and not config.flash_attention and self.context_needs_flash:
-            return f"shares sequences only with fused attention, and cp is {config.cp}"
-        if config.ep > 1 and not self.ep:
-            return f"has no expert parallelism here, and ep is {config.ep}"
-        if config.vpp > 1 and not self.vpp:
-            return f"has one stage on each GPU, and vpp is {config.vpp}"
-        if config.pp_schedule not in self.pp_schedules:
-            return f"runs passes as {in_a_row(self.pp_schedules, 'or')}, not as {config.pp_schedule}"
-        if config.splits_backward and config.fused_elementwise:
-            return f"compiles no layers whose backward passes are split, as {config.pp_schedule} has them, and the way does"
-        if config.splits_backward and config.recompute == "full":
-            return (
-                f"computes a layer anew for each of its weights where backward passes are split, as {config.pp_schedule} has"
-                " them, which is not priced"
-            )
-        if (config.first_rank_layers, config.last_rank_layers) != (None, None) and not self.uneven_ends:
-            return f"has as many layers on each rank, and not {config.named_pipeline()}"
-        if config.recompute not in self.recompute:
-            return f"computes anew {in_a_row(self.recompute, 'or')}, not {config.recompute}"
-        if config.recompute_num_layers is not None and not self.recompute_num_layers:
-            return f"computes anew all layers or none, not {config.recompute_num_layers} of each stage"
-        if config.grad_reduce_in_bf16 and not self.grad_reduce_in_bf16:
-            return "adds gradients up in 32 bits here, not in 16"
-        if config.cpu_offload_num_layers and not self.cpu_offload:
-            return f"keeps what passes leave on GPUs here, not that of {config.cpu_offload_num_layers} layers in the host's memory"
-        if config.precision not in self.precisions:
-            return f"computes in {in_a_row(self.precisions, 'or')} here, not in {config.precision}"
-        return None
+        """Return the first rule that `config` breaks, like `broken`, but for ZeRO stages."""
+        schedule, pipeline = config.pp_schedule, config.named_pipeline()
+        offloaded = f"{config.cpu_offload_num_layers} layers"
+        rules = (
+            (config.pp > 1 and tied and not self.ties_piped,
+             f"has no pipeline of models with tied embeddings, and pp is {config.pp}"),
+            (config.tp > 1 and not self.tp, f"has no tensor parallelism here, and tp is {config.tp}"),
+            (config.cp > 1 and not self.cp, f"has no context parallelism here, and cp is {config.cp}"),
+            (config.cp > 1 and not config.flash_attention and self.context_needs_flash,
+             f"shares sequences only with fused attention, and cp is {config.cp}"),
+            (config.ep > 1 and not self.ep, f"has no expert parallelism here, and ep is {config.ep}"),
+            (config.vpp > 1 and not self.vpp, f"has one stage on each GPU, and vpp is {config.vpp}"),
+            (schedule not in self.pp_schedules,
+             f"runs passes as {in_a_row(self.pp_schedules, 'or')}, not as {schedule}"),
+            (config.splits_backward and config.fused_elementwise,
+             f"compiles no layers whose backward passes are split, as {schedule} has them, and the way does"),
+            (config.splits_backward and config.recompute == "full",
+             (f"computes a layer anew for each of its weights where backward passes are split, as {schedule} has them,"
+              " which is not priced")),
+            (config.ends != (None, None) and not self.uneven_ends,
+             f"has as many layers on each rank, and not {pipeline}"),
+            (config.recompute not in self.recompute,
+             f"computes anew {in_a_row(self.recompute, 'or')}, not {config.recompute}"),
+            (config.recompute_num_layers is not None and not self.recompute_num_layers,
+             f"computes anew all layers or none, not {config.recompute_num_layers} of each stage"),
+            (config.grad_reduce_in_bf16 and not self.grad_reduce_in_bf16,
+             "adds gradients up in 32 bits here, not in 16"),
+            (config.cpu_offload_num_layers and not self.cpu_offload,
+             f"keeps what passes leave on GPUs here, not that of {offloaded} in the host's memory"),
+            (config.precision not in self.precisions,
+             f"computes in {in_a_row(self.precisions, 'or')} here, not in {config.precision}"),
+        )  # fmt: skip
+        return next((why for is_broken, why in rules if is_broken), None)
 
     def zero_stages_of(
         self, config: ParallelismConfig, *, micro_batches: int, experts: bool = False
     ) -> tuple[int, ...]:
-        """What replicas of a way may share, of that which is priced: nothing where there is but one of everything.
+        """Return the ZeRO stages of a configuration that have terms; only 0 if nothing has replicas.
 
-        `experts` says whether layers hold some, of which there may be several where all else is there once.
+        `experts` tells whether layers hold experts, which may have replicas if other weights have none.
 
         >>> [TORCHTITAN.zero_stages_of(ParallelismConfig(dp=2), micro_batches=count) for count in (1, 4)]
         [(2, 3), (3,)]
@@ -210,26 +208,21 @@ class FrameworkSupport(Record):
         if max(config.dp_cp_size, config.expert_dp_size if experts else 1) == 1:
             return (0,)
         widens = self.widens_by_zero and config.precision == "bf16" and not config.grad_reduce_in_bf16
-        zeros = tuple(
-            zero for zero in (self.zero_stages_with_pp if config.pp > 1 else self.zero_stages) if zero or not widens
-        )
-        if config.pp > 1:
-            return zeros
-        return tuple(zero for zero in zeros if zero == MOST_ZERO or not self.sums_each_pass or micro_batches == 1)
+        once = config.pp > 1 or micro_batches == 1 or not self.sums_each_pass
+        stages = self.zero_stages_with_pp if config.pp > 1 else self.zero_stages
+        return tuple(stage for stage in stages if (stage or not widens) and (once or stage == MOST_ZERO))
 
     def as_run(self, config: ParallelismConfig) -> ParallelismConfig:
-        """`way` with gradients summed when the launcher does, and fused operations where it compiles layers.
+        """Return `config` with the overlap and the fused operations that the framework can run.
 
         >>> [TORCHTITAN.as_run(config).overlap_dp_comm for config in (ParallelismConfig(pp=2), ParallelismConfig(dp=2))]
         [False, True]
         """
         overlap = config.overlap_dp_comm and (self.overlaps_piped or config.pp == 1)
         fused = config.fused_elementwise and not config.splits_backward
-        return (
-            config
-            if (overlap, fused) == (config.overlap_dp_comm, config.fused_elementwise)
-            else replace(config, overlap_dp_comm=overlap, fused_elementwise=fused)
-        )
+        if (overlap, fused) == (config.overlap_dp_comm, config.fused_elementwise):
+            return config
+        return replace(config, overlap_dp_comm=overlap, fused_elementwise=fused)
 
 
 MEGATRON = FrameworkSupport(

@@ -147,7 +147,7 @@ def tp_comm(context: LayerContext) -> PassTime:
 
 
 def cp_comm(context: LayerContext) -> PassTime:
-    """Return the time in which keys and values travel around a context-parallel group, where attention can't hide it."""
+    """Return the time in which keys and values travel around a context-parallel group, less what attention hides."""
     config = context.config
     if config.cp == 1:
         return NOTHING
@@ -229,7 +229,7 @@ def mtp(context: LayerContext) -> PassTime:
 
 
 def layer_weights(context: LayerContext) -> float:
-    """Return the parameters of a layer on one GPU: matrices divided by tp, norms and the like whole, its own experts."""
+    """Return the parameters of a layer on one GPU: matrices divided by tp, whole norms, and its own experts."""
     model = context.model
     norms = model.norms_per_layer + (3 if context.kind.further else 0)
     whole = norms * model.norm_parameters + model.latent_parameters

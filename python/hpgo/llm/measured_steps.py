@@ -126,7 +126,8 @@ class PlatformFit(Record):
 def read_steps(path: str | PathLike[str]) -> tuple[MeasuredStep, ...]:
     """The steps in a file: YAML or JSON with a list `steps`, or CSV with a row for each.
 
-    Keys, or columns, are `model`, `cluster`, `seconds` and the arguments of `hpgo.estimate_llm`; docs/llm.md has an example.
+    Keys, or columns, are `model`, `cluster`, `seconds` and the arguments of `hpgo.estimate_llm`; docs/llm.md has an
+    example.
     Raises ArgumentError naming file, row and key.
     """
     path = as_path(path, ArgumentError)

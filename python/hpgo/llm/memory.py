@@ -1,6 +1,7 @@
 """Memory columns: bytes that one GPU of a pipeline holds.
 
-A column is a function of a `LayerContext` and of `PipelineRankLayers`, and a row of `COLUMNS`, which gives it a key and a
+A column is a function of a `LayerContext` and of `PipelineRankLayers`, and a row of `COLUMNS`, which gives it a key
+and a
 label. The same functions compute one GPU, and arrays over all ranks of thousands of layer splits.
 
 Activations follow Korthikanti et al., arXiv 2205.05198, section 4, separated by what divides them.

@@ -207,8 +207,8 @@ class ParallelismConfig:
         >>> ParallelismConfig(tp=2, pp=8, vpp=5, dp=4, zero_stage=1).shape == ParallelismConfig(tp=2)
         True
         """
-        # With ZeRO stage 3 the time of a layer depends on whether there is a pipeline, on the number of replicas, and on
-        # recomputation, behind which transfers hide.
+        # With ZeRO stage 3 the time of a layer depends on whether there is a pipeline, on the number of replicas, and
+        # on recomputation, behind which transfers hide.
         sharded = self.zero_stage == MOST_ZERO
         kept: dict[str, Any] = {
             "pp": min(self.pp, 2) if sharded else 1,
@@ -294,7 +294,8 @@ def split_layers(
 ) -> tuple[int, ...] | None:
     """Return the number of layers of each stage, round by round through the ranks; None if there is no such split.
 
-    `ends` are the layers of the first and of the last rank, which may differ from the ranks in the middle. The stages of
+    `ends` are the layers of the first and of the last rank, which may differ from the ranks in the middle. The stages
+    of
     one rank have equally many (Megatron-LM's `--decoder-first-pipeline-num-layers` and its twin for the last). Without
     `ends` the split is that of `stage_layers`.
 

@@ -29,11 +29,11 @@ from hpgo.model.formats.transformers import VERSION_KEY as SHAPE_KEY
 from hpgo.model.formats.transformers import of_document, transformer_of
 from hpgo.model.transformer import Transformer
 from hpgo.planning.files import LLM_PLAN_FORMAT
-from hpgo.programs.launchers import Launcher
 
 if TYPE_CHECKING:
     import os
 
+    from hpgo.programs.launchers import Launcher
     from hpgo.programs.names import LlmFramework
 
 _VERSION = 1

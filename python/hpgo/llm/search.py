@@ -139,7 +139,8 @@ def plan_llm(
         top: number of configurations to return.
 
     The search space: tensor parallelism inside a machine, with sequence parallelism; context parallelism by powers of
-    two; all pipelines, interleaved or not, whose ranks have equally many layers, or those at the ends one less, or nearly
+    two; all pipelines, interleaved or not, whose ranks have equally many layers, or those at the ends one less, or
+    nearly
     as many for models with experts, and with Megatron-LM any fewer at the ends; 1F1B, and split backward passes if the
     framework runs them; experts divided by any number of GPUs of a stage that divides both; every micro-batch size that
     divides; all ZeRO stages of the framework; no layers recomputed, all, or, if the framework can, as few of each stage
@@ -182,14 +183,7 @@ def plan_llm(
             return False
 
     try:
-        if not (groups := [*groups_of(space)]):
-            raise DegreeError(
-                f"no way parts `{shorten(model.name)}` and a global batch of {global_batch_size} among"
-                f" {gpus.count} GPUs{space.said}",
-                "take a number of GPUs, and a batch, with more divisors"
-                + (", or fix and exclude less" if space.said else ""),
-                tuple(space.fixed),
-            )
+        groups = _some(groups_of(space), model, gpus.count, global_batch_size, space)
     except DegreeError as error:
         from hpgo.llm.suggestions import with_open
 
@@ -225,6 +219,21 @@ def plan_llm(
         framework=f"{row.name}@{row.version}",
         said=f"{row.label} runs{space.said}",
     )
+
+
+def _some(
+    groups: Iterable[ConfigGroup], model: Transformer, gpus: int, global_batch_size: int, space: SearchSpace
+) -> list[ConfigGroup]:
+    """Return the groups as a list. Raise DegreeError if there are none."""
+    if not (found := list(groups)):
+        raise DegreeError(
+            f"no way parts `{shorten(model.name)}` and a global batch of {global_batch_size} among {gpus} GPUs"
+            f"{space.said}",
+            "take a number of GPUs, and a batch, with more divisors"
+            + (", or fix and exclude less" if space.said else ""),
+            tuple(space.fixed),
+        )
+    return found
 
 
 @dataclass(slots=True)
@@ -268,7 +277,7 @@ class _Search:
             self._next()
 
     def known(self, most_s: float, unknown: Callable[[ParallelismConfig], int]) -> list[tuple[float, PipelineStages]]:
-        """Return the configuration up to `most_s` with the lowest count of `unknown` features, unless it is on the list.
+        """Return the configuration up to `most_s` with the fewest `unknown` features, unless it is on the list.
 
         Of equal ones it is the fastest. Features that a group has in common are unknown of each of its configurations.
         """

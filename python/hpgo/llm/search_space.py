@@ -1,4 +1,4 @@
-"""What a search for ways looks at: all that a launcher runs, held to what was fixed and excluded."""
+"""The search space: all configurations that a framework runs, restricted to what was fixed and excluded."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ Value = int | str
 _ALONE: dict[str, Value] = {
     "tp": 1, "cp": 1, "ep": 1, "pp": 1, "vpp": 1, "pp_schedule": "1f1b", "dp": 1, "zero_stage": 0, "recompute": "none",
 }  # fmt: skip
-"""Names of what may be fixed or excluded, as `hpgo.estimate_llm` has them, with what stands for none of it."""
+"""Names that may be fixed or excluded, which are arguments of `hpgo.estimate_llm`, with the value that means none."""
 _SIZE = "micro_batch_size"
 NAMES = (*_ALONE, _SIZE)
 _OPTIONAL = {"tp", "cp", "ep", "vpp"}
-"""Fields of `FrameworkSupport` that say whether there may be more than one."""
+"""Fields of `FrameworkSupport` that tell whether the degree may be above 1."""
 _WORDS = {"recompute": ("none", "selective", "full"), "pp_schedule": ("1f1b", "interleaved_zb", "zb_v")}
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSpace:
-    """What may be looked at."""
+    """Configurations that a search may return."""
 
     rules: FrameworkSupport
     title: str
-    """Of the launcher, for people."""
+    """Name of the framework in messages."""
     fixed: Mapping[str, Value]
     excluded: Mapping[str, frozenset[Value] | None]
-    """Values by name; None is all but none of it."""
+    """Values by name; None means every value but the one that means none."""
 
     @classmethod
     def of(
         cls, rules: FrameworkSupport, title: str, *, fix: dict[str, Value] | None = None, exclude: Iterable[str] = ()
     ) -> SearchSpace:
-        """What a launcher runs, with `tp` and so on as `fix` says, and without what `exclude` names: `cp`, `zero_stage=3`.
+        """Return what a framework runs with the values of `fix` and without those of `exclude`: `cp`, `zero_stage=3`.
 
         Raises ArgumentError for names and values that there are not, and for what is fixed and excluded.
         """
@@ -73,7 +73,7 @@ class SearchSpace:
         return space
 
     def takes(self, name: str, value: Value) -> bool:
-        """Whether `name`, one of NAMES, may be `value`.
+        """Return whether `name`, one of NAMES, may be `value`.
 
         >>> from hpgo.llm.frameworks import DEEPSPEED, MEGATRON
         >>> space = SearchSpace.of(MEGATRON, "Megatron-LM", fix={"tp": 4}, exclude=["cp"])
@@ -91,10 +91,11 @@ class SearchSpace:
 
     @property
     def said(self) -> str:
-        """What was fixed and excluded, in words that follow a list of ways; empty if nothing was.
+        """Description of what was fixed and excluded, to follow a list of configurations; empty if nothing was.
 
         >>> from hpgo.llm.frameworks import MEGATRON
-        >>> SearchSpace.of(MEGATRON, "Megatron-LM", fix={"tp": 4, "micro-batch-size": 1}, exclude=["cp", "zero_stage=0"]).said
+        >>> SearchSpace.of(MEGATRON, "Megatron-LM", fix={"tp": 4, "micro-batch-size": 1}, exclude=["cp",
+        "zero_stage=0"]).said
         ' with tp 4 and micro-batch-size 1, without cp and zero-stage 0'
         """
         fixed = [f"{_shown(name)} {value}" for name, value in self.fixed.items()]
@@ -106,7 +107,7 @@ class SearchSpace:
         return " " + ", ".join(parts) if parts else ""
 
     def without(self, name: str) -> SearchSpace:
-        """The same, with `name` left open."""
+        """Return the search space with `name` left open."""
         fixed = {key: value for key, value in self.fixed.items() if key != name}
         left = {key: values for key, values in self.excluded.items() if key != name}
         return SearchSpace(self.rules, self.title, fixed, left)
@@ -114,7 +115,7 @@ class SearchSpace:
     def check(
         self, model: Transformer, gpus: Gpus, *, global_batch_size: int, seq_length: int, precision: Precision
     ) -> None:
-        """Raises ArgumentError if what is fixed leaves nothing, naming what is to blame and the nearest that does."""
+        """Raise ArgumentError if what is fixed leaves nothing, with the name to blame and the nearest value."""
         rules, given = self.rules, self.fixed
         if lack := rules.lacking(model):
             raise ArgumentError(f"{self.title} {lack.why}", lack.hint)
@@ -165,7 +166,7 @@ class SearchSpace:
         self._check_counts(gpus.count, degree, global_batch_size)
 
     def _check_counts(self, gpus: int, degree: Mapping[str, int], global_batch_size: int) -> None:
-        """Raises ArgumentError if fixed degrees do not divide the GPUs, or fixed parts of a batch the batch."""
+        """Raise ArgumentError if fixed degrees do not divide the GPUs, or fixed parts of a batch the batch."""
         each = degree["tp"] * degree["cp"] * degree["pp"]
         data = int(self.fixed.get("dp", 1))
         named = " x ".join(f"{name} {degree[name]}" for name in ("tp", "cp", "pp") if name in self.fixed)
@@ -193,7 +194,7 @@ def _shown(name: str) -> str:
 
 
 def _name(name: object) -> str:
-    """Of what may be fixed, with whichever dashes."""
+    """Return the name of a degree that may be fixed, written with dashes or underscores."""
     known = name.strip().replace("-", "_") if isinstance(name, str) else ""
     if known not in NAMES:
         said = shorten(name) if isinstance(name, str) else shown(name)

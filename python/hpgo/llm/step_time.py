@@ -129,7 +129,7 @@ class LayerCosts:
 
     @cached_property
     def passes(self) -> Amount:
-        """`StagePasses` of a layer of each kind, of the embedding and of the LM head: a row each, to multiply by counts.
+        """`StagePasses` of each kind of layer, of the embedding and of the LM head: a row each, to multiply by counts.
 
         Six columns: without recomputation and with it. The embedding and the LM head are never recomputed.
         """

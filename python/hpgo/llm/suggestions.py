@@ -1,4 +1,4 @@
-"""Which other degrees a refused question about a transformer may have: only what was tried, and is accepted.
+"""Suggestions of degrees for a refused configuration or search: only what was tried and is accepted.
 
 A degree that divides its own number may still be refused by another rule, so a hint that knows one rule only leads from
 one refusal to the next.

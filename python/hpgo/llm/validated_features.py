@@ -84,8 +84,8 @@ def unvalidated_features(config: ParallelismConfig, device: str, besides: Collec
 
     >>> from hpgo.llm.parallelism import ParallelismConfig
     >>> config = ParallelismConfig(cp=2, pp=2, vpp=2, pp_schedule="zb_v")
-    >>> unvalidated_features(config, "H100-80GB"), unvalidated_features(config, "A100-80GB"), unvalidated_features(config, "A100-80GB", ["cp"])
-    (('schedule zb_v',), ('cp', 'schedule zb_v'), ('schedule zb_v',))
+    >>> [unvalidated_features(config, *known) for known in (["H100-80GB"], ["A100-80GB"], ["A100-80GB", ["cp"]])]
+    [('schedule zb_v',), ('cp', 'schedule zb_v'), ('schedule zb_v',)]
     """
     known = VALIDATED.get(family(device), EVERYWHERE)
     return tuple(name for name in features_of(config) if name not in known and name not in besides)

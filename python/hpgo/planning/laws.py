@@ -371,7 +371,8 @@ def ranks_hold_the_model(estimate: LlmEstimate, layers: int, weights_bytes: floa
 
 
 ESTIMATE_LAWS = (
-    estimate_numbers_are_lengths, degrees_make_the_gpus, estimate_covers_work, terms_make_the_step, utilization_is_a_share,
+    estimate_numbers_are_lengths, degrees_make_the_gpus, estimate_covers_work, terms_make_the_step,
+    utilization_is_a_share,
 )  # fmt: skip
 
 

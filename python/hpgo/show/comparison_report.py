@@ -61,7 +61,8 @@ def lines(found: Comparison, forbidden: str = "", width: int = WIDTH) -> list[st
         "",
         *plain(
             ["fullest GPU", "chosen", "other", "difference"],
-            [*memory, ("total", format_bytes(here), format_bytes(there), _signed(difference(there, here), format_bytes))],
+            [*memory, ("total", format_bytes(here), format_bytes(there), _signed(difference(there, here),
+            format_bytes))],
             width,
         ),
     ]  # fmt: skip
@@ -78,7 +79,8 @@ def verdict(found: Comparison, forbidden: str = "") -> str:
         said.append(
             f"It does not fit: the fullest GPU needs {format_bytes(other.fullest.peak_bytes)} of"
             f" {format_bytes(other.capacity_bytes)}, {format_bytes(other.shortfall_bytes)} too much;"
-            f" most of the difference is {COLUMNS[more[0]].label} ({_signed(difference(more[2], more[1]), format_bytes)})."
+            f" most of the difference is {COLUMNS[more[0]].label}"
+            f" ({_signed(difference(more[2], more[1]), format_bytes)})."
         )
     share = abs(other.step_s / chosen.step_s - 1)
     if found.longer_s == 0:

@@ -44,7 +44,8 @@ def lines(estimate: LlmEstimate, width: int = WIDTH) -> list[str]:
     """Return the lines of the report.
 
     >>> import hpgo
-    >>> one = hpgo.estimate_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=8192, tp=2, zero_stage=1)
+    >>> one = hpgo.estimate_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=8192,
+    tp=2, zero_stage=1)
     >>> lines(one)[0]
     'llama-3-8b on h100:1, 8 GPUs'
     """
@@ -126,7 +127,8 @@ def listed(choice: LlmPlanSearch, width: int = WIDTH) -> list[str]:
         for place, one in enumerate(choice.estimates, start=1)
     ]
     said = (
-        f"{choice.configurations:,} ways were bounded, {choice.simulated:,} simulated, of all that {choice.said}: none that fits"
+        f"{choice.configurations:,} ways were bounded, {choice.simulated:,} simulated, of all that {choice.said}:"
+        f" none that fits"
         " is quicker by these terms."
     )
     rests = ["", *textwrap.wrap(UNCERTIFIED, width)] if choice.best.has_experts else []
@@ -159,7 +161,8 @@ def _untold(choice: LlmPlanSearch, width: int) -> list[str]:
     if best is not fastest:
         said += (
             f" The plan is {choice.estimates.index(best) + 1}, which relies on"
-            f" {'less of that' if best.unvalidated_features else 'none of that'} and is within the error of 1. `--fix` takes what"
+            f" {'less of that' if best.unvalidated_features else 'none of that'} and is within the error of 1."
+            f" `--fix` takes what"
             " it is told, `--exclude` leaves out."
         )
     return [*textwrap.wrap(said, width), ""]
@@ -199,7 +202,8 @@ def _cached(estimate: LlmEstimate, width: int) -> list[str]:
     if estimate.fullest.allocator_cached_bytes < _SEEN_BYTES:
         return []
     return _below(
-        f"{format_bytes(estimate.fullest.allocator_cached_bytes)} more as `nvidia-smi` counts: free, but not given back",
+        f"{format_bytes(estimate.fullest.allocator_cached_bytes)} more as `nvidia-smi` counts: free, but not given"
+        f" back",
         width,
     )
 

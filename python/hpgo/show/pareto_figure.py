@@ -30,7 +30,8 @@ _SIDE = 9.0
 def draw_pareto_front(estimates: Sequence[LlmEstimate], path: str | os.PathLike[str], *, theme: Theme = "auto") -> Path:
     """Draws what `hpgo.llm_pareto_front` gives into a file that ends in .svg, .png, .pdf or .html.
 
-    Raises ArgumentError for no estimates and for another ending; HpgoError where matplotlib is missing, which PNG and PDF
+    Raises ArgumentError for no estimates and for another ending; HpgoError where matplotlib is missing, which PNG and
+    PDF
     need, or the file can't be written.
     """
     still.check(path)
