@@ -27,7 +27,7 @@ class Comparison(Record):
 
     >>> import hpgo
     >>> one, other = (hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=4096,
-    tp=tp) for tp in (2, 8))
+    ... tp=tp) for tp in (2, 8))
     >>> compared = hpgo.compare(one, other)
     >>> compared.longer_s > 0, compared.apart
     (True, True)
@@ -63,7 +63,7 @@ def compare(chosen: LlmEstimate, other: LlmEstimate) -> Comparison:
     >>> import hpgo
     >>> cluster = hpgo.Cluster.preset("h100:1")
     >>> one, two = (hpgo.estimate_llm("llama-3-8b", cluster, global_batch_size=8, seq_length=8192,
-    tp=tp) for tp in (2, 4))
+    ... tp=tp) for tp in (2, 4))
     >>> found = compare(one, two)
     >>> abs(sum(there - here for _, here, there in found.time_by_term_s) - found.longer_s) < 1e-9
     True

@@ -95,7 +95,7 @@ class SearchSpace:
 
         >>> from hpgo.llm.frameworks import MEGATRON
         >>> SearchSpace.of(MEGATRON, "Megatron-LM", fix={"tp": 4, "micro-batch-size": 1}, exclude=["cp",
-        "zero_stage=0"]).said
+        ... "zero_stage=0"]).said
         ' with tp 4 and micro-batch-size 1, without cp and zero-stage 0'
         """
         fixed = [f"{_shown(name)} {value}" for name, value in self.fixed.items()]

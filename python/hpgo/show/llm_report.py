@@ -45,7 +45,7 @@ def lines(estimate: LlmEstimate, width: int = WIDTH) -> list[str]:
 
     >>> import hpgo
     >>> one = hpgo.estimate_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=8192,
-    tp=2, zero_stage=1)
+    ... tp=2, zero_stage=1)
     >>> lines(one)[0]
     'llama-3-8b on h100:1, 8 GPUs'
     """
