@@ -1,4 +1,4 @@
-"""Hold the prices of `hpgo.price` against published steps and memory, and write docs/accuracy.md.
+"""Holds the prices of `hpgo.estimate_llm` against published steps and memory, and writes docs/accuracy.md.
 
     python research/accuracy.py            # fit the constants again, leaving out one platform at a time; minutes
     python research/accuracy.py --experts  # fit the constants of experts alone
@@ -24,15 +24,15 @@ from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.errors import HpgoError
+from hpgo.llm.constants import CONSTANTS, Constants
+from hpgo.llm.estimate import LlmEstimate, StageEstimate, estimate_config, stages_of
+from hpgo.llm.layer_context import VALUE
+from hpgo.llm.parallelism import ParallelismConfig
+from hpgo.llm.step_time import PipelineStages
+from hpgo.llm.validated_features import family, features_of
 from hpgo.machine.cluster import Cluster
 from hpgo.model.transformer import Latent, Transformer
 from hpgo.model.transformer_presets import TRANSFORMERS
-from hpgo.planning.configured import Price, StagePrice, price_way, stages_of
-from hpgo.ways.constants import CONSTANTS, Constants
-from hpgo.ways.mechanisms import family, mechanisms
-from hpgo.ways.site import VALUE
-from hpgo.ways.steps import Stages
-from hpgo.ways.way import Way
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -107,31 +107,38 @@ _OFFLOADED = {
 """`cpu_offloading_num_layers` of Megatron-Bridge's recipes with FSDP, scripts/performance/configs/llama."""
 
 _START: dict[str, Any] = {
-    "products": 0.9, "idle": 0.5, "kernel_s": 5e-6, "attention": 0.85, "scores": 0.5, "misaligned": 0.4, "memory": 0.8,
-    "elements_unfused": 1.5, "links": 0.75, "adapters": 0.75, "exchange_s": 2e-5, "host_s": 1e-3,
-    "host_exchange_s": 5e-5, "host_backward": 1.3, "hidden": 0.7,
+    "gemm_efficiency": 0.9, "tail_wave_loss": 0.5, "gemm_overhead_s": 5e-6, "attention_efficiency": 0.85,
+    "unfused_attention_efficiency": 0.5, "misaligned_head_factor": 0.4, "hbm_efficiency": 0.8,
+    "unfused_elementwise_factor": 1.5, "nvlink_efficiency": 0.75, "nic_efficiency": 0.75,
+    "collective_overhead_s": 2e-5, "layer_launch_s": 1e-3,
+    "collective_launch_s": 5e-5, "backward_launch_factor": 1.3, "comm_overlap_fraction": 0.7,
 }  # fmt: skip
 """Where fits begin: what one would guess."""
-_START_EXPERTS: dict[str, Any] = {"grouped": 0.8, "routed": 1.5, "host_experts_s": 1e-3}
+_START_EXPERTS: dict[str, Any] = {"grouped_gemm_efficiency": 0.8, "routed_row_factor": 1.5, "expert_launch_s": 1e-3}
 _OF_TORCH = "GiB"
 """What PyTorch's allocator counts of itself, which torchtitan prints: nothing of CUDA's context, or of NCCL's."""
-_PASSING = {"reserve", "logits", "update", "sums"}
+_PASSING = {"framework_overhead", "logits", "optimizer_workspace", "grad_reduce_buffer"}
 _GOAL, _GOAL_KNOWN = 0.2, 0.12
 """Mean errors below which prices of models with experts are worth what those of others are."""
 FITTED, FITTED_EXPERTS = tuple(_START), tuple(_START_EXPERTS)
 _LIMITS = {
-    "products": (0.6, 1.0), "idle": (0.0, 1.0), "attention": (0.5, 1.2), "scores": (0.2, 1.0),
-    "misaligned": (0.25, 1.0), "memory": (0.6, 0.92), "elements_unfused": (1.0, 4.0), "links": (0.6, 0.85),
-    "adapters": (0.4, 0.95), "host_s": (5e-4, 1.2e-3), "host_exchange_s": (1e-5, 6e-5),
-    "host_backward": (1.0, 2.0), "hidden": (0.3, 1.0), "grouped": (0.3, 1.0), "routed": (1.0, 4.0),
+    "gemm_efficiency": (0.6, 1.0), "tail_wave_loss": (0.0, 1.0), "attention_efficiency": (0.5, 1.2),
+    "unfused_attention_efficiency": (0.2, 1.0),
+    "misaligned_head_factor": (0.25, 1.0), "hbm_efficiency": (0.6, 0.92), "unfused_elementwise_factor": (1.0, 4.0),
+    "nvlink_efficiency": (0.6, 0.85),
+    "nic_efficiency": (0.4, 0.95), "layer_launch_s": (5e-4, 1.2e-3), "collective_launch_s": (1e-5, 6e-5),
+    "backward_launch_factor": (1.0, 2.0), "comm_overlap_fraction": (0.3, 1.0), "grouped_gemm_efficiency": (0.3, 1.0),
+    "routed_row_factor": (1.0, 4.0),
 }  # fmt: skip
 """What anybody would believe: copies reach nine tenths of a memory's rate, rings three quarters of NVLink's, and old
 stacks launch a layer in three quarters of a millisecond."""
-_OF_A_RECIPE = (
-    "tensor", "sequence", "context", "pipeline", "data", "chunks", "micro_batch_size", "recompute", "recompute_layers",
-    "zero", "precision", "flash", "fused", "overlap",
-)  # fmt: skip
-"""What a hash is made of, which stays as it is when ways learn to say more."""
+_OF_A_RECIPE = {
+    "tensor": "tp", "sequence": "sequence_parallel", "context": "cp", "pipeline": "pp", "data": "dp", "chunks": "vpp",
+    "micro_batch_size": "micro_batch_size", "recompute": "recompute", "recompute_layers": "recompute_num_layers",
+    "zero": "zero_stage", "precision": "precision", "flash": "flash_attention", "fused": "fused_elementwise",
+    "overlap": "overlap_dp_comm",
+}  # fmt: skip
+"""Fields by the words that a recipe's hash is made of, which stay as they are: they decide which half is fitted."""
 _MOST_OF_A_PLATFORM = 16
 """Points in a fit, so that none takes most of the time; all count in errors."""
 
@@ -144,7 +151,7 @@ class Point:
     platform: str
     model: Transformer
     cluster: Cluster
-    way: Way
+    config: ParallelismConfig
     seq: int
     batch: int
     step_s: float | None
@@ -160,39 +167,39 @@ class Point:
     @property
     def recipe(self) -> str:
         """The same for releases of one recipe."""
-        told = [f"{name}={getattr(self.way, name)!r}" for name in _OF_A_RECIPE]
-        told += [f"expert={self.way.expert}"] if self.way.expert > 1 else []
-        way = f"Way({', '.join(told)})"
-        return f"{self.platform} {self.model.name} {way} {self.cluster.name} {self.seq} {self.batch}"
+        told = [f"{word}={getattr(self.config, field)!r}" for word, field in _OF_A_RECIPE.items()]
+        told += [f"expert={self.config.ep}"] if self.config.ep > 1 else []
+        config = f"Way({', '.join(told)})"
+        return f"{self.platform} {self.model.name} {config} {self.cluster.name} {self.seq} {self.batch}"
 
     @property
     def is_fitted(self) -> bool:
         """Whether it is of the half that constants are fitted on, which follows from the recipe alone."""
         return sha256(self.recipe.encode()).digest()[0] % 2 == 0 and self.platform not in UNFITTED
 
-    def stages(self, constants: Constants) -> Stages:
+    def stages(self, constants: Constants) -> PipelineStages:
         """Its terms."""
         return stages_of(
             self.model,
             self.cluster,
-            self.way,
+            self.config,
             global_batch_size=self.batch,
-            seq=self.seq,
+            seq_length=self.seq,
             constants=self.under(constants),
         )
 
     def under(self, constants: Constants) -> Constants:
         """These, as they were where it was measured."""
-        return replace(constants, launch_hidden=0.0) if self.blocks else constants
+        return replace(constants, launch_overlap_fraction=0.0) if self.blocks else constants
 
-    def price(self, constants: Constants) -> Price:
-        """As `hpgo.price` gives it."""
-        return price_way(
+    def price(self, constants: Constants) -> LlmEstimate:
+        """As `hpgo.estimate_llm` gives it."""
+        return estimate_config(
             self.model,
             self.cluster,
-            self.way,
+            self.config,
             global_batch_size=self.batch,
-            seq=self.seq,
+            seq_length=self.seq,
             constants=self.under(constants),
         )
 
@@ -242,24 +249,24 @@ def _point(row: dict[str, Any]) -> Point:
         name=held["name"], **sizes, gated=held["gated"], tied=held["tied"], centred_norms=not held["gated"],
         **_experts(held),
     )  # fmt: skip
-    way = Way(
-        tensor=row["tp"], sequence=bool(row["sp"]) and row["tp"] > 1, context=row["cp"], expert=row["ep"],
-        pipeline=row["pp"], chunks=chunks, data=row["dp"], micro_batch_size=micro_batch_size,
-        recompute=_RECOMPUTE[row["recompute"]], zero=row["zero"],
-        precision=_PRECISIONS.get(row["precision"], row["precision"]), flash=bool(row["flash"]),
-        fused=not _framework(row).startswith(_UNFUSED),
-        overlap=not _framework(row).startswith(_NO_OVERLAP),
-        fused_loss=not _framework(row).startswith(_UNFUSED_LOSS),
-        fused_update=not _framework(row).startswith(_UNFUSED_UPDATE),
-        flat_update=row["set"] in _FLAT_UPDATE,
+    config = ParallelismConfig(
+        tp=row["tp"], sequence_parallel=bool(row["sp"]) and row["tp"] > 1, cp=row["cp"], ep=row["ep"],
+        pp=row["pp"], vpp=chunks, dp=row["dp"], micro_batch_size=micro_batch_size,
+        recompute=_RECOMPUTE[row["recompute"]], zero_stage=row["zero"],
+        precision=_PRECISIONS.get(row["precision"], row["precision"]), flash_attention=bool(row["flash"]),
+        fused_elementwise=not _framework(row).startswith(_UNFUSED),
+        overlap_dp_comm=not _framework(row).startswith(_NO_OVERLAP),
+        fused_cross_entropy=not _framework(row).startswith(_UNFUSED_LOSS),
+        fused_adam=not _framework(row).startswith(_UNFUSED_UPDATE),
+        flatten_gradients=row["set"] in _FLAT_UPDATE,
         dtensor=_framework(row) == "torchtitan",
-        narrow_gradients=_adds_up_in_16_bits(row), offload_layers=_offloaded(row),
+        grad_reduce_in_bf16=_adds_up_in_16_bits(row), cpu_offload_num_layers=_offloaded(row),
     )  # fmt: skip
     name = _CLUSTERS.get(row["hw"], row["hw"])
     machine = Cluster.preset(f"{name}:1").devices
     cluster = Cluster.preset(f"{name}:{-(-row['gpus'] // machine)}", adapter_gbit_s=row["nic_gbit_gpu"])
     return Point(
-        row["id"], row["set"], model, cluster.first(row["gpus"]), way, held["seq"], row["gbs"],
+        row["id"], row["set"], model, cluster.first(row["gpus"]), config, held["seq"], row["gbs"],
         row["step_s"] or row["derived_step_s"], row["mem_gb"] and row["mem_gb"] * 1e9, row["mem_kind"] or "",
         row["status"].startswith(("OOM", "over")), row["set"] in _BLOCKING, _edition(row),
     )  # fmt: skip
@@ -313,7 +320,8 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
     """Constants with the least mean of platforms' mean absolute logarithms of predicted over measured steps.
 
     One constant after the other is moved by ever smaller steps, from a guess or from `start`; no chance is in it.
-    Steps are `Stages.bound_s`, which takes a hundredth of a simulation's time and is close to it. Of platforms with
+    Steps are `PipelineStages.bound_s`, which takes a hundredth of a simulation's time and is close to it. Of platforms
+    with
     many points some take part, for those with experts all.
     """
     by_platform: dict[str, list[Point]] = defaultdict(list)
@@ -335,7 +343,8 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
             errors = [
                 abs(
                     math.log(
-                        Stages(replace(one.site, constants=at.under(constants)), one.micro_batches).bound_s / step_s
+                        PipelineStages(replace(one.context, constants=at.under(constants)), one.micro_batches).bound_s
+                        / step_s
                     )
                 )
                 for at, one, step_s in held
@@ -438,7 +447,7 @@ _HEAD = (
     "# How far prices of transformers are from what was measured",
     "",
     (
-        "`hpgo.price` says what a way of training costs from a model's shape and the devices' datasheets"
+        "`hpgo.estimate_llm` says what a way of training costs from a model's shape and the devices' datasheets"
         " ([cost-terms.md](cost-terms.md)). Here each published step that it has terms for stands beside what it says."
         " `make accuracy` writes this page, fits included; nothing is corrected by platform."
     ),
@@ -751,20 +760,27 @@ class Order:
         return max(self.regrets)
 
 
-def _orders(steps: Sequence[Point], prices: dict[str, Price]) -> dict[str, Order]:
+def _orders(steps: Sequence[Point], prices: dict[str, LlmEstimate]) -> dict[str, Order]:
     """Of platforms with pairs of ways whose measured steps are at least 5 % apart."""
     found = {}
     for platform in PLATFORMS:
         questions: dict[tuple[object, ...], list[Point]] = defaultdict(list)
         for point in steps:
             if point.platform == platform:
-                asked = (point.model, point.way.gpus, point.batch, point.seq, point.edition, point.cluster.name)
+                asked = (
+                    point.model,
+                    point.config.world_size,
+                    point.batch,
+                    point.seq,
+                    point.edition,
+                    point.cluster.name,
+                )
                 questions[asked].append(point)
         apart = right = 0
         regrets = []
-        for held in (held for held in questions.values() if len({point.way for point in held}) > 1):
+        for held in (held for held in questions.values() if len({point.config for point in held}) > 1):
             for one, two in combinations(held, 2):
-                if one.way == two.way:
+                if one.config == two.config:
                     continue
                 measured = (one.step_s or 0.0) / (two.step_s or math.nan)
                 if not 1 / 1.05 < measured < 1.05:
@@ -803,13 +819,13 @@ def measured(steps: Iterable[Point]) -> dict[str, Counter[str]]:
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for point in steps:
         if point.platform not in UNFITTED:
-            found[family(point.cluster.machines[0].device.name)].update(mechanisms(point.way))
+            found[family(point.cluster.machines[0].device.name)].update(features_of(point.config))
     return found
 
 
 def _mechanisms(steps: Sequence[Point]) -> list[str]:
     counts = sorted(measured(steps).items())
-    names = list(dict.fromkeys(name for point in steps for name in mechanisms(point.way)))
+    names = list(dict.fromkeys(name for point in steps for name in features_of(point.config)))
     lines = [
         "## What was measured",
         "",
@@ -847,14 +863,15 @@ def _constants(kept: dict[str, dict[str, float]]) -> list[str]:
     return [*lines, ""]
 
 
-def _memory(points: Sequence[Point], prices: dict[str, Price]) -> list[str]:
+def _memory(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> list[str]:
     lines = [
         "## Memory",
         "",
         (
             "Of the fullest GPU. No constant was fitted to it; a flat reserve is 3 GB. `nvidia-smi` also counts what"
             " PyTorch's allocator keeps of values that are gone, and would give back before memory runs out:"
-            " `cached_bytes` of a price. That allocator's own count is compared without the reserve, and papers that"
+            " `allocator_cached_bytes` of a price. That allocator's own count is compared without the reserve, and"
+            " papers that"
             " count tensors alone also without what the loss and the optimizer hold for a while. Pipelines of"
             " torchtitan's release returned all logits of a step to nobody, which is counted here alone."
         ),
@@ -876,7 +893,7 @@ def _memory(points: Sequence[Point], prices: dict[str, Price]) -> list[str]:
     return [*lines, "", said, "", *_that_ran(points, prices)]
 
 
-def _memory_ratios(points: Sequence[Point], prices: dict[str, Price]) -> Errors:
+def _memory_ratios(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> Errors:
     """Predicted over measured bytes of the fullest GPU."""
     return Errors(
         tuple(
@@ -887,13 +904,13 @@ def _memory_ratios(points: Sequence[Point], prices: dict[str, Price]) -> Errors:
     )
 
 
-def _as_measured(point: Point, stage: StagePrice) -> float:
+def _as_measured(point: Point, stage: StageEstimate) -> float:
     """Bytes of what was measured."""
     if point.platform == "memory-model":
         return sum(size for name, size in stage.memory_bytes if name not in _PASSING)
-    outside = dict(stage.memory_bytes)["reserve"] if point.memory_kind.startswith(_OF_TORCH) else 0.0
+    outside = dict(stage.memory_bytes)["framework_overhead"] if point.memory_kind.startswith(_OF_TORCH) else 0.0
     besides = _returned(point) if stage.layers[-1][1] == point.model.layers else 0.0
-    return stage.peak_bytes + stage.cached_bytes + besides - outside
+    return stage.peak_bytes + stage.allocator_cached_bytes + besides - outside
 
 
 def _returned(point: Point) -> float:
@@ -902,13 +919,13 @@ def _returned(point: Point) -> float:
     Until #1922, *Update PP to release memory earlier*, of October 2025: `output_chunks` and `_merge_outputs` of
     PyTorch's pipelining/schedules.py. By then what the loss took is free, but in smaller pieces.
     """
-    if point.platform != "torchtitan" or point.way.pipeline == 1:
+    if point.platform != "torchtitan" or point.config.pp == 1:
         return 0.0
-    tokens = point.batch // point.way.data * point.seq // point.way.context
-    return 2 * VALUE * tokens * point.model.vocab / point.way.tensor
+    tokens = point.batch // point.config.dp * point.seq // point.config.cp
+    return 2 * VALUE * tokens * point.model.vocab / point.config.tp
 
 
-def _that_ran(points: Sequence[Point], prices: dict[str, Price]) -> list[str]:
+def _that_ran(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> list[str]:
     """How many ways that ran are said to fit, and which are not; and those that are published as too large."""
     lines = [
         "### Ways that ran",
@@ -927,7 +944,7 @@ def _that_ran(points: Sequence[Point], prices: dict[str, Price]) -> list[str]:
     every = [point for point in points if point.step_s]
     lines.append(f"| **all** | {len(every)} | | {_percent(_fitting([prices[point.id] for point in every]))} |")
     short = [
-        f"`{point.id}` lacks {one.missing_bytes / 1e9:.1f} GB of {one.capacity_bytes / 1e9:.0f}"
+        f"`{point.id}` lacks {one.shortfall_bytes / 1e9:.1f} GB of {one.capacity_bytes / 1e9:.0f}"
         for point in every
         if not (one := prices[point.id]).fits
     ]
@@ -937,7 +954,7 @@ def _that_ran(points: Sequence[Point], prices: dict[str, Price]) -> list[str]:
     return [*lines, "", f"Of {len(large)} ways published as too large, {refused} are refused.", ""]
 
 
-def _fitting(prices: Sequence[Price]) -> float:
+def _fitting(prices: Sequence[LlmEstimate]) -> float:
     return sum(one.fits for one in prices) / len(prices)
 
 
@@ -946,7 +963,7 @@ def _left(left: Counter[str]) -> list[str]:
     return [*lines, *(f"| {count} | {why} |" for why, count in left.most_common()), ""]
 
 
-def _points(steps: Sequence[Point], prices: dict[str, Price], ratio: dict[str, float]) -> list[str]:
+def _points(steps: Sequence[Point], prices: dict[str, LlmEstimate], ratio: dict[str, float]) -> list[str]:
     lines = ["## Every step", "", "*Fitted* points are of the half that constants were fitted on.", ""]
     for platform, said in PLATFORMS.items():
         lines += [
@@ -958,7 +975,7 @@ def _points(steps: Sequence[Point], prices: dict[str, Price], ratio: dict[str, f
             "|---|---|---|---|---|---|---|",
         ]
         lines += [
-            f"| {point.id} | {point.way.named()} | {point.way.gpus} | {point.step_s:.4g} s |"
+            f"| {point.id} | {point.config.named()} | {point.config.world_size} | {point.step_s:.4g} s |"
             f" {prices[point.id].step_s:.4g} s | {ratio[point.id]:.2f} | {'fitted' if point.is_fitted else ''} |"
             for point in steps
             if point.platform == platform
@@ -982,7 +999,7 @@ def main(words: Sequence[str]) -> int:
     chosen = kept["half"] | kept[EXPERTS]
     changed = [name for name, value in chosen.items() if asdict(CONSTANTS)[name] != value]
     if changed:
-        print(f"python/hpgo/ways/constants.py has other {', '.join(changed)}", file=sys.stderr)
+        print(f"python/hpgo/llm/constants.py has other {', '.join(changed)}", file=sys.stderr)
     return 0
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hpgo.planning.measured_steps import PLATFORM_SPREAD, STEP_SPREAD
-from hpgo.planning.platform import ERROR_WITH_EXPERTS, ERRORS, MEMORY_ERROR, USUAL_ERROR
-from hpgo.ways.constants import CONSTANTS
-from hpgo.ways.mechanisms import MEASURED
+from hpgo.llm.constants import CONSTANTS
+from hpgo.llm.measured_steps import PLATFORM_SPREAD, STEP_SPREAD
+from hpgo.llm.platform import ERROR_WITH_EXPERTS, ERRORS, MEMORY_ERROR, USUAL_ERROR
+from hpgo.llm.validated_features import VALIDATED
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -83,7 +83,7 @@ def test_releases_of_a_recipe_are_of_one_half(accuracy: ModuleType) -> None:
 def test_what_was_measured_is_what_published_steps_rely_on(accuracy: ModuleType) -> None:
     counts = accuracy.measured([point for point in accuracy.read()[0] if point.step_s])
     assert {device: set(held) for device, held in counts.items()} == {
-        name: set(held) for name, held in MEASURED.items()
+        name: set(held) for name, held in VALIDATED.items()
     }
 
 

@@ -23,10 +23,10 @@ import HPGO
 import hpgo
 from hpgo import draw, export, launch
 from hpgo.draw.options import Options as PictureOptions
+from hpgo.llm.estimate import StageEstimate
 from hpgo.machine import cluster as machine
 from hpgo.planning import plans
 from hpgo.planning.chain.search import Options as ChainOptions
-from hpgo.planning.configured import StagePrice
 from hpgo.planning.question import Options
 from hpgo.programs import ranks, stages
 from hpgo.timing.simulation import CostOptions
@@ -141,9 +141,9 @@ PROFILE = chain([1.0, 2.0, 1.0], 8.0, 4.0)
 SHAPE = {"layers": 2, "hidden": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 16, "vocab": 10}
 TRANSFORMER = hpgo.Transformer(**SHAPE)
 GPUS = hpgo.Cluster.preset("h100:1")
-PRICE = hpgo.price(TRANSFORMER, GPUS, global_batch_size=8, seq=64)
-WAYS = hpgo.choose_way(TRANSFORMER, GPUS.first(1), global_batch_size=2, seq=64)
-WAY_PLAN = hpgo.WayPlan.of(PRICE, TRANSFORMER, GPUS)
+PRICE = hpgo.estimate_llm(TRANSFORMER, GPUS, global_batch_size=8, seq_length=64)
+WAYS = hpgo.plan_llm(TRANSFORMER, GPUS.first(1), global_batch_size=2, seq_length=64)
+LLM_PLAN = hpgo.LlmPlan.of(PRICE, TRANSFORMER, GPUS)
 MEASURED = hpgo.MeasuredStep(TRANSFORMER, GPUS, PRICE, PRICE.step_s)
 FITTED = hpgo.fit_platform([MEASURED])
 CLUSTER = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=10, inter_gbit_s=10)
@@ -212,7 +212,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         TIMELINE.measures, hpgo.MemoryModel(), hpgo.Layout(("Et", "tL")), hpgo.Durations((1.0,), (1.0,), (1.0,)),
         hpgo.StageBytes(), JOB, JOB.nodes[0], export.TARGETS[0], export.Place("a", "b"), plans.Digest("0"),
         plans.Tie(0.1, 1.0, 1.0), plans.Restriction("a", "1", "A", "", 1.0, 1.0, 1),
-        PRICE, PRICE.way, PRICE.stages[0], WAYS, WAY_PLAN, MEASURED, FITTED, FITTED.platform,
+        PRICE, PRICE.parallelism, PRICE.stages[0], WAYS, LLM_PLAN, MEASURED, FITTED, FITTED.platform,
         hpgo.compare(PRICE, PRICE),
         hpgo.ScheduleChoice("zb", 1.0, 1.0, 0.0, 2, 1, 1, True, "", None),
     ]  # fmt: skip
@@ -252,21 +252,25 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 {**files, "model": "m", "batch_size": 1, "interpolate": False, "units": "si",
                  "ignore_unknown_types": False, "dtype": "torch.float32", **CHAINED},
             ),
-            "price": (
-                hpgo.price,
-                {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 8, "seq": 64, "tp": 1, "pp": 2,
-                 "vpp": 1, "first_layers": 1, "last_layers": None, "cp": 1, "ep": 1, "zero": 1, "micro_batch_size": 1,
-                 "schedule": "1f1b",
-                 "recompute": "full", "recompute_layers": 1, "sequence_parallel": False, "precision": "bf16",
-                 "flash": True, "fused": True, "overlap": True, "fused_loss": True, "fused_update": True,
-                 "flat_update": False, "dtensor": False, "narrow_gradients": False, "offload_layers": 0, "devices": 8,
+            "estimate_llm": (
+                hpgo.estimate_llm,
+                {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 8, "seq_length": 64, "tp": 1,
+                "pp": 2,
+                 "vpp": 1, "first_rank_layers": 1, "last_rank_layers": None, "cp": 1, "ep": 1, "zero_stage": 1,
+                 "micro_batch_size": 1,
+                 "pp_schedule": "1f1b",
+                 "recompute": "full", "recompute_num_layers": 1, "sequence_parallel": False, "precision": "bf16",
+                 "flash_attention": True, "fused_elementwise": True, "overlap_dp_comm": True,
+                 "fused_cross_entropy": True, "fused_adam": True,
+                 "flatten_gradients": False, "dtensor": False, "grad_reduce_in_bf16": False,
+                 "cpu_offload_num_layers": 0, "devices": 8,
                  "platform": FITTED.platform},
             ),
             "compare": (hpgo.compare, {"chosen": PRICE, "other": PRICE}),
-            "draw_way": (
-                hpgo.draw_way, {"price": PRICE, "cluster": GPUS, "path": "way.svg", "theme": "dark"},
+            "draw_llm_plan": (
+                hpgo.draw_llm_plan, {"estimate": PRICE, "cluster": GPUS, "path": "way.svg", "theme": "dark"},
             ),
-            "draw_front": (hpgo.draw_front, {"prices": [PRICE], "path": "front.svg", "theme": "auto"}),
+            "draw_pareto_front": (hpgo.draw_pareto_front, {"estimates": [PRICE], "path": "front.svg", "theme": "auto"}),
             "MeasuredStep.of": (
                 hpgo.MeasuredStep.of,
                 {"transformer": TRANSFORMER, "cluster": GPUS, "predicted": PRICE, "measured_s": PRICE.step_s},
@@ -275,32 +279,34 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "Platform.read": (hpgo.Platform.read, {"path": "platform.yaml"}),
             "Platform.save": (FITTED.platform.save, {"path": "platform.yaml"}),
             "Platform.yaml": (FITTED.platform.yaml, {}),
-            "way_front": (
-                hpgo.way_front,
-                {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 2, "seq": 64, "precision": "bf16",
-                 "devices": 1, "launcher": "megatron", "fix": {"tp": 1}, "exclude": ["cp"], "headroom_bytes": 1e9,
+            "llm_pareto_front": (
+                hpgo.llm_pareto_front,
+                {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 2, "seq_length": 64,
+                "precision": "bf16",
+                 "devices": 1, "framework": "megatron", "fix": {"tp": 1}, "exclude": ["cp"], "headroom_bytes": 1e9,
                  "platform": FITTED.platform, "points": 2},
             ),
-            "choose_way": (
-                hpgo.choose_way,
-                {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 2, "seq": 64, "precision": "bf16",
-                 "devices": 1, "launcher": "megatron", "fix": {"tp": 1}, "exclude": ["cp"], "headroom_bytes": 1e9,
+            "plan_llm": (
+                hpgo.plan_llm,
+                {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 2, "seq_length": 64,
+                "precision": "bf16",
+                 "devices": 1, "framework": "megatron", "fix": {"tp": 1}, "exclude": ["cp"], "headroom_bytes": 1e9,
                  "platform": FITTED.platform,
                  "top": 2},
             ),
-            "WayChoice.plan": (WAYS.plan, {"place": 1}),
-            "WayPlan.of": (
-                hpgo.WayPlan.of,
-                {"price": PRICE, "transformer": TRANSFORMER, "cluster": GPUS, "launcher": "megatron"},
+            "LlmPlanSearch.plan": (WAYS.plan, {"place": 1}),
+            "LlmPlan.of": (
+                hpgo.LlmPlan.of,
+                {"estimate": PRICE, "transformer": TRANSFORMER, "cluster": GPUS, "framework": "megatron"},
             ),
-            "WayPlan.to_json": (WAY_PLAN.to_json, {}),
-            "WayPlan.from_json": (hpgo.WayPlan.from_json, {"text": WAY_PLAN.to_json(), "source": "here"}),
-            "WayPlan.save": (WAY_PLAN.save, {"path": "way.json"}),
-            "WayPlan.read": (hpgo.WayPlan.read, {"path": "way.json"}),
-            "Way.micro_batches": (PRICE.way.micro_batches, {"global_batch_size": 8}),
-            "Way.named": (PRICE.way.named, {}),
-            "Way.named_pipeline": (PRICE.way.named_pipeline, {}),
-            "Way.stages_of": (PRICE.way.stages_of, {"rank": 0}),
+            "LlmPlan.to_json": (LLM_PLAN.to_json, {}),
+            "LlmPlan.from_json": (hpgo.LlmPlan.from_json, {"text": LLM_PLAN.to_json(), "source": "here"}),
+            "LlmPlan.save": (LLM_PLAN.save, {"path": "llm-plan.json"}),
+            "LlmPlan.read": (hpgo.LlmPlan.read, {"path": "llm-plan.json"}),
+            "ParallelismConfig.micro_batches": (PRICE.parallelism.micro_batches, {"global_batch_size": 8}),
+            "ParallelismConfig.named": (PRICE.parallelism.named, {}),
+            "ParallelismConfig.named_pipeline": (PRICE.parallelism.named_pipeline, {}),
+            "ParallelismConfig.stages_of": (PRICE.parallelism.stages_of, {"rank": 0}),
             "program": (
                 hpgo.program,
                 {"schedule": ORDERS, "stages": [(["a"], [0]), (["b"], [1])], "micro_batch_size": 1,
@@ -488,7 +494,8 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Any:
         for name, text in {
             "toy.txt": TEXT, "models.yml": MODEL_FILE, "types.yml": TYPES_FILE, "devices.yml": "t: [a, b]",
             "shape.yaml": json.dumps({"hpgo_transformer": 1, **SHAPE}),
-            "cluster.yaml": CLUSTER.yaml(), "way.json": WAY_PLAN.to_json(), "platform.yaml": FITTED.platform.yaml(),
+            "cluster.yaml": CLUSTER.yaml(), "llm-plan.json": LLM_PLAN.to_json(),
+            "platform.yaml": FITTED.platform.yaml(),
             "plan.json": PLAN.to_json(), "chain.json": CHAIN.to_json(),
             "program.json": PROGRAM.to_json(), "orders.csv": ORDERS.to_text(),
         }.items():  # fmt: skip
@@ -504,7 +511,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 RECORDS = {
     machine.Device, machine.Link, machine.Machine, stages.Memory, ranks.ProgramStage, plans.Assumptions,
-    plans.Alternative, plans.Digest, plans.Tie, plans.Restriction, StagePrice,
+    plans.Alternative, plans.Digest, plans.Tie, plans.Restriction, StageEstimate,
 }  # fmt: skip
 """Public by what the pages build, or by what fields of public records hold."""
 

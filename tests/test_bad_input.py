@@ -324,11 +324,11 @@ def test_a_name_as_long_as_the_system_allows_is_written(tmp_path, name):
 @pytest.mark.parametrize(
     ("words", "says"),
     [(("partition", "--profile", "vgg-19", "--cluster", "dapple-c", "--pin", f"machine0=1-{'9' * 5000}"), "no range"),
-     (("llm", "explain", "way.json", "--compare-with", f"tp={'9' * 5000}"), "give a whole number")],
+     (("llm", "explain", "llm-plan.json", "--compare-with", f"tp={'9' * 5000}"), "give a whole number")],
 )  # fmt: skip
 def test_numbers_of_thousands_of_digits_are_told(tmp_path, words, says):
-    price = hpgo.price("llama-3-8b", "h100:1", tp=8, global_batch_size=8, seq=8192)
-    hpgo.WayPlan.of(price, "llama-3-8b", hpgo.Cluster.preset("h100:1")).save(tmp_path / "way.json")
+    price = hpgo.estimate_llm("llama-3-8b", "h100:1", tp=8, global_batch_size=8, seq_length=8192)
+    hpgo.LlmPlan.of(price, "llama-3-8b", hpgo.Cluster.preset("h100:1")).save(tmp_path / "llm-plan.json")
     done = run(*words, cwd=tmp_path)
     assert says in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

@@ -281,13 +281,13 @@ def test_an_h100_on_pcie_is_not_priced_as_an_sxm_card(tmp_path) -> None:
     file = tmp_path / "pcie.yaml"
     file.write_text(text.replace("H100-80GB", "H100-PCIe"))
     ask = {"global_batch_size": 8, "seq": 4096}
-    for call in (hpgo.price, hpgo.choose_way):
-        with refused(hpgo.ClusterError, "invalid_cluster", "H100-PCIe"):
+    for call in (hpgo.estimate_llm, hpgo.plan_llm):
+        with pytest.raises(hpgo.ClusterError, match="type `H100-PCIe` computes"):
             call("llama-3-8b", str(file), **ask)
     file.write_text(text.replace("H100-80GB", "NVIDIA H100 80GB HBM3"))
-    same = hpgo.price("llama-3-8b", str(file), **ask)
-    assert same.step_s == hpgo.price("llama-3-8b", "h100:1", **ask).step_s
-    assert same.error == hpgo.price("llama-3-8b", "h100:1", **ask).error
+    same = hpgo.estimate_llm("llama-3-8b", str(file), **ask)
+    assert same.step_s == hpgo.estimate_llm("llama-3-8b", "h100:1", **ask).step_s
+    assert same.error == hpgo.estimate_llm("llama-3-8b", "h100:1", **ask).error
 
 
 def test_a_device_that_nothing_is_known_of_is_told_which_are() -> None:
@@ -314,7 +314,7 @@ def test_a_device_whose_memory_is_another_cards_is_refused_with_types_that_are_a
         path.write_text(
             f"hpgo_cluster: 1\nmachines: [{{devices: 8, type: {kind}, memory: {memory}}}]\nintra: 300 GB/s\n"
         )
-        return hpgo.price("gpt-2", path, global_batch_size=8, seq=512).step_s
+        return hpgo.estimate_llm("gpt-2", path, global_batch_size=8, seq=512).step_s
 
     with refused(hpgo.ClusterError, "invalid_cluster", device) as caught:
         price(device)

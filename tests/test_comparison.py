@@ -10,36 +10,36 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.planning.comparison import NAMES, changed, differences, neighbours, read_changes
-from hpgo.planning.configured import price_way
+from hpgo.llm.comparison import NAMES, changed, differences, neighbours, read_changes
+from hpgo.llm.estimate import estimate_config
 
 CLUSTER = hpgo.Cluster.preset("h100:2")
 MODEL = hpgo.Transformer(
     name="small", layers=16, hidden=2048, heads=16, kv_heads=8, head_dim=128, ffn=8192, vocab=64000
 )
-ASKED = {"global_batch_size": 32, "seq": 4096}
+ASKED = {"global_batch_size": 32, "seq_length": 4096}
 ways = st.fixed_dictionaries(
     {
         "tp": st.sampled_from([1, 2, 4, 8]), "cp": st.sampled_from([1, 2]), "pp": st.sampled_from([1, 2, 4, 8]),
         "vpp": st.sampled_from([1, 2, 4]), "micro_batch_size": st.sampled_from([1, 2]),
-        "zero": st.integers(0, 3), "recompute": st.sampled_from(["none", "full"]), "overlap": st.booleans(),
-        "ends": st.sampled_from([{}, {}, {"first_layers": 2}, {"first_layers": 1, "last_layers": 1}]),
+        "zero_stage": st.integers(0, 3), "recompute": st.sampled_from(["none", "full"]),
+        "overlap_dp_comm": st.booleans(),
+        "ends": st.sampled_from([{}, {}, {"first_rank_layers": 2}, {"first_rank_layers": 1, "last_rank_layers": 1}]),
         "layers": st.sampled_from([None, None, 1]),
     }
 )  # fmt: skip
 
 
-def priced(*, ends=None, layers=None, **way) -> hpgo.Price | None:
-    if way.get("pp", 1) > 1:
-        way |= ends or {}
-    if way.get("recompute") == "full":
-        way["recompute_layers"] = layers
+def priced(*, ends=None, layers=None, **config) -> hpgo.LlmEstimate | None:
+    if config.get("pp", 1) > 1:
+        config |= ends or {}
+    if config.get("recompute") == "full":
+        config["recompute_num_layers"] = layers
     try:
-        return hpgo.price(MODEL, CLUSTER, **ASKED, **way)
+        return hpgo.estimate_llm(MODEL, CLUSTER, **ASKED, **config)
     except hpgo.ArgumentError:
         return None
 
@@ -51,9 +51,11 @@ def test_differences_of_terms_add_up_to_that_of_the_steps_and_of_the_fullest_gpu
     if one is None or two is None:
         return
     found = hpgo.compare(one, two)
-    assert sum(there - here for _, here, there in found.seconds) == pytest.approx(found.longer_s, abs=1e-9 * one.step_s)
+    assert sum(there - here for _, here, there in found.time_by_term_s) == pytest.approx(
+        found.longer_s, abs=1e-9 * one.step_s
+    )
     for place, price in ((1, one), (2, two)):
-        assert sum(row[place] for row in found.seconds) == pytest.approx(price.step_s, rel=1e-9)
+        assert sum(row[place] for row in found.time_by_term_s) == pytest.approx(price.step_s, rel=1e-9)
         assert sum(row[place] for row in found.memory_bytes) == pytest.approx(price.fullest.peak_bytes)
     assert hpgo.compare(two, one).longer_s == -found.longer_s
     assert found.apart == hpgo.compare(two, one).apart
@@ -65,35 +67,37 @@ def test_what_differs_makes_one_way_of_the_other(here, there) -> None:
     one, two = priced(**here), priced(**there)
     if one is None or two is None:
         return
-    said = differences(one.way, two.way)
+    said = differences(one.parallelism, two.parallelism)
     changes = {
-        name: getattr(two.way, field)
-        for name, field in NAMES.items()
-        if hasattr(one.way, field) and getattr(one.way, field) != getattr(two.way, field)
+        name: getattr(two.parallelism, name)
+        for name in NAMES
+        if getattr(one.parallelism, name) != getattr(two.parallelism, name)
     }
     if {"pp", "vpp"} & set(changes):  # whose ranks have layers of their own
-        changes |= {end: getattr(two.way, end) for end in ("first_layers", "last_layers")}
-    way = changed(one.way, changes)
-    assert price_way(MODEL, CLUSTER, way, **ASKED).way == two.way
-    assert bool(said) == (one.way != two.way)
-    for name in set(changes) & {"tp", "cp", "pp", "vpp", "zero"}:
+        changes |= {end: getattr(two.parallelism, end) for end in ("first_rank_layers", "last_rank_layers")}
+    config = changed(one.parallelism, changes)
+    assert estimate_config(MODEL, CLUSTER, config, **ASKED).parallelism == two.parallelism
+    assert bool(said) == (one.parallelism != two.parallelism)
+    for name in set(changes) & {"tp", "cp", "pp", "vpp", "zero_stage"}:
         assert f"{name} {changes[name]}" in said.split(", ")
 
 
 def test_other_pipelines_are_even_unless_layers_are_asked_for() -> None:
-    way = priced(pp=4, ends={"first_layers": 2, "last_layers": 2}).way
-    assert changed(way, {"tp": 2}).last_layers == 2
-    assert changed(way, {"pp": 8}) == priced(pp=8).way.__class__(pipeline=8, data=way.data, zero=way.zero)
-    assert differences(way, changed(way, {"last_layers": None})) == "even last rank"
-    assert changed(way, read_changes("pp=2,first-layers=7")).named_pipeline() == "pp 2 (7 layers first)"
+    config = priced(pp=4, ends={"first_rank_layers": 2, "last_rank_layers": 2}).parallelism
+    assert changed(config, {"tp": 2}).last_rank_layers == 2
+    assert changed(config, {"pp": 8}) == priced(pp=8).parallelism.__class__(
+        pp=8, dp=config.dp, zero_stage=config.zero_stage
+    )
+    assert differences(config, changed(config, {"last_rank_layers": None})) == "even last rank"
+    assert changed(config, read_changes("pp=2,first-rank-layers=7")).named_pipeline() == "pp 2 (7 layers first)"
 
 
 def test_each_neighbour_is_another_way_or_none() -> None:
-    way = priced(tp=2, pp=4, vpp=2, micro_batch_size=2).way
-    found = list(neighbours(way))
+    config = priced(tp=2, pp=4, vpp=2, micro_batch_size=2).parallelism
+    found = list(neighbours(config))
     assert {"tp": 1} in found
     assert {"pp": 8} in found
-    assert {"zero": 0} in found
+    assert {"zero_stage": 0} in found
     assert {"recompute": "full"} in found
     for one, two in combinations(found, 2):
         assert one != two
@@ -101,9 +105,9 @@ def test_each_neighbour_is_another_way_or_none() -> None:
 
 def test_prices_of_other_questions_are_not_compared() -> None:
     one = priced(tp=2)
-    with refused(hpgo.ArgumentError, "mismatch", "global_batch_size", "32", "16"):
-        hpgo.compare(one, hpgo.price(MODEL, CLUSTER, global_batch_size=16, seq=4096))
-    with refused(hpgo.ArgumentError, "invalid_argument", "x", name="a price"):
+    with pytest.raises(hpgo.ArgumentError, match="global_batch_size is 32 of one and 16 of the other"):
+        hpgo.compare(one, hpgo.estimate_llm(MODEL, CLUSTER, global_batch_size=16, seq_length=4096))
+    with pytest.raises(hpgo.ArgumentError, match="a price is `x`"):
         hpgo.compare(one, "x")
 
 
@@ -144,27 +148,27 @@ def test_another_way_stands_beside_the_plan(plan) -> None:
     done = CliRunner().invoke(group, ["llm", "explain", str(plan), "--compare-with", "tp=8,recompute=full"])
     assert done.exit_code == 0, done.output
     assert "longer" in done.stdout
-    assert "tensor exchange" in done.stdout
+    assert "TP communication" in done.stdout
     told = json.loads(
         CliRunner()
         .invoke(group, ["llm", "explain", str(plan), "--compare-with", "tp=8,recompute=full", "--json"])
         .stdout
     )
-    terms = sum(row["other"] - row["chosen"] for row in told["seconds"].values())
+    terms = sum(row["other"] - row["chosen"] for row in told["time_by_term_s"].values())
     assert terms == pytest.approx(told["longer_s"])
-    assert told["other"]["tensor"] == 8
+    assert told["other"]["tp"] == 8
 
 
 def test_what_does_not_fit_says_by_how_much(plan) -> None:
     done = CliRunner().invoke(
-        group, ["llm", "explain", str(plan), "--compare-with", "tp=1,cp=1,pp=1,micro_batch_size=2,zero=0"]
+        group, ["llm", "explain", str(plan), "--compare-with", "tp=1,cp=1,pp=1,micro_batch_size=2,zero_stage=0"]
     )
     assert done.exit_code == 0, done.output
     assert "It does not fit: the fullest GPU needs" in " ".join(done.stdout.split())
 
 
 def test_what_the_launcher_does_not_run_says_its_rule(plan) -> None:
-    done = CliRunner().invoke(group, ["llm", "explain", str(plan), "--compare-with", "zero=3"])
+    done = CliRunner().invoke(group, ["llm", "explain", str(plan), "--compare-with", "zero_stage=3"])
     assert done.exit_code == 0, done.output
     assert "It is not run: Megatron-LM shares what replicas hold as zero 0 or 1, not 3." in " ".join(
         done.stdout.split()
@@ -178,7 +182,8 @@ def test_what_nobody_runs_says_the_rule(plan) -> None:
 
 
 @pytest.mark.parametrize(
-    "against", ["tp=3", "pp=5", "cp=3,pp=7", "vpp=5", "ep=2", "micro_batch_size=7", "schedule=zb_v", "tp=8,pp=4,cp=8"]
+    "against",
+    ["tp=3", "pp=5", "cp=3,pp=7", "vpp=5", "ep=2", "micro_batch_size=7", "pp_schedule=zb_v", "tp=8,pp=4,cp=8"],
 )
 def test_what_nobody_runs_leads_to_changes_that_are_accepted(plan, against) -> None:
     done = CliRunner().invoke(group, ["llm", "explain", str(plan), "--compare-with", against, "--json"])

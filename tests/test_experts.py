@@ -17,18 +17,18 @@ from test_grid import every_way, listed
 import hpgo
 from hpgo.cli.main import group
 from hpgo.export.targets import Place, find
+from hpgo.llm.constants import CONSTANTS
+from hpgo.llm.estimate import estimate_config, model_flop, profile_of
+from hpgo.llm.gpus import Gpus
+from hpgo.llm.layer_context import LayerContext
+from hpgo.llm.layer_time import EMBEDDING, HEAD, end_times, layer_times
+from hpgo.llm.memory import expert_parameters, parameters, saved_activation_bytes, stage_memory
+from hpgo.llm.parallelism import ParallelismConfig, stage_layers
+from hpgo.llm.step_time import PipelineStages
 from hpgo.machine.cluster import Link
 from hpgo.model.formats.transformers import of_document
 from hpgo.model.transformer import Kind, Latent
 from hpgo.model.transformer_presets import TRANSFORMERS
-from hpgo.planning.configured import model_flop, price_way, profile_of
-from hpgo.ways.constants import CONSTANTS
-from hpgo.ways.gpus import Gpus
-from hpgo.ways.memory import expert_parameters, kept_bytes, parameters, stage_memory
-from hpgo.ways.site import Site
-from hpgo.ways.steps import Stages
-from hpgo.ways.times import EMBEDDING, HEAD, end_times, layer_times
-from hpgo.ways.way import Way, stage_layers
 
 MIXTRAL = hpgo.Transformer(
     name="small-mixtral", layers=8, hidden=1024, heads=8, kv_heads=4, head_dim=128, ffn=0, vocab=32000, experts=8,
@@ -40,8 +40,10 @@ DEEPSEEK = hpgo.Transformer(
     shared_ffn=512, expert_groups=4, groups_per_token=2, dense_layers=(0, 1),
 )  # fmt: skip
 IDEAL = replace(
-    CONSTANTS, products=1.0, tile=1, kernel_s=0.0, scores=1.0, attention=1.0, attention_backward=2.0, host_s=0.0,
-    host_exchange_s=0.0, host_experts_s=0.0, exchange_s=0.0, links=1.0, adapters=1.0, routed_adapters=1.0, grouped=1.0,
+    CONSTANTS, gemm_efficiency=1.0, gemm_tile=1, gemm_overhead_s=0.0, unfused_attention_efficiency=1.0,
+    attention_efficiency=1.0, attention_backward_factor=2.0, layer_launch_s=0.0,
+    collective_launch_s=0.0, expert_launch_s=0.0, collective_overhead_s=0.0, nvlink_efficiency=1.0,
+    nic_efficiency=1.0, all_to_all_nic_efficiency=1.0, grouped_gemm_efficiency=1.0,
     optimizer_bytes=0.0,
 )  # fmt: skip
 FAST = Gpus(1e12, 1e12, 1e12, 1e12, inf, 80e9, 64, 8, Link(1e18, 1e18), 1e18, 0.0)
@@ -50,8 +52,8 @@ SLOW_LINKS = replace(FAST, inside=Link(1e9, 1e9), adapter_bytes_per_s=1e8)
 EXPERTS = Kind(experts=True)
 
 
-def site(model: hpgo.Transformer, way: Way, gpus: Gpus = FAST, seq: int = 2048) -> Site:
-    return Site(model, way, gpus, IDEAL, seq)
+def context(model: hpgo.Transformer, config: ParallelismConfig, gpus: Gpus = FAST, seq: int = 2048) -> LayerContext:
+    return LayerContext(model, config, gpus, IDEAL, seq)
 
 
 # --- Formulas ---------------------------------------------------------------------------------------------------------
@@ -60,7 +62,7 @@ def site(model: hpgo.Transformer, way: Way, gpus: Gpus = FAST, seq: int = 2048) 
 @pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK])
 def test_operations_are_those_of_the_parameters_that_a_token_meets(model) -> None:
     """Six for each of a matrix and token, and those of attention, which is told apart from them."""
-    only = Stages(site(model, Way()), 1).stages[0]
+    only = PipelineStages(context(model, ParallelismConfig()), 1).stages[0]
     in_no_matrix = model.parameters_by_part()["norms"]
     if model.latent is not None:
         in_no_matrix += model.layers * (model.latent.kv_rank + model.latent.q_rank)
@@ -69,24 +71,24 @@ def test_operations_are_those_of_the_parameters_that_a_token_meets(model) -> Non
 
 
 def test_attention_of_latent_heads_has_queries_and_values_of_other_widths() -> None:
-    found = layer_times(site(DEEPSEEK, Way()))[0].forward_s["attention"] * 1e12
+    found = layer_times(context(DEEPSEEK, ParallelismConfig()))[0].forward_s["attention"] * 1e12
     assert found == pytest.approx(2048**2 * 16 * (96 + 64))
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 @pytest.mark.parametrize("expert", [2, 4, 8])
 def test_rows_go_to_their_experts_and_back_in_both_passes(tensor: int, expert: int) -> None:
-    way = Way(tensor=tensor, sequence=tensor > 1, data=8, expert=expert, micro_batch_size=2)
-    times = layer_times(site(MIXTRAL, way, SLOW_LINKS).of(EXPERTS))[0]
+    config = ParallelismConfig(tp=tensor, sequence_parallel=tensor > 1, dp=8, ep=expert, micro_batch_size=2)
+    times = layer_times(context(MIXTRAL, config, SLOW_LINKS).of(EXPERTS))[0]
     once_s = 2 * 2 * 2048 / tensor * 2 * 1024 * (expert - 1) / expert / 1e9
-    assert times.forward_s["expert exchange"] == pytest.approx(2 * once_s)
-    assert times.backward_s["expert exchange"] == pytest.approx(2 * once_s)
+    assert times.forward_s["ep_all_to_all"] == pytest.approx(2 * once_s)
+    assert times.backward_s["ep_all_to_all"] == pytest.approx(2 * once_s)
 
 
 def test_a_token_goes_to_each_machine_once_and_to_no_more_than_its_groups_are_on() -> None:
     def exchange_s(**changes: object) -> float:
-        one = site(replace(DEEPSEEK, **changes), Way(data=64, expert=16), replace(SLOW_LINKS, machine=2))
-        return layer_times(one.of(EXPERTS))[0].forward_s["expert exchange"]
+        one = context(replace(DEEPSEEK, **changes), ParallelismConfig(dp=64, ep=16), replace(SLOW_LINKS, machine=2))
+        return layer_times(one.of(EXPERTS))[0].forward_s["ep_all_to_all"]
 
     machines, each = 8, 2 * 1024 * 2048
     anywhere = machines * (1 - (1 - 1 / machines) ** 4)
@@ -98,7 +100,10 @@ def test_a_token_goes_to_each_machine_once_and_to_no_more_than_its_groups_are_on
 
 def test_few_rows_fill_tiles_badly() -> None:
     def experts_s(batch: int) -> float:
-        one = replace(site(DEEPSEEK, Way(micro_batch_size=batch), seq=64), constants=replace(IDEAL, tile=128))
+        one = replace(
+            context(DEEPSEEK, ParallelismConfig(micro_batch_size=batch), seq=64),
+            constants=replace(IDEAL, gemm_tile=128),
+        )
         return layer_times(one.of(EXPERTS))[0].forward_s["experts"]
 
     # 64 tokens are 16 rows for each expert, of 128 that a tile has.
@@ -108,17 +113,18 @@ def test_few_rows_fill_tiles_badly() -> None:
 
 def test_what_a_layer_keeps_of_routed_rows_is_inputs_and_inner_values_of_each() -> None:
     for tensor in (1, 2):
-        one = site(MIXTRAL, Way(tensor=tensor, sequence=tensor > 1))
+        one = context(MIXTRAL, ParallelismConfig(tp=tensor, sequence_parallel=tensor > 1))
         rows = 2 * 2048 / tensor
-        more = kept_bytes(one.of(EXPERTS), anew=False) - kept_bytes(
-            replace(one, model=replace(MIXTRAL, ffn=0)), anew=False
+        more = saved_activation_bytes(one.of(EXPERTS), recomputed=False) - saved_activation_bytes(
+            replace(one, model=replace(MIXTRAL, ffn=0)), recomputed=False
         )
         assert more == pytest.approx(2 * rows * (1024 + 3 * 3584) + 8 * 2048 / tensor * 8)
 
 
 def test_inputs_of_products_in_fewer_bits_are_kept_in_these() -> None:
     kept = [
-        kept_bytes(site(MIXTRAL, Way(precision=precision)).of(EXPERTS), anew=False) for precision in ("bf16", "fp8")
+        saved_activation_bytes(context(MIXTRAL, ParallelismConfig(precision=precision)).of(EXPERTS), recomputed=False)
+        for precision in ("bf16", "fp8")
     ]
     # Of routed rows inputs of both products; of all tokens those of attention's, whose result is kept in both.
     assert kept[0] - kept[1] == 2 * 2048 * (1024 + 3584) + 2 * 2048 * 1024 - 2048 * 1024
@@ -128,7 +134,7 @@ def test_inputs_of_products_in_fewer_bits_are_kept_in_these() -> None:
 def test_a_window_leaves_out_the_pairs_behind_it(window: int) -> None:
     seq = 4096
     one = replace(MIXTRAL, window=window, window_layers=(1, 3))
-    times = [layer_times(site(one, Way(), seq=seq).of(one.kind(layer)))[0] for layer in (0, 1)]
+    times = [layer_times(context(one, ParallelismConfig(), seq=seq).of(one.kind(layer)))[0] for layer in (0, 1)]
     seen = [time.forward_s["attention"] * 1e12 / (4 * 1024) for time in times]
     counted = sum(min(window, at + 0.5) for at in range(seq))
     assert seen[0] == pytest.approx(seq * seq / 2)
@@ -146,11 +152,11 @@ def test_a_window_leaves_out_the_pairs_behind_it(window: int) -> None:
     + [(DEEPSEEK, *how) for how in ((1, 1), (2, 1), (5, 1), (4, 2), (7, 2))],
 )
 def test_parameters_of_all_gpus_are_the_models(model, tensor: int, expert: int, pipeline: int, chunks: int) -> None:
-    way = Way(tensor=tensor, sequence=tensor > 1, expert=expert, data=8, pipeline=pipeline, chunks=chunks)
-    stages = Stages(site(model, way), pipeline)
-    parts = [stages.part(at, 1) for at in range(way.stages)]
-    experts = [expert_parameters(stages.site, part) for part in parts]
-    others = [parameters(stages.site, part) - held for part, held in zip(parts, experts, strict=True)]
+    config = ParallelismConfig(tp=tensor, sequence_parallel=tensor > 1, ep=expert, dp=8, pp=pipeline, vpp=chunks)
+    stages = PipelineStages(context(model, config), pipeline)
+    parts = [stages.rank_layers(at, 1) for at in range(config.num_stages)]
+    experts = [expert_parameters(stages.context, part) for part in parts]
+    others = [parameters(stages.context, part) - held for part, held in zip(parts, experts, strict=True)]
     assert sum(experts) * expert == pytest.approx(model.parameters_by_part()["experts"])
     whole = model.parameters_by_part()["norms"] + model.layers * model.latent_parameters
     whole += model.expert_layers * model.router_parameters
@@ -162,8 +168,8 @@ def test_parameters_of_all_gpus_are_the_models(model, tensor: int, expert: int, 
 @pytest.mark.parametrize("model", [MIXTRAL, DEEPSEEK])
 def test_memory_falls_with_the_degree_of_experts_as_the_formula_says(model, zero: int) -> None:
     def held(expert: int) -> dict[str, float]:
-        one = site(model, Way(expert=expert, data=8, zero=zero))
-        return stage_memory(one, Stages(one, 1).part(0, 1))
+        one = context(model, ParallelismConfig(ep=expert, dp=8, zero_stage=zero))
+        return stage_memory(one, PipelineStages(one, 1).rank_layers(0, 1))
 
     alone, experts = held(1), model.parameters_by_part()["experts"]
     for expert in (2, 4, 8):
@@ -180,8 +186,12 @@ def test_memory_falls_with_the_degree_of_experts_as_the_formula_says(model, zero
 
 
 def test_the_first_stage_holds_the_dense_layers() -> None:
-    one = price_way(
-        DEEPSEEK, hpgo.Cluster.preset("h100").first(8), Way(pipeline=4, expert=2), global_batch_size=8, seq=2048
+    one = estimate_config(
+        DEEPSEEK,
+        hpgo.Cluster.preset("h100").first(8),
+        ParallelismConfig(pp=4, ep=2),
+        global_batch_size=8,
+        seq_length=2048,
     )
     held = [dict(stage.memory_bytes)["weights"] for stage in one.stages]
     words = 2 * DEEPSEEK.vocab * DEEPSEEK.hidden
@@ -192,9 +202,9 @@ def test_the_first_stage_holds_the_dense_layers() -> None:
 
 
 ways = st.builds(
-    lambda tensor, context, expert, pipeline, chunks, data, size, anew, zero: Way(
-        tensor=tensor, sequence=tensor > 1, context=context, expert=expert, pipeline=pipeline,
-        chunks=chunks if pipeline > 1 else 1, data=data, micro_batch_size=size, recompute=anew, zero=zero,
+    lambda tensor, context, expert, pipeline, chunks, data, size, recomputed, zero: ParallelismConfig(
+        tp=tensor, sequence_parallel=tensor > 1, cp=context, ep=expert, pp=pipeline,
+        vpp=chunks if pipeline > 1 else 1, dp=data, micro_batch_size=size, recompute=recomputed, zero_stage=zero,
     ),
     st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 7]),
     st.sampled_from([1, 2]), st.sampled_from([4, 8]), st.sampled_from([1, 2]), st.sampled_from(["none", "full"]),
@@ -202,17 +212,17 @@ ways = st.builds(
 )  # fmt: skip
 
 
-@given(model=st.sampled_from([MIXTRAL, DEEPSEEK]), way=ways, rounds=st.integers(1, 3))
+@given(model=st.sampled_from([MIXTRAL, DEEPSEEK]), config=ways, rounds=st.integers(1, 3))
 @settings(max_examples=40)
-def test_no_step_is_quicker_than_its_bound_and_shares_add_up(model, way: Way, rounds: int) -> None:
-    if stage_layers(model.layers, way.stages, laid_out=True) is None:
+def test_no_step_is_quicker_than_its_bound_and_shares_add_up(model, config: ParallelismConfig, rounds: int) -> None:
+    if stage_layers(model.layers, config.num_stages, laid_out=True) is None:
         return
-    cluster = hpgo.Cluster.preset(f"h100:{-(-way.gpus // 8)}").first(way.gpus)
-    batch = way.data * way.micro_batch_size * way.pipeline * rounds
-    one = price_way(model, cluster, way, global_batch_size=batch, seq=2048)
-    assert one.way == way
+    cluster = hpgo.Cluster.preset(f"h100:{-(-config.world_size // 8)}").first(config.world_size)
+    batch = config.dp * config.micro_batch_size * config.pp * rounds
+    one = estimate_config(model, cluster, config, global_batch_size=batch, seq_length=2048)
+    assert one.parallelism == config
     assert one.bound_s <= one.step_s * (1 + 1e-9)
-    assert sum(seconds for _, seconds in one.seconds) == pytest.approx(one.step_s)
+    assert sum(seconds for _, seconds in one.time_by_term_s) == pytest.approx(one.step_s)
     assert sum(stop - start for stage in one.stages for start, stop in stage.layers) == model.layers
     assert one.has_experts
 
@@ -231,10 +241,10 @@ def test_laid_out_stages_have_all_layers_and_one_at_most_has_none(layers: int, s
 
 
 def test_experts_among_gpus_of_one_machine_are_nearer_than_of_two() -> None:
-    many = {"global_batch_size": 32, "seq": 4096, "ep": 8}
-    near = hpgo.price("mixtral-8x7b", hpgo.Cluster.preset("h200:2"), **many)
-    apart = hpgo.price("mixtral-8x7b", replace_machines(4), **many)
-    assert dict(near.seconds)["expert exchange"] < dict(apart.seconds)["expert exchange"]
+    many = {"global_batch_size": 32, "seq_length": 4096, "ep": 8}
+    near = hpgo.estimate_llm("mixtral-8x7b", hpgo.Cluster.preset("h200:2"), **many)
+    apart = hpgo.estimate_llm("mixtral-8x7b", replace_machines(4), **many)
+    assert dict(near.time_by_term_s)["ep_all_to_all"] < dict(apart.time_by_term_s)["ep_all_to_all"]
 
 
 def replace_machines(count: int) -> hpgo.Cluster:
@@ -245,7 +255,7 @@ def replace_machines(count: int) -> hpgo.Cluster:
 
 def test_layers_on_groups_that_share_experts_are_a_profile() -> None:
     cluster = hpgo.Cluster.preset("h200:2")
-    one = hpgo.price("mixtral-8x7b", cluster, global_batch_size=64, seq=4096, pp=2, ep=8)
+    one = hpgo.estimate_llm("mixtral-8x7b", cluster, global_batch_size=64, seq_length=4096, pp=2, ep=8)
     profile = profile_of(one, "mixtral-8x7b", cluster)
     assert profile.gpus_per_device == 8
     assert profile.batch_sizes == (8,)
@@ -275,21 +285,21 @@ def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, to
     every = every_way(model, cluster, batch, 1024)
     fitting = [one.step_s for one in listed(every, 80e9)]
     try:
-        found = hpgo.choose_way(model, cluster, global_batch_size=batch, seq=1024, top=top)
+        found = hpgo.plan_llm(model, cluster, global_batch_size=batch, seq_length=1024, top=top)
     except hpgo.ArgumentError:
         assert not every
         return
-    assert found.ways == len(every)
-    assert [one.step_s for one in found.prices] == pytest.approx(fitting[:top])
-    assert all(one.fits for one in found.prices)
+    assert found.configurations == len(every)
+    assert [one.step_s for one in found.estimates] == pytest.approx(fitting[:top])
+    assert all(one.fits for one in found.estimates)
 
 
 def test_deepseek_v3_on_1024_gpus_is_answered() -> None:
-    found = hpgo.choose_way(
-        "deepseek-v3", hpgo.Cluster.preset("h100:128"), global_batch_size=8192, seq=4096, precision="fp8", top=1
+    found = hpgo.plan_llm(
+        "deepseek-v3", hpgo.Cluster.preset("h100:128"), global_batch_size=8192, seq_length=4096, precision="fp8", top=1
     )
     assert found.best.fits
-    assert found.best.way.expert > 1
+    assert found.best.parallelism.ep > 1
     assert found.best.gpus == 1024
 
 
@@ -298,9 +308,9 @@ def test_deepseek_v3_on_1024_gpus_is_answered() -> None:
 
 def arguments(model: str, cluster: hpgo.Cluster, **how: object) -> list[str]:
     """What Megatron-LM is told, word by word."""
-    one = hpgo.price(model, cluster, global_batch_size=512, seq=4096, **how)
-    saved = hpgo.WayPlan.of(one, model, cluster)
-    assert hpgo.WayPlan.from_json(saved.to_json()) == saved
+    one = hpgo.estimate_llm(model, cluster, global_batch_size=512, seq_length=4096, **how)
+    saved = hpgo.LlmPlan.of(one, model, cluster)
+    assert hpgo.LlmPlan.from_json(saved.to_json()) == saved
     (text,) = find("megatron").write(saved, Place()).values()
     return shlex.split(text, comments=True)
 
@@ -339,17 +349,17 @@ def test_megatron_is_told_of_windows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "way", "says"),
+    ("target", "config", "says"),
     [
-        ("torchtitan", {"zero": 3, "micro_batch_size": 4}, ("unsupported", "mixtral-8x7b")),
-        ("deepspeed", {"ep": 8, "zero": 1}, ("unsupported", "8")),
+        ("torchtitan", {"zero_stage": 3, "micro_batch_size": 4}, "no settings for experts, which `mixtral-8x7b` has"),
+        ("deepspeed", {"ep": 8, "zero_stage": 1}, "has no expert parallelism here, and ep is 8"),
     ],
 )
-def test_experts_go_to_no_launcher_whose_settings_do_not_say_them(target: str, way, says: tuple[str, ...]) -> None:
+def test_experts_go_to_no_launcher_whose_settings_do_not_say_them(target: str, config, says: str) -> None:
     cluster = hpgo.Cluster.preset("h200:2")
-    one = hpgo.price("mixtral-8x7b", cluster, global_batch_size=64, seq=4096, recompute="full", **way)
-    with refused(hpgo.ArgumentError, *says):
-        find(target).write(hpgo.WayPlan.of(one, "mixtral-8x7b", cluster), Place())
+    one = hpgo.estimate_llm("mixtral-8x7b", cluster, global_batch_size=64, seq_length=4096, recompute="full", **config)
+    with pytest.raises(hpgo.ArgumentError, match=says):
+        find(target).write(hpgo.LlmPlan.of(one, "mixtral-8x7b", cluster), Place())
 
 
 # --- Commands, and what is refused ------------------------------------------------------------------------------------
@@ -362,8 +372,8 @@ def test_reports_of_experts_say_that_nothing_certifies_them() -> None:
     assert done.exit_code == 0, done.output
     assert "ep 8, pp 2, dp 8" in done.stdout
     assert "no certificate" in done.stdout
-    assert "expert exchange" in done.stdout
-    listed = CliRunner().invoke(group, ["llm", "plan", *ASKED, "--global-batch-size", "16", "--top", "2"])
+    assert "EP all-to-all" in done.stdout
+    listed = CliRunner().invoke(group, ["plan", *ASKED, "--global-batch-size", "16", "--top", "2"])
     assert listed.exit_code == 0, listed.output
     assert "no certificate" in listed.stdout
     dense = CliRunner().invoke(
@@ -372,11 +382,11 @@ def test_reports_of_experts_say_that_nothing_certifies_them() -> None:
     assert "no certificate" not in dense.stdout
     held = json.loads(CliRunner().invoke(group, ["llm", "estimate", *ASKED, "-b", "64", "--ep", "8", "--json"]).stdout)
     assert held["has_experts"] is True
-    assert held["way"]["expert"] == 8
+    assert held["parallelism"]["expert"] == 8
 
 
 @pytest.mark.parametrize(
-    ("model", "way", "says", "hint"),
+    ("model", "config", "says", "hint"),
     [
         ("mixtral-8x7b", {"ep": 3}, "ep 3 does not divide the 8 experts of `mixtral-8x7b`", "2 and 4"),
         ("mixtral-8x7b", {"ep": 16}, "ep 16 does not divide the 8 experts", "the nearest that does is 8"),
@@ -388,10 +398,10 @@ def test_reports_of_experts_say_that_nothing_certifies_them() -> None:
         ("deepseek-v3", {"pp": 16, "vpp": 3}, "pp 16 with 3 stages each does not divide the 61 layers", "nearest"),
     ],
 )  # fmt: skip
-def test_degrees_that_do_not_divide_are_refused_with_the_nearest_that_do(model, way, says: str, hint: str) -> None:
-    asked = {"global_batch_size": 64, "seq": 4096} | way
+def test_degrees_that_do_not_divide_are_refused_with_the_nearest_that_do(model, config, says: str, hint: str) -> None:
+    asked = {"global_batch_size": 64, "seq_length": 4096} | config
     with pytest.raises(hpgo.ArgumentError) as caught:
-        hpgo.price(model, hpgo.Cluster.preset("h100"), **asked)
+        hpgo.estimate_llm(model, hpgo.Cluster.preset("h100"), **asked)
     assert says in caught.value.message
     assert hint in caught.value.message + caught.value.hint
 
@@ -475,7 +485,7 @@ def test_configurations_are_read_to_the_last_parameter(document, parameters: int
     model = of_document(COMMON | document)
     assert model.parameters == parameters
     assert {name: getattr(model, name) for name in says} == says
-    one = hpgo.price(model, hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq=512)
+    one = hpgo.estimate_llm(model, hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=512)
     assert one.has_experts == (model.experts > 0)
 
 
@@ -527,37 +537,41 @@ def test_a_config_says_how_many_further_tokens() -> None:
 
 @pytest.mark.parametrize("tensor", [1, 4])
 def test_a_layer_for_a_further_token_is_the_last_one_with_a_matrix_an_embedding_and_a_head_more(tensor: int) -> None:
-    one = site(FURTHER, Way(tensor=tensor, sequence=tensor > 1))
+    one = context(FURTHER, ParallelismConfig(tp=tensor, sequence_parallel=tensor > 1))
     last, further = (layer_times(one.of(kind))[0] for kind in (FURTHER.kind(12), FURTHER.further_kind))
     head, embedding = (end_times(one, terms) for terms in (HEAD, EMBEDDING))
     joining_s = 2 * one.tokens * FURTHER.joining_parameters / tensor / 1e12
     ends_s = [head.total_forward_s + embedding.total_forward_s, head.total_backward_s + embedding.total_backward_s]
     assert further.total_forward_s - last.total_forward_s == pytest.approx(joining_s + ends_s[0])
     assert further.total_backward_s - last.total_backward_s == pytest.approx(2 * joining_s + ends_s[1])
-    assert further.weights_s - last.weights_s == pytest.approx(joining_s + head.weights_s + embedding.weights_s)
+    assert further.weight_grad_s - last.weight_grad_s == pytest.approx(
+        joining_s + head.weight_grad_s + embedding.weight_grad_s
+    )
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("pipeline", [1, 4])
 def test_parameters_of_all_gpus_are_those_of_further_tokens_too(pipeline: int, tied: bool) -> None:
     model = replace(FURTHER, tied=tied)
-    stages = Stages(site(model, Way(pipeline=pipeline)), pipeline)
-    held = sum(parameters(stages.site, stages.part(at, 1)) for at in range(pipeline))
+    stages = PipelineStages(context(model, ParallelismConfig(pp=pipeline)), pipeline)
+    held = sum(parameters(stages.context, stages.rank_layers(at, 1)) for at in range(pipeline))
     copies = model.vocab * model.hidden if pipeline > 1 else 0  # the last stage has the embedding, too
     assert held == model.parameters + model.further_parameters + copies
 
 
 def test_further_tokens_are_on_the_last_stage_and_computed_anew_with_all_layers_alone() -> None:
-    def last(model: hpgo.Transformer, **how: object) -> hpgo.StagePrice:
+    def last(model: hpgo.Transformer, **how: object) -> hpgo.StageEstimate:
         on = hpgo.Cluster.preset("h100:1")
-        return hpgo.price(model, on, global_batch_size=16, seq=4096, pp=2, first_layers=7, **how).stages[1]
+        return hpgo.estimate_llm(
+            model, on, global_batch_size=16, seq_length=4096, pp=2, first_rank_layers=7, **how
+        ).stages[1]
 
     without, beside = last(DEEPSEEK), last(FURTHER)
     assert beside.layers == without.layers
     assert beside.forward_s > without.forward_s
     assert dict(beside.memory_bytes)["logits"] == 2 * dict(without.memory_bytes)["logits"]
     more = []
-    for how in ({}, {"recompute": "full", "recompute_layers": 6}, {"recompute": "full"}):
+    for how in ({}, {"recompute": "full", "recompute_num_layers": 6}, {"recompute": "full"}):
         kept = [dict(last(model, **how).memory_bytes)["activations"] for model in (FURTHER, DEEPSEEK)]
         more.append(kept[0] - kept[1])
     assert more[0] == pytest.approx(more[1])
@@ -566,33 +580,33 @@ def test_further_tokens_are_on_the_last_stage_and_computed_anew_with_all_layers_
 
 def test_megatron_is_told_of_further_tokens_and_others_refuse_them() -> None:
     on = hpgo.Cluster.preset("h100:1")
-    one = hpgo.price(FURTHER, on, global_batch_size=16, seq=4096, pp=2, ep=2, first_layers=8)
-    plan = hpgo.WayPlan.of(one, FURTHER, on)
-    assert hpgo.WayPlan.from_json(plan.to_json()) == plan
+    one = hpgo.estimate_llm(FURTHER, on, global_batch_size=16, seq_length=4096, pp=2, ep=2, first_rank_layers=8)
+    plan = hpgo.LlmPlan.of(one, FURTHER, on)
+    assert hpgo.LlmPlan.from_json(plan.to_json()) == plan
     words = shlex.split(hpgo.export.files(plan, "megatron")["arguments.txt"], comments=True)
     assert words[words.index("--mtp-num-layers") + 1] == "1"
     assert words[words.index("--pipeline-model-parallel-layout") + 1] == "Et*8|t*5mL"
-    ask = {"global_batch_size": 16, "seq": 4096}
+    ask = {"global_batch_size": 16, "seq_length": 4096}
     for launcher in ("torchtitan", "deepspeed"):
-        with refused(hpgo.ArgumentError, "unsupported") as caught:
-            hpgo.choose_way(FURTHER, on, **ask, launcher=launcher)
+        with pytest.raises(hpgo.ArgumentError, match="predicts no further tokens here") as caught:
+            hpgo.plan_llm(FURTHER, on, **ask, framework=launcher)
         assert "num_nextn_predict_layers" in caught.value.hint
     dense = hpgo.Transformer(
         name="dense", layers=4, hidden=512, heads=8, kv_heads=8, head_dim=64, ffn=1024, vocab=32000, further_tokens=1
     )
-    alone = hpgo.WayPlan.of(hpgo.price(dense, on.first(1), **ask, zero=0), dense, on.first(1))
+    alone = hpgo.LlmPlan.of(hpgo.estimate_llm(dense, on.first(1), **ask, zero_stage=0), dense, on.first(1))
     for target in ("torchtitan", "deepspeed"):
         with refused(hpgo.ArgumentError, "unsupported"):
             hpgo.export.files(alone, target)
     learned = replace(dense, positions=4096)  # Megatron-LM's validate_args knows rotary positions and none
-    with refused(hpgo.ArgumentError, "unsupported") as caught:
-        hpgo.choose_way(learned, on, **ask)
+    with pytest.raises(hpgo.ArgumentError, match="predicts no further tokens of models that learn positions") as caught:
+        hpgo.plan_llm(learned, on, **ask)
     assert "do without" in caught.value.hint
 
 
 def test_layers_for_further_tokens_are_in_a_profile_of_groups() -> None:
     on = hpgo.Cluster.preset("h100:1")
-    one = hpgo.price(FURTHER, on, global_batch_size=16, seq=4096, pp=2, first_layers=7)
+    one = hpgo.estimate_llm(FURTHER, on, global_batch_size=16, seq_length=4096, pp=2, first_rank_layers=7)
     profile = profile_of(one, FURTHER, on)
     assert [row.id for row in profile.layers[-3:]] == ["layers.12", "further.0", "head"]
     each = [sum(row.forward_s[0] for row in part) for part in (profile.layers[:8], profile.layers[8:])]

@@ -77,7 +77,7 @@ def priced(
     )
 
 
-def main(plan: hpgo.Plan | hpgo.Program | hpgo.WayPlan, target: str) -> str:
+def main(plan: hpgo.Plan | hpgo.Program | hpgo.LlmPlan, target: str) -> str:
     return next(iter(export.files(plan, target).values()))
 
 

@@ -94,14 +94,14 @@ def test_what_is_planned_for_a_transformer_is_exported_too(framework: Any) -> No
         }
         cluster = hpgo.Cluster.preset("h100:1")
         try:
-            found = hpgo.choose_way(
+            found = hpgo.plan_llm(
                 one, cluster, devices=chance.choice([1, 2, 4, 8]), launcher=framework, fix=fix, seq=512,
                 global_batch_size=chance.choice([4, 8, 12]), precision=chance.choice(["bf16", "bf16", "fp16", "fp8"]),
             )  # fmt: skip
         except HpgoError:
             continue
         for price in found.prices:
-            assert export.files(hpgo.WayPlan.of(price, one, cluster), framework), price.way.named()
+            assert export.files(hpgo.LlmPlan.of(price, one, cluster), framework), price.way.named()
         planned += 1
     assert planned > 3
 

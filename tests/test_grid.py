@@ -1,4 +1,4 @@
-"""`hpgo.choose_way` gives what pricing every way would give, and `hpgo plan MODEL --seq` shows it."""
+"""`hpgo.plan_llm` gives what pricing every way would give, and `hpgo llm plan MODEL --seq-length` shows it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
 
 import hpgo
 from hpgo.cli.main import group
@@ -40,9 +39,9 @@ def ends_of(layers: int, pp: int, vpp: int) -> Iterator[tuple[int | None, int | 
             yield None if first == each else first, None if last == each else last
 
 
-def every_way(model, cluster: hpgo.Cluster, batch: int, seq: int) -> dict[tuple, hpgo.Price]:
-    """Everything that `hpgo.price` accepts, asked one by one: by degrees, layers of each stage, and what is anew."""
-    found: dict[tuple, hpgo.Price] = {}
+def every_way(model, cluster: hpgo.Cluster, batch: int, seq: int) -> dict[tuple, hpgo.LlmEstimate]:
+    """Everything that `hpgo.estimate_llm` accepts, by degrees, layers of each stage, and what is recomputed."""
+    found: dict[tuple, hpgo.LlmEstimate] = {}
     gpus = cluster.devices
     for tp, cp, ep, pp, vpp, size, zero in product(
         range(1, gpus + 1), [1, 2, 4, 8], range(1, max(1, model.experts) + 1), range(1, gpus + 1),
@@ -53,11 +52,11 @@ def every_way(model, cluster: hpgo.Cluster, batch: int, seq: int) -> dict[tuple,
         replicas = gpus // tp // pp
         if zero and replicas == 1 and not (model.experts and tp > ep):
             continue  # nobody has the same as another
-        degrees = {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "vpp": vpp, "micro_batch_size": size, "zero": zero}
-        ask = partial(hpgo.price, model, cluster, global_batch_size=batch, seq=seq, **degrees)
+        degrees = {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "vpp": vpp, "micro_batch_size": size, "zero_stage": zero}
+        ask = partial(hpgo.estimate_llm, model, cluster, global_batch_size=batch, seq_length=seq, **degrees)
         for first, last in ends_of(model.layers, pp, vpp):
             try:
-                one = ask(first_layers=first, last_layers=last)
+                one = ask(first_rank_layers=first, last_rank_layers=last)
             except hpgo.ArgumentError:
                 continue
             cut = tuple(tuple(stop - start for start, stop in stage.layers) for stage in one.stages)
@@ -65,22 +64,22 @@ def every_way(model, cluster: hpgo.Cluster, batch: int, seq: int) -> dict[tuple,
             if (asked, cut, "none", None) in found:
                 continue  # it is that with the embedding and the head as one layer each, say
             found[asked, cut, "none", None] = one
-            anew = partial(ask, first_layers=first, last_layers=last, recompute="full")
-            found[asked, cut, "full", None] = anew()
+            recomputed = partial(ask, first_rank_layers=first, last_rank_layers=last, recompute="full")
+            found[asked, cut, "full", None] = recomputed()
             for count in range(1, max(map(max, cut))):
-                found[asked, cut, "full", count] = anew(recompute_layers=count)
+                found[asked, cut, "full", count] = recomputed(recompute_num_layers=count)
     return found
 
 
-def listed(every: dict[tuple, hpgo.Price], room_bytes: float) -> list[hpgo.Price]:
+def listed(every: dict[tuple, hpgo.LlmEstimate], room_bytes: float) -> list[hpgo.LlmEstimate]:
     """Those that fit, with no more computed anew than they must or all; of those that differ in cuts the quickest."""
     fit = {key: one for key, one in every.items() if max(stage.peak_bytes for stage in one.stages) <= room_bytes}
-    found: dict[tuple, hpgo.Price] = {}
-    for (degrees, cut, anew, count), one in fit.items():
+    found: dict[tuple, hpgo.LlmEstimate] = {}
+    for (degrees, cut, recomputed, count), one in fit.items():
         fewer = [("none", None), *(("full", less) for less in range(1, count))] if count is not None else []
         if any((degrees, cut, *less) in fit for less in fewer):
             continue
-        kind = degrees, anew, count is None
+        kind = degrees, recomputed, count is None
         if kind not in found or one.step_s < found[kind].step_s:
             found[kind] = one
     return sorted(found.values(), key=lambda one: one.step_s)
@@ -99,41 +98,41 @@ def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, to
     every = every_way(model, cluster, batch, 1024)
     if not every:
         with pytest.raises(hpgo.ArgumentError, match="no way parts"):
-            hpgo.choose_way(model, cluster, global_batch_size=batch, seq=1024, top=top)
+            hpgo.plan_llm(model, cluster, global_batch_size=batch, seq_length=1024, top=top)
         return
     # Some of them fit, or all, or none.
     peaks = sorted(max(stage.peak_bytes for stage in one.stages) for one in every.values())
     room_bytes = peaks[0] * 0.999 + share**2 * (peaks[-1] - peaks[0])
-    asked = {"global_batch_size": batch, "seq": 1024, "top": top, "headroom_bytes": 80e9 - room_bytes}
+    asked = {"global_batch_size": batch, "seq_length": 1024, "top": top, "headroom_bytes": 80e9 - room_bytes}
     fitting = listed(every, 80e9 - asked["headroom_bytes"])
     if not fitting:
-        with refused(hpgo.InfeasibleError, "infeasible", "1", "GB", "GPU"):
-            hpgo.choose_way(model, cluster, **asked)
+        with pytest.raises(hpgo.InfeasibleError, match="no way fits: the leanest"):
+            hpgo.plan_llm(model, cluster, **asked)
         return
-    found = hpgo.choose_way(model, cluster, **asked)
-    assert found.ways == len(every)
+    found = hpgo.plan_llm(model, cluster, **asked)
+    assert found.configurations == len(every)
     # To the last figure, though families share what their ways have in common.
-    assert [one.step_s for one in found.prices] == [one.step_s for one in fitting[:top]]
+    assert [one.step_s for one in found.estimates] == [one.step_s for one in fitting[:top]]
     stages = {(one.step_s, one.stages) for one in every.values()}
-    assert {(one.step_s, one.stages) for one in found.prices} <= stages
-    assert found.simulated <= found.bounded <= found.ways
+    assert {(one.step_s, one.stages) for one in found.estimates} <= stages
+    assert found.simulated <= found.bounded <= found.configurations
 
 
 def test_memory_that_is_left_alone_is_left_alone() -> None:
     cluster = hpgo.Cluster.preset("h100:1")
     for reserve in (0.0, 30e9):
-        found = hpgo.choose_way("llama-3-8b", cluster, global_batch_size=32, seq=4096, headroom_bytes=reserve)
-        assert all(stage.peak_bytes <= 80e9 - reserve for one in found.prices for stage in one.stages)
+        found = hpgo.plan_llm("llama-3-8b", cluster, global_batch_size=32, seq_length=4096, headroom_bytes=reserve)
+        assert all(stage.peak_bytes <= 80e9 - reserve for one in found.estimates for stage in one.stages)
 
 
 def test_nothing_that_fits_says_what_is_short() -> None:
-    with refused(hpgo.InfeasibleError, "infeasible", "8", "80"):
-        hpgo.choose_way("llama-3.1-405b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq=8192)
+    with pytest.raises(hpgo.InfeasibleError, match=r"no way fits: the leanest, tp 8 with sp, .* needs .* which has 80"):
+        hpgo.plan_llm("llama-3.1-405b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=8192)
 
 
 def test_a_number_of_gpus_that_nothing_divides_is_refused() -> None:
-    with refused(hpgo.ArgumentError, "invalid_argument", "llama-3-8b", "8", "37", "GPUs"):
-        hpgo.choose_way("llama-3-8b", hpgo.Cluster.preset("h100:8"), global_batch_size=8, seq=8192, devices=37)
+    with pytest.raises(hpgo.ArgumentError, match="no way parts `llama-3-8b` and a global batch of 8 among 37 GPUs"):
+        hpgo.plan_llm("llama-3-8b", hpgo.Cluster.preset("h100:8"), global_batch_size=8, seq_length=8192, devices=37)
 
 
 PLAN = ["llm", "plan", "llama-3-8b", "--cluster", "h100:1", "--global-batch-size", "16", "--seq-length", "8192"]
@@ -152,10 +151,10 @@ def test_the_command_lists_the_quickest_ways() -> None:
 def test_json_has_the_ways_in_order() -> None:
     done = CliRunner().invoke(group, [*PLAN, "--json", "--devices", "4"])
     found = json.loads(done.stdout)
-    steps = [one["step_s"] for one in found["prices"]]
+    steps = [one["step_s"] for one in found["estimates"]]
     assert steps == sorted(steps)
-    assert {one["gpus"] for one in found["prices"]} == {4}
-    assert found["ways"] >= found["simulated"] >= len(steps)
+    assert {one["gpus"] for one in found["estimates"]} == {4}
+    assert found["configurations"] >= found["simulated"] >= len(steps)
 
 
 @pytest.mark.parametrize(

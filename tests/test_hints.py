@@ -51,7 +51,7 @@ vocab: 1000
 STEPS = """
 hpgo_steps: 1
 steps:
-  - {model: llama-3-8b, cluster: "h100:1", seconds: 5.1, global_batch_size: 32, seq: 4096, tp: 2}
+  - {model: llama-3-8b, cluster: "h100:1", seconds: 5.1, global_batch_size: 32, seq_length: 4096, tp: 2}
 """
 DOCUMENTS = {
     "cluster": (CLUSTER, hpgo.Cluster.read),
@@ -255,8 +255,9 @@ def _arguments() -> set[str]:
 
     return {
         name
-        for function in (hpgo.plan, hpgo.price, hpgo.partition, hpgo.partition_files, hpgo.estimate, hpgo.schedule,
-                         hpgo.simulate, hpgo.evaluate, hpgo.choose_way, hpgo.read_profile)
+        for function in (hpgo.plan, hpgo.estimate_llm, hpgo.partition, hpgo.partition_files, hpgo.estimate,
+        hpgo.schedule,
+                         hpgo.simulate, hpgo.evaluate, hpgo.plan_llm, hpgo.read_profile)
         for name in inspect.signature(function).parameters
     } | {"headroom_bytes", "reserved_bytes", "max_replicas", "samples_per_s", "batch_size", "max_stages"}  # fmt: skip
 
@@ -291,19 +292,19 @@ small = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12, 16])
         st.sampled_from([96, 256, 384]), st.sampled_from([0, 0, 4, 6]),
     ),
     asked=st.fixed_dictionaries(
-        {"global_batch_size": st.sampled_from([1, 8, 12, 30, 64]), "seq": st.sampled_from([512, 1000, 2048])},
+        {"global_batch_size": st.sampled_from([1, 8, 12, 30, 64]), "seq_length": st.sampled_from([512, 1000, 2048])},
         optional=dict.fromkeys(("tp", "cp", "ep", "pp", "vpp", "micro_batch_size"), small) | {
             "devices": st.integers(1, 16)},
     ),
 )  # fmt: skip
 def test_degrees_that_a_hint_names_are_accepted_in_the_same_question(shape, asked) -> None:
     try:
-        hpgo.price(shape, "h100", **asked)
+        hpgo.estimate_llm(shape, "h100", **asked)
     except hpgo.ArgumentError as error:
         named = in_code(error.hint)
         assert named, error  # noqa: PT017 -- some questions are not refused
         for changes in named:
-            hpgo.price(shape, "h100", **{**asked, **changes})
+            hpgo.estimate_llm(shape, "h100", **{**asked, **changes})
 
 
 @pytest.mark.parametrize(
@@ -330,25 +331,27 @@ def test_several_degrees_that_are_refused_lead_to_options_that_are_accepted(opti
 
 
 def test_names_that_are_fixed_in_vain_together_are_left_open_together() -> None:
-    fix = {"tp": 6, "cp": 5, "vpp": 16, "zero": 1}
-    asked = {"global_batch_size": 1, "seq": 512, "launcher": "megatron", "top": 1}
+    fix = {"tp": 6, "cp": 5, "vpp": 16, "zero_stage": 1}
+    asked = {"global_batch_size": 1, "seq_length": 512, "framework": "megatron", "top": 1}
     with pytest.raises(hpgo.ArgumentError) as caught:
-        hpgo.choose_way("gpt-2", "h100:1", fix=fix, **asked)
+        hpgo.plan_llm("gpt-2", "h100:1", fix=fix, **asked)
     assert caught.value.hint == "leave tp, cp and vpp open"
-    assert hpgo.choose_way("gpt-2", "h100:1", fix={"zero": 1}, **asked).best
+    assert hpgo.plan_llm("gpt-2", "h100:1", fix={"zero_stage": 1}, **asked).best
 
 
 def test_a_cluster_that_is_too_small_leads_to_a_larger_one_of_its_kind() -> None:
     with pytest.raises(hpgo.ClusterError) as caught:
-        hpgo.price("gpt-2", "a100:2", global_batch_size=24, seq=512, devices=24)
+        hpgo.estimate_llm("gpt-2", "a100:2", global_batch_size=24, seq_length=512, devices=24)
     assert caught.value.hint == "name a larger one, such as `a100:3`"
-    assert hpgo.price("gpt-2", "a100:3", global_batch_size=24, seq=512, devices=24).gpus == 24
+    assert hpgo.estimate_llm("gpt-2", "a100:3", global_batch_size=24, seq_length=512, devices=24).gpus == 24
 
 
 @given(
     layers=st.integers(2, 12),
     fix=st.dictionaries(
-        st.sampled_from(["tp", "cp", "pp", "vpp", "dp", "micro_batch_size", "zero"]), st.integers(1, 8), max_size=3
+        st.sampled_from(["tp", "cp", "pp", "vpp", "dp", "micro_batch_size", "zero_stage"]),
+        st.integers(1, 8),
+        max_size=3,
     ),
     launcher=st.sampled_from(["megatron", "torchtitan", "deepspeed"]),
 )
@@ -357,13 +360,13 @@ def test_what_a_search_says_to_fix_instead_leaves_ways(layers, fix, launcher) ->
     shape = hpgo.Transformer(
         name="made", layers=layers, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=512, vocab=1000
     )
-    asked = {"global_batch_size": 8, "seq": 512, "launcher": launcher, "top": 1}
+    asked = {"global_batch_size": 8, "seq_length": 512, "framework": launcher, "top": 1}
     try:
-        hpgo.choose_way(shape, "h100:1", fix=fix, **asked)
+        hpgo.plan_llm(shape, "h100:1", fix=fix, **asked)
     except hpgo.ArgumentError as error:
         for changes in in_code(error.hint):
             fixed = {name.replace("-", "_"): value for name, value in changes.items()}
-            hpgo.choose_way(shape, "h100:1", fix={**fix, **fixed}, **asked)
+            hpgo.plan_llm(shape, "h100:1", fix={**fix, **fixed}, **asked)
 
 
 def test_the_layers_of_the_ends_are_named_where_they_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +378,10 @@ def test_the_layers_of_the_ends_are_named_where_they_help(tmp_path: Path, monkey
     assert "`--first-rank-layers 4`" in refused.exception.hint
     assert CliRunner().invoke(group, [*asked, "--first-rank-layers", "4"]).exit_code == 0
     # The search finds such ends by itself.
-    assert hpgo.choose_way("seven.yaml", "h100:1", global_batch_size=8, seq=512, fix={"pp": 2}).best.way.pipeline == 2
+    assert (
+        hpgo.plan_llm("seven.yaml", "h100:1", global_batch_size=8, seq_length=512, fix={"pp": 2}).best.parallelism.pp
+        == 2
+    )
 
 
 # --- Names that are too long for a table ------------------------------------------------------------------------------

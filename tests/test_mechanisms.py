@@ -13,7 +13,7 @@ from test_spaces import ASKED, TINY
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.ways.mechanisms import EVERYWHERE, MEASURED, mechanisms
+from hpgo.llm.validated_features import EVERYWHERE, VALIDATED, features_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,59 +29,61 @@ def test_of_ways_within_the_error_the_best_relies_on_the_least_that_nobody_measu
 ) -> None:
     cluster = H100.first(2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(MEASURED, "H100", tuple(known))
-        patch.setattr("hpgo.planning.configured.usual_error", lambda cluster, has_experts: error)
-        every = hpgo.choose_way(TINY, cluster, **ASKED, launcher="torchtitan", top=1000).prices
-        found = hpgo.choose_way(TINY, cluster, **ASKED, launcher="torchtitan", top=top)
+        patch.setitem(VALIDATED, "H100", tuple(known))
+        patch.setattr("hpgo.llm.estimate.usual_error", lambda cluster, has_experts: error)
+        every = hpgo.plan_llm(TINY, cluster, **ASKED, framework="torchtitan", top=1000).estimates
+        found = hpgo.plan_llm(TINY, cluster, **ASKED, framework="torchtitan", top=top)
     assert len(every) < 1000
-    assert all(set(one.unmeasured) == set(mechanisms(one.way)) - known for one in every)
+    assert all(set(one.unvalidated_features) == set(features_of(one.parallelism)) - known for one in every)
     alike = [one for one in every if one.step_s <= every[0].step_s * (1 + error)]
-    wanted = min((len(one.unmeasured), one.step_s) for one in alike)
-    assert (len(found.best.unmeasured), found.best.step_s) == wanted
-    assert [one.step_s for one in found.prices[:top]] == [one.step_s for one in every[:top]]
-    assert len(found.prices) <= top + 1
-    assert found.plan().price == found.best
-    assert found.plan(1).price == found.prices[0]
+    wanted = min((len(one.unvalidated_features), one.step_s) for one in alike)
+    assert (len(found.best.unvalidated_features), found.best.step_s) == wanted
+    assert [one.step_s for one in found.estimates[:top]] == [one.step_s for one in every[:top]]
+    assert len(found.estimates) <= top + 1
+    assert found.plan().estimate == found.best
+    assert found.plan(1).estimate == found.estimates[0]
 
 
 def test_what_everything_relies_on_decides_nothing() -> None:
     """No published step on H100 computes in float16, so that all ways do what nobody measured; and yet not all else."""
-    found = hpgo.choose_way(TINY, H100.first(4), **ASKED, precision="fp16")
-    assert "fp16" not in MEASURED["H100"]
-    assert found.best.unmeasured == ("fp16",)
+    found = hpgo.plan_llm(TINY, H100.first(4), **ASKED, precision="fp16")
+    assert "fp16" not in VALIDATED["H100"]
+    assert found.best.unvalidated_features == ("fp16",)
 
 
 def test_what_is_fixed_is_taken_and_marked() -> None:
-    ask = {"global_batch_size": 8, "seq": 8192}
-    free = hpgo.choose_way("llama-3-8b", A100, **ask)
-    assert free.best.unmeasured == ()
-    assert any("cp" in one.unmeasured for one in free.alike)
-    assert hpgo.choose_way("llama-3-8b", A100, **ask, fix={"cp": 2}).best.unmeasured == ("cp",)
+    ask = {"global_batch_size": 8, "seq_length": 8192}
+    free = hpgo.plan_llm("llama-3-8b", A100, **ask)
+    assert free.best.unvalidated_features == ()
+    assert any("cp" in one.unvalidated_features for one in free.alike)
+    assert hpgo.plan_llm("llama-3-8b", A100, **ask, fix={"cp": 2}).best.unvalidated_features == ("cp",)
 
 
 def test_devices_that_no_step_is_published_of_are_taken_for_all() -> None:
-    ask = {"global_batch_size": 8, "seq": 8192, "tp": 2, "cp": 2}
-    assert "H200" not in MEASURED
-    assert hpgo.price("llama-3-8b", "h200:1", **ask).unmeasured == ()
-    folded = hpgo.price("llama-3-8b", "h200:1", **ask, pp=2, vpp=2, schedule="zb_v", zero=2)
-    assert folded.unmeasured == ("schedule zb_v",)
+    ask = {"global_batch_size": 8, "seq_length": 8192, "tp": 2, "cp": 2}
+    assert "H200" not in VALIDATED
+    assert hpgo.estimate_llm("llama-3-8b", "h200:1", **ask).unvalidated_features == ()
+    folded = hpgo.estimate_llm("llama-3-8b", "h200:1", **ask, pp=2, vpp=2, pp_schedule="zb_v", zero_stage=2)
+    assert folded.unvalidated_features == ("schedule zb_v",)
     assert "schedule zb_v" not in EVERYWHERE
 
 
 def test_a_step_of_ones_own_counts(tmp_path: Path) -> None:
-    ask = {"global_batch_size": 32, "seq": 8192, "tp": 2, "cp": 2}
-    one = hpgo.price("llama-3-8b", A100, **ask)
-    assert one.unmeasured == ("cp",)
+    ask = {"global_batch_size": 32, "seq_length": 8192, "tp": 2, "cp": 2}
+    one = hpgo.estimate_llm("llama-3-8b", A100, **ask)
+    assert one.unvalidated_features == ("cp",)
     fit = hpgo.fit_platform([hpgo.MeasuredStep.of("llama-3-8b", A100, one, 1.1 * one.step_s)])
     fit.platform.save(tmp_path / "platform.yaml")
     platform = hpgo.Platform.read(tmp_path / "platform.yaml")
     assert platform == fit.platform
-    assert hpgo.price("llama-3-8b", A100, **ask, platform=platform).unmeasured == ()
+    assert hpgo.estimate_llm("llama-3-8b", A100, **ask, platform=platform).unvalidated_features == ()
     # Files of the version before say nothing of it.
     text = (tmp_path / "platform.yaml").read_text(encoding="utf-8")
     kept = [line for line in text.splitlines() if not line.startswith("mechanisms")]
     (tmp_path / "platform.yaml").write_text("\n".join(kept), encoding="utf-8")
-    assert hpgo.price("llama-3-8b", A100, **ask, platform=hpgo.Platform.read(tmp_path / "platform.yaml")).unmeasured
+    assert hpgo.estimate_llm(
+        "llama-3-8b", A100, **ask, platform=hpgo.Platform.read(tmp_path / "platform.yaml")
+    ).unvalidated_features
 
 
 def said_of(*words: object) -> str:
@@ -101,32 +103,18 @@ def test_reports_name_it() -> None:
 
 
 def test_the_list_says_which_is_taken_and_explain_marks_what_is_next_to_it(tmp_path: Path) -> None:
-    path = tmp_path / "way.json"
-    words = [
-        "llm",
-        "plan",
-        "llama-3-70b",
-        "-c",
-        "a100:8",
-        "-b",
-        128,
-        "--seq-length",
-        8192,
-        "--framework",
-        "torchtitan",
-        "--top",
-        2,
-    ]
+    path = tmp_path / "llm-plan.json"
+    words = ["plan", "llama-3-70b", "-c", "a100:8", "-b", 128, "--seq", 8192, "--for", "torchtitan", "--top", 2]
     said = said_of(*words, "-o", path)
     assert "?: No published step on such a device has measured cp" in said
     assert "The plan is 3, which relies on none of that and is within the error of 1." in said
-    assert said.startswith(f"llama-3-70b on a100:8, 64 GPUs {hpgo.WayPlan.read(path).price.way.named()}")
+    assert said.startswith(f"llama-3-70b on a100:8, 64 GPUs {hpgo.LlmPlan.read(path).estimate.parallelism.named()}")
     found = json.loads(said_of(*words, "--json"))
-    assert (found["best"], len(found["prices"])) == (3, 3)
-    assert found["prices"][2]["unmeasured"] == []
-    assert "cp" in found["prices"][0]["unmeasured"]
+    assert (found["best"], len(found["estimates"])) == (3, 3)
+    assert found["estimates"][2]["unvalidated_features"] == []
+    assert "cp" in found["estimates"][0]["unvalidated_features"]
     against = ["llm", "explain", path, "--compare-with", "cp=2,tp=4"]
     assert "has measured cp" in said_of(*against)
-    assert json.loads(said_of(*against, "--json"))["unmeasured"] == ["cp"]
-    said_of("llm", "plan", "llama-3-8b", "-c", "a100:1", "-b", 8, "--seq-length", 8192, "-o", path)
+    assert json.loads(said_of(*against, "--json"))["unvalidated_features"] == ["cp"]
+    said_of("plan", "llama-3-8b", "-c", "a100:1", "-b", 8, "--seq", 8192, "-o", path)
     assert "fits; cp unmeasured" in said_of("llm", "explain", path)

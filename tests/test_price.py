@@ -27,7 +27,7 @@ def test_the_report_says_gpus_degrees_and_where_time_and_memory_go() -> None:
     assert lines[2].startswith("64 micro-batches on each of 2 replicas")
     assert max(map(len, lines)) <= 80
     words = done.stdout.split()
-    assert {"matrices", "attention", "tensor", "bubble", "optimizer", "weights", "activations"} <= set(words)
+    assert {"linear", "attention", "TP", "bubble", "optimizer", "weights", "activations"} <= set(words)
     assert done.stderr == ""
 
 
@@ -42,27 +42,29 @@ def test_a_way_with_less_room_than_memory_is_off_says_how_to_leave_more() -> Non
 
 def test_json_has_what_the_library_gives() -> None:
     found = json.loads(asked(*RECIPE, "--json").stdout)
-    one = hpgo.price("llama-3-70b", hpgo.Cluster.preset("h100:8"), global_batch_size=128, seq=8192, tp=8, pp=4, vpp=5)
+    one = hpgo.estimate_llm(
+        "llama-3-70b", hpgo.Cluster.preset("h100:8"), global_batch_size=128, seq_length=8192, tp=8, pp=4, vpp=5
+    )
     assert found["step_s"] == one.step_s
-    assert found["way"]["data"] == 2
+    assert found["parallelism"]["dp"] == 2
     assert found["gpus"] == 64
     assert found["stages"][0]["memory_bytes"] == dict(one.stages[0].memory_bytes)
-    assert found["utilisation"] == one.utilisation
+    assert found["utilization"] == one.utilization
 
 
 def test_a_way_that_does_not_fit_says_by_how_much_and_is_priced() -> None:
     done = asked(*LLAMA_70B, "--tp", "2")
     assert "MORE THAN THERE IS" in done.stdout
     assert "it does not fit" in done.stderr
-    one = hpgo.price("llama-3-70b", hpgo.Cluster.preset("h100:8"), global_batch_size=128, seq=8192, tp=2)
+    one = hpgo.estimate_llm("llama-3-70b", hpgo.Cluster.preset("h100:8"), global_batch_size=128, seq_length=8192, tp=2)
     assert not one.fits
     peak = max(stage.peak_bytes for stage in one.stages)
-    assert one.missing_bytes == pytest.approx(peak - 80e9)
+    assert one.shortfall_bytes == pytest.approx(peak - 80e9)
 
 
 def test_devices_are_the_first_of_the_cluster() -> None:
     found = json.loads(asked(*LLAMA_70B, "--tp", 8, "--devices", 16, "--json").stdout)
-    assert (found["gpus"], found["way"]["data"]) == (16, 2)
+    assert (found["gpus"], found["parallelism"]["dp"]) == (16, 2)
 
 
 def test_errors_name_the_degree_and_go_to_stderr(run) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from refusals import refused
 
 import hpgo
 
@@ -21,21 +20,21 @@ RECIPES = [
 def test_a_published_way_fits_and_costs_at_most_3_percent_more_than_the_best(
     model: str, cluster: str, precision: Any, way: dict[str, int]
 ) -> None:
-    gpus, asked = hpgo.Cluster.preset(cluster), {"global_batch_size": 128, "seq": 8192, "precision": precision}
-    recipe = hpgo.price(model, gpus, **asked, **way)
-    found = hpgo.choose_way(model, gpus, **asked, top=1)
+    gpus, asked = hpgo.Cluster.preset(cluster), {"global_batch_size": 128, "seq_length": 8192, "precision": precision}
+    recipe = hpgo.estimate_llm(model, gpus, **asked, **way)
+    found = hpgo.plan_llm(model, gpus, **asked, top=1)
     assert recipe.fits
     assert found.best.step_s <= recipe.step_s <= 1.03 * found.best.step_s
 
 
 def test_a_way_that_was_published_is_found_when_its_degrees_are_fixed() -> None:
     model, cluster, precision, way = RECIPES[0]
-    found = hpgo.choose_way(
-        model, hpgo.Cluster.preset(cluster), global_batch_size=128, seq=8192, precision=precision, fix=way
+    found = hpgo.plan_llm(
+        model, hpgo.Cluster.preset(cluster), global_batch_size=128, seq_length=8192, precision=precision, fix=way
     )  # fmt: skip
-    assert found.best.way.data == 2
-    assert found.best.way.zero == 1
-    assert found.best.way.recompute == "none"
+    assert found.best.parallelism.dp == 2
+    assert found.best.parallelism.zero_stage == 1
+    assert found.best.parallelism.recompute == "none"
 
 
 def test_only_inputs_of_products_in_fewer_bits_are_kept_in_these() -> None:
@@ -43,8 +42,8 @@ def test_only_inputs_of_products_in_fewer_bits_are_kept_in_these() -> None:
     model, cluster, _, way = RECIPES[0]
     wide, narrow = (
         dict(
-            hpgo.price(
-                model, hpgo.Cluster.preset(cluster), global_batch_size=128, seq=8192, precision=precision, **way
+            hpgo.estimate_llm(
+                model, hpgo.Cluster.preset(cluster), global_batch_size=128, seq_length=8192, precision=precision, **way
             ).stages[0].memory_bytes
         )
         for precision in ("bf16", "fp8")
@@ -61,7 +60,7 @@ def test_only_inputs_of_products_in_fewer_bits_are_kept_in_these() -> None:
 
 def test_what_cannot_fit_is_not_offered() -> None:
     """Without sharing, a parameter's 18 bytes are 145 GB of 80."""
-    gpus, asked = hpgo.Cluster.preset("h100:1"), {"global_batch_size": 8, "seq": 2048}
-    assert not hpgo.price("llama-3-8b", gpus, **asked, zero=0).fits
-    with refused(hpgo.InfeasibleError, "infeasible", "8", "1", "149.4"):
-        hpgo.choose_way("llama-3-8b", gpus, **asked, fix={"zero": 0, "tp": 1, "pp": 1, "cp": 1})
+    gpus, asked = hpgo.Cluster.preset("h100:1"), {"global_batch_size": 8, "seq_length": 2048}
+    assert not hpgo.estimate_llm("llama-3-8b", gpus, **asked, zero_stage=0).fits
+    with pytest.raises(hpgo.InfeasibleError, match="too little"):
+        hpgo.plan_llm("llama-3-8b", gpus, **asked, fix={"zero_stage": 0, "tp": 1, "pp": 1, "cp": 1})

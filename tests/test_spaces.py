@@ -17,37 +17,39 @@ H100 = hpgo.Cluster.preset("h100:1")
 TINY = hpgo.Transformer(
     name="tiny", layers=4, hidden=512, heads=8, kv_heads=4, head_dim=64, ffn=2048, vocab=32000
 )  # fmt: skip
-ASKED: dict[str, Any] = {"global_batch_size": 8, "seq": 512}
+ASKED: dict[str, Any] = {"global_batch_size": 8, "seq_length": 512}
 
 
-def runs(launcher: str, price: hpgo.Price) -> bool:
+def runs(launcher: str, price: hpgo.LlmEstimate) -> bool:
     """The rules of docs/llm.md, written down a second time."""
-    way = price.way
-    several, piped = way.data * way.context > 1, way.pipeline > 1
-    if way.schedule != "1f1b" and launcher != "torchtitan":
+    config = price.parallelism
+    several, piped = config.dp * config.cp > 1, config.pp > 1
+    if config.pp_schedule != "1f1b" and launcher != "torchtitan":
         return False
     if launcher == "megatron":
-        return way.zero in ({0, 1} if several else {0})
+        return config.zero_stage in ({0, 1} if several else {0})
     if launcher == "torchtitan":
-        once = way.zero == 2 and (piped or price.micro_batches == 1)
-        return (once or (way.zero == 3 and not piped)) if several else way.zero == 0
+        once = config.zero_stage == 2 and (piped or price.micro_batches == 1)
+        return (once or (config.zero_stage == 3 and not piped)) if several else config.zero_stage == 0
     known = {1} if piped else {1, 2, 3}  # nothing is shared with narrow gradients alone
-    return way.tensor * way.context * way.chunks == 1 and way.zero in (known if several else {0})
+    return config.tp * config.cp * config.vpp == 1 and config.zero_stage in (known if several else {0})
 
 
-def all_that_is_run(launcher: str, model: hpgo.Transformer, cluster: hpgo.Cluster) -> list[hpgo.Price]:
-    """Everything that `hpgo.price` accepts and the launcher runs, asked one by one; ranks have as many layers."""
+def all_that_is_run(launcher: str, model: hpgo.Transformer, cluster: hpgo.Cluster) -> list[hpgo.LlmEstimate]:
+    """Everything that `hpgo.estimate_llm` accepts and the framework runs; ranks have equally many layers."""
     found = []
-    for tp, cp, pp, vpp, size, zero, (schedule, anew) in product(
+    for tp, cp, pp, vpp, size, zero, (schedule, recomputed) in product(
         [1, 2, 4], [1, 2, 4], [1, 2, 3, 4], range(1, 7), [1, 2, 4, 8], range(4),
         (("1f1b", "none"), ("1f1b", "full"), ("interleaved_zb", "none"), ("zb_v", "none")),
     ):  # fmt: skip
         if cluster.devices % (tp * cp * pp):
             continue
         try:
-            one = hpgo.price(
-                model, cluster, **ASKED, tp=tp, cp=cp, pp=pp, vpp=vpp, zero=zero, micro_batch_size=size, recompute=anew,
-                schedule=schedule, fused=schedule == "1f1b", overlap=launcher == "megatron" or pp == 1,
+            one = hpgo.estimate_llm(
+                model, cluster, **ASKED, tp=tp, cp=cp, pp=pp, vpp=vpp, zero_stage=zero, micro_batch_size=size,
+                recompute=recomputed,
+                pp_schedule=schedule, fused_elementwise=schedule == "1f1b",
+                overlap_dp_comm=launcher == "megatron" or pp == 1,
                 dtensor=launcher == "torchtitan",
             )  # fmt: skip
         except hpgo.ArgumentError:
@@ -63,18 +65,18 @@ def test_the_best_way_of_a_launcher_is_that_of_trying_all_that_it_runs(launcher:
     every = all_that_is_run(launcher, model, cluster)
     fitting = [one for one in every if one.fits]
     if launcher == "megatron":  # which runs uneven ranks, too, and computes some of a stage's layers anew
-        even, every_one = every, every_way(model, cluster, ASKED["global_batch_size"], ASKED["seq"])
+        even, every_one = every, every_way(model, cluster, ASKED["global_batch_size"], ASKED["seq_length"])
         every, fitting = list(every_one.values()), listed(every_one, 80e9)
         assert {(one.step_s, one.stages) for one in even} <= {(one.step_s, one.stages) for one in every}
-    found = hpgo.choose_way(model, cluster, **ASKED, launcher=launcher, top=1000)
-    assert found.ways == len(every)
+    found = hpgo.plan_llm(model, cluster, **ASKED, framework=launcher, top=1000)
+    assert found.configurations == len(every)
     steps = sorted(one.step_s for one in fitting)
-    assert [one.step_s for one in found.prices] == pytest.approx(steps[:1000])
-    assert found.launcher.partition("@")[0] == launcher
-    assert all(runs(launcher, one) for one in found.prices)
+    assert [one.step_s for one in found.estimates] == pytest.approx(steps[:1000])
+    assert found.framework.partition("@")[0] == launcher
+    assert all(runs(launcher, one) for one in found.estimates)
 
 
-FIXED = {"tp": [1, 2, 4], "cp": [1, 2], "pp": [1, 2, 4], "vpp": [1, 2], "dp": [1, 2, 4], "zero": [0, 1],
+FIXED = {"tp": [1, 2, 4], "cp": [1, 2], "pp": [1, 2, 4], "vpp": [1, 2], "dp": [1, 2, 4], "zero_stage": [0, 1],
          "micro_batch_size": [1, 2, 4], "recompute": ["none", "full"]}  # fmt: skip
 FIELDS = {"tp": "tensor", "cp": "context", "pp": "pipeline", "vpp": "chunks", "dp": "data"}
 
@@ -85,32 +87,33 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
     name, other = data.draw(st.permutations(sorted(FIXED)))[:2]
     value, left = data.draw(st.sampled_from(FIXED[name])), data.draw(st.sampled_from(FIXED[other]))
     cluster = H100.first(4)
-    every = hpgo.choose_way(TINY, cluster, **ASKED, top=1000).prices
+    every = hpgo.plan_llm(TINY, cluster, **ASKED, top=1000).estimates
     wanted = [
         one
         for one in every
-        if getattr(one.way, FIELDS.get(name, name)) == value and getattr(one.way, FIELDS.get(other, other)) != left
+        if getattr(one.parallelism, FIELDS.get(name, name)) == value
+        and getattr(one.parallelism, FIELDS.get(other, other)) != left
     ]
     try:
-        found = hpgo.choose_way(TINY, cluster, **ASKED, top=1000, fix={name: value}, exclude=[f"{other}={left}"])
+        found = hpgo.plan_llm(TINY, cluster, **ASKED, top=1000, fix={name: value}, exclude=[f"{other}={left}"])
     except hpgo.ArgumentError:
         assert not wanted
         return
-    assert [one.step_s for one in found.prices] == pytest.approx([one.step_s for one in wanted])
-    assert {one.way for one in found.prices} == {one.way for one in wanted}
+    assert [one.step_s for one in found.estimates] == pytest.approx([one.step_s for one in wanted])
+    assert {one.parallelism for one in found.estimates} == {one.parallelism for one in wanted}
 
 
 @pytest.mark.parametrize(
     ("asked", "says", "hint"),
     [
-        ({"launcher": "megatorn"}, "there is no launcher `megatorn`", "did you mean `megatron`?"),
-        ({"launcher": "foo"}, "there is no launcher `foo`", "known: megatron, torchtitan, deepspeed"),
-        ({"launcher": 3}, "there is no launcher 3", "known: megatron, torchtitan, deepspeed"),
-        ({"launcher": "torch"}, "no way of training a transformer is exported for PyTorch", "megatron"),
-        ({"launcher": "vllm"}, "no way of training a transformer is exported for vLLM", "megatron"),
+        ({"framework": "megatorn"}, "there is no launcher `megatorn`", "did you mean `megatron`?"),
+        ({"framework": "foo"}, "there is no launcher `foo`", "known: megatron, torchtitan, deepspeed"),
+        ({"framework": 3}, "there is no launcher 3", "known: megatron, torchtitan, deepspeed"),
+        ({"framework": "torch"}, "no way of training a transformer is exported for PyTorch", "megatron"),
+        ({"framework": "vllm"}, "no way of training a transformer is exported for vLLM", "megatron"),
         ({"fix": {"tpp": 2}}, "there is no degree `tpp`", "did you mean `tp`?"),
         ({"fix": {"tp": 0}}, "tp is 0", ""),
-        ({"fix": {"zero": 4}}, "zero is 4", ""),
+        ({"fix": {"zero_stage": 4}}, "zero_stage is 4", ""),
         ({"fix": {"recompute": "some"}}, "recompute is `some`", "selective"),
         ({"fix": {"recompute": "selective"}}, "attention as one kernel", "take none, which is the same then, or full"),
         ({"fix": {"tp": 3}}, "tp 3 does not divide the 8 GPUs of a machine", "2 and 4"),
@@ -122,11 +125,12 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
         ({"fix": {"tp": 4, "dp": 4}}, "dp 4 does not divide 2 GPUs", "2"),
         ({"fix": {"micro_batch_size": 3}}, "micro-batches of 3 does not divide a global batch of 8", "2 and 4"),
         ({"fix": {"vpp": 2, "pp": 1}}, "vpp 2 needs a pipeline", "fix `pp=2`"),
-        ({"fix": {"zero": 3}}, "Megatron-LM does not share what replicas hold as zero 3", "1"),
-        ({"fix": {"zero": 1}, "launcher": "torchtitan"}, "torchtitan does not share what replicas hold as zero 1", "2"),
-        ({"fix": {"tp": 2}, "launcher": "deepspeed"}, "DeepSpeed has no tensor parallelism here", "megatron"),
-        ({"fix": {"vpp": 2}, "launcher": "deepspeed"}, "DeepSpeed has one stage on each GPU", "megatron"),
-        ({"precision": "fp8", "launcher": "torchtitan"}, "torchtitan computes in bf16 here, not in fp8", "megatron"),
+        ({"fix": {"zero_stage": 3}}, "Megatron-LM does not share what replicas hold as zero 3", "1"),
+        ({"fix": {"zero_stage": 1}, "framework": "torchtitan"},
+        "torchtitan does not share what replicas hold as zero 1", "2"),
+        ({"fix": {"tp": 2}, "framework": "deepspeed"}, "DeepSpeed has no tensor parallelism here", "megatron"),
+        ({"fix": {"vpp": 2}, "framework": "deepspeed"}, "DeepSpeed has one stage on each GPU", "megatron"),
+        ({"precision": "fp8", "framework": "torchtitan"}, "torchtitan computes in bf16 here, not in fp8", "megatron"),
         ({"fix": {"tp": 2}, "exclude": ["tp"]}, "tp is fixed to 2 and excluded", "leave tp out of one of them"),
         ({"exclude": ["micro_batch_size"]}, "there is always a micro-batch", "micro-batch-size=1"),
         ({"exclude": "cp"}, "exclusions are `cp`", "cp"),
@@ -138,7 +142,7 @@ def test_what_leaves_nothing_is_refused_with_the_nearest_that_would_do(
     asked: dict[str, Any], says: str, hint: str
 ) -> None:
     with pytest.raises(hpgo.ArgumentError) as caught:
-        hpgo.choose_way(TINY, H100, **ASKED, **asked)
+        hpgo.plan_llm(TINY, H100, **ASKED, **asked)
     assert says in caught.value.message
     assert caught.value.hint
     assert hint in caught.value.hint
@@ -151,7 +155,7 @@ def shortage(**asked: Any) -> hpgo.InfeasibleError:
     with pytest.raises(
         hpgo.InfeasibleError, match=r"no way fits: the leanest, .* needs .* of a GPU, which has"
     ) as caught:
-        hpgo.choose_way(**{"global_batch_size": 8, "seq": 8192, **asked})
+        hpgo.plan_llm(**{"global_batch_size": 8, "seq_length": 8192, **asked})
     return caught.value
 
 
@@ -160,13 +164,13 @@ def test_less_headroom_is_the_first_that_helps() -> None:
     assert error.hint.startswith("leave ")
     assert error.hint.endswith(" GB alone, or less")
     left_gb = float(error.hint.split()[1])
-    hpgo.choose_way("llama-3-8b", H100, global_batch_size=8, seq=8192, headroom_bytes=(left_gb - 0.01) * 1e9)
+    hpgo.plan_llm("llama-3-8b", H100, global_batch_size=8, seq_length=8192, headroom_bytes=(left_gb - 0.01) * 1e9)
 
 
 def test_then_what_was_fixed_or_excluded() -> None:
-    fixed = shortage(transformer="llama-3-8b", cluster=H100, fix={"zero": 0, "tp": 1, "pp": 1, "cp": 1})
-    assert fixed.hint == "ways fit without its `--fix`: leave zero open"
-    left = shortage(transformer="llama-3-8b", cluster=H100, exclude=["tp", "pp", "zero"])
+    fixed = shortage(transformer="llama-3-8b", cluster=H100, fix={"zero_stage": 0, "tp": 1, "pp": 1, "cp": 1})
+    assert fixed.hint == "ways fit without its `--fix`: leave zero-stage open"
+    left = shortage(transformer="llama-3-8b", cluster=H100, exclude=["tp", "pp", "zero_stage"])
     assert left.hint == "ways fit without its `--exclude`: leave tp open"
 
 
@@ -175,10 +179,10 @@ def test_then_more_machines_which_are_enough_in_fact() -> None:
     count = int(error.hint.split()[0])
     assert "of these GPUs are enough" in error.hint
     larger = hpgo.Cluster.preset(f"h100:{count // 8}")
-    assert hpgo.choose_way("llama-3-70b", larger, global_batch_size=8, seq=8192, top=1).best.fits
+    assert hpgo.plan_llm("llama-3-70b", larger, global_batch_size=8, seq_length=8192, top=1).best.fits
     smaller = hpgo.Cluster.preset(f"h100:{count // 16}")
     with pytest.raises(hpgo.InfeasibleError):
-        hpgo.choose_way("llama-3-70b", smaller, global_batch_size=8, seq=8192)
+        hpgo.plan_llm("llama-3-70b", smaller, global_batch_size=8, seq_length=8192)
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
@@ -187,15 +191,15 @@ def test_then_more_machines_which_are_enough_in_fact() -> None:
 def test_the_command_holds_the_search_to_its_options_and_writes_the_way(run, tmp_path) -> None:
     done = run(
         "llm", "plan", "llama-3-8b", "-c", "h100:1", "--tokens-per-batch", 131072, "--seq-length", 8192,
-        "--framework", "torchtitan", "--fix", "tp=2,pp=2", "--exclude", "cp", "--reserve", "6GB", "--top", 3,
-        "-o", "way.json",
+        "--framework", "torchtitan",
+        "--fix", "tp=2,pp=2", "--exclude", "cp", "--reserve", "6GB", "--top", 3, "-o", "llm-plan.json",
     )  # fmt: skip
     said = " ".join(done.stdout.split())
     assert "of all that torchtitan 0.3 runs with tp 2 and pp 2, without cp" in said
-    plan = hpgo.WayPlan.read(tmp_path / "way.json")
-    assert (plan.price.global_batch_size, plan.launcher) == (16, "torchtitan@0.3")
-    assert (plan.price.way.tensor, plan.price.way.pipeline, plan.price.way.context) == (2, 2, 1)
-    assert max(stage.peak_bytes for stage in plan.price.stages) <= 74e9
+    plan = hpgo.LlmPlan.read(tmp_path / "llm-plan.json")
+    assert (plan.estimate.global_batch_size, plan.framework) == (16, "torchtitan@0.3")
+    assert (plan.estimate.parallelism.tp, plan.estimate.parallelism.pp, plan.estimate.parallelism.cp) == (2, 2, 1)
+    assert max(stage.peak_bytes for stage in plan.estimate.stages) <= 74e9
 
 
 @pytest.mark.parametrize(

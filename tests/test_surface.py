@@ -16,6 +16,7 @@ import hpgo
 from hpgo.base.errors import CODES, HpgoError
 from hpgo.draw.options import Chosen, Options
 from hpgo.export.targets import TargetName
+from hpgo.llm.frameworks import SUPPORT
 from hpgo.machine.rates import RATES, WIDTHS, ComputeType, DeviceName
 from hpgo.model.formats.pipeedge import BYTES_OF_DTYPE, MEGA, Units, ValueType
 from hpgo.planning.question import SCHEDULES
@@ -23,11 +24,11 @@ from hpgo.planning.schedule_search import ONE_STAGE, VIRTUAL_STAGES
 from hpgo.programs.launchers import TABLE as LAUNCHERS
 from hpgo.programs.names import (
     Communication,
+    LlmFramework,
     PlannedSchedule,
     ScheduleName,
     ServingLauncher,
     TrainingLauncher,
-    WayLauncher,
 )
 from hpgo.programs.optimizers import OPTIMIZERS, OptimizerName
 from hpgo.timing.simulation import COMMUNICATION
@@ -58,7 +59,7 @@ def test_words_in_types_are_those_that_run() -> None:
     ("words", "rows"),
     [
         (TrainingLauncher, [row for row in LAUNCHERS if row.trains]),
-        (WayLauncher, [row for row in LAUNCHERS if row.ways is not None]),
+        (LlmFramework, [row for row in LAUNCHERS if (row.name, row.version) in SUPPORT]),
         (ServingLauncher, [row for row in LAUNCHERS if not row.trains]),
         (TargetName, hpgo.export.TARGETS),
     ],

@@ -27,6 +27,19 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.base.errors import ProfileError as ProfileError
     from hpgo.base.errors import RunError as RunError
     from hpgo.base.errors import ScheduleError as ScheduleError
+    from hpgo.llm.comparison import Comparison as Comparison
+    from hpgo.llm.comparison import compare as compare
+    from hpgo.llm.estimate import LlmEstimate as LlmEstimate
+    from hpgo.llm.estimate import estimate_llm as estimate_llm
+    from hpgo.llm.measured_steps import MeasuredStep as MeasuredStep
+    from hpgo.llm.measured_steps import PlatformFit as PlatformFit
+    from hpgo.llm.measured_steps import fit_platform as fit_platform
+    from hpgo.llm.parallelism import ParallelismConfig as ParallelismConfig
+    from hpgo.llm.pareto_front import llm_pareto_front as llm_pareto_front
+    from hpgo.llm.plan import LlmPlan as LlmPlan
+    from hpgo.llm.platform import Platform as Platform
+    from hpgo.llm.search import LlmPlanSearch as LlmPlanSearch
+    from hpgo.llm.search import plan_llm as plan_llm
     from hpgo.machine.cluster import Cluster as Cluster
     from hpgo.model.arithmetic import Arithmetic as Arithmetic
     from hpgo.model.arithmetic import RopeScaling as RopeScaling
@@ -45,24 +58,12 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.planning.chain.plans import ChainStage as ChainStage
     from hpgo.planning.chain.search import partition as partition
     from hpgo.planning.chain.search import partition_files as partition_files
-    from hpgo.planning.comparison import Comparison as Comparison
-    from hpgo.planning.comparison import compare as compare
-    from hpgo.planning.configured import Price as Price
-    from hpgo.planning.configured import price as price
-    from hpgo.planning.front import way_front as way_front
-    from hpgo.planning.grid import WayChoice as WayChoice
-    from hpgo.planning.grid import choose_way as choose_way
-    from hpgo.planning.measured_steps import MeasuredStep as MeasuredStep
-    from hpgo.planning.measured_steps import PlatformFit as PlatformFit
-    from hpgo.planning.measured_steps import fit_platform as fit_platform
     from hpgo.planning.planner import evaluate as evaluate
     from hpgo.planning.planner import exhaustive as exhaustive
     from hpgo.planning.planner import plan as plan
     from hpgo.planning.plans import Plan as Plan
     from hpgo.planning.plans import ScheduleChoice as ScheduleChoice
-    from hpgo.planning.platform import Platform as Platform
     from hpgo.planning.question import MemoryModel as MemoryModel
-    from hpgo.planning.way_plans import WayPlan as WayPlan
     from hpgo.programs.costs import Costs as Costs
     from hpgo.programs.costs import StageBytes as StageBytes
     from hpgo.programs.layout import Layout as Layout
@@ -75,12 +76,11 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.programs.ranks import RankProgram as RankProgram
     from hpgo.programs.stages import Crossing as Crossing
     from hpgo.programs.stages import Stage as Stage
-    from hpgo.show.front_picture import draw_front as draw_front
-    from hpgo.show.way_picture import draw_way as draw_way
+    from hpgo.show.llm_figure import draw_llm_plan as draw_llm_plan
+    from hpgo.show.pareto_figure import draw_pareto_front as draw_pareto_front
     from hpgo.timing.measures import Measures as Measures
     from hpgo.timing.simulation import simulate as simulate
     from hpgo.timing.timeline import Timeline as Timeline
-    from hpgo.ways.way import Way as Way
 
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
@@ -92,7 +92,7 @@ _PUBLIC: dict[str, str] = {
     "ChainStage": "hpgo.planning.chain.plans",
     "Cluster": "hpgo.machine.cluster",
     "ClusterError": "hpgo.base.errors",
-    "Comparison": "hpgo.planning.comparison",
+    "Comparison": "hpgo.llm.comparison",
     "Costs": "hpgo.programs.costs",
     "Crossing": "hpgo.programs.stages",
     "DeadlineError": "hpgo.base.errors",
@@ -106,13 +106,13 @@ _PUBLIC: dict[str, str] = {
     "Latent": "hpgo.model.transformer",
     "Layer": "hpgo.model.profile",
     "Layout": "hpgo.programs.layout",
-    "MeasuredStep": "hpgo.planning.measured_steps",
+    "MeasuredStep": "hpgo.llm.measured_steps",
     "Measures": "hpgo.timing.measures",
     "MemoryModel": "hpgo.planning.question",
     "Plan": "hpgo.planning.plans",
-    "Platform": "hpgo.planning.platform",
-    "PlatformFit": "hpgo.planning.measured_steps",
-    "Price": "hpgo.planning.configured",
+    "Platform": "hpgo.llm.platform",
+    "PlatformFit": "hpgo.llm.measured_steps",
+    "LlmEstimate": "hpgo.llm.estimate",
     "Profile": "hpgo.model.profile",
     "ProfileError": "hpgo.base.errors",
     "Program": "hpgo.programs.program",
@@ -126,28 +126,28 @@ _PUBLIC: dict[str, str] = {
     "StageBytes": "hpgo.programs.costs",
     "Timeline": "hpgo.timing.timeline",
     "Transformer": "hpgo.model.transformer",
-    "Way": "hpgo.ways.way",
-    "WayChoice": "hpgo.planning.grid",
-    "WayPlan": "hpgo.planning.way_plans",
+    "ParallelismConfig": "hpgo.llm.parallelism",
+    "LlmPlanSearch": "hpgo.llm.search",
+    "LlmPlan": "hpgo.llm.plan",
     "calibrate": "hpgo.planning.calibration",
-    "choose_way": "hpgo.planning.grid",
-    "compare": "hpgo.planning.comparison",
-    "draw_front": "hpgo.show.front_picture",
-    "draw_way": "hpgo.show.way_picture",
+    "plan_llm": "hpgo.llm.search",
+    "compare": "hpgo.llm.comparison",
+    "draw_pareto_front": "hpgo.show.pareto_figure",
+    "draw_llm_plan": "hpgo.show.llm_figure",
     "estimate": "hpgo.model.estimate",
     "evaluate": "hpgo.planning.planner",
     "exhaustive": "hpgo.planning.planner",
-    "fit_platform": "hpgo.planning.measured_steps",
+    "fit_platform": "hpgo.llm.measured_steps",
     "partition": "hpgo.planning.chain.search",
     "partition_files": "hpgo.planning.chain.search",
     "plan": "hpgo.planning.planner",
-    "price": "hpgo.planning.configured",
+    "estimate_llm": "hpgo.llm.estimate",
     "program": "hpgo.programs.program",
     "read_profile": "hpgo.model.formats",
     "schedule": "hpgo.programs.orders",
     "schedules": "hpgo.programs.orders",
     "simulate": "hpgo.timing.simulation",
-    "way_front": "hpgo.planning.front",
+    "llm_pareto_front": "hpgo.llm.pareto_front",
     "write_profile": "hpgo.model.formats",
 }
 

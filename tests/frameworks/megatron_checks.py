@@ -322,7 +322,7 @@ def compare_way(case: WayCase, config: TransformerConfig) -> None:
         assert kinds.count(LayerType.mtp) == (model.further_tokens if stage == len(case.counts) - 1 else 0)
     assert config.recompute_granularity == (None if case.recompute == "none" else case.recompute)
     if case.recompute == "full":
-        how = ("uniform", 1) if case.recompute_layers is None else ("block", case.recompute_layers)
+        how = ("uniform", 1) if case.recompute_num_layers is None else ("block", case.recompute_num_layers)
         assert (config.recompute_method, config.recompute_num_layers) == how
     assert (config.bf16, config.fp16) == (case.precision != "fp16", case.precision == "fp16")
     assert config.fp8 == ("hybrid" if case.precision == "fp8" else None)

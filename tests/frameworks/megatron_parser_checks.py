@@ -107,8 +107,8 @@ def parsed_model(name: str) -> bool:
     ends = {field: tuple(at for at in getattr(whole, field) if at < 2) for field in ("dense_layers", "window_layers")}
     small = {"ffn": min(whole.ffn, 1024), "expert_ffn": min(whole.expert_ffn, 64)}
     model = replace(whole, layers=2, vocab=1024, **small, **ends)  # one GPU has room for it
-    price = hpgo.price(model, GPUS, devices=1, zero=0, global_batch_size=1, seq=128)
-    plan = hpgo.WayPlan.of(price, model, GPUS)
+    price = hpgo.estimate_llm(model, GPUS, devices=1, zero_stage=0, global_batch_size=1, seq_length=128)
+    plan = hpgo.LlmPlan.of(price, model, GPUS)
     try:
         files = hpgo.export.files(plan, "megatron")
     except hpgo.ArgumentError:

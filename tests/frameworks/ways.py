@@ -22,22 +22,22 @@ GPUS = hpgo.Cluster.preset("h100:4")
 class WayCase:
     """A way as it was asked for, and the plan of it."""
 
-    plan: hpgo.WayPlan
+    plan: hpgo.LlmPlan
     model: hpgo.Transformer
     tp: int
     cp: int
     ep: int
     pp: int
     vpp: int
-    first_layers: int | None
-    last_layers: int | None
+    first_rank_layers: int | None
+    last_rank_layers: int | None
     dp: int
     zero: int
     micro_batch_size: int
     global_batch_size: int
     seq: int
     recompute: str
-    recompute_layers: int | None
+    recompute_num_layers: int | None
     sequence_parallel: bool
     precision: str
 
@@ -56,11 +56,11 @@ class WayCase:
         """Layers of each stage: as at the ends and evenly between, as many, one less at both ends, or what is left."""
         stages, layers = self.pp * self.vpp, self.model.layers
         if self.is_uneven:
-            given = [count for count in (self.first_layers, self.last_layers) if count is not None]
+            given = [count for count in (self.first_rank_layers, self.last_rank_layers) if count is not None]
             each = (layers - sum(given)) // (self.pp - len(given)) if self.pp > len(given) else 0
             ranks = [each] * self.pp
-            ranks[0] = each if self.first_layers is None else self.first_layers
-            ranks[-1] = each if self.last_layers is None else self.last_layers
+            ranks[0] = each if self.first_rank_layers is None else self.first_rank_layers
+            ranks[-1] = each if self.last_rank_layers is None else self.last_rank_layers
             return [count // self.vpp for count in ranks] * self.vpp
         if layers % stages == 0:
             return [layers // stages] * stages
@@ -73,7 +73,7 @@ class WayCase:
     @property
     def is_uneven(self) -> bool:
         """Whether the first or the last rank was asked to have other numbers of layers than those between."""
-        return (self.first_layers, self.last_layers) != (None, None)
+        return (self.first_rank_layers, self.last_rank_layers) != (None, None)
 
 
 def ways(
@@ -98,24 +98,24 @@ def ways(
             "ep": chance.choice([1, 2, 4]) if one.experts else 1,
             "pp": pp,
             "vpp": chance.choice([1, 2, 3]) if pp > 1 and not alone else 1,
-            "first_layers": chance.choice([None, 1, 2, 3, 4]) if uneven else None,
-            "last_layers": chance.choice([None, 1, 2, 3, 4]) if uneven else None,
+            "first_rank_layers": chance.choice([None, 1, 2, 3, 4]) if uneven else None,
+            "last_rank_layers": chance.choice([None, 1, 2, 3, 4]) if uneven else None,
             "zero": chance.choice([0, 1, 2, 3, *often * 4]),
             "micro_batch_size": chance.choice([1, 1, 2, 3]),
             "recompute": chance.choice(["none"] * 4 + ["full"] * 4 + ["selective"]),
             "sequence_parallel": tp > 1 and chance.random() < 0.8,
             "precision": chance.choice(["bf16"] * 6 + ["fp16", "fp8"]),
         }
-        asked["recompute_layers"] = 1 if asked["recompute"] == "full" and chance.random() < 0.3 else None
+        asked["recompute_num_layers"] = 1 if asked["recompute"] == "full" and chance.random() < 0.3 else None
         dp = chance.choice([1, 2, 3, 4])
         micro_batches = chance.choice([1, 2, 4]) * (pp if asked["vpp"] > 1 else 1)
         sizes = {"global_batch_size": dp * asked["micro_batch_size"] * micro_batches, "seq": chance.choice([64, 128])}
         try:
-            price = hpgo.price(one, GPUS, devices=tp * cp * pp * dp, **sizes, **asked)
+            price = hpgo.estimate_llm(one, GPUS, devices=tp * cp * pp * dp, **sizes, **asked)
         except HpgoError:  # degrees that don't divide
             continue
         made += 1
-        yield WayCase(hpgo.WayPlan.of(price, one, GPUS), one, dp=dp, **sizes, **asked)
+        yield WayCase(hpgo.LlmPlan.of(price, one, GPUS), one, dp=dp, **sizes, **asked)
 
 
 def refused_by(launcher: str, case: WayCase) -> list[str]:
@@ -133,7 +133,7 @@ def refused_by(launcher: str, case: WayCase) -> list[str]:
         known -= {0}  # gradients add up in 32 bits with ZeRO alone
     if case.zero not in (known if shared else {0}):
         reasons.append("what replicas share")
-    if framework != "megatron" and (case.recompute == "selective" or case.recompute_layers):
+    if framework != "megatron" and (case.recompute == "selective" or case.recompute_num_layers):
         reasons.append("recomputation")
     precisions = {"megatron": {"bf16", "fp16", "fp8"}, "torchtitan": {"bf16"}, "deepspeed": {"bf16", "fp16"}}[framework]
     if case.precision not in precisions:

@@ -100,7 +100,7 @@ _KINDS = {
 }
 _FORMATS = {
     "hpgo.plan": "a plan",
-    "hpgo.way": "a plan of a transformer",
+    "hpgo.llm_plan": "a plan of a transformer",
     "hpgo.chain": "a plan of a chain",
     "hpgo.program": "a program",
     "hpgo-timeline-1": "a timeline",

@@ -97,17 +97,12 @@ _ARGUMENTS = {
     "headroom_bytes": "reserve",
     "reserved_bytes": "reserve",
     "deadline_s": "deadline",
-    "seq": "seq_length",
-    "zero": "zero_stage",
-    "schedule": "pp_schedule",
-    "first_layers": "first_rank_layers",
-    "last_layers": "last_rank_layers",
-    "recompute_layers": "recompute_num_layers",
-    "offload_layers": "cpu_offload_num_layers",
-    "fused_loss": "no_fused_cross_entropy",
-    "fused_update": "no_fused_adam",
-    "flat_update": "flatten_gradients",
-    "narrow_gradients": "grad_reduce_in_bf16",
+    "sequence_parallel": "no_sequence_parallel",
+    "flash_attention": "no_flash_attention",
+    "fused_elementwise": "no_fused_elementwise",
+    "fused_cross_entropy": "no_fused_cross_entropy",
+    "fused_adam": "no_fused_adam",
+    "overlap_dp_comm": "no_overlap_dp_comm",
 }
 """Arguments of functions, and the parameters of commands that stand for them under another name."""
 _KEY = re.compile(r": (the key )?`\w+`")

@@ -55,9 +55,9 @@ def command(options: ExportOptions) -> None:
       hpgo export chain.json --to vllm -o serve.sh
     """
     from hpgo import export
-    from hpgo.planning.reading import read_with_ways
+    from hpgo.planning.reading import read_with_llm_plans
 
-    read = read_with_ways(options.plan)
+    read = read_with_llm_plans(options.plan)
     if options.output is not None:
         main, *others = export.save(read, options.target, options.output)
         if others:

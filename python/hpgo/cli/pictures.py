@@ -78,7 +78,7 @@ def _timeline_in(path: str, schedule: ScheduleName | None) -> Timeline:
         return simulate(Plan.from_json(text, source=path), schedule=schedule)
     if '"hpgo-timeline' in head:
         return Timeline.from_json(text, source=path)
-    if '"hpgo.way"' in head:
+    if '"hpgo.llm_plan"' in head:
         raise ArgumentError(
             f"`{path}` is a way of training a transformer, which has no timeline",
             "`hpgo llm explain FILE -o llm-plan.svg` draws it on its cluster",

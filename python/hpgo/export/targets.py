@@ -77,9 +77,9 @@ class Target(Record):
     def write(self, plan: object, place: Place) -> dict[str, str]:
         """Texts by file name, the main file first; raises ArgumentError for a plan that the target can't run."""
         check_is("the place", place, Place, "make a `hpgo.export.Place`")
-        from hpgo.planning.way_plans import WayPlan  # a list of targets does without
+        from hpgo.llm.plan import LlmPlan  # a list of targets does without
 
-        writer = self.ways if isinstance(plan, WayPlan) else self.writer
+        writer = self.ways if isinstance(plan, LlmPlan) else self.writer
         if not writer:
             known = ", ".join(dict.fromkeys(target.name for target in TARGETS if target.ways))
             raise ArgumentError(
@@ -99,11 +99,11 @@ TARGETS: tuple[Target, ...] = (
     Target("torch", "2.15", "torch.distributed.pipelining", "torch 2.15.0", "a Python module and the orders",
            "hpgo.export.for_torch:module", "torch@2.15"),
     Target("torchtitan", "0.2", "torchtitan", "torchtitan 0.2.2", "sections of a job's TOML and the orders",
-           "hpgo.export.for_torchtitan:toml", "torchtitan@0.2", "hpgo.export.ways_for_torchtitan:toml"),
+           "hpgo.export.for_torchtitan:toml", "torchtitan@0.2", "hpgo.export.llm_for_torchtitan:toml"),
     Target("torchtitan", "0.3", "torchtitan", "torchtitan 0.3.0", "a Python module for its settings, and the orders",
-           "hpgo.export.for_torchtitan:python", "torchtitan@0.3", "hpgo.export.ways_for_torchtitan:python"),
+           "hpgo.export.for_torchtitan:python", "torchtitan@0.3", "hpgo.export.llm_for_torchtitan:python"),
     Target("megatron", "0.16", "Megatron-LM", _CORE, "arguments of its command line",
-           "hpgo.export.for_megatron:arguments", "megatron@0.16", "hpgo.export.ways_for_megatron:arguments"),
+           "hpgo.export.for_megatron:arguments", "megatron@0.16", "hpgo.export.llm_for_megatron:arguments"),
     Target("megatron-bridge", "0.6", "Megatron-Bridge", _LAYOUT, "YAML for its ConfigContainer",
            f"{_FAMILY}:bridge", "megatron@0.16"),
     Target("nemo", "2.5", "NeMo", _LAYOUT, "a Python module for its recipes", f"{_FAMILY}:nemo", "megatron@0.16"),
@@ -111,7 +111,7 @@ TARGETS: tuple[Target, ...] = (
     Target("ms-swift", "4.5", "ms-swift", _LAYOUT, "YAML of its Megatron arguments",
            f"{_FAMILY}:swift", "megatron@0.16"),
     Target("deepspeed", "0.19", "DeepSpeed", "deepspeed 0.19.8", "a Python module with a PipelineModule",
-           "hpgo.export.for_deepspeed:module", "deepspeed@0.19", "hpgo.export.ways_for_deepspeed:module"),
+           "hpgo.export.for_deepspeed:module", "deepspeed@0.19", "hpgo.export.llm_for_deepspeed:module"),
     Target("vllm", "0.33", "vLLM", "vllm 0.33.0", "a bash script that serves", f"{_SERVING}:vllm"),
     Target("sglang", "0.5", "SGLang", "sglang 0.5.23", "a bash script that serves", f"{_SERVING}:sglang"),
     Target("llama.cpp", "", "llama.cpp", "", "a bash script that serves", f"{_SERVING}:llama_cpp"),

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     _Source = TypeVar("_Source", Profile, Cluster)
 
-WAY_FORMAT = "hpgo.way"
-"""What files of `hpgo.WayPlan` say that they are."""
+LLM_PLAN_FORMAT = "hpgo.llm_plan"
+"""What files of `hpgo.LlmPlan` say that they are."""
 _VERSION = 2
 _COMPARED = ("alternatives", "schedules")
 _SHARED = (
@@ -72,7 +72,7 @@ def read(text: str, source: str) -> Plan:
         document = parse(text, source, ArgumentError)
         top = Section(document, source, ArgumentError)
         form = top.get("format", None)
-        if form == WAY_FORMAT:
+        if form == LLM_PLAN_FORMAT:
             raise ArgumentError(
                 f"{source} is a way of training a transformer, which has no profile",
                 "launchers run it: `hpgo export` writes what they need",

@@ -24,9 +24,9 @@ from hpgo.model.profile import Profile
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from hpgo.llm.estimate import LlmEstimate
     from hpgo.model.profile import Layer
     from hpgo.planning.chain.plans import ChainPlan
-    from hpgo.planning.configured import Price
     from hpgo.planning.plans import Alternative, Plan, ScheduleChoice
     from hpgo.programs.stages import Stage
 
@@ -307,64 +307,71 @@ FILE_LAWS = (
 """Laws of plans in files."""
 
 
-# --- Prices of transformers -------------------------------------------------------------------------------------------
+# --- Estimates of transformers ----------------------------------------------------------------------------------------
 
 
-def checked_price(price: Price, *, layers: int, weights_bytes: float) -> Price:
-    """Return the price of a model with so many layers and weights if it keeps all laws. Raises InternalError."""
-    what = f"the price of `{shorten(price.model)}` on `{shorten(price.cluster)}`"
-    check(what, PRICE_LAWS, price)
-    if place := ranks_hold_the_model(price, layers, weights_bytes):
+def checked_estimate(estimate: LlmEstimate, *, layers: int, weights_bytes: float) -> LlmEstimate:
+    """Return the estimate of a model with so many layers and weights if it keeps all laws. Raises InternalError."""
+    what = f"the estimate of `{shorten(estimate.model)}` on `{shorten(estimate.cluster)}`"
+    check(what, ESTIMATE_LAWS, estimate)
+    if place := ranks_hold_the_model(estimate, layers, weights_bytes):
         broken(what, ranks_hold_the_model, place)
-    return price
+    return estimate
 
 
-def price_numbers_are_lengths(price: Price) -> str:
-    """Times and sizes of a price are finite and not negative."""
-    named = [("step_s", price.step_s), ("bound_s", price.bound_s), *price.seconds]
-    named += [(name, size) for rank in price.stages for name, size in rank.memory_bytes]
-    named += [("forward_s", rank.forward_s) for rank in price.stages]
-    named += [("backward_s", rank.backward_s) for rank in price.stages]
+def estimate_numbers_are_lengths(estimate: LlmEstimate) -> str:
+    """Times and sizes of a estimate are finite and not negative."""
+    named = [("step_s", estimate.step_s), ("bound_s", estimate.bound_s), *estimate.time_by_term_s]
+    named += [(name, size) for rank in estimate.stages for name, size in rank.memory_bytes]
+    named += [("forward_s", rank.forward_s) for rank in estimate.stages]
+    named += [("backward_s", rank.backward_s) for rank in estimate.stages]
     return next((f"`{name}`" for name, value in named if not 0 <= value < inf), "")
 
 
-def degrees_make_the_gpus(price: Price) -> str:
+def degrees_make_the_gpus(estimate: LlmEstimate) -> str:
     """Degrees of a configuration multiply to its GPUs, and micro-batches of all replicas to the batch."""
-    way = price.way
-    if way.tensor * way.context * way.pipeline * way.data != price.gpus or len(price.stages) != way.pipeline:
+    config = estimate.parallelism
+    if config.tp * config.cp * config.pp * config.dp != estimate.gpus or len(estimate.stages) != config.pp:
         return "the degrees"
-    return "" if price.micro_batches * way.micro_batch_size * way.data == price.global_batch_size else "the batch"
+    return (
+        ""
+        if estimate.micro_batches * config.micro_batch_size * config.dp == estimate.global_batch_size
+        else "the batch"
+    )
 
 
-def terms_make_the_step(price: Price) -> str:
+def terms_make_the_step(estimate: LlmEstimate) -> str:
     """Terms of a step add up to it."""
-    return "" if is_equal(sum(seconds for _, seconds in price.seconds), price.step_s) else "`seconds`"
+    return (
+        "" if is_equal(sum(seconds for _, seconds in estimate.time_by_term_s), estimate.step_s) else "`time_by_term_s`"
+    )
 
 
-def price_covers_work(price: Price) -> str:
+def estimate_covers_work(estimate: LlmEstimate) -> str:
     """A step takes at least as long as any rank computes, and at least its bound."""
-    for at, rank in enumerate(price.stages):
-        if not is_most(price.micro_batches * (rank.forward_s + rank.backward_s), price.step_s):
+    for at, rank in enumerate(estimate.stages):
+        if not is_most(estimate.micro_batches * (rank.forward_s + rank.backward_s), estimate.step_s):
             return f"rank {at}"
-    return "" if is_most(price.bound_s, price.step_s) else "`bound_s`"
+    return "" if is_most(estimate.bound_s, estimate.step_s) else "`bound_s`"
 
 
-def utilisation_is_a_share(price: Price) -> str:
+def utilization_is_a_share(estimate: LlmEstimate) -> str:
     """GPUs do at most the operations of their peak rate."""
-    return "" if is_most(0, price.utilisation, 1) and is_most(price.utilisation, 1) else "`utilisation`"
+    return "" if is_most(0, estimate.utilization, 1) and is_most(estimate.utilization, 1) else "`utilization`"
 
 
-def ranks_hold_the_model(price: Price, layers: int, weights_bytes: float) -> str:
+def ranks_hold_the_model(estimate: LlmEstimate, layers: int, weights_bytes: float) -> str:
     """Ranks hold each layer once, and all GPUs together each weight at least once."""
-    parts = sorted(part for rank in price.stages for part in rank.layers if part[0] != part[1])
+    parts = sorted(part for rank in estimate.stages for part in rank.layers if part[0] != part[1])
     if [*(begin for begin, _ in parts), layers] != [0, *(end for _, end in parts)]:
         return "the layers of the ranks"
-    held = sum(dict(rank.memory_bytes)["weights"] for rank in price.stages) * (price.gpus / len(price.stages))
+    held = sum(dict(rank.memory_bytes)["weights"] for rank in estimate.stages) * (estimate.gpus / len(estimate.stages))
     return "" if is_most(weights_bytes, held) else "the weights of the ranks"
 
 
-PRICE_LAWS = (
-    price_numbers_are_lengths, degrees_make_the_gpus, price_covers_work, terms_make_the_step, utilisation_is_a_share,
+ESTIMATE_LAWS = (
+    estimate_numbers_are_lengths, degrees_make_the_gpus, estimate_covers_work, terms_make_the_step,
+    utilization_is_a_share,
 )  # fmt: skip
 
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from hpgo.base.documents import parse, read_text
 from hpgo.base.errors import ArgumentError
 from hpgo.planning.chain.plans import ChainPlan
-from hpgo.planning.files import WAY_FORMAT
+from hpgo.planning.files import LLM_PLAN_FORMAT
 from hpgo.planning.plans import Plan
 from hpgo.programs.program import Program
 
 if TYPE_CHECKING:
     import os
 
-    from hpgo.planning.way_plans import WayPlan
+    from hpgo.llm.plan import LlmPlan
 
 
 def read_any(path: str | os.PathLike[str]) -> Plan | Program | ChainPlan:
@@ -35,14 +35,14 @@ def read_any(path: str | os.PathLike[str]) -> Plan | Program | ChainPlan:
     return kinds.get(form, Plan).from_json(text, source=str(path))
 
 
-def read_with_ways(path: str | os.PathLike[str]) -> Plan | Program | ChainPlan | WayPlan:
+def read_with_llm_plans(path: str | os.PathLike[str]) -> Plan | Program | ChainPlan | LlmPlan:
     """As `read_any`, for those who also take ways of training a transformer."""
     text, form = _text_and_form(path)
-    if form != WAY_FORMAT:
+    if form != LLM_PLAN_FORMAT:
         return read_any(path)
-    from hpgo.planning.way_plans import WayPlan  # which others do without
+    from hpgo.llm.plan import LlmPlan  # which others do without
 
-    return WayPlan.from_json(text, source=str(path))
+    return LlmPlan.from_json(text, source=str(path))
 
 
 def _text_and_form(path: str | os.PathLike[str]) -> tuple[str, str | None]:

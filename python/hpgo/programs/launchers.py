@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
 from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten, shown
-from hpgo.ways.launchers import DEEPSPEED, MEGATRON, TORCHTITAN, TORCHTITAN_02, Rules
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -67,8 +66,6 @@ class Launcher:
     """Whether stages make at most one V on the ranks, where they do not make loops: two stages a rank in `hanayo`."""
     widens_halves: bool = True
     """Whether gradients may be wider than weights where backward passes are split."""
-    ways: Rules | None = None
-    """Which ways of training a transformer it runs; None for those that no way is exported for."""
 
     @property
     def label(self) -> str:
@@ -111,7 +108,6 @@ TABLE: tuple[Launcher, ...] = (
         tensor_parallel=True,
         ties="ends",
         shares_sgd=False,
-        ways=MEGATRON,
     ),
     # Its data parallelism beside a pipeline is FSDP, which shares the optimizer's state. PyTorch's runtime sums
     # gradients behind the last backward pass of the stage.
@@ -127,7 +123,6 @@ TABLE: tuple[Launcher, ...] = (
         tensor_parallel=True,
         optimizers=_FSDP,
         single_v=True,
-        ways=TORCHTITAN_02,
     ),
     Launcher(
         "torchtitan",
@@ -140,7 +135,6 @@ TABLE: tuple[Launcher, ...] = (
         tensor_parallel=True,
         optimizers=_FSDP,
         single_v=True,
-        ways=TORCHTITAN,
     ),
     # Gradients are summed in one go once all backward passes are done.
     Launcher(
@@ -152,7 +146,6 @@ TABLE: tuple[Launcher, ...] = (
         overlaps=False,
         ties="any",
         shares_bf16=True,
-        ways=DEEPSPEED,
     ),
     # `stage_backward_weight` assigns gradients of the type of the weights.
     Launcher(
@@ -180,27 +173,6 @@ def launcher(name: str) -> Launcher:
     if not isinstance(name, str):
         raise ArgumentError(f"the launcher is {shown(name)}", f"name one of {', '.join(NAMES)}")
     return row_of(TABLE, name, "launcher")
-
-
-def of_ways(name: str) -> tuple[Launcher, Rules]:
-    """The row of the table for `NAME` or `NAME@VERSION`, and which ways of training a transformer it runs.
-
-    Raises ArgumentError as `launcher` does, and for one that no ways are exported for.
-
-    >>> of_ways("megatron")[1].zeros
-    (0, 1)
-    """
-    able = [one for one in TABLE if one.ways is not None]
-    is_known = isinstance(name, str) and name.partition("@")[0] in NAMES
-    row = row_of(TABLE if is_known else able, name, "launcher")
-    if row.ways is None:
-        known = dict.fromkeys(one.name for one in able)
-        raise ArgumentError(
-            f"no way of training a transformer is exported for {row.title}",
-            f"known: {', '.join(known)}",
-            code="unsupported",
-        )
-    return row, row.ways
 
 
 class _Versioned(Protocol):

@@ -27,10 +27,10 @@ TrainingLauncher = Literal[
 ]  # fmt: skip
 """Whom `hpgo.plan` plans for; patches of these versions, as in `torchtitan@0.2.2`, are taken, too."""
 
-WayLauncher = Literal[
+LlmFramework = Literal[
     "megatron", "megatron@0.16", "torchtitan", "torchtitan@0.2", "torchtitan@0.3", "deepspeed", "deepspeed@0.19"
 ]
-"""Whom `hpgo.choose_way` chooses for."""
+"""Whom `hpgo.plan_llm` chooses for."""
 
 ServingLauncher = Literal[
     "vllm", "vllm@0.33", "sglang", "sglang@0.5", "llama.cpp", "accelerate", "accelerate@1.15"

@@ -10,14 +10,16 @@ from hpgo.base.laws import difference
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import in_a_row
-from hpgo.planning.comparison import differences
-from hpgo.show.price_report import untold
+from hpgo.llm.comparison import differences
+from hpgo.llm.memory import COLUMNS
+from hpgo.llm.step_time import LABELS
+from hpgo.show.llm_report import untold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hpgo.planning.comparison import Comparison
-    from hpgo.planning.configured import Price
+    from hpgo.llm.comparison import Comparison
+    from hpgo.llm.estimate import LlmEstimate
 
 WIDTH = 80
 
@@ -26,19 +28,24 @@ def lines(found: Comparison, forbidden: str = "", width: int = WIDTH) -> list[st
     """The whole report; `forbidden` is the rule of a launcher that the other way breaks, if it does."""
     chosen, other = found.chosen, found.other
     seconds = [
-        (name, format_seconds(here), format_seconds(there), _signed(difference(there, here), format_seconds))
-        for name, here, there in sorted(found.seconds, key=lambda row: -abs(row[2] - row[1]))
+        (
+            LABELS.get(name, name),
+            format_seconds(here),
+            format_seconds(there),
+            _signed(difference(there, here), format_seconds),
+        )
+        for name, here, there in sorted(found.time_by_term_s, key=lambda row: -abs(row[2] - row[1]))
         if max(here, there) > 0
     ]
     memory = [
-        (name, format_bytes(here), format_bytes(there), _signed(difference(there, here), format_bytes))
+        (COLUMNS[name].label, format_bytes(here), format_bytes(there), _signed(difference(there, here), format_bytes))
         for name, here, there in sorted(found.memory_bytes, key=lambda row: -abs(row[2] - row[1]))
         if max(here, there) > 0
     ]
     here, there = chosen.fullest.peak_bytes, other.fullest.peak_bytes
     return [
-        *textwrap.wrap(f"chosen: {chosen.way.named()}", width, subsequent_indent="        "),
-        *textwrap.wrap(f"other:  {other.way.named()}", width, subsequent_indent="        "),
+        *textwrap.wrap(f"chosen: {chosen.parallelism.named()}", width, subsequent_indent="        "),
+        *textwrap.wrap(f"other:  {other.parallelism.named()}", width, subsequent_indent="        "),
         "",
         *textwrap.wrap(verdict(found, forbidden), width),
         "",
@@ -46,7 +53,7 @@ def lines(found: Comparison, forbidden: str = "", width: int = WIDTH) -> list[st
             ["step", "chosen", "other", "difference"],
             [
                 *seconds,
-                ("all", format_seconds(chosen.step_s), format_seconds(other.step_s),
+                ("total", format_seconds(chosen.step_s), format_seconds(other.step_s),
                  _signed(found.longer_s, format_seconds)),
             ],
             width,
@@ -54,7 +61,8 @@ def lines(found: Comparison, forbidden: str = "", width: int = WIDTH) -> list[st
         "",
         *plain(
             ["fullest GPU", "chosen", "other", "difference"],
-            [*memory, ("all", format_bytes(here), format_bytes(there), _signed(difference(there, here), format_bytes))],
+            [*memory, ("total", format_bytes(here), format_bytes(there), _signed(difference(there, here),
+            format_bytes))],
             width,
         ),
     ]  # fmt: skip
@@ -70,27 +78,28 @@ def verdict(found: Comparison, forbidden: str = "") -> str:
         more = min(found.memory_bytes, key=lambda row: row[1] - row[2])
         said.append(
             f"It does not fit: the fullest GPU needs {format_bytes(other.fullest.peak_bytes)} of"
-            f" {format_bytes(other.capacity_bytes)}, {format_bytes(other.missing_bytes)} too much;"
-            f" most of the difference is {more[0]} ({_signed(difference(more[2], more[1]), format_bytes)})."
+            f" {format_bytes(other.capacity_bytes)}, {format_bytes(other.shortfall_bytes)} too much;"
+            f" most of the difference is {COLUMNS[more[0]].label}"
+            f" ({_signed(difference(more[2], more[1]), format_bytes)})."
         )
     share = abs(other.step_s / chosen.step_s - 1)
     if found.longer_s == 0:
         said.append("Its step is as long by the terms.")
     else:
         sign = 1 if found.longer_s > 0 else -1
-        name, here, there = max(found.seconds, key=lambda row: sign * (row[2] - row[1]))
+        name, here, there = max(found.time_by_term_s, key=lambda row: sign * (row[2] - row[1]))
         said.append(
-            f"Its step is {100 * share:.1f} % {'longer' if sign > 0 else 'shorter'}, most by {name}"
+            f"Its step is {100 * share:.1f} % {'longer' if sign > 0 else 'shorter'}, most by {LABELS.get(name, name)}"
             f" ({_signed(difference(there, here), format_seconds)})."
         )
     if not found.apart:
         said.append(f"That is within {100 * chosen.error:.0f} %, the error of such steps: the terms don't tell.")
-    if other.unmeasured:
+    if other.unvalidated_features:
         said.append(f"{untold(other)}.")
     return " ".join(said)
 
 
-def around(chosen: Price, tried: Sequence[tuple[str, Price | str]], width: int = WIDTH) -> list[str]:
+def around(chosen: LlmEstimate, tried: Sequence[tuple[str, LlmEstimate | str]], width: int = WIDTH) -> list[str]:
     """What is next to a way: for each change its price, or why there is none."""
     rows, refused = [], []
     for change, one in tried:
@@ -98,11 +107,19 @@ def around(chosen: Price, tried: Sequence[tuple[str, Price | str]], width: int =
             refused.append((change, one))
             continue
         peak = one.fullest.peak_bytes
-        fits = "fits" if one.fits else f"{format_bytes(one.missing_bytes)} too much"
-        if untried := [name for name in one.unmeasured if name not in chosen.unmeasured]:
+        fits = "fits" if one.fits else f"{format_bytes(one.shortfall_bytes)} too much"
+        if untried := [name for name in one.unvalidated_features if name not in chosen.unvalidated_features]:
             fits += f"; {in_a_row(untried)} unmeasured"
         share = f"{100 * difference(one.step_s, chosen.step_s) / chosen.step_s:+.1f} %"
-        rows.append((differences(chosen.way, one.way), format_seconds(one.step_s), share, format_bytes(peak), fits))
+        rows.append(
+            (
+                differences(chosen.parallelism, one.parallelism),
+                format_seconds(one.step_s),
+                share,
+                format_bytes(peak),
+                fits,
+            )
+        )
     found = plain(["what is next to it", "step", "longer", "memory", ""], rows, width)
     for change, why in refused:
         found += textwrap.wrap(f"no {change}: {why}", width, subsequent_indent="  ")
@@ -112,15 +129,15 @@ def around(chosen: Price, tried: Sequence[tuple[str, Price | str]], width: int =
 def document(found: Comparison, forbidden: str = "") -> dict[str, object]:
     """All of it for JSON."""
     return {
-        "chosen": asdict(found.chosen.way),
-        "other": asdict(found.other.way),
+        "chosen": asdict(found.chosen.parallelism),
+        "other": asdict(found.other.parallelism),
         "longer_s": found.longer_s,
         "apart": found.apart,
         "fits": found.other.fits,
-        "missing_bytes": found.other.missing_bytes,
-        "unmeasured": list(found.other.unmeasured),
+        "shortfall_bytes": found.other.shortfall_bytes,
+        "unvalidated_features": list(found.other.unvalidated_features),
         "forbidden": forbidden,
-        "seconds": {name: {"chosen": here, "other": there} for name, here, there in found.seconds},
+        "time_by_term_s": {name: {"chosen": here, "other": there} for name, here, there in found.time_by_term_s},
         "memory_bytes": {name: {"chosen": here, "other": there} for name, here, there in found.memory_bytes},
     }
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from hpgo.base.tables import plain
 from hpgo.base.units import format_seconds
 from hpgo.base.wording import counted, printable
-from hpgo.planning.platform import usual_error
+from hpgo.llm.platform import usual_error
 
 if TYPE_CHECKING:
-    from hpgo.planning.measured_steps import PlatformFit
+    from hpgo.llm.measured_steps import PlatformFit
 
 WIDTH = 80
 
@@ -64,7 +64,7 @@ def document(fit: PlatformFit) -> dict[str, object]:
     steps = [
         {
             "model": one.model.name,
-            "way": asdict(one.predicted.way),
+            "way": asdict(one.predicted.parallelism),
             "measured_s": one.measured_s,
             "predicted_s": one.predicted.step_s,
             "foretold_s": foretold_s,

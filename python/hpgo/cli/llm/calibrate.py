@@ -42,7 +42,7 @@ def command(options: CalibrateOptions) -> None:
       hpgo llm calibrate steps.yaml
       hpgo llm calibrate steps.yaml -o platform.yaml
     """
-    from hpgo.planning.measured_steps import fit_platform
+    from hpgo.llm.measured_steps import fit_platform
     from hpgo.show.platform_report import document, lines
 
     found = fit_platform(options.steps)

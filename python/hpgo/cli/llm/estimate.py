@@ -13,7 +13,7 @@ from hpgo.cli.llm.options import COUNT, TrainingOptions, draw, read_platform
 from hpgo.cli.questions import as_options
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import LLM_ESTIMATE_OUT, STILL_ENDINGS, written
-from hpgo.ways.way import Passes, Recompute
+from hpgo.llm.parallelism import PipelineSchedule, Recompute
 
 _SECTIONS = {
     "Model and batch": "cluster global_batch_size seq_length micro_batch_size precision",
@@ -26,6 +26,11 @@ _BRIEF = (
     " flatten_gradients dtensor grad_reduce_in_bf16 no_overlap_dp_comm nic_gbit_s"
 )
 """Options of which `--help` lists the names alone, so that it fits on one screen."""
+_CONFIGURATION = (
+    "tp pp vpp pp_schedule first_rank_layers last_rank_layers cp ep micro_batch_size recompute recompute_num_layers"
+    " cpu_offload_num_layers precision flatten_gradients dtensor grad_reduce_in_bf16"
+)
+"""Options that are arguments of `hpgo.estimate_llm` as they are."""
 
 
 class EstimateOptions(TrainingOptions):
@@ -34,9 +39,9 @@ class EstimateOptions(TrainingOptions):
     tp: int = option("--tp", type=COUNT, default=1, metavar="N", help="Tensor-parallel degree.  [1]")
     pp: int = option("--pp", type=COUNT, default=1, metavar="N", help="Pipeline-parallel degree.  [1]")
     vpp: int = option("--vpp", type=COUNT, default=1, metavar="N", help="Virtual stages per pipeline rank.  [1]")
-    pp_schedule: Passes = option(
+    pp_schedule: PipelineSchedule = option(
         "--pp-schedule",
-        type=click.Choice(get_args(Passes)),
+        type=click.Choice(get_args(PipelineSchedule)),
         default="1f1b",
         metavar="NAME",
         help="1f1b, or with --vpp interleaved_zb, zb_v.  [1f1b]",
@@ -116,20 +121,20 @@ def command(options: EstimateOptions) -> None:
       hpgo llm estimate llama-3-8b -c h100:1 -b 32 --seq-length 8192 --tp 2
       hpgo llm estimate mixtral-8x7b -c h100:4 -b 128 --seq-length 4096 --ep 8
     """
+    from hpgo.llm.estimate import constants_of, estimate_llm, profile_of
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import write_profile
-    from hpgo.planning.configured import constants_of, price, profile_of
-    from hpgo.show.price_report import document, lines
+    from hpgo.show.llm_report import document, lines
 
     rate = options.nic_gbit_s
     cluster = Cluster.read(options.cluster) if rate is None else Cluster.preset(options.cluster, adapter_gbit_s=rate)
     platform = read_platform(options.platform)
     with as_options():
-        found = price(
+        found = estimate_llm(
             options.model,
             cluster,
             global_batch_size=options.sequences(),
-            seq=options.seq_length,
+            seq_length=options.seq_length,
             devices=options.devices,
             platform=platform,
             **_configuration(options),
@@ -144,29 +149,14 @@ def command(options: EstimateOptions) -> None:
 
 
 def _configuration(options: EstimateOptions) -> dict[str, Any]:
-    """Return the configuration as keyword arguments of `hpgo.price`."""
+    """Return the configuration as keyword arguments of `hpgo.estimate_llm`."""
     return {
-        "tp": options.tp,
-        "pp": options.pp,
-        "vpp": options.vpp,
-        "schedule": options.pp_schedule,
-        "first_layers": options.first_rank_layers,
-        "last_layers": options.last_rank_layers,
-        "cp": options.cp,
-        "ep": options.ep,
-        "micro_batch_size": options.micro_batch_size,
-        "zero": int(options.zero_stage),
-        "recompute": options.recompute,
-        "recompute_layers": options.recompute_num_layers,
-        "offload_layers": options.cpu_offload_num_layers,
-        "precision": options.precision,
+        **{name: getattr(options, name) for name in _CONFIGURATION.split()},
+        "zero_stage": int(options.zero_stage),
         "sequence_parallel": False if options.no_sequence_parallel else None,
-        "flash": not options.no_flash_attention,
-        "fused": not options.no_fused_elementwise,
-        "fused_loss": not options.no_fused_cross_entropy,
-        "fused_update": not options.no_fused_adam,
-        "flat_update": options.flatten_gradients,
-        "dtensor": options.dtensor,
-        "narrow_gradients": options.grad_reduce_in_bf16,
-        "overlap": not options.no_overlap_dp_comm,
+        "flash_attention": not options.no_flash_attention,
+        "fused_elementwise": not options.no_fused_elementwise,
+        "fused_cross_entropy": not options.no_fused_cross_entropy,
+        "fused_adam": not options.no_fused_adam,
+        "overlap_dp_comm": not options.no_overlap_dp_comm,
     }

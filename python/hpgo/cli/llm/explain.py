@@ -17,8 +17,8 @@ from hpgo.cli.values import AS_JSON, PLAN, STILL, written
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hpgo.planning.configured import Price
-    from hpgo.planning.way_plans import WayPlan
+    from hpgo.llm.estimate import LlmEstimate
+    from hpgo.llm.plan import LlmPlan
 
 
 class _Changes(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
@@ -30,7 +30,7 @@ class _Changes(click.ParamType):  # type: ignore[type-arg]  # not generic before
         """Degrees by name."""
         if isinstance(value, dict):
             return value
-        from hpgo.planning.comparison import read_changes
+        from hpgo.llm.comparison import read_changes
 
         try:
             return read_changes(str(value))
@@ -72,22 +72,22 @@ def command(options: ExplainOptions) -> None:
       hpgo llm explain llm-plan.json --compare-with tp=8,pp=2
       hpgo llm explain llm-plan.json --compare-with recompute=full --json
     """
-    from hpgo.planning.comparison import changed, compare
-    from hpgo.planning.configured import price_on
-    from hpgo.planning.way_plans import WayPlan
-    from hpgo.show import comparison_report, price_report
+    from hpgo.llm.comparison import changed, compare
+    from hpgo.llm.estimate import estimate_on
+    from hpgo.llm.plan import LlmPlan
+    from hpgo.show import comparison_report, llm_report
 
-    held = WayPlan.read(options.plan)
+    held = LlmPlan.read(options.plan)
     measured = read_platform(options.platform)
 
-    def priced(changes: Mapping[str, object]) -> Price:
-        known = held.price
-        way = changed(known.way, changes)
-        return price_on(
-            held.transformer, held.cluster, way, measured, global_batch_size=known.global_batch_size, seq=known.seq
-        )
+    def priced(changes: Mapping[str, object]) -> LlmEstimate:
+        known = held.estimate
+        return estimate_on(
+            held.transformer, held.cluster, changed(known.parallelism, changes), measured,
+            global_batch_size=known.global_batch_size, seq_length=known.seq_length,
+        )  # fmt: skip
 
-    if held.price.measured_steps and measured is None:
+    if held.estimate.measured_steps and measured is None:
         say("note", "the plan was made on a platform that was measured: name it with --platform")
     chosen = priced({})
     draw(chosen, held.cluster, options.outputs)
@@ -95,10 +95,10 @@ def command(options: ExplainOptions) -> None:
         tried = _around(held, priced)
         if options.as_json:
             kept = [{"change": name, **(_kept(one))} for name, one in tried]
-            click.echo(json_text({"chosen": price_report.document(chosen), "next": kept}))
+            click.echo(json_text({"chosen": llm_report.document(chosen), "next": kept}))
         else:
             click.echo(
-                "\n".join([*price_report.lines(chosen, width()), "", *comparison_report.around(chosen, tried, width())])
+                "\n".join([*llm_report.lines(chosen, width()), "", *comparison_report.around(chosen, tried, width())])
             )
         return
     try:
@@ -115,39 +115,41 @@ def command(options: ExplainOptions) -> None:
         click.echo("\n".join(comparison_report.lines(found, forbidden, width())))
 
 
-def _with_remedy(error: HpgoError, held: WayPlan, against: Mapping[str, object]) -> HpgoError:
-    """The error of a way that nobody runs, with a hint at changes that --compare-with accepts."""
-    from hpgo.planning.comparison import NAMES, changed
-    from hpgo.planning.remedies import DEGREES, of_price
-    from hpgo.ways.way import DegreeError
+def _with_remedy(error: HpgoError, held: LlmPlan, against: Mapping[str, object]) -> HpgoError:
+    """Return the error of a configuration that no framework runs, with a hint that --compare-with accepts."""
+    from hpgo.llm.comparison import changed
+    from hpgo.llm.parallelism import DEGREES, DegreeError
+    from hpgo.llm.suggestions import with_accepted
 
-    known = held.price
+    known = held.estimate
     if not isinstance(error, DegreeError):
         return error
-    asked = {name: int(str(against.get(name, getattr(known.way, NAMES[name])))) for name in DEGREES}
+    asked = {name: int(str(against.get(name, getattr(known.parallelism, name)))) for name in DEGREES}
     others = {name: value for name, value in against.items() if name not in DEGREES}
-    if others.get("schedule", "1f1b") != "1f1b" and "vpp" not in against:
+    if others.get("pp_schedule", "1f1b") != "1f1b" and "vpp" not in against:
         asked["vpp"] = 2
     try:
         # Two stages on each of several ranks are of every schedule, so degrees can be tried from there.
-        base = changed(known.way, {**others, "pp": max(2, asked["pp"]), "vpp": 2})
+        base = changed(known.parallelism, {**others, "pp": max(2, asked["pp"]), "vpp": 2})
         if "pp" in against:
-            base = replace(base, first_layers=None, last_layers=None)
+            base = replace(base, first_rank_layers=None, last_rank_layers=None)
     except ArgumentError:
         return error
-    return of_price(
+    return with_accepted(
         error, held.transformer, base, asked, gpus=known.gpus, most_gpus=known.gpus,
-        global_batch_size=known.global_batch_size, seq=known.seq,
-        kept=("devices", "global_batch_size", "first_layers"),
+        global_batch_size=known.global_batch_size, seq_length=known.seq_length,
+        kept=("devices", "global_batch_size", "first_rank_layers"),
     )  # fmt: skip
 
 
-def _around(held: WayPlan, priced: Callable[[Mapping[str, object]], Price]) -> list[tuple[str, Price | str]]:
-    """The ways next to a plan's, or why there is none."""
-    from hpgo.planning.comparison import neighbours
+def _around(
+    held: LlmPlan, priced: Callable[[Mapping[str, object]], LlmEstimate]
+) -> list[tuple[str, LlmEstimate | str]]:
+    """Return the configurations that differ from a plan's in one degree, or why there is none."""
+    from hpgo.llm.comparison import neighbours
 
-    tried: list[tuple[str, Price | str]] = []
-    for changes in neighbours(held.price.way):
+    tried: list[tuple[str, LlmEstimate | str]] = []
+    for changes in neighbours(held.estimate.parallelism):
         if "ep" in changes and not held.transformer.experts:
             continue
         name = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in changes.items())
@@ -160,17 +162,18 @@ def _around(held: WayPlan, priced: Callable[[Mapping[str, object]], Price]) -> l
     return tried
 
 
-def _forbidden(held: WayPlan, other: Price) -> str:
-    """Which rule of the plan's launcher another way breaks; empty if it runs it."""
-    rules = held.row.ways
-    if rules is None:
-        return ""
-    model = held.transformer
-    why = rules.broken(other.way, micro_batches=other.micro_batches, experts=bool(model.experts), tied=model.tied)
+def _forbidden(held: LlmPlan, other: LlmEstimate) -> str:
+    """Return which rule of the plan's framework a configuration breaks; an empty text if it runs it."""
+    from hpgo.llm.frameworks import framework_support
+
+    rules, model = framework_support(held.framework)[1], held.transformer
+    why = rules.broken(
+        other.parallelism, micro_batches=other.micro_batches, experts=bool(model.experts), tied=model.tied
+    )
     return f"{held.row.title} {why}" if why else ""
 
 
-def _kept(one: Price | str) -> dict[str, object]:
+def _kept(one: LlmEstimate | str) -> dict[str, object]:
     if isinstance(one, str):
         return {"refused": one}
-    return {"step_s": one.step_s, "fits": one.fits, "missing_bytes": one.missing_bytes}
+    return {"step_s": one.step_s, "fits": one.fits, "shortfall_bytes": one.shortfall_bytes}

@@ -10,14 +10,14 @@ import click
 from hpgo.base.errors import ArgumentError
 from hpgo.cli.command import Options, argument, option
 from hpgo.cli.values import AS_JSON, FILE, STILL_ENDINGS, TRANSFORMER, cluster_option
-from hpgo.ways.way import Precision
+from hpgo.llm.parallelism import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hpgo.llm.estimate import LlmEstimate
+    from hpgo.llm.platform import Platform
     from hpgo.machine.cluster import Cluster
-    from hpgo.planning.configured import Price
-    from hpgo.planning.platform import Platform
 
 COUNT = click.IntRange(min=1)
 MODEL: Any = argument(type=TRANSFORMER)
@@ -69,15 +69,15 @@ class TrainingOptions(Options):
 
 def read_platform(file: str | None) -> Platform | None:
     """Return the platform in `file`; None without one."""
-    from hpgo.planning.platform import Platform
+    from hpgo.llm.platform import Platform
 
     return None if file is None else Platform.read(file)
 
 
-def draw(found: Price, cluster: Cluster, outputs: Sequence[str]) -> None:
+def draw(found: LlmEstimate, cluster: Cluster, outputs: Sequence[str]) -> None:
     """Draw a configuration on its cluster into those of `outputs` that are pictures."""
     for output in outputs:
         if Path(output).suffix.lower() in STILL_ENDINGS:
-            from hpgo.show.way_picture import draw_way
+            from hpgo.show.llm_figure import draw_llm_plan
 
-            draw_way(found, cluster, output)
+            draw_llm_plan(found, cluster, output)

@@ -74,39 +74,39 @@ def command(options: PlanOptions) -> None:
       hpgo llm plan llama-3-8b -c h100:2 -b 64 --seq-length 8192 --fix tp=2
       hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 -o llm-plan.json
     """
+    from hpgo.llm.search import plan_llm
     from hpgo.machine.cluster import Cluster
-    from hpgo.planning.grid import choose_way
-    from hpgo.show.price_report import document, lines, listed
+    from hpgo.show.llm_report import document, lines, listed
 
     cluster = Cluster.read(options.cluster)
     problem: dict[str, Any] = {
         "global_batch_size": options.sequences(),
-        "seq": options.seq_length,
+        "seq_length": options.seq_length,
         "precision": options.precision,
         "devices": options.devices,
-        "launcher": options.framework or "megatron",
+        "framework": options.framework or "megatron",
         "fix": _fixed([word for words in options.fix for word in words]),
         "exclude": [word for words in options.exclude for word in words],
         "headroom_bytes": options.reserve,
         "platform": read_platform(options.platform),
     }
     with as_options():
-        found = choose_way(options.model, cluster, top=options.top, **problem)
+        found = plan_llm(options.model, cluster, top=options.top, **problem)
     try:
         for output in options.outputs:
             if Path(output).suffix.lower() not in STILL_ENDINGS:
                 found.plan().save(output)
         draw(found.best, cluster, options.outputs)
         if options.pareto is not None:
-            from hpgo.planning.front import way_front
-            from hpgo.show.front_picture import draw_front
+            from hpgo.llm.pareto_front import llm_pareto_front
+            from hpgo.show.pareto_figure import draw_pareto_front
 
-            draw_front(way_front(options.model, cluster, **problem), options.pareto)
+            draw_pareto_front(llm_pareto_front(options.model, cluster, **problem), options.pareto)
     finally:  # what was found is shown, even if it can't be saved
         if options.as_json:
-            facts = {"ways": found.ways, "simulated": found.simulated, "launcher": found.launcher}
-            facts |= {"alike": len(found.alike), "best": found.prices.index(found.best) + 1}
-            click.echo(json_text(facts | {"prices": [document(one) for one in found.prices]}))
+            facts = {"configurations": found.configurations, "simulated": found.simulated, "framework": found.framework}
+            facts |= {"alike": len(found.alike), "best": found.estimates.index(found.best) + 1}
+            click.echo(json_text(facts | {"estimates": [document(one) for one in found.estimates]}))
         else:
             click.echo("\n".join([*lines(found.best, width()), "", *listed(found, width())]))
 

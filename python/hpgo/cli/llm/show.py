@@ -47,8 +47,8 @@ def command(options: ShowOptions) -> None:
       hpgo llm show config.json --seq-length 32768
       hpgo llm show deepseek-v3 --json
     """
+    from hpgo.llm.estimate import model_flop
     from hpgo.model.formats.transformers import transformer_of
-    from hpgo.planning.configured import model_flop
 
     model = transformer_of(options.model)
     seq_length = options.seq_length or min(_SEQ_LENGTH, model.longest or _SEQ_LENGTH)

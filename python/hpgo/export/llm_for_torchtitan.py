@@ -1,0 +1,220 @@
+"""torchtitan: a way of training a Llama as settings of a job, TOML for 0.2 and a Python module for 0.3.
+
+Its models are named, not described: the files name or check the shape that was priced. Replicas are FSDP's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.quoting import in_toml
+from hpgo.export.for_torchtitan import CLIPPING, ORDER, module, parts_of
+from hpgo.export.llm_jobs import LlmExportJob
+from hpgo.llm.parallelism import MOST_ZERO
+
+if TYPE_CHECKING:
+    from hpgo.export.targets import Place, Target
+    from hpgo.llm.parallelism import ParallelismConfig
+    from hpgo.llm.plan import LlmPlan
+
+_FLAVOURS: dict[tuple[int, ...], str] = {
+    (32, 4096, 32, 8, 14336, 128256): "8B",
+    (80, 8192, 64, 8, 28672, 128256): "70B",
+    (126, 16384, 128, 8, 53248, 128256): "405B",
+}
+"""Of its `llama3`: layers, width, heads, those with keys of their own, inner width, words."""
+_REGISTRY: dict[tuple[int, ...], tuple[str, str, str]] = {
+    **{(*shape, 128, False, False): ("llama3", f"llama3_{name.lower()}", name) for shape, name in _FLAVOURS.items()},
+    (16, 2048, 32, 8, 8192, 128256, 64, False, True): ("llama3", "llama3_8b", "1B"),
+    (28, 3072, 24, 8, 8192, 128256, 128, False, True): ("llama3", "llama3_8b", "3B"),
+    (28, 1024, 16, 8, 3072, 151936, 128, True, True): ("qwen3", "qwen3_0_6b", "0.6B"),
+    (28, 2048, 16, 8, 6144, 151936, 128, True, True): ("qwen3", "qwen3_1_7b", "1.7B"),
+    (40, 5120, 40, 8, 17408, 151936, 128, True, False): ("qwen3", "qwen3_14b", "14B"),
+    (64, 5120, 64, 8, 25600, 151936, 128, True, False): ("qwen3", "qwen3_32b", "32B"),
+}
+"""Package, function of its registry and flavour in torchtitan 0.3.0, by the shape above, head width, head norms and
+tied embeddings."""
+_REPLACED = {
+    "405B": "bfloat16, as planned, not its float8",
+    "1B": "its own configuration is for 8B",
+    "3B": "its own configuration is for 8B",
+}
+"""Flavours whose function of the registry has another model, and why."""
+
+
+def toml(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
+    """Sections of a job's TOML, for 0.2."""
+    job = LlmExportJob.of(plan, target, place)
+    config, price = job.config, job.plan.estimate
+    if config.tp > 1 and not config.sequence_parallel:
+        raise ArgumentError(
+            f"{target.label} shares what lies between matrices, too, and the way does not",
+            "plan with sequence parallelism, or export for torchtitan@0.3",
+            code="unsupported",
+        )
+    flavour = _FLAVOURS.get(_shape(job))
+    lines = [
+        *(f"# {line}" for line in job.header(CLIPPING, *_notes(job))),
+        *(["[model]", 'name = "llama3"', f'flavor = "{flavour}"', ""] if flavour else []),
+        "[training]",
+        f"seq_len = {price.seq_length}",
+        f"global_batch_size = {price.global_batch_size}",
+        f"local_batch_size = {_local_batch_size(job)}",
+        'mixed_precision_param = "bfloat16"',
+        "",
+        "[parallelism]",
+        *(f"{key} = {in_toml(value) if isinstance(value, str) else value}" for key, value in _degrees(job).items()),
+    ]
+    if config.pp > 1:
+        lines += [
+            f'pipeline_parallel_schedule = "{_schedule(job)}"',
+            f"pipeline_parallel_schedule_csv = {in_toml(place.path(ORDER))}",
+            f"pipeline_parallel_microbatch_size = {config.micro_batch_size}",
+            "module_fqns_per_model_part = [",
+            *(f"  [{', '.join(map(in_toml, part))}]," for part in parts_of(job.counts, "output")),
+            "]",
+        ]
+    compiled = _compiled(config)
+    lines += ["", "[compile]", f"enable = {str(bool(compiled)).lower()}"]
+    lines += [f"components = [{in_toml(compiled[0])}]"] if len(compiled) == 1 else []
+    lines += ["", "[activation_checkpoint]", f'mode = "{config.recompute}"']
+    return {place.main or "job.toml": "\n".join(lines) + "\n"} | _beside(job)
+
+
+def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
+    """A module whose function `planned` sets what the way decides in a `Trainer.Config`, for 0.3."""
+    job = LlmExportJob.of(plan, target, place)
+    config, price = job.config, job.plan.estimate
+    settings: dict[str, object] = {
+        "training.seq_len": price.seq_length,
+        "training.global_batch_size": price.global_batch_size,
+        "training.local_batch_size": _local_batch_size(job),
+        "training.mixed_precision_param": "bfloat16",
+    } | {f"parallelism.{key}": value for key, value in _degrees(job).items()}
+    settings["parallelism.enable_sequence_parallel"] = config.sequence_parallel or config.tp == 1
+    if config.pp > 1:
+        # It captures no CUDA graphs of a pipeline, and says so before it starts.
+        settings["training.disable_cuda_graphs"] = True
+        settings["parallelism.pipeline_parallel_schedule"] = _schedule(job)
+        settings["parallelism.pipeline_parallel_microbatch_size"] = config.micro_batch_size
+    compiled = _compiled(config)
+    settings["config.compile.enable"] = bool(compiled)
+    if len(compiled) == 1:
+        settings["config.compile.components"] = compiled
+    model = job.model
+    shape: dict[str, int] = {
+        "layers": model.layers, "dim": model.hidden, "vocab_size": model.vocab, "n_heads": model.heads,
+        "n_kv_heads": model.kv_heads, "head_dim": model.head_dim, "ffn": model.ffn, "qk_norm": model.head_norms,
+        "biases": False, "tied": model.tied,
+    }  # fmt: skip
+    parts = parts_of(job.counts, "lm_head") if config.pp > 1 else []
+    comments = job.header(CLIPPING, *_split(job), *_unstated(job))
+    text = module(
+        "a way of training",
+        comments,
+        shape=shape,
+        settings=settings,
+        parts=parts,
+        place=place,
+        full=config.recompute == "full",
+        start=_start(job),
+        arithmetic=job.stated.settings,
+    )
+    return {place.main or "planned.py": text} | _beside(job)
+
+
+def _shape(job: LlmExportJob) -> tuple[int, ...]:
+    model = job.model
+    return model.layers, model.hidden, model.heads, model.kv_heads, model.ffn, model.vocab
+
+
+def _start(job: LlmExportJob) -> list[str]:
+    """Return lines of a user's module that take torchtitan's own configuration of the model, if it has one."""
+    model = job.model
+    found = _REGISTRY.get((*_shape(job), model.head_dim, model.head_norms, model.tied))
+    if found is None:
+        kind = "qwen3" if model.head_norms else "llama3"
+        return [
+            "def mine():",
+            f"    config = ...  # none of torchtitan.models.{kind} has this SHAPE: make a Trainer.Config that has",
+            "    return planned(config)",
+        ]
+    package, function, flavour = found
+    lines = [f"from torchtitan.models.{package}.config_registry import {function}"]
+    why = _REPLACED.get(flavour)
+    if why:
+        lines.insert(0, f"from torchtitan.models.{package} import model_registry")
+    lines += ["", "def mine():", f"    config = {function}()"]
+    if why:
+        lines.append(f'    config.model_spec = model_registry("{flavour}")  # {why}')
+    return [*lines, "    return planned(config)"]
+
+
+def _unstated(job: LlmExportJob) -> list[str]:
+    """Return what neither the model nor a setting says."""
+    weights = "initial weights are those of torchtitan's model"
+    if job.model.arithmetic is None:
+        return ["the model does not state RoPE and the epsilon of norms: those of your configuration stay", weights]
+    return [weights]
+
+
+def _beside(job: LlmExportJob) -> dict[str, str]:
+    return {job.place.name(ORDER): job.orders.to_text()} if job.config.pp > 1 else {}
+
+
+def _notes(job: LlmExportJob) -> list[str]:
+    layers, dim, heads, keys, ffn, words = _shape(job)
+    shape = (
+        f"the model must have {layers} layers of width {dim} with {heads} heads, {keys} with keys of their own, inner"
+        f" width {ffn}, and {words} words"
+    )
+    told = ", ".join(f"{name} {value}" for name, value in job.stated.settings.items())
+    arithmetic = [f"the model must have {told}, which no setting says: compare your flavour's"] if told else []
+    notes = [shape, *arithmetic, *_split(job), *_unstated(job)]
+    if job.config.pp > 1:
+        notes.append("pipeline_parallel_schedule_csv is looked for from where the job is started")
+    return notes
+
+
+def _compiled(config: ParallelismConfig) -> list[str]:
+    """What torchtitan compiles: layers, the loss, or both."""
+    return [
+        name for name, fused in (("model", config.fused_elementwise), ("loss", config.fused_cross_entropy)) if fused
+    ]
+
+
+def _split(job: LlmExportJob) -> list[str]:
+    """Why nothing is compiled, where it is for that."""
+    return (
+        ["layers are not compiled: backward passes of compiled ones can't be split"]
+        if job.config.splits_backward
+        else []
+    )
+
+
+def _local_batch_size(job: LlmExportJob) -> int:
+    """Sequences of a replica between two sums of gradients: of the whole step, or of one pass without a pipeline."""
+    config = job.config
+    return config.micro_batch_size * (job.plan.estimate.micro_batches if config.pp > 1 else 1)
+
+
+def _degrees(job: LlmExportJob) -> dict[str, int | str]:
+    config = job.config
+    degrees: dict[str, int | str] = {
+        "pipeline_parallel_degree": config.pp,
+        "data_parallel_replicate_degree": 1,
+        "data_parallel_shard_degree": config.dp,
+        "context_parallel_degree": config.cp,
+        "tensor_parallel_degree": config.tp,
+    }
+    if config.dp_cp_size > 1:
+        degrees["fsdp_reshard_after_forward"] = "always" if config.zero_stage == MOST_ZERO else "never"
+    return degrees
+
+
+def _schedule(job: LlmExportJob) -> str:
+    """A schedule of PyTorch's whose stages lie on ranks as the way's do; the orders themselves are in the file."""
+    if job.config.splits_backward:
+        return {"interleaved_zb": "InterleavedZeroBubble", "zb_v": "ZBVZeroBubble"}[job.config.pp_schedule]
+    return "1F1B" if job.config.vpp == 1 else "Interleaved1F1B"

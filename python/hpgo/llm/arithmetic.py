@@ -1,0 +1,271 @@
+"""The settings of Megatron-LM and torchtitan for a model's arithmetic, and what has no setting.
+
+Time and memory do not depend on these values, but the results do. A framework that has no setting for a value would
+train another model, so the search and the exports refuse it. Each field of `Arithmetic` has a row for each framework.
+
+Source: `megatron/training/arguments.py` of Megatron-LM 0.16.1 to 0.19, and what its `TransformerConfig` does with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import isclose
+from typing import TYPE_CHECKING
+
+from hpgo.model.arithmetic import Arithmetic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hpgo.model.transformer import Transformer
+
+Setting = int | float | str | bool
+Told = dict[str, Setting] | str
+"""Settings by name, or what has no setting, in words that follow "has no setting for"."""
+
+_TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
+"""Names of the approximation of GELU by tanh, which is what Megatron-LM's fused kernel computes."""
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_YARN = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
+"""Values that Megatron-LM's rules for RoPE scaling have, without a setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArithmeticSettings:
+    """A model's arithmetic in the words of a framework."""
+
+    settings: Mapping[str, Setting]
+    missing: tuple[str, ...]
+    """Each value that has no setting."""
+
+
+def stated(table: Mapping[str, Callable[[Transformer, Arithmetic], Told]], model: Transformer) -> ArithmeticSettings:
+    """Return what `table` says of a model's arithmetic; nothing if that is not known.
+
+    >>> from hpgo.model.transformer_presets import TRANSFORMERS
+    >>> stated(MEGATRON, TRANSFORMERS["llama-3-8b"]).settings["rotary-base"]
+    500000
+    >>> stated(MEGATRON, TRANSFORMERS["gemma-2-9b"]).missing[0]
+    'the activation gelu_pytorch_tanh in a gated feed-forward network'
+    """
+    if (arithmetic := model.arithmetic) is None or not table:
+        return ArithmeticSettings({}, ())
+    told = [table[field.name](model, arithmetic) for field in fields(Arithmetic)]
+    settings = {name: value for one in told if not isinstance(one, str) for name, value in one.items()}
+    return ArithmeticSettings(settings, tuple(one for one in told if isinstance(one, str)))
+
+
+def _only(name: str, plain: object, words: str) -> Callable[[Transformer, Arithmetic], Told]:
+    """Return a row that takes the value `plain` of a field alone."""
+
+    def row(_: Transformer, arithmetic: Arithmetic) -> Told:
+        value = getattr(arithmetic, name)
+        return {} if value == plain else words.format(value)
+
+    return row
+
+
+def _activation(model: Transformer, arithmetic: Arithmetic) -> Told:
+    name = arithmetic.activation
+    if model.gated:
+        silu = name in {"silu", "swish"}
+        return {"swiglu": True} if silu else f"the activation {name} in a gated feed-forward network"
+    if name in _TANH and model.ffn_bias:
+        return {}
+    if name == "gelu":
+        return {"no-bias-gelu-fusion": True}
+    return {"squared-relu": True} if name == "relu2" else f"the activation {name}"
+
+
+def _theta(_: Transformer, arithmetic: Arithmetic) -> Told:
+    theta = arithmetic.rope_theta
+    if theta is None:
+        return {}
+    return {"rotary-base": int(theta)} if theta == int(theta) else f"the RoPE theta {theta}, a fraction"
+
+
+def _interleaved(model: Transformer, arithmetic: Arithmetic) -> Told:
+    if model.latent is not None:
+        return {} if arithmetic.rope_interleaved else "latent attention without interleaved RoPE"
+    return {"rotary-interleaved": True, "no-rope-fusion": True} if arithmetic.rope_interleaved else {}
+
+
+def _fraction(model: Transformer, arithmetic: Arithmetic) -> Told:
+    if model.latent is not None:
+        return {} if arithmetic.rotary_fraction == 1 else "a rotary fraction in latent attention"
+    return {} if arithmetic.rope_theta is None else {"rotary-percent": arithmetic.rotary_fraction}
+
+
+def _scaling(model: Transformer, arithmetic: Arithmetic) -> Told:
+    scaling = arithmetic.rope_scaling
+    if scaling is None:
+        # Its fused kernel for latent attention knows YaRN alone.
+        return {} if model.latent is None else {"rope-type": "rope", "no-rope-fusion": True}
+    kind, words = scaling.rope_type, f"the RoPE scaling {scaling.rope_type}"
+    for name, value in {"llama3": _LLAMA3, "yarn": _YARN}.get(kind, {}).items():
+        if getattr(scaling, name) not in {None, value}:
+            return f"{words} with {name} {getattr(scaling, name)} (it has {value})"
+    if scaling.factor is None or scaling.attention_factor is not None:
+        return f"{words} with an attention factor" if scaling.factor is not None else f"{words} without a factor"
+    if kind == "llama3" and model.latent is None:
+        return {"use-rope-scaling": True, "rope-scaling-factor": scaling.factor}
+    if kind == "linear" and model.latent is None and scaling.factor == int(scaling.factor):
+        return {"rotary-seq-len-interpolation-factor": int(scaling.factor)}
+    if kind == "yarn" and model.latent is not None and scaling.truncate is not False:
+        told: dict[str, Setting] = {"rope-type": "yarn", "rotary-scaling-factor": scaling.factor}
+        for name, own in (("mscale", scaling.mscale), ("mscale-all-dim", scaling.mscale_all_dim)):
+            told |= {} if own is None else {name: own}
+        return told
+    return words
+
+
+def _scale(model: Transformer, arithmetic: Arithmetic) -> Told:
+    scale = arithmetic.attention_scale
+    plain = scale is None or isclose(scale, model.head_dim**-0.5, rel_tol=1e-6)
+    return {} if plain else f"the attention scale {scale:.6g}"
+
+
+def _attention_dropout(_: Transformer, arithmetic: Arithmetic) -> Told:
+    return {"attention-dropout": arithmetic.attention_dropout}
+
+
+def _hidden_dropout(_: Transformer, arithmetic: Arithmetic) -> Told:
+    return {"hidden-dropout": arithmetic.hidden_dropout}
+
+
+def _embedding_dropout(_: Transformer, arithmetic: Arithmetic) -> Told:
+    # It has one share for both.
+    share = arithmetic.embedding_dropout
+    return {} if share == arithmetic.hidden_dropout else f"an embedding dropout of {share} beside another hidden one"
+
+
+def _router_score(model: Transformer, arithmetic: Arithmetic) -> Told:
+    # Configurations compute the softmax over experts in fp32, whatever the layers are in.
+    return {"moe-router-score-function": arithmetic.router_score, "moe-router-dtype": "fp32"} if model.experts else {}
+
+
+def _router_normalizes(model: Transformer, arithmetic: Arithmetic) -> Told:
+    if not model.experts:
+        return {}
+    if arithmetic.router_score == "softmax":
+        # A softmax over the chosen experts is the one over all, divided by the sum of the chosen.
+        if arithmetic.router_normalizes and model.experts_per_token == 1:
+            return "a normalized score of a single expert"
+        return {"moe-router-pre-softmax": not arithmetic.router_normalizes}
+    if not arithmetic.router_normalizes and model.experts_per_token > 1:
+        return "sigmoid scores of experts that are not normalized"
+    if arithmetic.router_normalizes and model.experts_per_token == 1:
+        return "a normalized score of a single expert"
+    return {}
+
+
+def _router_scale(model: Transformer, arithmetic: Arithmetic) -> Told:
+    scale = arithmetic.router_scale
+    return {"moe-router-topk-scaling-factor": scale} if model.experts and scale != 1 else {}
+
+
+def _router_bias(model: Transformer, arithmetic: Arithmetic) -> Told:
+    if not (model.experts and arithmetic.router_bias):
+        return {}
+    if arithmetic.router_score != "sigmoid":
+        return "a bias of each expert with softmax scores"
+    return {"moe-router-enable-expert-bias": True}
+
+
+def _router_group_top(model: Transformer, arithmetic: Arithmetic) -> Told:
+    if not model.experts or model.expert_groups == 1:
+        return {}
+    theirs = model.experts_per_token // model.groups_per_token
+    if arithmetic.router_group_top == theirs:
+        return {}
+    return f"groups of experts scored by their best {arithmetic.router_group_top} (it takes {theirs})"
+
+
+def _router_aux_loss(model: Transformer, arithmetic: Arithmetic) -> Told:
+    if not model.experts:
+        return {}
+    if not arithmetic.router_aux_loss:
+        return {"moe-router-load-balancing-type": "none"}
+    kind = "seq_aux_loss" if arithmetic.router_aux_loss_per_sequence else "aux_loss"
+    return {"moe-router-load-balancing-type": kind, "moe-aux-loss-coeff": arithmetic.router_aux_loss}
+
+
+def _nothing(_: Transformer, __: Arithmetic) -> Told:
+    return {}
+
+
+MEGATRON: Mapping[str, Callable[[Transformer, Arithmetic], Told]] = {
+    "activation": _activation,
+    "norm_epsilon": lambda _, arithmetic: {"norm-epsilon": arithmetic.norm_epsilon},
+    "norm_adds_one": lambda _, arithmetic: {"apply-layernorm-1p": arithmetic.norm_adds_one},
+    "rope_theta": _theta,
+    "rope_local_theta": _only("rope_local_theta", None, "another RoPE theta ({}) in layers with a window"),
+    "rotary_fraction": _fraction,
+    "rope_interleaved": _interleaved,
+    "rope_scaling": _scaling,
+    "parallel_residual": _only("parallel_residual", False, "attention and feed-forward network in parallel"),
+    "attention_scale": _scale,
+    "attention_scale_by_layer": _only("attention_scale_by_layer", False, "scores divided by the layer's number"),
+    "attention_logit_softcap": _only("attention_logit_softcap", None, "a softcap ({}) of attention scores"),
+    "final_logit_softcap": _only("final_logit_softcap", None, "a softcap ({}) of logits"),
+    "embedding_scale": _only("embedding_scale", 1.0, "embeddings that are multiplied by {:.4g}"),
+    "attention_dropout": _attention_dropout,
+    "hidden_dropout": _hidden_dropout,
+    "embedding_dropout": _embedding_dropout,
+    "router_score": _router_score,
+    "router_normalizes": _router_normalizes,
+    "router_scale": _router_scale,
+    "router_bias": _router_bias,
+    "router_group_top": _router_group_top,
+    "router_aux_loss": _router_aux_loss,
+    "router_aux_loss_per_sequence": _nothing,  # said with its coefficient
+    "router_jitter": _only("router_jitter", 0.0, "a jitter ({}) of the inputs of experts"),
+    "init_std": lambda _, arithmetic: {"init-method-std": arithmetic.init_std},
+}  # fmt: skip
+
+
+def _titan_activation(_: Transformer, arithmetic: Arithmetic) -> Told:
+    return {} if arithmetic.activation in {"silu", "swish"} else f"the activation {arithmetic.activation}"
+
+
+def _titan_theta(_: Transformer, arithmetic: Arithmetic) -> Told:
+    return {} if arithmetic.rope_theta is None else {"theta": arithmetic.rope_theta}
+
+
+def _titan_scaling(_: Transformer, arithmetic: Arithmetic) -> Told:
+    scaling = arithmetic.rope_scaling
+    if scaling is None:
+        return {"scaling": "none"}
+    if scaling.rope_type != "llama3" or scaling.attention_factor is not None:
+        return f"the RoPE scaling {scaling.rope_type}"
+    told: dict[str, Setting] = {"scaling": "llama"}
+    names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    for name, value in (("scaling_factor", scaling.factor), *((name, getattr(scaling, name)) for name in names)):
+        told |= {} if value is None else {name: value}
+    return told
+
+
+TORCHTITAN: Mapping[str, Callable[[Transformer, Arithmetic], Told]] = {
+    **{name: row for name, row in MEGATRON.items() if name in {
+        "rope_local_theta", "parallel_residual", "attention_scale", "attention_scale_by_layer",
+        "attention_logit_softcap", "final_logit_softcap", "embedding_scale",
+    }},
+    "activation": _titan_activation,
+    "norm_epsilon": lambda _, arithmetic: {"eps": arithmetic.norm_epsilon},
+    "norm_adds_one": _only("norm_adds_one", False, "norms that add 1 to their weights"),
+    "rope_theta": _titan_theta,
+    "rotary_fraction": _only("rotary_fraction", 1.0, "a rotary fraction of {}"),
+    "rope_interleaved": _nothing,  # another order of the rows of two matrices
+    "rope_scaling": _titan_scaling,
+    "attention_dropout": _only("attention_dropout", 0.0, "dropout ({})"),
+    "hidden_dropout": _only("hidden_dropout", 0.0, "dropout ({})"),
+    "embedding_dropout": _only("embedding_dropout", 0.0, "dropout ({})"),
+    # Models with experts are refused by their shape.
+    **{name: _nothing for name in MEGATRON if name.startswith("router_")},
+    "init_std": _nothing,  # its models say themselves how weights start, and the files say so
+}  # fmt: skip
+"""Settings of the norms and of RoPE in torchtitan 0.3.0 (`models/common/rope.py`, `models/llama3/__init__.py`)."""
+TABLES: Mapping[str, Mapping[str, Callable[[Transformer, Arithmetic], Told]]] = {
+    "megatron": MEGATRON, "llama": TORCHTITAN,
+}  # fmt: skip
+"""The settings by the kind of models that a framework describes, as `FrameworkSupport.shape` names it."""

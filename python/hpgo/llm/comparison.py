@@ -1,0 +1,195 @@
+"""Comparisons of two estimates term by term, and the neighbors of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from hpgo.base.checks import check_is
+from hpgo.base.errors import ArgumentError
+from hpgo.base.laws import difference
+from hpgo.base.records import Record, check_fields
+from hpgo.base.wording import near, shorten, shown
+from hpgo.llm.estimate import LlmEstimate
+from hpgo.llm.parallelism import ParallelismConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAMES = tuple(field.name for field in fields(ParallelismConfig) if field.name != "dp")
+"""Fields that may be asked for; the degree of data parallelism follows from them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(Record):
+    """Two configurations of one model on the same GPUs with one batch, by time terms and memory columns.
+
+    >>> import hpgo
+    >>> one, other = (hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=4096,
+    ... tp=tp) for tp in (2, 8))
+    >>> compared = hpgo.compare(one, other)
+    >>> compared.longer_s > 0, compared.apart
+    (True, True)
+    """
+
+    chosen: LlmEstimate
+    other: LlmEstimate
+    time_by_term_s: tuple[tuple[str, float, float], ...]
+    """Key and seconds of each term, of the chosen and of the other configuration. They add up to the step times."""
+    memory_bytes: tuple[tuple[str, float, float], ...]
+    """Key and bytes of each column, of the fullest GPUs of both configurations."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def longer_s(self) -> float:
+        """Difference of the step times: negative if the other is shorter, 0 if they differ by rounding only."""
+        return difference(self.other.step_s, self.chosen.step_s)
+
+    @property
+    def apart(self) -> bool:
+        """Whether the step times differ by more than the error of the estimate."""
+        low, high = sorted((self.chosen.step_s, self.other.step_s))
+        return high > low * (1 + self.chosen.error)
+
+
+def compare(chosen: LlmEstimate, other: LlmEstimate) -> Comparison:
+    """Return the comparison of two estimates.
+
+    Raises ArgumentError for estimates of different models, GPUs or batches.
+
+    >>> import hpgo
+    >>> cluster = hpgo.Cluster.preset("h100:1")
+    >>> one, two = (hpgo.estimate_llm("llama-3-8b", cluster, global_batch_size=8, seq_length=8192,
+    ... tp=tp) for tp in (2, 4))
+    >>> found = compare(one, two)
+    >>> abs(sum(there - here for _, here, there in found.time_by_term_s) - found.longer_s) < 1e-9
+    True
+    """
+    for one in (chosen, other):
+        check_is("a price", one, LlmEstimate, "make one, with `hpgo.estimate_llm`")
+    for field in ("model", "cluster", "gpus", "seq_length", "global_batch_size"):
+        here, there = getattr(chosen, field), getattr(other, field)
+        if here != there:
+            raise ArgumentError(
+                f"{field} is {shown(here)} of one and {shown(there)} of the other", "price both alike", code="mismatch"
+            )
+    return Comparison(
+        chosen,
+        other,
+        _beside(dict(chosen.time_by_term_s), dict(other.time_by_term_s)),
+        _beside(*(dict(one.fullest.memory_bytes) for one in (chosen, other))),
+    )
+
+
+def _beside(here: Mapping[str, float], there: Mapping[str, float]) -> tuple[tuple[str, float, float], ...]:
+    return tuple((name, here.get(name, 0.0), there.get(name, 0.0)) for name in dict.fromkeys([*here, *there]))
+
+
+def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> ParallelismConfig:
+    """Return `config` with other values, by the names of its fields. Other fields follow if nothing else is asked.
+
+    Tensor parallelism above 1 keeps sequence parallelism. A single stage is not interleaved, and another number of
+    stages runs as 1F1B. Layers of the end ranks go back to None if the pipeline changes.
+
+    Raises ArgumentError for unknown names, and for what `ParallelismConfig` refuses.
+
+    >>> from hpgo.llm.parallelism import ParallelismConfig
+    >>> changed(ParallelismConfig(tp=4, sequence_parallel=True, pp=2, vpp=2), {"tp": 1, "pp": 1}).named()
+    'micro-batch 1'
+    """
+    check_is("the changes", changes, Mapping, "give a mapping, like {'tp': 8}")
+    for name in changes:
+        if name not in NAMES:
+            raise ArgumentError(f"a way has no {shown(name)}", near(name if isinstance(name, str) else "", NAMES))
+    asked: dict[str, Any] = dict(changes)
+    if "tp" in asked and "sequence_parallel" not in asked:
+        asked["sequence_parallel"] = asked["tp"] != 1 and (config.sequence_parallel or config.tp == 1)
+    if asked.get("pp") == 1 and "vpp" not in asked:
+        asked["vpp"] = 1
+    if "vpp" in asked and "pp_schedule" not in asked:
+        asked["pp_schedule"] = "1f1b"
+    if asked.get("pp_schedule", "1f1b") != "1f1b" and "vpp" not in asked and config.vpp == 1:
+        asked["vpp"] = 2
+    if "pp" in asked or "vpp" in asked:  # other ranks, or stages, have other layers
+        asked = {"first_rank_layers": None, "last_rank_layers": None} | asked
+    if "recompute" in asked and "recompute_num_layers" not in asked:
+        asked["recompute_num_layers"] = None
+    return replace(config, **asked)
+
+
+def read_changes(text: str) -> dict[str, object]:
+    """What `tp=8,pp=2` asks for. Raises ArgumentError for words that are no NAME=VALUE.
+
+    >>> read_changes("tp=8, recompute=full, flash_attention=no")
+    {'tp': 8, 'recompute': 'full', 'flash_attention': False}
+    """
+    found: dict[str, object] = {}
+    for word in text.split(","):
+        name, equals, value = (part.strip() for part in word.partition("="))
+        name = _SHORT.get(name, name).replace("-", "_")
+        if not equals or not value:
+            raise ArgumentError(f"`{shorten(word)}` is no NAME=VALUE", "write degrees like `tp=8,pp=2`")
+        if name not in NAMES:
+            raise ArgumentError(f"there is no degree `{shorten(name)}`", near(name, NAMES), code="unknown_name")
+        if name in found:
+            raise ArgumentError(f"`{name}` is given twice", "keep one of them", code="duplicate")
+        found[name] = (
+            int(value) if value.isascii() and value.isdigit() and len(value) <= 9 else _FLAGS.get(value, value)
+        )
+    return found
+
+
+_SHORT = {"mbs": "micro_batch_size", "sp": "sequence_parallel"}
+_FLAGS: dict[str, object] = {"yes": True, "true": True, "no": False, "false": False}
+
+
+def differences(config: ParallelismConfig, other: ParallelismConfig) -> str:
+    """Return the degrees in which two configurations differ, with the values of the other.
+
+    >>> from hpgo.llm.parallelism import ParallelismConfig
+    >>> differences(ParallelismConfig(tp=4, dp=2, zero_stage=1), ParallelismConfig(tp=2, dp=4, zero_stage=1))
+    'tp 2, dp 4'
+    """
+    words = []
+    for field in dict.fromkeys(("tp", "dp", *NAMES)):
+        if field == "sequence_parallel":
+            continue
+        name = "micro-batch" if field == "micro_batch_size" else field
+        here, there = getattr(config, field), getattr(other, field)
+        if here != there and there is None:
+            words += [_NONE[field]] if _said_apart(field, config, other) else []
+        elif here != there:
+            words.append(f"{'no ' if there is False else ''}{name}{'' if isinstance(there, bool) else f' {there}'}")
+    if config.sequence_parallel != other.sequence_parallel and (config.tp > 1) == (other.tp > 1):
+        words.append("sp" if other.sequence_parallel else "no sp")
+    return ", ".join(words)
+
+
+_NONE = {
+    "first_rank_layers": "even first rank",
+    "last_rank_layers": "even last rank",
+    "recompute_num_layers": "all layers anew",
+}
+"""Names for fields that are None in the other configuration."""
+
+
+def _said_apart(field: str, config: ParallelismConfig, other: ParallelismConfig) -> bool:
+    """Return whether the change is not implied by another pipeline or another kind of recomputation."""
+    if field == "recompute_num_layers":
+        return other.recompute == "full"
+    return (config.pp, config.vpp) == (other.pp, other.vpp)
+
+
+def neighbours(config: ParallelismConfig) -> Iterator[dict[str, object]]:
+    """Yield changes to the neighbors of a configuration: degrees halved and doubled, ZeRO, recomputation."""
+    for name in ("tp", "cp", "ep", "pp", "vpp", "micro_batch_size"):
+        degree = getattr(config, name)
+        if degree % 2 == 0:
+            yield {name: degree // 2}
+        yield {name: 2 * degree}
+    if config.dp_cp_size > 1:
+        yield {"zero_stage": 1 - config.zero_stage if config.zero_stage < 2 else config.zero_stage - 1}
+    yield {"recompute": "full" if config.recompute == "none" else "none"}

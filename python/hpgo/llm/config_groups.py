@@ -1,0 +1,230 @@
+"""The configurations of a search, in groups that divide matrices, sequences and the batch alike.
+
+A group has a bound for all its configurations, and cheap bounds for each of them (`bounds`), so that the search
+estimates few of them one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from heapq import heapify, heappop
+from itertools import product
+from typing import TYPE_CHECKING
+
+from hpgo.base.divisors import divisors
+from hpgo.base.errors import ArgumentError
+from hpgo.llm.bounds import ALL, NONE, SLACK, Candidate, GroupBounds
+from hpgo.llm.estimate import max_memory_bytes
+from hpgo.llm.layer_split import LayerSplits
+from hpgo.llm.parallelism import MOST_ZERO, check_degrees
+from hpgo.llm.step_time import LayerCosts, PipelineStages, kinds_of, transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hpgo.llm.layer_context import LayerContext
+    from hpgo.llm.parallelism import ParallelismConfig, PipelineSchedule
+    from hpgo.llm.search_space import SearchSpace
+
+
+@dataclass(frozen=True)
+class ConfigGroup:
+    """Configurations that differ in layer splits, in ZeRO stages, and in what is recomputed."""
+
+    costs: LayerCosts
+    pp: int
+    dp: int
+    micro_batches: int
+    splits: LayerSplits
+    zero_stages: tuple[int, ...]
+    recomputed: tuple[bool, ...]
+    """Whether all layers are recomputed or none, or either."""
+    some: bool
+    """Whether some layers of each stage may be recomputed."""
+
+    @cached_property
+    def bound_s(self) -> float:
+        """Lower bound on all step times: some rank has at least its share of the whole computation."""
+        all_s = self.costs.model_s[all(self.recomputed)]
+        return self.micro_batches * all_s / self.pp * (1 - 3 * SLACK)
+
+    @cached_property
+    def least_s(self) -> float:
+        """Lower bound on all step times that is tighter, and takes longer to compute."""
+        return self.bound_s if self.pp == 1 else float(self._bounds.steps_s.min())
+
+    @property
+    def common(self) -> ParallelismConfig:
+        """The features that all configurations of the group use at least, as a configuration that no framework runs."""
+        shape, schedule = self.costs.context.config, self.splits.schedule
+        return shape if schedule == "1f1b" else replace(shape, pp=self.pp, vpp=2, pp_schedule=schedule)
+
+    @property
+    def count(self) -> int:
+        """Number of configurations."""
+        some = self.splits.some if self.some else 0
+        return len(self.zero_stages) * (len(self.splits.found) * len(self.recomputed) + some)
+
+    def candidates(self, limit_bytes: float) -> list[Candidate]:
+        """Return the configurations that may fit, the lowest bound first."""
+        return self._bounds.candidates(limit_bytes, self.recomputed, some=self.some)
+
+    def leanest(self) -> list[tuple[float, Candidate]]:
+        """Return configurations that recompute nothing or everything, with lower bounds on memory, the lowest first."""
+        held = self._bounds.fullest_bytes
+        places = product(range(len(self.splits.found)), range(len(self.zero_stages)), self.recomputed)
+        return sorted(
+            (float(held[split, zero, int(again)]), Candidate(0.0, split, zero, ALL if again else NONE))
+            for split, zero, again in places
+        )
+
+    def stages(self, one: Candidate) -> PipelineStages:
+        """Return the stages of a candidate, without recomputation unless it recomputes all layers."""
+        split = self.splits.found[one.split]
+        config = replace(
+            self._config(split.vpp, self.zero_stages[one.zero]),
+            first_rank_layers=split.first_rank_layers,
+            last_rank_layers=split.last_rank_layers,
+            recompute="full" if one.recomputed == ALL else "none",
+        )
+        return PipelineStages(replace(self.costs.context, config=config), self.micro_batches, self.costs)
+
+    def _config(self, vpp: int, zero_stage: int) -> ParallelismConfig:
+        return replace(
+            self.costs.context.config, pp=self.pp, vpp=vpp, pp_schedule=self.splits.schedule, dp=self.dp,
+            zero_stage=zero_stage, recompute="none",
+        )  # fmt: skip
+
+    @cached_property
+    def _bounds(self) -> GroupBounds:
+        context, vpp = self.costs.context, self.splits.found[0].vpp
+        edge_s = sum(transfer(context, dp=self.dp)) if self.pp > 1 else 0.0
+        contexts = tuple(replace(context, config=self._config(vpp, zero_stage)) for zero_stage in self.zero_stages)
+        return GroupBounds(self.costs, self.splits, self.micro_batches, edge_s, contexts)
+
+
+def config_groups(context: LayerContext, global_batch_size: int, space: SearchSpace) -> Iterator[ConfigGroup]:
+    """Yield the groups of the search that `hpgo.plan_llm` describes, for a context's model, GPUs and precision."""
+    model, gpus, rules, takes = context.model, context.gpus, space.rules, space.takes
+    cps = [1 << power for power in range(gpus.count.bit_length())]
+    # Flash attention saves no scores, so selective recomputation changes nothing.
+    recomputed = [kind == "full" for kind in ("none", "full") if kind in rules.recompute and takes("recompute", kind)]
+    some = rules.recompute_num_layers and len(recomputed) > 1
+    # Frameworks place the layers of models with experts stage by stage.
+    make = partial(LayerSplits.from_kinds, kinds_of(model), uneven=rules.uneven_ends, laid_out=bool(model.experts))
+    known: dict[tuple[int, PipelineSchedule, tuple[int, ...]], LayerSplits] = {}
+    for tp, cp in product(divisors(gpus.machine), cps):
+        if not (takes("tp", tp) and takes("cp", cp)):
+            continue
+        shape = replace(context.config, tp=tp, sequence_parallel=tp > 1, cp=cp)
+        if gpus.count % shape.model_parallel_size or not _divides(shape, context):
+            continue
+        costs: dict[tuple[int, int, bool, bool], LayerCosts] = {}
+        without: dict[tuple[int, bool, bool], LayerCosts] = {}
+        for pp in divisors(gpus.count // shape.model_parallel_size):
+            dp = gpus.count // shape.model_parallel_size // pp
+            if global_batch_size % dp or not (takes("pp", pp) and takes("dp", dp)):
+                continue
+            if pp > 1 and model.tied and not rules.ties_piped:
+                continue
+            max_vpp = (model.layers + 2) // pp if pp > 1 else 1
+            vpps = [count for count in range(1, max_vpp + 1) if takes("vpp", count)]
+            eps = [each for each in divisors(model.experts or 1) if gpus.count // pp % each == 0 and takes("ep", each)]
+            sizes = [size for size in divisors(global_batch_size // dp) if takes("micro_batch_size", size)]
+            schedules = [
+                name for name in rules.pp_schedules if takes("pp_schedule", name) and (pp > 1 or name == "1f1b")
+            ]
+            for ep, schedule in product(eps, schedules):
+                splits_backward = schedule != "1f1b"
+                vpp = 2 if splits_backward else 1
+                placed = rules.as_run(replace(shape, ep=ep, pp=pp, dp=dp, vpp=vpp, pp_schedule=schedule))
+                # No framework recomputes a layer only once if backward passes are split.
+                again = [one for one in recomputed if not (one and splits_backward)]
+                for size in sizes:
+                    micro_batches = global_batch_size // dp // size
+                    fitting = tuple(_fitting(vpps, schedule, whole_rounds=micro_batches % pp == 0))
+                    if (pp, schedule, fitting) not in known:
+                        known[pp, schedule, fitting] = make(pp, fitting, schedule)
+                    splits = known[pp, schedule, fitting]
+                    if not (splits.found and again):
+                        continue
+                    zero_stages = rules.zero_stages_of(placed, micro_batches=micro_batches, experts=bool(model.experts))
+                    zero_stages = tuple(stage for stage in zero_stages if takes("zero_stage", stage))
+                    group = partial(ConfigGroup, pp=pp, dp=dp, micro_batches=micro_batches, splits=splits)
+                    if alike := tuple(stage for stage in zero_stages if stage < MOST_ZERO):
+                        same = ep, size, placed.overlap_dp_comm, placed.fused_elementwise
+                        if same not in costs:
+                            config = replace(
+                                shape, ep=ep, micro_batch_size=size, overlap_dp_comm=placed.overlap_dp_comm,
+                                fused_elementwise=placed.fused_elementwise,
+                            )  # fmt: skip
+                            like = without.get(same[1:])
+                            costs[same] = LayerCosts.from_context(replace(context, config=config), like)
+                            without.setdefault(same[1:], costs[same])
+                        yield group(
+                            costs[same], zero_stages=alike, recomputed=tuple(again), some=some and not splits_backward
+                        )
+                    # With ZeRO stage 3 a layer takes longer, by how much depends on more fields.
+                    for one in again if MOST_ZERO in zero_stages else ():
+                        config = replace(
+                            placed, micro_batch_size=size, zero_stage=MOST_ZERO, recompute="full" if one else "none"
+                        )
+                        own = LayerCosts.from_context(replace(context, config=config))
+                        yield group(own, zero_stages=(MOST_ZERO,), recomputed=(one,), some=False)
+
+
+def _fitting(vpps: Iterable[int], schedule: PipelineSchedule, *, whole_rounds: bool) -> Iterator[int]:
+    """Yield the numbers of virtual stages that a schedule can run, if micro-batches make whole rounds of pp or not."""
+    for vpp in vpps:
+        if schedule == "zb_v":
+            fits = vpp == 2
+        elif schedule == "interleaved_zb":
+            fits = vpp > 1 and whole_rounds
+        else:
+            fits = vpp == 1 or whole_rounds
+        if fits:
+            yield vpp
+
+
+def leanest(groups: Iterable[ConfigGroup]) -> PipelineStages | None:
+    """Return the configuration whose fullest GPU holds least; None without groups."""
+    waiting = [(group.leanest()[0][0], at, group) for at, group in enumerate(groups)]
+    heapify(waiting)
+    best: tuple[float, PipelineStages] | None = None
+    while waiting:
+        least_bytes, _, group = heappop(waiting)
+        if best is not None and least_bytes >= best[0]:
+            break
+        for held_bytes, one in group.leanest():
+            if best is not None and held_bytes >= best[0]:
+                break
+            stages = group.stages(one)
+            needed = max_memory_bytes(stages)
+            if best is None or needed < best[0]:
+                best = needed, stages
+    return None if best is None else best[1]
+
+
+def fewest_recomputed(none: PipelineStages, limit_bytes: float, least: int) -> PipelineStages | None:
+    """Return the configuration that fits with the fewest recomputed layers per stage; None if all, or more, are needed.
+
+    The search starts with `least` layers.
+    """
+    context = none.context
+    assert context.config.zero_stage < MOST_ZERO, "its costs would be others"  # noqa: S101
+    # One by one: the largest layer that is recomputed needs memory, so one more layer may need more in total.
+    for layers in range(least, max(none.counts)):
+        config = replace(context.config, recompute="full", recompute_num_layers=layers)
+        stages = PipelineStages(replace(context, config=config), none.micro_batches, none.costs)
+        if max_memory_bytes(stages) <= limit_bytes:
+            return stages
+    return None
+
+
+def _divides(config: ParallelismConfig, context: LayerContext) -> bool:
+    try:
+        check_degrees(context.model, config, seq_length=context.seq_length)
+    except ArgumentError:
+        return False
+    return True

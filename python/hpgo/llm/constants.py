@@ -1,0 +1,93 @@
+"""The constants of the cost model: meaning and origin of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hpgo.base.records import check_fields
+
+# Constants that a platform scales: a factor divides efficiencies and multiplies seconds.
+COMPUTING = (
+    ("gemm_efficiency", "attention_efficiency", "unfused_attention_efficiency", "hbm_efficiency"),
+    ("gemm_overhead_s", "layer_launch_s", "collective_launch_s", "expert_launch_s"),
+)
+EXCHANGE = (("nvlink_efficiency", "nic_efficiency", "all_to_all_nic_efficiency"), ("collective_overhead_s",))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """Constants of the cost model. Efficiencies are shares of the best measured rates, which `Gpus` has.
+
+    *Fitted* constants were fitted to published steps. docs/accuracy.md lists these steps, and the errors for platforms
+    that were left out. All other constants are counted from what kernels and frameworks do.
+    """
+
+    gemm_efficiency: float = 0.788
+    """Fitted. Share of the best measured rate that GEMMs of a transformer's sizes reach, tile by tile."""
+    gemm_tile: int = 128
+    """Counted: GEMMs are computed in whole tiles of this many results by twice as many (cuBLAS's largest)."""
+    tail_wave_loss: float = 0.417
+    """Fitted. Share of the idle processors of the last wave of tiles that nothing else uses."""
+    gemm_overhead_s: float = 5e-06
+    """Fitted. Additional seconds of each GEMM: launch, first loads, and last tiles that leave GPUs idle."""
+    attention_efficiency: float = 0.618
+    """Fitted. Share of the best rate of attention as one kernel that it reaches with a model's heads."""
+    attention_backward_factor: float = 2.5
+    """Counted: operations of its backward pass per operation of the forward pass; scores are recomputed (Dao, arXiv
+    2307.08691)."""
+    unfused_attention_efficiency: float = 0.476
+    """Fitted. Share of the best rate that GEMMs of scores reach if attention is several kernels."""
+    misaligned_head_factor: float = 0.25
+    """Fitted. Share of that rate that is left if a head's width is no multiple of 8, which tensor cores need."""
+    hbm_efficiency: float = 0.92
+    """Fitted. Share of the memory's rate that elementwise operations reach."""
+    unfused_elementwise_factor: float = 2.99
+    """Fitted. Memory accesses of elementwise operations without fused kernels, per access with them."""
+    nvlink_efficiency: float = 0.85
+    """Fitted. Share of the rate of links inside a machine that collectives reach."""
+    nic_efficiency: float = 0.496
+    """Fitted. Share of the rate of NICs that collectives reach."""
+    collective_overhead_s: float = 2e-05
+    """Fitted. Additional seconds of each collective: launch, and waiting for the last rank."""
+    layer_launch_s: float = 0.00105
+    """Fitted. Seconds in which the CPU launches a layer's forward pass; no pass is faster."""
+    collective_launch_s: float = 3.47e-05
+    """Fitted. Additional launch seconds of each of the four halves of all-reduces with tensor parallelism."""
+    backward_launch_factor: float = 1.3
+    """Fitted. Launch seconds of the backward pass per launch second of the forward pass."""
+    launch_overlap_fraction: float = 1.0
+    """Counted: share of the launch seconds that GPU work hides; 0 with CUDA_LAUNCH_BLOCKING=1."""
+    comm_overlap_fraction: float = 0.386
+    """Fitted. Share of a pass that can hide communication that overlaps with it."""
+    grouped_gemm_efficiency: float = 0.63
+    """Fitted. Share of the rate of GEMMs that grouped GEMMs of experts reach."""
+    routed_row_factor: float = 1.64
+    """Fitted. Memory accesses of expert rows, per access counted."""
+    all_to_all_nic_efficiency: float = 0.86
+    """Counted: share of the rate of NICs that the all-to-all reaches, 43 of 50 GB/s (DeepEP, 16 GPUs)."""
+    expert_launch_s: float = 0.000909
+    """Fitted. Additional seconds in which the CPU launches the forward pass of a layer with experts."""
+    optimizer_bytes: float = 30.0
+    """Counted: bytes read and written per parameter by Adam with 32-bit state: 4 + 8 + 8 + 8 + 2."""
+    accumulation_bytes: float = 10.0
+    """Counted: bytes read and written to add a parameter's 16-bit gradient to a 32-bit sum: 2 + 4 + 4."""
+    framework_overhead_bytes: float = 3e9
+    """Counted: CUDA context, library workspaces and fragmentation, which no term models; 2 to 5 GB."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def slower(self, computing: float, exchange: float) -> Constants:
+        """Return the constants of a platform that takes so many times as long to compute, and to communicate.
+
+        >>> CONSTANTS.slower(2.0, 1.0).gemm_efficiency == CONSTANTS.gemm_efficiency / 2
+        True
+        """
+        changed: dict[str, float] = {}
+        for (shares, seconds), factor in ((COMPUTING, computing), (EXCHANGE, exchange)):
+            changed |= {name: getattr(self, name) / factor for name in shares}
+            changed |= {name: getattr(self, name) * factor for name in seconds}
+        return replace(self, **changed)  # type: ignore[arg-type]  # all of these are floats
+
+
+CONSTANTS = Constants()

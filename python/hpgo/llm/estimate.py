@@ -1,0 +1,571 @@
+"""The estimate of one configuration of a transformer: `hpgo.estimate_llm`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+from math import lcm
+from typing import TYPE_CHECKING, Any, get_args
+
+from hpgo.base.checks import check_flag, check_is, choice, number, whole
+from hpgo.base.errors import ArgumentError
+from hpgo.base.records import Record, check_fields
+from hpgo.base.wording import shorten
+from hpgo.llm.constants import CONSTANTS, Constants
+from hpgo.llm.gpus import Gpus
+from hpgo.llm.layer_context import VALUE, LayerContext, pairs_seen
+from hpgo.llm.memory import SAVED, PipelineRankLayers, activations, allocator_cached_bytes, parameters, stage_memory
+from hpgo.llm.parallelism import (
+    DEGREES,
+    DegreeError,
+    ParallelismConfig,
+    PipelineSchedule,
+    Precision,
+    Recompute,
+    check_batch,
+    check_degrees,
+    data_degree,
+)
+from hpgo.llm.platform import ERROR_WITH_EXPERTS, USUAL_ERROR, Platform, usual_error
+from hpgo.llm.step_time import PipelineStages, kinds_of
+from hpgo.llm.validated_features import unvalidated_features
+from hpgo.machine.cluster import Cluster, cluster_of
+from hpgo.machine.rates import same_card
+from hpgo.model.estimate import ESTIMATED
+from hpgo.model.formats.transformers import transformer_of
+from hpgo.model.profile import Layer, Profile
+from hpgo.planning.laws import checked_estimate
+from hpgo.programs.orders import KINDS, Schedule
+from hpgo.programs.orders import schedule as build
+
+if TYPE_CHECKING:
+    import os
+
+    from hpgo.llm.layer_time import LayerTime
+    from hpgo.model.transformer import Transformer
+    from hpgo.programs.names import ScheduleName
+
+_ROUNDING = 1e-12
+"""Relative rounding error of a step time, below which no bubble is reported."""
+FLAGS = (
+    "flash_attention", "fused_elementwise", "overlap_dp_comm", "fused_cross_entropy", "fused_adam", "flatten_gradients",
+    "dtensor", "grad_reduce_in_bf16",
+)  # fmt: skip
+COUNTS = (*DEGREES, "first_rank_layers", "last_rank_layers", "recompute_num_layers")
+
+
+@dataclass(frozen=True, slots=True)
+class StageEstimate(Record):
+    """Estimate of one pipeline rank. All its GPUs are alike."""
+
+    layers: tuple[tuple[int, int], ...]
+    """First layer, and the layer after the last, of each stage of the rank; equal if a stage has none."""
+    memory_bytes: tuple[tuple[str, float], ...]
+    """Bytes of one GPU by column key."""
+    forward_s: float
+    """Seconds of one micro-batch, all stages of the rank together."""
+    backward_s: float
+    allocator_cached_bytes: float = 0.0
+    """Bytes that PyTorch's allocator caches besides and releases before memory runs out; `nvidia-smi` counts them."""
+
+    @property
+    def peak_bytes(self) -> float:
+        """Sum of all columns."""
+        return sum(size for _, size in self.memory_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LlmEstimate(Record):
+    """Step time and memory of one configuration, by the terms of docs/cost-terms.md. Nothing is measured.
+
+    >>> import hpgo
+    >>> found = hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=4096, tp=2)
+    >>> found.parallelism.dp, found.fits, max(found.time_by_term_s, key=lambda term: term[1])[0]
+    (4, True, 'linear')
+    """
+
+    model: str
+    cluster: str
+    gpus: int
+    parallelism: ParallelismConfig
+    seq_length: int
+    global_batch_size: int
+    step_s: float
+    bound_s: float
+    """Lower bound on the step time for any order of passes."""
+    time_by_term_s: tuple[tuple[str, float], ...]
+    """Seconds of the step by term key, on the GPUs with the most to compute. They add up to `step_s`."""
+    stages: tuple[StageEstimate, ...]
+    """An estimate of each pipeline rank."""
+    capacity_bytes: float
+    """Memory of one GPU."""
+    model_flop: float
+    """Operations of the step that the model needs: 6 for each token and each parameter outside the embedding, and 6·s·q
+    for each layer's attention, less with a sliding window. Recomputation and masked scores do not count."""
+    peak_flop_per_s: float
+    """Peak rate of one GPU in the precision of the configuration."""
+    has_experts: bool = False
+    """Whether layers hold experts. Such estimates do not meet their accuracy goal yet (docs/accuracy.md)."""
+    error: float = USUAL_ERROR
+    """Mean relative error of such step times: of the platform's steps, or of published steps on such a device."""
+    measured_steps: int = 0
+    """Number of steps that the platform was fitted to; 0 without a platform."""
+    unvalidated_features: tuple[str, ...] = ()
+    """Features that neither a published step on such a device nor a step of the platform has validated."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for field in ("gpus", "seq_length", "global_batch_size"):
+            whole(f"{field} of an estimate", getattr(self, field))
+        for field in ("step_s", "capacity_bytes", "model_flop", "peak_flop_per_s"):
+            number(f"{field} of an estimate", getattr(self, field), above=0)
+        number("error of an estimate", self.error)
+        if not self.stages:
+            raise ArgumentError("an estimate has no stages", "make it again")
+
+    @property
+    def micro_batches(self) -> int:
+        """Number of micro-batches of a step on each replica."""
+        return self.parallelism.micro_batches(self.global_batch_size)
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Throughput."""
+        return self.global_batch_size * self.seq_length / self.step_s / self.gpus
+
+    @property
+    def utilization(self) -> float:
+        """Share of the GPUs' peak rate that the model's own operations use (MFU)."""
+        return self.model_flop / self.peak_flop_per_s / self.step_s / self.gpus
+
+    @property
+    def fullest(self) -> StageEstimate:
+        """The rank whose GPUs hold most; the first of equal ones."""
+        return max(self.stages, key=lambda stage: stage.peak_bytes)
+
+    @property
+    def shortfall_bytes(self) -> float:
+        """Bytes that the fullest GPU lacks; 0 if the configuration fits."""
+        return max(0.0, self.fullest.peak_bytes - self.capacity_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether memory suffices."""
+        return self.shortfall_bytes == 0
+
+
+def estimate_llm(
+    transformer: Transformer | str | os.PathLike[str],
+    cluster: Cluster | str | os.PathLike[str],
+    *,
+    global_batch_size: int,
+    seq_length: int,
+    tp: int = 1,
+    pp: int = 1,
+    vpp: int = 1,
+    first_rank_layers: int | None = None,
+    last_rank_layers: int | None = None,
+    pp_schedule: PipelineSchedule = "1f1b",
+    cp: int = 1,
+    ep: int = 1,
+    zero_stage: int = 1,
+    micro_batch_size: int = 1,
+    recompute: Recompute = "none",
+    recompute_num_layers: int | None = None,
+    sequence_parallel: bool | None = None,
+    precision: Precision = "bf16",
+    flash_attention: bool = True,
+    fused_elementwise: bool = True,
+    overlap_dp_comm: bool = True,
+    fused_cross_entropy: bool = True,
+    fused_adam: bool = True,
+    flatten_gradients: bool = False,
+    dtensor: bool = False,
+    grad_reduce_in_bf16: bool = False,
+    cpu_offload_num_layers: int = 0,
+    devices: int | None = None,
+    platform: Platform | None = None,
+) -> LlmEstimate:
+    """Estimate the step time and the memory of one configuration, and where they go.
+
+    Args:
+        transformer: a shape, its name, or a file with one (docs/profiles.md).
+        cluster: equal machines of devices whose rates are known; a device is a GPU.
+        global_batch_size: sequences of a step.
+        seq_length: tokens of a sequence.
+        tp: degree of tensor parallelism.
+        pp: degree of pipeline parallelism.
+        vpp: virtual stages per pipeline rank (interleaving).
+        first_rank_layers: layers of the first pipeline rank, which may differ from the ranks in the middle.
+        last_rank_layers: layers of the last pipeline rank.
+        pp_schedule: `1f1b`, interleaved if `vpp` is above 1; or with split backward passes `interleaved_zb`, or `zb_v`
+            with `vpp` 2.
+        cp: degree of context parallelism.
+        ep: degree of expert parallelism.
+        zero_stage: replicas shard the optimizer state from 1 on, gradients from 2 on, weights at 3.
+        micro_batch_size: sequences of one micro-batch on one replica.
+        recompute: what backward passes recompute: `none`, attention scores (`selective`), or layers (`full`).
+        recompute_num_layers: number of layers of each stage that `full` recomputes; None is all.
+        sequence_parallel: whether tensor-parallel GPUs also divide norms, dropout and residual additions; None is with
+            `tp` above 1.
+        precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.
+        flash_attention: whether attention is one kernel.
+        fused_elementwise: whether elementwise operations are fused.
+        overlap_dp_comm: whether gradients are reduced, and weights gathered, during passes.
+        fused_cross_entropy: whether the loss is one kernel, which saves logits in 16 bits only.
+        fused_adam: whether Adam is one kernel.
+        flatten_gradients: whether the optimizer step copies 16-bit gradients into one flat tensor, as DeepSpeed does.
+        dtensor: whether DTensor shards matrices and FSDP2 shards replicas, as in torchtitan.
+        grad_reduce_in_bf16: whether gradients are accumulated and reduced in 16 bits.
+        cpu_offload_num_layers: number of layers whose activations wait in CPU memory for the backward pass.
+        devices: GPUs to use, the first of the cluster; None is all. The degree of data parallelism follows.
+        platform: factors from steps that were measured there (`hpgo.Platform.read`); None is none.
+
+    A configuration that does not fit memory is estimated, too: see `LlmEstimate.fits`.
+
+    Raises ArgumentError for degrees that do not divide, with the nearest that do; ClusterError for machines that
+    differ, or of unknown rates.
+
+    >>> import hpgo
+    >>> cluster = hpgo.Cluster.preset("h100:8")
+    >>> one = hpgo.estimate_llm("llama-3-70b", cluster, global_batch_size=128, seq_length=8192, tp=8, pp=4, vpp=5)
+    >>> one.parallelism.dp, one.fits, 0.3 < one.utilization < 0.6
+    (2, True, True)
+    """
+    asked: dict[str, Any] = {
+        "tp": tp, "pp": pp, "vpp": vpp, "first_rank_layers": first_rank_layers, "last_rank_layers": last_rank_layers,
+        "pp_schedule": pp_schedule, "cp": cp, "ep": ep, "zero_stage": whole("zero_stage", zero_stage, least=0, most=3),
+        "micro_batch_size": micro_batch_size, "recompute": recompute, "recompute_num_layers": recompute_num_layers,
+        "precision": precision, "flash_attention": flash_attention, "fused_elementwise": fused_elementwise,
+        "overlap_dp_comm": overlap_dp_comm, "fused_cross_entropy": fused_cross_entropy, "fused_adam": fused_adam,
+        "flatten_gradients": flatten_gradients, "dtensor": dtensor, "grad_reduce_in_bf16": grad_reduce_in_bf16,
+        "cpu_offload_num_layers": whole("cpu_offload_num_layers", cpu_offload_num_layers, least=0),
+    }  # fmt: skip
+    model = transformer_of(transformer)
+    cluster = cluster_of(cluster)
+    batch: dict[str, Any] = {
+        "global_batch_size": whole("global_batch_size", global_batch_size),
+        "seq_length": whole("seq_length", seq_length),
+    }
+    choice("recomputation", recompute, get_args(Recompute))
+    choice("pp_schedule", pp_schedule, get_args(PipelineSchedule))
+    choice("precision", precision, get_args(Precision))
+    for name in FLAGS:
+        check_flag(name, asked[name])
+    if sequence_parallel is not None:
+        check_flag("sequence_parallel", sequence_parallel)
+    most_gpus = cluster.devices
+    if devices is not None:
+        cluster = cluster.first(devices)
+    asked |= {name: whole(name, asked[name]) for name in COUNTS if asked[name] is not None}
+    asked["sequence_parallel"] = asked["tp"] > 1 if sequence_parallel is None else sequence_parallel
+    try:
+        return estimate_on(model, cluster, ParallelismConfig(**asked), platform, **batch)
+    except DegreeError as error:
+        from hpgo.llm.suggestions import with_accepted
+
+        try:
+            # Every schedule runs with two stages on each of several ranks, so other degrees can be tried from there.
+            base = ParallelismConfig(**asked | {"pp": max(2, asked["pp"]), "vpp": 2})
+        except ArgumentError:
+            raise error from None
+        degrees = {name: asked[name] for name in DEGREES}
+        raise with_accepted(error, model, base, degrees, gpus=cluster.devices, most_gpus=most_gpus, **batch) from None
+
+
+def estimate_on(
+    model: Transformer, cluster: Cluster, config: ParallelismConfig, platform: Platform | None, *,
+    global_batch_size: int, seq_length: int,
+) -> LlmEstimate:  # fmt: skip
+    """Return the estimate of a configuration with the constants and the error of a platform, or without one."""
+    found = estimate_config(
+        model, cluster, config, global_batch_size=global_batch_size, seq_length=seq_length,
+        constants=constants_of(cluster, platform),
+    )  # fmt: skip
+    return with_error(found, cluster, platform)
+
+
+def constants_of(cluster: Cluster, platform: Platform | None) -> Constants:
+    """Return the constants of a platform, or the usual ones. Raise ArgumentError for a platform of other devices."""
+    check_is("platform", platform, Platform, "read one with `hpgo.Platform.read`", or_none=True)
+    if platform is None:
+        return CONSTANTS
+    if not same_card(found := cluster.machines[0].device.name, platform.device):
+        raise ArgumentError(
+            f"the platform was measured on `{shorten(platform.device)}`, and cluster `{shorten(cluster.name)}` is of"
+            f" `{shorten(found)}`",
+            "name a platform of that device, or none",
+            code="mismatch",
+        )
+    return CONSTANTS.slower(*platform.factors)
+
+
+def with_error(found: LlmEstimate, cluster: Cluster, platform: Platform | None) -> LlmEstimate:
+    """Return an estimate with the error of its platform. For models with experts the error is that of published steps.
+
+    It also lists the features that nobody has validated there.
+    """
+    known = () if platform is None else platform.mechanisms
+    left = unvalidated_features(found.parallelism, cluster.machines[0].device.name, known)
+    if platform is None:
+        return replace(found, error=usual_error(cluster, has_experts=found.has_experts), unvalidated_features=left)
+    error = max(platform.error, ERROR_WITH_EXPERTS) if found.has_experts else platform.error
+    return replace(found, error=error, measured_steps=platform.steps, unvalidated_features=left)
+
+
+def estimate_config(
+    model: Transformer, cluster: Cluster, config: ParallelismConfig, *, global_batch_size: int, seq_length: int,
+    constants: Constants = CONSTANTS,
+) -> LlmEstimate:  # fmt: skip
+    """Return the estimate of a configuration whose degree of data parallelism follows from the cluster's GPUs."""
+    stages = stages_of(
+        model, cluster, config, global_batch_size=global_batch_size, seq_length=seq_length, constants=constants
+    )
+    return estimate_stages(stages, cluster.name, simulated_step_s(stages), global_batch_size=global_batch_size)
+
+
+def estimate_stages(stages: PipelineStages, cluster: str, step_s: float, *, global_batch_size: int) -> LlmEstimate:
+    """Return the whole estimate of stages whose step was simulated."""
+    context, pp = stages.context, stages.context.config.pp
+    model, seq_length = context.model, context.seq_length
+    found = LlmEstimate(
+        model=model.name,
+        cluster=cluster,
+        gpus=context.gpus.count,
+        parallelism=context.config,
+        seq_length=seq_length,
+        global_batch_size=global_batch_size,
+        step_s=step_s,
+        bound_s=stages.bound_s,
+        time_by_term_s=_seconds(stages, step_s),
+        stages=tuple(
+            StageEstimate(
+                tuple((one.layers.start, one.layers.stop) for one in stages.of_rank(rank)),
+                tuple(stage_memory(context, held).items()),
+                sum(one.forward_s for one in stages.of_rank(rank)),
+                sum(one.backward_s for one in stages.of_rank(rank)),
+                allocator_cached_bytes(context, held),
+            )
+            for rank, held in enumerate(_rank_layers(stages, rank) for rank in range(pp))
+        ),
+        capacity_bytes=context.gpus.memory_bytes,
+        model_flop=model_flop(model, seq_length, global_batch_size),
+        peak_flop_per_s=context.gpus.peak_flop_per_s,
+        has_experts=model.experts > 0,
+    )
+    return checked_estimate(found, layers=model.layers, weights_bytes=VALUE * model.parameters)
+
+
+def stages_of(
+    model: Transformer, cluster: Cluster, config: ParallelismConfig, *, global_batch_size: int, seq_length: int,
+    constants: Constants,
+) -> PipelineStages:  # fmt: skip
+    """Return the stages of a configuration, which is checked. Raise what `estimate_llm` raises."""
+    gpus = Gpus.of(cluster, config.precision)
+    check_degrees(model, config, seq_length=seq_length)
+    config = replace(config, dp=data_degree(config, gpus.count))
+    check_batch(config, global_batch_size)
+    context = LayerContext(model, config, gpus, constants, seq_length)
+    return PipelineStages(context, config.micro_batches(global_batch_size))
+
+
+def max_memory_bytes(stages: PipelineStages) -> float:
+    """Return the bytes of the GPU that holds most.
+
+    Of ranks with equal layers the first one starts the most micro-batches, so it holds no less than the others, unless
+    backward passes are split.
+    """
+    config = stages.context.config
+    firsts: dict[object, int] = {}
+    for rank in range(config.pp):
+        held = tuple(map(stages.held, config.stages_of(rank)))
+        firsts.setdefault(rank if config.splits_backward else (held, rank == 0, rank == config.pp - 1), rank)
+    ranks = (_rank_layers(stages, rank) for rank in firsts.values())
+    return max(sum(stage_memory(stages.context, held).values()) for held in ranks)
+
+
+def simulated_step_s(stages: PipelineStages) -> float:
+    """Return the seconds of a simulated step."""
+    config, rows = stages.context.config, stages.stages
+    if config.pp == 1:
+        only = rows[0]
+        return stages.micro_batches * (only.forward_s + only.backward_s) + only.sync_s + only.optimizer_s
+    from hpgo.timing.simulation import simulate  # loads numpy, which an estimate without a pipeline does not need
+
+    busy_s, latency_s = stages.transfer
+    splits = config.splits_backward
+    timeline = simulate(
+        orders_of(config, stages.micro_batches),
+        forward_s=[one.forward_s for one in rows],
+        backward_s=[one.backward_s for one in rows],
+        input_gradient_s=[one.backward_s - one.weight_grad_s for one in rows] if splits else None,
+        weight_gradient_s=[one.weight_grad_s for one in rows] if splits else None,
+        transfer_s=busy_s,
+        latency_s=latency_s,
+        gradient_sync_s=[one.sync_s for one in rows],
+        optimizer_s=[one.optimizer_s for one in rows],
+    )
+    return timeline.makespan_s
+
+
+def orders_of(config: ParallelismConfig, micro_batches: int) -> Schedule:
+    """Return the schedule of a configuration's pipeline.
+
+    >>> orders_of(ParallelismConfig(pp=2, vpp=2, pp_schedule="zb_v"), 1).orders
+    [['0F0', '3F0', '3I0', '3W0', '0I0', '0W0'], ['1F0', '2F0', '2I0', '2W0', '1I0', '1W0']]
+    """
+    if config.pp_schedule == "zb_v" or config.vpp == 1:
+        return build(config.pp_schedule, ranks=config.pp, micro_batches=micro_batches)
+    name: ScheduleName = "interleaved_zb" if config.splits_backward else "interleaved"
+    return build(name, ranks=config.pp, micro_batches=micro_batches, chunks=config.vpp)
+
+
+def _seconds(stages: PipelineStages, step_s: float) -> tuple[tuple[str, float], ...]:
+    """Return the seconds of a step by term key, on the rank with the most to compute."""
+    spent: dict[str, float] = {}
+    for at in stages.context.config.stages_of(stages.slowest):
+        for count, times in stages.parts_of(at):
+            for key, each_s in (*times.forward_s.items(), *times.backward_s.items()):
+                spent[key] = spent.get(key, 0.0) + count * each_s * stages.micro_batches
+    mine = stages.of_rank(stages.slowest)
+    # A stage that ends before the rank's other stages is updated beside their passes. That time is not spent twice.
+    left_s = step_s - sum(spent.values())
+    for key, needed_s in (
+        ("grad_reduce", sum(one.sync_s for one in mine)),
+        ("optimizer_step", sum(one.optimizer_s for one in mine)),
+    ):
+        spent[key] = min(needed_s, max(0.0, left_s))
+        left_s -= spent[key]
+    spent["bubble"] = left_s if left_s > _ROUNDING * step_s else 0.0
+    return tuple((key, seconds) for key, seconds in spent.items() if seconds)
+
+
+def in_flight(config: ParallelismConfig, rank: int, micro_batches: int) -> tuple[int, ...]:
+    """Return the micro-batches in flight in each stage of a rank when the rank holds most.
+
+    1F1B starts as many as there are ranks from this one on. Interleaving starts rounds of `pp` micro-batches for each
+    virtual stage in turn (Narayanan et al., arXiv 2104.04473, section 2.2). If backward passes are split, they are
+    counted in the schedule, up to the gradients of weights.
+
+    >>> in_flight(ParallelismConfig(pp=4), 1, 8), in_flight(ParallelismConfig(pp=4, vpp=2), 0, 8)
+    ((3,), (7, 4))
+    """
+    pp, vpp = config.pp, config.vpp
+    if config.splits_backward:
+        return max((held for held, _ in _moments(config, rank, micro_batches)), key=sum)
+    if vpp == 1:
+        return (min(pp - rank, micro_batches),)
+    started = min(2 * (pp - rank - 1) + (vpp - 1) * pp + 1, vpp * micro_batches)
+    rounds, rest = divmod(started, pp * vpp)
+    return tuple(rounds * pp + min(pp, max(0, rest - stage * pp)) for stage in range(vpp))
+
+
+Moment = tuple[tuple[int, ...], tuple[int, ...]]
+"""Micro-batches in flight in each stage of a rank, and how many of them wait for gradients of weights."""
+
+
+def _moments(config: ParallelismConfig, rank: int, micro_batches: int) -> tuple[Moment, ...]:
+    """Return all different moments of a rank that splits backward passes, in their order."""
+    # Two rounds of micro-batches have as many in flight as any number of rounds.
+    return _counted(config.pp_schedule, config.pp, config.vpp, min(micro_batches, 2 * config.pp))[rank]
+
+
+@lru_cache(maxsize=4096)
+def _counted(schedule: PipelineSchedule, pp: int, vpp: int, micro_batches: int) -> tuple[tuple[Moment, ...], ...]:
+    config = ParallelismConfig(pp=pp, vpp=vpp, pp_schedule=schedule)
+    orders = orders_of(config, micro_batches)
+    found = []
+    for rank, (start, stop) in enumerate(pairwise(orders.rank_starts)):
+        held = dict.fromkeys(config.stages_of(rank), 0)
+        waiting = dict(held)
+        seen: dict[Moment, None] = {(tuple(held.values()), tuple(held.values())): None}
+        for kind, stage, *_ in orders.actions[start:stop].tolist():
+            held[stage] += KINDS[kind] == "F"
+            waiting[stage] += KINDS[kind] == "I"
+            seen[tuple(held.values()), tuple(waiting.values())] = None
+            if KINDS[kind] == "W":
+                held[stage] -= 1
+                waiting[stage] -= 1
+        found.append(tuple(seen))
+    return tuple(found)
+
+
+def _rank_layers(stages: PipelineStages, rank: int) -> PipelineRankLayers:
+    """Return what a rank holds at the moment when it holds most."""
+    config, context = stages.context.config, stages.context
+
+    def at(held: tuple[int, ...], waiting: tuple[int, ...]) -> PipelineRankLayers:
+        return PipelineRankLayers.from_stages(list(map(stages.rank_layers, config.stages_of(rank), held, waiting)))
+
+    if config.splits_backward and config.recompute == "full":
+        moments = (at(*moment) for moment in _moments(config, rank, stages.micro_batches))
+        return max(moments, key=lambda held: activations(context, held))
+    held = in_flight(config, rank, stages.micro_batches)
+    return at(held, (0,) * len(held))
+
+
+def model_flop(model: Transformer, seq_length: int, global_batch_size: int) -> float:
+    """Return the operations that a step needs, forward and backward, as `LlmEstimate.model_flop` counts them."""
+    weights = model.active_parameters - (0 if model.tied else model.vocab * model.hidden)
+    weights -= model.positions * model.hidden
+    if model.further_tokens:  # each layer for multi-token prediction has an LM head of its own
+        idle = (model.experts - model.experts_per_token) * model.expert_parameters
+        idle = idle if model.further_kind.experts else 0
+        weights += model.further_parameters + model.further_tokens * (model.vocab * model.hidden - idle)
+    widths = model.heads * (model.head_dim + model.value_dim)
+    seen = sum(pairs_seen(kind, seq_length) for kind in kinds_of(model))
+    return (6.0 * weights + 6 * seq_length * widths * seen) * global_batch_size * seq_length
+
+
+def profile_of(
+    estimate: LlmEstimate, transformer: Transformer | str | os.PathLike[str], cluster: Cluster, *,
+    constants: Constants = CONSTANTS,
+) -> Profile:  # fmt: skip
+    """Return the layers of an estimate as a profile, whose device is a group of GPUs that divide each layer.
+
+    Gradient reduction and the optimizer step are not in it: the planner estimates those itself. If more GPUs divide a
+    layer's experts than its other parts, all these are one device, which takes micro-batches of all of them.
+
+    >>> import hpgo
+    >>> cluster = hpgo.Cluster.preset("h100")
+    >>> one = hpgo.estimate_llm("llama-3-8b", cluster, global_batch_size=64, seq_length=8192, tp=2, pp=2)
+    >>> profile = profile_of(one, "llama-3-8b", cluster)
+    >>> len(profile.layers), profile.gpus_per_device
+    (34, 2)
+    """
+    check_is("estimate", estimate, LlmEstimate, "make one, with `hpgo.estimate_llm`")
+    model = transformer_of(transformer)
+    stages = stages_of(
+        model, cluster.first(estimate.gpus), estimate.parallelism, global_batch_size=estimate.global_batch_size,
+        seq_length=estimate.seq_length, constants=constants,
+    )  # fmt: skip
+    context, config = stages.context, stages.context.config
+    together = lcm(config.model_parallel_size, config.ep)
+    sent = VALUE * context.tokens * model.hidden / context.between
+    nothing = PipelineRankLayers({}, {}, embedding=False, head=False)
+
+    def layer(name: str, times: LayerTime, held: PipelineRankLayers, saved: float, output: float) -> Layer:
+        return Layer(
+            name, name, (times.total_forward_s,), (times.total_backward_s,), (output,),
+            parameters(context, held) * VALUE, (saved,),
+        )  # fmt: skip
+
+    rows = [layer("embedding", stages.costs.embedding, replace(nothing, embedding=True), 0.0, sent)]
+    for at, layers in enumerate(stages.ranges):
+        recomputed = stages.recomputed(at)
+        for place, kind in enumerate(stages.held(at)):
+            again = place < recomputed
+            name = f"further.{place - len(layers)}" if kind.further else f"layers.{layers.start + place}"
+            one = replace(nothing, layers={(kind, again): 1})
+            rows.append(layer(name, stages.costs.layer[kind, again], one, context.once(SAVED[again], kind), sent))
+    rows.append(layer("head", stages.costs.head, replace(nothing, head=True), sent, 4.0))
+    return Profile(
+        model.name,
+        (config.micro_batch_size * together // config.model_parallel_size,),
+        tuple(rows),
+        tuple(pairwise(row.id for row in rows)),
+        f"{ESTIMATED}{cluster.name} with {config.named()}, not measured",
+        gpus_per_device=together,
+        dtype="bfloat16" if config.precision != "fp16" else "float16",
+    )

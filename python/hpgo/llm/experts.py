@@ -1,0 +1,141 @@
+"""Terms that experts add: their GEMMs, the router, the all-to-all, and what they hold.
+
+A layer has `experts` networks, of which each token uses `experts_per_token`. GPUs of an expert-parallel group hold
+whole
+experts. Tokens are taken to be spread evenly over GPUs and experts, which routers are trained for.
+"""
+
+from __future__ import annotations
+
+from math import comb
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpgo.llm.layer_context import VALUE
+
+if TYPE_CHECKING:
+    from hpgo.llm.layer_context import LayerContext
+
+
+class PassTime(NamedTuple):
+    """Seconds that a term adds to the passes of one micro-batch."""
+
+    forward_s: float
+    backward_s: float
+    """Without recomputation."""
+    recomputed_s: float | None = None
+    """Seconds to repeat the forward pass; None is `forward_s`."""
+    weight_grad_s: float = 0.0
+    """Part of the backward that computes gradients of weights, for which no other stage waits."""
+
+    @property
+    def recompute_s(self) -> float:
+        """Seconds to repeat the forward pass."""
+        return self.forward_s if self.recomputed_s is None else self.recomputed_s
+
+
+NOTHING = PassTime(0.0, 0.0)
+
+
+def routed_tokens(context: LayerContext) -> float:
+    """Return the tokens of a micro-batch that one GPU sends to experts: tensor parallelism divides them."""
+    return context.tokens / context.between
+
+
+def routed_rows(context: LayerContext) -> float:
+    """Return the rows that one GPU's experts compute: one for each token and each of its experts."""
+    return routed_tokens(context) * context.model.experts_per_token
+
+
+def expert_weights(context: LayerContext) -> float:
+    """Return the parameters of a layer's experts on one GPU."""
+    if not context.kind.experts:
+        return 0.0
+    return context.model.experts / context.config.ep * context.model.expert_parameters
+
+
+def saved_by_experts(context: LayerContext, each: float) -> float:
+    """Return the bytes that a layer saves of one micro-batch: expert inputs, inner values and router scores.
+
+    `each` is the number of bytes of a GEMM input.
+    """
+    if not context.kind.experts:
+        return 0.0
+    model = context.model
+    row = each * (model.hidden + model.expert_ffn) + VALUE * context.inner * model.expert_ffn
+    return routed_rows(context) * row + 8 * routed_tokens(context) * model.experts
+
+
+def experts(context: LayerContext) -> PassTime:
+    """Return the time of the experts' GEMMs. One kernel computes all experts of a GPU."""
+    if not context.kind.experts:
+        return NOTHING
+    model, constants = context.model, context.constants
+    mine = model.experts / context.config.ep
+    each = routed_rows(context) / mine
+
+    def grouped_s(width: float, terms: float) -> float:
+        all_s = context.gemm_s(each, width, terms, count=mine) - constants.gemm_overhead_s
+        return all_s / constants.grouped_gemm_efficiency + constants.gemm_overhead_s
+
+    forward_s = grouped_s(context.inner * model.expert_ffn, model.hidden) + grouped_s(model.hidden, model.expert_ffn)
+    return PassTime(forward_s, 2 * forward_s, weight_grad_s=forward_s)
+
+
+def router(context: LayerContext) -> PassTime:
+    """Return the time of router scores, of the permutation of rows to expert order and back, and of activations."""
+    if not context.kind.experts:
+        return NOTHING
+    model, tokens = context.model, routed_tokens(context)
+    gemm_s = context.gemm_s(tokens, model.experts, model.hidden, wide=True)
+    scores_s = gemm_s + context.moved_s(20 * tokens * model.experts)
+    # Each permutation reads and writes a row. The weighted sum reads it once more.
+    moved = routed_rows(context) * (10 * model.hidden + (2 + 2 * context.inner) * model.expert_ffn)
+    moved_s = context.moved_s(moved) * context.constants.routed_row_factor
+    return PassTime(scores_s + moved_s, 2 * scores_s + 1.5 * moved_s, weight_grad_s=gemm_s)
+
+
+def ep_all_to_all(context: LayerContext) -> PassTime:
+    """Return the time of dispatch and combine; the backward pass sends as many gradients."""
+    once_s = 2 * _all_to_all_s(context)
+    return PassTime(once_s, once_s)
+
+
+def _all_to_all_s(context: LayerContext) -> float:
+    """Return the seconds in which each GPU sends its rows to the GPUs of their experts.
+
+    A token is sent to another machine once, and is forwarded there inside (DeepSeek-V3, arXiv 2412.19437, 3.2.2). So
+    the
+    bytes between machines follow from the number of machines that hold experts of the token.
+    """
+    config, model, gpus, constants = context.config, context.model, context.gpus, context.constants
+    if config.ep == 1 or not context.kind.experts:
+        return 0.0
+    each = VALUE * model.hidden * routed_tokens(context)
+    inside = each * model.experts_per_token * (config.ep - 1) / config.ep
+    moved_s = inside / (gpus.inside.collective_bytes_per_s * constants.nvlink_efficiency)
+    latency_s = gpus.inside.latency_s
+    machines = -(-config.ep // gpus.machine)
+    if machines > 1:
+        met = _machines_met(model.expert_groups, model.groups_per_token, model.experts_per_token, machines)
+        sent = each * met * (machines - 1) / machines
+        moved_s = max(moved_s, sent / (gpus.adapter_bytes_per_s * constants.all_to_all_nic_efficiency))
+        latency_s += gpus.adapter_latency_s
+    return moved_s + latency_s + constants.collective_overhead_s
+
+
+def _machines_met(groups: int, groups_per_token: int, experts_per_token: int, machines: int) -> float:
+    """Return the expected number of machines that hold experts of a token, if its groups and experts are random.
+
+    >>> [round(_machines_met(*how), 2) for how in ((1, 1, 8, 8), (8, 4, 8, 8), (8, 4, 8, 4))]
+    [5.25, 3.6, 2.91]
+    """
+    if groups % machines:
+        # Some group is on several machines, or starts in the middle of one.
+        reach = max(1.0, machines * groups_per_token / groups)
+        return reach * (1 - (1 - 1 / reach) ** experts_per_token)
+    here = groups // machines
+    missed = 0.0  # probability that a machine holds none of the token's experts
+    for chosen in range(min(here, groups_per_token) + 1):
+        likely = comb(here, chosen) * comb(groups - here, groups_per_token - chosen) / comb(groups, groups_per_token)
+        missed += likely * (1 - chosen / groups_per_token) ** experts_per_token
+    return machines * (1 - missed)

@@ -1,0 +1,308 @@
+"""Which configurations of a transformer each framework runs: the rules of the search and of the exports.
+
+`hpgo.llm.parallelism` checks what degrees must divide, which is the same for all frameworks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from hpgo.base.errors import ArgumentError
+from hpgo.base.records import Record
+from hpgo.base.wording import counted, in_a_row, shorten
+from hpgo.llm.arithmetic import TABLES, ArithmeticSettings, stated
+from hpgo.llm.parallelism import MOST_ZERO, ParallelismConfig, PipelineSchedule, Precision, Recompute
+from hpgo.programs.launchers import NAMES, TABLE, Launcher, row_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpgo.model.transformer import Transformer
+
+BY_HAND = (
+    "plan for deepspeed, which runs your own model; or set what `hpgo llm estimate` names in a recipe of that model"
+)
+"""The hint for a model that the settings of a framework do not describe."""
+FEWER_TOKENS = (
+    "do without: further_tokens, num_nextn_predict_layers in a config.json, is 0 then; if positions are not learned,"
+    " `--framework megatron` has them"
+)
+"""The hint for further tokens that a framework does not predict."""
+
+
+class Unsupported(NamedTuple):
+    """The reason why a framework runs no configuration of a model, and the way out."""
+
+    why: str
+    """In words that follow the framework's name."""
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkSupport(Record):
+    """The configurations that a framework runs."""
+
+    zero_stages: tuple[int, ...]
+    """ZeRO stages without a pipeline."""
+    zero_stages_with_pp: tuple[int, ...]
+    """ZeRO stages beside a pipeline."""
+    precisions: tuple[Precision, ...]
+    tp: bool = True
+    """Whether tensor parallelism is supported."""
+    cp: bool = True
+    """Whether context parallelism is supported."""
+    ep: bool = False
+    """Whether expert parallelism is supported."""
+    vpp: bool = True
+    """Whether virtual stages (interleaving) are supported."""
+    uneven_ends: bool = False
+    """Whether the first and the last pipeline rank may have other numbers of layers than the ranks in the middle."""
+    pp_schedules: tuple[PipelineSchedule, ...] = ("1f1b",)
+    """Pipeline schedules that are supported."""
+    recompute: tuple[Recompute, ...] = ("none", "full")
+    """Kinds of recomputation that are supported."""
+    recompute_num_layers: bool = False
+    """Whether only some layers of each stage may be recomputed."""
+    grad_reduce_in_bf16: bool = False
+    """Whether gradients may be accumulated in 16 bits."""
+    flatten_gradients: bool = False
+    """Whether its optimizers copy 16-bit gradients into one flat tensor."""
+    dtensor: bool = False
+    """Whether it shards matrices by DTensor and replicas by FSDP2."""
+    shape: Literal["any", "llama", "megatron"] = "any"
+    """Models that its settings describe: any, since the model is the user's; torchtitan's Llama; or Megatron-LM's GPT.
+
+    `hpgo.llm.arithmetic.TABLES` has the settings for the arithmetic of the latter two.
+    """
+    ties: bool = True
+    """Whether embeddings may be tied; always True for models that the user brings."""
+    ties_piped: bool = True
+    """Whether embeddings may be tied beside a pipeline."""
+    widens_by_zero: bool = False
+    """Whether gradients of 16-bit weights accumulate in 32 bits only with ZeRO, or with a single replica."""
+    context_needs_flash: bool = False
+    """Whether context parallelism needs flash attention."""
+    further_tokens: bool = False
+    """Whether it has layers for multi-token prediction."""
+    cpu_offload: bool = False
+    """Whether activations may wait in CPU memory."""
+    overlaps_piped: bool = True
+    """Whether gradients are reduced during backward passes of a pipeline."""
+    sums_each_pass: bool = False
+    """Whether each pass reduces gradients if there is no pipeline. Only ZeRO stage 3 has a term for this."""
+
+    def stated(self, model: Transformer) -> ArithmeticSettings:
+        """Return the settings for the model's arithmetic, and what has none; nothing where the model is the user's."""
+        return stated(TABLES.get(self.shape, {}), model)
+
+    def lacking(self, model: Transformer) -> Unsupported | None:
+        """Return why the framework runs no configuration of `model`; None if it runs some.
+
+        The search and the exports both ask this, so that a plan for a framework is one that can be exported for it.
+        """
+        if why := self._lacking_further(model):
+            return Unsupported(why, FEWER_TOKENS)
+        why = self._lacking_shape(model) or self._lacking_arithmetic(model)
+        return None if why is None else Unsupported(why, BY_HAND)
+
+    def _lacking_arithmetic(self, model: Transformer) -> str | None:
+        missing = self.stated(model).missing
+        return f"has no setting for {in_a_row(missing, 'or')}, which `{shorten(model.name)}` needs" if missing else None
+
+    def _lacking_shape(self, model: Transformer) -> str | None:
+        if self.shape == "any":
+            return None
+        what = None
+        if self.shape == "llama" and (model.experts or model.latent is not None):
+            what = "experts" if model.experts else "latent attention"
+        elif model.norms_per_layer != 2:
+            what = f"{model.norms_per_layer} norms a layer"
+        elif self.shape == "llama":
+            odd = not model.gated or model.centred_norms or model.positions
+            biases = model.attention_bias != "none" or model.ffn_bias
+            what = "layers other than Llama's" if odd else "biases" if biases else None
+            what = what or ("sliding windows" if model.window_layers else None)
+            what = what or ("tied embeddings" if model.tied and not self.ties else None)
+        elif model.latent is None and (model.attention_bias == "all") != model.ffn_bias:
+            what = "biases in attention or in feed-forward networks alone"
+        elif model.ffn_bias and model.attention_bias == "qkv":
+            what = "biases in feed-forward networks, but not in the output of attention"
+        return f"has no settings for {what}, which `{shorten(model.name)}` has" if what else None
+
+    def _lacking_further(self, model: Transformer) -> str | None:
+        if not model.further_tokens:
+            return None
+        if not self.further_tokens:
+            layers = counted(model.further_tokens, "layer")
+            return f"predicts no further tokens here, and `{model.name}` has {layers} for them"
+        if model.positions:
+            return f"predicts no further tokens of models that learn positions, and `{model.name}` does both"
+        return None
+
+    def broken(
+        self, config: ParallelismConfig, *, micro_batches: int, experts: bool = False, tied: bool = False
+    ) -> str | None:
+        """Return why the framework does not run `config`, in words that follow its name; None if it does.
+
+        `experts` and `tied` describe the model: whether layers hold experts, and whether embeddings are tied.
+
+        >>> MEGATRON.broken(ParallelismConfig(dp=8, zero_stage=3), micro_batches=1)
+        'shares what replicas hold as zero 0 or 1, not 3'
+        """
+        if why := self.broken_degrees(config, tied=tied):
+            return why
+        if config.zero_stage in self.zero_stages_of(config, micro_batches=micro_batches, experts=experts):
+            return None
+        if config.zero_stage in (known := self.zero_stages_of(config, micro_batches=1, experts=experts)):
+            return (
+                f"sums gradients in each of {micro_batches} passes where there is no pipeline, which is not priced with"
+                f" zero {config.zero_stage}"
+            )
+        beside = " beside a pipeline" if config.pp > 1 and self.zero_stages != self.zero_stages_with_pp else ""
+        return f"shares what replicas hold{beside} as zero {in_a_row(known, 'or')}, not {config.zero_stage}"
+
+    def broken_degrees(self, config: ParallelismConfig, *, tied: bool = False) -> str | None:
+        """Return the first rule that `config` breaks, like `broken`, but for ZeRO stages."""
+        schedule, pipeline = config.pp_schedule, config.named_pipeline()
+        offloaded = f"{config.cpu_offload_num_layers} layers"
+        rules = (
+            (config.pp > 1 and tied and not self.ties_piped,
+             f"has no pipeline of models with tied embeddings, and pp is {config.pp}"),
+            (config.tp > 1 and not self.tp, f"has no tensor parallelism here, and tp is {config.tp}"),
+            (config.cp > 1 and not self.cp, f"has no context parallelism here, and cp is {config.cp}"),
+            (config.cp > 1 and not config.flash_attention and self.context_needs_flash,
+             f"shares sequences only with fused attention, and cp is {config.cp}"),
+            (config.ep > 1 and not self.ep, f"has no expert parallelism here, and ep is {config.ep}"),
+            (config.vpp > 1 and not self.vpp, f"has one stage on each GPU, and vpp is {config.vpp}"),
+            (schedule not in self.pp_schedules,
+             f"runs passes as {in_a_row(self.pp_schedules, 'or')}, not as {schedule}"),
+            (config.splits_backward and config.fused_elementwise,
+             f"compiles no layers whose backward passes are split, as {schedule} has them, and the way does"),
+            (config.splits_backward and config.recompute == "full",
+             (f"computes a layer anew for each of its weights where backward passes are split, as {schedule} has them,"
+              " which is not priced")),
+            (config.ends != (None, None) and not self.uneven_ends,
+             f"has as many layers on each rank, and not {pipeline}"),
+            (config.recompute not in self.recompute,
+             f"computes anew {in_a_row(self.recompute, 'or')}, not {config.recompute}"),
+            (config.recompute_num_layers is not None and not self.recompute_num_layers,
+             f"computes anew all layers or none, not {config.recompute_num_layers} of each stage"),
+            (config.grad_reduce_in_bf16 and not self.grad_reduce_in_bf16,
+             "adds gradients up in 32 bits here, not in 16"),
+            (config.cpu_offload_num_layers and not self.cpu_offload,
+             f"keeps what passes leave on GPUs here, not that of {offloaded} in the host's memory"),
+            (config.precision not in self.precisions,
+             f"computes in {in_a_row(self.precisions, 'or')} here, not in {config.precision}"),
+        )  # fmt: skip
+        return next((why for is_broken, why in rules if is_broken), None)
+
+    def zero_stages_of(
+        self, config: ParallelismConfig, *, micro_batches: int, experts: bool = False
+    ) -> tuple[int, ...]:
+        """Return the ZeRO stages of a configuration that have terms; only 0 if nothing has replicas.
+
+        `experts` tells whether layers hold experts, which may have replicas if other weights have none.
+
+        >>> [TORCHTITAN.zero_stages_of(ParallelismConfig(dp=2), micro_batches=count) for count in (1, 4)]
+        [(2, 3), (3,)]
+        """
+        if max(config.dp_cp_size, config.expert_dp_size if experts else 1) == 1:
+            return (0,)
+        widens = self.widens_by_zero and config.precision == "bf16" and not config.grad_reduce_in_bf16
+        once = config.pp > 1 or micro_batches == 1 or not self.sums_each_pass
+        stages = self.zero_stages_with_pp if config.pp > 1 else self.zero_stages
+        return tuple(stage for stage in stages if (stage or not widens) and (once or stage == MOST_ZERO))
+
+    def as_run(self, config: ParallelismConfig) -> ParallelismConfig:
+        """Return `config` with the overlap and the fused operations that the framework can run.
+
+        >>> [TORCHTITAN.as_run(config).overlap_dp_comm for config in (ParallelismConfig(pp=2), ParallelismConfig(dp=2))]
+        [False, True]
+        """
+        overlap = config.overlap_dp_comm and (self.overlaps_piped or config.pp == 1)
+        fused = config.fused_elementwise and not config.splits_backward
+        if (overlap, fused) == (config.overlap_dp_comm, config.fused_elementwise):
+            return config
+        return replace(config, overlap_dp_comm=overlap, fused_elementwise=fused)
+
+
+MEGATRON = FrameworkSupport(
+    zero_stages=(0, 1),
+    zero_stages_with_pp=(0, 1),
+    precisions=("bf16", "fp16", "fp8", "fp4"),
+    ep=True,
+    uneven_ends=True,
+    recompute=("none", "selective", "full"),
+    recompute_num_layers=True,
+    grad_reduce_in_bf16=True,
+    further_tokens=True,
+    cpu_offload=True,
+    shape="megatron",
+    context_needs_flash=True,
+)
+"""Its FSDP, which shares more, excludes much else, and is not looked for.
+
+Its attention is that of Transformer Engine, whose `UnfusedDotProductAttention` has no context parallelism
+(`transformer_engine/pytorch/attention/dot_product_attention/utils.py`, 2.9 to 2.18).
+"""
+TORCHTITAN = FrameworkSupport(
+    zero_stages=(2, 3),
+    zero_stages_with_pp=(2,),
+    precisions=("bf16",),
+    pp_schedules=("1f1b", "interleaved_zb", "zb_v"),
+    dtensor=True,
+    overlaps_piped=False,
+    sums_each_pass=True,
+    shape="llama",
+    ties_piped=False,
+)
+"""Replicas are FSDP's: weights stay gathered from forward to backward, or are gathered in each; beside a pipeline they
+stay gathered for the step. It refuses to compile layers whose backward passes are split; DualPipeV, which it also has,
+runs the halves of its pairs one after the other, and so has nothing for its memory. Its Llamas and Qwen3s tie
+embeddings without a pipeline (`Decoder.Config.update_from_config`, 0.3.0)."""
+TORCHTITAN_02 = replace(TORCHTITAN, ties=False)
+"""Version 0.2 ties the matrices of Qwen3 alone, which it takes by name."""
+DEEPSPEED = FrameworkSupport(
+    zero_stages=(0, 1, 2, 3),
+    zero_stages_with_pp=(0, 1),
+    precisions=("bf16", "fp16"),
+    tp=False,
+    cp=False,
+    vpp=False,
+    flatten_gradients=True,
+    grad_reduce_in_bf16=True,
+    widens_by_zero=True,
+    overlaps_piped=False,
+)
+"""Its engines split what a user's own layers compute by nothing but samples and stages. They refuse 32-bit sums of
+gradients of 16-bit weights without ZeRO (`DeepSpeedEngine._do_optimizer_sanity_check`, 0.19.8)."""
+
+SUPPORT: Mapping[tuple[str, str], FrameworkSupport] = {
+    ("megatron", "0.16"): MEGATRON,
+    ("torchtitan", "0.2"): TORCHTITAN_02,
+    ("torchtitan", "0.3"): TORCHTITAN,
+    ("deepspeed", "0.19"): DEEPSPEED,
+}
+"""By name and version, as `hpgo.programs.launchers` has them."""
+
+
+def framework_support(name: str) -> tuple[Launcher, FrameworkSupport]:
+    """Return the launcher `NAME` or `NAME@VERSION`, and the configurations of a transformer that it runs.
+
+    Raises ArgumentError as `hpgo.programs.launchers.launcher` does, and for a launcher that has no such configurations.
+
+    >>> framework_support("megatron")[1].zero_stages
+    (0, 1)
+    """
+    able = [one for one in TABLE if (one.name, one.version) in SUPPORT]
+    is_known = isinstance(name, str) and name.partition("@")[0] in NAMES
+    row = row_of(TABLE if is_known else able, name, "launcher")
+    if row not in able:
+        known = dict.fromkeys(one.name for one in able)
+        raise ArgumentError(
+            f"no way of training a transformer is exported for {row.title}",
+            f"known: {', '.join(known)}",
+            code="unsupported",
+        )
+    return row, SUPPORT[row.name, row.version]

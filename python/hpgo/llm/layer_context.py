@@ -1,0 +1,188 @@
+"""The inputs of every term: a model, a configuration, GPUs, and the sizes that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from hpgo.llm.amounts import maximum, minimum
+from hpgo.llm.parallelism import MOST_ZERO
+from hpgo.model.transformer import PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpgo.llm.amounts import Amount
+    from hpgo.llm.constants import Constants
+    from hpgo.llm.gpus import Gpus, Ring
+    from hpgo.llm.parallelism import ParallelismConfig
+    from hpgo.model.transformer import Kind, Transformer
+
+VALUE = 2
+"""Bytes of an activation in 16 bits, and of a weight that is computed with."""
+NARROW = {"fp8": 1.0, "fp4": 0.5}
+"""Bytes of a GEMM input in a narrow format. Transformer Engine saves the input for the backward pass in that format."""
+
+
+def pairs_seen(kind: Kind, seq_length: int) -> float:
+    """Return the share of all pairs of tokens that attention computes: no masked pair, and none outside the window.
+
+    >>> from hpgo.model.transformer import Kind
+    >>> [pairs_seen(Kind(window=tokens), 4096) for tokens in (0, 4096, 1024)]
+    [0.5, 0.5, 0.21875]
+    """
+    share = min(1.0, kind.window / seq_length) if kind.window else 1.0
+    return share * (1 - share / 2)
+
+
+@dataclass(frozen=True)
+class LayerContext:
+    """Inputs of all terms. Sizes are those of one GPU unless stated otherwise."""
+
+    model: Transformer
+    config: ParallelismConfig
+    gpus: Gpus
+    constants: Constants
+    seq_length: int
+    kind: Kind = PLAIN
+    """Kind of the layer that a term is evaluated for."""
+
+    def of(self, kind: Kind) -> LayerContext:
+        """Return the context of a layer of another kind."""
+        # The search calls this thousands of times, and `dataclasses.replace` takes four times as long.
+        if kind == self.kind:
+            return self
+        return LayerContext(self.model, self.config, self.gpus, self.constants, self.seq_length, kind)
+
+    def once(self, term: Callable[[LayerContext], float], kind: Kind) -> float:
+        """Return `term` of a layer of a kind. Each context computes it once."""
+        if (term, kind) not in self._known:
+            self._known[term, kind] = term(self.of(kind))
+        return self._known[term, kind]
+
+    @cached_property
+    def _known(self) -> dict[tuple[Callable[[LayerContext], float], Kind], float]:
+        return {}
+
+    @property
+    def holds_embedding_twice(self) -> bool:
+        """Whether two pipeline ranks hold the embedding: it is also the LM head, or a layer for MTP reads it."""
+        shared = self.model.tied or self.model.further_tokens > 0
+        return shared and self.config.pp > 1 and not self.config.is_v_schedule
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch on one GPU, before sequence parallelism divides them."""
+        return self.config.micro_batch_size * self.seq_length // self.config.cp
+
+    @property
+    def queries(self) -> int:
+        """Width of all queries of a layer, over all GPUs."""
+        return self.model.heads * self.model.head_dim
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys of a layer, over all GPUs."""
+        return self.model.kv_heads * self.model.head_dim
+
+    @property
+    def values(self) -> int:
+        """Width of all values of a layer, over all GPUs."""
+        return self.model.kv_heads * self.model.value_dim
+
+    @property
+    def mixed(self) -> int:
+        """Width of the attention result, over all heads and GPUs."""
+        return self.model.heads * self.model.value_dim
+
+    @property
+    def narrow(self) -> int:
+        """Width of the compressed vectors of latent attention; 0 without it."""
+        latent = self.model.latent
+        return 0 if latent is None else (latent.q_rank or 0) + latent.kv_rank + latent.rope_dim
+
+    @property
+    def ffn(self) -> int:
+        """Inner width of the feed-forward network that all tokens of a layer use; 0 if there is none."""
+        return self.model.shared_ffn if self.kind.experts else self.model.ffn
+
+    @property
+    def between(self) -> int:
+        """GPUs that divide norms, dropout and residual additions by tokens (sequence parallelism)."""
+        return self.config.tp if self.config.sequence_parallel else 1
+
+    @property
+    def inner(self) -> int:
+        """Number of matrices into the inner width of a feed-forward network: 2 if it is gated."""
+        return 2 if self.model.gated else 1
+
+    @property
+    def tensor_ring(self) -> Ring:
+        """GPUs of one tensor-parallel group."""
+        return self.gpus.ring(self.config.tp, 1)
+
+    @property
+    def context_ring(self) -> Ring:
+        """GPUs of one context-parallel group."""
+        return self.gpus.ring(self.config.cp, self.config.tp)
+
+    @property
+    def data_ring(self) -> Ring:
+        """GPUs that reduce the same gradient: data parallelism and context parallelism together."""
+        return self.gpus.ring(self.config.dp_cp_size, self.config.tp)
+
+    @property
+    def expert_ring(self) -> Ring:
+        """GPUs that reduce the gradient of the same experts."""
+        return self.gpus.ring(self.config.expert_dp_size, self.config.ep)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of a value that gradient reduction sends: 4, or 2 for float16 (which scales) and where 2 are asked."""
+        return 2 if self.reduces_in_16_bits or self.config.zero_stage == MOST_ZERO else 4
+
+    @property
+    def reduces_in_16_bits(self) -> bool:
+        """Whether gradients are accumulated in 16 bits."""
+        return self.config.grad_reduce_in_bf16 or self.config.precision == "fp16"
+
+    def gemm_s(self, rows: float, width: float, terms: float, *, wide: bool = False, count: float = 1) -> float:
+        """Return the seconds of `count` equal GEMMs in one kernel, each with `rows` × `width` results of `terms` terms.
+
+        The GPU computes whole tiles, one on each of its processors at a time. In the last wave of tiles some processors
+        may be idle. `wide` asks for 16 bits whatever the configuration's precision is.
+        """
+        constants, short, long = self.constants, self.constants.gemm_tile, 2 * self.constants.gemm_tile
+        rate = (self.gpus.wide_flop_per_s if wide else self.gpus.products_flop_per_s) * constants.gemm_efficiency
+        tiles = count * min(-(-rows // short) * -(-width // long), -(-rows // long) * -(-width // short))
+        tiles += constants.tail_wave_loss * (-(-tiles // self.gpus.processors) * self.gpus.processors - tiles)
+        return 2 * tiles * short * long * terms / rate + constants.gemm_overhead_s
+
+    def moved_s(self, moved_bytes: Amount) -> Amount:
+        """Return the seconds in which the GPU reads and writes so many bytes of its memory."""
+        return moved_bytes / (self.gpus.memory_bytes_per_s * self.constants.hbm_efficiency)
+
+    def all_reduce_s(self, ring: Ring, whole_bytes: Amount) -> Amount:
+        """Return the seconds of an all-reduce of `whole_bytes`: a reduce-scatter and an all-gather.
+
+        Between two machines NCCL uses trees, in which each machine sends everything only once (Sanders et al., 2009).
+        """
+        around_s = 2 * self.all_gather_s(ring, whole_bytes)
+        if ring.machines != 2:
+            return around_s
+        share = 2 * (ring.ranks - 1) / ring.ranks
+        moved_s = whole_bytes / (ring.bytes_per_s * self.constants.nic_efficiency)
+        inside_s = share * whole_bytes / (self.gpus.inside.collective_bytes_per_s * self.constants.nvlink_efficiency)
+        return around_s - share * moved_s + maximum(moved_s, minimum(inside_s, share * moved_s))
+
+    def all_gather_s(self, ring: Ring, whole_bytes: Amount) -> Amount:
+        """Return the seconds of an all-gather to `whole_bytes`, or of a reduce-scatter from them.
+
+        Each GPU sends `(n - 1) / n` of the bytes (Patarasuk and Yuan, 2009).
+        """
+        if ring.ranks == 1:
+            return 0.0
+        share = self.constants.nic_efficiency if ring.across else self.constants.nvlink_efficiency
+        moved_s = (ring.ranks - 1) / ring.ranks * whole_bytes / (ring.bytes_per_s * share)
+        return moved_s + ring.latency_s + self.constants.collective_overhead_s

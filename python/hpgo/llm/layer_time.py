@@ -1,0 +1,296 @@
+"""Time terms of a layer, of the LM head and of the embedding, for one micro-batch.
+
+A term is a function of a `LayerContext` and a row of `LAYER`, `HEAD` or `EMBEDDING`, which gives it a key and a label.
+Estimates, bounds, reports and JSON take all terms from these tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpgo.llm.experts import NOTHING, PassTime, ep_all_to_all, expert_weights, experts, router
+from hpgo.llm.layer_context import NARROW, VALUE, pairs_seen
+from hpgo.llm.parallelism import MOST_ZERO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from hpgo.llm.amounts import Amount
+    from hpgo.llm.layer_context import LayerContext
+
+
+class Term(NamedTuple):
+    """A row of a table of terms."""
+
+    label: str
+    """Name in reports."""
+    time: Callable[[LayerContext], PassTime]
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Seconds of one layer by term key: forward, and backward with recomputation."""
+
+    forward_s: Mapping[str, float]
+    backward_s: Mapping[str, float]
+    weight_grad_s: float = 0.0
+    """Part of the backward that computes gradients of weights."""
+
+    @cached_property
+    def total_forward_s(self) -> float:
+        """Seconds of the forward pass."""
+        return sum(self.forward_s.values())
+
+    @cached_property
+    def total_backward_s(self) -> float:
+        """Seconds of the backward pass."""
+        return sum(self.backward_s.values())
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of both passes."""
+        return self.total_forward_s + self.total_backward_s
+
+
+class StagePasses(NamedTuple):
+    """Seconds of one micro-batch in several layers: of one stage, or arrays over many stages."""
+
+    forward_s: Amount
+    backward_s: Amount
+    weight_grad_s: Amount
+    """Part of the backward that computes gradients of weights."""
+
+    @classmethod
+    def from_layers(cls, layers: Iterable[tuple[Amount, LayerTime]]) -> StagePasses:
+        """Return the sum over layers, given as counts and times."""
+        parts = [(count, time.total_forward_s, time.total_backward_s, time.weight_grad_s) for count, time in layers]
+        return cls(*(sum((part[0] * part[at] for part in parts), 0.0) for at in (1, 2, 3)))
+
+    @property
+    def input_grad_s(self) -> Amount:
+        """Part of the backward that computes gradients of inputs."""
+        return self.backward_s - self.weight_grad_s
+
+
+def linear(context: LayerContext) -> PassTime:
+    """Return the time of GEMMs with weights: four matrices, or five in gated layers; twice in the backward pass."""
+    tp, tokens, h, f = context.config.tp, context.tokens, context.model.hidden, context.ffn
+    forward_s = _qkv_s(context) + context.gemm_s(tokens, h, context.mixed / tp)
+    if f:
+        forward_s += context.gemm_s(tokens, context.inner * f / tp, h) + context.gemm_s(tokens, h, f / tp)
+    return PassTime(forward_s, 2 * forward_s, weight_grad_s=forward_s)
+
+
+def _qkv_s(context: LayerContext) -> float:
+    """Return the seconds of the GEMMs that compute queries, keys and values."""
+    tp, tokens, latent = context.config.tp, context.tokens, context.model.latent
+    if latent is None:
+        return context.gemm_s(tokens, (context.queries + context.keys + context.values) / tp, context.model.hidden)
+    # Compressed vectors are computed once for each token, or by each tensor-parallel GPU without sequence parallelism.
+    made_s = context.gemm_s(tokens / context.between, context.narrow, context.model.hidden)
+    plain = context.model.heads * (context.model.head_dim - latent.rope_dim)
+    made_s += context.gemm_s(tokens, (plain + context.values) / tp, latent.kv_rank)
+    return made_s + context.gemm_s(tokens, context.queries / tp, latent.q_rank or context.model.hidden)
+
+
+def attention(context: LayerContext) -> PassTime:
+    """Return the time of scores and of the weighted sum: 4·b·s²·q/(c·t) operations, fewer where a kernel skips some."""
+    config, constants = context.config, context.constants
+    pairs = config.micro_batch_size * context.seq_length * context.seq_length / config.cp
+    flop = 2 * pairs * (context.queries + context.mixed) / config.tp
+    if config.flash_attention:
+        flop *= pairs_seen(context.kind, context.seq_length)
+        rate = context.gpus.attention_flop_per_s * constants.attention_efficiency
+        forward_s = flop / rate + constants.gemm_overhead_s
+        return PassTime(forward_s, constants.attention_backward_factor * forward_s)
+    aligned = 1.0 if context.model.head_dim % 8 == 0 else constants.misaligned_head_factor
+    rate = context.gpus.wide_flop_per_s * constants.unfused_attention_efficiency * aligned
+    gemms_s = flop / rate + 2 * constants.gemm_overhead_s
+    # Forward, of each score: written by the GEMM, read and written by the softmax, and by dropout with its mask, then
+    # read. Backward: the gradients of all these, and the result of the softmax once more.
+    scores = pairs * context.model.heads / config.tp
+    return PassTime(gemms_s + context.moved_s(13 * scores), 2 * gemms_s + context.moved_s(17 * scores))
+
+
+def elementwise(context: LayerContext) -> PassTime:
+    """Return the time of norms, residual additions, activations and dropout, which memory bandwidth limits."""
+    tokens = context.tokens
+    outside = 20 * tokens * context.model.hidden / context.between
+    inside = (4 + 2 * (context.inner - 1)) * tokens * context.ffn
+    inside += 4 * tokens * (context.queries + context.keys + context.values)
+    moved = outside + inside / context.config.tp + 8 * tokens * context.narrow / context.between
+    factor = 1.0 if context.config.fused_elementwise else context.constants.unfused_elementwise_factor
+    forward_s = context.moved_s(moved * factor)
+    return PassTime(forward_s, 1.5 * forward_s)
+
+
+def quantize(context: LayerContext) -> PassTime:
+    """Return the time of casts to 8 or 4 bits: each value is read in 16 bits, and written by rows and by columns."""
+    each, tp, tokens = NARROW.get(context.config.precision), context.config.tp, context.tokens
+    if each is None:
+        return NOTHING
+    h, moved = context.model.hidden, VALUE + 2 * each
+    inputs = 2 * h / context.between + (context.mixed + context.ffn) / tp
+    # The backward pass casts gradients of GEMM results.
+    outputs = 2 * h + (context.queries + context.keys + context.values + context.inner * context.ffn) / tp
+    return PassTime(context.moved_s(moved * tokens * inputs), context.moved_s(moved * tokens * outputs))
+
+
+def tp_comm(context: LayerContext) -> PassTime:
+    """Return the time of two all-reduces of 2·T·h bytes in each pass, or of their halves with sequence parallelism."""
+    moved, ring = VALUE * context.tokens * context.model.hidden, context.tensor_ring
+    halves = context.config.sequence_parallel  # a reduce-scatter and an all-gather, at different places
+    once_s = 2 * context.all_gather_s(ring, moved) if halves else context.all_reduce_s(ring, moved)
+    return PassTime(2 * once_s, 2 * once_s)
+
+
+def cp_comm(context: LayerContext) -> PassTime:
+    """Return the time in which keys and values travel around a context-parallel group, less what attention hides."""
+    config = context.config
+    if config.cp == 1:
+        return NOTHING
+    held = VALUE * context.tokens * (context.keys + context.values) / config.tp
+    ring_s = context.all_gather_s(context.context_ring, held * config.cp)
+    if context.kind.window:
+        # Transformer Engine gathers keys and values before attention in layers with a window, so nothing hides it.
+        return PassTime(ring_s, 2 * ring_s)
+    hiding, hidden = attention(context), context.constants.comm_overlap_fraction
+    return PassTime(max(0.0, ring_s - hidden * hiding.forward_s), max(0.0, 2 * ring_s - hidden * hiding.backward_s))
+
+
+def param_all_gather(context: LayerContext) -> PassTime:
+    """Return the time of ZeRO stage 3 for a layer: weights gathered, gradients reduced, where passes can't hide it."""
+    config = context.config
+    if not config.gathers_weights:
+        return NOTHING
+    alone = expert_weights(context)
+    gather_s = context.all_gather_s(context.data_ring, (layer_weights(context) - alone) * VALUE)
+    gather_s += context.all_gather_s(context.expert_ring, alone * VALUE) if alone else 0.0
+    hiding = [term(context) for term in (linear, attention, elementwise, experts)]
+    hidden = context.constants.comm_overlap_fraction if config.overlap_dp_comm else 0.0
+    # The backward pass gathers the weights again, and reduces the gradients.
+    again_s = sum(one.recompute_s for one in hiding) if config.recompute == "full" else 0.0
+    return PassTime(
+        max(0.0, gather_s - hidden * sum(one.forward_s for one in hiding)),
+        max(0.0, 2 * gather_s - hidden * (again_s + sum(one.backward_s for one in hiding))),
+        0.0,
+    )
+
+
+def grad_accumulation(context: LayerContext) -> PassTime:
+    """Return the time to add a micro-batch's 16-bit gradient to the accumulated one, after each backward pass."""
+    if context.config.zero_stage == MOST_ZERO:
+        return NOTHING
+    each = 3 * VALUE if context.reduces_in_16_bits else context.constants.accumulation_bytes
+    added_s = context.moved_s(each * layer_weights(context))
+    return PassTime(0.0, added_s, 0.0, weight_grad_s=added_s)
+
+
+def lm_head(context: LayerContext) -> PassTime:
+    """Return the time of the GEMM with the vocabulary, and of the loss over all words."""
+    words = context.model.vocab / context.config.tp
+    gemm_s = context.gemm_s(context.tokens, words, context.model.hidden, wide=True)
+    # Fused: the GEMM writes a logit, the loss reads and writes it once, both backward GEMMs read its gradient. Else
+    # forward: written in 16 bits, read and written in 32, read three times; backward: read and written in 32 and 16.
+    forward, backward = (6, 4) if context.config.fused_cross_entropy else (22, 14)
+    forward_s, backward_s = (context.moved_s(each * (context.tokens * words)) for each in (forward, backward))
+    return PassTime(gemm_s + forward_s, 2 * gemm_s + backward_s, weight_grad_s=gemm_s)
+
+
+def embedding(context: LayerContext) -> PassTime:
+    """Return the time to read and write one row for each token."""
+    moved = VALUE * context.tokens * context.model.hidden
+    forward_s, backward_s = context.moved_s(2 * moved), context.moved_s(4 * moved)
+    return PassTime(forward_s + context.all_gather_s(context.tensor_ring, moved), backward_s, weight_grad_s=backward_s)
+
+
+def mtp(context: LayerContext) -> PassTime:
+    """Return what a layer for multi-token prediction adds: joining the token's embedding, and an LM head with its loss.
+
+    Source: Megatron-LM's `multi_token_prediction.py`, DeepSeek-V3 (arXiv 2412.19437).
+    """
+    if not context.kind.further:
+        return NOTHING
+    tokens, h = context.tokens, context.model.hidden
+    gemm_s = context.gemm_s(tokens, h / context.config.tp, 2 * h)
+    # Three norms read and write each value, and so does the concatenation of two of them.
+    moved_s = context.moved_s((12 + 8) * tokens * h / context.between)
+    comm_s = 2 * context.all_gather_s(context.tensor_ring, VALUE * tokens * h)
+    joined_s = gemm_s + moved_s + comm_s
+    ends = embedding(context), lm_head(context)
+    return PassTime(
+        joined_s + sum(one.forward_s for one in ends),
+        2 * gemm_s + 1.5 * moved_s + comm_s + sum(one.backward_s for one in ends),
+        joined_s,
+        weight_grad_s=gemm_s + sum(one.weight_grad_s for one in ends),
+    )
+
+
+def layer_weights(context: LayerContext) -> float:
+    """Return the parameters of a layer on one GPU: matrices divided by tp, whole norms, and its own experts."""
+    model = context.model
+    norms = model.norms_per_layer + (3 if context.kind.further else 0)
+    whole = norms * model.norm_parameters + model.latent_parameters
+    all_experts = 0
+    if context.kind.experts:
+        whole += model.router_parameters
+        all_experts = model.experts * model.expert_parameters
+    divided = model.kind_parameters(context.kind) - whole - all_experts
+    return divided / context.config.tp + whole + expert_weights(context)
+
+
+LAYER: dict[str, Term] = {
+    "linear": Term("linear layers", linear),
+    "attention": Term("attention", attention),
+    "elementwise": Term("elementwise operations", elementwise),
+    "quantize": Term("FP8/FP4 casts", quantize),
+    "experts": Term("expert MLPs", experts),
+    "router": Term("router and permutation", router),
+    "ep_all_to_all": Term("EP all-to-all (dispatch, combine)", ep_all_to_all),
+    "tp_comm": Term("TP communication", tp_comm),
+    "cp_comm": Term("CP communication", cp_comm),
+    "param_all_gather": Term("parameter all-gather", param_all_gather),
+    "grad_accumulation": Term("gradient accumulation", grad_accumulation),
+    "mtp": Term("multi-token prediction", mtp),
+}
+HEAD: dict[str, Term] = {"lm_head": Term("LM head and loss", lm_head)}
+EMBEDDING: dict[str, Term] = {"embedding": Term("embedding", embedding)}
+LAUNCH = "launch_overhead"
+"""Seconds that the CPU still launches kernels of a layer when its GPU has computed all of them."""
+
+
+def layer_times(context: LayerContext) -> tuple[LayerTime, LayerTime]:
+    """Return the times of a layer without recomputation (but of scores, where asked for), and with it."""
+    passes = {key: term.time(context) for key, term in LAYER.items()}
+    config, constants = context.config, context.constants
+    launch_s = constants.layer_launch_s + (4 * constants.collective_launch_s if config.tp > 1 else 0.0)
+    launch_s += constants.expert_launch_s if context.kind.experts else 0.0
+
+    def with_launches(seconds: dict[str, float], factor: float) -> dict[str, float]:
+        hidden_s = constants.launch_overlap_fraction * min(factor * launch_s, sum(seconds.values()))
+        return {**seconds, LAUNCH: factor * launch_s - hidden_s}
+
+    forward_s = with_launches({key: one.forward_s for key, one in passes.items()}, 1.0)
+    kept_s = {key: one.backward_s for key, one in passes.items()}
+    full_s = {key: one.backward_s + one.recompute_s for key, one in passes.items()}
+    if config.recompute == "selective" and not config.flash_attention:
+        # Flash attention saves no scores, so it computes them again in any case.
+        kept_s["attention"] += passes["attention"].recompute_s
+    weight_grad_s = sum(one.weight_grad_s for one in passes.values())
+    factor = constants.backward_launch_factor
+    return (
+        LayerTime(forward_s, with_launches(kept_s, factor), weight_grad_s),
+        LayerTime(forward_s, with_launches(full_s, factor + 1.0), weight_grad_s),
+    )
+
+
+def end_times(context: LayerContext, terms: Mapping[str, Term]) -> LayerTime:
+    """Return the times of the LM head or the embedding, which are never recomputed."""
+    passes = {key: term.time(context) for key, term in terms.items()}
+    return LayerTime(
+        {key: one.forward_s for key, one in passes.items()},
+        {key: one.backward_s for key, one in passes.items()},
+        sum(one.weight_grad_s for one in passes.values()),
+    )

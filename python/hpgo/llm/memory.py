@@ -1,0 +1,291 @@
+"""Memory columns: bytes that one GPU of a pipeline holds.
+
+A column is a function of a `LayerContext` and of `PipelineRankLayers`, and a row of `COLUMNS`, which gives it a key
+and a
+label. The same functions compute one GPU, and arrays over all ranks of thousands of layer splits.
+
+Activations follow Korthikanti et al., arXiv 2205.05198, section 4, separated by what divides them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpgo.llm.amounts import Amount, maximum, minimum
+from hpgo.llm.experts import expert_weights, saved_by_experts
+from hpgo.llm.layer_context import NARROW, VALUE
+from hpgo.llm.layer_time import layer_weights
+from hpgo.llm.parallelism import MOST_ZERO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from hpgo.llm.layer_context import LayerContext
+    from hpgo.model.transformer import Kind
+
+_ADAM = 12
+"""Bytes per parameter of Adam's state: two moments and a copy of the weights in 32 bits."""
+_WIDENED, _UNFUSED = 4, 8
+"""Bytes per parameter that the optimizer step allocates: a gradient in 32 bits where gradients accumulate in 16, and
+without fused Adam the square root of a moment and the denominator."""
+_FLAT, _BUCKET = 4, 1e9
+"""Bytes per parameter where 16-bit gradients are flattened: two copies in 16 bits of a replica's shard, one while they
+are reduced and one for the step, or one copy in 32 bits where nothing is sharded. And the bytes of the bucket."""
+_SAVED_LOGITS, _FUSED_LOGITS, _SHARDED_LOGITS = 14, 4, 16
+"""Bytes per logit at the loss. Unfused: in 16 and 32 bits, the softmax, and its gradient in both. Fused: in 16 bits and
+a gradient of as many. DTensor's loss over a sharded vocabulary: four values in 32 bits as its backward pass ends, which
+are the log-softmax, its exponential, the gradient of the target words, and the sum of both."""
+
+LayerAmounts = Mapping[tuple["Kind", bool], Amount]
+"""An amount for the layers of each kind, and of each kind whose forward pass is recomputed (True)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRankLayers:
+    """Layers of one GPU of a pipeline; or of the GPUs of many configurations, if amounts are arrays."""
+
+    layers: LayerAmounts
+    """Number of layers."""
+    in_flight: LayerAmounts
+    """Maximum number of micro-batches between the forward and the backward pass, summed over layers."""
+    embedding: Amount
+    """Whether the GPU holds the embedding, as a number."""
+    head: Amount
+    """Whether the GPU holds the LM head, as a number."""
+    waiting: LayerAmounts | None = None
+    """Number of micro-batches that keep recomputed activations until gradients of weights are computed, summed over
+    layers. None means that backward passes are not split."""
+
+    @classmethod
+    def from_layers(
+        cls,
+        kinds: Sequence[Kind],
+        *,
+        embedding: bool,
+        head: bool,
+        in_flight: Sequence[int],
+        recomputed: Sequence[bool],
+        waiting: int | None = None,
+    ) -> PipelineRankLayers:
+        """Return the record of a stage, given its layers one by one. `waiting` is the same for all of them."""
+        flying: Counter[tuple[Kind, bool]] = Counter()
+        for kind, again, count in zip(kinds, recomputed, in_flight, strict=True):
+            flying[kind, again] += count
+        layers = Counter(zip(kinds, recomputed, strict=True))
+        waits = None if waiting is None else {key: count * waiting for key, count in layers.items()}
+        return cls(layers, flying, embedding, head, waits)
+
+    @classmethod
+    def from_stages(cls, stages: Sequence[PipelineRankLayers]) -> PipelineRankLayers:
+        """Return the record of a rank, given those of its stages."""
+
+        def added(held: Iterable[LayerAmounts]) -> LayerAmounts:
+            found: dict[tuple[Kind, bool], Amount] = {}
+            for one in held:
+                for key, amount in one.items():
+                    found[key] = found.get(key, 0) + amount
+            return found
+
+        return cls(
+            added(stage.layers for stage in stages),
+            added(stage.in_flight for stage in stages),
+            any(stage.embedding for stage in stages),
+            any(stage.head for stage in stages),
+            None if stages[0].waiting is None else added(stage.waiting or {} for stage in stages),
+        )
+
+
+def _largest(layers: LayerAmounts, each: Callable[[Kind], float], *, recomputed: bool | None = None) -> Amount:
+    """Return the maximum of `each` over the layers that a GPU holds, or over those with or without recomputation."""
+    found: Amount = 0.0
+    for (kind, again), count in layers.items():
+        if recomputed in {None, again}:
+            found = maximum(found, (count > 0) * each(kind))
+    return found
+
+
+def parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the parameters of a GPU before ZeRO shards them."""
+    model = context.model
+    words = model.vocab * model.hidden / context.config.tp
+    found = sum(count * context.once(layer_weights, kind) for (kind, _), count in held.layers.items())
+    found += held.embedding * (words + model.positions * model.hidden)
+    return found + held.head * (model.norm_parameters + words * ((not model.tied) + context.holds_embedding_twice))
+
+
+def expert_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the part of `parameters` that experts have."""
+    return sum((count * context.once(expert_weights, kind) for (kind, _), count in held.layers.items()), 0.0)
+
+
+def sharded_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return a GPU's shard of `parameters`. Experts have fewer replicas than other weights."""
+    alone = expert_parameters(context, held)
+    return (parameters(context, held) - alone) / context.config.dp_cp_size + alone / context.config.expert_dp_size
+
+
+def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes of weights in 16 bits; with ZeRO stage 3 of the shard, and of gathered layers.
+
+    Without a pipeline two layers are gathered at a time. With one, weights stay gathered for the whole step.
+    """
+    whole, config = parameters(context, held) * VALUE, context.config
+    if config.zero_stage < MOST_ZERO:
+        return whole
+    gathered = whole if config.dp_cp_size > 1 else 0.0
+    if config.gathers_weights:
+        largest = max(context.once(layer_weights, kind) for kind in {context.kind, *(kind for kind, _ in held.layers)})
+        words = context.model.vocab * context.model.hidden / config.tp
+        gathered = minimum(gathered, 2 * max(largest, words) * VALUE)
+    return (VALUE if config.grad_reduce_in_bf16 else 2 * VALUE) * sharded_parameters(context, held) + gathered
+
+
+def gradients(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes of accumulated gradients. ZeRO stage 2 shards them, but not beside a pipeline."""
+    sharded = context.config.zero_stage >= 2 and context.config.pp == 1
+    count = (sharded_parameters if sharded else parameters)(context, held)
+    return count * (VALUE if context.reduces_in_16_bits else 2 * VALUE)
+
+
+def optimizer(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes of Adam's moments and 32-bit weights, unless `weights` counts these already."""
+    config = context.config
+    each = _ADAM if config.zero_stage < MOST_ZERO or config.grad_reduce_in_bf16 else _ADAM - 4
+    return each * (sharded_parameters if config.zero_stage >= 1 else parameters)(context, held)
+
+
+def optimizer_workspace(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes that the optimizer step allocates, beyond what activations and logits have released by then."""
+    made = _workspace(context, held)
+    return 0.0 if made is None else maximum(0.0, made - activations(context, held) - logits(context, held))
+
+
+def allocator_cached_bytes(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes that PyTorch's allocator caches during the optimizer step.
+
+    Activations left many small blocks, and the optimizer's tensors are large. The allocator releases cached blocks
+    before memory runs out, so that a configuration fits without them. `nvidia-smi` counts them.
+    """
+    made = _workspace(context, held)
+    return 0.0 if made is None else minimum(made, activations(context, held) + logits(context, held))
+
+
+def _workspace(context: LayerContext, held: PipelineRankLayers) -> Amount | None:
+    """Return all bytes that the optimizer step allocates; None if it allocates nothing."""
+    config, each = context.config, 0 if context.config.fused_adam else _UNFUSED
+    flat = config.flatten_gradients and config.zero_stage < MOST_ZERO
+    if context.reduces_in_16_bits:
+        each += _WIDENED + (_FLAT if flat else 0)
+    if each == 0:
+        return None
+    bucket = minimum(_BUCKET, VALUE * parameters(context, held)) if flat and config.zero_stage else 0.0
+    return each * (sharded_parameters if config.zero_stage >= 1 else parameters)(context, held) + bucket
+
+
+def saved_activation_bytes(context: LayerContext, *, recomputed: bool, cast: bool = True) -> float:
+    """Return the bytes that one layer saves of one micro-batch from its forward to its backward pass.
+
+    `cast` tells whether inputs of FP8 and FP4 GEMMs are saved in their narrow format.
+    """
+    model, config, tokens = context.model, context.config, context.tokens
+    if recomputed:
+        # A layer for MTP also saves the token's embedding, and the input of its last norm.
+        return (3 if context.kind.further else 1) * VALUE * tokens * model.hidden / context.between
+    each = NARROW.get(config.precision, VALUE) if cast else VALUE
+    # Inputs of two norms and of two GEMMs; and, in stacks that still have dropout, its masks.
+    outside = (2 * VALUE + (0 if config.flash_attention else 2)) * tokens * model.hidden / context.between
+    outside += 2 * each * tokens * model.hidden / (1 if config.dtensor else context.between)
+    if context.kind.further:  # both inputs of the joining GEMM, before and after their norms, and the last norm's input
+        outside += (3 * VALUE + 2 * each) * tokens * model.hidden / context.between
+    outside += 2 * VALUE * tokens * context.narrow / context.between + saved_by_experts(context, each)
+    # Attention saves its result in 16 bits, so the GEMM after it saves another copy in a narrow format.
+    kept = context.queries + context.keys + context.values + context.mixed + context.inner * context.ffn
+    inputs = context.ffn + (context.mixed if each < VALUE else 0)
+    inside = tokens * (VALUE * kept + each * inputs) / config.tp
+    if config.flash_attention or config.recompute == "selective":
+        return outside + inside
+    scores = model.heads * config.micro_batch_size * context.seq_length * context.seq_length / config.cp
+    return outside + inside + 5 * scores / config.tp
+
+
+SAVED = {recomputed: partial(saved_activation_bytes, recomputed=recomputed) for recomputed in (False, True)}
+"""`saved_activation_bytes` by whether the layer is recomputed, for `LayerContext.once`."""
+UNCAST = partial(saved_activation_bytes, recomputed=False, cast=False)
+"""Bytes of the layer that is being recomputed, none of which are cast."""
+
+
+def _recomputed_bytes(context: LayerContext) -> float:
+    """Return the bytes that recomputation of a layer restores beside its input."""
+    return SAVED[False](context) - SAVED[True](context)
+
+
+def activations(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes of all micro-batches in flight, and of the largest layer that is being recomputed.
+
+    If backward passes are split, recomputed activations stay until gradients of weights are computed, for each
+    micro-batch that waits for that.
+    """
+    found = sum(count * context.once(SAVED[again], kind) for (kind, again), count in held.in_flight.items())
+    if held.waiting is None:
+        return found + _largest(held.layers, partial(context.once, UNCAST), recomputed=True)
+    waits = ((kind, count) for (kind, again), count in held.waiting.items() if again)
+    return found + sum(count * context.once(_recomputed_bytes, kind) for kind, count in waits)
+
+
+def logits(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes at the loss of one micro-batch, and at the losses of multi-token prediction."""
+    config, model = context.config, context.model
+    unfused = _SHARDED_LOGITS if config.dtensor and config.tp > 1 else _SAVED_LOGITS
+    each = _FUSED_LOGITS if config.fused_cross_entropy else unfused
+    gathered = VALUE * context.tokens * model.hidden * (1 - 1 / context.between) if config.dtensor else 0.0
+    return held.head * (1 + model.further_tokens) * (each * context.tokens * model.vocab / config.tp + gathered)
+
+
+def grad_reduce_buffer(context: LayerContext, held: PipelineRankLayers) -> Amount:
+    """Return the bytes of the buffer into which FSDP2 copies the largest layer's gradient to reduce it."""
+    config = context.config
+    if not (config.dtensor and config.zero_stage >= 2 and config.dp_cp_size > 1):
+        return 0.0
+    return _largest(held.layers, partial(context.once, layer_weights)) * (
+        VALUE if config.grad_reduce_in_bf16 else 2 * VALUE
+    )
+
+
+def framework_overhead(context: LayerContext, _: PipelineRankLayers) -> Amount:
+    """Return the bytes of the CUDA context, library workspaces and fragmentation, which no term models."""
+    return context.constants.framework_overhead_bytes
+
+
+class Column(NamedTuple):
+    """A row of the table of columns."""
+
+    label: str
+    """Name in reports."""
+    size: Callable[[LayerContext, PipelineRankLayers], Amount]
+
+
+COLUMNS: dict[str, Column] = {
+    "weights": Column("weights", weights),
+    "gradients": Column("gradients", gradients),
+    "optimizer": Column("optimizer", optimizer),
+    "activations": Column("activations", activations),
+    "logits": Column("logits", logits),
+    "optimizer_workspace": Column("optimizer workspace", optimizer_workspace),
+    "grad_reduce_buffer": Column("gradient bucket", grad_reduce_buffer),
+    "framework_overhead": Column("framework overhead", framework_overhead),
+}
+STATE = ("weights", "gradients", "optimizer")
+"""Columns that depend on parameters and ZeRO alone."""
+LATER = ("optimizer_workspace", "grad_reduce_buffer")
+"""Columns of memory that is allocated as passes end. They are never negative, so that bounds leave them out."""
+MOVING = tuple(key for key in COLUMNS if key not in (*STATE, *LATER))
+"""Columns that all configurations with one shape (`ParallelismConfig.shape`) have in common."""
+
+
+def stage_memory(context: LayerContext, held: PipelineRankLayers, keys: Iterable[str] = COLUMNS) -> dict[str, Amount]:
+    """Return the bytes of one GPU by column key."""
+    return {key: COLUMNS[key].size(context, held) for key in keys}

@@ -1,0 +1,491 @@
+"""The parallelism configuration of a transformer: degrees, and what is recomputed, sharded and fused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import gcd
+from typing import TYPE_CHECKING, Any, Literal
+
+from hpgo.base.checks import whole
+from hpgo.base.divisors import divisors
+from hpgo.base.errors import ArgumentError
+from hpgo.base.records import check_fields
+from hpgo.base.wording import counted, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from hpgo.model.transformer import Transformer
+
+Recompute = Literal["none", "selective", "full"]
+"""What backward passes recompute: nothing, attention scores, or whole layers."""
+Precision = Literal["bf16", "fp16", "fp8", "fp4"]
+"""Number format of matrix multiplications."""
+PipelineSchedule = Literal["1f1b", "interleaved_zb", "zb_v"]
+"""Order of a pipeline's passes."""
+MOST_ZERO = 3
+"""The highest ZeRO stage."""
+DEGREES = ("tp", "cp", "ep", "pp", "vpp", "micro_batch_size")
+"""Fields that users choose and that must divide something. The degree of data parallelism follows from them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelismConfig:
+    """How GPUs share a transformer, and what is recomputed, sharded and fused. Ranks count tp first, then cp, dp, pp.
+
+    Expert parallelism reuses the GPUs of a stage and changes no other degree.
+
+    Raises ArgumentError for degrees below 1, and for combinations that no framework runs.
+
+    >>> config = ParallelismConfig(tp=4, pp=8, vpp=5, dp=2, sequence_parallel=True)
+    >>> config.world_size, config.model_parallel_size, config.num_stages
+    (64, 4, 40)
+    """
+
+    tp: int = 1
+    """Degree of tensor parallelism: GPUs that divide each matrix."""
+    sequence_parallel: bool = False
+    """Whether tensor-parallel GPUs also divide norms, dropout and residual additions by tokens (Korthikanti et al.,
+    arXiv 2205.05198)."""
+    cp: int = 1
+    """Degree of context parallelism: GPUs that divide each sequence."""
+    ep: int = 1
+    """Degree of expert parallelism: GPUs that divide the experts of each layer. They are neighbors in a stage, whatever
+    else they divide. An all-to-all brings every token to its experts and back."""
+    pp: int = 1
+    """Degree of pipeline parallelism."""
+    first_rank_layers: int | None = None
+    """Layers of the first pipeline rank, over all its stages; None means as many as each rank in the middle has."""
+    last_rank_layers: int | None = None
+    """Layers of the last pipeline rank, like `first_rank_layers`."""
+    dp: int = 1
+    """Degree of data parallelism."""
+    vpp: int = 1
+    """Number of virtual stages per pipeline rank (interleaving)."""
+    pp_schedule: PipelineSchedule = "1f1b"
+    """Pipeline schedule: 1F1B, interleaved if `vpp` is above 1; or a schedule that splits backward passes, so that
+    gradients of weights, for which no rank waits, fill the bubble (Qi et al., arXiv 2401.10241). `zb_v` has two virtual
+    stages per rank in a V: the second ones run from the last rank to the first."""
+    micro_batch_size: int = 1
+    """Sequences of one micro-batch on one data-parallel replica."""
+    recompute: Recompute = "none"
+    """What backward passes recompute: nothing, attention scores, or layers."""
+    recompute_num_layers: int | None = None
+    """Number of layers of each stage that are recomputed if `recompute` is full; None means all."""
+    zero_stage: int = 0
+    """ZeRO stage: replicas shard the optimizer state from 1 on, gradients from 2 on, weights at 3."""
+    precision: Precision = "bf16"
+    """Number format of matrix multiplications."""
+    flash_attention: bool = True
+    """Whether attention is one kernel, which saves no scores (Dao et al., arXiv 2205.14135)."""
+    fused_elementwise: bool = True
+    """Whether elementwise operations are fused, by a compiler or by special kernels."""
+    fused_cross_entropy: bool = True
+    """Whether the loss is one kernel, which saves logits and their gradient in 16 bits."""
+    fused_adam: bool = True
+    """Whether Adam is one kernel, which allocates no temporary tensors."""
+    flatten_gradients: bool = False
+    """Whether the optimizer step copies 16-bit gradients into one flat tensor, as DeepSpeed's optimizers do."""
+    dtensor: bool = False
+    """Whether DTensor shards matrices and FSDP2 shards replicas, as in torchtitan. GEMM inputs then stay gathered, and
+    FSDP2 copies a layer's gradient into a buffer to reduce it."""
+    overlap_dp_comm: bool = True
+    """Whether gradients are reduced during backward passes, and weights gathered during passes of other layers."""
+    grad_reduce_in_bf16: bool = False
+    """Whether gradients are accumulated and reduced in bf16 instead of fp32 (Megatron-LM's `--grad-reduce-in-bf16`)."""
+    cpu_offload_num_layers: int = 0
+    """Number of layers whose activations wait in CPU memory from the forward to the backward pass."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for field in (*DEGREES, "dp"):
+            if getattr(self, field) < 1:
+                whole(field, getattr(self, field))
+        if self.recompute_num_layers is not None:
+            whole("recompute_num_layers", self.recompute_num_layers)
+        whole("zero_stage", self.zero_stage, least=0, most=MOST_ZERO)
+        whole("cpu_offload_num_layers", self.cpu_offload_num_layers, least=0)
+        if self.cpu_offload_num_layers and (self.pp > 1 or self.recompute == "full"):
+            raise ArgumentError(
+                f"cpu_offload_num_layers is {self.cpu_offload_num_layers}, beside a pipeline or layers computed anew",
+                "values wait in the host's memory where there is neither: take one of them back",
+                code="conflict",
+            )
+        for end in ("first_rank_layers", "last_rank_layers"):
+            if getattr(self, end) is not None:
+                whole(end, getattr(self, end))
+                if self.pp == 1:
+                    raise ArgumentError(f"{end} is of a pipeline, whose degree is 1", f"leave {end} out")
+        if self.sequence_parallel and self.tp == 1:
+            raise ArgumentError(
+                "sequence parallelism needs tensor parallelism, whose degree is 1", "leave sequence_parallel out"
+            )
+        if self.vpp > 1 and self.pp == 1:
+            raise DegreeError(
+                f"{self.vpp} stages on each GPU need a pipeline, whose degree is 1", "use `vpp=1`", ("pp", "vpp")
+            )
+        if self.splits_backward:
+            self._check_split()
+        if self.recompute_num_layers is not None and self.recompute != "full":
+            raise ArgumentError(
+                f"recompute_num_layers is {self.recompute_num_layers}, but what is computed anew is {self.recompute}",
+                "use recompute='full', whose layers it counts",
+            )
+
+    def _check_split(self) -> None:
+        schedule = self.pp_schedule
+        if self.vpp != 2 and (schedule == "zb_v" or self.vpp == 1):
+            several = "two stages" if schedule == "zb_v" else "several stages"
+            raise DegreeError(f"{schedule} has {several} on each GPU, not {self.vpp}", "use `vpp=2`", ("vpp",))
+        if schedule == "zb_v" and self.ends != (None, None):
+            raise ArgumentError(
+                "the first GPU of a V has the last stage, too", "leave first_rank_layers and last_rank_layers out"
+            )
+
+    @property
+    def ends(self) -> tuple[int | None, int | None]:
+        """Layers of the first and of the last pipeline rank, None where they have as many as ranks in the middle."""
+        return self.first_rank_layers, self.last_rank_layers
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether backward passes are split into gradients of inputs and of weights."""
+        return self.pp_schedule != "1f1b"
+
+    @property
+    def is_v_schedule(self) -> bool:
+        """Whether the first pipeline rank also has the last stage, and so both the embedding and the LM head."""
+        return self.pp_schedule == "zb_v"
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Return the stages of a pipeline rank, in their order. Raises ArgumentError if there is no such rank.
+
+        >>> ParallelismConfig(pp=4, vpp=2).stages_of(1)
+        (1, 5)
+        >>> ParallelismConfig(pp=4, vpp=2, pp_schedule="zb_v").stages_of(1)
+        (1, 6)
+        """
+        rank = whole("the rank", rank, least=0, most=self.pp - 1)
+        if self.is_v_schedule:
+            return rank, 2 * self.pp - 1 - rank
+        return tuple(range(rank, self.num_stages, self.pp))
+
+    @property
+    def model_parallel_size(self) -> int:
+        """Number of GPUs that divide each layer: tp × cp."""
+        return self.tp * self.cp
+
+    @property
+    def world_size(self) -> int:
+        """Number of GPUs: tp × cp × pp × dp. Expert parallelism reuses these GPUs and adds none."""
+        return self.model_parallel_size * self.pp * self.dp
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages of the pipeline, virtual stages included."""
+        return self.pp * self.vpp
+
+    @property
+    def dp_cp_size(self) -> int:
+        """Number of GPUs that hold the same part of the weights and reduce its gradient: dp × cp."""
+        return self.dp * self.cp
+
+    @property
+    def expert_dp_size(self) -> int:
+        """Number of GPUs that hold the same experts and reduce their gradients."""
+        return self.tp * self.dp_cp_size // self.ep
+
+    @property
+    def gathers_weights(self) -> bool:
+        """Whether each pass gathers the weights of its layers. Beside a pipeline they stay gathered for the step."""
+        return self.zero_stage == MOST_ZERO and self.pp == 1 and self.dp_cp_size > 1
+
+    @property
+    def shape(self) -> ParallelismConfig:
+        """The fields on which times of a layer, of the LM head and of the embedding depend; others have defaults.
+
+        >>> ParallelismConfig(tp=2, pp=8, vpp=5, dp=4, zero_stage=1).shape == ParallelismConfig(tp=2)
+        True
+        """
+        # With ZeRO stage 3 the time of a layer depends on whether there is a pipeline, on the number of replicas, and
+        # on recomputation, behind which transfers hide.
+        sharded = self.zero_stage == MOST_ZERO
+        kept: dict[str, Any] = {
+            "pp": min(self.pp, 2) if sharded else 1,
+            "vpp": 1,
+            "pp_schedule": "1f1b",
+            "first_rank_layers": None,
+            "last_rank_layers": None,
+            "dp": self.dp if sharded else 1,
+            "recompute": self.recompute if sharded or self.recompute == "selective" else "none",
+            "recompute_num_layers": None,
+            "zero_stage": MOST_ZERO if sharded else 0,
+            "cpu_offload_num_layers": 0,
+        }
+        # Most configurations of a search are shapes already. Return them unchanged to avoid thousands of copies.
+        return self if all(getattr(self, name) == value for name, value in kept.items()) else replace(self, **kept)
+
+    def micro_batches(self, global_batch_size: int) -> int:
+        """Return the number of micro-batches of a step on each replica.
+
+        >>> ParallelismConfig(dp=4, micro_batch_size=2).micro_batches(64)
+        8
+        """
+        return whole("global_batch_size", global_batch_size) // (self.dp * self.micro_batch_size)
+
+    def named(self) -> str:
+        """Return a description in the letters that frameworks use.
+
+        >>> ParallelismConfig(tp=4, sequence_parallel=True, pp=8, vpp=5, dp=2, zero_stage=1).named()
+        'tp 4 with sp, pp 8 x 5, dp 2, zero 1, micro-batch 1'
+        """
+        parts = [f"tp {self.tp}{' with sp' if self.sequence_parallel else ''}"] if self.tp > 1 else []
+        parts += [f"cp {self.cp}"] if self.cp > 1 else []
+        parts += [f"ep {self.ep}"] if self.ep > 1 else []
+        parts += [self.named_pipeline()] if self.pp > 1 else []
+        parts += [f"dp {self.dp}"] if self.dp > 1 else []
+        parts += [f"zero {self.zero_stage}"] if self.zero_stage else []
+        if self.recompute != "none":
+            layers = "" if self.recompute_num_layers is None else f" of {counted(self.recompute_num_layers, 'layer')}"
+            parts.append(f"recompute {self.recompute}{layers}")
+        parts += [f"offload {counted(self.cpu_offload_num_layers, 'layer')}"] if self.cpu_offload_num_layers else []
+        return ", ".join([*parts, f"micro-batch {self.micro_batch_size}"])
+
+    def named_pipeline(self) -> str:
+        """Return the part of `named` that describes the pipeline.
+
+        >>> ParallelismConfig(pp=8, vpp=2, last_rank_layers=6).named_pipeline()
+        'pp 8 x 2 (6 layers last)'
+        >>> ParallelismConfig(pp=8, vpp=2, pp_schedule="zb_v").named_pipeline()
+        'pp 8 x 2 zb_v'
+        """
+        ends = zip(("first", "last"), self.ends, strict=True)
+        uneven = ", ".join(f"{counted(layers, 'layer')} {where}" for where, layers in ends if layers is not None)
+        stages = f" x {self.vpp}" if self.vpp > 1 else ""
+        schedule = f" {self.pp_schedule}" if self.splits_backward else ""
+        return f"pp {self.pp}{stages}{schedule}{f' ({uneven})' if uneven else ''}"
+
+
+def stage_layers(layers: int, stages: int, *, laid_out: bool = False) -> tuple[int, ...] | None:
+    """Return the number of layers of each stage of an even split; None if there is none.
+
+    All stages have equally many layers. Or the embedding and the LM head count as a layer each, and the first and the
+    last stage have one layer less, as with Megatron-LM's `--account-for-embedding-in-pipeline-split` and its twin for
+    the loss. If stages are `laid_out` one by one (`--pipeline-model-parallel-layout`), the last ones may also have what
+    is left of equal stages, and one of them only the LM head, as in recipes for DeepSeek-V3.
+
+    >>> stage_layers(80, 8), stage_layers(126, 4), stage_layers(80, 7)
+    ((10, 10, 10, 10, 10, 10, 10, 10), (31, 32, 32, 31), None)
+    >>> stage_layers(61, 8, laid_out=True)
+    (8, 8, 8, 8, 8, 8, 8, 5)
+    """
+    if layers % stages == 0:
+        return (layers // stages,) * stages
+    each, rest = divmod(layers + 2, stages)
+    if rest == 0 and stages > 1:
+        return (each - 1, *(each,) * (stages - 2), each - 1)
+    each = -(-layers // stages)
+    counts = tuple(max(0, min(each, layers - each * at)) for at in range(stages))
+    return counts if laid_out and counts.count(0) <= 1 else None
+
+
+def split_layers(
+    layers: int, pp: int, vpp: int, ends: tuple[int | None, int | None], *, laid_out: bool = False
+) -> tuple[int, ...] | None:
+    """Return the number of layers of each stage, round by round through the ranks; None if there is no such split.
+
+    `ends` are the layers of the first and of the last rank, which may differ from the ranks in the middle. The stages
+    of
+    one rank have equally many (Megatron-LM's `--decoder-first-pipeline-num-layers` and its twin for the last). Without
+    `ends` the split is that of `stage_layers`.
+
+    >>> split_layers(21, 4, 1, (4, 5)), split_layers(20, 4, 2, (4, 4)), split_layers(20, 4, 2, (5, None))
+    ((4, 6, 6, 5), (2, 3, 3, 2, 2, 3, 3, 2), None)
+    """
+    if ends == (None, None):
+        return stage_layers(layers, pp * vpp, laid_out=laid_out)
+    given = [count for count in ends if count is not None]
+    between = pp - len(given)
+    each, rest = divmod(layers - sum(given), between) if between else (1, layers - sum(given))
+    first, last = (each if count is None else count for count in ends)
+    ranks = (first, *(each,) * (pp - 2), last)
+    if rest or any(count < 1 or count % vpp for count in ranks):
+        return None
+    return tuple(count // vpp for count in ranks) * vpp
+
+
+def ends_of(layers: int, pp: int, vpp: int) -> Iterator[tuple[int | None, int | None]]:
+    """Yield uneven `ends` for `split_layers`: fewer layers than each rank in the middle, or unequal ends of two ranks.
+
+    >>> [*ends_of(7, 2, 1)][:3], [*ends_of(6, 4, 1)]
+    ([(1, None), (2, None), (3, None)], [(1, 1)])
+    """
+    if pp == 2:
+        yield from ((first, None) for first in range(vpp, layers, vpp))
+    elif pp > 2:
+        for each in range(vpp, layers // (pp - 2) + 1, vpp):
+            ends = layers - each * (pp - 2)
+            for first in range(max(vpp, ends - each), min(each, ends - vpp) + 1):
+                if (first, ends - first) != (each, each):
+                    yield None if first == each else first, None if ends - first == each else ends - first
+
+
+class DegreeError(ArgumentError):
+    """A degree that does not divide what it splits."""
+
+    def __init__(self, message: str, hint: str = "", degrees: tuple[str, ...] = (), **fields: Any) -> None:
+        super().__init__(message, hint, **fields)
+        self.degrees = degrees
+        """Arguments of `hpgo.estimate_llm` whose other values may be accepted, those to blame first."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.hint, self.degrees)
+
+
+def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: int) -> None:
+    """Raise ArgumentError unless `config` splits `model`, with the degree that does not divide and the nearest ones.
+
+    >>> from hpgo.model.transformer_presets import TRANSFORMERS
+    >>> check_degrees(TRANSFORMERS["llama-3-8b"], ParallelismConfig(tp=3), seq_length=8192)
+    Traceback (most recent call last):
+    hpgo.llm.parallelism.DegreeError: tp 3 does not divide the 32 heads of `llama-3-8b`
+    """
+    model_said = f"of `{model.name}`"
+    for count, what in (
+        (model.heads, "heads"),
+        (model.kv_heads, "heads with keys and values of their own"),
+        (model.ffn, "inner width of feed-forward networks"),
+        (model.shared_ffn, "inner width of shared experts"),
+    ):
+        if count % config.tp:
+            fitting = divisors(gcd(model.heads, model.kv_heads, model.ffn, model.shared_ffn))
+            said = f"the {count} {what}" if "heads" in what else f"the {what} {count}"
+            raise DegreeError(
+                f"tp {config.tp} does not divide {said} {model_said}", nearest(config.tp, fitting), ("tp",)
+            )
+    if config.ep > 1 and not model.experts:
+        raise DegreeError(f"ep {config.ep} shares experts, of which `{model.name}` has none", "take ep 1", ("ep",))
+    if model.experts and model.experts % config.ep:
+        raise DegreeError(
+            f"ep {config.ep} does not divide the {model.experts} experts {model_said}",
+            nearest(config.ep, divisors(model.experts)),
+            ("ep",),
+        )
+    if model.experts and config.tp > 1 and not config.sequence_parallel:
+        raise ArgumentError(
+            f"tp {config.tp} with experts needs sequence parallelism, so that each GPU has tokens of its own",
+            "take it, or tp 1",
+        )
+    parts = 2 * config.cp if config.cp > 1 else 1  # each GPU has one part from the front and one from the end
+    if seq_length % parts or (config.sequence_parallel and seq_length // config.cp % config.tp):
+        fitting = _contexts(seq_length, config.tp)
+        raise DegreeError(
+            f"cp {config.cp} does not part sequences of {seq_length} tokens into {parts} for each of {config.tp}",
+            nearest(config.cp, fitting) if fitting else "choose a length that is a power of two",
+            ("cp", "tp") if config.tp > 1 else ("cp",),
+        )
+    laid_out, ends = bool(model.experts), config.ends
+    counts = split_layers(model.layers, config.pp, config.vpp, ends, laid_out=laid_out)
+    if counts is not None and config.recompute_num_layers is not None and config.recompute_num_layers > max(counts):
+        raise ArgumentError(
+            f"{counted(config.recompute_num_layers, 'layer')} of each stage are to be computed anew, and none has more"
+            f" than {max(counts)}",
+            "leave recompute_num_layers out: that is all of them",
+            code="too_large",
+        )
+    if counts is None:
+        if ends != (None, None):
+            raise ArgumentError(
+                f"{config.named_pipeline()} does not part the {model.layers} layers {model_said}",
+                "ranks between the ends have equally many layers, and each rank's stages, too",
+            )
+        fitting = _pipelines(model.layers, config.vpp, laid_out=laid_out)
+        degree = f"pp {config.pp}" + (f" with {config.vpp} stages each" if config.vpp > 1 else "")
+        raise DegreeError(
+            f"{degree} does not divide the {model.layers} layers {model_said}, nor {model.layers + 2} with"
+            " the embedding and the head as one each",
+            nearest(config.pp, fitting) if fitting else "lower the number of stages on each GPU",
+            ("pp", "vpp") if config.vpp > 1 else ("pp",),
+        )
+
+
+@lru_cache(maxsize=256)
+def _pipelines(layers: int, vpp: int, *, laid_out: bool) -> list[int]:
+    """Return the degrees of pipeline parallelism that split so many layers."""
+    degrees = range(1, layers + 3)
+    return [d for d in degrees if stage_layers(layers, d * vpp, laid_out=laid_out) is not None]
+
+
+@lru_cache(maxsize=256)
+def _contexts(seq_length: int, tp: int) -> list[int]:
+    """Return the degrees of context parallelism that split a sequence."""
+    return [d for d in range(1, min(seq_length, 1024) + 1) if seq_length % (2 * d) == 0 and seq_length // d % tp == 0]
+
+
+def check_batch(config: ParallelismConfig, global_batch_size: int) -> None:
+    """Raise ArgumentError unless `config` splits a global batch into micro-batches that its schedule accepts.
+
+    >>> check_batch(ParallelismConfig(dp=4, micro_batch_size=3), 64)
+    Traceback (most recent call last):
+    hpgo.llm.parallelism.DegreeError: dp 4 with micro-batches of 3 does not divide a global batch of 64
+    """
+    each = config.dp * config.micro_batch_size
+    if global_batch_size % each:
+        sizes = divisors(global_batch_size)
+        fitting = [size // config.dp for size in sizes if size % config.dp == 0]
+        raise DegreeError(
+            f"dp {config.dp} with micro-batches of {config.micro_batch_size} does not divide a global batch of"
+            f" {global_batch_size}",
+            f"for the micro-batch, {nearest(config.micro_batch_size, fitting)}"
+            if fitting
+            else f"the degree of data parallelism follows from the others: {nearest(config.dp, sizes)}",
+            ("micro_batch_size", "global_batch_size", "devices"),
+        )
+    micro_batches = config.micro_batches(global_batch_size)
+    if config.vpp > 1 and config.pp_schedule != "zb_v" and micro_batches % config.pp:
+        raise DegreeError(
+            f"{micro_batches} micro-batches are no multiple of pp {config.pp}, as interleaving needs",
+            "lower the micro-batch or the degree of data parallelism, or take one stage on each GPU",
+            ("micro_batch_size", "vpp", "global_batch_size"),
+        )
+
+
+def data_degree(config: ParallelismConfig, gpus: int) -> int:
+    """Return the degree of data parallelism on so many GPUs. Raise ArgumentError with the nearest number of GPUs.
+
+    >>> data_degree(ParallelismConfig(tp=4, pp=8), 64)
+    2
+    """
+    each = config.model_parallel_size * config.pp
+    if gpus % each:
+        below, beyond = gpus // each * each, (gpus // each + 1) * each
+        others = "other degrees"
+        if gpus % config.model_parallel_size == 0:
+            others = f"another pp: {nearest(config.pp, divisors(gpus // config.model_parallel_size))}"
+        used = [name for name, degree in (("pp", config.pp), ("cp", config.cp), ("tp", config.tp)) if degree > 1]
+        raise DegreeError(
+            f"tp {config.tp} x cp {config.cp} x pp {config.pp} is {each} GPUs, which does not divide {gpus}",
+            f"take {' or '.join(str(count) for count in (below, beyond) if count)} GPUs, or {others}",
+            (*used, "devices"),
+        )
+    if (stage := gpus // config.pp) % config.ep:
+        raise DegreeError(
+            f"ep {config.ep} does not divide the {counted(stage, 'GPU')} of a stage",
+            nearest(config.ep, divisors(stage)),
+            ("ep",),
+        )
+    return gpus // each
+
+
+def nearest(wanted: int, fitting: Iterable[int]) -> str:
+    """Return a hint with the nearest of `fitting` below and above.
+
+    >>> nearest(3, [1, 2, 4, 8]), nearest(9, [1, 2])
+    ('the nearest that do are 2 and 4', 'the nearest that does is 2')
+    """
+    known = sorted(fitting)
+    around = [*[d for d in known if d < wanted][-1:], *[d for d in known if d > wanted][:1]]
+    if not around:
+        return f"there is none but {shown(wanted)}"
+    return f"the nearest that {'do are' if len(around) > 1 else 'does is'} {' and '.join(map(str, around))}"

@@ -1,0 +1,87 @@
+"""Step time against memory: for each memory limit of a GPU, the fastest configuration that needs no more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpgo.base.checks import listed, number, whole
+from hpgo.base.errors import InfeasibleError
+from hpgo.llm.search import plan_llm
+from hpgo.machine.cluster import Cluster, cluster_of
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable
+
+    from hpgo.llm.estimate import LlmEstimate
+    from hpgo.llm.parallelism import Precision
+    from hpgo.llm.platform import Platform
+    from hpgo.model.transformer import Transformer
+    from hpgo.programs.names import LlmFramework
+
+_LESS = 0.01
+"""Relative difference of memory below which two configurations are one point. Not tuned."""
+MOST_POINTS = 100
+
+
+def llm_pareto_front(
+    transformer: Transformer | str | os.PathLike[str],
+    cluster: Cluster | str | os.PathLike[str],
+    *,
+    global_batch_size: int,
+    seq_length: int,
+    precision: Precision = "bf16",
+    devices: int | None = None,
+    framework: LlmFramework = "megatron",
+    fix: dict[str, int | str] | None = None,
+    exclude: Iterable[str] = (),
+    headroom_bytes: float = 0.0,
+    platform: Platform | None = None,
+    points: int = 12,
+) -> tuple[LlmEstimate, ...]:
+    """Return the Pareto front of step time and memory: no configuration of the search is faster with less memory.
+
+    Args:
+        transformer: a shape, its name, or a file with one.
+        cluster: equal machines of devices whose rates are known; a device is a GPU.
+        global_batch_size: sequences of a step.
+        seq_length: tokens of a sequence.
+        precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.
+        devices: GPUs to use, the first of the cluster; None is all.
+        framework: `megatron`, `torchtitan` or `deepspeed`, as for `plan_llm`.
+        fix: degrees that are given.
+        exclude: what to do without.
+        headroom_bytes: memory of each GPU to leave free.
+        platform: factors from steps that were measured there.
+        points: maximum number of points; each one after the first needs at least 1 % less memory than the one before.
+
+    The fastest configuration comes first. Raises what `plan_llm` does.
+
+    >>> import hpgo
+    >>> ask = {"global_batch_size": 8, "seq_length": 4096}
+    >>> found = hpgo.llm_pareto_front("llama-3-8b", hpgo.Cluster.preset("h100:1"), points=3, **ask)
+    >>> [later.step_s > earlier.step_s for earlier, later in zip(found, found[1:])]
+    [True, True]
+    """
+    cluster = cluster_of(cluster)
+    points = whole("points", points, most=MOST_POINTS)
+    headroom_bytes = number("headroom_bytes", headroom_bytes)
+    exclude = listed("exclude", exclude, hint="give a list: ['cp', 'zero_stage=3']")
+    capacity = cluster.machines[0].device.memory_bytes
+    found: list[LlmEstimate] = []
+    while len(found) < points:
+        try:
+            fastest = plan_llm(
+                transformer, cluster, global_batch_size=global_batch_size, seq_length=seq_length, precision=precision,
+                devices=devices, framework=framework, fix=fix, exclude=exclude, headroom_bytes=headroom_bytes,
+                platform=platform, top=1,
+            ).estimates[0]  # fmt: skip
+        except InfeasibleError:
+            if found:
+                break
+            raise
+        if found and fastest.step_s <= found[-1].step_s:
+            found.pop()  # equally fast, and needs more
+        found.append(fastest)
+        headroom_bytes = capacity - fastest.fullest.peak_bytes * (1 - _LESS)
+    return tuple(found)

@@ -1,0 +1,223 @@
+"""The search space: all configurations that a framework runs, restricted to what was fixed and excluded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from hpgo.base.checks import listed, whole
+from hpgo.base.divisors import divisors
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import in_a_row, near, shorten, shown
+from hpgo.llm.parallelism import MOST_ZERO, DegreeError, ParallelismConfig, check_batch, check_degrees, ends_of, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hpgo.llm.frameworks import FrameworkSupport
+    from hpgo.llm.gpus import Gpus
+    from hpgo.llm.parallelism import Precision
+    from hpgo.model.transformer import Transformer
+
+Value = int | str
+_ALONE: dict[str, Value] = {
+    "tp": 1, "cp": 1, "ep": 1, "pp": 1, "vpp": 1, "pp_schedule": "1f1b", "dp": 1, "zero_stage": 0, "recompute": "none",
+}  # fmt: skip
+"""Names that may be fixed or excluded, which are arguments of `hpgo.estimate_llm`, with the value that means none."""
+_SIZE = "micro_batch_size"
+NAMES = (*_ALONE, _SIZE)
+_OPTIONAL = {"tp", "cp", "ep", "vpp"}
+"""Fields of `FrameworkSupport` that tell whether the degree may be above 1."""
+_WORDS = {"recompute": ("none", "selective", "full"), "pp_schedule": ("1f1b", "interleaved_zb", "zb_v")}
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSpace:
+    """Configurations that a search may return."""
+
+    rules: FrameworkSupport
+    title: str
+    """Name of the framework in messages."""
+    fixed: Mapping[str, Value]
+    excluded: Mapping[str, frozenset[Value] | None]
+    """Values by name; None means every value but the one that means none."""
+
+    @classmethod
+    def of(
+        cls, rules: FrameworkSupport, title: str, *, fix: dict[str, Value] | None = None, exclude: Iterable[str] = ()
+    ) -> SearchSpace:
+        """Return what a framework runs with the values of `fix` and without those of `exclude`: `cp`, `zero_stage=3`.
+
+        Raises ArgumentError for names and values that there are not, and for what is fixed and excluded.
+        """
+        if not isinstance(fix, dict | None):
+            raise ArgumentError(f"fix is {shown(fix)}", "give a mapping: {'tp': 4}")
+        fixed = {_name(name): _value(_name(name), value) for name, value in (fix or {}).items()}
+        left: dict[str, frozenset[Value] | None] = {}
+        hint = "name what to leave out: ['cp', 'zero_stage=3']"
+        for word in listed("exclusions", exclude, hint=hint):
+            if not isinstance(word, str):
+                raise ArgumentError(f"an exclusion is {shown(word)}", hint)
+            name, equals, text = word.partition("=")
+            name = _name(name)
+            if not equals and name == _SIZE:
+                raise ArgumentError("there is always a micro-batch", f"say which to exclude: `{_shown(_SIZE)}=1`")
+            known = left.get(name, frozenset())
+            left[name] = known | {_value(name, text)} if equals and known is not None else None
+        space = cls(rules, title, fixed, left)
+        for name, value in fixed.items():
+            if not space._is_left_in(name, value):
+                raise ArgumentError(
+                    f"{name} is fixed to {value} and excluded",
+                    f"leave {_shown(name)} out of one of them",
+                    code="conflict",
+                )
+        return space
+
+    def takes(self, name: str, value: Value) -> bool:
+        """Return whether `name`, one of NAMES, may be `value`.
+
+        >>> from hpgo.llm.frameworks import DEEPSPEED, MEGATRON
+        >>> space = SearchSpace.of(MEGATRON, "Megatron-LM", fix={"tp": 4}, exclude=["cp"])
+        >>> space.takes("tp", 2), space.takes("tp", 4), space.takes("cp", 2), space.takes("cp", 1), space.takes("pp", 8)
+        (False, True, False, True, True)
+        """
+        runs = value == 1 or name not in _OPTIONAL or getattr(self.rules, name)
+        return runs and self.fixed.get(name, value) == value and self._is_left_in(name, value)
+
+    def _is_left_in(self, name: str, value: Value) -> bool:
+        if name not in self.excluded:
+            return True
+        values = self.excluded[name]
+        return value == _ALONE[name] if values is None else value not in values
+
+    @property
+    def said(self) -> str:
+        """Description of what was fixed and excluded, to follow a list of configurations; empty if nothing was.
+
+        >>> from hpgo.llm.frameworks import MEGATRON
+        >>> SearchSpace.of(MEGATRON, "Megatron-LM", fix={"tp": 4, "micro-batch-size": 1}, exclude=["cp",
+        ... "zero_stage=0"]).said
+        ' with tp 4 and micro-batch-size 1, without cp and zero-stage 0'
+        """
+        fixed = [f"{_shown(name)} {value}" for name, value in self.fixed.items()]
+        left = [
+            _shown(name) + ("" if values is None else f" {' and '.join(map(str, sorted(values, key=str)))}")
+            for name, values in self.excluded.items()
+        ]
+        parts = [f"{word} {in_a_row(said)}" for word, said in (("with", fixed), ("without", left)) if said]
+        return " " + ", ".join(parts) if parts else ""
+
+    def without(self, name: str) -> SearchSpace:
+        """Return the search space with `name` left open."""
+        fixed = {key: value for key, value in self.fixed.items() if key != name}
+        left = {key: values for key, values in self.excluded.items() if key != name}
+        return SearchSpace(self.rules, self.title, fixed, left)
+
+    def check(
+        self, model: Transformer, gpus: Gpus, *, global_batch_size: int, seq_length: int, precision: Precision
+    ) -> None:
+        """Raise ArgumentError if what is fixed leaves nothing, with the name to blame and the nearest value."""
+        rules, given = self.rules, self.fixed
+        if lack := rules.lacking(model):
+            raise ArgumentError(f"{self.title} {lack.why}", lack.hint, code="unsupported")
+        degree = {name: int(given.get(name, 1)) for name in ("tp", "cp", "ep", "pp", "vpp")}
+        passes = given.get("pp_schedule", "1f1b")
+        if passes != "1f1b" and "vpp" not in given:
+            degree["vpp"] = 2
+        piped = max(degree["pp"], 2) if degree["vpp"] > 1 else degree["pp"]
+        if degree["vpp"] > 1 and given.get("pp") == 1:
+            what = f"vpp {degree['vpp']}" if "vpp" in given else f"pp_schedule {passes}"
+            raise DegreeError(f"{what} needs a pipeline, and pp is fixed to 1", "leave pp open", ("pp", "vpp"))
+        config = ParallelismConfig(
+            tp=degree["tp"], sequence_parallel=degree["tp"] > 1, cp=degree["cp"], ep=degree["ep"],
+            pp=piped, vpp=degree["vpp"], precision=precision, recompute=given.get("recompute", "none"),  # type: ignore[arg-type]  # it was looked at
+            pp_schedule=passes,  # type: ignore[arg-type]  # it was, too
+        )  # fmt: skip
+        if given.get("recompute") == "selective":
+            raise ArgumentError(
+                "recompute selective is of attention's scores, and attention as one kernel, which ways are looked for"
+                " with, keeps none",
+                "take none, which is the same then, or full; `hpgo llm estimate --no-flash-attention` knows attention"
+                " that keeps them",
+            )
+        if why := rules.broken_degrees(rules.as_run(config), tied=model.tied):
+            raise ArgumentError(
+                f"{self.title} {why}",
+                "leave that open, or plan for another launcher with `--framework`: megatron runs most",
+                code="unsupported",
+            )
+        zero = given.get("zero_stage", 0)
+        known = sorted(
+            {0, *(rules.zero_stages_with_pp if degree["pp"] > 1 else (*rules.zero_stages, *rules.zero_stages_with_pp))}
+        )
+        if zero not in known:
+            beside = " beside a pipeline" if degree["pp"] > 1 else ""
+            raise DegreeError(
+                f"{self.title} does not share what replicas hold as zero {zero}{beside}",
+                nearest(int(zero), known),
+                ("zero_stage",),
+                code="unsupported",
+            )
+        if degree["tp"] not in divisors(gpus.machine):
+            raise DegreeError(
+                f"tp {degree['tp']} does not divide the {gpus.machine} GPUs of a machine",
+                f"tensor parallelism is looked for inside machines: {nearest(degree['tp'], divisors(gpus.machine))}",
+                ("tp",),
+            )
+        # Ranks at the ends may have fewer layers where the launcher can: then the search finds how many.
+        may_differ = rules.uneven_ends and any(True for _ in ends_of(model.layers, piped, degree["vpp"]))
+        lone = config if "pp" in given and not may_differ else replace(config, pp=1, vpp=1, pp_schedule="1f1b")
+        check_degrees(model, lone, seq_length=seq_length)
+        self._check_counts(gpus.count, degree, global_batch_size)
+
+    def _check_counts(self, gpus: int, degree: Mapping[str, int], global_batch_size: int) -> None:
+        """Raise ArgumentError if fixed degrees do not divide the GPUs, or fixed parts of a batch the batch."""
+        each = degree["tp"] * degree["cp"] * degree["pp"]
+        data = int(self.fixed.get("dp", 1))
+        named = " x ".join(f"{name} {degree[name]}" for name in ("tp", "cp", "pp") if name in self.fixed)
+        if gpus % each:
+            raise DegreeError(
+                f"{named} is {each} GPUs, which does not divide {gpus}",
+                f"of GPUs, {nearest(gpus, _around(gpus, each))}; or fix less",
+                ("pp", "cp", "tp"),
+            )
+        if gpus // each % data:
+            raise DegreeError(
+                f"dp {data} does not divide {gpus // each} GPUs{f', which {named} leaves of {gpus}' if named else ''}",
+                nearest(data, divisors(gpus // each)),
+                ("dp", "pp", "cp", "tp"),
+                code="unsupported",
+            )
+        check_batch(ParallelismConfig(dp=data, micro_batch_size=int(self.fixed.get(_SIZE, 1))), global_batch_size)
+
+
+def _around(count: int, each: int) -> list[int]:
+    return [at * each for at in (count // each, count // each + 1) if at]
+
+
+def _shown(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _name(name: object) -> str:
+    """Return the name of a degree that may be fixed, written with dashes or underscores."""
+    known = name.strip().replace("-", "_") if isinstance(name, str) else ""
+    if known not in NAMES:
+        said = shorten(name) if isinstance(name, str) else shown(name)
+        raise ArgumentError(
+            f"there is no degree `{said}` to fix or exclude",
+            near(_shown(known or str(said)), [_shown(one) for one in NAMES]),
+            code="unknown_name",
+        )
+    return known
+
+
+def _value(name: str, value: object) -> Value:
+    if words := _WORDS.get(name):
+        if not isinstance(value, str) or value not in words:
+            raise ArgumentError(f"{name} is {shown(value)}", f"it may be {', '.join(words)}")
+        return value
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 10:  # longer ones are no degrees
+        value = int(value)
+    return whole(name, value, least=0, most=MOST_ZERO) if name == "zero_stage" else whole(name, value)

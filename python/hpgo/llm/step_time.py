@@ -1,0 +1,309 @@
+"""From terms to a step: the stages of a pipeline, their passes, and what follows the last pass.
+
+Nothing is simulated here. `passes_s` is a lower bound that no order of passes can beat, of one configuration or of
+arrays of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from hpgo.llm.amounts import Amount, before_ranks, by_rank, maximum, over_ranks
+from hpgo.llm.layer_context import VALUE
+from hpgo.llm.layer_time import EMBEDDING, HEAD, LAUNCH, LAYER, LayerTime, StagePasses, end_times, layer_times
+from hpgo.llm.memory import SAVED, PipelineRankLayers, expert_parameters, parameters, sharded_parameters
+from hpgo.llm.parallelism import split_layers
+
+if TYPE_CHECKING:
+    from hpgo.llm.layer_context import LayerContext
+    from hpgo.model.transformer import Kind, Transformer
+
+_OFFLOAD = "cpu_offload"
+LABELS = {key: term.label for key, term in {**LAYER, **HEAD, **EMBEDDING}.items()} | {
+    LAUNCH: "kernel launch overhead",
+    _OFFLOAD: "activation offloading",
+    "grad_reduce": "DP gradient reduction",
+    "optimizer_step": "optimizer step",
+    "bubble": "pipeline bubble",
+}
+"""Names in reports of everything that a step spends time on, by key."""
+_UNFUSED_BYTES = 48
+"""Additional bytes per parameter without fused Adam: each of two moments three times, the root and the quotient."""
+
+
+@dataclass(frozen=True, slots=True)
+class LlmStage:
+    """Consecutive layers on one group of GPUs, of each replica. Seconds of passes are those of one micro-batch."""
+
+    layers: range
+    forward_s: float
+    backward_s: float
+    weight_grad_s: float
+    """Part of the backward that computes gradients of weights; it can run later if backward passes are split."""
+    sync_s: float
+    """Exposed gradient reduction and parameter all-gather after the stage's last backward pass."""
+    optimizer_s: float
+
+
+def transfer(context: LayerContext, *, dp: int) -> tuple[float, float]:
+    """Return the seconds that activations occupy a link between pipeline ranks, and the seconds of latency besides."""
+    config = context.config
+    ring = context.gpus.ring(2, config.model_parallel_size * dp)
+    share = context.constants.nic_efficiency if ring.across else context.constants.nvlink_efficiency
+    together = context.gpus.adapter_bytes_per_s if ring.across else ring.bytes_per_s
+    moved = VALUE * context.tokens * context.model.hidden
+    # Tensor-parallel GPUs send a part each. Without sequence parallelism they gather the others' parts.
+    gathered_s = 0.0 if config.sequence_parallel else context.all_gather_s(context.tensor_ring, moved)
+    latency_s = ring.latency_s + context.constants.collective_overhead_s + gathered_s
+    return moved / config.tp / (together * share), latency_s
+
+
+@lru_cache(maxsize=64)
+def kinds_of(model: Transformer) -> tuple[Kind, ...]:
+    """Return the kind of every layer, and of the layers for multi-token prediction behind them."""
+    return (*map(model.kind, range(model.layers)), *(model.further_kind,) * model.further_tokens)
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """Times of a layer of each kind and of both ends, which all configurations of one shape share."""
+
+    context: LayerContext
+    """Its configuration is a shape (`ParallelismConfig.shape`), so no term can depend on anything else."""
+    like: LayerCosts | None = None
+    """Costs of a shape that differs in `ep` only: times without experts are the same."""
+
+    @classmethod
+    def from_context(cls, context: LayerContext, like: LayerCosts | None = None) -> LayerCosts:
+        """Return the costs of the shape of a context's configuration."""
+        return cls(replace(context, config=context.config.shape), like)
+
+    @cached_property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Kinds of all layers, in order."""
+        return kinds_of(self.context.model)
+
+    @cached_property
+    def layer(self) -> dict[tuple[Kind, bool], LayerTime]:
+        """Times of a layer by kind, and by whether its forward pass is recomputed."""
+        found: dict[tuple[Kind, bool], LayerTime] = {}
+        for kind in dict.fromkeys(self.kinds):
+            if self.like is not None and not kind.experts:
+                found |= {(kind, again): self.like.layer[kind, again] for again in (False, True)}
+            else:
+                found |= zip(((kind, False), (kind, True)), layer_times(self.context.of(kind)), strict=True)
+        return found
+
+    @cached_property
+    def head(self) -> LayerTime:
+        """Times of the LM head and the loss."""
+        return end_times(self.context, HEAD) if self.like is None else self.like.head
+
+    @cached_property
+    def embedding(self) -> LayerTime:
+        """Times of the embedding."""
+        return end_times(self.context, EMBEDDING) if self.like is None else self.like.embedding
+
+    def offloading(self, kind: Kind) -> LayerTime:
+        """Return the exposed transfers of a layer whose activations wait in CPU memory."""
+        context, passes = self.context, self.layer[kind, False]
+        rate = context.gpus.host_bytes_per_s * context.constants.nvlink_efficiency
+        moved_s, hidden = context.once(SAVED[False], kind) / rate, context.constants.comm_overlap_fraction
+        return LayerTime(
+            {_OFFLOAD: max(0.0, moved_s - hidden * passes.total_forward_s)},
+            {_OFFLOAD: max(0.0, moved_s - hidden * passes.total_backward_s)},
+        )
+
+    @cached_property
+    def model_s(self) -> tuple[float, float]:
+        """Seconds of a micro-batch in the whole model, without recomputation and with all layers recomputed."""
+        counts, ends_s = Counter(self.kinds).items(), self.head.total_s + self.embedding.total_s
+        none_s, all_s = (
+            sum(count * self.layer[kind, again].total_s for kind, count in counts) for again in (False, True)
+        )
+        return none_s + ends_s, all_s + ends_s
+
+    @cached_property
+    def passes(self) -> Amount:
+        """`StagePasses` of each kind of layer, of the embedding and of the LM head: a row each, to multiply by counts.
+
+        Six columns: without recomputation and with it. The embedding and the LM head are never recomputed.
+        """
+        import numpy as np  # only searches need it
+
+        rows = [[self.layer[kind, again] for again in (False, True)] for kind in dict.fromkeys(self.kinds)]
+        rows += [[end, end] for end in (self.embedding, self.head)]
+        return np.array([[part for time in row for part in StagePasses.from_layers([(1, time)])] for row in rows])
+
+
+def passes_s(first: StagePasses, rank: StagePasses, micro_batches: int, edge_s: float, *, splits: bool) -> Amount:
+    """Return a lower bound on the seconds until the last pass, given each rank's first stage and all its stages.
+
+    A rank waits for the first micro-batch, computes all micro-batches, and the ranks before it finish the last one.
+    `edge_s` is a transfer between ranks. If backward passes are split, gradients of weights can run after the ranks
+    before have finished their gradients of inputs.
+    """
+    all_s = micro_batches * (rank.forward_s + rank.backward_s)
+    if not splits:
+        return over_ranks(before_ranks(first.forward_s + first.backward_s + 2 * edge_s) + all_s)
+    there_s = before_ranks(first.forward_s + edge_s)
+    later_s = before_ranks(first.input_grad_s + edge_s) + first.weight_grad_s[..., :1]
+    return over_ranks(there_s + all_s + maximum(0.0, later_s - micro_batches * rank.weight_grad_s))
+
+
+@dataclass(frozen=True)
+class PipelineStages:
+    """All stages of a checked configuration. `ParallelismConfig.stages_of` tells which rank holds which."""
+
+    context: LayerContext
+    micro_batches: int
+    shared: LayerCosts | None = None
+    """Costs of the configuration's shape, if known."""
+
+    @cached_property
+    def costs(self) -> LayerCosts:
+        """Costs of the configuration's shape."""
+        return LayerCosts.from_context(self.context) if self.shared is None else self.shared
+
+    @cached_property
+    def counts(self) -> tuple[int, ...]:
+        """Number of layers of each stage, without layers for multi-token prediction."""
+        model, config = self.context.model, self.context.config
+        counts = split_layers(model.layers, config.pp, config.vpp, config.ends, laid_out=bool(model.experts))
+        assert counts is not None, "the configuration was checked"  # noqa: S101
+        return counts
+
+    @cached_property
+    def ranges(self) -> tuple[range, ...]:
+        """Layers of each stage, by number."""
+        return tuple(range(end - count, end) for end, count in zip(accumulate(self.counts), self.counts, strict=True))
+
+    def held(self, stage: int) -> tuple[Kind, ...]:
+        """Return the kinds of a stage's layers. The last stage also has the layers for multi-token prediction."""
+        layers = self.ranges[stage]
+        return self.costs.kinds[layers.start : None if stage == len(self.counts) - 1 else layers.stop]
+
+    def recomputed(self, stage: int) -> int:
+        """Return how many layers of a stage are recomputed."""
+        config = self.context.config
+        if config.recompute != "full":
+            return 0
+        if config.recompute_num_layers is None:
+            return len(self.held(stage))
+        return min(self.counts[stage], config.recompute_num_layers)
+
+    def parts_of(self, stage: int) -> list[tuple[int, LayerTime]]:
+        """Return what a stage consists of: counts and times of layers, of offloading, of the embedding and the head."""
+        again, costs, held = self.recomputed(stage), self.costs, self.held(stage)
+        parts = [(count, costs.layer[kind, True]) for kind, count in Counter(held[:again]).items()]
+        parts += [(count, costs.layer[kind, False]) for kind, count in Counter(held[again:]).items()]
+        away = held[: self.context.config.cpu_offload_num_layers]
+        parts += [(count, costs.offloading(kind)) for kind, count in Counter(away).items()]
+        parts += [(1, costs.embedding)] if stage == 0 else []
+        return parts + ([(1, costs.head)] if stage == len(self.counts) - 1 else [])
+
+    @cached_property
+    def transfer(self) -> tuple[float, float]:
+        """Transfer between ranks, as the function `transfer` returns it; zero without a pipeline."""
+        config = self.context.config
+        return transfer(self.context, dp=config.dp) if config.pp > 1 else (0.0, 0.0)
+
+    @cached_property
+    def stages(self) -> tuple[LlmStage, ...]:
+        """All stages, in the order of their layers."""
+        last = len(self.counts) - 1
+        # Stages with equal layers take as long, and there may be hundreds of them.
+        known: dict[object, tuple[float, ...]] = {}
+        found = []
+        for at, layers in enumerate(self.ranges):
+            what = self.held(at), at == 0, at == last
+            if what not in known:
+                known[what] = self._seconds(at)
+            found.append(LlmStage(layers, *known[what]))
+        return tuple(found)
+
+    def _seconds(self, at: int) -> tuple[float, ...]:
+        """Return the fields of an `LlmStage` behind its layers."""
+        context, config, passes = self.context, self.context.config, StagePasses.from_layers(self.parts_of(at))
+        held = self.rank_layers(at, 0)
+        mine = (sharded_parameters if config.zero_stage >= 1 else parameters)(context, held)
+        each = context.constants.optimizer_bytes + (0.0 if config.fused_adam else _UNFUSED_BYTES)
+        return *passes, self._sync_s(at, held, passes), context.moved_s(each * mine)
+
+    def rank_layers(self, at: int, in_flight: int, waiting: int = 0) -> PipelineRankLayers:
+        """Return a stage as memory columns need it, with so many micro-batches in flight in each of its layers."""
+        held, again = self.held(at), self.recomputed(at)
+        count = len(held)
+        # Of the layers whose activations wait in CPU memory, two stay: the one that is computed, and the next.
+        away = max(0, min(count, self.context.config.cpu_offload_num_layers) - 2)
+        return PipelineRankLayers.from_layers(
+            held,
+            embedding=at == 0,
+            head=at == len(self.counts) - 1,
+            in_flight=(0,) * away + (in_flight,) * (count - away),
+            recomputed=(True,) * again + (False,) * (count - again),
+            waiting=waiting if self.context.config.splits_backward else None,
+        )
+
+    def _sync_s(self, at: int, held: PipelineRankLayers, passes: StagePasses) -> float:
+        """Return the exposed seconds of gradient reduction and parameter all-gather after the last backward pass."""
+        context, config = self.context, self.context.config
+        left_s = 0.0
+        if not config.gathers_weights:
+            alone = expert_parameters(context, held)
+            rings = [(context.data_ring, parameters(context, held) - alone)]
+            rings += [(context.expert_ring, alone)] if alone else []
+            each = context.gradient_bytes
+            if config.zero_stage:
+                reduced_s = sum(context.all_gather_s(ring, count * each) for ring, count in rings)
+                gathered_s = sum(context.all_gather_s(ring, count * VALUE) for ring, count in rings)
+            else:
+                reduced_s = gathered_s = sum(context.all_reduce_s(ring, count * each) for ring, count in rings) / 2
+            if config.overlap_dp_comm:
+                # The gradient of the first layer is computed last, so nothing hides its reduction.
+                layers, hidden = max(1, self.counts[at]), context.constants.comm_overlap_fraction
+                reduced_s = max(reduced_s / layers, reduced_s - hidden * passes.backward_s)
+                gathered_s = max(gathered_s / layers, gathered_s - hidden * passes.forward_s)
+            left_s = reduced_s + gathered_s
+        if context.holds_embedding_twice and at in {0, len(self.counts) - 1}:
+            words = context.model.vocab * context.model.hidden / config.tp
+            ring = context.gpus.ring(2, config.model_parallel_size * config.dp * (config.pp - 1))
+            left_s += context.all_reduce_s(ring, words * context.gradient_bytes)
+        return left_s
+
+    @cached_property
+    def ranks_s(self) -> tuple[float, ...]:
+        """Seconds of a micro-batch on each rank."""
+        ranks = map(self.of_rank, range(self.context.config.pp))
+        return tuple(sum(stage.forward_s + stage.backward_s for stage in stages) for stages in ranks)
+
+    def of_rank(self, rank: int) -> list[LlmStage]:
+        """Return the stages of a rank."""
+        return [self.stages[at] for at in self.context.config.stages_of(rank)]
+
+    @property
+    def slowest(self) -> int:
+        """The rank with the most to compute; the first of equal ones."""
+        return max(range(len(self.ranks_s)), key=lambda rank: self.ranks_s[rank])
+
+    @property
+    def bound_s(self) -> float:
+        """Lower bound on the step time."""
+        return self.passes_s + min(stage.sync_s + stage.optimizer_s for stage in self.stages)
+
+    @cached_property
+    def passes_s(self) -> float:
+        """Lower bound on the seconds until the last pass. More recomputed layers never lower it."""
+        ranks = [self.of_rank(rank) for rank in range(self.context.config.pp)]
+        first, rank = (
+            StagePasses(
+                *(by_rank([sum(getattr(one, name) for one in held) for held in some]) for name in StagePasses._fields)
+            )
+            for some in ([held[:1] for held in ranks], ranks)
+        )
+        edge_s, splits = sum(self.transfer), self.context.config.splits_backward
+        return float(passes_s(first, rank, self.micro_batches, edge_s, splits=splits))

@@ -1,0 +1,225 @@
+"""Suggestions of degrees for a refused configuration or search: only what was tried and is accepted.
+
+A degree that divides its own number may still be refused by another rule, so a hint that knows one rule only leads from
+one refusal to the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+from hpgo.base.divisors import divisors
+from hpgo.base.errors import ArgumentError
+from hpgo.base.wording import in_a_row
+from hpgo.llm.parallelism import DEGREES, MOST_ZERO, DegreeError, check_batch, check_degrees, data_degree, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Mapping
+
+    from hpgo.llm.parallelism import ParallelismConfig
+    from hpgo.llm.search_space import SearchSpace
+    from hpgo.model.transformer import Transformer
+
+_MOST = 1024  # numbers of GPUs that are tried. Not tuned.
+_NEAR = 8  # values of each of two degrees that are tried together. Twice as many take four times as long. Not tuned.
+
+
+def with_accepted(
+    error: DegreeError,
+    model: Transformer,
+    config: ParallelismConfig,
+    asked: Mapping[str, int],
+    *,
+    gpus: int,
+    most_gpus: int,
+    global_batch_size: int,
+    seq_length: int,
+    kept: Container[str] = (),
+) -> ArgumentError:
+    """Return `error` with a hint whose arguments `hpgo.estimate_llm` accepts in place of the refused ones.
+
+    `asked` are the degrees that were refused, by the keys of `DEGREES`; what else is asked is in `way`. `gpus` are used
+    of `most_gpus` that the cluster has. Names that are `kept` can't be asked for otherwise.
+    """
+    now = {**asked, "devices": gpus, "global_batch_size": global_batch_size}
+
+    def accepts(changes: Mapping[str, int]) -> bool:
+        degrees = {**now, **changes}
+        fields: dict[str, int | bool] = {name: degrees[name] for name in DEGREES}
+        fields |= {name: value for name, value in changes.items() if name not in now}
+        if degrees["tp"] == 1 or ("tp" in changes and asked["tp"] == 1):
+            fields["sequence_parallel"] = degrees["tp"] > 1  # as `hpgo.estimate_llm` has it if nothing is said
+        try:
+            tried = replace(config, **fields)  # type: ignore[arg-type]  # all are whole numbers
+            check_degrees(model, tried, seq_length=seq_length)
+            data = data_degree(tried, degrees["devices"])
+            check_batch(replace(tried, dp=data), degrees["global_batch_size"])
+        except ArgumentError:
+            return False
+        return True
+
+    each = asked["tp"] * asked["cp"] * asked["pp"]
+    degrees = sorted({*divisors(gpus), *divisors(most_gpus)})
+    values: dict[str, Iterable[int]] = {
+        "tp": degrees,
+        "cp": degrees,
+        "ep": divisors(model.experts or 1),
+        "pp": degrees,
+        "vpp": range(1, model.layers + 3),
+        "micro_batch_size": divisors(global_batch_size),
+        "devices": sorted(
+            {each * at for at in range(1, min(most_gpus // each, _MOST) + 1)}
+            | {1 << power for power in range(most_gpus.bit_length())}
+        ),
+        "global_batch_size": _multiples(global_batch_size, max(1, gpus // each) * asked["micro_batch_size"]),
+    }
+    values = {name: each for name, each in values.items() if name not in kept}
+
+    def fitting(name: str) -> list[int]:
+        return [value for value in values[name] if value != now[name] and accepts({name: value})]
+
+    blamed = [name for name in error.degrees if name in values]
+    found: list[str] = []
+    for name in blamed:
+        if fits := fitting(name):
+            found.append(_nearest(name, now[name], fits, first=not found))
+    if "pp" in error.degrees and "first_rank_layers" not in kept and (ends := _ends(model, config, accepts)):
+        found.append(f"give the ends another number of layers: {' '.join(ends)}")
+    if not found:
+        others = (name for name in values if name not in blamed)
+        found = [_nearest(name, now[name], fits) for name in others if (fits := fitting(name))][:2]
+    if not found:
+        found = _pairs(blamed, values, now, accepts) or _several(values, now, accepts)
+    return error.as_kind(ArgumentError, hint=", or ".join(found))
+
+
+def with_open(
+    error: DegreeError,
+    space: SearchSpace,
+    *,
+    model: Transformer,
+    gpus: int,
+    global_batch_size: int,
+    has_ways: Callable[[SearchSpace], bool],
+) -> ArgumentError:
+    """Return `error` with a hint of what may be fixed instead, or left open, in the same search."""
+    values: dict[str, Iterable[int]] = {
+        **dict.fromkeys(("tp", "cp", "pp", "dp"), divisors(gpus)),
+        "ep": divisors(model.experts or 1),
+        "vpp": range(1, model.layers + 3),
+        "zero_stage": range(MOST_ZERO + 1),
+        "micro_batch_size": divisors(global_batch_size),
+    }
+    found: list[str] = []
+    for name in error.degrees:
+        if name in space.fixed and name in values:
+            now = int(space.fixed[name])
+            fits = [
+                value for value in values[name]
+                if value != now and has_ways(replace(space, fixed={**space.fixed, name: value}))
+            ]  # fmt: skip
+            if fits:
+                found.append(_nearest(name.replace("_", "-"), now, fits, verb="fix", first=not found))
+    if not found:
+        names = [name for name in dict.fromkeys((*space.fixed, *space.excluded)) if has_ways(space.without(name))]
+        found = [f"leave {in_a_row([name.replace('_', '-') for name in names], 'or')} open"] if names else []
+    if not found and (names := _in_the_way(space, has_ways)):
+        found = [f"leave {in_a_row([name.replace('_', '-') for name in names])} open"]
+    return error.as_kind(ArgumentError, hint=", or ".join(found))
+
+
+def _in_the_way(space: SearchSpace, has_ways: Callable[[SearchSpace], bool]) -> list[str]:
+    """Names that leave ways if all of them are open, where no single one does; none if that is not enough."""
+    names, left = list(dict.fromkeys((*space.fixed, *space.excluded))), space
+    for name in names:
+        left = left.without(name)
+    if not has_ways(left):
+        return []
+    for name in names:
+        fixed = {key: space.fixed[key] for key in (name,) if key in space.fixed}
+        excluded = {key: space.excluded[key] for key in (name,) if key in space.excluded}
+        tried = replace(left, fixed={**left.fixed, **fixed}, excluded={**left.excluded, **excluded})
+        left = tried if has_ways(tried) else left
+    return [name for name in names if name not in left.fixed and name not in left.excluded]
+
+
+def _nearest(name: str, now: int, fitting: list[int], *, verb: str = "use", first: bool = False) -> str:
+    """The nearest of `fitting` below and above as arguments."""
+    around = [*[one for one in fitting if one < now][-1:], *[one for one in fitting if one > now][:1]]
+    said = in_a_row([f"`{name}={value}`" for value in around], "or")
+    return f"{nearest(now, fitting)}: {verb} {said}" if first else f"{verb} {said}"
+
+
+def _ends(model: Transformer, config: ParallelismConfig, accepts: Callable[[Mapping[str, int]], bool]) -> list[str]:
+    """Layers of the first and the last rank with which the layers of a pipeline divide, the most even ones."""
+    pipeline, chunks, found = config.pp, config.vpp, []
+    for each in range(chunks, model.layers, chunks):
+        ends = model.layers - each * (pipeline - 2)
+        half = -(-ends // (2 * chunks)) * chunks
+        for first in (half, half + chunks):
+            last = ends - first
+            given = {"first_rank_layers": first, "last_rank_layers": last}
+            if pipeline == 2 or last == each:
+                del given["last_rank_layers"]
+            elif first == each:
+                del given["first_rank_layers"]
+            if min(first, last) >= chunks and accepts(given):
+                said = [f"`{name}={count}`" for name, count in given.items()]
+                found.append((max(each if pipeline > 2 else 0, first, last), len(said), said))
+    return min(found)[-1] if found else []
+
+
+def _pairs(
+    blamed: list[str],
+    values: Mapping[str, Iterable[int]],
+    now: Mapping[str, int],
+    accepts: Callable[[Mapping[str, int]], bool],
+) -> list[str]:
+    """Two degrees that are accepted together, where no single one is."""
+    known = {name: _near(each, now[name]) for name, each in values.items()}
+    for one in blamed or ["pp"]:
+        for other in (name for name in known if name != one):
+            pairs = product(known[one], known[other])
+            fits = [pair for pair in pairs if accepts(dict(zip((one, other), pair, strict=True)))]
+            if fits:
+                a, b = min(fits, key=lambda pair: (abs(pair[0] - now[one]), abs(pair[1] - now[other])))
+                return [f"use `{one}={a}` and `{other}={b}`"]
+    return []
+
+
+def _several(
+    values: Mapping[str, Iterable[int]], now: Mapping[str, int], accepts: Callable[[Mapping[str, int]], bool]
+) -> list[str]:
+    """Degrees that are accepted together, where no two are: each as near to what was asked as the ones before let it.
+
+    It begins with degrees of 1, or the pipeline that a schedule needs, and with a batch and GPUs that fit these.
+    """
+    gpus, batch = now["devices"], now["global_batch_size"]
+    one = dict.fromkeys(DEGREES, 1)
+    starts = [one, one | {"pp": 2}, one | {"pp": 2, "vpp": 2}]
+    sizes = [{"devices": gpus, "global_batch_size": batch}]
+    if "global_batch_size" in values:
+        sizes += [{"devices": gpus, "global_batch_size": size} for size in _near(_multiples(batch, gpus), batch)]
+    sizes += [{"devices": count, "global_batch_size": batch} for count in _near(values.get("devices", ()), gpus)]
+    for size, start in product(sizes, starts):
+        if not accepts(chosen := start | size):
+            continue
+        for name in ("tp", "pp", "vpp", "cp", "ep", "micro_batch_size", "global_batch_size", "devices"):
+            for value in (now[name], *_near(values.get(name, ()), now[name])):
+                if abs(value - now[name]) < abs(chosen[name] - now[name]) and accepts({**chosen, name: value}):
+                    chosen = {**chosen, name: value}
+                    break
+        changed = [f"`{name}={value}`" for name, value in chosen.items() if value != now[name]]
+        return [f"use {in_a_row(changed)}"]
+    return []
+
+
+def _near(values: Iterable[int], now: int) -> list[int]:
+    return sorted(values, key=lambda value: abs(value - now))[:_NEAR]
+
+
+def _multiples(number: int, of: int) -> list[int]:
+    """Those next to `number`."""
+    return [at * of for at in (number // of, number // of + 1) if at]

@@ -1,0 +1,91 @@
+"""Features of a configuration, and which of them published steps have validated, by device.
+
+An estimate adds up terms. Terms of a feature that a published step used were compared with a measurement. Other terms
+are unvalidated, and these are the most optimistic ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpgo.machine.rates import key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from hpgo.llm.parallelism import ParallelismConfig
+
+
+def features_of(config: ParallelismConfig) -> tuple[str, ...]:
+    """Return the features that a configuration uses. Layer splits and the number of recomputed layers are none.
+
+    >>> from hpgo.llm.parallelism import ParallelismConfig
+    >>> features_of(ParallelismConfig(tp=2, sequence_parallel=True, pp=4, dp=2, zero_stage=1))
+    ('tp', 'sp', 'pp', 'zero 1', 'bf16')
+    """
+    piped, stage = config.pp > 1, config.zero_stage
+    # Beside a pipeline, sharded weights stay gathered for the step, and gradients stay whole.
+    zero = f"zero {min(stage, 2)} beside pp" if piped and stage > 1 else f"zero {stage}"
+    held = (
+        ("tp", config.tp > 1),
+        ("sp", config.sequence_parallel),
+        ("cp", config.cp > 1),
+        ("ep", config.ep > 1),
+        ("pp", piped),
+        ("vpp", config.vpp > 1),
+        (f"schedule {config.pp_schedule}", config.splits_backward),
+        (zero, config.zero_stage > 0),
+        (f"recompute {config.recompute}", config.recompute != "none"),
+        (config.precision, True),
+        ("narrow gradients", config.grad_reduce_in_bf16),
+        ("offloading", config.cpu_offload_num_layers > 0),
+    )
+    return tuple(name for name, has in held if has)
+
+
+VALIDATED: dict[str, tuple[str, ...]] = {
+    "A100": (
+        "tp", "sp", "pp", "vpp", "zero 1", "zero 3", "recompute selective", "recompute full", "bf16", "fp16",
+        "narrow gradients",
+    ),
+    "B200": ("tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "bf16", "fp8", "narrow gradients"),
+    "B300": ("ep", "pp", "vpp", "zero 1", "bf16", "fp8", "narrow gradients"),
+    "GB200": (
+        "tp", "sp", "ep", "pp", "vpp", "zero 1", "zero 3", "bf16", "fp8", "fp4", "narrow gradients", "offloading",
+    ),
+    "GB300": (
+        "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "zero 3", "bf16", "fp8", "fp4", "narrow gradients", "offloading",
+    ),
+    "H100": (
+        "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "zero 2", "zero 3", "zero 2 beside pp", "recompute full", "bf16",
+        "fp8", "narrow gradients",
+    ),
+}  # fmt: skip
+"""Features of published steps by device: docs/accuracy.md, *what was measured*."""
+EVERYWHERE = frozenset(name for held in VALIDATED.values() for name in held)
+"""Features that were validated on any device."""
+
+
+def family(device: str) -> str:
+    """Return the chip of a known card, by which published steps are counted, or the name itself of any other.
+
+    >>> family("A100-80GB"), family("NVIDIA H100 80GB HBM3"), family("H100-PCIe")
+    ('A100', 'H100', 'H100-PCIe')
+    """
+    key = key_of(device)
+    return device if key is None else key.partition("-")[0].upper()
+
+
+def unvalidated_features(config: ParallelismConfig, device: str, besides: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the features of a configuration that no published step on such a `device` has validated.
+
+    Features in `besides` are validated, too. For a device without published steps, all features count that were
+    validated on any device.
+
+    >>> from hpgo.llm.parallelism import ParallelismConfig
+    >>> config = ParallelismConfig(cp=2, pp=2, vpp=2, pp_schedule="zb_v")
+    >>> [unvalidated_features(config, *known) for known in (["H100-80GB"], ["A100-80GB"], ["A100-80GB", ["cp"]])]
+    [('schedule zb_v',), ('cp', 'schedule zb_v'), ('schedule zb_v',)]
+    """
+    known = VALIDATED.get(family(device), EVERYWHERE)
+    return tuple(name for name in features_of(config) if name not in known and name not in besides)
