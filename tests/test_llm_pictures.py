@@ -180,9 +180,9 @@ def test_dark_and_light_follow_the_reader_unless_one_is_asked_for(tmp_path) -> N
 
 
 def test_the_commands_draw(tmp_path) -> None:
-    question = ["llama-3-8b", "-c", "h100:1", "-b", "16", "--seq", "8192"]
+    question = ["llama-3-8b", "-c", "h100:1", "-b", "16", "--seq-length", "8192"]
     config, front = tmp_path / "way.svg", tmp_path / "front.html"
-    done = CliRunner().invoke(group, ["plan", *question, "--picture", str(config), "--front", str(front)])
+    done = CliRunner().invoke(group, ["llm", "plan", *question, "-o", str(config), "--pareto", str(front)])
     assert done.exit_code == 0, done.output
     assert len(cells(config.read_text(encoding="utf-8"))) == 8
     assert "time against memory" in front.read_text(encoding="utf-8")

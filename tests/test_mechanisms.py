@@ -104,7 +104,8 @@ def test_reports_name_it() -> None:
 
 def test_the_list_says_which_is_taken_and_explain_marks_what_is_next_to_it(tmp_path: Path) -> None:
     path = tmp_path / "llm-plan.json"
-    words = ["plan", "llama-3-70b", "-c", "a100:8", "-b", 128, "--seq", 8192, "--for", "torchtitan", "--top", 2]
+    words = ["llm", "plan", "llama-3-70b", "-c", "a100:8", "-b", 128, "--seq-length", 8192]
+    words += ["--framework", "torchtitan", "--top", 2]
     said = said_of(*words, "-o", path)
     assert "?: No published step on such a device has measured cp" in said
     assert "The plan is 3, which relies on none of that and is within the error of 1." in said
@@ -116,5 +117,5 @@ def test_the_list_says_which_is_taken_and_explain_marks_what_is_next_to_it(tmp_p
     against = ["llm", "explain", path, "--compare-with", "cp=2,tp=4"]
     assert "has measured cp" in said_of(*against)
     assert json.loads(said_of(*against, "--json"))["unvalidated_features"] == ["cp"]
-    said_of("plan", "llama-3-8b", "-c", "a100:1", "-b", 8, "--seq", 8192, "-o", path)
+    said_of("llm", "plan", "llama-3-8b", "-c", "a100:1", "-b", 8, "--seq-length", 8192, "-o", path)
     assert "fits; cp unmeasured" in said_of("llm", "explain", path)
