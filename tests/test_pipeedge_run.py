@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import csv
-import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import warm_ranks
 from click.testing import CliRunner
 from ports import free_port
 
@@ -43,24 +42,15 @@ class Ranks:
     """Processes of `pipeedge-run`, one a rank, as its scripts start them."""
 
     folder: Path
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    started: list[warm_ranks.Started] = field(default_factory=list)
 
     def start(self, world: int, *words: str, of_others: tuple[str, ...] | None = None, **variables: str) -> None:
         """All ranks; those after the first with other words, if these are given."""
         port = free_port()
-        script = "from hpgo.cli.entry import pipeedge_run; pipeedge_run()"
         for rank in range(world):
             given = words if rank == 0 or of_others is None else of_others
-            self.started.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", script, str(rank), str(world), "--port", port, *given],
-                    cwd=self.folder,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
-                )
-            )
+            words_of_rank = (rank, world, "--port", port, *given)
+            self.started.append(warm_ranks.start("pipeedge_run", self.folder, *words_of_rank, **variables))
 
     def finish(self) -> list[tuple[int, str, str]]:
         """Exit code, stdout and stderr of each."""

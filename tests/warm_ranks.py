@@ -6,34 +6,74 @@ import atexit
 import json
 import os
 import runpy
-import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
 HERE = Path(__file__).parent
+_COMMANDS = ("hpgo", "pipeedge_run")
+"""Names of functions in `hpgo.cli.entry`."""
 _servers: list[subprocess.Popen[str]] = []
-"""The process that scripts fork from, once the first one was asked for. It ends with this process."""
+"""The process that others fork from, once the first one was asked for. It ends with this process."""
 
 
-def ran(script: str, *words: object, timeout: float) -> subprocess.CompletedProcess[str]:
-    """Run `python tests/SCRIPT WORDS` in the folder of tests, with one thread a process.
+class Started:
+    """A process, with as much of `subprocess.Popen` as tests need."""
 
-    Raises subprocess.TimeoutExpired, after everything the script has started is killed.
-    """
-    return _ran(HERE, [str(HERE / script), *map(str, words)], timeout)
+    def __init__(self, place: Path, words: list[str], variables: dict[str, str]) -> None:
+        """Begin `python WORDS`, or a command, in a folder, with one thread and these variables of the environment."""
+        self.args, self.returncode = words, None
+        self._folder = Path(tempfile.mkdtemp())
+        server = _server()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        asked = {"words": words, "place": str(place), "variables": variables, "folder": str(self._folder)}
+        server.stdin.write(json.dumps(asked) + "\n")
+        server.stdin.flush()
+        self.pid = int(server.stdout.readline())
+
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        code = self._folder / "code"
+        if self.returncode is None and code.exists():
+            self.returncode = int(code.read_text())
+        return self.returncode
+
+    def wait(self, timeout: float = 200) -> int:
+        """Raises subprocess.TimeoutExpired, after everything the process has started is killed."""
+        until_s = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > until_s:
+                os.killpg(self.pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            time.sleep(0.01)
+        assert self.returncode is not None
+        return self.returncode
+
+    def communicate(self, timeout: float = 200) -> tuple[str, str]:
+        """Called once: what was written is gone then."""
+        self.wait(timeout)
+        out, err = ((self._folder / name).read_text() for name in ("out", "err"))
+        shutil.rmtree(self._folder)
+        return out, err
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
-def hpgo(folder: Path, *words: object, timeout: float = 200) -> subprocess.CompletedProcess[str]:
-    """Run `python -m hpgo WORDS` in a folder, like `ran`."""
-    return _ran(folder, ["hpgo", *map(str, words)], timeout)
-
-
-def _ran(place: Path, words: list[str], timeout: float) -> subprocess.CompletedProcess[str]:
+def _server() -> subprocess.Popen[str]:
     if not _servers:
         _servers.append(
             subprocess.Popen(
@@ -42,49 +82,63 @@ def _ran(place: Path, words: list[str], timeout: float) -> subprocess.CompletedP
             )
         )  # fmt: skip
         atexit.register(_servers[0].communicate)
-    (server,) = _servers
-    assert server.stdin is not None
-    assert server.stdout is not None
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder, "out"), Path(folder, "err")
-        asked = {"words": words, "place": str(place), "out": str(out), "err": str(err)}
-        server.stdin.write(json.dumps(asked) + "\n")
-        server.stdin.flush()
-        process = int(server.stdout.readline())
-        if not select.select([server.stdout], [], [], timeout)[0]:
-            os.killpg(process, signal.SIGKILL)
-            server.stdout.readline()
-            raise subprocess.TimeoutExpired(words, timeout)
-        code = int(server.stdout.readline())
-        return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
+    return _servers[0]
+
+
+def start(command: str, folder: Path, *words: object, **variables: str) -> Started:
+    """Begin one of `_COMMANDS` in a folder."""
+    return Started(folder, [command, *map(str, words)], variables)
+
+
+def ran(script: str, *words: object, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run `python tests/SCRIPT WORDS` in the folder of tests."""
+    return _ended(Started(HERE, [str(HERE / script), *map(str, words)], {}), timeout)
+
+
+def hpgo(folder: Path, *words: object, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    """Run `python -m hpgo WORDS` in a folder."""
+    return _ended(start("hpgo", folder, *words), timeout)
+
+
+def _ended(one: Started, timeout: float) -> subprocess.CompletedProcess[str]:
+    out, err = one.communicate(timeout)
+    assert one.returncode is not None
+    return subprocess.CompletedProcess(one.args, one.returncode, out, err)
 
 
 def serve() -> None:
-    """For each request print a process, and its exit code when it has ended."""
+    """For each request a process, whose number is printed, and one that waits for it and writes down its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # of those that wait, nobody asks for the code
     for line in sys.stdin:
         asked = json.loads(line)
+        if os.fork():
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         child = os.fork()
         if not child:
             _run(**asked)
         sys.stdout.write(f"{child}\n")
         sys.stdout.flush()
         _, status = os.waitpid(child, 0)
-        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
-        sys.stdout.flush()
+        folder = Path(asked["folder"])
+        (folder / "ended").write_text(f"{os.waitstatus_to_exitcode(status)}")
+        (folder / "ended").rename(folder / "code")
+        os._exit(0)
 
 
-def _run(words: list[str], place: str, out: str, err: str) -> NoReturn:
-    """Be `python WORDS`, or `python -m hpgo WORDS`, in a folder."""
+def _run(words: list[str], place: str, variables: dict[str, str], folder: str) -> NoReturn:
+    """Be `python WORDS`, or a command, in a folder."""
     os.setpgid(0, 0)
     os.chdir(place)
+    os.environ.update(variables)
     sys.path[0] = place
-    for name, number in ((os.devnull, 0), (out, 1), (err, 2)):
+    for name, number in ((os.devnull, 0), (f"{folder}/out", 1), (f"{folder}/err", 2)):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
     sys.argv = words
     code = 0
     try:
-        if words[0] == "hpgo":
-            command()
+        if words[0] in _COMMANDS:
+            getattr(import_module("hpgo.cli.entry"), words[0])()
         else:
             runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
@@ -102,9 +156,8 @@ def _run(words: list[str], place: str, out: str, err: str) -> NoReturn:
 if __name__ == "__main__":
     import hpgo.runtime.infer.pipeline
     import hpgo.runtime.launch
-    import hpgo.runtime.train.pipeline  # noqa: F401
-    from hpgo.cli.entry import hpgo as command
-    from hpgo.runtime.train.optimizer import optimizer_of
+    import hpgo.runtime.pipeline  # noqa: F401
+    from hpgo.runtime.optimizer import optimizer_of
 
     optimizer_of("adamw")  # loads more of torch
     import torch._dynamo  # noqa: F401
