@@ -18,7 +18,7 @@ from hpgo.llm.memory import MOVING, SAVED, UNCAST, stage_memory
 from hpgo.llm.step_time import passes_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from hpgo.llm.layer_context import LayerContext
     from hpgo.llm.layer_split import Array, LayerSplits, Whole
@@ -53,8 +53,8 @@ class GroupBounds:
     micro_batches: int
     edge_s: float
     """Seconds of a transfer between pipeline ranks."""
-    contexts: tuple[LayerContext, ...]
-    """A context of each ZeRO stage."""
+    contexts: Callable[[], list[LayerContext]]
+    """Return a context for each ZeRO stage. Most groups are never asked for their memory."""
 
     @cached_property
     def _passes(self) -> tuple[StagePasses, StagePasses]:
@@ -80,7 +80,7 @@ class GroupBounds:
         """Lower bounds on memory, by ZeRO stage, recomputation of all layers, split and rank."""
         held = [self.splits.rank_layers(self.micro_batches, recomputed=again) for again in (False, True)]
         moving = [sum(stage_memory(self.costs.context, one, MOVING).values()) for one in held]
-        states = [self.splits.state_bytes(context, held[0]) for context in self.contexts]
+        states = [self.splits.state_bytes(context, held[0]) for context in self.contexts()]
         return np.array([[kept + state for kept in moving] for state in states]) * (1 - SLACK)
 
     @cached_property
