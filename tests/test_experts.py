@@ -382,7 +382,7 @@ def test_reports_of_experts_say_that_nothing_certifies_them() -> None:
     assert "no certificate" not in dense.stdout
     held = json.loads(CliRunner().invoke(group, ["llm", "estimate", *ASKED, "-b", "64", "--ep", "8", "--json"]).stdout)
     assert held["has_experts"] is True
-    assert held["parallelism"]["expert"] == 8
+    assert held["parallelism"]["ep"] == 8
 
 
 @pytest.mark.parametrize(

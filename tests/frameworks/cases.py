@@ -81,7 +81,7 @@ class Case:
         return self.micro_batch_size * self.micro_batches
 
     @property
-    def zero(self) -> int:
+    def zero_stage(self) -> int:
         """Stage of ZeRO."""
         return int(self.shard and max(self.replicas) > 1)
 

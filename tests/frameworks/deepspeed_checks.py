@@ -107,7 +107,7 @@ def the_same(case: Case) -> bool:
         assert config.train_batch_size == case.global_batch_size
         assert config.train_micro_batch_size_per_gpu == case.share
         assert config.gradient_accumulation_steps == case.micro_batches
-        assert config.zero_optimization_stage == (1 if case.bits == (16, 32) else case.zero)
+        assert config.zero_optimization_stage == (1 if case.bits == (16, 32) else case.zero_stage)
         check_precision(config, case.bits)
         assert not case.optimizer.startswith("sgd") or config.zero_allow_untested_optimizer
         with contextlib.suppress(ValueError):
@@ -160,7 +160,7 @@ def the_same_way(case: WayCase) -> bool:
     assert config.train_micro_batch_size_per_gpu == case.micro_batch_size
     assert config.gradient_accumulation_steps == case.micro_batches
     # With 32-bit sums of gradients of 16-bit weights, it asks for ZeRO on a single GPU too.
-    assert config.zero_optimization_stage == (case.zero if fp16 else max(1, case.zero))
+    assert config.zero_optimization_stage == (case.zero_stage if fp16 else max(1, case.zero_stage))
     check_model(exported, case)
     return True
 
@@ -214,7 +214,7 @@ def trained() -> str:
             case
             for case in some(150, most=6)
             if case.replicas[0] > 1
-            and (case.zero, case.recompute) == (zero, not zero)
+            and (case.zero_stage, case.recompute) == (zero, not zero)
             and case.bits in {None, (32, 32)}
         )
         found = together(case.ranks * case.replicas[0], _train, case)

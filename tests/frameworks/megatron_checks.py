@@ -131,7 +131,7 @@ def of_nemo(files: dict[str, str]) -> dict[str, Any]:
 
 
 def reasons(case: Case) -> list[str]:
-    sgd = ["shared state of SGD"] if case.zero and case.optimizer.startswith("sgd") else []
+    sgd = ["shared state of SGD"] if case.zero_stage and case.optimizer.startswith("sgd") else []
     return refused_by(case, schedules=SCHEDULES, whole_models=True) + sgd
 
 
@@ -173,7 +173,7 @@ def reader(target: str, told_by: Callable[[dict[str, str]], dict[str, Any]]) -> 
         told = told_by(files)
         assert (told["global_batch_size"], told["micro_batch_size"]) == (case.global_batch_size, case.share)
         precise = target == "ms-swift" and case.bits == (16, 16)  # which needs the distributed optimizer
-        assert bool(told.get("use_distributed_optimizer")) == (bool(case.zero) or precise)
+        assert bool(told.get("use_distributed_optimizer")) == (bool(case.zero_stage) or precise)
         check_precision(case, told)
         if target != "megatron":  # whose defaults these are
             assert (told["context_parallel_size"], told["expert_model_parallel_size"]) == (1, 1)
@@ -279,9 +279,9 @@ def same_core(case: WayCase) -> bool:
         )
     compare_way(case, config)
     assert (told["global_batch_size"], told["micro_batch_size"]) == (case.global_batch_size, case.micro_batch_size)
-    assert (told["seq_length"], told["vocab_size"]) == (case.seq, case.model.vocab)
+    assert (told["seq_length"], told["vocab_size"]) == (case.seq_length, case.model.vocab)
     assert ("untie_embeddings_and_output_weights" in told) != case.model.tied
-    assert ("use_distributed_optimizer" in told) == (case.zero == 1)
+    assert ("use_distributed_optimizer" in told) == (case.zero_stage == 1)
     return True
 
 

@@ -60,7 +60,7 @@ def parsed(case: Case) -> bool:
     assert arguments.data_parallel_size == case.replicas[0]
     micro_batches = arguments.global_batch_size // (arguments.micro_batch_size * arguments.data_parallel_size)
     assert (arguments.micro_batch_size, micro_batches) == (case.share, case.micro_batches)
-    assert bool(arguments.use_distributed_optimizer) == bool(case.zero)
+    assert bool(arguments.use_distributed_optimizer) == bool(case.zero_stage)
     if case.bits is not None:
         weights, sums = case.bits
         assert arguments.params_dtype == (torch.bfloat16 if weights == 16 else torch.float32)
@@ -90,9 +90,9 @@ def parsed_way(case: WayCase) -> bool:
     assert arguments.data_parallel_size == case.dp
     micro_batches = arguments.global_batch_size // (arguments.micro_batch_size * arguments.data_parallel_size)
     assert (arguments.micro_batch_size, micro_batches) == (case.micro_batch_size, case.micro_batches)
-    assert (arguments.seq_length, arguments.vocab_size) == (case.seq, case.model.vocab)
+    assert (arguments.seq_length, arguments.vocab_size) == (case.seq_length, case.model.vocab)
     assert arguments.untie_embeddings_and_output_weights != case.model.tied
-    assert bool(arguments.use_distributed_optimizer) == (case.zero == 1)
+    assert bool(arguments.use_distributed_optimizer) == (case.zero_stage == 1)
     assert arguments.accumulate_allreduce_grads_in_fp32 == (case.precision != "fp16")
     return True
 

@@ -141,7 +141,7 @@ def the_same(case: Case) -> bool:
             module.MICRO_BATCHES,
         )
         assert (case.global_batch_size, case.recompute) == (module.GLOBAL_BATCH_SIZE, module.RECOMPUTE)
-        assert bool(case.zero) == module.SHARD_OPTIMIZER
+        assert bool(case.zero_stage) == module.SHARD_OPTIMIZER
         kept = None if case.bits is None else tuple({16: "bfloat16", 32: "float32"}[each] for each in case.bits)
         assert ((module.WEIGHTS, module.GRADIENTS) if module.WEIGHTS else None) == kept
         assert (module.OPTIMIZER or "") == case.optimizer

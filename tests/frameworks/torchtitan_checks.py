@@ -203,7 +203,7 @@ def summed_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def reasons(case: Case) -> list[str]:
     also = sorted({"waves"} & case.odd)
-    if OLD and case.gpus > 1 and case.replicas[0] > 1 and case.ranks == 1 and not case.zero:
+    if OLD and case.gpus > 1 and case.replicas[0] > 1 and case.ranks == 1 and not case.zero_stage:
         also.append("replicas of a model that tensor parallelism splits")
     return refused_by(case, schedules=ONE_CHAIN, whole_models=True, optimizers=FSDP) + also
 
@@ -230,7 +230,7 @@ def the_same(case: Case) -> bool:
         training, told = config.training, config.parallelism
         dims = dimensions(config, len(case.grid))
         assert (dims.pp, dims.dp_replicate * dims.dp_shard, dims.tp) == (case.ranks, case.replicas[0], case.gpus)
-        shards = bool(case.zero) or (OLD and case.ranks > 1)  # beside a pipeline, 0.2 can't but share the state
+        shards = bool(case.zero_stage) or (OLD and case.ranks > 1)  # beside a pipeline, 0.2 can't but share the state
         assert (dims.dp_shard > 1) == (shards and case.replicas[0] > 1)
         assert dims.dp_shard == 1 or told.fsdp_reshard_after_forward == "never"
         assert training.global_batch_size == case.global_batch_size
@@ -278,10 +278,10 @@ def the_same_way(case: WayCase) -> bool:
         dims = dimensions(config, case.gpus)
         assert (dims.pp, dims.dp_replicate, dims.dp_shard, dims.cp, dims.tp) == (case.pp, 1, case.dp, case.cp, case.tp)
         if case.dp * case.cp > 1:
-            assert told.fsdp_reshard_after_forward == ("always" if case.zero == 3 else "never")
+            assert told.fsdp_reshard_after_forward == ("always" if case.zero_stage == 3 else "never")
         assert OLD or told.enable_sequence_parallel == (case.sequence_parallel or case.tp == 1)
-        assert (training.global_batch_size, training.seq_len) == (case.global_batch_size, case.seq)
-        assert case.seq % dims.seq_len_divisor == 0
+        assert (training.global_batch_size, training.seq_len) == (case.global_batch_size, case.seq_length)
+        assert case.seq_length % dims.seq_len_divisor == 0
         passes, rest = divmod(training.global_batch_size, training.local_batch_size * case.dp)
         assert (passes, rest) == (1 if case.pp > 1 else case.micro_batches, 0)
         assert config.compile.enable

@@ -32,10 +32,10 @@ class WayCase:
     first_rank_layers: int | None
     last_rank_layers: int | None
     dp: int
-    zero: int
+    zero_stage: int
     micro_batch_size: int
     global_batch_size: int
-    seq: int
+    seq_length: int
     recompute: str
     recompute_num_layers: int | None
     sequence_parallel: bool
@@ -100,7 +100,7 @@ def ways(
             "vpp": chance.choice([1, 2, 3]) if pp > 1 and not alone else 1,
             "first_rank_layers": chance.choice([None, 1, 2, 3, 4]) if uneven else None,
             "last_rank_layers": chance.choice([None, 1, 2, 3, 4]) if uneven else None,
-            "zero": chance.choice([0, 1, 2, 3, *often * 4]),
+            "zero_stage": chance.choice([0, 1, 2, 3, *often * 4]),
             "micro_batch_size": chance.choice([1, 1, 2, 3]),
             "recompute": chance.choice(["none"] * 4 + ["full"] * 4 + ["selective"]),
             "sequence_parallel": tp > 1 and chance.random() < 0.8,
@@ -109,7 +109,10 @@ def ways(
         asked["recompute_num_layers"] = 1 if asked["recompute"] == "full" and chance.random() < 0.3 else None
         dp = chance.choice([1, 2, 3, 4])
         micro_batches = chance.choice([1, 2, 4]) * (pp if asked["vpp"] > 1 else 1)
-        sizes = {"global_batch_size": dp * asked["micro_batch_size"] * micro_batches, "seq": chance.choice([64, 128])}
+        sizes = {
+            "global_batch_size": dp * asked["micro_batch_size"] * micro_batches,
+            "seq_length": chance.choice([64, 128]),
+        }
         try:
             price = hpgo.estimate_llm(one, GPUS, devices=tp * cp * pp * dp, **sizes, **asked)
         except HpgoError:  # degrees that don't divide
@@ -131,7 +134,7 @@ def refused_by(launcher: str, case: WayCase) -> list[str]:
     }[framework] | ({3} if framework == "torchtitan" and not piped else set())
     if framework == "deepspeed" and case.precision == "bf16":
         known -= {0}  # gradients add up in 32 bits with ZeRO alone
-    if case.zero not in (known if shared else {0}):
+    if case.zero_stage not in (known if shared else {0}):
         reasons.append("what replicas share")
     if framework != "megatron" and (case.recompute == "selective" or case.recompute_num_layers):
         reasons.append("recomputation")

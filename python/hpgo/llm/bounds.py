@@ -18,7 +18,7 @@ from hpgo.llm.memory import MOVING, SAVED, UNCAST, stage_memory
 from hpgo.llm.step_time import passes_s
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from hpgo.llm.layer_context import LayerContext
     from hpgo.llm.layer_split import Array, LayerSplits, Whole
@@ -53,14 +53,14 @@ class GroupBounds:
     micro_batches: int
     edge_s: float
     """Seconds of a transfer between pipeline ranks."""
-    contexts: tuple[LayerContext, ...]
-    """A context of each ZeRO stage."""
+    contexts: Callable[[], list[LayerContext]]
+    """Return a context for each ZeRO stage. Most groups are never asked for their memory."""
 
     @cached_property
     def _passes(self) -> tuple[StagePasses, StagePasses]:
         """Passes of each rank's first stage and of all its stages, by recomputation of all layers, split and rank."""
         first, ranks = (
-            (counts @ self.costs.passes).reshape(*counts.shape[:2], 2, 3).transpose(3, 2, 0, 1)
+            (self.costs.passes.T @ counts.reshape(len(counts), -1)).reshape(2, 3, *counts.shape[1:]).swapaxes(0, 1)
             for counts in (self.splits.first, self.splits.layers)
         )
         return StagePasses(*first), StagePasses(*ranks)
@@ -80,7 +80,7 @@ class GroupBounds:
         """Lower bounds on memory, by ZeRO stage, recomputation of all layers, split and rank."""
         held = [self.splits.rank_layers(self.micro_batches, recomputed=again) for again in (False, True)]
         moving = [sum(stage_memory(self.costs.context, one, MOVING).values()) for one in held]
-        states = [self.splits.state_bytes(context, held[0]) for context in self.contexts]
+        states = [self.splits.state_bytes(context, held[0]) for context in self.contexts()]
         return np.array([[kept + state for kept in moving] for state in states]) * (1 - SLACK)
 
     @cached_property
@@ -105,26 +105,28 @@ class GroupBounds:
     def _some(self, limit_bytes: float, at: Whole, zero: Whole) -> tuple[Array, Whole, Whole, Whole]:
         """Return bounds of configurations that fit if some layers are recomputed, and how many layers at least."""
         splits, context, kinds = self.splits, self.costs.context, self.splits.different
-        has, most = splits.layers[at, :, :-2] > 0, splits.most[at]
+        has, most = splits.layers[:-2, at] > 0, splits.most[at]
         # One more recomputed layer in each stage spares a rank at most this many bytes, ...
         spared = [context.once(SAVED[False], kind) - context.once(SAVED[True], kind) for kind in kinds]
-        each = np.where(has, spared, 0.0).max(axis=2) * splits.in_flight(self.micro_batches)[0][at]
-        again_bytes = has.any(axis=2) * min(context.once(UNCAST, kind) for kind in kinds)
+        each = (
+            np.where(has, np.reshape(spared, (-1, 1, 1)), 0.0).max(axis=0) * splits.in_flight(self.micro_batches)[0][at]
+        )
+        again_bytes = has.any(axis=0) * min(context.once(UNCAST, kind) for kind in kinds)
         short = self._ranks_bytes[zero, 0, at] + again_bytes - limit_bytes
         layers = np.where(short > 0, short / np.maximum(each, 1e-9), 0.0).max(axis=1)
         layers = np.maximum(np.ceil(layers * (1 - SLACK)), 1.0)
         few = layers < most
-        at, zero, has, most, layers = at[few], zero[few], has[few], most[few], layers[few]
+        at, zero, has, most, layers = at[few], zero[few], has[:, few], most[few], layers[few]
         # ... and adds at least this share of the seconds that recomputation of all layers adds.
         none_s, all_s = self.costs.passes[:-2].reshape(-1, 2, 3)[:, :, :2].sum(axis=2).T
-        share = (layers / most)[:, None] * np.where(has, all_s - none_s, np.inf).min(axis=2)
-        share[~has.any(axis=2)] = 0.0
+        share = (layers / most)[:, None] * np.where(has, np.reshape(all_s - none_s, (-1, 1, 1)), np.inf).min(axis=0)
+        share[~has.any(axis=0)] = 0.0
         # Layers for multi-token prediction are recomputed only if all layers are.
         counted = [place for place, kind in enumerate(kinds) if not kind.further]
         first, ranks = (
             passes._replace(
                 forward_s=passes.forward_s[0, at],
-                backward_s=passes.backward_s[0, at] + share * counts[at][:, :, counted].sum(axis=2),
+                backward_s=passes.backward_s[0, at] + share * counts[counted][:, at].sum(axis=0),
             )
             for passes, counts in zip(self._passes, (splits.first, splits.layers), strict=True)
         )

@@ -98,10 +98,13 @@ class ConfigGroup:
 
     @cached_property
     def _bounds(self) -> GroupBounds:
-        context, vpp = self.costs.context, self.splits.found[0].vpp
-        edge_s = sum(transfer(context, dp=self.dp)) if self.pp > 1 else 0.0
-        contexts = tuple(replace(context, config=self._config(vpp, zero_stage)) for zero_stage in self.zero_stages)
-        return GroupBounds(self.costs, self.splits, self.micro_batches, edge_s, contexts)
+        edge_s = sum(transfer(self.costs.context, dp=self.dp)) if self.pp > 1 else 0.0
+        return GroupBounds(self.costs, self.splits, self.micro_batches, edge_s, self._contexts)
+
+    def _contexts(self) -> list[LayerContext]:
+        """Return a context for each ZeRO stage, with the first layer split."""
+        vpp = self.splits.found[0].vpp
+        return [replace(self.costs.context, config=self._config(vpp, stage)) for stage in self.zero_stages]
 
 
 def config_groups(context: LayerContext, global_batch_size: int, space: SearchSpace) -> Iterator[ConfigGroup]:

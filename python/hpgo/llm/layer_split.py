@@ -104,14 +104,13 @@ class LayerSplits:
 
     @cached_property
     def layers(self) -> Array:
-        """Counts by split and rank, as in `_stages`."""
-        found: Array = self._stages.sum(axis=1)
-        return found
+        """Counts by layer kind, embeddings and LM heads; then by split and rank."""
+        return _kinds_first(self._stages.sum(axis=1))
 
     @cached_property
     def first(self) -> Array:
         """Counts of each rank's first stage alone, like `layers`."""
-        return self._stages[:, 0]
+        return _kinds_first(self._stages[:, 0])
 
     @cached_property
     def _known(self) -> dict[tuple[int, ...], tuple[Array, Array]]:
@@ -124,16 +123,19 @@ class LayerSplits:
             found = np.zeros(self._stages.shape[:3])
             for at, one in enumerate(self.found):
                 found[at, : one.vpp] = _in_flight(self.schedule, self.pp, one.vpp, micro_batches)
-            self._known[micro_batches,] = found.sum(axis=1), (self._stages * found[..., None]).sum(axis=1)
+            self._known[micro_batches,] = (
+                found.sum(axis=1),
+                _kinds_first((self._stages * found[..., None]).sum(axis=1)),
+            )
         return self._known[micro_batches,]
 
     def rank_layers(self, micro_batches: int, *, recomputed: bool) -> PipelineRankLayers:
         """Return what all GPUs hold, by split and rank, with all layers recomputed or none."""
         layers, in_flight = (
-            {(kind, recomputed): counts[..., at] for at, kind in enumerate(self.different)}
+            dict(zip(((kind, recomputed) for kind in self.different), counts, strict=False))
             for counts in (self.layers, self.in_flight(micro_batches)[1])
         )
-        return PipelineRankLayers(layers, in_flight, embedding=self.layers[..., -2], head=self.layers[..., -1])
+        return PipelineRankLayers(layers, in_flight, embedding=self.layers[-2], head=self.layers[-1])
 
     def state_bytes(self, context: LayerContext, held: PipelineRankLayers) -> Array:
         """Return the bytes of parameters, gradients and optimizer state, by split and rank, of what GPUs hold."""
@@ -147,6 +149,11 @@ class LayerSplits:
     def _states(self) -> dict[tuple[int, ...], Array]:
         # Micro-batch sizes share these bytes, which take longer to compute than all other columns.
         return {}
+
+
+def _kinds_first(counts: Array) -> Array:
+    # Contiguous arrays for each kind make all later operations about twice as fast.
+    return np.ascontiguousarray(np.moveaxis(counts, -1, 0))
 
 
 @lru_cache(maxsize=4096)
