@@ -398,6 +398,7 @@ def test_nobody_works_on_when_the_server_was_killed() -> None:
 # --- all of it
 
 
+@pytest.mark.slow
 def test_it_stands_a_thousand_requests() -> None:
     run = subprocess.run(
         [sys.executable, Path(__file__).parent / "soak.py", "1000"],

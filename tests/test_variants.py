@@ -111,6 +111,7 @@ def test_waves_are_what_each_step_has() -> None:
             )
 
 
+@pytest.mark.slow
 def test_the_command_runs_all_four_one_process_and_a_plan(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- table: variants -->\nold\n<!-- end -->\nafter\n")
