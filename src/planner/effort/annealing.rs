@@ -72,7 +72,7 @@ pub(crate) const COOLING_IN_ROUND: f64 = 0.05;
 pub(crate) const SHORTFALL_PENALTY: f64 = 3.0;
 /// Chains from which on plans are simulated, not only bounded, before they count as shorter. Not tuned.
 pub(crate) const SIMULATING_CHAINS: usize = 10;
-/// Gradient all-reduce times that a chain keeps. Derived: 64 bytes each fill a second-level cache of 256 KB.
+/// Gradient all-reduce times that a chain keeps. Not tuned.
 pub(crate) const KEPT_SYNCS: usize = 4096;
 /// Actions beyond which a plan is not simulated while it is annealed: 3 ms. Not tuned.
 pub(crate) const MAX_SIMULATED_ACTIONS: u64 = 100_000;
@@ -80,5 +80,5 @@ pub(crate) const MAX_SIMULATED_ACTIONS: u64 = 100_000;
 pub(crate) const LONGEST_RUN: usize = 8;
 /// Cuts have settled once a turn shortens the path by less than this share. Not tuned.
 pub(crate) const SETTLED: f64 = 1e-3;
-/// Work between two looks at the clock: 0.2 ms. Derived: a user who stops a search waits for this.
+/// Work between two looks at the clock: 0.2 ms, for which a user who stops a search waits. Not tuned.
 pub(crate) const UNWATCHED_WORK: u64 = 200_000;

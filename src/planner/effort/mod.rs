@@ -51,10 +51,10 @@ pub(crate) struct WorkBudget {
     pub actions: u64,
 }
 
-/// Work of a whole search: about 4.5 s on two cores. Derived: a user should not wait longer than 5 s.
+/// Work of a whole search: about 4.5 s on two cores. Not tuned.
 pub(crate) const ALL_WORK: u64 = 9_000_000_000;
 
-/// The whole search: passes of up to 4 s. Derived: 1.5 million labels are 0.25 GB.
+/// The whole search: passes of up to 4 s. The labels take 0.25 GB. Not tuned.
 pub(crate) const WHOLE: WorkBudget = WorkBudget {
     labels: 1_500_000,
     work: ALL_WORK,

@@ -52,7 +52,7 @@ pub(crate) const RELAXED_WORK_OF_PASS: u64 = 600_000_000;
 pub(crate) const ALL_WINDOWS: usize = 200;
 /// Where there are more, choices with short paths that are kept for each number of each stage. Not tuned.
 pub(crate) const PROMISING_WINDOWS: usize = 16;
-/// Nodes of stages, summed over all plans that one local search looks at: about 1 s. Not tuned.
+/// Nodes of stages, summed over all plans that one local search looks at. Not tuned.
 pub(crate) const LOCAL_SEARCH_NODES: usize = 3_000_000;
 
 /// Situations of free devices up to which every placement is searched. Beyond, only node-aligned placements are.

@@ -21,7 +21,7 @@ pub(crate) const SPLIT_SHARES: [(u32, u32); 5] = [(1, 4), (1, 3), (1, 2), (2, 3)
 /// Such a plan may be longer than the one it was made from by this factor, before its cuts move. Measured:
 /// at 1.2, no step or bound of the 12 problems changes.
 pub(crate) const SPLIT_TOLERANCE: f64 = 1.1;
-/// Bisection steps for the longest stage. Derived: [`STAGE_TOLERANCE`] ends it earlier, unless the range is very wide.
+/// Bisection steps for the longest stage, unless [`STAGE_TOLERANCE`] ends it earlier. Not tuned.
 pub(crate) const MAX_BISECTIONS: u32 = 14;
 /// Width at which this bisection ends: 0.2 % of the longest stage. Annealing moves cuts by single layers later. Not tuned.
 pub(crate) const STAGE_TOLERANCE: f64 = 2e-3;

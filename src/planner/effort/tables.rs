@@ -35,14 +35,14 @@ pub(crate) const ASSUMED_STAGES: u32 = 16;
 /// Stages that are sampled to estimate the work of a table. Not tuned.
 pub(crate) const WORK_SAMPLE: usize = 30_000;
 
-/// Slices that groups of cuts begin with, and how often their number grows by a fifth until there are enough groups.
-/// Derived: 1.2^20 is 38, and slices are empty only where one layer is larger than a slice.
+/// Factor by which the slices that make groups of cuts grow until there are enough groups, and how often. Slices stay empty
+/// where one layer is larger than a slice. Not tuned.
 pub(crate) const SLICE_GROWTH: (f64, u32) = (1.2, 20);
 /// Stages of a branching model that are kept once found, 12 bytes each. Derived: 48 MB.
 pub(crate) const MAX_KEPT_STAGES: usize = 4_000_000;
 
-/// Device classes that are told apart. Beyond, all devices count as the fastest with the most memory. Derived: a situation
-/// stores a count of each.
+/// Device classes that are told apart. Beyond, all devices count as the fastest with the most memory. A situation of the
+/// relaxed space stores a count of each class. Not tuned.
 pub(crate) const MAX_DEVICE_CLASSES: usize = 6;
 /// Units that the fastest device counts. Not tuned.
 pub(crate) const MAX_UNITS: u32 = 12;

@@ -1,7 +1,7 @@
-//! The unit of work: about one nanosecond of one core, on the machine of `docs/benchmarks.md`.
+//! The unit of work: about one nanosecond of one core.
 //!
-//! Each constant is the time of one operation, from profiles of whole searches (not measured one by one). A factor of two in
-//! one of them moves the point where a search stops, by the share of work that this operation has.
+//! Each constant estimates the time of one operation. Not tuned. Another value moves the point where a search stops, and changes
+//! nothing else.
 
 /// Simulating one action.
 pub(crate) const ACTION: u64 = 30;
