@@ -196,7 +196,7 @@ def test_what_can_not_be_drawn_is_refused(tmp_path) -> None:
         hpgo.draw_llm_plan(one, CLUSTER, tmp_path / "way.bmp")
     with pytest.raises(hpgo.ArgumentError, match="the way has 32 GPUs, and cluster `h100:1` 8"):
         hpgo.draw_llm_plan(one, hpgo.Cluster.preset("h100:1"), tmp_path / "way.svg")
-    with pytest.raises(hpgo.ArgumentError, match="no prices to draw"):
+    with pytest.raises(hpgo.ArgumentError, match="no estimates to draw"):
         hpgo.draw_pareto_front([], tmp_path / "front.svg")
     with pytest.raises(hpgo.ArgumentError, match="theme is `grey`"):
         hpgo.draw_llm_plan(one, CLUSTER, tmp_path / "way.svg", theme="grey")
