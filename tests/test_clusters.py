@@ -314,7 +314,7 @@ def test_a_device_whose_memory_is_another_cards_is_refused_with_types_that_are_a
         path.write_text(
             f"hpgo_cluster: 1\nmachines: [{{devices: 8, type: {kind}, memory: {memory}}}]\nintra: 300 GB/s\n"
         )
-        return hpgo.estimate_llm("gpt-2", path, global_batch_size=8, seq=512).step_s
+        return hpgo.estimate_llm("gpt-2", path, global_batch_size=8, seq_length=512).step_s
 
     with refused(hpgo.ClusterError, "invalid_cluster", device) as caught:
         price(device)

@@ -373,7 +373,7 @@ def test_reports_of_experts_say_that_nothing_certifies_them() -> None:
     assert "ep 8, pp 2, dp 8" in done.stdout
     assert "no certificate" in done.stdout
     assert "EP all-to-all" in done.stdout
-    listed = CliRunner().invoke(group, ["plan", *ASKED, "--global-batch-size", "16", "--top", "2"])
+    listed = CliRunner().invoke(group, ["llm", "plan", *ASKED, "--global-batch-size", "16", "--top", "2"])
     assert listed.exit_code == 0, listed.output
     assert "no certificate" in listed.stdout
     dense = CliRunner().invoke(

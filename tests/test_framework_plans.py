@@ -89,19 +89,19 @@ def test_what_is_planned_for_a_transformer_is_exported_too(framework: Any) -> No
         one = replace(whole, layers=layers, vocab=2048, tied=chance.random() < 0.4, **small)
         fix = {
             key: value
-            for key, value in (("pp", chance.choice([1, 2])), ("tp", 2), ("zero", chance.choice([0, 1, 2, 3])))
+            for key, value in (("pp", chance.choice([1, 2])), ("tp", 2), ("zero_stage", chance.choice([0, 1, 2, 3])))
             if chance.random() < 0.25
         }
         cluster = hpgo.Cluster.preset("h100:1")
         try:
             found = hpgo.plan_llm(
-                one, cluster, devices=chance.choice([1, 2, 4, 8]), launcher=framework, fix=fix, seq=512,
+                one, cluster, devices=chance.choice([1, 2, 4, 8]), framework=framework, fix=fix, seq_length=512,
                 global_batch_size=chance.choice([4, 8, 12]), precision=chance.choice(["bf16", "bf16", "fp16", "fp8"]),
             )  # fmt: skip
         except HpgoError:
             continue
-        for price in found.prices:
-            assert export.files(hpgo.LlmPlan.of(price, one, cluster), framework), price.way.named()
+        for price in found.estimates:
+            assert export.files(hpgo.LlmPlan.of(price, one, cluster), framework), price.parallelism.named()
         planned += 1
     assert planned > 3
 

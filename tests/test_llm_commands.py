@@ -56,8 +56,8 @@ def test_show_adds_up_to_the_parameters_of_the_model(name: str) -> None:
 
 def test_show_counts_the_operations_that_an_estimate_counts() -> None:
     per_token = json.loads(shown("llm", "show", "llama-3-8b", "--seq-length", "8192", "--json"))["model_flop_per_token"]
-    one = hpgo.price("llama-3-8b", "h100:1", global_batch_size=8, seq=8192, tp=2)
-    assert per_token == pytest.approx(one.flop / (8 * 8192))
+    one = hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=8192, tp=2)
+    assert per_token == pytest.approx(one.model_flop / (8 * 8192))
 
 
 def test_show_prints_blocks_that_differ() -> None:
@@ -76,5 +76,5 @@ def test_pictures_and_plans_are_told_apart_by_their_endings(tmp_path: Path) -> N
     question = ["llama-3-8b", "-c", "h100:1", "-b", "8", "--seq-length", "4096", "--fix", "tp=2", "--top", "1"]
     files = [tmp_path / name for name in ("llm-plan.json", "llm-plan.svg")]
     shown("llm", "plan", *question, *(word for file in files for word in ("-o", str(file))))
-    assert hpgo.WayPlan.read(files[0]).price.way.tensor == 2
+    assert hpgo.LlmPlan.read(files[0]).estimate.parallelism.tp == 2
     assert files[1].read_text(encoding="utf-8").lstrip().startswith("<svg")

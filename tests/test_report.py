@@ -293,7 +293,7 @@ def test_ranks_alike_share_a_row_that_says_how_many_micro_batches_they_hold() ->
 
 
 def test_ranks_of_a_way_that_hold_the_same_share_a_row_with_the_fullest_s_memory() -> None:
-    price = hpgo.estimate_llm("llama-3.1-405b", "h100:16", global_batch_size=32, seq=8192, tp=8, pp=16)
+    price = hpgo.estimate_llm("llama-3.1-405b", "h100:16", global_batch_size=32, seq_length=8192, tp=8, pp=16)
     lines = llm_report.lines(price)
     start = next(at for at, line in enumerate(lines) if line.startswith("rank"))
     rows = [line.split() for line in lines[start + 1 : lines.index("", start)]]
