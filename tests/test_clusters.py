@@ -280,7 +280,7 @@ def test_an_h100_on_pcie_is_not_priced_as_an_sxm_card(tmp_path) -> None:
     text = hpgo.Cluster.preset("h100:1").yaml()
     file = tmp_path / "pcie.yaml"
     file.write_text(text.replace("H100-80GB", "H100-PCIe"))
-    ask = {"global_batch_size": 8, "seq": 4096}
+    ask = {"global_batch_size": 8, "seq_length": 4096}
     for call in (hpgo.estimate_llm, hpgo.plan_llm):
         with pytest.raises(hpgo.ClusterError, match="type `H100-PCIe` computes"):
             call("llama-3-8b", str(file), **ask)

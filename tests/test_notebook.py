@@ -63,7 +63,9 @@ def test_rows_of_devices_are_asked_for_by_name_too(tmp_path: Path) -> None:
 
 def test_transformers_are_priced_on_clusters_by_name() -> None:
     by_name = hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=4096)
-    assert by_name == hpgo.estimate_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=4096)
+    assert by_name == hpgo.estimate_llm(
+        "llama-3-8b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=4096
+    )
 
 
 def test_memory_goes_by_the_name_of_an_optimizer_and_sizes_have_units() -> None:

@@ -137,7 +137,7 @@ hpgo_steps: 1
 steps:
   - {model: llama-3-8b, cluster: "h100:1", global_batch_size: 32, seq_length: 8192, tp: 2, seconds: 4.4 s}
   - {model: llama-3-8b, cluster: "h100:2", global_batch_size: 32, seq_length: 8192, tp: 4, recompute: full,
-  seconds: 3.1}
+     seconds: 3.1}
 """
 ROWS = """\
 model,cluster,global_batch_size,seq_length,tp,recompute,seconds
@@ -221,7 +221,7 @@ def test_the_command_writes_a_platform_that_plans_read(tmp_path, run) -> None:
         (STEPS.replace("4.4 s", "4400"), "times the"),
         (STEPS.replace("tp: 2", "tp: 3"), "tp 3 does not divide the 32 heads"),
         (STEPS.replace("tp: 2", "tensor: 2"), "`tensor` is unknown"),
-        (STEPS.replace(", seconds: 3.1", ""), "step 2: `seconds` is missing"),
+        (STEPS.replace("seconds: 3.1", ""), "step 2: `seconds` is missing"),
         (STEPS.replace("h100:2", "a100:2"), "steps were measured on `H100-80GB` and `A100-80GB`"),
         ("hpgo_steps: 1\nsteps: [3]\n", "step 1: must be a mapping"),
     ],

@@ -78,7 +78,6 @@ def test_the_best_way_of_a_launcher_is_that_of_trying_all_that_it_runs(launcher:
 
 FIXED = {"tp": [1, 2, 4], "cp": [1, 2], "pp": [1, 2, 4], "vpp": [1, 2], "dp": [1, 2, 4], "zero_stage": [0, 1],
          "micro_batch_size": [1, 2, 4], "recompute": ["none", "full"]}  # fmt: skip
-FIELDS = {"tp": "tensor", "cp": "context", "pp": "pipeline", "vpp": "chunks", "dp": "data"}
 
 
 @given(st.data())
@@ -89,10 +88,7 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
     cluster = H100.first(4)
     every = hpgo.plan_llm(TINY, cluster, **ASKED, top=1000).estimates
     wanted = [
-        one
-        for one in every
-        if getattr(one.parallelism, FIELDS.get(name, name)) == value
-        and getattr(one.parallelism, FIELDS.get(other, other)) != left
+        one for one in every if getattr(one.parallelism, name) == value and getattr(one.parallelism, other) != left
     ]
     try:
         found = hpgo.plan_llm(TINY, cluster, **ASKED, top=1000, fix={name: value}, exclude=[f"{other}={left}"])

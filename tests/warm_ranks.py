@@ -154,9 +154,6 @@ def _run(words: list[str], place: str, variables: dict[str, str], folder: str) -
 
 
 if __name__ == "__main__":
-    import hpgo.runtime.infer.pipeline
-    import hpgo.runtime.launch
-    import hpgo.runtime.pipeline  # noqa: F401
     from hpgo.runtime.optimizer import optimizer_of
 
     optimizer_of("adamw")  # loads more of torch
