@@ -735,3 +735,14 @@ def test_the_page_on_proofs_lists_every_law() -> None:
     alone = (plan_laws.ranks_hold_the_model, plan_laws.hosts_hold_their_weights)
     alone += (run_laws.makespan_covers_work, run_laws.causes_make_the_idle_time)
     assert [law.__name__ for law in (*known, *alone) if f"`{law.__name__}`" not in page] == []
+
+
+def test_layers_without_time_at_the_size_of_a_share_allow_any_speed_up() -> None:
+    layers = (
+        hpgo.Layer("a", "a", (0.0, 0.0), (0.0, 1.0), (1.0, 1.0), 1.0),
+        hpgo.Layer("b", "b", (0.0, 0.0), (1.0, 0.0), (1.0, 1.0), 1.0),
+    )
+    profile = hpgo.Profile("uneven", (2, 3), layers, (("a", "b"),))
+    cluster = hpgo.Cluster.of(nodes=1, devices_per_node=3, intra_gbit_s=100, memory="1 GB")
+    plan = hpgo.plan(profile, cluster, global_batch_size=4)
+    assert plan.speed_up > plan.devices

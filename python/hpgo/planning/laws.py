@@ -275,7 +275,7 @@ def speed_up_is_possible(one: _Checked) -> str:
         return "`one_device_step_s`"
     shared_s = sum(stage.replicas * sum(one.seconds(at, stage.share)) for at, stage in enumerate(plan.stages))
     speeds = sum(one.sources.speeds[device] for group in plan.groups for device in group.devices)
-    cheaper = one_device_s / shared_s if shared_s else 1.0
+    cheaper = one_device_s / shared_s if shared_s else inf
     return "" if is_most(plan.speed_up, speeds * max(1.0, cheaper)) else "`speed_up`"
 
 
