@@ -20,7 +20,7 @@ def main() -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
         plan = hpgo.Plan.read(sys.argv[1])
-    except hpgo.HpgoError as error:
+    except hpgo.errors.HpgoError as error:
         sys.exit(f"error: {error.message}\nhint: {error.hint}")
     needed = 1 + max(device for stage in plan.stages for device in stage.devices)
     if world_size < needed:

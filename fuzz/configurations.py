@@ -40,8 +40,11 @@ def seeds() -> dict[str, bytes]:
 
 def read(path: Path) -> Pretrained:
     """The model, its weights without memory."""
-    if any(abs(one) > _MOST for one in _numbers(parse(read_text(path, hpgo.FileError), str(path), hpgo.FileError))):
-        raise hpgo.ArgumentError("a number is too large for this target", "give a smaller one")
+    if any(
+        abs(one) > _MOST
+        for one in _numbers(parse(read_text(path, hpgo.errors.FileError), str(path), hpgo.errors.FileError))
+    ):
+        raise hpgo.errors.ArgumentError("a number is too large for this target", "give a smaller one")
     return pretrained(path, on_meta=True)
 
 

@@ -2,9 +2,9 @@
 
     python fuzz/TARGET.py [--native FILE] [FOLDER | INPUT] [-LIBFUZZER_OPTION=VALUE …]
 
-A reader gives a value or raises an `hpgo.HpgoError` that can be printed, within two seconds of processor time and a
-gibibyte of memory. libFuzzer (by way of Atheris) looks for inputs that do anything else, and keeps those that reach new
-code in FOLDER, beside the target's own seeds; the first that breaks the rule is written to `crash-…`, and read again by
+A reader gives a value or raises an `hpgo.errors.HpgoError` that can be printed, within two seconds of processor time
+and a gibibyte of memory. libFuzzer (by way of Atheris) looks for inputs that do anything else, and keeps those that
+reach new code in FOLDER, beside the target's own seeds; the first that breaks the rule is written to `crash-…`, and read again by
 naming it as INPUT. All Python of hpgo is instrumented, and so is what FILE holds: the native module, as `make fuzz`
 builds it.
 """
@@ -76,9 +76,9 @@ def fuzz(
             started_s = time.process_time()
             try:
                 read(data, folder)
-            except hpgo.InternalError:
+            except hpgo.errors.InternalError:
                 raise
-            except hpgo.HpgoError as error:
+            except hpgo.errors.HpgoError as error:
                 if not (error.message and error.message.isprintable() and error.hint.isprintable()):
                     raise AssertionError(f"can't be printed: {error.args!r}") from error
             if (took_s := time.process_time() - started_s) > MOST_S:

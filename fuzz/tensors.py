@@ -70,7 +70,7 @@ def look(path: Path) -> int:
     path.replace(step / "checkpoint.json")
     found, _ = whole_ones(path.parent)
     if not found:
-        raise hpgo.RunError("the checkpoint is damaged")
+        raise hpgo.errors.RunError("the checkpoint is damaged")
     return found[0].steps + 1
 
 

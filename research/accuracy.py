@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import HpgoError
+from hpgo.errors import HpgoError
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.estimate import LlmEstimate, StageEstimate, estimate_config, stages_of
 from hpgo.llm.layer_context import VALUE

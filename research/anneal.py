@@ -81,7 +81,7 @@ class Annealing:
         }
         try:
             plan = hpgo.evaluate(self.question.profile, self.question.cluster, stages, **options)
-        except hpgo.ArgumentError:  # shares below the smallest
+        except hpgo.errors.ArgumentError:  # shares below the smallest
             return math.inf
         lacking = sum(
             max(0.0, -stage.headroom_bytes) / min(self.memory_bytes[device] for device in stage.devices)

@@ -51,7 +51,7 @@ def answer() -> None:
         begin_s = time.process_time()
         try:
             plan = hpgo.plan(profile, cluster, global_batch_size=batch, deadline_s=limit_s, schedule=schedule)
-        except hpgo.HpgoError:  # none fits, or none was found within the limit
+        except hpgo.errors.HpgoError:  # none fits, or none was found within the limit
             found = None, None
         else:
             found = plan.step_s, getattr(plan, "compact_bound_s", None) or plan.lower_bound_s

@@ -46,7 +46,7 @@ def took_s(profile: hpgo.Profile, cluster: hpgo.Cluster, schedule: str, deadline
     begin_s, found = time.monotonic(), ""
     try:
         hpgo.plan(profile, cluster, global_batch_size=1024, schedule=schedule, deadline_s=deadline_s)  # type: ignore[arg-type]
-    except hpgo.DeadlineError:
+    except hpgo.errors.DeadlineError:
         found = ", no plan"
     return f"{time.monotonic() - begin_s:.2f} s{found}"
 

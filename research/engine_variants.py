@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 
 from hpgo.base.checks import choice, whole
-from hpgo.base.errors import ArgumentError
 from hpgo.base.room import free_bytes
 from hpgo.base.wording import counted
+from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster
 from hpgo.model.formats import read_profile, write_profile
 from hpgo.planning.planner import plan

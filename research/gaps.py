@@ -26,7 +26,7 @@ def gaps(model: str, preset: str) -> list[float | None]:
     for batches in BATCHES:
         try:
             best = hpgo.plan(profile, cluster, global_batch_size=batches * profile.batch_sizes[0])
-        except hpgo.InfeasibleError:
+        except hpgo.errors.InfeasibleError:
             found.append(None)
         else:
             found.append(best.gap)

@@ -99,7 +99,7 @@ def row(name: str, limit_s: float) -> Row:
     started_s = time.monotonic()
     try:
         plan = hpgo.plan(question.profile, question.cluster, **question.options)
-    except hpgo.HpgoError as error:  # nothing fits
+    except hpgo.errors.HpgoError as error:  # nothing fits
         return found | {"error": str(error), "wall_s": round(time.monotonic() - started_s, 2)}
     except KeyboardInterrupt:
         return found | {"error": "no plan in time", "stopped": "interrupt"}

@@ -152,12 +152,12 @@ def row(seed: int, limit_s: float) -> dict[str, Any] | None:
     started_s, busy_s = time.monotonic(), time.process_time()
     try:
         hpgo.plan(asked.profile, asked.cluster, deadline_s=limit_s, **asked.options)
-    except hpgo.InfeasibleError as error:
+    except hpgo.errors.InfeasibleError as error:
         wall_s, busy_s = time.monotonic() - started_s, time.process_time() - busy_s
         certain = error.message.startswith("no plan fits")
         answer = {"certain": certain, "message": error.message, "hint": error.hint}
         return {**facts, "wall_s": round(wall_s, 4), "busy_s": round(busy_s, 4), **answer}
-    except hpgo.DeadlineError as error:
+    except hpgo.errors.DeadlineError as error:
         return {**facts, "wall_s": limit_s, "busy_s": limit_s, "certain": False, "message": error.message}
     return None
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ArgumentError
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

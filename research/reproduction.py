@@ -20,12 +20,12 @@ import sweep_figures
 from pages import fill
 
 from hpgo.base.documents import make_folder, read_text, write_text
-from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_seconds
 from hpgo.cli.command import Command
 from hpgo.cli.main import run
 from hpgo.cli.reproduce import answered
 from hpgo.draw.curves import check as check_figure
+from hpgo.errors import ArgumentError
 from hpgo.reproduce import answers
 from hpgo.reproduce.tables import TABLES, shape, table
 

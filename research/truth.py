@@ -31,7 +31,7 @@ import hpgo
 from hpgo.base.tables import markdown
 from hpgo.base.units import format_seconds
 from hpgo.draw.axis import number_text, ticks, time_unit
-from hpgo.draw.options import Options
+from hpgo.draw.options import DrawOptions
 from hpgo.draw.scene import Boxes, Item, Line, Scene, Words
 from hpgo.draw.svg import svg
 from hpgo.planning.calibration import PARTS
@@ -217,7 +217,7 @@ def picture(rows: list[dict[str, Any]]) -> str:
         times = f"{format_seconds(row['predicted_s'])} and {format_seconds(row['measured_s'])}"
         one, other, size = (np.array([value]) for value in (x - half, y - half, 2 * half))
         items.append(Boxes("mark-0", one, other, size, size, tips=(f"{row['model']}, {row['plan']}: {times}",)))
-    return svg(Scene(left + side + 24, top + side + 48, title, title, tuple(items)), Options())
+    return svg(Scene(left + side + 24, top + side + 48, title, title, tuple(items)), DrawOptions())
 
 
 def texts(rows: list[dict[str, Any]]) -> dict[str, str]:

@@ -14,13 +14,13 @@ import click
 from pages import fill
 
 from hpgo.base.documents import json_text, read_text, write_text
-from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_seconds
 from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.main import run
 from hpgo.cli.questions import SECONDS, TIMEOUT
 from hpgo.cli.terminal import table
 from hpgo.cli.values import AS_JSON, FILE, SEED, optimizer_option, steps_option
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from engine_variants import Trained

@@ -43,7 +43,7 @@ class Question:
         """The planner's answer; None if it says that no plan fits."""
         try:
             return hpgo.plan(self.profile, self.cluster, global_batch_size=self.global_batch, **self.options)
-        except hpgo.InfeasibleError:
+        except hpgo.errors.InfeasibleError:
             return None
 
     def evaluate(self, stages: Any, micro_batch: int, **options: Any) -> hpgo.Plan:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
-from hpgo.runtime.clocks import Clock
+from hpgo.runtime.clocks import RankClock
 
 MACHINES = ["a", "b", "c", "c"]
 AHEAD_NS = [0, 50_000_000, -50_000_000, -50_000_000]
@@ -32,7 +32,7 @@ def run(rank: int, folder: Path) -> None:
     def true_ns() -> int:
         return time.perf_counter_ns() + passed_ns
 
-    clock = Clock(torch.device("cpu"), lambda: shown_ns(true_ns()), MACHINES[rank])
+    clock = RankClock(torch.device("cpu"), lambda: shown_ns(true_ns()), MACHINES[rank])
     moments = []
     clock.compare()
     for _ in range(2):

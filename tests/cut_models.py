@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
-    from hpgo.runtime import Part, Workload
+    from hpgo.runtime import StageModule, Workload
 
 torch.set_num_threads(1)
 
@@ -25,7 +25,7 @@ def random_stages(workload: Workload, chance: random.Random, most: int = 5) -> l
 
 
 def step(
-    workload: Workload, parts: Sequence[Part], shares: Sequence[int], *, number: int = 0, cut_graph: bool = True
+    workload: Workload, parts: Sequence[StageModule], shares: Sequence[int], *, number: int = 0, cut_graph: bool = True
 ) -> tuple[torch.Tensor, dict[tuple[str, str], torch.Tensor]]:
     """The loss of a batch in micro-batches of `shares` rows, and the gradients; tied ones are added up.
 
@@ -72,7 +72,7 @@ def step(
     return torch.stack(losses).sum(), summed(workload, parts)
 
 
-def summed(workload: Workload, parts: Sequence[Part]) -> dict[tuple[str, str], torch.Tensor]:
+def summed(workload: Workload, parts: Sequence[StageModule]) -> dict[tuple[str, str], torch.Tensor]:
     """Gradients by layer and name, those of a tie added up over the tensors that stand for it."""
     found = {
         (layer, name): tensor

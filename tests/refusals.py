@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpgo.base.errors import HpgoError
+    from hpgo.errors import HpgoError
 
 
 @contextmanager

@@ -138,7 +138,7 @@ def test_a_search_of_some_cuts_says_only_that_no_plan_was_found() -> None:
     link = {"bandwidth": 1e10, "latency": 0.0}
     document = {"hpgo_cluster": 1, "name": "two", "machines": machines, "intra": link, "inter": link}
     cluster = hpgo.Cluster.from_document(document, file="two")
-    with pytest.raises(hpgo.InfeasibleError) as caught:
+    with pytest.raises(hpgo.errors.InfeasibleError) as caught:
         hpgo.plan(profile, cluster, **OPTIONS)
     assert caught.value.message.startswith("no plan was found that fits, and none takes less than ")
     assert "closest plan found" in caught.value.message

@@ -193,7 +193,7 @@ def test_plans_of_every_schedule_keep_the_laws(seed: int) -> None:
     asked = replace(question(random), schedule=random.choice(ONE_STAGE + SEVERAL))
     try:
         plan = asked.plan()
-    except hpgo.ArgumentError:  # no micro-batch can be shared so
+    except hpgo.errors.ArgumentError:  # no micro-batch can be shared so
         return
     if plan is not None:
         lawful(asked.profile, asked.cluster, plan)
@@ -208,7 +208,7 @@ def test_plans_of_the_best_schedule_keep_the_laws(seed: int) -> None:
     asked = replace(question(random, (2, 4)), schedule="auto")
     try:
         plan = asked.plan()
-    except hpgo.ArgumentError:
+    except hpgo.errors.ArgumentError:
         return
     if plan is not None:
         lawful(asked.profile, asked.cluster, plan)
@@ -236,7 +236,7 @@ def test_prices_of_given_stages_keep_the_laws(seed: int) -> None:
             profile, case.cluster, stages, global_batch_size=least * random.randint(1, 5), micro_batch_size=least,
             min_micro_batch_size=1, schedule=name, recompute=random.random() < 0.3, overlap=random.random() < 0.5,
         )  # fmt: skip
-    except (hpgo.ArgumentError, hpgo.ScheduleError):  # shapes that a schedule doesn't run
+    except (hpgo.errors.ArgumentError, hpgo.errors.ScheduleError):  # shapes that a schedule doesn't run
         return
     lawful(profile, case.cluster, plan)
     lists_what_it_prices(plan)
@@ -258,7 +258,7 @@ def test_chain_plans_keep_the_laws(seed: int) -> None:
             profile, cluster, batch_size=size, objective=objective, max_replicas=random.choice([1, 2]),
             samples_per_s=1e-3 if objective == "hosts" else None,
         )  # fmt: skip
-    except hpgo.InfeasibleError:
+    except hpgo.errors.InfeasibleError:
         return
     speed = {machine.device.name: machine.device.speed for machine in cluster.machines}
     forward_s, _ = seconds(profile, [layer.id for layer in profile.layers], size)
@@ -342,7 +342,7 @@ def test_prices_of_transformers_keep_the_laws(seed: int) -> None:
     for _ in range(30):
         try:
             prices.append(hpgo.estimate_llm(shape, cluster, **ask, **degrees(random)))
-        except hpgo.ArgumentError:  # degrees that do not divide
+        except hpgo.errors.ArgumentError:  # degrees that do not divide
             continue
         lawful_price(shape, prices[-1])
         if len(prices) == 2:
@@ -353,7 +353,7 @@ def test_prices_of_transformers_keep_the_laws(seed: int) -> None:
             try:
                 way = changed(price.parallelism, changes)
                 others.append(estimate.estimate_on(shape, cluster, way, None, **ask))
-            except hpgo.ArgumentError:
+            except hpgo.errors.ArgumentError:
                 continue
         for other in others:
             found = compare(price, other)
@@ -375,7 +375,7 @@ def test_simulated_runs_keep_the_laws(seed: int) -> None:
         orders = hpgo.schedule(
             family.name, ranks=random.choice([1, 2, 3, 4, 6]), micro_batches=random.choice([1, 2, 4, 6, 8, 12])
         )
-    except (hpgo.ArgumentError, hpgo.ScheduleError):
+    except (hpgo.errors.ArgumentError, hpgo.errors.ScheduleError):
         return
 
     def each(low: float, high: float) -> list[float]:
@@ -489,7 +489,7 @@ def test_a_false_price_of_given_stages_is_an_internal_error_that_names_the_law(
 ) -> None:
     assert evaluate(TOY, PAIR, STAGES, global_batch_size=4).step_s > 0
     replace_method(monkeypatch, "evaluate", changed_record(FALSE_RECORDS[law]))
-    with refused(hpgo.InternalError, "broken_law", law=law):
+    with refused(hpgo.errors.InternalError, "broken_law", law=law):
         evaluate(TOY, PAIR, STAGES, global_batch_size=4)
 
 
@@ -500,10 +500,10 @@ def test_a_false_step_or_bound_of_the_search_is_an_internal_error(monkeypatch: p
 
     with monkeypatch.context() as patch:
         replace_method(patch, "plan", false_bound)
-        with refused(hpgo.InternalError, "broken_law", law="bound_is_below_step"):
+        with refused(hpgo.errors.InternalError, "broken_law", law="bound_is_below_step"):
             hpgo.plan(TOY, PAIR, global_batch_size=4)
     replace_method(monkeypatch, "plan", changed_record(FALSE_RECORDS["step_covers_work"]))
-    with pytest.raises(hpgo.InternalError):
+    with pytest.raises(hpgo.errors.InternalError):
         hpgo.plan(TOY, PAIR, global_batch_size=4)
 
 
@@ -527,10 +527,10 @@ def test_a_false_step_or_bound_of_any_other_schedule_is_an_internal_error(
 
     with monkeypatch.context() as patch:
         replace_method(patch, "search", false_bounds)
-        with refused(hpgo.InternalError, "broken_law", law="bound_is_below_step"):
+        with refused(hpgo.errors.InternalError, "broken_law", law="bound_is_below_step"):
             hpgo.plan(TOY, PAIR, global_batch_size=4, schedule=schedule)
     replace_method(monkeypatch, "search", false_steps)
-    with pytest.raises(hpgo.InternalError):
+    with pytest.raises(hpgo.errors.InternalError):
         hpgo.plan(TOY, PAIR, global_batch_size=4, schedule=schedule)
 
 
@@ -538,7 +538,7 @@ def test_the_command_line_names_the_law_and_prints_no_false_number(monkeypatch: 
     hpgo.write_profile(TOY, tmp_path / "toy.yaml")
     replace_method(monkeypatch, "plan", changed_record(lambda record: record.update(step_s=0.12345)))
     shown = CliRunner().invoke(group, ["plan", str(tmp_path / "toy.yaml"), "--cluster", "dapple-b", "-b", "4"])
-    assert isinstance(shown.exception, hpgo.InternalError)
+    assert isinstance(shown.exception, hpgo.errors.InternalError)
     assert "0.1234" not in f"{shown.output}{shown.exception}"
     assert "123.4" not in f"{shown.output}{shown.exception}"
     assert "report it" in shown.exception.hint
@@ -554,19 +554,19 @@ def test_a_false_price_of_a_transformer_is_an_internal_error(monkeypatch: pytest
         (-1, "estimate_numbers_are_lengths|step_s of an estimate|step_s"),
     ):
         monkeypatch.setattr(estimate, "simulated_step_s", lambda _, factor=factor: factor * step_s)
-        with pytest.raises(hpgo.HpgoError, match=law):
+        with pytest.raises(hpgo.errors.HpgoError, match=law):
             price()
     monkeypatch.undo()
     monkeypatch.setattr(estimate, "_seconds", lambda stages, step_s: (("linear", step_s / 2),))
-    with pytest.raises(hpgo.InternalError, match="terms_make_the_step"):
+    with pytest.raises(hpgo.errors.InternalError, match="terms_make_the_step"):
         price()
     monkeypatch.undo()
     monkeypatch.setattr(estimate, "stage_memory", lambda context, held: {"weights": 1e6})
-    with pytest.raises(hpgo.InternalError, match="ranks_hold_the_model"):
+    with pytest.raises(hpgo.errors.InternalError, match="ranks_hold_the_model"):
         price()
     monkeypatch.undo()
     monkeypatch.setattr(estimate, "model_flop", lambda *_: 1e20)
-    with pytest.raises(hpgo.InternalError, match="utilization_is_a_share"):
+    with pytest.raises(hpgo.errors.InternalError, match="utilization_is_a_share"):
         price()
 
 
@@ -586,7 +586,7 @@ def test_a_false_chain_plan_is_an_internal_error(monkeypatch: pytest.MonkeyPatch
     assert hpgo.partition(TOY, PAIR).interval_s > 0
     false = partial(changed_record(CHAIN_FAULTS[law]), _core.partition_chain)
     monkeypatch.setattr(_core, "partition_chain", false)
-    with refused(hpgo.InternalError, "broken_law", law=law):
+    with refused(hpgo.errors.InternalError, "broken_law", law=law):
         hpgo.partition(TOY, PAIR)
 
 
@@ -606,7 +606,7 @@ def test_a_false_run_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> No
             return getattr(self.own, name)
 
     monkeypatch.setattr(_core, "simulate", Short)
-    with refused(hpgo.InternalError, "broken_law", "makespan_covers_work"):
+    with refused(hpgo.errors.InternalError, "broken_law", "makespan_covers_work"):
         hpgo.simulate(orders)
     found = timeline.measures
     for law, changes in {
@@ -615,7 +615,7 @@ def test_a_false_run_is_an_internal_error(monkeypatch: pytest.MonkeyPatch) -> No
         "idle_time_is_a_share": {"idle_over_total": -0.2},
         "causes_make_the_idle_time": {"idle_by_cause_s": (9.0,) * 5},
     }.items():
-        with pytest.raises(hpgo.InternalError, match=law):
+        with pytest.raises(hpgo.errors.InternalError, match=law):
             run_laws.checked("1f1b", replace(found, **changes))
 
 
@@ -647,7 +647,7 @@ def test_a_false_answer_of_the_original_planner_is_an_internal_error(
     assert len(conductor.m.layers) == 4
     assert conductor.py_orchestrate()[0] > 0
     monkeypatch.setattr(_core, "legacy_plans", lambda *_: [(speed_up, stages, 1)])
-    with refused(hpgo.InternalError, "broken_law", law=law):
+    with refused(hpgo.errors.InternalError, "broken_law", law=law):
         conductor.py_orchestrate()
 
 
@@ -655,7 +655,7 @@ def test_false_columns_of_the_original_guide_are_an_internal_error(monkeypatch: 
     conductor = compat.Conductor(compat.model_of(TOY, 8), compat.devices_from_seps([2]))
     assert compat.columns(conductor.m, conductor.d).no_overlap <= 2
     monkeypatch.setattr(_core, "legacy_columns", lambda *_: (1.5, None, 2.5))
-    with refused(hpgo.InternalError, "broken_law", "original_speed_up_is_possible"):
+    with refused(hpgo.errors.InternalError, "broken_law", "original_speed_up_is_possible"):
         compat.columns(conductor.m, conductor.d)
 
 
@@ -672,23 +672,23 @@ def test_a_plan_file_with_impossible_numbers_is_the_users_to_mend(law: str) -> N
     document = json.loads(hpgo.plan(TOY, PAIR, global_batch_size=4).to_json())
     hpgo.Plan.from_json(json.dumps(document))
     FILE_FAULTS[law](document)
-    with refused(hpgo.ArgumentError, "broken_law", law=law) as raised:
+    with refused(hpgo.errors.ArgumentError, "broken_law", law=law) as raised:
         hpgo.Plan.from_json(json.dumps(document), source="plan.json")
     assert raised.value.hint
 
 
 def test_files_of_chain_plans_and_of_runs_with_impossible_numbers_are_refused() -> None:
     document = json.loads(hpgo.partition(TOY, PAIR).to_json())
-    with refused(hpgo.ArgumentError, "invalid_argument", "x", "ChainPlan"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "x", "ChainPlan"):
         hpgo.ChainPlan.from_json(json.dumps(document | {"objective": "x"}))
     document["lower_bound"] = 1e9
-    with refused(hpgo.ArgumentError, "broken_law", "value_is_above_bound"):
+    with refused(hpgo.errors.ArgumentError, "broken_law", "value_is_above_bound"):
         hpgo.ChainPlan.from_json(json.dumps(document))
     run = json.loads(hpgo.simulate(hpgo.schedule("1f1b", ranks=2, micro_batches=4)).to_json())
     run["measures" if "measures" in run else "idle_over_total"] = (
         run["measures"] | {"idle_over_total": 1.5} if "measures" in run else 1.5
     )
-    with refused(hpgo.ArgumentError, "broken_law", "idle_time_is_a_share"):
+    with refused(hpgo.errors.ArgumentError, "broken_law", "idle_time_is_a_share"):
         hpgo.Timeline.from_json(json.dumps(run))
 
 
@@ -698,7 +698,7 @@ def test_passes_that_do_not_add_up_make_no_lawless_plan(schedule: str) -> None:
     profile = replace(TOY, layers=layers)
     try:
         plan = hpgo.plan(profile, PAIR, global_batch_size=4, schedule=schedule)
-    except hpgo.HpgoError:
+    except hpgo.errors.HpgoError:
         return
     lawful(profile, PAIR, plan)
 

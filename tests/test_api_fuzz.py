@@ -22,13 +22,17 @@ from toys import chain
 import HPGO
 import hpgo
 from hpgo import draw, export, launch
-from hpgo.draw.options import Options as PictureOptions
+from hpgo.draw.options import DrawOptions as PictureOptions
 from hpgo.llm.estimate import StageEstimate
 from hpgo.machine import cluster as machine
+from hpgo.model.arithmetic import Arithmetic, RopeScaling
+from hpgo.model.transformer import Latent
 from hpgo.planning import plans
-from hpgo.planning.chain.search import Options as ChainOptions
-from hpgo.planning.question import Options
+from hpgo.planning.chain.search import PartitionOptions as ChainOptions
+from hpgo.planning.plans import ScheduleChoice
+from hpgo.planning.question import PlanOptions
 from hpgo.programs import ranks, stages
+from hpgo.programs.stages import Crossing
 from hpgo.timing.simulation import CostOptions
 
 if TYPE_CHECKING:
@@ -152,7 +156,7 @@ CHAIN = hpgo.partition(PROFILE, CLUSTER)
 ORDERS = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
 PROGRAM = PLAN.program()
 TIMELINE = hpgo.simulate(ORDERS, memory=hpgo.StageBytes(activation_bytes=1e6), memory_cap_bytes=1e9)
-JOB = launch.Job.of(PLAN, "train.py")
+JOB = launch.LaunchJob.of(PLAN, "train.py")
 TEXT = "n1 -- fc -- forward_compute_time=2, backward_compute_time=4, activation_size=8, parameter_size=1e3\n"
 MODEL_FILE = "m: {layers: 2, mem_MB: [1, 1], parameters_in: 4, parameters_out: [4, 4]}"
 TYPES_FILE = "t: {bw_Mbps: 9, mem_MB: 99, model_profiles: {m: [{batch_size: 1, dtype: torch.float32, time_s: [1, 2]}]}}"
@@ -173,7 +177,7 @@ COSTS = {
 DRAWN = {field.name: field.default for field in dataclasses.fields(PictureOptions)}
 HOSTS = {"hosts": ["a", "b"], "port": 29500}
 WITH_OPTIONS = {  # what `**options` stands for
-    hpgo.plan: Options, hpgo.evaluate: Options, hpgo.exhaustive: Options, hpgo.partition: ChainOptions,
+    hpgo.plan: PlanOptions, hpgo.evaluate: PlanOptions, hpgo.exhaustive: PlanOptions, hpgo.partition: ChainOptions,
     hpgo.partition_files: ChainOptions, hpgo.simulate: CostOptions, draw.save: PictureOptions,
     draw.render: PictureOptions, hpgo.Timeline.save: PictureOptions,
 }  # fmt: skip
@@ -190,7 +194,7 @@ def record(kept: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
 
 def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     """Valid calls by the name of what they call."""
-    of = hpgo.HpgoError("no", "try again")
+    of = hpgo.errors.HpgoError("no", "try again")
     model = HPGO.model_from_torch_graph("toy.txt", 1, 4)
     devices = HPGO.devices_from_seps([1, 2])
     conductor = HPGO.Conductor(model, devices)
@@ -204,17 +208,18 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     }
     records = [
         hpgo.calibrate(PLAN, PLAN.timeline()),
-        hpgo.SharedWeight(("a", "b"), 8.0), TRANSFORMER, hpgo.Latent(kv_rank=8, rope_dim=4, value_dim=8),
-        hpgo.Arithmetic(activation="silu", norm_epsilon=1e-5), hpgo.RopeScaling(rope_type="linear", factor=2.0),
+        hpgo.SharedWeight(("a", "b"), 8.0), TRANSFORMER, Latent(kv_rank=8, rope_dim=4, value_dim=8),
+        Arithmetic(activation="silu", norm_epsilon=1e-5), RopeScaling(rope_type="linear", factor=2.0),
         PROFILE, PROFILE.layers[0], CLUSTER, CLUSTER.machines[0], CLUSTER.machines[0].device, CLUSTER.intra, PLAN,
-        PLAN.stages[0], PLAN.stages[0].memory, PLAN.assumed, PLAN.alternatives[0], stages.Crossing("a", 8.0), CHAIN,
+        PLAN.stages[0], PLAN.stages[0].memory, PLAN.assumed, PLAN.alternatives[0], Crossing("a", 8.0), CHAIN,
         CHAIN.stages[0], CHAIN.hops[0], ORDERS, PROGRAM, PROGRAM.stages[0], PROGRAM.for_rank(0), TIMELINE,
-        TIMELINE.measures, hpgo.MemoryModel(), hpgo.Layout(("Et", "tL")), hpgo.Durations((1.0,), (1.0,), (1.0,)),
+        TIMELINE.measures, hpgo.MemoryModel(), hpgo.PipelineLayout(("Et", "tL")),
+        hpgo.Durations((1.0,), (1.0,), (1.0,)),
         hpgo.StageBytes(), JOB, JOB.nodes[0], export.TARGETS[0], export.Place("a", "b"), plans.Digest("0"),
-        plans.Tie(0.1, 1.0, 1.0), plans.Restriction("a", "1", "A", "", 1.0, 1.0, 1),
+        plans.MemoryPreference(0.1, 1.0, 1.0), plans.Restriction("a", "1", "A", "", 1.0, 1.0, 1),
         PRICE, PRICE.parallelism, PRICE.stages[0], WAYS, LLM_PLAN, MEASURED, FITTED, FITTED.platform,
         hpgo.compare(PRICE, PRICE),
-        hpgo.ScheduleChoice("zb", 1.0, 1.0, 0.0, 2, 1, 1, True, "", None),
+        ScheduleChoice("zb", 1.0, 1.0, 0.0, 2, 1, 1, True, "", None),
     ]  # fmt: skip
     compat = [model, model.layers[0], devices, conductor, conductor.res[0], HPGO.columns(
         dataclasses.replace(model, optimizer_memory_scaling=1.0, peak_activation_per_batch=1.0), devices
@@ -310,7 +315,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "program": (
                 hpgo.program,
                 {"schedule": ORDERS, "stages": [(["a"], [0]), (["b"], [1])], "micro_batch_size": 1,
-                 "global_batch_size": 4, "machines": [2], "crossings": [[hpgo.Crossing("a")]], "recompute": False,
+                 "global_batch_size": 4, "machines": [2], "crossings": [[Crossing("a")]], "recompute": False,
                  "shard_optimizer": False, "gpus_per_device": 1, "costs": hpgo.Costs()},
             ),
             "estimate": (
@@ -368,11 +373,11 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 hpgo.MemoryModel.preset, {"name": "adam-bf16", "shard_optimizer": False, "reserved_bytes": 0.0},
             ),
             "Costs.of_stages": (hpgo.Costs.of_stages, {"stages": PLAN.stages, "recompute": False}),
-            "Layout.from_text": (hpgo.Layout.from_text, {"text": "Et|(tt|)*2tL"}),
-            "Layout.parse": (hpgo.Layout.parse, {"text": "Et|(tt|)*2tL"}),
-            "Layout.chunks": (hpgo.Layout(("Et", "tL")).chunks, {"ranks": 1}),
+            "Layout.from_text": (hpgo.PipelineLayout.from_text, {"text": "Et|(tt|)*2tL"}),
+            "Layout.parse": (hpgo.PipelineLayout.parse, {"text": "Et|(tt|)*2tL"}),
+            "Layout.chunks": (hpgo.PipelineLayout(("Et", "tL")).chunks, {"ranks": 1}),
             "Layout.schedule": (
-                hpgo.Layout(("E", "t", "t", "L")).schedule, {"ranks": 2, "micro_batches": 4, "group_size": 2},
+                hpgo.PipelineLayout(("E", "t", "t", "L")).schedule, {"ranks": 2, "micro_batches": 4, "group_size": 2},
             ),
             "Stage.halves_s": (PLAN.stages[0].halves_s, {"recompute": False}),
             "Restriction.costs": (plans.Restriction("a", "1", "A", "", 1.0, 1.0, 1).costs, {"step_s": 1.0}),
@@ -439,7 +444,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "launch.pytorchjob": (launch.pytorchjob, {"job": JOB, "image": "me/train", "resource": "gpu"}),
             "launch.ray": (launch.ray, {"job": JOB, "resource": "GPU"}),
             "Job.of": (
-                launch.Job.of,
+                launch.LaunchJob.of,
                 {"plan": PLAN, "script": "train.py", "arguments": ["-v"], "cluster": CLUSTER, "python": "python3",
                  "name": "mine"},
             ),
@@ -465,7 +470,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
 def framed(record: Any) -> None:
     """Its frame, where there is a library for frames."""
-    with suppress(hpgo.HpgoError):
+    with suppress(hpgo.errors.HpgoError):
         record.to_frame()
 
 
@@ -511,7 +516,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 RECORDS = {
     machine.Device, machine.Link, machine.Machine, stages.Memory, ranks.ProgramStage, plans.Assumptions,
-    plans.Alternative, plans.Digest, plans.Tie, plans.Restriction, StageEstimate,
+    plans.Alternative, plans.Digest, plans.MemoryPreference, plans.Restriction, StageEstimate,
 }  # fmt: skip
 """Public by what the pages build, or by what fields of public records hold."""
 
@@ -611,8 +616,8 @@ def test_only_errors_of_hpgo_come_back(valid: Any, stem: str) -> None:
             for words, strange in STRANGE.items():
                 try:
                     called(function, given | {argument: strange()})
-                except hpgo.HpgoError as error:
-                    if isinstance(error, hpgo.InternalError):
+                except hpgo.errors.HpgoError as error:
+                    if isinstance(error, hpgo.errors.InternalError):
                         foreign.append(f"{name}({argument}={words}): {error.message}")
                     if not (error.message and error.message.isprintable() and error.hint.isprintable()):
                         foreign.append(f"{name}({argument}={words}): what it says can't be printed")
@@ -732,8 +737,8 @@ def test_only_errors_of_hpgo_come_back_from_the_runtime(tmp_path: Path, monkeypa
                         continue
                     try:
                         function(**given | {argument: replaced})
-                    except hpgo.HpgoError as error:
-                        if isinstance(error, hpgo.InternalError):
+                    except hpgo.errors.HpgoError as error:
+                        if isinstance(error, hpgo.errors.InternalError):
                             foreign.append(f"{name}({argument}={words}): {error.message}")
                         if not (error.message and error.message.isprintable() and error.hint.isprintable()):
                             foreign.append(f"{name}({argument}={words}): what it says can't be printed")

@@ -94,7 +94,7 @@ def test_usage_errors_have_a_hint(tmp_path):
 )
 def test_every_error_about_a_profile_has_a_hint(tmp_path, file, text, words):
     (tmp_path / file).write_text(text, encoding="utf-8")
-    with pytest.raises(hpgo.ProfileError) as caught:
+    with pytest.raises(hpgo.errors.ProfileError) as caught:
         hpgo.read_profile(tmp_path / file)
     assert words in caught.value.message
     assert caught.value.hint
@@ -112,7 +112,7 @@ def test_every_error_about_a_profile_has_a_hint(tmp_path, file, text, words):
 def test_every_error_about_a_cluster_names_its_key_and_has_a_hint(tmp_path, text, words):
     path = tmp_path / "lab.yaml"
     path.write_text(f"hpgo_cluster: 1\nmachines: [{{devices: 2, memory: 1 GB}}]\n{text}\n", encoding="utf-8")
-    with pytest.raises(hpgo.ClusterError) as caught:
+    with pytest.raises(hpgo.errors.ClusterError) as caught:
         hpgo.Cluster.read(path)
     assert words in caught.value.message
     assert caught.value.hint
@@ -123,14 +123,14 @@ def test_every_error_about_the_files_of_hosts_has_a_hint(tmp_path, text):
     files = [tmp_path / name for name in ("models.yml", "device_types.yml", "devices.yml")]
     for file in files:
         file.write_text(text, encoding="utf-8")
-    with pytest.raises(hpgo.HpgoError) as caught:
+    with pytest.raises(hpgo.errors.HpgoError) as caught:
         hpgo.partition_files(*files, model="net")
     assert "models.yml" in caught.value.message
     assert caught.value.hint
 
 
 def test_a_missing_file_of_a_built_in_model_says_so():
-    with refused(hpgo.ProfileError, "not_found", "elsewhere/xlnet-36-pbs-1.txt") as caught:
+    with refused(hpgo.errors.ProfileError, "not_found", "elsewhere/xlnet-36-pbs-1.txt") as caught:
         hpgo.read_profile("elsewhere/xlnet-36-pbs-1.txt")
     assert "`xlnet-36`" in caught.value.hint
 
@@ -138,7 +138,7 @@ def test_a_missing_file_of_a_built_in_model_says_so():
 @pytest.mark.parametrize("path", [None, 3, b"a.yaml", ["a.yaml"], object()])
 @pytest.mark.parametrize("read", [hpgo.read_profile, hpgo.Cluster.read, hpgo.Plan.read])
 def test_what_is_no_path_is_told(read, path):
-    with pytest.raises(hpgo.HpgoError, match="no path of a file"):
+    with pytest.raises(hpgo.errors.HpgoError, match="no path of a file"):
         read(path)
 
 
@@ -147,7 +147,7 @@ def test_columns_may_be_anything_to_walk_through():
     assert chain(**{name: iter(values) for name, values in COLUMNS.items()}) == expected
     assert chain(**{name: np.array(values) for name, values in COLUMNS.items()}) == expected
     for wrong in (None, 3, "12"):
-        with refused(hpgo.ProfileError, "invalid_profile", "forward_s"):
+        with refused(hpgo.errors.ProfileError, "invalid_profile", "forward_s"):
             chain(forward_s=wrong)
 
 
@@ -171,9 +171,9 @@ def test_numbers_of_other_libraries_become_plain_ones(tmp_path, kind):
 
 @pytest.mark.parametrize("size", [True, 64.0, "64", None, np.float64(64), np.bool_(True), 2**70, 0, -1])
 def test_what_is_no_whole_number_is_told(size):
-    with refused(hpgo.ArgumentError, "invalid_argument", name="global_batch_size"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", name="global_batch_size"):
         hpgo.plan(chain(), SMALL, global_batch_size=size)
-    with refused(hpgo.ProfileError, "invalid_profile", "toy"):
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "toy"):
         chain(batch_size=size)
 
 
@@ -197,7 +197,7 @@ def test_what_is_no_whole_number_is_told(size):
     ],
 )
 def test_a_profile_that_exists_is_usable(changes):
-    with pytest.raises(hpgo.ProfileError) as caught:
+    with pytest.raises(hpgo.errors.ProfileError) as caught:
         profile(**changes)
     assert caught.value.hint
 
@@ -205,12 +205,12 @@ def test_a_profile_that_exists_is_usable(changes):
 @pytest.mark.parametrize("name", ["gradients_per_weight", "optimizer_per_weight", "reserved_bytes"])
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), 10**400, "x", True, None])
 def test_memory_options_are_named(name, value):
-    with pytest.raises(hpgo.ArgumentError, match="x" if value == "x" and name == "reserved_bytes" else name):
+    with pytest.raises(hpgo.errors.ArgumentError, match="x" if value == "x" and name == "reserved_bytes" else name):
         hpgo.plan(chain(), SMALL, global_batch_size=8, memory=hpgo.MemoryModel(**{name: value}))
 
 
 def test_reserving_all_of_a_device_is_told(tmp_path):
-    with refused(hpgo.ArgumentError, "insufficient_memory", "device", "reserved_bytes", "16", "GB"):
+    with refused(hpgo.errors.ArgumentError, "insufficient_memory", "device", "reserved_bytes", "16", "GB"):
         hpgo.plan(chain(), SMALL, global_batch_size=8, memory=hpgo.MemoryModel(reserved_bytes="16 GB"))
     done = run("plan", "vgg-19", "-c", "dapple-a", "-b", "64", "--reserve", "99TB", cwd=tmp_path)
     assert done.returncode == 1
@@ -218,9 +218,9 @@ def test_reserving_all_of_a_device_is_told(tmp_path):
 
 
 def test_a_micro_batch_below_what_was_allowed_is_not_blamed_on_the_profile():
-    with refused(hpgo.ArgumentError, "invalid_argument", "min_micro_batch_size", "16"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "min_micro_batch_size", "16"):
         hpgo.plan(chain(), SMALL, global_batch_size=8, min_micro_batch_size=16)
-    with refused(hpgo.ArgumentError, "invalid_argument", "toy", "8"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "toy", "8"):
         hpgo.plan(chain(), SMALL, global_batch_size=4)
 
 
@@ -229,13 +229,13 @@ def test_a_shortage_names_the_device_that_lacks_memory():
     cluster = hpgo.Cluster("mixed", machines, Link(1e9, 1e9), Link(1e9, 1e9))
     # 12 GB on each of two devices that share the optimizer's state; 16 GB on one alone.
     sharded = hpgo.MemoryModel(shard_optimizer=True)
-    with refused(hpgo.InfeasibleError, "infeasible", "small", "12", "GB", "10", "2"):
+    with refused(hpgo.errors.InfeasibleError, "infeasible", "small", "12", "GB", "10", "2"):
         hpgo.plan(chain(parameter_bytes=[4e9, 0]), cluster, global_batch_size=16, max_stages=1, memory=sharded)
 
 
 def test_a_shortage_on_the_largest_of_clusters_is_still_a_shortage():
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=600_000, intra_gbit_s=1, memory="1 MB")
-    with refused(hpgo.InfeasibleError, "infeasible", "device", "0", "2"):
+    with refused(hpgo.errors.InfeasibleError, "infeasible", "device", "0", "2"):
         hpgo.plan(chain(parameter_bytes=[1e9, 1e9]), cluster, global_batch_size=8)
 
 
@@ -258,7 +258,7 @@ def test_figures_that_need_matplotlib_are_refused_at_once_without_it(tmp_path, m
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     words = ["plan", "bert-48", "-c", "dapple-a:2048", "-b", "65536,131072", "--plot", f"x{ending}"]
     result = CliRunner().invoke(group, words)
-    assert isinstance(result.exception, hpgo.ArgumentError)
+    assert isinstance(result.exception, hpgo.errors.ArgumentError)
     assert "matplotlib" in result.exception.message
     assert "pip install matplotlib" in result.exception.hint
 
@@ -283,7 +283,7 @@ def test_plans_of_models_that_take_no_time_are_shown_and_fit_the_schema(schedule
 
 
 def test_a_stage_of_billions_of_devices_takes_no_memory():
-    with refused(hpgo.ArgumentError, "too_large", "0", "1048576", name="the devices of stage 0"):
+    with refused(hpgo.errors.ArgumentError, "too_large", "0", "1048576", name="the devices of stage 0"):
         hpgo.evaluate(chain(), SMALL, [(2, range(2**40))], global_batch_size=8)
 
 
@@ -303,7 +303,7 @@ def test_a_stage_of_billions_of_devices_takes_no_memory():
     ],
 )
 def test_what_is_of_another_kind_is_told(call, words):
-    with pytest.raises(hpgo.HpgoError) as caught:
+    with pytest.raises(hpgo.errors.HpgoError) as caught:
         call()
     assert words in caught.value.message
     assert caught.value.hint
@@ -311,7 +311,7 @@ def test_what_is_of_another_kind_is_told(call, words):
 
 def test_a_link_to_itself_is_no_place_to_write_to(tmp_path):
     (tmp_path / "loop.json").symlink_to("loop.json")
-    with refused(hpgo.FileError, "not_writable"):
+    with refused(hpgo.errors.FileError, "not_writable"):
         hpgo.plan("vgg-19", "dapple-a", global_batch_size=64).save(tmp_path / "loop.json")
 
 

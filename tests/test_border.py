@@ -11,7 +11,7 @@ from toys import chain
 
 import hpgo
 from hpgo import _core
-from hpgo.planning.question import Question
+from hpgo.planning.question import PlanningProblem
 from hpgo.programs.orders import _Request
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ RECORDS = {
 }
 PROFILE = chain([1.0, 2.0], 8.0, 4.0)
 PAIR = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
-QUESTION = Question.of(PROFILE, PAIR, global_batch_size=4, schedule="1f1b")
+QUESTION = PlanningProblem.of(PROFILE, PAIR, global_batch_size=4, schedule="1f1b")
 ORDERS = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
 
 

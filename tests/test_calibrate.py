@@ -110,9 +110,9 @@ def test_another_plans_timeline_and_a_plan_without_sources_are_refused() -> None
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
     plan = hpgo.plan(profile, cluster, global_batch_size=64)
     other = hpgo.simulate(hpgo.schedule("1f1b", ranks=5, micro_batches=4))
-    with refused(hpgo.HpgoError, "invalid_argument", "5", "2"):
+    with refused(hpgo.errors.HpgoError, "invalid_argument", "5", "2"):
         hpgo.calibrate(plan, other)
     bare = hpgo.Plan.from_json(plan.to_json(embed=False))
-    with refused(hpgo.HpgoError, "mismatch"):
+    with refused(hpgo.errors.HpgoError, "mismatch"):
         hpgo.calibrate(bare, plan.timeline())
     assert hpgo.calibrate(bare, plan.timeline(), profile=profile, cluster=cluster).explained_s[0] == 0

@@ -164,7 +164,7 @@ def test_a_torn_checkpoint_is_never_picked(harm: str, tmp_path: Path) -> None:
         assert pipeline.resume(tmp_path)
         assert pipeline.steps == 2
     shutil.rmtree(tmp_path / "step-2")
-    with Pipeline(alone(), noisy(), optimizer=adamw) as pipeline, refused(hpgo.RunError, "damaged_file"):
+    with Pipeline(alone(), noisy(), optimizer=adamw) as pipeline, refused(hpgo.errors.RunError, "damaged_file"):
         pipeline.resume(tmp_path)
 
 
@@ -183,19 +183,19 @@ def test_what_does_not_fit_is_refused_and_leaves_the_weights(tmp_path: Path) -> 
     ):
         with Pipeline(**{"plan": alone(), "workload": noisy(), "optimizer": adamw} | change) as pipeline:
             before = [weight.copies[0].detach().clone() for weight in pipeline.weights]
-            with pytest.raises(hpgo.RunError, match=words) as caught:
+            with pytest.raises(hpgo.errors.RunError, match=words) as caught:
                 pipeline.resume(tmp_path)
             assert caught.value.hint
             assert all(torch.equal(a, b.copies[0]) for a, b in zip(before, pipeline.weights, strict=True))
             assert pipeline.steps == 0
-            with refused(hpgo.RunError, "run_failed", "2", "0"):
+            with refused(hpgo.errors.RunError, "run_failed", "2", "0"):
                 pipeline.checkpoint(tmp_path)
             (tmp_path / "file").touch()
-            with refused(hpgo.RunError, "run_failed", "File"):
+            with refused(hpgo.errors.RunError, "run_failed", "File"):
                 pipeline.checkpoint(tmp_path / "file")
     with Pipeline(alone(), noisy(), optimizer=adamw) as pipeline:
         loader = pipeline.loader([(torch.zeros(3), torch.zeros(3))] * 4)
-        with refused(hpgo.ArgumentError, "invalid_argument", "2", "1"):
+        with refused(hpgo.errors.ArgumentError, "invalid_argument", "2", "1"):
             pipeline.resume(tmp_path)
         assert isinstance(loader, Loader)
 
@@ -243,5 +243,5 @@ def test_tensors_that_no_file_holds_are_refused_before_memory_is_taken(entry: An
     header = json.dumps({"a": entry}).encode()
     path = tmp_path / "rank-0.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with refused(hpgo.RunError, "damaged_file"):
+    with refused(hpgo.errors.RunError, "damaged_file"):
         TensorFile(path)

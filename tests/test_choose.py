@@ -200,7 +200,7 @@ def test_plans_of_other_schedules_claim_no_bound(auto: hpgo.Plan) -> None:
     ],
 )
 def test_schedules_that_cannot_be_planned_are_refused_with_the_reason(name: str, reason: str) -> None:
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         hpgo.plan(chain([1.0] * 4), cluster(2), global_batch_size=8, schedule=name)
     assert reason in f"{caught.value.message} {caught.value.hint}"
 
@@ -210,7 +210,7 @@ def test_every_family_is_planned_or_refused() -> None:
     for family in hpgo.schedules():
         if family.name in ALL:
             continue
-        with refused(hpgo.ArgumentError, "unsupported"):
+        with refused(hpgo.errors.ArgumentError, "unsupported"):
             check_schedule(family.name)
         others.add(family.name)
     assert len(others) + len(ALL) == len(hpgo.schedules())
@@ -238,7 +238,7 @@ def test_schedules_that_hold_one_activation_are_planned_where_1f1b_fits_nowhere(
     name: str, too_much_for_1f1b: tuple[hpgo.Profile, hpgo.Cluster]
 ) -> None:
     for other in ("1f1b", "eager_1f1b", "gpipe", "zb_h1"):
-        with pytest.raises(hpgo.base.errors.InfeasibleError, match="no plan fits") as caught:
+        with pytest.raises(hpgo.errors.InfeasibleError, match="no plan fits") as caught:
             hpgo.plan(*too_much_for_1f1b, global_batch_size=16, micro_batch_size=1, schedule=other)
         assert "choose schedule `zb`" in str(caught.value.hint)
     plan = hpgo.plan(*too_much_for_1f1b, global_batch_size=16, micro_batch_size=1, schedule=name)
@@ -254,7 +254,7 @@ def test_schedules_that_hold_one_activation_are_planned_where_1f1b_fits_nowhere(
 
 @pytest.mark.parametrize("name", NAMES[3:])
 def test_what_fits_nowhere_is_refused_for_every_schedule(name: str) -> None:
-    with refused(hpgo.base.errors.InfeasibleError, "insufficient_memory"):
+    with refused(hpgo.errors.InfeasibleError, "insufficient_memory"):
         hpgo.plan(chain([1.0] * 4, parameter_bytes=10 * GB), cluster(4, "9 GB"), global_batch_size=16, schedule=name)
 
 
@@ -378,5 +378,5 @@ def test_what_zb_h2_has_a_plan_for_is_not_said_to_fit_nowhere() -> None:
     assert hpgo.evaluate(profile, few, stages, micro_batch_size=1, **options).fits
     try:
         assert hpgo.plan(profile, few, **options).fits
-    except hpgo.InfeasibleError as error:
+    except hpgo.errors.InfeasibleError as error:
         assert error.message.startswith("no plan was found that fits `zb_h2`")  # noqa: PT017

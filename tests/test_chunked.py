@@ -84,7 +84,7 @@ def test_the_plan_is_the_best_of_all_cuts_and_none_goes_below_the_bound(
     best = brute_force(name, profile, machines, 4)
     try:
         plan = hpgo.plan(profile, machines, global_batch_size=4, schedule=name, max_stages=4)
-    except hpgo.InfeasibleError:
+    except hpgo.errors.InfeasibleError:
         assert best is None
         return
     assert best is not None
@@ -114,7 +114,7 @@ def test_a_plan_is_never_worse_than_balanced_cuts_on_equal_groups(
     options: dict[str, Any] = {"global_batch_size": 8, "schedule": name, "recompute": recompute}
     try:
         step_s = hpgo.plan(profile, machines, **options).step_s
-    except hpgo.InfeasibleError:
+    except hpgo.errors.InfeasibleError:
         step_s = math.inf
     seconds = [layer.forward_s[0] + layer.backward_s[0] for layer in profile.layers]
     compared = 0
@@ -125,7 +125,7 @@ def test_a_plan_is_never_worse_than_balanced_cuts_on_equal_groups(
         groups = [list(range(rank * replicas, (rank + 1) * replicas)) for rank in range(ranks)]
         try:
             stages = put(name, balanced(seconds, ranks * chunks), groups, 8 // size)
-        except hpgo.ArgumentError:  # not for so few micro-batches
+        except hpgo.errors.ArgumentError:  # not for so few micro-batches
             continue
         plan = hpgo.evaluate(profile, machines, stages, micro_batch_size=size, **options)
         if plan.fits:
@@ -155,7 +155,7 @@ def test_groups_get_as_many_devices_as_they_need() -> None:
     profile = chain([1.0, 1.0, 9.0, 1.0], 1e6, 1e6)
     plan = hpgo.plan(profile, cluster(4, each=4), global_batch_size=64, schedule="zb_v")
     assert sorted(len(group.devices) for group in plan.groups) == [1, 3]
-    with refused(hpgo.InfeasibleError, "infeasible", "zb_v"):
+    with refused(hpgo.errors.InfeasibleError, "infeasible", "zb_v"):
         hpgo.plan(profile, cluster(1), global_batch_size=8, schedule="zb_v")
 
 
@@ -223,7 +223,7 @@ def test_a_plan_takes_as_long_as_its_stages_do_under_orders_that_are_fitted_to_t
 
 def test_steps_of_too_many_actions_say_which_way_out_leads_somewhere() -> None:
     profile, machines = chain([1.0] * 8, 1e6, 1e6), cluster(2)
-    with refused(hpgo.InfeasibleError, "infeasible", "1", "60", "000") as caught:
+    with refused(hpgo.errors.InfeasibleError, "infeasible", "1", "60", "000") as caught:
         hpgo.plan(profile, machines, global_batch_size=5000, micro_batch_size=1, schedule="zb_v")
     assert "larger micro-batches" in caught.value.hint
     assert hpgo.plan(profile, machines, global_batch_size=5000, micro_batch_size=2, schedule="zb_v").fits
@@ -231,7 +231,7 @@ def test_steps_of_too_many_actions_say_which_way_out_leads_somewhere() -> None:
 
 def test_a_deadline_before_anything_fits_is_no_statement_about_memory() -> None:
     profile = chain([1.0] * 64, 1e9, 1e9)
-    with refused(hpgo.DeadlineError, "time_limit", "1e-06"):
+    with refused(hpgo.errors.DeadlineError, "time_limit", "1e-06"):
         hpgo.plan(profile, cluster(16, "64 GB", each=4), global_batch_size=64, schedule="zb_v", deadline_s=1e-6)
 
 
@@ -255,7 +255,7 @@ def test_groups_hold_what_the_simulation_says_and_no_more_than_they_have(
     machines = cluster(4, f"{memory} GB", gbit_s)
     try:
         plan = hpgo.plan(profile, machines, global_batch_size=8, schedule=name, recompute=recompute)
-    except hpgo.InfeasibleError:
+    except hpgo.errors.InfeasibleError:
         return
     timeline = plan.timeline()
     assert timeline.makespan_s == pytest.approx(plan.step_s, rel=1e-12)
@@ -360,7 +360,7 @@ def test_plans_survive_files_and_are_priced_anew_to_the_last_digit(name: str) ->
     ],
 )
 def test_files_that_contradict_themselves_are_refused(uneven: hpgo.Plan, change: dict[str, Any], reason: str) -> None:
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         hpgo.Plan.from_json(json.dumps(json.loads(uneven.to_json()) | change))
     assert reason in caught.value.message
 
@@ -379,10 +379,10 @@ def test_a_plan_runs_by_other_schedules_that_place_its_stages_alike(uneven: hpgo
     looped = hpgo.simulate(uneven, schedule="looped_bfs")
     assert looped.makespan_s > 0
     for name in ("1f1b", "hanayo", "zb_v"):
-        with refused(hpgo.ArgumentError, "invalid_argument", "2", "6"):
+        with refused(hpgo.errors.ArgumentError, "invalid_argument", "2", "6"):
             uneven.orders(name)
     flat = hpgo.plan(hpgo.read_profile("bert-48"), cluster(4, each=2), global_batch_size=64)
-    with refused(hpgo.ArgumentError, "invalid_argument", "interleaved", "2", "1"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "interleaved", "2", "1"):
         flat.orders("interleaved")
 
 
@@ -391,11 +391,11 @@ def test_stages_of_a_plan_go_where_its_schedule_runs_them() -> None:
     wrong = [(2, [0]), (2, [1]), (2, [1]), (2, [0])]
     question = {"global_batch_size": 4, "micro_batch_size": 1}
     assert hpgo.evaluate(profile, machines, wrong, schedule="zb_v", **question).chunks == 2
-    with refused(hpgo.ArgumentError, "invalid_argument", "1", "0"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "1", "0"):
         hpgo.evaluate(profile, machines, wrong, schedule="interleaved", **question)
-    with refused(hpgo.ArgumentError, "invalid_argument", "3", "2"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "3", "2"):
         hpgo.evaluate(profile, machines, [(2, [0]), (2, [1]), (4, [0])], schedule="interleaved", **question)
-    with refused(hpgo.ArgumentError, "invalid_argument", "0"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "0"):
         hpgo.evaluate(profile, machines, [(2, [0]), (2, [1]), (4, [0])], schedule="1f1b", **question)
 
 
@@ -473,17 +473,17 @@ def test_a_branching_model_is_cut_along_one_order_and_the_report_says_so() -> No
 def test_exports_carry_them_or_refuse_by_name(uneven: hpgo.Plan) -> None:
     orders = hpgo.export.files(uneven, "torch")["order.csv"]
     assert hpgo.Schedule.from_text(orders) == uneven.orders()
-    with refused(hpgo.ArgumentError, "unsupported", "interleaved", "DeepSpeed"):
+    with refused(hpgo.errors.ArgumentError, "unsupported", "interleaved", "DeepSpeed"):
         hpgo.export.files(uneven, "deepspeed")
     profile, machines = hpgo.read_profile("bert-48"), cluster(4, each=2)
     v_shaped = hpgo.plan(profile, machines, global_batch_size=64, schedule="zb_v", launcher="torchtitan")
     assert hpgo.export.files(v_shaped, "torchtitan")
-    with refused(hpgo.ArgumentError, "unsupported", "zb_v", "Megatron-LM"):
+    with refused(hpgo.errors.ArgumentError, "unsupported", "zb_v", "Megatron-LM"):
         hpgo.export.megatron(v_shaped)
     blocks = hpgo.plan(profile, machines, global_batch_size=64, schedule="interleaved", launcher="megatron")
     layout = hpgo.export.megatron(blocks).splitlines()[-1].split("'")[1]
-    assert len(hpgo.Layout.from_text(layout).stages) == len(blocks.stages)
-    assert hpgo.Layout.from_text(layout).chunks(len(blocks.groups)) == blocks.chunks
+    assert len(hpgo.PipelineLayout.from_text(layout).stages) == len(blocks.stages)
+    assert hpgo.PipelineLayout.from_text(layout).chunks(len(blocks.groups)) == blocks.chunks
 
 
 def test_the_command_line_plans_and_prices_them(tmp_path: Path) -> None:

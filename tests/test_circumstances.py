@@ -61,11 +61,11 @@ def test_profiles_without_such_keys_are_written_without_them() -> None:
     ],
 )
 def test_what_makes_no_sense_is_told(keys: dict[str, Any], said: tuple[str, ...]) -> None:
-    with refused(hpgo.ProfileError, *said):
+    with refused(hpgo.errors.ProfileError, *said):
         replace(measured(), **keys)
-    with refused(hpgo.ProfileError, "invalid_profile", "layer0"):
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "layer0"):
         measured(-0.1)
-    with refused(hpgo.ProfileError, "invalid_profile", name="torch"):
+    with refused(hpgo.errors.ProfileError, "invalid_profile", name="torch"):
         native.parse(native.write_yaml(measured()).replace('"2.15.0"', "2").replace("2.15.0", "2"), name="")
 
 

@@ -158,7 +158,7 @@ def test_looking_for_what_would_help_a_large_cluster_may_take_seconds_only(monke
     for name in ("shortage", "closest", "fits"):
         replace_method(monkeypatch, name, noted)
     cluster = hpgo.Cluster.of(nodes=512, devices_per_node=8, intra_gbit_s=200, inter_gbit_s=25, memory="200 MB")
-    with refused(hpgo.InfeasibleError, "infeasible", "device", "1", "30") as caught:
+    with refused(hpgo.errors.InfeasibleError, "infeasible", "device", "1", "30") as caught:
         hpgo.plan(hpgo.read_profile("xlnet-36"), cluster, global_batch_size=4096)
     assert caught.value.hint
     assert allowed_s
@@ -171,7 +171,7 @@ def test_ctrl_c_ends_the_search_for_what_would_help(busy: str, monkeypatch: pyte
         raise KeyboardInterrupt
 
     def uncertain(*_: object) -> None:
-        raise hpgo.InfeasibleError("no plan was found that fits", "")
+        raise hpgo.errors.InfeasibleError("no plan was found that fits", "")
 
     replace_method(monkeypatch, busy, interrupted)
     if busy != "shortage":  # which explains what is certain

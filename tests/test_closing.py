@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: E40
 
 import hpgo.runtime  # noqa: E402
 from hpgo.runtime.loader import repeated  # noqa: E402
-from hpgo.runtime.memory import Alive  # noqa: E402
+from hpgo.runtime.memory import LiveTensorCounter  # noqa: E402
 from hpgo.runtime.passes import running  # noqa: E402
 
 if TYPE_CHECKING:
@@ -157,5 +157,5 @@ def test_what_is_watched_computes_the_same(name: str) -> None:
             workload.loss_of(part(*given, rows=2), targets).backward()
         return [one.grad for one in part.parameters() if one.grad is not None]
 
-    for one, other in zip(gradients(nullcontext()), gradients(Alive()), strict=True):
+    for one, other in zip(gradients(nullcontext()), gradients(LiveTensorCounter()), strict=True):
         assert torch.equal(one, other)

@@ -84,7 +84,7 @@ def test_one_machine_needs_no_link_between_machines_and_a_name_defaults_to_the_f
     ],
 )
 def test_a_wrong_file_is_named_with_the_place_and_the_way_out(tmp_path, old, new, said, hint):
-    with pytest.raises(hpgo.ClusterError) as caught:
+    with pytest.raises(hpgo.errors.ClusterError) as caught:
         read(tmp_path, LAB.replace(old, new, 1))
     assert "lab.yaml" in str(caught.value)
     assert said in str(caught.value)
@@ -93,16 +93,16 @@ def test_a_wrong_file_is_named_with_the_place_and_the_way_out(tmp_path, old, new
 
 @pytest.mark.parametrize("text", ["", "[]", "3", "hpgo_cluster: 1\nmachines: []\nintra: 1\n", "---\na: 1\n---\nb: 1\n"])
 def test_files_without_a_cluster_are_refused(tmp_path, text):
-    with pytest.raises(hpgo.ClusterError, match=r"lab\.yaml"):
+    with pytest.raises(hpgo.errors.ClusterError, match=r"lab\.yaml"):
         read(tmp_path, text)
 
 
 def test_a_missing_file_and_a_misspelt_preset_suggest_the_near_name(tmp_path):
     (tmp_path / "lab.yaml").write_text(LAB)
-    with pytest.raises(hpgo.ClusterError) as caught:
+    with pytest.raises(hpgo.errors.ClusterError) as caught:
         Cluster.read(tmp_path / "lap.yaml")
     assert caught.value.hint == "did you mean `lab.yaml`?"
-    with pytest.raises(hpgo.ClusterError) as caught:
+    with pytest.raises(hpgo.errors.ClusterError) as caught:
         Cluster.read("daple-a")
     assert caught.value.hint == "did you mean `dapple-a`?"
     assert Cluster.read(tmp_path / "lab.yaml").name == "lab"
@@ -111,7 +111,7 @@ def test_a_missing_file_and_a_misspelt_preset_suggest_the_near_name(tmp_path):
 
 @pytest.mark.parametrize("name", ["h100:", "h100:0", "h100:-1", "h100:many", "h100:999999999", "h100:1:2"])
 def test_a_preset_takes_a_sensible_number_of_machines(name):
-    with pytest.raises(hpgo.ClusterError):
+    with pytest.raises(hpgo.errors.ClusterError):
         Cluster.preset(name)
 
 
@@ -128,7 +128,7 @@ def test_presets_have_the_devices_and_rates_of_their_sources():
 
 @pytest.mark.parametrize("seps", [[], [8, 8], [16, 8], [0, 8], [-8], [8.0, 16], [True, 8], "8,16", None, [2**21]])
 def test_seps_must_ascend(seps):
-    with pytest.raises(hpgo.ClusterError) as caught:
+    with pytest.raises(hpgo.errors.ClusterError) as caught:
         Cluster.from_seps(seps)
     assert caught.value.hint
 
@@ -150,7 +150,7 @@ def test_seps_must_ascend(seps):
 )
 def test_numbers_out_of_range_are_named(wrong):
     good = {"nodes": 2, "devices_per_node": 8, "intra_gbit_s": 1200, "inter_gbit_s": 25}
-    with pytest.raises(hpgo.ClusterError):
+    with pytest.raises(hpgo.errors.ClusterError):
         Cluster.of(**(good | wrong))
 
 
@@ -198,7 +198,7 @@ def test_reading_any_file_gives_a_cluster_or_a_named_error(tmp_path, data):
     path.write_bytes(data)
     try:
         assert Cluster.read(path).devices >= 1
-    except hpgo.ClusterError as error:
+    except hpgo.errors.ClusterError as error:
         assert "c.yaml" in str(error)  # noqa: PT017 -- most inputs fail, some do not
 
 
@@ -218,7 +218,7 @@ def test_adapters_of_another_rate_are_as_many() -> None:
     assert slow.inter.bytes_per_s == 12.5e9
     assert slow.inter.collective_bytes_per_s == usual.inter.collective_bytes_per_s / 4
     assert (slow.intra, slow.machines) == (usual.intra, usual.machines)
-    with refused(hpgo.ClusterError, "invalid_cluster", name="adapter_gbit_s"):
+    with refused(hpgo.errors.ClusterError, "invalid_cluster", name="adapter_gbit_s"):
         Cluster.preset("h100", adapter_gbit_s=0)
 
 
@@ -254,7 +254,7 @@ OTHER_CARDS = [
 
 @pytest.mark.parametrize("name", OTHER_CARDS)
 def test_a_name_that_only_resembles_a_known_card_is_refused(name: str) -> None:
-    with pytest.raises(hpgo.ClusterError) as caught:
+    with pytest.raises(hpgo.errors.ClusterError) as caught:
         rates_of(name)
     assert name in caught.value.message
     if name.startswith("H100-P"):
@@ -282,7 +282,7 @@ def test_an_h100_on_pcie_is_not_priced_as_an_sxm_card(tmp_path) -> None:
     file.write_text(text.replace("H100-80GB", "H100-PCIe"))
     ask = {"global_batch_size": 8, "seq_length": 4096}
     for call in (hpgo.estimate_llm, hpgo.plan_llm):
-        with pytest.raises(hpgo.ClusterError, match="type `H100-PCIe` computes"):
+        with pytest.raises(hpgo.errors.ClusterError, match="type `H100-PCIe` computes"):
             call("llama-3-8b", str(file), **ask)
     file.write_text(text.replace("H100-80GB", "NVIDIA H100 80GB HBM3"))
     same = hpgo.estimate_llm("llama-3-8b", str(file), **ask)
@@ -291,7 +291,7 @@ def test_an_h100_on_pcie_is_not_priced_as_an_sxm_card(tmp_path) -> None:
 
 
 def test_a_device_that_nothing_is_known_of_is_told_which_are() -> None:
-    with refused(hpgo.ClusterError, "invalid_cluster", "t4") as caught:
+    with refused(hpgo.errors.ClusterError, "invalid_cluster", "t4") as caught:
         rates_of("t4")
     assert "gb200" in caught.value.hint
 
@@ -316,7 +316,7 @@ def test_a_device_whose_memory_is_another_cards_is_refused_with_types_that_are_a
         )
         return hpgo.estimate_llm("gpt-2", path, global_batch_size=8, seq_length=512).step_s
 
-    with refused(hpgo.ClusterError, "invalid_cluster", device) as caught:
+    with refused(hpgo.errors.ClusterError, "invalid_cluster", device) as caught:
         price(device)
     assert caught.value.hint.split("`")[3::2] == meant
     assert all(price(kind) for kind in meant)

@@ -40,7 +40,7 @@ def priced(*, ends=None, layers=None, **config) -> hpgo.LlmEstimate | None:
         config["recompute_num_layers"] = layers
     try:
         return hpgo.estimate_llm(MODEL, CLUSTER, **ASKED, **config)
-    except hpgo.ArgumentError:
+    except hpgo.errors.ArgumentError:
         return None
 
 
@@ -105,9 +105,9 @@ def test_each_neighbour_is_another_way_or_none() -> None:
 
 def test_prices_of_other_questions_are_not_compared() -> None:
     one = priced(tp=2)
-    with pytest.raises(hpgo.ArgumentError, match="global_batch_size is 32 of one and 16 of the other"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="global_batch_size is 32 of one and 16 of the other"):
         hpgo.compare(one, hpgo.estimate_llm(MODEL, CLUSTER, global_batch_size=16, seq_length=4096))
-    with pytest.raises(hpgo.ArgumentError, match="a price is `x`"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="a price is `x`"):
         hpgo.compare(one, "x")
 
 
@@ -116,7 +116,7 @@ def test_prices_of_other_questions_are_not_compared() -> None:
     [("tp", "is no NAME=VALUE"), ("tp=", "is no NAME=VALUE"), ("tpp=2", "did you mean `tp`"), ("tp=1,tp=2", "twice")],
 )
 def test_changes_that_are_none_are_refused(text: str, says: str) -> None:
-    with pytest.raises(hpgo.ArgumentError) as found:
+    with pytest.raises(hpgo.errors.ArgumentError) as found:
         read_changes(text)
     assert says in f"{found.value.message} {found.value.hint}"
 

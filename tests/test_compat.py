@@ -176,7 +176,7 @@ def test_columns_need_positive_settings_and_memory():
     assert columns(model, Devices((4,))).p3 is None
     for value in (0, -1, float("nan"), None):
         model.optimizer_memory_scaling = value
-        with refused(hpgo.ArgumentError, "invalid_argument", name="optimizer_memory_scaling"):
+        with refused(hpgo.errors.ArgumentError, "invalid_argument", name="optimizer_memory_scaling"):
             columns(model, Devices((4,)))
 
 
@@ -341,19 +341,19 @@ def test_stages_cover_all_layers_on_different_devices(compute_s, seps, global_ba
 @pytest.mark.parametrize(
     ("arguments", "error", "named"),
     [
-        (("missing.txt", 1, 8, [8]), hpgo.ProfileError, "missing.txt"),
-        ((None, 1, 8, [8]), hpgo.ArgumentError, "filename"),
-        (("toy.txt", 0, 8, [8]), hpgo.ArgumentError, "pbs"),
-        (("toy.txt", 1, 0, [8]), hpgo.ArgumentError, "gbs"),
-        (("toy.txt", 1, 2.5, [8]), hpgo.ArgumentError, "gbs"),
-        (("toy.txt", 1, 2**40, [8]), hpgo.ArgumentError, "gbs"),
-        (("toy.txt", 1, 8, []), hpgo.ClusterError, "seps"),
-        (("toy.txt", 1, 8, [8, 4]), hpgo.ClusterError, "seps"),
-        (("toy.txt", 1, 8, [8, 8]), hpgo.ClusterError, "seps"),
-        (("toy.txt", 1, 8, [0, 8]), hpgo.ClusterError, "seps"),
-        (("toy.txt", 1, 8, [-1]), hpgo.ClusterError, "seps"),
-        (("toy.txt", 1, 8, 8), hpgo.ClusterError, "seps"),
-        (("toy.txt", 1, 8, [5000]), hpgo.ClusterError, "seps"),
+        (("missing.txt", 1, 8, [8]), hpgo.errors.ProfileError, "missing.txt"),
+        ((None, 1, 8, [8]), hpgo.errors.ArgumentError, "filename"),
+        (("toy.txt", 0, 8, [8]), hpgo.errors.ArgumentError, "pbs"),
+        (("toy.txt", 1, 0, [8]), hpgo.errors.ArgumentError, "gbs"),
+        (("toy.txt", 1, 2.5, [8]), hpgo.errors.ArgumentError, "gbs"),
+        (("toy.txt", 1, 2**40, [8]), hpgo.errors.ArgumentError, "gbs"),
+        (("toy.txt", 1, 8, []), hpgo.errors.ClusterError, "seps"),
+        (("toy.txt", 1, 8, [8, 4]), hpgo.errors.ClusterError, "seps"),
+        (("toy.txt", 1, 8, [8, 8]), hpgo.errors.ClusterError, "seps"),
+        (("toy.txt", 1, 8, [0, 8]), hpgo.errors.ClusterError, "seps"),
+        (("toy.txt", 1, 8, [-1]), hpgo.errors.ClusterError, "seps"),
+        (("toy.txt", 1, 8, 8), hpgo.errors.ClusterError, "seps"),
+        (("toy.txt", 1, 8, [5000]), hpgo.errors.ClusterError, "seps"),
     ],
 )
 def test_bad_arguments_are_named(tmp_path, monkeypatch, capfd, arguments, error, named):
@@ -371,36 +371,36 @@ def test_bad_settings_are_named():
     asked = conductor(computing([1.0, 1.0]), 8, [2])
     for smallest in (0, -1, 9, 1.5, None):
         asked.m.min_micro_batch_size = smallest
-        with refused(hpgo.ArgumentError, "invalid_argument", "min_micro_batch_size"):
+        with refused(hpgo.errors.ArgumentError, "invalid_argument", "min_micro_batch_size"):
             asked.py_orchestrate()
 
 
 def test_unknown_devices_are_named():
-    with refused(hpgo.ArgumentError, "invalid_argument", "8"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "8"):
         Devices((8,)).all_reduce_s([7, 8], 1.0)
-    with pytest.raises(hpgo.ArgumentError, match="no device"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="no device"):
         Devices((8,)).split_concat_s([], [1], 1.0)
-    with refused(hpgo.ArgumentError, "invalid_argument", "-1"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "-1"):
         Devices((8,)).split_concat_s([-1], [1], 1.0)
-    with refused(hpgo.ArgumentError, "invalid_argument", name="devices"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", name="devices"):
         Devices((8,)).all_reduce_s(None, 1.0)
 
 
 @pytest.mark.parametrize("size", [-1.0, float("nan"), float("inf"), "1 GB", None, True])
 def test_a_size_that_is_no_amount_is_named(size):
-    with refused(hpgo.ArgumentError, "invalid_argument", name="size"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", name="size"):
         Devices((8,)).all_reduce_s([0, 1], size)
 
 
 @pytest.mark.parametrize("stages", [None, [], "two", 3, [(0, "b", 1, [0])]])
 def test_stages_that_no_answer_has_are_named(stages):
-    with pytest.raises(hpgo.ArgumentError, match="stages"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="stages"):
         conductor(computing([1.0, 1.0]), 8, [2]).layers(stages)
 
 
 def test_models_without_time_or_with_several_batch_sizes_are_refused():
-    with refused(hpgo.ProfileError, "invalid_profile"):
+    with refused(hpgo.errors.ProfileError, "invalid_profile"):
         model_of(computing([0.0]), 1)
     layer = hpgo.Layer("a", "a", (1.0, 2.0), (1.0, 2.0), (1.0, 2.0), 1.0)
-    with refused(hpgo.ArgumentError, "mismatch", "1", "2"):
+    with refused(hpgo.errors.ArgumentError, "mismatch", "1", "2"):
         model_of(hpgo.Profile("two", (1, 2), (layer,), ()), 8)

@@ -74,12 +74,12 @@ def profiles(draw: st.DrawFn) -> hpgo.Profile:
 def test_no_schedule_beats_the_work_whatever_the_halves_are(data: st.DataObject, devices: int, schedule: Any) -> None:
     try:
         profile = data.draw(profiles())
-    except hpgo.ProfileError as refused:
+    except hpgo.errors.ProfileError as refused:
         assert "input_gradient_s + weight_gradient_s is" in refused.message  # noqa: PT017 -- or there is no error
         return
     try:
         plan = hpgo.plan(profile, machines(devices), global_batch_size=8, schedule=schedule)
-    except hpgo.HpgoError:
+    except hpgo.errors.HpgoError:
         return  # no cut for this schedule
     steps_s = [plan.step_s, *(choice.step_s for choice in plan.schedules if choice.step_s is not None)]
     assert min(steps_s) >= work_s(profile, 8) / devices * (1 - 1e-9)
@@ -98,7 +98,7 @@ def test_halves_add_up_to_the_backward_pass_or_to_twice_it_at_most(
         )
 
     if (inputs + weights > 0) != (backward > 0):
-        with refused(hpgo.ProfileError, "invalid_profile", "input_gradient_s", "weight_gradient_s"):
+        with refused(hpgo.errors.ProfileError, "invalid_profile", "input_gradient_s", "weight_gradient_s"):
             made()
         return
     layer = made().with_consistent_split()
@@ -175,7 +175,9 @@ def test_a_pass_that_takes_time_in_halves_only_or_as_a_whole_only_is_refused(
     keys = native.document(plain)
     keys["layers"][0] |= {"backward_s": backward_s, "input_gradient_s": half_s, "weight_gradient_s": half_s}
     (tmp_path / "one.json").write_text(json.dumps(keys))
-    with refused(hpgo.ProfileError, "invalid_profile", "layer0", "input_gradient_s", "weight_gradient_s") as raised:
+    with refused(
+        hpgo.errors.ProfileError, "invalid_profile", "layer0", "input_gradient_s", "weight_gradient_s"
+    ) as raised:
         hpgo.read_profile(tmp_path / "one.json")
     assert "leave out input_gradient_s and weight_gradient_s" in raised.value.hint
 

@@ -28,13 +28,13 @@ from refusals import refused
 from timelines import timeline
 
 import hpgo.draw
-from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.units import format_seconds
 from hpgo.draw import density, palette
 from hpgo.draw.axis import number_text, ticks
 from hpgo.draw.density import Intervals, shares
-from hpgo.draw.options import Options
+from hpgo.draw.options import DrawOptions
 from hpgo.draw.scene import Boxes, Steps, scene
+from hpgo.errors import ArgumentError, HpgoError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,7 +150,7 @@ def test_memory_curves_of_a_picture_have_one_scale() -> None:
     two = [hpgo.simulate(order, memory=hpgo.StageBytes(activation_bytes=size)) for size in (1e9, 4e9)]
     heights = []
     for one in two:
-        picture = scene([one, two[1]], Options(memory=True))
+        picture = scene([one, two[1]], DrawOptions(memory=True))
         steps = next(item for item in picture.items if isinstance(item, Steps) and item.style == "memory")
         heights.append(steps.base - float(steps.tops.min()))
     assert heights[0] == pytest.approx(heights[1] / 4)
@@ -417,7 +417,7 @@ def test_in_grey_boxes_that_touch_differ_by_pattern_or_edge() -> None:
 
 def test_a_later_chunk_is_told_by_a_bar_and_not_by_its_colour() -> None:
     one = timeline("interleaved", ranks=2, micro_batches=2)
-    picture = scene([one], Options())
+    picture = scene([one], DrawOptions())
     bars = [item for item in picture.items if isinstance(item, Boxes) and item.style == "chunk"]
     later = int((one.stage >= one.ranks).sum())
     assert sum(len(item.x) for item in bars) == later + 1  # and one in the legend
@@ -427,7 +427,7 @@ def test_a_later_chunk_is_told_by_a_bar_and_not_by_its_colour() -> None:
 def test_thin_boxes_are_not_washed_out_by_what_parts_them() -> None:
     crowded = timeline("1f1b", ranks=2, micro_batches=200)
     px_per_s = 1100 / crowded.makespan_s
-    for item in scene([crowded], Options()).items:
+    for item in scene([crowded], DrawOptions()).items:
         if isinstance(item, Boxes) and item.style in "FB" and len(item.x) > 1:
             seconds = {"F": 1.0, "B": 2.0}[item.style]
             assert (item.width > 0.85 * seconds * px_per_s).all()

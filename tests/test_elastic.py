@@ -220,9 +220,9 @@ def test_planning_again_asks_the_question_of_the_plan(options: dict[str, Any]) -
     assert (again.step_s, again.lower_bound_s) == (fewer.step_s, fewer.lower_bound_s)
     assert (again.stages, again.schedule, again.tie) == (fewer.stages, fewer.schedule, fewer.tie)
     assert again.assumptions == fewer.assumptions
-    with refused(hpgo.ClusterError, "invalid_cluster", "16", "17"):
+    with refused(hpgo.errors.ClusterError, "invalid_cluster", "16", "17"):
         stored.replan(17)
-    with refused(hpgo.ArgumentError, "mismatch"):
+    with refused(hpgo.errors.ArgumentError, "mismatch"):
         hpgo.Plan.from_json(whole.to_json(embed=False)).replan(8)
 
 

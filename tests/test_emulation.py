@@ -223,7 +223,7 @@ def test_what_can_not_be_emulated_is_told_before_anything_starts(
         assert result.exit_code == 2
         assert said in result.stderr
     else:
-        assert isinstance(result.exception, hpgo.HpgoError)
+        assert isinstance(result.exception, hpgo.errors.HpgoError)
         assert said in str(result.exception)
         assert result.exception.hint
 
@@ -232,5 +232,5 @@ def test_passes_that_are_too_short_are_told(tmp_path: Path) -> None:
     from hpgo.runtime.emulation import check
 
     program = hpgo.Program.read(save(tmp_path, "priced.json"))
-    with refused(hpgo.ArgumentError, "too_large"):
+    with refused(hpgo.errors.ArgumentError, "too_large"):
         check(dataclasses.replace(program, costs=hpgo.Costs(forward_s=1e9)), 1.0)

@@ -259,7 +259,7 @@ def test_estimates_say_so_in_their_files_and_in_every_report(tmp_path: Path) -> 
 
 
 def test_a_model_without_times_is_sent_to_where_they_are_estimated(tmp_path: Path) -> None:
-    with refused(hpgo.ProfileError, "wrong_kind_of_file") as caught:
+    with refused(hpgo.errors.ProfileError, "wrong_kind_of_file") as caught:
         hpgo.read_profile(written(tmp_path, MLP))
     assert "hpgo estimate" in caught.value.hint
 
@@ -333,7 +333,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
 def test_what_can_not_be_told_from_shapes_is_refused_with_the_way_out(
     tmp_path: Path, what: str, made: Any, said: str, hint: str
 ) -> None:
-    with pytest.raises(hpgo.HpgoError) as caught:
+    with pytest.raises(hpgo.errors.HpgoError) as caught:
         hpgo.estimate(written(tmp_path, made), device="a100")
     assert said in caught.value.message, what
     assert hint in caught.value.hint
@@ -343,7 +343,7 @@ def test_open_sizes_are_told_by_name(tmp_path: Path) -> None:
     path = written(tmp_path, model([node("MatMul", "x w", "y")], {"w": [64, 4]}, inputs={"x": ["b", "length", 64]}))
     told = hpgo.estimate(path, device="a100", dims={"length": 512}, batch_sizes=3)
     assert told.layers[0].saved_bytes == (4 * 3 * 512 * 64,)
-    with refused(hpgo.ArgumentError, "unknown_name", "lenght") as caught:
+    with refused(hpgo.errors.ArgumentError, "unknown_name", "lenght") as caught:
         hpgo.estimate(path, device="a100", dims={"lenght": 512})
     assert "`length`" in caught.value.hint
     words = ["estimate", str(path), "--device", "a100", "--dim", "length=512", "--batch-size", "3", "--json"]
@@ -354,7 +354,7 @@ def test_open_sizes_are_told_by_name(tmp_path: Path) -> None:
 def test_a_batch_size_that_a_file_fixes_everywhere_is_not_replaced() -> None:
     path = LIGHT / "light_resnet50.onnx"
     assert hpgo.estimate(path, device="a100").batch_sizes == (1,)
-    with refused(hpgo.ProfileError, "invalid_profile", "1", "32"):
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "1", "32"):
         hpgo.estimate(path, device="a100", batch_sizes=[1, 32])
 
 
@@ -363,20 +363,20 @@ def test_files_that_are_none_or_a_part_of_one_or_too_large_are_told(tmp_path: Pa
     for text in (b"", b"hpgo_profile: 1\n", whole[:40], b"\0" * 100):
         path = tmp_path / "part.onnx"
         path.write_bytes(text)
-        with pytest.raises(hpgo.ProfileError) as caught:
+        with pytest.raises(hpgo.errors.ProfileError) as caught:
             hpgo.estimate(path, device="a100")
         assert str(path) in str(caught.value)
     with (tmp_path / "large.onnx").open("wb") as file:
         file.truncate(2**31 + 1)
-    with refused(hpgo.ProfileError, "too_large", "2048", "MiB"):
+    with refused(hpgo.errors.ProfileError, "too_large", "2048", "MiB"):
         hpgo.estimate(tmp_path / "large.onnx", device="a100")
-    with refused(hpgo.ProfileError, "not_found"):
+    with refused(hpgo.errors.ProfileError, "not_found"):
         hpgo.estimate(tmp_path / "absent.onnx", device="a100")
 
 
 def test_without_the_package_the_way_to_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with refused(hpgo.ArgumentError, "missing_package", "onnx") as caught:
+    with refused(hpgo.errors.ArgumentError, "missing_package", "onnx") as caught:
         hpgo.estimate(written(tmp_path, MLP), device="a100")
     assert "pip install onnx" in caught.value.hint
 
@@ -390,7 +390,7 @@ def test_a_damaged_file_gives_a_profile_or_an_error_that_can_be_printed(tmp_path
     told = []
     try:
         assert hpgo.estimate(path, device="a100").layers
-    except hpgo.HpgoError as error:
+    except hpgo.errors.HpgoError as error:
         told.append(error)
     for one in told:
         assert one.message.isprintable()

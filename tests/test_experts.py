@@ -286,7 +286,7 @@ def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, to
     fitting = [one.step_s for one in listed(every, 80e9)]
     try:
         found = hpgo.plan_llm(model, cluster, global_batch_size=batch, seq_length=1024, top=top)
-    except hpgo.ArgumentError:
+    except hpgo.errors.ArgumentError:
         assert not every
         return
     assert found.configurations == len(every)
@@ -358,7 +358,7 @@ def test_megatron_is_told_of_windows() -> None:
 def test_experts_go_to_no_launcher_whose_settings_do_not_say_them(target: str, config, says: str) -> None:
     cluster = hpgo.Cluster.preset("h200:2")
     one = hpgo.estimate_llm("mixtral-8x7b", cluster, global_batch_size=64, seq_length=4096, recompute="full", **config)
-    with pytest.raises(hpgo.ArgumentError, match=says):
+    with pytest.raises(hpgo.errors.ArgumentError, match=says):
         find(target).write(hpgo.LlmPlan.of(one, "mixtral-8x7b", cluster), Place())
 
 
@@ -400,7 +400,7 @@ def test_reports_of_experts_say_that_nothing_certifies_them() -> None:
 )  # fmt: skip
 def test_degrees_that_do_not_divide_are_refused_with_the_nearest_that_do(model, config, says: str, hint: str) -> None:
     asked = {"global_batch_size": 64, "seq_length": 4096} | config
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         hpgo.estimate_llm(model, hpgo.Cluster.preset("h100"), **asked)
     assert says in caught.value.message
     assert hint in caught.value.message + caught.value.hint
@@ -504,7 +504,7 @@ def test_configurations_of_experts_that_make_no_model_are_refused(change, says: 
         "qk_rope_head_dim": 4, "v_head_dim": 8, "n_routed_experts": 8, "num_experts_per_tok": 2,
         "moe_intermediate_size": 48,
     } | change  # fmt: skip
-    with pytest.raises(hpgo.ProfileError) as caught:
+    with pytest.raises(hpgo.errors.ProfileError) as caught:
         of_document({key: value for key, value in held.items() if value is not ...})
     assert says in caught.value.message
 
@@ -588,7 +588,7 @@ def test_megatron_is_told_of_further_tokens_and_others_refuse_them() -> None:
     assert words[words.index("--pipeline-model-parallel-layout") + 1] == "Et*8|t*5mL"
     ask = {"global_batch_size": 16, "seq_length": 4096}
     for launcher in ("torchtitan", "deepspeed"):
-        with pytest.raises(hpgo.ArgumentError, match="predicts no further tokens here") as caught:
+        with pytest.raises(hpgo.errors.ArgumentError, match="predicts no further tokens here") as caught:
             hpgo.plan_llm(FURTHER, on, **ask, framework=launcher)
         assert "num_nextn_predict_layers" in caught.value.hint
     dense = hpgo.Transformer(
@@ -596,10 +596,12 @@ def test_megatron_is_told_of_further_tokens_and_others_refuse_them() -> None:
     )
     alone = hpgo.LlmPlan.of(hpgo.estimate_llm(dense, on.first(1), **ask, zero_stage=0), dense, on.first(1))
     for target in ("torchtitan", "deepspeed"):
-        with refused(hpgo.ArgumentError, "unsupported"):
+        with refused(hpgo.errors.ArgumentError, "unsupported"):
             hpgo.export.files(alone, target)
     learned = replace(dense, positions=4096)  # Megatron-LM's validate_args knows rotary positions and none
-    with pytest.raises(hpgo.ArgumentError, match="predicts no further tokens of models that learn positions") as caught:
+    with pytest.raises(
+        hpgo.errors.ArgumentError, match="predicts no further tokens of models that learn positions"
+    ) as caught:
         hpgo.plan_llm(learned, on, **ask)
     assert "do without" in caught.value.hint
 

@@ -160,7 +160,7 @@ def test_every_launcher_gets_the_blocks_the_batch_and_the_grid_of_the_plan(
         assert told["pipeline_model_parallel_size"] == str(stages)
         assert ("pipeline_model_parallel_layout" in told) == (stages > 1)
         if stages > 1:
-            layout = hpgo.Layout.from_text(told["pipeline_model_parallel_layout"])
+            layout = hpgo.PipelineLayout.from_text(told["pipeline_model_parallel_layout"])
             assert [stage.count("t") for stage in layout.stages] == counts
             joined = "".join(layout.stages)
             assert (joined[0], joined[-1]) == ("E", "L")
@@ -263,13 +263,13 @@ def test_programs_with_several_stages_a_rank_are_virtual_stages() -> None:
     orders = hpgo.Schedule.from_text(
         hpgo.schedule("looped_bfs", ranks=2, micro_batches=4, chunks=2).to_text(), name="interleaved"
     )
-    with refused(hpgo.ArgumentError, "unsupported"):
+    with refused(hpgo.errors.ArgumentError, "unsupported"):
         export.megatron(hpgo.program(orders, stages, micro_batch_size=4, global_batch_size=16))
     v_shape = hpgo.schedule("zb_v", ranks=2, micro_batches=4)
     stages = [(names[:2], (0, 1)), (names[2:4], (2, 3)), (names[4:6], (2, 3)), (names[6:], (0, 1))]
     program = hpgo.program(v_shape, stages, micro_batch_size=4, global_batch_size=16)
     assert 'pipeline_parallel_schedule = "ZBVZeroBubble"' in export.torchtitan(program, "0.2")
-    with refused(hpgo.ArgumentError, "unsupported", "zb_v"):
+    with refused(hpgo.errors.ArgumentError, "unsupported", "zb_v"):
         export.megatron(program)
 
 
@@ -278,7 +278,7 @@ def test_two_copies_of_a_model_are_refused() -> None:
     stages = [(["block.0"], [0]), (["block.1"], [1]), (["block.0"], [1]), (["block.1"], [0])]
     program = hpgo.program(orders, stages, micro_batch_size=4, global_batch_size=16)
     for target in TRAINING:
-        with pytest.raises(hpgo.ArgumentError):
+        with pytest.raises(hpgo.errors.ArgumentError):
             export.files(program, target)
 
 
@@ -375,7 +375,7 @@ def test_the_table_of_launchers_of_the_version_before_works_with_a_warning(bert:
 
 @pytest.mark.parametrize("target", TRAINING)
 def test_uneven_replication_is_refused_with_the_way_out(target: str, uneven: hpgo.Plan) -> None:
-    with refused(hpgo.ArgumentError, "unsupported", "15", "1") as caught:
+    with refused(hpgo.errors.ArgumentError, "unsupported", "15", "1") as caught:
         export.files(uneven, target)
     assert "for_rank" in caught.value.hint
 
@@ -384,7 +384,7 @@ def test_uneven_replication_is_refused_with_the_way_out(target: str, uneven: hpg
 def test_a_plan_that_does_not_fit_is_refused(target: str) -> None:
     plan = priced([2, 2], memory="100 B")
     assert not plan.fits
-    with refused(hpgo.InfeasibleError, "insufficient_memory", "0"):
+    with refused(hpgo.errors.InfeasibleError, "insufficient_memory", "0"):
         export.files(plan, target)
 
 
@@ -397,7 +397,9 @@ def test_a_model_without_a_row_of_blocks_is_refused(target: str, name: str) -> N
     stages = [(half, [0]), (len(profile.layers) - half, [1])]
     plan = hpgo.evaluate(profile, cluster, stages, global_batch_size=512, micro_batch_size=128)
     assert plan.fits
-    with pytest.raises(hpgo.ArgumentError, match=r"beside or between the blocks|no numbered layers|outside them"):
+    with pytest.raises(
+        hpgo.errors.ArgumentError, match=r"beside or between the blocks|no numbered layers|outside them"
+    ):
         export.files(plan, target)
 
 
@@ -408,7 +410,7 @@ def test_a_model_without_a_row_of_blocks_is_refused(target: str, name: str) -> N
 def test_no_numbered_layer_is_lost(target: str, rows: list[tuple[str, int, int]]) -> None:
     names = ["embed", *(f"{stem}.{at}" for stem, begin, end in rows for at in range(begin, end)), "head"]
     plan = priced([4, len(names) - 6], profile=model(names))
-    with refused(hpgo.ArgumentError, "invalid_argument", "toy"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "toy"):
         export.files(plan, target)
 
 
@@ -416,7 +418,7 @@ def test_no_numbered_layer_is_lost(target: str, rows: list[tuple[str, int, int]]
 def test_no_costly_layer_outside_the_blocks_is_lost(target: str) -> None:
     names = ["stem", "pool", "wide", "block.0", "block.1", "narrow", "average", "head"]
     plan = priced([3, 3], profile=model(names))
-    with refused(hpgo.ArgumentError, "invalid_argument", "block.…", "toy", "stem"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "block.…", "toy", "stem"):
         export.files(plan, target)
 
 
@@ -438,7 +440,7 @@ def test_recomputing_block_by_block_must_fit_too() -> None:
     main(tight, "torch")  # recomputes whole stages, as the plan does
     for target in ("torchtitan@0.2", "torchtitan@0.3"):
         main(roomy, target)
-        with refused(hpgo.InfeasibleError, "insufficient_memory", "1"):
+        with refused(hpgo.errors.InfeasibleError, "insufficient_memory", "1"):
             export.files(tight, target)
 
 
@@ -457,10 +459,10 @@ def test_groups_of_gpus_become_the_tensor_parallel_degree_or_are_refused() -> No
     for version in ("0.2", "0.3"):
         assert re.search(r"tensor_parallel_degree = 4$", export.torchtitan(plan, version), re.MULTILINE)
     for target in ("deepspeed", "torch"):
-        with refused(hpgo.ArgumentError, "unsupported", "4", "GPUs"):
+        with refused(hpgo.errors.ArgumentError, "unsupported", "4", "GPUs"):
             export.files(plan, target)
     # Without a pipeline, torchtitan 0.2 replicates nothing that tensor parallelism splits.
-    with refused(hpgo.ArgumentError, "unsupported"):
+    with refused(hpgo.errors.ArgumentError, "unsupported"):
         export.torchtitan(on_groups(4, stages=[4]), "0.2")
     assert "data_parallel_shard_degree = 2" in export.torchtitan(on_groups(4, shard=True, stages=[4]), "0.2")
 
@@ -475,23 +477,23 @@ def test_a_profile_of_groups_needs_a_cluster_of_the_same(tmp_path: Path) -> None
     assert hpgo.Cluster.read(tmp_path / "cluster.yaml") == cluster
     single = dataclasses.replace(profile, gpus_per_device=1)
     for call in (hpgo.plan, hpgo.exhaustive):
-        with refused(hpgo.ArgumentError, "mismatch", "2x2", "1", "GPU", "4", "GPUs"):
+        with refused(hpgo.errors.ArgumentError, "mismatch", "2x2", "1", "GPU", "4", "GPUs"):
             call(single, cluster, global_batch_size=4)
-    with refused(hpgo.ArgumentError, "mismatch"):
+    with refused(hpgo.errors.ArgumentError, "mismatch"):
         hpgo.partition(single, cluster)
-    with refused(hpgo.ArgumentError, "unsupported", "4", "GPUs"):
+    with refused(hpgo.errors.ArgumentError, "unsupported", "4", "GPUs"):
         hpgo.write_profile(profile, tmp_path / "profile.txt")
     for wrong in (0, 2.5, None, 10**9):
-        with refused(hpgo.ProfileError, "invalid_profile", "gpus_per_device"):
+        with refused(hpgo.errors.ProfileError, "invalid_profile", "gpus_per_device"):
             dataclasses.replace(profile, gpus_per_device=wrong)
-        with refused(hpgo.ClusterError, "invalid_cluster", "gpus_per_device"):
+        with refused(hpgo.errors.ClusterError, "invalid_cluster", "gpus_per_device"):
             dataclasses.replace(cluster, gpus_per_device=wrong)
 
 
 def test_a_plan_that_does_not_say_what_it_assumed_is_refused() -> None:
     plan = dataclasses.replace(priced([2, 2], replicas=2), assumptions=None)
     for target in TRAINING:
-        with refused(hpgo.ArgumentError, "missing") as caught:
+        with refused(hpgo.errors.ArgumentError, "missing") as caught:
             export.files(plan, target)
         assert "make it again" in caught.value.hint
 
@@ -514,13 +516,13 @@ def test_plans_keep_what_exports_need_in_their_files() -> None:
 
 @pytest.mark.parametrize("target", ["megatron@0.1", "torchtitan@0.4", "torchtitan@", "torch@1", "deepspeed@x\ny"])
 def test_versions_that_nobody_tried_are_refused(target: str, bert: hpgo.Plan) -> None:
-    with refused(hpgo.ArgumentError, "unknown_name") as caught:
+    with refused(hpgo.errors.ArgumentError, "unknown_name") as caught:
         export.files(bert, target)
     assert "known: " in caught.value.hint
 
 
 def test_an_unknown_target_is_told_from_a_near_one(bert: hpgo.Plan) -> None:
-    with refused(hpgo.ArgumentError, "unknown_name", "megatorn") as caught:
+    with refused(hpgo.errors.ArgumentError, "unknown_name", "megatorn") as caught:
         export.files(bert, "megatorn")
     assert "megatron" in caught.value.hint
 
@@ -529,7 +531,7 @@ def test_a_schedule_that_a_launcher_lacks_is_refused() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
     plan = hpgo.plan(profile, cluster, global_batch_size=64, schedule="gpipe", max_stages=2)
     for target in ("deepspeed", *FAMILY):
-        with refused(hpgo.ArgumentError, "unsupported", "gpipe"):
+        with refused(hpgo.errors.ArgumentError, "unsupported", "gpipe"):
             export.files(plan, target)
 
 
@@ -807,7 +809,7 @@ def test_the_precision_that_was_priced_is_a_setting_or_a_refusal(target: str, op
     if target in FAMILY and sgd and shard:
         refused = "shares the state of Adam alone"
     if refused:
-        with pytest.raises(hpgo.ArgumentError, match=refused) as caught:
+        with pytest.raises(hpgo.errors.ArgumentError, match=refused) as caught:
             export.files(plan, target)
         assert "plan with" in caught.value.hint
         return
@@ -860,7 +862,7 @@ def test_deepspeed_is_told_to_share_with_nobody_where_its_optimizer_asks_for_tha
 def test_pytorch_widens_no_gradients_of_split_backward_passes() -> None:
     weights = hpgo.MemoryModel.preset("adam-bf16-fp32-gradients")
     split = priced([2, 2], micro_batches=4, schedule="zb_h1", weights=weights)
-    with refused(hpgo.ArgumentError, "unsupported"):
+    with refused(hpgo.errors.ArgumentError, "unsupported"):
         export.files(split, "torch")
     assert export.files(priced([2, 2], micro_batches=4, schedule="zb_h1"), "torch")
 
@@ -928,7 +930,7 @@ def test_pytorch_refuses_weights_and_optimizers_that_were_not_priced(tmp_path: P
 
 def test_sgd_whose_state_replicas_share_is_refused_by_megatron() -> None:
     plan = priced([2, 2], replicas=2, weights=hpgo.MemoryModel.preset("sgd-momentum", shard_optimizer=True))
-    with refused(hpgo.ArgumentError, "unsupported", "Adam"):
+    with refused(hpgo.errors.ArgumentError, "unsupported", "Adam"):
         export.files(plan, "megatron")
 
 

@@ -27,8 +27,8 @@ from ports import free_port
 from test_run import finish, start
 from warm_runs import Runs
 
-from hpgo.runtime.progress import ALL, SAVE, Report
-from hpgo.runtime.watch import Judge, Limits
+from hpgo.runtime.progress import ALL, SAVE, ProgressEvent
+from hpgo.runtime.watch import FailureDetector, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -239,7 +239,7 @@ def reports(*given: dict[str, object]) -> dict[int, bytes]:
     """What ranks write that do and wait for something."""
     usual = {"stages": (0,), "host": "box", "machine": "", "pid": 1, "born": "", "does": "its work", "place": (0, 0)}
     usual |= {"waits": None, "save": None, "is_lost": False, "has_left": False}
-    made = [Report(**{**usual, "rank": rank, **one}) for rank, one in enumerate(given)]  # type: ignore[arg-type]
+    made = [ProgressEvent(**{**usual, "rank": rank, **one}) for rank, one in enumerate(given)]  # type: ignore[arg-type]
     return {one.rank: one.written(0) for one in made}
 
 
@@ -258,7 +258,7 @@ def reports(*given: dict[str, object]) -> dict[int, bytes]:
 def test_the_rank_to_blame_is_the_one_that_waits_for_nobody(
     given: tuple[dict[str, object], ...], found: int | None
 ) -> None:
-    judge = Judge(len(given), Limits(timeout_s=5, silence_s=5), 0.0)
+    judge = FailureDetector(len(given), Limits(timeout_s=5, silence_s=5), 0.0)
     for beat in range(16):
         now_s = beat / 2
         judge.read({rank: b"%d " % beat + raw.partition(b" ")[2] for rank, raw in reports(*given).items()}, now_s)
@@ -268,7 +268,7 @@ def test_the_rank_to_blame_is_the_one_that_waits_for_nobody(
 
 
 def test_who_was_stopped_itself_blames_nobody() -> None:
-    judge = Judge(2, Limits(), 0.0)
+    judge = FailureDetector(2, Limits(), 0.0)
     judge.read(reports({}, {}), 0.5)
     judge.read(reports({}, {}), 100.0)
     assert judge.verdict() is None

@@ -140,7 +140,7 @@ def test_no_module_hides_a_public_function() -> None:
         "step = hpgo.MeasuredStep.of('llama-3-8b', gpus, front[0], front[0].step_s)\n"
         "hpgo.fit_platform([step])\n"
         "hpgo.estimate_llm('llama-3-8b', hpgo.Cluster.preset('h100'), global_batch_size=16, seq_length=4096)\n"
-        "with contextlib.suppress(hpgo.HpgoError):\n"  # there is no such file, and perhaps not the package
+        "with contextlib.suppress(hpgo.errors.HpgoError):\n"  # there is no such file, and perhaps not the package
         "    hpgo.estimate('absent.onnx', device='a100')\n"
         "called = {'plan', 'evaluate', 'calibrate', 'plan_llm', 'compare', 'draw_pareto_front', 'draw_llm_plan',"
         " 'fit_platform', 'llm_pareto_front',"

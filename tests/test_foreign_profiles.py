@@ -106,7 +106,7 @@ def test_files_of_piper_hold_layers_that_several_gpus_share(tmp_path: Path) -> N
     assert shared.gpus_per_device == 2
     assert [layer.parameter_bytes for layer in shared.layers] == [200, 20, 0]
     assert shared.layers[0].activation_bytes == (40.0,)  # 32 and 8 that the readers tell each other; 36 and 1
-    with refused(hpgo.ProfileError, "invalid_profile", "TMPCs", "3", "GPUs") as caught:
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "TMPCs", "3", "GPUs") as caught:
         hpgo.read_profile(written(tmp_path, PIPER), batch_size=2, gpus_per_device=3)
     assert "1, 2" in caught.value.hint
 
@@ -505,7 +505,7 @@ def test_a_wrong_file_of_another_tool_is_named_with_the_place_and_the_key(
     tmp_path: Path, document: Any, keys: tuple[Any, ...], value: Any, said: str
 ) -> None:
     path = written(tmp_path, changed(document, keys, value))
-    with pytest.raises(hpgo.ProfileError) as caught:
+    with pytest.raises(hpgo.errors.ProfileError) as caught:
         hpgo.read_profile(path, batch_size=4)
     assert str(caught.value).startswith(str(path))
     assert said in str(caught.value)
@@ -517,18 +517,18 @@ def test_a_wrong_file_of_another_tool_is_named_with_the_place_and_the_key(
     [(PIPER, "a file of Piper"), (DNN, "a file of dnn-partitioning"), (TRACE, "a trace of torch.profiler")],
 )
 def test_files_that_do_not_say_their_batch_size_are_asked_for_it(tmp_path: Path, document: Any, tool: str) -> None:
-    with refused(hpgo.ProfileError, "wrong_kind_of_file", tool):
+    with refused(hpgo.errors.ProfileError, "wrong_kind_of_file", tool):
         hpgo.read_profile(written(tmp_path, document))
     assert hpgo.read_profile(written(tmp_path, document, "tiny-pbs-16.json")).batch_sizes == (16,)
     assert hpgo.read_profile(written(tmp_path, document, "tiny-pbs-16.json"), batch_size=8).batch_sizes == (8,)
 
 
 def test_files_that_hold_one_kind_of_device_are_read_for_no_other(tmp_path: Path) -> None:
-    with refused(hpgo.ArgumentError, "invalid_argument", "1", "GPU", "2"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "1", "GPU", "2"):
         hpgo.read_profile(written(tmp_path, DNN), batch_size=1, gpus_per_device=2)
-    with refused(hpgo.ArgumentError, "invalid_argument", "1", "GPU", "2"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "1", "GPU", "2"):
         hpgo.read_profile("bert-48", gpus_per_device=2)
-    with refused(hpgo.ArgumentError, "invalid_argument", "gpus_per_device", "0", name="`gpus_per_device`"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "gpus_per_device", "0", name="`gpus_per_device`"):
         hpgo.read_profile("bert-48", gpus_per_device=0)
 
 
@@ -584,10 +584,10 @@ def mutated(document: Any) -> st.SearchStrategy[str]:
 def test_reading_any_file_of_another_tool_gives_a_profile_or_a_named_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "fuzz.json"
     path.write_text(text, encoding="utf-8")
-    told: list[hpgo.HpgoError] = []
+    told: list[hpgo.errors.HpgoError] = []
     try:
         assert hpgo.read_profile(path, batch_size=4).layers
-    except hpgo.HpgoError as error:
+    except hpgo.errors.HpgoError as error:
         told.append(error)
     for one in told:
         assert str(path) in str(one)

@@ -13,7 +13,7 @@ from test_export import blocks, model
 
 import hpgo
 from hpgo import export
-from hpgo.base.errors import HpgoError
+from hpgo.errors import HpgoError
 from hpgo.model.transformer_presets import TRANSFORMERS
 
 FRAMEWORKS: tuple[Any, ...] = ("megatron", "torchtitan@0.2", "torchtitan@0.3", "deepspeed", "torch")
@@ -124,7 +124,7 @@ def test_megatron_interleaves_on_no_more_ranks_than_there_are_micro_batches(micr
     asked: dict[str, Any] = {"launcher": "megatron", "schedule": "interleaved", "micro_batch_size": 2}
     profile = model(blocks(8))
     if micro_batches == 1:
-        with refused(hpgo.InfeasibleError, "infeasible", "interleaved"):
+        with refused(hpgo.errors.InfeasibleError, "infeasible", "interleaved"):
             hpgo.plan(profile, cluster_of(4), global_batch_size=2, **asked)
         return
     plan = hpgo.plan(profile, cluster_of(4), global_batch_size=2 * micro_batches, **asked)
@@ -147,7 +147,7 @@ def test_virtual_stages_have_room_for_what_a_framework_keeps_where_it_recomputes
                 replace(profile, layers=layers), cluster_of(2, memory), launcher="torchtitan", schedule="interleaved",
                 recompute=True, global_batch_size=4,
             )  # fmt: skip
-        except hpgo.InfeasibleError:
+        except hpgo.errors.InfeasibleError:
             continue
         assert export.files(plan, "torchtitan")
         written += 1

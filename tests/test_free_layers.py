@@ -87,7 +87,7 @@ def test_no_cut_around_layers_without_time_gives_a_better_plan(block: int) -> No
         given = (hpgo.evaluate(profile, cluster, stages, **asked) for stages in all_plans(profile, 3))
         best_s = min((plan.step_s for plan in given if plan.fits), default=None)
         if best_s is None:
-            with pytest.raises(hpgo.InfeasibleError):
+            with pytest.raises(hpgo.errors.InfeasibleError):
                 hpgo.plan(profile, cluster, **asked)
             continue
         found = hpgo.plan(profile, cluster, **asked)

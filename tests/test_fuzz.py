@@ -69,7 +69,7 @@ def read(path):
         times = json.loads(path.read_text(errors="replace"))["times"]
         assert type(times) is list and times
     except Exception:
-        raise hpgo.HpgoError("no times") from None
+        raise hpgo.errors.HpgoError("no times") from None
     FAULT
 
 
@@ -86,7 +86,7 @@ fuzz(lambda: {"good": b'{"name": "x", "times": [0.5, 2.5]}'}, documents, reader(
             "busy_s = time.process_time()\n    while times[-1] < 0 and time.process_time() < busy_s + 2.5: pass",
             "took 2.",
         ),
-        ("if times[-1] < 0: raise hpgo.HpgoError('')", "can't be printed"),
+        ("if times[-1] < 0: raise hpgo.errors.HpgoError('')", "can't be printed"),
     ],
     ids=["a foreign exception", "much memory", "much time", "an error without words"],
 )

@@ -112,7 +112,7 @@ def test_types_of_galvatron_s_layers_follow_each_other_and_send_what_the_next_ta
     profile = hpgo.read_profile(galvatron(tmp_path, times, memory), layer_counts=[2, 1])
     assert [layer.forward_s[0] for layer in profile.layers] == pytest.approx([1e-3, 2e-3, 2e-3, 4e-3, 1e-3])
     assert [layer.activation_bytes[0] / MIB for layer in profile.layers] == [2, 2, 8, 8, 0]
-    with refused(hpgo.ProfileError, "invalid_profile", "layer_counts", "2", "1"):
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "layer_counts", "2", "1"):
         hpgo.read_profile(tmp_path / "computation_profiling_tiny.json", layer_counts=2)
 
 
@@ -124,7 +124,7 @@ def test_what_galvatron_s_layers_send_can_be_said(tmp_path: Path) -> None:
         tmp_path, memory=changed(MEMORY, ("layertype_0_sp", "64", "tp_activation_per_bsz_dict", "checkpoint"), ...)
     )
     assert hpgo.read_profile(path, layer_counts=1, boundary_bytes=100) == profile
-    with refused(hpgo.ProfileError, "invalid_profile", "checkpoint") as caught:
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "checkpoint") as caught:
         hpgo.read_profile(path, layer_counts=1)
     assert "`boundary_bytes`" in caught.value.hint
 
@@ -138,7 +138,7 @@ def test_a_plan_for_one_device_takes_what_galvatron_s_layers_take(tmp_path: Path
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["step_s"] == pytest.approx(2 * 3 * (3 * 16e-3 + 12e-3))
     asked = CliRunner().invoke(group, words).exception
-    assert isinstance(asked, hpgo.ProfileError)
+    assert isinstance(asked, hpgo.errors.ProfileError)
     assert "does not say how many layers" in asked.message
     assert "--profile-layer-counts 32" in asked.hint
 
@@ -167,7 +167,7 @@ def test_what_is_wrong_in_galvatron_s_files_is_named_with_the_file_and_the_key(
     documents = {"times": TIMES, "memory": MEMORY}
     documents[file] = changed(documents[file], keys, value)
     path = galvatron(tmp_path, **documents)
-    with pytest.raises(hpgo.ProfileError) as caught:
+    with pytest.raises(hpgo.errors.ProfileError) as caught:
         hpgo.read_profile(path, layer_counts=1)
     assert str(tmp_path) in str(caught.value)
     assert said in str(caught.value)
@@ -176,14 +176,14 @@ def test_what_is_wrong_in_galvatron_s_files_is_named_with_the_file_and_the_key(
 
 def test_measurements_of_whole_models_and_single_files_of_galvatron_are_told_apart(tmp_path: Path) -> None:
     raw = {key: value for key, value in TIMES.items() if key.startswith("layernum")}
-    with refused(hpgo.ProfileError, "invalid_profile", "layertype_0_bsz1_seq…"):
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "layertype_0_bsz1_seq…"):
         hpgo.read_profile(galvatron(tmp_path, raw), layer_counts=1)
     (tmp_path / "memory_profiling_tiny.json").unlink()
-    with refused(hpgo.ProfileError, "not_found"):
+    with refused(hpgo.errors.ProfileError, "not_found"):
         hpgo.read_profile(tmp_path / "computation_profiling_tiny.json", layer_counts=1)
     other = tmp_path / "times.json"
     other.write_text(json.dumps(TIMES), encoding="utf-8")
-    with refused(hpgo.ProfileError, "invalid_profile", "Galvatron") as caught:
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "Galvatron") as caught:
         hpgo.read_profile(other, layer_counts=1)
     assert "computation_profiling_NAME.json" in caught.value.hint
 
@@ -246,7 +246,7 @@ def test_of_one_metis_file_all_memory_that_weights_and_states_leave_is_kept(tmp_
 
 
 def test_metis_files_say_what_layers_send_or_are_asked_for_it(tmp_path: Path) -> None:
-    with refused(hpgo.ProfileError, "invalid_profile", "activation_parameters_bytes") as caught:
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "activation_parameters_bytes") as caught:
         hpgo.read_profile(written(tmp_path, 1))
     assert "`boundary_bytes`" in caught.value.hint
     profile = hpgo.read_profile(written(tmp_path, 1, activation_parameters_bytes=[7, 8, 9, 10]))
@@ -255,13 +255,13 @@ def test_metis_files_say_what_layers_send_or_are_asked_for_it(tmp_path: Path) ->
 
 def test_a_metis_file_is_read_for_no_other_batch_size_and_degree_than_its_name_says(tmp_path: Path) -> None:
     path = written(tmp_path, 2)
-    with refused(hpgo.ArgumentError, "mismatch", "2", "4"):
+    with refused(hpgo.errors.ArgumentError, "mismatch", "2", "4"):
         hpgo.read_profile(path, boundary_bytes=8, batch_size=4)
-    with refused(hpgo.ArgumentError, "invalid_argument", "1", "GPU", "2"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "1", "GPU", "2"):
         hpgo.read_profile(path, boundary_bytes=8, gpus_per_device=2)
-    with refused(hpgo.ArgumentError, "conflict", "layer_counts"):
+    with refused(hpgo.errors.ArgumentError, "conflict", "layer_counts"):
         hpgo.read_profile(path, boundary_bytes=8, layer_counts=2)
-    with refused(hpgo.ArgumentError, "conflict", "boundary_bytes"):
+    with refused(hpgo.errors.ArgumentError, "conflict", "boundary_bytes"):
         hpgo.read_profile("bert-48", boundary_bytes=8)
 
 
@@ -284,7 +284,7 @@ def test_what_is_wrong_in_a_metis_file_is_named_with_the_file_and_the_key(
 ) -> None:
     path = written(tmp_path, 1)
     path.write_text(json.dumps(changed(metis(1), keys, value)), encoding="utf-8")
-    with pytest.raises(hpgo.ProfileError) as caught:
+    with pytest.raises(hpgo.errors.ProfileError) as caught:
         hpgo.read_profile(path, boundary_bytes=8)
     assert str(path) in str(caught.value)
     assert said in str(caught.value)
@@ -296,7 +296,7 @@ def test_metis_files_of_unlike_models_do_not_go_together(tmp_path: Path) -> None
     short = changed(metis(2), ("execution_time", "layer_compute_total_ms"), [1.0])
     short["execution_memory"]["layer_memory_total_mb"] = [1.0]
     path.write_text(json.dumps(short), encoding="utf-8")
-    with refused(hpgo.ProfileError, "invalid_profile", "layer_memory_total_mb", "1", "4"):
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "layer_memory_total_mb", "1", "4"):
         hpgo.read_profile(path, boundary_bytes=8)
 
 
@@ -366,10 +366,10 @@ def test_reading_any_files_of_galvatron_or_metis_gives_a_profile_or_a_named_erro
     single = tmp_path / "DeviceType.A100_tp1_bs1.json"
     single.write_text(json.dumps(one), encoding="utf-8")
     for path, counts in ((galvatron(tmp_path, times, memory), 2), (single, None)):
-        told: list[hpgo.HpgoError] = []
+        told: list[hpgo.errors.HpgoError] = []
         try:
             assert hpgo.read_profile(path, layer_counts=counts, boundary_bytes=kept).layers
-        except hpgo.HpgoError as error:
+        except hpgo.errors.HpgoError as error:
             told.append(error)
         for error in told:
             assert error.message.isprintable()

@@ -194,6 +194,6 @@ class Counts(Asks):
 def test_what_cannot_be_exported_or_cut_is_refused_with_the_line(
     model: nn.Module, message: tuple[str, ...], hint: str
 ) -> None:
-    with refused(hpgo.ArgumentError, *message) as raised:
+    with refused(hpgo.errors.ArgumentError, *message) as raised:
         hpgo.runtime.Workload(model, torch.zeros(2, 3, 4), torch.zeros(2), functional.mse_loss)
     assert hint in raised.value.hint

@@ -96,13 +96,13 @@ def test_autocast_gives_weights_gradients_of_their_own_type() -> None:
 def test_halves_in_a_wrong_order_are_refused() -> None:
     workload = hpgo.runtime.Workload.read("mlp:layers=1,width=2")
     whole, split = (workload.parts([workload.layers], split_backward=late)[0] for late in (False, True))
-    with refused(hpgo.ArgumentError, "wrong_state", "3"):
+    with refused(hpgo.errors.ArgumentError, "wrong_state", "3"):
         split.run_weight_gradients(3)
-    with refused(hpgo.ArgumentError, "wrong_state"), whole.queueing(0):
+    with refused(hpgo.errors.ArgumentError, "wrong_state"), whole.queueing(0):
         pass
     with split.queueing(0):
         pass
-    with refused(hpgo.ArgumentError, "wrong_state", "0"), split.queueing(0):
+    with refused(hpgo.errors.ArgumentError, "wrong_state", "0"), split.queueing(0):
         pass
     split.forget()
     with split.queueing(0):

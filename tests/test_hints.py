@@ -77,7 +77,7 @@ def test_a_misspelt_key_is_named_beside_the_one_that_is_known(kind: str, tmp_pat
     for key in dict.fromkeys(key for key in keys_of(yaml.safe_load(text)) if len(key) > 3 and key[:5] != "hpgo_"):
         for wrong in {key[:-1], f"{key[:1]}{key[2]}{key[1]}{key[3:]}", f"{key}x", key.upper()} - {key, "batch_size"}:
             path.write_text(re.sub(rf"\b{key}:", f"{wrong}:", text, count=1))
-            with pytest.raises(hpgo.HpgoError) as caught:
+            with pytest.raises(hpgo.errors.HpgoError) as caught:
                 read(path)
             assert f"`{wrong}` is unknown" in caught.value.message, (key, wrong)
             assert f"`{key}`" in caught.value.hint, (key, wrong, caught.value.hint)
@@ -86,7 +86,7 @@ def test_a_misspelt_key_is_named_beside_the_one_that_is_known(kind: str, tmp_pat
 def test_a_missing_key_is_called_missing_where_all_others_are_right(tmp_path: Path) -> None:
     path = tmp_path / "lab.yaml"
     path.write_text("\n".join(line for line in CLUSTER.splitlines() if not line.startswith("intra")))
-    with refused(hpgo.ClusterError, "missing", name="intra") as caught:
+    with refused(hpgo.errors.ClusterError, "missing", name="intra") as caught:
         hpgo.Cluster.read(path)
     assert "inter" not in caught.value.hint
 
@@ -99,7 +99,7 @@ def test_names_that_differ_in_case_and_separators_are_nearest(name, random) -> N
 
 @pytest.mark.parametrize("name", ["H100:8", "h-100:2", "DAPPLE_A:3", "h10:4", "a100x:1"])
 def test_a_cluster_that_is_suggested_can_be_read(name: str) -> None:
-    with pytest.raises(hpgo.ClusterError) as caught:
+    with pytest.raises(hpgo.errors.ClusterError) as caught:
         hpgo.Cluster.read(name)
     suggested = caught.value.hint.split("`")[1]
     assert hpgo.Cluster.read(suggested).machines
@@ -108,7 +108,7 @@ def test_a_cluster_that_is_suggested_can_be_read(name: str) -> None:
 
 def test_a_number_of_machines_that_is_none_is_not_suggested() -> None:
     for name in ("H100:0", "H100:x", "H100:9999999999"):
-        with pytest.raises(hpgo.ClusterError) as caught:
+        with pytest.raises(hpgo.errors.ClusterError) as caught:
             hpgo.Cluster.read(name)
         assert caught.value.hint == "did you mean `h100`?"
 
@@ -121,8 +121,8 @@ def test_a_number_of_machines_that_is_none_is_not_suggested() -> None:
     ).filter(lambda held: isinstance(held, dict))
 )
 def test_braces_hold_json_or_yaml(held) -> None:
-    assert parse(json.dumps(held), "text", hpgo.HpgoError) == held
-    assert parse(yaml.safe_dump(held, default_flow_style=True), "text", hpgo.HpgoError) == held
+    assert parse(json.dumps(held), "text", hpgo.errors.HpgoError) == held
+    assert parse(yaml.safe_dump(held, default_flow_style=True), "text", hpgo.errors.HpgoError) == held
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)
@@ -140,17 +140,17 @@ def test_a_document_in_braces_is_yaml(kind: str, tmp_path: Path) -> None:
 def test_damaged_json_is_told_as_json(cut: int, tmp_path: Path) -> None:
     path = tmp_path / "lab.json"
     path.write_text(json.dumps(yaml.safe_load(CLUSTER))[:-cut])
-    with refused(hpgo.ClusterError, "invalid_cluster", "1", "JSON"):
+    with refused(hpgo.errors.ClusterError, "invalid_cluster", "1", "JSON"):
         hpgo.Cluster.read(path)
 
 
 def test_a_file_that_is_not_there_is_told_without_advice_to_name_one_that_is(tmp_path: Path) -> None:
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         hpgo.Plan.read(tmp_path / "absent.json")
     assert caught.value.message == f"file not found: `{tmp_path / 'absent.json'}`"
     assert "name a file that exists" not in caught.value.hint
     (tmp_path / "absnt.json").write_text("{}")
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         hpgo.Plan.read(tmp_path / "absent.json")
     assert caught.value.hint == "did you mean `absnt.json`?"
 
@@ -188,7 +188,7 @@ def test_a_name_in_the_place_of_another_kind_leads_to_a_command_that_takes_it(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     refused = CliRunner().invoke(group, typed.split())
-    assert isinstance(refused.exception, hpgo.HpgoError), refused.output
+    assert isinstance(refused.exception, hpgo.errors.HpgoError), refused.output
     assert said in refused.exception.message
     typed_next = [shlex.split(part)[1:] for part in refused.exception.hint.split("`") if part.startswith("hpgo ")]
     assert typed_next, refused.exception.hint
@@ -203,9 +203,9 @@ def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
         (tmp_path / f"{name}.yaml").write_text(text)
     said = {"cluster": "a cluster", "transformer": "a transformer", "steps": "a list of measured steps"}
     for name, kind in said.items():
-        with refused(hpgo.ProfileError, "wrong_kind_of_file", kind):
+        with refused(hpgo.errors.ProfileError, "wrong_kind_of_file", kind):
             hpgo.read_profile(tmp_path / f"{name}.yaml")
-    with refused(hpgo.ClusterError, "wrong_kind_of_file"):
+    with refused(hpgo.errors.ClusterError, "wrong_kind_of_file"):
         hpgo.Cluster.read(tmp_path / "profile.yaml")
 
 
@@ -240,7 +240,7 @@ def test_errors_of_commands_name_options_and_no_arguments_of_functions(
     monkeypatch.chdir(tmp_path)
     words = typed.split()
     result = CliRunner().invoke(group, words)
-    assert isinstance(result.exception, hpgo.HpgoError), result.output
+    assert isinstance(result.exception, hpgo.errors.HpgoError), result.output
     said = f"{result.exception.message}\n{result.exception.hint}"
     command = group.get_command(None, words[0])
     arguments = {name for name in _arguments() if "_" in name}
@@ -300,7 +300,7 @@ small = st.sampled_from([1, 2, 3, 4, 5, 6, 8, 12, 16])
 def test_degrees_that_a_hint_names_are_accepted_in_the_same_question(shape, asked) -> None:
     try:
         hpgo.estimate_llm(shape, "h100", **asked)
-    except hpgo.ArgumentError as error:
+    except hpgo.errors.ArgumentError as error:
         named = in_code(error.hint)
         assert named, error  # noqa: PT017 -- some questions are not refused
         for changes in named:
@@ -319,7 +319,7 @@ def test_degrees_that_a_hint_names_are_accepted_in_the_same_question(shape, aske
 def test_several_degrees_that_are_refused_lead_to_options_that_are_accepted(options: str, hint: str) -> None:
     asked = ["llm", "estimate", "llama-3-8b", "-c", "h100:16", "-b", "256", "--seq-length", "4096"]
     refused = CliRunner().invoke(group, [*asked, *options.split()])
-    assert isinstance(refused.exception, hpgo.ArgumentError)
+    assert isinstance(refused.exception, hpgo.errors.ArgumentError)
     said = refused.exception.hint
     assert said.startswith("use `--") or "nearest" in said, said
     assert hint in said, said
@@ -333,14 +333,14 @@ def test_several_degrees_that_are_refused_lead_to_options_that_are_accepted(opti
 def test_names_that_are_fixed_in_vain_together_are_left_open_together() -> None:
     fix = {"tp": 6, "cp": 5, "vpp": 16, "zero_stage": 1}
     asked = {"global_batch_size": 1, "seq_length": 512, "framework": "megatron", "top": 1}
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         hpgo.plan_llm("gpt-2", "h100:1", fix=fix, **asked)
     assert caught.value.hint == "leave tp, cp and vpp open"
     assert hpgo.plan_llm("gpt-2", "h100:1", fix={"zero_stage": 1}, **asked).best
 
 
 def test_a_cluster_that_is_too_small_leads_to_a_larger_one_of_its_kind() -> None:
-    with pytest.raises(hpgo.ClusterError) as caught:
+    with pytest.raises(hpgo.errors.ClusterError) as caught:
         hpgo.estimate_llm("gpt-2", "a100:2", global_batch_size=24, seq_length=512, devices=24)
     assert caught.value.hint == "name a larger one, such as `a100:3`"
     assert hpgo.estimate_llm("gpt-2", "a100:3", global_batch_size=24, seq_length=512, devices=24).gpus == 24
@@ -363,7 +363,7 @@ def test_what_a_search_says_to_fix_instead_leaves_ways(layers, fix, launcher) ->
     asked = {"global_batch_size": 8, "seq_length": 512, "framework": launcher, "top": 1}
     try:
         hpgo.plan_llm(shape, "h100:1", fix=fix, **asked)
-    except hpgo.ArgumentError as error:
+    except hpgo.errors.ArgumentError as error:
         for changes in in_code(error.hint):
             fixed = {name.replace("-", "_"): value for name, value in changes.items()}
             hpgo.plan_llm(shape, "h100:1", fix={**fix, **fixed}, **asked)
@@ -374,7 +374,7 @@ def test_the_layers_of_the_ends_are_named_where_they_help(tmp_path: Path, monkey
     (tmp_path / "seven.yaml").write_text(TRANSFORMER.replace("layers: 2", "layers: 7"))
     asked = ["llm", "estimate", "seven.yaml", "-c", "h100:1", "-b", "8", "--seq-length", "512", "--pp", "2"]
     refused = CliRunner().invoke(group, asked)
-    assert isinstance(refused.exception, hpgo.ArgumentError)
+    assert isinstance(refused.exception, hpgo.errors.ArgumentError)
     assert "`--first-rank-layers 4`" in refused.exception.hint
     assert CliRunner().invoke(group, [*asked, "--first-rank-layers", "4"]).exit_code == 0
     # The search finds such ends by itself.
@@ -446,7 +446,7 @@ def test_models_that_cannot_be_cut_are_told_by_what_they_return_or_are() -> None
             return self.give(hidden, self.two(hidden))
 
     def refused(model, loss=torch.nn.functional.mse_loss):
-        with pytest.raises(hpgo.ArgumentError) as caught:
+        with pytest.raises(hpgo.errors.ArgumentError) as caught:
             Workload(model, torch.zeros(2, 4), torch.zeros(2, 1), loss)
         return caught.value
 
@@ -513,7 +513,7 @@ def test_files_of_another_kind_are_told_in_the_place_of_those_of_pipeedge(tmp_pa
         path.write_text(yaml.safe_dump(PIPEEDGE[name]))
     for name in paths:
         given = [tmp_path / "lab.yaml" if other == name else path for other, path in paths.items()]
-        with refused(hpgo.HpgoError, "wrong_kind_of_file", "PipeEdge"):
+        with refused(hpgo.errors.HpgoError, "wrong_kind_of_file", "PipeEdge"):
             hpgo.partition_files(*given, model="net", batch_size=8)
 
 
@@ -533,7 +533,7 @@ def test_a_misspelt_name_in_a_file_of_pipeedge_is_refused_beside_the_one_that_is
         )
 
     assert planned({}).stages
-    with pytest.raises(hpgo.HpgoError) as caught:
+    with pytest.raises(hpgo.errors.HpgoError) as caught:
         planned({file: misspelt(PIPEEDGE[file], place)})
     said = f"{caught.value.message} {caught.value.hint}"
     assert f"`{place[-1]}`" in said, said

@@ -18,7 +18,7 @@ from test_inference import case, expected, put, ran, shared  # noqa: E402 -- wha
 
 from hpgo.runtime import InferencePipeline, Value, Workload  # noqa: E402
 from hpgo.runtime.infer.widths import Widths  # noqa: E402
-from hpgo.runtime.packets import HEAD_BYTES, Head, Layout  # noqa: E402
+from hpgo.runtime.packets import HEAD_BYTES, PacketHeader, PacketLayout  # noqa: E402
 from hpgo.runtime.quantised import BITS  # noqa: E402
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def test_packets_are_as_much_shorter_as_their_numbers_have_fewer_bits(rows: int,
         Value(str(at), by_row=True, has_gradient=False, shape=(count,), dtype=torch.float32)
         for at, count in enumerate(counts)
     ]
-    whole = Layout(values, rows)
+    whole = PacketLayout(values, rows)
     for bits in BITS:
         few = whole.at(bits)
         beside = 128 * len(values)  # ends, and what fills up to multiples of 64
@@ -105,11 +105,11 @@ def test_what_a_packet_held_before_does_not_matter(packets: list[tuple[int, bool
         Value("a", by_row=True, has_gradient=False, shape=(3,), dtype=torch.float32),
         Value("b", by_row=False, has_gradient=False, shape=(2, 2), dtype=torch.int64),
     ]
-    whole = Layout(values, rows=5)
+    whole = PacketLayout(values, rows=5)
     layouts = {bits: whole.at(bits) for bits in (0, 16)}
     used = whole.empty(torch.device("cpu"))
     for number, (rows, ends, bits, is_squeezed) in enumerate(packets):
-        head = Head(rows, ends, bits)
+        head = PacketHeader(rows, ends, bits)
         tensors = {"a": torch.arange(3.0 * rows).view(rows, 3) + number, "b": torch.full((2, 2), number)}
         layouts[bits].write(used, head, tensors)
         fresh = layouts[bits].empty(torch.device("cpu"))
@@ -197,6 +197,6 @@ def test_what_can_not_be_held_is_told() -> None:
             ({"data_rank": 1}, "data_rank is 1"),
             ({"watch": 3}, "watch is 3"),
         ):
-            with pytest.raises(hpgo.ArgumentError, match=words) as caught:
+            with pytest.raises(hpgo.errors.ArgumentError, match=words) as caught:
                 pipeline.infer([], **how)
             assert caught.value.hint

@@ -213,7 +213,7 @@ def test_chains_whose_hosts_do_not_take_turns_are_refused() -> None:
             [(part, [host]) for route in routes for part, host in zip((layers[:4], layers[4:]), route, strict=True)],
             micro_batch_size=4, global_batch_size=4 * len(routes),
         )  # fmt: skip
-        with pytest.raises(hpgo.ArgumentError, match="don't take turns") as caught:
+        with pytest.raises(hpgo.errors.ArgumentError, match="don't take turns") as caught:
             InferencePipeline(program, "runtime_models:chain")
         assert caught.value.hint
 
@@ -347,7 +347,7 @@ def test_bits_are_those_asked_for_or_those_of_the_plan() -> None:
         (-1, "the number of bits is -1"),
         ("8", "the number of bits is `8`"),
     ):
-        with pytest.raises(hpgo.ArgumentError, match=words) as caught:
+        with pytest.raises(hpgo.errors.ArgumentError, match=words) as caught:
             bits_behind([8], 2, asked)
         assert caught.value.hint
 
@@ -373,7 +373,7 @@ def one() -> Any:
 )
 def test_micro_batches_that_the_model_cannot_take_are_refused(batch: Any, words: tuple[str, ...]) -> None:
     with (
-        pytest.raises(hpgo.ArgumentError, match=words) as caught,
+        pytest.raises(hpgo.errors.ArgumentError, match=words) as caught,
         InferencePipeline(one(), "runtime_models:chain") as pipeline,
     ):
         list(pipeline.infer([torch.zeros(4, 6), batch]))
@@ -387,9 +387,9 @@ def test_what_an_iterator_or_a_layer_raises_is_told_with_its_micro_batch() -> No
         raise KeyError("gone")
 
     with InferencePipeline(one(), "runtime_models:chain") as pipeline:
-        with pytest.raises(hpgo.HpgoError, match="the wait for micro-batch 1: KeyError: 'gone'"):
+        with pytest.raises(hpgo.errors.HpgoError, match="the wait for micro-batch 1: KeyError: 'gone'"):
             list(pipeline.infer(source()))
-        with refused(hpgo.HpgoError, "mismatch"):
+        with refused(hpgo.errors.HpgoError, "mismatch"):
             pipeline.infer([])
 
 
@@ -406,16 +406,16 @@ def test_plans_and_options_that_do_not_infer_are_refused() -> None:
         ({"plan": of("forward_only", gpus_per_device=2)}, "is 2 GPUs"),
         ({"workload": "mlp:layers=3,width=4"}, "layer 1 is `0`, which the workload lacks"),
     ):
-        with pytest.raises(hpgo.HpgoError, match=words) as caught:
+        with pytest.raises(hpgo.errors.HpgoError, match=words) as caught:
             InferencePipeline(**{"plan": one(), "workload": "runtime_models:chain"} | change)
         assert caught.value.hint
     with InferencePipeline(one(), "runtime_models:chain") as pipeline:
-        with pytest.raises(hpgo.ArgumentError, match="no step is"):
+        with pytest.raises(hpgo.errors.ArgumentError, match="no step is"):
             pipeline.flow()
-        with refused(hpgo.ArgumentError, "invalid_argument", "3"):
+        with refused(hpgo.errors.ArgumentError, "invalid_argument", "3"):
             pipeline.infer(3)
         assert list(pipeline.infer([])) == []
-    with pytest.raises(hpgo.ArgumentError, match="forward passes alone"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="forward passes alone"):
         Pipeline(one(), "runtime_models:chain")
 
 
@@ -440,7 +440,7 @@ def test_plans_of_partition_count_layers_as_the_workload_does(tmp_path: Path, on
         with InferencePipeline(planned, workload) as pipeline:
             outputs = list(pipeline.infer(inference_ranks.batches(workload, ROWS)))
         assert all(torch.equal(*pair) for pair in zip(outputs, expected("chain"), strict=True))
-    with pytest.raises(hpgo.ArgumentError, match="the plan is for 7 layers, and the workload has 8: `0` to `7`"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="the plan is for 7 layers, and the workload has 8: `0` to `7`"):
         InferencePipeline(plan(7), workload)
 
 

@@ -70,10 +70,10 @@ def job(
     script: str = "says.py",
     elsewhere: Any = None,
     **options: Any,
-) -> launch.Job:
+) -> launch.LaunchJob:
     """Two stages on devices 0 and 2; the other devices are idle."""
     plan = hpgo.evaluate(chain([1, 1], 1, 1, name=name), cluster, [(1, [0]), (1, [2])], global_batch_size=4)
-    return launch.Job.of(plan, script, arguments, cluster=elsewhere, **options)
+    return launch.LaunchJob.of(plan, script, arguments, cluster=elsewhere, **options)
 
 
 def placed(*sizes: int) -> set[tuple[str, ...]]:
@@ -150,7 +150,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def written(target: str, given: launch.Job) -> str:
+def written(target: str, given: launch.LaunchJob) -> str:
     """What `target` gets, with the options that it can't do without."""
     hosts = [f"me@node-{at}" for at in range(len(given.nodes))]
     options: dict[str, dict[str, Any]] = {
@@ -525,7 +525,7 @@ def test_ray_starts_the_plans_ranks_on_as_many_nodes(place: Path) -> None:
 @pytest.mark.parametrize("target", ["kubeflow", "pytorchjob", "ray"])
 def test_mixed_machines_are_refused_where_they_could_change_places(target: str) -> None:
     for cluster in (machines(2, 3), machines(2, 2, kinds="VT")):
-        with refused(hpgo.ArgumentError, "invalid_argument", "2") as caught:
+        with refused(hpgo.errors.ArgumentError, "invalid_argument", "2") as caught:
             written(target, job(cluster))
         assert "slurm" in caught.value.hint
 
@@ -535,8 +535,8 @@ def test_a_plan_that_does_not_fit_is_not_started() -> None:
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=100, memory="4 GB")
     plan = hpgo.evaluate(profile, cluster, [(26, [0]), (27, [1])], global_batch_size=64)
     assert not plan.fits
-    with refused(hpgo.ArgumentError, "insufficient_memory", "GB"):
-        launch.Job.of(plan, "train.py")
+    with refused(hpgo.errors.ArgumentError, "insufficient_memory", "GB"):
+        launch.LaunchJob.of(plan, "train.py")
 
 
 @pytest.mark.parametrize(
@@ -545,7 +545,7 @@ def test_a_plan_that_does_not_fit_is_not_started() -> None:
         (lambda: job(machines(3), script="-c"), "script is `-c`"),
         (lambda: job(machines(3), python=" "), "interpreter is ` `"),
         (lambda: job(machines(3), "a\0b"), "argument of a command"),
-        (lambda: launch.Job.of(3, "train.py"), "the plan is 3"),
+        (lambda: launch.LaunchJob.of(3, "train.py"), "the plan is 3"),
         (lambda: launch.local(job(machines(3)), port=0), "the port is 0"),
         (lambda: launch.ssh_hosts(job(machines(2, 1))), "machines have no names"),
         (lambda: launch.ssh_hosts(job(machines(2, 1)), hosts=["a"]), "1 host for 2 machines"),
@@ -562,7 +562,7 @@ def test_a_plan_that_does_not_fit_is_not_started() -> None:
     ],
 )
 def test_what_can_not_be_started_is_refused(make: Any, says: str) -> None:
-    with pytest.raises(hpgo.ArgumentError, match=re.escape(says)) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError, match=re.escape(says)) as caught:
         make()
     assert caught.value.hint
 
@@ -570,19 +570,19 @@ def test_what_can_not_be_started_is_refused(make: Any, says: str) -> None:
 def test_a_plan_for_a_launcher_is_refused_where_its_ranks_would_land_elsewhere() -> None:
     cluster, profile = machines(2, 2), chain([1.0] * 4)
     plan = hpgo.plan(profile, cluster, global_batch_size=8, launcher="deepspeed")
-    assert launch.Job.of(plan, "train.py").ranks == 4
+    assert launch.LaunchJob.of(plan, "train.py").ranks == 4
     idle = hpgo.evaluate(profile, cluster, [(2, [0]), (2, [1])], global_batch_size=8)
     swapped = hpgo.evaluate(profile, cluster, [(2, [2, 3]), (2, [0, 1])], global_batch_size=8)
     for given, words in ((idle, "leaves 2 devices idle"), (swapped, "in another order")):
-        assert launch.Job.of(given, "train.py").ranks == 4, "fine for processes that ask the plan"
-        with pytest.raises(hpgo.ArgumentError, match=words) as caught:
-            launch.Job.of(replace(given, restriction=plan.restriction), "train.py")
+        assert launch.LaunchJob.of(given, "train.py").ranks == 4, "fine for processes that ask the plan"
+        with pytest.raises(hpgo.errors.ArgumentError, match=words) as caught:
+            launch.LaunchJob.of(replace(given, restriction=plan.restriction), "train.py")
         assert caught.value.hint
 
 
 def test_another_cluster_than_the_plans_is_refused() -> None:
     for other in (machines(2, 1), machines(4)):
-        with refused(hpgo.ArgumentError, "mismatch"):
+        with refused(hpgo.errors.ArgumentError, "mismatch"):
             job(machines(3), elsewhere=other)
 
 
@@ -590,7 +590,7 @@ def test_a_device_of_several_gpus_gets_as_many_ranks_that_follow_each_other() ->
     profile = replace(hpgo.read_profile("vgg-19"), gpus_per_device=4)
     cluster = replace(machines(2, 1), gpus_per_device=4)
     plan = hpgo.evaluate(profile, cluster, [(26, [0, 2])], global_batch_size=64)
-    given = launch.Job.of(plan, "train.py")
+    given = launch.LaunchJob.of(plan, "train.py")
     assert [node.ranks for node in given.nodes] == [8, 4]
     assert given.idle == (4, 5, 6, 7)
     assert "rank r runs on GPU r mod 4 of device r div 4" in launch.local(given)
@@ -600,9 +600,9 @@ def test_a_device_of_several_gpus_gets_as_many_ranks_that_follow_each_other() ->
 def test_a_plan_saved_without_its_cluster_takes_the_one_it_was_made_for(place: Path) -> None:
     plan = saved_plan(place)
     hpgo.Plan.read(plan).save(plan, embed=False)
-    with refused(hpgo.ArgumentError, "mismatch"):
-        launch.Job.of(hpgo.Plan.read(plan), "says.py")
-    given = launch.Job.of(hpgo.Plan.read(plan), "says.py", cluster=machines(2, 2))
+    with refused(hpgo.errors.ArgumentError, "mismatch"):
+        launch.LaunchJob.of(hpgo.Plan.read(plan), "says.py")
+    given = launch.LaunchJob.of(hpgo.Plan.read(plan), "says.py", cluster=machines(2, 2))
     assert [node.ranks for node in given.nodes] == [2, 2]
 
 
@@ -660,7 +660,7 @@ def test_ctrl_c_ends_the_job_that_the_command_runs(place: Path) -> None:
 def test_the_command_writes_what_the_functions_return(place: Path) -> None:
     plan = saved_plan(place)
     (place / "hosts").write_text("node-0  # the first\n\nme@node-1\n", encoding="utf-8")
-    given = launch.Job.of(hpgo.Plan.read(plan), "says.py", ["a b"])
+    given = launch.LaunchJob.of(hpgo.Plan.read(plan), "says.py", ["a b"])
     cases = {
         "local": ([], {}),
         "torchrun": (["--hosts", "hosts"], {"hosts": ["node-0", "me@node-1"]}),
@@ -686,5 +686,5 @@ def test_the_command_writes_what_the_functions_return(place: Path) -> None:
 
 
 def test_a_script_named_like_ray_would_hide_it(place: Path) -> None:
-    with refused(hpgo.ArgumentError, "unsupported"):
+    with refused(hpgo.errors.ArgumentError, "unsupported"):
         launch.save(job(machines(2, 2)), "ray", place / "ray.py")

@@ -19,7 +19,7 @@ from hpgo.programs.launchers import NAMES, TABLE, check, launcher, runs_as
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpgo.programs.launchers import Launcher
+    from hpgo.programs.launchers import Framework
 
 
 def profile_of(
@@ -40,7 +40,7 @@ def test_several_layers_make_a_block_if_each_block_has_the_same() -> None:
     names = ["embed", *(f"layers.{at}.{part}" for at in range(3) for part in ("attention", "mlp.w1")), "head"]
     found = Blocks.of(profile_of(names))
     assert found.blocks == tuple((f"layers.{at}.attention", f"layers.{at}.mlp.w1") for at in range(3))
-    with refused(hpgo.ArgumentError, "invalid_argument", "layers.0", "layers.2"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "layers.0", "layers.2"):
         Blocks.of(profile_of([name for name in names if name != "layers.2.attention"]))
 
 
@@ -64,21 +64,21 @@ def test_several_layers_make_a_block_if_each_block_has_the_same() -> None:
 def test_a_model_that_is_no_row_of_blocks_is_refused_with_the_layer_in_the_way(
     names: list[str], why: tuple[str, ...]
 ) -> None:
-    with refused(hpgo.ArgumentError, *why):
+    with refused(hpgo.errors.ArgumentError, *why):
         Blocks.of(profile_of(names))
 
 
 @pytest.mark.parametrize("name", ["resnet-50", "vgg-19", "gnmt-16", "amoebanet-36"])
 def test_built_in_models_that_are_no_transformers_are_refused(name: str) -> None:
-    with pytest.raises(hpgo.ArgumentError, match="stands beside or between the blocks"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="stands beside or between the blocks"):
         Blocks.of(hpgo.read_profile(name))
 
 
 def test_connections_past_a_block_are_refused() -> None:
     names = ["embed", *(f"h.{at}" for at in range(4)), "head"]
-    with refused(hpgo.ArgumentError, "invalid_argument", "h.0", "h.2"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "h.0", "h.2"):
         Blocks.of(profile_of(names, [*pairwise(names), ("h.0", "h.2")]))
-    with refused(hpgo.ArgumentError, "invalid_argument", "h.1", "head"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "h.1", "head"):
         Blocks.of(profile_of(names, [*pairwise(names), ("h.1", "head")]))
     masked = Blocks.of(profile_of(names, [*pairwise(names), *(("embed", f"h.{at}") for at in range(1, 4))]))
     assert len(masked.blocks) == 4, "what embeds may feed every block: each stage makes masks itself"
@@ -86,14 +86,14 @@ def test_connections_past_a_block_are_refused() -> None:
 
 def test_two_outputs_of_one_block_are_refused() -> None:
     names = ["h.0.a", "h.0.b", "h.1.a", "h.1.b"]
-    with refused(hpgo.ArgumentError, "invalid_argument", "h.0.b", "h.0.a"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "h.0.b", "h.0.a"):
         Blocks.of(profile_of(names, [*pairwise(names), ("h.0.a", "h.1.a")]))
 
 
 def test_layers_of_real_cost_outside_the_blocks_are_refused() -> None:
     names = ["convolution", *(f"h.{at}" for at in range(4)), "head"]
     assert Blocks.of(profile_of(names, seconds={"convolution": 5.0})).before == ("convolution",)
-    with refused(hpgo.ArgumentError, "invalid_argument", "convolution", "23"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "convolution", "23"):
         Blocks.of(profile_of(names, seconds={"convolution": 36.0}))
 
 
@@ -114,7 +114,7 @@ def test_cuts_lie_between_blocks_and_each_stage_counts_its_own(
             assert sum(counts) == blocks
             assert counts[0] == max(0, size - before) // parts if size <= before + parts * blocks else blocks
         else:
-            with refused(hpgo.ArgumentError, "invalid_argument", "h.…", "0", "Megatron-LM"):
+            with refused(hpgo.errors.ArgumentError, "invalid_argument", "h.…", "0", "Megatron-LM"):
                 found.counts(stages, "Megatron-LM")
     assert found.counts([names], "Megatron-LM") == (blocks,)
 
@@ -130,7 +130,7 @@ def test_a_launcher_is_found_by_its_name_and_version() -> None:
         ("vllm@0.9", "nobody has tried"),
         ("megatrom", "no launcher `megatrom`"),
     ):
-        with pytest.raises(hpgo.ArgumentError, match=why) as caught:
+        with pytest.raises(hpgo.errors.ArgumentError, match=why) as caught:
             launcher(name)
         assert caught.value.hint
 
@@ -153,7 +153,7 @@ def test_each_row_of_the_table_names_schedules_that_there_are() -> None:
     st.integers(1, 2),
 )
 def test_what_a_launcher_does_not_run_is_refused_and_nothing_else(
-    row: Launcher,
+    row: Framework,
     schedule: str,
     replicas: list[int],
     size: int,
@@ -167,7 +167,7 @@ def test_what_a_launcher_does_not_run_is_refused_and_nothing_else(
         and (not shard or True in row.shards_optimizer or max(replicas) == 1)
         and (gpus == 1 or row.tensor_parallel)
     )
-    with nullcontext() if runs else pytest.raises(hpgo.ArgumentError, match=r"needs|does|can't join"):
+    with nullcontext() if runs else pytest.raises(hpgo.errors.ArgumentError, match=r"needs|does|can't join"):
         check(
             row,
             schedule=schedule,
@@ -187,5 +187,5 @@ def test_exporters_write_for_the_versions_that_are_planned_for() -> None:
 
 
 def test_launchers_that_serve_train_nothing() -> None:
-    with refused(hpgo.ArgumentError, "unsupported"):
+    with refused(hpgo.errors.ArgumentError, "unsupported"):
         runs_as(launcher("vllm"), "1f1b")

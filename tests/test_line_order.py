@@ -55,7 +55,7 @@ def question(rng: random.Random) -> tuple[hpgo.Cluster, dict[str, Any]]:
 def answer(profile: hpgo.Profile, cluster: hpgo.Cluster, asked: dict[str, Any]) -> object:
     try:
         plan = hpgo.plan(profile, cluster, **asked)
-    except hpgo.InfeasibleError as error:
+    except hpgo.errors.InfeasibleError as error:
         return str(error)
     stages = [(stage.layers, stage.devices, stage.in_flight) for stage in plan.stages]
     return plan.step_s, plan.lower_bound_s, plan.micro_batch_size, stages
@@ -88,7 +88,7 @@ def test_layers_of_other_names_make_a_plan_that_takes_as_long(block: int) -> Non
         for given in (profile, renamed):
             try:
                 steps.append(hpgo.plan(given, cluster, **asked).step_s)
-            except hpgo.InfeasibleError:
+            except hpgo.errors.InfeasibleError:
                 steps.append(math.inf)
         assert steps[0] == pytest.approx(steps[1], rel=1e-12), seed
 

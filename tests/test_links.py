@@ -41,7 +41,7 @@ if os.environ["RANK"] == "1":
     threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
 try:
     hpgo.runtime.measure_links(seconds=300)
-except hpgo.HpgoError as error:
+except hpgo.errors.HpgoError as error:
     print(f"error: {error}", flush=True)
     raise SystemExit(1)
 """

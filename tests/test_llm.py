@@ -195,7 +195,7 @@ def test_values_that_wait_in_the_hosts_memory_take_none_of_a_gpu_and_time_that_p
     assert there.step_s > here.step_s
     assert "offload 20 layers" in there.parallelism.named()
     for other in ({"pp": 2, "zero_stage": 1}, {"recompute": "full"}):
-        with pytest.raises(hpgo.ArgumentError, match="cpu_offload_num_layers is 20"):
+        with pytest.raises(hpgo.errors.ArgumentError, match="cpu_offload_num_layers is 20"):
             hpgo.estimate_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), **asked | other, cpu_offload_num_layers=20)
 
 
@@ -489,7 +489,7 @@ def test_split_backward_passes_fill_the_bubble_and_take_as_much() -> None:
     ],
 )
 def test_schedules_that_nobody_runs_are_refused(asked: dict[str, object], says: str) -> None:
-    with pytest.raises(hpgo.ArgumentError, match=says):
+    with pytest.raises(hpgo.errors.ArgumentError, match=says):
         ParallelismConfig(pp=4, **asked)
 
 
@@ -575,7 +575,7 @@ def test_a_group_that_leaves_its_machine_shares_adapters() -> None:
 )  # fmt: skip
 def test_a_way_that_nobody_runs_is_refused_with_the_nearest_that_somebody_does(config, says: str, hint: str) -> None:
     asked = {"global_batch_size": 64, "seq_length": 8192} | config
-    with pytest.raises(hpgo.HpgoError) as caught:
+    with pytest.raises(hpgo.errors.HpgoError) as caught:
         hpgo.estimate_llm("llama-3-8b", hpgo.Cluster.preset("h100"), **asked)
     assert says in caught.value.message
     assert hint in caught.value.message + caught.value.hint
@@ -583,16 +583,18 @@ def test_a_way_that_nobody_runs_is_refused_with_the_nearest_that_somebody_does(c
 
 def test_clusters_that_rates_are_not_known_of_are_refused() -> None:
     one = hpgo.Cluster.of(nodes=2, devices_per_node=8, intra_gbit_s=100, inter_gbit_s=10)
-    with pytest.raises(hpgo.ClusterError, match="not known how fast a device of type `device` computes") as caught:
+    with pytest.raises(
+        hpgo.errors.ClusterError, match="not known how fast a device of type `device` computes"
+    ) as caught:
         hpgo.estimate_llm("llama-3-8b", one, global_batch_size=64, seq_length=4096)
     assert "h100" in caught.value.hint
     mixed = replace(one, machines=(one.machines[0], replace(one.machines[1], count=9)))
-    with pytest.raises(hpgo.ClusterError, match="differ"):
+    with pytest.raises(hpgo.errors.ClusterError, match="differ"):
         hpgo.estimate_llm("llama-3-8b", mixed, global_batch_size=64, seq_length=4096)
     groups = replace(hpgo.Cluster.preset("h100"), gpus_per_device=4)
-    with pytest.raises(hpgo.ClusterError, match="is 4 GPUs"):
+    with pytest.raises(hpgo.errors.ClusterError, match="is 4 GPUs"):
         hpgo.estimate_llm("llama-3-8b", groups, global_batch_size=64, seq_length=4096)
-    with pytest.raises(hpgo.ClusterError, match="does not compute in bf16"):
+    with pytest.raises(hpgo.errors.ClusterError, match="does not compute in bf16"):
         hpgo.estimate_llm("llama-3-8b", hpgo.Cluster.preset("v100"), global_batch_size=64, seq_length=4096)
 
 

@@ -68,7 +68,7 @@ def test_show_prints_blocks_that_differ() -> None:
 
 def test_sequences_longer_than_the_positions_of_a_model_are_refused() -> None:
     refused = CliRunner().invoke(group, ["llm", "show", "gpt-2", "--seq-length", "2048"]).exception
-    assert isinstance(refused, hpgo.ArgumentError)
+    assert isinstance(refused, hpgo.errors.ArgumentError)
     assert refused.hint == "use --seq-length 1024"
 
 

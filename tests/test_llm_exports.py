@@ -70,7 +70,7 @@ def test_megatron_is_told_what_is_computed_how(config: dict[str, Any], says: lis
 def test_values_that_wait_in_the_hosts_memory_are_said_or_refused() -> None:
     plan = made("llama-3-8b", tp=2, devices=16, cpu_offload_num_layers=9)
     assert {"--cpu-offloading", "--cpu-offloading-num-layers 9"} <= set(main(plan, "megatron").splitlines())
-    with pytest.raises(hpgo.ArgumentError, match="DeepSpeed keeps what passes leave on GPUs here"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="DeepSpeed keeps what passes leave on GPUs here"):
         export.files(made("llama-3-8b", devices=16, zero_stage=3, cpu_offload_num_layers=9), "deepspeed")
 
 
@@ -180,30 +180,30 @@ def test_deepspeed_is_told_batches_and_what_replicas_share() -> None:
     ],
 )
 def test_what_a_launcher_does_not_run_is_refused(target: str, config: dict[str, Any], says: str) -> None:
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         export.files(made(**config), target)
     assert says in caught.value.message
     assert caught.value.hint
 
 
 def test_a_way_that_does_not_fit_is_refused() -> None:
-    with refused(hpgo.InfeasibleError, "insufficient_memory", "2", "GPU"):
+    with refused(hpgo.errors.InfeasibleError, "insufficient_memory", "2", "GPU"):
         export.files(made(tp=2), "megatron")
 
 
 def test_models_that_no_settings_describe_are_refused() -> None:
     plan = made("gemma-2-9b", devices=16, tp=8, pp=1)
-    with refused(hpgo.ArgumentError, "unsupported", "gemma-2-9b", "4"):
+    with refused(hpgo.errors.ArgumentError, "unsupported", "gemma-2-9b", "4"):
         export.files(plan, "megatron")
     shared = made("gpt-2", devices=4, zero_stage=3, global_batch_size=4, seq_length=1024)
-    with pytest.raises(hpgo.ArgumentError, match="no settings for layers other than Llama's, which `gpt-2` has"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="no settings for layers other than Llama's, which `gpt-2` has"):
         export.files(shared, "torchtitan")
 
 
 def test_fewer_layers_at_the_ends_of_a_pipeline_are_laid_out_for_megatron_alone() -> None:
     plan = made(tp=8, pp=4, first_rank_layers=19, last_rank_layers=19)
     assert "--pipeline-model-parallel-layout 'Et*19|t*21|t*21|t*19L'" in main(plan, "megatron").splitlines()
-    with refused(hpgo.ArgumentError, "unsupported", "4", "19"):
+    with refused(hpgo.errors.ArgumentError, "unsupported", "4", "19"):
         export.files(plan, "torchtitan")
     rounds = made(tp=8, pp=4, vpp=2, last_rank_layers=14)
     assert "'Et*11|t*11|t*11|t*7|t*11|t*11|t*11|t*7L'" in main(rounds, "megatron")
@@ -266,14 +266,14 @@ def test_torchtitan_0_3_ties_embeddings_without_a_pipeline() -> None:
     text = main(plan, "torchtitan@0.3")
     assert assigned(text)["SHAPE"]["tied"] is True
     assert 'config.model_spec = model_registry("1B")' in text
-    with refused(hpgo.ArgumentError, "unsupported"):
+    with refused(hpgo.errors.ArgumentError, "unsupported"):
         export.files(plan, "torchtitan@0.2")
     piped = hpgo.estimate_llm(
         TIED, H100, zero_stage=2, pp=2, overlap_dp_comm=False, devices=8, global_batch_size=8, seq_length=8192
     )
-    with pytest.raises(hpgo.ArgumentError, match="no pipeline of models with tied embeddings, and pp is 2"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="no pipeline of models with tied embeddings, and pp is 2"):
         export.files(hpgo.LlmPlan.of(piped, TIED, H100), "torchtitan@0.3")
-    with pytest.raises(hpgo.ArgumentError, match="no pipeline of models with tied embeddings"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="no pipeline of models with tied embeddings"):
         hpgo.plan_llm(TIED, H100, framework="torchtitan", global_batch_size=64, seq_length=8192, fix={"pp": 2})
     found = hpgo.plan_llm(TIED, H100, framework="torchtitan", global_batch_size=64, seq_length=8192)
     assert {one.parallelism.pp for one in found.estimates} == {1}
@@ -287,7 +287,7 @@ def test_deepspeed_adds_gradients_up_as_they_are_priced() -> None:
     )
     assert assigned(main(narrow, "deepspeed"))["CONFIG"]["data_types"] == {"grad_accum_dtype": "bf16"}
     wide = made("llama-3-8b", zero_stage=0, devices=16, recompute="full", pp=8, overlap_dp_comm=False)
-    with pytest.raises(hpgo.ArgumentError, match="shares what replicas hold beside a pipeline as zero 1, not 0"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="shares what replicas hold beside a pipeline as zero 1, not 0"):
         export.files(wide, "deepspeed")
 
 
@@ -318,7 +318,7 @@ def test_a_plan_for_a_framework_is_one_that_it_exports(framework: Any) -> None:
             refused = None
             try:
                 found = hpgo.plan_llm(tiny, hpgo.Cluster.preset("h100:1"), framework=framework, **asked)
-            except hpgo.ArgumentError as error:
+            except hpgo.errors.ArgumentError as error:
                 refused = error
             if refused is None:
                 best = hpgo.LlmPlan.of(found.best, tiny, hpgo.Cluster.preset("h100:1"))
@@ -326,7 +326,7 @@ def test_a_plan_for_a_framework_is_one_that_it_exports(framework: Any) -> None:
                 planned += 1
                 continue
             plan = hpgo.LlmPlan.of(hpgo.estimate_llm(tiny, H100, devices=1, zero_stage=0, **asked), tiny, H100)
-            with pytest.raises(hpgo.ArgumentError) as caught:
+            with pytest.raises(hpgo.errors.ArgumentError) as caught:
                 export.files(plan, framework)
             assert (caught.value.message, caught.value.hint) == (refused.message, refused.hint), name
     assert planned > 1
@@ -346,7 +346,7 @@ def test_layers_with_a_window_gather_keys_and_values_and_others_pass_them_round(
 
 
 def test_sequences_are_not_shared_without_fused_attention() -> None:
-    with pytest.raises(hpgo.ArgumentError, match="shares sequences only with fused attention, and cp is 2"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="shares sequences only with fused attention, and cp is 2"):
         export.files(made(tp=8, pp=4, cp=2, flash_attention=False, recompute="full"), "megatron")
 
 

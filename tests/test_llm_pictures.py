@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import hpgo
 from hpgo.cli.main import group
 from hpgo.draw import palette
-from hpgo.draw.options import Options
+from hpgo.draw.options import DrawOptions
 from hpgo.draw.scene import Boxes
 from hpgo.draw.svg import svg
 from hpgo.llm.parallelism import ParallelismConfig
@@ -36,7 +36,7 @@ def check_golden(name: str, text: str) -> None:
 
 
 def drawn(price: hpgo.LlmEstimate, cluster: hpgo.Cluster = CLUSTER) -> str:
-    return svg(llm_figure.scene(price, cluster), Options())
+    return svg(llm_figure.scene(price, cluster), DrawOptions())
 
 
 def cells(text: str) -> list[tuple[str, float, float, str]]:
@@ -59,7 +59,7 @@ def test_a_way_on_its_cluster_is_the_golden_picture() -> None:
 
 def test_time_against_memory_is_the_golden_picture() -> None:
     front = hpgo.llm_pareto_front("llama-3-8b", hpgo.Cluster.preset("h100:1"), points=6, **ASKED)
-    check_golden("front.svg", svg(pareto_figure.scene(front), Options()))
+    check_golden("front.svg", svg(pareto_figure.scene(front), DrawOptions()))
 
 
 @pytest.mark.parametrize("name", ["way.svg", "front.svg"])
@@ -192,11 +192,11 @@ def test_the_commands_draw(tmp_path) -> None:
 
 def test_what_can_not_be_drawn_is_refused(tmp_path) -> None:
     one = hpgo.estimate_llm("llama-3-8b", CLUSTER, tp=2, pp=4, **ASKED)
-    with pytest.raises(hpgo.ArgumentError, match=r"no such picture ends in `\.bmp`"):
+    with pytest.raises(hpgo.errors.ArgumentError, match=r"no such picture ends in `\.bmp`"):
         hpgo.draw_llm_plan(one, CLUSTER, tmp_path / "way.bmp")
-    with pytest.raises(hpgo.ArgumentError, match="the way has 32 GPUs, and cluster `h100:1` 8"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="the way has 32 GPUs, and cluster `h100:1` 8"):
         hpgo.draw_llm_plan(one, hpgo.Cluster.preset("h100:1"), tmp_path / "way.svg")
-    with pytest.raises(hpgo.ArgumentError, match="no estimates to draw"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="no estimates to draw"):
         hpgo.draw_pareto_front([], tmp_path / "front.svg")
-    with pytest.raises(hpgo.ArgumentError, match="theme is `grey`"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="theme is `grey`"):
         hpgo.draw_llm_plan(one, CLUSTER, tmp_path / "way.svg", theme="grey")

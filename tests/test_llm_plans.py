@@ -122,7 +122,7 @@ def altered(plan: hpgo.LlmPlan, *path: str, to: object = None, drop: bool = Fals
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(plan: hpgo.LlmPlan, path: tuple[str, ...], to: object, says: str) -> None:
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         hpgo.LlmPlan.from_json(altered(plan, *path, to=to), source="plan.json")
     assert says in caught.value.message + caught.value.hint
     assert caught.value.hint
@@ -130,14 +130,14 @@ def test_what_is_wrong_with_a_file_is_named(plan: hpgo.LlmPlan, path: tuple[str,
 
 @pytest.mark.parametrize("key", ["framework", "estimate", "transformer", "cluster", "made_with"])
 def test_a_key_that_is_missing_is_named(plan: hpgo.LlmPlan, key: str) -> None:
-    with pytest.raises(hpgo.ArgumentError, match=rf"plan\.json: `{key}` is missing"):
+    with pytest.raises(hpgo.errors.ArgumentError, match=rf"plan\.json: `{key}` is missing"):
         hpgo.LlmPlan.from_json(altered(plan, key, drop=True), source="plan.json")
 
 
 def test_parts_that_contradict_each_other_are_refused(plan: hpgo.LlmPlan) -> None:
-    with pytest.raises(hpgo.ArgumentError, match="degrees for 64 GPUs"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="degrees for 64 GPUs"):
         replace(plan, cluster=H100.first(32))
-    with pytest.raises(hpgo.ArgumentError, match="a price of `llama-3-70b`"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="a price of `llama-3-70b`"):
         hpgo.LlmPlan.of(plan.estimate, "llama-3-8b", H100)
 
 
@@ -152,7 +152,7 @@ def saved(plan: hpgo.LlmPlan, tmp_path: Path) -> Path:
 
 
 def test_readers_of_plans_say_what_such_a_file_is(saved: Path) -> None:
-    with refused(hpgo.ArgumentError, "wrong_kind_of_file") as caught:
+    with refused(hpgo.errors.ArgumentError, "wrong_kind_of_file") as caught:
         hpgo.Plan.read(saved)
     assert "hpgo export" in caught.value.hint
 
@@ -174,5 +174,5 @@ def test_commands_that_need_a_plan_say_what_they_were_given(run, saved: Path, wo
 def test_a_plan_is_no_way(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64).save(path)
-    with pytest.raises(hpgo.ArgumentError, match=r"plan\.json: is no way of training a transformer"):
+    with pytest.raises(hpgo.errors.ArgumentError, match=r"plan\.json: is no way of training a transformer"):
         hpgo.LlmPlan.read(path)

@@ -31,7 +31,7 @@ told = {}
 try:
     plan = hpgo.plan(profile, hpgo.Cluster.preset("dapple-a"), global_batch_size=64, deadline_s=deadline_s)
     told = {"step_s": plan.step_s, "gap": plan.gap, "cuts": plan.cuts}
-except hpgo.HpgoError as error:
+except hpgo.errors.HpgoError as error:
     told = {"error": str(error)}
 except KeyboardInterrupt:
     told = {"interrupted": True}

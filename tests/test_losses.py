@@ -144,7 +144,7 @@ def test_every_plan_trains_as_plain_pytorch_or_says_before_that_it_does_not(case
     workload, model = made(case)
     _, inputs, targets, *_ = CASES[case]
     if case in REFUSED and (micro_batch < BATCH):
-        with refused(hpgo.ArgumentError, "mismatch"):
+        with refused(hpgo.errors.ArgumentError, "mismatch"):
             pipeline(workload, micro_batch)
         return
     told: list[str] = []
@@ -170,7 +170,7 @@ def test_targets_that_count_differently_are_refused_also_where_only_the_data_has
     workload, _ = made(case, like=(inputs, alike))
     with pipeline(workload, micro_batch) as run:
         before = [weight.detach().clone() for part in run.parts.values() for weight in part.parameters()]
-        with refused(hpgo.ArgumentError, "mismatch") as raised:
+        with refused(hpgo.errors.ArgumentError, "mismatch") as raised:
             run.step(inputs, targets)
         after = [weight.detach() for part in run.parts.values() for weight in part.parameters()]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
@@ -186,7 +186,7 @@ def test_a_sum_is_told_as_a_warning_unless_somebody_takes_it() -> None:
 def test_a_sum_with_weights_is_refused() -> None:
     model, inputs, targets, loss, _ = CASES["padded, summed"]
     workload = Workload(model(), inputs, targets, loss, weight=counted)
-    with refused(hpgo.ArgumentError, "invalid_argument", "weight") as raised:
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "weight") as raised:
         pipeline(workload, 2)
     assert "leave `weight` out" in raised.value.hint
 
@@ -345,7 +345,7 @@ def test_tokens_whose_targets_are_others_are_not() -> None:
 def test_a_language_model_by_name_is_not_trained_to_repeat() -> None:
     workload = Workload.read(f"gpt:layers=1,hidden=8,heads=2,vocabulary={WORDS},length={LENGTH}")
     tokens = TOKENS[:, :-1].contiguous()
-    with pipeline(workload, 2) as run, refused(hpgo.ArgumentError, "invalid_argument", "0", "Hugging", "Face"):
+    with pipeline(workload, 2) as run, refused(hpgo.errors.ArgumentError, "invalid_argument", "0", "Hugging", "Face"):
         run.step(tokens, tokens)
 
 

@@ -162,9 +162,9 @@ def test_a_model_has_its_published_size(name):
 def test_a_model_is_read_by_name_and_a_misspelt_one_is_suggested():
     assert hpgo.read_profile("vgg-19") == built_in("vgg-19")
     assert hpgo.read_profile("vgg-19", batch_size=32) == built_in("vgg-19")
-    with refused(hpgo.ArgumentError, "mismatch", "32", "16"):
+    with refused(hpgo.errors.ArgumentError, "mismatch", "32", "16"):
         hpgo.read_profile("vgg-19", batch_size=16)
-    with refused(hpgo.ProfileError, "unknown_name") as caught:
+    with refused(hpgo.errors.ProfileError, "unknown_name") as caught:
         hpgo.read_profile("vgg19")
     assert caught.value.hint == "did you mean `vgg-19`?"
 
@@ -190,7 +190,7 @@ def test_a_written_profile_reads_back_as_the_model(name):
 
 
 def test_a_file_without_batch_size_hints_at_the_model_it_is():
-    with pytest.raises(hpgo.ProfileError) as caught:
+    with pytest.raises(hpgo.errors.ProfileError) as caught:
         hpgo.read_profile(RESULTS / "vgg16.txt")
     assert "`vgg-16` was measured at 128" in caught.value.hint
 

@@ -250,7 +250,7 @@ def test_half_a_character_is_refused_in_every_name() -> None:
     layer, machine = profile.layers[0], cluster.machines[0]
     for record, field in ((profile, "name"), (profile, "source"), (layer, "id"), (layer, "name"), (cluster, "name"),
                           (machine, "name"), (machine.device, "name")):  # fmt: skip
-        with refused(hpgo.HpgoError, "damaged_file") as caught:
+        with refused(hpgo.errors.HpgoError, "damaged_file") as caught:
             replace(record, **{field: half})
         assert caught.value.hint
     drawn = hpgo.draw.render(named(half), ".svg", title=half)

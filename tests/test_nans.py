@@ -115,7 +115,7 @@ def run(layers: Any, order: str = "interleaved", **options: Any) -> None:
 )
 def test_the_layer_of_the_first_nan_is_told(then: Any, words: str, hint: str, *, recompute: bool) -> None:
     for backend in ("hpgo", "torch"):
-        with pytest.raises(hpgo.RunError) as caught:
+        with pytest.raises(hpgo.errors.RunError) as caught:
             run([Layer(), Layer(), Layer(then), Layer()], recompute=recompute, backend=backend)
         assert f"rank 0 of stages 0, 1 on {socket.gethostname()}, step 1, the {words}" in str(caught.value)
         assert hint in str(caught.value.hint)
@@ -146,7 +146,7 @@ def test_the_half_for_weights_the_loss_and_the_data_are_told() -> None:
         (branching("2"), {}, "numbers of the gradient that layer `2` passes back"),
         (branching("1"), {"order": "1f1b"}, "numbers of the gradient that layers `1`, `2` pass back"),
     ):
-        with pytest.raises(hpgo.RunError, match=words):
+        with pytest.raises(hpgo.errors.RunError, match=words):
             run(layers, **options)
 
 

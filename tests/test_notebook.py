@@ -53,10 +53,10 @@ def test_rows_of_devices_are_asked_for_by_name_too(tmp_path: Path) -> None:
     (tmp_path / "row.yaml").write_text(ROW.yaml(), encoding="utf-8")
     assert hpgo.partition("bert-48", str(tmp_path / "row.yaml")) == CHAIN
     assert hpgo.partition("bert-48", "dapple-c:2", batch_size=64).batch_size == 64
-    with pytest.raises(hpgo.ProfileError) as raised:
+    with pytest.raises(hpgo.errors.ProfileError) as raised:
         hpgo.partition("bert-84", ROW)
     assert "bert-48" in raised.value.hint
-    with pytest.raises(hpgo.ClusterError) as raised_too:
+    with pytest.raises(hpgo.errors.ClusterError) as raised_too:
         hpgo.partition("bert-48", "dapple-d")
     assert "dapple-" in raised_too.value.hint
 
@@ -77,15 +77,15 @@ def test_memory_goes_by_the_name_of_an_optimizer_and_sizes_have_units() -> None:
 @pytest.mark.parametrize(
     ("profile", "cluster", "options", "kind", "said"),
     [
-        ("bert-84", "dapple-a", {}, hpgo.ProfileError, "bert-48"),
-        ("bert-48", "dapple-d", {}, hpgo.ClusterError, "dapple-"),
-        (48, "dapple-a", {}, hpgo.ArgumentError, "name a model"),
-        ("bert-48", None, {}, hpgo.ArgumentError, "name one"),
-        ("bert-48", "dapple-a", {"memory": "adam-bf61"}, hpgo.ArgumentError, "adam-bf16"),
+        ("bert-84", "dapple-a", {}, hpgo.errors.ProfileError, "bert-48"),
+        ("bert-48", "dapple-d", {}, hpgo.errors.ClusterError, "dapple-"),
+        (48, "dapple-a", {}, hpgo.errors.ArgumentError, "name a model"),
+        ("bert-48", None, {}, hpgo.errors.ArgumentError, "name one"),
+        ("bert-48", "dapple-a", {"memory": "adam-bf61"}, hpgo.errors.ArgumentError, "adam-bf16"),
     ],
 )
 def test_a_name_that_says_nothing_is_refused_with_the_nearest_that_does(
-    profile: object, cluster: object, options: dict[str, object], kind: type[hpgo.HpgoError], said: str
+    profile: object, cluster: object, options: dict[str, object], kind: type[hpgo.errors.HpgoError], said: str
 ) -> None:
     with pytest.raises(kind) as raised:
         hpgo.plan(profile, cluster, global_batch_size=64, **options)  # type: ignore[arg-type]
@@ -247,6 +247,6 @@ def test_whole_numbers_and_others_make_one_column() -> None:
 def test_without_a_library_for_frames_the_error_says_which_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("polars", "pandas"):
         monkeypatch.setitem(sys.modules, name, None)
-    with refused(hpgo.HpgoError, "missing_package", "polars", "pandas") as raised:
+    with refused(hpgo.errors.HpgoError, "missing_package", "polars", "pandas") as raised:
         PLAN.to_frame()
     assert "pip install pandas" in raised.value.hint

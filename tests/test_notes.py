@@ -80,7 +80,7 @@ def test_the_default_is_the_first_preset_and_every_preset_is_found_again() -> No
     for name in OPTIMIZERS:
         assert hpgo.MemoryModel.preset(name).optimizer == name
     assert hpgo.MemoryModel(optimizer_per_weight=5.5).optimizer is None
-    with refused(hpgo.ArgumentError, "unknown_name", "adam-bf61") as caught:
+    with refused(hpgo.errors.ArgumentError, "unknown_name", "adam-bf61") as caught:
         hpgo.MemoryModel.preset("adam-bf61")
     assert caught.value.hint == "did you mean `adam-bf16`?"
 

@@ -42,7 +42,7 @@ def test_files_are_still_given_to_partition(files: list[Path]) -> None:
     with warned(*words):
         named = dict(zip(("models", "device_types", "devices"), files, strict=True))
         assert hpgo.partition(**named, model="m", batch_size=None) == plan
-    with warned(*words), refused(hpgo.ArgumentError, "invalid_argument", "PipeEdge"):
+    with warned(*words), refused(hpgo.errors.ArgumentError, "invalid_argument", "PipeEdge"):
         hpgo.partition(*files)
 
 
@@ -51,7 +51,7 @@ def test_a_profile_is_still_given_as_models() -> None:
     with warned(*words) as caught:
         assert hpgo.partition(models=TOY, device_types=PAIR) == hpgo.partition(TOY, PAIR)
     assert caught[0].filename == __file__
-    with warned(*words), refused(hpgo.ArgumentError, "invalid_argument", "Cluster"):
+    with warned(*words), refused(hpgo.errors.ArgumentError, "invalid_argument", "Cluster"):
         hpgo.partition(TOY, PAIR, "devices.yml")
 
 
@@ -75,7 +75,7 @@ def test_readers_still_have_their_old_names(tmp_path: Path) -> None:
     with warned("Cluster.parse", "Cluster.read"):
         assert hpgo.Cluster.parse("h100:3") == hpgo.Cluster.read("h100:3")
     with warned("Layout.parse", "Layout.from_text"):
-        assert hpgo.Layout.parse("Et|tL") == hpgo.Layout.from_text("Et|tL")
+        assert hpgo.PipelineLayout.parse("Et|tL") == hpgo.PipelineLayout.from_text("Et|tL")
     timeline = hpgo.simulate(hpgo.schedule("1f1b", ranks=2, micro_batches=2))
     path = timeline.save(tmp_path / "run.npz")
     with warned("Timeline.load", "Timeline.read"):

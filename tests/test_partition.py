@@ -211,7 +211,7 @@ def link_files(draw, hosts: list[str], types: list[str]) -> dict:
 
 def agree(question: Question, best: float, **options) -> None:
     if best == math.inf:
-        with pytest.raises(hpgo.InfeasibleError) as raised:
+        with pytest.raises(hpgo.errors.InfeasibleError) as raised:
             question.plan(**options)
         assert raised.value.hint
         return
@@ -319,7 +319,7 @@ def test_a_shared_stage_beats_an_indivisible_layer_and_names_its_hosts():
     plan = question.plan(max_replicas=3)
     assert plan.interval_s == pytest.approx(7 / 3)  # three hosts take turns at two of the layers
     assert max(len(stage.hosts) for stage in plan.stages) >= 3
-    with refused(hpgo.ArgumentError, "unsupported", "3"):
+    with refused(hpgo.errors.ArgumentError, "unsupported", "3"):
         plan.pipeedge()
 
 
@@ -330,15 +330,15 @@ def test_fewer_bits_are_chosen_only_where_the_throughput_needs_them():
     assert [hop.bits for hop in narrow.hops] == [32, 32, 32]
     question.types["a"]["mbps"] = 3  # now 8/3 s
     assert [hop.bits for hop in question.plan(objective="bits", samples_per_s=1.0, bits=[8, 16]).hops] == [32, 8, 32]
-    with pytest.raises(hpgo.InfeasibleError):
+    with pytest.raises(hpgo.errors.InfeasibleError):
         question.plan(objective="bits", samples_per_s=1.0, bits=[16])
 
 
 def test_throughput_that_is_out_of_reach_names_the_best():
     question = steady({"t": [3, 3]}, {"t": 2})
-    with refused(hpgo.InfeasibleError, "infeasible", "1", "3"):
+    with refused(hpgo.errors.InfeasibleError, "infeasible", "1", "3"):
         question.plan(objective="hosts", samples_per_s=1.0)
-    with refused(hpgo.InfeasibleError, "infeasible", "4.000000", "6.000000"):
+    with refused(hpgo.errors.InfeasibleError, "infeasible", "4.000000", "6.000000"):
         steady({"t": [3, 3]}, {"t": 1}).plan(objective="hosts", samples_per_s=0.25)
 
 
@@ -374,7 +374,7 @@ def test_times_between_and_beyond_measured_batch_sizes(tmp_path, batch_size, sec
         seconds
     )
     if batch_size not in (8, 16):
-        with refused(hpgo.ClusterError, "invalid_cluster", "t", "m", "torch.float32") as raised:
+        with refused(hpgo.errors.ClusterError, "invalid_cluster", "t", "m", "torch.float32") as raised:
             partition_files(*paths, model="m", batch_size=batch_size)
         assert "--interpolate" in raised.value.hint
 
@@ -458,7 +458,7 @@ def test_deadline_returns_the_best_plan_so_far_with_an_honest_gap():
     ],
 )
 def test_a_deadline_before_any_plan_says_so_with_the_bound(objective, options, what):
-    with pytest.raises(hpgo.DeadlineError, match=rf"^1e-09 s passed before there was any plan{what}$") as raised:
+    with pytest.raises(hpgo.errors.DeadlineError, match=rf"^1e-09 s passed before there was any plan{what}$") as raised:
         partition(*large(), objective=objective, deadline_s=1e-9, **options)
     assert "more time" in raised.value.hint
     bound = float(re.search(what, raised.value.message)[1])
@@ -515,7 +515,7 @@ def test_report_shows_every_stage_and_what_sets_the_pace():
     ],
 )
 def test_arguments_that_make_no_sense_are_named(options, words):
-    with pytest.raises(hpgo.ArgumentError, match=words) as raised:
+    with pytest.raises(hpgo.errors.ArgumentError, match=words) as raised:
         steady({"t": [1, 1]}, {"t": 2}).plan(**options)
     assert raised.value.hint
 
@@ -531,13 +531,13 @@ def test_arguments_that_make_no_sense_are_named(options, words):
     ],
 )
 def test_mistakes_in_links_are_named(links, words):
-    with refused(hpgo.ClusterError, *words):
+    with refused(hpgo.errors.ClusterError, *words):
         steady({"t": [1, 1]}, {"t": 2}, links=links).plan()
 
 
 def test_infeasible_memory_says_how_much_is_short_and_what_would_do():
     question = steady({"t": [1, 1, 1]}, {"t": 1}, memory_mb=[30, 30, 30])
-    with refused(hpgo.InfeasibleError, "infeasible", "26.0", "MiB") as raised:
+    with refused(hpgo.errors.InfeasibleError, "infeasible", "26.0", "MiB") as raised:
         question.plan()
     assert "1 more host like `t` would do" in raised.value.hint
     question.hosts["t-1"] = "t"
@@ -564,13 +564,13 @@ def test_what_does_not_fit_is_explained_by_the_constraint_that_is_the_cause(ques
 
     try:
         question.plan(exclude=[f"{host}={layer}" for host, layer in bars])
-    except hpgo.InfeasibleError as error:
+    except hpgo.errors.InfeasibleError as error:
         assert_cause(question, allowed, error)
     else:
         assert has_plan(question, allowed)
 
 
-def assert_cause(question: Question, allowed, error: hpgo.InfeasibleError) -> None:
+def assert_cause(question: Question, allowed, error: hpgo.errors.InfeasibleError) -> None:
     message, hint = error.message, error.hint
     assert not has_plan(question, allowed)
     roomy = replace(question, types={name: kind | {"mb": 10**6} for name, kind in question.types.items()})

@@ -134,7 +134,7 @@ def test_a_plan_is_the_best_of_all_orders_of_the_layers(question, objective, lim
         within = [len(compute) for compute, hops in twin.plans() if interval(compute, hops) <= limit]
         best, options = min(within, default=math.inf), {"samples_per_s": 1 / limit}
     if best == math.inf:
-        with pytest.raises(hpgo.InfeasibleError) as raised:
+        with pytest.raises(hpgo.errors.InfeasibleError) as raised:
             hpgo.partition(*question, objective=objective, **options)
         assert raised.value.hint
         return
@@ -163,7 +163,7 @@ def test_bounds_of_one_order_hold_for_all_orders(question, objective, limit):
     best = min((value(*plan) for plan in within), default=math.inf)
     try:
         plan = hpgo.partition(*question, objective=objective, **options)
-    except hpgo.InfeasibleError as error:
+    except hpgo.errors.InfeasibleError as error:
         assert_no_false_certainty(error, is_possible=best < math.inf)
         return
     assert plan.value >= best * (1 - 1e-9)
@@ -174,7 +174,7 @@ def test_bounds_of_one_order_hold_for_all_orders(question, objective, limit):
     assert_layers_are_shared_out(question[0], plan)
 
 
-def assert_no_false_certainty(error: hpgo.InfeasibleError, *, is_possible: bool) -> None:
+def assert_no_false_certainty(error: hpgo.errors.InfeasibleError, *, is_possible: bool) -> None:
     assert not is_possible or "found" in error.message, error.message
 
 
@@ -263,9 +263,9 @@ def test_memory_that_is_short_is_told_before_any_search():
     profile = profile_of({f"l{at}": 1.0 for at in range(300)}, [(f"l{at}", f"l{at + 1}") for at in range(299)],
                          held={f"l{at}": 10.0 for at in range(300)})  # fmt: skip
     cluster = hosts_of([1.0 + at / 100 for at in range(40)], [74.0] * 40)
-    with refused(hpgo.InfeasibleError, "infeasible", "0.0", "MiB") as raised:
+    with refused(hpgo.errors.InfeasibleError, "infeasible", "0.0", "MiB") as raised:
         hpgo.partition(profile, cluster, deadline_s=1e-9)
     assert "more host" in raised.value.hint
     heavy = replace(profile, layers=(replace(profile.layers[0], parameter_bytes=80.0), *profile.layers[1:]))
-    with refused(hpgo.InfeasibleError, "infeasible", "1"):
+    with refused(hpgo.errors.InfeasibleError, "infeasible", "1"):
         hpgo.partition(heavy, hosts_of([1.0] * 80, [74.0] * 80), deadline_s=1e-9)

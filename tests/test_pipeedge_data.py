@@ -22,7 +22,7 @@ from refusals import refused  # noqa: E402
 
 from hpgo.runtime import Workload  # noqa: E402 -- what needs torch, where there is one
 from hpgo.runtime.pipeedge.cola import sentences  # noqa: E402
-from hpgo.runtime.pipeedge.data import Wanted, read_data  # noqa: E402
+from hpgo.runtime.pipeedge.data import DataOptions, read_data  # noqa: E402
 from hpgo.runtime.pipeedge.imagenet import pictures, pixels, synsets  # noqa: E402
 from hpgo.runtime.pipeedge.models import model_named  # noqa: E402
 from hpgo.runtime.pipeedge.weights import with_weights  # noqa: E402
@@ -178,13 +178,13 @@ def test_weights_that_do_not_fit_are_told(tmp_path: Path) -> None:
     ):
         arrays = {key: array for key, array in (whole | change).items() if array is not None}
         np.savez(tmp_path / "x.npz", **arrays)
-        with pytest.raises(hpgo.ArgumentError, match=words) as caught:
+        with pytest.raises(hpgo.errors.ArgumentError, match=words) as caught:
             outputs(with_weights(quarters(f"vit:{IMAGES}"), tmp_path / "x.npz"), torch.zeros(1, 3, 16, 16))
         assert caught.value.hint
     (tmp_path / "none.npz").write_bytes(b"PK no archive")
     (tmp_path / "empty").mkdir()
     for path, words in (("none.npz", "can't be read"), ("empty", "there are no weights in the folder")):
-        with pytest.raises(hpgo.FileError, match=words):
+        with pytest.raises(hpgo.errors.FileError, match=words):
             with_weights(quarters(f"vit:{IMAGES}"), tmp_path / path)
 
 
@@ -216,7 +216,7 @@ def test_words_are_parted_as_transformers_parts_them(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_without_the_pieces_of_every_text_is_refused() -> None:
-    with pytest.raises(hpgo.ArgumentError, match=r"the vocabulary lacks `\[UNK\]`"):
+    with pytest.raises(hpgo.errors.ArgumentError, match=r"the vocabulary lacks `\[UNK\]`"):
         WordPieces(["the", "boat"])
 
 
@@ -231,7 +231,7 @@ def test_a_missing_library_is_named_with_the_extra_that_installs_it(
         "PIL.Image": lambda: pixels(b"", crops=False),
     }
     with pytest.raises(
-        hpgo.ArgumentError, match=f"need `{module.partition('.')[0]}`, which can't be imported"
+        hpgo.errors.ArgumentError, match=f"need `{module.partition('.')[0]}`, which can't be imported"
     ) as caught:
         readers[module]()
     assert "extra `pipeedge`" in str(caught.value.hint)
@@ -272,25 +272,25 @@ def test_colas_archives_are_read_as_they_were_published(tmp_path: Path) -> None:
         (unpacked, "validation", "there is no dev.tsv"),
         (tmp_path, "train", "CoLA.zip"),
     ):
-        with pytest.raises(hpgo.FileError) as caught:
+        with pytest.raises(hpgo.errors.FileError) as caught:
             sentences(folder, split)
         assert words in f"{caught.value.message} {caught.value.hint}"
     (unpacked / "CoLA/dev.tsv").write_text("one\ttwo\n")
-    with refused(hpgo.FileError, "invalid_file", "1"):
+    with refused(hpgo.errors.FileError, "invalid_file", "1"):
         sentences(unpacked, "dev")
 
 
-def wanted(**how: Any) -> Wanted:
+def wanted(**how: Any) -> DataOptions:
     given: dict[str, Any] = {
         "name": None, "root": None, "split": "train", "indices": None, "shuffle": False, "samples": 8, "beside": Path(),
     }  # fmt: skip
-    return Wanted(**given | how)
+    return DataOptions(**given | how)
 
 
 def test_sentences_become_tokens_of_one_length_with_labels(tmp_path: Path) -> None:
     zipped(tmp_path / "CoLA.zip", {"CoLA/train.tsv": LINES + "x\t1\t\tThe boat\n"})
     asked = {"name": "CoLA", "root": tmp_path, "beside": tmp_path}
-    with refused(hpgo.FileError, "unknown_name"):
+    with refused(hpgo.errors.FileError, "unknown_name"):
         read_data(wanted(**asked), model_named(BERT))
     (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY), encoding="utf-8")
     data = read_data(wanted(**asked), model_named(BERT))
@@ -307,9 +307,9 @@ def test_sentences_become_tokens_of_one_length_with_labels(tmp_path: Path) -> No
     mixed = read_data(wanted(**asked, shuffle=True), model_named(BERT))
     assert sorted(mixed.rows(0, 3).tolist()) == sorted(data.rows(0, 3).tolist())
     np.save(tmp_path / "order.npy", np.array([3]))
-    with refused(hpgo.ArgumentError, "unknown_name", "3", "CoLA"):
+    with refused(hpgo.errors.ArgumentError, "unknown_name", "3", "CoLA"):
         read_data(wanted(**asked, indices=tmp_path / "order.npy"), model_named(BERT))
-    with refused(hpgo.ArgumentError, "invalid_argument", "CoLA"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "CoLA"):
         read_data(wanted(**asked), model_named(VIT))
 
 
@@ -370,7 +370,7 @@ def test_synsets_are_read_from_files_of_matlab(packs: bool) -> None:
     assert synsets(raw) == {1: "n02", 999: "n01"}
     assert synsets(meta([(7, "n07")], packs=packs)) == {7: "n07"}
     for bad in (raw[:140], meta([], packs=packs)[:128], b"no file of MATLAB", b""):
-        with pytest.raises(hpgo.FileError, match=r"`meta.mat` has no readable structures `synsets`"):
+        with pytest.raises(hpgo.errors.FileError, match=r"`meta.mat` has no readable structures `synsets`"):
             synsets(bad)
 
 
@@ -401,7 +401,7 @@ def test_imagenets_archives_are_read_as_they_were_published(tmp_path: Path) -> N
     (tmp_path / "val/n01/x.JPEG").write_bytes(b"unpacked")
     assert [(one.read(), one.label) for one in pictures(tmp_path, "validation")] == [(b"unpacked", 0)]
     for split, words in (("test", "no split `test` with classes"), ("train", "img_train.tar")):
-        with pytest.raises(hpgo.FileError, match=words):
+        with pytest.raises(hpgo.errors.FileError, match=words):
             list(pictures(tmp_path / "val", split))
 
 
@@ -414,5 +414,5 @@ def test_images_become_what_the_models_were_trained_on(tmp_path: Path) -> None:
     assert plain[:, 5, 7].tolist() == pytest.approx([1.0, -1.0, -0.6])
     cropped = pixels(held.getvalue(), crops=True)
     assert cropped[:, 5, 7].tolist() == pytest.approx([(1 - 0.485) / 0.229, -0.456 / 0.224, (0.2 - 0.406) / 0.225])
-    with refused(hpgo.FileError, "damaged_file"):
+    with refused(hpgo.errors.FileError, "damaged_file"):
         pixels(b"no image", crops=False)

@@ -28,7 +28,7 @@ from hpgo.cli.pipeedge_run import command  # noqa: E402 -- what needs torch, whe
 from hpgo.runtime.moments import Moment  # noqa: E402
 from hpgo.runtime.pipeedge.models import MODELS  # noqa: E402
 from hpgo.runtime.pipeedge.monitor import Energy, Monitor  # noqa: E402
-from hpgo.runtime.pipeedge.schedule import Asked, decide  # noqa: E402
+from hpgo.runtime.pipeedge.schedule import ScheduleOptions, decide  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,13 +142,13 @@ def test_without_layers_the_three_files_decide_and_few_bits_are_sent(ranks: Rank
 
 
 def test_schedules_are_those_of_the_options_or_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked(**how: Any) -> Asked:
+    def asked(**how: Any) -> ScheduleOptions:
         given: dict[str, Any] = {
             "world": 2, "model": TINY, "layers": 48, "micro_batch_size": 2, "partition": (1, 24, 25, 48),
             "quantize": None, "rank_order": None, "hosts": None, "files": None, "data_rank": 0,
             "hold_samples_per_s": None,
         }  # fmt: skip
-        return Asked(**given | how)
+        return ScheduleOptions(**given | how)
 
     assert decide(asked(world=1, partition=None)).stages == ((1, 48),)
     assert decide(asked(quantize=(8, 0))).bits == decide(asked(quantize=(8,))).bits == (8,)
@@ -171,7 +171,7 @@ def test_schedules_are_those_of_the_options_or_told(tmp_path: Path, monkeypatch:
         ({"quantize": (7, 0)}, "can't travel in 7 bits"),
         ({"quantize": (8, 8, 8)}, "bits are given for 3 cuts"),
     ):
-        with pytest.raises(hpgo.ArgumentError, match=words) as caught:
+        with pytest.raises(hpgo.errors.ArgumentError, match=words) as caught:
             decide(asked(**how))
         assert caught.value.hint
     monkeypatch.chdir(tmp_path)
@@ -187,7 +187,7 @@ def test_schedules_are_those_of_the_options_or_told(tmp_path: Path, monkeypatch:
         ({"hosts": ("left", "other")}, "`right`, which `-H` doesn't name"),
         ({"layers": 96, "hosts": ("left", "right")}, "has 48 layers"),
     ):
-        with pytest.raises(hpgo.ArgumentError, match=words) as caught:
+        with pytest.raises(hpgo.errors.ArgumentError, match=words) as caught:
             decide(asked(**files | how))
         assert caught.value.hint
     Path("types.yml").write_text(FILES["types.yml"].replace("bw_Mbps: 1000", "bw_Mbps: 2"))
@@ -345,5 +345,5 @@ def test_tables_sum_over_the_run_and_over_windows_and_divide_by_times(tmp_path: 
                 watts = sums["Energy (uJ)"] / sums["Time (ns)"] * 1e3
                 assert float(row[f"{span} Power (W)"]) == pytest.approx(watts, rel=1e-9)
         assert len(rows) == 8
-    with refused(hpgo.FileError, "not_writable"):
+    with refused(hpgo.errors.FileError, "not_writable"):
         Monitor(tmp_path / "made", 3, 12, mode="x")

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from refusals import refused
 
 import hpgo
-from hpgo.page.planned.address import Asked, asked_of, changes_of, drawn_size, stages_text
+from hpgo.page.planned.address import PlanAddress, asked_of, changes_of, drawn_size, stages_text
 from hpgo.page.planned.facts import facts
 from hpgo.page.planned.origin import asked_plan, origin
 from hpgo.page.planned.regroup import regrouped
 from hpgo.programs.names import PlannedSchedule
 
-FIELDS = list(Asked.__slots__)
+FIELDS = list(PlanAddress.__slots__)
 QUESTION = (("model", "bert-48"), ("cluster", "dapple-a"), ("batch", "64"))
 numbers = st.lists(st.integers(0, 999), min_size=1, max_size=8)
 
@@ -37,7 +37,7 @@ words = st.one_of(st.text(max_size=20), st.from_regex(r"[0-9@+,-]{0,20}", fullma
     )
 )
 def test_whatever_an_address_holds_it_is_read_or_refused(items) -> None:
-    with suppress(hpgo.HpgoError):  # anything else fails
+    with suppress(hpgo.errors.HpgoError):  # anything else fails
         assert drawn_size([*QUESTION, *items], None).ranks >= 1
 
 
@@ -54,7 +54,7 @@ def test_whatever_an_address_holds_it_is_read_or_refused(items) -> None:
 def test_stages_that_are_too_many_or_none_are_refused_before_they_take_memory(
     stages: str, said: tuple[str, ...]
 ) -> None:
-    with refused(hpgo.ArgumentError, *said):
+    with refused(hpgo.errors.ArgumentError, *said):
         asked_of([*QUESTION, ("stages", stages)])
 
 
@@ -89,7 +89,7 @@ def test_every_schedule_runs_the_stages_that_are_cut_for_it(name: str, stages: s
 
 def test_a_schedule_that_runs_more_stages_than_there_are_layers_says_so() -> None:
     one_each = [([f"layer-{at}"], [at]) for at in range(16)]
-    with refused(hpgo.ArgumentError, "invalid_argument", "interleaved", "32", "16"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "interleaved", "32", "16"):
         regrouped(one_each, "interleaved", 64, {f"layer-{at}": 1.0 for at in range(16)})
 
 

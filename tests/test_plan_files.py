@@ -119,7 +119,7 @@ def test_a_plan_from_a_file_has_its_price_to_the_last_digit_and_so_have_its_alte
     profile, cluster, options = question
     try:
         best = hpgo.plan(profile, cluster, **options)
-    except hpgo.InfeasibleError:
+    except hpgo.errors.InfeasibleError:
         return
     read = again(best)
     assert read == best
@@ -161,7 +161,7 @@ def test_actions_that_are_not_the_plans_are_refused_when_they_are_run(wrong: lis
     document = json.loads(bert(schedule="zb_h1", micro_batch_size=32).to_json())
     assert len(document["stages"]) == 2
     document["actions"] = wrong
-    with pytest.raises(hpgo.HpgoError) as caught:
+    with pytest.raises(hpgo.errors.HpgoError) as caught:
         hpgo.Plan.from_json(json.dumps(document)).reprice()
     assert caught.value.hint
 
@@ -281,14 +281,14 @@ def test_a_lean_plan_keeps_digests_and_takes_only_what_matches_them(plan: hpgo.P
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
     renamed = replace(profile, name="mine", source="elsewhere")
     assert lean.reprice(profile=renamed, cluster=replace(cluster, name="ours", source="")).step_s == plan.step_s
-    with refused(hpgo.ArgumentError, "mismatch"):
+    with refused(hpgo.errors.ArgumentError, "mismatch"):
         lean.reprice(cluster=cluster)
-    with refused(hpgo.ArgumentError, "mismatch"):
+    with refused(hpgo.errors.ArgumentError, "mismatch"):
         lean.reprice(profile=profile)
     for other in ({"profile": hpgo.read_profile("bert-24")}, {"cluster": hpgo.Cluster.preset("dapple-b")}):
-        with refused(hpgo.ArgumentError, "mismatch", next(iter(other))):
+        with refused(hpgo.errors.ArgumentError, "mismatch", next(iter(other))):
             lean.reprice(**{"profile": profile, "cluster": cluster} | other)
-        with refused(hpgo.ArgumentError, "mismatch", next(iter(other))):
+        with refused(hpgo.errors.ArgumentError, "mismatch", next(iter(other))):
             plan.reprice(**other)
 
 
@@ -307,9 +307,9 @@ def test_a_file_of_version_1_is_read_and_says_what_it_lacks(auto: hpgo.Plan) -> 
     assert (old.stages, old.step_s, old.schedules[0].step_s) == (auto.stages, auto.step_s, auto.schedules[0].step_s)
     assert (old.assumptions, old.crossings, old.made_with) == (None, (), None)
     assert str(old) == str(replace(auto, assumptions=None))  # it does not say what the optimizer keeps
-    with refused(hpgo.ArgumentError, "missing", "1"):
+    with refused(hpgo.errors.ArgumentError, "missing", "1"):
         old.reprice()
-    with refused(hpgo.ArgumentError, "invalid_argument", "gpipe") as caught:
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "gpipe") as caught:
         old.alternative("gpipe")
     assert "saved without" in caught.value.hint
     assert again(old) == old
@@ -323,7 +323,7 @@ def test_a_file_that_an_older_hpgo_wrote_is_read_and_shown() -> None:
     assert old.timeline().makespan_s == new.timeline().makespan_s
     assert old.for_rank(3).stages[0].rows == new.for_rank(3).stages[0].rows
     for lacking in (old.reprice, lambda: old.assumed):
-        with refused(hpgo.ArgumentError, "missing", "1"):
+        with refused(hpgo.errors.ArgumentError, "missing", "1"):
             lacking()
 
 
@@ -338,7 +338,7 @@ def test_alternatives_are_plans_of_their_own(plan: hpgo.Plan) -> None:
 
 
 def test_an_unknown_alternative_is_told_which_there_are(plan: hpgo.Plan) -> None:
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         plan.alternative("straight")
     assert "data parallelism, straight pipeline" in caught.value.hint
 
@@ -367,7 +367,7 @@ def test_what_would_only_fail_later_is_refused_when_it_is_read(
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         hpgo.Plan.from_json(json.dumps(document))
     assert says in caught.value.message
 
@@ -377,8 +377,8 @@ def test_what_would_only_fail_later_is_refused_when_it_is_read(
 
 def run(*words: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(group, list(words))
-    assert not isinstance(result.exception, hpgo.InternalError)
-    if isinstance(result.exception, hpgo.HpgoError):
+    assert not isinstance(result.exception, hpgo.errors.InternalError)
+    if isinstance(result.exception, hpgo.errors.HpgoError):
         return 1, result.stdout, f"{result.exception.message}; {result.exception.hint}"
     return result.exit_code, result.stdout, result.stderr
 

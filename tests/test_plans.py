@@ -26,7 +26,7 @@ from hpgo.base.units import parse_bytes
 from hpgo.compat import Conductor, devices_from_seps, model_of
 from hpgo.machine.cluster import Device, Machine
 from hpgo.model.builtin import MODELS
-from hpgo.planning.question import SCHEDULES, Options, Question
+from hpgo.planning.question import SCHEDULES, PlanningProblem, PlanOptions
 
 ROUNDING = 1 + 1e-9
 BATCHES = (32, 64, 256)
@@ -89,7 +89,7 @@ def rivals(profile: hpgo.Profile, cluster: hpgo.Cluster, size: int) -> dict[str,
     for name, rows in stages.items():
         try:
             priced[name] = hpgo.evaluate(profile, cluster, rows, global_batch_size=size)
-        except hpgo.HpgoError as error:
+        except hpgo.errors.HpgoError as error:
             if "sample" not in error.message:  # no micro-batch has one for each replica
                 raise
     return priced
@@ -268,9 +268,9 @@ def test_no_later_plan_undercuts_an_earlier_bound() -> None:
 def test_a_deadline_before_any_plan_says_so() -> None:
     # No plan fits, so that none can come before the deadline. That none fits may be known before it, too.
     small = hpgo.Cluster.of(nodes=2, devices_per_node=8, intra_gbit_s=100, inter_gbit_s=25, memory="1500 MB")
-    with pytest.raises((hpgo.DeadlineError, hpgo.InfeasibleError)) as caught:
+    with pytest.raises((hpgo.errors.DeadlineError, hpgo.errors.InfeasibleError)) as caught:
         hpgo.plan(hpgo.read_profile("amoebanet-36"), small, global_batch_size=64, deadline_s=1e-9)
-    if isinstance(caught.value, hpgo.DeadlineError):
+    if isinstance(caught.value, hpgo.errors.DeadlineError):
         assert "passed before there was any plan" in caught.value.message
         assert "more time" in caught.value.hint
     else:
@@ -391,7 +391,7 @@ def test_ctrl_c_returns_the_best_plan_so_far() -> None:
 
 def test_what_does_not_fit_is_told_with_stage_device_and_bytes(bert: hpgo.Profile) -> None:
     cluster = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=25, memory="1 GB")
-    with pytest.raises(hpgo.InfeasibleError) as caught:
+    with pytest.raises(hpgo.errors.InfeasibleError) as caught:
         hpgo.plan(bert, cluster, global_batch_size=64)
     message = caught.value.message
     assert re.search(r"stage \d of \d \(\d+ layers, micro-batch \d+\) needs [\d.]+ GB on each device", message)
@@ -429,7 +429,7 @@ NOWHERE = {
 @pytest.mark.parametrize("name", NOWHERE)
 def test_whatever_fits_nowhere_is_told_with_stage_device_and_bytes(name: str) -> None:
     model, sizes, options = NOWHERE[name]
-    with pytest.raises(hpgo.InfeasibleError) as caught:
+    with pytest.raises(hpgo.errors.InfeasibleError) as caught:
         hpgo.plan(hpgo.read_profile(model), machines_of(*sizes), **options)
     assert re.search(
         r"stage \d+ of \d+ \(\d+ layers, micro-batch \d+\) needs [\d.]+ [KMG]B on each device,"
@@ -441,7 +441,7 @@ def test_whatever_fits_nowhere_is_told_with_stage_device_and_bytes(name: str) ->
 
 def test_one_huge_layer_lacks_about_what_it_holds() -> None:
     profile = toy(parameter_bytes=[1e8, 1e13, 1e8, 1e8])
-    with refused(hpgo.InfeasibleError, "infeasible", "TB"):
+    with refused(hpgo.errors.InfeasibleError, "infeasible", "TB"):
         hpgo.plan(profile, pair(), global_batch_size=64)
 
 
@@ -460,7 +460,7 @@ def test_every_question_has_a_plan_that_fits_or_a_stage_that_does_not(
     profile = toy(activation_bytes=activation_bytes)
     try:
         assert hpgo.plan(profile, machines_of(*sizes), global_batch_size=size, schedule=schedule).fits
-    except hpgo.InfeasibleError as error:
+    except hpgo.errors.InfeasibleError as error:
         why = error.message
     else:
         return
@@ -490,7 +490,7 @@ def rows_of_layers(lengths: list[int]) -> hpgo.Profile:
 )
 def test_what_many_stages_or_many_cuts_cannot_hold_is_certain_to_fit_nowhere(lengths: list[int], memory: str) -> None:
     cluster = hpgo.Cluster.of(nodes=64, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10, memory=memory)
-    with refused(hpgo.InfeasibleError, "infeasible", "device", "6", "4"):
+    with refused(hpgo.errors.InfeasibleError, "infeasible", "device", "6", "4"):
         hpgo.plan(rows_of_layers(lengths), cluster, global_batch_size=64)
 
 
@@ -498,14 +498,14 @@ def test_what_a_large_and_a_small_device_cannot_hold_is_certain_to_fit_nowhere()
     # One large device and 63 small ones have the memory and the number, but each layer needs a large one.
     sizes = [(1, "64 GB"), (63, "900 MB")]
     for schedule in ("1f1b", "interleaved", "auto"):
-        with pytest.raises(hpgo.InfeasibleError, match=r"^no plan fits"):
+        with pytest.raises(hpgo.errors.InfeasibleError, match=r"^no plan fits"):
             hpgo.plan(rows_of_layers([70]), machines_of(*sizes), global_batch_size=8, schedule=schedule)
 
 
 def test_only_a_micro_batch_that_can_shrink_is_advised_to() -> None:
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=100, inter_gbit_s=10, memory="1 GB")
     for size, micro_batch_size, can_shrink in ((7, 1, False), (7, 7, True), (8, 8, True), (8, None, False)):
-        with pytest.raises(hpgo.InfeasibleError) as caught:
+        with pytest.raises(hpgo.errors.InfeasibleError) as caught:
             hpgo.plan(
                 toy(activation_bytes=[9e9] * 4),
                 cluster,
@@ -539,13 +539,13 @@ def test_advice_for_too_little_memory_works_when_followed(
 ) -> None:
     profile = toy(activation_bytes=[activation_bytes] * 4, parameter_bytes=parameter_bytes)
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=100, memory=memory)
-    with pytest.raises(hpgo.InfeasibleError) as caught:
+    with pytest.raises(hpgo.errors.InfeasibleError) as caught:
         hpgo.plan(profile, cluster, global_batch_size=8)
     hint = caught.value.hint
     if "some plan fits" not in hint:
         assert hint == "use devices with more memory"
         for options in HELPS.values():
-            with pytest.raises(hpgo.InfeasibleError):
+            with pytest.raises(hpgo.errors.InfeasibleError):
                 hpgo.plan(profile, cluster, global_batch_size=8, **options)
         return
     followed = 0
@@ -598,15 +598,15 @@ def test_advice_for_too_little_memory_works_when_followed(
 )
 def test_a_bad_argument_is_named_with_a_way_out(arguments: dict[str, Any], named: str) -> None:
     good: dict[str, Any] = {"profile": toy(), "cluster": pair(), "global_batch_size": 8}
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         hpgo.plan(**good | arguments)
     assert named in caught.value.message
     assert caught.value.hint
 
 
 def test_the_help_of_plan_tells_every_option_and_its_default() -> None:
-    accepted = inspect.signature(Question.of).parameters
-    new = [name for name in Options.__annotations__ if name != "uneven"]  # its old name works with a warning
+    accepted = inspect.signature(PlanningProblem.of).parameters
+    new = [name for name in PlanOptions.__annotations__ if name != "uneven"]  # its old name works with a warning
     options = {name: accepted[name].default for name in new}
     assert [*accepted] == ["profile", "cluster", "global_batch_size", *options, "unknown"]
     told = re.findall(r"^ {8}(\w+)=(\S+):", str(hpgo.plan.__doc__), re.MULTILINE)
@@ -670,7 +670,7 @@ def test_an_option_that_is_none_is_named(function: Any) -> None:
     ids=repr,
 )
 def test_stages_that_make_no_plan_are_named(stages: Any, named: str) -> None:
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         hpgo.evaluate(toy(), pair(), stages, global_batch_size=8)
     assert named in caught.value.message
     assert caught.value.hint
@@ -720,7 +720,7 @@ def test_why_a_search_ended_survives_json_also_of_older_files(stopped: str | Non
 def test_reasons_that_there_are_not_or_that_contradict_each_other_are_refused(bert: hpgo.Profile) -> None:
     plan = json.loads(hpgo.plan(bert, hpgo.Cluster.preset("dapple-a"), global_batch_size=64).to_json())
     for wrong in ({"stopped": "tired"}, {"stopped": "effort", "finished": False}):
-        with pytest.raises(hpgo.ArgumentError, match="stopped"):
+        with pytest.raises(hpgo.errors.ArgumentError, match="stopped"):
             hpgo.Plan.from_json(json.dumps(plan | wrong))
 
 
@@ -769,7 +769,7 @@ def test_an_idle_rank_gets_a_part_without_work(uneven: hpgo.Plan) -> None:
 
 @pytest.mark.parametrize("rank", [-1, 16, 10**9])
 def test_a_rank_beyond_the_cluster_is_refused(rank: int, uneven: hpgo.Plan) -> None:
-    with refused(hpgo.ArgumentError, "invalid_argument", rank, 16):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", rank, 16):
         uneven.for_rank(rank)
 
 
@@ -784,7 +784,7 @@ def test_names_of_the_version_before_still_work_with_a_warning(name: str, uneven
 
 @pytest.mark.parametrize("rank", [True, 1.0, "0", None])
 def test_a_rank_that_is_no_number_is_refused(rank: Any, uneven: hpgo.Plan) -> None:
-    with pytest.raises(hpgo.ArgumentError, match="rank is"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="rank is"):
         uneven.for_rank(rank)
 
 
@@ -841,8 +841,8 @@ def test_no_plan_of_all_beats_the_bound_or_the_plan_by_more_than_its_gap(
     profile, cluster, options = question
     try:
         truth = hpgo.exhaustive(profile, cluster, **options)
-    except hpgo.InfeasibleError:
-        with pytest.raises(hpgo.InfeasibleError):
+    except hpgo.errors.InfeasibleError:
+        with pytest.raises(hpgo.errors.InfeasibleError):
             hpgo.plan(profile, cluster, **options)
         return
     best = hpgo.plan(profile, cluster, **options)
@@ -870,10 +870,10 @@ def _leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(leaf for key, child in items for leaf in _leaves(child, (*path, key)))]
 
 
-def _refusal(document: Any) -> hpgo.ArgumentError | None:
+def _refusal(document: Any) -> hpgo.errors.ArgumentError | None:
     try:
         plan = hpgo.Plan.from_json(json.dumps(document), source="plan.json")
-    except hpgo.ArgumentError as error:
+    except hpgo.errors.ArgumentError as error:
         return error
     assert str(plan)
     return None
@@ -912,7 +912,7 @@ def test_every_break_of_a_plan_file_is_refused_or_harmless(uneven: hpgo.Plan) ->
 def test_a_file_that_is_no_plan_is_named(content: bytes, tmp_path: Any) -> None:
     path = tmp_path / "broken.json"
     path.write_bytes(content)
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         hpgo.Plan.read(path)
     assert "broken.json" in caught.value.message
     assert caught.value.hint
@@ -925,7 +925,7 @@ def test_files_that_cannot_be_read_or_written_are_named(uneven: hpgo.Plan, tmp_p
         lambda: uneven.save(tmp_path / "no" / "folder.json"),
         lambda: uneven.save(f"{tmp_path}/a\0b"),
     ):
-        with pytest.raises(hpgo.ArgumentError) as caught:
+        with pytest.raises(hpgo.errors.ArgumentError) as caught:
             attempt()
         # There is nothing to type where no file nearby has a like name.
         assert caught.value.hint or "file not found" in caught.value.message

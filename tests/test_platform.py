@@ -229,7 +229,7 @@ def test_the_command_writes_a_platform_that_plans_read(tmp_path, run) -> None:
 def test_files_that_are_no_steps_are_refused_by_file_and_key(tmp_path, text: str, says: str) -> None:
     path = tmp_path / "steps.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(hpgo.ArgumentError) as found:
+    with pytest.raises(hpgo.errors.ArgumentError) as found:
         hpgo.fit_platform(path)
     assert says in found.value.message
     assert found.value.hint
@@ -256,7 +256,7 @@ def test_a_file_that_is_refused_ends_the_command_with_1_and_prints_nothing(tmp_p
 def test_tables_that_are_no_steps_are_refused(tmp_path, text: str, says: str) -> None:
     path = tmp_path / "steps.csv"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(hpgo.ArgumentError) as found:
+    with pytest.raises(hpgo.errors.ArgumentError) as found:
         hpgo.fit_platform(path)
     assert says in found.value.message
 
@@ -270,7 +270,7 @@ def test_questions_that_make_no_sense_are_usage_errors(tmp_path) -> None:
 def test_a_platform_of_another_device_or_a_file_that_is_none_is_refused(tmp_path) -> None:
     path = tmp_path / "p.yaml"
     platform = hpgo.fit_platform(measured(1.1, 1.1)).platform
-    with pytest.raises(hpgo.ArgumentError, match="was measured on `H100-80GB`"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="was measured on `H100-80GB`"):
         hpgo.estimate_llm(MODEL, hpgo.Cluster.preset("a100:4"), platform=platform, **ASKED)
     for text, says in (
         ("hpgo_platform: 2\n", "`hpgo_platform` is 2"),
@@ -279,7 +279,7 @@ def test_a_platform_of_another_device_or_a_file_that_is_none_is_refused(tmp_path
         (platform.yaml() + "more: 1\n", "`more` is unknown"),
     ):
         path.write_text(text, encoding="utf-8")
-        with pytest.raises(hpgo.ArgumentError, match=says):
+        with pytest.raises(hpgo.errors.ArgumentError, match=says):
             hpgo.Platform.read(path)
-    with pytest.raises(hpgo.ArgumentError, match="platform is `p`"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="platform is `p`"):
         hpgo.estimate_llm(MODEL, CLUSTER, platform="p", **ASKED)

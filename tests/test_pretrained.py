@@ -159,7 +159,7 @@ def test_weights_of_a_folder_are_used_and_random_ones_follow_from_the_seed(tmp_p
 
 def test_without_transformers_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with refused(hpgo.ArgumentError, "missing_package") as raised:
+    with refused(hpgo.errors.ArgumentError, "missing_package") as raised:
         hpgo.runtime.Workload.read(config("gpt2", tmp_path))
     assert "pip install transformers" in raised.value.hint
 
@@ -171,7 +171,7 @@ def test_what_is_no_configuration_is_told_without_transformers(
     monkeypatch.setitem(sys.modules, "transformers", None)
     if text is not None:
         (tmp_path / "config.json").write_text(text)
-    with pytest.raises(hpgo.HpgoError, match=r"config\.json") as raised:
+    with pytest.raises(hpgo.errors.HpgoError, match=r"config\.json") as raised:
         hpgo.runtime.Workload.read(str(tmp_path / "config.json"))
     assert "name a config.json" in raised.value.hint
 
@@ -179,7 +179,7 @@ def test_what_is_no_configuration_is_told_without_transformers(
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no /dev/zero")
 def test_a_configuration_without_an_end_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").symlink_to("/dev/zero")
-    with refused(hpgo.HpgoError, "invalid_file", "64", "MiB"):
+    with refused(hpgo.errors.HpgoError, "invalid_file", "64", "MiB"):
         hpgo.runtime.Workload.read(str(tmp_path))
 
 
@@ -197,13 +197,13 @@ def test_configurations_that_make_no_model_are_refused(
     text: str, message: str, tmp_path: Path, transformers: Any
 ) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(hpgo.HpgoError, match=message):
+    with pytest.raises(hpgo.errors.HpgoError, match=message):
         hpgo.runtime.Workload.read(str(tmp_path / "config.json"))
 
 
-def refusal(held: dict[str, Any], folder: Path) -> hpgo.HpgoError:
+def refusal(held: dict[str, Any], folder: Path) -> hpgo.errors.HpgoError:
     (folder / "config.json").write_text(json.dumps(held))
-    with pytest.raises(hpgo.ArgumentError) as raised:
+    with pytest.raises(hpgo.errors.ArgumentError) as raised:
         hpgo.runtime.Workload.read(str(folder / "config.json"), on_meta=True)
     return raised.value
 

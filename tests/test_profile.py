@@ -24,7 +24,7 @@ from torch import nn  # noqa: E402 -- after torch, without which nothing here ru
 
 import hpgo.runtime  # noqa: E402
 from hpgo.runtime.loader import repeated  # noqa: E402
-from hpgo.runtime.memory import Alive  # noqa: E402
+from hpgo.runtime.memory import LiveTensorCounter  # noqa: E402
 from hpgo.runtime.passes import running  # noqa: E402
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def test_saved_bytes_are_what_stays_alive_until_the_backward_pass(name: str) -> 
     (part,) = workload.parts([workload.layers])
     part.train()
     inputs = repeated(workload.example_inputs, (range(4),)).tensors
-    alive = Alive([*part.parameters(), *part.buffers(), *inputs])
+    alive = LiveTensorCounter([*part.parameters(), *part.buffers(), *inputs])
     before = alive.bytes
     with alive, running(step=0, samples=range(4)):
         outputs = part(*inputs, rows=4)
@@ -433,7 +433,7 @@ def test_a_layer_that_cannot_run_is_named() -> None:
     workload = hpgo.runtime.Workload(
         [nn.Linear(2, 2), Fails()], torch.zeros(2, 2), torch.zeros(2, 2), nn.functional.mse_loss
     )
-    with refused(hpgo.HpgoError, "run_failed", "1", "3") as caught:
+    with refused(hpgo.errors.HpgoError, "run_failed", "1", "3") as caught:
         measured(workload, batch_sizes=[3])
     assert "smaller" in caught.value.hint
 
@@ -474,7 +474,7 @@ def no_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 )
 def test_losses_and_backward_passes_that_fail_are_told(loss: Any, layer: nn.Module, said: tuple[str, ...]) -> None:
     workload = hpgo.runtime.Workload([nn.Linear(4, 4), layer], torch.zeros(2, 4), torch.zeros(2, 4), loss)
-    with refused(hpgo.HpgoError, *said) as caught:
+    with refused(hpgo.errors.HpgoError, *said) as caught:
         measured(workload, batch_sizes=[3])
     assert caught.value.hint
 
@@ -497,7 +497,7 @@ class Adds(nn.Module):
     ],
 )
 def test_examples_that_the_model_does_not_take_are_told_with_the_line(inputs: Any, said: str) -> None:
-    with pytest.raises(hpgo.ArgumentError, match=f"Adds can't run on its example inputs.*{said}") as caught:
+    with pytest.raises(hpgo.errors.ArgumentError, match=f"Adds can't run on its example inputs.*{said}") as caught:
         hpgo.runtime.Workload(Adds(), inputs, torch.zeros(2, 4), nn.functional.mse_loss)
     assert "`example_inputs`" in caught.value.hint
 
@@ -533,7 +533,7 @@ resource.setrlimit(resource.RLIMIT_AS, (held + room * 2**20, -1))
 try:
     found = hpgo.runtime.measure(work, batch_sizes=[2], seconds=0, memory_bytes=1e12)
     print(json.dumps([len(found.profile.layers), len(found.wholes), [one for one in found.notes if "memory" in one]]))
-except hpgo.HpgoError as error:
+except hpgo.errors.HpgoError as error:
     print(json.dumps([0, 0, [error.message, error.hint]]))
 """
 """Measures layers of 64 MiB with so many MiB of address space."""

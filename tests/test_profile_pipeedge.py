@@ -19,7 +19,7 @@ from refusals import refused
 
 import hpgo
 from hpgo.base.yaml_edits import put
-from hpgo.model.formats.pipeedge import Model, Timing, read_results
+from hpgo.model.formats.pipeedge import PipeEdgeModel, Timing, read_results
 from hpgo.model.formats.pipeedge_merge import Device, merged
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ rcc:
   bw_Mbps: 1000
   mem_MB: 8192
 """
-NET = Model("net", (1.5, 2.0), 4, (8, 2))
+NET = PipeEdgeModel("net", (1.5, 2.0), 4, (8, 2))
 RESULTS: dict[str, Any] = {
     "batch_size": 8, "dtype": "torch.int64", "layers": 2, "model_name": "net",
     "profile_data": [
@@ -116,7 +116,7 @@ def test_what_is_added_leaves_all_other_lines_as_they_are(files: tuple[Path, Pat
             {"batch_size": one.batch_size, "dtype": one.dtype, "time_s": list(one.time_s)} for one in both
         )
         assert yaml.safe_load(new.device_types) == expected
-    other = merged(*files, model=Model("net-2", (1.0,), 4, (9,)), device=Device("mb"), timings=[row(8, 3.0)])
+    other = merged(*files, model=PipeEdgeModel("net-2", (1.0,), 4, (9,)), device=Device("mb"), timings=[row(8, 3.0)])
     assert other.models is not None
     assert other.models.startswith(MODELS.removesuffix("# the end\n"))
     assert yaml.safe_load(other.models)["net-2"] == {
@@ -141,7 +141,7 @@ def test_published_files_are_added_to_and_nothing_of_them_changes() -> None:
 
 
 def test_overwriting_changes_the_figures_alone(files: tuple[Path, Path]) -> None:
-    changed = Model("net", (1.5, 3.0), 4, (8, 2))
+    changed = PipeEdgeModel("net", (1.5, 3.0), 4, (8, 2))
     for rows in ([row(8, 3.0, 4.0)], [row(8, 3.0, 4.0, dtype="torch.bfloat16")]):
         new = merged(*files, model=changed, device=Device("mb", 512, 100), timings=rows, overwrite=True)
         assert new.models == MODELS.replace("[1.5,   2]", "[1.5, 3]")
@@ -177,14 +177,26 @@ def _devices(folder: Path, text: str) -> Path:
         (NET, Device("mb", None, 10.0), 1, "`bw_Mbps: 100`, not 10", "leave the option out"),
         (NET, Device("new", 512.0), 1, "no type `new` yet", "--device-bandwidth"),
         (NET, Device("mb"), 8, "at batch size 8 in torch.float32 already", "--overwrite"),
-        (Model("net", (1.0,), 4, (2,)), Device("mb"), 1, "2 layers that take in 4 values and send 10", "--model-name"),
-        (Model("other", (1.0, 1.0), 4, (2, 2)), Device("mb"), 1, "1 entries where the model has 2 layers", "each"),
+        (
+            PipeEdgeModel("net", (1.0,), 4, (2,)),
+            Device("mb"),
+            1,
+            "2 layers that take in 4 values and send 10",
+            "--model-name",
+        ),
+        (
+            PipeEdgeModel("other", (1.0, 1.0), 4, (2, 2)),
+            Device("mb"),
+            1,
+            "1 entries where the model has 2 layers",
+            "each",
+        ),
     ],
 )
 def test_what_contradicts_the_files_is_refused(
-    files: tuple[Path, Path], model: Model, device: Device, size: int, said: str, hint: str
+    files: tuple[Path, Path], model: PipeEdgeModel, device: Device, size: int, said: str, hint: str
 ) -> None:
-    with pytest.raises(hpgo.HpgoError) as caught:
+    with pytest.raises(hpgo.errors.HpgoError) as caught:
         merged(*files, model=model, device=device, timings=[row(size, *[1.0] * len(model.memory_mb))])
     assert said in caught.value.message
     assert hint in caught.value.hint
@@ -192,7 +204,7 @@ def test_what_contradicts_the_files_is_refused(
 
 def test_text_that_stands_for_two_places_is_refused(files: tuple[Path, Path]) -> None:
     files[1].write_text("mb: &a {bw_Mbps: 1, mem_MB: 9}\nrcc: *a\n")
-    with refused(hpgo.HpgoError, "invalid_cluster", "*a", "2"):
+    with refused(hpgo.errors.HpgoError, "invalid_cluster", "*a", "2"):
         merged(*files, model=NET, device=Device("mb"), timings=[row(8, 1.0, 2.0)])
 
 
@@ -231,7 +243,7 @@ def test_a_value_is_put_where_it_belongs_into_any_document(
         below = below[step]
     is_new = path[-1] not in below
     below[path[-1]] = value
-    changed = put(text, path, value, "x.yml", hpgo.HpgoError)
+    changed = put(text, path, value, "x.yml", hpgo.errors.HpgoError)
     assert yaml.safe_load(changed) == expected
     if is_new:  # all that was there is, in its order, around what came in
         assert len(changed) > len(text)
@@ -247,7 +259,7 @@ def test_results_of_pipeedges_profiler_are_read_and_merged(
         (tmp_path / f"{size}.yml").write_text(yaml.safe_dump({**RESULTS, "batch_size": size}, default_flow_style=None))
         words += ["--from", f"{size}.yml"]
     assert read_results(tmp_path / "8.yml") == (
-        Model("net", (1.5, 2.0), 4, (8, 2)), row(8, 0.5, 0.25, dtype="torch.int64")
+        PipeEdgeModel("net", (1.5, 2.0), 4, (8, 2)), row(8, 0.5, 0.25, dtype="torch.int64")
     )  # fmt: skip
     run("profile", *words, "--format", "pipeedge", "--device-type", "mb", "--device-memory", "1MiB",
         "--device-bandwidth", "1Mibit/s", "--dtype", "float32")  # fmt: skip
@@ -276,7 +288,7 @@ def test_results_of_pipeedges_profiler_are_read_and_merged(
 def test_results_that_make_no_sense_are_refused(change: dict[str, Any], said: str, tmp_path: Path) -> None:
     path = tmp_path / "profiler_results.yml"
     path.write_text(yaml.safe_dump({**RESULTS, **change}))
-    with pytest.raises(hpgo.ProfileError) as caught:
+    with pytest.raises(hpgo.errors.ProfileError) as caught:
         read_results(path)
     assert said in caught.value.message
     assert str(path) in caught.value.message
@@ -420,5 +432,5 @@ def test_inference_runs_layers_forward_alone_as_a_model_that_is_not_training() -
     for layer in found.profile.layers:
         assert layer.forward_s[0] > 0
         assert (layer.backward_s, layer.saved_bytes) == ((0.0,), (0.0,))
-    with refused(hpgo.ArgumentError, "invalid_argument", name="inference"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", name="inference"):
         hpgo.runtime.measure(workload, inference=1)  # type: ignore[arg-type]

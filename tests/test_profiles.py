@@ -79,7 +79,7 @@ def test_pipedream_description_may_contain_the_separator_and_a_stage_may_follow(
     ],
 )
 def test_pipedream_errors_name_file_line_and_value(old, new, said):
-    with pytest.raises(hpgo.ProfileError) as caught:
+    with pytest.raises(hpgo.errors.ProfileError) as caught:
         parse(CHAIN.replace(old, new))
     assert str(caught.value).startswith("p.txt")
     assert said in str(caught.value)
@@ -93,10 +93,10 @@ def test_the_batch_size_is_given_or_stands_in_the_file_name(tmp_path: Path):
     assert (hpgo.read_profile(named).name, hpgo.read_profile(named).batch_sizes) == ("toy", (32,))
     assert hpgo.read_profile(str(named), batch_size=8).batch_sizes == (8,)
     assert hpgo.read_profile(bare, batch_size=8).batch_sizes == (8,)
-    with refused(hpgo.ProfileError, "wrong_kind_of_file") as caught:
+    with refused(hpgo.errors.ProfileError, "wrong_kind_of_file") as caught:
         hpgo.read_profile(bare)
     assert "toy-pbs-32.txt" in caught.value.hint
-    with refused(hpgo.ProfileError, "invalid_profile", "0"):
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "0"):
         hpgo.read_profile(bare, batch_size=0)
 
 
@@ -201,7 +201,7 @@ def test_one_batch_size_needs_no_brackets_and_no_edges_mean_a_chain(tmp_path):
 )
 def test_a_wrong_native_file_is_named_with_the_place_and_the_way_out(tmp_path, old, new, said, hint):
     assert old in TINY
-    with pytest.raises(hpgo.ProfileError) as caught:
+    with pytest.raises(hpgo.errors.ProfileError) as caught:
         native_file(tmp_path, TINY.replace(old, new, 1))
     assert "tiny.yaml" in str(caught.value)
     assert said in str(caught.value)
@@ -209,11 +209,11 @@ def test_a_wrong_native_file_is_named_with_the_place_and_the_way_out(tmp_path, o
 
 
 def test_json_is_named_with_its_line_and_its_duplicate_keys(tmp_path):
-    with refused(hpgo.ProfileError, "invalid_profile", "2", "JSON"):
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "2", "JSON"):
         native_file(tmp_path, '{"hpgo_profile": 1,\n "name": }', "tiny.json")
-    with refused(hpgo.ProfileError, "duplicate", "name"):
+    with refused(hpgo.errors.ProfileError, "duplicate", "name"):
         native_file(tmp_path, '{"hpgo_profile": 1, "name": "a", "name": "b"}', "tiny.json")
-    with refused(hpgo.ProfileError, "damaged_file"):
+    with refused(hpgo.errors.ProfileError, "damaged_file"):
         native_file(tmp_path, '{"hpgo_profile": 1, "batch_sizes": 1, "layers": [], "name": "\\ud800"}', "tiny.json")
 
 
@@ -233,7 +233,7 @@ def test_json_is_named_with_its_line_and_its_duplicate_keys(tmp_path):
 def test_files_that_are_no_profile_are_named(tmp_path, data, said):
     path = tmp_path / "p-pbs-1.txt"
     path.write_bytes(data)
-    with pytest.raises(hpgo.ProfileError) as caught:
+    with pytest.raises(hpgo.errors.ProfileError) as caught:
         hpgo.read_profile(path)
     assert str(path) in str(caught.value)
     assert said in str(caught.value)
@@ -241,18 +241,18 @@ def test_files_that_are_no_profile_are_named(tmp_path, data, said):
 
 def test_a_missing_file_suggests_its_neighbour_and_a_folder_is_no_file(tmp_path):
     (tmp_path / "toy-pbs-8.txt").write_text(CHAIN)
-    with refused(hpgo.ProfileError, "not_found") as caught:
+    with refused(hpgo.errors.ProfileError, "not_found") as caught:
         hpgo.read_profile(tmp_path / "toy-pbs-4.txt")
     assert caught.value.hint == "did you mean `toy-pbs-8.txt`?"
     for source in (tmp_path, tmp_path / "no" / "such.txt", "a\0b", ""):
-        with pytest.raises(hpgo.ProfileError):
+        with pytest.raises(hpgo.errors.ProfileError):
             hpgo.read_profile(source)
 
 
 def test_a_file_says_its_batch_sizes_itself(tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_text(TINY)
-    with refused(hpgo.ArgumentError, "mismatch", "8", "16", "4"):
+    with refused(hpgo.errors.ArgumentError, "mismatch", "8", "16", "4"):
         hpgo.read_profile(path, batch_size=4)
 
 
@@ -269,9 +269,9 @@ def test_writing_picks_the_format_by_the_ending(tmp_path):
         lambda: hpgo.write_profile(profile, tmp_path / "a.json", batch_size=8),
         lambda: hpgo.write_profile(profile, tmp_path / "a.toml"),
     ):
-        with pytest.raises(hpgo.ArgumentError):
+        with pytest.raises(hpgo.errors.ArgumentError):
             wrong()
-    with refused(hpgo.ProfileError, "not_writable"):
+    with refused(hpgo.errors.ProfileError, "not_writable"):
         hpgo.write_profile(profile, tmp_path / "no" / "a.json")
 
 
@@ -279,9 +279,9 @@ def test_a_chain_needs_columns_of_one_length():
     columns = {"forward_s": [1], "backward_s": [1], "activation_bytes": [1], "parameter_bytes": [1]}
     assert len(hpgo.Profile.chain("p", batch_size=1, **columns).layers) == 1
     for column in columns:
-        with pytest.raises(hpgo.ProfileError):
+        with pytest.raises(hpgo.errors.ProfileError):
             hpgo.Profile.chain("p", batch_size=1, **(columns | {column: [1, 2]}))
-    with pytest.raises(hpgo.ProfileError):
+    with pytest.raises(hpgo.errors.ProfileError):
         hpgo.Profile.chain("p", batch_size=1, **{column: [] for column in columns})
 
 
@@ -289,7 +289,7 @@ def test_a_long_cycle_is_named_in_part(tmp_path):
     count = 5000
     layers = "\n".join(CHAIN.splitlines()[0].replace("n1", f"n{index}") for index in range(count))
     edges = "\n".join(f"\tn{index} -- n{(index + 1) % count}" for index in range(count))
-    with refused(hpgo.ProfileError, "invalid_profile", "n0", "n1", "n2") as caught:
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "n0", "n1", "n2") as caught:
         parse(f"{layers}\n{edges}\n")
     assert len(str(caught.value)) < 200
 
@@ -371,7 +371,7 @@ def mutated(good: str) -> st.SearchStrategy[bytes]:
 def test_reading_any_file_gives_a_profile_or_a_named_error(tmp_path, data):
     path = tmp_path / "fuzz-pbs-4.txt"
     path.write_bytes(data)
-    with contextlib.suppress(hpgo.HpgoError):
+    with contextlib.suppress(hpgo.errors.HpgoError):
         assert hpgo.read_profile(path).layers
 
 
@@ -419,14 +419,14 @@ def test_edges_of_a_repeated_layer_enter_its_first_and_leave_its_last(tmp_path):
     ],
 )
 def test_batch_sizes_that_contradict_each_other_are_told(tmp_path, line, said, hint):
-    with refused(hpgo.ProfileError, *said) as caught:
+    with refused(hpgo.errors.ProfileError, *said) as caught:
         native_file(tmp_path, TINY.replace("batch_sizes: [8, 16]", line))
     assert hint in caught.value.hint
 
 
 @pytest.mark.parametrize("repeat", ["0", "-1", "2.5", "many", "100001"])
 def test_a_layer_is_repeated_a_whole_number_of_times(tmp_path, repeat):
-    with refused(hpgo.ProfileError, "invalid_profile", "repeat", "1"):
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "repeat", "1"):
         native_file(tmp_path, TINY.replace("{id: linear", f"{{id: linear, repeat: {repeat}"))
 
 
@@ -474,5 +474,5 @@ def test_a_table_with_a_mistake_names_its_place(
 ) -> None:
     file = tmp_path / "mine-pbs-8.csv"
     file.write_text(TABLE.replace(old, new), encoding="utf-8")
-    with refused(hpgo.ProfileError, code, file.name, *values):
+    with refused(hpgo.errors.ProfileError, code, file.name, *values):
         hpgo.read_profile(file)

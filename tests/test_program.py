@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpgo
+from hpgo.programs.stages import Crossing
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [f"layer{number}" for number in range(12)]
@@ -275,14 +276,14 @@ PAIR = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
         ({"global_batch_size": 5}, "2 micro-batches of 2 are 4 samples, not 5"),
         ({"micro_batch_size": 0}, "micro_batch_size is 0"),
         ({"machines": (1,)}, "stage 1 is on device 1, but machines of 1 devices"),
-        ({"crossings": [[hpgo.Crossing("b")]]}, "stage 0 can't send on the output of `b`"),
+        ({"crossings": [[Crossing("b")]]}, "stage 0 can't send on the output of `b`"),
     ],
 )
 def test_what_cannot_run_is_refused(changes: dict[str, Any], words: str) -> None:
     given: dict[str, Any] = {
         "schedule": PAIR, "stages": [(["a"], [0]), (["b"], [1])], "micro_batch_size": 2, "global_batch_size": 4
     }  # fmt: skip
-    with pytest.raises(hpgo.ArgumentError, match=words.replace("(", r"\(")):
+    with pytest.raises(hpgo.errors.ArgumentError, match=words.replace("(", r"\(")):
         hpgo.program(**given | changes)
 
 
@@ -304,7 +305,7 @@ def test_damaged_programs_are_refused_with_their_name(tmp_path: Path) -> None:
     ):
         path = tmp_path / "program.json"
         path.write_text(json.dumps(good | change))
-        with pytest.raises(hpgo.HpgoError) as caught:
+        with pytest.raises(hpgo.errors.HpgoError) as caught:
             hpgo.Program.read(path)
         assert caught.value.hint, change
 

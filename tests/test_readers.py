@@ -146,7 +146,7 @@ def test_every_reader_ends_soon_with_an_error_of_hpgo(tmp_path: Path, reader: st
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with made(path, kind):
         started_s = time.process_time()
-        with pytest.raises(hpgo.HpgoError) as raised:
+        with pytest.raises(hpgo.errors.HpgoError) as raised:
             read(path)
         took_s = time.process_time() - started_s
     assert raised.value.message
@@ -163,7 +163,7 @@ def test_what_is_too_large_is_told_with_the_limit(tmp_path: Path) -> None:
         ("a.timeline.json", hpgo.Timeline.read, "512 MiB"),
     ):
         (tmp_path / name).symlink_to("/dev/zero")
-        with refused(hpgo.HpgoError, "too_large", limit):
+        with refused(hpgo.errors.HpgoError, "too_large", limit):
             read(tmp_path / name)
 
 
@@ -213,7 +213,7 @@ def test_dumps_recorded_from_torch_are_their_compute_entries_with_waits_or_witho
 
 @pytest.mark.parametrize("entry", ["0WAIT_RECV_F0", "0WAIT_SEND_I0", "0WAIT_SEND_F", "0WAIT_REDUCE_GRAD0", "0WAIT"])
 def test_waits_for_what_nobody_starts_are_no_entries(entry: str) -> None:
-    with pytest.raises(hpgo.ScheduleError, match=f"`{entry}` is not an action"):
+    with pytest.raises(hpgo.errors.ScheduleError, match=f"`{entry}` is not an action"):
         hpgo.Schedule.from_text(f"0F0,0B0,{entry}")
 
 
@@ -254,7 +254,7 @@ def test_what_such_a_configuration_gets_wrong_is_named(wrong: dict[str, object],
     path = tmp_path / "one.json"
     path.write_text(json.dumps({"num_devices": 2, "num_stages": 4, "num_batches": 4} | wrong))
     done = CliRunner().invoke(group, ["simulate", "--config", str(path), "--no-visualization"])
-    assert isinstance(done.exception, hpgo.ArgumentError), done.output
+    assert isinstance(done.exception, hpgo.errors.ArgumentError), done.output
     assert said in done.exception.message
 
 
@@ -292,7 +292,7 @@ def test_packed_files_are_read_whatever_their_name(tmp_path: Path) -> None:
 def test_damaged_packed_files_are_named(change: Callable[[bytes], bytes], said: str, tmp_path: Path) -> None:
     text = hpgo.simulate(hpgo.schedule("1f1b", ranks=2, micro_batches=2)).to_json()
     (tmp_path / "a.json.gz").write_bytes(change(gzip.compress(text.encode())))
-    with pytest.raises(hpgo.ArgumentError, match=rf"a\.json\.gz is packed by gzip, and {said}"):
+    with pytest.raises(hpgo.errors.ArgumentError, match=rf"a\.json\.gz is packed by gzip, and {said}"):
         hpgo.Timeline.read(tmp_path / "a.json.gz")
 
 
@@ -300,5 +300,5 @@ def test_a_packed_file_that_holds_too_much_is_refused_before_it_fills_the_memory
     with gzip.open(tmp_path / "bomb.json.gz", "wb", compresslevel=9) as file:
         for _ in range(80):
             file.write(b" " * 2**20)
-    with refused(hpgo.ProfileError, "too_large", "64", "MiB"):
+    with refused(hpgo.errors.ProfileError, "too_large", "64", "MiB"):
         hpgo.read_profile(tmp_path / "bomb.json.gz")

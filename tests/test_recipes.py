@@ -62,5 +62,5 @@ def test_what_cannot_fit_is_not_offered() -> None:
     """Without sharing, a parameter's 18 bytes are 145 GB of 80."""
     gpus, asked = hpgo.Cluster.preset("h100:1"), {"global_batch_size": 8, "seq_length": 2048}
     assert not hpgo.estimate_llm("llama-3-8b", gpus, **asked, zero_stage=0).fits
-    with pytest.raises(hpgo.InfeasibleError, match="too little"):
+    with pytest.raises(hpgo.errors.InfeasibleError, match="too little"):
         hpgo.plan_llm("llama-3-8b", gpus, **asked, fix={"zero_stage": 0, "tp": 1, "pp": 1, "cp": 1})

@@ -218,7 +218,7 @@ def test_a_damaged_plan_is_an_error_or_a_plan_that_prints(bert: hpgo.Plan, data:
         record[data.draw(st.sampled_from(sorted(record)))] = data.draw(junk)
     try:
         plan = hpgo.Plan.from_json(json.dumps(document))
-    except hpgo.ArgumentError:
+    except hpgo.errors.ArgumentError:
         return
     assert str(plan)
     assert report.markdown(plan)
@@ -231,7 +231,7 @@ def test_a_damaged_plan_is_an_error_or_a_plan_that_prints(bert: hpgo.Plan, data:
 def test_what_is_no_plan_is_refused_by_name(text: str, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         hpgo.Plan.read(file)
     assert str(file) in caught.value.message
 

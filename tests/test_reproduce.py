@@ -88,7 +88,7 @@ def test_a_document_without_a_place_for_a_table_is_refused(tmp_path, answered):
     path.write_text("no markers\n")
     for option in ("--write", "--check"):
         result = filled(option, path)
-        assert isinstance(result.exception, hpgo.ArgumentError)
+        assert isinstance(result.exception, hpgo.errors.ArgumentError)
         assert "no place for the table `strategies`" in str(result.exception)
     assert path.read_text() == "no markers\n"
 
@@ -96,7 +96,7 @@ def test_a_document_without_a_place_for_a_table_is_refused(tmp_path, answered):
 def test_old_tables_fail_the_check_and_are_replaced_by_writing(tmp_path, answered):
     path = tmp_path / "document.md"
     path.write_text("a\n<!-- table: strategies -->\n| old |\n<!-- end -->\nb\n")
-    assert isinstance(filled("--check", path).exception, hpgo.ArgumentError)
+    assert isinstance(filled("--check", path).exception, hpgo.errors.ArgumentError)
     assert filled("--write", path).exit_code == 0
     assert path.read_text() == "a\n<!-- table: strategies -->\n| new |\n<!-- end -->\nb\n"
     assert filled("--check", path).exit_code == 0
@@ -104,11 +104,11 @@ def test_old_tables_fail_the_check_and_are_replaced_by_writing(tmp_path, answere
 
 def test_documents_and_folders_that_cannot_be_used_are_refused_at_once(tmp_path):
     result = filled("--check", tmp_path / "missing.md")
-    assert isinstance(result.exception, hpgo.ArgumentError)
+    assert isinstance(result.exception, hpgo.errors.ArgumentError)
     assert "missing.md" in str(result.exception)
     (tmp_path / "file").touch()
     result = filled("--figures", tmp_path / "file/figures")
-    assert isinstance(result.exception, hpgo.ArgumentError)
+    assert isinstance(result.exception, hpgo.errors.ArgumentError)
     assert "can't make the folder" in str(result.exception)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hpgo.programs.launchers import Launcher
+    from hpgo.programs.launchers import Framework
 
 ROUNDING = 1 + 1e-9
 TRAINERS = [f"{row.name}@{row.version}" for row in TABLE if row.trains]
@@ -64,7 +64,7 @@ def questions(draw: st.DrawFn) -> tuple[hpgo.Profile, hpgo.Cluster, dict[str, An
 
 
 def every_plan(
-    profile: hpgo.Profile, cluster: hpgo.Cluster, row: Launcher, schedule: str, options: dict[str, Any]
+    profile: hpgo.Profile, cluster: hpgo.Cluster, row: Framework, schedule: str, options: dict[str, Any]
 ) -> Iterator[hpgo.Plan]:
     """All plans with equal replicas, each priced by itself: every cut, every group of devices, every micro-batch."""
     names = [layer.id for layer in profile.layers]
@@ -102,7 +102,7 @@ def test_no_plan_that_a_launcher_runs_beats_its_bound_and_a_proof_is_one(
         options = options | {"recompute": False}
     steps = [plan.step_s for plan in every_plan(profile, cluster, launcher(name), "1f1b", options) if plan.fits]
     if not steps:
-        with pytest.raises(hpgo.InfeasibleError):
+        with pytest.raises(hpgo.errors.InfeasibleError):
             hpgo.plan(profile, cluster, launcher=name, schedule="1f1b", **options)
         return
     found = hpgo.plan(profile, cluster, launcher=name, schedule="1f1b", **options)
@@ -122,7 +122,7 @@ def test_a_plan_for_a_launcher_is_what_it_runs_no_shorter_than_any_and_its_expor
     row = launcher(name)
     try:
         plan = hpgo.plan(profile, cluster, launcher=name, **options)
-    except hpgo.InfeasibleError:
+    except hpgo.errors.InfeasibleError:
         return
     assert plan.schedule == next(iter(row.schedules))
     assert len({stage.replicas for stage in plan.stages}) == 1
@@ -178,10 +178,10 @@ def test_what_a_launcher_lacks_is_refused_before_the_search() -> None:
         ({"launcher": 3}, "the launcher is 3"),
     ]
     for options, why in cases:
-        with pytest.raises(hpgo.ArgumentError, match=why) as caught:
+        with pytest.raises(hpgo.errors.ArgumentError, match=why) as caught:
             hpgo.plan(profile, cluster, global_batch_size=64, **options)
         assert caught.value.hint
-    with refused(hpgo.ArgumentError, "invalid_argument", "block-2-1", "resnet-50", "block-3-…"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "block-2-1", "resnet-50", "block-3-…"):
         hpgo.plan(hpgo.read_profile("resnet-50"), cluster, global_batch_size=256, launcher="torchtitan")
 
 
@@ -222,7 +222,7 @@ def test_inference_is_cut_between_blocks_with_one_a_stage_at_least(name: str) ->
     assert plan.interval_s >= free.lower_bound / ROUNDING
     assert plan.gap == 0
     assert any(",".join(map(str, plan.blocks)) in text for text in export.files(plan, name).values())
-    with refused(hpgo.ArgumentError, "unknown_name"):
+    with refused(hpgo.errors.ArgumentError, "unknown_name"):
         hpgo.partition(profile, cluster, launcher="megatron")
 
 
@@ -250,7 +250,7 @@ def test_what_is_exported_of_a_model_of_seventy_billion_weights_is_what_its_plan
     assert plan.devices == 128
     assert plan.gap is not None
     assert plan.gap < 0.01
-    layout = hpgo.Layout.from_text(value_of["--pipeline-model-parallel-layout"])
+    layout = hpgo.PipelineLayout.from_text(value_of["--pipeline-model-parallel-layout"])
     assert [stage.count("t") for stage in layout.stages] == [
         sum(layer.startswith("layers.") for layer in stage.layers) for stage in plan.stages
     ]

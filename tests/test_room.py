@@ -68,7 +68,7 @@ for large in (
 ):
     try:
         large()
-    except hpgo.HpgoError as error:
+    except hpgo.errors.HpgoError as error:
         assert "of memory, but" in error.message, error.message
         assert error.hint
     else:

@@ -321,7 +321,7 @@ def test_wrong_words_are_told_before_anything_starts(words: list[str], said: str
     profile = hpgo.read_profile("vgg-16")
     hpgo.partition(profile, hpgo.Cluster.preset("dapple-b"), batch_size=32).save(folder / "chain.json")
     result = CliRunner().invoke(group, ["run", str(folder / words[0]), *words[1:], *WORKLOAD])
-    assert isinstance(result.exception, hpgo.HpgoError)
+    assert isinstance(result.exception, hpgo.errors.HpgoError)
     assert said in str(result.exception)
     assert result.exception.hint
 

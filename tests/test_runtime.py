@@ -316,7 +316,7 @@ def test_a_loader_goes_on_where_another_stopped() -> None:
 )
 def test_loaders_refuse_what_is_no_data(change: dict[str, Any], words: tuple[str, ...]) -> None:
     given = {"dataset": Recorded(9), "global_batch_size": 4, "samples": [range(4)]} | change
-    with refused(hpgo.ArgumentError, *words):
+    with refused(hpgo.errors.ArgumentError, *words):
         Loader(**given)
 
 
@@ -326,7 +326,7 @@ def test_samples_that_make_no_batch_are_refused() -> None:
         ([(torch.zeros(at), 0) for at in range(4)], "don't make a batch"),
         ([("a", 0)] * 4, "holds what is no number"),
     ):
-        with pytest.raises(hpgo.ArgumentError, match=words):
+        with pytest.raises(hpgo.errors.ArgumentError, match=words):
             next(iter(Loader(samples, global_batch_size=4, samples=[range(4)])))
 
 
@@ -359,7 +359,7 @@ def test_a_run_says_what_is_wrong_with_its_plan_and_options() -> None:
         ({"device": "moon"}, "the device can't be used"),
         *([] if torch.cuda.is_available() else [({"device": "cuda"}, "the device can't be used: torch finds no GPU")]),
     ):
-        with pytest.raises(hpgo.HpgoError, match=words) as caught:
+        with pytest.raises(hpgo.errors.HpgoError, match=words) as caught:
             Pipeline(**{"plan": alone(), "workload": "runtime_models:chain"} | change)
         # There is nothing to type where no file nearby has a like name.
         assert caught.value.hint or "file not found" in caught.value.message
@@ -400,7 +400,7 @@ def on(name: str, *stages: tuple[list[int], list[range]]) -> hpgo.Program:
 def test_what_torchs_pipelining_cannot_run_is_refused_with_the_way_out(
     program: hpgo.Program, words: tuple[str, ...]
 ) -> None:
-    with refused(hpgo.ArgumentError, *words) as caught:
+    with refused(hpgo.errors.ArgumentError, *words) as caught:
         Pipeline(program, "runtime_models:chain", backend="torch")
     assert str(caught.value.hint).startswith("leave out `backend`: the engine of hpgo runs it")
 
@@ -409,16 +409,16 @@ def test_a_step_says_what_is_wrong_with_its_batch_and_where_a_layer_raised() -> 
     good = torch.zeros(4, runtime_models.WIDTH)
     with Pipeline(alone(), "runtime_models:chain") as pipeline:
         for inputs, words in ((good[:3], "inputs have 3 rows, and a step takes 4"), (3, "inputs are 3")):
-            with pytest.raises(hpgo.ArgumentError, match=words):
+            with pytest.raises(hpgo.errors.ArgumentError, match=words):
                 pipeline.step(inputs, good)
         assert pipeline.step(good, good) == pipeline.step(good, good)
         assert len(pipeline.engine.clock_ns) == 2 * len(pipeline.mine.actions)
         assert pipeline.engine.clock_ns == sorted(pipeline.engine.clock_ns)
         action = "the forward pass of micro-batch 0 through stage 0"
         where = f"rank 0 of stage 0 on {socket.gethostname()}, step 2, {action}: `input:0` has the shape"
-        with pytest.raises(hpgo.ArgumentError, match=where):
+        with pytest.raises(hpgo.errors.ArgumentError, match=where):
             pipeline.step(good[:, :2], good)
-        with refused(hpgo.RunError, "mismatch"):
+        with refused(hpgo.errors.RunError, "mismatch"):
             pipeline.step(good, good)
 
 
@@ -426,7 +426,7 @@ def test_timelines_are_of_the_last_hundred_steps() -> None:
     rows = torch.zeros(4, runtime_models.WIDTH)
     with Pipeline(alone(), "runtime_models:chain") as pipeline:
         for ask in (pipeline.timeline, pipeline.usual_step):
-            with refused(hpgo.ArgumentError, "wrong_state"):
+            with refused(hpgo.errors.ArgumentError, "wrong_state"):
                 ask()
         found = []
         for _ in range(102):
@@ -438,25 +438,25 @@ def test_timelines_are_of_the_last_hundred_steps() -> None:
         # The median of 99 steps. Two steps may take equally long, to the nanosecond.
         assert sum(span_s < usual_s for span_s in spans_s[3:]) < 50 <= sum(span_s <= usual_s for span_s in spans_s[3:])
         for step in (1, 102):
-            with refused(hpgo.ArgumentError, "wrong_state", step, 2, 101):
+            with refused(hpgo.errors.ArgumentError, "wrong_state", step, 2, 101):
                 pipeline.timeline(step)
-        with refused(hpgo.ArgumentError, "invalid_argument", "last", name="step"):
+        with refused(hpgo.errors.ArgumentError, "invalid_argument", "last", name="step"):
             pipeline.timeline("last")
-    with refused(hpgo.RunError, "run_failed", "ValueError", "Default", "init_process_group"):
+    with refused(hpgo.errors.RunError, "run_failed", "ValueError", "Default", "init_process_group"):
         pipeline.timeline()
 
 
 def test_a_plan_for_more_ranks_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     case = put("1f1b", [[0], [1]], world=2)
     program = hpgo.Program.from_json(json.dumps(case["program"]))
-    with refused(hpgo.RunError, "run_failed", "2"):
+    with refused(hpgo.errors.RunError, "run_failed", "2"):
         Pipeline(program, "runtime_models:chain")
     for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    with refused(hpgo.RunError, "wrong_state", "2", "3"):
+    with refused(hpgo.errors.RunError, "wrong_state", "2", "3"):
         Pipeline(program, "runtime_models:chain")
     monkeypatch.setenv("RANK", "3")
-    with refused(hpgo.RunError, "run_failed", "3", "3", "RANK", "WORLD_SIZE"):
+    with refused(hpgo.errors.RunError, "run_failed", "3", "3", "RANK", "WORLD_SIZE"):
         Pipeline(program, "runtime_models:chain")
 
 

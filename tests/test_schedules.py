@@ -88,7 +88,7 @@ def test_any_request_gives_a_valid_schedule_or_an_error_with_a_way_out(
         built = hpgo.schedule(
             name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, group_size=group_size, cap=cap
         )
-    except hpgo.ArgumentError as error:
+    except hpgo.errors.ArgumentError as error:
         assert error.hint  # noqa: PT017 -- either outcome is right
     else:
         assert hpgo.Schedule.from_text(built.to_text()) == built
@@ -135,7 +135,7 @@ def of_one_stage(forward_s: float) -> hpgo.Durations:
     ],
 )
 def test_numbers_that_make_no_sense_are_named(arguments: dict[str, object], message: tuple[str, ...]) -> None:
-    with refused(hpgo.ArgumentError, *message):
+    with refused(hpgo.errors.ArgumentError, *message):
         hpgo.schedule("zb", **arguments)  # type: ignore[arg-type]
 
 
@@ -155,14 +155,14 @@ def test_orders_fitted_to_any_durations_can_be_run(data: st.DataObject, ranks: i
 
 @pytest.mark.parametrize("name", ["a\0b.csv", "."])
 def test_paths_that_are_none_are_named(name: str) -> None:
-    with refused(hpgo.ScheduleError, "not_writable"):
+    with refused(hpgo.errors.ScheduleError, "not_writable"):
         hpgo.Schedule.read(name)
-    with refused(hpgo.ScheduleError, "not_writable"):
+    with refused(hpgo.errors.ScheduleError, "not_writable"):
         hpgo.schedule("1f1b", ranks=1, micro_batches=1).save(name)
 
 
 def test_an_unknown_name_suggests_near_ones() -> None:
-    with pytest.raises(hpgo.ScheduleError) as raised:
+    with pytest.raises(hpgo.errors.ScheduleError) as raised:
         hpgo.schedule("interleave", ranks=2, micro_batches=2)
     assert "`interleaved`" in raised.value.hint
 
@@ -180,13 +180,13 @@ def test_files_go_out_and_in_again(tmp_path: Path) -> None:
 
 def test_files_that_are_no_schedules_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
-    with refused(hpgo.ScheduleError, "not_found"):
+    with refused(hpgo.errors.ScheduleError, "not_found"):
         hpgo.Schedule.read(path)
     path.write_bytes(b"\xff\xfe\x00")
-    with refused(hpgo.ScheduleError, "damaged_file", "UTF-8", "0"):
+    with refused(hpgo.errors.ScheduleError, "damaged_file", "UTF-8", "0"):
         hpgo.Schedule.read(path)
     path.write_text("0F0,0B0\n1F0,,,\n")
-    with refused(hpgo.ScheduleError, "invalid_schedule", "1B0", "1"):
+    with refused(hpgo.errors.ScheduleError, "invalid_schedule", "1B0", "1"):
         hpgo.Schedule.read(path)
 
 
@@ -260,7 +260,7 @@ def test_sends_and_receives_stand_where_torch_places_them(reference: Path) -> No
 @pytest.mark.parametrize("name", ["zb_v", "v_half", "v_min", "dualpipe_v"])
 def test_deferred_receives_on_a_v_are_refused_as_messages_would_be_mistaken(name: str) -> None:
     built = hpgo.schedule(name, ranks=4, micro_batches=8)
-    with refused(hpgo.ScheduleError, "invalid_schedule", "1", "0"):
+    with refused(hpgo.errors.ScheduleError, "invalid_schedule", "1", "0"):
         built.with_transfers(deferred_receives=True)
     assert built.with_transfers()
 
@@ -280,12 +280,12 @@ def test_windows_of_replicated_asynchronous_stages_keep_all_devices_busy() -> No
     windows = asynchronous_windows([3, 1])
     assert windows == [2, 1]
     assert hpgo.schedule("pipedream", ranks=2, micro_batches=9, windows=windows).peak_in_flight == windows
-    with refused(hpgo.ArgumentError, "invalid_argument", "devices"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "devices"):
         asynchronous_windows([1, 0])
 
 
 def test_a_schedule_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    with refused(hpgo.ScheduleError, "not_writable"):
+    with refused(hpgo.errors.ScheduleError, "not_writable"):
         hpgo.schedule("gpipe", ranks=1, micro_batches=1).save(tmp_path / "nowhere/mine.csv")
 
 
@@ -300,26 +300,26 @@ LAYOUTS = st.lists(st.text("Etm", min_size=1, max_size=6), min_size=1, max_size=
 
 @given(LAYOUTS)
 def test_layouts_go_out_and_in_again(stages: tuple[str, ...]) -> None:
-    layout = hpgo.Layout(stages)
-    assert hpgo.Layout.from_text(str(layout)) == layout
+    layout = hpgo.PipelineLayout(stages)
+    assert hpgo.PipelineLayout.from_text(str(layout)) == layout
 
 
 @given(st.text("EtmL|()*,0123 x", max_size=20))
 def test_any_layout_text_is_read_or_refused(text: str) -> None:
     try:
-        layout = hpgo.Layout.from_text(text)
-    except hpgo.ArgumentError as error:
+        layout = hpgo.PipelineLayout.from_text(text)
+    except hpgo.errors.ArgumentError as error:
         assert error.hint  # noqa: PT017 -- either outcome is right
     else:
-        assert hpgo.Layout.from_text(str(layout)) == layout
+        assert hpgo.PipelineLayout.from_text(str(layout)) == layout
 
 
 def test_a_layout_runs_as_megatron_would() -> None:
-    layout = hpgo.Layout.from_text("Et*2|(tt|)*14t,mL")
+    layout = hpgo.PipelineLayout.from_text("Et*2|(tt|)*14t,mL")
     assert len(layout.stages) == 16
     assert layout.schedule(ranks=4, micro_batches=8) == hpgo.schedule(
         "interleaved", ranks=4, micro_batches=8, chunks=4, group_size=4
     )
     assert layout.schedule(ranks=16, micro_batches=8) == hpgo.schedule("1f1b", ranks=16, micro_batches=8)
-    with refused(hpgo.ArgumentError, "invalid_argument", "16", "5"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "16", "5"):
         layout.schedule(ranks=5, micro_batches=8)

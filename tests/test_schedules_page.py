@@ -395,7 +395,7 @@ def test_an_empty_host_is_refused() -> None:
     from hpgo.cli.serve import command
 
     failed = CliRunner().invoke(command, ["--host", " ", "--no-open"])
-    assert isinstance(failed.exception, hpgo.HpgoError)
+    assert isinstance(failed.exception, hpgo.errors.HpgoError)
     assert "`--host` is empty" in failed.exception.message
 
 

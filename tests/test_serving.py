@@ -182,7 +182,7 @@ def test_groups_of_gpus_share_layers_or_are_refused(tmp_path: Path) -> None:
             assert words[-4:][1::2] == ["2", "4"]
             assert sorted(environment["CUDA_VISIBLE_DEVICES"].split(",")) == list("01234567")
         else:
-            with refused(hpgo.ArgumentError, "unsupported", "4", "GPUs"):
+            with refused(hpgo.errors.ArgumentError, "unsupported", "4", "GPUs"):
                 main(plan, engine)
 
 
@@ -202,7 +202,7 @@ def test_what_an_engine_can_not_do_is_refused_with_the_way_out(engine: str) -> N
         ("plan.json", "the plan is `plan.json`"),
     ]
     for plan, says in cases:
-        with pytest.raises(hpgo.ArgumentError, match=re.escape(says)) as caught:
+        with pytest.raises(hpgo.errors.ArgumentError, match=re.escape(says)) as caught:
             main(plan, engine)
         assert caught.value.hint
 
@@ -249,7 +249,7 @@ def test_damaged_files_of_chain_plans_are_told_from_good_ones() -> None:
         [],
     ]
     for document in bad:
-        with pytest.raises(hpgo.ArgumentError, match="the plan"):
+        with pytest.raises(hpgo.errors.ArgumentError, match="the plan"):
             hpgo.ChainPlan.from_json(json.dumps(document))
 
 

@@ -13,9 +13,9 @@ from refusals import refused
 import hpgo
 from hpgo.cli.setups import read
 from hpgo.page.settings import Plans, settings_of, timelines
-from hpgo.page.work import Job, done
+from hpgo.page.work import PageRequest, done
 from hpgo.timing.runs import order_of, run
-from hpgo.timing.setup import FIELDS, SettingError, Setup
+from hpgo.timing.setup import FIELDS, SettingError, SimulationConfig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ TEXTS = [
 
 
 def test_every_field_can_be_read() -> None:
-    assert list(FIELDS) == list(Setup.__dataclass_fields__)
+    assert list(FIELDS) == list(SimulationConfig.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("texts", TEXTS)
@@ -49,7 +49,7 @@ def test_a_file_makes_the_same_of_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["forward_times", "backward_times", "overlapped_times", "weight_gradient_times"])
 def test_work_takes_time_wherever_it_is_asked_for(name: str) -> None:
     for readers in (lambda: read(None, {name: "0"}), lambda: settings_of([(name, "1,0")])):
-        with refused(hpgo.ArgumentError, "invalid_argument", "0") as raised:
+        with refused(hpgo.errors.ArgumentError, "invalid_argument", "0") as raised:
             readers()
         assert raised.value.hint == "times of work are numbers of seconds above zero"
 
@@ -70,16 +70,16 @@ def test_the_backward_is_the_sum_of_its_halves_where_only_they_are_given() -> No
 @pytest.mark.parametrize("schedule", ["zb_h1", "zb", "zb_v"])
 def test_a_half_that_is_not_given_is_the_rest_of_the_backward(schedule: Any) -> None:
     told: dict[str, tuple[float, ...]] = {"input_gradient_times": (1.25,), "weight_gradient_times": (0.75,)}
-    whole = Setup(num_stages=4, **told)
+    whole = SimulationConfig(num_stages=4, **told)
     for name, half in told.items():
-        alone = Setup(num_stages=4, backward_times=(2.0,), **{name: half})
+        alone = SimulationConfig(num_stages=4, backward_times=(2.0,), **{name: half})
         assert order_of(alone, schedule) == order_of(whole, schedule)
         assert run(alone, order_of(alone, schedule)).makespan_s == run(whole, order_of(whole, schedule)).makespan_s
         with refused(SettingError, "invalid_argument", name) as raised:
             run(replace(alone, **{name: (2.5,)}), order_of(alone, schedule))
         assert "as well" in raised.value.hint
         argument = name.replace("_times", "_s")
-        with pytest.raises(hpgo.ArgumentError, match=f"{argument} is longer than the backward pass .* by 0.5 s"):
+        with pytest.raises(hpgo.errors.ArgumentError, match=f"{argument} is longer than the backward pass .* by 0.5 s"):
             hpgo.simulate(order_of(alone, schedule), **{argument: 2.5})  # type: ignore[arg-type]
 
 
@@ -93,7 +93,7 @@ def test_a_comparison_of_backward_passes_of_other_lengths_says_so() -> None:
         assert (said in noted) if said else "of B" not in noted
         address = {"num_stages": "2", "schedule": "zb_h1", "backward_times": "2"}
         address |= dict(zip(("input_gradient_times", "weight_gradient_times"), halves, strict=True))
-        shown = done(Job("page", tuple(address.items()))).body.decode()
+        shown = done(PageRequest("page", tuple(address.items()))).body.decode()
         assert (said in shown) if said else "of B" not in shown
 
 
@@ -109,7 +109,7 @@ def test_a_run_keeps_its_notes_in_python_and_in_files() -> None:
     assert hpgo.simulate(orders).notes == ()
     assert hpgo.simulate(orders, input_gradient_s=3, weight_gradient_s=2).notes == ()
     document = json.loads(timeline.to_json()) | {"notes": [1]}
-    with refused(hpgo.ArgumentError, "invalid_argument", name="notes"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", name="notes"):
         hpgo.Timeline.from_json(json.dumps(document))
 
 
@@ -118,7 +118,7 @@ def test_hints_of_the_command_line_name_its_options(tmp_path: Path) -> None:
 
     def hint(*words: str) -> str:
         raised = CliRunner().invoke(group, ["simulate", "-s", "2", "--no-visualization", *words]).exception
-        assert isinstance(raised, hpgo.ArgumentError)
+        assert isinstance(raised, hpgo.errors.ArgumentError)
         return f"{raised.message}: {raised.hint}"
 
     for words in ((), ("--schedule", "zb")):
@@ -130,7 +130,7 @@ def test_hints_of_the_command_line_name_its_options(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [family.name for family in hpgo.schedules() if "durations" in family.options])
 def test_a_schedule_that_takes_durations_is_fitted_to_the_times_of_its_ranks(name: str) -> None:
-    setup = Setup(num_stages=4, forward_times=(1.0, 2.0, 1.0, 3.0), backward_times=(3.0,), p2p_time=(0.1,))
+    setup = SimulationConfig(num_stages=4, forward_times=(1.0, 2.0, 1.0, 3.0), backward_times=(3.0,), p2p_time=(0.1,))
     sizes = {"ranks": 4, "micro_batches": 8}
     chunks = hpgo.schedule(name, **sizes).stages // 4
     ranks = [0, 1, 2, 3, 3, 2, 1, 0][: 4 * chunks]  # those with two chunks have the shape of a V
@@ -141,6 +141,6 @@ def test_a_schedule_that_takes_durations_is_fitted_to_the_times_of_its_ranks(nam
 
 
 def test_delays_of_single_edges_reach_the_durations_and_the_simulation() -> None:
-    setup = Setup(num_stages=3, p2p_time=(0.5, 0.25), transfer_time=(0.1, 0.0))
+    setup = SimulationConfig(num_stages=3, p2p_time=(0.5, 0.25), transfer_time=(0.1, 0.0))
     timeline = run(setup, order_of(setup, "zb"))
     assert sorted(set((timeline.transfer_end_s - timeline.transfer_start_s).round(6).tolist())) == [0.25, 0.6]

@@ -212,7 +212,7 @@ def test_files_of_profiles_and_plans_keep_ties(tmp_path: Path) -> None:
     ],
 )
 def test_ties_that_make_no_sense_are_told(ties: list[tuple[tuple[str, ...], float]], said: tuple[str, ...]) -> None:
-    with refused(hpgo.ProfileError, *said):
+    with refused(hpgo.errors.ProfileError, *said):
         tied(chain([1.0] * 3, 1e6, [4e8, 1e8, 0.0]), *ties)
 
 
@@ -222,7 +222,7 @@ def test_hosts_are_counted_on_to_hold_a_copy_for_each_layer_that_shares() -> Non
     assert profile.parameter_bytes == 5e8
     tight = machines(1, 1, memory="0.45 GB")
     hpgo.partition(replace(profile, ties=()), tight)
-    with pytest.raises(hpgo.InfeasibleError):
+    with pytest.raises(hpgo.errors.InfeasibleError):
         hpgo.partition(profile, tight)
 
 
@@ -241,7 +241,7 @@ def test_launchers_that_sum_no_shared_weights_refuse_to_part_them() -> None:
     for profile, targets in ((ends, ("torch", "torchtitan")), (inner, ("torch", "torchtitan", "megatron"))):
         plan = hpgo.evaluate(profile, machines(2), stages, **question)
         for target in targets:
-            with refused(hpgo.ArgumentError, "unsupported"):
+            with refused(hpgo.errors.ArgumentError, "unsupported"):
                 export.files(plan, target)
     assert export.files(hpgo.evaluate(inner, machines(2), [(6, [0, 1])], **question), "torch")
 

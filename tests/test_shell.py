@@ -267,8 +267,8 @@ def test_prose_of_a_report_follows_the_terminal_up_to_120_columns():
 def test_a_wrong_ending_is_refused_before_any_file_is_read(words, endings):
     from click.testing import CliRunner
 
-    from hpgo.base.errors import ArgumentError
     from hpgo.cli.main import group
+    from hpgo.errors import ArgumentError
 
     error = CliRunner().invoke(group, list(map(str, words))).exception
     assert isinstance(error, ArgumentError)

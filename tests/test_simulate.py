@@ -15,8 +15,8 @@ from refusals import refused
 
 import hpgo
 from hpgo import _core
-from hpgo.base.errors import ArgumentError, ScheduleError
 from hpgo.cli.main import group, run
+from hpgo.errors import ArgumentError, ScheduleError
 from hpgo.programs.orders import KINDS
 from hpgo.timing.measures import CAUSES
 from hpgo.timing.timeline import Timeline
@@ -447,7 +447,7 @@ def test_micro_batches_are_numbered_from_0_without_a_gap() -> None:
 
 @pytest.mark.parametrize("name", ["a\0b.npz", "a\0b.svg", "a\0b.timeline.json"])
 def test_a_nul_in_a_path_is_refused(name: str) -> None:
-    with pytest.raises(hpgo.HpgoError, match=r"picture format|can.t write"):
+    with pytest.raises(hpgo.errors.HpgoError, match=r"picture format|can.t write"):
         textbook().save(name)
 
 

@@ -52,7 +52,7 @@ def all_that_is_run(launcher: str, model: hpgo.Transformer, cluster: hpgo.Cluste
                 overlap_dp_comm=launcher == "megatron" or pp == 1,
                 dtensor=launcher == "torchtitan",
             )  # fmt: skip
-        except hpgo.ArgumentError:
+        except hpgo.errors.ArgumentError:
             continue
         if runs(launcher, one):
             found.append(one)
@@ -92,7 +92,7 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
     ]
     try:
         found = hpgo.plan_llm(TINY, cluster, **ASKED, top=1000, fix={name: value}, exclude=[f"{other}={left}"])
-    except hpgo.ArgumentError:
+    except hpgo.errors.ArgumentError:
         assert not wanted
         return
     assert [one.step_s for one in found.estimates] == pytest.approx([one.step_s for one in wanted])
@@ -137,7 +137,7 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
 def test_what_leaves_nothing_is_refused_with_the_nearest_that_would_do(
     asked: dict[str, Any], says: str, hint: str
 ) -> None:
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         hpgo.plan_llm(TINY, H100, **ASKED, **asked)
     assert says in caught.value.message
     assert caught.value.hint
@@ -147,9 +147,9 @@ def test_what_leaves_nothing_is_refused_with_the_nearest_that_would_do(
 # --- Nothing fits -----------------------------------------------------------------------------------------------------
 
 
-def shortage(**asked: Any) -> hpgo.InfeasibleError:
+def shortage(**asked: Any) -> hpgo.errors.InfeasibleError:
     with pytest.raises(
-        hpgo.InfeasibleError, match=r"no way fits: the leanest, .* needs .* of a GPU, which has"
+        hpgo.errors.InfeasibleError, match=r"no way fits: the leanest, .* needs .* of a GPU, which has"
     ) as caught:
         hpgo.plan_llm(**{"global_batch_size": 8, "seq_length": 8192, **asked})
     return caught.value
@@ -177,7 +177,7 @@ def test_then_more_machines_which_are_enough_in_fact() -> None:
     larger = hpgo.Cluster.preset(f"h100:{count // 8}")
     assert hpgo.plan_llm("llama-3-70b", larger, global_batch_size=8, seq_length=8192, top=1).best.fits
     smaller = hpgo.Cluster.preset(f"h100:{count // 16}")
-    with pytest.raises(hpgo.InfeasibleError):
+    with pytest.raises(hpgo.errors.InfeasibleError):
         hpgo.plan_llm("llama-3-70b", smaller, global_batch_size=8, seq_length=8192)
 
 

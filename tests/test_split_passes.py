@@ -161,9 +161,9 @@ def test_profiles_keep_halves_in_files_and_need_both() -> None:
     for text in (native.write_yaml(profile), native.write_json(profile)):
         assert native.parse(text, name="") == profile
     layer = profile.layers[0]
-    with refused(hpgo.ProfileError, "invalid_profile", "weight_gradient_s"):
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "weight_gradient_s"):
         replace(layer, weight_gradient_s=None)
-    with refused(hpgo.ProfileError, "invalid_profile", "1", "forward_s", "2", "input_gradient_s"):
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "1", "forward_s", "2", "input_gradient_s"):
         replace(layer, input_gradient_s=(1.0, 2.0))
 
 

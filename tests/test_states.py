@@ -38,7 +38,7 @@ def test_sums_are_kept_for_each_batch_size():
 
 
 def test_a_bound_that_no_graph_can_keep_is_refused():
-    with refused(hpgo.ArgumentError, "invalid_argument", "1", name="bound"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "1", name="bound"):
         cut_points(chain([1.0]), bound=1)
 
 

@@ -46,7 +46,7 @@ def refused_or_drawn(path: Path) -> bool:
     """Whether the file is refused; one that is taken must also give pictures and measures."""
     try:
         timeline = hpgo.Timeline.read(path)
-    except hpgo.HpgoError as error:
+    except hpgo.errors.HpgoError as error:
         refused = error
     else:
         refused = None
@@ -99,7 +99,7 @@ def test_every_place_of_a_json_file_may_hold_anything(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(place: tuple[Any, ...], value: Any, words: tuple[str, ...], tmp_path: Path) -> None:
     path = tmp_path / "run.timeline.json"
     path.write_text(json.dumps(changed(json.loads(RUN.to_json()), place, value)))
-    with refused(hpgo.ArgumentError, *words):
+    with refused(hpgo.errors.ArgumentError, *words):
         hpgo.Timeline.read(path)
 
 
@@ -152,7 +152,7 @@ def test_arrays_that_claim_more_than_they_hold_are_refused_before_memory_is_take
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in members.items():
             archive.writestr(name, huge if name == "rank.npy" else data)
-    with refused(hpgo.ArgumentError, "damaged_file", "rank"):
+    with refused(hpgo.errors.ArgumentError, "damaged_file", "rank"):
         hpgo.Timeline.read(path)
 
 
@@ -164,7 +164,7 @@ def test_a_document_that_holds_no_characters_is_refused(tmp_path: Path) -> None:
             codes = np.frombuffer(good["document"].tobytes(), "=u4").astype(f"{order}u4")
             codes[str(good["document"]).index("chunks") + 2] = code
             np.savez(path, **good | {"document": codes.view(f"{order}U{len(codes)}").reshape(())})
-            with refused(hpgo.ArgumentError, "damaged_file", "document"):
+            with refused(hpgo.errors.ArgumentError, "damaged_file", "document"):
                 hpgo.Timeline.read(path)
     for order in "<>":
         np.savez(path, **good | {"document": good["document"].astype(good["document"].dtype.newbyteorder(order))})
@@ -180,7 +180,7 @@ def test_headers_that_numpy_must_guess_at_are_refused_without_a_warning(tmp_path
             archive.writestr(name, data.replace(b"(36,), } ", b"(36L,), }", 1))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        with refused(hpgo.ArgumentError, "damaged_file", "Python", "2"):
+        with refused(hpgo.errors.ArgumentError, "damaged_file", "Python", "2"):
             hpgo.Timeline.read(path)
     assert not told
 
@@ -195,7 +195,7 @@ def test_columns_may_be_numbers_of_any_kind(tmp_path: Path) -> None:
         wide = good[name].astype("g")
         wide[-1] = np.finfo("g").max
         np.savez(path, **good | {name: wide})
-        with refused(hpgo.ArgumentError, "invalid_argument", name):
+        with refused(hpgo.errors.ArgumentError, "invalid_argument", name):
             hpgo.Timeline.read(path)
 
 
@@ -205,13 +205,13 @@ def test_a_bomb_and_an_endless_file_are_refused(tmp_path: Path, monkeypatch: pyt
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("document.npy", bytes(2**23))
     assert path.stat().st_size < 2**15
-    with refused(hpgo.ArgumentError, "damaged_file"):
+    with refused(hpgo.errors.ArgumentError, "damaged_file"):
         hpgo.Timeline.read(path)
     endless = tmp_path / "endless.timeline.json"
     endless.symlink_to("/dev/zero")
-    with refused(hpgo.ArgumentError, "too_large"):
+    with refused(hpgo.errors.ArgumentError, "too_large"):
         hpgo.Timeline.read(endless)
     nested = tmp_path / "deep.timeline.json"
     nested.write_text('{"format": ' + "[" * 100_000)
-    with refused(hpgo.ArgumentError, "damaged_file"):
+    with refused(hpgo.errors.ArgumentError, "damaged_file"):
         hpgo.Timeline.read(nested)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 
 import hpgo
-from hpgo.base.errors import CODES, HpgoError
-from hpgo.draw.options import Chosen, Options
+from hpgo.draw.options import Chosen, DrawOptions
+from hpgo.errors import CODES, HpgoError
 from hpgo.export.targets import TargetName
 from hpgo.llm.frameworks import SUPPORT
 from hpgo.machine.rates import RATES, WIDTHS, ComputeType, DeviceName
@@ -52,7 +52,7 @@ def test_words_in_types_are_those_that_run() -> None:
     assert list(get_args(Units)) == list(MEGA)
     assert list(get_args(hpgo.draw.TextEnding)) == [end for end in hpgo.draw.ENDINGS if end not in {".png", ".pdf"}]
     assert list(get_args(hpgo.launch.TargetName)) == list(hpgo.launch.TARGETS)
-    assert Chosen.__annotations__.keys() == {field.name for field in dataclasses.fields(Options)}
+    assert Chosen.__annotations__.keys() == {field.name for field in dataclasses.fields(DrawOptions)}
 
 
 @pytest.mark.parametrize(
@@ -91,21 +91,21 @@ ORDERS = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
 @pytest.mark.parametrize(
     ("use", "kind"),
     [
-        (lambda path: hpgo.read_profile(path / "a.yaml"), hpgo.ProfileError),
-        (lambda path: hpgo.write_profile(hpgo.read_profile("bert-48"), path / "a.yaml"), hpgo.HpgoError),
-        (lambda path: hpgo.Cluster.read(path / "a.yaml"), hpgo.ClusterError),
-        (lambda path: hpgo.Schedule.read(path / "a.csv"), hpgo.ScheduleError),
-        (lambda path: ORDERS.save(path / "a.csv"), hpgo.ScheduleError),
-        (lambda path: hpgo.Plan.read(path / "a.json"), hpgo.ArgumentError),
-        (lambda path: hpgo.Timeline.read(path / "a.npz"), hpgo.ArgumentError),
-        (lambda path: hpgo.simulate(ORDERS).save(path / "a.npz"), hpgo.HpgoError),
-        (lambda path: hpgo.draw.save(hpgo.simulate(ORDERS), path / "a.svg"), hpgo.HpgoError),
+        (lambda path: hpgo.read_profile(path / "a.yaml"), hpgo.errors.ProfileError),
+        (lambda path: hpgo.write_profile(hpgo.read_profile("bert-48"), path / "a.yaml"), hpgo.errors.HpgoError),
+        (lambda path: hpgo.Cluster.read(path / "a.yaml"), hpgo.errors.ClusterError),
+        (lambda path: hpgo.Schedule.read(path / "a.csv"), hpgo.errors.ScheduleError),
+        (lambda path: ORDERS.save(path / "a.csv"), hpgo.errors.ScheduleError),
+        (lambda path: hpgo.Plan.read(path / "a.json"), hpgo.errors.ArgumentError),
+        (lambda path: hpgo.Timeline.read(path / "a.npz"), hpgo.errors.ArgumentError),
+        (lambda path: hpgo.simulate(ORDERS).save(path / "a.npz"), hpgo.errors.HpgoError),
+        (lambda path: hpgo.draw.save(hpgo.simulate(ORDERS), path / "a.svg"), hpgo.errors.HpgoError),
     ],
 )
 def test_files_that_cannot_be_read_or_written_raise_file_errors(
-    tmp_path: Path, use: Callable[[Path], object], kind: type[hpgo.HpgoError]
+    tmp_path: Path, use: Callable[[Path], object], kind: type[hpgo.errors.HpgoError]
 ) -> None:
-    with pytest.raises(hpgo.FileError, match=r"/a\.") as raised:
+    with pytest.raises(hpgo.errors.FileError, match=r"/a\.") as raised:
         use(tmp_path / "absent")
     error = raised.value
     assert isinstance(error, kind)
@@ -129,10 +129,10 @@ def test_error_codes_are_known_and_documented() -> None:
 
 
 def test_a_reworded_error_keeps_its_code_and_fields() -> None:
-    error = hpgo.ArgumentError("devices is 0", "give a whole number", code="too_large", name="devices")
-    again = error.as_kind(hpgo.ClusterError, "lab.yaml: devices is 0")
+    error = hpgo.errors.ArgumentError("devices is 0", "give a whole number", code="too_large", name="devices")
+    again = error.as_kind(hpgo.errors.ClusterError, "lab.yaml: devices is 0")
     assert (again.code, again.fields, again.hint) == ("too_large", {"name": "devices"}, "give a whole number")
-    plain = hpgo.ArgumentError("devices is 0").as_kind(hpgo.ClusterError)
+    plain = hpgo.errors.ArgumentError("devices is 0").as_kind(hpgo.errors.ClusterError)
     assert plain.code == "invalid_cluster"  # a class's default is not carried to another class
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.code, copy.fields, copy.message) == (error.code, error.fields, error.message)

@@ -120,14 +120,14 @@ def test_the_command_line_takes_percents_and_shares() -> None:
 @pytest.mark.parametrize("tie", [-0.1, 1.5, float("nan"), "1%", True])
 def test_shares_that_are_none_are_refused(tie: object) -> None:
     profile, cluster = toy(0)
-    with refused(hpgo.ArgumentError, "invalid_argument", name="tie"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", name="tie"):
         hpgo.plan(profile, cluster, global_batch_size=8, tie=tie)  # type: ignore[arg-type]
 
 
 def test_schedules_without_a_search_of_their_own_have_no_tie() -> None:
     profile, cluster = toy(0)
     for schedule in ("auto", "zb_h1"):
-        with refused(hpgo.ArgumentError, "conflict", "tie") as caught:
+        with refused(hpgo.errors.ArgumentError, "conflict", "tie") as caught:
             hpgo.plan(profile, cluster, global_batch_size=8, schedule=schedule, tie=0.1)
         assert "1f1b" in caught.value.hint
 

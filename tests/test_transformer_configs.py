@@ -90,7 +90,7 @@ def test_a_config_with_keys_left_out_is_the_model_that_transformers_builds(trans
         heads = model.config.num_attention_heads
         # transformers builds heads that don't part among those with keys, and fails when it computes with them.
         if heads % getattr(model.config, "num_key_value_heads", heads) and "deepseek" not in kind:
-            with refused(hpgo.ProfileError, "invalid_profile", "transformer", "32", "num_attention_heads"):
+            with refused(hpgo.errors.ProfileError, "invalid_profile", "transformer", "32", "num_attention_heads"):
                 of_document(held)
             continue
         assert of_document(held).parameters == count(model), held
@@ -397,7 +397,7 @@ def test_hpgos_own_yaml_takes_the_arithmetic_as_a_mapping(tmp_path) -> None:
         ("{activation: silu, norm_epsilon: 1e-5, theta: 3}", "`theta` is unknown"),
     ):
         file.write_text(f"{shape}arithmetic: {line}\n")
-        with pytest.raises(hpgo.ProfileError, match=wrong):
+        with pytest.raises(hpgo.errors.ProfileError, match=wrong):
             hpgo.Transformer.read(file)
 
 
@@ -428,12 +428,12 @@ KEYS = sorted({key for kind in CLASSES.values() for key in kind["defaults"]} | {
 
 @given(st.sampled_from(KINDS), st.dictionaries(st.sampled_from(KEYS), JUNK, max_size=3))
 def test_any_value_of_any_key_gives_a_model_or_an_error_that_names_the_file(kind, change) -> None:
-    with contextlib.suppress(hpgo.ProfileError):
+    with contextlib.suppress(hpgo.errors.ProfileError):
         of_document({"model_type": kind, "num_experts_per_tok": 2} | change)
 
 
 def test_all_keys_that_may_change_the_arithmetic_are_refused_at_once() -> None:
-    with pytest.raises(hpgo.ProfileError) as caught:
+    with pytest.raises(hpgo.errors.ProfileError) as caught:
         of_document(LLAMA | {"top_k": 5, "residual_multiplier": 0.2, "linear_attention_every": 4, "num_experts": 8})
     for key in ("residual_multiplier", "linear_attention_every", "num_experts"):
         assert f"`{key}`" in caught.value.message
@@ -457,7 +457,7 @@ def test_all_keys_that_may_change_the_arithmetic_are_refused_at_once() -> None:
     ],
 )
 def test_what_would_be_another_model_is_refused_with_the_key(change, message) -> None:
-    with pytest.raises(hpgo.ProfileError) as caught:
+    with pytest.raises(hpgo.errors.ProfileError) as caught:
         of_document(LLAMA | change)
     assert message in caught.value.message
     assert caught.value.hint
@@ -471,8 +471,8 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def refusal_of(held: dict[str, Any]) -> hpgo.HpgoError:
-    with pytest.raises(hpgo.ProfileError) as caught:
+def refusal_of(held: dict[str, Any]) -> hpgo.errors.HpgoError:
+    with pytest.raises(hpgo.errors.ProfileError) as caught:
         of_document(held)
     return caught.value
 

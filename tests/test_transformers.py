@@ -128,7 +128,7 @@ def test_configurations_that_say_too_little_or_something_new_are_refused(tmp_pat
     held = {key: value for key, value in (LLAMA | change).items() if value is not ...}
     file = tmp_path / "config.json"
     file.write_text(json.dumps(held))
-    with pytest.raises(hpgo.ProfileError) as caught:
+    with pytest.raises(hpgo.errors.ProfileError) as caught:
         hpgo.Transformer.read(file)
     assert message in caught.value.message
     assert str(file) in caught.value.message
@@ -137,10 +137,10 @@ def test_configurations_that_say_too_little_or_something_new_are_refused(tmp_pat
 
 
 def test_a_plan_of_a_bare_shape_says_how_to_get_its_times() -> None:
-    with refused(hpgo.ProfileError, "invalid_profile", "llama-3-8b") as caught:
+    with refused(hpgo.errors.ProfileError, "invalid_profile", "llama-3-8b") as caught:
         hpgo.read_profile("llama-3-8b")
     assert "hpgo estimate llama-3-8b" in caught.value.hint
-    with refused(hpgo.ArgumentError, "invalid_argument", "4000000000"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "4000000000"):
         replace(TRANSFORMERS["llama-3-8b"], layers=4_000_000_000)
 
 
@@ -160,7 +160,7 @@ def test_a_few_lines_describe_a_model_of_ones_own(tmp_path) -> None:
     shape = hpgo.Transformer.read(file)
     assert (shape.name, shape.expert_layers, shape.latent and shape.latent.q_rank) == ("mine", 3, None)
     needed = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab"), 1)
-    with refused(hpgo.ProfileError, "unknown_name", name="haeds"):
+    with refused(hpgo.errors.ProfileError, "unknown_name", name="haeds"):
         of_document({"hpgo_transformer": 1, "haeds": 4} | needed)
 
 
@@ -226,7 +226,7 @@ def test_every_kind_of_transformer_makes_a_chain_that_is_planned(name) -> None:
     ],
 )
 def test_estimates_say_what_they_lack(source, dims, message) -> None:
-    with pytest.raises(hpgo.HpgoError) as caught:
+    with pytest.raises(hpgo.errors.HpgoError) as caught:
         hpgo.estimate(source, device="h100", dims=dims)
     assert message in caught.value.message
     assert caught.value.hint

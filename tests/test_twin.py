@@ -41,7 +41,7 @@ def priced(seed: int) -> tuple[list[tuple[object, float, float]], hpgo.Plan | No
         given = tuple(replace(stage, in_flight=window) for stage, window in zip(plan.stages, windows, strict=True))
         try:
             plan = replace(plan, stages=given).reprice()
-        except hpgo.ScheduleError:
+        except hpgo.errors.ScheduleError:
             with pytest.raises(ValueError, match="wait for each other"):
                 twin_steps.step_s(assumed.micro_batches, ours, windows)
             return [], None

@@ -64,7 +64,7 @@ def test_a_quantity_means_what_it_says(parser, text, value):
     ],
 )
 def test_anything_else_is_an_error_with_an_example(parser, value):
-    with pytest.raises(hpgo.ArgumentError) as caught:
+    with pytest.raises(hpgo.errors.ArgumentError) as caught:
         parser(value)
     assert caught.value.hint
     assert len(str(caught.value)) < 200
@@ -82,5 +82,5 @@ def test_what_is_written_reads_back_to_four_digits(parser, form, value):
 @given(st.text() | st.floats() | st.none() | st.booleans() | st.integers())
 def test_reading_never_fails_in_another_way(value):
     for parser in (parse_bytes, parse_seconds, parse_bytes_per_s):
-        with contextlib.suppress(hpgo.ArgumentError):
+        with contextlib.suppress(hpgo.errors.ArgumentError):
             assert 0 <= parser(value) < float("inf")

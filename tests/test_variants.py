@@ -158,7 +158,7 @@ def test_what_cannot_be_asked_is_told(words: list[str], code: int, said: str) ->
         assert result.exit_code == 2
         assert said in result.stderr
     else:
-        assert isinstance(result.exception, hpgo.HpgoError)
+        assert isinstance(result.exception, hpgo.errors.HpgoError)
         assert said in result.exception.message
         assert result.exception.hint
 
@@ -168,7 +168,7 @@ def test_launchers_are_told_that_it_starts_its_own_processes(monkeypatch: pytest
         monkeypatch.setenv(name, "0")
     for command, words in ((variants.command, []), (reproduction.command, ["--emulate"])):
         result = CliRunner().invoke(command, words)
-        assert isinstance(result.exception, hpgo.ArgumentError)
+        assert isinstance(result.exception, hpgo.errors.ArgumentError)
         assert "starts its own processes" in str(result.exception)
 
 

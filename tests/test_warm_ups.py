@@ -87,7 +87,7 @@ def test_a_plan_priced_once_more_takes_as_long(schedule: Any) -> None:
         cluster = hpgo.Cluster.of(nodes=2, devices_per_node=3, intra_gbit_s=100, inter_gbit_s=rate, memory=memory)
         try:
             plan = hpgo.plan(profile, cluster, global_batch_size=12, schedule=schedule)
-        except hpgo.InfeasibleError:
+        except hpgo.errors.InfeasibleError:
             continue
         stages = [(stage.layers, stage.devices) for stage in plan.stages]
         again = hpgo.evaluate(profile, cluster, stages, global_batch_size=12, schedule=schedule)

@@ -173,7 +173,7 @@ def test_quarters_compute_what_their_blocks_do(name: str) -> None:
 
 @pytest.mark.parametrize("text", ["gpt:layers=2", "resnet-50"])
 def test_models_without_such_blocks_have_no_quarters(text: str) -> None:
-    with pytest.raises(hpgo.ArgumentError, match="nobody knows the quarters") as raised:
+    with pytest.raises(hpgo.errors.ArgumentError, match="nobody knows the quarters") as raised:
         hpgo.runtime.Workload.read(text).by("quarter")
     assert "vit-base" in raised.value.hint
 
@@ -400,7 +400,7 @@ def test_layers_that_would_depend_on_the_plan_or_cannot_run_are_refused(
     layer: nn.Module, message: tuple[str, ...], hint: str
 ) -> None:
     workload = hpgo.runtime.Workload([layer], torch.zeros(3, 2, 4), torch.zeros(3), _two)
-    with refused(hpgo.ArgumentError, *message) as raised:
+    with refused(hpgo.errors.ArgumentError, *message) as raised:
         workload.parts([["0"]])
     assert hint in raised.value.hint
 
@@ -409,12 +409,12 @@ def test_cuts_where_no_row_can_be_sent_are_refused() -> None:
     layers = [nn.Linear(4, 4), nn.Flatten(0, 1), nn.Linear(4, 4), nn.Unflatten(0, (-1, 3))]
     workload = hpgo.runtime.Workload(layers, torch.zeros(2, 3, 4), torch.zeros(2), _two)
     workload.parts([["0"], ["1", "2", "3"]])
-    with refused(hpgo.ArgumentError, "unsupported", "1"):
+    with refused(hpgo.errors.ArgumentError, "unsupported", "1"):
         workload.parts([["0", "1"], ["2", "3"]])
     network = hpgo.runtime.Network().add("a", lambda: nn.Linear(4, 4), "input:0")
     network.add("b", lambda: nn.ReLU(inplace=True), "a").add("c", Sum, "a", "b")
     workload = hpgo.runtime.Workload(network, torch.zeros(2, 4), torch.zeros(2), _two)
-    with refused(hpgo.ArgumentError, "invalid_argument", "b", "a", "c"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "b", "a", "c"):
         workload.parts([["a", "b", "c"]])
 
 
@@ -430,7 +430,7 @@ def test_cuts_where_no_row_can_be_sent_are_refused() -> None:
     ],
 )
 def test_plans_of_other_models_are_refused_with_the_first_difference(stages: object, message: tuple[str, ...]) -> None:
-    with refused(hpgo.ArgumentError, *message):
+    with refused(hpgo.errors.ArgumentError, *message):
         hpgo.runtime.Workload.read("mlp:layers=2,width=2").parts(stages)  # type: ignore[arg-type]  # some are none
 
 
@@ -472,7 +472,7 @@ def test_names_that_mean_no_workload_are_refused(
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    with refused(hpgo.ArgumentError, *message) as raised:
+    with refused(hpgo.errors.ArgumentError, *message) as raised:
         hpgo.runtime.Workload.read(text)
     assert hint in raised.value.hint
 
@@ -502,7 +502,7 @@ def test_modules_on_meta_begin_by_their_own_reset() -> None:
     with torch.device("meta"):
         model = nn.Sequential(Table())
     workload = hpgo.runtime.Workload(model, torch.zeros(2, 4), torch.zeros(2, 4), functional.mse_loss)
-    with refused(hpgo.ArgumentError, "invalid_argument", "Table"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "Table"):
         workload.parts([["0"]])
 
 
@@ -527,9 +527,9 @@ def test_the_page_s_examples_run(tmp_path: Path) -> None:
 def test_wrong_shapes_are_named() -> None:
     workload = hpgo.runtime.Workload.read("mlp:layers=2,width=4")
     (part,) = workload.parts([workload.layers])
-    with refused(hpgo.ArgumentError, "invalid_argument", "input:0", "3", "5", "4"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "input:0", "3", "5", "4"):
         part(torch.zeros(3, 5), rows=3)
-    with refused(hpgo.ArgumentError, "invalid_argument", "0", "1"):
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "0", "1"):
         part(rows=3)
 
 
@@ -538,7 +538,7 @@ def test_without_torch_the_runtime_says_how_to_install_it() -> None:
         "import sys; sys.modules['torch'] = None\n"
         "import hpgo.runtime\n"
         "try:\n    hpgo.runtime.Workload\n"
-        "except hpgo.HpgoError as error:\n    print(error.message, '|', error.hint)\n"
+        "except hpgo.errors.HpgoError as error:\n    print(error.message, '|', error.hint)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert "needs torch" in done.stdout

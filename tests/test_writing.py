@@ -13,8 +13,8 @@ import pytest
 from refusals import refused
 
 import hpgo
-from hpgo.base.errors import HpgoError
 from hpgo.base.files import writing
+from hpgo.errors import HpgoError
 
 TIMELINE = hpgo.simulate(hpgo.schedule("1f1b", ranks=2, micro_batches=4))
 WRITERS = {

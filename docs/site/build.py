@@ -49,11 +49,11 @@ TOPICS = {
 }
 """Package of hpgo -> the page of the reference where its public names are."""
 MORE = (
-    "hpgo.draw.options.Options",
+    "hpgo.draw.options.DrawOptions",
     "hpgo.machine.cluster.Device",
     "hpgo.machine.cluster.Link",
     "hpgo.machine.cluster.Machine",
-    "hpgo.programs.orders.Family",
+    "hpgo.programs.orders.ScheduleFamily",
 )
 """What functions take or return that is no public name of its own."""
 _LINK = re.compile(r"\[([^\[\]]*)\]\(([^)#\s]+)(?=[)#])")

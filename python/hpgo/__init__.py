@@ -13,121 +13,72 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from typing import Any
 
     from hpgo import draw as draw
+    from hpgo import errors as errors
     from hpgo import export as export
     from hpgo import launch as launch
     from hpgo import runtime as runtime
     from hpgo._core import __version__ as __version__
-    from hpgo.base.errors import ArgumentError as ArgumentError
-    from hpgo.base.errors import ClusterError as ClusterError
-    from hpgo.base.errors import DeadlineError as DeadlineError
-    from hpgo.base.errors import FileError as FileError
-    from hpgo.base.errors import HpgoError as HpgoError
-    from hpgo.base.errors import InfeasibleError as InfeasibleError
-    from hpgo.base.errors import InternalError as InternalError
-    from hpgo.base.errors import ProfileError as ProfileError
-    from hpgo.base.errors import RunError as RunError
-    from hpgo.base.errors import ScheduleError as ScheduleError
-    from hpgo.llm.comparison import Comparison as Comparison
     from hpgo.llm.comparison import compare as compare
     from hpgo.llm.estimate import LlmEstimate as LlmEstimate
     from hpgo.llm.estimate import estimate_llm as estimate_llm
     from hpgo.llm.measured_steps import MeasuredStep as MeasuredStep
-    from hpgo.llm.measured_steps import PlatformFit as PlatformFit
     from hpgo.llm.measured_steps import fit_platform as fit_platform
-    from hpgo.llm.parallelism import ParallelismConfig as ParallelismConfig
     from hpgo.llm.pareto_front import llm_pareto_front as llm_pareto_front
     from hpgo.llm.plan import LlmPlan as LlmPlan
     from hpgo.llm.platform import Platform as Platform
-    from hpgo.llm.search import LlmPlanSearch as LlmPlanSearch
     from hpgo.llm.search import plan_llm as plan_llm
     from hpgo.machine.cluster import Cluster as Cluster
-    from hpgo.model.arithmetic import Arithmetic as Arithmetic
-    from hpgo.model.arithmetic import RopeScaling as RopeScaling
     from hpgo.model.estimate import estimate as estimate
     from hpgo.model.formats import read_profile as read_profile
     from hpgo.model.formats import write_profile as write_profile
     from hpgo.model.profile import Layer as Layer
     from hpgo.model.profile import Profile as Profile
     from hpgo.model.profile import SharedWeight as SharedWeight
-    from hpgo.model.transformer import Latent as Latent
     from hpgo.model.transformer import Transformer as Transformer
-    from hpgo.planning.calibration import Calibration as Calibration
     from hpgo.planning.calibration import calibrate as calibrate
-    from hpgo.planning.chain.plans import ChainHop as ChainHop
     from hpgo.planning.chain.plans import ChainPlan as ChainPlan
-    from hpgo.planning.chain.plans import ChainStage as ChainStage
     from hpgo.planning.chain.search import partition as partition
     from hpgo.planning.chain.search import partition_files as partition_files
     from hpgo.planning.planner import evaluate as evaluate
     from hpgo.planning.planner import exhaustive as exhaustive
     from hpgo.planning.planner import plan as plan
     from hpgo.planning.plans import Plan as Plan
-    from hpgo.planning.plans import ScheduleChoice as ScheduleChoice
     from hpgo.planning.question import MemoryModel as MemoryModel
     from hpgo.programs.costs import Costs as Costs
     from hpgo.programs.costs import StageBytes as StageBytes
-    from hpgo.programs.layout import Layout as Layout
+    from hpgo.programs.layout import PipelineLayout as PipelineLayout
     from hpgo.programs.orders import Durations as Durations
     from hpgo.programs.orders import Schedule as Schedule
     from hpgo.programs.orders import schedule as schedule
     from hpgo.programs.orders import schedules as schedules
     from hpgo.programs.program import Program as Program
     from hpgo.programs.program import program as program
-    from hpgo.programs.ranks import RankProgram as RankProgram
-    from hpgo.programs.stages import Crossing as Crossing
-    from hpgo.programs.stages import Stage as Stage
     from hpgo.show.llm_figure import draw_llm_plan as draw_llm_plan
     from hpgo.show.pareto_figure import draw_pareto_front as draw_pareto_front
-    from hpgo.timing.measures import Measures as Measures
     from hpgo.timing.simulation import simulate as simulate
     from hpgo.timing.timeline import Timeline as Timeline
 
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
     "__version__": "hpgo._core",
-    "ArgumentError": "hpgo.base.errors",
-    "Calibration": "hpgo.planning.calibration",
-    "ChainHop": "hpgo.planning.chain.plans",
     "ChainPlan": "hpgo.planning.chain.plans",
-    "ChainStage": "hpgo.planning.chain.plans",
     "Cluster": "hpgo.machine.cluster",
-    "ClusterError": "hpgo.base.errors",
-    "Comparison": "hpgo.llm.comparison",
     "Costs": "hpgo.programs.costs",
-    "Crossing": "hpgo.programs.stages",
-    "DeadlineError": "hpgo.base.errors",
     "Durations": "hpgo.programs.orders",
-    "FileError": "hpgo.base.errors",
-    "HpgoError": "hpgo.base.errors",
-    "InfeasibleError": "hpgo.base.errors",
-    "InternalError": "hpgo.base.errors",
-    "Arithmetic": "hpgo.model.arithmetic",
-    "RopeScaling": "hpgo.model.arithmetic",
-    "Latent": "hpgo.model.transformer",
     "Layer": "hpgo.model.profile",
-    "Layout": "hpgo.programs.layout",
+    "PipelineLayout": "hpgo.programs.layout",
     "MeasuredStep": "hpgo.llm.measured_steps",
-    "Measures": "hpgo.timing.measures",
     "MemoryModel": "hpgo.planning.question",
     "Plan": "hpgo.planning.plans",
     "Platform": "hpgo.llm.platform",
-    "PlatformFit": "hpgo.llm.measured_steps",
     "LlmEstimate": "hpgo.llm.estimate",
     "Profile": "hpgo.model.profile",
-    "ProfileError": "hpgo.base.errors",
     "Program": "hpgo.programs.program",
-    "RankProgram": "hpgo.programs.ranks",
-    "RunError": "hpgo.base.errors",
     "Schedule": "hpgo.programs.orders",
-    "ScheduleChoice": "hpgo.planning.plans",
-    "ScheduleError": "hpgo.base.errors",
     "SharedWeight": "hpgo.model.profile",
-    "Stage": "hpgo.programs.stages",
     "StageBytes": "hpgo.programs.costs",
     "Timeline": "hpgo.timing.timeline",
     "Transformer": "hpgo.model.transformer",
-    "ParallelismConfig": "hpgo.llm.parallelism",
-    "LlmPlanSearch": "hpgo.llm.search",
     "LlmPlan": "hpgo.llm.plan",
     "calibrate": "hpgo.planning.calibration",
     "plan_llm": "hpgo.llm.search",
@@ -152,7 +103,7 @@ _PUBLIC: dict[str, str] = {
 }
 
 # public modules, used as `hpgo.draw.save`
-_MODULES = ("draw", "export", "launch", "runtime")
+_MODULES = ("draw", "errors", "export", "launch", "runtime")
 
 __all__ = [*_MODULES, *_PUBLIC]  # noqa: PLE0604 -- the names are strings
 

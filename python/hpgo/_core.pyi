@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from hpgo.machine.cluster import Cluster
 from hpgo.model.profile import Profile
 from hpgo.planning.chain.records import Chain
-from hpgo.planning.question import Question
+from hpgo.planning.question import PlanningProblem
 from hpgo.programs.names import ScheduleName
 from hpgo.programs.orders import Schedule, _Request
 from hpgo.timing.simulation import Columns
@@ -244,7 +244,7 @@ VIRTUAL_STAGES: list[tuple[ScheduleName, list[int]]]
 
 @final
 class Session:
-    """A model, where it may be cut, and a cluster. Each method reads its settings from a `Question`."""
+    """A model, where it may be cut, and a cluster. Each method reads its settings from a `PlanningProblem`."""
 
     def __new__(
         cls,
@@ -254,31 +254,31 @@ class Session:
         together: Sequence[Sequence[int]],
     ) -> Session: ...
     def plan(
-        self, settings: Question, deadline_s: float | None, progress: _Progress
+        self, settings: PlanningProblem, deadline_s: float | None, progress: _Progress
     ) -> tuple[PlanRecord, SearchRecord]: ...
     def least_memory(
-        self, settings: Question, limit_s: float, enough_bytes: float, deadline_s: float | None
+        self, settings: PlanningProblem, limit_s: float, enough_bytes: float, deadline_s: float | None
     ) -> tuple[PlanRecord | None, _Stopped | None]: ...
     def search(
-        self, settings: Question, schedules: Sequence[str], deadline_s: float | None, progress: _Progress
+        self, settings: PlanningProblem, schedules: Sequence[str], deadline_s: float | None, progress: _Progress
     ) -> tuple[list[TriedRecord], _Stopped | None]: ...
-    def classics(self, settings: Question, deadline_s: float | None) -> ClassicsRecord: ...
-    def closest(self, settings: Question, deadline_s: float | None) -> PlanRecord: ...
-    def shortage(self, settings: Question, deadline_s: float | None) -> tuple[PlanRecord | None, list[bool]]: ...
-    def fits(self, settings: Question, deadline_s: float | None) -> bool: ...
+    def classics(self, settings: PlanningProblem, deadline_s: float | None) -> ClassicsRecord: ...
+    def closest(self, settings: PlanningProblem, deadline_s: float | None) -> PlanRecord: ...
+    def shortage(self, settings: PlanningProblem, deadline_s: float | None) -> tuple[PlanRecord | None, list[bool]]: ...
+    def fits(self, settings: PlanningProblem, deadline_s: float | None) -> bool: ...
     def nothing_fits(
-        self, settings: Question, warms_up: bool, one_stage_a_device: bool, deadline_s: float | None
+        self, settings: PlanningProblem, warms_up: bool, one_stage_a_device: bool, deadline_s: float | None
     ) -> bool: ...
-    def exhaustive(self, settings: Question) -> tuple[PlanRecord, int]: ...
+    def exhaustive(self, settings: PlanningProblem) -> tuple[PlanRecord, int]: ...
     def evaluate(
         self,
-        settings: Question,
+        settings: PlanningProblem,
         stages: _Stages,
         windows: Sequence[int] | None = None,
         orders: Schedule | None = None,
     ) -> PlanRecord: ...
     def evaluate_each(
-        self, settings: Question, stages: _Stages, each: Sequence[tuple[int, bool, Sequence[int] | None]]
+        self, settings: PlanningProblem, stages: _Stages, each: Sequence[tuple[int, bool, Sequence[int] | None]]
     ) -> list[PlanRecord | None]: ...
 
 @final

@@ -26,7 +26,7 @@ use pyo3::types::PyModule;
 use crate::control::Control;
 use crate::error::{Error, Result};
 
-/// Turns an [`Error`] into the exception class of `hpgo.base.errors` that a user can catch.
+/// Turns an [`Error`] into the exception class of `hpgo.errors` that a user can catch.
 fn to_py_err(py: Python<'_>, error: &Error) -> PyErr {
     let class = match error {
         Error::Profile { .. } => "ProfileError",
@@ -37,7 +37,7 @@ fn to_py_err(py: Python<'_>, error: &Error) -> PyErr {
         Error::TimedOut { .. } => "DeadlineError",
         Error::Cancelled => return PyKeyboardInterrupt::new_err(()),
     };
-    let built = PyModule::import(py, "hpgo.base.errors")
+    let built = PyModule::import(py, "hpgo.errors")
         .and_then(|module| module.getattr(class))
         .and_then(|class| class.call1((error.to_string(), error.hint())));
     match built {

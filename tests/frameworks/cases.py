@@ -145,7 +145,7 @@ def outcome(given: hpgo.Plan | hpgo.Program, target: str, reasons: list[str]) ->
     refused = None
     try:
         files = hpgo.export.files(given, target)
-    except (hpgo.ArgumentError, hpgo.InfeasibleError) as error:
+    except (hpgo.errors.ArgumentError, hpgo.errors.InfeasibleError) as error:
         refused = error
     if refused is None:
         assert not reasons, f"{target} exports what it can't run: {reasons}"

@@ -111,7 +111,7 @@ def parsed_model(name: str) -> bool:
     plan = hpgo.LlmPlan.of(price, model, GPUS)
     try:
         files = hpgo.export.files(plan, "megatron")
-    except hpgo.ArgumentError:
+    except hpgo.errors.ArgumentError:
         return False
     os.environ.update(RANK="0", WORLD_SIZE="1", CUDA_DEVICE_MAX_CONNECTIONS="1")
     sys.argv = ["pretrain_gpt.py", *SMOKE, *shlex.split(files["arguments.txt"], comments=True)]

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpgo.base.documents import write_text
-from hpgo.base.errors import HpgoError
+from hpgo.errors import HpgoError
 
 HERE = Path(__file__).parent
 sys.path.append(str(HERE.parents[1] / "research"))

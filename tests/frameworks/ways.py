@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import hpgo
-from hpgo.base.errors import HpgoError
+from hpgo.errors import HpgoError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -160,7 +160,7 @@ def files_of(case: WayCase, target: str, reasons: list[str]) -> dict[str, str] |
     refused = None
     try:
         files = hpgo.export.files(case.plan, target)
-    except hpgo.ArgumentError as error:
+    except hpgo.errors.ArgumentError as error:
         refused = error
     if refused is not None:
         assert reasons, f"{target} refuses what it can run: {refused}"

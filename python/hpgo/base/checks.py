@@ -8,8 +8,8 @@ from numbers import Real
 from types import UnionType  # noqa: TC003
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import as_float, as_whole, exactly, near, shown
+from hpgo.errors import ArgumentError, HpgoError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,10 +41,10 @@ def whole(
     4
     >>> whole("`ranks`", 2.5)
     Traceback (most recent call last):
-    hpgo.ArgumentError: `ranks` is 2.5
+    hpgo.errors.ArgumentError: `ranks` is 2.5
     >>> whole("devices", 9, most=8)
     Traceback (most recent call last):
-    hpgo.ArgumentError: devices is 9
+    hpgo.errors.ArgumentError: devices is 9
     """
     number = as_whole(value)
     if number is None or not least <= number <= most:
@@ -73,7 +73,7 @@ def number(
     1.0
     >>> number("deadline_s", 0, above=0)
     Traceback (most recent call last):
-    hpgo.ArgumentError: deadline_s is 0
+    hpgo.errors.ArgumentError: deadline_s is 0
     """
     found = math.nan if isinstance(value, bool) or not isinstance(value, Real) else as_float(value)
     if not (found >= 0 if above is None else found > above) or found > most or (found == math.inf and not infinite):
@@ -91,7 +91,7 @@ def check_flag(what: str, value: object) -> None:
 
     >>> check_flag("overlap", "yes")
     Traceback (most recent call last):
-    hpgo.ArgumentError: overlap is `yes`
+    hpgo.errors.ArgumentError: overlap is `yes`
     """
     if not isinstance(value, bool):
         raise ArgumentError(f"{what} is {shown(value)}", "choose True or False", name=what)
@@ -102,7 +102,7 @@ def check_is(what: str, value: object, kind: type | UnionType, hint: str, *, or_
 
     >>> check_is("the job", "train.py", dict, "make one")
     Traceback (most recent call last):
-    hpgo.ArgumentError: the job is `train.py`
+    hpgo.errors.ArgumentError: the job is `train.py`
     """
     if not isinstance(value, kind) and not (or_none and value is None):
         raise ArgumentError(f"{what} is {shown(value)}", hint, name=what)
@@ -113,7 +113,7 @@ def choice(kind: str, value: object, known: Iterable[_Word], error: type[HpgoErr
 
     >>> choice("objective", "latncy", ["throughput", "latency"])
     Traceback (most recent call last):
-    hpgo.ArgumentError: there is no objective `latncy`
+    hpgo.errors.ArgumentError: there is no objective `latncy`
     """
     names = list(known)
     if not isinstance(value, str) or value not in names:
@@ -164,7 +164,7 @@ def device_number(stage: int, value: object) -> int:
 
     >>> device_number(2, -1)
     Traceback (most recent call last):
-    hpgo.ArgumentError: stage 2 names device -1
+    hpgo.errors.ArgumentError: stage 2 names device -1
     """
     number = as_whole(value)
     if number is None or not 0 <= number <= MOST:
@@ -182,7 +182,7 @@ def check_text(what: str, value: object, error: type[HpgoError] = ArgumentError)
     'bert'
     >>> check_text("a profile's name", "\ud800")
     Traceback (most recent call last):
-    hpgo.ArgumentError: a profile's name holds half a character
+    hpgo.errors.ArgumentError: a profile's name holds half a character
     """
     if not isinstance(value, str):
         raise error(f"{what} must be text, got {shown(value)}", "an empty one will do", name=what)

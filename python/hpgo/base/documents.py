@@ -14,9 +14,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from hpgo.base.checks import whole
-from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.files import GZIP, MOST_BYTES, read_bytes, refused, unpacked, writing
 from hpgo.base.wording import as_float, near, nearest_names, shorten, shown, similar
+from hpgo.errors import ArgumentError, HpgoError
 
 if TYPE_CHECKING:
     import os

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from hpgo.base.errors import ArgumentError
+from hpgo.errors import ArgumentError
 
 _DISTRIBUTIONS = {"PIL": "pillow"}
 """Names on the package index that differ from the package's."""
@@ -23,9 +23,9 @@ def library(module: str, *, extra: str, task: str) -> Any:
 
     >>> library("json", extra="onnx", task="ONNX files").dumps([1])
     '[1]'
-    >>> library("onnx_of_nobody", extra="onnx", task="ONNX files")
+    >>> library("no_such_onnx", extra="onnx", task="ONNX files")
     Traceback (most recent call last):
-    hpgo.ArgumentError: ONNX files need `onnx_of_nobody`, which can't be imported: No module named 'onnx_of_nobody'
+    hpgo.errors.ArgumentError: ONNX files need `no_such_onnx`, which can't be imported: No module named 'no_such_onnx'
     """
     try:
         return import_module(module)

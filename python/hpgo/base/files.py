@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import file_error
 from hpgo.base.wording import shown, similar
+from hpgo.errors import file_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import BinaryIO
 
-    from hpgo.base.errors import FileError, HpgoError
+    from hpgo.errors import FileError, HpgoError
 
 MOST_BYTES = 2**26
 """Of a file that people write, or that one question or answer fills."""
@@ -86,7 +86,7 @@ def unpacked(data: bytes, path: str | os.PathLike[str], error: type[HpgoError], 
     """Return what gzip packed into `data`; raises `error` naming the file `path` if it is damaged or has more bytes.
 
     >>> import gzip
-    >>> from hpgo.base.errors import HpgoError
+    >>> from hpgo.errors import HpgoError
     >>> unpacked(gzip.compress(b"{}"), "x.json.gz", HpgoError, most=2)
     b'{}'
     """
@@ -134,7 +134,7 @@ def writing(path: str | os.PathLike[str], error: type[HpgoError]) -> Iterator[Bi
     A link stays one, and what it leads to is written; a file that was there keeps its mode.
 
     >>> import tempfile
-    >>> from hpgo.base.errors import HpgoError
+    >>> from hpgo.errors import HpgoError
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     with writing(Path(folder) / "x.txt", HpgoError) as file:
     ...         size = file.write(b"whole")

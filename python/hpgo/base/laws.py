@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from hpgo.base.errors import InternalError
+from hpgo.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hpgo.base.errors import HpgoError
+    from hpgo.errors import HpgoError
 
     Result = TypeVar("Result")
 
@@ -41,7 +41,7 @@ def check(
     8
     >>> check("the sum", [is_even], 3 + 4)
     Traceback (most recent call last):
-    hpgo.InternalError: the sum breaks the law `is_even` at the last digit: a sum of two odd numbers is even
+    hpgo.errors.InternalError: the sum breaks the law `is_even` at the last digit: a sum of two odd numbers is even
     """
     for law in laws:
         if place := law(result):

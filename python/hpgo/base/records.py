@@ -15,8 +15,8 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from hpgo.base.checks import MOST
-from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import as_float, as_whole, shown
+from hpgo.errors import ArgumentError, HpgoError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ class Record:
     Part(layers=('a', 'b'), seconds=1)
     >>> Part("ab", 1)
     Traceback (most recent call last):
-    hpgo.ArgumentError: layers of a Part is `ab`
+    hpgo.errors.ArgumentError: layers of a Part is `ab`
     """
 
     __slots__ = ()

@@ -10,8 +10,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from hpgo.base.errors import HpgoError
 from hpgo.base.units import format_bytes
+from hpgo.errors import HpgoError
 
 _SMALL_BYTES = 2**26  # not worth asking for
 _BESIDE_BYTES = 2**28  # stacks and arenas of threads, and what Python takes meanwhile

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from numbers import Real
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import shorten
+from hpgo.errors import ArgumentError
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}

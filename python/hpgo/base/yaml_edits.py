@@ -13,7 +13,7 @@ from hpgo.base.quoting import in_yaml
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpgo.base.errors import HpgoError
+    from hpgo.errors import HpgoError
 
 _WIDTH = 100
 """Of lines of numbers."""
@@ -39,7 +39,7 @@ def put(text: str, path: Sequence[str | int], value: object, file: str, error: t
     Values are mappings, lists, text and numbers; a list is added to by the number behind its last item. Raises `error`
     naming `file` if the text is no YAML that is read here, or holds aliases: what is behind them stands elsewhere.
 
-    >>> from hpgo.base.errors import HpgoError
+    >>> from hpgo.errors import HpgoError
     >>> print(put("a: 1 # one\nb:\n  c: [2]\n\n# end\n", ["b", "d"], {"e": [3, 4.5]}, "x.yml", HpgoError), end="")
     a: 1 # one
     b:

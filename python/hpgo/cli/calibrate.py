@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from hpgo.base.documents import json_text, write_text
-from hpgo.base.errors import ClusterError
 from hpgo.base.laws import difference
 from hpgo.base.units import format_seconds
 from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.terminal import say, table
 from hpgo.cli.values import AS_JSON, CLUSTER_OF_PLAN, FILE, PLAN, PROFILE_OF_PLAN, YAML, File
+from hpgo.errors import ClusterError
 
 if TYPE_CHECKING:
     from hpgo.planning.calibration import Calibration

@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 import click
 
-from hpgo.base.errors import HpgoError
 from hpgo.base.signals import uninterrupted
 from hpgo.base.wording import near, shorten
 from hpgo.cli.terminal import WIDEST
+from hpgo.errors import HpgoError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

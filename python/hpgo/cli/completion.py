@@ -24,8 +24,8 @@ from click.shell_completion import (
 )
 
 from hpgo.base.documents import make_folder, read_text, write_text
-from hpgo.base.errors import ArgumentError
 from hpgo.cli.command import Options, argument, option, takes
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

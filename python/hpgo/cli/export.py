@@ -71,7 +71,7 @@ def command(options: ExportOptions) -> None:
 
 
 def _known(target: TargetName) -> str:
-    from hpgo.base.errors import ArgumentError
+    from hpgo.errors import ArgumentError
 
     try:
         find(target)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.base.documents import json_text
-from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.cli.command import option, takes
 from hpgo.cli.compared import compared, percent
 from hpgo.cli.processes import ModelOptions, run_ranks
 from hpgo.cli.terminal import passing_lines, table
 from hpgo.cli.values import FOLDER
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

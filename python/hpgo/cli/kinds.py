@@ -10,8 +10,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ArgumentError, HpgoError, ProfileError
 from hpgo.base.wording import nearest_names, shorten
+from hpgo.errors import ArgumentError, HpgoError, ProfileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

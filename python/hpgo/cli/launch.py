@@ -13,7 +13,7 @@ from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.values import AS_JSON, CLUSTER_OF_PLAN, FILE, PLAN
 
 if TYPE_CHECKING:
-    from hpgo.launch import Job, TargetName
+    from hpgo.launch import LaunchJob, TargetName
 
 # hpgo.launch.TARGETS, which `--help` need not load
 _TARGETS = ("local", "torchrun", "slurm", "kubeflow", "pytorchjob", "ray", "ssh-hosts")
@@ -105,7 +105,7 @@ def command(options: LaunchOptions) -> None:
         given["hosts"] = _hosts(given.pop("hosts_file"))
     if given.get("resource") == "none":
         given["resource"] = None
-    job = launch.Job.of(
+    job = launch.LaunchJob.of(
         Plan.read(options.plan),
         options.script,
         options.arguments,
@@ -126,13 +126,13 @@ def command(options: LaunchOptions) -> None:
 
 def _hosts(path: str) -> list[str]:
     from hpgo.base.documents import read_text
-    from hpgo.base.errors import ArgumentError
+    from hpgo.errors import ArgumentError
 
     lines = (line.partition("#")[0].strip() for line in read_text(path, ArgumentError).splitlines())
     return [line for line in lines if line]
 
 
-def _document(job: Job, target: TargetName, text: str) -> str:
+def _document(job: LaunchJob, target: TargetName, text: str) -> str:
     machines = [
         {"ranks": node.ranks, "type": node.kind, "name": node.name, "first_rank": first}
         for node, first in zip(job.nodes, job.first_ranks, strict=True)
@@ -156,7 +156,7 @@ def _document(job: Job, target: TargetName, text: str) -> str:
 
 def _run(text: str) -> None:
     """Becomes the job's script, so that signals reach it and its exit code is this command's."""
-    from hpgo.base.errors import HpgoError
+    from hpgo.errors import HpgoError
 
     sys.stdout.flush()
     sys.stderr.flush()

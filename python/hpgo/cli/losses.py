@@ -7,9 +7,9 @@ import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.files import as_path, refused
 from hpgo.cli.terminal import say
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

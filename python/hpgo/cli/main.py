@@ -16,10 +16,10 @@ from typing import NoReturn
 
 import click
 
-from hpgo.base.errors import HpgoError
 from hpgo.base.wording import similar
 from hpgo.cli.command import LazyGroup
 from hpgo.cli.terminal import say
+from hpgo.errors import HpgoError
 
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Plan": {

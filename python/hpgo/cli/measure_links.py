@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from hpgo.base.documents import json_text, write_text
-from hpgo.base.errors import ArgumentError, ClusterError
 from hpgo.base.units import format_bytes_per_s
 from hpgo.base.wording import percent
 from hpgo.cli.command import Options, option, takes
@@ -16,6 +15,7 @@ from hpgo.cli.questions import SECONDS, SOME_SECONDS
 from hpgo.cli.ranks import in_ranks
 from hpgo.cli.terminal import table
 from hpgo.cli.values import AS_JSON, DEVICE, YAML, File
+from hpgo.errors import ArgumentError, ClusterError
 
 if TYPE_CHECKING:
     from hpgo.runtime.links import Fit, Links

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from hpgo.base.documents import write_text
-from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_seconds
 from hpgo.cli.command import Options, option, takes
 from hpgo.cli.questions import COUNT_LOADING, deadline_option
 from hpgo.cli.terminal import say, searching
 from hpgo.cli.values import AS_JSON, CLUSTER, FILE, PROFILE, File
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from hpgo.model.formats.pipeedge import Units

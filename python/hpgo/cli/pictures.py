@@ -51,8 +51,8 @@ def timelines_in(inputs: Sequence[str], schedule: ScheduleName | None) -> list[T
 def plan_in(path: str) -> Plan | None:
     """The plan in the file, if it holds one."""
     from hpgo.base.documents import read_text
-    from hpgo.base.errors import ArgumentError
     from hpgo.base.files import MOST_BYTES_OF_RUNS
+    from hpgo.errors import ArgumentError
     from hpgo.planning.plans import Plan
 
     if path.lower().endswith(".npz"):
@@ -64,8 +64,8 @@ def plan_in(path: str) -> Plan | None:
 def _timeline_in(path: str, schedule: ScheduleName | None) -> Timeline:
     """What the file's own words at its beginning say it is."""
     from hpgo.base.documents import read_text
-    from hpgo.base.errors import ArgumentError
     from hpgo.base.files import MOST_BYTES_OF_RUNS
+    from hpgo.errors import ArgumentError
     from hpgo.planning.plans import Plan
     from hpgo.timing.simulation import simulate
     from hpgo.timing.timeline import Timeline

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from hpgo.base.errors import ArgumentError, ProfileError
 from hpgo.base.wording import counted, shorten
 from hpgo.cli.terminal import say
+from hpgo.errors import ArgumentError, ProfileError
 from hpgo.model.formats.pipeedge import MEGA, Timing, read_results
 from hpgo.model.formats.pipeedge_merge import Device, merged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpgo.model.formats.pipeedge import Model
+    from hpgo.model.formats.pipeedge import PipeEdgeModel
     from hpgo.model.profile import Profile
 
 _MEASURING = ("by", "batch_size", "ranks", "inference", "autocast", "device", "time_limit", "memory", "as_json")
@@ -37,13 +37,13 @@ class Files:
     device: Device
     overwrite: bool
 
-    def check(self, model: Model, rows: Sequence[Timing]) -> None:
+    def check(self, model: PipeEdgeModel, rows: Sequence[Timing]) -> None:
         """Raises what `merge` would, whatever the times of `rows` are."""
         for file in (self.models, self.device_types):
             check_folder(file)
         merged(self.models, self.device_types, model=model, device=self.device, timings=rows, overwrite=self.overwrite)
 
-    def merge(self, model: Model, rows: Sequence[Timing]) -> None:
+    def merge(self, model: PipeEdgeModel, rows: Sequence[Timing]) -> None:
         """Writes both files, and says so."""
         new = merged(
             self.models, self.device_types, model=model, device=self.device, timings=rows, overwrite=self.overwrite
@@ -78,7 +78,7 @@ def timings(profile: Profile, dtype: str) -> list[Timing]:
     ]
 
 
-def read_all(files: Sequence[str], *, name: str | None, dtype: str | None) -> tuple[Model, list[Timing]]:
+def read_all(files: Sequence[str], *, name: str | None, dtype: str | None) -> tuple[PipeEdgeModel, list[Timing]]:
     """What PipeEdge's profiler has seen of one model, under another name or dtype if there is one."""
     found = [read_results(file) for file in files]
     model = found[0][0]

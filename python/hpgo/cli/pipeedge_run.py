@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_seconds
 from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.compared import percent
@@ -19,11 +18,12 @@ from hpgo.cli.main import run
 from hpgo.cli.questions import SECONDS
 from hpgo.cli.ranks import take_part
 from hpgo.cli.terminal import say
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from hpgo.runtime.pipeedge.data import Wanted
-    from hpgo.runtime.pipeedge.ranks import Came, Rank
-    from hpgo.runtime.pipeedge.schedule import Asked
+    from hpgo.runtime.pipeedge.data import DataOptions
+    from hpgo.runtime.pipeedge.ranks import Rank, RankResult
+    from hpgo.runtime.pipeedge.schedule import ScheduleOptions
 
 _MODES = ("w", "x", "a")
 _LOOPBACKS = ("lo", "lo0")
@@ -168,17 +168,17 @@ def command(options: PipeEdgeRunOptions) -> None:
         raise
 
 
-def _asked(options: PipeEdgeRunOptions) -> Asked:
+def _asked(options: PipeEdgeRunOptions) -> ScheduleOptions:
     """How the ranks share the layers. Raises UsageError and ArgumentError."""
     from hpgo.runtime.pipeedge.models import model_named
-    from hpgo.runtime.pipeedge.schedule import Asked
+    from hpgo.runtime.pipeedge.schedule import ScheduleOptions
 
     named = (options.sched_models_file, options.sched_dev_types_file, options.sched_dev_file)
     files = tuple(name for name in named if name is not None)
     if files and len(files) < len(named):
         raise click.UsageError("`-sm`, `-sdt` and `-sd` go together")
     hosts = options.hosts
-    return Asked(
+    return ScheduleOptions(
         world=options.worldsize,
         model=options.model_name,
         layers=model_named(options.model_name).layers,
@@ -207,13 +207,13 @@ def _weights(model_name: str, model_file: str | None) -> Path | None:
     return None
 
 
-def _data(options: PipeEdgeRunOptions) -> Wanted:
+def _data(options: PipeEdgeRunOptions) -> DataOptions:
     """What shall go through."""
-    from hpgo.runtime.pipeedge.data import Wanted
+    from hpgo.runtime.pipeedge.data import DataOptions
 
     root, indices = options.dataset_root, options.dataset_indices_file
     weights = _weights(options.model_name, options.model_file) or Path()
-    return Wanted(
+    return DataOptions(
         name=options.dataset_name,
         root=None if root is None else Path(root),
         split=options.dataset_split,
@@ -234,7 +234,7 @@ def _work(rank: Rank) -> None:
         _tell(came)
 
 
-def _tell(came: Came) -> None:
+def _tell(came: RankResult) -> None:
     """What scripts look for first, then the rest."""
     click.echo(f"Latency is {came.taken_s:.6f}, throughput is {came.samples / came.taken_s:.6f}")
     if came.right is not None:

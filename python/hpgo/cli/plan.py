@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hpgo.base.documents import json_text, write_text
-from hpgo.base.errors import ArgumentError, InfeasibleError, ProfileError
 from hpgo.base.tables import markdown
 from hpgo.base.units import format_seconds
 from hpgo.base.wording import above, printable, shorten
@@ -29,6 +28,7 @@ from hpgo.cli.values import (
     framework_option,
     written,
 )
+from hpgo.errors import ArgumentError, InfeasibleError, ProfileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

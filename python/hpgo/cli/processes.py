@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpgo.base.errors import ArgumentError
 from hpgo.cli.command import Options, argument, option
 from hpgo.cli.questions import SECONDS, TIMEOUT
 from hpgo.cli.ranks import take_part
 from hpgo.cli.terminal import clear_line, say
 from hpgo.cli.values import AS_JSON, AUTOCAST, DEVICE, DTYPE, PLAN, SEED, TIMELINE_OUT, WORKLOAD
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

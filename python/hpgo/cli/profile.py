@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.base.documents import json_text
-from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import times
 from hpgo.cli.command import Options, argument, option, takes
@@ -17,10 +16,11 @@ from hpgo.cli.pipeedge import Files, check_folder, check_words, device, read_all
 from hpgo.cli.questions import BYTES, DEVICE_BYTES, RATE, SECONDS, Counts
 from hpgo.cli.terminal import progress, say, table
 from hpgo.cli.values import AS_JSON, AUTOCAST, DEVICE, DTYPE, FILE, PROFILE_OUT, WORKLOAD, written
+from hpgo.errors import ArgumentError
 from hpgo.model.formats.pipeedge import Timing
 
 if TYPE_CHECKING:
-    from hpgo.model.formats.pipeedge import Model
+    from hpgo.model.formats.pipeedge import PipeEdgeModel
     from hpgo.model.profile import Layer, Profile
     from hpgo.runtime.profiling import Measurement
 
@@ -163,7 +163,7 @@ def command(options: ProfileOptions) -> None:
     files.merge(model, timings(found.profile, dtype))
 
 
-def _described(workload: str, name: str | None, options: dict[str, Any]) -> tuple[Model, str]:
+def _described(workload: str, name: str | None, options: dict[str, Any]) -> tuple[PipeEdgeModel, str]:
     """The model in PipeEdge's words."""
     from hpgo.runtime import check_torch
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpgo.base.errors import HpgoError
 from hpgo.base.units import parse_bytes, parse_bytes_per_s, parse_seconds
 from hpgo.cli.command import Options, option
 from hpgo.cli.command import as_options as as_options  # noqa: PLC0414 -- for those who ask questions
 from hpgo.cli.values import Known
+from hpgo.errors import HpgoError
 from hpgo.programs.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:

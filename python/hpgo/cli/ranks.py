@@ -8,8 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import HpgoError
 from hpgo.cli.terminal import say
+from hpgo.errors import HpgoError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

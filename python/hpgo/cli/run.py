@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpgo.base.errors import RunError
 from hpgo.cli import elastic as elastic_runs
 from hpgo.cli import steps
 from hpgo.cli.command import option, takes
@@ -19,6 +18,7 @@ from hpgo.cli.processes import ModelOptions, preempted, read_training, run_ranks
 from hpgo.cli.ranks import take_part
 from hpgo.cli.terminal import passing_lines
 from hpgo.cli.values import FILE, FOLDER, optimizer_option, steps_option
+from hpgo.errors import RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

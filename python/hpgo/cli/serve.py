@@ -65,9 +65,9 @@ def command(options: ServeOptions) -> None:
     import webbrowser
     from pathlib import Path
 
-    from hpgo.base.errors import HpgoError
     from hpgo.base.files import read_bytes
     from hpgo.base.units import format_bytes
+    from hpgo.errors import HpgoError
 
     if not all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn")):
         raise HpgoError(
@@ -87,9 +87,9 @@ def command(options: ServeOptions) -> None:
         raise HpgoError("`--time-limit` is zero, in which nothing is done", "give it some seconds")
     from hpgo.page.pool import Limits
     from hpgo.page.server import listen, serve
-    from hpgo.page.shelf import Shelf
+    from hpgo.page.shelf import PlanStore
 
-    shelf = Shelf()
+    shelf = PlanStore()
     for path in options.plans:
         shelf.give(read_bytes(path, HpgoError, hint="name a plan that `hpgo plan` saved"), Path(path).name)
     bound = listen(options.host, options.port)

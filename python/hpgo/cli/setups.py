@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.base.documents import Section, parse, read_text
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten
 from hpgo.cli.command import Command, Options, option
 from hpgo.cli.kinds import check_kind
 from hpgo.cli.values import SCHEDULE
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from hpgo.timing.setup import Setup
+    from hpgo.timing.setup import SimulationConfig
 
 
 class Listing(Command):
@@ -63,7 +63,7 @@ def _is_time(text: str) -> bool:
 
 
 class SetupOptions(Options):
-    """A field for each one of `Setup`."""
+    """A field for each one of `SimulationConfig`."""
 
     num_stages: int | None = option("-s", "--num-stages", type=int, help="Ranks.  [4, or as many as times are given]")
     num_batches: int | None = option("-b", "--num-batches", type=int, help="Micro-batches.  [8]")
@@ -115,12 +115,12 @@ class SetupOptions(Options):
     memory_cap: str | None = option("--memory-cap", metavar="SIZE...", help="What a rank may hold.")
 
 
-def read(config: str | None, given: dict[str, Any]) -> tuple[Setup, dict[str, Any]]:
+def read(config: str | None, given: dict[str, Any]) -> tuple[SimulationConfig, dict[str, Any]]:
     """The setup that the file `config` and the options `given` make, and what they hold beside it.
 
     Raises ArgumentError naming the option, or file and key.
     """
-    from hpgo.timing.setup import FIELDS, Setup, checked, from_text
+    from hpgo.timing.setup import FIELDS, SimulationConfig, checked, from_text
 
     values = {} if config is None else _read_file(config)
     for key, value in given.items():
@@ -130,7 +130,7 @@ def read(config: str | None, given: dict[str, Any]) -> tuple[Setup, dict[str, An
             values[key] = from_text(key, value, flag_of(key))
         else:
             values[key] = checked(key, value, flag_of(key))
-    return Setup(**{key: value for key, value in values.items() if key in FIELDS}), {
+    return SimulationConfig(**{key: value for key, value in values.items() if key in FIELDS}), {
         key: value for key, value in values.items() if key not in FIELDS
     }
 

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpgo.base.errors import ArgumentError
 from hpgo.cli.command import option, takes
 from hpgo.cli.setups import SECTIONS, Listing, SetupOptions, flag_of, read
 from hpgo.cli.terminal import say
 from hpgo.cli.values import AS_JSON, FILE, PLAN, RUN_OUT, SCHEDULES, written
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hpgo.programs.names import ScheduleName
-    from hpgo.timing.setup import Setup
+    from hpgo.timing.setup import SimulationConfig
     from hpgo.timing.timeline import Timeline
 
     Called = Callable[[str], str]
-    """What errors call a field of `Setup`."""
+    """What errors call a field of `SimulationConfig`."""
 
 _DATA = (".npz", ".timeline.json")
 _MOST_ROWS = 64  # more ranks that differ are not listed one by one
@@ -117,7 +117,7 @@ def command(options: SimulateOptions) -> None:
 
 
 def _of_plan(
-    path: str, names: Sequence[ScheduleName | None], setup: Setup, given: dict[str, Any], called: Called
+    path: str, names: Sequence[ScheduleName | None], setup: SimulationConfig, given: dict[str, Any], called: Called
 ) -> list[Timeline]:
     from hpgo.planning.plans import Plan
     from hpgo.timing.runs import BEYOND_A_PLAN, run_program
@@ -136,7 +136,7 @@ def _print_notes(notes: Iterable[str]) -> None:
         say("note", note)
 
 
-def _timeline(setup: Setup, name: ScheduleName, called: Called) -> Timeline:
+def _timeline(setup: SimulationConfig, name: ScheduleName, called: Called) -> Timeline:
     from hpgo.timing.runs import order_of, run
 
     if not _is_file(name):
@@ -160,7 +160,7 @@ def _is_file(name: str) -> bool:
     return not is_known and os.path.isfile(name)  # noqa: PTH113 -- `Path.is_file` fails on names that are too long
 
 
-def _check_known(names: Sequence[ScheduleName], setup: Setup) -> None:
+def _check_known(names: Sequence[ScheduleName], setup: SimulationConfig) -> None:
     """Raises ArgumentError for an option that is given to schedules of which none has it."""
     from hpgo.programs.orders import schedules
     from hpgo.timing.runs import OPTIONS
@@ -192,7 +192,7 @@ def _print(timelines: Sequence[Timeline], *, alone: bool) -> None:
 
 
 def _sweep(
-    names: Sequence[ScheduleName], setup: Setup, called: Called, outputs: Sequence[str], *, as_json: bool
+    names: Sequence[ScheduleName], setup: SimulationConfig, called: Called, outputs: Sequence[str], *, as_json: bool
 ) -> None:
     from hpgo.cli.terminal import progress, table
     from hpgo.show import run_report
@@ -205,7 +205,7 @@ def _sweep(
             check(output)
     notes: list[str] = []
 
-    def timeline_of(setup: Setup, name: ScheduleName) -> Timeline:
+    def timeline_of(setup: SimulationConfig, name: ScheduleName) -> Timeline:
         timeline = _timeline(setup, name, called)
         notes.extend(timeline.notes)
         return timeline

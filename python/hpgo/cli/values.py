@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import shorten
 from hpgo.cli.command import option
 from hpgo.cli.kinds import check_kind
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

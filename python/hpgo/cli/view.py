@@ -48,9 +48,9 @@ def command(options: ViewOptions) -> None:
     import tempfile
     import webbrowser
 
-    from hpgo.base.errors import HpgoError
     from hpgo.base.files import writing
     from hpgo.draw import save
+    from hpgo.errors import HpgoError
     from hpgo.page.planned.facts import too_large
 
     if output is None:

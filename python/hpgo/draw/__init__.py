@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, Unpack, cast, get_args
 
 from hpgo.base.checks import check_is, listed
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import shorten, shown
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,15 +34,15 @@ ENDINGS: dict[str, str] = {
 def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: Unpack[Chosen]) -> Path:
     """Draws one timeline, or several on one time axis, into a file and returns its path.
 
-    The ending chooses the format (`hpgo.draw.ENDINGS`); the keywords are those of `hpgo.draw.options.Options`.
+    The ending chooses the format (`hpgo.draw.ENDINGS`); the keywords are those of `hpgo.draw.options.DrawOptions`.
 
     Raises ArgumentError for an unknown ending or option, HpgoError where matplotlib is missing or the file can't be
     written.
     """
-    from hpgo.base.errors import HpgoError
     from hpgo.base.files import as_path, writing
     from hpgo.draw import raster, scene
     from hpgo.draw.options import options_of
+    from hpgo.errors import HpgoError
     from hpgo.timing.timeline import check_picture
 
     path = as_path(path, ArgumentError)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import printable
 from hpgo.draw import palette, still
 from hpgo.draw.axis import number_text, ticks
 from hpgo.draw.fonts import text_px
 from hpgo.draw.scene import Boxes, Item, Line, Scene, Words, legend
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     import os

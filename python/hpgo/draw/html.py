@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from hpgo.draw.options import Options
+    from hpgo.draw.options import DrawOptions
     from hpgo.timing.timeline import Timeline
 
 _SCRIPTS = ("state", "patterns", "data", "geometry", "paint", "pointing", "input")
@@ -54,7 +54,7 @@ _MOST_TRANSFERS = 2_000_000
 _MOST_MEMORY_POINTS = 1_000_000
 
 
-def html(timelines: Sequence[Timeline], options: Options) -> bytes:
+def html(timelines: Sequence[Timeline], options: DrawOptions) -> bytes:
     """The page, as UTF-8."""
     labels = names(timelines, options.labels)
     heading = options.title or title(timelines, labels)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from hpgo.base.checks import check_is, listed
-from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record
 from hpgo.base.wording import near, printable, shown
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {"transfers": get_args(Transfers), "theme
 
 
 @dataclass(frozen=True, slots=True)
-class Options(Record):
+class DrawOptions(Record):
     """Choices about a picture; a format ignores what it can't show (ASCII has no colours)."""
 
     labels: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Options(Record):
 
 
 class Chosen(TypedDict, total=False):
-    """The fields of `Options`, as keywords of `save` and `render`."""
+    """The fields of `DrawOptions`, as keywords of `save` and `render`."""
 
     labels: Iterable[str] | None
     title: str | None
@@ -67,12 +67,12 @@ class Chosen(TypedDict, total=False):
     max_boxes: int
 
 
-def options_of(chosen: Mapping[str, Any], timelines: int) -> Options:
+def options_of(chosen: Mapping[str, Any], timelines: int) -> DrawOptions:
     """The options in `chosen`, checked against each other and the number of timelines.
 
     Raises ArgumentError for an unknown name, a value outside its choices, or a wrong number of labels.
     """
-    names = [field.name for field in dataclasses.fields(Options)]
+    names = [field.name for field in dataclasses.fields(DrawOptions)]
     for name in chosen:
         if name not in names:
             raise ArgumentError(f"unknown picture option `{name}`", near(name, names), code="unknown_name")
@@ -86,7 +86,7 @@ def options_of(chosen: Mapping[str, Any], timelines: int) -> Options:
         given = chosen.get(name, choices[0])
         if not isinstance(given, str) or given not in choices:
             raise ArgumentError(f"{name} is {shown(given)}", f"choose {', '.join(choices)}")
-    options = Options(**{**chosen, **words})
+    options = DrawOptions(**{**chosen, **words})
     if options.labels and len(options.labels) != timelines:
         raise ArgumentError(
             f"{len(options.labels)} labels for {timelines} timelines", "give one label for each timeline, or none"

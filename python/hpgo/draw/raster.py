@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from hpgo.base.errors import HpgoError
 from hpgo.base.files import writing
 from hpgo.base.signals import uninterrupted
 from hpgo.draw import palette
 from hpgo.draw.scene import Boxes, Line, Scene, Steps, Words
+from hpgo.errors import HpgoError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from hpgo.draw.options import Options
+    from hpgo.draw.options import DrawOptions
 
 _PX_PER_INCH = 96
 _POINTS_PER_PX = 72 / _PX_PER_INCH
@@ -26,7 +26,7 @@ _HATCH_REPEATS = {"/": 5, "\\": 5, ".": 4, "-": 4, "|": 4, "x": 4, "o": 3, "+": 
 """How often a hatch's letter stands for the density of `palette.HATCHES`."""
 
 
-def write(scene: Scene, options: Options, path: Path) -> None:
+def write(scene: Scene, options: DrawOptions, path: Path) -> None:
     """Writes `scene` to `path`, a `.png` or `.pdf`.
 
     Raises HpgoError where matplotlib is not installed.
@@ -98,7 +98,7 @@ def _line(axes: Axes, item: Line, theme: int, order: int) -> None:
     axes.plot(xs, ys, color=stroke, linewidth=width, linestyle=style, zorder=order, solid_capstyle="butt")
 
 
-def _shape(axes: Axes, item: Boxes | Steps, theme: int, order: int, options: Options) -> None:
+def _shape(axes: Axes, item: Boxes | Steps, theme: int, order: int, options: DrawOptions) -> None:
     """All boxes as one path: a pattern is then painted once, and not for each."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline

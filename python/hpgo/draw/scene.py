@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from hpgo.draw.options import Options
+    from hpgo.draw.options import DrawOptions
     from hpgo.timing.timeline import Timeline
 
     Floats = NDArray[np.float64]
@@ -149,7 +149,7 @@ class _Bars:
 class _Canvas:
     """What is drawn so far, and what the legend and the notes have to mention."""
 
-    options: Options
+    options: DrawOptions
     x0: float
     """Left end of the time axis."""
     px_per_s: float
@@ -201,7 +201,7 @@ class _Rows:
         return self.top + (rank // self.per_row).astype(np.float64) * self.pitch_px
 
 
-def scene(timelines: Sequence[Timeline], options: Options) -> Scene:
+def scene(timelines: Sequence[Timeline], options: DrawOptions) -> Scene:
     """Lays out one or several timelines on one time axis."""
     end_s = drawn_span_s(timelines)
     labels = names(timelines, options.labels)

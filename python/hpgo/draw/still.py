@@ -5,18 +5,18 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.files import as_path, writing
 from hpgo.base.wording import shorten
 from hpgo.draw import palette
 from hpgo.draw.options import options_of
 from hpgo.draw.svg import svg
+from hpgo.errors import ArgumentError, HpgoError
 
 if TYPE_CHECKING:
     import os
     from pathlib import Path
 
-    from hpgo.draw.options import Options, Theme
+    from hpgo.draw.options import DrawOptions, Theme
     from hpgo.draw.scene import Scene
 
 ENDINGS = (".svg", ".png", ".pdf", ".html")
@@ -52,7 +52,7 @@ def save(scene: Scene, path: str | os.PathLike[str], *, theme: Theme = "auto") -
     return found
 
 
-def _page(scene: Scene, options: Options) -> str:
+def _page(scene: Scene, options: DrawOptions) -> str:
     light = 1 if options.theme == "dark" else 0
     paper = palette.PAPER[light]
     layout = f"body{{margin:0;background:{paper}}}svg{{display:block;max-width:100%;height:auto;margin:auto}}"

@@ -14,12 +14,12 @@ from hpgo.draw.scene import Boxes, Line, Scene, Steps, Words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from hpgo.draw.options import Options
+    from hpgo.draw.options import DrawOptions
 
 _FONT_FAMILY = "'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 
-def svg(scene: Scene, options: Options) -> str:
+def svg(scene: Scene, options: DrawOptions) -> str:
     """The picture as one SVG document."""
     styles = list(dict.fromkeys(item.style for item in scene.items if not isinstance(item, Words)))
     fonts = list(dict.fromkeys(item.font for item in scene.items if isinstance(item, Words)))
@@ -107,7 +107,7 @@ def _words(words: Words) -> str:
     return f'<g class="{name}"{size}{_mark(words)}>\n{texts}\n</g>'
 
 
-def _stylesheet(styles: list[str], fonts: list[str], grounds: list[str], options: Options) -> str:
+def _stylesheet(styles: list[str], fonts: list[str], grounds: list[str], options: DrawOptions) -> str:
     light = 1 if options.theme == "dark" else 0
     rules = [
         f"text{{font-family:{_FONT_FAMILY}}}",

@@ -21,7 +21,7 @@ from hpgo.programs.orders import KINDS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpgo.draw.options import Options
+    from hpgo.draw.options import DrawOptions
     from hpgo.timing.timeline import Timeline
 
 _MOST_ROWS = 64
@@ -38,7 +38,7 @@ _MEANINGS = (
 )
 
 
-def text(timelines: Sequence[Timeline], options: Options) -> str:
+def text(timelines: Sequence[Timeline], options: DrawOptions) -> str:
     """The timelines below each other on one time axis, each line at most `options.columns` characters."""
     labels = names(timelines, options.labels)
     named = {id(timeline): _row_names(timeline, options.columns // 3) for timeline in timelines}

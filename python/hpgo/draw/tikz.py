@@ -11,7 +11,7 @@ from hpgo.draw import palette
 from hpgo.draw.scene import Boxes, Line, Scene, Steps, Words
 
 if TYPE_CHECKING:
-    from hpgo.draw.options import Options
+    from hpgo.draw.options import DrawOptions
 
 _ANCHORS = {"start": "base west", "middle": "base", "end": "base east"}
 _POINTS_PER_PX = 0.75
@@ -28,7 +28,7 @@ _PATTERNS = {
 """What its library calls them."""
 
 
-def tikz(scene: Scene, options: Options) -> str:
+def tikz(scene: Scene, options: DrawOptions) -> str:
     r"""The picture as a `tikzpicture` in a `\resizebox`, without preamble."""
     theme = 1 if options.theme == "dark" else 0
     styles = dict.fromkeys(item.style for item in scene.items if not isinstance(item, Words))

@@ -20,7 +20,7 @@ from hpgo.timing.measures import CAUSES, TRANSFER_KINDS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hpgo.draw.options import Options
+    from hpgo.draw.options import DrawOptions
     from hpgo.timing.timeline import Timeline
 
 _COMPUTE, _IDLE, _SYNC = 0, 1, 2
@@ -29,7 +29,7 @@ _SEND, _RECEIVE = 10, 1000
 _COLOURS = ("thread_state_running", "thread_state_iowait", "rail_response", "good", "thread_state_running")
 
 
-def trace(timelines: Sequence[Timeline], options: Options) -> bytes:
+def trace(timelines: Sequence[Timeline], options: DrawOptions) -> bytes:
     """The trace, as UTF-8 JSON; of several timelines, each has its own range of process numbers."""
     events: list[str] = []
     labels = names(timelines, options.labels)

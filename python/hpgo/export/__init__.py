@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_text
 from hpgo.base.documents import make_folder, write_text
-from hpgo.base.errors import ArgumentError
 from hpgo.base.files import as_path
+from hpgo.errors import ArgumentError
 from hpgo.export.targets import NAMES, TARGETS, Place, Target, find
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_python
 from hpgo.export import precision
-from hpgo.export.jobs import Job
+from hpgo.export.jobs import ExportJob
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
@@ -54,7 +54,7 @@ def planned_topology():
 
 def module(given: object, target: Target, place: Place) -> dict[str, str]:
     """LAYERS, PARTS, REPLICAS, CONFIG (for `deepspeed.initialize`) and the pipeline module."""
-    job = Job.of(given, target, place)
+    job = ExportJob.of(given, target, place)
     config = {
         "train_batch_size": job.program.global_batch_size,
         "train_micro_batch_size_per_gpu": job.share,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_shell
 from hpgo.export import precision
-from hpgo.export.jobs import Job, group_size
+from hpgo.export.jobs import ExportJob, group_size
 from hpgo.programs.recomputation import group_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _NAMES = {"microbatch_group_size_per_vp_stage": "microbatch_group_size_per_virtu
 
 def arguments(given: object, target: Target, place: Place) -> dict[str, str]:
     """One argument a line, each quoted for a shell, under comments."""
-    job = Job.of(given, target, place)
+    job = ExportJob.of(given, target, place)
     told = (settings(job) | precision.megatron(job)).items()
     words = [f"--{_NAMES.get(key, key).replace('_', '-')}{_value(value)}" for key, value in told if value is not False]
     comments = job.header(
@@ -39,7 +39,7 @@ def arguments(given: object, target: Target, place: Place) -> dict[str, str]:
 CLIPPING = "gradients are clipped at norm 1 unless {} says otherwise; the plan's price leaves that out"
 
 
-def settings(job: Job) -> dict[str, int | str | bool]:
+def settings(job: ExportJob) -> dict[str, int | str | bool]:
     """What Megatron is told, by the names of its configuration; raises ArgumentError for what it can't run."""
     counts = job.block_counts
     chosen: dict[str, int | str | bool] = {

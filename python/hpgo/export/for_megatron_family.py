@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hpgo.base.quoting import in_python, in_shell, in_yaml
 from hpgo.export import precision
 from hpgo.export.for_megatron import CLIPPING, settings
-from hpgo.export.jobs import Job
+from hpgo.export.jobs import ExportJob
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,7 @@ _SINGLE = ("context_parallel_size", "expert_model_parallel_size")
 
 def bridge(given: object, target: Target, place: Place) -> dict[str, str]:
     """YAML to merge into a recipe's `ConfigContainer`."""
-    job = Job.of(given, target, place)
+    job = ExportJob.of(given, target, place)
     told = _told(job)
     sections: dict[str, dict[str, Value]] = {
         "train": _part(told, "global_batch_size", "micro_batch_size"),
@@ -58,7 +58,7 @@ def bridge(given: object, target: Target, place: Place) -> dict[str, str]:
 
 def swift(given: object, target: Target, place: Place) -> dict[str, str]:
     """YAML of arguments: `megatron sft FILE`, with those of the model and the data beside them."""
-    job = Job.of(given, target, place)
+    job = ExportJob.of(given, target, place)
     told = _told(job) | precision.swift(job) | precision.optimizer(job)
     told["recompute_granularity"] = told["recompute_granularity"] or "none"
     # The plan's virtual stages follow from the layout.
@@ -71,7 +71,7 @@ def swift(given: object, target: Target, place: Place) -> dict[str, str]:
 
 def verl(given: object, target: Target, place: Place) -> dict[str, str]:
     """Overrides of `verl.trainer.sft_trainer`, one a line, each quoted for a shell."""
-    job = Job.of(given, target, place)
+    job = ExportJob.of(given, target, place)
     told = _told(job)
     overrides: dict[str, Value] = {
         "engine": "megatron",
@@ -103,7 +103,7 @@ def verl(given: object, target: Target, place: Place) -> dict[str, str]:
 
 def nemo(given: object, target: Target, place: Place) -> dict[str, str]:
     """A Python module whose function `planned` sets what the plan decides in a recipe."""
-    job = Job.of(given, target, place)
+    job = ExportJob.of(given, target, place)
     told = _told(job)
     values: dict[str, Value] = {
         **{f"recipe.data.{key}": told[key] for key in ("global_batch_size", "micro_batch_size")},
@@ -150,7 +150,7 @@ def nemo(given: object, target: Target, place: Place) -> dict[str, str]:
     return {place.main or "planned.py": "\n".join(lines) + "\n"} | job.beside()
 
 
-def _told(job: Job) -> dict[str, Value]:
+def _told(job: ExportJob) -> dict[str, Value]:
     """All settings, those that are off or nothing too."""
     nothing: dict[str, Value] = dict.fromkeys((*_RECOMPUTATION, "pipeline_model_parallel_layout", _GROUP))
     off: dict[str, Value] = dict.fromkeys(("use_distributed_optimizer", *_OVERLAPS), False)
@@ -212,7 +212,7 @@ def _mixed_precision(weights: str, gradients: str) -> dict[str, Value]:
     }
 
 
-def _comments(job: Job, clip: str, *notes: str) -> list[str]:
+def _comments(job: ExportJob, clip: str, *notes: str) -> list[str]:
     blocks = f"the model must have {sum(job.block_counts)} blocks"
     return [f"# {line}" for line in job.header(blocks, CLIPPING.format(clip), *notes)]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.quoting import in_python
 from hpgo.export import precision
-from hpgo.export.jobs import Job
+from hpgo.export.jobs import ExportJob
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
@@ -169,7 +169,7 @@ class Recomputed(torch.nn.Module):
 
 def module(given: object, target: Target, place: Place) -> dict[str, str]:
     """LAYERS, the sizes, and functions that build mesh, schedule and optimizer."""
-    job = Job.of(given, target, place)
+    job = ExportJob.of(given, target, place)
     program = job.program
     passed_on = [[one.layer for one in stage.crossings] for stage in program.stages]
     weights, gradients = precision.widths(job) or (None, None)

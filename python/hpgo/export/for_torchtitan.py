@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_python, in_toml
+from hpgo.errors import ArgumentError
 from hpgo.export import precision
-from hpgo.export.jobs import Job
+from hpgo.export.jobs import ExportJob
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ CLIPPING = "gradients are clipped at norm 1 unless training.max_norm says otherw
 
 def toml(given: object, target: Target, place: Place) -> dict[str, str]:
     """Sections `training`, `parallelism` and `activation_checkpoint` of a job's TOML, for 0.2."""
-    job = Job.of(given, target, place)
+    job = ExportJob.of(given, target, place)
     job.check_recomputation()
     if job.replicas > 1 and job.gpus_per_device > 1 and job.ranks == 1 and not job.program.shard_optimizer:
         raise ArgumentError(
@@ -96,7 +96,7 @@ def toml(given: object, target: Target, place: Place) -> dict[str, str]:
 
 def python(given: object, target: Target, place: Place) -> dict[str, str]:
     """A module whose function `planned` sets what the plan decides in a `Trainer.Config`, for 0.3."""
-    job = Job.of(given, target, place)
+    job = ExportJob.of(given, target, place)
     job.check_recomputation()
     settings: dict[str, object] = {
         "training.global_batch_size": job.program.global_batch_size,
@@ -196,12 +196,12 @@ def module(
     return "\n".join(lines) + "\n"
 
 
-def _beside(job: Job) -> dict[str, str]:
+def _beside(job: ExportJob) -> dict[str, str]:
     order = {job.place.name(ORDER): job.program.schedule.to_text()} if job.ranks > 1 else {}
     return order | job.beside()
 
 
-def _notes(job: Job) -> list[str]:
+def _notes(job: ExportJob) -> list[str]:
     blocks = sum(job.block_counts)
     notes = [f"the model must have {blocks} blocks: what is not named here, torchtitan leaves out without a word"]
     if job.ranks > 1:
@@ -209,12 +209,12 @@ def _notes(job: Job) -> list[str]:
     return notes
 
 
-def _local_batch_size(job: Job) -> int:
+def _local_batch_size(job: ExportJob) -> int:
     """Samples of a replica between two sums of gradients: of the whole step, or of one pass without a pipeline."""
     return job.share * job.program.micro_batches if job.ranks > 1 else job.share
 
 
-def _degrees(job: Job) -> dict[str, int | str]:
+def _degrees(job: ExportJob) -> dict[str, int | str]:
     shared = job.replicas > 1 and (
         job.program.shard_optimizer or (job.ranks > 1 and False not in job.launcher.shards_optimizer)
     )
@@ -231,7 +231,7 @@ def _degrees(job: Job) -> dict[str, int | str]:
     return degrees
 
 
-def _shape(job: Job) -> str:
+def _shape(job: ExportJob) -> str:
     """A schedule of PyTorch's whose stages lie on ranks as the plan's do; the orders themselves are in the file."""
     ranks, stages = job.ranks, len(job.program.stages)
     placed = job.program.schedule.rank_of_stage

@@ -12,10 +12,10 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hpgo import _core
-from hpgo.base.errors import ArgumentError, InfeasibleError
 from hpgo.base.quoting import in_comment
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import counted, shorten, shown
+from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.export.precision import note
 from hpgo.model.profile import Profile
 from hpgo.planning.plans import Plan
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpgo.export.targets import Place, Target
-    from hpgo.programs.launchers import Launcher
+    from hpgo.programs.launchers import Framework
     from hpgo.programs.optimizers import OptimizerName
     from hpgo.programs.orders import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ExportJob:
     """What one launcher runs of a plan or a program."""
 
     target: Target
     place: Place
-    launcher: Launcher
+    launcher: Framework
     program: Program
     """With the orders that the launcher runs."""
     plan: Plan | None
@@ -59,7 +59,7 @@ class Job:
     """What runs otherwise than the plan says."""
 
     @classmethod
-    def of(cls, given: object, target: Target, place: Place) -> Job:
+    def of(cls, given: object, target: Target, place: Place) -> ExportJob:
         """Checks a plan or a program for `target`.
 
         Raises ArgumentError for one that it can't run, InfeasibleError for one that doesn't fit memory.
@@ -245,7 +245,7 @@ def _check_memory(plan: Plan) -> None:
             )
 
 
-def _check_chain(program: Program, row: Launcher) -> None:
+def _check_chain(program: Program, row: Framework) -> None:
     """Raises ArgumentError for two copies of a model, and for devices of one rank that hold different stages."""
     if program.schedule.chain_length != program.schedule.stages:
         raise ArgumentError(
@@ -255,7 +255,7 @@ def _check_chain(program: Program, row: Launcher) -> None:
         )
 
 
-def _check_ties(job: Job) -> None:
+def _check_ties(job: ExportJob) -> None:
     """Raises ArgumentError for a weight that stages share and the launcher doesn't sum."""
     for tie in () if job.plan is None else job.plan.parted:
         row = job.launcher
@@ -271,7 +271,7 @@ def _check_ties(job: Job) -> None:
         )
 
 
-def _orders(planned: Schedule, row: Launcher) -> Schedule:
+def _orders(planned: Schedule, row: Framework) -> Schedule:
     """What the launcher runs: the plan's orders if it takes them from a file, else its own."""
     name = runs_as(row, planned.name)
     ranks, micro_batches = planned.ranks, planned.total_micro_batches
@@ -303,12 +303,12 @@ def group_size(interleaved: Schedule) -> int:
     return sum(1 for _ in takewhile(lambda action: action == "0F", first))
 
 
-def _sums_each_pass(program: Program, row: Launcher) -> bool:
+def _sums_each_pass(program: Program, row: Framework) -> bool:
     """Whether gradients are summed in each backward pass: torchtitan does so where no pipeline asks it to wait."""
     return row.name == "torchtitan" and program.schedule.ranks == 1 and len(program.stages[0].devices) > 1
 
 
-def _step_s(job: Job) -> float | None:
+def _step_s(job: ExportJob) -> float | None:
     """The step by the launcher's orders, with gradients summed when it sums them."""
     program, plan = job.program, job.plan
     if program.costs is None:
@@ -325,7 +325,7 @@ def _step_s(job: Job) -> float | None:
     return simulate(program, gradient_sync_s=tails_s).makespan_s
 
 
-def _differences(job: Job, planned: Program, step_s: float | None) -> Iterator[str]:
+def _differences(job: ExportJob, planned: Program, step_s: float | None) -> Iterator[str]:
     """What runs otherwise than the plan says, in words."""
     title, row = job.launcher.title, job.launcher
     if planned.schedule != job.program.schedule:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_toml
+from hpgo.errors import ArgumentError
 from hpgo.export.for_torchtitan import CLIPPING, ORDER, module, parts_of
 from hpgo.export.llm_jobs import LlmExportJob
 from hpgo.llm.parallelism import MOST_ZERO

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpgo import _core
-from hpgo.base.errors import ArgumentError, InfeasibleError
 from hpgo.base.quoting import in_comment
 from hpgo.base.units import format_bytes
 from hpgo.base.wording import counted
+from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.llm.estimate import orders_of
 from hpgo.llm.frameworks import FrameworkSupport, framework_support
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpgo.llm.parallelism import ParallelismConfig
     from hpgo.llm.plan import LlmPlan
     from hpgo.model.transformer import Transformer
-    from hpgo.programs.launchers import Launcher
+    from hpgo.programs.launchers import Framework
     from hpgo.programs.orders import Schedule
 
 
@@ -33,7 +33,7 @@ class LlmExportJob:
 
     target: Target
     place: Place
-    launcher: Launcher
+    launcher: Framework
     plan: LlmPlan
 
     @classmethod

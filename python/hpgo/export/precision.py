@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import ArgumentError
+from hpgo.errors import ArgumentError
 from hpgo.programs.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hpgo.export.jobs import Job
+    from hpgo.export.jobs import ExportJob
     from hpgo.programs.optimizers import OptimizerName
 
 MEGATRON: Mapping[OptimizerName, Mapping[str, bool | float | str]] = {
@@ -32,7 +32,7 @@ DEEPSPEED: Mapping[OptimizerName, Mapping[str, object]] = {
 """Blocks of its configuration; the optimizer itself is the user's argument of `deepspeed.initialize`."""
 
 
-def widths(job: Job) -> tuple[str, str] | None:
+def widths(job: ExportJob) -> tuple[str, str] | None:
     """Return PyTorch's names for the types of weights and gradients; None if no optimizer was priced."""
     if (name := job.optimizer) is None:
         return None
@@ -40,12 +40,12 @@ def widths(job: Job) -> tuple[str, str] | None:
     return names[OPTIMIZERS[name].weights], names[OPTIMIZERS[name].gradients]
 
 
-def megatron(job: Job) -> dict[str, bool | float | str]:
+def megatron(job: ExportJob) -> dict[str, bool | float | str]:
     """Return the settings for a plan's precision and optimizer; nothing if no optimizer was priced."""
     return {} if job.optimizer is None else dict(MEGATRON[job.optimizer])
 
 
-def optimizer(job: Job) -> dict[str, Any]:
+def optimizer(job: ExportJob) -> dict[str, Any]:
     """Return the name of Megatron Core's optimizer and its momentum; nothing if no optimizer was priced."""
     if job.optimizer is None:
         return {}
@@ -54,7 +54,7 @@ def optimizer(job: Job) -> dict[str, Any]:
     return named | {key: value for key, value in chosen.items() if key == "sgd_momentum"}
 
 
-def verl(job: Job) -> dict[str, str | bool]:
+def verl(job: ExportJob) -> dict[str, str | bool]:
     """Return `dtype`, and `grad_reduce_in_fp32`; nothing if no optimizer was priced.
 
     Raises ArgumentError for weights in 32 bits, which verl's Megatron engine refuses
@@ -72,7 +72,7 @@ def verl(job: Job) -> dict[str, str | bool]:
     return {"dtype": weights, "grad_reduce_in_fp32": gradients == "float32"}
 
 
-def swift(job: Job) -> dict[str, str | bool]:
+def swift(job: ExportJob) -> dict[str, str | bool]:
     """Return ms-swift's arguments for the precision; nothing if no optimizer was priced.
 
     It sums gradients in fp32 unless `main_grads_dtype` is bf16, which Megatron Core takes with its precision-aware
@@ -97,12 +97,12 @@ def swift(job: Job) -> dict[str, str | bool]:
     return told
 
 
-def torchtitan(job: Job) -> str | None:
+def torchtitan(job: ExportJob) -> str | None:
     """Return the value of `training.mixed_precision_param`; None if no optimizer was priced."""
     return None if (kept := widths(job)) is None else kept[0]
 
 
-def deepspeed(job: Job) -> dict[str, object]:
+def deepspeed(job: ExportJob) -> dict[str, object]:
     """Return the blocks of the configuration for a plan's precision; nothing if no optimizer was priced.
 
     Source: `DeepSpeedEngine._do_optimizer_sanity_check` of 0.19.8, which takes 32-bit gradients of 16-bit weights with
@@ -116,7 +116,7 @@ def deepspeed(job: Job) -> dict[str, object]:
     return blocks
 
 
-def note(job: Job) -> str | None:
+def note(job: ExportJob) -> str | None:
     """Return a comment on what memory was priced for; None for a program, which has no price of memory."""
     if job.plan is None:
         return None

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.checks import check_is, check_text
-from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record
+from hpgo.errors import ArgumentError
 from hpgo.programs.launchers import row_of
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Jobs: what starts the processes of a plan, here or on a cluster, each rank on the device that the plan means.
 
-job = hpgo.launch.Job.of(plan, "train.py", ["--steps", "100"])
+job = hpgo.launch.LaunchJob.of(plan, "train.py", ["--steps", "100"])
 hpgo.launch.slurm(job)  # text; hpgo.launch.save(job, "slurm", "job.sh") writes it
 """
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpgo.base.checks import choice
 from hpgo.base.documents import write_text
-from hpgo.base.errors import ArgumentError
 from hpgo.base.files import as_path
 from hpgo.base.wording import near
-from hpgo.launch.job import Job, Node, check_job
+from hpgo.errors import ArgumentError
+from hpgo.launch.job import LaunchJob, Node, check_job
 from hpgo.launch.kubernetes import kubeflow, pytorchjob
 from hpgo.launch.ray import ray
 from hpgo.launch.shell import local, ssh_hosts, torchrun
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "TARGETS", "Job", "Node", "kubeflow", "local", "pytorchjob", "ray", "save", "slurm", "ssh_hosts", "text",
+    "TARGETS", "LaunchJob", "Node", "kubeflow", "local", "pytorchjob", "ray", "save", "slurm", "ssh_hosts", "text",
     "torchrun",
 ]  # fmt: skip
 
@@ -42,7 +42,7 @@ TARGETS: dict[TargetName, Callable[..., str]] = {
 """What a job can be written for; each takes the job and keywords of its own."""
 
 
-def text(job: Job, target: TargetName, **options: Any) -> str:
+def text(job: LaunchJob, target: TargetName, **options: Any) -> str:
     """What starts `job` on one of `TARGETS`, with the target's own `options`.
 
     Raises ArgumentError for a target that there isn't, for options that it doesn't have or lacks, and for a job that it
@@ -50,9 +50,9 @@ def text(job: Job, target: TargetName, **options: Any) -> str:
 
     >>> import hpgo
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
-    >>> text(Job.of(plan, "train.py"), "slurm", image="me/train:1")
+    >>> text(LaunchJob.of(plan, "train.py"), "slurm", image="me/train:1")
     Traceback (most recent call last):
-    hpgo.ArgumentError: `slurm` has no option `image`
+    hpgo.errors.ArgumentError: `slurm` has no option `image`
     """
     choice("target", target, TARGETS)
     check_job(job)
@@ -70,7 +70,7 @@ def text(job: Job, target: TargetName, **options: Any) -> str:
     return TARGETS[target](job, **options)
 
 
-def save(job: Job, target: TargetName, path: str | os.PathLike[str], **options: Any) -> None:
+def save(job: LaunchJob, target: TargetName, path: str | os.PathLike[str], **options: Any) -> None:
     """Writes what `text` returns. Raises ArgumentError, also if the file can't be written."""
     made = text(job, target, **options)
     if target == "ray" and as_path(path, ArgumentError).name == "ray.py":

@@ -8,10 +8,10 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_is, check_text, listed
-from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_comment
 from hpgo.base.records import Record
 from hpgo.base.wording import as_whole, counted, shown
+from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster
 from hpgo.planning.files import known_source
 from hpgo.planning.plans import Plan
@@ -35,7 +35,7 @@ class Node(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Job(Record):
+class LaunchJob(Record):
     """What every target starts: one process a device of the cluster. Rank r runs on device r.
 
     Devices are numbered machine by machine, so the ranks of a machine follow each other, and the local rank is the
@@ -66,7 +66,7 @@ class Job(Record):
         cluster: Cluster | None = None,
         python: str = "python3",
         name: str | None = None,
-    ) -> Job:
+    ) -> LaunchJob:
         """The job that runs `plan`.
 
         Args:
@@ -82,7 +82,7 @@ class Job(Record):
 
         >>> import hpgo
         >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
-        >>> job = Job.of(plan, "train.py", ["--steps", "10"])
+        >>> job = LaunchJob.of(plan, "train.py", ["--steps", "10"])
         >>> job.ranks, [node.ranks for node in job.nodes], job.command
         (16, [8, 8], ('python3', 'train.py', '--steps', '10'))
         """
@@ -207,7 +207,7 @@ def _check_grid(plan: Plan) -> None:
 
 def check_job(job: object) -> None:
     """Raises ArgumentError for what is no job."""
-    check_is("the job", job, Job, "make one, with `hpgo.launch.Job.of`")
+    check_is("the job", job, LaunchJob, "make one, with `hpgo.launch.LaunchJob.of`")
 
 
 def checked_port(port: object) -> int:

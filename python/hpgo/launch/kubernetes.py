@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_yaml
 from hpgo.base.wording import shown
+from hpgo.errors import ArgumentError
 from hpgo.launch.job import check_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpgo.launch.job import Job
+    from hpgo.launch.job import LaunchJob
 
 
 def kubeflow(
-    job: Job, *, image: str | None = None, runtime: str = "torch-distributed", resource: str | None = "nvidia.com/gpu"
+    job: LaunchJob,
+    *,
+    image: str | None = None,
+    runtime: str = "torch-distributed",
+    resource: str | None = "nvidia.com/gpu",
 ) -> str:
     """A TrainJob of Kubeflow Trainer, for `kubectl create -f`: a pod a machine, in which torchrun starts the ranks.
 
@@ -29,9 +33,9 @@ def kubeflow(
     Raises ArgumentError if machines differ.
 
     >>> import hpgo, yaml
-    >>> from hpgo.launch import Job
+    >>> from hpgo.launch import LaunchJob
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
-    >>> trainer = yaml.safe_load(kubeflow(Job.of(plan, "train.py")))["spec"]["trainer"]
+    >>> trainer = yaml.safe_load(kubeflow(LaunchJob.of(plan, "train.py")))["spec"]["trainer"]
     >>> trainer["numNodes"], trainer["numProcPerNode"]
     (2, 8)
     """
@@ -55,7 +59,7 @@ def kubeflow(
     )
 
 
-def pytorchjob(job: Job, *, image: str, resource: str | None = "nvidia.com/gpu") -> str:
+def pytorchjob(job: LaunchJob, *, image: str, resource: str | None = "nvidia.com/gpu") -> str:
     """A PyTorchJob of Kubeflow's Training Operator (version 1), for `kubectl create -f`.
 
     The master is machine 0, worker k is machine k + 1; in each pod torchrun starts the machine's ranks.
@@ -68,9 +72,9 @@ def pytorchjob(job: Job, *, image: str, resource: str | None = "nvidia.com/gpu")
     Raises ArgumentError if machines differ.
 
     >>> import hpgo, yaml
-    >>> from hpgo.launch import Job
+    >>> from hpgo.launch import LaunchJob
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
-    >>> written = yaml.safe_load(pytorchjob(Job.of(plan, "train.py"), image="me/train:1"))
+    >>> written = yaml.safe_load(pytorchjob(LaunchJob.of(plan, "train.py"), image="me/train:1"))
     >>> written["spec"]["nprocPerNode"], written["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"]
     ('8', 1)
     """
@@ -97,7 +101,7 @@ def pytorchjob(job: Job, *, image: str, resource: str | None = "nvidia.com/gpu")
     )
 
 
-def _torchrun(job: Job) -> list[str]:
+def _torchrun(job: LaunchJob) -> list[str]:
     """How many nodes and processes there are, and where, comes from the operator by environment variables."""
     # Kubernetes reads `$$` in a command as a dollar, and `$(NAME)` as a variable.
     python, *words = (word.replace("$", "$$") for word in job.command)
@@ -114,7 +118,7 @@ def _text(what: str, value: object) -> str:
     return value
 
 
-def _document(job: Job, value: dict[str, Any]) -> str:
+def _document(job: LaunchJob, value: dict[str, Any]) -> str:
     return "\n".join([*job.header("start it with `kubectl create -f`"), *_mapping(value, ""), ""])
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_python
 from hpgo.base.wording import shown
+from hpgo.errors import ArgumentError
 from hpgo.launch.job import check_job
 
 if TYPE_CHECKING:
-    from hpgo.launch.job import Job
+    from hpgo.launch.job import LaunchJob
 
 _SCRIPT = '''
 import os
@@ -73,7 +73,7 @@ if __name__ == "__main__":
 '''
 
 
-def ray(job: Job, *, resource: str | None = "GPU") -> str:
+def ray(job: LaunchJob, *, resource: str | None = "GPU") -> str:
     """A Python script that hands the job to Ray Train, version 2 (Ray 2.51 or later).
 
     A worker has a whole machine, each on another one, and starts the machine's ranks with torchrun's environment
@@ -86,9 +86,9 @@ def ray(job: Job, *, resource: str | None = "GPU") -> str:
     Raises ArgumentError if machines differ.
 
     >>> import hpgo
-    >>> from hpgo.launch import Job
+    >>> from hpgo.launch import LaunchJob
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
-    >>> text = ray(Job.of(plan, "train.py"))
+    >>> text = ray(LaunchJob.of(plan, "train.py"))
     >>> [line for line in text.splitlines() if line.startswith("RESOURCES")]
     ["RESOURCES = {'CPU': 8, 'GPU': 8}"]
     """

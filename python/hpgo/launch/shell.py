@@ -17,7 +17,7 @@ from hpgo.launch.job import check_job, checked_port, master_port
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpgo.launch.job import Job
+    from hpgo.launch.job import LaunchJob
 
 # Runs on each host, where `bash -c '...' host COMMAND` starts the host's agent and ends it when the connection does. A
 # host learns of that by its input alone: sshd sends no signal to what has no terminal.
@@ -46,7 +46,7 @@ wait
 """
 
 
-def local(job: Job, *, port: int | None = None) -> str:
+def local(job: LaunchJob, *, port: int | None = None) -> str:
     """Return a bash script in which one torchrun starts all ranks on this machine, whatever machines the plan has.
 
     For a plan of one machine this is the job. For others it tries the training script where it was written, and local
@@ -56,10 +56,10 @@ def local(job: Job, *, port: int | None = None) -> str:
     Raises ArgumentError for a port that is none.
 
     >>> import hpgo
-    >>> from hpgo.launch import Job
+    >>> from hpgo.launch import LaunchJob
     >>> cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=100)
     >>> plan = hpgo.plan(hpgo.read_profile("vgg-19"), cluster, global_batch_size=64)
-    >>> print(local(Job.of(plan, "train.py"), port=29500).splitlines()[-1].partition(" --master-addr")[0])
+    >>> print(local(LaunchJob.of(plan, "train.py"), port=29500).splitlines()[-1].partition(" --master-addr")[0])
     exec python3 -m torch.distributed.run --nnodes=1 --node-rank=0 --nproc-per-node=2
     """
     check_job(job)
@@ -78,7 +78,7 @@ def local(job: Job, *, port: int | None = None) -> str:
     )
 
 
-def ssh_hosts(job: Job, *, hosts: Sequence[str] | None = None, port: int = 29500) -> str:
+def ssh_hosts(job: LaunchJob, *, hosts: Sequence[str] | None = None, port: int = 29500) -> str:
     """Return a bash script that starts torchrun on each machine over ssh, in the folder of the same name on every host.
 
     `hosts` are `name` or `user@name`, one for each machine; the cluster's names of its machines if left out. Hosts
@@ -88,9 +88,9 @@ def ssh_hosts(job: Job, *, hosts: Sequence[str] | None = None, port: int = 29500
     Raises ArgumentError for hosts that don't match the machines, and for a port that is none.
 
     >>> import hpgo
-    >>> from hpgo.launch import Job
+    >>> from hpgo.launch import LaunchJob
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
-    >>> text = ssh_hosts(Job.of(plan, "train.py"), hosts=["node-0", "node-1"])
+    >>> text = ssh_hosts(LaunchJob.of(plan, "train.py"), hosts=["node-0", "node-1"])
     >>> [line for line in text.splitlines() if line.startswith("hosts")]
     ['hosts=(node-0 node-1)']
     """
@@ -112,7 +112,7 @@ def ssh_hosts(job: Job, *, hosts: Sequence[str] | None = None, port: int = 29500
     )
 
 
-def torchrun(job: Job, *, hosts: Sequence[str] | None = None, port: int | None = None) -> str:
+def torchrun(job: LaunchJob, *, hosts: Sequence[str] | None = None, port: int | None = None) -> str:
     """A bash script that takes the number of the machine where it is started, and calls torchrun there.
 
     The ranks of a machine follow each other because the rendezvous is static; machines may have different numbers of
@@ -122,9 +122,9 @@ def torchrun(job: Job, *, hosts: Sequence[str] | None = None, port: int | None =
     Raises ArgumentError for hosts that don't match the machines, and for a port that is none.
 
     >>> import hpgo
-    >>> from hpgo.launch import Job
+    >>> from hpgo.launch import LaunchJob
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
-    >>> text = torchrun(Job.of(plan, "train.py"), hosts=["node-0", "node-1"])
+    >>> text = torchrun(LaunchJob.of(plan, "train.py"), hosts=["node-0", "node-1"])
     >>> print(text.splitlines()[-4].strip())
     1) set -- --node-rank=1 --nproc-per-node=8 ;; # node-1
     """
@@ -156,7 +156,7 @@ def torchrun(job: Job, *, hosts: Sequence[str] | None = None, port: int | None =
     )
 
 
-def _agent(job: Job, machines: int) -> str:
+def _agent(job: LaunchJob, machines: int) -> str:
     """Return the words that start torchrun, the agent of one of `machines` machines, quoted for a shell."""
     return f"{in_shell(job.command[0])} -m torch.distributed.run --nnodes={machines}"
 

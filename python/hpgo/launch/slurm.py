@@ -7,15 +7,15 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import listed
-from hpgo.base.errors import ArgumentError
 from hpgo.base.quoting import in_shell
 from hpgo.base.wording import shown
+from hpgo.errors import ArgumentError
 from hpgo.launch.job import check_job, master_port
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hpgo.launch.job import Job, Node
+    from hpgo.launch.job import LaunchJob, Node
 
 # What places the ranks, and so is the plan's to say.
 _PLACED = {"nodes", "ntasks", "ntasks-per-node", "gres", "gpus", "gpus-per-node", "gpus-per-task", "distribution",
@@ -29,7 +29,7 @@ _TASK = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_N
 _COUNT = r'read -ra devices <<< "$DEVICES"; export LOCAL_WORLD_SIZE=${devices[SLURM_NODEID]}; exec "$@"'
 
 
-def slurm(job: Job, *, port: int | None = None, resource: str | None = "gpu", sbatch: Iterable[str] = ()) -> str:
+def slurm(job: LaunchJob, *, port: int | None = None, resource: str | None = "gpu", sbatch: Iterable[str] = ()) -> str:
     """A script for `sbatch`, with a task for each rank.
 
     Machines that follow each other and are alike make one component of the job; if there are several, it is a
@@ -45,9 +45,9 @@ def slurm(job: Job, *, port: int | None = None, resource: str | None = "gpu", sb
     Raises ArgumentError for options that would place ranks elsewhere, and for names that SLURM can't have.
 
     >>> import hpgo
-    >>> from hpgo.launch import Job
+    >>> from hpgo.launch import LaunchJob
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
-    >>> text = slurm(Job.of(plan, "train.py"), sbatch=["partition=gpu"])
+    >>> text = slurm(LaunchJob.of(plan, "train.py"), sbatch=["partition=gpu"])
     >>> [line for line in text.splitlines() if line.startswith("#SBATCH")][1:]
     ['#SBATCH --nodes=2', '#SBATCH --ntasks-per-node=8', '#SBATCH --gres=gpu:8', '#SBATCH --partition=gpu']
     """

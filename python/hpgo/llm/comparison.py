@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_is
-from hpgo.base.errors import ArgumentError
 from hpgo.base.laws import difference
 from hpgo.base.records import Record, check_fields
 from hpgo.base.wording import near, shorten, shown
+from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import LlmEstimate
 from hpgo.llm.parallelism import ParallelismConfig
 

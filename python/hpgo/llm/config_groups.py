@@ -13,7 +13,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from hpgo.base.divisors import divisors
-from hpgo.base.errors import ArgumentError
+from hpgo.errors import ArgumentError
 from hpgo.llm.bounds import ALL, NONE, SLACK, Candidate, GroupBounds
 from hpgo.llm.estimate import max_memory_bytes
 from hpgo.llm.layer_split import LayerSplits

@@ -9,9 +9,9 @@ from math import lcm
 from typing import TYPE_CHECKING, Any, get_args
 
 from hpgo.base.checks import check_flag, check_is, choice, number, whole
-from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
 from hpgo.base.wording import shorten
+from hpgo.errors import ArgumentError
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.layer_context import VALUE, LayerContext, pairs_seen

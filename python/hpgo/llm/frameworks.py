@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record
 from hpgo.base.wording import counted, in_a_row, shorten
+from hpgo.errors import ArgumentError
 from hpgo.llm.arithmetic import TABLES, ArithmeticSettings, stated
 from hpgo.llm.parallelism import MOST_ZERO, ParallelismConfig, PipelineSchedule, Precision, Recompute
-from hpgo.programs.launchers import NAMES, TABLE, Launcher, row_of
+from hpgo.programs.launchers import NAMES, TABLE, Framework, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -287,7 +287,7 @@ SUPPORT: Mapping[tuple[str, str], FrameworkSupport] = {
 """By name and version, as `hpgo.programs.launchers` has them."""
 
 
-def framework_support(name: str) -> tuple[Launcher, FrameworkSupport]:
+def framework_support(name: str) -> tuple[Framework, FrameworkSupport]:
     """Return the launcher `NAME` or `NAME@VERSION`, and the configurations of a transformer that it runs.
 
     Raises ArgumentError as `hpgo.programs.launchers.launcher` does, and for a launcher that has no such configurations.

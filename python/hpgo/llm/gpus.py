@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ClusterError
 from hpgo.base.wording import shorten
+from hpgo.errors import ClusterError
 from hpgo.machine.rates import rates_of
 
 if TYPE_CHECKING:

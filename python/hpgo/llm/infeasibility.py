@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ClusterError, InfeasibleError
 from hpgo.base.units import format_bytes
+from hpgo.errors import ClusterError, InfeasibleError
 from hpgo.llm.config_groups import config_groups, leanest
 from hpgo.llm.estimate import max_memory_bytes
 from hpgo.llm.gpus import Gpus

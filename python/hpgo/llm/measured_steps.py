@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_is, listed, number
 from hpgo.base.documents import Section, hinted, parse, read_text
-from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.files import as_path
 from hpgo.base.records import Record, check_fields
 from hpgo.base.units import parse_seconds
 from hpgo.base.wording import printable, shorten
+from hpgo.errors import ArgumentError, HpgoError
 from hpgo.llm.constants import CONSTANTS
 from hpgo.llm.estimate import COUNTS, FLAGS, LlmEstimate, estimate_config, estimate_llm
 from hpgo.llm.platform import Platform

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpgo.base.checks import whole
 from hpgo.base.divisors import divisors
-from hpgo.base.errors import ArgumentError
 from hpgo.base.records import check_fields
 from hpgo.base.wording import counted, shown
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

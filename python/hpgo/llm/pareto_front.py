@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import listed, number, whole
-from hpgo.base.errors import InfeasibleError
+from hpgo.errors import InfeasibleError
 from hpgo.llm.search import plan_llm
 from hpgo.machine.cluster import Cluster, cluster_of
 

@@ -18,9 +18,9 @@ from hpgo.base.documents import (
     record,
     write_text,
 )
-from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
 from hpgo.base.wording import counted, shorten, shown
+from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import LlmEstimate, StageEstimate
 from hpgo.llm.frameworks import framework_support
 from hpgo.machine.cluster import Cluster
@@ -33,7 +33,7 @@ from hpgo.planning.files import LLM_PLAN_FORMAT
 if TYPE_CHECKING:
     import os
 
-    from hpgo.programs.launchers import Launcher
+    from hpgo.programs.launchers import Framework
     from hpgo.programs.names import LlmFramework
 
 _VERSION = 1
@@ -91,7 +91,7 @@ class LlmPlan(Record):
             )
 
     @property
-    def row(self) -> Launcher:
+    def row(self) -> Framework:
         """The row of the framework in the table of launchers."""
         return framework_support(self.framework)[0]
 

@@ -14,9 +14,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, get_args
 
 from hpgo.base.checks import choice, number, whole
-from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
 from hpgo.base.wording import shorten
+from hpgo.errors import ArgumentError
 from hpgo.llm.bounds import ALL, NONE, SLACK, Candidate
 from hpgo.llm.config_groups import ConfigGroup, config_groups, fewest_recomputed, leanest
 from hpgo.llm.estimate import LlmEstimate, constants_of, estimate_stages, max_memory_bytes, simulated_step_s, with_error

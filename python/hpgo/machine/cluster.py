@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import MOST_GPUS, check_is, check_text, number, whole
 from hpgo.base.documents import Section, hinted, kind_of_document, parse, read_text
-from hpgo.base.errors import ArgumentError, ClusterError
 from hpgo.base.presentation import present
 from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
@@ -27,6 +26,7 @@ from hpgo.base.units import (
     parse_seconds,
 )
 from hpgo.base.wording import as_whole, brief, counted, near, printable, shorten, shown
+from hpgo.errors import ArgumentError, ClusterError
 
 if TYPE_CHECKING:
     import os

@@ -9,9 +9,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from hpgo.base.errors import ClusterError
 from hpgo.base.units import format_bytes
 from hpgo.base.wording import in_a_row, shorten
+from hpgo.errors import ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -193,9 +193,9 @@ def rates_of(device: str, memory_bytes: float | None = None) -> Rates:
 
     >>> rates_of("A100-40GB").bytes_per_s, rates_of("H100-80GB").narrow_flop_per_s["fp8"]
     (1555000000000.0, 1979000000000000.0)
-    >>> rates_of("A100", 40e9)
+    >>> rates_of("A100", 40e9)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    hpgo.ClusterError: a device of type `A100` with 40 GB may be more than one card, and their memory bandwidth differs
+    hpgo.errors.ClusterError: a device of type `A100` with 40 GB may be more than one card, ...
     """
     if (key := key_of(device)) is not None:
         if memory_bytes is not None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.records import check_fields
 from hpgo.base.wording import near, shorten
+from hpgo.errors import ArgumentError
 
 RouterScore = Literal["softmax", "sigmoid"]
 ACTIVATIONS = (

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from hpgo.base.checks import choice, listed, number, whole
-from hpgo.base.errors import ArgumentError, ProfileError
 from hpgo.base.files import as_path, is_folder, may_be_file
 from hpgo.base.wording import as_whole, shown, similar
+from hpgo.errors import ArgumentError, ProfileError
 from hpgo.machine.rates import RATES, WIDTHS, Rates
 from hpgo.model.formats.onnx_files import OnnxFile
 from hpgo.model.formats.transformers import read_transformer
@@ -70,7 +70,7 @@ def estimate(
     'layers.0.attention.query'
     >>> estimate("model.onnx", device="a1000")
     Traceback (most recent call last):
-    hpgo.ArgumentError: there is no device `a1000`
+    hpgo.errors.ArgumentError: there is no device `a1000`
     """
     rates = RATES[choice("device", device, RATES)]
     choice("grain", by, get_args(Grain))
@@ -138,7 +138,7 @@ def is_estimate(profile: Profile) -> bool:
 
 
 @dataclass(slots=True)
-class _Part:
+class _EstimatedLayer:
     """A layer: what runs in it, and what it sends."""
 
     id: str = ""
@@ -150,7 +150,7 @@ class _Part:
     """Ids of layers that read what it sends."""
 
 
-def _ties(parts: Sequence[_Part], network: Network) -> tuple[SharedWeight, ...]:
+def _ties(parts: Sequence[_EstimatedLayer], network: Network) -> tuple[SharedWeight, ...]:
     """Weights that several layers read."""
     readers: dict[str, list[str]] = {}
     for part in parts:
@@ -188,7 +188,7 @@ def _dims(given: Mapping[str, int] | None) -> dict[str, int]:
     return {name: whole(f"dims, `{name}`,", size, most=2**40) for name, size in given.items()}
 
 
-def _parts(network: Network, by: str) -> list[_Part]:
+def _parts(network: Network, by: str) -> list[_EstimatedLayer]:
     """Layers, in an order in which none reads what a later one sends.
 
     Operations stand in the order they run in, and a layer is a run of them. What no weight goes into, such as masks,
@@ -200,14 +200,14 @@ def _parts(network: Network, by: str) -> list[_Part]:
         for at, operation in enumerate(network.operations)
         if any(tensors[name].trained for name in operation.outputs if name)
     ]
-    parts: list[_Part] = []
+    parts: list[_EstimatedLayer] = []
     seen: set[str] = set()
     for run in _runs(network, trained, by):
         read = dict.fromkeys(name for at in run for name in network.operations[at].inputs if name)
         own = [name for name in read if tensors[name].is_weight]
         matrices = [name for name in own if len(tensors[name].shape) > 1]
         if not parts or (matrices and parts[-1].id):
-            parts.append(_Part())
+            parts.append(_EstimatedLayer())
         part = parts[-1]
         part.operations += run
         if matrices and not part.id:
@@ -249,7 +249,7 @@ def _id(network: Network, run: Sequence[int], matrix: str, seen: Container[str])
     return root.removesuffix(".weight") or root
 
 
-def _number_alike(parts: Sequence[_Part]) -> None:
+def _number_alike(parts: Sequence[_EstimatedLayer]) -> None:
     """Gives ids that are there already a number."""
     taken: set[str] = set()
     for part in parts:
@@ -260,12 +260,12 @@ def _number_alike(parts: Sequence[_Part]) -> None:
         taken.add(part.id)
 
 
-def _connect(network: Network, parts: Sequence[_Part]) -> None:
+def _connect(network: Network, parts: Sequence[_EstimatedLayer]) -> None:
     """Puts what no weight goes into where it is read first, and notes what layers send each other."""
     home = {at: part for part in parts for at in part.operations}
     maker = {name: at for at, operation in enumerate(network.operations) for name in operation.outputs if name}
     place = {part.id: number for number, part in enumerate(parts)}
-    wanted: dict[int, _Part] = {}
+    wanted: dict[int, _EstimatedLayer] = {}
     for at in range(len(network.operations) - 1, -1, -1):
         reader = home.get(at) or wanted.get(at)
         if reader is None:
@@ -285,14 +285,16 @@ def _connect(network: Network, parts: Sequence[_Part]) -> None:
         part.operations.append(at)
 
 
-def _edges(parts: Sequence[_Part]) -> tuple[tuple[str, str], ...]:
+def _edges(parts: Sequence[_EstimatedLayer]) -> tuple[tuple[str, str], ...]:
     place = {part.id: number for number, part in enumerate(parts)}
     return tuple(
         (part.id, reader) for part in parts for reader in sorted(part.readers, key=lambda reader: place[reader])
     )
 
 
-def _figures(parts: Sequence[_Part], network: Network, rates: Rates, dtype: str, efficiency: float) -> list[_Figures]:
+def _figures(
+    parts: Sequence[_EstimatedLayer], network: Network, rates: Rates, dtype: str, efficiency: float
+) -> list[_Figures]:
     flop_per_s, bytes_per_s = efficiency * rates.flop_per_s[dtype], efficiency * rates.bytes_per_s
     base = _bases(network)
     found = []

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ProfileError
+from hpgo.errors import ProfileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

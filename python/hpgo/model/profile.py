@@ -13,10 +13,10 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import MOST_GPUS, check_text, listed, number, whole
-from hpgo.base.errors import ProfileError
 from hpgo.base.presentation import present
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import as_float, brief, counted, near, shorten, shown
+from hpgo.errors import ProfileError
 
 if TYPE_CHECKING:
     import networkx
@@ -44,7 +44,7 @@ class Layer:
 
     >>> Layer("fc1", "Linear", forward_s=(0.002,), backward_s=(0.004,), activation_bytes=(4e6,), parameter_bytes=-1)
     Traceback (most recent call last):
-    hpgo.ProfileError: layer `fc1`: parameter_bytes is -1
+    hpgo.errors.ProfileError: layer `fc1`: parameter_bytes is -1
     """
 
     id: str
@@ -172,7 +172,7 @@ class SharedWeight:
 
     >>> SharedWeight(("embedding",), 4e6)
     Traceback (most recent call last):
-    hpgo.ProfileError: a tie of `embedding` joins no two layers
+    hpgo.errors.ProfileError: a tie of `embedding` joins no two layers
     """
 
     layers: tuple[str, ...]

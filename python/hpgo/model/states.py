@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from hpgo import _core
 from hpgo.base.checks import whole
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import shown
+from hpgo.errors import ArgumentError
 from hpgo.model.profile import Profile
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hpgo.base.checks import check_is, whole
 from hpgo.base.divisors import divisors
-from hpgo.base.errors import ArgumentError
 from hpgo.base.records import check_fields
 from hpgo.base.wording import counted
+from hpgo.errors import ArgumentError
 from hpgo.model.arithmetic import Arithmetic  # noqa: TC001 -- `check_fields` reads the annotation
 
 if TYPE_CHECKING:

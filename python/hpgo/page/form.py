@@ -8,9 +8,9 @@ from importlib import resources
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from hpgo.base.errors import HpgoError
 from hpgo.base.quoting import filled
 from hpgo.draw import ENDINGS
+from hpgo.errors import HpgoError
 from hpgo.page.settings import LABELS, RENAMED, TRANSFERS, settings_of
 from hpgo.programs.orders import schedules
 from hpgo.timing.setup import SettingError

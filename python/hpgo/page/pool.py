@@ -16,13 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import HpgoError
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.page.work import OUT_OF_MEMORY, Stop, Told, framed
+from hpgo.errors import HpgoError
+from hpgo.page.work import OUT_OF_MEMORY, ProgressMessage, Stop, framed
 
 if TYPE_CHECKING:
     from hpgo.page.planned.jobs import PlanJob
-    from hpgo.page.work import Done, Job
+    from hpgo.page.work import Done, PageRequest
 
 _GRACE_S = 0.5
 """How long work goes on for a client that has left: most ends by then, and a process is dearer than it."""
@@ -44,7 +44,7 @@ class Limits:
     time_s: float
 
 
-class Talk:
+class JobChannel:
     """What is said with a job while it is done: it tells how far it is, and can be stopped."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Pool:
         """Starts a worker before there is work."""
         self._idle.append(await _Worker.start(self.limits, self._nice))
 
-    async def run(self, job: Job | PlanJob, talk: Talk | None = None) -> Done:
+    async def run(self, job: PageRequest | PlanJob, talk: JobChannel | None = None) -> Done:
         """Does `job`; if this is cancelled, its work ends soon, too. A search can be talked to.
 
         Raises HpgoError: the job's own, for want of memory or time, UnavailableError, or BrokenError.
@@ -93,7 +93,7 @@ class Pool:
         if self._closed:
             self._free.release()
             raise _stopped()
-        work = asyncio.create_task(self._work(job, talk or Talk()))
+        work = asyncio.create_task(self._work(job, talk or JobChannel()))
         self._at_work.add(work)
         work.add_done_callback(self._worked)
         try:
@@ -120,7 +120,7 @@ class Pool:
         if not work.cancelled():
             work.exception()  # nobody may be left to hear it
 
-    async def _work(self, job: Job | PlanJob, talk: Talk) -> Done:
+    async def _work(self, job: PageRequest | PlanJob, talk: JobChannel) -> Done:
         worker = await self._taken()
         keep = False
         try:
@@ -199,12 +199,12 @@ class _Worker:
         """Whether it has not ended, by itself or by others."""
         return self._process.returncode is None
 
-    async def ask(self, job: Job | PlanJob, talk: Talk) -> tuple[Done | HpgoError, bool]:
+    async def ask(self, job: PageRequest | PlanJob, talk: JobChannel) -> tuple[Done | HpgoError, bool]:
         """What came of `job`, and whether the process ends; raises EOFError or ConnectionError if it ended before."""
         await self._say(job)
         stopping = asyncio.create_task(self._stop(talk.stopped))
         try:
-            while isinstance(heard := await self._heard(), Told):
+            while isinstance(heard := await self._heard(), ProgressMessage):
                 talk.tell(heard.said)
         finally:
             stopping.cancel()

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import HpgoError
+from hpgo.errors import HpgoError
 from hpgo.page.pool import Limits, Pool
 
 if TYPE_CHECKING:
     import socket
 
-    from hpgo.page.shelf import Shelf
+    from hpgo.page.shelf import PlanStore
 
 _QUEUE = 32
 
@@ -34,18 +34,18 @@ def listen(host: str, port: int) -> socket.socket:
         raise HpgoError(f"can't listen on {host} port {port}: {reason}", hint) from error
 
 
-def serve(bound: socket.socket, shelf: Shelf, hosts: list[str], limits: Limits, workers: int) -> None:
+def serve(bound: socket.socket, shelf: PlanStore, hosts: list[str], limits: Limits, workers: int) -> None:
     """Answers requests on `bound` until interrupted; `workers` processes do what is no small request."""
     asyncio.run(_serve(bound, shelf, hosts, limits, workers))
 
 
-async def _serve(bound: socket.socket, shelf: Shelf, hosts: list[str], limits: Limits, workers: int) -> None:
+async def _serve(bound: socket.socket, shelf: PlanStore, hosts: list[str], limits: Limits, workers: int) -> None:
     pools = Pool(1, _QUEUE, limits), Pool(workers, _QUEUE, limits, nice=10)
     try:
         await pools[0].warm()  # it starts while this process loads the rest
-        from hpgo.page.site import Site, server
+        from hpgo.page.site import PageApp, server
 
-        await server(Site(shelf, *pools), hosts).serve(sockets=[bound])
+        await server(PageApp(shelf, *pools), hosts).serve(sockets=[bound])
     finally:
         for pool in pools:
             await pool.close()

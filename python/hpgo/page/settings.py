@@ -7,11 +7,11 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes
 from hpgo.base.wording import near, shorten
+from hpgo.errors import ArgumentError
 from hpgo.timing.runs import BEYOND_A_PLAN, OPTIONS, order_of, run, run_program
-from hpgo.timing.setup import FIELDS, SettingError, Setup, from_text
+from hpgo.timing.setup import FIELDS, SettingError, SimulationConfig, from_text
 from hpgo.timing.simulation import COMMUNICATION
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ MOST = Size(actions=2_000_000, ranks=10_000)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one address asks for: a run, in the fields of `Setup`, and how it is drawn."""
+    """What one address asks for: a run, in the fields of `SimulationConfig`, and how it is drawn."""
 
-    setup: Setup = field(default_factory=Setup)
+    setup: SimulationConfig = field(default_factory=SimulationConfig)
     schedule: tuple[ScheduleName, ...] = ()
     """None is the plan's own, or 1f1b."""
     plan: str = ""
@@ -120,7 +120,7 @@ def settings_of(items: Iterable[tuple[str, str]]) -> Settings:
                 _choice(tuple(COMMUNICATION), name, filled[-1])
         elif filled:
             drawn[name] = _READERS[name](name, filled[-1])
-    settings = Settings(Setup(**asks), **drawn)
+    settings = Settings(SimulationConfig(**asks), **drawn)
     if len(settings.schedule) > _MOST_SCHEDULES:
         few = f"choose at most {_MOST_SCHEDULES}"
         raise SettingError(f"{len(settings.schedule)} schedules are asked for", few, "schedule")
@@ -183,14 +183,14 @@ def timelines(settings: Settings, plans: Plans) -> list[Timeline]:
     return [run(settings.setup, _order(settings.setup, name), called=called) for name in settings.schedule or ("1f1b",)]
 
 
-def _order(setup: Setup, name: ScheduleName) -> Schedule:
+def _order(setup: SimulationConfig, name: ScheduleName) -> Schedule:
     try:
         return order_of(setup, name, called=called)
     except ArgumentError as error:
         raise _of_schedule(error) from None
 
 
-def _run_plan(setup: Setup, plan: Plan, name: ScheduleName | None) -> Timeline:
+def _run_plan(setup: SimulationConfig, plan: Plan, name: ScheduleName | None) -> Timeline:
     try:
         program = plan.program(name)
     except ArgumentError as error:

@@ -34,7 +34,7 @@ class Loaded:
 
 
 @dataclass
-class Shelf:
+class PlanStore:
     """Plans by their names in addresses: those of the command line, and the last that people loaded in the page."""
 
     given: dict[str, Loaded] = field(default_factory=dict)

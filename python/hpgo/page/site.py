@@ -23,19 +23,19 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from hpgo.base.errors import HpgoError
 from hpgo.base.wording import shorten
 from hpgo.draw import ENDINGS
+from hpgo.errors import HpgoError
 from hpgo.page.form import page
 from hpgo.page.origins import foreign
 from hpgo.page.planned.address import drawn_size
 from hpgo.page.planned.document import page as plan_page
 from hpgo.page.planned.jobs import PARTS, File, PlanJob, mistake
-from hpgo.page.pool import BrokenError, Pool, Talk, UnavailableError
+from hpgo.page.pool import BrokenError, JobChannel, Pool, UnavailableError
 from hpgo.page.settings import Size, settings_of, size_of
-from hpgo.page.shelf import Loaded, Shelf
+from hpgo.page.shelf import Loaded, PlanStore
 from hpgo.page.store import Store
-from hpgo.page.work import Job
+from hpgo.page.work import PageRequest
 
 try:
     import resource
@@ -88,16 +88,16 @@ _IN_THE_PAGE = {
 """Of pictures, which the page shows within itself."""
 
 
-class Site:
+class PageApp:
     """What answers requests."""
 
-    def __init__(self, shelf: Shelf, quick: Pool, patient: Pool) -> None:
+    def __init__(self, shelf: PlanStore, quick: Pool, patient: Pool) -> None:
         self._shelf = shelf
         self._answers: Store[object, bytes] = Store(_ANSWERS_BYTES)
         self._quick = quick
         self._patient = patient
         self._uploads = 0
-        self.searches: dict[str, Talk] = {}
+        self.searches: dict[str, JobChannel] = {}
         """Those that go on, by a name that only their client knows."""
         self.sending_bytes = 0
         """Of answers that their readers have not taken yet."""
@@ -139,7 +139,7 @@ class Site:
             with self._upload():
                 body = await _uploaded(request)
                 pool = self._quick if len(body) <= _SMALL_PLAN_BYTES else self._patient
-                found = await _unless_gone(request, pool, Job("plan", plan=body, title=title))
+                found = await _unless_gone(request, pool, PageRequest("plan", plan=body, title=title))
         except HpgoError as error:
             return self._mistake(error, ())
         name = found.body.decode()
@@ -224,7 +224,7 @@ class Site:
         finally:
             self._uploads -= 1
 
-    def run_search(self, job: PlanJob, talk: Talk) -> asyncio.Task[Done]:
+    def run_search(self, job: PlanJob, talk: JobChannel) -> asyncio.Task[Done]:
         """Starts a search in a process for large requests."""
         return asyncio.create_task(self._patient.run(job, talk))
 
@@ -248,7 +248,7 @@ class Site:
             raise UnavailableError("too much is being sent already", "try again soon")
         file, title = (plan.body, plan.title) if plan else (b"", "")
         small = size.within(_SMALL) and len(file) <= _SMALL_PLAN_BYTES and wanted not in {".png", ".pdf"}
-        job = Job(wanted, items, titles, file, title, plan.numbers if plan else (), table)
+        job = PageRequest(wanted, items, titles, file, title, plan.numbers if plan else (), table)
         body = (await _unless_gone(request, self._quick if small else self._patient, job)).body
         self._answers.put(key, body, len(body) + 2 * len(str(key)))
         return body
@@ -269,7 +269,7 @@ class Site:
 class _Pieces(Response):
     """An answer that is sent piece by piece, as fast as its reader takes it, and no longer than it may take."""
 
-    def __init__(self, site: Site, body: bytes, media_type: str, headers: dict[str, str]) -> None:
+    def __init__(self, site: PageApp, body: bytes, media_type: str, headers: dict[str, str]) -> None:
         super().__init__(body, 200, _HEADERS | headers, media_type=media_type)
         self._site = site
 
@@ -291,13 +291,13 @@ class _Pieces(Response):
 class _Lines(Response):
     """A search: lines of JSON, the first with the name by which it is stopped, the last with the plan or an error."""
 
-    def __init__(self, site: Site, name: str, job: PlanJob) -> None:
+    def __init__(self, site: PageApp, name: str, job: PlanJob) -> None:
         super().__init__(b"", 200, _HEADERS, media_type="application/x-ndjson")
         del self.headers["content-length"]  # nobody knows yet
         self._site, self._name, self._job = site, name, job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        site, talk = self._site, Talk()
+        site, talk = self._site, JobChannel()
         work = site.run_search(self._job, talk)
         gone = asyncio.create_task(_left(Request(scope, receive)))
         site.searches[self._name] = talk
@@ -389,7 +389,7 @@ async def _uploaded(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _unless_gone(request: Request, pool: Pool, job: Job | PlanJob) -> Done:
+async def _unless_gone(request: Request, pool: Pool, job: PageRequest | PlanJob) -> Done:
     """What comes of `job`; if the client leaves meanwhile, the work is ended, and nobody hears of it."""
     work = asyncio.create_task(pool.run(job))
     gone = asyncio.create_task(_left(request))
@@ -408,7 +408,7 @@ async def _left(request: Request) -> None:
         pass
 
 
-def application(site: Site, hosts: list[str]) -> Starlette:
+def application(site: PageApp, hosts: list[str]) -> Starlette:
     """The ASGI application; it answers only requests whose Host header is one of `hosts`."""
     return Starlette(
         routes=[
@@ -437,7 +437,7 @@ def _connections() -> int:
     return _MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, files // 2)
 
 
-def server(site: Site, hosts: list[str]) -> Server:
+def server(site: PageApp, hosts: list[str]) -> Server:
     """What speaks HTTP for `site`, until a signal stops it."""
 
     class Stopped(uvicorn.Server):

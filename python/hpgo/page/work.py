@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from hpgo.base.errors import HpgoError
 from hpgo.base.room import RoomError
 from hpgo.base.units import format_bytes
+from hpgo.errors import HpgoError
 from hpgo.page.planned.jobs import PlanJob
 from hpgo.page.settings import Plans, Size, numbers_of, one_step, settings_of, timelines
 
@@ -34,7 +34,7 @@ _LATE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PageRequest:
     """What one request asks for."""
 
     wanted: str
@@ -65,7 +65,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ProgressMessage:
     """How far a job is, before it is done."""
 
     said: dict[str, Any]
@@ -76,10 +76,10 @@ class Stop:
     """Ends a search: what it has found so far is its answer. Comes between jobs too, when the search was quicker."""
 
 
-def done(job: Job | PlanJob, tell: Callable[[dict[str, Any]], object] = lambda _: None) -> Done:
+def done(job: PageRequest | PlanJob, tell: Callable[[dict[str, Any]], object] = lambda _: None) -> Done:
     """Does a job; raises HpgoError where it asks for what can't be had.
 
-    >>> done(Job(".txt", (("num_stages", "2"), ("num_batches", "2")))).body.decode().startswith("1f1b")
+    >>> done(PageRequest(".txt", (("num_stages", "2"), ("num_batches", "2")))).body.decode().startswith("1f1b")
     True
     """
     if isinstance(job, PlanJob):
@@ -139,7 +139,7 @@ def main() -> None:
         _send(answers, None)
 
         def tell(said: dict[str, Any]) -> None:
-            _send(answers, Told(said))
+            _send(answers, ProgressMessage(said))
             if _is_waiting(jobs) and isinstance(receive(jobs), Stop):
                 raise KeyboardInterrupt
 

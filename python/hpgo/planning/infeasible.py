@@ -10,19 +10,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpgo._core import at_batch
-from hpgo.base.errors import HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.base.wording import shorten
+from hpgo.errors import HpgoError, InfeasibleError
 from hpgo.planning.search import NO_PLAN_FITS, explained
 
 if TYPE_CHECKING:
-    from hpgo.planning.question import Question
+    from hpgo.planning.question import PlanningProblem
 
 _MORE_MEMORY = "use more devices, or devices with more memory"
 
 
 def check_memory(
-    question: Question,
+    question: PlanningProblem,
     left_s: float | None,
     *,
     name: str | None,
@@ -55,7 +55,7 @@ def check_memory(
     raise error.reworded(f"{NO_PLAN_FITS} {whose}{error.message.removeprefix(NO_PLAN_FITS)}")
 
 
-def _without_stages(question: Question) -> str:
+def _without_stages(question: PlanningProblem) -> str:
     """Return what is short whatever the stages are; empty if that is not it."""
     profile, memory = question.profile, question.memory
     rooms = [

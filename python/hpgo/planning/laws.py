@@ -15,9 +15,9 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo._core import at_batch
-from hpgo.base.errors import ArgumentError
 from hpgo.base.laws import broken, check, is_equal, is_most
 from hpgo.base.wording import shorten
+from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster
 from hpgo.model.profile import Profile
 

@@ -21,7 +21,7 @@ _NOTABLE = 0.005  # of a step: half a percent is below what any profile knows
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StepPart:
     """Some seconds of a step, and what would make them fewer."""
 
     seconds: float
@@ -30,7 +30,7 @@ class Part:
     remedy: str
 
 
-def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[Part]:
+def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[StepPart]:
     """Where the time of a step goes, seen from the busiest stage or link; the seconds add up to the step."""
     groups = grouped(stages)
     alone = len(groups) == len(stages)
@@ -54,14 +54,14 @@ def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[Pa
     rest_s = step_s - work_s - tail_s
     fill_s = min(rest_s, sum(s.forward_s + s.backward_s + 2 * s.transfer_s for s in stages[:-at]))
     return [
-        Part(work_s, what, remedy),
-        Part(fill_s, "waits for its first micro-batch and after its last one for", "a larger global batch"),
-        Part(
+        StepPart(work_s, what, remedy),
+        StepPart(fill_s, "waits for its first micro-batch and after its last one for", "a larger global batch"),
+        StepPart(
             rest_s - fill_s,
             "waits for other stages and transfers for",
             "a larger global batch, or a faster network between machines",
         ),
-        Part(
+        StepPart(
             tail_s,
             f"gradients of stage {-tail} synchronise after its last backward pass for",
             "a larger global batch, or a faster network",

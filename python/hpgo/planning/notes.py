@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hpgo.model.profile import Profile
-    from hpgo.planning.question import Question
+    from hpgo.planning.question import PlanningProblem
     from hpgo.programs.stages import Stage
 
 NOISY = 0.25
@@ -31,7 +31,7 @@ FAR = 4
 """A profile is trusted without a word up to so many times its largest batch size."""
 
 
-def notes(question: Question, stages: Sequence[Stage]) -> tuple[str, ...]:
+def notes(question: PlanningProblem, stages: Sequence[Stage]) -> tuple[str, ...]:
     """Sentences, each with its way out; none for a profile that was measured where and as it is used."""
     return (
         *noise(question.measured),
@@ -71,7 +71,7 @@ def split(profile: Profile) -> Iterator[str]:
         )
 
 
-def _estimated(question: Question) -> Iterator[str]:
+def _estimated(question: PlanningProblem) -> Iterator[str]:
     """Times that nobody has measured."""
     if is_estimate(question.measured):
         how, _, _ = question.measured.source.partition(", not measured")
@@ -81,7 +81,7 @@ def _estimated(question: Question) -> Iterator[str]:
         )
 
 
-def _elsewhere(question: Question, stages: Sequence[Stage]) -> Iterator[str]:
+def _elsewhere(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[str]:
     """A published profile on other devices, whose speed nobody gave."""
     known = measured_on(question.measured)
     if known is None:
@@ -98,7 +98,7 @@ def _elsewhere(question: Question, stages: Sequence[Stage]) -> Iterator[str]:
         )
 
 
-def _far_beyond(question: Question, stages: Sequence[Stage]) -> Iterator[str]:
+def _far_beyond(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[str]:
     """Shares of a micro-batch beyond anything that was measured."""
     share, largest = max(stage.share for stage in stages), question.profile.batch_sizes[-1]
     if share > FAR * largest:
@@ -109,7 +109,7 @@ def _far_beyond(question: Question, stages: Sequence[Stage]) -> Iterator[str]:
         )
 
 
-def _other_weights(question: Question) -> Iterator[str]:
+def _other_weights(question: PlanningProblem) -> Iterator[str]:
     """A preset for 16-bit weights, on a published profile, whose weights have 32."""
     name = question.memory.optimizer
     if name is not None and OPTIMIZERS[name].weights != 4 and measured_on(question.measured) is not None:

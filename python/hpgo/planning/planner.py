@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from hpgo.base.checks import check_progress, device_number, listed, number, whole
-from hpgo.base.errors import ArgumentError, DeadlineError
 from hpgo.base.wording import as_whole, shown
+from hpgo.errors import ArgumentError, DeadlineError
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.planning.laws import checked
-from hpgo.planning.question import NO_LIMIT, SCHEDULES, Question
+from hpgo.planning.question import NO_LIMIT, SCHEDULES, PlanningProblem
 from hpgo.planning.schedule_search import best_of_all, best_of_one, check_schedule
 from hpgo.planning.search import evaluated, plan_of, search, with_alternatives
 from hpgo.planning.ties import least_memory, with_leaner
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster
     from hpgo.model.profile import Profile
     from hpgo.planning.plans import Plan
-    from hpgo.planning.question import Options
+    from hpgo.planning.question import PlanOptions
     from hpgo.programs.names import TrainingLauncher
 
 
@@ -37,7 +37,7 @@ def plan(
     tie: float | None = None,
     deadline_s: float | None = None,
     progress: Callable[[float, float], object] | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[PlanOptions],
 ) -> Plan:
     """The plan with the shortest simulated step, with a proven bound on how much shorter any other could be.
 
@@ -88,7 +88,7 @@ def plan(
     ([(32, 8), (21, 8)], 0.0)
     """
     started_s = time.monotonic()  # reading a question of a hundred thousand layers takes a second
-    question = Question.of(profile, cluster, global_batch_size=global_batch_size, **options)
+    question = PlanningProblem.of(profile, cluster, global_batch_size=global_batch_size, **options)
     if max_stages is not None:
         question = replace(question, most_stages=whole("max_stages", max_stages, most=NO_LIMIT - 1))
     if deadline_s is not None:
@@ -98,7 +98,7 @@ def plan(
     check_progress(progress)
     until_s = None if deadline_s is None else started_s + deadline_s
 
-    def solve(question: Question) -> Plan:
+    def solve(question: PlanningProblem) -> Plan:
         left_s = None if until_s is None else max(1e-3, until_s - time.monotonic())
         try:
             return _best(question, tie, left_s, progress)
@@ -117,7 +117,7 @@ def plan(
 
 
 def _best(
-    question: Question,
+    question: PlanningProblem,
     tie: float | None,
     deadline_s: float | None,
     progress: Callable[[float, float], object] | None,
@@ -147,7 +147,7 @@ def evaluate(
     stages: Sequence[tuple[Iterable[str] | int, Sequence[int]]],
     *,
     global_batch_size: int,
-    **options: Unpack[Options],
+    **options: Unpack[PlanOptions],
 ) -> Plan:
     """Prices a plan that you give, as `plan` would: the same model, the same report, no search.
 
@@ -170,7 +170,7 @@ def evaluate(
     >>> plan.gap is None, plan.step_s > hpgo.plan(profile, cluster, global_batch_size=64).step_s
     (True, True)
     """
-    question = Question.of(profile, cluster, global_batch_size=global_batch_size, **options)
+    question = PlanningProblem.of(profile, cluster, global_batch_size=global_batch_size, **options)
     rows = rows_of(question.profile, stages)
     check_schedule(question.schedule)
     if question.schedule == "auto":
@@ -185,7 +185,7 @@ def exhaustive(
     cluster: Cluster | str | os.PathLike[str],
     *,
     global_batch_size: int,
-    **options: Unpack[Options],
+    **options: Unpack[PlanOptions],
 ) -> Plan:
     """The best of all plans, each of them simulated: at most 12 layers in a row on 8 devices. Arguments as for `plan`.
 
@@ -198,7 +198,7 @@ def exhaustive(
     >>> hpgo.exhaustive(profile, cluster, global_batch_size=4).step_s.__round__(2)
     24.0
     """
-    question = Question.of(profile, cluster, global_batch_size=global_batch_size, **options)
+    question = PlanningProblem.of(profile, cluster, global_batch_size=global_batch_size, **options)
     if question.schedule not in SCHEDULES:
         raise ArgumentError(
             f"can't try all plans for schedule {question.schedule!r}",

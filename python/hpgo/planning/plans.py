@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_flag, number
 from hpgo.base.documents import read_text, write_text
-from hpgo.base.errors import ArgumentError
 from hpgo.base.laws import share_left
 from hpgo.base.presentation import present
 from hpgo.base.records import Record, check_fields
 from hpgo.base.units import format_seconds
 from hpgo.base.wording import brief, counted, percent, shorten, shown
+from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster
 from hpgo.model.profile import Profile, SharedWeight
 from hpgo.planning import limits
 from hpgo.planning.question import MemoryModel
 from hpgo.programs.blocks import Blocks
-from hpgo.programs.stages import Crossing, Group, Stage, groups_of
+from hpgo.programs.stages import Crossing, DeviceGroup, Stage, groups_of
 
 if TYPE_CHECKING:
     import os
@@ -149,7 +149,7 @@ class Restriction(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Tie(Record):
+class MemoryPreference(Record):
     """What a plan was preferred to, for its memory."""
 
     within: float
@@ -218,7 +218,7 @@ class Plan(Record):
     """Version of hpgo; None in files that don't say."""
     restriction: Restriction | None = None
     """The launcher that it was searched for; None if anybody may run it."""
-    tie: Tie | None = None
+    tie: MemoryPreference | None = None
     """What it was preferred to, if the least memory was asked for; None if the shortest step was."""
     compact_bound_s: float | None = None
     """No plan with the cuts that were searched and compact placements takes less; None where every placement was looked
@@ -228,7 +228,7 @@ class Plan(Record):
     notes: tuple[str, ...] = ()
     """What to know about the numbers that its price stands on: a profile measured on other devices, or with far smaller
     batches."""
-    _groups: tuple[Group, ...] = field(default=(), init=False, repr=False, compare=False)
+    _groups: tuple[DeviceGroup, ...] = field(default=(), init=False, repr=False, compare=False)
     """Made once: reports, pictures and checks ask for them again and again."""
 
     def __post_init__(self) -> None:
@@ -269,7 +269,7 @@ class Plan(Record):
         return sum(len(group.devices) for group in self.groups)
 
     @property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[DeviceGroup, ...]:
         """Devices that hold the same stages, in the order of their first ones: the ranks of `orders`.
 
         >>> import hpgo

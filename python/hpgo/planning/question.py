@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from hpgo.base.checks import check_flag, check_is, choice, number, whole
 from hpgo.base.divisors import divisors
-from hpgo.base.errors import ArgumentError
 from hpgo.base.renamed import renamed
 from hpgo.base.units import format_bytes, parse_bytes
 from hpgo.base.wording import counted, near, shown
+from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster, cluster_of
 from hpgo.model.formats import profile_of
 from hpgo.planning.sessions import Sessions
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hpgo import _core
     from hpgo.model.profile import Profile
-    from hpgo.programs.launchers import Launcher
+    from hpgo.programs.launchers import Framework
     from hpgo.programs.names import PlannedSchedule
     from hpgo.programs.optimizers import OptimizerName
 
@@ -80,7 +80,7 @@ class MemoryModel:
         )
 
 
-class Options(TypedDict, total=False):
+class PlanOptions(TypedDict, total=False):
     """The arguments that `plan`, `evaluate` and `exhaustive` share; `plan` explains them."""
 
     schedule: PlannedSchedule
@@ -96,7 +96,7 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlanningProblem:
     """A checked question, as the native planner reads it."""
 
     profile: Profile
@@ -126,7 +126,7 @@ class Question:
     """Parts of the model in a row, as layers by their place in the profile, if stages hold whole ones only."""
     together: tuple[tuple[int, ...], ...] = ()
     """Groups of layers that no cut may separate."""
-    launcher: Launcher | None = None
+    launcher: Framework | None = None
     """Who is to run the plan; None if anybody may."""
     sessions: Sessions = field(default_factory=Sessions, compare=False, repr=False)
     """What the native planner knows of this question and of its variants."""
@@ -162,7 +162,7 @@ class Question:
         memory: MemoryModel | OptimizerName | None = None,
         count_loading: bool = False,
         **unknown: object,
-    ) -> Question:
+    ) -> PlanningProblem:
         """The question that the arguments of `hpgo.plan` ask.
 
         Raises ArgumentError for those that make no sense, TypeError for one that there isn't.
@@ -170,7 +170,7 @@ class Question:
         if "uneven" in unknown:
             equal_shares = _not_uneven(unknown.pop("uneven"))
         for name in unknown:
-            raise TypeError(f"there is no argument {shown(name)}: {near(name, Options.__annotations__)}")
+            raise TypeError(f"there is no argument {shown(name)}: {near(name, PlanOptions.__annotations__)}")
         profile, cluster = profile_of(profile), cluster_of(cluster)
         check_gpus(profile, cluster)
         global_batch_size = whole("global_batch_size", global_batch_size, most=NO_LIMIT - 1)
@@ -213,7 +213,7 @@ def _blocks(profile: Profile) -> Blocks | None:
 def _not_uneven(uneven: object) -> bool:
     """`equal_shares` for an argument `uneven`."""
     check_flag("uneven", uneven)
-    # `renamed`, this, `Question.of`, `hpgo.plan`, whoever called that
+    # `renamed`, this, `PlanningProblem.of`, `hpgo.plan`, whoever called that
     renamed(f"uneven={uneven}", f"equal_shares={not uneven}", stacklevel=5)
     return not uneven
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpgo.base.documents import parse, read_text
-from hpgo.base.errors import ArgumentError
+from hpgo.errors import ArgumentError
 from hpgo.planning.chain.plans import ChainPlan
 from hpgo.planning.files import LLM_PLAN_FORMAT
 from hpgo.planning.plans import Plan

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hpgo.planning.files import known_source
 from hpgo.planning.laws import checked
 from hpgo.planning.planner import rows_of
-from hpgo.planning.question import SCHEDULES, Question
+from hpgo.planning.question import SCHEDULES, PlanningProblem
 from hpgo.planning.search import evaluated
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None 
     assumed = plan.assumed
     profile = known_source("profile", plan.profile, assumed.profile, profile)
     cluster = known_source("cluster", plan.cluster, assumed.cluster, cluster)
-    question = Question.of(
+    question = PlanningProblem.of(
         profile,
         cluster,
         global_batch_size=plan.global_batch_size,

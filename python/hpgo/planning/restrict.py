@@ -11,9 +11,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypedDict, get_args
 
-from hpgo.base.errors import ArgumentError, HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.base.wording import counted, shorten
+from hpgo.errors import ArgumentError, HpgoError, InfeasibleError
 from hpgo.planning.plans import Restriction
 from hpgo.planning.question import SCHEDULES
 from hpgo.planning.search import search
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpgo.planning.plans import Plan
-    from hpgo.planning.question import Question
-    from hpgo.programs.launchers import Launcher
+    from hpgo.planning.question import PlanningProblem
+    from hpgo.programs.launchers import Framework
 
 FREE_S = 10.0
 """Seconds to look for the best plan that anybody could run."""
 _TRIES = 8
 
 
-def restricted(question: Question, launcher: Launcher, *, schedule: str | None) -> Question:
+def restricted(question: PlanningProblem, launcher: Framework, *, schedule: str | None) -> PlanningProblem:
     """`question`, asked for what `launcher` runs; under its own choice of schedule, unless `schedule` was asked for.
 
     Raises ArgumentError, with the way out, if it runs nothing of what is asked.
@@ -100,13 +100,13 @@ def restricted(question: Question, launcher: Launcher, *, schedule: str | None) 
 
 
 class _Cuts(TypedDict, total=False):
-    """Fields of `Question`."""
+    """Fields of `PlanningProblem`."""
 
     parts: tuple[tuple[int, ...], ...]
     together: tuple[tuple[int, ...], ...]
 
 
-def _cuts(question: Question, launcher: Launcher) -> _Cuts:
+def _cuts(question: PlanningProblem, launcher: Framework) -> _Cuts:
     """Return what `launcher` does not cut."""
     profile = question.profile
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
@@ -124,13 +124,13 @@ def _cuts(question: Question, launcher: Launcher) -> _Cuts:
     return {"parts": tuple(parts)}
 
 
-def _kept_whole(question: Question, launcher: Launcher) -> list[set[str]]:
+def _kept_whole(question: PlanningProblem, launcher: Framework) -> list[set[str]]:
     """Layers that no cut may part, since the launcher doesn't sum the gradients of a weight that they share."""
     ties = (set(tie.layers) for tie in question.profile.ties if tie.parameter_bytes)  # nothing is summed without bytes
     return [layers for layers in ties if not sums_shared(launcher, layers, question.blocks)]
 
 
-def solved(question: Question, launcher: Launcher, solve: Callable[[Question], Plan]) -> Plan:
+def solved(question: PlanningProblem, launcher: Framework, solve: Callable[[PlanningProblem], Plan]) -> Plan:
     """What `solve` answers to `question`, with room for what `launcher` keeps where it recomputes parts of stages.
 
     The planner counts the inputs of stages; a launcher that keeps more of them has plans looked for with so much memory
@@ -163,7 +163,7 @@ def solved(question: Question, launcher: Launcher, solve: Callable[[Question], P
     )
 
 
-def _lacking_bytes(plan: Plan, question: Question, launcher: Launcher) -> float:
+def _lacking_bytes(plan: Plan, question: PlanningProblem, launcher: Framework) -> float:
     """Memory that a device lacks for what `launcher` keeps, beyond what is set aside for it; 0 or less if none does."""
     if not plan.recompute or launcher.recomputes in {"stage", "no"}:
         return 0.0
@@ -182,7 +182,7 @@ def _lacking_bytes(plan: Plan, question: Question, launcher: Launcher) -> float:
     )
 
 
-def _with_all_memory(plan: Plan, question: Question) -> Plan:
+def _with_all_memory(plan: Plan, question: PlanningProblem) -> Plan:
     """`plan` with what was set aside counted as free again, in its alternatives too."""
     memory = question.memory
     bytes_of = [machine.device.memory_bytes for machine in question.cluster.machines for _ in range(machine.count)]
@@ -206,7 +206,7 @@ def _with_each(plan: Plan, change: Callable[[Plan], Plan]) -> Plan:
 
 
 def with_restriction(
-    plan: Plan, question: Question, launcher: Launcher, free: Question, *, until_s: float | None
+    plan: Plan, question: PlanningProblem, launcher: Framework, free: PlanningProblem, *, until_s: float | None
 ) -> Plan:
     """`plan`, found for `question` of this launcher, with what it is compared to: the best answer to the `free` one.
 
@@ -233,7 +233,7 @@ def with_restriction(
     return _with_each(replace(plan, restriction=restriction), lambda other: replace(other, restriction=restriction))
 
 
-def _space(question: Question, launcher: Launcher) -> str:
+def _space(question: PlanningProblem, launcher: Framework) -> str:
     """What the launcher runs, in words."""
     words = []
     if launcher.cuts == "blocks":

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import choice
-from hpgo.base.errors import ArgumentError, ScheduleError
+from hpgo.errors import ArgumentError, ScheduleError
 from hpgo.machine.cluster import Cluster
 from hpgo.programs.costs import Costs
 from hpgo.programs.orders import Durations, Schedule, schedules

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpgo import _core
-from hpgo.base.errors import ArgumentError, InfeasibleError
 from hpgo.base.units import format_bytes
 from hpgo.base.wording import near, shown
+from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.planning.infeasible import check_memory
 from hpgo.planning.plans import ScheduleChoice
 from hpgo.planning.question import SCHEDULES
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpgo.planning.plans import Plan
-    from hpgo.planning.question import Question
-    from hpgo.programs.orders import Family
+    from hpgo.planning.question import PlanningProblem
+    from hpgo.programs.orders import ScheduleFamily
 
     Progress = Callable[[float, float], object] | None
 
@@ -52,7 +52,7 @@ def check_schedule(name: object) -> None:
     raise ArgumentError(f"can't plan for schedule {name!r}: {why}", hint, code="unsupported")
 
 
-def _refusal(family: Family) -> tuple[str, str]:
+def _refusal(family: ScheduleFamily) -> tuple[str, str]:
     plannable = f"choose auto or one of {', '.join(_ALL)}"
     if family.pace == "asynchronous":
         return "it updates weights while micro-batches are under way, so no step of it ends", plannable
@@ -64,7 +64,7 @@ def _refusal(family: Family) -> tuple[str, str]:
     return "it keeps two copies of the model", plannable
 
 
-def best_of_one(question: Question, *, deadline_s: float | None, progress: Progress) -> Plan:
+def best_of_one(question: PlanningProblem, *, deadline_s: float | None, progress: Progress) -> Plan:
     """Return the shortest step that is found for a schedule of `ONE_STAGE` or `VIRTUAL_STAGES`.
 
     Raises InfeasibleError if no plan that fits is found, DeadlineError if the time was up before there was one.
@@ -93,7 +93,7 @@ def best_of_one(question: Question, *, deadline_s: float | None, progress: Progr
     )
 
 
-def best_of_all(question: Question, *, deadline_s: float | None, progress: Progress) -> Plan:
+def best_of_all(question: PlanningProblem, *, deadline_s: float | None, progress: Progress) -> Plan:
     """Return the shortest step over all schedules that can be planned; `Plan.schedules` says what each would give.
 
     Raises InfeasibleError if no schedule fits, with what eager 1F1B lacks.
@@ -139,14 +139,14 @@ def _none_found(error: InfeasibleError, whose: str, *, certain: bool = False) ->
     return InfeasibleError(f"no plan was found that fits {whose}; under 1F1B {error.message}", error.hint)
 
 
-def _plan_of(question: Question, tried: _core.TriedRecord) -> Plan | None:
+def _plan_of(question: PlanningProblem, tried: _core.TriedRecord) -> Plan | None:
     """Return the plan of one schedule, which may lack memory; None if there is none."""
     if tried["plan"] is None:
         return None
     return searched(replace(question, schedule=tried["schedule"]), tried["plan"], tried["search"])
 
 
-def _choice(question: Question, tried: _core.TriedRecord) -> ScheduleChoice:
+def _choice(question: PlanningProblem, tried: _core.TriedRecord) -> ScheduleChoice:
     """Return what to say of the best plan of one schedule."""
     plan = _plan_of(question, tried)
     name = tried["schedule"]

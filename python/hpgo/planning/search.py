@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hpgo import _core
 from hpgo._core import at_batch
 from hpgo.base.divisors import divisors
-from hpgo.base.errors import HpgoError, InfeasibleError
 from hpgo.base.units import format_bytes
+from hpgo.errors import HpgoError, InfeasibleError
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.planning.laws import bounded
 from hpgo.planning.notes import notes
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hpgo.machine.cluster import Cluster
     from hpgo.model.profile import Profile, SharedWeight
-    from hpgo.planning.question import Question
+    from hpgo.planning.question import PlanningProblem
     from hpgo.programs.orders import Schedule
 
 NO_PLAN_FITS = "no plan fits"
@@ -33,7 +33,9 @@ _HINT_S = 1.5
 """Seconds to look for a plan that fits after one change of the question."""
 
 
-def search(question: Question, deadline_s: float | None, progress: Callable[[float, float], object] | None) -> Plan:
+def search(
+    question: PlanningProblem, deadline_s: float | None, progress: Callable[[float, float], object] | None
+) -> Plan:
     """The native search for one of `SCHEDULES`, as `hpgo.plan` describes it, without alternatives."""
     try:
         found, facts = question.session.plan(question, deadline_s, progress)
@@ -42,7 +44,7 @@ def search(question: Question, deadline_s: float | None, progress: Callable[[flo
     return searched(question, found, facts)
 
 
-def searched(question: Question, found: _core.PlanRecord, facts: _core.SearchRecord) -> Plan:
+def searched(question: PlanningProblem, found: _core.PlanRecord, facts: _core.SearchRecord) -> Plan:
     """Return the plan that a search found, with what is known about it. Raises InternalError for a false bound."""
     best = plan_of(question, found)
     return replace(
@@ -59,7 +61,7 @@ def searched(question: Question, found: _core.PlanRecord, facts: _core.SearchRec
 
 
 def evaluated(
-    question: Question,
+    question: PlanningProblem,
     stages: Sequence[tuple[list[int], list[int]]],
     *,
     max_in_flight: Sequence[int] | None = None,
@@ -79,7 +81,7 @@ def evaluated(
     return plan_of(question, found)
 
 
-def plan_of(question: Question, found: _core.PlanRecord) -> Plan:
+def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
     """Return what the native planner found or evaluated as a plan."""
     profile = question.profile
     stages = []
@@ -168,7 +170,7 @@ def _profile_step_s(profile: Profile, batch_size: int) -> float:
     return at_batch(sizes, totals, batch_size)
 
 
-def with_alternatives(question: Question, best: Plan) -> Plan:
+def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
     """`best` with what people try first, and why it is worse. A search that was stopped looks no further for it."""
     not_searched = "not searched, as the search was stopped"
     try:
@@ -201,7 +203,7 @@ def with_alternatives(question: Question, best: Plan) -> Plan:
     return replace(best, alternatives=tuple(alternatives))
 
 
-def explained(error: InfeasibleError, question: Question) -> InfeasibleError:
+def explained(error: InfeasibleError, question: PlanningProblem) -> InfeasibleError:
     """Return `error` with the stage that lacks memory in the closest plan found, and what would make some plan fit.
 
     Where it is certain that no plan fits, nothing is searched for: the answer takes about a tenth of a second.
@@ -229,7 +231,7 @@ def explained(error: InfeasibleError, question: Question) -> InfeasibleError:
     )
 
 
-def _at_once(question: Question) -> tuple[Plan, list[str]] | None:
+def _at_once(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
     """Return the closest plan that packing finds, and which changes let packing find one that fits."""
     try:
         closest, fits = question.session.shortage(question, _PACKED_S)
@@ -244,7 +246,7 @@ def _at_once(question: Question) -> tuple[Plan, list[str]] | None:
     return plan_of(question, closest), helps if helps in ([], [_BOTH]) else [name for name in helps if name != _BOTH]
 
 
-def _searched(question: Question) -> tuple[Plan, list[str]] | None:
+def _searched(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
     """Return the closest plan that is found, and which changes let a short search find one that fits."""
     try:
         closest = plan_of(question, question.session.closest(question, _CLOSEST_S))

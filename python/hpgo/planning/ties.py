@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpgo.base.units import format_bytes
-from hpgo.planning.plans import Alternative, Tie
+from hpgo.planning.plans import Alternative, MemoryPreference
 from hpgo.planning.search import plan_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpgo.planning.plans import Plan
-    from hpgo.planning.question import Question
+    from hpgo.planning.question import PlanningProblem
 
 _LONGER = 0.01  # a share of the step that few would miss
 _LESS = 0.75  # of the memory, which is worth a line of the report
@@ -26,7 +26,7 @@ _SIZES = 3  # of micro-batches that are tried beside a plan
 _MOST_ACTIONS = 20_000  # of a step; simulations of more take longer than a hundredth of a second
 
 
-def with_leaner(question: Question, best: Plan) -> Plan:
+def with_leaner(question: PlanningProblem, best: Plan) -> Plan:
     """`best` with the plan beside it that holds least as an alternative, if that is hardly longer and much smaller."""
     if best.tie is not None or not best.finished:
         return best
@@ -41,7 +41,7 @@ def with_leaner(question: Question, best: Plan) -> Plan:
     return replace(best, alternatives=(*best.alternatives, other))
 
 
-def least_memory(question: Question, best: Plan, within: float, deadline_s: float | None) -> Plan:
+def least_memory(question: PlanningProblem, best: Plan, within: float, deadline_s: float | None) -> Plan:
     """The plan with the least memory on its fullest device whose step is at most `within` longer than that of `best`.
 
     The memory that is needed is narrowed down by searches on devices that have no more than some of it. After
@@ -68,7 +68,7 @@ def least_memory(question: Question, best: Plan, within: float, deadline_s: floa
         kept,
         **{name: getattr(best, name) for name in searched},
         stopped=stopped,
-        tie=Tie(within, best.step_s, peak_bytes(best)),
+        tie=MemoryPreference(within, best.step_s, peak_bytes(best)),
     )
 
 
@@ -77,7 +77,7 @@ def peak_bytes(plan: Plan) -> float:
     return max(stage.memory.total_bytes for stage in plan.stages)
 
 
-def _beside(question: Question, best: Plan, limit_s: float) -> Iterator[Plan]:
+def _beside(question: PlanningProblem, best: Plan, limit_s: float) -> Iterator[Plan]:
     """The stages of `best` in smaller micro-batches, with as few in flight as 1F1B has, or recomputed if allowed.
 
     Those that fit, and whose step is no longer than `limit_s`.

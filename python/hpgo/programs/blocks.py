@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record
 from hpgo.base.wording import shorten
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

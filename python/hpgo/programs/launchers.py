@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten, shown
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +25,7 @@ Cuts = Literal["anywhere", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
-class Launcher:
+class Framework:
     """What one version of a launcher runs."""
 
     name: str
@@ -97,8 +97,8 @@ _BY_FILE = MappingProxyType(
 _FSDP: tuple[OptimizerName, ...] = ("adam-fp32", "adam-bf16-fp32-gradients")
 """torchtitan's optimizers are Adam's, and FSDP sums gradients in fp32."""
 
-TABLE: tuple[Launcher, ...] = (
-    Launcher(
+TABLE: tuple[Framework, ...] = (
+    Framework(
         "megatron",
         "0.16",
         "Megatron-LM",
@@ -111,7 +111,7 @@ TABLE: tuple[Launcher, ...] = (
     ),
     # Its data parallelism beside a pipeline is FSDP, which shares the optimizer's state. PyTorch's runtime sums
     # gradients behind the last backward pass of the stage.
-    Launcher(
+    Framework(
         "torchtitan",
         "0.2",
         "torchtitan",
@@ -124,7 +124,7 @@ TABLE: tuple[Launcher, ...] = (
         optimizers=_FSDP,
         single_v=True,
     ),
-    Launcher(
+    Framework(
         "torchtitan",
         "0.3",
         "torchtitan",
@@ -137,7 +137,7 @@ TABLE: tuple[Launcher, ...] = (
         single_v=True,
     ),
     # Gradients are summed in one go once all backward passes are done.
-    Launcher(
+    Framework(
         "deepspeed",
         "0.19",
         "DeepSpeed",
@@ -148,11 +148,11 @@ TABLE: tuple[Launcher, ...] = (
         shares_bf16=True,
     ),
     # `stage_backward_weight` assigns gradients of the type of the weights.
-    Launcher(
+    Framework(
         "torch", "2.15", "PyTorch", schedules=_BY_FILE, cuts="anywhere", overlaps=False, widens_halves=False,
     ),
     *(
-        Launcher(name, version, title, schedules=MappingProxyType({}), cuts="blocks", trains=False, least_blocks=1)
+        Framework(name, version, title, schedules=MappingProxyType({}), cuts="blocks", trains=False, least_blocks=1)
         for name, version, title in (
             ("vllm", "0.33", "vLLM"), ("sglang", "0.5", "SGLang"), ("llama.cpp", "", "llama.cpp"),
             ("accelerate", "1.15", "accelerate"),
@@ -162,7 +162,7 @@ TABLE: tuple[Launcher, ...] = (
 """What each launcher runs, older versions first."""
 
 
-def launcher(name: str) -> Launcher:
+def launcher(name: str) -> Framework:
     """The row of the table for `NAME` or `NAME@VERSION`; the latest version if none is named.
 
     Raises ArgumentError for a launcher that is unknown, or a version that nobody tried.
@@ -224,7 +224,7 @@ NAMES = tuple(dict.fromkeys(row.name for row in TABLE))
 """Of all launchers, whatever their versions."""
 
 
-def runs_as(launcher: Launcher, schedule: str) -> ScheduleName:
+def runs_as(launcher: Framework, schedule: str) -> ScheduleName:
     """The schedule that `launcher` runs for a plan with `schedule`: the same, or 1F1B for eager 1F1B.
 
     Raises ArgumentError if it runs nothing near.
@@ -247,7 +247,7 @@ def runs_as(launcher: Launcher, schedule: str) -> ScheduleName:
     )
 
 
-def sums_shared(launcher: Launcher, layers: Collection[str], blocks: Blocks | None) -> bool:
+def sums_shared(launcher: Framework, layers: Collection[str], blocks: Blocks | None) -> bool:
     """Whether `launcher` sums the gradients of a weight that these layers share where they are on several stages.
 
     >>> from hpgo.programs.blocks import Blocks
@@ -261,7 +261,7 @@ def sums_shared(launcher: Launcher, layers: Collection[str], blocks: Blocks | No
 
 
 def check_optimizer(
-    launcher: Launcher, optimizer: OptimizerName | None, *, shard_optimizer: bool, splits_backward: bool
+    launcher: Framework, optimizer: OptimizerName | None, *, shard_optimizer: bool, splits_backward: bool
 ) -> None:
     """Raise ArgumentError, with the way out, if `launcher` has no settings for what memory is priced with.
 
@@ -300,7 +300,7 @@ def check_optimizer(
 
 
 def check(
-    launcher: Launcher,
+    launcher: Framework,
     *,
     schedule: str,
     replicas: Sequence[int],

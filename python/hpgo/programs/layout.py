@@ -12,10 +12,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_text, whole
-from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record
 from hpgo.base.renamed import renamed
 from hpgo.base.wording import shorten
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from hpgo.programs.orders import Schedule
@@ -25,18 +25,18 @@ _LETTERS = "EtmL"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout(Record):
+class PipelineLayout(Record):
     """Layers of each stage, as letters; stage s is on rank s mod p."""
 
     stages: tuple[str, ...]
 
     @classmethod
-    def from_text(cls, text: str) -> Layout:
+    def from_text(cls, text: str) -> PipelineLayout:
         """Reads what Megatron's `--pipeline-model-parallel-layout` takes.
 
         Raises ArgumentError where a letter is unknown, a bracket isn't closed, or the layout is huge.
 
-        >>> Layout.from_text("Et|(tt|)*2tL").stages
+        >>> PipelineLayout.from_text("Et|(tt|)*2tL").stages
         ('Et', 'tt', 'tt', 'tL')
         """
         short = shorten(check_text("a layout", text))
@@ -79,15 +79,15 @@ class Layout(Record):
         return cls(tuple(open_parts[0].split("|")))
 
     @classmethod
-    def parse(cls, text: str) -> Layout:
-        """`Layout.from_text`, as it was called."""
-        renamed("Layout.parse", "Layout.from_text")
+    def parse(cls, text: str) -> PipelineLayout:
+        """`PipelineLayout.from_text`, as it was called."""
+        renamed("PipelineLayout.parse", "PipelineLayout.from_text")
         return cls.from_text(text)
 
     def __str__(self) -> str:
         """The shortest text without brackets: repeated letters as `t*n`.
 
-        >>> str(Layout(("Ettt", "tt", "tL")))
+        >>> str(PipelineLayout(("Ettt", "tt", "tL")))
         'Et*3|tt|tL'
         """
         return "|".join(

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from hpgo import _core
 from hpgo.base.checks import check_flag, check_is, check_text, listed, whole
 from hpgo.base.documents import hinted, read_text, write_text
-from hpgo.base.errors import ArgumentError, ScheduleError
 from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path
 from hpgo.base.presentation import present
 from hpgo.base.records import Record, check_fields
 from hpgo.base.room import check_room
 from hpgo.base.signals import uninterrupted
 from hpgo.base.wording import as_float, brief, counted, near, printable, shown
+from hpgo.errors import ArgumentError, ScheduleError
 
 if TYPE_CHECKING:
     import os
@@ -269,7 +269,7 @@ class Schedule(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ScheduleFamily:
     """One row of the table of families.
 
     In formulas p is ranks, v chunks a rank, M micro-batches, r the rank, g the group size; F, B, I and W are seconds of
@@ -385,7 +385,7 @@ def actions_of(name: str, ranks: int, micro_batches: int, chunks: int | None) ->
     return actions if actions <= MOST_ACTIONS else 0
 
 
-def schedules() -> tuple[Family, ...]:
+def schedules() -> tuple[ScheduleFamily, ...]:
     """The table of families, simplest first.
 
     >>> [family.name for family in schedules() if family.chains == 2]
@@ -401,9 +401,9 @@ def fitted() -> frozenset[str]:
 
 
 @cache
-def _families() -> tuple[Family, ...]:
+def _families() -> tuple[ScheduleFamily, ...]:
     return tuple(
-        Family(
+        ScheduleFamily(
             name=row["name"],
             summary=row["summary"],
             source=row["source"],

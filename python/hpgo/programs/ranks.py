@@ -6,8 +6,8 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record
+from hpgo.errors import ArgumentError
 from hpgo.programs.orders import KINDS
 from hpgo.programs.stages import Crossing
 

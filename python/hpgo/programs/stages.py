@@ -105,12 +105,12 @@ class Stage(Record):
 
     @property
     def headroom_bytes(self) -> float:
-        """Memory that stays free; negative if the stage doesn't fit. What else its devices hold is for `Group`."""
+        """Free memory, negative if the stage doesn't fit. `DeviceGroup` counts all stages of its devices."""
         return self.capacity_bytes - self.memory.total_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Group(Record):
+class DeviceGroup(Record):
     """Devices that hold the same stages, one replica of each: what a schedule calls a rank."""
 
     devices: tuple[int, ...]
@@ -127,10 +127,10 @@ class Group(Record):
         return self.capacity_bytes - self.memory.total_bytes
 
 
-def groups_of(stages: Sequence[Stage]) -> tuple[Group, ...]:
+def groups_of(stages: Sequence[Stage]) -> tuple[DeviceGroup, ...]:
     """The groups of devices that run `stages`, in the order of their first ones."""
     return tuple(
-        Group(
+        DeviceGroup(
             stages[own[0]].devices,
             tuple(own),
             _together([stages[at].memory for at in own]),

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import InfeasibleError
 from hpgo.compat import Columns, Conductor, columns, devices_from_seps, model_of
+from hpgo.errors import InfeasibleError
 from hpgo.machine.cluster import Cluster
 from hpgo.model.formats import read_profile
 from hpgo.model.states import cut_points
@@ -19,8 +19,8 @@ from hpgo.reproduce.questions import (
     SEPS,
     STRATEGIES,
     SWEEPS,
-    Question,
-    Rival,
+    PublishedCase,
+    PublishedPlans,
     Sweep,
 )
 
@@ -46,7 +46,7 @@ class Compatible:
 class Strategy:
     """One model on one configuration."""
 
-    question: Question
+    question: PublishedCase
     config: str
     published: str
     published_priced: Plan | None
@@ -57,10 +57,10 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class Duel:
+class PlannerComparison:
     """DAPPLE's and PipeDream's strategies, what the compatible planner finds, and each in the modern model."""
 
-    rival: Rival
+    rival: PublishedPlans
     compatible: Compatible
     dapple: Plan
     pipedream: Plan
@@ -87,7 +87,7 @@ class Answers:
     strategies: list[Strategy]
     batches: list[SweepPoint]
     devices: list[SweepPoint]
-    duels: list[Duel]
+    duels: list[PlannerComparison]
 
 
 def all_answers(progress: Callable[[float, str], object] = lambda _share, _doing: None) -> Answers:
@@ -110,7 +110,7 @@ def strategies() -> list[Strategy]:
     return [_strategy(question, config) for question in STRATEGIES for config in CONFIGS]
 
 
-def duels() -> list[Duel]:
+def duels() -> list[PlannerComparison]:
     """DAPPLE against PipeDream on configuration A."""
     return [_duel(rival) for rival in RIVALS]
 
@@ -130,7 +130,7 @@ def device_sweeps() -> list[SweepPoint]:
     ]
 
 
-def _strategy(question: Question, config: str) -> Strategy:
+def _strategy(question: PublishedCase, config: str) -> Strategy:
     profile = read_profile(question.model)
     cluster = Cluster.preset(CONFIGS[config])
     size = question.global_batch_size
@@ -186,7 +186,7 @@ def _published(profile: Profile, cluster: Cluster, size: int, published: str) ->
     return min((priced for priced in found if priced and priced.fits), key=lambda priced: priced.step_s, default=None)
 
 
-def _duel(rival: Rival) -> Duel:
+def _duel(rival: PublishedPlans) -> PlannerComparison:
     profile, cluster = read_profile(rival.model), Cluster.preset("dapple-a")
     size = rival.global_batch_size
 
@@ -199,7 +199,7 @@ def _duel(rival: Rival) -> Duel:
         devices = [range(end - count, end) for count, end in zip(replicas, ends, strict=True)]
         return evaluate(profile, cluster, list(zip(layers, devices, strict=True)), global_batch_size=size)
 
-    return Duel(
+    return PlannerComparison(
         rival,
         _compatible(profile, cluster, size, [8, 16]),
         priced(rival.dapple),

@@ -16,7 +16,7 @@ SEPS: dict[str, Sequence[int]] = {"A": [8, 16], "B": range(1, 17)}
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PublishedCase:
     """A model that DAPPLE plans for."""
 
     model: str
@@ -26,17 +26,17 @@ class Question:
 
 
 STRATEGIES = (
-    Question("resnet-50", 2048, ("DP", "DP", "DP")),
-    Question("vgg-19", 2048, ("DP", "DP", "15:1 (13:6)")),
-    Question("gnmt-16", 1024, ("8:8 (9:7)", "8:8 (9:7)", "straight")),
-    Question("bert-48", 64, ("8:8 (23:25)", "straight", "straight")),
-    Question("xlnet-36", 128, ("8:8 (18:18)", "8:8 (18:18)", "straight")),
-    Question("amoebanet-36", 128, ("8:8 (24:12)", "11:5 (27:9)", "11:5 (27:9)")),
+    PublishedCase("resnet-50", 2048, ("DP", "DP", "DP")),
+    PublishedCase("vgg-19", 2048, ("DP", "DP", "15:1 (13:6)")),
+    PublishedCase("gnmt-16", 1024, ("8:8 (9:7)", "8:8 (9:7)", "straight")),
+    PublishedCase("bert-48", 64, ("8:8 (23:25)", "straight", "straight")),
+    PublishedCase("xlnet-36", 128, ("8:8 (18:18)", "8:8 (18:18)", "straight")),
+    PublishedCase("amoebanet-36", 128, ("8:8 (24:12)", "11:5 (27:9)", "11:5 (27:9)")),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Rival:
+class PublishedPlans:
     """Strategies of DAPPLE and of PipeDream for one model on 2 × 8 devices, as DAPPLE compares them.
 
     Each is the replicas of its stages and the states that its stages end before, in the original's numbering.
@@ -49,14 +49,14 @@ class Rival:
 
 
 RIVALS = (
-    Rival("vgg-19", 1024, ((14, 2), (16,)), ((8, 6, 1, 1), (11, 17, 19))),
-    Rival(
+    PublishedPlans("vgg-19", 1024, ((14, 2), (16,)), ((8, 6, 1, 1), (11, 17, 19))),
+    PublishedPlans(
         "xlnet-36",
         128,
         ((8, 8), (22,)),
         ((1,) * 8 + (2, 1, 1, 1, 1, 2), (6, 8, 11, 14, 17, 20, 23, 26, 29, 31, 33, 35, 37)),
     ),
-    Rival(
+    PublishedPlans(
         "amoebanet-36",
         128,
         ((8, 8), (30,)),

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from hpgo.compat import Stage
     from hpgo.planning.plans import Plan
-    from hpgo.reproduce.answers import Answers, Duel, Strategy, SweepPoint
+    from hpgo.reproduce.answers import Answers, PlannerComparison, Strategy, SweepPoint
 
 
 def strategies(rows: Iterable[Strategy]) -> str:
@@ -57,7 +57,7 @@ def reasons(rows: Iterable[Strategy]) -> str:
     return table(("model", "config", "against the other plans", "what limits the modern plan"), lines)
 
 
-def pipedream(rows: Iterable[Duel]) -> str:
+def pipedream(rows: Iterable[PlannerComparison]) -> str:
     """DAPPLE's and PipeDream's strategies on configuration A."""
     header = (
         "model", "batch", "DAPPLE", "compatible", "same", "PipeDream", "DAPPLE's step", "PipeDream's step", "modern",

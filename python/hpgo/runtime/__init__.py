@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import HpgoError
+from hpgo.errors import HpgoError
 
 if TYPE_CHECKING:
     from hpgo.runtime.emulation import Emulation as Emulation
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpgo.runtime.loader import Share as Share
     from hpgo.runtime.modules import Network as Network
     from hpgo.runtime.notice import Preempted as Preempted
-    from hpgo.runtime.parts import Part as Part
+    from hpgo.runtime.parts import StageModule as StageModule
     from hpgo.runtime.parts import Value as Value
     from hpgo.runtime.profiling import Measurement as Measurement
     from hpgo.runtime.profiling import measure as measure
@@ -37,7 +37,7 @@ _PUBLIC: dict[str, str] = {
     "Loader": "hpgo.runtime.loader",
     "Measurement": "hpgo.runtime.profiling",
     "Network": "hpgo.runtime.modules",
-    "Part": "hpgo.runtime.parts",
+    "StageModule": "hpgo.runtime.parts",
     "Pipeline": "hpgo.runtime.train.pipeline",
     "Preempted": "hpgo.runtime.notice",
     "Share": "hpgo.runtime.loader",

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hpgo.model.formats.pipeedge import MEGA, Model
+from hpgo.model.formats.pipeedge import MEGA, PipeEdgeModel
 
 if TYPE_CHECKING:
     from hpgo.runtime.workload import Workload
 
 
-def described(workload: Workload, *, name: str, dtype: torch.dtype | None = None) -> tuple[Model, str]:
+def described(workload: Workload, *, name: str, dtype: torch.dtype | None = None) -> tuple[PipeEdgeModel, str]:
     """The model `name` that the layers of `workload` are in a row, and the dtype of its weights; nothing is computed.
 
     Memory is that of weights and buffers. Behind each layer, every tensor that a later one reads counts once, also if
@@ -38,7 +38,7 @@ def described(workload: Workload, *, name: str, dtype: torch.dtype | None = None
         *(tensor.dtype for tensor in chain.from_iterable(held) if tensor.is_floating_point()),
         *(value.dtype for part in parts for value in part.gives if value.dtype.is_floating_point),
     ]
-    model = Model(
+    model = PipeEdgeModel(
         name,
         tuple(sum(one.numel() * one.element_size() for one in tensors) / MEGA["pipeedge"] for tensors in held),
         sum(counts[name] for name in behind),

@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 
 from hpgo.base.documents import read_text
-from hpgo.base.errors import HpgoError, RunError
 from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path, refused
 from hpgo.base.wording import shorten
+from hpgo.errors import HpgoError, RunError
 from hpgo.runtime.meeting import together
 from hpgo.runtime.tensor_files import TensorFile
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpgo.programs.program import Program
-    from hpgo.runtime.parts import Part
+    from hpgo.runtime.parts import StageModule
     from hpgo.runtime.train.gradients import Weight
     from hpgo.runtime.train.optimizer import ShardedOptimizer
     from hpgo.runtime.workload import Workload
@@ -133,7 +133,7 @@ class RankState:
         program: Program,
         workload: Workload,
         *,
-        parts: Mapping[int, Part],
+        parts: Mapping[int, StageModule],
         weights: list[Weight],
         stepper: ShardedOptimizer | None,
         seed: int | None,

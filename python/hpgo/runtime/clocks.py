@@ -36,7 +36,7 @@ class Reading:
     ahead_ns: float
 
 
-class Clock:
+class RankClock:
     """A rank's clock beside that of rank 0. All ranks `compare` together, as often as they like."""
 
     def __init__(

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import near, shorten
+from hpgo.errors import ArgumentError, HpgoError
 from hpgo.runtime import dropout, halves, norms
 from hpgo.runtime.likeness import likeness
-from hpgo.runtime.parts import Call, Part, Value, check_stages
+from hpgo.runtime.parts import Call, StageModule, Value, check_stages
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -32,7 +32,7 @@ _TRIED = (2, 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class LayerRecording:
     """What one layer was seen to do."""
 
     values: tuple[Value, ...]
@@ -48,7 +48,7 @@ class Made:
     """Which dimension counts samples in what each of its dropouts gets, by name; None where none does."""
 
 
-def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) -> dict[str, Made]:
+def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) -> dict[str, LayerRecording]:
     """What each layer makes of inputs like these, with weights of `dtype`; nothing is computed.
 
     Raises ArgumentError for a layer that can't run on meta tensors, returns something else than tensors, or drops where
@@ -186,7 +186,7 @@ def _call(layer: str, module: nn.Module, arguments: list[Any], rows: int) -> Any
         ) from error
 
 
-def _made(layer: str, few: _Seen, more: _Seen) -> Made:
+def _made(layer: str, few: _Seen, more: _Seen) -> LayerRecording:
     is_single = isinstance(few.made, torch.Tensor)
     pairs = [(few.made, more.made)] if is_single else list(zip(few.made, more.made, strict=True))
     values, dimensions, reasons = [], [], []
@@ -199,7 +199,7 @@ def _made(layer: str, few: _Seen, more: _Seen) -> Made:
         dimensions.append(dimension or 0)
         reasons.append(reason)
     drops = {name: _row_dimension(shape, more.dropouts[name])[0] for name, shape in few.dropouts.items()}
-    return Made(tuple(values), tuple(dimensions), tuple(reasons), few.mutates, is_single, drops)
+    return LayerRecording(tuple(values), tuple(dimensions), tuple(reasons), few.mutates, is_single, drops)
 
 
 def _row_dimension(few: Sequence[int], more: Sequence[int]) -> tuple[int | None, str]:
@@ -218,7 +218,7 @@ def _row_dimension(few: Sequence[int], more: Sequence[int]) -> tuple[int | None,
 
 def cut(
     network: Network,
-    made: dict[str, Made],
+    made: dict[str, LayerRecording],
     inputs: Sequence[Tensor],
     stages: Sequence[Sequence[str]],
     *,
@@ -226,14 +226,14 @@ def cut(
     seed: int,
     only: Collection[int] | None = None,
     split_backward: bool = False,
-) -> list[Part]:
+) -> list[StageModule]:
     """The parts of `network` that hold `stages`, in order; those not in `only` are on meta.
 
     Raises ArgumentError where stages don't hold its layers, each once, a value would travel backwards, or a cut comes
     where a tensor can't be taken apart by samples.
     """
     check_stages(stages, network.layers)
-    crossing = _Crossing(network, made, inputs, stages)
+    crossing = _CrossingValue(network, made, inputs, stages)
     return [
         crossing.part(
             at,
@@ -246,11 +246,15 @@ def cut(
     ]
 
 
-class _Crossing:
+class _CrossingValue:
     """What crosses each cut of one network."""
 
     def __init__(
-        self, network: Network, made: dict[str, Made], inputs: Sequence[Tensor], stages: Sequence[Sequence[str]]
+        self,
+        network: Network,
+        made: dict[str, LayerRecording],
+        inputs: Sequence[Tensor],
+        stages: Sequence[Sequence[str]],
     ) -> None:
         self.network, self.made, self.inputs, self.stages = network, made, inputs, stages
         self.stage_of = {layer: at for at, stage in enumerate(stages) for layer in stage}
@@ -324,7 +328,7 @@ class _Crossing:
 
     def part(
         self, stage: int, dtype: torch.dtype | None, seed: int, *, on_meta: bool, queue: halves.Queue | None
-    ) -> Part:
+    ) -> StageModule:
         """The part that holds a stage."""
         runs, nodes = self.runs(stage), self.network.nodes
         is_last = stage == len(self.stages) - 1
@@ -358,7 +362,7 @@ class _Crossing:
             for value, dimension in zip(one.values, one.row_dimensions, strict=True)
             if dimension and value.name in {*takes, *gives}
         }
-        return Part(
+        return StageModule(
             layers=tuple(self.stages[stage]),
             modules=self._modules(runs, dtype, seed, on_meta=on_meta, queue=queue),
             takes=tuple(self._input(name) if name.startswith("input:") else self.values[name] for name in takes),
@@ -404,7 +408,7 @@ class _Crossing:
         return modules
 
 
-def ready(layer: str, module: nn.Module, made: Made, *, dtype: torch.dtype | None, seed: int) -> nn.Module:
+def ready(layer: str, module: nn.Module, made: LayerRecording, *, dtype: torch.dtype | None, seed: int) -> nn.Module:
     """The module of a layer, with dropout and normalisation as plans need them, and weights of `dtype`."""
     dropout.install(layer, module, seed=seed, row_dimensions=made.dropouts)
     norms.install(module)

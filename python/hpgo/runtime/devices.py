@@ -6,8 +6,8 @@ import os
 
 import torch
 
-from hpgo.base.errors import ArgumentError, RunError
 from hpgo.base.wording import shown
+from hpgo.errors import ArgumentError, RunError
 from hpgo.runtime.meeting import told
 
 _UNUSABLE = "the device can't be used", "name one as torch does: cpu, cuda, cuda:0"

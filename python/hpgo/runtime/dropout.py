@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from hpgo.base.errors import ArgumentError
+from hpgo.errors import ArgumentError
 from hpgo.runtime.passes import current
 
 if TYPE_CHECKING:

@@ -21,13 +21,13 @@ import torch
 import torch.distributed as dist
 
 from hpgo.base.checks import number
-from hpgo.base.errors import ArgumentError
+from hpgo.errors import ArgumentError
 from hpgo.programs.orders import KINDS
 from hpgo.runtime import guards
-from hpgo.runtime.clocks import Clock, Stamps, machine_name
+from hpgo.runtime.clocks import RankClock, Stamps, machine_name
 from hpgo.runtime.engine import Engine
 from hpgo.runtime.meeting import agree, check_place, lost
-from hpgo.runtime.messages import Crossing, Messages
+from hpgo.runtime.messages import Messages, PassedTensor
 from hpgo.runtime.parts import Value
 from hpgo.runtime.progress import HERE
 from hpgo.runtime.recorder import Recorder
@@ -113,14 +113,16 @@ class Emulation:
         agree(facts | {"machine": machine_name()})  # whose processes share a clock
         self.mine = program.for_rank(dist.get_rank())
         chain = prices.chain
-        cuts = [() if stage % chain == chain - 1 else (Crossing(0, 0, _FROM),) for stage in range(len(program.stages))]
+        cuts = [
+            () if stage % chain == chain - 1 else (PassedTensor(0, 0, _FROM),) for stage in range(len(program.stages))
+        ]
         ways = NeighbourGroups(_CPU, self._patience_s)
         self._session.hold(ways)
         links = _Links(self.mine, prices, cuts, ways)
         self._sums = _Sums(self.mine, prices)
-        stages = {stage.stage: _Stage(stage, prices) for stage in self.mine.stages}
+        stages = {stage.stage: _SleepingStage(stage, prices) for stage in self.mine.stages}
         self.engine = Engine(self.mine, stages, links, self._sums, Stamps(_CPU))
-        self._recorder = Recorder(program, Clock(_CPU), scale=self.scale)
+        self._recorder = Recorder(program, RankClock(_CPU), scale=self.scale)
         self.steps = 0
         """Steps that have been done."""
 
@@ -241,7 +243,7 @@ def check(program: Program, scale: float) -> Prices:
     return Prices(program, columns, float(scale))
 
 
-class _Stage:
+class _SleepingStage:
     """A stage whose passes sleep."""
 
     def __init__(self, stage: RankStage, prices: Prices) -> None:
@@ -278,7 +280,7 @@ class _Links(Messages):
     """Messages that say from when on they may be used, and are waited for until then."""
 
     def __init__(
-        self, mine: RankProgram, prices: Prices, cuts: Sequence[Sequence[Crossing]], ways: NeighbourGroups
+        self, mine: RankProgram, prices: Prices, cuts: Sequence[Sequence[PassedTensor]], ways: NeighbourGroups
     ) -> None:
         super().__init__(prices.program, mine.rank, cuts, ways, _CPU)
         self._costs_ns = [prices.message(action) for action in mine.actions]

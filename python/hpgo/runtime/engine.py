@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from hpgo.programs.ranks import RankAction, RankProgram, RankStage
     from hpgo.runtime.clocks import Stamps
     from hpgo.runtime.loader import Share
-    from hpgo.runtime.messages import Crossing, Exchange, Messages
-    from hpgo.runtime.parts import Part
+    from hpgo.runtime.messages import Exchange, Messages, PassedTensor
+    from hpgo.runtime.parts import StageModule
     from hpgo.runtime.workload import Workload
 
 _OUTSIDE = "input:"
@@ -60,9 +60,9 @@ class StageRun:
     def __init__(
         self,
         stage: RankStage,
-        part: Part,
+        part: StageModule,
         workload: Workload,
-        cuts: tuple[Sequence[Crossing], Sequence[Crossing]],
+        cuts: tuple[Sequence[PassedTensor], Sequence[PassedTensor]],
         *,
         micro_batch_size: int,
         recompute: bool,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import in_a_row, shorten
+from hpgo.errors import ArgumentError
 from hpgo.runtime.graph_nodes import (
     draws,
     is_value,
@@ -28,7 +28,7 @@ from hpgo.runtime.graph_nodes import (
 )
 from hpgo.runtime.graph_steps import Size, StepBuilder, Steps
 from hpgo.runtime.grouping import Place, grouped
-from hpgo.runtime.modules import Given, Network, Node
+from hpgo.runtime.modules import Given, Network, NetworkLayer
 from hpgo.runtime.tracing import inline, trace
 
 if TYPE_CHECKING:
@@ -265,5 +265,5 @@ class Graph:
                 module.register_buffer(name, held, persistent=False)
         feeds = tuple(self._value(one, value_of) for one in takes)
         hidden = layer == _HELPERS
-        network.put(Node(layer, Given(module), feeds, everywhere=hidden, has_weights=True, is_hidden=hidden))
+        network.put(NetworkLayer(layer, Given(module), feeds, everywhere=hidden, has_weights=True, is_hidden=hidden))
         return module

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hpgo.base.errors import ArgumentError
+from hpgo.errors import ArgumentError
 from hpgo.runtime import dropout
 
 

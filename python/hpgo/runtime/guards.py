@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import HpgoError, RunError
+from hpgo.errors import HpgoError, RunError
 from hpgo.runtime.notice import CODE, Notice, Preempted
 from hpgo.runtime.progress import HERE
 from hpgo.runtime.watch import BEAT_S, LostRankError, Watch

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hpgo.base.errors import ArgumentError
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

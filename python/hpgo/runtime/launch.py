@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from hpgo.base.errors import HpgoError, RunError
 from hpgo.base.signals import uninterrupted
+from hpgo.errors import HpgoError, RunError
 from hpgo.runtime import guards
 from hpgo.runtime.notice import CODE, Preempted
 from hpgo.runtime.progress import HERE, who
-from hpgo.runtime.watch import BEAT_S, LEAVE_S, Judge, Limits, LostRankError, Verdict, agreed, readings
+from hpgo.runtime.watch import BEAT_S, LEAVE_S, FailureDetector, FailureReport, Limits, LostRankError, agreed, readings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -179,11 +179,11 @@ class _Overseer:
         self, ranks: list[ForkProcess], stages: list[tuple[int, ...] | None], store: Any, limits: Limits
     ) -> None:
         self._ranks, self._stages, self._store, self._limits = ranks, stages, store, limits
-        self._judge = Judge(len(ranks), limits, time.monotonic())
+        self._judge = FailureDetector(len(ranks), limits, time.monotonic())
 
-    def wait(self, notice: list[int]) -> Verdict | None:
+    def wait(self, notice: list[int]) -> FailureReport | None:
         """Until all have ended, or those that are left have had their time; returns what the run was lost with."""
-        verdict: Verdict | None = None
+        verdict: FailureReport | None = None
         until_s = math.inf
         is_passed_on = False
         left = list(self._ranks)
@@ -201,13 +201,13 @@ class _Overseer:
                     until_s = min(until_s, time.monotonic() + 2 * BEAT_S + LEAVE_S)
         return verdict
 
-    def _verdict(self) -> Verdict | None:
+    def _verdict(self) -> FailureReport | None:
         codes = [one.exitcode for one in self._ranks]  # before the reading: ranks first say that they leave
         self._judge.read(readings(self._store, range(len(self._ranks))), time.monotonic())
         mine = self._ended(codes) or self._judge.verdict()
         return agreed(self._store, mine)
 
-    def _ended(self, codes: list[int | None]) -> Verdict | None:
+    def _ended(self, codes: list[int | None]) -> FailureReport | None:
         """Of ranks that have ended without a word, that which a signal has ended, or else the first."""
         for at, code in sorted(enumerate(codes), key=lambda place: place[1] or 0):
             report = self._judge.reports.get(at)
@@ -215,9 +215,9 @@ class _Overseer:
                 continue
             name = report or who(at, self._stages[at], socket.gethostname())
             if code == -signal.SIGTERM:  # before it could answer
-                return Verdict(f"{name}: ended by SIGTERM", "", CODE)
+                return FailureReport(f"{name}: ended by SIGTERM", "", CODE)
             how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
-            return Verdict(f"{name}: {how}", _LOOK)
+            return FailureReport(f"{name}: {how}", _LOOK)
         return None
 
 
@@ -230,7 +230,7 @@ def _end(ranks: list[ForkProcess]) -> None:
         one.join()
 
 
-def _raise_first(errors: Any, verdict: Verdict | None, ranks: list[ForkProcess]) -> None:
+def _raise_first(errors: Any, verdict: FailureReport | None, ranks: list[ForkProcess]) -> None:
     said: list[HpgoError] = []
     while not errors.empty():
         said.append(errors.get())

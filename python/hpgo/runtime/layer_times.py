@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpgo.base.errors import HpgoError, RunError
+from hpgo.errors import HpgoError, RunError
 from hpgo.runtime import halves
 from hpgo.runtime.clocks import Stamps
 from hpgo.runtime.cuts import ready
@@ -26,7 +26,7 @@ from hpgo.runtime.layer_memory import activation_bytes, saved_bytes
 from hpgo.runtime.likeness import described
 from hpgo.runtime.loader import repeated
 from hpgo.runtime.meeting import first_line
-from hpgo.runtime.memory import Growth, lacks_memory
+from hpgo.runtime.memory import MemoryGrowth, lacks_memory
 from hpgo.runtime.pass_times import (
     MIN_PASSES,
     Figures,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from hpgo.runtime.modules import Node
+    from hpgo.runtime.modules import NetworkLayer
     from hpgo.runtime.workload import Workload
 
 
@@ -164,7 +164,7 @@ class LayerProfiler:
             for one in module.parameters()
         )
 
-    def _add(self, segment: list[MeasuredLayer], node: Node, alike: str, done: int) -> int | None:
+    def _add(self, segment: list[MeasuredLayer], node: NetworkLayer, alike: str, done: int) -> int | None:
         """Makes a layer and runs it once; returns the bytes that it keeps, or None if others leave it no memory."""
         self._tell(done, node.id)
         try:
@@ -393,7 +393,7 @@ class LayerProfiler:
         weights = [tensor for module in modules for tensor in chain(module.parameters(), module.buffers())]
         gradients = [tensor.grad for tensor in weights if tensor.grad is not None]
         held = [*weights, *gradients, *self._held.values(), *self._targets]
-        with Growth(self._device, held) as growth:
+        with MemoryGrowth(self._device, held) as growth:
             self._forward(segment, way="whole")
             grown_bytes = growth.bytes
             self._whole_backward()
@@ -429,7 +429,7 @@ class LayerProfiler:
         one.saved_bytes = sum(size for address, size in kept.items() if address not in read and address not in mine)
         return sum(kept.values())
 
-    def _call(self, node: Node, module: nn.Module, arguments: list[Any]) -> Any:
+    def _call(self, node: NetworkLayer, module: nn.Module, arguments: list[Any]) -> Any:
         with self._naming(f"layer `{node.id}`"), self._autocast():
             if getattr(module, "wants_rows", False):
                 return module(*arguments, rows=self._rows)
@@ -452,7 +452,7 @@ class LayerProfiler:
         one.made = [made] if isinstance(made, torch.Tensor) else list(made)
         self._held |= dict(zip(self._names(one.node.id), one.made, strict=True))
 
-    def _skip(self, node: Node) -> None:
+    def _skip(self, node: NetworkLayer) -> None:
         """Holds tensors of the shapes that a layer would make."""
         module = self._ready(node, self._network.make_on_meta(node.id))
         with torch.no_grad(), self._running():
@@ -462,7 +462,7 @@ class LayerProfiler:
         for name, tensor in zip(self._names(node.id), tensors, strict=True):
             self._held[name] = plausible(torch.empty_like(tensor, device=self._device))
 
-    def _given(self, node: Node, values: dict[str, Tensor]) -> list[Any]:
+    def _given(self, node: NetworkLayer, values: dict[str, Tensor]) -> list[Any]:
         """The arguments of a layer, of the values that it reads."""
         arguments = []
         for at, feed in enumerate(node.feeds):
@@ -474,7 +474,7 @@ class LayerProfiler:
             arguments.append(tensors if is_tuple else tensors[0])
         return arguments
 
-    def _module(self, node: Node) -> nn.Module:
+    def _module(self, node: NetworkLayer) -> nn.Module:
         """A layer's module with weights: its first ones, or plausible ones for a model that takes no memory."""
         if self._workload.is_on_meta:
             module = self._network.make_on_meta(node.id).to_empty(device=self._device)
@@ -484,7 +484,7 @@ class LayerProfiler:
             module = self._network.make(node.id, seed=0).to(self._device)
         return self._ready(node, module)
 
-    def _ready(self, node: Node, module: nn.Module) -> nn.Module:
+    def _ready(self, node: NetworkLayer, module: nn.Module) -> nn.Module:
         return ready(node.id, module, self._looks[node.id], dtype=self._dtype, seed=0).train(not self._is_inference)
 
     def _names(self, feed: str) -> tuple[str, ...]:
@@ -504,7 +504,7 @@ class LayerProfiler:
         }
         return saved_bytes(self._network, self.figures, self._names, inputs)
 
-    def _likeness(self, node: Node) -> str:
+    def _likeness(self, node: NetworkLayer) -> str:
         """Equal for layers that compute the same on tensors of the same shapes."""
         given = [
             (tuple(self._held[name].shape), str(self._held[name].dtype))

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import counted
+from hpgo.errors import ArgumentError
 from hpgo.runtime.models.gpt import next_token_loss
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from hpgo._core import __version__
-from hpgo.base.errors import HpgoError, RunError
+from hpgo.errors import HpgoError, RunError
 from hpgo.runtime import guards
 from hpgo.runtime.progress import HERE
 from hpgo.runtime.watch import LostRankError

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Alive(TorchDispatchMode):
+class LiveTensorCounter(TorchDispatchMode):
     """Counts bytes of tensors that are alive, within it; what is computed stays as it is, only slower.
 
     >>> here = torch.zeros(100)
-    >>> with Alive([here]) as alive:
+    >>> with LiveTensorCounter([here]) as alive:
     ...     both = torch.cat([here, here])
     ...     large = both.repeat(10)
     ...     del large
@@ -79,7 +79,7 @@ class Peak:
         self._device = device
         self.bytes: int | None = None
         """Once a step has ended."""
-        self._alive: Alive | None = None
+        self._alive: LiveTensorCounter | None = None
         self._of_passes = 0
 
     @contextmanager
@@ -91,7 +91,7 @@ class Peak:
             self.bytes = torch.cuda.max_memory_allocated(self._device)
         elif self.bytes is None:
             before_bytes = _bytes(state())
-            with Alive(held()) as self._alive:
+            with LiveTensorCounter(held()) as self._alive:
                 yield
             # What the optimizer makes at the end of its first step, all later ones hold from their begin.
             self.bytes = max(self._alive.peak_bytes, self._of_passes + _bytes(state()) - before_bytes)
@@ -105,11 +105,11 @@ class Peak:
             self._of_passes = self._alive.peak_bytes
 
 
-class Growth:
+class MemoryGrowth:
     """How much more memory the tensors of a process hold than before.
 
     >>> here = torch.zeros(100)
-    >>> with Growth(torch.device("cpu"), [here]) as growth:
+    >>> with MemoryGrowth(torch.device("cpu"), [here]) as growth:
     ...     large = here.view(10, 10).repeat(2, 1)
     ...     now_bytes = growth.bytes
     ...     both = torch.cat([large, large])
@@ -120,7 +120,7 @@ class Growth:
     def __init__(self, device: torch.device, held: Iterable[Tensor]) -> None:
         """`held` are the tensors that are there before and stay; a GPU's allocator knows them by itself."""
         self._device = device
-        self._alive = Alive(held)
+        self._alive = LiveTensorCounter(held)
         self._before_bytes = self._alive.bytes
         self.peak_bytes = 0
         """At most, once it has ended."""

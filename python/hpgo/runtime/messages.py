@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hpgo.programs.program import Program
     from hpgo.programs.ranks import Message, RankAction
-    from hpgo.runtime.parts import Part, Value
+    from hpgo.runtime.parts import StageModule, Value
     from hpgo.runtime.session import NeighbourGroups
 
 AHEAD, AHEAD_BYTES = 16, 4 << 20
@@ -32,7 +32,7 @@ _ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class PassedTensor:
     """A tensor that one stage gives to the next of its chain."""
 
     given: int
@@ -42,16 +42,18 @@ class Crossing:
     value: Value
 
 
-def crossings(parts: Sequence[Part], chain_length: int) -> list[tuple[Crossing, ...]]:
+def crossings(parts: Sequence[StageModule], chain_length: int) -> list[tuple[PassedTensor, ...]]:
     """For each stage what crosses the cut behind it; nothing behind the last of a chain."""
-    found: list[tuple[Crossing, ...]] = []
+    found: list[tuple[PassedTensor, ...]] = []
     for number, part in enumerate(parts):
         if number % chain_length == chain_length - 1:
             found.append(())
             continue
         taken = {value.name: at for at, value in enumerate(parts[number + 1].takes)}
         found.append(
-            tuple(Crossing(at, taken[value.name], value) for at, value in enumerate(part.gives) if value.name in taken)
+            tuple(
+                PassedTensor(at, taken[value.name], value) for at, value in enumerate(part.gives) if value.name in taken
+            )
         )
     return found
 
@@ -87,7 +89,7 @@ _NOTHING = Tensors((), (), (), ())
 
 
 def _taken_or_given(
-    program: Program, cut: Sequence[Crossing], rows: range, messages: Sequence[Message], *, forward: bool
+    program: Program, cut: Sequence[PassedTensor], rows: range, messages: Sequence[Message], *, forward: bool
 ) -> Tensors:
     """The tensors of `messages`, which all cross one cut to or from a replica with these `rows`."""
     crossing: list[int] = []
@@ -123,7 +125,7 @@ class Exchange:
 class Orders:
     """One rank's actions, with what each of them takes and gives."""
 
-    def __init__(self, program: Program, rank: int, cuts: Sequence[Sequence[Crossing]]) -> None:
+    def __init__(self, program: Program, rank: int, cuts: Sequence[Sequence[PassedTensor]]) -> None:
         mine = program.for_rank(rank)
         self.rank, self.actions = rank, mine.actions
         rows_of = {stage.stage: stage.rows for stage in mine.stages}
@@ -165,7 +167,7 @@ class Orders:
                 yield at, piece, to, into
 
 
-class _Box:
+class _Inbox:
     """Where the tensors that one action takes gather."""
 
     __slots__ = ("tensors", "waits", "wanted")
@@ -192,7 +194,7 @@ class _Incoming:
 
     peer: int
     group: Any
-    expected: list[tuple[_Box, Piece]] = field(default_factory=list)
+    expected: list[tuple[_Inbox, Piece]] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
     """Numbers of pieces at which posting pauses, in order; the last is that of all."""
     posted: int = 0
@@ -232,13 +234,13 @@ class _Outgoing:
 class _Work:
     """Sends and receives of one action."""
 
-    box: _Box
+    box: _Inbox
     needed: dict[int, tuple[_Incoming, int]] = field(default_factory=dict)
     """For each peer how many of its pieces are posted before the action waits for its own."""
     proven: dict[int, tuple[_Outgoing, int]] = field(default_factory=dict)
     """For each peer how many sends to it have arrived once this has been received."""
     sends: list[tuple[Piece, _Outgoing]] = field(default_factory=list)
-    stays: list[tuple[Piece, _Box, Piece]] = field(default_factory=list)
+    stays: list[tuple[Piece, _Inbox, Piece]] = field(default_factory=list)
     """What another action of this rank takes: the piece, the box of that action, the piece there."""
 
 
@@ -249,7 +251,7 @@ class Messages:
         self,
         program: Program,
         rank: int,
-        cuts: Sequence[Sequence[Crossing]],
+        cuts: Sequence[Sequence[PassedTensor]],
         ways: NeighbourGroups,
         device: torch.device,
     ) -> None:
@@ -259,7 +261,7 @@ class Messages:
         self._incoming: list[_Incoming] = []
         self._outgoing: list[_Outgoing] = []
         self.exchanges = mine.exchanges
-        works = [_Work(_Box(one.takes)) for one in mine.exchanges]
+        works = [_Work(_Inbox(one.takes)) for one in mine.exchanges]
         for peer in mine.peers:
             if peer == rank:
                 for at, piece, to, into in mine.sent_to(mine):

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from hpgo.base.checks import check_flag, check_is, listed
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shown
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NetworkLayer:
     """One layer of a network."""
 
     id: str
@@ -54,7 +54,7 @@ class Network:
     """
 
     def __init__(self) -> None:
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, NetworkLayer] = {}
         self.ties: list[tuple[tuple[str, str], ...]] = []
         """Parameters `(layer id, name)` that are one tensor."""
         self._outputs: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class Network:
         for layer, module in named.items():
             if not isinstance(module, nn.Module):
                 raise ArgumentError(f"layer `{layer}` is {shown(module)}", "give a list of torch.nn modules")
-            network.put(Node(layer, Given(module), (last,), has_weights=True))
+            network.put(NetworkLayer(layer, Given(module), (last,), has_weights=True))
             last = layer
         holders: dict[int, list[tuple[str, str]]] = {}
         for layer, module in named.items():
@@ -93,9 +93,9 @@ class Network:
         parameters and reads inputs and other such layers only: each stage that needs it runs it, and nothing travels.
         Returns the network.
         """
-        return self.put(Node(layer, make, feeds, everywhere))
+        return self.put(NetworkLayer(layer, make, feeds, everywhere))
 
-    def put(self, node: Node) -> Network:
+    def put(self, node: NetworkLayer) -> Network:
         """Adds a layer as it is described; returns the network."""
         if not isinstance(node.id, str) or not node.id or node.id.startswith("input:"):
             raise ArgumentError(f"a layer's id is {shown(node.id)}", "give a name that does not begin with `input:`")

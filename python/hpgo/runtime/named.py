@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import shorten
+from hpgo.errors import ArgumentError, HpgoError
 from hpgo.runtime.meeting import first_line
 from hpgo.runtime.memory import lacks_memory
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import RunError
+from hpgo.errors import RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

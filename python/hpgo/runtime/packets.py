@@ -19,7 +19,7 @@ from hpgo.runtime.quantised import pack, packed_bytes, unpack
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hpgo.runtime.parts import Part, Value
+    from hpgo.runtime.parts import StageModule, Value
 
 _ALIGNED = 64
 """Bytes, as memory of torch's own: libraries may add up in another order where tensors lie otherwise."""
@@ -30,7 +30,7 @@ _WORDS = struct.Struct("=qqq")
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class PacketHeader:
     """What a packet begins with."""
 
     rows: int
@@ -50,7 +50,7 @@ class Packet:
 
     raw: torch.Tensor
     """Its bytes."""
-    head: Head | None = None
+    head: PacketHeader | None = None
     """What was written last."""
     pieces: dict[tuple[int, ...], list[torch.Tensor]] = field(default_factory=dict)
     """What it travels in, by where each ends."""
@@ -66,13 +66,13 @@ class Packet:
         return found
 
 
-class Layout:
+class PacketLayout:
     """Where the tensors of a cut lie in its packets.
 
     >>> from hpgo.runtime.parts import Value
-    >>> cut = Layout([Value("a", by_row=True, has_gradient=False, shape=(3,), dtype=torch.float32)], rows=2)
+    >>> cut = PacketLayout([Value("a", by_row=True, has_gradient=False, shape=(3,), dtype=torch.float32)], rows=2)
     >>> packet = cut.empty(torch.device("cpu"))
-    >>> cut.write(packet, Head(1, ends=False), {"a": torch.tensor([[1.0, 2.0, 3.0]])})
+    >>> cut.write(packet, PacketHeader(1, ends=False), {"a": torch.tensor([[1.0, 2.0, 3.0]])})
     >>> cut.read(packet, cut.head(packet).rows)["a"].tolist(), cut.size_bytes
     ([[1.0, 2.0, 3.0]], 128)
     """
@@ -86,15 +86,15 @@ class Layout:
             self._begins.append(self.size_bytes)
             self.size_bytes += -(-self._size_bytes(value, rows) // _ALIGNED) * _ALIGNED
 
-    def at(self, bits: int) -> Layout:
+    def at(self, bits: int) -> PacketLayout:
         """The same tensors with numbers in `bits`."""
-        return self if bits == self.bits else Layout(self.values, self._rows, bits)
+        return self if bits == self.bits else PacketLayout(self.values, self._rows, bits)
 
     def empty(self, device: torch.device) -> Packet:
         """Room for a packet."""
         return Packet(torch.empty(self.size_bytes, dtype=torch.uint8, device=device))
 
-    def write(self, packet: Packet, head: Head, tensors: Mapping[str, torch.Tensor]) -> None:
+    def write(self, packet: Packet, head: PacketHeader, tensors: Mapping[str, torch.Tensor]) -> None:
         """Fills a packet; tensors become of the type that the cut has them in."""
         if head != packet.head:  # mostly it is that of the one before
             words = torch.frombuffer(bytearray(_WORDS.pack(head.rows, head.ends, head.bits)), dtype=torch.uint8)
@@ -107,11 +107,11 @@ class Layout:
                 else:
                     piece.copy_(tensors[value.name])
 
-    def head(self, packet: Packet) -> Head:
+    def head(self, packet: Packet) -> PacketHeader:
         """What a packet begins with."""
         raw = packet.raw if packet.raw.is_cpu else packet.raw[: _WORDS.size].cpu()
         rows, ends, bits = _WORDS.unpack(ctypes.string_at(raw.data_ptr(), _WORDS.size))
-        return Head(rows, bool(ends), bits)
+        return PacketHeader(rows, bool(ends), bits)
 
     def read(self, packet: Packet, rows: int) -> dict[str, torch.Tensor]:
         """The tensors of a packet by name, where they lie, or unpacked."""
@@ -140,7 +140,9 @@ class Layout:
         return packed_bytes(count, bits) if bits else count * value.dtype.itemsize
 
 
-def layouts(parts: Sequence[Part], rows: int, dtype: torch.dtype | None, bits: Sequence[int]) -> list[Layout]:
+def layouts(
+    parts: Sequence[StageModule], rows: int, dtype: torch.dtype | None, bits: Sequence[int]
+) -> list[PacketLayout]:
     """What comes into the first of `parts`, for each cut between two what crosses it, and what leaves the last.
 
     Inputs come in at the first part alone, and are passed on to later ones that read them; weights are of `dtype`, as
@@ -152,5 +154,5 @@ def layouts(parts: Sequence[Part], rows: int, dtype: torch.dtype | None, bits: S
         inputs = [later[name] for name in sorted(later)]
         if dtype is not None:  # data is cast as weights are
             inputs = [replace(one, dtype=dtype) if one.dtype.is_floating_point else one for one in inputs]
-        found.append(Layout([*(parts[number - 1].gives if number else ()), *inputs], rows, width))
-    return [*found, Layout(parts[-1].gives, rows)]
+        found.append(PacketLayout([*(parts[number - 1].gives if number else ()), *inputs], rows, width))
+    return [*found, PacketLayout(parts[-1].gives, rows)]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hpgo.base.checks import check_is
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import counted, near, shorten
+from hpgo.errors import ArgumentError
 from hpgo.runtime import norms
 from hpgo.runtime.nans import Finder
 from hpgo.runtime.passes import begin_layers
@@ -67,7 +67,7 @@ class Call:
     """Values that nobody reads any more."""
 
 
-class Part(nn.Module):
+class StageModule(nn.Module):
     """Layers of one stage, nothing else of the model; made by `Workload.parts`.
 
     `part(*values, rows=…)` takes what `takes` says, in that order, and returns a tuple as `gives` says. Values that

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from hpgo.runtime import halves
-    from hpgo.runtime.modules import Node
+    from hpgo.runtime.modules import NetworkLayer
 
 
 MIN_PASSES = 5
@@ -79,7 +79,7 @@ class WholeModelTiming:
 class MeasuredLayer:
     """A layer that is being measured."""
 
-    node: Node
+    node: NetworkLayer
     module: nn.Module
     split: nn.Module
     """The same weights, in layers that leave their gradients to `queue`."""

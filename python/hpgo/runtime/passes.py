@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ArgumentError
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -25,7 +25,7 @@ _WORK, _SUMS, _MEETING = range(3)
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ProgressEvent:
     """What a rank does at a moment."""
 
     rank: int
@@ -56,7 +56,7 @@ class Report:
         return f"{beat} {json.dumps(asdict(self))}".encode()
 
     @classmethod
-    def read(cls, raw: bytes) -> Report:
+    def read(cls, raw: bytes) -> ProgressEvent:
         """What was written."""
         given: dict[str, Any] = json.loads(raw.partition(b" ")[2])
         lists: dict[str, Any] = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
@@ -143,11 +143,11 @@ class Progress:
             words = f"{_KINDS[action.kind]} of micro-batch {action.micro_batch} through stage {action.stage}"
         return words if self.step is None else f"step {self.step}, {words}"
 
-    def report(self, *, has_left: bool = False) -> Report:
+    def report(self, *, has_left: bool = False) -> ProgressEvent:
         """As it is now."""
         pid = os.getpid()
         machine, born = _identity(pid)
-        return Report(
+        return ProgressEvent(
             rank=self.rank,
             stages=self.stages,
             host=socket.gethostname(),

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from hpgo.base.checks import check_flag, check_is, whole
-from hpgo.base.errors import HpgoError, RunError
+from hpgo.errors import HpgoError, RunError
 from hpgo.programs.orders import KINDS
 from hpgo.runtime import guards
 from hpgo.runtime.checkpoint import latest, load
-from hpgo.runtime.clocks import Clock, Stamps
+from hpgo.runtime.clocks import RankClock, Stamps
 from hpgo.runtime.devices import check_types, device_of_rank
 from hpgo.runtime.heap import keep_freed
 from hpgo.runtime.meeting import LOST, agree, check_place, first_line, is_of_others
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from hpgo.runtime.checkpoint import Checkpoint, RankState
-    from hpgo.runtime.messages import Crossing
-    from hpgo.runtime.parts import Part
+    from hpgo.runtime.messages import PassedTensor
+    from hpgo.runtime.parts import StageModule
     from hpgo.runtime.runnable import Runnable
     from hpgo.timing.timeline import Timeline
 
@@ -89,7 +89,7 @@ class RankPipeline:
     """
 
     _state: RankState
-    parts: dict[int, Part]
+    parts: dict[int, StageModule]
     """The layers that this rank holds, by stage."""
 
     def __init__(self, runnable: Runnable, workload: Workload | str, options: RankOptions) -> None:
@@ -107,7 +107,7 @@ class RankPipeline:
             self._agree()
             self._stamps = Stamps(self.device)
             self._build(runnable)
-            self._recorder = Recorder(self.program, Clock(self.device))
+            self._recorder = Recorder(self.program, RankClock(self.device))
             self.steps = 0
             """Steps that have been done, or streams that have passed."""
             self._notice = guards.notice()
@@ -158,11 +158,11 @@ class RankPipeline:
         """Build the stages of this rank; the ranks have agreed on what they run."""
         raise NotImplementedError
 
-    def _stage_modules(self, held: set[int], *, chains: int | None = None) -> list[Part]:
+    def _stage_modules(self, held: set[int], *, chains: int | None = None) -> list[StageModule]:
         """Return the modules of all stages of the first `chains` chains, or of all; only `held` ones take memory."""
         program, length = self.program, self.program.schedule.chain_length
         splits = any(KINDS[kind] == "W" for kind in set(program.schedule.actions[:, 0].tolist()))
-        found: list[Part] = []
+        found: list[StageModule] = []
         for begin in range(0, length * chains if chains else len(program.stages), length):
             layers = [stage.layers for stage in program.stages[begin : begin + length]]
             only = {stage - begin for stage in held if begin <= stage < begin + length}
@@ -171,7 +171,7 @@ class RankPipeline:
             )
         return found
 
-    def _neighbour_groups(self, cuts: Sequence[Sequence[Crossing]]) -> NeighbourGroups:
+    def _neighbour_groups(self, cuts: Sequence[Sequence[PassedTensor]]) -> NeighbourGroups:
         """Return what carries the tensors that cross `cuts`."""
         options = self._options
         groups = NeighbourGroups(

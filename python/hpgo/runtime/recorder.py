@@ -10,7 +10,7 @@ import numpy as np
 import torch.distributed as dist
 
 from hpgo.base.checks import whole
-from hpgo.base.errors import ArgumentError
+from hpgo.errors import ArgumentError
 from hpgo.runtime.measured import Record, timeline_of
 from hpgo.runtime.meeting import LOST, told
 from hpgo.runtime.progress import HERE
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hpgo.programs.program import Program
-    from hpgo.runtime.clocks import Clock
+    from hpgo.runtime.clocks import RankClock
     from hpgo.timing.timeline import Timeline
 
 _REMEMBERED = 100
@@ -30,7 +30,7 @@ _NOT_GATHERED = ("what was measured can't be gathered", "ask on every rank, whil
 class Recorder:
     """Of one rank; all ranks make it together."""
 
-    def __init__(self, program: Program, clock: Clock, *, scale: float = 1.0) -> None:
+    def __init__(self, program: Program, clock: RankClock, *, scale: float = 1.0) -> None:
         """Times of timelines are those recorded over `scale`."""
         self._program, self._clock, self._scale = program, clock, scale
         self._steps: deque[tuple[int, array[int], int | None, Program]] = deque(maxlen=_REMEMBERED)

@@ -8,8 +8,8 @@ from math import lcm
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import whole
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import counted, shown
+from hpgo.errors import ArgumentError
 from hpgo.planning.chain.plans import ChainPlan
 from hpgo.planning.plans import Plan
 from hpgo.planning.reading import read_any

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hpgo.base.errors import RunError
 from hpgo.base.extras import library
 from hpgo.base.files import refused
 from hpgo.base.wording import shorten
+from hpgo.errors import RunError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import shorten
+from hpgo.errors import ArgumentError
 from hpgo.runtime.graph_nodes import operation_name
 
 if TYPE_CHECKING:

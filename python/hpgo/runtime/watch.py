@@ -2,7 +2,8 @@
 
 Each rank has two threads beside its work. One writes into the store of the launch, twice a second, what the rank does,
 and reads what all others have written; the other one looks at what was read, and so is never stuck in a store that does
-not answer. The rank that is to blame is found by a `Judge`, which a process that starts ranks on its machine asks, too.
+not answer. The rank that is to blame is found by a `FailureDetector`, which a process that starts
+ranks on its machine asks, too.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import number
-from hpgo.base.errors import RunError
-from hpgo.runtime.progress import ALL, HERE, SAVE, Report, born
+from hpgo.errors import RunError
+from hpgo.runtime.progress import ALL, HERE, SAVE, ProgressEvent, born
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -62,7 +63,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FailureReport:
     """Why a run is over."""
 
     message: str
@@ -73,7 +74,7 @@ class Verdict:
     """The rank that can't end itself any more, so that others must."""
 
 
-class Judge:
+class FailureDetector:
     """Finds the rank that a run is lost with, by what all ranks have written."""
 
     def __init__(self, size: int, limits: Limits, now_s: float) -> None:
@@ -81,7 +82,7 @@ class Judge:
         self._raw = [b""] * size
         self._heard_s = [now_s] * size
         self._moved_s = now_s
-        self.reports: dict[int, Report] = {}
+        self.reports: dict[int, ProgressEvent] = {}
 
     def read(self, values: Mapping[int, bytes], now_s: float) -> None:
         """Takes what was read at a moment, by rank; ranks that have written nothing are missing."""
@@ -94,31 +95,33 @@ class Judge:
             if raw == self._raw[rank]:
                 continue
             self._heard_s[rank], self._raw[rank] = now_s, raw
-            report = Report.read(raw)
+            report = ProgressEvent.read(raw)
             if report != self.reports.get(rank):
                 self.reports[rank], self._moved_s = report, now_s
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> FailureReport | None:
         """What the run is lost with; None as long as it is not."""
         limits, now_s = self._limits, self._read_s
         silent_s = {rank: now_s - at_s for rank, at_s in enumerate(self._heard_s)}
         for rank in sorted(self.reports, key=lambda one: -silent_s[one]):
             report = self.reports[rank]
             if silent_s[rank] > limits.silence_s and not report.has_left:
-                return Verdict(f"{report}: no sign of life for {limits.silence_s:g} s", _SILENT, culprit=rank)
+                return FailureReport(f"{report}: no sign of life for {limits.silence_s:g} s", _SILENT, culprit=rank)
         for rank in silent_s.keys() - self.reports.keys():
             if silent_s[rank] > limits.timeout_s:
                 hint = "do all ranks start, and do their machines reach each other?"
-                return Verdict(f"rank {rank} has not come within {limits.timeout_s:g} s", hint)
+                return FailureReport(f"rank {rank} has not come within {limits.timeout_s:g} s", hint)
         if any(report.is_lost for report in self.reports.values()):
             for report in self.reports.values():
                 if report.has_left:
-                    return Verdict(f"{report}: it left while others waited for it", "all ranks must do the same steps")
+                    return FailureReport(
+                        f"{report}: it left while others waited for it", "all ranks must do the same steps"
+                    )
         if now_s - self._moved_s > limits.timeout_s and len(self.reports) == len(self._raw):
             return self._stalled()
         return None
 
-    def _stalled(self) -> Verdict | None:
+    def _stalled(self) -> FailureReport | None:
         """Goes from a rank that waits to whom it waits for, until one waits for nobody; None if nobody waits."""
         waiting = [rank for rank, one in self.reports.items() if one.waits is not None]
         if not waiting:
@@ -133,9 +136,9 @@ class Judge:
                 break
             at, saving = found
         report = self.reports[at]
-        return Verdict(f"{report}: the run has stood still for {self._limits.timeout_s:g} s", _STILL)
+        return FailureReport(f"{report}: the run has stood still for {self._limits.timeout_s:g} s", _STILL)
 
-    def _next(self, report: Report, *, saving: bool) -> tuple[int, bool] | None:
+    def _next(self, report: ProgressEvent, *, saving: bool) -> tuple[int, bool] | None:
         """Whom a rank waits for, or the save that it takes part in."""
         if saving:
             if report.save is None or not report.save[1]:
@@ -167,7 +170,7 @@ def key(rank: int) -> str:
 _VERDICT = "verdict"
 
 
-def agreed(store: Any, mine: Verdict | None = None) -> Verdict | None:
+def agreed(store: Any, mine: FailureReport | None = None) -> FailureReport | None:
     """The verdict of all: that which was given first, maybe `mine`."""
     if mine is not None:
         text = store.compare_set(_VERDICT, "", json.dumps(asdict(mine)))
@@ -175,7 +178,7 @@ def agreed(store: Any, mine: Verdict | None = None) -> Verdict | None:
         text = store.get(_VERDICT)
     else:
         return None
-    return Verdict(**json.loads(text))
+    return FailureReport(**json.loads(text))
 
 
 def readings(store: Any, ranks: Iterable[int]) -> dict[int, bytes]:
@@ -189,11 +192,11 @@ class Watch:
 
     def __init__(self, store: Any, rank: int, size: int, limits: Limits) -> None:
         self.limits = limits
-        self.verdict: Verdict | None = None
+        self.verdict: FailureReport | None = None
         self._store, self._rank, self._ranks = store, rank, range(size)
-        self._judge = Judge(size, limits, time.monotonic())
-        self._charge: Verdict | None = None  # of this rank, to be posted
-        self._found: tuple[dict[int, bytes], Verdict | None] = {}, None
+        self._judge = FailureDetector(size, limits, time.monotonic())
+        self._charge: FailureReport | None = None  # of this rank, to be posted
+        self._found: tuple[dict[int, bytes], FailureReport | None] = {}, None
         self._rounds = 0
         self._is_heard = False  # the verdict: then whoever gave it can tell
         self._ends_itself = False  # the main thread has said or asked why, and is on its way out
@@ -209,16 +212,16 @@ class Watch:
         for one in self._threads:
             one.start()
 
-    def charge(self, message: str, hint: str = "", *, code: int = 1) -> Verdict | None:
+    def charge(self, message: str, hint: str = "", *, code: int = 1) -> FailureReport | None:
         """Says why the run is over; returns what all say, or None if that can't be known any more."""
-        return self._decide(Verdict(message, hint, code), 4 * BEAT_S)
+        return self._decide(FailureReport(message, hint, code), 4 * BEAT_S)
 
-    def explain(self) -> Verdict | None:
+    def explain(self) -> FailureReport | None:
         """Says that another rank is gone, and returns which one, when that is known."""
         HERE.is_lost = True
         return self._decide(None, self.limits.silence_s + 4 * BEAT_S)
 
-    def _decide(self, charge: Verdict | None, patience_s: float) -> Verdict | None:
+    def _decide(self, charge: FailureReport | None, patience_s: float) -> FailureReport | None:
         self._charge = self._charge or charge
         self._ends_itself = True
         self._wake.set()
@@ -281,15 +284,15 @@ class Watch:
                 self._leave(verdict, last_words)
                 return
 
-    def _without_store(self) -> Verdict:
+    def _without_store(self) -> FailureReport:
         """Who keeps the store is gone, or stopped: rank 0, unless a launcher does."""
         report = self._judge.reports.get(0)
         hint = "it keeps what the ranks tell each other; `--heartbeat-timeout` says how long it may be silent"
         if report is None or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
-            return Verdict(f"the launcher has given no sign of life for {self.limits.silence_s:g} s", hint)
-        return Verdict(f"{report}: no sign of life for {self.limits.silence_s:g} s", hint, culprit=0)
+            return FailureReport(f"the launcher has given no sign of life for {self.limits.silence_s:g} s", hint)
+        return FailureReport(f"{report}: no sign of life for {self.limits.silence_s:g} s", hint, culprit=0)
 
-    def _leave(self, verdict: Verdict, last_words: Callable[[RunError], None]) -> None:
+    def _leave(self, verdict: FailureReport, last_words: Callable[[RunError], None]) -> None:
         """Ends this process, unless it ends by itself, and a stopped one beside it."""
         self.verdict = verdict
         self._known.set()
@@ -304,7 +307,7 @@ class Watch:
         os._exit(verdict.code)
 
 
-def _kill(report: Report) -> None:
+def _kill(report: ProgressEvent) -> None:
     """Ends the process of another rank, if it is on this machine and still the same."""
     mine = HERE.report()
     if report.born and report.machine == mine.machine and report.pid != mine.pid and born(report.pid) == report.born:

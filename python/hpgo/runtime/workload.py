@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from hpgo.base.checks import check_flag, check_is, listed, whole
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten, shown
-from hpgo.runtime.cuts import Made, cut, look
+from hpgo.errors import ArgumentError
+from hpgo.runtime.cuts import LayerRecording, cut, look
 from hpgo.runtime.grouping import GRAINS, QUARTER
 from hpgo.runtime.losses import Reduction, reduction
 from hpgo.runtime.models import MODELS, built_in, has_quarters
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpgo.runtime.graph import Graph
-    from hpgo.runtime.parts import Part
+    from hpgo.runtime.parts import StageModule
 
 
 class Workload:
@@ -86,7 +86,7 @@ class Workload:
         """What it is made of."""
         if not network.layers:
             raise ArgumentError("the model has no layers", "give it at least one")
-        self._looks: dict[torch.dtype | None, dict[str, Made]] = {}
+        self._looks: dict[torch.dtype | None, dict[str, LayerRecording]] = {}
 
     def by(self, grain: str) -> Workload:
         """The same workload with other layers: those of each `block`, `module` or operation (`op`) of its model.
@@ -219,12 +219,12 @@ class Workload:
         seed: int = 0,
         only: Collection[int] | None = None,
         split_backward: bool = False,
-    ) -> list[Part]:
+    ) -> list[StageModule]:
         """The model cut into `stages`, lists of layer ids that together hold each layer once.
 
         Weights are the workload's own first ones, drawn by `seed` where they weren't given, then cast to `dtype`. With
         `only`, the other stages' parts are there without memory, on meta. With `split_backward`, backward passes can be
-        made in two halves, see `Part.queueing`. Raises ArgumentError for stages that don't hold each layer once.
+        made in two halves, see `StageModule.queueing`. Raises ArgumentError for stages that don't hold each layer once.
         """
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             said = dtype if isinstance(dtype, torch.dtype) else shown(dtype)
@@ -248,7 +248,7 @@ class Workload:
             split_backward=split_backward,
         )
 
-    def look(self, dtype: torch.dtype | None) -> dict[str, Made]:
+    def look(self, dtype: torch.dtype | None) -> dict[str, LayerRecording]:
         """What each layer makes, with weights of `dtype`; nothing is computed."""
         if dtype not in self._looks:
             self._looks[dtype] = look(self.network, self.example_inputs, dtype)

@@ -10,7 +10,7 @@ from hpgo.base.units import format_seconds
 from hpgo.base.wording import printable, short_names
 from hpgo.draw.axis import number_text, ticks, time_unit
 from hpgo.draw.fonts import fitted
-from hpgo.draw.options import Options
+from hpgo.draw.options import DrawOptions
 from hpgo.draw.scene import Boxes, Item, Line, Scene, Words, legend
 from hpgo.draw.svg import svg as svg_of
 from hpgo.show.chain_report import megabytes, proof
@@ -30,7 +30,7 @@ def svg(plan: ChainPlan) -> str:
 
     The same plan gives the same bytes.
     """
-    return svg_of(_scene(plan), Options())
+    return svg_of(_scene(plan), DrawOptions())
 
 
 def _scene(plan: ChainPlan) -> Scene:

@@ -9,7 +9,7 @@ import numpy as np
 
 from hpgo.base.units import format_bytes_per_s
 from hpgo.base.wording import printable
-from hpgo.draw.options import Options
+from hpgo.draw.options import DrawOptions
 from hpgo.draw.scene import Boxes, Item, Line, Scene, Words
 from hpgo.draw.svg import svg as svg_of
 
@@ -53,7 +53,7 @@ def svg(name: str, pairs: Mapping[tuple[int, int], float], machine_of: Sequence[
         for row, column in ((one, other), (other, one)):
             items += _square(row, column, rate, most)
     shown = "; ".join(f"ranks {one} and {other}: {format_bytes_per_s(rate)}" for (one, other), rate in pairs.items())
-    return svg_of(Scene(_LEFT + side + 120.0, _TOP + side + _BOTTOM, title, shown, tuple(items)), Options())
+    return svg_of(Scene(_LEFT + side + 120.0, _TOP + side + _BOTTOM, title, shown, tuple(items)), DrawOptions())
 
 
 def _square(row: int, column: int, rate: float, most: float) -> list[Item]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpgo.base.checks import check_is
-from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.base.wording import counted, printable
 from hpgo.draw import palette, still
 from hpgo.draw.scene import Boxes, Item, Scene, Words
+from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import LlmEstimate
 from hpgo.machine.cluster import Cluster
 

@@ -15,11 +15,11 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import HpgoError
 from hpgo.base.laws import share_left
 from hpgo.base.tables import cells_of, numeric
 from hpgo.base.units import format_bytes, format_bytes_per_s, format_seconds
 from hpgo.base.wording import counted, printable
+from hpgo.errors import HpgoError
 from hpgo.programs.orders import KINDS
 
 if TYPE_CHECKING:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hpgo.model.profile import SharedWeight
-    from hpgo.planning.plans import Alternative, Plan, Tie
+    from hpgo.planning.plans import Alternative, MemoryPreference, Plan
     from hpgo.planning.question import MemoryModel
-    from hpgo.programs.stages import Group, Stage
+    from hpgo.programs.stages import DeviceGroup, Stage
 
 WIDTH = 80
 CAUTION = "caution"
@@ -198,7 +198,7 @@ def _who(plan: Plan, run: range) -> tuple[object, ...]:
     )
 
 
-def _held(groups: Sequence[Group], run: range) -> tuple[object, ...]:
+def _held(groups: Sequence[DeviceGroup], run: range) -> tuple[object, ...]:
     """What a device of a group holds: of several alike the fullest one's, for the first holds most activations."""
     group = max((groups[index] for index in run), key=lambda group: group.memory.total_bytes)
     memory = group.memory
@@ -214,7 +214,7 @@ def _held(groups: Sequence[Group], run: range) -> tuple[object, ...]:
     return (numbers(run), *map(_bytes, sizes), _free(group))
 
 
-def _free(group: Group) -> str:
+def _free(group: DeviceGroup) -> str:
     """Return the share of memory that stays free; one digit of a lack that rounds to nothing, which it is not."""
     if group.capacity_bytes <= 0:
         return "none"
@@ -595,7 +595,7 @@ def _shared(plan: Plan, weight: SharedWeight) -> str:
     )
 
 
-def _tie(plan: Plan, tie: Tie) -> str:
+def _tie(plan: Plan, tie: MemoryPreference) -> str:
     """What a plan was preferred to, and by how much it is longer."""
     longer = plan.step_s / tie.step_s - 1 if tie.step_s else 0.0
     held = max(group.memory.total_bytes for group in plan.groups)

@@ -9,8 +9,8 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_is, number, whole
-from hpgo.base.errors import ArgumentError
 from hpgo.base.records import Record, check_fields
+from hpgo.errors import ArgumentError
 from hpgo.programs.program import Program
 from hpgo.programs.turns import hosts_of, routes_of
 from hpgo.timing.timeline import Timeline

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.laws import broken, check, is_equal, is_most
 from hpgo.base.wording import shorten
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Runs of a `Setup`: one schedule, a plan, or schedules at growing numbers of micro-batches."""
+"""Runs of a `SimulationConfig`: one schedule, a plan, or schedules at growing numbers of micro-batches."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from operator import gt
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.room import check_room
+from hpgo.errors import ArgumentError
 from hpgo.programs.costs import StageBytes
 from hpgo.programs.orders import BUILT_BYTES, Durations, actions_of, schedule, schedules
 from hpgo.timing.setup import SettingError
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from hpgo.programs.names import ScheduleName
     from hpgo.programs.orders import Schedule
     from hpgo.programs.program import Program
-    from hpgo.timing.setup import Setup
+    from hpgo.timing.setup import SimulationConfig
     from hpgo.timing.timeline import Timeline
 
 OPTIONS = ("chunks", "group_size", "cap")
-"""Fields of `Setup` that concern only the schedules that have such an option."""
+"""Fields of `SimulationConfig` that concern only the schedules that have such an option."""
 BEYOND_A_PLAN = {
     "input_gradient_s": "input_gradient_times",
     "weight_gradient_s": "weight_gradient_times",
@@ -32,7 +32,7 @@ BEYOND_A_PLAN = {
 """What a profile may not tell, and with it the plan: arguments of `simulate`, and the fields they come from."""
 
 
-def order_of(setup: Setup, name: ScheduleName, *, called: Callable[[str], str] = "`{}`".format) -> Schedule:
+def order_of(setup: SimulationConfig, name: ScheduleName, *, called: Callable[[str], str] = "`{}`".format) -> Schedule:
     """The schedule `name` in the sizes of `setup`; a family that takes durations is fitted to its times.
 
     Of the options, a family gets those that it has, so that one setup serves a comparison. Raises ScheduleError and
@@ -67,7 +67,7 @@ def order_of(setup: Setup, name: ScheduleName, *, called: Callable[[str], str] =
     return schedule(name, ranks=setup.ranks, micro_batches=setup.micro_batches, **options, durations=durations)
 
 
-def run(setup: Setup, order: Schedule, *, called: Callable[[str], str] = "`{}`".format) -> Timeline:
+def run(setup: SimulationConfig, order: Schedule, *, called: Callable[[str], str] = "`{}`".format) -> Timeline:
     """Simulates `order` with the costs of `setup`.
 
     Raises SettingError, which names fields as `called` does, where their numbers are not those of its ranks.
@@ -119,7 +119,7 @@ def run(setup: Setup, order: Schedule, *, called: Callable[[str], str] = "`{}`".
     )
 
 
-def run_program(setup: Setup, program: Program, *, called: Callable[[str], str] = "`{}`".format) -> Timeline:
+def run_program(setup: SimulationConfig, program: Program, *, called: Callable[[str], str] = "`{}`".format) -> Timeline:
     """Simulates a plan's `program` with what `setup` adds to what a plan tells.
 
     Raises SettingError, which names fields as `called` does, where their numbers are not those of its stages.
@@ -181,9 +181,9 @@ class SweepPoint:
 
 
 def sweep(
-    setup: Setup,
+    setup: SimulationConfig,
     names: Sequence[ScheduleName],
-    timeline_of: Callable[[Setup, ScheduleName], Timeline],
+    timeline_of: Callable[[SimulationConfig, ScheduleName], Timeline],
     report: Callable[[float, str], object],
 ) -> list[SweepPoint]:
     """Each schedule at growing numbers of micro-batches, up to those of `setup` or 64.

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import whole
-from hpgo.base.errors import ArgumentError
 from hpgo.base.units import parse_bytes, parse_seconds
 from hpgo.base.wording import shown
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from hpgo.programs.names import Communication
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class SimulationConfig:
     """Sizes, costs and memory of a run, under the names of the options, of the keys in files and of the address.
 
     Seconds and bytes are those of one micro-batch on a rank's part of the model, which its chunks share evenly, so that
@@ -78,7 +78,7 @@ class Setup:
 
 
 class SettingError(ArgumentError):
-    """A field of a `Setup` has a value that is none of its own, or that does not go with the others."""
+    """A field of a `SimulationConfig` has a value that is none of its own, or that does not go with the others."""
 
     def __init__(self, message: str, hint: str = "", field: str = "", *, code: str = "", **fields: object) -> None:
         super().__init__(message, hint, code=code, **fields)
@@ -108,11 +108,11 @@ FIELDS = {
     "activation_bytes": _SIZE,
     "memory_cap": _SIZE,
 }
-"""The fields of `Setup`, and what kind of value each takes."""
+"""The fields of `SimulationConfig`, and what kind of value each takes."""
 
 
 def from_text(name: str, text: str, called: str) -> Any:
-    """What `text` gives the field `name` of a `Setup`; the user calls the field `called`.
+    """What `text` gives the field `name` of a `SimulationConfig`; the user calls the field `called`.
 
     Times stand behind commas or blanks, sizes behind commas.
 
@@ -135,7 +135,7 @@ _TIME = re.compile(r"[^\s,]+(?:[ \t]+(?:s|ms|us|µs|μs|ns)(?![^\s,]))?")
 
 
 def checked(name: str, value: object, called: str) -> Any:
-    """`value`, of a document say, as the field `name` of a `Setup` keeps it; the user calls the field `called`.
+    """Return `value` as the field `name` of `SimulationConfig` keeps it; errors call the field `called`.
 
     Times of work are above zero, for an action without a length has no place in a picture or a share of busy time.
     Raises SettingError for what is none of the field's values.

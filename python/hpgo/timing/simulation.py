@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from hpgo import _core
 from hpgo.base.checks import check_is, choice, whole
-from hpgo.base.errors import ArgumentError
 from hpgo.base.room import check_room
 from hpgo.base.wording import near, percent, shown
+from hpgo.errors import ArgumentError
 from hpgo.model.profile import SPLIT_RATIOS
 from hpgo.programs.costs import Costs, StageBytes
 from hpgo.programs.orders import MOST_ACTIONS, Schedule

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_text
-from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.files import as_path, writing
 from hpgo.base.laws import difference, share_left
 from hpgo.base.presentation import present
@@ -17,6 +16,7 @@ from hpgo.base.renamed import renamed
 from hpgo.base.room import check_room
 from hpgo.base.units import format_seconds
 from hpgo.base.wording import brief, counted, shorten
+from hpgo.errors import ArgumentError, HpgoError
 from hpgo.programs.orders import KINDS
 from hpgo.timing import stored
 from hpgo.timing.laws import checked

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.base.documents import json_text
-from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.llm.options import PLATFORM, draw, read_platform
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import AS_JSON, PLAN, STILL, written
+from hpgo.errors import ArgumentError, HpgoError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

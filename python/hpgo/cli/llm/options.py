@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from hpgo.base.errors import ArgumentError
 from hpgo.cli.command import Options, argument, option
 from hpgo.cli.values import AS_JSON, FILE, STILL_ENDINGS, TRANSFORMER, cluster_option
+from hpgo.errors import ArgumentError
 from hpgo.llm.parallelism import Precision
 
 if TYPE_CHECKING:

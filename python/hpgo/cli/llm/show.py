@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from hpgo.base.documents import json_text
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import printable
 from hpgo.cli.command import Options, option, takes
 from hpgo.cli.llm.options import COUNT, MODEL
 from hpgo.cli.terminal import table
 from hpgo.cli.values import AS_JSON
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from hpgo.model.transformer import Kind, Transformer

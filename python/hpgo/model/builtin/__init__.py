@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import ProfileError
 from hpgo.base.wording import near, shorten
+from hpgo.errors import ProfileError
 
 if TYPE_CHECKING:
     from hpgo.model.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class BuiltinModel:
     """Where a model is built, and the name of its file among the published profiles."""
 
     file: str
@@ -24,11 +24,11 @@ class Model:
     arguments: dict[str, Any]
 
 
-def _model(file: str, function: str, **arguments: Any) -> Model:
-    return Model(f"{file}.txt", f"hpgo.model.builtin.{function.partition('_')[0]}", function, arguments)
+def _model(file: str, function: str, **arguments: Any) -> BuiltinModel:
+    return BuiltinModel(f"{file}.txt", f"hpgo.model.builtin.{function.partition('_')[0]}", function, arguments)
 
 
-MODELS: dict[str, Model] = {
+MODELS: dict[str, BuiltinModel] = {
     "amoebanet-18": _model("amoeba-18-pbs-8", "amoebanet", cells=18, batch_size=8),
     "amoebanet-36": _model("amoeba-36-pbs-1", "amoebanet", cells=36, batch_size=1),
     "bert-24": _model("bert-24-pbs-6", "bert", layers=24, batch_size=6, layer_ms=(8.07, 13.4)),

@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 
 from hpgo.base.documents import Section
-from hpgo.base.errors import ProfileError
+from hpgo.errors import ProfileError
 from hpgo.model.profile import Layer, Profile
 
 WHAT = "a file of dnn-partitioning"

@@ -20,8 +20,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hpgo.base.documents import Section
-from hpgo.base.errors import ProfileError
 from hpgo.base.wording import counted, shorten
+from hpgo.errors import ProfileError
 from hpgo.model.profile import Layer, Profile
 
 if TYPE_CHECKING:

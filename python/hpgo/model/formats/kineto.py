@@ -20,8 +20,8 @@ from statistics import median
 from typing import Any
 
 from hpgo.base.documents import Section
-from hpgo.base.errors import ProfileError
 from hpgo.base.wording import as_float, shorten
+from hpgo.errors import ProfileError
 from hpgo.model.profile import LARGEST, Layer, Profile
 
 WHAT = "a trace of torch.profiler"

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hpgo.base.documents import Section
-from hpgo.base.errors import ProfileError
+from hpgo.errors import ProfileError
 from hpgo.model.profile import Layer, Profile
 
 if TYPE_CHECKING:

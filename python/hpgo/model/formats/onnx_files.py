@@ -11,10 +11,10 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hpgo.base.errors import ArgumentError, ProfileError
 from hpgo.base.files import as_path, read_bytes
 from hpgo.base.room import check_room
 from hpgo.base.wording import counted, near, shorten
+from hpgo.errors import ArgumentError, ProfileError
 from hpgo.model.operations import Network, Operation, Tensor, check_kind
 
 if TYPE_CHECKING:

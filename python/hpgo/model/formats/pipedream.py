@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 
-from hpgo.base.errors import ArgumentError, ProfileError
 from hpgo.base.wording import near, shorten
+from hpgo.errors import ArgumentError, ProfileError
 from hpgo.model.profile import LARGEST, Layer, Profile
 
 _COSTS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")

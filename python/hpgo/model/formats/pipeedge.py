@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.documents import Section, hinted, kind_of_document, parse_yaml, read_text
-from hpgo.base.errors import ArgumentError, ClusterError, HpgoError, ProfileError
 from hpgo.base.units import parse_bytes_per_s, parse_seconds
 from hpgo.base.wording import as_float, in_a_row, near, nearest_names, printable, shorten, shown
+from hpgo.errors import ArgumentError, ClusterError, HpgoError, ProfileError
 
 if TYPE_CHECKING:
     import os
@@ -38,7 +38,7 @@ MEGA: dict[str, float] = {"pipeedge": 2.0**20, "si": 1e6}
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class PipeEdgeModel:
     """A chain of layers, as `models.yml` has it."""
 
     name: str
@@ -110,7 +110,7 @@ _hint = hinted("`hpgo profile --format pipeedge` writes models.yml and device_ty
 
 
 @_hint
-def read_model(path: str | os.PathLike[str], name: str) -> tuple[Model, tuple[str, ...]]:
+def read_model(path: str | os.PathLike[str], name: str) -> tuple[PipeEdgeModel, tuple[str, ...]]:
     """The model `name` in the file `path`, and remarks worth showing.
 
     A list of `parameters_out` that is shorter than the model repeats, as in PipeEdge, if it fits a whole number of
@@ -127,7 +127,7 @@ def read_model(path: str | os.PathLike[str], name: str) -> tuple[Model, tuple[st
     parameters_in = _number(section, "parameters_in", section.get("parameters_in"))
     parameters_out = _numbers(section, "parameters_out", None)
     if len(parameters_out) == layers:
-        return Model(name, memory_mb, parameters_in, parameters_out), ()
+        return PipeEdgeModel(name, memory_mb, parameters_in, parameters_out), ()
     if not parameters_out or layers % len(parameters_out):
         section.fail(
             f"`parameters_out` has {len(parameters_out)} entries, but `layers` is {layers}",
@@ -135,7 +135,7 @@ def read_model(path: str | os.PathLike[str], name: str) -> tuple[Model, tuple[st
         )
     remark = f"{section.where}: `parameters_out` has {len(parameters_out)} entries for {layers} layers: they repeat"
     repeated = parameters_out * (layers // len(parameters_out))
-    return Model(name, memory_mb, parameters_in, repeated), (remark,)
+    return PipeEdgeModel(name, memory_mb, parameters_in, repeated), (remark,)
 
 
 @_hint
@@ -233,7 +233,7 @@ def read_links(path: str | os.PathLike[str]) -> Links:
 
 
 @_hint
-def read_results(path: str | os.PathLike[str]) -> tuple[Model, Timing]:
+def read_results(path: str | os.PathLike[str]) -> tuple[PipeEdgeModel, Timing]:
     """What PipeEdge's profiler saw of a model, in its `profiler_results.yml`.
 
     Values of a layer's inputs and outputs are counted over all of its tensors. Memory is as it stands there: the growth
@@ -260,7 +260,7 @@ def read_results(path: str | os.PathLike[str]) -> tuple[Model, Timing]:
         absent = next(number for number in range(1, count + 1) if number not in rows)
         section.fail(f"{len(rows)} of {count} layers were measured, layer {absent} was not", "measure the others too")
     ordered = [rows[number] for number in range(1, count + 1)]
-    model = Model(
+    model = PipeEdgeModel(
         name,
         tuple(_number(row, "memory", row.get("memory")) for row in ordered),
         _values(ordered[0], "shape_in"),

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.documents import hinted, parse_yaml, read_text, write_text
-from hpgo.base.errors import ClusterError, HpgoError, ProfileError
 from hpgo.base.files import as_path
 from hpgo.base.wording import counted, shorten, shown
 from hpgo.base.yaml_edits import put
+from hpgo.errors import ClusterError, HpgoError, ProfileError
 from hpgo.model.formats.pipeedge import read_device_types, read_model
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from hpgo.model.formats.pipeedge import Model, Timing
+    from hpgo.model.formats.pipeedge import PipeEdgeModel, Timing
 
 _FAR = 0.1
 """From so large a difference on, the memory that a file has and the one that was found are told apart."""
@@ -53,7 +53,7 @@ def merged(
     models: str | os.PathLike[str],
     device_types: str | os.PathLike[str],
     *,
-    model: Model,
+    model: PipeEdgeModel,
     device: Device,
     timings: Sequence[Timing],
     overwrite: bool = False,
@@ -69,7 +69,7 @@ def merged(
     return Merged(described, timed, tuple(notes))
 
 
-def _with_model(path: str | os.PathLike[str], model: Model, *, overwrite: bool) -> tuple[str | None, list[str]]:
+def _with_model(path: str | os.PathLike[str], model: PipeEdgeModel, *, overwrite: bool) -> tuple[str | None, list[str]]:
     text, held = _read(path, ProfileError)
     keys: dict[str, Any] = {
         "layers": len(model.memory_mb),
@@ -104,7 +104,7 @@ def _with_model(path: str | os.PathLike[str], model: Model, *, overwrite: bool) 
 
 
 def _with_timings(
-    path: str | os.PathLike[str], model: Model, device: Device, timings: Sequence[Timing], *, overwrite: bool
+    path: str | os.PathLike[str], model: PipeEdgeModel, device: Device, timings: Sequence[Timing], *, overwrite: bool
 ) -> str:
     text, held = _read(path, ClusterError)
     if device.name not in held:

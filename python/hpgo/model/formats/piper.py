@@ -14,7 +14,7 @@ one; what recomputation adds to it is the forward pass once more. Format: Piper'
 from __future__ import annotations
 
 from hpgo.base.documents import Section
-from hpgo.base.errors import ProfileError
+from hpgo.errors import ProfileError
 from hpgo.model.profile import Layer, Profile
 
 WHAT = "a file of Piper"

@@ -14,8 +14,8 @@ import csv
 import re
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ProfileError
 from hpgo.base.wording import counted
+from hpgo.errors import ProfileError
 from hpgo.model.formats import native
 
 if TYPE_CHECKING:

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpgo.base.checks import whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record
-from hpgo.base.errors import HpgoError, ProfileError
 from hpgo.base.files import as_path, is_folder, may_be_file
 from hpgo.base.wording import in_a_row, near, nearest_names, shorten, shown, similar
+from hpgo.errors import HpgoError, ProfileError
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.transformer import MOST_LAYERS, Latent, Transformer
 from hpgo.model.transformer_presets import TRANSFORMERS
@@ -125,7 +125,7 @@ def transformer_of(source: Transformer | str | os.PathLike[str]) -> Transformer:
     32
     >>> transformer_of("llama-3-9b")
     Traceback (most recent call last):
-    hpgo.ProfileError: there is no transformer `llama-3-9b`, and no such file
+    hpgo.errors.ProfileError: there is no transformer `llama-3-9b`, and no such file
     """
     if isinstance(source, Transformer):
         return source

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.units import parse_bytes
 from hpgo.base.wording import near, shorten
+from hpgo.errors import ArgumentError
 from hpgo.page.settings import MOST, Size
 from hpgo.programs.optimizers import OPTIMIZERS
 
@@ -33,7 +33,7 @@ Rows = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlanAddress:
     """What an address asks for; None where it leaves a choice open."""
 
     plan: str = ""
@@ -78,7 +78,7 @@ class Asked:
         )
 
 
-def asked_of(items: Iterable[tuple[str, str]]) -> Asked:
+def asked_of(items: Iterable[tuple[str, str]]) -> PlanAddress:
     """Reads the pairs of an address. Raises ArgumentError that names the field and what it takes."""
     read: dict[str, Any] = {}
     for name, text in items:
@@ -89,7 +89,7 @@ def asked_of(items: Iterable[tuple[str, str]]) -> Asked:
         if text.strip():
             field, reader = _READERS[name]
             read[field] = reader(name, text.strip())
-    asked = Asked(**read)
+    asked = PlanAddress(**read)
     if not asked.plan:
         for name, given in (("model", asked.model), ("cluster", asked.cluster), ("batch", asked.batch)):
             if not given:

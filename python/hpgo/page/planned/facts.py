@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from hpgo._core import at_batch
 from hpgo.base.divisors import divisors
-from hpgo.base.errors import ArgumentError
 from hpgo.base.units import format_bytes, format_bytes_per_s, format_seconds
 from hpgo.base.wording import above, counted, percent, printable
+from hpgo.errors import ArgumentError
 from hpgo.model.profile import Profile
 from hpgo.page.planned.address import changes_of, stages_text
 from hpgo.planning import limits
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpgo.model.profile import Layer
     from hpgo.page.planned.origin import Origin
     from hpgo.planning.plans import Plan
-    from hpgo.programs.stages import Group, Stage
+    from hpgo.programs.stages import DeviceGroup, Stage
 
 _PROVEN = 5e-7
 _MOST_LAYERS = 20_000
@@ -204,13 +204,13 @@ def _stage(plan: Plan, at: int, places: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _free(group: Group) -> str:
+def _free(group: DeviceGroup) -> str:
     if group.headroom_bytes < 0:
         return f"lacks {sized(-group.headroom_bytes)}"
     return f"{sized(group.headroom_bytes)} of {sized(group.capacity_bytes)}"
 
 
-def _group(group: Group) -> dict[str, Any]:
+def _group(group: DeviceGroup) -> dict[str, Any]:
     terms = [getattr(group.memory, f"{term}_bytes") for term in _TERMS]
     return {
         "name": report.device_ranges(group.devices),

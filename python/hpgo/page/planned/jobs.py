@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hpgo.base.errors import HpgoError
+    from hpgo.errors import HpgoError
 
 PARTS = ("facts.json", "timeline.svg", "timeline.html", "plan.json")
 """What can be had of a plan."""

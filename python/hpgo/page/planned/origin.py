@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import ArgumentError, HpgoError
 from hpgo.base.wording import shorten
+from hpgo.errors import ArgumentError, HpgoError
 from hpgo.machine.cluster import Cluster
 from hpgo.model.builtin import MODELS
 from hpgo.model.formats import read_profile
@@ -21,7 +21,7 @@ from hpgo.planning.question import MemoryModel
 
 if TYPE_CHECKING:
     from hpgo.model.profile import Profile
-    from hpgo.page.planned.address import Asked
+    from hpgo.page.planned.address import PlanAddress
     from hpgo.page.planned.jobs import File
     from hpgo.page.planned.regroup import Stages
 
@@ -64,7 +64,7 @@ def _plan(file: File) -> Plan:
 
 @lru_cache(maxsize=4)
 def origin(question: tuple[object, ...], files: tuple[tuple[str, File], ...]) -> Origin:
-    """What `Asked.question` means, with the `files` that it names. Raises HpgoError where that is nothing.
+    """What `PlanAddress.question` means, with the `files` that it names. Raises HpgoError where that is nothing.
 
     Kept between one change of a plan and the next.
     """
@@ -126,7 +126,7 @@ def _of_plan(plan: Plan) -> Origin:
     return Origin(profile, cluster, plan.global_batch_size, settings, plan)
 
 
-def asked_plan(asked: Asked, found: Origin) -> Plan:
+def asked_plan(asked: PlanAddress, found: Origin) -> Plan:
     """The plan that an address asks for: the one of a file as it is, or priced with what is changed.
 
     Raises ArgumentError for what can't be run.
@@ -163,13 +163,13 @@ def asked_plan(asked: Asked, found: Origin) -> Plan:
     return changed if plan is None else replace(changed, notes=plan.notes)
 
 
-def _given(asked: Asked) -> dict[str, Any]:
+def _given(asked: PlanAddress) -> dict[str, Any]:
     """Settings of `hpgo.plan` that an address changes."""
     given = {"schedule": asked.schedule or None, "micro_batch_size": asked.micro_batch, "recompute": asked.recompute}
     return {name: value for name, value in given.items() if value is not None}
 
 
-def searched(asked: Asked, found: Origin) -> dict[str, Any]:
+def searched(asked: PlanAddress, found: Origin) -> dict[str, Any]:
     """The arguments of `hpgo.plan` that look for the best plan of an address, whatever its stages are."""
     plan = found.plan
     kept: dict[str, Any] = {} if plan is None else {"schedule": plan.schedule, "recompute": plan.recompute}

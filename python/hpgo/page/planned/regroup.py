@@ -6,8 +6,8 @@ from bisect import bisect_left
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import counted
+from hpgo.errors import ArgumentError
 from hpgo.planning.schedule_search import VIRTUAL_STAGES
 from hpgo.programs.orders import schedule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import HpgoError
+from hpgo.errors import HpgoError
 from hpgo.page.planned.address import asked_of
 from hpgo.page.planned.facts import best_so_far, facts
 from hpgo.page.planned.origin import asked_plan, origin, question_of, read, searched
@@ -15,7 +15,7 @@ from hpgo.planning.plans import Plan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpgo.page.planned.address import Asked
+    from hpgo.page.planned.address import PlanAddress
     from hpgo.page.planned.jobs import PlanJob
     from hpgo.page.planned.origin import Origin
 
@@ -39,7 +39,7 @@ def answer(job: PlanJob, tell: Callable[[dict[str, Any]], object]) -> bytes:
     return _drawn(plan, asked, job.wanted)
 
 
-def _plan(asked: Asked, job: PlanJob) -> tuple[Plan, Origin | None]:
+def _plan(asked: PlanAddress, job: PlanJob) -> tuple[Plan, Origin | None]:
     """The plan of an address, and its question; None where its file doesn't hold that."""
     if asked.plan and not asked.is_changed:
         plan = read(dict(job.files)[asked.plan])
@@ -49,7 +49,7 @@ def _plan(asked: Asked, job: PlanJob) -> tuple[Plan, Origin | None]:
     return asked_plan(asked, found), found
 
 
-def _drawn(plan: Plan, asked: Asked, wanted: str) -> bytes:
+def _drawn(plan: Plan, asked: PlanAddress, wanted: str) -> bytes:
     from hpgo.draw import render
 
     size_of(Settings(), one_step(plan))
@@ -58,7 +58,7 @@ def _drawn(plan: Plan, asked: Asked, wanted: str) -> bytes:
     return render(plan.timeline(), ".svg", width_px=asked.width_px, linked=True)
 
 
-def _search(asked: Asked, job: PlanJob, tell: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+def _search(asked: PlanAddress, job: PlanJob, tell: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
     from hpgo.planning.planner import plan
 
     found = origin(asked.question, job.files)

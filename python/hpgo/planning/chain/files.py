@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpgo._core import at_batch
-from hpgo.base.errors import ArgumentError, ClusterError, InfeasibleError
 from hpgo.base.wording import near, shorten, shown
+from hpgo.errors import ArgumentError, ClusterError, InfeasibleError
 from hpgo.model.formats import pipeedge
-from hpgo.planning.chain.records import Group, Hop, Task
+from hpgo.planning.chain.records import ChainProblem, Hop, HostGroup
 
 if TYPE_CHECKING:
     import os
@@ -29,7 +29,7 @@ def task_of_files(
     interpolate: bool,
     units: Units,
     ignore_unknown_types: bool,
-) -> Task:
+) -> ChainProblem:
     """Layers, hosts and links of the model `name`; raises the error of the file that makes no sense."""
     if not isinstance(units, str) or units not in pipeedge.MEGA:
         raise ArgumentError(
@@ -75,7 +75,7 @@ def task_of_files(
             continue
         sizes = sorted(measured)
         groups.append(
-            Group(
+            HostGroup(
                 device_type=type_name,
                 hosts=names,
                 memory_bytes=kind.memory_mb * mega,
@@ -90,7 +90,7 @@ def task_of_files(
         message = f"{devices} lists no host whose type has a profile of `{name}`"
         raise InfeasibleError(message, "; ".join(notes) or "list at least one host")
     values = (model.parameters_in, *model.parameters_out)
-    return Task(
+    return ChainProblem(
         model=name,
         layer_bytes=[memory * mega for memory in model.memory_mb],
         cut_bytes=[width * batch_size * count for count in values],

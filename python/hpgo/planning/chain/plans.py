@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpgo.base.checks import check_is, check_text, whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
-from hpgo.base.errors import ArgumentError
 from hpgo.base.presentation import present
 from hpgo.base.quoting import in_yaml
 from hpgo.base.records import Record, check_fields
 from hpgo.base.renamed import renamed
 from hpgo.base.units import format_seconds
 from hpgo.base.wording import brief, counted, shorten
+from hpgo.errors import ArgumentError
 from hpgo.planning.laws import check_chain_file
 from hpgo.programs.costs import Costs
 from hpgo.programs.program import program

@@ -6,17 +6,17 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hpgo._core import at_batch
-from hpgo.base.errors import ArgumentError
+from hpgo.errors import ArgumentError
 from hpgo.model.formats import pipeedge
 from hpgo.model.states import cut_points, given_cuts
-from hpgo.planning.chain.records import Group, Hop, Task
+from hpgo.planning.chain.records import ChainProblem, Hop, HostGroup
 from hpgo.planning.notes import noise
 from hpgo.programs.blocks import Blocks
 
 if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster, Device
     from hpgo.model.profile import Profile
-    from hpgo.programs.launchers import Launcher
+    from hpgo.programs.launchers import Framework
 
 
 _MOST_CUTS = 20_000
@@ -29,8 +29,8 @@ times as much time and memory.
 
 
 def task_of_profile(
-    profile: Profile, cluster: Cluster, batch_size: int, dtype: str, *, count_loading: bool, launcher: Launcher | None
-) -> Task:
+    profile: Profile, cluster: Cluster, batch_size: int, dtype: str, *, count_loading: bool, launcher: Framework | None
+) -> ChainProblem:
     """Cut points, devices and links; layers that load data take no time unless that is counted.
 
     Raises ArgumentError for a launcher that trains, or that can't cut the model.
@@ -84,7 +84,7 @@ def task_of_profile(
         hosts = [f"{name}:{device}" for device in range(machine.count)] if machine.count > 1 else [name]
         alike.setdefault((machine.device, index if inner and machine.count > 1 else None), []).extend(hosts)
     groups = [
-        Group(
+        HostGroup(
             device_type=device.name,
             hosts=tuple(hosts),
             memory_bytes=device.memory_bytes,
@@ -95,12 +95,12 @@ def task_of_profile(
         for (device, index), hosts in alike.items()
     ]
 
-    def link(one: Group, other: Group) -> Hop:
+    def link(one: HostGroup, other: HostGroup) -> Hop:
         inside = one.machine is not None and one.machine == other.machine
         kind = cluster.intra if inside else cluster.inter
         return Hop(kind.bytes_per_s, kind.latency_s)
 
-    return Task(
+    return ChainProblem(
         model=profile.name,
         layer_bytes=layer_bytes,
         cut_bytes=[total(index, "boundary_bytes") for index in range(len(states))],

@@ -49,7 +49,7 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class HostGroup:
     """Hosts of one type that nothing tells apart."""
 
     device_type: str
@@ -62,7 +62,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ChainProblem:
     """The question before groups are told apart by links, pins and exclusions."""
 
     model: str
@@ -72,10 +72,10 @@ class Task:
     """Layers of the model before each position."""
     parts: list[list[int]]
     """The numbers, from 1, of the model's layers that each entry of `layer_bytes` stands for."""
-    groups: list[Group]
+    groups: list[HostGroup]
     names: frozenset[str]
     """Types and hosts that links, pins and exclusions may name, used or not."""
-    link: Callable[[Group, Group], Hop]
+    link: Callable[[HostGroup, HostGroup], Hop]
     bits: int
     """Of each value, unless narrower ones are allowed."""
     loading_s: float = 0.0

@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ArgumentError, InfeasibleError
 from hpgo.base.wording import near, shorten
+from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.model.formats import pipeedge
-from hpgo.planning.chain.records import Group, Hop
+from hpgo.planning.chain.records import Hop, HostGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hpgo.model.formats.pipeedge import End, Links
-    from hpgo.planning.chain.records import Task
+    from hpgo.planning.chain.records import ChainProblem
 
 
 class Rules:
     """Groups as finely told apart as links, pins and exclusions need, and what these say about each."""
 
     def __init__(
-        self, task: Task, pins: Iterable[str], exclude: Iterable[str], links: tuple[str, Links] | None
+        self, task: ChainProblem, pins: Iterable[str], exclude: Iterable[str], links: tuple[str, Links] | None
     ) -> None:
         file, self.links = links or ("", pipeedge.Links())
         self._link = task.link
@@ -37,7 +37,7 @@ class Rules:
         single |= {name for line in self.links.lines for name in (line.senders, line.receivers)}
         single |= {end.host for end in (self.links.input, self.links.output) if end is not None and end.host}
         gone = {name for name, numbers in excluded if numbers is None}
-        self.groups: list[Group] = []
+        self.groups: list[HostGroup] = []
         for group in groups:
             if group.device_type in gone:
                 continue
@@ -50,7 +50,7 @@ class Rules:
 
     @staticmethod
     def _permissions(
-        group: Group,
+        group: HostGroup,
         parts: list[list[int]],
         pinned: list[tuple[str, frozenset[int] | None]],
         excluded: list[tuple[str, frozenset[int] | None]],
@@ -92,7 +92,7 @@ class Rules:
                     rows[member][index] = self.link(self.groups[member], self.groups[index])
         return rows
 
-    def link(self, one: Group, other: Group) -> Hop:
+    def link(self, one: HostGroup, other: HostGroup) -> Hop:
         """From a host of one group to a host of another, or of the same."""
         hop = self._link(one, other)
         rate, latency_s = hop.bytes_per_s, max(hop.latency_s, self.links.latency_s)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, TypedDict, Unpack, get_args
 
 from hpgo import _core
 from hpgo.base.checks import check_flag, check_progress, check_text, choice, listed, number, whole
-from hpgo.base.errors import ArgumentError, ClusterError, DeadlineError, InfeasibleError
 from hpgo.base.files import as_path
 from hpgo.base.wording import near, shown
+from hpgo.errors import ArgumentError, ClusterError, DeadlineError, InfeasibleError
 from hpgo.machine.cluster import cluster_of
 from hpgo.model.formats import pipeedge, profile_of
 from hpgo.planning.chain.before import old_calls
 from hpgo.planning.chain.files import task_of_files
 from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage, Objective
 from hpgo.planning.chain.profiles import task_of_profile
-from hpgo.planning.chain.records import Chain, Group, HostType, Task
+from hpgo.planning.chain.records import Chain, ChainProblem, HostGroup, HostType
 from hpgo.planning.chain.rules import Rules
 from hpgo.planning.laws import checked_chain
 from hpgo.planning.question import check_gpus
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Path = str | os.PathLike[str]
 
 
-class Options(TypedDict, total=False):
+class PartitionOptions(TypedDict, total=False):
     """The arguments of `partition` and `partition_files` that ask for the same of both."""
 
     buffers_in: int
@@ -63,7 +63,7 @@ def partition_files(
     units: Units = "pipeedge",
     ignore_unknown_types: bool = False,
     dtype: ValueType = "torch.float32",
-    **options: Unpack[Options],
+    **options: Unpack[PartitionOptions],
 ) -> ChainPlan:
     """The best way to spread `model` over the hosts that PipeEdge's three files describe (docs/partition.md).
 
@@ -100,7 +100,7 @@ def partition(
     batch_size: int | None = None,
     count_loading: bool = False,
     dtype: ValueType = "torch.float32",
-    **options: Unpack[Options],
+    **options: Unpack[PartitionOptions],
 ) -> ChainPlan:
     """The best way to spread a model over a row of uneven devices (docs/partition.md explains everything).
 
@@ -145,7 +145,7 @@ def partition(
 
 
 def _solved(
-    task: Task,
+    task: ChainProblem,
     batch_size: int,
     units: Units,
     *,
@@ -163,7 +163,7 @@ def _solved(
     **unknown: object,
 ) -> ChainPlan:
     for name in unknown:
-        raise TypeError(f"there is no argument {shown(name)}: {near(name, Options.__annotations__)}")
+        raise TypeError(f"there is no argument {shown(name)}: {near(name, PartitionOptions.__annotations__)}")
     choice("objective", objective, get_args(Objective))
     check_progress(progress)
     pins, exclude = _rules("pins", pins), _rules("exclude", exclude)
@@ -224,7 +224,7 @@ def _solved(
     return checked_chain(plan, [_weights_bytes(task, row) for row in found["stages"]])
 
 
-def _weights_bytes(task: Task, row: _core.ChainStageRecord) -> float:
+def _weights_bytes(task: ChainProblem, row: _core.ChainStageRecord) -> float:
     """Return the bytes of a stage's weights."""
     if task.row:
         return sum(task.layer_bytes[number] for number in _between(task.before, row["first"], row["end"]))
@@ -232,7 +232,13 @@ def _weights_bytes(task: Task, row: _core.ChainStageRecord) -> float:
 
 
 def _plan(
-    found: _core.ChainRecord, task: Task, groups: list[Group], *, batch_size: int, objective: Objective, units: str
+    found: _core.ChainRecord,
+    task: ChainProblem,
+    groups: list[HostGroup],
+    *,
+    batch_size: int,
+    objective: Objective,
+    units: str,
 ) -> ChainPlan:
     free = [list(group.hosts) for group in groups]
     stages = []

@@ -22,10 +22,10 @@ from hpgo.runtime.quantised import BITS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hpgo.runtime.packets import Head, Layout
+    from hpgo.runtime.packets import PacketHeader, PacketLayout
     from hpgo.runtime.session import NeighbourGroups
 
-    Note = Callable[[str, int, int, Layout], None]
+    Note = Callable[[str, int, int, PacketLayout], None]
 
 _ASKING = 1
 """Tag of the words that ask for a width; there are packets both ways between two ranks."""
@@ -34,12 +34,12 @@ _ASKING = 1
 class BoundaryChannel:
     """What crosses one cut, in the bits that it does now."""
 
-    def __init__(self, layout: Layout, *, holds: bool) -> None:
+    def __init__(self, layout: PacketLayout, *, holds: bool) -> None:
         self.holds, self.bits = holds, layout.bits
         self.layouts = {bits: layout.at(bits) for bits in ((0, *BITS) if holds else (layout.bits,))}
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> PacketLayout:
         """Of the next packet."""
         return self.layouts[self.bits]
 
@@ -57,18 +57,25 @@ class Sender:
     """The end of a cut where packets are filled."""
 
     def __init__(
-        self, ways: NeighbourGroups, peer: int, layout: Layout, device: torch.device, note: Note, *, holds: bool = False
+        self,
+        ways: NeighbourGroups,
+        peer: int,
+        layout: PacketLayout,
+        device: torch.device,
+        note: Note,
+        *,
+        holds: bool = False,
     ) -> None:
         """`note` is told of what is done with each packet."""
         self._cut, self._note = BoundaryChannel(layout, holds=holds), note
         self._out = Outgoing(ways, peer, [self._cut.empty(device)])
         self._asked = Incoming(ways, peer, _words(1), tag=_ASKING) if holds else None
         self._given = self._heard = 0
-        self._under_way: tuple[int, int, Layout] | None = None  # begin, rows and layout of the last packet
+        self._under_way: tuple[int, int, PacketLayout] | None = None  # begin, rows and layout of the last packet
         self.sent_bits: Counter[int] = Counter()
         """How many micro-batches have been sent in how many bits."""
 
-    def give(self, head: Head, tensors: Mapping[str, torch.Tensor]) -> None:
+    def give(self, head: PacketHeader, tensors: Mapping[str, torch.Tensor]) -> None:
         """Hands a micro-batch on, or the end, as soon as there is a place."""
         place = self._out.place()
         self._is_taken()
@@ -134,7 +141,7 @@ class Receiver:
         """Makes ready for the next one, if that is not done yet; then the place of the one before the last is lost."""
         self._in.post(self._cut.ends)
 
-    def take(self) -> tuple[Head, dict[str, torch.Tensor]]:
+    def take(self) -> tuple[PacketHeader, dict[str, torch.Tensor]]:
         """The next packet's head, and what it holds, where it lies, or unpacked; nothing behind the last one."""
         begin_ns, layout = perf_counter_ns(), self._cut.layout
         packet = self._in.take(self._cut.ends)

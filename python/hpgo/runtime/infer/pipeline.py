@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from hpgo.base.checks import number, whole
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import shown
+from hpgo.errors import ArgumentError
 from hpgo.programs.orders import schedule
 from hpgo.programs.program import program as program_on
 from hpgo.programs.turns import along, hosts_of, routes_of

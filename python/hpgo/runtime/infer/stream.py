@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hpgo.base.errors import ArgumentError, HpgoError, RunError
 from hpgo.base.wording import counted, shown
+from hpgo.errors import ArgumentError, HpgoError, RunError
 from hpgo.programs.ranks import RankAction
 from hpgo.runtime import guards
 from hpgo.runtime.channels import Incoming, Outgoing
 from hpgo.runtime.infer.edges import BoundaryChannel, Receiver, Sender
 from hpgo.runtime.meeting import first_line
 from hpgo.runtime.moments import Moment
-from hpgo.runtime.packets import Head, Layout
+from hpgo.runtime.packets import PacketHeader, PacketLayout
 from hpgo.runtime.progress import HERE
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from hpgo.runtime.clocks import Stamps
     from hpgo.runtime.moments import Watch
-    from hpgo.runtime.parts import Part
+    from hpgo.runtime.parts import StageModule
     from hpgo.runtime.session import NeighbourGroups
 
 REMEMBERED = 10_000
@@ -56,9 +56,9 @@ class PipelinePosition:
     """Its place in the routes."""
     before_stages: int
     """How many places of a route come before the first stage: that of a rank which only holds the data, or none."""
-    part: Part | None
+    part: StageModule | None
     """Its layers, if it has any."""
-    cuts: Sequence[Layout]
+    cuts: Sequence[PacketLayout]
     """What comes into the first place of a route, crosses behind each, and leaves the last."""
     is_returned: bool
     """Whether outputs are handed to the source."""
@@ -175,7 +175,7 @@ class Stream:
                 one.post()
         self._ended: set[int] = set()
         """Ranks that share the last stage, and whose results are over."""
-        self._word = position.cuts[-1] if position.is_returned else Layout((), position.rows)
+        self._word = position.cuts[-1] if position.is_returned else PacketLayout((), position.rows)
         """What the sink tells the source of each micro-batch that has left."""
         self._returned: deque[tuple[torch.Tensor, ...]] = deque()
         self._gone_from = self._gone_to = None
@@ -294,7 +294,7 @@ class Stream:
             if self._gone_to is not None:
                 place = self._gone_to.place()
                 named = {value.name: tensor for value, tensor in zip(values, outputs, strict=True)}
-                self._word.write(place, Head(len(outputs[0]), self.is_cut_short), named)
+                self._word.write(place, PacketHeader(len(outputs[0]), self.is_cut_short), named)
                 self._gone_to.send(place, (self._word.size_bytes,))
             if self._gone_to is None or not position.is_returned:
                 yield self._handed(outputs, self._gone - 1)
@@ -321,20 +321,20 @@ class Stream:
             self._watch(Moment("output", number, begin_ns, self._handed_ns, len(outputs[0])))
         return outputs
 
-    def _note(self, kind: str, begin_ns: int, samples: int, layout: Layout | None = None) -> None:
+    def _note(self, kind: str, begin_ns: int, samples: int, layout: PacketLayout | None = None) -> None:
         """Tells whoever watches what has been done."""
         if self._watch is not None:
             size_bytes, bits = (0, 0) if layout is None else (layout.size_bytes, layout.bits)
             self._watch(Moment(kind, self._number, begin_ns, perf_counter_ns(), samples, size_bytes, bits))
 
-    def _enter(self, batches: Iterator[Any]) -> tuple[Head, dict[str, torch.Tensor]]:
+    def _enter(self, batches: Iterator[Any]) -> tuple[PacketHeader, dict[str, torch.Tensor]]:
         """The next micro-batch of the source, once there is room for it."""
         while self._gone_from is not None and self._number - self._gone >= self._in_flight:
             self._hear(self._gone_from)
         if self._gone_from is not None and self._gone < self._number:
             self._gone_from.post((self._word.size_bytes,))
         if self.is_cut_short or _is_asked_to_end():
-            return Head(0, ends=True), {}
+            return PacketHeader(0, ends=True), {}
         HERE.does(f"the wait for micro-batch {self._number}")
         try:
             given = next(batches, _NO_MORE)
@@ -344,11 +344,11 @@ class Stream:
             hint = "it is what the iterator of micro-batches raised"
             raise RunError(f"{type(failure).__name__}: {first_line(failure)}", hint) from failure
         if given is _NO_MORE:
-            return Head(0, ends=False), {}
+            return PacketHeader(0, ends=False), {}
         held = self._checked(given)
         HERE.acts(self)
         self._rows.append(len(next(iter(held.values()))))
-        return Head(self._rows[-1], ends=False), held
+        return PacketHeader(self._rows[-1], ends=False), held
 
     def _checked(self, given: object) -> dict[str, torch.Tensor]:
         """A micro-batch as inputs of the model, by name."""
@@ -385,7 +385,7 @@ class Stream:
             held[f"input:{number}"] = one.detach().to(position.device)
         return held
 
-    def _receive(self, number: int) -> tuple[Head, dict[str, torch.Tensor]]:
+    def _receive(self, number: int) -> tuple[PacketHeader, dict[str, torch.Tensor]]:
         """A micro-batch from the stage before; room for the one behind it is made before this one runs."""
         position = self._position
         head, held = self._from[position.before(number)].take()
@@ -394,7 +394,7 @@ class Stream:
             self._from[position.before(following)].post()
         return head, held
 
-    def _compute(self, part: Part, rows: int, held: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    def _compute(self, part: StageModule, rows: int, held: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         """What the stage's layers make of a micro-batch."""
         stamp, begin_ns = self._stamps.take, perf_counter_ns()
         self._taken.append(stamp())
@@ -406,7 +406,7 @@ class Stream:
 
     def _give(self, to: Sender, rows: int, tensors: dict[str, torch.Tensor]) -> None:
         """Hands a micro-batch on, or the end; in lock step, waits until it is taken."""
-        to.give(Head(rows, self.is_cut_short), tensors)
+        to.give(PacketHeader(rows, self.is_cut_short), tensors)
         if self._position.lock_step:
             to.settle()
 

@@ -10,8 +10,8 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class BuiltModel:
     """A built-in model with an example of its data and its loss."""
 
     network: Network
@@ -64,7 +64,7 @@ _MOST, _MOST_LAYERS = 2**31 - 1, 2**14
 """Of sizes; layers are made one by one."""
 
 
-def built_in(name: str, sizes: str = "") -> Made:
+def built_in(name: str, sizes: str = "") -> BuiltModel:
     """The model `name` with `sizes` such as `layers=12,hidden=768`; a word alone means that it is so.
 
     Raises ArgumentError for a size that the model does not have, or that is no number.
@@ -94,9 +94,9 @@ def has_quarters(name: str) -> bool:
     return "quarters" in inspect.signature(_builder(name)).parameters
 
 
-def _builder(name: str) -> Callable[..., Made]:
+def _builder(name: str) -> Callable[..., BuiltModel]:
     module, function, _ = MODELS[name]
-    build: Callable[..., Made] = getattr(importlib.import_module(f"hpgo.runtime.models.{module}"), function)
+    build: Callable[..., BuiltModel] = getattr(importlib.import_module(f"hpgo.runtime.models.{module}"), function)
     return build
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from hpgo.base.errors import ArgumentError
-from hpgo.runtime.models import Made, seeded
+from hpgo.errors import ArgumentError
+from hpgo.runtime.models import BuiltModel, seeded
 from hpgo.runtime.modules import Network
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ _REDUCTION = (
 _REDUCTION_RETURNS = (4, 5, 6)
 
 
-def amoebanet(*, cells: int = 18, width: int = 512, classes: int = 1001, image: int = 224, batch: int = 8) -> Made:
+def amoebanet(
+    *, cells: int = 18, width: int = 512, classes: int = 1001, image: int = 224, batch: int = 8
+) -> BuiltModel:
     """`cells` cells, a third at each of three resolutions; the first have `width` channels, a multiple of 16."""
     if cells % 3:
         raise ArgumentError(f"cells={cells}", "give a multiple of 3: a third is at each resolution")
@@ -69,7 +71,7 @@ def amoebanet(*, cells: int = 18, width: int = 512, classes: int = 1001, image: 
     last, inputs, _ = path[-1]
     network.add("classifier", partial(_classifier, inputs, classes), last).add("loss", nn.Identity, "classifier")
     images, labels = seeded(lambda: (torch.randn(batch, 3, image, image), torch.randint(classes, (batch,))))
-    return Made(network, (images,), (labels,), nn.functional.cross_entropy)
+    return BuiltModel(network, (images,), (labels,), nn.functional.cross_entropy)
 
 
 def _stem(channels: int) -> nn.Module:

@@ -8,9 +8,9 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from hpgo.runtime.models import Made, seeded
+from hpgo.runtime.models import BuiltModel, seeded
 from hpgo.runtime.models.transformer import DEVIATION, NORM_EPS, Block, add_quarters, begin, check_heads
-from hpgo.runtime.modules import Network, Node
+from hpgo.runtime.modules import Network, NetworkLayer
 
 _SEGMENTS = 2
 
@@ -19,7 +19,7 @@ def bert(
     *, layers: int = 12, hidden: int = 768, heads: int = 12, vocabulary: int = 30522, positions: int = 512,
     length: int = 384, classes: int = 0, dropout: float = 0.1, norm_eps: float = NORM_EPS, quarters: bool = False,
     batch: int = 8,
-) -> Made:  # fmt: skip
+) -> BuiltModel:  # fmt: skip
     """`layers` encoder layers over texts of `length` tokens, of which 0 fills up what is shorter.
 
     It learns to give the vectors of `hidden` numbers between -1 and 1 that are its targets, or with `classes` the class
@@ -31,7 +31,7 @@ def bert(
     pooler, names = partial(Pooler, hidden, classes), [f"encoder-{number}" for number in range(1, layers + 1)]
     network = Network()
     if quarters:
-        network.put(Node("attention-mask", Mask, ("input:0",), everywhere=True, is_hidden=True))
+        network.put(NetworkLayer("attention-mask", Mask, ("input:0",), everywhere=True, is_hidden=True))
         add_quarters(network, names, block, before=embedding, behind=pooler, mask=["attention-mask"])
     else:
         network.add("tokens", nn.Identity, "input:0", everywhere=True)
@@ -49,7 +49,7 @@ def bert(
 
     tokens, wanted = seeded(example)
     loss = nn.functional.cross_entropy if classes else nn.functional.mse_loss
-    return Made(network, (tokens,), (wanted,), loss)
+    return BuiltModel(network, (tokens,), (wanted,), loss)
 
 
 class Mask(nn.Module):

@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from hpgo.base.errors import ArgumentError
-from hpgo.runtime.models import Made, seeded
+from hpgo.errors import ArgumentError
+from hpgo.runtime.models import BuiltModel, seeded
 from hpgo.runtime.models.gpt import next_token_loss, tokens_that_count
 from hpgo.runtime.modules import Network
 
@@ -16,7 +16,7 @@ from hpgo.runtime.modules import Network
 def gnmt(
     *, layers: int = 16, hidden: int = 1024, vocabulary: int = 36560, source: int = 35, target: int = 36,
     dropout: float = 0.2, batch: int = 8,
-) -> Made:  # fmt: skip
+) -> BuiltModel:  # fmt: skip
     """`layers` LSTM layers, half of them on each side, for texts of `source` tokens into texts of `target`.
 
     The inputs are source tokens, their number in each sample, and target tokens; targets are the tokens that follow,
@@ -62,7 +62,7 @@ def gnmt(
         return texts[0], lengths, texts[1][:, :-1].contiguous(), following
 
     *inputs, following = seeded(example)
-    return Made(network, tuple(inputs), (following,), next_token_loss, tokens_that_count)
+    return BuiltModel(network, tuple(inputs), (following,), next_token_loss, tokens_that_count)
 
 
 def _passed_on(network: Network, layer: str, skipped: str, *, adds: bool) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hpgo.runtime.models import Made, seeded
+from hpgo.runtime.models import BuiltModel, seeded
 from hpgo.runtime.models.transformer import DEVIATION, Block, begin, check_heads
 from hpgo.runtime.modules import Network
 
@@ -19,7 +19,7 @@ from hpgo.runtime.modules import Network
 def gpt(
     *, layers: int = 12, hidden: int = 768, heads: int = 12, vocabulary: int = 50257, length: int = 128,
     dropout: float = 0.0, tied: bool = True, batch: int = 8,
-) -> Made:  # fmt: skip
+) -> BuiltModel:  # fmt: skip
     """`layers` blocks of `hidden` numbers over texts of `length` tokens; each sample's target is the next tokens.
 
     A target of -100 does not count; a sample counts as many times as it has targets that do.
@@ -41,7 +41,7 @@ def gpt(
         return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
     tokens, following = seeded(example)
-    return Made(network, (tokens,), (following,), next_token_loss, tokens_that_count)
+    return BuiltModel(network, (tokens,), (following,), next_token_loss, tokens_that_count)
 
 
 def next_token_loss(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from hpgo.runtime.models import Made, seeded
+from hpgo.runtime.models import BuiltModel, seeded
 from hpgo.runtime.modules import Network
 
 
-def mlp(*, layers: int = 8, width: int = 256, batch: int = 8) -> Made:
+def mlp(*, layers: int = 8, width: int = 256, batch: int = 8) -> BuiltModel:
     """`layers` linear layers of `width` numbers, which learn to give others; the example has `batch` samples."""
     network, last = Network(), "input:0"
     for number in range(1, layers + 1):
         network.add(f"linear-{number}", lambda end=number == layers: _layer(width, end), last)  # type: ignore[misc]
         last = f"linear-{number}"
     inputs, targets = seeded(lambda: (torch.randn(batch, width), torch.randn(batch, width)))
-    return Made(network, (inputs,), (targets,), nn.functional.mse_loss)
+    return BuiltModel(network, (inputs,), (targets,), nn.functional.mse_loss)
 
 
 def _layer(width: int, is_last: bool) -> nn.Module:

@@ -7,13 +7,13 @@ from functools import partial
 import torch
 from torch import nn
 
-from hpgo.runtime.models import Made, seeded
+from hpgo.runtime.models import BuiltModel, seeded
 from hpgo.runtime.modules import Network
 
 _BLOCKS = (3, 4, 6, 3)
 
 
-def resnet_50(*, width: int = 64, classes: int = 1000, image: int = 224, batch: int = 8) -> Made:
+def resnet_50(*, width: int = 64, classes: int = 1000, image: int = 224, batch: int = 8) -> BuiltModel:
     """ResNet-50 with `width` channels inside the first blocks, for images of `image` x `image`."""
     network = Network().add("Input", nn.Identity, "input:0", everywhere=True)
     network.add("stem", partial(_stem, width), "Input")
@@ -28,7 +28,7 @@ def resnet_50(*, width: int = 64, classes: int = 1000, image: int = 224, batch: 
     network.add("average-pool", partial(nn.AdaptiveAvgPool2d, 1), last)
     network.add("linear", lambda: nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes)), "average-pool")
     images, labels = seeded(lambda: (torch.randn(batch, 3, image, image), torch.randint(classes, (batch,))))
-    return Made(network, (images,), (labels,), nn.functional.cross_entropy)
+    return BuiltModel(network, (images,), (labels,), nn.functional.cross_entropy)
 
 
 def _stem(width: int) -> nn.Module:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from hpgo.runtime.models import Made, seeded
+from hpgo.runtime.models import BuiltModel, seeded
 from hpgo.runtime.modules import Network
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _DROPPED = 0.5
 def vgg(
     *, depth: int, flat: bool = False, width: int = 64, linear: int = 4096, classes: int = 1000, image: int = 224,
     dropout: float = _DROPPED, batch: int = 8, squared: bool = False,
-) -> Made:  # fmt: skip
+) -> BuiltModel:  # fmt: skip
     """VGG of this depth; `width` channels in the first group, `linear` numbers behind the first linear layers.
 
     The example has `batch` images of `image` x `image`, which is at least 32. `squared` has random numbers as targets,
@@ -74,9 +74,9 @@ def vgg(
         add("loss", nn.Identity)
     if squared:
         images, numbers = seeded(lambda: (torch.randn(batch, 3, image, image), torch.randn(batch, classes)))
-        return Made(network, (images,), (numbers,), nn.functional.mse_loss)
+        return BuiltModel(network, (images,), (numbers,), nn.functional.mse_loss)
     images, labels = seeded(lambda: (torch.randn(batch, 3, image, image), torch.randint(classes, (batch,))))
-    return Made(network, (images,), (labels,), nn.functional.cross_entropy)
+    return BuiltModel(network, (images,), (labels,), nn.functional.cross_entropy)
 
 
 def _convolution(inputs: int, channels: int) -> nn.Module:

@@ -8,8 +8,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from hpgo.base.errors import ArgumentError
-from hpgo.runtime.models import Made, seeded
+from hpgo.errors import ArgumentError
+from hpgo.runtime.models import BuiltModel, seeded
 from hpgo.runtime.models.transformer import DEVIATION, NORM_EPS, Block, add_quarters, begin, check_heads
 from hpgo.runtime.modules import Network
 
@@ -17,7 +17,7 @@ from hpgo.runtime.modules import Network
 def vit(
     *, layers: int = 12, hidden: int = 768, heads: int = 12, image: int = 224, patch: int = 16, classes: int = 1000,
     dropout: float = 0.0, norm_eps: float = NORM_EPS, distilled: bool = False, quarters: bool = False, batch: int = 8,
-) -> Made:  # fmt: skip
+) -> BuiltModel:  # fmt: skip
     """`layers` blocks over an image of `image` x `image` in squares of `patch`, which learn its class.
 
     With `distilled`, a second vector stands beside that of the whole image (DeiT, Touvron et al., 2021). With
@@ -38,7 +38,7 @@ def vit(
             network.add(name, block, last)
         network.add("head", head, names[-1])
     images, labels = seeded(lambda: (torch.randn(batch, 3, image, image), torch.randint(classes, (batch,))))
-    return Made(network, (images,), (labels,), nn.functional.cross_entropy)
+    return BuiltModel(network, (images,), (labels,), nn.functional.cross_entropy)
 
 
 class Patches(nn.Module):

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from hpgo.runtime.models import Made, seeded
+from hpgo.runtime.models import BuiltModel, seeded
 from hpgo.runtime.models.transformer import DEVIATION, begin, check_heads
 from hpgo.runtime.modules import Network
 
@@ -19,7 +19,7 @@ from hpgo.runtime.modules import Network
 def xlnet(
     *, layers: int = 24, hidden: int = 1024, heads: int = 16, vocabulary: int = 32000, length: int = 512,
     dropout: float = 0.1, batch: int = 8,
-) -> Made:  # fmt: skip
+) -> BuiltModel:  # fmt: skip
     """`layers` layers over texts of `length` tokens, of which 0 fills up what is shorter, in two segments.
 
     It learns to give the vectors of `hidden` numbers that are its targets.
@@ -45,7 +45,7 @@ def xlnet(
         return tokens, segments, torch.randn(batch, hidden)
 
     *inputs, vectors = seeded(example)
-    return Made(network, tuple(inputs), (vectors,), nn.functional.mse_loss)
+    return BuiltModel(network, tuple(inputs), (vectors,), nn.functional.mse_loss)
 
 
 class Both(nn.Module):

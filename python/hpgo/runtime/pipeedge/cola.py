@@ -5,8 +5,8 @@ from __future__ import annotations
 import zipfile
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import FileError
 from hpgo.base.wording import shorten
+from hpgo.errors import FileError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from hpgo.base.errors import ArgumentError, FileError
 from hpgo.base.wording import shorten
+from hpgo.errors import ArgumentError, FileError
 from hpgo.runtime.pipeedge.cola import sentences
 from hpgo.runtime.pipeedge.imagenet import Picture, pictures, pixels
 from hpgo.runtime.pipeedge.wordpiece import WordPieces
@@ -20,7 +20,7 @@ from hpgo.runtime.pipeedge.wordpiece import WordPieces
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hpgo.runtime.pipeedge.models import Model
+    from hpgo.runtime.pipeedge.models import PipeEdgeRuntimeModel
 
 Sample = TypeVar("Sample")
 NAMES = ("CoLA", "ImageNet")
@@ -33,7 +33,7 @@ _VOCABULARY_FILE = "vocab.txt"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class DataOptions:
     """What the options say."""
 
     name: str | None
@@ -115,7 +115,7 @@ class Noise(Data):
         return torch.randn(3, _SIDE, _SIDE, generator=drawn)
 
 
-def read_data(wanted: Wanted, model: Model) -> Data:
+def read_data(wanted: DataOptions, model: PipeEdgeRuntimeModel) -> Data:
     """What is asked for, one sample at least.
 
     Raises ArgumentError for data that the model doesn't take, and FileError for files that are missing or damaged.
@@ -136,17 +136,17 @@ def read_data(wanted: Wanted, model: Model) -> Data:
     return found
 
 
-def _texts(wanted: Wanted, root: Path) -> Texts:
+def _texts(wanted: DataOptions, root: Path) -> Texts:
     chosen = _chosen(sentences(root, wanted.split), wanted)
     pieces = _vocabulary(wanted.beside, root)
     return Texts([pieces.tokens(text, most=_LONGEST) for text, _ in chosen], [label for _, label in chosen])
 
 
-def _pictures(wanted: Wanted, root: Path, model: Model) -> Pictures:
+def _pictures(wanted: DataOptions, root: Path, model: PipeEdgeRuntimeModel) -> Pictures:
     return Pictures(_chosen(pictures(root, wanted.split), wanted), crops=model.name.startswith("facebook/deit"))
 
 
-def _chosen(samples: Iterable[Sample], wanted: Wanted) -> list[Sample]:
+def _chosen(samples: Iterable[Sample], wanted: DataOptions) -> list[Sample]:
     """Those that are asked for; where these are the first ones, no others are looked for."""
     if wanted.indices is None and not wanted.shuffle:
         return list(islice(samples, wanted.samples))

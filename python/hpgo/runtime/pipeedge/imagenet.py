@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hpgo.base.errors import FileError
 from hpgo.base.extras import library
 from hpgo.base.wording import shorten
+from hpgo.errors import FileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten
+from hpgo.errors import ArgumentError
 from hpgo.runtime.grouping import QUARTER
 from hpgo.runtime.workload import Workload
 
@@ -14,7 +14,7 @@ _EPS = "norm_eps=1e-12"
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class PipeEdgeRuntimeModel:
     """One of them."""
 
     name: str
@@ -35,26 +35,32 @@ class Model:
 MODELS = {
     model.name: model
     for model in (
-        Model("google/vit-base-patch16-224", "vit:layers=12", 48, "ViT-B_16-224.npz"),
-        Model("google/vit-large-patch16-224", "vit:layers=24,hidden=1024,heads=16", 96, "ViT-L_16-224.npz"),
-        Model(
+        PipeEdgeRuntimeModel("google/vit-base-patch16-224", "vit:layers=12", 48, "ViT-B_16-224.npz"),
+        PipeEdgeRuntimeModel(
+            "google/vit-large-patch16-224", "vit:layers=24,hidden=1024,heads=16", 96, "ViT-L_16-224.npz"
+        ),
+        PipeEdgeRuntimeModel(
             "google/vit-huge-patch14-224-in21k",
             "vit:layers=32,hidden=1280,heads=16,patch=14,classes=21843",
             128,
             "ViT-H_14.npz",
         ),
-        Model("bert-base-uncased", "bert:layers=12", 48, "BERT-B.npz", reads_text=True),
-        Model("bert-large-uncased", "bert:layers=24,hidden=1024,heads=16", 96, "BERT-L.npz", reads_text=True),
-        Model("textattack/bert-base-uncased-CoLA", "bert:layers=12,classes=2", 48, "BERT-B-CoLA.npz", reads_text=True),
-        Model("facebook/deit-base-distilled-patch16-224", "deit-base:", 48, "DeiT_B_distilled.npz"),
-        Model("facebook/deit-small-distilled-patch16-224", "deit-small:", 48, "DeiT_S_distilled.npz"),
-        Model("facebook/deit-tiny-distilled-patch16-224", "deit-tiny:", 48, "DeiT_T_distilled.npz"),
+        PipeEdgeRuntimeModel("bert-base-uncased", "bert:layers=12", 48, "BERT-B.npz", reads_text=True),
+        PipeEdgeRuntimeModel(
+            "bert-large-uncased", "bert:layers=24,hidden=1024,heads=16", 96, "BERT-L.npz", reads_text=True
+        ),
+        PipeEdgeRuntimeModel(
+            "textattack/bert-base-uncased-CoLA", "bert:layers=12,classes=2", 48, "BERT-B-CoLA.npz", reads_text=True
+        ),
+        PipeEdgeRuntimeModel("facebook/deit-base-distilled-patch16-224", "deit-base:", 48, "DeiT_B_distilled.npz"),
+        PipeEdgeRuntimeModel("facebook/deit-small-distilled-patch16-224", "deit-small:", 48, "DeiT_S_distilled.npz"),
+        PipeEdgeRuntimeModel("facebook/deit-tiny-distilled-patch16-224", "deit-tiny:", 48, "DeiT_T_distilled.npz"),
     )
 }
 """By name."""
 
 
-def model_named(name: str) -> Model:
+def model_named(name: str) -> PipeEdgeRuntimeModel:
     """One of `MODELS`. Raises ArgumentError for a name that there isn't.
 
     >>> len(model_named("bert-large-uncased").workload(length=16).layers)

@@ -15,8 +15,8 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import RunError
 from hpgo.base.files import refused
+from hpgo.errors import RunError
 
 if TYPE_CHECKING:
     from hpgo.runtime.moments import Moment

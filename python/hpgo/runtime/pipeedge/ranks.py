@@ -10,16 +10,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpgo.base.errors import ArgumentError, RunError
 from hpgo.base.files import writing
 from hpgo.base.wording import counted
+from hpgo.errors import ArgumentError, RunError
 from hpgo.runtime.clocks import machine_name
 from hpgo.runtime.infer.pipeline import InferencePipeline
 from hpgo.runtime.meeting import agree, lost, meet, together
 from hpgo.runtime.pipeedge.data import Noise, read_data
 from hpgo.runtime.pipeedge.models import model_named
 from hpgo.runtime.pipeedge.monitor import Monitor
-from hpgo.runtime.pipeedge.schedule import Asked, Decided, decide
+from hpgo.runtime.pipeedge.schedule import Assignment, ScheduleOptions, decide
 from hpgo.runtime.pipeedge.weights import with_weights
 from hpgo.runtime.progress import HERE
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from hpgo.runtime.pipeedge.data import Data, Wanted
+    from hpgo.runtime.pipeedge.data import Data, DataOptions
     from hpgo.timing.flow import Flow
 
 _DECIDED, _LENGTH = "pipeedge/decided", "pipeedge/length"
@@ -39,9 +39,9 @@ class Rank:
     """What one of them is asked for."""
 
     number: int
-    asked: Asked
+    asked: ScheduleOptions
     """Rank 0's counts."""
-    data: Wanted
+    data: DataOptions
     """That of the rank with the data counts."""
     weights: Path | None
     """A file or folder; None is random ones."""
@@ -57,10 +57,10 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class RankResult:
     """What came of it, for the rank with the data."""
 
-    decided: Decided
+    decided: Assignment
     samples: int
     taken_s: float
     """From the first sample to the last answer."""
@@ -70,7 +70,7 @@ class Came:
     flow: Flow
 
 
-def take_rank(rank: Rank, tell: Callable[[str], None]) -> Came | None:
+def take_rank(rank: Rank, tell: Callable[[str], None]) -> RankResult | None:
     """Infers as that rank; returns what came of it on the rank with the data.
 
     `tell` is given what rank 0, or the rank with the data, has to say before. Raises what `decide` and `Pipeline.infer`
@@ -83,7 +83,7 @@ def take_rank(rank: Rank, tell: Callable[[str], None]) -> Came | None:
         for line in _in_words(decided):
             tell(line)
     else:
-        decided = Decided.from_json(_told(store, _DECIDED, 0, "the wait for who takes what"))
+        decided = Assignment.from_json(_told(store, _DECIDED, 0, "the wait for who takes what"))
     if rank.asked.model != decided.model:
         raise ArgumentError(
             f"rank {rank.number} is to run `{rank.asked.model}`, and rank 0 `{decided.model}`",
@@ -114,7 +114,7 @@ def _told(store: Any, key: str, rank: int, words: str) -> str:
     return said.decode()
 
 
-def _infer(pipeline: InferencePipeline, rank: Rank, decided: Decided, data: Data | None) -> Came | None:
+def _infer(pipeline: InferencePipeline, rank: Rank, decided: Assignment, data: Data | None) -> RankResult | None:
     size, right, begin, labels = decided.micro_batch_size, 0, 0, 0
     kept: list[torch.Tensor] = []
     first, last = dict(zip(decided.ranks, decided.stages, strict=True)).get(rank.number, (1, 0))
@@ -142,7 +142,7 @@ def _infer(pipeline: InferencePipeline, rank: Rank, decided: Decided, data: Data
     if rank.keep is not None:
         with writing(rank.keep, RunError) as file:
             np.save(file, torch.cat(kept).cpu().float().numpy())
-    return Came(decided, begin, taken_s, right if labels else None, pipeline.sent_bits, flow)
+    return RankResult(decided, begin, taken_s, right if labels else None, pipeline.sent_bits, flow)
 
 
 def _folder(rank: Rank) -> Path:
@@ -154,7 +154,7 @@ def _folder(rank: Rank) -> Path:
     return rank.monitor / f"rank-{rank.number}" if folders.count(mine) > 1 else rank.monitor
 
 
-def _in_words(decided: Decided) -> Iterator[str]:
+def _in_words(decided: Assignment) -> Iterator[str]:
     """Who takes what."""
     yield from decided.remarks
     for at, ((first, last), rank) in enumerate(zip(decided.stages, decided.ranks, strict=True)):
@@ -166,7 +166,7 @@ def _in_words(decided: Decided) -> Iterator[str]:
         yield f"nothing is left for {counted(len(idle), 'rank')}: {', '.join(map(str, idle))}"
 
 
-def _of_data(data: Data, wanted: Wanted) -> str:
+def _of_data(data: Data, wanted: DataOptions) -> str:
     """What goes through."""
     if isinstance(data, Noise):
         return f"{counted(len(data), 'sample')} of random data: `--dataset-name` takes others"

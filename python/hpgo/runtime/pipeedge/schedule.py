@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import counted, shorten
+from hpgo.errors import ArgumentError
 from hpgo.planning.chain.search import partition_files
 from hpgo.programs.costs import Costs
 from hpgo.programs.orders import schedule
@@ -24,7 +24,7 @@ _FILES = "give `-sm`, `-sdt` and `-sd`, PipeEdge's three files, or the layers of
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ScheduleOptions:
     """What the options say."""
 
     world: int
@@ -44,7 +44,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class Assignment:
     """Who takes what, the same for all ranks."""
 
     model: str
@@ -68,7 +68,7 @@ class Decided:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Decided:
+    def from_json(cls, text: str) -> Assignment:
         """What `to_json` wrote."""
         facts: dict[str, Any] = json.loads(text)
         facts = {name: tuple(value) if isinstance(value, list) else value for name, value in facts.items()}
@@ -86,13 +86,13 @@ class Decided:
         )
 
 
-def decide(asked: Asked) -> Decided:
+def decide(asked: ScheduleOptions) -> Assignment:
     """Who takes what.
 
     Raises ArgumentError for options that don't go together or make no sense, what `partition_files` raises, and
     ArgumentError for a host that no rank is.
 
-    >>> two = Asked(2, "m", 48, 8, (1, 24, 25, 48), (8, 0), None, None, None, None, None)
+    >>> two = ScheduleOptions(2, "m", 48, 8, (1, 24, 25, 48), (8, 0), None, None, None, None, None)
     >>> decide(two).stages, decide(two).ranks, decide(two).bits
     (((1, 24), (25, 48)), (0, 1), (8,))
     """
@@ -111,10 +111,12 @@ def decide(asked: Asked) -> Decided:
     return found
 
 
-def _of(asked: Asked, stages: tuple[tuple[int, int], ...], ranks: tuple[int, ...], bits: Sequence[int]) -> Decided:
+def _of(
+    asked: ScheduleOptions, stages: tuple[tuple[int, int], ...], ranks: tuple[int, ...], bits: Sequence[int]
+) -> Assignment:
     """`bits` may have one for the last stage, behind which nothing is sent in few."""
     given = tuple(bits)[: len(stages) - 1] if len(bits) == len(stages) else tuple(bits)
-    return Decided(
+    return Assignment(
         model=asked.model,
         micro_batch_size=asked.micro_batch_size,
         stages=stages,
@@ -126,7 +128,7 @@ def _of(asked: Asked, stages: tuple[tuple[int, int], ...], ranks: tuple[int, ...
     )
 
 
-def _as_said(asked: Asked) -> Decided:
+def _as_said(asked: ScheduleOptions) -> Assignment:
     numbers = asked.partition or ()
     said = ",".join(map(str, numbers))
     if not numbers or len(numbers) % 2:
@@ -154,7 +156,7 @@ def _as_said(asked: Asked) -> Decided:
     return _of(asked, stages, ranks, asked.quantize or (0,) * len(stages))
 
 
-def _planned(asked: Asked, files: tuple[str, str, str]) -> Decided:
+def _planned(asked: ScheduleOptions, files: tuple[str, str, str]) -> Assignment:
     if asked.hosts is not None and len(asked.hosts) != asked.world:
         raise ArgumentError(
             f"`-H` names {counted(len(asked.hosts), 'host')}, and there are {counted(asked.world, 'rank')}",
@@ -180,7 +182,7 @@ def _planned(asked: Asked, files: tuple[str, str, str]) -> Decided:
         )
     ranks = tuple(_rank_of(stage.hosts[0], asked) for stage in plan.stages)
     bits = bits_behind([hop.bits for hop in plan.hops[1:-1]], len(plan.stages), None)
-    return Decided(
+    return Assignment(
         model=asked.model,
         micro_batch_size=asked.micro_batch_size,
         stages=tuple((stage.first, stage.last) for stage in plan.stages),
@@ -195,13 +197,13 @@ def _planned(asked: Asked, files: tuple[str, str, str]) -> Decided:
     )
 
 
-def _data_rank(asked: Asked, ranks: tuple[int, ...]) -> int:
+def _data_rank(asked: ScheduleOptions, ranks: tuple[int, ...]) -> int:
     if asked.data_rank is not None:
         return asked.data_rank
     return ranks[0] if 0 in ranks[1:] else 0
 
 
-def _rank_of(host: str, asked: Asked) -> int:
+def _rank_of(host: str, asked: ScheduleOptions) -> int:
     """The rank that a host of the plan is."""
     if asked.hosts is not None:
         if host in asked.hosts:
@@ -217,7 +219,7 @@ def _rank_of(host: str, asked: Asked) -> int:
     )
 
 
-def _check_ranks(found: Decided) -> None:
+def _check_ranks(found: Assignment) -> None:
     for rank in (*found.ranks, found.data_rank):
         if not 0 <= rank < found.world:
             raise ArgumentError(f"there is no rank {rank} among {found.world}", "ranks are counted from 0")

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpgo.base.errors import ArgumentError, FileError, HpgoError
 from hpgo.base.wording import shorten
+from hpgo.errors import ArgumentError, FileError, HpgoError
 from hpgo.runtime.tensor_files import TensorFile
 
 if TYPE_CHECKING:

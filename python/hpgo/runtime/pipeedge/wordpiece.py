@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.extras import library
+from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
-from hpgo.base.errors import ArgumentError, InfeasibleError, RunError
 from hpgo.base.wording import counted
+from hpgo.errors import ArgumentError, InfeasibleError, RunError
 from hpgo.machine.cluster import Cluster
 from hpgo.planning.plans import Plan
 from hpgo.planning.reading import read_any

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hpgo.programs.program import Program
-    from hpgo.runtime.parts import Part
+    from hpgo.runtime.parts import StageModule
 
     Name = tuple[str, str]
     """Layer id and name of the parameter."""
@@ -89,7 +89,7 @@ class Gradients:
     """
 
     def __init__(
-        self, parts: Mapping[int, Part], ranks: Ranks, groups: Mapping[tuple[int, ...], Any], *, overlap: bool
+        self, parts: Mapping[int, StageModule], ranks: Ranks, groups: Mapping[tuple[int, ...], Any], *, overlap: bool
     ) -> None:
         """`parts` are this rank's by stage; `overlap` says whether sums may start before the last pass has ended."""
         self._groups, self._overlap = groups, overlap
@@ -189,7 +189,7 @@ class Gradients:
                 bucket.flat.mul_(factor)
 
 
-def _weights(parts: Mapping[int, Part], ranks: Ranks) -> list[Weight]:
+def _weights(parts: Mapping[int, StageModule], ranks: Ranks) -> list[Weight]:
     """The parameters of `parts` that are trained, those that are one weight together, in the order of all ranks."""
     found: dict[Name, Weight] = {}
     for stage, part in parts.items():

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import near, shorten, shown
+from hpgo.errors import ArgumentError
 from hpgo.runtime.progress import HERE
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 
 from hpgo.base.checks import choice, number, whole
-from hpgo.base.errors import ArgumentError, RunError
 from hpgo.base.files import as_path
 from hpgo.base.wording import shown
+from hpgo.errors import ArgumentError, RunError
 from hpgo.runtime.checkpoint import RankState
 from hpgo.runtime.engine import Batch, Engine, StageRun
 from hpgo.runtime.loader import Loader, Share, as_share, repeated

@@ -19,8 +19,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.utils.checkpoint import checkpoint
 
-from hpgo.base.errors import ArgumentError
 from hpgo.base.wording import counted
+from hpgo.errors import ArgumentError
 from hpgo.runtime.engine import Actions
 from hpgo.runtime.progress import HERE
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hpgo.programs.ranks import RankProgram
     from hpgo.runtime.clocks import Stamps
     from hpgo.runtime.engine import Batch, StageRun
-    from hpgo.runtime.messages import Crossing
+    from hpgo.runtime.messages import PassedTensor
     from hpgo.runtime.parts import Value
     from hpgo.runtime.train.gradients import Gradients
 
@@ -91,7 +91,7 @@ class TorchEngine(Actions):
         mine: RankProgram,
         runs: Mapping[int, StageRun],
         *,
-        cuts: Sequence[Sequence[Crossing]],
+        cuts: Sequence[Sequence[PassedTensor]],
         groups: Mapping[tuple[int, ...], Any],
         gradients: Gradients,
         stamps: Stamps,
@@ -111,7 +111,7 @@ class TorchEngine(Actions):
         if runs:
             ranks = next(ranks for ranks in groups if mine.rank in ranks)
             stages = [
-                _Stage(one, len(program.stages), device=device, group=groups[ranks], act=self._act)
+                _TorchStage(one, len(program.stages), device=device, group=groups[ranks], act=self._act)
                 for one in self._modules
             ]
             self._schedule = _Schedule(stages, n_microbatches=program.micro_batches, loss_fn=_is_given)
@@ -173,7 +173,7 @@ class _Raised(BaseException):
 class _Module(nn.Module):
     """A stage as torch calls it: takes and gives what crosses its cuts, or gives the loss."""
 
-    def __init__(self, run: StageRun, before: Sequence[Crossing], behind: Sequence[Crossing]) -> None:
+    def __init__(self, run: StageRun, before: Sequence[PassedTensor], behind: Sequence[PassedTensor]) -> None:
         super().__init__()
         self.run, self.before, self.behind = run, before, behind
         self.part = run.part
@@ -210,7 +210,7 @@ def _example(value: Value, rows: int) -> torch.Tensor:
     return example.requires_grad_(value.has_gradient)
 
 
-class _Stage(PipelineStage):
+class _TorchStage(PipelineStage):
     """torch's own, which tells when it begins and ends an action, and splits backward passes as we do."""
 
     def __init__(
@@ -258,7 +258,7 @@ class _Schedule(_PipelineScheduleRuntime):
     def _maybe_compute_loss(self, *_: Any, **__: Any) -> None:
         """Nothing is left to compute."""
 
-    def _maybe_get_loss(self, stage: _Stage, mb_index: int) -> torch.Tensor | None:
+    def _maybe_get_loss(self, stage: _TorchStage, mb_index: int) -> torch.Tensor | None:
         return stage.submod.losses.pop(mb_index) if stage.is_last else None
 
 

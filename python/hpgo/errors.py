@@ -99,7 +99,7 @@ class ProfileError(HpgoError, ValueError):
     >>> import hpgo
     >>> try:
     ...     hpgo.read_profile("bert-84")
-    ... except hpgo.ProfileError as error:
+    ... except hpgo.errors.ProfileError as error:
     ...     print(error)
     ...     print(error.hint)
     `bert-84` is no built-in model and no file
@@ -115,7 +115,7 @@ class ClusterError(HpgoError, ValueError):
     >>> import hpgo
     >>> try:
     ...     hpgo.Cluster.preset("dapple-aa")
-    ... except hpgo.ClusterError as error:
+    ... except hpgo.errors.ClusterError as error:
     ...     print(error)
     ...     print(error.hint)
     there is no cluster `dapple-aa`
@@ -131,7 +131,7 @@ class ArgumentError(HpgoError, ValueError):
     >>> import hpgo
     >>> try:
     ...     hpgo.plan("bert-48", "dapple-a", global_batch_size=0)
-    ... except hpgo.ArgumentError as error:
+    ... except hpgo.errors.ArgumentError as error:
     ...     print(error)
     ...     print(error.hint)
     global_batch_size is 0
@@ -147,7 +147,7 @@ class ScheduleError(HpgoError, ValueError):
     >>> import hpgo
     >>> try:
     ...     hpgo.schedule("zbv", ranks=2, micro_batches=4)
-    ... except hpgo.ScheduleError as error:
+    ... except hpgo.errors.ScheduleError as error:
     ...     print(error)
     ...     print(error.hint)
     there is no schedule `zbv`
@@ -164,7 +164,7 @@ class InfeasibleError(HpgoError):
     >>> small = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=1, memory="1 GB")
     >>> try:
     ...     hpgo.plan("vgg-19", small, global_batch_size=32)
-    ... except hpgo.InfeasibleError as error:
+    ... except hpgo.errors.InfeasibleError as error:
     ...     print(error.hint)
     use devices with more memory
     """
@@ -176,9 +176,9 @@ class DeadlineError(HpgoError):
     """The time was up before there was anything to return.
 
     >>> import hpgo
-    >>> raise hpgo.DeadlineError("0.01 s passed before there was any plan", "give it more time")
+    >>> raise hpgo.errors.DeadlineError("0.01 s passed before there was any plan", "give it more time")
     Traceback (most recent call last):
-    hpgo.DeadlineError: 0.01 s passed before there was any plan
+    hpgo.errors.DeadlineError: 0.01 s passed before there was any plan
     """
 
     code = "time_limit"
@@ -190,9 +190,9 @@ class InternalError(HpgoError):
     `hpgo.base.laws.check` raises it. docs/proofs.md lists the laws.
 
     >>> import hpgo
-    >>> raise hpgo.InternalError("the plan breaks the law `step_covers_work`", "report it with the input files")
+    >>> raise hpgo.errors.InternalError("the plan breaks the law `step_covers_work`", "report it with the input files")
     Traceback (most recent call last):
-    hpgo.InternalError: the plan breaks the law `step_covers_work`
+    hpgo.errors.InternalError: the plan breaks the law `step_covers_work`
     """
 
     code = "broken_law"
@@ -203,7 +203,7 @@ class RunError(HpgoError, RuntimeError):
 
     >>> raise RunError("rank 3 has ended", "start the run again: it goes on from its last checkpoint")
     Traceback (most recent call last):
-    hpgo.RunError: rank 3 has ended
+    hpgo.errors.RunError: rank 3 has ended
     """
 
     code = "run_failed"
@@ -218,7 +218,7 @@ class FileError(HpgoError, OSError):
     >>> try:
     ...     hpgo.read_profile("absent/model.yaml")
     ... except OSError as error:
-    ...     print(isinstance(error, hpgo.FileError), isinstance(error, hpgo.ProfileError), error.message)
+    ...     print(isinstance(error, hpgo.errors.FileError), isinstance(error, hpgo.errors.ProfileError), error.message)
     True True file not found: `absent/model.yaml`
     """
 
@@ -256,18 +256,3 @@ _OF_FILES: dict[type[HpgoError], type[FileError]] = {
 def file_error(error: type[HpgoError]) -> type[FileError]:
     """The `FileError` that handlers of `error` catch as well."""
     return _OF_FILES.get(error, FileError)
-
-
-for _error in (
-    HpgoError,
-    ProfileError,
-    ClusterError,
-    ArgumentError,
-    ScheduleError,
-    InfeasibleError,
-    DeadlineError,
-    InternalError,
-    RunError,
-    FileError,
-):
-    _error.__module__ = "hpgo"  # where users find it, and what a traceback should say
