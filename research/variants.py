@@ -35,7 +35,7 @@ _STAGES_SHOWN = 8
 
 
 class VariantsOptions(Options):
-    """Options of `hpgo variants`."""
+    """Options of this script."""
 
     names: tuple[str, ...] = argument(metavar="[VARIANT]...", type=click.Choice(_NAMES), nargs=-1)
     search: bool = option("--search", is_flag=True, help="Then measure, plan and run: cuts, micro-batch, schedule.")

@@ -18,7 +18,7 @@ import hpgo
 from hpgo.cli.main import group
 from hpgo.export.targets import Place, find
 from hpgo.llm.constants import CONSTANTS
-from hpgo.llm.estimate import estimate_config, model_flop, profile_of
+from hpgo.llm.estimate import StageEstimate, estimate_config, model_flop, profile_of
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.layer_context import LayerContext
 from hpgo.llm.layer_time import EMBEDDING, HEAD, end_times, layer_times
@@ -560,7 +560,7 @@ def test_parameters_of_all_gpus_are_those_of_further_tokens_too(pipeline: int, t
 
 
 def test_further_tokens_are_on_the_last_stage_and_computed_anew_with_all_layers_alone() -> None:
-    def last(model: hpgo.Transformer, **how: object) -> hpgo.StageEstimate:
+    def last(model: hpgo.Transformer, **how: object) -> StageEstimate:
         on = hpgo.Cluster.preset("h100:1")
         return hpgo.estimate_llm(
             model, on, global_batch_size=16, seq_length=4096, pp=2, first_rank_layers=7, **how

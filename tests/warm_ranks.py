@@ -154,7 +154,10 @@ def _run(words: list[str], place: str, variables: dict[str, str], folder: str) -
 
 
 if __name__ == "__main__":
-    from hpgo.runtime.optimizer import optimizer_of
+    import hpgo.runtime.infer.pipeline
+    import hpgo.runtime.launch
+    import hpgo.runtime.train.pipeline  # noqa: F401
+    from hpgo.runtime.train.optimizer import optimizer_of
 
     optimizer_of("adamw")  # loads more of torch
     import torch._dynamo  # noqa: F401
