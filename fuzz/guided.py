@@ -5,8 +5,8 @@
 A reader gives a value or raises an `hpgo.errors.HpgoError` that can be printed, within two seconds of processor time
 and a gibibyte of memory. libFuzzer (by way of Atheris) looks for inputs that do anything else, and keeps those that
 reach new code in FOLDER, beside the target's own seeds; the first that breaks the rule is written to `crash-…`, and
-read again by naming it as INPUT. All Python of hpgo is instrumented, and so is what FILE holds: the native module, as `make fuzz`
-builds it.
+read again by naming it as INPUT. All Python of hpgo is instrumented, and so is what FILE holds: the native module, as
+`make fuzz` builds it.
 """
 
 from __future__ import annotations
