@@ -498,7 +498,7 @@ fn lock_step_waits_for_the_slowest_where_forwards_alone_run_ahead() {
 
 #[test]
 fn asynchronous_iterations_add_no_idle_time() {
-    for name in ["pipedream", "pipedream_2bw"] {
+    for name in ["pipedream", "pipedream_2bw", "pipemare"] {
         let one = schedule(name, 4, 8);
         let idle_s = |schedule: &Schedule| {
             let costs = uniform(schedule, 0.0);

@@ -192,6 +192,7 @@ def test_plans_of_other_schedules_claim_no_bound(auto: hpgo.Plan) -> None:
         ("autto", "did you mean `auto`"),
         ("pipedream", "no step of it ends"),
         ("pipedream_2bw", "no step of it ends"),
+        ("pipemare", "no step of it ends"),
         ("forward_only", "no backward passes, and a plan is a training step"),
         ("forward_only", "`hpgo.partition` plans inference"),
         ("staggered", "no backward"),

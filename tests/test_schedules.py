@@ -26,7 +26,7 @@ NAMES = [family.name for family in hpgo.schedules()]
 
 def test_all_families_of_the_field_are_there() -> None:
     wanted = """gpipe forward_only 1f1b eager_1f1b 1f1b_overlap interleaved looped_bfs zb_h1 zb_h2 zb interleaved_zb
-    zb_v v_half v_min dualpipe dualpipe_v chimera hanayo pipedream pipedream_2bw staggered sequential"""
+    zb_v v_half v_min dualpipe dualpipe_v chimera hanayo pipedream pipedream_2bw pipemare staggered sequential"""
     assert set(wanted.split()) <= set(NAMES)
 
 

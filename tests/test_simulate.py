@@ -362,6 +362,7 @@ def test_peak_memory_counts_what_stages_keep_and_what_is_in_flight() -> None:
         ("1f1b", (13, 12, 11, 10)),
         ("pipedream", (4 * 5 + 4 + 4, 3 * 5 + 4 + 3, 2 * 5 + 4 + 2, 5 + 4 + 1)),
         ("pipedream_2bw", (18, 17, 16, 15)),
+        ("pipemare", (13, 12, 11, 10)),
         ("chimera", (2 * 9 + 3, 2 * 9 + 4, 2 * 9 + 4, 2 * 9 + 3)),
     ],
 )

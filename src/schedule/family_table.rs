@@ -153,6 +153,18 @@ pub const FAMILIES: &[Family] = &[
         ..PLAIN
     },
     Family {
+        name: "pipemare",
+        summary: "1F1B without a flush and with one version of the weights, which change between a forward and its backward",
+        source: "PipeMare (Yang et al., 2021)",
+        options: &["windows"],
+        pace: Pace::Asynchronous,
+        peak: "min(M, p - r)",
+        bubble: "0 in the steady state",
+        peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank)),
+        build: |sizes, request, _| windowed(sizes, request, "pipemare", one_f_one_b_windows),
+        ..PLAIN
+    },
+    Family {
         name: "interleaved",
         summary: "1F1B over several chunks a rank, in groups of micro-batches",
         source: "Megatron-LM (Narayanan et al., 2021)",

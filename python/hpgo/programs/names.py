@@ -6,7 +6,7 @@ from typing import Literal
 
 ScheduleName = Literal[
     "sequential", "forward_only", "staggered", "gpipe", "1f1b", "eager_1f1b", "1f1b_overlap", "pipedream",
-    "pipedream_2bw", "interleaved", "interleaved_overlap", "looped_bfs", "hanayo", "zb_h1", "zb_h2", "zb",
+    "pipedream_2bw", "pipemare", "interleaved", "interleaved_overlap", "looped_bfs", "hanayo", "zb_h1", "zb_h2", "zb",
     "interleaved_zb", "zb_v", "v_half", "v_min", "dualpipe", "dualpipe_v", "chimera",
 ]  # fmt: skip
 """Families that `hpgo.schedule` builds."""
