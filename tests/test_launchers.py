@@ -14,12 +14,12 @@ from refusals import refused
 import hpgo
 from hpgo.export.targets import TARGETS
 from hpgo.programs.blocks import Blocks
-from hpgo.programs.launchers import NAMES, TABLE, check, launcher, runs_as
+from hpgo.programs.frameworks import NAMES, TABLE, check, launcher, runs_as
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpgo.programs.launchers import Framework
+    from hpgo.programs.frameworks import Framework
 
 
 def profile_of(

@@ -17,13 +17,13 @@ import hpgo
 from hpgo import export
 from hpgo.machine.cluster import Device, Machine
 from hpgo.programs.blocks import Blocks
-from hpgo.programs.launchers import TABLE, launcher
+from hpgo.programs.frameworks import TABLE, launcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hpgo.programs.launchers import Framework
+    from hpgo.programs.frameworks import Framework
 
 ROUNDING = 1 + 1e-9
 TRAINERS = [f"{row.name}@{row.version}" for row in TABLE if row.trains]

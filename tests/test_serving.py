@@ -21,12 +21,13 @@ from refusals import refused
 
 import hpgo
 from hpgo import export
+from hpgo.base.documents import parse_yaml
 from hpgo.machine.cluster import Device, Link, Machine
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ENGINES = ("vllm", "sglang", "llama.cpp", "accelerate")
+ENGINES = ("vllm", "sglang", "llama.cpp", "accelerate", "tensorrt-llm")
 HAS_TORCH, HAS_ACCELERATE = (importlib.util.find_spec(name) is not None for name in ("torch", "accelerate"))
 
 
@@ -57,7 +58,7 @@ def main(plan: Any, engine: str) -> str:
 def called(text: str, folder: Path, *words: str) -> tuple[list[str], dict[str, str]]:
     """The words of the command that a script ends in, and its environment."""
     tell = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
-    for name in ("vllm", "python3", "llama-server"):
+    for name in ("vllm", "python3", "llama-server", "trtllm-serve"):
         (folder / name).write_text(f"#!/bin/sh\nexec {sys.executable} -c '{tell}' {name} \"$@\"\n", encoding="utf-8")
         (folder / name).chmod(0o755)
     subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=20)
@@ -84,6 +85,16 @@ def test_vllm_and_sglang_get_the_blocks_of_each_stage_and_the_sizes(engine: str,
     sizes = ("--pipeline-parallel-size", "--tensor-parallel-size") if engine == "vllm" else ("--pp-size", "--tp-size")
     assert words == [*start, "me/model", "two words", sizes[0], "3", sizes[1], "1"]
     assert "CUDA_VISIBLE_DEVICES" not in main(plan, engine)
+
+
+def test_tensorrt_llm_gets_the_blocks_of_each_stage_in_a_file_beside_the_script(tmp_path: Path) -> None:
+    plan = served(24, [1.0, 2.0, 3.0], "tensorrt-llm")
+    script, config = hpgo.export.save(plan, "tensorrt-llm", tmp_path / "two words.sh")
+    words, _ = called(script.read_text(encoding="utf-8"), tmp_path, "me/model")
+    assert words == ["trtllm-serve", "me/model", "--pp_size", "3", "--tp_size", "1", "--config", f"./{config.name}"]
+    assert parse_yaml(config.read_text(encoding="utf-8"), config.name, hpgo.errors.ArgumentError) == {
+        "pp_partition": list(plan.blocks)
+    }
 
 
 @settings(max_examples=60)
@@ -177,7 +188,7 @@ def test_groups_of_gpus_share_layers_or_are_refused(tmp_path: Path) -> None:
     for engine in ENGINES:
         plan = hpgo.partition(replace(model(8), gpus_per_device=4), cluster, launcher=engine)
         assert plan.gpus_per_device == 4
-        if engine in {"vllm", "sglang"}:
+        if engine in {"vllm", "sglang", "tensorrt-llm"}:
             words, environment = called(main(plan, engine), tmp_path)
             assert words[-4:][1::2] == ["2", "4"]
             assert sorted(environment["CUDA_VISIBLE_DEVICES"].split(",")) == list("01234567")

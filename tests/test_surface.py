@@ -21,14 +21,13 @@ from hpgo.machine.rates import RATES, WIDTHS, ComputeType, DeviceName
 from hpgo.model.formats.pipeedge import BYTES_OF_DTYPE, MEGA, Units, ValueType
 from hpgo.planning.question import SCHEDULES
 from hpgo.planning.schedule_search import ONE_STAGE, VIRTUAL_STAGES
-from hpgo.programs.launchers import TABLE as LAUNCHERS
+from hpgo.programs.frameworks import TABLE as LAUNCHERS
+from hpgo.programs.frameworks import ServingFramework, TrainingFramework
 from hpgo.programs.names import (
     Communication,
     LlmFramework,
     PlannedSchedule,
     ScheduleName,
-    ServingLauncher,
-    TrainingLauncher,
 )
 from hpgo.programs.optimizers import OPTIMIZERS, OptimizerName
 from hpgo.timing.simulation import COMMUNICATION
@@ -58,9 +57,9 @@ def test_words_in_types_are_those_that_run() -> None:
 @pytest.mark.parametrize(
     ("words", "rows"),
     [
-        (TrainingLauncher, [row for row in LAUNCHERS if row.trains]),
+        (TrainingFramework, [row for row in LAUNCHERS if row.trains]),
         (LlmFramework, [row for row in LAUNCHERS if (row.name, row.version) in SUPPORT]),
-        (ServingLauncher, [row for row in LAUNCHERS if not row.trains]),
+        (ServingFramework, [row for row in LAUNCHERS if not row.trains]),
         (TargetName, hpgo.export.TARGETS),
     ],
 )

@@ -39,7 +39,8 @@ def command(options: ExportOptions) -> None:
 
     Plans of transformers, from `hpgo llm plan -o`, go to megatron, torchtitan and deepspeed.
 
-    Plans of inference, from `hpgo partition --framework NAME --json`, go to vllm, sglang, llama.cpp and accelerate.
+    Plans of inference, from `hpgo partition --framework NAME --json`, go to vllm, sglang, llama.cpp,
+    tensorrt-llm and accelerate.
 
     Frameworks run grids: as many replicas of each stage; `hpgo plan --framework NAME` plans for one. Plans with other
     counts are for launchers of your own, which ask a plan what each rank does: `Plan.for_rank`.

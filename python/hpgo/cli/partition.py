@@ -17,7 +17,7 @@ from hpgo.errors import ArgumentError
 if TYPE_CHECKING:
     from hpgo.model.formats.pipeedge import Units
     from hpgo.planning.chain.plans import ChainPlan
-    from hpgo.programs.names import ServingLauncher
+    from hpgo.programs.frameworks import ServingFramework
 
 
 _SECTIONS = {
@@ -94,10 +94,10 @@ class PartitionOptions(ChainOptions):
     cluster: str | None = option(
         "--cluster", type=CLUSTER, metavar="NAME|FILE", help="A cluster, of mixed devices say, for --profile."
     )
-    framework: ServingLauncher | None = option(
+    framework: ServingFramework | None = option(
         "--framework",
         metavar="NAME",
-        help="Cut --profile as vllm, sglang, llama.cpp and accelerate can: between blocks, one a stage at least.",
+        help="Cut --profile as vllm, sglang, llama.cpp, tensorrt-llm and accelerate can: between blocks, one a stage at least.",
     )
     interpolate: bool = option(
         "--interpolate", is_flag=True, help="Allow batch sizes between and beyond the measured ones."

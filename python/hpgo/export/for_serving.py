@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpgo import _core
-from hpgo.base.quoting import in_comment, in_python
+from hpgo.base.quoting import in_comment, in_python, in_shell
 from hpgo.base.units import format_seconds
 from hpgo.base.wording import counted, shown
 from hpgo.errors import ArgumentError, InfeasibleError
@@ -98,6 +98,16 @@ def sglang(given: object, target: Target, place: Place) -> dict[str, str]:
     serving = _serving(given, target)
     sizes = f"--pp-size {len(serving.blocks)} --tp-size {serving.gpus}"
     return _script(serving, place, "SGLANG_PP_LAYER_PARTITION", f'python3 -m sglang.launch_server "$@" {sizes}')
+
+
+def tensorrt_llm(given: object, target: Target, place: Place) -> dict[str, str]:
+    """Return a script that serves, and a file for its `--config` with the blocks of each stage: `pp_partition`."""
+    serving = _serving(given, target)
+    sizes = f"--pp_size {len(serving.blocks)} --tp_size {serving.gpus}"
+    config = place.name("llm-api.yaml")
+    texts = _script(serving, place, "", f'trtllm-serve "$@" {sizes} --config "$(dirname "$0")"/{in_shell(config)}')
+    lines = [*(f"# {line}" for line in serving.notes), f"pp_partition: {list(serving.blocks)}"]
+    return texts | {config: "\n".join(lines) + "\n"}
 
 
 def llama_cpp(given: object, target: Target, place: Place) -> dict[str, str]:

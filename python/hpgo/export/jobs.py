@@ -20,7 +20,7 @@ from hpgo.export.precision import note
 from hpgo.model.profile import Profile
 from hpgo.planning.plans import Plan
 from hpgo.programs.blocks import Blocks
-from hpgo.programs.launchers import check, check_optimizer, launcher, runs_as, sums_shared
+from hpgo.programs.frameworks import check, check_optimizer, launcher, runs_as, sums_shared
 from hpgo.programs.orders import schedule as build
 from hpgo.programs.program import Program
 from hpgo.programs.recomputation import activations_bytes, group_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpgo.export.targets import Place, Target
-    from hpgo.programs.launchers import Framework
+    from hpgo.programs.frameworks import Framework
     from hpgo.programs.optimizers import OptimizerName
     from hpgo.programs.orders import Schedule
 

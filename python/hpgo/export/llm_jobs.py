@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpgo.llm.parallelism import ParallelismConfig
     from hpgo.llm.plan import LlmPlan
     from hpgo.model.transformer import Transformer
-    from hpgo.programs.launchers import Framework
+    from hpgo.programs.frameworks import Framework
     from hpgo.programs.orders import Schedule
 
 

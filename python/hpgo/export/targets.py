@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from hpgo.base.checks import check_is, check_text
 from hpgo.base.records import Record
 from hpgo.errors import ArgumentError
-from hpgo.programs.launchers import row_of
+from hpgo.programs.frameworks import row_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ class Target(Record):
     writer: str
     """`module:function`: of what was given, this row and the `Place`, texts by file name, the main file first."""
     launcher: str = ""
-    """Its row in `hpgo.programs.launchers`; empty for those that run no training plans."""
+    """Its row in `hpgo.programs.frameworks`; empty for those that run no training plans."""
     ways: str = ""
     """`module:function` of ways of training a transformer, likewise; empty for those that run none."""
 
@@ -115,6 +115,8 @@ TARGETS: tuple[Target, ...] = (
     Target("vllm", "0.33", "vLLM", "vllm 0.33.0", "a bash script that serves", f"{_SERVING}:vllm"),
     Target("sglang", "0.5", "SGLang", "sglang 0.5.23", "a bash script that serves", f"{_SERVING}:sglang"),
     Target("llama.cpp", "", "llama.cpp", "", "a bash script that serves", f"{_SERVING}:llama_cpp"),
+    Target("tensorrt-llm", "", "TensorRT-LLM", "", "a bash script that serves, and YAML for its LLM API",
+           f"{_SERVING}:tensorrt_llm"),
     Target("accelerate", "1.15", "accelerate", "accelerate 1.15.0", "a Python module", f"{_SERVING}:accelerate"),
 )  # fmt: skip
 """All targets, older versions first."""
@@ -122,7 +124,7 @@ TARGETS: tuple[Target, ...] = (
 TargetName = Literal[
     "torch", "torch@2.15", "torchtitan", "torchtitan@0.2", "torchtitan@0.3", "megatron", "megatron@0.16",
     "megatron-bridge", "megatron-bridge@0.6", "nemo", "nemo@2.5", "verl", "verl@0.9", "ms-swift", "ms-swift@4.5",
-    "deepspeed", "deepspeed@0.19", "vllm", "vllm@0.33", "sglang", "sglang@0.5", "llama.cpp",
+    "deepspeed", "deepspeed@0.19", "vllm", "vllm@0.33", "sglang", "sglang@0.5", "llama.cpp", "tensorrt-llm",
     "accelerate", "accelerate@1.15",
 ]  # fmt: skip
 """For type checkers and editors; patches of these versions, as in `torchtitan@0.2.2`, are taken, too."""

@@ -13,7 +13,7 @@ from hpgo.base.wording import counted, in_a_row, shorten
 from hpgo.errors import ArgumentError
 from hpgo.llm.arithmetic import TABLES, ArithmeticSettings, stated
 from hpgo.llm.parallelism import MOST_ZERO, ParallelismConfig, PipelineSchedule, Precision, Recompute
-from hpgo.programs.launchers import NAMES, TABLE, Framework, row_of
+from hpgo.programs.frameworks import NAMES, TABLE, Framework, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -284,13 +284,13 @@ SUPPORT: Mapping[tuple[str, str], FrameworkSupport] = {
     ("torchtitan", "0.3"): TORCHTITAN,
     ("deepspeed", "0.19"): DEEPSPEED,
 }
-"""By name and version, as `hpgo.programs.launchers` has them."""
+"""By name and version, as `hpgo.programs.frameworks` has them."""
 
 
 def framework_support(name: str) -> tuple[Framework, FrameworkSupport]:
     """Return the launcher `NAME` or `NAME@VERSION`, and the configurations of a transformer that it runs.
 
-    Raises ArgumentError as `hpgo.programs.launchers.launcher` does, and for a launcher that has no such configurations.
+    Raise ArgumentError like `hpgo.programs.frameworks.launcher`, and for a framework without such configurations.
 
     >>> framework_support("megatron")[1].zero_stages
     (0, 1)

@@ -33,7 +33,7 @@ from hpgo.planning.files import LLM_PLAN_FORMAT
 if TYPE_CHECKING:
     import os
 
-    from hpgo.programs.launchers import Framework
+    from hpgo.programs.frameworks import Framework
     from hpgo.programs.names import LlmFramework
 
 _VERSION = 1

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpgo.model.profile import Profile
     from hpgo.planning.plans import Plan
     from hpgo.planning.question import PlanOptions
-    from hpgo.programs.names import TrainingLauncher
+    from hpgo.programs.frameworks import TrainingFramework
 
 
 def plan(
@@ -32,7 +32,7 @@ def plan(
     cluster: Cluster | str | os.PathLike[str],
     *,
     global_batch_size: int,
-    launcher: TrainingLauncher | None = None,
+    launcher: TrainingFramework | None = None,
     max_stages: int | None = None,
     tie: float | None = None,
     deadline_s: float | None = None,
@@ -108,7 +108,7 @@ def plan(
     if launcher is None:
         return checked(solve(question))
     from hpgo.planning.restrict import restricted, solved, with_restriction
-    from hpgo.programs.launchers import launcher as find_launcher
+    from hpgo.programs.frameworks import launcher as find_launcher
 
     row = find_launcher(launcher)
     asked = restricted(question, row, schedule=options.get("schedule"))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hpgo import _core
     from hpgo.model.profile import Profile
-    from hpgo.programs.launchers import Framework
+    from hpgo.programs.frameworks import Framework
     from hpgo.programs.names import PlannedSchedule
     from hpgo.programs.optimizers import OptimizerName
 

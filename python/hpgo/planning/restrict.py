@@ -18,7 +18,7 @@ from hpgo.planning.plans import Restriction
 from hpgo.planning.question import SCHEDULES
 from hpgo.planning.search import search
 from hpgo.programs.blocks import Blocks
-from hpgo.programs.launchers import check_optimizer, sums_shared
+from hpgo.programs.frameworks import check_optimizer, sums_shared
 from hpgo.programs.names import PlannedSchedule
 from hpgo.programs.orders import schedules
 from hpgo.programs.recomputation import activations_bytes, group_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from hpgo.planning.plans import Plan
     from hpgo.planning.question import PlanningProblem
-    from hpgo.programs.launchers import Framework
+    from hpgo.programs.frameworks import Framework
 
 FREE_S = 10.0
 """Seconds to look for the best plan that anybody could run."""

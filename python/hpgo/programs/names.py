@@ -21,18 +21,7 @@ PlannedSchedule = Literal[
 Communication = Literal["link", "latency", "stream", "stream_deferred", "rendezvous"]
 """How messages travel in `hpgo.simulate`."""
 
-TrainingLauncher = Literal[
-    "megatron", "megatron@0.16", "torchtitan", "torchtitan@0.2", "torchtitan@0.3", "deepspeed", "deepspeed@0.19",
-    "torch", "torch@2.15",
-]  # fmt: skip
-"""Whom `hpgo.plan` plans for; patches of these versions, as in `torchtitan@0.2.2`, are taken, too."""
-
 LlmFramework = Literal[
     "megatron", "megatron@0.16", "torchtitan", "torchtitan@0.2", "torchtitan@0.3", "deepspeed", "deepspeed@0.19"
 ]
 """Whom `hpgo.plan_llm` chooses for."""
-
-ServingLauncher = Literal[
-    "vllm", "vllm@0.33", "sglang", "sglang@0.5", "llama.cpp", "accelerate", "accelerate@1.15"
-]  # fmt: skip
-"""Whom `hpgo.partition` cuts for."""

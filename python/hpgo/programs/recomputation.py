@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
     from hpgo.model.profile import Profile
     from hpgo.programs.blocks import Blocks
-    from hpgo.programs.launchers import Framework
+    from hpgo.programs.frameworks import Framework
     from hpgo.programs.stages import Stage
 
 
 def group_of(launcher: Framework, counts: Sequence[int]) -> int | None:
     """Blocks that `launcher` recomputes at a time where stages have so many; None if a stage is recomputed as a whole.
 
-    >>> from hpgo.programs.launchers import launcher
+    >>> from hpgo.programs.frameworks import launcher
     >>> [group_of(launcher(name), [4, 6]) for name in ("megatron", "torchtitan", "deepspeed")]
     [2, 1, None]
     """

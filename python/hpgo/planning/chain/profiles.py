@@ -16,7 +16,7 @@ from hpgo.programs.blocks import Blocks
 if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster, Device
     from hpgo.model.profile import Profile
-    from hpgo.programs.launchers import Framework
+    from hpgo.programs.frameworks import Framework
 
 
 _MOST_CUTS = 20_000

@@ -21,7 +21,7 @@ from hpgo.planning.chain.records import Chain, ChainProblem, HostGroup, HostType
 from hpgo.planning.chain.rules import Rules
 from hpgo.planning.laws import checked_chain
 from hpgo.planning.question import check_gpus
-from hpgo.programs.launchers import launcher as find_launcher
+from hpgo.programs.frameworks import launcher as find_launcher
 
 if TYPE_CHECKING:
     import os
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats.pipeedge import Units, ValueType
     from hpgo.model.profile import Profile
-    from hpgo.programs.names import ServingLauncher
+    from hpgo.programs.frameworks import ServingFramework
 
     Path = str | os.PathLike[str]
 
@@ -96,7 +96,7 @@ def partition(
     profile: Profile | Path,
     cluster: Cluster | Path,
     *,
-    launcher: ServingLauncher | None = None,
+    launcher: ServingFramework | None = None,
     batch_size: int | None = None,
     count_loading: bool = False,
     dtype: ValueType = "torch.float32",
@@ -107,7 +107,7 @@ def partition(
     Args:
         profile: the model, whose forward times count: a `hpgo.Profile`, or the name of a built-in one or of a file.
         cluster: machines of one or several types of device: a `hpgo.Cluster`, or the name of a known one or of a file.
-        launcher: `vllm`, `sglang`, `llama.cpp` or `accelerate`: cut between the model's blocks only, and give each
+        launcher: `vllm`, `sglang`, `llama.cpp`, `tensorrt-llm` or `accelerate`: cut between the model's blocks only, and give each
             stage one at least.
         batch_size: samples in a batch, the profile's largest unless given.
         count_loading: count the time of layers that load data (`Profile.loading`); else a loader is taken to work

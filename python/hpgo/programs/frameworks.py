@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from hpgo.programs.names import ScheduleName
     from hpgo.programs.optimizers import OptimizerName
 
+TrainingFramework = Literal[
+    "megatron", "megatron@0.16", "torchtitan", "torchtitan@0.2", "torchtitan@0.3", "deepspeed", "deepspeed@0.19",
+    "torch", "torch@2.15",
+]  # fmt: skip
+"""Frameworks that `hpgo.plan` plans for. Patches of these versions, as in `torchtitan@0.2.2`, are accepted, too."""
+
+ServingFramework = Literal[
+    "vllm", "vllm@0.33", "sglang", "sglang@0.5", "llama.cpp", "accelerate", "accelerate@1.15", "tensorrt-llm",
+]  # fmt: skip
+"""Frameworks that `hpgo.partition` cuts for."""
+
 Cuts = Literal["anywhere", "blocks"]
 
 
@@ -155,7 +166,7 @@ TABLE: tuple[Framework, ...] = (
         Framework(name, version, title, schedules=MappingProxyType({}), cuts="blocks", trains=False, least_blocks=1)
         for name, version, title in (
             ("vllm", "0.33", "vLLM"), ("sglang", "0.5", "SGLang"), ("llama.cpp", "", "llama.cpp"),
-            ("accelerate", "1.15", "accelerate"),
+            ("accelerate", "1.15", "accelerate"), ("tensorrt-llm", "", "TensorRT-LLM"),
         )
     ),
 )  # fmt: skip
