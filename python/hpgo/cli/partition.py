@@ -97,7 +97,7 @@ class PartitionOptions(ChainOptions):
     framework: ServingFramework | None = option(
         "--framework",
         metavar="NAME",
-        help="Cut --profile as vllm, sglang, llama.cpp, tensorrt-llm and accelerate can: between blocks, one a stage at least.",
+        help="Cut --profile between blocks, one per stage at least: vllm, sglang, llama.cpp, tensorrt-llm, accelerate.",
     )
     interpolate: bool = option(
         "--interpolate", is_flag=True, help="Allow batch sizes between and beyond the measured ones."

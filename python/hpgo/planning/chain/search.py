@@ -107,8 +107,8 @@ def partition(
     Args:
         profile: the model, whose forward times count: a `hpgo.Profile`, or the name of a built-in one or of a file.
         cluster: machines of one or several types of device: a `hpgo.Cluster`, or the name of a known one or of a file.
-        launcher: `vllm`, `sglang`, `llama.cpp`, `tensorrt-llm` or `accelerate`: cut between the model's blocks only, and give each
-            stage one at least.
+        launcher: `vllm`, `sglang`, `llama.cpp`, `tensorrt-llm` or `accelerate`: cut between the model's blocks only,
+            and give each stage one at least.
         batch_size: samples in a batch, the profile's largest unless given.
         count_loading: count the time of layers that load data (`Profile.loading`); else a loader is taken to work
             ahead, as for `hpgo.plan`.
