@@ -100,7 +100,7 @@ def _emulate(write: Path | None) -> None:
     runtime.check_torch()
     if is_launched():
         raise ArgumentError(
-            "`--emulate` starts its own processes, and a launcher has started this one",
+            "`--emulate` starts its own processes, and a framework has started this one",
             "start it alone, without RANK and WORLD_SIZE set",
         )
     from emulated_plans import emulated

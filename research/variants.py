@@ -93,7 +93,7 @@ def command(options: VariantsOptions) -> None:
 
     if is_launched():
         raise ArgumentError(
-            "this script starts its own processes, and a launcher has started this one",
+            "this script starts its own processes, and a framework has started this one",
             "start it alone, without RANK and WORLD_SIZE set",
             code="wrong_state",
         )

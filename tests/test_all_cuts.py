@@ -204,7 +204,7 @@ def test_a_launcher_that_cuts_anywhere_but_in_tied_weights_has_a_bound_over_all_
         edges=tuple(edge for edge in profile.edges if kept.issuperset(edge)),
         ties=(hpgo.SharedWeight(("source", "side0"), 500.0),),
     )
-    plan = hpgo.plan(profile, fast_links(2), launcher="torch", **OPTIONS)
+    plan = hpgo.plan(profile, fast_links(2), framework="torch", **OPTIONS)
     front = set(plan.stages[0].layers)
     assert len(plan.stages) == 2
     assert {"source", "side0"} <= front

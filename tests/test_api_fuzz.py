@@ -232,8 +232,8 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "Costs": (hpgo.Costs, COSTS),
             "plan": (
                 hpgo.plan,
-                {"profile": PROFILE, "cluster": CLUSTER, "global_batch_size": 4, "launcher": "torch", "max_stages": 2,
-                 "tie": 0.1, "deadline_s": 5.0, "progress": None, **PLANNED},
+                {"profile": PROFILE, "cluster": CLUSTER, "global_batch_size": 4, "framework": "torch", "max_stages": 2,
+                 "tolerance": 0.1, "deadline_s": 5.0, "progress": None, **PLANNED},
             ),
             "evaluate": (
                 hpgo.evaluate,
@@ -249,7 +249,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             ),
             "partition": (
                 hpgo.partition,
-                {"profile": PROFILE, "cluster": CLUSTER, "launcher": None, "batch_size": 1, "count_loading": False,
+                {"profile": PROFILE, "cluster": CLUSTER, "framework": None, "batch_size": 1, "count_loading": False,
                  "dtype": "torch.float32", **CHAINED},
             ),
             "partition_files": (
@@ -475,7 +475,7 @@ def framed(record: Any) -> None:
 
 
 def blocks_plan() -> hpgo.Plan:
-    """A plan that every launcher takes."""
+    """A plan that every framework takes."""
     return hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
 
 

@@ -103,7 +103,7 @@ def test_every_record_has_the_fields_that_the_stub_says(monkeypatch: pytest.Monk
     "options",
     [
         {},
-        {"launcher": "megatron"},
+        {"framework": "megatron"},
         {"tie": 0.005},
         {"schedule": "zb"},
         {"schedule": "auto"},

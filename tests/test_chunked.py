@@ -237,7 +237,7 @@ def test_a_deadline_before_anything_fits_is_no_statement_about_memory() -> None:
 
 def test_a_launcher_with_equal_replicas_gets_equal_groups() -> None:
     profile = chain([1.0, 1.0, 9.0, 1.0], 1e6, 1e6)
-    plan = hpgo.plan(profile, cluster(4, each=4), global_batch_size=64, schedule="zb_v", launcher="torch")
+    plan = hpgo.plan(profile, cluster(4, each=4), global_batch_size=64, schedule="zb_v", framework="torch")
     assert len({len(group.devices) for group in plan.groups}) == 1
     assert plan.restriction is not None
     assert "not all plans of its schedule were tried" in " ".join(str(plan).split())
@@ -476,11 +476,11 @@ def test_exports_carry_them_or_refuse_by_name(uneven: hpgo.Plan) -> None:
     with refused(hpgo.errors.ArgumentError, "unsupported", "interleaved", "DeepSpeed"):
         hpgo.export.files(uneven, "deepspeed")
     profile, machines = hpgo.read_profile("bert-48"), cluster(4, each=2)
-    v_shaped = hpgo.plan(profile, machines, global_batch_size=64, schedule="zb_v", launcher="torchtitan")
+    v_shaped = hpgo.plan(profile, machines, global_batch_size=64, schedule="zb_v", framework="torchtitan")
     assert hpgo.export.files(v_shaped, "torchtitan")
     with refused(hpgo.errors.ArgumentError, "unsupported", "zb_v", "Megatron-LM"):
         hpgo.export.megatron(v_shaped)
-    blocks = hpgo.plan(profile, machines, global_batch_size=64, schedule="interleaved", launcher="megatron")
+    blocks = hpgo.plan(profile, machines, global_batch_size=64, schedule="interleaved", framework="megatron")
     layout = hpgo.export.megatron(blocks).splitlines()[-1].split("'")[1]
     assert len(hpgo.PipelineLayout.from_text(layout).stages) == len(blocks.stages)
     assert hpgo.PipelineLayout.from_text(layout).chunks(len(blocks.groups)) == blocks.chunks

@@ -218,7 +218,11 @@ def test_planning_again_asks_the_question_of_the_plan(options: dict[str, Any]) -
     fewer = hpgo.plan(profile, cluster.first(8), global_batch_size=64, recompute="auto", **options)
     again = stored.replan(8)
     assert (again.step_s, again.lower_bound_s) == (fewer.step_s, fewer.lower_bound_s)
-    assert (again.stages, again.schedule, again.tie) == (fewer.stages, fewer.schedule, fewer.tie)
+    assert (again.stages, again.schedule, again.memory_preference) == (
+        fewer.stages,
+        fewer.schedule,
+        fewer.memory_preference,
+    )
     assert again.assumptions == fewer.assumptions
     with refused(hpgo.errors.ClusterError, "invalid_cluster", "16", "17"):
         stored.replan(17)

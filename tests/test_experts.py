@@ -587,9 +587,9 @@ def test_megatron_is_told_of_further_tokens_and_others_refuse_them() -> None:
     assert words[words.index("--mtp-num-layers") + 1] == "1"
     assert words[words.index("--pipeline-model-parallel-layout") + 1] == "Et*8|t*5mL"
     ask = {"global_batch_size": 16, "seq_length": 4096}
-    for launcher in ("torchtitan", "deepspeed"):
+    for framework in ("torchtitan", "deepspeed"):
         with pytest.raises(hpgo.errors.ArgumentError, match="predicts no further tokens here") as caught:
-            hpgo.plan_llm(FURTHER, on, **ask, framework=launcher)
+            hpgo.plan_llm(FURTHER, on, **ask, framework=framework)
         assert "num_nextn_predict_layers" in caught.value.hint
     dense = hpgo.Transformer(
         name="dense", layers=4, hidden=512, heads=8, kv_heads=8, head_dim=64, ffn=1024, vocab=32000, further_tokens=1

@@ -1,4 +1,4 @@
-"""Plans for launchers: what they accept, what is refused, and that the price is that of what will run."""
+"""Plans for frameworks: what they accept, what is refused, and that the price is that of what will run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 ROOT = Path(__file__).parent.parent
-TRAINING = [f"{target.name}@{target.version}" for target in export.TARGETS if target.launcher]
+TRAINING = [f"{target.name}@{target.version}" for target in export.TARGETS if target.framework]
 WITH_BLOCKS = [name for name in TRAINING if not name.startswith(("torch@", "deepspeed"))]
 FAMILY = [name for name in TRAINING if name.startswith(("megatron", "nemo", "verl", "ms-swift"))]
 
@@ -347,14 +347,14 @@ def test_a_header_prices_gradients_where_the_launcher_sums_them() -> None:
 @pytest.mark.parametrize("recompute", [False, True])
 def test_what_was_planned_for_a_launcher_is_exported_at_the_price_of_the_plan(target: str, recompute: bool) -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
-    plan = hpgo.plan(profile, cluster, global_batch_size=64, launcher=target, recompute=recompute)
+    plan = hpgo.plan(profile, cluster, global_batch_size=64, framework=target, recompute=recompute)
     assert said_step_s(plan, target) == pytest.approx(plan.step_s, rel=1e-3)
     assert "the plan itself" not in main(plan, target)
 
 
 def test_headers_say_what_was_tried_and_that_gradients_are_clipped(bert: hpgo.Plan) -> None:
     for target in export.TARGETS:
-        if target.launcher:
+        if target.framework:
             text = main(bert, f"{target.name}@{target.version}")
             assert f"for {target.title} {target.version}" in text
             assert f"tried with {target.tested}" in text
@@ -364,8 +364,8 @@ def test_headers_say_what_was_tried_and_that_gradients_are_clipped(bert: hpgo.Pl
 
 def test_the_table_of_launchers_of_the_version_before_works_with_a_warning(bert: hpgo.Plan) -> None:
     with pytest.warns(DeprecationWarning, match="use `hpgo.export.TARGETS`"):
-        launchers = export.LAUNCHERS
-    assert launchers["megatron"](bert) == export.megatron(bert)
+        frameworks = export.FRAMEWORKS
+    assert frameworks["megatron"](bert) == export.megatron(bert)
     with pytest.raises(AttributeError, match="nothing"):
         _ = export.nothing
 

@@ -67,7 +67,7 @@ def test_what_is_planned_for_a_framework_is_exported_for_it(framework: Any) -> N
         memory = chance.choice(["100 MB", "300 MB", "16 GB"])
         cluster = hpgo.Cluster.of(nodes=nodes, devices_per_node=devices, memory=memory, **links)
         try:
-            plan = hpgo.plan(some_profile(chance, gpus), cluster, launcher=framework, **some_options(chance))
+            plan = hpgo.plan(some_profile(chance, gpus), cluster, framework=framework, **some_options(chance))
         except HpgoError:
             continue
         assert export.files(plan, framework)
@@ -113,15 +113,15 @@ def cluster_of(devices: int, memory: str = "16 GB") -> hpgo.Cluster:
 def test_hanayo_makes_one_v_for_torchtitan() -> None:
     options: dict[str, Any] = {"global_batch_size": 6, "schedule": "hanayo"}
     profile = model(blocks(8))
-    plan = hpgo.plan(profile, cluster_of(2), launcher="torchtitan", **options)
+    plan = hpgo.plan(profile, cluster_of(2), framework="torchtitan", **options)
     assert plan.chunks == 2
     assert export.files(plan, "torchtitan")
-    assert hpgo.plan(profile, cluster_of(2), launcher="torch", **options).step_s <= plan.step_s
+    assert hpgo.plan(profile, cluster_of(2), framework="torch", **options).step_s <= plan.step_s
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 3])
 def test_megatron_interleaves_on_no_more_ranks_than_there_are_micro_batches(micro_batches: int) -> None:
-    asked: dict[str, Any] = {"launcher": "megatron", "schedule": "interleaved", "micro_batch_size": 2}
+    asked: dict[str, Any] = {"framework": "megatron", "schedule": "interleaved", "micro_batch_size": 2}
     profile = model(blocks(8))
     if micro_batches == 1:
         with refused(hpgo.errors.InfeasibleError, "infeasible", "interleaved"):
@@ -144,7 +144,7 @@ def test_virtual_stages_have_room_for_what_a_framework_keeps_where_it_recomputes
         memory = f"{chance.randint(10, 400)} MB"
         try:
             plan = hpgo.plan(
-                replace(profile, layers=layers), cluster_of(2, memory), launcher="torchtitan", schedule="interleaved",
+                replace(profile, layers=layers), cluster_of(2, memory), framework="torchtitan", schedule="interleaved",
                 recompute=True, global_batch_size=4,
             )  # fmt: skip
         except hpgo.errors.InfeasibleError:

@@ -353,14 +353,14 @@ def test_a_cluster_that_is_too_small_leads_to_a_larger_one_of_its_kind() -> None
         st.integers(1, 8),
         max_size=3,
     ),
-    launcher=st.sampled_from(["megatron", "torchtitan", "deepspeed"]),
+    framework=st.sampled_from(["megatron", "torchtitan", "deepspeed"]),
 )
 @settings(max_examples=60)
-def test_what_a_search_says_to_fix_instead_leaves_ways(layers, fix, launcher) -> None:
+def test_what_a_search_says_to_fix_instead_leaves_ways(layers, fix, framework) -> None:
     shape = hpgo.Transformer(
         name="made", layers=layers, hidden=256, heads=4, kv_heads=4, head_dim=64, ffn=512, vocab=1000
     )
-    asked = {"global_batch_size": 8, "seq_length": 512, "framework": launcher, "top": 1}
+    asked = {"global_batch_size": 8, "seq_length": 512, "framework": framework, "top": 1}
     try:
         hpgo.plan_llm(shape, "h100:1", fix=fix, **asked)
     except hpgo.errors.ArgumentError as error:

@@ -569,7 +569,7 @@ def test_what_can_not_be_started_is_refused(make: Any, says: str) -> None:
 
 def test_a_plan_for_a_launcher_is_refused_where_its_ranks_would_land_elsewhere() -> None:
     cluster, profile = machines(2, 2), chain([1.0] * 4)
-    plan = hpgo.plan(profile, cluster, global_batch_size=8, launcher="deepspeed")
+    plan = hpgo.plan(profile, cluster, global_batch_size=8, framework="deepspeed")
     assert launch.LaunchJob.of(plan, "train.py").ranks == 4
     idle = hpgo.evaluate(profile, cluster, [(2, [0]), (2, [1])], global_batch_size=8)
     swapped = hpgo.evaluate(profile, cluster, [(2, [2, 3]), (2, [0, 1])], global_batch_size=8)

@@ -1,4 +1,4 @@
-"""What launchers run, and what counts as a row of blocks."""
+"""What frameworks run, and what counts as a row of blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from refusals import refused
 import hpgo
 from hpgo.export.targets import TARGETS
 from hpgo.programs.blocks import Blocks
-from hpgo.programs.frameworks import NAMES, TABLE, check, launcher, runs_as
+from hpgo.programs.frameworks import NAMES, TABLE, check, framework, runs_as
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,17 +121,17 @@ def test_cuts_lie_between_blocks_and_each_stage_counts_its_own(
 
 def test_a_launcher_is_found_by_its_name_and_version() -> None:
     assert set(NAMES) >= {"megatron", "torchtitan", "deepspeed", "torch", "vllm", "sglang"}
-    assert launcher("torchtitan@0.2").version == launcher("torchtitan@0.2.2").version == "0.2"
-    assert launcher("torchtitan") == launcher("torchtitan@0.3")
+    assert framework("torchtitan@0.2").version == framework("torchtitan@0.2.2").version == "0.2"
+    assert framework("torchtitan") == framework("torchtitan@0.3")
     for name, why in (
         ("torchtitan@0.1", "nobody has tried torchtitan `0.1`"),
         ("torchtitan@0.20", "nobody has tried"),
         ("torchtitan@", "nobody has tried"),
         ("vllm@0.9", "nobody has tried"),
-        ("megatrom", "no launcher `megatrom`"),
+        ("megatrom", "no framework `megatrom`"),
     ):
         with pytest.raises(hpgo.errors.ArgumentError, match=why) as caught:
-            launcher(name)
+            framework(name)
         assert caught.value.hint
 
 
@@ -141,7 +141,7 @@ def test_each_row_of_the_table_names_schedules_that_there_are() -> None:
         assert set(row.schedules) <= set(families)
         assert all(families[name].pace == "flush" and families[name].chains == 1 for name in row.schedules)
         assert bool(row.schedules) == row.trains
-        assert launcher(f"{row.name}@{row.version}" if row.version else row.name) == row
+        assert framework(f"{row.name}@{row.version}" if row.version else row.name) == row
 
 
 @given(
@@ -188,4 +188,4 @@ def test_exporters_write_for_the_versions_that_are_planned_for() -> None:
 
 def test_launchers_that_serve_train_nothing() -> None:
     with refused(hpgo.errors.ArgumentError, "unsupported"):
-        runs_as(launcher("vllm"), "1f1b")
+        runs_as(framework("vllm"), "1f1b")

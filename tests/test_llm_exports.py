@@ -1,6 +1,6 @@
-"""Ways for launchers: what the files say is what was priced, and what a launcher does not run is refused.
+"""Ways for frameworks: what the files say is what was priced, and what a framework does not run is refused.
 
-The launchers' own code reads such files in tests/frameworks.
+The frameworks' own code reads such files in tests/frameworks.
 """
 
 from __future__ import annotations

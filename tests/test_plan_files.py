@@ -245,7 +245,7 @@ def test_what_is_read_further_on_crosses_every_cut_on_its_way() -> None:
 
 def test_a_file_tells_blocks_versions_and_assumptions(plan: hpgo.Plan) -> None:
     document = json.loads(plan.to_json())
-    assert document["version"] == 2
+    assert document["version"] == 3
     assert document["made_with"] == hpgo.__version__
     assumptions = document["assumptions"]
     assert assumptions["blocks"]["stem"] == "encoder-"

@@ -1,4 +1,4 @@
-"""Plans for one launcher: the best of what it runs, held against every such plan; and what that costs."""
+"""Plans for one framework: the best of what it runs, held against every such plan; and what that costs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import hpgo
 from hpgo import export
 from hpgo.machine.cluster import Device, Machine
 from hpgo.programs.blocks import Blocks
-from hpgo.programs.frameworks import TABLE, launcher
+from hpgo.programs.frameworks import TABLE, framework
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ def model(forward_s: list[float], weights: list[float], activations: list[float]
 
 @st.composite
 def questions(draw: st.DrawFn) -> tuple[hpgo.Profile, hpgo.Cluster, dict[str, Any]]:
-    """A few blocks on up to four devices, small enough to price all plans that a launcher runs."""
+    """A few blocks on up to four devices, small enough to price all plans that a framework runs."""
     count = draw(st.integers(3, 5))
     some = st.lists(st.sampled_from([1.0, 2.0, 3.0]), min_size=count, max_size=count)
     profile = model(draw(some), draw(some), draw(some))
@@ -98,14 +98,14 @@ def test_no_plan_that_a_launcher_runs_beats_its_bound_and_a_proof_is_one(
     question: tuple[hpgo.Profile, hpgo.Cluster, dict[str, Any]], name: str
 ) -> None:
     profile, cluster, options = question
-    if launcher(name).recomputes != "stage":  # what it keeps then is set aside, so that not every plan is looked at
+    if framework(name).recomputes != "stage":  # what it keeps then is set aside, so that not every plan is looked at
         options = options | {"recompute": False}
-    steps = [plan.step_s for plan in every_plan(profile, cluster, launcher(name), "1f1b", options) if plan.fits]
+    steps = [plan.step_s for plan in every_plan(profile, cluster, framework(name), "1f1b", options) if plan.fits]
     if not steps:
         with pytest.raises(hpgo.errors.InfeasibleError):
-            hpgo.plan(profile, cluster, launcher=name, schedule="1f1b", **options)
+            hpgo.plan(profile, cluster, framework=name, schedule="1f1b", **options)
         return
-    found = hpgo.plan(profile, cluster, launcher=name, schedule="1f1b", **options)
+    found = hpgo.plan(profile, cluster, framework=name, schedule="1f1b", **options)
     assert found.fits
     assert found.lower_bound_s is not None
     assert found.lower_bound_s <= min(steps) * ROUNDING
@@ -119,9 +119,9 @@ def test_a_plan_for_a_launcher_is_what_it_runs_no_shorter_than_any_and_its_expor
     question: tuple[hpgo.Profile, hpgo.Cluster, dict[str, Any]], name: str
 ) -> None:
     profile, cluster, options = question
-    row = launcher(name)
+    row = framework(name)
     try:
-        plan = hpgo.plan(profile, cluster, launcher=name, **options)
+        plan = hpgo.plan(profile, cluster, framework=name, **options)
     except hpgo.errors.InfeasibleError:
         return
     assert plan.schedule == next(iter(row.schedules))
@@ -129,7 +129,7 @@ def test_a_plan_for_a_launcher_is_what_it_runs_no_shorter_than_any_and_its_expor
     assert plan.micro_batch_size % plan.stages[0].replicas == 0
     restriction = plan.restriction
     assert restriction is not None
-    assert (restriction.launcher, restriction.version, restriction.label) == (row.name, row.version, row.label)
+    assert (restriction.framework, restriction.version, restriction.label) == (row.name, row.version, row.label)
     assert restriction.free_step_s is not None
     assert restriction.free_lower_bound_s is not None
     assert restriction.free_lower_bound_s <= restriction.free_step_s * ROUNDING <= plan.step_s * ROUNDING**2
@@ -142,7 +142,7 @@ def test_a_plan_for_a_launcher_is_what_it_runs_no_shorter_than_any_and_its_expor
 def test_the_report_says_who_runs_the_plan_and_what_that_costs() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
     free = hpgo.plan(profile, cluster, global_batch_size=64)
-    plan = hpgo.plan(profile, cluster, global_batch_size=64, launcher="megatron")
+    plan = hpgo.plan(profile, cluster, global_batch_size=64, framework="megatron")
     text = " ".join(str(plan).split())
     assert "proven optimal among plans that Megatron-LM 0.16 runs: no plan of the search space has a shorter" in text
     assert "cuts between 48 blocks `encoder-…`, as many replicas of each stage, with equal shares" in text
@@ -157,7 +157,7 @@ def test_the_report_says_who_runs_the_plan_and_what_that_costs() -> None:
 def test_a_plan_that_nobody_but_a_launcher_of_ones_own_runs_is_told_from_one_that_somebody_does() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-b")
     free = hpgo.plan(profile, cluster, global_batch_size=64)
-    plan = hpgo.plan(profile, cluster, global_batch_size=64, launcher="megatron")
+    plan = hpgo.plan(profile, cluster, global_batch_size=64, framework="megatron")
     assert len({stage.replicas for stage in free.stages}) > 1
     assert len({stage.replicas for stage in plan.stages}) == 1
     assert plan.restriction is not None
@@ -171,23 +171,23 @@ def test_a_plan_that_nobody_but_a_launcher_of_ones_own_runs_is_told_from_one_tha
 def test_what_a_launcher_lacks_is_refused_before_the_search() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"launcher": "megatron", "schedule": "gpipe"}, "Megatron-LM does not run schedule 'gpipe'"),
-        ({"launcher": "torch", "schedule": "pipedream"}, "PyTorch does not run schedule 'pipedream'"),
-        ({"launcher": "megatron@0.1"}, "nobody has tried Megatron-LM `0.1`"),
-        ({"launcher": "vllm"}, "vLLM trains nothing"),
-        ({"launcher": 3}, "the launcher is 3"),
+        ({"framework": "megatron", "schedule": "gpipe"}, "Megatron-LM does not run schedule 'gpipe'"),
+        ({"framework": "torch", "schedule": "pipedream"}, "PyTorch does not run schedule 'pipedream'"),
+        ({"framework": "megatron@0.1"}, "nobody has tried Megatron-LM `0.1`"),
+        ({"framework": "vllm"}, "vLLM trains nothing"),
+        ({"framework": 3}, "the framework is 3"),
     ]
     for options, why in cases:
         with pytest.raises(hpgo.errors.ArgumentError, match=why) as caught:
             hpgo.plan(profile, cluster, global_batch_size=64, **options)
         assert caught.value.hint
     with refused(hpgo.errors.ArgumentError, "invalid_argument", "block-2-1", "resnet-50", "block-3-…"):
-        hpgo.plan(hpgo.read_profile("resnet-50"), cluster, global_batch_size=256, launcher="torchtitan")
+        hpgo.plan(hpgo.read_profile("resnet-50"), cluster, global_batch_size=256, framework="torchtitan")
 
 
-def test_auto_compares_only_the_schedules_of_the_launcher() -> None:
+def test_auto_compares_only_the_schedules_of_the_framework() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-c").first(4)
-    plan = hpgo.plan(profile, cluster, global_batch_size=64, launcher="megatron", schedule="auto")
+    plan = hpgo.plan(profile, cluster, global_batch_size=64, framework="megatron", schedule="auto")
     assert {choice.name for choice in plan.schedules} == {"1f1b", "interleaved"}
     assert plan.step_s == min(choice.step_s for choice in plan.schedules if choice.step_s is not None)
     assert len({stage.replicas for stage in plan.stages}) == 1
@@ -195,7 +195,7 @@ def test_auto_compares_only_the_schedules_of_the_launcher() -> None:
 
 def test_a_schedule_without_a_bound_is_not_compared() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-c").first(4)
-    plan = hpgo.plan(profile, cluster, global_batch_size=64, launcher="torch", schedule="zb_h1")
+    plan = hpgo.plan(profile, cluster, global_batch_size=64, framework="torch", schedule="zb_h1")
     assert (plan.schedule, plan.lower_bound_s) == ("zb_h1", None)
     assert "not compared with the best plan that anybody could run: no bound is known" in " ".join(str(plan).split())
     assert len({stage.replicas for stage in plan.stages}) == 1
@@ -203,7 +203,7 @@ def test_a_schedule_without_a_bound_is_not_compared() -> None:
 
 def test_a_deadline_leaves_out_the_comparison_rather_than_the_plan() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
-    plan = hpgo.plan(profile, cluster, global_batch_size=64, launcher="megatron", deadline_s=0.05)
+    plan = hpgo.plan(profile, cluster, global_batch_size=64, framework="megatron", deadline_s=0.05)
     assert plan.restriction is not None
     if plan.restriction.costs(plan.step_s) is None:
         assert "not compared with the best plan that anybody could run" in str(plan)
@@ -215,15 +215,15 @@ def test_inference_is_cut_between_blocks_with_one_a_stage_at_least(name: str) ->
     dapple = hpgo.Cluster.preset("dapple-a")
     cluster = hpgo.Cluster("mixed", machines, dapple.intra, dapple.inter)
     profile = hpgo.read_profile("bert-48")
-    plan = hpgo.partition(profile, cluster, launcher=name)
+    plan = hpgo.partition(profile, cluster, framework=name)
     free = hpgo.partition(profile, cluster)
-    assert (plan.launcher, sum(plan.blocks), len(plan.blocks)) == (name, 48, len(plan.stages))
+    assert (plan.framework, sum(plan.blocks), len(plan.blocks)) == (name, 48, len(plan.stages))
     assert min(plan.blocks) >= 1
     assert plan.interval_s >= free.lower_bound / ROUNDING
     assert plan.gap == 0
     assert any(",".join(map(str, plan.blocks)) in text for text in export.files(plan, name).values())
     with refused(hpgo.errors.ArgumentError, "unknown_name"):
-        hpgo.partition(profile, cluster, launcher="megatron")
+        hpgo.partition(profile, cluster, framework="megatron")
 
 
 def test_what_is_exported_of_a_model_of_seventy_billion_weights_is_what_its_plan_says(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def hosts(speeds: list[float], names: list[str] | None = None) -> hpgo.Cluster:
 
 
 def served(blocks: int, speeds: list[float], engine: str = "vllm") -> hpgo.ChainPlan:
-    return hpgo.partition(model(blocks), hosts(speeds), launcher=engine)
+    return hpgo.partition(model(blocks), hosts(speeds), framework=engine)
 
 
 def main(plan: Any, engine: str) -> str:
@@ -171,7 +171,7 @@ def test_accelerates_device_map_places_every_weight() -> None:
 def test_stages_on_one_machine_are_told_their_gpus_in_order(engine: str, tmp_path: Path) -> None:
     machine = Machine(Device("fast", 16e9), 3, "box")
     cluster = hpgo.Cluster("box", (machine,), Link(1e9, 1e9), Link(1e9, 1e9))
-    plan = hpgo.partition(model(9), cluster, launcher=engine)
+    plan = hpgo.partition(model(9), cluster, framework=engine)
     turned = replace(plan, stages=plan.stages[::-1])
     order = [int(stage.hosts[0].removeprefix("box:")) for stage in turned.stages]
     assert sorted(order) == [0, 1, 2]
@@ -186,7 +186,7 @@ def test_groups_of_gpus_share_layers_or_are_refused(tmp_path: Path) -> None:
     machine = Machine(Device("group", 64e9), 2, "box")
     cluster = hpgo.Cluster("box", (machine,), Link(1e9, 1e9), Link(1e9, 1e9), gpus_per_device=4)
     for engine in ENGINES:
-        plan = hpgo.partition(replace(model(8), gpus_per_device=4), cluster, launcher=engine)
+        plan = hpgo.partition(replace(model(8), gpus_per_device=4), cluster, framework=engine)
         assert plan.gpus_per_device == 4
         if engine in {"vllm", "sglang", "tensorrt-llm"}:
             words, environment = called(main(plan, engine), tmp_path)
@@ -200,7 +200,7 @@ def test_groups_of_gpus_share_layers_or_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_an_engine_can_not_do_is_refused_with_the_way_out(engine: str) -> None:
     free = hpgo.partition(model(6), hosts([1.0, 1.0]))
-    shared = hpgo.partition(model(2), hosts([1.0] * 4, list("abcd")), max_replicas=4, launcher=engine)
+    shared = hpgo.partition(model(2), hosts([1.0] * 4, list("abcd")), max_replicas=4, framework=engine)
     shared = replace(shared, stages=tuple(replace(stage, hosts=("a", "b")) for stage in shared.stages))
     narrow = served(6, [1.0, 1.0], engine)
     narrow = replace(narrow, hops=(narrow.hops[0], replace(narrow.hops[1], bits=8), narrow.hops[2]))
@@ -230,7 +230,7 @@ def test_a_training_plan_is_served_with_a_note(engine: str) -> None:
 @pytest.mark.parametrize("name", ["x\ntouch pwned", "`touch pwned`", "'''\nimport os", "$(touch pwned)"])
 def test_names_are_never_code(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = hpgo.partition(replace(model(4), name=name), hosts([1.0, 1.0], [name, "other"]), launcher="vllm")
+    plan = hpgo.partition(replace(model(4), name=name), hosts([1.0, 1.0], [name, "other"]), framework="vllm")
     for engine in ENGINES[:3]:
         called(main(plan, engine), tmp_path)
     assert set(assigned(main(plan, "accelerate"))) == {"BLOCKS", "DEVICES"}

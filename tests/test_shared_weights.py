@@ -253,12 +253,12 @@ def test_plans_for_launchers_part_only_weights_that_these_sum() -> None:
     model = replace(blocks, layers=named, edges=tuple(pairwise(ids)))
     question: dict[str, Any] = {"global_batch_size": 8, "max_stages": 2, "micro_batch_size": 1}
     ends = replace(model, ties=(hpgo.SharedWeight(("embedding", "head"), 4e8),))
-    assert len(hpgo.plan(ends, machines(1, 1), launcher="megatron", **question).stages) == 2
+    assert len(hpgo.plan(ends, machines(1, 1), framework="megatron", **question).stages) == 2
     for name in ("torch", "torchtitan"):
-        assert len(hpgo.plan(ends, machines(1, 1), launcher=name, **question).stages) == 1
+        assert len(hpgo.plan(ends, machines(1, 1), framework=name, **question).stages) == 1
     inner = replace(model, ties=(hpgo.SharedWeight(("layers.0", "layers.1"), 1e8),))
     for name in ("torch", "torchtitan", "megatron"):
-        plan = hpgo.plan(inner, machines(1, 1), launcher=name, **question)
+        plan = hpgo.plan(inner, machines(1, 1), framework=name, **question)
         assert len(plan.stages) == 2
         assert plan.parted == ()
         assert export.files(plan, name)

@@ -1,4 +1,4 @@
-"""What a launcher runs, and what is fixed and excluded: the search looks at that and nothing else, or says why."""
+"""What a framework runs, and what is fixed and excluded: the search looks at that and nothing else, or says why."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ TINY = hpgo.Transformer(
 ASKED: dict[str, Any] = {"global_batch_size": 8, "seq_length": 512}
 
 
-def runs(launcher: str, price: hpgo.LlmEstimate) -> bool:
+def runs(framework: str, price: hpgo.LlmEstimate) -> bool:
     """The rules of docs/llm.md, written down a second time."""
     config = price.parallelism
     several, piped = config.dp * config.cp > 1, config.pp > 1
-    if config.pp_schedule != "1f1b" and launcher != "torchtitan":
+    if config.pp_schedule != "1f1b" and framework != "torchtitan":
         return False
-    if launcher == "megatron":
+    if framework == "megatron":
         return config.zero_stage in ({0, 1} if several else {0})
-    if launcher == "torchtitan":
+    if framework == "torchtitan":
         once = config.zero_stage == 2 and (piped or price.micro_batches == 1)
         return (once or (config.zero_stage == 3 and not piped)) if several else config.zero_stage == 0
     known = {1} if piped else {1, 2, 3}  # nothing is shared with narrow gradients alone
     return config.tp * config.cp * config.vpp == 1 and config.zero_stage in (known if several else {0})
 
 
-def all_that_is_run(launcher: str, model: hpgo.Transformer, cluster: hpgo.Cluster) -> list[hpgo.LlmEstimate]:
+def all_that_is_run(framework: str, model: hpgo.Transformer, cluster: hpgo.Cluster) -> list[hpgo.LlmEstimate]:
     """Everything that `hpgo.estimate_llm` accepts and the framework runs; ranks have equally many layers."""
     found = []
     for tp, cp, pp, vpp, size, zero, (schedule, recomputed) in product(
@@ -49,31 +49,31 @@ def all_that_is_run(launcher: str, model: hpgo.Transformer, cluster: hpgo.Cluste
                 model, cluster, **ASKED, tp=tp, cp=cp, pp=pp, vpp=vpp, zero_stage=zero, micro_batch_size=size,
                 recompute=recomputed,
                 pp_schedule=schedule, fused_elementwise=schedule == "1f1b",
-                overlap_dp_comm=launcher == "megatron" or pp == 1,
-                dtensor=launcher == "torchtitan",
+                overlap_dp_comm=framework == "megatron" or pp == 1,
+                dtensor=framework == "torchtitan",
             )  # fmt: skip
         except hpgo.errors.ArgumentError:
             continue
-        if runs(launcher, one):
+        if runs(framework, one):
             found.append(one)
     return found
 
 
-@pytest.mark.parametrize(("launcher", "tied"), [("megatron", False), ("torchtitan", False), ("deepspeed", True)])
-def test_the_best_way_of_a_launcher_is_that_of_trying_all_that_it_runs(launcher: str, tied: bool) -> None:
+@pytest.mark.parametrize(("framework", "tied"), [("megatron", False), ("torchtitan", False), ("deepspeed", True)])
+def test_the_best_way_of_a_launcher_is_that_of_trying_all_that_it_runs(framework: str, tied: bool) -> None:
     model, cluster = replace(TINY, tied=tied), H100.first(4)
-    every = all_that_is_run(launcher, model, cluster)
+    every = all_that_is_run(framework, model, cluster)
     fitting = [one for one in every if one.fits]
-    if launcher == "megatron":  # which runs uneven ranks, too, and computes some of a stage's layers anew
+    if framework == "megatron":  # which runs uneven ranks, too, and computes some of a stage's layers anew
         even, every_one = every, every_way(model, cluster, ASKED["global_batch_size"], ASKED["seq_length"])
         every, fitting = list(every_one.values()), listed(every_one, 80e9)
         assert {(one.step_s, one.stages) for one in even} <= {(one.step_s, one.stages) for one in every}
-    found = hpgo.plan_llm(model, cluster, **ASKED, framework=launcher, top=1000)
+    found = hpgo.plan_llm(model, cluster, **ASKED, framework=framework, top=1000)
     assert found.configurations == len(every)
     steps = sorted(one.step_s for one in fitting)
     assert [one.step_s for one in found.estimates] == pytest.approx(steps[:1000])
-    assert found.framework.partition("@")[0] == launcher
-    assert all(runs(launcher, one) for one in found.estimates)
+    assert found.framework.partition("@")[0] == framework
+    assert all(runs(framework, one) for one in found.estimates)
 
 
 FIXED = {"tp": [1, 2, 4], "cp": [1, 2], "pp": [1, 2, 4], "vpp": [1, 2], "dp": [1, 2, 4], "zero_stage": [0, 1],
@@ -102,9 +102,9 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
 @pytest.mark.parametrize(
     ("asked", "says", "hint"),
     [
-        ({"framework": "megatorn"}, "there is no launcher `megatorn`", "did you mean `megatron`?"),
-        ({"framework": "foo"}, "there is no launcher `foo`", "known: megatron, torchtitan, deepspeed"),
-        ({"framework": 3}, "there is no launcher 3", "known: megatron, torchtitan, deepspeed"),
+        ({"framework": "megatorn"}, "there is no framework `megatorn`", "did you mean `megatron`?"),
+        ({"framework": "foo"}, "there is no framework `foo`", "known: megatron, torchtitan, deepspeed"),
+        ({"framework": 3}, "there is no framework 3", "known: megatron, torchtitan, deepspeed"),
         ({"framework": "torch"}, "no way of training a transformer is exported for PyTorch", "megatron"),
         ({"framework": "vllm"}, "no way of training a transformer is exported for vLLM", "megatron"),
         ({"fix": {"tpp": 2}}, "there is no degree `tpp`", "did you mean `tp`?"),

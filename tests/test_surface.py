@@ -21,7 +21,7 @@ from hpgo.machine.rates import RATES, WIDTHS, ComputeType, DeviceName
 from hpgo.model.formats.pipeedge import BYTES_OF_DTYPE, MEGA, Units, ValueType
 from hpgo.planning.question import SCHEDULES
 from hpgo.planning.schedule_search import ONE_STAGE, VIRTUAL_STAGES
-from hpgo.programs.frameworks import TABLE as LAUNCHERS
+from hpgo.programs.frameworks import TABLE as FRAMEWORKS
 from hpgo.programs.frameworks import ServingFramework, TrainingFramework
 from hpgo.programs.names import (
     Communication,
@@ -57,9 +57,9 @@ def test_words_in_types_are_those_that_run() -> None:
 @pytest.mark.parametrize(
     ("words", "rows"),
     [
-        (TrainingFramework, [row for row in LAUNCHERS if row.trains]),
-        (LlmFramework, [row for row in LAUNCHERS if (row.name, row.version) in SUPPORT]),
-        (ServingFramework, [row for row in LAUNCHERS if not row.trains]),
+        (TrainingFramework, [row for row in FRAMEWORKS if row.trains]),
+        (LlmFramework, [row for row in FRAMEWORKS if (row.name, row.version) in SUPPORT]),
+        (ServingFramework, [row for row in FRAMEWORKS if not row.trains]),
         (TargetName, hpgo.export.TARGETS),
     ],
 )

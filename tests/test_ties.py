@@ -40,7 +40,7 @@ def test_the_report_names_a_plan_that_is_as_fast_and_much_smaller(roomy: hpgo.Pl
 def test_a_plan_that_needs_its_memory_has_no_such_alternative() -> None:
     plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
     assert [other.name for other in plan.alternatives] == ["data parallelism", "straight pipeline"]
-    assert plan.tie is None
+    assert plan.memory_preference is None
 
 
 def toy(seed: int) -> tuple[hpgo.Profile, hpgo.Cluster]:
@@ -67,9 +67,9 @@ SHAPES = [
 def test_no_plan_of_all_within_the_tie_holds_less(seed: int, within: float) -> None:
     profile, cluster = toy(seed)
     shortest = hpgo.plan(profile, cluster, global_batch_size=8)
-    tied = hpgo.plan(profile, cluster, global_batch_size=8, tie=within)
-    assert tied.tie is not None
-    assert (tied.tie.step_s, tied.tie.peak_bytes) == (shortest.step_s, peak_bytes(shortest))
+    tied = hpgo.plan(profile, cluster, global_batch_size=8, tolerance=within)
+    assert tied.memory_preference is not None
+    assert (tied.memory_preference.step_s, tied.memory_preference.peak_bytes) == (shortest.step_s, peak_bytes(shortest))
     assert shortest.step_s <= tied.step_s * (1 + 1e-9) <= (1 + within) * shortest.step_s * (1 + 2e-9)
     assert tied.lower_bound_s == shortest.lower_bound_s
     assert tied.reprice().step_s == tied.step_s
@@ -86,7 +86,7 @@ def test_no_plan_of_all_within_the_tie_holds_less(seed: int, within: float) -> N
 
 def test_a_tie_is_reported_with_its_distance_and_survives_files(roomy: hpgo.Plan) -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
-    tied = hpgo.plan(profile, cluster, global_batch_size=64, tie=0.15)
+    tied = hpgo.plan(profile, cluster, global_batch_size=64, tolerance=0.15)
     assert tied.gap is not None
     assert 0 < tied.gap <= 0.15
     text = " ".join(table(tied).split())
@@ -94,47 +94,49 @@ def test_a_tie_is_reported_with_its_distance_and_survives_files(roomy: hpgo.Plan
     assert "instead of 6.57 GB on the fullest device" in text
     assert "is this plan" not in text
     again = hpgo.Plan.from_json(tied.to_json())
-    assert again.tie == tied.tie
+    assert again.memory_preference == tied.memory_preference
     assert str(again) == str(tied)
 
 
 def test_the_shortest_plan_may_be_the_one_with_the_least_memory() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
-    tied = hpgo.plan(profile, cluster, global_batch_size=64, tie=0)
-    assert replace(tied, tie=None, alternatives=()) == replace(
+    tied = hpgo.plan(profile, cluster, global_batch_size=64, tolerance=0)
+    assert replace(tied, memory_preference=None, alternatives=()) == replace(
         hpgo.plan(profile, cluster, global_batch_size=64), alternatives=()
     )
     assert "that plan itself" in " ".join(table(tied).split())
 
 
 def test_the_command_line_takes_percents_and_shares() -> None:
-    ask = ["plan", "bert-48", "-c", "dapple-a", "-b", "64", "--json", "--tie"]
+    ask = ["plan", "bert-48", "-c", "dapple-a", "-b", "64", "--json", "--tolerance"]
     for words in ("15%", "15 %", "0.15"):
-        assert json.loads(CliRunner().invoke(group, [*ask, words]).stdout)["tie"]["within"] == pytest.approx(0.15)
+        assert json.loads(CliRunner().invoke(group, [*ask, words]).stdout)["memory_preference"][
+            "tolerance"
+        ] == pytest.approx(0.15)
     for words in ("150%", "-1%", "much", "nan"):
         refused = CliRunner().invoke(group, [*ask, words])
         assert refused.exit_code == 2
         assert "is no share from 0 to 100 %" in refused.stderr
 
 
-@pytest.mark.parametrize("tie", [-0.1, 1.5, float("nan"), "1%", True])
-def test_shares_that_are_none_are_refused(tie: object) -> None:
+@pytest.mark.parametrize("tolerance", [-0.1, 1.5, float("nan"), "1%", True])
+def test_shares_that_are_none_are_refused(tolerance: object) -> None:
     profile, cluster = toy(0)
-    with refused(hpgo.errors.ArgumentError, "invalid_argument", name="tie"):
-        hpgo.plan(profile, cluster, global_batch_size=8, tie=tie)  # type: ignore[arg-type]
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", name="tolerance"):
+        hpgo.plan(profile, cluster, global_batch_size=8, tolerance=tolerance)  # type: ignore[arg-type]
 
 
 def test_schedules_without_a_search_of_their_own_have_no_tie() -> None:
     profile, cluster = toy(0)
     for schedule in ("auto", "zb_h1"):
-        with refused(hpgo.errors.ArgumentError, "conflict", "tie") as caught:
-            hpgo.plan(profile, cluster, global_batch_size=8, schedule=schedule, tie=0.1)
+        with refused(hpgo.errors.ArgumentError, "conflict", "tolerance") as caught:
+            hpgo.plan(profile, cluster, global_batch_size=8, schedule=schedule, tolerance=0.1)
         assert "1f1b" in caught.value.hint
 
 
 def test_a_deadline_ends_the_search_for_less_memory_with_a_plan_within_the_tie() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("h100")
-    tied = hpgo.plan(profile, cluster, global_batch_size=1024, tie=0.05, deadline_s=0.2)
-    assert tied.tie is not None
-    assert tied.step_s <= 1.05 * tied.tie.step_s
-    assert peak_bytes(tied) <= tied.tie.peak_bytes
+    tied = hpgo.plan(profile, cluster, global_batch_size=1024, tolerance=0.05, deadline_s=0.2)
+    assert tied.memory_preference is not None
+    assert tied.step_s <= 1.05 * tied.memory_preference.step_s
+    assert peak_bytes(tied) <= tied.memory_preference.peak_bytes

@@ -147,7 +147,7 @@ def batch() -> torch.Tensor:
 
 
 def _serve(split_points: list[str], blocks: int) -> torch.Tensor | None:
-    # What its launcher would have said; the group is there already.
+    # What its framework would have said; the group is there already.
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     accelerate.PartialState(cpu=True, backend="gloo")
     # A sample a micro-batch: what divides otherwise, it pads.

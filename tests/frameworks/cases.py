@@ -1,4 +1,4 @@
-"""Random plans for launchers, and what each must become; a plan that breaks a launcher's stated rules must be refused.
+"""Random plans for frameworks, and what each must become. A plan that breaks a framework's rules must be refused.
 
 The rules are those of docs/export.md, written down a second time: the exporters' own table is not read here.
 """
@@ -27,7 +27,7 @@ _BY_PLAN = ("1f1b", "eager_1f1b", "gpipe", "zb_h1", "zb_h2", "1f1b_overlap", "se
 
 @dataclass(frozen=True)
 class Case:
-    """A plan or a program, and what it says in words that launchers share."""
+    """A plan or a program, and what it says in words that frameworks share."""
 
     given: hpgo.Plan | hpgo.Program
     schedule: str
@@ -53,7 +53,7 @@ class Case:
     group: int | None = None
     """Micro-batches that take turns on the stages of a rank, where that is not as many as there are ranks."""
     odd: frozenset[str] = field(default_factory=frozenset)
-    """What launchers don't take: a stage ends `inside` a block, there are `two rows` of blocks or `no blocks`, their
+    """What frameworks don't take: a stage ends `inside` a block, there are `two rows` of blocks or `no blocks`, their
     `ends` cost more than they do, `memory` is too small, stages make `waves`."""
 
     @property
@@ -68,11 +68,11 @@ class Case:
 
     @property
     def grid(self) -> list[tuple[int, int, int]]:
-        """Rank of the pipeline, replica and GPU of each rank of the launcher."""
+        """Rank of the pipeline, replica and GPU of each rank of the framework."""
         return [(r, d, t) for r in range(self.ranks) for d in range(self.replicas[0]) for t in range(self.gpus)]
 
     def held(self, rank: int) -> list[int]:
-        """Stages of a rank of the launcher."""
+        """Stages of a rank of the framework."""
         return [stage for stage, at in enumerate(self.rank_of_stage) if at == self.grid[rank][0]]
 
     @property
@@ -115,7 +115,7 @@ def cases(
 def refused_by(
     case: Case, *, schedules: tuple[str, ...], whole_models: bool, optimizers: tuple[str, ...] = OPTIMIZERS
 ) -> list[str]:
-    """Why a launcher that runs `schedules` with `optimizers` must refuse the case; none if it must not.
+    """Why a framework that runs `schedules` with `optimizers` must refuse the case; none if it must not.
 
     One of `whole_models` builds the model itself: it counts blocks, and splits layers over several GPUs.
     """
@@ -176,7 +176,7 @@ def tally(each: Iterator[Case], check: Callable[[Case], bool]) -> str:
             same += 1
         else:
             refused += 1
-    assert same > refused, "most cases are meant to be ones that launchers run"
+    assert same > refused, "most cases are meant to be ones that frameworks run"
     return f"{same} of {same + refused} the same, {refused} refused"
 
 
@@ -204,7 +204,7 @@ def _plan(chance: random.Random, schedule: str, optimizer: str) -> Case:
     depth = chance.randint(1, min(5, len(blocks)))
     cuts = sorted(chance.sample(ends[1:-1] or [ends[0]], min(depth - 1, len(ends[1:-1]) or 1))) if depth > 1 else []
     if len(ids) > depth and chance.random() < 0.06:
-        # A cut anywhere: mostly inside what launchers keep together.
+        # A cut anywhere: mostly inside what frameworks keep together.
         cuts = sorted(chance.sample(range(1, len(ids)), max(1, depth - 1)))
         if set(cuts) - {len(before), *ends}:
             odd.add("inside")

@@ -1,4 +1,4 @@
-"""Random ways of training a transformer, and which of them a launcher must refuse, by the rules of docs/llm.md.
+"""Random ways of training a transformer, and which of them a framework must refuse, by the rules of docs/llm.md.
 
 The rules are written down a second time: those that the search goes by are not read here.
 """
@@ -121,10 +121,10 @@ def ways(
         yield WayCase(hpgo.LlmPlan.of(price, one, GPUS), one, dp=dp, **sizes, **asked)
 
 
-def refused_by(launcher: str, case: WayCase) -> list[str]:
-    """Why the launcher, `NAME` or `NAME@VERSION`, must refuse the way; none if it must not."""
+def refused_by(framework: str, case: WayCase) -> list[str]:
+    """Why the framework, `NAME` or `NAME@VERSION`, must refuse the way; none if it must not."""
     reasons = []
-    framework = launcher.partition("@")[0]
+    framework = framework.partition("@")[0]
     piped, replicas = case.pp > 1, case.dp * case.cp
     shared = replicas > 1 or (case.model.experts > 0 and case.tp * replicas > case.ep)
     known = {
@@ -145,7 +145,7 @@ def refused_by(launcher: str, case: WayCase) -> list[str]:
         reasons.append("degrees")
     if framework != "megatron" and (case.is_uneven or case.ep > 1):
         reasons.append("ends, or experts")
-    if framework == "torchtitan" and case.model.tied and (piped or launcher.endswith("0.2")):
+    if framework == "torchtitan" and case.model.tied and (piped or framework.endswith("0.2")):
         reasons.append("tied embeddings")
     if case.model.further_tokens and (framework != "megatron" or case.model.positions):
         reasons.append("further tokens")
@@ -173,5 +173,5 @@ def files_of(case: WayCase, target: str, reasons: list[str]) -> dict[str, str] |
 def tally(cases: Iterator[WayCase], check: Callable[[WayCase], bool]) -> str:
     """How many cases `check` found the same, and how many it found refused, in words."""
     found = [check(case) for case in cases]
-    assert sum(found) > len(found) / 8, "too few cases are ones that the launcher runs"
+    assert sum(found) > len(found) / 8, "too few cases are ones that the framework runs"
     return f"{sum(found)} the same, {len(found) - sum(found)} refused"

@@ -69,7 +69,7 @@ def number(
     Raises `error`, which calls the value `what`, unless it is a number from 0, or above `above`, to `most`; an infinite
     one only where that is allowed.
 
-    >>> number("tie", 1)
+    >>> number("tolerance", 1)
     1.0
     >>> number("deadline_s", 0, above=0)
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""`hpgo export`: a plan for a launcher."""
+"""`hpgo export`: a plan for a framework."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ExportOptions(Options):
     plan: str = argument(type=PLAN, metavar="PLAN.json")
     target: TargetName = option(
         "--to",
-        type=Known("launcher", lambda: NAMES),
+        type=Known("framework", lambda: NAMES),
         metavar="NAME[@VERSION]",
         required=True,
         callback=lambda _context, _option, name: _known(name),
@@ -35,7 +35,7 @@ class ExportOptions(Options):
 
 @takes(ExportOptions, epilog=f"Tried with: {_TRIED}.")
 def command(options: ExportOptions) -> None:
-    """Write PLAN.json, from `hpgo plan -o`, as configuration of a launcher.
+    """Write PLAN.json, from `hpgo plan -o`, as configuration of a framework.
 
     Plans of transformers, from `hpgo llm plan -o`, go to megatron, torchtitan and deepspeed.
 
@@ -43,7 +43,7 @@ def command(options: ExportOptions) -> None:
     tensorrt-llm and accelerate.
 
     Frameworks run grids: as many replicas of each stage; `hpgo plan --framework NAME` plans for one. Plans with other
-    counts are for launchers of your own, which ask a plan what each rank does: `Plan.for_rank`.
+    counts are for frameworks of your own, which ask a plan what each rank does: `Plan.for_rank`.
 
     With `-o FILE` the main file is FILE, and others that it needs lie beside it; with a folder, or a name that ends in
     a slash, all go into it. Without, the main file is printed.

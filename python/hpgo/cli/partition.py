@@ -153,7 +153,7 @@ def command(options: PartitionOptions) -> None:
             plan = partition(
                 options.profile,
                 options.cluster,
-                launcher=options.framework,
+                framework=options.framework,
                 count_loading=options.count_loading,
                 **given,
             )

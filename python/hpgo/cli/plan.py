@@ -104,7 +104,7 @@ class SavingOptions(Options):
 
 
 _SECTIONS = {title: names.format("devices framework max_stages ") for title, names in SECTIONS.items()} | {
-    "Search": "deadline tie",
+    "Search": "deadline tolerance",
     "Output": "outputs no_embed alternatives plot as_json as_markdown",
 }
 
@@ -128,8 +128,8 @@ class PlanOptions(ProblemOptions, SavingOptions):
         "--devices", type=Counts(), metavar="N[,N…]", help="Use only the first N devices of the cluster."
     )
     max_stages: int | None = option("--max-stages", type=int, metavar="N", help="Stages at most.")
-    tie: float | None = option(
-        "--tie",
+    tolerance: float | None = option(
+        "--tolerance",
         type=Share(),
         metavar="SHARE",
         help="Take the plan with the least memory whose step is at most so much longer than the shortest: `0.5%`.",
@@ -167,7 +167,7 @@ def command(options: PlanOptions) -> None:
       hpgo plan bert-48 -c dapple-a -b 64 --schedule auto
       hpgo plan bert-48 -c dapple-a -b 64 --framework megatron -o plan.json
       hpgo plan vgg-19 -c dapple-c -b 2048 -o plan.json
-      hpgo plan bert-48 -c h100:4 -b 1024 --tie 5%
+      hpgo plan bert-48 -c h100:4 -b 1024 --tolerance 5%
       hpgo plan vgg-19 -c h100 -b 64 --save-alternative "data parallelism=dp.json"
       hpgo plan vgg-19 -c dapple-c -b 256,512,1024,2048 --plot vgg-19.svg
       hpgo plan xlnet-36 -c h100:8 -b 1024 --devices 8,16,32,64
@@ -189,9 +189,9 @@ def command(options: PlanOptions) -> None:
     if options.alternatives and several:
         raise click.UsageError("--save-alternative is for one plan: give one batch size and one device count")
     keywords = options.of_problem() | {
-        "launcher": options.framework,
+        "framework": options.framework,
         "max_stages": options.max_stages,
-        "tie": options.tie,
+        "tolerance": options.tolerance,
         "deadline_s": options.deadline,
     }
     if options.schedule is not None:

@@ -1,4 +1,4 @@
-"""Plans for launchers: each writer says what one framework accepts, and refuses what it can't run.
+"""Plans for frameworks: each writer says what one framework accepts, and refuses what it can't run.
 
 hpgo.export.files(plan, "torchtitan@0.3")  # texts by file name
 hpgo.export.save(plan, "torchtitan@0.3", "job/")  # writes them
@@ -111,8 +111,8 @@ def deepspeed(plan: Plan | Program) -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LAUNCHERS":
-        warnings.warn("use `hpgo.export.TARGETS` instead of `LAUNCHERS`", DeprecationWarning, stacklevel=2)
+    if name == "FRAMEWORKS":
+        warnings.warn("use `hpgo.export.TARGETS` instead of `FRAMEWORKS`", DeprecationWarning, stacklevel=2)
         return {"megatron": megatron, "deepspeed": deepspeed, "torchtitan": torchtitan}
     raise AttributeError(f"module 'hpgo.export' has no attribute {name!r}")
 

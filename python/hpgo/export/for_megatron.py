@@ -51,7 +51,7 @@ def settings(job: ExportJob) -> dict[str, int | str | bool]:
     }
     if job.program.recompute:
         job.check_recomputation()
-        group = group_of(job.launcher, counts) or counts[0]
+        group = group_of(job.framework, counts) or counts[0]
         chosen |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": group}
     if job.replicas > 1:
         shared = job.program.shard_optimizer

@@ -216,7 +216,7 @@ def _local_batch_size(job: ExportJob) -> int:
 
 def _degrees(job: ExportJob) -> dict[str, int | str]:
     shared = job.replicas > 1 and (
-        job.program.shard_optimizer or (job.ranks > 1 and False not in job.launcher.shards_optimizer)
+        job.program.shard_optimizer or (job.ranks > 1 and False not in job.framework.shards_optimizer)
     )
     degrees: dict[str, int | str] = {
         "pipeline_parallel_degree": job.ranks,

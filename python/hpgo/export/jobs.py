@@ -1,7 +1,7 @@
-"""A plan as one launcher runs it: by its orders, on a grid of ranks, at its price. Writers read nothing else.
+"""A plan as one framework runs it: by its orders, on a grid of ranks, at its price. Writers read nothing else.
 
-Launchers number ranks stage by stage, with as many replicas of each, and GPUs that stand for one device side by side.
-What a launcher runs otherwise than the plan has it (1F1B instead of eager 1F1B, gradients summed behind the last
+Frameworks number ranks stage by stage, with as many replicas of each, and GPUs that stand for one device side by side.
+What a framework runs otherwise than the plan has it (1F1B instead of eager 1F1B, gradients summed behind the last
 backward pass) is priced that way, and the header says so.
 """
 
@@ -20,7 +20,7 @@ from hpgo.export.precision import note
 from hpgo.model.profile import Profile
 from hpgo.planning.plans import Plan
 from hpgo.programs.blocks import Blocks
-from hpgo.programs.frameworks import check, check_optimizer, launcher, runs_as, sums_shared
+from hpgo.programs.frameworks import check, check_optimizer, framework, runs_as, sums_shared
 from hpgo.programs.orders import schedule as build
 from hpgo.programs.program import Program
 from hpgo.programs.recomputation import activations_bytes, group_of
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """What one launcher runs of a plan or a program."""
+    """What one framework runs of a plan or a program."""
 
     target: Target
     place: Place
-    launcher: Framework
+    framework: Framework
     program: Program
-    """With the orders that the launcher runs."""
+    """With the orders that the framework runs."""
     plan: Plan | None
     """None for a program that no plan made."""
     replicas: int
@@ -54,7 +54,7 @@ class ExportJob:
     overlap: bool
     """Whether gradients are summed while backward passes still run."""
     step_s: float | None
-    """By the launcher's orders; None if the program has no costs."""
+    """By the framework's orders; None if the program has no costs."""
     notes: tuple[str, ...]
     """What runs otherwise than the plan says."""
 
@@ -67,7 +67,7 @@ class ExportJob:
         if not isinstance(given, Plan | Program):
             raise ArgumentError(f"the plan is {shown(given)}", "make one, with `hpgo.plan` or `hpgo.Plan.read` say")
         plan, program = (given, given.program()) if isinstance(given, Plan) else (None, given)
-        row = launcher(target.launcher)
+        row = framework(target.framework)
         gpus = program.gpus_per_device
         if plan is not None:
             _check_memory(plan)
@@ -87,7 +87,7 @@ class ExportJob:
         job = cls(
             target=target,
             place=place,
-            launcher=row,
+            framework=row,
             program=runs,
             plan=plan,
             replicas=replicas,
@@ -130,14 +130,14 @@ class ExportJob:
 
     @property
     def devices(self) -> list[int]:
-        """For each replica of each rank of the pipeline its device, in the order of the launcher's ranks."""
+        """For each replica of each rank of the pipeline its device, in the order of the framework's ranks."""
         of_rank: dict[int, tuple[int, ...]] = {}
         for number, stage in enumerate(self.program.stages):
             rank = self.program.schedule.rank_of_stage[number]
             if of_rank.setdefault(rank, stage.devices) != stage.devices:
                 raise ArgumentError(
                     f"stage {number} has other devices than stage {self.program.schedule.rank_of_stage.index(rank)} on"
-                    f" rank {rank} of the pipeline, which {self.launcher.title} can't run",
+                    f" rank {rank} of the pipeline, which {self.framework.title} can't run",
                     "give all stages of a rank the same devices, in the same order",
                     code="unsupported",
                 )
@@ -167,7 +167,7 @@ class ExportJob:
     @property
     def block_counts(self) -> tuple[int, ...]:
         """Blocks of each stage; raises ArgumentError for stages that end elsewhere than between blocks."""
-        return self.blocks.counts(self.layers, self.launcher.title)
+        return self.blocks.counts(self.layers, self.framework.title)
 
     def header(self, *notes: str) -> list[str]:
         """Lines for whoever reads the file: what it is, its price, what was tried, what else to know."""
@@ -192,7 +192,7 @@ class ExportJob:
         return self.devices != list(range(self.program.world_size))
 
     def beside(self) -> dict[str, str]:
-        """Files that any launcher needs beside its own: where each rank belongs, if ranks are not in order."""
+        """Files that any framework needs beside its own: where each rank belongs, if ranks are not in order."""
         return {self.place.name("ranks.csv"): self._ranks()} if self.by_rank else {}
 
     def _ranks(self) -> str:
@@ -208,15 +208,15 @@ class ExportJob:
         return "\n".join(lines) + "\n"
 
     def check_recomputation(self) -> None:
-        """Raises InfeasibleError if recomputing as many blocks at a time as the launcher does holds too much."""
+        """Raises InfeasibleError if recomputing as many blocks at a time as the framework does holds too much."""
         if not self.program.recompute or self.plan is None or self.profile is None:
             return
-        group = group_of(self.launcher, self.block_counts)
+        group = group_of(self.framework, self.block_counts)
         if group is None:
             return
         blocks, stages = self.blocks, self.plan.stages
         for rank, own in enumerate(self.plan.groups):
-            # Each rank runs the launcher's orders; one with several stages the plan's.
+            # Each rank runs the framework's orders; one with several stages the plan's.
             peak = self.program.schedule.peak_in_flight[rank] if self.chunks == 1 else None
             held_bytes = sum(
                 activations_bytes(self.profile, blocks, stages[at], group, peak or stages[at].in_flight)
@@ -225,9 +225,9 @@ class ExportJob:
             missing_bytes = held_bytes - own.memory.activations_bytes - own.headroom_bytes
             if missing_bytes > 0:
                 raise InfeasibleError(
-                    f"{self.launcher.title} recomputes {counted(group, 'block')} at a time, which keeps the input of"
+                    f"{self.framework.title} recomputes {counted(group, 'block')} at a time, which keeps the input of"
                     f" each: stage {own.stages[0]} lacks {format_bytes(missing_bytes)} for that",
-                    f"plan for it, with `--framework {self.launcher.name}`, or with more memory reserved (`--reserve`)",
+                    f"plan for it, with `--framework {self.framework.name}`, or reserve more memory (`--reserve`)",
                     code="insufficient_memory",
                 )
 
@@ -256,9 +256,9 @@ def _check_chain(program: Program, row: Framework) -> None:
 
 
 def _check_ties(job: ExportJob) -> None:
-    """Raises ArgumentError for a weight that stages share and the launcher doesn't sum."""
+    """Raises ArgumentError for a weight that stages share and the framework doesn't sum."""
     for tie in () if job.plan is None else job.plan.parted:
-        row = job.launcher
+        row = job.framework
         if sums_shared(row, tie.layers, job.blocks if row.ties == "ends" else None):
             continue
         which = " and ".join(f"`{shorten(layer)}`" for layer in tie.layers)
@@ -272,7 +272,7 @@ def _check_ties(job: ExportJob) -> None:
 
 
 def _orders(planned: Schedule, row: Framework) -> Schedule:
-    """What the launcher runs: the plan's orders if it takes them from a file, else its own."""
+    """What the framework runs: the plan's orders if it takes them from a file, else its own."""
     name = runs_as(row, planned.name)
     ranks, micro_batches = planned.ranks, planned.total_micro_batches
     if row.by_file:
@@ -309,16 +309,16 @@ def _sums_each_pass(program: Program, row: Framework) -> bool:
 
 
 def _step_s(job: ExportJob) -> float | None:
-    """The step by the launcher's orders, with gradients summed when it sums them."""
+    """The step by the framework's orders, with gradients summed when it sums them."""
     program, plan = job.program, job.plan
     if program.costs is None:
         return None
     if plan is None:
         return simulate(program).makespan_s
-    if _sums_each_pass(program, job.launcher):
+    if _sums_each_pass(program, job.framework):
         (stage,) = plan.stages
         return plan.micro_batches * (stage.forward_s + stage.backward_s + stage.sync_tail_s)
-    late = plan.assumed.overlap and not job.launcher.overlaps
+    late = plan.assumed.overlap and not job.framework.overlaps
     if program.schedule == plan.orders() and not late:
         return plan.step_s
     tails_s = [stage.sync_s if late else stage.sync_tail_s for stage in plan.stages]
@@ -327,7 +327,7 @@ def _step_s(job: ExportJob) -> float | None:
 
 def _differences(job: ExportJob, planned: Program, step_s: float | None) -> Iterator[str]:
     """What runs otherwise than the plan says, in words."""
-    title, row = job.launcher.title, job.launcher
+    title, row = job.framework.title, job.framework
     if planned.schedule != job.program.schedule:
         name = row.schedules[runs_as(row, planned.schedule.name)]
         yield f"{title} runs {name}, not the plan's `{in_comment(planned.schedule.name)}`"

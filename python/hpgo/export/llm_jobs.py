@@ -1,6 +1,6 @@
-"""A way of training a transformer as one launcher runs it: what all writers of ways read and say.
+"""A way of training a transformer as one framework runs it: what all writers of ways read and say.
 
-Launchers number ranks tensor first, then context, replicas, and stages of the pipeline, which is the order that prices
+Frameworks number ranks tensor first, then context, replicas, and stages of the pipeline, which is the order that prices
 count with; so ranks need no places of their own.
 """
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LlmExportJob:
-    """What one launcher runs of a `LlmPlan`."""
+    """What one framework runs of a `LlmPlan`."""
 
     target: Target
     place: Place
-    launcher: Framework
+    framework: Framework
     plan: LlmPlan
 
     @classmethod
@@ -42,7 +42,7 @@ class LlmExportJob:
 
         Raises ArgumentError for one that it can't run, InfeasibleError for one that doesn't fit memory.
         """
-        row, rules = framework_support(target.launcher)
+        row, rules = framework_support(target.framework)
         price = plan.estimate
         if not price.fits:
             raise InfeasibleError(
@@ -76,7 +76,7 @@ class LlmExportJob:
     @property
     def support(self) -> FrameworkSupport:
         """What the framework runs."""
-        return framework_support(self.target.launcher)[1]
+        return framework_support(self.target.framework)[1]
 
     @property
     def stated(self) -> ArithmeticSettings:
@@ -112,11 +112,11 @@ class LlmExportJob:
         said = [f"data parallelism follows from the number of GPUs: {counted(config.dp, 'replica')}"]
         if runs.as_run(config).overlap_dp_comm != config.overlap_dp_comm:
             said.append(
-                f"{self.launcher.title} sums gradients behind the last backward pass of a stage, and the price has them"
+                f"{self.framework.title} sums gradients after the last backward pass of a stage, and the price has them"
                 " summed meanwhile"
             )
         if runs.dtensor and not config.dtensor:
-            said.append(f"{self.launcher.title} holds more than was priced: `hpgo llm estimate --dtensor` counts it")
+            said.append(f"{self.framework.title} holds more than was priced: `hpgo llm estimate --dtensor` counts it")
         if model.window and model.window < price.seq_length:
             layers = counted(len(model.window_layers), "layer")
             said.append(f"priced with a window of {model.window} tokens in {layers}: the model has to have it")

@@ -60,7 +60,7 @@ class Target(Record):
     """What is written, in a few words."""
     writer: str
     """`module:function`: of what was given, this row and the `Place`, texts by file name, the main file first."""
-    launcher: str = ""
+    framework: str = ""
     """Its row in `hpgo.programs.frameworks`; empty for those that run no training plans."""
     ways: str = ""
     """`module:function` of ways of training a transformer, likewise; empty for those that run none."""

@@ -288,16 +288,16 @@ SUPPORT: Mapping[tuple[str, str], FrameworkSupport] = {
 
 
 def framework_support(name: str) -> tuple[Framework, FrameworkSupport]:
-    """Return the launcher `NAME` or `NAME@VERSION`, and the configurations of a transformer that it runs.
+    """Return the framework `NAME` or `NAME@VERSION`, and the configurations of a transformer that it runs.
 
-    Raise ArgumentError like `hpgo.programs.frameworks.launcher`, and for a framework without such configurations.
+    Raise ArgumentError like `hpgo.programs.frameworks.framework`, and for a framework without such configurations.
 
     >>> framework_support("megatron")[1].zero_stages
     (0, 1)
     """
     able = [one for one in TABLE if (one.name, one.version) in SUPPORT]
     is_known = isinstance(name, str) and name.partition("@")[0] in NAMES
-    row = row_of(TABLE if is_known else able, name, "launcher")
+    row = row_of(TABLE if is_known else able, name, "framework")
     if row not in able:
         known = dict.fromkeys(one.name for one in able)
         raise ArgumentError(

@@ -42,7 +42,7 @@ _AGAIN = "make it again: `hpgo llm plan MODEL … -o FILE`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmPlan(Record):
-    """A way of training a transformer on a cluster, by the rules of a launcher, and its estimate.
+    """A way of training a transformer on a cluster, by the rules of a framework, and its estimate.
 
     `hpgo.export` writes the files that the framework needs. Raises ArgumentError if the fields contradict each other.
 
@@ -92,7 +92,7 @@ class LlmPlan(Record):
 
     @property
     def row(self) -> Framework:
-        """The row of the framework in the table of launchers."""
+        """The row of the framework in the table of frameworks."""
         return framework_support(self.framework)[0]
 
     @property

@@ -144,7 +144,7 @@ class SearchSpace:
         if why := rules.broken_degrees(rules.as_run(config), tied=model.tied):
             raise ArgumentError(
                 f"{self.title} {why}",
-                "leave that open, or plan for another launcher with `--framework`: megatron runs most",
+                "leave that open, or plan for another framework with `--framework`: megatron runs most",
                 code="unsupported",
             )
         zero = given.get("zero_stage", 0)
@@ -165,7 +165,7 @@ class SearchSpace:
                 f"tensor parallelism is looked for inside machines: {nearest(degree['tp'], divisors(gpus.machine))}",
                 ("tp",),
             )
-        # Ranks at the ends may have fewer layers where the launcher can: then the search finds how many.
+        # Ranks at the ends may have fewer layers where the framework can: then the search finds how many.
         may_differ = rules.uneven_ends and any(True for _ in ends_of(model.layers, piped, degree["vpp"]))
         lone = config if "pp" in given and not may_differ else replace(config, pp=1, vpp=1, pp_schedule="1f1b")
         check_degrees(model, lone, seq_length=seq_length)

@@ -19,7 +19,7 @@ def replan(plan: Plan, devices: int) -> Plan:
     options: dict[str, Any] = {"schedule": "auto" if plan.schedules else plan.schedule}
     if plan.restriction is not None:  # who runs it says under which schedule
         version = plan.restriction.version
-        options = {"launcher": plan.restriction.launcher + (f"@{version}" if version else "")}
+        options = {"framework": plan.restriction.framework + (f"@{version}" if version else "")}
     return planner.plan(
         profile,
         cluster.first(devices),
@@ -30,6 +30,6 @@ def replan(plan: Plan, devices: int) -> Plan:
         overlap=assumed.overlap,
         memory=assumed.memory,
         count_loading=assumed.count_loading,
-        tie=None if plan.tie is None else plan.tie.within,
+        tolerance=None if plan.memory_preference is None else plan.memory_preference.tolerance,
         **options,
     )

@@ -1,4 +1,4 @@
-"""Plans as JSON: version 2, which carries all that a price assumed, and version 1, which lacks it.
+"""Plans as JSON: version 3, version 2, which has older names of some keys, and version 1, which lacks assumptions.
 
 What a plan shares with its alternatives stands in the file once. Profile and cluster are kept as their own files have
 them, or as the SHA-256 of what a price depends on.
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 LLM_PLAN_FORMAT = "hpgo.llm_plan"
 """What files of `hpgo.LlmPlan` say that they are."""
-_VERSION = 2
+_VERSION = 3
+_RENAMED_IN_3 = {"launcher": "framework", "tie": "memory_preference", "within": "tolerance"}
+"""Keys of versions 1 and 2, at any depth but within profiles and clusters, and their names from version 3 on."""
 _COMPARED = ("alternatives", "schedules")
 _SHARED = (
     "profile", "cluster", "global_batch_size", "cluster_devices", "machines", "loading_s", "assumptions", "made_with",
@@ -37,8 +39,8 @@ _SHARED = (
 )  # fmt: skip
 """What alternatives have from the plan that they are alternatives of, or do without."""
 _SINCE_2 = {
-    "stopped", "kept_bytes", "recomputed_bytes", "notes", "tie", "compact_bound_s", "chunks", "input_gradient_s",
-    "weight_gradient_s", "parted", "searched_cuts_bound_s",
+    "stopped", "kept_bytes", "recomputed_bytes", "notes", "memory_preference", "compact_bound_s", "chunks",
+    "input_gradient_s", "weight_gradient_s", "parted", "searched_cuts_bound_s",
 }  # fmt: skip
 """Keys that files of version 2 may lack, at any depth: it grew."""
 _SINCE_1 = {*_SINCE_2, "machines", "crossings", "actions", "assumptions", "made_with", "plan", "restriction"}
@@ -75,7 +77,7 @@ def read(text: str, source: str) -> Plan:
         if form == LLM_PLAN_FORMAT:
             raise ArgumentError(
                 f"{source} is a way of training a transformer, which has no profile",
-                "launchers run it: `hpgo export` writes what they need",
+                "frameworks run it: `hpgo export` writes what they need",
                 code="wrong_kind_of_file",
             )
         if form != "hpgo.plan":
@@ -83,12 +85,16 @@ def read(text: str, source: str) -> Plan:
             said = f"{source} is {kind}, not a plan" if kind else f"{source} is not a plan"
             raise ArgumentError(said, "save plans with `-o plan.json`")
         version = top.get("version", None)
-        if isinstance(version, bool) or version not in (1, _VERSION):
-            raise ArgumentError(f"{source} is a plan of version {shown(version)}, not 1 or {_VERSION}")
+        if isinstance(version, bool) or version not in (1, 2, _VERSION):
+            raise ArgumentError(f"{source} is a plan of version {shown(version)}, not 1, 2 or {_VERSION}")
+        if version != _VERSION:
+            top = Section(_with_names_of_3(document), source, ArgumentError)
+            for key in ("format", "version"):
+                top.get(key)
         alternatives = top.rows("alternatives")
         schedules = top.rows("schedules") if "schedules" in top else None  # it was added within version 1
         known: dict[str, object] = {"alternatives": (), "schedules": ()}
-        if version == _VERSION:
+        if version != 1:
             known["assumptions"] = _read_assumptions(top)
         optional = _SINCE_1 if version == 1 else _SINCE_2
         plan = _read_plan(top, known, optional)
@@ -99,6 +105,18 @@ def read(text: str, source: str) -> Plan:
         )
         check_file(plan, source)
         return plan
+
+
+def _with_names_of_3(value: Any) -> Any:
+    """Return a document of version 1 or 2 with the keys of version 3."""
+    if isinstance(value, list):
+        return [_with_names_of_3(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        _RENAMED_IN_3.get(key, key): item if key in {"profile", "cluster"} else _with_names_of_3(item)
+        for key, item in value.items()
+    }
 
 
 def digest_of(source: Profile | Cluster) -> Digest:

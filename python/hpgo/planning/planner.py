@@ -32,9 +32,9 @@ def plan(
     cluster: Cluster | str | os.PathLike[str],
     *,
     global_batch_size: int,
-    launcher: TrainingFramework | None = None,
+    framework: TrainingFramework | None = None,
     max_stages: int | None = None,
-    tie: float | None = None,
+    tolerance: float | None = None,
     deadline_s: float | None = None,
     progress: Callable[[float, float], object] | None = None,
     **options: Unpack[PlanOptions],
@@ -45,12 +45,12 @@ def plan(
         profile: what each layer costs: a `hpgo.Profile`, or the name of a built-in model or of a file.
         cluster: what is connected to what: a `hpgo.Cluster`, or the name of a known one, as `h100:16`, or of a file.
         global_batch_size: samples in a step, over all devices and micro-batches.
-        launcher: search only what this launcher runs, under its own schedule: `megatron`, `torchtitan`, `deepspeed` or
+        framework: search only what it runs, under its own schedule: `megatron`, `torchtitan`, `deepspeed` or
             `torch`, with a version as in `torchtitan@0.2` or the latest. `Plan.restriction` says what that costs.
         max_stages: stages at most.
-        tie: take the plan with the least memory on its fullest device among those whose step is at most this share
-            longer than the shortest one found: 0.005 is half a percent. `Plan.tie` says what it was preferred to;
-            bound and gap are still those of the shortest step. It takes a few searches more.
+        tolerance: take the plan with the least memory on its fullest device among those whose step is at most this
+            share longer than the shortest one found: 0.005 is 0.5 %. `Plan.memory_preference` has the step and memory
+            of that one; bound and gap are still those of the shortest step. It takes a few searches more.
         deadline_s: return the best plan found so far after this many seconds, with its gap. Ctrl-C does the same.
         progress: called about ten times a second with the best step so far, infinite before there is one, and
             the lower bound, 0 where there is none, as under `auto`.
@@ -93,24 +93,26 @@ def plan(
         question = replace(question, most_stages=whole("max_stages", max_stages, most=NO_LIMIT - 1))
     if deadline_s is not None:
         deadline_s = number("deadline_s", deadline_s, above=0, infinite=True, hint="give a positive number of seconds")
-    if tie is not None:
-        tie = number("tie", tie, most=1, hint="give a share of the step from 0 to 1: 0.005 is half a percent")
+    if tolerance is not None:
+        tolerance = number(
+            "tolerance", tolerance, most=1, hint="give a share of the step from 0 to 1: 0.005 is half a percent"
+        )
     check_progress(progress)
     until_s = None if deadline_s is None else started_s + deadline_s
 
     def solve(question: PlanningProblem) -> Plan:
         left_s = None if until_s is None else max(1e-3, until_s - time.monotonic())
         try:
-            return _best(question, tie, left_s, progress)
+            return _best(question, tolerance, left_s, progress)
         except DeadlineError as error:  # of a search that had a part of the time
             raise DeadlineError(f"{deadline_s:g} s passed before there was any plan", error.hint) from None
 
-    if launcher is None:
+    if framework is None:
         return checked(solve(question))
     from hpgo.planning.restrict import restricted, solved, with_restriction
-    from hpgo.programs.frameworks import launcher as find_launcher
+    from hpgo.programs.frameworks import framework as find_framework
 
-    row = find_launcher(launcher)
+    row = find_framework(framework)
     asked = restricted(question, row, schedule=options.get("schedule"))
     best = solved(asked, row, solve)
     return checked(with_restriction(best, asked, row, question, until_s=until_s))
@@ -118,7 +120,7 @@ def plan(
 
 def _best(
     question: PlanningProblem,
-    tie: float | None,
+    tolerance: float | None,
     deadline_s: float | None,
     progress: Callable[[float, float], object] | None,
 ) -> Plan:
@@ -126,13 +128,13 @@ def _best(
     if question.schedule in SCHEDULES:
         started_s = time.monotonic()
         best = search(question, deadline_s, progress)
-        if tie is not None:
+        if tolerance is not None:
             left_s = None if deadline_s is None else deadline_s - (time.monotonic() - started_s)
-            best = least_memory(question, best, float(tie), left_s)
+            best = least_memory(question, best, float(tolerance), left_s)
         return with_leaner(question, with_alternatives(question, best))
-    if tie is not None:
+    if tolerance is not None:
         raise ArgumentError(
-            f"`tie` is not for schedule {question.schedule!r}",
+            f"`tolerance` is not for schedule {question.schedule!r}",
             f"choose one of {', '.join(SCHEDULES)}; `auto` lists the memory of every schedule",
             code="conflict",
         )

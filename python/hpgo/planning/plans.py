@@ -62,7 +62,7 @@ class Assumptions(Record):
     count_loading: bool
     """Whether the time of layers that load data counts."""
     blocks: Blocks | None
-    """The row of blocks that launchers see in the profile; None if it is no such row."""
+    """The row of blocks that frameworks see in the profile; None if it is no such row."""
     gpus_per_device: int
     """How many GPUs each device stands for."""
 
@@ -115,13 +115,13 @@ class ScheduleChoice(Record):
 
 @dataclass(frozen=True, slots=True)
 class Restriction(Record):
-    """Which launcher a plan was searched for, and the best plan of all that it is compared to.
+    """Which framework a plan was searched for, and the best plan of all that it is compared to.
 
-    The bound of such a plan is one for all plans that the launcher runs.
+    The bound of such a plan is one for all plans that the framework runs.
     """
 
-    launcher: str
-    """What `hpgo.plan(launcher=…)` calls it: `megatron`."""
+    framework: str
+    """What `hpgo.plan(framework=…)` calls it: `megatron`."""
     version: str
     """The version that was planned for; empty if all are alike."""
     label: str
@@ -129,7 +129,7 @@ class Restriction(Record):
     space: str
     """What it runs, in words."""
     free_step_s: float | None
-    """Of the best plan that was found with no launcher in mind; None if none was looked for."""
+    """Of the best plan that was found with no framework in mind; None if none was looked for."""
     free_lower_bound_s: float | None
     """No plan at all takes less."""
     free_stages: int | None
@@ -152,7 +152,7 @@ class Restriction(Record):
 class MemoryPreference(Record):
     """What a plan was preferred to, for its memory."""
 
-    within: float
+    tolerance: float
     """How much longer its step may be, as a share."""
     step_s: float
     """The shortest step that was found."""
@@ -217,8 +217,8 @@ class Plan(Record):
     made_with: str | None = None
     """Version of hpgo; None in files that don't say."""
     restriction: Restriction | None = None
-    """The launcher that it was searched for; None if anybody may run it."""
-    tie: MemoryPreference | None = None
+    """The framework that it was searched for; None if anybody may run it."""
+    memory_preference: MemoryPreference | None = None
     """What it was preferred to, if the least memory was asked for; None if the shortest step was."""
     compact_bound_s: float | None = None
     """No plan with the cuts that were searched and compact placements takes less; None where every placement was looked

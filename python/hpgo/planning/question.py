@@ -117,7 +117,7 @@ class PlanningProblem:
     are consistent."""
     count_loading: bool
     blocks: Blocks | None
-    """The row of blocks that launchers see in the profile; None if it is no such row."""
+    """The row of blocks that frameworks see in the profile; None if it is no such row."""
     most_stages: int = NO_LIMIT
     most_replicas: int = NO_LIMIT
     equal_replicas: bool = False
@@ -126,7 +126,7 @@ class PlanningProblem:
     """Parts of the model in a row, as layers by their place in the profile, if stages hold whole ones only."""
     together: tuple[tuple[int, ...], ...] = ()
     """Groups of layers that no cut may separate."""
-    launcher: Framework | None = None
+    framework: Framework | None = None
     """Who is to run the plan; None if anybody may."""
     sessions: Sessions = field(default_factory=Sessions, compare=False, repr=False)
     """What the native planner knows of this question and of its variants."""
@@ -134,12 +134,12 @@ class PlanningProblem:
     @property
     def needs_full_ranks(self) -> bool:
         """Whether interleaved schedules need as many micro-batches as ranks, or more: a framework's own do."""
-        return self.launcher is not None and not self.launcher.by_file
+        return self.framework is not None and not self.framework.by_file
 
     @property
     def has_single_wave(self) -> bool:
         """Whether Hanayo has two stages on each device, a single V."""
-        return self.launcher is not None and self.launcher.single_v
+        return self.framework is not None and self.framework.single_v
 
     @property
     def session(self) -> _core.Session:

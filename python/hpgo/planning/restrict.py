@@ -1,6 +1,6 @@
-"""Plans for one launcher: a question with what it can't run left out, and what that costs against the best plan of all.
+"""Plans for one framework: a problem without what it can't run, and what that costs against the best plan of all.
 
-The search itself knows of the restrictions, so its bound is one for all plans that the launcher runs.
+The search itself knows of the restrictions, so its bound is one for all plans that the framework runs.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ FREE_S = 10.0
 _TRIES = 8
 
 
-def restricted(question: PlanningProblem, launcher: Framework, *, schedule: str | None) -> PlanningProblem:
-    """`question`, asked for what `launcher` runs; under its own choice of schedule, unless `schedule` was asked for.
+def restricted(question: PlanningProblem, framework: Framework, *, schedule: str | None) -> PlanningProblem:
+    """`question`, asked for what `framework` runs; under its own choice of schedule, unless `schedule` was asked for.
 
     Raises ArgumentError, with the way out, if it runs nothing of what is asked.
     """
-    title = launcher.title
-    if not launcher.trains:
+    title = framework.title
+    if not framework.trains:
         raise ArgumentError(
             f"{title} trains nothing",
-            f"`hpgo partition --framework {launcher.name}` plans inference",
+            f"`hpgo partition --framework {framework.name}` plans inference",
             code="unsupported",
         )
     if schedule is None:
-        schedule = next(iter(launcher.schedules))
-    elif schedule != "auto" and schedule not in launcher.schedules:
-        plannable = [name for name in launcher.schedules if name in get_args(PlannedSchedule)]
+        schedule = next(iter(framework.schedules))
+    elif schedule != "auto" and schedule not in framework.schedules:
+        plannable = [name for name in framework.schedules if name in get_args(PlannedSchedule)]
         raise ArgumentError(
             f"{title} does not run schedule {schedule!r}",
             f"choose auto or one of {', '.join(plannable)}",
             code="unsupported",
         )
     memory = question.memory
-    if memory.shard_optimizer not in launcher.shards_optimizer:
+    if memory.shard_optimizer not in framework.shards_optimizer:
         if memory.shard_optimizer:
             raise ArgumentError(
                 f"{title} does not share the optimizer's state between replicas",
@@ -65,37 +65,37 @@ def restricted(question: PlanningProblem, launcher: Framework, *, schedule: str 
                 code="unsupported",
             )
         memory = replace(memory, shard_optimizer=True)
-    elif launcher.shares_bf16 and (memory.optimizer or "").startswith("adam-bf16"):
+    elif framework.shares_bf16 and (memory.optimizer or "").startswith("adam-bf16"):
         memory = replace(memory, shard_optimizer=True)
     splitting = {family.name for family in schedules() if family.splits_backward}
     check_optimizer(
-        launcher,
+        framework,
         memory.optimizer,
         shard_optimizer=memory.shard_optimizer,
         splits_backward=schedule in splitting,
     )
-    if memory.optimizer == "adam-bf16-fp32-gradients" and not launcher.widens_halves:
-        whole = {name: own for name, own in launcher.schedules.items() if name not in splitting}
-        launcher = replace(launcher, schedules=MappingProxyType(whole))
+    if memory.optimizer == "adam-bf16-fp32-gradients" and not framework.widens_halves:
+        whole = {name: own for name, own in framework.schedules.items() if name not in splitting}
+        framework = replace(framework, schedules=MappingProxyType(whole))
     cluster = question.cluster
-    if cluster.gpus_per_device > 1 and not launcher.tensor_parallel:
+    if cluster.gpus_per_device > 1 and not framework.tensor_parallel:
         raise ArgumentError(
             f"a device of `{shorten(cluster.name)}` is {cluster.gpus_per_device} GPUs, which {title} can't join",
             "plan with a profile and a cluster of single GPUs",
             code="unsupported",
         )
-    if launcher.recomputes == "no" and False not in question.recompute:
+    if framework.recomputes == "no" and False not in question.recompute:
         raise ArgumentError(f"{title} does not recompute activations", "leave out `recompute`", code="unsupported")
     return replace(
         question,
         schedule=schedule,
-        equal_shares=question.equal_shares or launcher.equal_replicas,
-        equal_replicas=launcher.equal_replicas,
-        overlap=question.overlap and launcher.overlaps,
+        equal_shares=question.equal_shares or framework.equal_replicas,
+        equal_replicas=framework.equal_replicas,
+        overlap=question.overlap and framework.overlaps,
         memory=memory,
-        recompute=(False,) if launcher.recomputes == "no" else question.recompute,
-        launcher=launcher,
-        **_cuts(question, launcher),
+        recompute=(False,) if framework.recomputes == "no" else question.recompute,
+        framework=framework,
+        **_cuts(question, framework),
     )
 
 
@@ -106,14 +106,14 @@ class _Cuts(TypedDict, total=False):
     together: tuple[tuple[int, ...], ...]
 
 
-def _cuts(question: PlanningProblem, launcher: Framework) -> _Cuts:
-    """Return what `launcher` does not cut."""
+def _cuts(question: PlanningProblem, framework: Framework) -> _Cuts:
+    """Return what `framework` does not cut."""
     profile = question.profile
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
-    whole = _kept_whole(question, launcher)
-    if launcher.cuts == "anywhere":
+    whole = _kept_whole(question, framework)
+    if framework.cuts == "anywhere":
         return {"together": tuple(tuple(sorted(index_of[layer] for layer in layers)) for layers in whole)}
-    rows = Blocks.of(profile).parts(least_blocks=launcher.least_blocks)
+    rows = Blocks.of(profile).parts(least_blocks=framework.least_blocks)
     row_of = {layer: at for at, row in enumerate(rows) for layer in row}
     ends = [{row_of[layer] for layer in layers} for layers in whole]
     parts: list[tuple[int, ...]] = []
@@ -124,16 +124,16 @@ def _cuts(question: PlanningProblem, launcher: Framework) -> _Cuts:
     return {"parts": tuple(parts)}
 
 
-def _kept_whole(question: PlanningProblem, launcher: Framework) -> list[set[str]]:
-    """Layers that no cut may part, since the launcher doesn't sum the gradients of a weight that they share."""
+def _kept_whole(question: PlanningProblem, framework: Framework) -> list[set[str]]:
+    """Layers that no cut may part, since the framework doesn't sum the gradients of a weight that they share."""
     ties = (set(tie.layers) for tie in question.profile.ties if tie.parameter_bytes)  # nothing is summed without bytes
-    return [layers for layers in ties if not sums_shared(launcher, layers, question.blocks)]
+    return [layers for layers in ties if not sums_shared(framework, layers, question.blocks)]
 
 
-def solved(question: PlanningProblem, launcher: Framework, solve: Callable[[PlanningProblem], Plan]) -> Plan:
-    """What `solve` answers to `question`, with room for what `launcher` keeps where it recomputes parts of stages.
+def solved(question: PlanningProblem, framework: Framework, solve: Callable[[PlanningProblem], Plan]) -> Plan:
+    """What `solve` answers to `question`, with room for what `framework` keeps where it recomputes parts of stages.
 
-    The planner counts the inputs of stages; a launcher that keeps more of them has plans looked for with so much memory
+    The planner counts the inputs of stages. For a framework that keeps more, it searches again with so much memory
     set aside, until one has room. The bound is that of the first search, which allowed all of them.
 
     Raises InfeasibleError if none is found.
@@ -142,7 +142,7 @@ def solved(question: PlanningProblem, launcher: Framework, solve: Callable[[Plan
     bounds_s = {name: getattr(plan, name) for name in ("lower_bound_s", "searched_cuts_bound_s", "compact_bound_s")}
     aside_bytes = 0.0
     for _ in range(_TRIES):
-        lacking_bytes = _lacking_bytes(plan, question, launcher)
+        lacking_bytes = _lacking_bytes(plan, question, framework)
         if lacking_bytes <= 0:
             plan = _with_all_memory(plan, question) if aside_bytes else plan
             known_s = {name: min(bound_s, plan.step_s) for name, bound_s in bounds_s.items() if bound_s is not None}
@@ -153,22 +153,22 @@ def solved(question: PlanningProblem, launcher: Framework, solve: Callable[[Plan
             plan = solve(replace(question, memory=replace(question.memory, reserved_bytes=reserved_bytes)))
         except InfeasibleError as error:
             raise error.reworded(
-                f"{launcher.title} keeps {format_bytes(aside_bytes)} more than the inputs of stages where it"
+                f"{framework.title} keeps {format_bytes(aside_bytes)} more than the inputs of stages where it"
                 f" recomputes, and with so much set aside {error.message}",
             ) from None
     raise InfeasibleError(
-        f"no plan was found that has room for what {launcher.title} keeps where it recomputes",
+        f"no plan was found that has room for what {framework.title} keeps where it recomputes",
         "set memory aside with `reserve`, use more devices, or leave out `recompute`",
         code="unsupported",
     )
 
 
-def _lacking_bytes(plan: Plan, question: PlanningProblem, launcher: Framework) -> float:
-    """Memory that a device lacks for what `launcher` keeps, beyond what is set aside for it; 0 or less if none does."""
-    if not plan.recompute or launcher.recomputes in {"stage", "no"}:
+def _lacking_bytes(plan: Plan, question: PlanningProblem, framework: Framework) -> float:
+    """Return the memory that a device lacks for what `framework` keeps, beyond what is set aside; at most 0 if none."""
+    if not plan.recompute or framework.recomputes in {"stage", "no"}:
         return 0.0
     blocks = Blocks.of(question.profile)
-    group = group_of(launcher, blocks.counts([stage.layers for stage in plan.stages], launcher.title))
+    group = group_of(framework, blocks.counts([stage.layers for stage in plan.stages], framework.title))
     if group is None:
         return 0.0
     aside_bytes = plan.assumed.memory.reserved_bytes - question.memory.reserved_bytes
@@ -206,9 +206,9 @@ def _with_each(plan: Plan, change: Callable[[Plan], Plan]) -> Plan:
 
 
 def with_restriction(
-    plan: Plan, question: PlanningProblem, launcher: Framework, free: PlanningProblem, *, until_s: float | None
+    plan: Plan, question: PlanningProblem, framework: Framework, free: PlanningProblem, *, until_s: float | None
 ) -> Plan:
-    """`plan`, found for `question` of this launcher, with what it is compared to: the best answer to the `free` one.
+    """`plan`, found for `question` of this framework, with what it is compared to: the best answer to the `free` one.
 
     That is searched for during `FREE_S`, or until the clock says `until_s`; not at all if the search for `plan` was
     stopped, or if nothing is known of the steps that its schedule can have.
@@ -221,10 +221,10 @@ def with_restriction(
         with contextlib.suppress(HpgoError, KeyboardInterrupt):  # the plan is worth having without the comparison
             best = search(replace(free, schedule=schedule, memory=question.memory), left_s, None)
     restriction = Restriction(
-        launcher=launcher.name,
-        version=launcher.version,
-        label=launcher.label,
-        space=_space(question, launcher),
+        framework=framework.name,
+        version=framework.version,
+        label=framework.label,
+        space=_space(question, framework),
         free_step_s=None if best is None else min(best.step_s, plan.step_s),
         free_lower_bound_s=None if best is None else best.lower_bound_s,
         free_stages=None if best is None else len(best.stages),
@@ -233,22 +233,22 @@ def with_restriction(
     return _with_each(replace(plan, restriction=restriction), lambda other: replace(other, restriction=restriction))
 
 
-def _space(question: PlanningProblem, launcher: Framework) -> str:
-    """What the launcher runs, in words."""
+def _space(question: PlanningProblem, framework: Framework) -> str:
+    """What the framework runs, in words."""
     words = []
-    if launcher.cuts == "blocks":
+    if framework.cuts == "blocks":
         blocks = Blocks.of(question.profile)
         words.append(f"cuts between {counted(len(blocks.blocks), 'block')} `{shorten(blocks.stem)}…`")
     else:
         words.append("every cut between layers")
-    if _kept_whole(question, launcher):
+    if _kept_whole(question, framework):
         words.append("no cut between layers that share a weight")
-    if launcher.equal_replicas:
+    if framework.equal_replicas:
         words.append("as many replicas of each stage, with equal shares")
-    if not launcher.overlaps:
+    if not framework.overlaps:
         words.append("gradients summed behind the last backward pass")
-    if launcher.shards_optimizer == (True,):
+    if framework.shards_optimizer == (True,):
         words.append("the optimizer's state shared between replicas")
-    if True in question.recompute and launcher.recomputes in {"groups", "block"}:
+    if True in question.recompute and framework.recomputes in {"groups", "block"}:
         words.append("room for what its recomputation keeps")
     return ", ".join(words)

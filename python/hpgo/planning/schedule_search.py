@@ -100,7 +100,7 @@ def best_of_all(question: PlanningProblem, *, deadline_s: float | None, progress
     """
     # Several stages on a device weaken the conditions, so both kinds of schedules must fail them.
     check_memory(question, deadline_s, name=None, chunks=True)
-    names = [name for name in _ALL if question.launcher is None or name in question.launcher.schedules]
+    names = [name for name in _ALL if question.framework is None or name in question.framework.schedules]
     first = "eager_1f1b" if "eager_1f1b" in names else "1f1b"
     try:
         tried, stopped = question.session.search(question, names, deadline_s, progress)

@@ -194,7 +194,9 @@ def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
         lacking = other.missing_bytes
         if lacking:
             why = f"lacks {format_bytes(lacking)} on each device"
-        elif abs(other.step_s - best.step_s) <= 1e-9 * best.step_s or (best.tie is None and other.step_s < best.step_s):
+        elif abs(other.step_s - best.step_s) <= 1e-9 * best.step_s or (
+            best.memory_preference is None and other.step_s < best.step_s
+        ):
             why = "is this plan"
         else:
             why = other.limit

@@ -28,7 +28,7 @@ _MOST_ACTIONS = 20_000  # of a step; simulations of more take longer than a hund
 
 def with_leaner(question: PlanningProblem, best: Plan) -> Plan:
     """`best` with the plan beside it that holds least as an alternative, if that is hardly longer and much smaller."""
-    if best.tie is not None or not best.finished:
+    if best.memory_preference is not None or not best.finished:
         return best
     found = min(_beside(question, best, best.step_s * (1 + _LONGER)), key=peak_bytes, default=None)
     if found is None or peak_bytes(found) > _LESS * peak_bytes(best):
@@ -68,7 +68,7 @@ def least_memory(question: PlanningProblem, best: Plan, within: float, deadline_
         kept,
         **{name: getattr(best, name) for name in searched},
         stopped=stopped,
-        tie=MemoryPreference(within, best.step_s, peak_bytes(best)),
+        memory_preference=MemoryPreference(within, best.step_s, peak_bytes(best)),
     )
 
 

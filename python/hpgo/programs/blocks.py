@@ -1,9 +1,9 @@
-"""A row of blocks: what launchers know of a model, namely what comes before its blocks, the blocks, what comes after.
+"""A row of blocks: what frameworks know of a model, namely what comes before its blocks, the blocks, what comes after.
 
-Launchers build models themselves: so many transformer blocks, what embeds in front of them, what predicts behind. A
+Frameworks build models themselves: so many transformer blocks, what embeds in front of them, what predicts behind. A
 profile says the same with its ids: blocks are the layers whose ids are one word with consecutive numbers, `layers.0`
 and so on, or several layers a block, `layers.0.attention` and `layers.0.mlp`. A model that isn't such a row is refused,
-since a launcher would train another one.
+since a framework would train another one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 _PART = re.compile(r"(.*?)([0-9]+)\.([^0-9].*)", re.DOTALL)
 """`layers.12.mlp`: the word, the number, and which part of the block it is."""
 _WHOLE = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
-_ONE_OUTPUT = "launchers pass on the output of each block to the next one, and nothing else"
+_ONE_OUTPUT = "frameworks pass on the output of each block to the next one, and nothing else"
 _LEAST_SHARE = 0.3
-"""Of the computing that blocks must do: below that, what launchers call a head or an embedding would be the model."""
+"""Of the computing that blocks must do: below that, what frameworks call a head or an embedding would be the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Record):
-    """The layers of a model as launchers count them."""
+    """The layers of a model as frameworks count them."""
 
     stem: str
     """What the blocks' ids begin with: `encoder-`."""
@@ -118,10 +118,10 @@ class Blocks(Record):
             states.append(tuple(passed))
         return tuple(states)
 
-    def counts(self, stages: Iterable[Sequence[str]], launcher: str) -> tuple[int, ...]:
+    def counts(self, stages: Iterable[Sequence[str]], framework: str) -> tuple[int, ...]:
         """How many blocks each of `stages` has, given as ids of its layers.
 
-        Raises ArgumentError for a stage that ends inside a block, or apart from what `launcher` keeps together.
+        Raises ArgumentError for a stage that ends inside a block, or apart from what `framework` keeps together.
         """
         allowed = {frozenset(), *map(frozenset, self.cuts()), frozenset(self._all())}
         passed: set[str] = set()
@@ -131,7 +131,7 @@ class Blocks(Record):
             passed |= set(layers)
             if frozenset(passed) not in allowed:
                 raise ArgumentError(
-                    f"stage {number} of the plan ends with layer `{shorten(layers[-1])}`, but {launcher} cuts only"
+                    f"stage {number} of the plan ends with layer `{shorten(layers[-1])}`, but {framework} cuts only"
                     f" between blocks `{shorten(self.stem)}…`",
                     "plan for it, with `hpgo plan --framework`, or make layers that belong together one in the profile",
                 )
@@ -156,7 +156,7 @@ def _places(ids: list[str], name: str) -> tuple[str, dict[str, tuple[int, str]]]
             words[word] += 1
             strangers.setdefault(word, layer)
             places[layer] = int(number), part[0] if part else ""
-    hint = "launchers take one row of blocks, with ids like `layers.0`, between what embeds and what predicts"
+    hint = "frameworks take one row of blocks, with ids like `layers.0`, between what embeds and what predicts"
     if not places:
         raise ArgumentError(f"profile `{shorten(name)}` has no numbered layers", hint)
     (stem, _), *others = words.most_common()
@@ -180,7 +180,7 @@ def _check_parts(place_of: dict[str, tuple[int, str]], stem: str) -> None:
         if sorted(these) != expected:
             raise ArgumentError(
                 f"blocks `{shorten(stem)}{first}` and `{shorten(stem)}{number}` have other layers",
-                "launchers take blocks that are alike: give each the same layers, or make each block one layer",
+                "frameworks take blocks that are alike: give each the same layers, or make each block one layer",
             )
 
 
@@ -243,5 +243,5 @@ def _check_cost(seconds: dict[str, float], number_of: dict[str, int], stem: str,
         raise ArgumentError(
             f"the blocks `{shorten(stem)}…` of profile `{shorten(name)}` take {100 * inside_s / total_s:.0f} % of its"
             f" computing: layers outside them, like `{shorten(longest)}`, would be lost",
-            "launchers take models whose blocks do the work; run this one rank by rank, with `Plan.for_rank`",
+            "frameworks take models whose blocks do the work; run this one rank by rank, with `Plan.for_rank`",
         )

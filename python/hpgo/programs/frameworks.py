@@ -1,8 +1,8 @@
-"""Launchers, and what each of them runs: the one table that planning, exports and refusals go by.
+"""Frameworks, and what each of them runs: the one table that planning, exports and refusals go by.
 
-A row holds for one version of a launcher. Where launchers differ, they differ in what may be cut, which orders of
+A row holds for one version of a framework. Where frameworks differ, they differ in what may be cut, which orders of
 forwards and backwards they know, and what they do with gradients and the optimizer's state. `check` refuses a plan that
-a launcher can't run, `hpgo.plan(launcher=…)` searches among those that it can.
+a framework can't run, `hpgo.plan(framework=…)` searches among those that it can.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Cuts = Literal["anywhere", "blocks"]
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """What one version of a launcher runs."""
+    """What one version of a framework runs."""
 
     name: str
     """What `--framework` and `--to` call it: `megatron`."""
@@ -82,7 +82,7 @@ class Framework:
     def label(self) -> str:
         """Title and version.
 
-        >>> launcher("megatron").label
+        >>> framework("megatron").label
         'Megatron-LM 0.16'
         """
         return f"{self.title} {self.version}" if self.version else self.title
@@ -170,20 +170,20 @@ TABLE: tuple[Framework, ...] = (
         )
     ),
 )  # fmt: skip
-"""What each launcher runs, older versions first."""
+"""What each framework runs, older versions first."""
 
 
-def launcher(name: str) -> Framework:
+def framework(name: str) -> Framework:
     """The row of the table for `NAME` or `NAME@VERSION`; the latest version if none is named.
 
-    Raises ArgumentError for a launcher that is unknown, or a version that nobody tried.
+    Raises ArgumentError for a framework that is unknown, or a version that nobody tried.
 
-    >>> launcher("torchtitan").version, launcher("torchtitan@0.2.2").version
+    >>> framework("torchtitan").version, framework("torchtitan@0.2.2").version
     ('0.3', '0.2')
     """
     if not isinstance(name, str):
-        raise ArgumentError(f"the launcher is {shown(name)}", f"name one of {', '.join(NAMES)}")
-    return row_of(TABLE, name, "launcher")
+        raise ArgumentError(f"the framework is {shown(name)}", f"name one of {', '.join(NAMES)}")
+    return row_of(TABLE, name, "framework")
 
 
 class _Versioned(Protocol):
@@ -203,7 +203,7 @@ def row_of(table: Sequence[_Row], name: str, kind: str) -> _Row:
 
     Raises ArgumentError, which calls what the table lists a `kind`, for an unknown name, or a version nobody tried.
 
-    >>> row_of(TABLE, "megatron@0.16.1", "launcher").version
+    >>> row_of(TABLE, "megatron@0.16.1", "framework").version
     '0.16'
     """
     if not isinstance(name, str):
@@ -232,49 +232,49 @@ def row_of(table: Sequence[_Row], name: str, kind: str) -> _Row:
 
 
 NAMES = tuple(dict.fromkeys(row.name for row in TABLE))
-"""Of all launchers, whatever their versions."""
+"""Of all frameworks, whatever their versions."""
 
 
-def runs_as(launcher: Framework, schedule: str) -> ScheduleName:
-    """The schedule that `launcher` runs for a plan with `schedule`: the same, or 1F1B for eager 1F1B.
+def runs_as(framework: Framework, schedule: str) -> ScheduleName:
+    """The schedule that `framework` runs for a plan with `schedule`: the same, or 1F1B for eager 1F1B.
 
     Raises ArgumentError if it runs nothing near.
 
-    >>> runs_as(launcher("megatron"), "eager_1f1b"), runs_as(launcher("torch"), "eager_1f1b")
+    >>> runs_as(framework("megatron"), "eager_1f1b"), runs_as(framework("torch"), "eager_1f1b")
     ('1f1b', 'eager_1f1b')
     """
-    if schedule in launcher.schedules:
+    if schedule in framework.schedules:
         return cast("ScheduleName", schedule)
-    if schedule == "eager_1f1b" and "1f1b" in launcher.schedules:
+    if schedule == "eager_1f1b" and "1f1b" in framework.schedules:
         return "1f1b"
-    if not launcher.trains:
+    if not framework.trains:
         raise ArgumentError(
-            f"{launcher.title} trains nothing", "give it a plan of `hpgo partition`", code="unsupported"
+            f"{framework.title} trains nothing", "give it a plan of `hpgo partition`", code="unsupported"
         )
     raise ArgumentError(
-        f"{launcher.title} does not run `{schedule}`",
-        f"plan with `--framework {launcher.name}`, or `--schedule {next(iter(launcher.schedules))}`",
+        f"{framework.title} does not run `{schedule}`",
+        f"plan with `--framework {framework.name}`, or `--schedule {next(iter(framework.schedules))}`",
         code="unsupported",
     )
 
 
-def sums_shared(launcher: Framework, layers: Collection[str], blocks: Blocks | None) -> bool:
-    """Whether `launcher` sums the gradients of a weight that these layers share where they are on several stages.
+def sums_shared(framework: Framework, layers: Collection[str], blocks: Blocks | None) -> bool:
+    """Whether `framework` sums the gradients of a weight that these layers share where they are on several stages.
 
     >>> from hpgo.programs.blocks import Blocks
     >>> model = Blocks("layers.", ("embedding",), (("layers.0",), ("layers.1",)), ("head",))
-    >>> [sums_shared(launcher("megatron"), pair, model) for pair in (["embedding", "head"], ["layers.0", "head"])]
+    >>> [sums_shared(framework("megatron"), pair, model) for pair in (["embedding", "head"], ["layers.0", "head"])]
     [True, False]
     """
-    if launcher.ties != "ends" or blocks is None:
-        return launcher.ties == "any"
+    if framework.ties != "ends" or blocks is None:
+        return framework.ties == "any"
     return {*blocks.before, *blocks.after}.issuperset(layers)
 
 
 def check_optimizer(
-    launcher: Framework, optimizer: OptimizerName | None, *, shard_optimizer: bool, splits_backward: bool
+    framework: Framework, optimizer: OptimizerName | None, *, shard_optimizer: bool, splits_backward: bool
 ) -> None:
-    """Raise ArgumentError, with the way out, if `launcher` has no settings for what memory is priced with.
+    """Raise ArgumentError, with the way out, if `framework` has no settings for what memory is priced with.
 
     `shard_optimizer` is whether replicas share the optimizer's state, where there are several; `splits_backward` is
     whether gradients of inputs and of weights are passes of their own. An `optimizer` of None is one without a preset.
@@ -282,28 +282,28 @@ def check_optimizer(
     if optimizer is None:
         return
     sgd, priced = optimizer.startswith("sgd"), f"and the plan is priced for {optimizer}"
-    if launcher.optimizers and optimizer not in launcher.optimizers:
+    if framework.optimizers and optimizer not in framework.optimizers:
         why = "has no SGD" if sgd else "sums gradients in fp32"
         raise ArgumentError(
-            f"{launcher.title} {why}, {priced}",
-            f"plan with `--optimizer {' or '.join(launcher.optimizers)}`",
+            f"{framework.title} {why}, {priced}",
+            f"plan with `--optimizer {' or '.join(framework.optimizers)}`",
             code="unsupported",
         )
-    if sgd and shard_optimizer and not launcher.shares_sgd:
+    if sgd and shard_optimizer and not framework.shares_sgd:
         raise ArgumentError(
-            f"{launcher.title} shares the state of Adam alone between replicas, {priced}",
+            f"{framework.title} shares the state of Adam alone between replicas, {priced}",
             "plan without `--shard-optimizer`, or with `--optimizer adam-bf16-fp32-gradients`",
             code="unsupported",
         )
-    if optimizer == "adam-bf16-fp32-gradients" and splits_backward and not launcher.widens_halves:
+    if optimizer == "adam-bf16-fp32-gradients" and splits_backward and not framework.widens_halves:
         raise ArgumentError(
-            f"{launcher.title} sums gradients in the type of the weights where backward passes are split, {priced}",
+            f"{framework.title} sums gradients in the type of the weights where backward passes are split, {priced}",
             "plan with `--optimizer adam-bf16`, or with a schedule that does not split them, `--schedule 1f1b` say",
             code="unsupported",
         )
-    if optimizer == "adam-bf16-fp32-gradients" and not shard_optimizer and launcher.shares_bf16:
+    if optimizer == "adam-bf16-fp32-gradients" and not shard_optimizer and framework.shares_bf16:
         raise ArgumentError(
-            f"{launcher.title} sums gradients of 16-bit weights in 32 bits only where replicas share the optimizer's"
+            f"{framework.title} sums gradients of 16-bit weights in 32 bits only where replicas share the optimizer's"
             f" state, {priced}",
             "plan with `--shard-optimizer`, or with `--optimizer adam-bf16`",
             code="unsupported",
@@ -311,7 +311,7 @@ def check_optimizer(
 
 
 def check(
-    launcher: Framework,
+    framework: Framework,
     *,
     schedule: str,
     replicas: Sequence[int],
@@ -320,37 +320,37 @@ def check(
     recompute: bool,
     gpus_per_device: int = 1,
 ) -> None:
-    """Raises ArgumentError, with the way out, for a training plan of this kind that `launcher` does not run.
+    """Raises ArgumentError, with the way out, for a training plan of this kind that `framework` does not run.
 
     `replicas` has one entry for each stage. Where stages may end is for `Blocks.counts` to say. A plan whose gradients
-    are summed earlier than `launcher` does, or whose optimizer state it shares although the plan doesn't, runs, but its
-    step and memory are not what the plan says.
+    are summed earlier than `framework` does, or whose optimizer state it shares although the plan doesn't, runs, but
+    its step and memory are not what the plan says.
     """
-    title, again = launcher.title, f"plan for it, with `--framework {launcher.name}`"
-    runs_as(launcher, schedule)
-    if launcher.equal_replicas and len(set(replicas)) > 1:
+    title, again = framework.title, f"plan for it, with `--framework {framework.name}`"
+    runs_as(framework, schedule)
+    if framework.equal_replicas and len(set(replicas)) > 1:
         raise ArgumentError(
             f"{title} needs as many replicas of each stage, but the plan has {', '.join(map(str, replicas))}",
             f"{again}; or run it rank by rank with `Plan.for_rank`",
             code="unsupported",
         )
-    if launcher.equal_replicas and micro_batch_size % replicas[0]:
+    if framework.equal_replicas and micro_batch_size % replicas[0]:
         raise ArgumentError(
             f"{title} needs equal shares, but {replicas[0]} replicas split {micro_batch_size} samples",
             f"{again}, or with `--equal-shares`",
             code="unsupported",
         )
-    if max(replicas) > 1 and shard_optimizer and True not in launcher.shards_optimizer:
+    if max(replicas) > 1 and shard_optimizer and True not in framework.shards_optimizer:
         raise ArgumentError(
             f"{title} does not share the optimizer's state between replicas, but the plan does",
             f"{again}, or without `--shard-optimizer`",
             code="unsupported",
         )
-    if recompute and launcher.recomputes == "no":
+    if recompute and framework.recomputes == "no":
         raise ArgumentError(
             f"{title} does not recompute activations", f"{again}, or without `--recompute`", code="unsupported"
         )
-    if gpus_per_device > 1 and not launcher.tensor_parallel:
+    if gpus_per_device > 1 and not framework.tensor_parallel:
         raise ArgumentError(
             f"a device of the plan is {gpus_per_device} GPUs, which {title} can't join",
             "plan with a profile and a cluster of single GPUs",

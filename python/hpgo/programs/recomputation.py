@@ -1,4 +1,4 @@
-"""What a stage keeps of activations where a launcher recomputes groups of blocks instead of the whole stage."""
+"""What a stage keeps of activations where a framework recomputes groups of blocks instead of the whole stage."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from hpgo.programs.stages import Stage
 
 
-def group_of(launcher: Framework, counts: Sequence[int]) -> int | None:
-    """Blocks that `launcher` recomputes at a time where stages have so many; None if a stage is recomputed as a whole.
+def group_of(framework: Framework, counts: Sequence[int]) -> int | None:
+    """Blocks that `framework` recomputes at a time where stages have so many; None if a stage is recomputed as a whole.
 
-    >>> from hpgo.programs.frameworks import launcher
-    >>> [group_of(launcher(name), [4, 6]) for name in ("megatron", "torchtitan", "deepspeed")]
+    >>> from hpgo.programs.frameworks import framework
+    >>> [group_of(framework(name), [4, 6]) for name in ("megatron", "torchtitan", "deepspeed")]
     [2, 1, None]
     """
-    if launcher.recomputes == "block":
+    if framework.recomputes == "block":
         return 1
-    if launcher.recomputes == "stage" or len(set(counts)) == 1:
+    if framework.recomputes == "stage" or len(set(counts)) == 1:
         return None
     # Groups must divide the blocks of each stage: Megatron runs past the last one otherwise.
     return math.gcd(*counts)
@@ -34,7 +34,7 @@ def group_of(launcher: Framework, counts: Sequence[int]) -> int | None:
 def activations_bytes(profile: Profile, blocks: Blocks, stage: Stage, group: int, in_flight: int) -> float:
     """Bytes on one device: for each micro-batch in flight the inputs of its groups, and all of one group at a time.
 
-    Layers outside the blocks are not recomputed by launchers and keep what they save. `group` is the blocks that are
+    Layers outside the blocks are not recomputed by frameworks and keep what they save. `group` is the blocks that are
     recomputed at a time, counted from the first of the stage.
     """
     layers = {layer.id: layer for layer in profile.layers}

@@ -25,7 +25,7 @@ WIDTH = 80
 
 
 def lines(found: Comparison, forbidden: str = "", width: int = WIDTH) -> list[str]:
-    """The whole report; `forbidden` is the rule of a launcher that the other way breaks, if it does."""
+    """The whole report; `forbidden` is the rule of a framework that the other way breaks, if it does."""
     chosen, other = found.chosen, found.other
     seconds = [
         (

@@ -52,7 +52,7 @@ class Place:
 
 
 def place(config: ParallelismConfig, gpu: int) -> Place:
-    """Where a GPU stands, as launchers place them: tensor first, then context, data, pipeline.
+    """Where a GPU stands, as frameworks place them: tensor first, then context, data, pipeline.
 
     >>> from hpgo.llm.parallelism import ParallelismConfig
     >>> place(ParallelismConfig(tp=2, dp=2, pp=2), 5)

@@ -285,12 +285,12 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         *([] if plan.fits else [("memory", _shortage(plan))]),
         *([("left out", _loading(plan))] if plan.loading_s else []),
         *([] if stored_step_s is None else [("stored step", _stored(plan, stored_step_s))]),
-        *([] if plan.tie is None else [("tie", _tie(plan, plan.tie))]),
+        *([] if plan.memory_preference is None else [("tolerance", _preferred(plan, plan.memory_preference))]),
         *(("shared", _shared(plan, weight)) for weight in plan.parted),
         ("proof", proof(plan)),
         *([("measured", measured)] if (measured := _measured(plan)) else []),
         *([("search space", search_space(plan))] if plan.lower_bound_s is not None else []),
-        *([(f"--framework {plan.restriction.launcher}", restriction(plan))] if plan.restriction is not None else []),
+        *([(f"--framework {plan.restriction.framework}", restriction(plan))] if plan.restriction is not None else []),
         *_without(plan),
         *([("run as one", _PAIR.format(", ".join(pairs)))] if (pairs := _pairs(plan)) else []),
         ("limited by", plan.limit),
@@ -405,13 +405,13 @@ def _is_compact(plan: Plan) -> bool:
 
 
 def whose(plan: Plan) -> str:
-    """Whose plans a bound is about, where several schedules were compared or one launcher is to run the plan."""
+    """Whose plans a bound is about, where several schedules were compared or one framework is to run the plan."""
     words = f" for {_SCHEDULES.get(plan.schedule, plan.schedule)}" if plan.schedules or plan.chunks > 1 else ""
     return words + (f" among plans that {plan.restriction.label} runs" if plan.restriction is not None else "")
 
 
 def restriction(plan: Plan) -> str:
-    """What it costs that a launcher must run the plan, in words; empty if none must."""
+    """What it costs that a framework must run the plan, in words; empty if none must."""
     if plan.restriction is None:
         return ""
     known = plan.restriction.costs(plan.step_s)
@@ -443,7 +443,7 @@ def search_space(plan: Plan) -> str:
     cuts = "every cut between layers" if plan.cuts == "all" else f"{some} ({plan.cuts})"
     if plan.restriction is not None:
         cuts = plan.restriction.space if plan.cuts == "all" else f"{cuts}; {plan.restriction.space}"
-    # Launchers start ranks in the order of devices, which other placements don't keep.
+    # Frameworks start ranks in the order of devices, which other placements don't keep.
     patterns = ", others by pattern" if plan.restriction is None else ""
     placements = (
         "every placement on the machines"
@@ -595,14 +595,15 @@ def _shared(plan: Plan, weight: SharedWeight) -> str:
     )
 
 
-def _tie(plan: Plan, tie: MemoryPreference) -> str:
+def _preferred(plan: Plan, than: MemoryPreference) -> str:
     """What a plan was preferred to, and by how much it is longer."""
-    longer = plan.step_s / tie.step_s - 1 if tie.step_s else 0.0
+    longer = plan.step_s / than.step_s - 1 if than.step_s else 0.0
     held = max(group.memory.total_bytes for group in plan.groups)
-    least = f"the least memory found within {100 * tie.within:.3g} % of the shortest step found, {_seconds(tie.step_s)}"
-    if held >= tie.peak_bytes:
+    share = f"{100 * than.tolerance:.3g} %"
+    least = f"the least memory found within {share} of the shortest step found, {_seconds(than.step_s)}"
+    if held >= than.peak_bytes:
         return f"{least}: that plan itself"
-    instead = f"{_bytes(held)} instead of {_bytes(tie.peak_bytes)} on the fullest device"
+    instead = f"{_bytes(held)} instead of {_bytes(than.peak_bytes)} on the fullest device"
     return f"{least}: {'as long' if longer <= 1e-9 else f'{percent(longer)} longer'}, {instead}"
 
 

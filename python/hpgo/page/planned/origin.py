@@ -175,7 +175,7 @@ def searched(asked: PlanAddress, found: Origin) -> dict[str, Any]:
     kept: dict[str, Any] = {} if plan is None else {"schedule": plan.schedule, "recompute": plan.recompute}
     if plan is not None and plan.restriction is not None:
         version = plan.restriction.version
-        kept["launcher"] = plan.restriction.launcher + (f"@{version}" if version else "")
+        kept["framework"] = plan.restriction.framework + (f"@{version}" if version else "")
     return found.settings | kept | _given(asked)
 
 

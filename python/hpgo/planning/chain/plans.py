@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Objective = Literal["throughput", "latency", "hosts", "bits"]
 """What a plan is the best at."""
 
-_VERSION = 1
+_VERSION = 2
 _AGAIN = "make it again: `hpgo partition … --json`"
 _DERIVED = ("samples_per_s", "gap", "limit", "throughput", "bottleneck")
 _DERIVED_OF_STAGES = ("utilisation", "slack_s")
@@ -119,10 +119,10 @@ class ChainPlan(Record):
     """Time of layers that load data, for one batch, which is left out: loaders work ahead."""
     remarks: tuple[str, ...] = ()
     """What a reader of the files should know: skipped types, repeated blocks."""
-    launcher: str = ""
+    framework: str = ""
     """What it was planned for: `vllm`; empty if anybody may run it."""
     blocks: tuple[int, ...] = ()
-    """Blocks of each stage, if it was planned for a launcher that counts them."""
+    """Blocks of each stage, if it was planned for a framework that counts them."""
     gpus_per_device: int = 1
     """GPUs that a host stands for."""
     cuts: str = "all"

@@ -29,11 +29,11 @@ times as much time and memory.
 
 
 def task_of_profile(
-    profile: Profile, cluster: Cluster, batch_size: int, dtype: str, *, count_loading: bool, launcher: Framework | None
+    profile: Profile, cluster: Cluster, batch_size: int, dtype: str, *, count_loading: bool, framework: Framework | None
 ) -> ChainProblem:
     """Cut points, devices and links; layers that load data take no time unless that is counted.
 
-    Raises ArgumentError for a launcher that trains, or that can't cut the model.
+    Raises ArgumentError for a framework that trains, or that can't cut the model.
     """
     loading = () if count_loading else profile.loading
     loading_s = max((at_batch(profile.batch_sizes, layer.forward_s, batch_size) for layer in loading), default=0.0)
@@ -41,17 +41,17 @@ def task_of_profile(
     if loading:
         profile = profile.without_loading()
     blocks: list[int] = []
-    if launcher is None:
+    if framework is None:
         found = cut_points(profile, bound=_MOST_CUTS)
-    elif launcher.trains:
+    elif framework.trains:
         raise ArgumentError(
-            f"{launcher.title} trains, and this plans inference",
-            f"`hpgo plan --framework {launcher.name}` plans training",
+            f"{framework.title} trains, and this plans inference",
+            f"`hpgo plan --framework {framework.name}` plans training",
             code="unknown_name",
         )
     else:
         model = Blocks.of(profile)
-        found = given_cuts(profile, model.cuts(least_blocks=launcher.least_blocks))
+        found = given_cuts(profile, model.cuts(least_blocks=framework.least_blocks))
         blocks = list(range(len(model.blocks) + 1))
     states = found.states
     number = {layer: place for place, layer in enumerate(states[-1].layers)}
@@ -112,7 +112,7 @@ def task_of_profile(
         bits=8 * pipeedge.bytes_of(dtype),
         loading_s=loading_s,
         remarks=list(noise(profile)),
-        launcher="" if launcher is None else launcher.name,
+        framework="" if framework is None else framework.name,
         blocks=blocks,
         gpus_per_device=cluster.gpus_per_device,
         ids=[profile.layers[layer].id for layer in states[-1].layers] if branches else [],

@@ -80,9 +80,9 @@ class ChainProblem:
     """Of each value, unless narrower ones are allowed."""
     loading_s: float = 0.0
     remarks: list[str] = field(default_factory=list)
-    launcher: str = ""
+    framework: str = ""
     blocks: list[int] = field(default_factory=list)
-    """Blocks of the model before each position, if a launcher counts them."""
+    """Blocks of the model before each position, if a framework counts them."""
     gpus_per_device: int = 1
     ids: list[str] = field(default_factory=list)
     """Ids of the model's layers by number, if it branches."""

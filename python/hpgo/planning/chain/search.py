@@ -21,7 +21,7 @@ from hpgo.planning.chain.records import Chain, ChainProblem, HostGroup, HostType
 from hpgo.planning.chain.rules import Rules
 from hpgo.planning.laws import checked_chain
 from hpgo.planning.question import check_gpus
-from hpgo.programs.frameworks import launcher as find_launcher
+from hpgo.programs.frameworks import framework as find_framework
 
 if TYPE_CHECKING:
     import os
@@ -96,7 +96,7 @@ def partition(
     profile: Profile | Path,
     cluster: Cluster | Path,
     *,
-    launcher: ServingFramework | None = None,
+    framework: ServingFramework | None = None,
     batch_size: int | None = None,
     count_loading: bool = False,
     dtype: ValueType = "torch.float32",
@@ -107,7 +107,7 @@ def partition(
     Args:
         profile: the model, whose forward times count: a `hpgo.Profile`, or the name of a built-in one or of a file.
         cluster: machines of one or several types of device: a `hpgo.Cluster`, or the name of a known one or of a file.
-        launcher: `vllm`, `sglang`, `llama.cpp`, `tensorrt-llm` or `accelerate`: cut between the model's blocks only,
+        framework: `vllm`, `sglang`, `llama.cpp`, `tensorrt-llm` or `accelerate`: cut between the model's blocks only,
             and give each stage one at least.
         batch_size: samples in a batch, the profile's largest unless given.
         count_loading: count the time of layers that load data (`Profile.loading`); else a loader is taken to work
@@ -139,8 +139,8 @@ def partition(
     check_flag("count_loading", count_loading)
     check_gpus(profile, cluster)
     size = whole("batch_size", profile.batch_sizes[-1] if batch_size is None else batch_size)
-    row = None if launcher is None else find_launcher(launcher)
-    task = task_of_profile(profile, cluster, size, dtype, count_loading=count_loading, launcher=row)
+    row = None if framework is None else find_framework(framework)
+    task = task_of_profile(profile, cluster, size, dtype, count_loading=count_loading, framework=row)
     return _solved(task, size, "si", **options)  # profiles and clusters are written in SI units
 
 
@@ -272,7 +272,7 @@ def _plan(
         unused=tuple(host for hosts in free for host in hosts),
         loading_s=task.loading_s,
         remarks=tuple(task.remarks),
-        launcher=task.launcher,
+        framework=task.framework,
         blocks=tuple(task.blocks[row["end"]] - task.blocks[row["first"]] for row in found["stages"] if task.blocks),
         gpus_per_device=task.gpus_per_device,
     )

@@ -226,7 +226,7 @@ impl<'a> Search<'a> {
 
 /// Returns nested cuts for plans of any placement. Returns `None` if the settings allow node-aligned plans only.
 fn line_of(tasks: &[&Subproblem<'_>]) -> Option<Vec<u32>> {
-    // A launcher that wants equal replicas starts its ranks in the order of the devices, which only compact placements
+    // A framework that wants equal replicas starts its ranks in the order of the devices, which only compact placements
     // keep.
     let task = tasks.first().filter(|task| !task.settings.equal_replicas)?;
     Some(cut_row::line(task.model, &task.cut_bytes))
