@@ -208,7 +208,7 @@ def test_options_that_elastic_runs_lack_are_told(words: tuple[str, ...], said: s
         pytest.param({"schedule": "auto"}, marks=pytest.mark.slow),
         {"schedule": "zb_v"},
         {"tie": 0.1},
-        {"launcher": "megatron"},
+        {"framework": "megatron"},
     ],
 )
 def test_planning_again_asks_the_question_of_the_plan(options: dict[str, Any]) -> None:

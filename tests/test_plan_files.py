@@ -327,6 +327,17 @@ def test_a_file_that_an_older_hpgo_wrote_is_read_and_shown() -> None:
             lacking()
 
 
+def test_a_file_of_version_2_is_read_by_its_older_names() -> None:
+    old = hpgo.Plan.read(ROOT / "tests/golden/plan-version-2.json")
+    ask = {"global_batch_size": 64, "framework": "megatron", "tolerance": 0.15}
+    new = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), **ask)
+    assert old.memory_preference == new.memory_preference
+    assert old.restriction == new.restriction
+    assert old.stages == new.stages
+    assert old.alternatives[0].plan is not None
+    assert json.loads(old.to_json())["version"] == 3
+
+
 def test_alternatives_are_plans_of_their_own(plan: hpgo.Plan) -> None:
     shared = plan.alternative("data parallelism")
     assert [stage.replicas for stage in shared.stages] == [16]
