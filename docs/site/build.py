@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent.parent
 HOME, INDEX, GLOSSARY = "README.md", "docs/README.md", "docs/glossary.md"
 TOPICS = {
     "planning": "Planning",
-    "ways": "Transformers by their shape",
+    "llm": "Transformers by their shape",
     "model": "Models and profiles",
     "machine": "Clusters",
     "programs": "Schedules and programs",
