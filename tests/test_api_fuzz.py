@@ -202,9 +202,9 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     files = {"models": "models.yml", "device_types": "types.yml", "devices": "devices.yml"}
     columns = {name: [1.0, 2.0] for name in ("forward_s", "backward_s", "activation_bytes", "parameter_bytes")}
     errors = {
-        name: (getattr(hpgo, name), {"message": of.message, "hint": of.hint})
-        for name in hpgo.__all__
-        if name.endswith("Error")
+        name: (getattr(hpgo.errors, name), {"message": of.message, "hint": of.hint, "code": "failed"})
+        for name in vars(hpgo.errors)
+        if name.endswith("Error") and not name.endswith("FileError")
     }
     records = [
         hpgo.calibrate(PLAN, PLAN.timeline()),
@@ -394,6 +394,8 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "Plan.from_json": (hpgo.Plan.from_json, {"text": PLAN.to_json(), "source": "x"}),
             "Plan.save": (PLAN.save, {"path": "out.json", "embed": True}),
             "Plan.read": (hpgo.Plan.read, {"path": "plan.json"}),
+            "HpgoError.as_kind": (of.as_kind, {"kind": hpgo.errors.ProfileError, "message": "none", "hint": "try"}),
+            "HpgoError.reworded": (of.reworded, {"message": "none", "hint": "try"}),
             "ChainPlan.utilisation": (CHAIN.utilisation, {"stage": CHAIN.stages[0]}),
             "ChainPlan.slack_s": (CHAIN.slack_s, {"part": CHAIN.hops[0]}),
             "ChainPlan.pipeedge": (CHAIN.pipeedge, {}),

@@ -525,7 +525,7 @@ def test_arguments_that_make_no_sense_are_named(options, words):
     [
         ({"links": [{"between": ["t-0", "nobody"], "latency": 1}]}, ("invalid_cluster", "nobody")),
         ({"links": [{"between": ["t-0"], "latency": 1}]}, ("invalid_cluster", "between", "1")),
-        ({"links": [{"from": "t-0", "to": "t-1", "latency": "1 mile"}]}, ("invalid_argument", "latency", "1")),
+        ({"links": [{"from": "t-0", "to": "t-1", "latency": "1 mile"}]}, ("invalid_cluster", "latency", "1 mile")),
         ({"links": [{"from": "t-0", "to": "t-1", "speed": 1}]}, ("unknown_name", "speed")),
         ({"input": {"host": "t-0", "latency": 1}}, ("invalid_cluster", "input", "host")),
     ],

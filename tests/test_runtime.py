@@ -418,7 +418,7 @@ def test_a_step_says_what_is_wrong_with_its_batch_and_where_a_layer_raised() -> 
         where = f"rank 0 of stage 0 on {socket.gethostname()}, step 2, {action}: `input:0` has the shape"
         with pytest.raises(hpgo.errors.ArgumentError, match=where):
             pipeline.step(good[:, :2], good)
-        with refused(hpgo.errors.RunError, "mismatch"):
+        with refused(hpgo.errors.RunError, "wrong_state"):
             pipeline.step(good, good)
 
 

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parent.parent.parent
 HOME, INDEX, GLOSSARY = "README.md", "docs/README.md", "docs/glossary.md"
 TOPICS = {
     "planning": "Planning",
-    "ways": "Transformers by their shape",
+    "llm": "Transformers by their shape",
     "model": "Models and profiles",
     "machine": "Clusters",
     "programs": "Schedules and programs",
@@ -44,7 +44,7 @@ TOPICS = {
     "export": "Exports",
     "launch": "Jobs",
     "runtime": "Running and measuring",
-    "base": "Errors",
+    "errors": "Errors",
     "_core": "Errors",
 }
 """Package of hpgo -> the page of the reference where its public names are."""

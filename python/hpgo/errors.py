@@ -72,7 +72,7 @@ class HpgoError(Exception):
         self.message = message
         self.hint = hint
         self.fields = fields
-        if code:
+        if isinstance(code, str) and code:
             self.code = code
 
     def reworded(self, message: str, hint: str | None = None) -> HpgoError:
@@ -81,6 +81,8 @@ class HpgoError(Exception):
 
     def as_kind(self, kind: type[_E], message: str | None = None, hint: str | None = None) -> _E:
         """Return an error of class `kind` with the same code and fields, and with this message and hint unless None."""
+        if not (isinstance(kind, type) and issubclass(kind, HpgoError)):
+            raise ArgumentError("`kind` is no class of errors", "give HpgoError or a class of it")
         code = "" if self.code == type(self).code else self.code
         return kind(
             self.message if message is None else message,
