@@ -203,8 +203,8 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     columns = {name: [1.0, 2.0] for name in ("forward_s", "backward_s", "activation_bytes", "parameter_bytes")}
     errors = {
         name: (getattr(hpgo.errors, name), {"message": of.message, "hint": of.hint, "code": "failed"})
-        for name in vars(hpgo.errors)
-        if name.endswith("Error") and not name.endswith("FileError")
+        for name in hpgo.errors.__all__
+        if name.endswith("Error")
     }
     records = [
         hpgo.calibrate(PLAN, PLAN.timeline()),
@@ -519,6 +519,9 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Any:
 RECORDS = {
     machine.Device, machine.Link, machine.Machine, stages.Memory, ranks.ProgramStage, plans.Assumptions,
     plans.Alternative, plans.Digest, plans.MemoryPreference, plans.Restriction, StageEstimate,
+    *map(type, (CHAIN.stages[0], CHAIN.hops[0], PROGRAM.for_rank(0), TIMELINE.measures, PLAN.stages[0], FITTED, WAYS)),
+    type(PRICE.parallelism), type(hpgo.compare(PRICE, PRICE)), type(hpgo.calibrate(PLAN, PLAN.timeline())), Latent,
+    Arithmetic, RopeScaling, Crossing, ScheduleChoice,
 }  # fmt: skip
 """Public by what the pages build, or by what fields of public records hold."""
 
@@ -537,7 +540,7 @@ def public() -> dict[str, Any]:
             if not key.startswith("_") and (inspect.isfunction(kept) or isinstance(kept, classmethod | staticmethod)):
                 found[f"{'HPGO.' if prefix == 'HPGO.' else ''}{name}.{key}"] = getattr(value, key)
 
-    for prefix, module in (("", hpgo), ("draw.", draw), ("export.", export), ("launch.", launch)):
+    for prefix, module in (("", hpgo), ("", hpgo.errors), ("draw.", draw), ("export.", export), ("launch.", launch)):
         for name in module.__all__:
             add(prefix, name, getattr(module, name))
     for name in hpgo.compat.__all__:

@@ -54,6 +54,21 @@ MORE = (
     "hpgo.machine.cluster.Link",
     "hpgo.machine.cluster.Machine",
     "hpgo.programs.orders.ScheduleFamily",
+    "hpgo.llm.comparison.Comparison",
+    "hpgo.llm.measured_steps.PlatformFit",
+    "hpgo.llm.parallelism.ParallelismConfig",
+    "hpgo.llm.search.LlmPlanSearch",
+    "hpgo.model.arithmetic.Arithmetic",
+    "hpgo.model.arithmetic.RopeScaling",
+    "hpgo.model.transformer.Latent",
+    "hpgo.planning.calibration.Calibration",
+    "hpgo.planning.chain.plans.ChainHop",
+    "hpgo.planning.chain.plans.ChainStage",
+    "hpgo.planning.plans.ScheduleChoice",
+    "hpgo.programs.ranks.RankProgram",
+    "hpgo.programs.stages.Crossing",
+    "hpgo.programs.stages.Stage",
+    "hpgo.timing.measures.Measures",
 )
 """What functions take or return that is no public name of its own."""
 _LINK = re.compile(r"\[([^\[\]]*)\]\(([^)#\s]+)(?=[)#])")

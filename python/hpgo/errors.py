@@ -7,6 +7,20 @@ from __future__ import annotations
 
 from hpgo.base.wording import printable
 
+__all__ = [
+    "CODES",
+    "ArgumentError",
+    "ClusterError",
+    "DeadlineError",
+    "FileError",
+    "HpgoError",
+    "InfeasibleError",
+    "InternalError",
+    "ProfileError",
+    "RunError",
+    "ScheduleError",
+]
+
 TYPE_CHECKING = False  # what type checkers take it for; importing `typing` would slow down `import hpgo`
 if TYPE_CHECKING:
     from typing import TypeVar
