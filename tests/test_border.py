@@ -104,7 +104,7 @@ def test_every_record_has_the_fields_that_the_stub_says(monkeypatch: pytest.Monk
     [
         {},
         {"framework": "megatron"},
-        {"tie": 0.005},
+        {"tolerance": 0.005},
         {"schedule": "zb"},
         {"schedule": "auto"},
     ],
