@@ -547,7 +547,7 @@ def test_a_plan_that_does_not_fit_is_not_started() -> None:
         (lambda: job(machines(3), "a\0b"), "argument of a command"),
         (lambda: launch.LaunchJob.of(3, "train.py"), "the plan is 3"),
         (lambda: launch.local(job(machines(3)), port=0), "the port is 0"),
-        (lambda: launch.ssh_hosts(job(machines(2, 1))), "machines have no names"),
+        (lambda: launch.ssh_hosts(job(machines(2, 1))), "does not name its 2 machines"),
         (lambda: launch.ssh_hosts(job(machines(2, 1)), hosts=["a"]), "1 host for 2 machines"),
         (lambda: launch.ssh_hosts(job(machines(2, 1)), hosts=["a", "a"]), "named for two machines"),
         (lambda: launch.ssh_hosts(job(machines(2, 1)), hosts=["a", "-oProxyCommand=x"]), "no name of a host"),

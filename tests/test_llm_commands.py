@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from typing import TYPE_CHECKING
+import re
+import textwrap
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import hpgo
-from hpgo.cli.llm import COMMANDS
+from hpgo.cli.llm import COMMANDS, estimate
 from hpgo.cli.main import group
 from hpgo.model.transformer_presets import TRANSFORMERS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCREEN = range(20, 41)
 """Lines of help that fit on one screen."""
@@ -70,6 +70,25 @@ def test_sequences_longer_than_the_positions_of_a_model_are_refused() -> None:
     refused = CliRunner().invoke(group, ["llm", "show", "gpt-2", "--seq-length", "2048"]).exception
     assert isinstance(refused, hpgo.errors.ArgumentError)
     assert refused.hint == "use --seq-length 1024"
+
+
+def test_the_pages_table_names_the_options_and_arguments_of_an_estimate() -> None:
+    page = (Path(__file__).parent.parent / "docs/llm.md").read_text(encoding="utf-8")
+    table = page.split("| option | argument | |\n", 1)[1].split("\n\n", 1)[0].splitlines()[1:]
+    command = estimate.command
+    options = {word for param in command.params for word in param.opts}
+    arguments = set(inspect.signature(hpgo.estimate_llm).parameters)
+    for row in table:
+        _, option, argument, *_ = row.split("|")
+        assert set(re.findall(r"`(--[\w-]+)`", option)) <= options, row
+        assert set(re.findall(r"`(\w+)`", argument)) <= arguments, row
+    assert len(table) > 15
+
+
+def test_the_steps_that_the_help_of_calibrate_shows_are_read(tmp_path: Path) -> None:
+    text = shown("llm", "calibrate", "--help").split("A file of two steps:\n", 1)[1].split("\n\n", 1)[0]
+    (tmp_path / "steps.yaml").write_text(textwrap.dedent(text), encoding="utf-8")
+    assert "2 steps" in shown("llm", "calibrate", str(tmp_path / "steps.yaml"))
 
 
 def test_pictures_and_plans_are_told_apart_by_their_endings(tmp_path: Path) -> None:

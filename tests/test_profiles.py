@@ -467,6 +467,7 @@ def test_a_table_of_layers_is_a_chain_with_the_units_of_its_cells(text: str, tmp
         ("0.8 ms", "", "missing", ("forward_s",)),
         ("backward_s", "backwards_s", "unknown_name", ("backwards_s",)),
         ("head", "1", "duplicate", ("`1`",)),
+        ("backward_s", "forward_s", "duplicate", ("forward_s",)),
     ],
 )
 def test_a_table_with_a_mistake_names_its_place(

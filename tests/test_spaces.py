@@ -129,7 +129,7 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
         ({"precision": "fp8", "framework": "torchtitan"}, "torchtitan computes in bf16 here, not in fp8", "megatron"),
         ({"fix": {"tp": 2}, "exclude": ["tp"]}, "tp is fixed to 2 and excluded", "leave tp out of one of them"),
         ({"exclude": ["micro_batch_size"]}, "there is always a micro-batch", "micro-batch-size=1"),
-        ({"exclude": "cp"}, "exclusions are `cp`", "cp"),
+        ({"exclude": "cp"}, "`exclude` is `cp`", "cp"),
         ({"fix": [("tp", 2)]}, "fix is a list", "mapping"),
         ({"exclude": ["tp", "cp", "pp", "dp"]}, "no way parts `tiny`", "leave cp or dp open"),
     ],

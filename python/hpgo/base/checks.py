@@ -147,15 +147,15 @@ def listed(
     """
     are = "is" if name.startswith("`") else "are"
     if isinstance(values, str | bytes):
-        raise error(f"{name} {are} {shown(values)}", hint, name=name)
+        raise error(f"{name} {are} {shown(values)}", hint, name=name.strip("`"))
     try:
         found = list(islice(values, most + 1))
     except Exception as failure:  # noqa: BLE001 -- no list, or what it raised on the way
-        raise error(f"{name} {are} {shown(values)}", hint, name=name) from (
+        raise error(f"{name} {are} {shown(values)}", hint, name=name.strip("`")) from (
             None if isinstance(failure, TypeError) else failure
         )
     if len(found) > most:
-        raise error(f"{name} {are} more than {most}", "name each once", code="too_large", name=name)
+        raise error(f"{name} {are} more than {most}", "name each once", code="too_large", name=name.strip("`"))
     return found
 
 

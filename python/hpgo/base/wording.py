@@ -43,13 +43,13 @@ def similar(wanted: str, known: Iterable[str], *, least: float = 0.6) -> str:
 def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> list[str]:
     """Return the nearest of `known`: several if they are equally near, none if none shares `least` of its letters.
 
-    Names that differ in case and separators only are nearest, then those one typing slip away. Of equally near names,
-    those are taken whose beginning agrees with `wanted` for longest.
+    Names that differ in case and separators only are nearest, then those one typing slip away, then those that have it
+    as whole words. Of equally near names, those are taken whose beginning agrees with `wanted` for longest.
 
     >>> nearest_names("H100", ["v100", "h100"]), nearest_names("1f1v", ["1f1b", "1f1b_overlap"])
     (['h100'], ['1f1b'])
-    >>> nearest_names("pirce", ["price", "pipe"])
-    ['price']
+    >>> nearest_names("pirce", ["price", "pipe"]), nearest_names("zero", ["zero_stage", "dp"])
+    (['price'], ['zero_stage'])
     """
     from difflib import SequenceMatcher
     from itertools import islice, takewhile
@@ -60,6 +60,7 @@ def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> l
     bare = _SEPARATORS.sub("", typed)
     alike = [name for name in short if bare and _SEPARATORS.sub("", name.casefold()) == bare]
     slips = alike or [name for name in short if _is_one_slip(typed, name.casefold())]
+    slips = slips or [name for name in short if _has_words(name.casefold(), typed)]
     if slips:
         least = 0.0
     matcher = SequenceMatcher(b=typed)
@@ -72,6 +73,12 @@ def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> l
     best = max(shares.values(), default=(0.0, 0))
     found = [name for name, share in shares.items() if share == best and share[0] >= least]
     return found if len(found) <= _MOST_NEAREST else found[:1]
+
+
+def _has_words(name: str, typed: str) -> bool:
+    """Whether `typed` is one or several whole words of `name`, as `zero` is of `zero_stage`."""
+    words, asked = (_SEPARATORS.sub(" ", text).strip() for text in (name, typed))
+    return len(asked) > 2 and f" {asked} " in f" {words} "
 
 
 def _is_one_slip(typed: str, name: str) -> bool:

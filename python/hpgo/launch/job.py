@@ -152,7 +152,7 @@ class LaunchJob(Record):
         names = [node.name for node in self.nodes] if given is None else given
         hosts = tuple(listed("the hosts", names, hint="give a list of names"))
         if given is None and not all(hosts):
-            raise ArgumentError(f"the cluster's {counted(len(hosts), 'machine')} have no names", hint, code="missing")
+            raise ArgumentError(f"the cluster does not name its {counted(len(hosts), 'machine')}", hint, code="missing")
         if len(hosts) != len(self.nodes):
             raise ArgumentError(f"{counted(len(hosts), 'host')} for {counted(len(self.nodes), 'machine')}", hint)
         for at, host in enumerate(hosts):

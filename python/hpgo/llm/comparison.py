@@ -102,6 +102,8 @@ def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> Paralle
     """
     check_is("the changes", changes, Mapping, "give a mapping, like {'tp': 8}")
     for name in changes:
+        if name == "dp":
+            raise ArgumentError("dp follows from the other degrees and the GPUs", "change those, like `tp=8,pp=2`")
         if name not in NAMES:
             raise ArgumentError(f"a way has no {shown(name)}", near(name if isinstance(name, str) else "", NAMES))
     asked: dict[str, Any] = dict(changes)

@@ -53,10 +53,10 @@ def nothing_fits(
         if fits(space.without(name), None):
             how = "without its `--fix`" if name in space.fixed else "without its `--exclude`"
             return InfeasibleError(message, f"ways fit {how}: leave {name.replace('_', '-')} open")
-    times = 2
+    times = 1  # as many whole machines, where only some GPUs of the last one are used
     while times <= _MOST_MACHINES:
         larger = _repeated(cluster, times)
-        if larger is not None and fits(space, larger):
+        if larger is not None and larger.devices > cluster.devices and fits(space, larger):
             return InfeasibleError(message, f"{larger.devices} of these GPUs are enough; or name some with more memory")
         times *= 2
     return InfeasibleError(message, "name GPUs with more memory, or shorter sequences; more of these GPUs don't help")

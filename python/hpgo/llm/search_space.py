@@ -55,7 +55,7 @@ class SearchSpace:
         fixed = {_name(name): _value(_name(name), value) for name, value in (fix or {}).items()}
         left: dict[str, frozenset[Value] | None] = {}
         hint = "name what to leave out: ['cp', 'zero_stage=3']"
-        for word in listed("exclusions", exclude, hint=hint):
+        for word in listed("`exclude`", exclude, hint=hint):
             if not isinstance(word, str):
                 raise ArgumentError(f"an exclusion is {shown(word)}", hint)
             name, equals, text = word.partition("=")

@@ -307,11 +307,11 @@ class Transformer:
         3072
         """
         dense = self.layers - self.expert_layers
-        shared = self.router_parameters + self._shared_parameters
         return {
             "embedding": (self.vocab + self.positions) * self.hidden,
             "attention": self.layers * self.attention_parameters,
-            "feed-forward": dense * self.ffn_parameters(self.ffn) + self.expert_layers * shared,
+            "feed-forward": dense * self.ffn_parameters(self.ffn) + self.expert_layers * self._shared_parameters,
+            "router": self.expert_layers * self.router_parameters,
             "experts": self.expert_layers * self.experts * self.expert_parameters,
             "norms": (self.layers * self.norms_per_layer + 1) * self.norm_parameters,
             "head": 0 if self.tied else self.vocab * self.hidden,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -82,7 +83,7 @@ class RankOptions:
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, dtype=self.autocast)
 
 
-class RankPipeline:
+class RankPipeline(ABC):
     """The stages of one rank, and its session among the other ranks.
 
     A subclass says in `_kind` and `_facts` what ranks must agree on, and builds its stages in `_build`.
@@ -146,17 +147,17 @@ class RankPipeline:
             }
         )
 
+    @abstractmethod
     def _kind(self) -> str:
         """Return what the ranks do, which differs between the subclasses."""
-        raise NotImplementedError
 
     def _facts(self) -> dict[str, str]:
         """Return the subclass's own options that ranks must agree on."""
         return {}
 
+    @abstractmethod
     def _build(self, runnable: Runnable) -> None:
         """Build the stages of this rank; the ranks have agreed on what they run."""
-        raise NotImplementedError
 
     def _stage_modules(self, held: set[int], *, chains: int | None = None) -> list[StageModule]:
         """Return the modules of all stages of the first `chains` chains, or of all; only `held` ones take memory."""

@@ -276,7 +276,8 @@ def _legend(estimate: LlmEstimate, counts: Sequence[int], top: float) -> tuple[l
         marks.append(("frame-expert", f"share the experts of a layer (ep {expert})"))
     if config.dp_cp_size > 1:
         shared = f"dp {config.dp}, by d" + (f", times cp {config.cp}" if config.cp > 1 else "")
-        marks.append(("same-weights", f"hold the same weights as GPU 0, and sum gradients ({shared})"))
+        same = "the same weights as GPU 0, but for experts," if expert > 1 else "the same weights as GPU 0,"
+        marks.append(("same-weights", f"hold {same} and sum gradients ({shared})"))
     for at, (style, said) in enumerate(marks):
         x = _MARGIN + at % 2 * (_WIDTH - 2 * _MARGIN) / 2
         base = y - 9 + at // 2 * 19

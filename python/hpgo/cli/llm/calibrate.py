@@ -32,10 +32,10 @@ def command(options: CalibrateOptions) -> None:
     A file of two steps:
       hpgo_steps: 1
       steps:
-        - {model: llama-3-8b, cluster: h100:1, global_batch_size: 32, seq: 8192,
-           tp: 2, seconds: 4.41 s}
-        - {model: llama-3-8b, cluster: h100:2, global_batch_size: 32, seq: 8192,
-           tp: 4, pp: 2, seconds: 2.32 s}
+        - {model: llama-3-8b, cluster: h100:1, global_batch_size: 32,
+           seq_length: 8192, tp: 2, seconds: 4.41 s}
+        - {model: llama-3-8b, cluster: h100:2, global_batch_size: 32,
+           seq_length: 8192, tp: 4, pp: 2, seconds: 2.32 s}
 
     \b
     Examples:

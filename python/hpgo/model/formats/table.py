@@ -14,7 +14,7 @@ import csv
 import re
 from typing import TYPE_CHECKING
 
-from hpgo.base.wording import counted
+from hpgo.base.wording import counted, shorten
 from hpgo.errors import ProfileError
 from hpgo.model.formats import native
 
@@ -48,6 +48,8 @@ def parse(text: str, *, name: str, batch_size: int, file: str = "text") -> Profi
     (0.004,)
     """
     columns, separator = _header(text)
+    if twice := next((column for column in columns if columns.count(column) > 1), None):
+        raise ProfileError(f"{file}: the column `{shorten(twice)}` is there twice", "keep one", code="duplicate")
     layers: list[dict[str, object]] = []
     reader = csv.reader(text.removeprefix("\ufeff").splitlines(), delimiter=separator, skipinitialspace=True)
     next(reader)
