@@ -46,8 +46,8 @@ def emulated(
     Everything lasts so many times as long as predicted that the median pass takes `pass_s`. `tell` hears of each plan,
     in a process of its own. Raises RunError if a process is lost.
     """
+    from hpgo.runtime.failure_detection import Limits
     from hpgo.runtime.launch import run_here
-    from hpgo.runtime.watch import Limits
 
     plans: list[tuple[str, str, list[str], Plan, Program]] = []
     for row in rows:

@@ -19,8 +19,8 @@ import numpy as np
 
 import hpgo
 from hpgo.runtime import Emulation
+from hpgo.runtime.failure_detection import Limits
 from hpgo.runtime.launch import run_here
-from hpgo.runtime.watch import Limits
 
 CLUSTER = hpgo.Cluster.preset("dapple-c")
 MODELS = {"vgg-19": 2048, "bert-48": 32, "xlnet-36": 32, "amoebanet-36": 32, "gnmt-16": 1024}  # global batch

@@ -21,14 +21,14 @@ import torch
 import torch.distributed as dist
 
 from hpgo.base.checks import choice, whole
-from hpgo.base.room import free_bytes
-from hpgo.base.wording import counted
+from hpgo.base.memory_check import free_bytes
+from hpgo.base.messages import counted
 from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster
 from hpgo.model.formats import read_profile, write_profile
 from hpgo.planning.planner import plan
-from hpgo.programs.orders import Schedule, schedule
 from hpgo.programs.program import program
+from hpgo.programs.schedule import Schedule, schedule
 from hpgo.runtime.launch import run_here
 from hpgo.runtime.links import measure_links
 from hpgo.runtime.profiling import measure
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from hpgo.planning.plans import Plan
     from hpgo.programs.program import Program
-    from hpgo.runtime.watch import Limits
+    from hpgo.runtime.failure_detection import Limits
     from hpgo.runtime.workload import Workload
 
 WORKERS = 4

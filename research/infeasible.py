@@ -30,7 +30,7 @@ import hpgo.planning.schedule_search  # loaded before any time is taken
 from hpgo import _core
 from hpgo.base.tables import markdown
 from hpgo.machine.cluster import Link
-from hpgo.planning import question as planning
+from hpgo.planning import problem as planning
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -95,7 +95,7 @@ def emulated_table(rows: Iterable[Emulated]) -> str:
 
 def _emulate(write: Path | None) -> None:
     from hpgo import runtime
-    from hpgo.runtime.meeting import is_launched
+    from hpgo.runtime.rendezvous import is_launched
 
     runtime.check_torch()
     if is_launched():

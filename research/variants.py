@@ -17,7 +17,7 @@ from hpgo.base.documents import json_text, read_text, write_text
 from hpgo.base.units import format_seconds
 from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.main import run
-from hpgo.cli.questions import SECONDS, TIMEOUT
+from hpgo.cli.plan_options import SECONDS, TIMEOUT
 from hpgo.cli.terminal import table
 from hpgo.cli.values import AS_JSON, FILE, SEED, optimizer_option, steps_option
 from hpgo.errors import ArgumentError
@@ -88,7 +88,7 @@ def command(options: VariantsOptions) -> None:
     from hpgo import runtime
 
     runtime.check_torch()
-    from hpgo.runtime.meeting import is_launched
+    from hpgo.runtime.rendezvous import is_launched
     from hpgo.runtime.train.optimizer import optimizer_of
 
     if is_launched():
@@ -130,7 +130,7 @@ class _Race:
         import torch
 
         from hpgo.runtime import Workload
-        from hpgo.runtime.watch import Limits
+        from hpgo.runtime.failure_detection import Limits
 
         dtype = options["dtype"]
         self._name, self._time_limit_s, self._as_json = workload, time_limit_s, as_json

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import elastic_models
 from elastic_runs import RUN, Machines, undisturbed
 
-from hpgo.base.wording import counted
+from hpgo.base.messages import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 import hpgo
 from hpgo.runtime import Emulation
+from hpgo.runtime.failure_detection import Limits
 from hpgo.runtime.launch import run_here
-from hpgo.runtime.watch import Limits
 
 RANKS, STEPS, SCALE = 16, 2, 2.0
 HELD_S = 1 / 3

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
-from hpgo.runtime import neighbours
-from hpgo.runtime.neighbours import Neighbours
+from hpgo.runtime import shared_memory
+from hpgo.runtime.shared_memory import Neighbours
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 _SHAPES = ((), (0,), (1,), (3, 5), (1000, 77))
@@ -126,7 +126,7 @@ def run(rank: int, case: str, folder: Path) -> None:
     """One rank."""
     torch.set_num_threads(1)
     if case == "apart":
-        neighbours._where = lambda: ""  # as on a system without such memory
+        shared_memory._where = lambda: ""  # as on a system without such memory
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     ways = Neighbours(dist.group.WORLD, 60.0)
     found = CASES[case](ways, 1 - rank)

@@ -30,7 +30,7 @@ from hpgo.model.transformer import Latent
 from hpgo.planning import plans
 from hpgo.planning.chain.search import PartitionOptions as ChainOptions
 from hpgo.planning.plans import ScheduleChoice
-from hpgo.planning.question import PlanOptions
+from hpgo.planning.problem import PlanOptions
 from hpgo.programs import ranks, stages
 from hpgo.programs.stages import Crossing
 from hpgo.timing.simulation import CostOptions

@@ -20,7 +20,7 @@ import hpgo
 from hpgo.cli.main import group
 from hpgo.machine.cluster import Device, Link, Machine
 from hpgo.model.states import cut_points
-from hpgo.programs.turns import routes_through
+from hpgo.programs.host_rotation import routes_through
 from hpgo.show import report
 
 COMMAND = [sys.executable, "-m", "hpgo"]

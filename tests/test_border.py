@@ -11,8 +11,8 @@ from toys import chain
 
 import hpgo
 from hpgo import _core
-from hpgo.planning.question import PlanningProblem
-from hpgo.programs.orders import _Request
+from hpgo.planning.problem import PlanningProblem
+from hpgo.programs.schedule import _Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable

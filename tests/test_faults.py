@@ -27,8 +27,8 @@ from ports import free_port
 from test_run import finish, start
 from warm_runs import Runs
 
+from hpgo.runtime.failure_detection import FailureDetector, Limits
 from hpgo.runtime.progress import ALL, SAVE, ProgressEvent
-from hpgo.runtime.watch import FailureDetector, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

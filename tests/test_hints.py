@@ -17,7 +17,7 @@ from refusals import refused
 
 import hpgo
 from hpgo.base.documents import parse
-from hpgo.base.wording import nearest_names, short_names, spans_of
+from hpgo.base.messages import nearest_names, short_names, spans_of
 from hpgo.cli.main import group, run
 from hpgo.machine.presets import PRESETS
 from hpgo.show import report

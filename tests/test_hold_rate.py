@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 from test_inference import case, expected, put, ran, shared  # noqa: E402 -- what needs torch, where there is one
 
 from hpgo.runtime import InferencePipeline, Value, Workload  # noqa: E402
-from hpgo.runtime.infer.widths import Widths  # noqa: E402
+from hpgo.runtime.infer.adaptive_bit_width import Widths  # noqa: E402
 from hpgo.runtime.packets import HEAD_BYTES, PacketHeader, PacketLayout  # noqa: E402
-from hpgo.runtime.quantised import BITS  # noqa: E402
+from hpgo.runtime.quantization import BITS  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

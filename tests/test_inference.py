@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.programs.turns import along, routes_through
+from hpgo.programs.host_rotation import along, routes_through
 from hpgo.timing.flow import Flow, predicted_flow, room_of
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
@@ -33,7 +33,7 @@ import warm_runs  # noqa: E402 -- what needs torch, where there is one
 from refusals import refused  # noqa: E402
 
 from hpgo.runtime import InferencePipeline, Pipeline, Workload  # noqa: E402
-from hpgo.runtime.quantised import BITS, ENDS_BYTES, pack, packed_bytes, unpack  # noqa: E402
+from hpgo.runtime.quantization import BITS, ENDS_BYTES, pack, packed_bytes, unpack  # noqa: E402
 from hpgo.runtime.runnable import Runnable, bits_behind  # noqa: E402
 
 if TYPE_CHECKING:

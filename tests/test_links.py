@@ -15,7 +15,7 @@ import pytest
 import warm_ranks
 
 import hpgo
-from hpgo.show.links_picture import svg
+from hpgo.show.links_figure import svg
 
 pytest.importorskip("torch", reason="needs torch: pip install torch")
 

@@ -10,7 +10,7 @@ import pytest
 import warm_ranks
 
 import hpgo
-from hpgo.programs.orders import KINDS
+from hpgo.programs.schedule import KINDS
 from hpgo.runtime.measured import Record, timeline_of
 from hpgo.timing.breakdown import breakdown
 

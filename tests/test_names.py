@@ -25,11 +25,11 @@ from hpgo.base.quoting import filled, in_tex
 from hpgo.cli.main import group, run
 from hpgo.draw.curves import Panel, save
 from hpgo.page import form
-from hpgo.show.chain_picture import svg as chain_svg
+from hpgo.show.chain_figure import svg as chain_svg
 from hpgo.show.chain_report import explain
 from hpgo.show.chain_report import table as chain_table
 from hpgo.show.report import markdown, table
-from hpgo.timing.setup import SettingError
+from hpgo.timing.config import SettingError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -26,7 +26,7 @@ from toys import chain
 import hpgo
 from hpgo.model.formats import pipeedge
 from hpgo.planning.chain.search import partition, partition_files
-from hpgo.show.chain_picture import svg
+from hpgo.show.chain_figure import svg
 from hpgo.show.chain_report import explain, table
 
 MEGA = 2**20

@@ -19,7 +19,7 @@ import hpgo
 from hpgo.cli.partition import command
 from hpgo.machine.cluster import Device, Link, Machine
 from hpgo.planning.chain import profiles
-from hpgo.show.chain_picture import svg
+from hpgo.show.chain_figure import svg
 from hpgo.show.chain_report import explain, table
 
 

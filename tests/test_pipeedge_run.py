@@ -25,10 +25,10 @@ torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 from refusals import refused  # noqa: E402
 
 from hpgo.cli.pipeedge_run import command  # noqa: E402 -- what needs torch, where there is one
-from hpgo.runtime.moments import Moment  # noqa: E402
 from hpgo.runtime.pipeedge.models import MODELS  # noqa: E402
 from hpgo.runtime.pipeedge.monitor import Energy, Monitor  # noqa: E402
 from hpgo.runtime.pipeedge.schedule import ScheduleOptions, decide  # noqa: E402
+from hpgo.runtime.stream_events import Moment  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

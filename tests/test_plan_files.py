@@ -19,7 +19,7 @@ from toys import chain
 import hpgo
 from hpgo.cli.main import group
 from hpgo.machine.cluster import Device, Link, Machine
-from hpgo.planning.question import SCHEDULES
+from hpgo.planning.problem import SCHEDULES
 from hpgo.planning.schedule_search import ONE_STAGE, VIRTUAL_STAGES
 
 ROOT = Path(__file__).parent.parent

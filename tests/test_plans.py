@@ -26,7 +26,7 @@ from hpgo.base.units import parse_bytes
 from hpgo.compat import Conductor, devices_from_seps, model_of
 from hpgo.machine.cluster import Device, Machine
 from hpgo.model.builtin import MODELS
-from hpgo.planning.question import SCHEDULES, PlanningProblem, PlanOptions
+from hpgo.planning.problem import SCHEDULES, PlanningProblem, PlanOptions
 
 ROUNDING = 1 + 1e-9
 BATCHES = (32, 64, 256)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpgo
-from hpgo.planning import limits
+from hpgo.planning import bottleneck
 from hpgo.show import chain_report, llm_report, report, run_report
 
 ROOT = Path(__file__).parent.parent
@@ -56,7 +56,7 @@ def plans(draw: st.DrawFn) -> hpgo.Plan:
 @settings(max_examples=40)
 @given(plans())
 def test_the_parts_of_a_step_add_up_to_it_and_none_is_negative(plan: hpgo.Plan) -> None:
-    parts = limits.parts(plan.stages, plan.micro_batches, plan.step_s)
+    parts = bottleneck.parts(plan.stages, plan.micro_batches, plan.step_s)
     assert sum(part.seconds for part in parts) == pytest.approx(plan.step_s)
     assert min(part.seconds for part in parts) >= -1e-12
 

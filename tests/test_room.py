@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import hpgo
-from hpgo.base import room
+from hpgo.base import memory_check
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its limits")
 
@@ -82,7 +82,7 @@ assert len(hpgo.schedule("1f1b", ranks=2, micro_batches=2).actions) == 8
 
 @pytest.mark.parametrize("name", [family.name for family in hpgo.schedules()])
 def test_actions_are_counted_before_they_are_there(name: str) -> None:
-    from hpgo.programs.orders import actions_of
+    from hpgo.programs.schedule import actions_of
 
     built = hpgo.schedule(name, ranks=4, micro_batches=16)
     halves = len(built.actions) + int((built.actions[:, 0] == 4).sum())
@@ -91,12 +91,12 @@ def test_actions_are_counted_before_they_are_there(name: str) -> None:
 
 
 def test_limits_of_containers_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(memory_check, "_CGROUPS", tmp_path)
     own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
     folder = tmp_path / own.lstrip("/")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (("max", "1000000\n"), ("current", "900000\n"), ("stat", "anon 1\ninactive_file 50000\n")):
         (folder / f"memory.{name}").write_text(text)
-    assert room.free_bytes() == 150_000
+    assert memory_check.free_bytes() == 150_000
     (folder / "memory.max").write_text("max\n")
-    assert room.free_bytes() > 150_000
+    assert memory_check.free_bytes() > 150_000

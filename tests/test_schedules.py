@@ -18,7 +18,7 @@ from refusals import refused
 import hpgo
 from hpgo import _core
 from hpgo.cli.schedules import command
-from hpgo.programs.orders import KINDS, asynchronous_windows
+from hpgo.programs.schedule import KINDS, asynchronous_windows
 
 ROOT = Path(__file__).parent.parent
 NAMES = [family.name for family in hpgo.schedules()]
@@ -30,7 +30,7 @@ def test_all_families_of_the_field_are_there() -> None:
     assert set(wanted.split()) <= set(NAMES)
 
 
-@pytest.mark.parametrize("module", ["hpgo.programs.orders", "hpgo.programs.layout"])
+@pytest.mark.parametrize("module", ["hpgo.programs.schedule", "hpgo.programs.layout"])
 def test_examples_in_docstrings_run(module: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(module))
     assert tried > 1

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from soak import Served
 
 import hpgo
+from hpgo.page.cache import Store
 from hpgo.page.origins import foreign
-from hpgo.page.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -436,7 +436,7 @@ def test_connections_that_ask_for_nothing_make_room_for_those_of_others() -> Non
 
 
 def test_a_process_that_has_lost_its_server_ends_without_a_word() -> None:
-    script = "from hpgo.page.work import main; main()"
+    script = "from hpgo.page.worker import main; main()"
     with subprocess.Popen(
         [sys.executable, "-c", script, str(2**32), "10", "0"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 from refusals import refused
 
 import hpgo
-from hpgo.cli.setups import read
+from hpgo.cli.simulation_options import read
 from hpgo.page.settings import Plans, settings_of, timelines
-from hpgo.page.work import PageRequest, done
+from hpgo.page.worker import PageRequest, done
+from hpgo.timing.config import FIELDS, SettingError, SimulationConfig
 from hpgo.timing.runs import order_of, run
-from hpgo.timing.setup import FIELDS, SettingError, SimulationConfig
 
 if TYPE_CHECKING:
     from pathlib import Path

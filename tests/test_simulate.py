@@ -17,7 +17,7 @@ import hpgo
 from hpgo import _core
 from hpgo.cli.main import group, run
 from hpgo.errors import ArgumentError, ScheduleError
-from hpgo.programs.orders import KINDS
+from hpgo.programs.schedule import KINDS
 from hpgo.timing.measures import CAUSES
 from hpgo.timing.timeline import Timeline
 

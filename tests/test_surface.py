@@ -19,7 +19,7 @@ from hpgo.export.targets import TargetName
 from hpgo.llm.frameworks import SUPPORT
 from hpgo.machine.rates import RATES, WIDTHS, ComputeType, DeviceName
 from hpgo.model.formats.pipeedge import BYTES_OF_DTYPE, MEGA, Units, ValueType
-from hpgo.planning.question import SCHEDULES
+from hpgo.planning.problem import SCHEDULES
 from hpgo.planning.schedule_search import ONE_STAGE, VIRTUAL_STAGES
 from hpgo.programs.frameworks import TABLE as FRAMEWORKS
 from hpgo.programs.frameworks import ServingFramework, TrainingFramework

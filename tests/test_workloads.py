@@ -24,8 +24,8 @@ from torch import nn  # noqa: E402
 
 import hpgo.runtime  # noqa: E402
 from hpgo.model.builtin import MODELS as PROFILES  # noqa: E402
-from hpgo.runtime.likeness import likeness  # noqa: E402
 from hpgo.runtime.models import MODELS  # noqa: E402
+from hpgo.runtime.module_equality import likeness  # noqa: E402
 from hpgo.runtime.passes import running  # noqa: E402
 
 SMALL = {

@@ -53,7 +53,7 @@ MORE = (
     "hpgo.machine.cluster.Device",
     "hpgo.machine.cluster.Link",
     "hpgo.machine.cluster.Machine",
-    "hpgo.programs.orders.ScheduleFamily",
+    "hpgo.programs.schedule.ScheduleFamily",
     "hpgo.llm.comparison.Comparison",
     "hpgo.llm.measured_steps.PlatformFit",
     "hpgo.llm.parallelism.ParallelismConfig",

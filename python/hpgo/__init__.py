@@ -43,16 +43,16 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.planning.planner import exhaustive as exhaustive
     from hpgo.planning.planner import plan as plan
     from hpgo.planning.plans import Plan as Plan
-    from hpgo.planning.question import MemoryModel as MemoryModel
+    from hpgo.planning.problem import MemoryModel as MemoryModel
     from hpgo.programs.costs import Costs as Costs
     from hpgo.programs.costs import StageBytes as StageBytes
     from hpgo.programs.layout import PipelineLayout as PipelineLayout
-    from hpgo.programs.orders import Durations as Durations
-    from hpgo.programs.orders import Schedule as Schedule
-    from hpgo.programs.orders import schedule as schedule
-    from hpgo.programs.orders import schedules as schedules
     from hpgo.programs.program import Program as Program
     from hpgo.programs.program import program as program
+    from hpgo.programs.schedule import Durations as Durations
+    from hpgo.programs.schedule import Schedule as Schedule
+    from hpgo.programs.schedule import schedule as schedule
+    from hpgo.programs.schedule import schedules as schedules
     from hpgo.show.llm_figure import draw_llm_plan as draw_llm_plan
     from hpgo.show.pareto_figure import draw_pareto_front as draw_pareto_front
     from hpgo.timing.simulation import simulate as simulate
@@ -64,17 +64,17 @@ _PUBLIC: dict[str, str] = {
     "ChainPlan": "hpgo.planning.chain.plans",
     "Cluster": "hpgo.machine.cluster",
     "Costs": "hpgo.programs.costs",
-    "Durations": "hpgo.programs.orders",
+    "Durations": "hpgo.programs.schedule",
     "Layer": "hpgo.model.profile",
     "PipelineLayout": "hpgo.programs.layout",
     "MeasuredStep": "hpgo.llm.measured_steps",
-    "MemoryModel": "hpgo.planning.question",
+    "MemoryModel": "hpgo.planning.problem",
     "Plan": "hpgo.planning.plans",
     "Platform": "hpgo.llm.platform",
     "LlmEstimate": "hpgo.llm.estimate",
     "Profile": "hpgo.model.profile",
     "Program": "hpgo.programs.program",
-    "Schedule": "hpgo.programs.orders",
+    "Schedule": "hpgo.programs.schedule",
     "SharedWeight": "hpgo.model.profile",
     "StageBytes": "hpgo.programs.costs",
     "Timeline": "hpgo.timing.timeline",
@@ -95,8 +95,8 @@ _PUBLIC: dict[str, str] = {
     "estimate_llm": "hpgo.llm.estimate",
     "program": "hpgo.programs.program",
     "read_profile": "hpgo.model.formats",
-    "schedule": "hpgo.programs.orders",
-    "schedules": "hpgo.programs.orders",
+    "schedule": "hpgo.programs.schedule",
+    "schedules": "hpgo.programs.schedule",
     "simulate": "hpgo.timing.simulation",
     "llm_pareto_front": "hpgo.llm.pareto_front",
     "write_profile": "hpgo.model.formats",

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from hpgo.machine.cluster import Cluster
 from hpgo.model.profile import Profile
 from hpgo.planning.chain.records import Chain
-from hpgo.planning.question import PlanningProblem
+from hpgo.planning.problem import PlanningProblem
 from hpgo.programs.names import ScheduleName
-from hpgo.programs.orders import Schedule, _Request
+from hpgo.programs.schedule import Schedule, _Request
 from hpgo.timing.simulation import Columns
 
 __version__: str

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
 from hpgo.base.checks import check_is, listed, number, whole
-from hpgo.base.wording import shown
+from hpgo.base.messages import shown
 from hpgo.errors import ArgumentError, ClusterError
 from hpgo.machine.cluster import Cluster
 from hpgo.planning.laws import Original, check_original

@@ -5,7 +5,7 @@ Messages are for people and may be reworded at any time. Programs tell errors ap
 
 from __future__ import annotations
 
-from hpgo.base.wording import printable
+from hpgo.base.messages import printable
 
 __all__ = [
     "CODES",

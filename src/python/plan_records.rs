@@ -40,7 +40,7 @@ impl From<ClusterRecord> for Cluster {
     }
 }
 
-/// What `hpgo.planning.question.Question` leaves open, apart from model and cluster.
+/// What `hpgo.planning.problem.Question` leaves open, apart from model and cluster.
 #[derive(FromPyObject)]
 #[expect(clippy::struct_excessive_bools, reason = "they are the attributes of a Python record")]
 pub(super) struct SettingsRecord {

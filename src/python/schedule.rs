@@ -17,7 +17,7 @@ use crate::schedule::{Action, Chunks, FAMILIES, Kind, Pace, Request, Schedule, f
 #[pyclass(frozen, module = "hpgo._core")]
 struct CheckedSchedule(Arc<Schedule>);
 
-/// The fields of `hpgo.programs.orders.Schedule`. A row of `actions` is kind, stage, micro-batch, and stage and micro-batch
+/// The fields of `hpgo.programs.schedule.Schedule`. A row of `actions` is kind, stage, micro-batch, and stage and micro-batch
 /// of the backward half; rank `r` has rows `rank_starts[r]..rank_starts[r + 1]`.
 #[derive(FromPyObject)]
 pub(super) struct Record<'py> {

@@ -8,7 +8,7 @@ from numbers import Real
 from types import UnionType  # noqa: TC003
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpgo.base.wording import as_float, as_whole, exactly, near, shown
+from hpgo.base.messages import as_float, as_whole, exactly, near, shown
 from hpgo.errors import ArgumentError, HpgoError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, ge
 
 from hpgo.base.checks import whole
 from hpgo.base.files import GZIP, MOST_BYTES, read_bytes, refused, unpacked, writing
-from hpgo.base.wording import as_float, near, nearest_names, shorten, shown, similar
+from hpgo.base.messages import as_float, near, nearest_names, shorten, shown, similar
 from hpgo.errors import ArgumentError, HpgoError
 
 if TYPE_CHECKING:

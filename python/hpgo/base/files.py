@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpgo.base.wording import shown, similar
+from hpgo.base.messages import shown, similar
 from hpgo.errors import file_error
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

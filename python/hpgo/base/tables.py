@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from hpgo.base.wording import printable
+from hpgo.base.messages import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

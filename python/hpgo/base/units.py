@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from numbers import Real
 
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}

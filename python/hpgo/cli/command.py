@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 import click
 
+from hpgo.base.messages import near, shorten
 from hpgo.base.signals import uninterrupted
-from hpgo.base.wording import near, shorten
 from hpgo.cli.terminal import WIDEST
 from hpgo.errors import HpgoError
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpgo.base.messages import counted
 from hpgo.base.units import format_seconds
-from hpgo.base.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,7 @@ def asked_by_its_own() -> Iterator[None]:
     that as a failure, and there may be no more than `--max-restarts` of these.
     """
     from hpgo.runtime import guards
-    from hpgo.runtime.notice import Preempted
+    from hpgo.runtime.preemption import Preempted
 
     try:
         yield

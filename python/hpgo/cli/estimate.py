@@ -9,7 +9,7 @@ import click
 from hpgo.base.documents import json_text
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.cli.command import Options, argument, option, takes
-from hpgo.cli.questions import Counts
+from hpgo.cli.plan_options import Counts
 from hpgo.cli.terminal import say, table
 from hpgo.cli.values import AS_JSON, PROFILE_OUT, TRANSFORMER, written
 from hpgo.machine.rates import RATES, WIDTHS

@@ -9,10 +9,10 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from hpgo.base.wording import near, shorten
+from hpgo.base.messages import near, shorten
 from hpgo.cli.command import argument, option, takes
 from hpgo.cli.plan import SavingOptions, show, write
-from hpgo.cli.questions import SECTIONS, ProblemOptions, as_options, schedule_option
+from hpgo.cli.plan_options import SECTIONS, ProblemOptions, as_options, schedule_option
 from hpgo.cli.terminal import say
 from hpgo.cli.values import PROFILE, PROFILE_OF_PLAN, cluster_option
 from hpgo.errors import ArgumentError, HpgoError

@@ -56,7 +56,7 @@ def command(options: ExportOptions) -> None:
       hpgo export chain.json --to vllm -o serve.sh
     """
     from hpgo import export
-    from hpgo.planning.reading import read_with_llm_plans
+    from hpgo.planning.plan_files import read_with_llm_plans
 
     read = read_with_llm_plans(options.plan)
     if options.output is not None:

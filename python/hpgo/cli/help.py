@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from hpgo.base.wording import near, shorten
+from hpgo.base.messages import near, shorten
 from hpgo.cli.command import Options, argument, explain_all, takes
 
 if TYPE_CHECKING:

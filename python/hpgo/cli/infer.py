@@ -175,7 +175,7 @@ class _Source:
         self.micro_batches = said if said > len(pipeline.program.schedule.micro_batches) else _MICRO_BATCHES
         if data is not None:
             from hpgo.runtime.loader import length_of
-            from hpgo.runtime.named import made_by
+            from hpgo.runtime.user_functions import made_by
 
             with torch.random.fork_rng(devices=[]):  # what it draws is no part of the run
                 self._data = made_by(data, "data", seed=0, wanted="a data set: pairs of inputs and targets")
@@ -208,7 +208,7 @@ def _conclude(
     options: InferOptions, pipeline: InferencePipeline, flow: Flow, measured: Timeline, accuracy: float | None
 ) -> None:
     """Prints what was measured beside what was predicted."""
-    from hpgo.programs.turns import hosts_of, routes_of
+    from hpgo.programs.host_rotation import hosts_of, routes_of
     from hpgo.timing.breakdown import breakdown
     from hpgo.timing.flow import predicted_flow
     from hpgo.timing.simulation import simulate

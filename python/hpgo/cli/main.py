@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import click
 
-from hpgo.base.wording import similar
+from hpgo.base.messages import similar
 from hpgo.cli.command import LazyGroup
 from hpgo.cli.terminal import say
 from hpgo.errors import HpgoError

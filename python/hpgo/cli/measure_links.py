@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from hpgo.base.documents import json_text, write_text
+from hpgo.base.messages import percent
 from hpgo.base.units import format_bytes_per_s
-from hpgo.base.wording import percent
 from hpgo.cli.command import Options, option, takes
-from hpgo.cli.questions import SECONDS, SOME_SECONDS
+from hpgo.cli.plan_options import SECONDS, SOME_SECONDS
 from hpgo.cli.ranks import in_ranks
 from hpgo.cli.terminal import table
 from hpgo.cli.values import AS_JSON, DEVICE, YAML, File
@@ -80,7 +80,7 @@ def command(options: MeasureLinksOptions) -> None:
 
     def work() -> None:
         from hpgo.runtime.links import measure_links
-        from hpgo.runtime.meeting import place
+        from hpgo.runtime.rendezvous import place
 
         rank, _ = place()
         found = measure_links(
@@ -93,7 +93,7 @@ def command(options: MeasureLinksOptions) -> None:
 
 
 def _write(found: Links, output: str | None, picture: str | None, *, as_json: bool) -> None:
-    from hpgo.show.links_picture import svg
+    from hpgo.show.links_figure import svg
 
     if output is not None:
         write_text(Path(output), found.cluster.yaml(), ClusterError)

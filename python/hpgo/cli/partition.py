@@ -9,7 +9,7 @@ import click
 from hpgo.base.documents import write_text
 from hpgo.base.units import format_seconds
 from hpgo.cli.command import Options, option, takes
-from hpgo.cli.questions import COUNT_LOADING, deadline_option
+from hpgo.cli.plan_options import COUNT_LOADING, deadline_option
 from hpgo.cli.terminal import say, searching
 from hpgo.cli.values import AS_JSON, CLUSTER, FILE, PROFILE, File
 from hpgo.errors import ArgumentError
@@ -171,7 +171,7 @@ def command(options: PartitionOptions) -> None:
     for remark in plan.remarks:
         say("warning", remark)
     if options.picture is not None:
-        from hpgo.show.chain_picture import svg
+        from hpgo.show.chain_figure import svg
 
         write_text(options.picture, svg(plan), ArgumentError)
     if options.as_json:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from hpgo.base.wording import counted, shorten
+from hpgo.base.messages import counted, shorten
 from hpgo.cli.terminal import say
 from hpgo.errors import ArgumentError, ProfileError
 from hpgo.model.formats.pipeedge import MEGA, Timing, read_results

@@ -15,7 +15,7 @@ from hpgo.base.units import format_seconds
 from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.compared import percent
 from hpgo.cli.main import run
-from hpgo.cli.questions import SECONDS
+from hpgo.cli.plan_options import SECONDS
 from hpgo.cli.ranks import take_part
 from hpgo.cli.terminal import say
 from hpgo.errors import ArgumentError
@@ -136,9 +136,9 @@ def command(options: PipeEdgeRunOptions) -> None:
     from hpgo import runtime
 
     runtime.check_torch()
-    from hpgo.runtime.notice import Preempted
+    from hpgo.runtime.failure_detection import Limits
     from hpgo.runtime.pipeedge.ranks import Rank
-    from hpgo.runtime.watch import Limits
+    from hpgo.runtime.preemption import Preempted
 
     part = Rank(
         number=options.rank,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hpgo.base.documents import json_text, write_text
+from hpgo.base.messages import above, printable, shorten
 from hpgo.base.tables import markdown
 from hpgo.base.units import format_seconds
-from hpgo.base.wording import above, printable, shorten
 from hpgo.cli.command import Options, argument, option, takes
-from hpgo.cli.kinds import meant_as_transformer
-from hpgo.cli.questions import SECTIONS, Counts, ProblemOptions, as_options, deadline_option, schedule_option
+from hpgo.cli.misplaced_names import meant_as_transformer
+from hpgo.cli.plan_options import SECTIONS, Counts, ProblemOptions, as_options, deadline_option, schedule_option
 from hpgo.cli.terminal import say, searching, table, width
 from hpgo.cli.values import (
     AS_JSON,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.cli.command import Options, argument, option
-from hpgo.cli.questions import SECONDS, TIMEOUT
+from hpgo.cli.plan_options import SECONDS, TIMEOUT
 from hpgo.cli.ranks import take_part
 from hpgo.cli.terminal import clear_line, say
 from hpgo.cli.values import AS_JSON, AUTOCAST, DEVICE, DTYPE, PLAN, SEED, TIMELINE_OUT, WORKLOAD
@@ -20,8 +20,8 @@ from hpgo.errors import ArgumentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hpgo.runtime.failure_detection import Limits
     from hpgo.runtime.runnable import Runnable
-    from hpgo.runtime.watch import Limits
 
 
 def heartbeat_timeout(default: str) -> Any:
@@ -58,7 +58,7 @@ class ProcessOptions(Options):
         from hpgo import runtime
 
         runtime.check_torch()
-        from hpgo.runtime.watch import Limits
+        from hpgo.runtime.failure_detection import Limits
 
         if self.timeline is not None and not (folder := Path(self.timeline).parent).is_dir():
             raise ArgumentError(
@@ -128,8 +128,8 @@ def run_ranks(
     """
     limits = options.limits()
     from hpgo.runtime.launch import run_here
-    from hpgo.runtime.meeting import is_launched
     from hpgo.runtime.progress import stages_of
+    from hpgo.runtime.rendezvous import is_launched
 
     with preempted(kept):
         if is_launched():
@@ -148,7 +148,7 @@ def run_ranks(
 @contextmanager
 def preempted(kept: str) -> Iterator[None]:
     """Say what was saved, on rank 0, if SIGTERM ends the run."""
-    from hpgo.runtime.notice import Preempted
+    from hpgo.runtime.preemption import Preempted
 
     try:
         yield
@@ -161,7 +161,7 @@ def preempted(kept: str) -> Iterator[None]:
 def read_training(file: str) -> Runnable:
     """Read a plan or program that trains. Raises ArgumentError for a plan of `hpgo partition`."""
     from hpgo.planning.chain.plans import ChainPlan
-    from hpgo.planning.reading import read_any
+    from hpgo.planning.plan_files import read_any
     from hpgo.runtime.runnable import Runnable
 
     plan = read_any(file)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.base.documents import json_text
+from hpgo.base.messages import times
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import times
 from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.pipeedge import Files, check_folder, check_words, device, read_all, timings
-from hpgo.cli.questions import BYTES, DEVICE_BYTES, RATE, SECONDS, Counts
+from hpgo.cli.plan_options import BYTES, DEVICE_BYTES, RATE, SECONDS, Counts
 from hpgo.cli.terminal import progress, say, table
 from hpgo.cli.values import AS_JSON, AUTOCAST, DEVICE, DTYPE, FILE, PROFILE_OUT, WORKLOAD, written
 from hpgo.errors import ArgumentError

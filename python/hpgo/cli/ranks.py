@@ -14,7 +14,7 @@ from hpgo.errors import HpgoError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpgo.runtime.watch import Limits
+    from hpgo.runtime.failure_detection import Limits
 
 _PAUSE_S = 1.0
 """Before the first rank ends: launchers then end the others, who may keep what all share, or be about to speak."""
@@ -25,9 +25,9 @@ def in_ranks(count: int, timeout_s: float, work: Callable[[], None]) -> None:
 
     Raises what the first rank raised; of the ranks of a launcher the first one tells it, and all end.
     """
+    from hpgo.runtime.failure_detection import Limits
     from hpgo.runtime.launch import run_here
-    from hpgo.runtime.meeting import is_launched
-    from hpgo.runtime.watch import Limits
+    from hpgo.runtime.rendezvous import is_launched
 
     limits = Limits(timeout_s)
     if is_launched():
@@ -39,8 +39,8 @@ def in_ranks(count: int, timeout_s: float, work: Callable[[], None]) -> None:
 def take_part(limits: Limits, work: Callable[[], None]) -> None:
     """Runs `work` as one rank of a launcher's, guarded as that."""
     from hpgo.runtime import guards
-    from hpgo.runtime.meeting import guard
-    from hpgo.runtime.notice import Preempted
+    from hpgo.runtime.preemption import Preempted
+    from hpgo.runtime.rendezvous import guard
 
     try:
         guard(limits, _tell)

@@ -91,7 +91,7 @@ def command(options: RunOptions) -> None:
     folder = options.checkpoint
     if options.elastic:
         limits = options.limits()
-        from hpgo.runtime.meeting import is_launched
+        from hpgo.runtime.rendezvous import is_launched
 
         elastic_runs.check(checkpoint=folder, every=options.every, launched=is_launched())
         with preempted(f"whoever is started again goes on from {folder}"):
@@ -119,7 +119,7 @@ def _prepare(options: RunOptions, runnable: Runnable) -> None:
 
 def _train_again(options: RunOptions) -> None:
     """Run one rank, of as many as there are now."""
-    from hpgo.runtime.meeting import place
+    from hpgo.runtime.rendezvous import place
     from hpgo.runtime.runnable import Runnable
     from hpgo.runtime.train.elastic import settle
 
@@ -190,7 +190,7 @@ def _batches(options: RunOptions, pipeline: Pipeline) -> Iterator[tuple[Share, S
     """Yield a global batch per step: of the data, epoch after epoch, or the workload's example again and again."""
     if options.data is None:
         return repeat(pipeline.example())
-    from hpgo.runtime.meeting import agree
+    from hpgo.runtime.rendezvous import agree
 
     loader = pipeline.loader(options.data)
     agree({"number of samples": str(len(loader) * pipeline.program.global_batch_size + loader.dropped)})

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from hpgo.base.wording import above
+from hpgo.base.messages import above
 from hpgo.cli.command import Options, option, takes
 from hpgo.cli.main import run
 from hpgo.cli.terminal import say

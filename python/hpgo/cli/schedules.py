@@ -10,7 +10,7 @@ import click
 
 from hpgo.cli.command import Group, Options, argument, option, takes
 from hpgo.cli.values import AS_JSON, SCHEDULE
-from hpgo.programs.orders import Schedule, schedule, schedules
+from hpgo.programs.schedule import Schedule, schedule, schedules
 
 if TYPE_CHECKING:
     from hpgo.programs.names import ScheduleName

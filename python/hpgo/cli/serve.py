@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from hpgo.cli.command import Options, argument, option, takes
-from hpgo.cli.questions import BYTES, SECONDS
+from hpgo.cli.plan_options import BYTES, SECONDS
 from hpgo.cli.values import PLAN
 
 _LEAST_BYTES = 200e6
@@ -85,9 +85,9 @@ def command(options: ServeOptions) -> None:
         )
     if not options.time_limit:
         raise HpgoError("`--time-limit` is zero, in which nothing is done", "give it some seconds")
+    from hpgo.page.plan_store import PlanStore
     from hpgo.page.pool import Limits
     from hpgo.page.server import listen, serve
-    from hpgo.page.shelf import PlanStore
 
     shelf = PlanStore()
     for path in options.plans:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.cli.command import option, takes
-from hpgo.cli.setups import SECTIONS, Listing, SetupOptions, flag_of, read
+from hpgo.cli.simulation_options import SECTIONS, Listing, SetupOptions, flag_of, read
 from hpgo.cli.terminal import say
 from hpgo.cli.values import AS_JSON, FILE, PLAN, RUN_OUT, SCHEDULES, written
 from hpgo.errors import ArgumentError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from hpgo.programs.names import ScheduleName
-    from hpgo.timing.setup import SimulationConfig
+    from hpgo.timing.config import SimulationConfig
     from hpgo.timing.timeline import Timeline
 
     Called = Callable[[str], str]
@@ -141,7 +141,7 @@ def _timeline(setup: SimulationConfig, name: ScheduleName, called: Called) -> Ti
 
     if not _is_file(name):
         return run(setup, order_of(setup, name, called=called), called=called)
-    from hpgo.programs.orders import Schedule
+    from hpgo.programs.schedule import Schedule
 
     order = Schedule.read(name)
     for key, size in (("num_stages", order.ranks), ("num_batches", order.total_micro_batches)):
@@ -152,7 +152,7 @@ def _timeline(setup: SimulationConfig, name: ScheduleName, called: Called) -> Ti
 
 def _is_file(name: str) -> bool:
     """Return whether `name` is the file of a schedule: it looks like one, or a file and no schedule is called so."""
-    from hpgo.programs.orders import schedules
+    from hpgo.programs.schedule import schedules
 
     if name.lower().endswith((".csv", ".txt")):
         return True
@@ -162,7 +162,7 @@ def _is_file(name: str) -> bool:
 
 def _check_known(names: Sequence[ScheduleName], setup: SimulationConfig) -> None:
     """Raises ArgumentError for an option that is given to schedules of which none has it."""
-    from hpgo.programs.orders import schedules
+    from hpgo.programs.schedule import schedules
     from hpgo.timing.runs import OPTIONS
 
     families = [family for family in schedules() if family.name in names]

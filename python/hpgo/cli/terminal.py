@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpgo.base.messages import percent, printable
 from hpgo.base.tables import cells_of, folded, numeric, plain
-from hpgo.base.wording import percent, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.cli.command import option
-from hpgo.cli.kinds import check_kind
+from hpgo.cli.misplaced_names import check_kind
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Known(click.ParamType):  # type: ignore[type-arg]
         files: bool = False,
         many: bool = False,
     ):
-        """`kind` is one of `hpgo.cli.kinds`, where names of other kinds are told from those that are unknown.
+        """`kind` is one of `hpgo.cli.misplaced_names`, where names of other kinds are told from those that are unknown.
 
         `others` are accepted, too, but not completed: the command explains itself what is wrong with them.
         """
@@ -118,7 +118,7 @@ def _workloads() -> list[str]:
 
 
 def _schedules() -> list[str]:
-    from hpgo.programs.orders import schedules
+    from hpgo.programs.schedule import schedules
 
     return [family.name for family in schedules()]
 

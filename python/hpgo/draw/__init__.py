@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, Unpack, cast, get_args
 
 from hpgo.base.checks import check_is, listed
-from hpgo.base.wording import shorten, shown
+from hpgo.base.messages import shorten, shown
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:

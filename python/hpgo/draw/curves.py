@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpgo.base.wording import printable
+from hpgo.base.messages import printable
 from hpgo.draw import palette, still
 from hpgo.draw.axis import number_text, ticks
 from hpgo.draw.fonts import text_px

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpgo.base.messages import printable
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import printable
 from hpgo.draw.density import parts
 
 if TYPE_CHECKING:

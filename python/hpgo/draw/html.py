@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hpgo.base.messages import printable
 from hpgo.base.quoting import filled
-from hpgo.base.wording import printable
 from hpgo.draw import palette
 from hpgo.draw.axis import SHORTEST_S, drawn_span_s
 from hpgo.draw.facts import (
@@ -35,7 +35,7 @@ from hpgo.draw.facts import (
     title,
 )
 from hpgo.draw.scene import staircase
-from hpgo.programs.orders import KINDS
+from hpgo.programs.schedule import KINDS
 from hpgo.timing.measures import CAUSES, TRANSFER_KINDS
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from hpgo.base.checks import check_is, listed
-from hpgo.base.records import Record
-from hpgo.base.wording import near, printable, shown
+from hpgo.base.messages import near, printable, shown
+from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from hpgo.draw.facts import (
     title,
 )
 from hpgo.draw.fonts import DIGIT_EM, fitted, text_px
-from hpgo.programs.orders import KINDS
+from hpgo.programs.schedule import KINDS
 from hpgo.timing.measures import CAUSES, TRANSFER_KINDS
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from hpgo.base.files import as_path, writing
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.draw import palette
 from hpgo.draw.options import options_of
 from hpgo.draw.svg import svg

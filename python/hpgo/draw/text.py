@@ -16,7 +16,7 @@ from hpgo.base.units import format_seconds
 from hpgo.draw.axis import drawn_span_s, number_text, ticks, time_unit
 from hpgo.draw.density import Intervals, equals, shares
 from hpgo.draw.facts import comparison, counted, definitions, names, rank_name, summary, title
-from hpgo.programs.orders import KINDS
+from hpgo.programs.schedule import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

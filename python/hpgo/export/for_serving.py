@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpgo import _core
+from hpgo.base.messages import counted, shown
 from hpgo.base.quoting import in_comment, in_python, in_shell
 from hpgo.base.units import format_seconds
-from hpgo.base.wording import counted, shown
 from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.model.profile import Profile
 from hpgo.planning.chain.plans import ChainPlan

@@ -12,18 +12,18 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hpgo import _core
+from hpgo.base.messages import counted, shorten, shown
 from hpgo.base.quoting import in_comment
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import counted, shorten, shown
 from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.export.precision import note
 from hpgo.model.profile import Profile
 from hpgo.planning.plans import Plan
 from hpgo.programs.blocks import Blocks
 from hpgo.programs.frameworks import check, check_optimizer, framework, runs_as, sums_shared
-from hpgo.programs.orders import schedule as build
 from hpgo.programs.program import Program
 from hpgo.programs.recomputation import activations_bytes, group_of
+from hpgo.programs.schedule import schedule as build
 from hpgo.timing.simulation import simulate
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
     from hpgo.programs.frameworks import Framework
     from hpgo.programs.optimizers import OptimizerName
-    from hpgo.programs.orders import Schedule
+    from hpgo.programs.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpgo import _core
+from hpgo.base.messages import counted
 from hpgo.base.quoting import in_comment
 from hpgo.base.units import format_bytes
-from hpgo.base.wording import counted
 from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.llm.estimate import orders_of
 from hpgo.llm.frameworks import FrameworkSupport, framework_support
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hpgo.llm.plan import LlmPlan
     from hpgo.model.transformer import Transformer
     from hpgo.programs.frameworks import Framework
-    from hpgo.programs.orders import Schedule
+    from hpgo.programs.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.checks import check_is, check_text
-from hpgo.base.records import Record
+from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 from hpgo.programs.frameworks import row_of
 

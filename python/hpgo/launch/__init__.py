@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hpgo.base.checks import choice
 from hpgo.base.documents import write_text
 from hpgo.base.files import as_path
-from hpgo.base.wording import near
+from hpgo.base.messages import near
 from hpgo.errors import ArgumentError
 from hpgo.launch.job import LaunchJob, Node, check_job
 from hpgo.launch.kubernetes import kubeflow, pytorchjob

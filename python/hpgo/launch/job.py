@@ -8,9 +8,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_is, check_text, listed
+from hpgo.base.messages import as_whole, counted, shown
 from hpgo.base.quoting import in_comment
-from hpgo.base.records import Record
-from hpgo.base.wording import as_whole, counted, shown
+from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster
 from hpgo.planning.files import known_source

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hpgo.base.messages import shown
 from hpgo.base.quoting import in_yaml
-from hpgo.base.wording import shown
 from hpgo.errors import ArgumentError
 from hpgo.launch.job import check_job
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
+from hpgo.base.messages import counted
 from hpgo.base.quoting import in_shell
-from hpgo.base.wording import counted
 from hpgo.launch.job import check_job, checked_port, master_port
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import listed
+from hpgo.base.messages import shown
 from hpgo.base.quoting import in_shell
-from hpgo.base.wording import shown
 from hpgo.errors import ArgumentError
 from hpgo.launch.job import check_job, master_port
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_is
 from hpgo.base.laws import difference
-from hpgo.base.records import Record, check_fields
-from hpgo.base.wording import near, shorten, shown
+from hpgo.base.messages import near, shorten, shown
+from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import LlmEstimate
 from hpgo.llm.parallelism import ParallelismConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hpgo.base.records import check_fields
+from hpgo.base.validated import check_fields
 
 # Constants that a platform scales: a factor divides efficiencies and multiplies seconds.
 COMPUTING = (

@@ -9,8 +9,8 @@ from math import lcm
 from typing import TYPE_CHECKING, Any, get_args
 
 from hpgo.base.checks import check_flag, check_is, choice, number, whole
-from hpgo.base.records import Record, check_fields
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
+from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.gpus import Gpus
@@ -36,8 +36,8 @@ from hpgo.model.estimate import ESTIMATED
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.profile import Layer, Profile
 from hpgo.planning.laws import checked_estimate
-from hpgo.programs.orders import KINDS, Schedule
-from hpgo.programs.orders import schedule as build
+from hpgo.programs.schedule import KINDS, Schedule
+from hpgo.programs.schedule import schedule as build
 
 if TYPE_CHECKING:
     import os

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from hpgo.base.records import Record
-from hpgo.base.wording import counted, in_a_row, shorten
+from hpgo.base.messages import counted, in_a_row, shorten
+from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 from hpgo.llm.arithmetic import TABLES, ArithmeticSettings, stated
 from hpgo.llm.parallelism import MOST_ZERO, ParallelismConfig, PipelineSchedule, Precision, Recompute

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.checks import check_is, listed, number
 from hpgo.base.documents import Section, hinted, parse, read_text
 from hpgo.base.files import as_path
-from hpgo.base.records import Record, check_fields
+from hpgo.base.messages import printable, shorten
 from hpgo.base.units import parse_seconds
-from hpgo.base.wording import printable, shorten
+from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, HpgoError
 from hpgo.llm.constants import CONSTANTS
 from hpgo.llm.estimate import COUNTS, FLAGS, LlmEstimate, estimate_config, estimate_llm

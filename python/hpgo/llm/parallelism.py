@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpgo.base.checks import whole
 from hpgo.base.divisors import divisors
-from hpgo.base.records import check_fields
-from hpgo.base.wording import counted, shown
+from hpgo.base.messages import counted, shown
+from hpgo.base.validated import check_fields
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from hpgo.base.documents import (
     record,
     write_text,
 )
-from hpgo.base.records import Record, check_fields
-from hpgo.base.wording import counted, shorten, shown
+from hpgo.base.messages import counted, shorten, shown
+from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import LlmEstimate, StageEstimate
 from hpgo.llm.frameworks import framework_support

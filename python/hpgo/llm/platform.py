@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from hpgo.base.checks import number, whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.files import as_path
+from hpgo.base.messages import printable, shown
 from hpgo.base.quoting import in_yaml
-from hpgo.base.records import Record, check_fields
-from hpgo.base.wording import printable, shown
+from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.llm.validated_features import family
 

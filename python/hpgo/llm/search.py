@@ -14,8 +14,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, get_args
 
 from hpgo.base.checks import choice, number, whole
-from hpgo.base.records import Record, check_fields
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
+from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.llm.bounds import ALL, NONE, SLACK, Candidate
 from hpgo.llm.config_groups import ConfigGroup, config_groups, fewest_recomputed, leanest

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.checks import listed, whole
 from hpgo.base.divisors import divisors
-from hpgo.base.wording import in_a_row, near, shorten, shown
+from hpgo.base.messages import in_a_row, near, shorten, shown
 from hpgo.errors import ArgumentError
 from hpgo.llm.parallelism import MOST_ZERO, DegreeError, ParallelismConfig, check_batch, check_degrees, ends_of, nearest
 

@@ -11,7 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from hpgo.base.divisors import divisors
-from hpgo.base.wording import in_a_row
+from hpgo.base.messages import in_a_row
 from hpgo.errors import ArgumentError
 from hpgo.llm.parallelism import DEGREES, MOST_ZERO, DegreeError, check_batch, check_degrees, data_degree, nearest
 

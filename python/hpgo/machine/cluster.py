@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import MOST_GPUS, check_is, check_text, number, whole
+from hpgo.base.deprecated import renamed
 from hpgo.base.documents import Section, hinted, kind_of_document, parse, read_text
+from hpgo.base.messages import as_whole, brief, counted, near, printable, shorten, shown
 from hpgo.base.presentation import present
-from hpgo.base.records import Record, check_fields
-from hpgo.base.renamed import renamed
 from hpgo.base.units import (
     format_bytes,
     format_bytes_per_s,
@@ -25,7 +25,7 @@ from hpgo.base.units import (
     parse_bytes_per_s,
     parse_seconds,
 )
-from hpgo.base.wording import as_whole, brief, counted, near, printable, shorten, shown
+from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, ClusterError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from hpgo.base.messages import in_a_row, shorten
 from hpgo.base.units import format_bytes
-from hpgo.base.wording import in_a_row, shorten
 from hpgo.errors import ClusterError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hpgo.base.records import check_fields
-from hpgo.base.wording import near, shorten
+from hpgo.base.messages import near, shorten
+from hpgo.base.validated import check_fields
 from hpgo.errors import ArgumentError
 
 RouterScore = Literal["softmax", "sigmoid"]

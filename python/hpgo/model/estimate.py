@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from hpgo.base.checks import choice, listed, number, whole
 from hpgo.base.files import as_path, is_folder, may_be_file
-from hpgo.base.wording import as_whole, shown, similar
+from hpgo.base.messages import as_whole, shown, similar
 from hpgo.errors import ArgumentError, ProfileError
 from hpgo.machine.rates import RATES, WIDTHS, Rates
 from hpgo.model.formats.onnx_files import OnnxFile

@@ -13,9 +13,9 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import MOST_GPUS, check_text, listed, number, whole
+from hpgo.base.messages import as_float, brief, counted, near, shorten, shown
 from hpgo.base.presentation import present
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import as_float, brief, counted, near, shorten, shown
 from hpgo.errors import ProfileError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hpgo import _core
 from hpgo.base.checks import whole
-from hpgo.base.wording import shown
+from hpgo.base.messages import shown
 from hpgo.errors import ArgumentError
 from hpgo.model.profile import Profile
 

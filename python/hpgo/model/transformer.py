@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from hpgo.base.checks import check_is, whole
 from hpgo.base.divisors import divisors
-from hpgo.base.records import check_fields
-from hpgo.base.wording import counted
+from hpgo.base.messages import counted
+from hpgo.base.validated import check_fields
 from hpgo.errors import ArgumentError
 from hpgo.model.arithmetic import Arithmetic  # noqa: TC001 -- `check_fields` reads the annotation
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError
 from hpgo.machine.rates import WIDTHS
 from hpgo.model.operations import Network, Operation, Tensor

@@ -12,8 +12,8 @@ from hpgo.base.quoting import filled
 from hpgo.draw import ENDINGS
 from hpgo.errors import HpgoError
 from hpgo.page.settings import LABELS, RENAMED, TRANSFERS, settings_of
-from hpgo.programs.orders import schedules
-from hpgo.timing.setup import SettingError
+from hpgo.programs.schedule import schedules
+from hpgo.timing.config import SettingError
 from hpgo.timing.simulation import COMMUNICATION
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.errors import HpgoError
-from hpgo.page.work import OUT_OF_MEMORY, ProgressMessage, Stop, framed
+from hpgo.page.worker import OUT_OF_MEMORY, ProgressMessage, Stop, framed
 
 if TYPE_CHECKING:
     from hpgo.page.planned.jobs import PlanJob
-    from hpgo.page.work import Done, PageRequest
+    from hpgo.page.worker import Done, PageRequest
 
 _GRACE_S = 0.5
 """How long work goes on for a client that has left: most ends by then, and a process is dearer than it."""
@@ -181,7 +181,7 @@ class _Worker:
         }
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-c", "from hpgo.page.work import main; main()"),
+                *(sys.executable, "-P", "-c", "from hpgo.page.worker import main; main()"),
                 *(str(limits.memory_bytes), str(limits.time_s), str(nice)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

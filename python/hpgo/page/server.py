@@ -16,7 +16,7 @@ from hpgo.page.pool import Limits, Pool
 if TYPE_CHECKING:
     import socket
 
-    from hpgo.page.shelf import PlanStore
+    from hpgo.page.plan_store import PlanStore
 
 _QUEUE = 32
 
@@ -43,7 +43,7 @@ async def _serve(bound: socket.socket, shelf: PlanStore, hosts: list[str], limit
     pools = Pool(1, _QUEUE, limits), Pool(workers, _QUEUE, limits, nice=10)
     try:
         await pools[0].warm()  # it starts while this process loads the rest
-        from hpgo.page.site import PageApp, server
+        from hpgo.page.app import PageApp, server
 
         await server(PageApp(shelf, *pools), hosts).serve(sockets=[bound])
     finally:

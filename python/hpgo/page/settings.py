@@ -7,11 +7,11 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hpgo.base.messages import near, shorten
 from hpgo.base.units import format_bytes
-from hpgo.base.wording import near, shorten
 from hpgo.errors import ArgumentError
+from hpgo.timing.config import FIELDS, SettingError, SimulationConfig, from_text
 from hpgo.timing.runs import BEYOND_A_PLAN, OPTIONS, order_of, run, run_program
-from hpgo.timing.setup import FIELDS, SettingError, SimulationConfig, from_text
 from hpgo.timing.simulation import COMMUNICATION
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hpgo.planning.plans import Plan
     from hpgo.programs.names import ScheduleName
-    from hpgo.programs.orders import Schedule
+    from hpgo.programs.schedule import Schedule
     from hpgo.timing.timeline import Timeline
 
 

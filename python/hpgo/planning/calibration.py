@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpgo.base.checks import check_is
-from hpgo.base.records import Record, check_fields
+from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster, Link
 from hpgo.model.profile import Layer, Profile

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hpgo import _core
 from hpgo.base.checks import check_is, check_text
 from hpgo.base.documents import Section, as_kind, hinted, json_text, kind_of_document, parse, record
-from hpgo.base.wording import shown
+from hpgo.base.messages import shown
 from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster
 from hpgo.model.formats import native

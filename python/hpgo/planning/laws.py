@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo._core import at_batch
 from hpgo.base.laws import broken, check, is_equal, is_most
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster
 from hpgo.model.profile import Profile

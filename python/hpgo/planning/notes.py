@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log
 from typing import TYPE_CHECKING
 
-from hpgo.base.wording import counted, percent, shorten, times
+from hpgo.base.messages import counted, percent, shorten, times
 from hpgo.machine.rates import same_card
 from hpgo.model.builtin import measured_on
 from hpgo.model.estimate import is_estimate
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hpgo.model.profile import Profile
-    from hpgo.planning.question import PlanningProblem
+    from hpgo.planning.problem import PlanningProblem
     from hpgo.programs.stages import Stage
 
 NOISY = 0.25

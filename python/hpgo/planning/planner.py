@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from hpgo.base.checks import check_progress, device_number, listed, number, whole
-from hpgo.base.wording import as_whole, shown
+from hpgo.base.messages import as_whole, shown
 from hpgo.errors import ArgumentError, DeadlineError
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.planning.laws import checked
-from hpgo.planning.question import NO_LIMIT, SCHEDULES, PlanningProblem
+from hpgo.planning.memory_preference import least_memory, with_leaner
+from hpgo.planning.problem import NO_LIMIT, SCHEDULES, PlanningProblem
 from hpgo.planning.schedule_search import best_of_all, best_of_one, check_schedule
 from hpgo.planning.search import evaluated, plan_of, search, with_alternatives
-from hpgo.planning.ties import least_memory, with_leaner
 
 if TYPE_CHECKING:
     import os
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster
     from hpgo.model.profile import Profile
     from hpgo.planning.plans import Plan
-    from hpgo.planning.question import PlanOptions
+    from hpgo.planning.problem import PlanOptions
     from hpgo.programs.frameworks import TrainingFramework
 
 
@@ -109,7 +109,7 @@ def plan(
 
     if framework is None:
         return checked(solve(question))
-    from hpgo.planning.restrict import restricted, solved, with_restriction
+    from hpgo.planning.framework_restriction import restricted, solved, with_restriction
     from hpgo.programs.frameworks import framework as find_framework
 
     row = find_framework(framework)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.checks import check_flag, number
 from hpgo.base.documents import read_text, write_text
 from hpgo.base.laws import share_left
+from hpgo.base.messages import brief, counted, percent, shorten, shown
 from hpgo.base.presentation import present
-from hpgo.base.records import Record, check_fields
 from hpgo.base.units import format_seconds
-from hpgo.base.wording import brief, counted, percent, shorten, shown
+from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster
 from hpgo.model.profile import Profile, SharedWeight
-from hpgo.planning import limits
-from hpgo.planning.question import MemoryModel
+from hpgo.planning import bottleneck
+from hpgo.planning.problem import MemoryModel
 from hpgo.programs.blocks import Blocks
 from hpgo.programs.stages import Crossing, DeviceGroup, Stage, groups_of
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import os
 
     from hpgo.programs.names import ScheduleName
-    from hpgo.programs.orders import Durations, Schedule
     from hpgo.programs.program import Program
     from hpgo.programs.ranks import RankProgram
+    from hpgo.programs.schedule import Durations, Schedule
     from hpgo.timing.timeline import Timeline
 
 STOPPED = ("deadline", "interrupt", "effort")
@@ -321,21 +321,21 @@ class Plan(Record):
     @property
     def limit(self) -> str:
         """What keeps the step from being shorter, in words."""
-        return limits.describe(self.stages, self.micro_batches, self.step_s)
+        return bottleneck.describe(self.stages, self.micro_batches, self.step_s)
 
     def orders(self, schedule: ScheduleName | None = None) -> Schedule:
         """Who does what in which order, a rank for each of `groups`: as it was planned, or by the family `schedule`.
 
         Raises ArgumentError for a family that runs other stages on a rank than the plan has on a device.
         """
-        from hpgo.planning.running import orders_of  # it runs plans, which looking for them does not
+        from hpgo.planning.plan_program import orders_of  # it runs plans, which looking for them does not
 
         return orders_of(self, schedule)
 
     @property
     def durations(self) -> Durations:
         """What the plan's stages take, for schedules that are fitted to that."""
-        from hpgo.planning.running import durations_of
+        from hpgo.planning.plan_program import durations_of
 
         return durations_of(self)
 
@@ -350,7 +350,7 @@ class Plan(Record):
         >>> [len(stage.devices) for stage in runs.stages], runs.stages[0].crossings[0].layer
         ([15, 1], 'pool-5')
         """
-        from hpgo.planning.running import program_of
+        from hpgo.planning.plan_program import program_of
 
         return program_of(self, schedule)
 
@@ -396,7 +396,7 @@ class Plan(Record):
         >>> hpgo.Plan.from_json(plan.to_json()).reprice().step_s == plan.step_s
         True
         """
-        from hpgo.planning.reprice import reprice  # it makes plans
+        from hpgo.planning.reevaluate import reprice  # it makes plans
 
         return reprice(self, profile, cluster)
 
@@ -413,7 +413,7 @@ class Plan(Record):
         >>> fewer.cluster_devices, fewer.global_batch_size
         (8, 64)
         """
-        from hpgo.planning.again import replan  # it makes plans
+        from hpgo.planning.replan import replan  # it makes plans
 
         return replan(self, devices)
 

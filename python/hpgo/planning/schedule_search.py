@@ -11,22 +11,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpgo import _core
+from hpgo.base.messages import near, shown
 from hpgo.base.units import format_bytes
-from hpgo.base.wording import near, shown
 from hpgo.errors import ArgumentError, InfeasibleError
-from hpgo.planning.infeasible import check_memory
+from hpgo.planning.infeasibility import check_memory
+from hpgo.planning.memory_preference import with_leaner
 from hpgo.planning.plans import ScheduleChoice
-from hpgo.planning.question import SCHEDULES
+from hpgo.planning.problem import SCHEDULES
 from hpgo.planning.search import NO_PLAN_FITS, explained, searched, with_alternatives
-from hpgo.planning.ties import with_leaner
-from hpgo.programs.orders import schedules
+from hpgo.programs.schedule import schedules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpgo.planning.plans import Plan
-    from hpgo.planning.question import PlanningProblem
-    from hpgo.programs.orders import ScheduleFamily
+    from hpgo.planning.problem import PlanningProblem
+    from hpgo.programs.schedule import ScheduleFamily
 
     Progress = Callable[[float, float], object] | None
 

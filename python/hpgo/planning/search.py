@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from hpgo.machine.cluster import Cluster
     from hpgo.model.profile import Profile, SharedWeight
-    from hpgo.planning.question import PlanningProblem
-    from hpgo.programs.orders import Schedule
+    from hpgo.planning.problem import PlanningProblem
+    from hpgo.programs.schedule import Schedule
 
 NO_PLAN_FITS = "no plan fits"
 """How the native planner words it that no plan can fit. Where it merely found none, it says so."""

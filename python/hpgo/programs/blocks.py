@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from hpgo.base.records import Record
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
+from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:

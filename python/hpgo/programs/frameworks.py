@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
-from hpgo.base.wording import near, shorten, shown
+from hpgo.base.messages import near, shorten, shown
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_text, whole
-from hpgo.base.records import Record
-from hpgo.base.renamed import renamed
-from hpgo.base.wording import shorten
+from hpgo.base.deprecated import renamed
+from hpgo.base.messages import shorten
+from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from hpgo.programs.orders import Schedule
+    from hpgo.programs.schedule import Schedule
 
 _MOST_LETTERS = 1_000_000
 _LETTERS = "EtmL"
@@ -114,7 +114,7 @@ class PipelineLayout(Record):
 
         `group_size` is its `microbatch_group_size_per_vp_stage`, the number of ranks if left out.
         """
-        from hpgo.programs.orders import schedule
+        from hpgo.programs.schedule import schedule
 
         chunks = self.chunks(ranks)
         micro_batches = whole("micro_batches", micro_batches)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from hpgo import _core
 from hpgo.base.checks import MOST_GPUS, check_is, check_text, device_number, listed, whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
-from hpgo.base.records import Record, check_fields
-from hpgo.base.wording import as_whole, exactly, shown, spans_of
+from hpgo.base.messages import as_whole, exactly, shown, spans_of
+from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.programs.costs import Costs, StageBytes
-from hpgo.programs.orders import Schedule
 from hpgo.programs.ranks import GradientSum, ProgramStage, RankProgram, even_rows, rank_actions, rank_stages
+from hpgo.programs.schedule import Schedule
 from hpgo.programs.stages import Crossing
 
 if TYPE_CHECKING:

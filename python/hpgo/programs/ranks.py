@@ -6,15 +6,15 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.records import Record
+from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
-from hpgo.programs.orders import KINDS
+from hpgo.programs.schedule import KINDS
 from hpgo.programs.stages import Crossing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpgo.programs.orders import Schedule
+    from hpgo.programs.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

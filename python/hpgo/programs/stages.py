@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_flag
-from hpgo.base.records import Record
+from hpgo.base.validated import Record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from hpgo.runtime.loader import Loader as Loader
     from hpgo.runtime.loader import Share as Share
     from hpgo.runtime.modules import Network as Network
-    from hpgo.runtime.notice import Preempted as Preempted
-    from hpgo.runtime.parts import StageModule as StageModule
-    from hpgo.runtime.parts import Value as Value
+    from hpgo.runtime.preemption import Preempted as Preempted
     from hpgo.runtime.profiling import Measurement as Measurement
     from hpgo.runtime.profiling import measure as measure
     from hpgo.runtime.profiling import profile as profile
+    from hpgo.runtime.stage_module import StageModule as StageModule
+    from hpgo.runtime.stage_module import Value as Value
     from hpgo.runtime.train.pipeline import Pipeline as Pipeline
     from hpgo.runtime.workload import Workload as Workload
     from hpgo.timing.flow import Flow as Flow
@@ -37,11 +37,11 @@ _PUBLIC: dict[str, str] = {
     "Loader": "hpgo.runtime.loader",
     "Measurement": "hpgo.runtime.profiling",
     "Network": "hpgo.runtime.modules",
-    "StageModule": "hpgo.runtime.parts",
+    "StageModule": "hpgo.runtime.stage_module",
     "Pipeline": "hpgo.runtime.train.pipeline",
-    "Preempted": "hpgo.runtime.notice",
+    "Preempted": "hpgo.runtime.preemption",
     "Share": "hpgo.runtime.loader",
-    "Value": "hpgo.runtime.parts",
+    "Value": "hpgo.runtime.stage_module",
     "Workload": "hpgo.runtime.workload",
     "measure": "hpgo.runtime.profiling",
     "measure_links": "hpgo.runtime.links",

@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from hpgo.base.documents import read_text
 from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path, refused
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.errors import HpgoError, RunError
-from hpgo.runtime.meeting import together
+from hpgo.runtime.rendezvous import together
 from hpgo.runtime.tensor_files import TensorFile
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpgo.programs.program import Program
-    from hpgo.runtime.parts import StageModule
+    from hpgo.runtime.stage_module import StageModule
     from hpgo.runtime.train.gradients import Weight
     from hpgo.runtime.train.optimizer import ShardedOptimizer
     from hpgo.runtime.workload import Workload

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpgo.base.wording import near, shorten
+from hpgo.base.messages import near, shorten
 from hpgo.errors import ArgumentError, HpgoError
-from hpgo.runtime import dropout, halves, norms
-from hpgo.runtime.likeness import likeness
-from hpgo.runtime.parts import Call, StageModule, Value, check_stages
+from hpgo.runtime import batch_norm, dropout
+from hpgo.runtime.module_equality import likeness
+from hpgo.runtime.split_backward import Queue, install
+from hpgo.runtime.stage_module import Call, StageModule, Value, check_stages
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -58,7 +59,7 @@ def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) 
     for layer in network.nodes:
         module = network.make_on_meta(layer)
         dropout.install(layer, module, seed=0)
-        norms.install(module)
+        batch_norm.install(module)
         modules[layer] = (module if dtype is None else module.to(dtype)).train()
     alike = {layer: likeness(module) for layer, module in modules.items()}
     runs = [_run(network, modules, inputs, dtype, rows, alike=alike) for rows in _TRIED]
@@ -240,7 +241,7 @@ def cut(
             dtype,
             seed,
             on_meta=only is not None and at not in only,
-            queue=halves.Queue() if split_backward else None,
+            queue=Queue() if split_backward else None,
         )
         for at in range(len(stages))
     ]
@@ -327,7 +328,7 @@ class _CrossingValue:
         return [layer for layer in self.network.nodes if layer in wanted]
 
     def part(
-        self, stage: int, dtype: torch.dtype | None, seed: int, *, on_meta: bool, queue: halves.Queue | None
+        self, stage: int, dtype: torch.dtype | None, seed: int, *, on_meta: bool, queue: Queue | None
     ) -> StageModule:
         """The part that holds a stage."""
         runs, nodes = self.runs(stage), self.network.nodes
@@ -385,13 +386,13 @@ class _CrossingValue:
         seed: int,
         *,
         on_meta: bool,
-        queue: halves.Queue | None,
+        queue: Queue | None,
     ) -> dict[str, nn.Module]:
         modules = {}
         for layer in runs:
             module = self.network.make_on_meta(layer) if on_meta else self.network.make(layer, seed=seed)
             if queue is not None:
-                halves.install(module, queue)
+                install(module, queue)
             modules[layer] = ready(layer, module, self.made[layer], dtype=dtype, seed=seed)
         for holders in self.network.ties:
             here = [holder for holder in holders if holder[0] in modules]
@@ -411,7 +412,7 @@ class _CrossingValue:
 def ready(layer: str, module: nn.Module, made: LayerRecording, *, dtype: torch.dtype | None, seed: int) -> nn.Module:
     """The module of a layer, with dropout and normalisation as plans need them, and weights of `dtype`."""
     dropout.install(layer, module, seed=seed, row_dimensions=made.dropouts)
-    norms.install(module)
+    batch_norm.install(module)
     return module if dtype is None else module.to(dtype)
 
 

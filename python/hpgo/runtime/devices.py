@@ -6,9 +6,9 @@ import os
 
 import torch
 
-from hpgo.base.wording import shown
+from hpgo.base.messages import shown
 from hpgo.errors import ArgumentError, RunError
-from hpgo.runtime.meeting import told
+from hpgo.runtime.rendezvous import told
 
 _UNUSABLE = "the device can't be used", "name one as torch does: cpu, cuda, cuda:0"
 

@@ -22,18 +22,18 @@ import torch.distributed as dist
 
 from hpgo.base.checks import number
 from hpgo.errors import ArgumentError
-from hpgo.programs.orders import KINDS
+from hpgo.programs.schedule import KINDS
 from hpgo.runtime import guards
 from hpgo.runtime.clocks import RankClock, Stamps, machine_name
 from hpgo.runtime.engine import Engine
-from hpgo.runtime.meeting import agree, check_place, lost
+from hpgo.runtime.failure_detection import Limits
 from hpgo.runtime.messages import Messages, PassedTensor
-from hpgo.runtime.parts import Value
 from hpgo.runtime.progress import HERE
 from hpgo.runtime.recorder import Recorder
+from hpgo.runtime.rendezvous import agree, check_place, lost
 from hpgo.runtime.runnable import Runnable, check_orders
 from hpgo.runtime.session import NeighbourGroups, RankSession
-from hpgo.runtime.watch import Limits
+from hpgo.runtime.stage_module import Value
 from hpgo.timing.simulation import columns_of
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpgo.runtime.clocks import Stamps
     from hpgo.runtime.loader import Share
     from hpgo.runtime.messages import Exchange, Messages, PassedTensor
-    from hpgo.runtime.parts import StageModule
+    from hpgo.runtime.stage_module import StageModule
     from hpgo.runtime.workload import Workload
 
 _OUTSIDE = "input:"

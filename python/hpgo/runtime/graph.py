@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpgo.base.wording import in_a_row, shorten
+from hpgo.base.messages import in_a_row, shorten
 from hpgo.errors import ArgumentError
 from hpgo.runtime.graph_nodes import (
     draws,

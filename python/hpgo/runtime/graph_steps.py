@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpgo.runtime import halves
+from hpgo.runtime import split_backward
 from hpgo.runtime.graph_nodes import check_draws, is_value, layer_id, operation_name
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def _linear(builder: StepBuilder, node: Any) -> nn.Module | None:
 
 def _addmm(builder: StepBuilder, node: Any) -> nn.Module | None:
     bias, weight = (builder.tensor(node.args[at], "parameter") for at in (0, 2))
-    return None if node.kwargs or bias is None or weight is None else halves.Addmm(bias, weight)
+    return None if node.kwargs or bias is None or weight is None else split_backward.Addmm(bias, weight)
 
 
 def _conv2d(builder: StepBuilder, node: Any) -> nn.Module | None:

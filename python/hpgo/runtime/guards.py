@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpgo.errors import HpgoError, RunError
-from hpgo.runtime.notice import CODE, Notice, Preempted
+from hpgo.runtime.failure_detection import BEAT_S, LostRankError, Watch
+from hpgo.runtime.preemption import CODE, Notice, Preempted
 from hpgo.runtime.progress import HERE
-from hpgo.runtime.watch import BEAT_S, LostRankError, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpgo.runtime.watch import Limits
+    from hpgo.runtime.failure_detection import Limits
 
     Tell = Callable[[RunError], None]
 

@@ -22,9 +22,18 @@ import torch.distributed as dist
 from hpgo.base.signals import uninterrupted
 from hpgo.errors import HpgoError, RunError
 from hpgo.runtime import guards
-from hpgo.runtime.notice import CODE, Preempted
+from hpgo.runtime.failure_detection import (
+    BEAT_S,
+    LEAVE_S,
+    FailureDetector,
+    FailureReport,
+    Limits,
+    LostRankError,
+    agreed,
+    readings,
+)
+from hpgo.runtime.preemption import CODE, Preempted
 from hpgo.runtime.progress import HERE, who
-from hpgo.runtime.watch import BEAT_S, LEAVE_S, FailureDetector, FailureReport, Limits, LostRankError, agreed, readings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

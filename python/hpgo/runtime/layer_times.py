@@ -19,14 +19,13 @@ import torch
 from torch import nn
 
 from hpgo.errors import HpgoError, RunError
-from hpgo.runtime import halves
+from hpgo.runtime import split_backward
 from hpgo.runtime.clocks import Stamps
 from hpgo.runtime.cuts import ready
 from hpgo.runtime.layer_memory import activation_bytes, saved_bytes
-from hpgo.runtime.likeness import described
 from hpgo.runtime.loader import repeated
-from hpgo.runtime.meeting import first_line
 from hpgo.runtime.memory import MemoryGrowth, lacks_memory
+from hpgo.runtime.module_equality import described
 from hpgo.runtime.pass_times import (
     MIN_PASSES,
     Figures,
@@ -38,6 +37,7 @@ from hpgo.runtime.pass_times import (
     timing_of_whole,
 )
 from hpgo.runtime.passes import running
+from hpgo.runtime.rendezvous import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -169,7 +169,7 @@ class LayerProfiler:
         self._tell(done, node.id)
         try:
             with self._naming(f"layer `{node.id}`"):
-                module, queue = self._module(node), halves.Queue()
+                module, queue = self._module(node), split_backward.Queue()
                 one = MeasuredLayer(node, module, _split(module, queue), queue, alike)
             kept_bytes = self._look_at(one)
         except _LacksMemoryError as error:
@@ -525,11 +525,11 @@ class LayerProfiler:
             yield
 
 
-def _split(module: nn.Module, queue: halves.Queue) -> nn.Module:
+def _split(module: nn.Module, queue: split_backward.Queue) -> nn.Module:
     """`module` with the same weights, whose backward pass leaves their gradients to `queue`."""
     shared = {id(tensor): tensor for tensor in chain(module.parameters(), module.buffers())}
     split = copy.deepcopy(module, shared)
-    halves.install(split, queue)
+    split_backward.install(split, queue)
     return split
 
 

@@ -23,13 +23,13 @@ import torch.distributed as dist
 
 from hpgo._core import __version__
 from hpgo.base.checks import number
+from hpgo.base.messages import percent
 from hpgo.base.units import format_bytes_per_s
-from hpgo.base.wording import percent
 from hpgo.errors import RunError
 from hpgo.machine.cluster import Cluster, Device, Link, Machine
 from hpgo.runtime.clocks import machine_name
 from hpgo.runtime.devices import device_of_rank
-from hpgo.runtime.meeting import is_launched, leave, lost, meet, place, told
+from hpgo.runtime.rendezvous import is_launched, leave, lost, meet, place, told
 from hpgo.runtime.session import NeighbourGroups
 
 if TYPE_CHECKING:

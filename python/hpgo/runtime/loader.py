@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from hpgo.base.checks import check_flag, check_is, listed, whole
-from hpgo.base.wording import counted, shown
+from hpgo.base.messages import counted, shown
 from hpgo.errors import ArgumentError
 from hpgo.runtime.passes import MOST_SEED
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from hpgo.base.wording import counted
+from hpgo.base.messages import counted
 from hpgo.errors import ArgumentError
 from hpgo.runtime.models.gpt import next_token_loss
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from hpgo.runtime.parts import Value
+    from hpgo.runtime.stage_module import Value
     from hpgo.runtime.workload import Workload
 
 Kind = Literal["mean", "sum", "weighted", "mixed", "unknown"]
@@ -81,7 +81,7 @@ def reduction(
 ) -> Reduction:
     """Find out how `loss` adds up rows of outputs like `outputs` and `targets`; `weight` says what each row counts.
 
-    >>> from hpgo.runtime.parts import Value
+    >>> from hpgo.runtime.stage_module import Value
     >>> scores = [Value("head", by_row=True, has_gradient=True, shape=(3,), dtype=torch.float32)]
     >>> reduction(nn.CrossEntropyLoss(reduction="sum"), None, scores, [torch.tensor([0, 1])]).kind
     'sum'

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpgo.base.laws import difference, share_left
-from hpgo.programs.orders import KINDS
+from hpgo.programs.schedule import KINDS
 from hpgo.timing.laws import checked
 from hpgo.timing.measures import CAUSES, TRANSFER_KINDS, Measures
 from hpgo.timing.timeline import of_parts

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from hpgo.programs.program import Program
     from hpgo.programs.ranks import Message, RankAction
-    from hpgo.runtime.parts import StageModule, Value
     from hpgo.runtime.session import NeighbourGroups
+    from hpgo.runtime.stage_module import StageModule, Value
 
 AHEAD, AHEAD_BYTES = 16, 4 << 20
 """At most so many receives from one peer are posted together: gloo tells the sender of each, which holds up its work,

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from hpgo.base.checks import check_flag, check_is, listed
-from hpgo.base.wording import near, shown
+from hpgo.base.messages import near, shown
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hpgo.runtime.quantised import pack, packed_bytes, unpack
+from hpgo.runtime.quantization import pack, packed_bytes, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hpgo.runtime.parts import StageModule, Value
+    from hpgo.runtime.stage_module import StageModule, Value
 
 _ALIGNED = 64
 """Bytes, as memory of torch's own: libraries may add up in another order where tensors lie otherwise."""
@@ -69,7 +69,7 @@ class Packet:
 class PacketLayout:
     """Where the tensors of a cut lie in its packets.
 
-    >>> from hpgo.runtime.parts import Value
+    >>> from hpgo.runtime.stage_module import Value
     >>> cut = PacketLayout([Value("a", by_row=True, has_gradient=False, shape=(3,), dtype=torch.float32)], rows=2)
     >>> packet = cut.empty(torch.device("cpu"))
     >>> cut.write(packet, PacketHeader(1, ends=False), {"a": torch.tensor([[1.0, 2.0, 3.0]])})

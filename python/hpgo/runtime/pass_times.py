@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from hpgo.runtime import halves
+    from hpgo.runtime import split_backward
     from hpgo.runtime.modules import NetworkLayer
 
 
@@ -83,7 +83,7 @@ class MeasuredLayer:
     module: nn.Module
     split: nn.Module
     """The same weights, in layers that leave their gradients to `queue`."""
-    queue: halves.Queue
+    queue: split_backward.Queue
     likeness: str
     saved_bytes: int = 0
     reads: tuple[bool, ...] = ()

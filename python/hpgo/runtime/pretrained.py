@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from hpgo.base.documents import parse, read_text
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError, FileError, HpgoError
 from hpgo.runtime.models import seeded
 from hpgo.runtime.models.gpt import next_token_loss, tokens_that_count

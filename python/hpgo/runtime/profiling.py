@@ -21,9 +21,9 @@ from hpgo._core import __version__
 from hpgo.base.checks import check_is, listed, number, whole
 from hpgo.base.documents import parse, read_text, write_text
 from hpgo.base.files import as_path, refused
-from hpgo.base.room import free_bytes
+from hpgo.base.memory_check import free_bytes
+from hpgo.base.messages import counted, percent, shown
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import counted, percent, shown
 from hpgo.errors import ArgumentError, FileError, RunError
 from hpgo.model.profile import Layer, Profile, SharedWeight
 from hpgo.planning.notes import noise as varying

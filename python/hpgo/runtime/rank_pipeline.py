@@ -13,20 +13,20 @@ import torch.distributed as dist
 
 from hpgo.base.checks import check_flag, check_is, whole
 from hpgo.errors import HpgoError, RunError
-from hpgo.programs.orders import KINDS
+from hpgo.programs.schedule import KINDS
 from hpgo.runtime import guards
 from hpgo.runtime.checkpoint import latest, load
 from hpgo.runtime.clocks import RankClock, Stamps
 from hpgo.runtime.devices import check_types, device_of_rank
+from hpgo.runtime.failure_detection import Limits, LostRankError
 from hpgo.runtime.heap import keep_freed
-from hpgo.runtime.meeting import LOST, agree, check_place, first_line, is_of_others
-from hpgo.runtime.notice import Preempted
 from hpgo.runtime.passes import MOST_SEED
+from hpgo.runtime.preemption import Preempted
 from hpgo.runtime.progress import HERE
 from hpgo.runtime.recorder import Recorder
+from hpgo.runtime.rendezvous import LOST, agree, check_place, first_line, is_of_others
 from hpgo.runtime.runnable import with_layers
 from hpgo.runtime.session import NeighbourGroups, RankSession
-from hpgo.runtime.watch import Limits, LostRankError
 from hpgo.runtime.workload import Workload
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from hpgo.runtime.checkpoint import Checkpoint, RankState
     from hpgo.runtime.messages import PassedTensor
-    from hpgo.runtime.parts import StageModule
     from hpgo.runtime.runnable import Runnable
+    from hpgo.runtime.stage_module import StageModule
     from hpgo.timing.timeline import Timeline
 
 

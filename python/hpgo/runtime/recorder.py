@@ -12,8 +12,8 @@ import torch.distributed as dist
 from hpgo.base.checks import whole
 from hpgo.errors import ArgumentError
 from hpgo.runtime.measured import Record, timeline_of
-from hpgo.runtime.meeting import LOST, told
 from hpgo.runtime.progress import HERE
+from hpgo.runtime.rendezvous import LOST, told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

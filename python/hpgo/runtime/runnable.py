@@ -8,16 +8,16 @@ from math import lcm
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import whole
-from hpgo.base.wording import counted, shown
+from hpgo.base.messages import counted, shown
 from hpgo.errors import ArgumentError
 from hpgo.planning.chain.plans import ChainPlan
+from hpgo.planning.plan_files import read_any
 from hpgo.planning.plans import Plan
-from hpgo.planning.reading import read_any
-from hpgo.programs.orders import KINDS, schedules
+from hpgo.programs.host_rotation import are_regular, routes_of
 from hpgo.programs.program import Program
+from hpgo.programs.schedule import KINDS, schedules
 from hpgo.programs.stages import Crossing
-from hpgo.programs.turns import are_regular, routes_of
-from hpgo.runtime.quantised import BITS
+from hpgo.runtime.quantization import BITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

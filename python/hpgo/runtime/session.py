@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from hpgo.runtime import guards
-from hpgo.runtime.meeting import guard, is_launched, leave, place, store_of_run, together, told
-from hpgo.runtime.neighbours import Neighbours
 from hpgo.runtime.progress import ALL, HERE, stages_of
+from hpgo.runtime.rendezvous import guard, is_launched, leave, place, store_of_run, together, told
+from hpgo.runtime.shared_memory import Neighbours
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from hpgo.programs.program import Program
-    from hpgo.runtime.watch import Limits
+    from hpgo.runtime.failure_detection import Limits
 
 
 class NeighbourGroups:

@@ -19,7 +19,7 @@ import torch
 
 from hpgo.base.extras import library
 from hpgo.base.files import refused
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.errors import RunError
 
 if TYPE_CHECKING:

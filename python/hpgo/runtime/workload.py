@@ -12,16 +12,16 @@ import torch
 from torch import nn
 
 from hpgo.base.checks import check_flag, check_is, listed, whole
-from hpgo.base.wording import near, shorten, shown
+from hpgo.base.messages import near, shorten, shown
 from hpgo.errors import ArgumentError
 from hpgo.runtime.cuts import LayerRecording, cut, look
 from hpgo.runtime.grouping import GRAINS, QUARTER
 from hpgo.runtime.losses import Reduction, reduction
 from hpgo.runtime.models import MODELS, built_in, has_quarters
 from hpgo.runtime.modules import Network
-from hpgo.runtime.named import made_by
-from hpgo.runtime.parts import Value
 from hpgo.runtime.passes import MOST_SEED
+from hpgo.runtime.stage_module import Value
+from hpgo.runtime.user_functions import made_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hpgo.runtime.graph import Graph
-    from hpgo.runtime.parts import StageModule
+    from hpgo.runtime.stage_module import StageModule
 
 
 class Workload:

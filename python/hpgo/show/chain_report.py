@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hpgo.base.messages import above, printable
 from hpgo.base.tables import plain
 from hpgo.base.units import format_seconds
-from hpgo.base.wording import above, printable
 from hpgo.model.formats.pipeedge import MEGA
 from hpgo.show.folding import alike, numbers
 

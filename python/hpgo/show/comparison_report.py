@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hpgo.base.laws import difference
+from hpgo.base.messages import in_a_row
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import in_a_row
 from hpgo.llm.comparison import differences
 from hpgo.llm.memory import COLUMNS
 from hpgo.llm.step_time import LABELS

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpgo.base.checks import check_is
+from hpgo.base.messages import counted, printable
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import counted, printable
 from hpgo.draw import palette, still
 from hpgo.draw.scene import Boxes, Item, Scene, Words
 from hpgo.errors import ArgumentError

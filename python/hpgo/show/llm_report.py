@@ -6,9 +6,9 @@ import math
 import textwrap
 from typing import TYPE_CHECKING
 
+from hpgo.base.messages import counted, in_a_row, printable
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import counted, in_a_row, printable
 from hpgo.llm.memory import COLUMNS, LATER
 from hpgo.llm.plan import facts
 from hpgo.llm.platform import MEMORY_ERROR

@@ -16,11 +16,11 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.laws import share_left
+from hpgo.base.messages import counted, printable
 from hpgo.base.tables import cells_of, numeric
 from hpgo.base.units import format_bytes, format_bytes_per_s, format_seconds
-from hpgo.base.wording import counted, printable
 from hpgo.errors import HpgoError
-from hpgo.programs.orders import KINDS
+from hpgo.programs.schedule import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hpgo.model.profile import Profile
     from hpgo.planning.chain.plans import ChainPlan
     from hpgo.planning.plans import Plan
-    from hpgo.programs.orders import Schedule
+    from hpgo.programs.schedule import Schedule
     from hpgo.timing.timeline import Timeline
 
 _FRAMES = ("polars", "pandas")
@@ -123,11 +123,11 @@ def of_timeline(timeline: Timeline) -> str:
 
 def of_chain(plan: ChainPlan) -> str:
     """The report of `hpgo partition`, with its picture."""
-    from hpgo.show import chain_picture, chain_report
+    from hpgo.show import chain_figure, chain_report
 
     return _answer(
         f"{plan.model}: a batch of {plan.batch_size} every {format_seconds(plan.interval_s)}",
-        _image(chain_picture.svg(plan), "stages against the pace") if plan.stages else "",
+        _image(chain_figure.svg(plan), "stages against the pace") if plan.stages else "",
         _table(*chain_report.rows(plan)),
         _facts((name, fact.strip()) for name, _, fact in (line.partition("  ") for line in chain_report.summary(plan))),
     )

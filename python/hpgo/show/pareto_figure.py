@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpgo.base.checks import check_is, listed
+from hpgo.base.messages import printable
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import printable
 from hpgo.draw import still
 from hpgo.draw.axis import number_text, time_unit
 from hpgo.draw.scene import Boxes, Item, Line, Scene, Words

@@ -6,9 +6,9 @@ import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from hpgo.base.messages import counted, printable
 from hpgo.base.tables import plain
 from hpgo.base.units import format_seconds
-from hpgo.base.wording import counted, printable
 from hpgo.llm.platform import usual_error
 
 if TYPE_CHECKING:

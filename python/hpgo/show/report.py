@@ -14,14 +14,14 @@ from functools import lru_cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from hpgo.base.messages import above, counted, percent, printable, short_names, times
 from hpgo.base.tables import markdown as markdown_table
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import above, counted, percent, printable, short_names, times
 from hpgo.model.profile import Profile
-from hpgo.planning import limits
+from hpgo.planning import bottleneck
 from hpgo.planning.notes import VARY
-from hpgo.planning.question import SCHEDULES
+from hpgo.planning.problem import SCHEDULES
 from hpgo.programs.optimizers import OPTIMIZERS
 from hpgo.show.folding import alike, numbers, ranged
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from hpgo.model.profile import SharedWeight
     from hpgo.planning.plans import Alternative, MemoryPreference, Plan
-    from hpgo.planning.question import MemoryModel
+    from hpgo.planning.problem import MemoryModel
     from hpgo.programs.stages import DeviceGroup, Stage
 
 WIDTH = 80
@@ -294,7 +294,7 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         *_without(plan),
         *([("run as one", _PAIR.format(", ".join(pairs)))] if (pairs := _pairs(plan)) else []),
         ("limited by", plan.limit),
-        ("would help", limits.advice(plan.stages, count, plan.step_s, idle=idle)),
+        ("would help", bottleneck.advice(plan.stages, count, plan.step_s, idle=idle)),
         *((f"or {other.name}", _instead(plan, other)) for other in plan.alternatives),
         *(("note", note) for note in plan.notes if not note.startswith(VARY)),
     ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpgo.base.laws import difference, share_left
+from hpgo.base.messages import printable
 from hpgo.base.units import format_bytes, format_seconds
-from hpgo.base.wording import printable
 from hpgo.show.folding import alike, numbers, ranged, steps
 from hpgo.timing.measures import CAUSES
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from hpgo.base.checks import check_is
 from hpgo.base.laws import share_left
-from hpgo.base.records import Record
-from hpgo.programs.orders import KINDS
+from hpgo.base.validated import Record
+from hpgo.programs.schedule import KINDS
 from hpgo.timing.timeline import Timeline
 
 if TYPE_CHECKING:

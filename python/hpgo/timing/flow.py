@@ -9,10 +9,10 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_is, number, whole
-from hpgo.base.records import Record, check_fields
+from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
+from hpgo.programs.host_rotation import hosts_of, routes_of
 from hpgo.programs.program import Program
-from hpgo.programs.turns import hosts_of, routes_of
 from hpgo.timing.timeline import Timeline
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.base.laws import broken, check, is_equal, is_most
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from hpgo.programs.orders import Schedule
+    from hpgo.programs.schedule import Schedule
     from hpgo.timing.measures import Measures
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpgo.base.records import Record
+from hpgo.base.validated import Record
 
 TRANSFER_KINDS = ("activation", "gradient")
 CAUSES = ("fill", "drain", "dependency", "communication", "imbalance")

@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 from operator import gt
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.room import check_room
+from hpgo.base.memory_check import check_room
 from hpgo.errors import ArgumentError
 from hpgo.programs.costs import StageBytes
-from hpgo.programs.orders import BUILT_BYTES, Durations, actions_of, schedule, schedules
-from hpgo.timing.setup import SettingError
+from hpgo.programs.schedule import BUILT_BYTES, Durations, actions_of, schedule, schedules
+from hpgo.timing.config import SettingError
 from hpgo.timing.simulation import RUN_BYTES, simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hpgo.programs.names import ScheduleName
-    from hpgo.programs.orders import Schedule
     from hpgo.programs.program import Program
-    from hpgo.timing.setup import SimulationConfig
+    from hpgo.programs.schedule import Schedule
+    from hpgo.timing.config import SimulationConfig
     from hpgo.timing.timeline import Timeline
 
 OPTIONS = ("chunks", "group_size", "cap")

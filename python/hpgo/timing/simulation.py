@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from hpgo import _core
 from hpgo.base.checks import check_is, choice, whole
-from hpgo.base.room import check_room
-from hpgo.base.wording import near, percent, shown
+from hpgo.base.memory_check import check_room
+from hpgo.base.messages import near, percent, shown
 from hpgo.errors import ArgumentError
 from hpgo.model.profile import SPLIT_RATIOS
 from hpgo.programs.costs import Costs, StageBytes
-from hpgo.programs.orders import MOST_ACTIONS, Schedule
 from hpgo.programs.program import Program
+from hpgo.programs.schedule import MOST_ACTIONS, Schedule
 from hpgo.timing.laws import check_makespan
 from hpgo.timing.timeline import Timeline, of_simulation
 

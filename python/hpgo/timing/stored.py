@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpgo.base.documents import Section, hinted, parse, read_text
 from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path, refused
-from hpgo.base.wording import as_float, shown
+from hpgo.base.messages import as_float, shown
 from hpgo.errors import ArgumentError
-from hpgo.programs.orders import KINDS
+from hpgo.programs.schedule import KINDS
 from hpgo.timing.laws import check_file
 from hpgo.timing.measures import CAUSES, TRANSFER_KINDS, Measures
 

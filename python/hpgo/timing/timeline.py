@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_text
+from hpgo.base.deprecated import renamed
 from hpgo.base.files import as_path, writing
 from hpgo.base.laws import difference, share_left
+from hpgo.base.memory_check import check_room
+from hpgo.base.messages import brief, counted, shorten
 from hpgo.base.presentation import present
 from hpgo.base.quoting import in_whole_letters
-from hpgo.base.records import Record, check_fields
-from hpgo.base.renamed import renamed
-from hpgo.base.room import check_room
 from hpgo.base.units import format_seconds
-from hpgo.base.wording import brief, counted, shorten
+from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, HpgoError
-from hpgo.programs.orders import KINDS
+from hpgo.programs.schedule import KINDS
 from hpgo.timing import stored
 from hpgo.timing.laws import checked
 from hpgo.timing.measures import CAUSES, Measures
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from hpgo import _core
-    from hpgo.programs.orders import Schedule
+    from hpgo.programs.schedule import Schedule
 
 
 # Bytes of memory for each action, measured: of one part, and of what becomes a file.
@@ -130,7 +130,7 @@ class Timeline(Record):
     micro_batch = _Column("actions", "micro_batch")
     """Counted on through iterations."""
     kind = _Column("actions", "kind")
-    """Index into `hpgo.programs.orders.KINDS`."""
+    """Index into `hpgo.programs.schedule.KINDS`."""
     backward_stage = _Column("actions", "backward_stage")
     """The backward half's; equal to `stage` unless a forward and a backward run as one."""
     backward_micro_batch = _Column("actions", "backward_micro_batch")

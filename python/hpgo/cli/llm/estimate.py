@@ -10,7 +10,7 @@ import click
 from hpgo.base.documents import json_text
 from hpgo.cli.command import option, takes
 from hpgo.cli.llm.options import COUNT, TrainingOptions, draw, read_platform
-from hpgo.cli.questions import as_options
+from hpgo.cli.plan_options import as_options
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import LLM_ESTIMATE_OUT, STILL_ENDINGS, written
 from hpgo.llm.parallelism import PipelineSchedule, Recompute

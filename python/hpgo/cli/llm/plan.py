@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from hpgo.base.documents import json_text
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.cli.command import option, takes
 from hpgo.cli.llm.options import TrainingOptions, draw, read_platform
-from hpgo.cli.questions import RESERVE, as_options
+from hpgo.cli.plan_options import RESERVE, as_options
 from hpgo.cli.terminal import width
 from hpgo.cli.values import LLM_PLAN_OUT, STILL, STILL_ENDINGS, framework_option, written
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpgo.base.documents import json_text
-from hpgo.base.wording import printable
+from hpgo.base.messages import printable
 from hpgo.cli.command import Options, option, takes
 from hpgo.cli.llm.options import COUNT, MODEL
 from hpgo.cli.terminal import table

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.wording import near, shorten
+from hpgo.base.messages import near, shorten
 from hpgo.errors import ProfileError
 
 if TYPE_CHECKING:

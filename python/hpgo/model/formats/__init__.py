@@ -11,7 +11,7 @@ from hpgo.base.checks import MOST_GPUS, check_is, listed, number, whole
 from hpgo.base.documents import hinted, kind_of_document, read_text, write_text
 from hpgo.base.documents import parse as parse_document
 from hpgo.base.files import as_path, may_be_file, stem
-from hpgo.base.wording import as_whole, counted, near, shorten, shown
+from hpgo.base.messages import as_whole, counted, near, shorten, shown
 from hpgo.errors import ArgumentError, ProfileError
 from hpgo.model.builtin import MODELS, built_in
 from hpgo.model.profile import LARGEST, Profile

@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hpgo.base.documents import Section
-from hpgo.base.wording import counted, shorten
+from hpgo.base.messages import counted, shorten
 from hpgo.errors import ProfileError
 from hpgo.model.profile import Layer, Profile
 

@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 from hpgo.base.documents import Section
-from hpgo.base.wording import as_float, shorten
+from hpgo.base.messages import as_float, shorten
 from hpgo.errors import ProfileError
 from hpgo.model.profile import LARGEST, Layer, Profile
 

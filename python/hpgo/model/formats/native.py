@@ -21,9 +21,9 @@ from typing import Any
 
 from hpgo.base.documents import Section
 from hpgo.base.documents import parse as parse_document
+from hpgo.base.messages import shown
 from hpgo.base.quoting import in_yaml
 from hpgo.base.units import parse_bytes, parse_seconds
-from hpgo.base.wording import shown
 from hpgo.errors import ArgumentError, ProfileError
 from hpgo.model.profile import Layer, Profile, SharedWeight
 

@@ -12,8 +12,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hpgo.base.files import as_path, read_bytes
-from hpgo.base.room import check_room
-from hpgo.base.wording import counted, near, shorten
+from hpgo.base.memory_check import check_room
+from hpgo.base.messages import counted, near, shorten
 from hpgo.errors import ArgumentError, ProfileError
 from hpgo.model.operations import Network, Operation, Tensor, check_kind
 

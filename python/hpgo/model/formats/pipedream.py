@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 
-from hpgo.base.wording import near, shorten
+from hpgo.base.messages import near, shorten
 from hpgo.errors import ArgumentError, ProfileError
 from hpgo.model.profile import LARGEST, Layer, Profile
 

@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.documents import Section, hinted, kind_of_document, parse_yaml, read_text
+from hpgo.base.messages import as_float, in_a_row, near, nearest_names, printable, shorten, shown
 from hpgo.base.units import parse_bytes_per_s, parse_seconds
-from hpgo.base.wording import as_float, in_a_row, near, nearest_names, printable, shorten, shown
 from hpgo.errors import ArgumentError, ClusterError, HpgoError, ProfileError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.documents import hinted, parse_yaml, read_text, write_text
 from hpgo.base.files import as_path
-from hpgo.base.wording import counted, shorten, shown
+from hpgo.base.messages import counted, shorten, shown
 from hpgo.base.yaml_edits import put
 from hpgo.errors import ClusterError, HpgoError, ProfileError
 from hpgo.model.formats.pipeedge import read_device_types, read_model

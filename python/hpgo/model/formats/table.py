@@ -14,7 +14,7 @@ import csv
 import re
 from typing import TYPE_CHECKING
 
-from hpgo.base.wording import counted, shorten
+from hpgo.base.messages import counted, shorten
 from hpgo.errors import ProfileError
 from hpgo.model.formats import native
 

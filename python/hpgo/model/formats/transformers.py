@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from hpgo.base.checks import whole
 from hpgo.base.documents import Section, hinted, parse, read_text, record
 from hpgo.base.files import as_path, is_folder, may_be_file
-from hpgo.base.wording import in_a_row, near, nearest_names, shorten, shown, similar
+from hpgo.base.messages import in_a_row, near, nearest_names, shorten, shown, similar
 from hpgo.errors import HpgoError, ProfileError
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.transformer import MOST_LAYERS, Latent, Transformer

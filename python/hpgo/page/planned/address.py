@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from hpgo.base.messages import near, shorten
 from hpgo.base.units import parse_bytes
-from hpgo.base.wording import near, shorten
 from hpgo.errors import ArgumentError
 from hpgo.page.settings import MOST, Size
 from hpgo.programs.optimizers import OPTIMIZERS

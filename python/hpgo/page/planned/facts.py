@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from hpgo._core import at_batch
 from hpgo.base.divisors import divisors
+from hpgo.base.messages import above, counted, percent, printable
 from hpgo.base.units import format_bytes, format_bytes_per_s, format_seconds
-from hpgo.base.wording import above, counted, percent, printable
 from hpgo.errors import ArgumentError
 from hpgo.model.profile import Profile
 from hpgo.page.planned.address import changes_of, stages_text
-from hpgo.planning import limits
+from hpgo.planning import bottleneck
 from hpgo.programs.names import PlannedSchedule
 from hpgo.show import report
 
@@ -298,7 +298,7 @@ def _time(plan: Plan) -> dict[str, Any]:
         rest_s = max(0.0, plan.step_s - forward_s - backward_s - tail_s)
         terms = (("forward", forward_s), ("backward", backward_s), ("gradients sync", tail_s), ("waits", rest_s))
         rows.append([{"name": name, "share": part_s / step_s, "text": seconds(part_s)} for name, part_s in terms])
-    parts = limits.parts(plan.stages, plan.micro_batches, plan.step_s)
+    parts = bottleneck.parts(plan.stages, plan.micro_batches, plan.step_s)
     return {
         "groups": rows,
         "parts": [
@@ -307,7 +307,9 @@ def _time(plan: Plan) -> dict[str, Any]:
             if part.seconds >= 0.0005 * step_s
         ],
         "limit": plan.limit,
-        "advice": limits.advice(plan.stages, plan.micro_batches, plan.step_s, idle=plan.cluster_devices - plan.devices),
+        "advice": bottleneck.advice(
+            plan.stages, plan.micro_batches, plan.step_s, idle=plan.cluster_devices - plan.devices
+        ),
     }
 
 

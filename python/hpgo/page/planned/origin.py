@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError, HpgoError
 from hpgo.machine.cluster import Cluster
 from hpgo.model.builtin import MODELS
@@ -17,7 +17,7 @@ from hpgo.page.planned.regroup import regrouped
 from hpgo.planning.files import known_source
 from hpgo.planning.planner import evaluate
 from hpgo.planning.plans import Plan
-from hpgo.planning.question import MemoryModel
+from hpgo.planning.problem import MemoryModel
 
 if TYPE_CHECKING:
     from hpgo.model.profile import Profile
@@ -94,7 +94,7 @@ def origin(question: tuple[object, ...], files: tuple[tuple[str, File], ...]) ->
 def _built_in(name: str) -> Profile:
     if name not in MODELS:
         # With the nearest name, and without reading a file of this machine.
-        from hpgo.base.wording import near
+        from hpgo.base.messages import near
 
         raise ArgumentError(
             f"there is no built-in model `{shorten(name)}`, nor a profile that was loaded",

@@ -6,10 +6,10 @@ from bisect import bisect_left
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from hpgo.base.wording import counted
+from hpgo.base.messages import counted
 from hpgo.errors import ArgumentError
 from hpgo.planning.schedule_search import VIRTUAL_STAGES
-from hpgo.programs.orders import schedule
+from hpgo.programs.schedule import schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from hpgo.base.renamed import renamed
+from hpgo.base.deprecated import renamed
 from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster
 from hpgo.model.profile import Profile

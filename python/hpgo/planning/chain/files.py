@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpgo._core import at_batch
-from hpgo.base.wording import near, shorten, shown
+from hpgo.base.messages import near, shorten, shown
 from hpgo.errors import ArgumentError, ClusterError, InfeasibleError
 from hpgo.model.formats import pipeedge
 from hpgo.planning.chain.records import ChainProblem, Hop, HostGroup

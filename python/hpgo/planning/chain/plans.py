@@ -8,19 +8,19 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpgo.base.checks import check_is, check_text, whole
+from hpgo.base.deprecated import renamed
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
+from hpgo.base.messages import brief, counted, shorten
 from hpgo.base.presentation import present
 from hpgo.base.quoting import in_yaml
-from hpgo.base.records import Record, check_fields
-from hpgo.base.renamed import renamed
 from hpgo.base.units import format_seconds
-from hpgo.base.wording import brief, counted, shorten
+from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.planning.laws import check_chain_file
 from hpgo.programs.costs import Costs
+from hpgo.programs.host_rotation import along, routes_through
 from hpgo.programs.program import program
 from hpgo.programs.stages import Crossing
-from hpgo.programs.turns import along, routes_through
 
 if TYPE_CHECKING:
     import os

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpgo.base.wording import near, shorten
+from hpgo.base.messages import near, shorten
 from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.model.formats import pipeedge
 from hpgo.planning.chain.records import Hop, HostGroup

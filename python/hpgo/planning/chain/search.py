@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack, get_args
 from hpgo import _core
 from hpgo.base.checks import check_flag, check_progress, check_text, choice, listed, number, whole
 from hpgo.base.files import as_path
-from hpgo.base.wording import near, shown
+from hpgo.base.messages import near, shown
 from hpgo.errors import ArgumentError, ClusterError, DeadlineError, InfeasibleError
 from hpgo.machine.cluster import cluster_of
 from hpgo.model.formats import pipeedge, profile_of
@@ -20,7 +20,7 @@ from hpgo.planning.chain.profiles import task_of_profile
 from hpgo.planning.chain.records import Chain, ChainProblem, HostGroup, HostType
 from hpgo.planning.chain.rules import Rules
 from hpgo.planning.laws import checked_chain
-from hpgo.planning.question import check_gpus
+from hpgo.planning.problem import check_gpus
 from hpgo.programs.frameworks import framework as find_framework
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from hpgo.runtime.channels import Incoming, Outgoing
-from hpgo.runtime.infer.widths import Widths
+from hpgo.runtime.infer.adaptive_bit_width import Widths
 from hpgo.runtime.packets import HEAD_BYTES, Packet
-from hpgo.runtime.quantised import BITS
+from hpgo.runtime.quantization import BITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,19 +9,19 @@ import torch
 import torch.distributed as dist
 
 from hpgo.base.checks import number, whole
-from hpgo.base.wording import shown
+from hpgo.base.messages import shown
 from hpgo.errors import ArgumentError
-from hpgo.programs.orders import schedule
+from hpgo.programs.host_rotation import along, hosts_of, routes_of
 from hpgo.programs.program import program as program_on
-from hpgo.programs.turns import along, hosts_of, routes_of
+from hpgo.programs.schedule import schedule
 from hpgo.runtime.checkpoint import RankState
 from hpgo.runtime.infer.stream import PipelinePosition, Stream, sink_of, source_of
-from hpgo.runtime.meeting import agree
 from hpgo.runtime.messages import crossings
-from hpgo.runtime.notice import Preempted
 from hpgo.runtime.packets import layouts
+from hpgo.runtime.preemption import Preempted
 from hpgo.runtime.progress import HERE
 from hpgo.runtime.rank_pipeline import RankOptions, RankPipeline, naming_rank
+from hpgo.runtime.rendezvous import agree
 from hpgo.runtime.runnable import Runnable, bits_behind, check_inference
 from hpgo.runtime.session import NeighbourGroups
 from hpgo.timing.flow import Flow, flow_of, room_of, steps_together
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hpgo.planning.chain.plans import ChainPlan
     from hpgo.planning.plans import Plan
     from hpgo.programs.program import Program
-    from hpgo.runtime.moments import Watch
+    from hpgo.runtime.stream_events import Watch
     from hpgo.runtime.workload import Workload
 
 

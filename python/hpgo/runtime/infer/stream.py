@@ -20,25 +20,25 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hpgo.base.wording import counted, shown
+from hpgo.base.messages import counted, shown
 from hpgo.errors import ArgumentError, HpgoError, RunError
 from hpgo.programs.ranks import RankAction
 from hpgo.runtime import guards
 from hpgo.runtime.channels import Incoming, Outgoing
 from hpgo.runtime.infer.edges import BoundaryChannel, Receiver, Sender
-from hpgo.runtime.meeting import first_line
-from hpgo.runtime.moments import Moment
 from hpgo.runtime.packets import PacketHeader, PacketLayout
 from hpgo.runtime.progress import HERE
+from hpgo.runtime.rendezvous import first_line
+from hpgo.runtime.stream_events import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from hpgo.runtime.clocks import Stamps
-    from hpgo.runtime.moments import Watch
-    from hpgo.runtime.parts import StageModule
     from hpgo.runtime.session import NeighbourGroups
+    from hpgo.runtime.stage_module import StageModule
+    from hpgo.runtime.stream_events import Watch
 
 REMEMBERED = 10_000
 """Micro-batches whose times are kept, the last ones."""

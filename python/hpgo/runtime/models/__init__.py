@@ -10,7 +10,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.wording import near, shorten
+from hpgo.base.messages import near, shorten
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 from typing import TYPE_CHECKING
 
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.errors import FileError
 
 if TYPE_CHECKING:

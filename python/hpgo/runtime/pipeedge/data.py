@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError, FileError
 from hpgo.runtime.pipeedge.cola import sentences
 from hpgo.runtime.pipeedge.imagenet import Picture, pictures, pixels

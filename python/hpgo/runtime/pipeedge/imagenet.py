@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hpgo.base.extras import library
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.errors import FileError
 
 if TYPE_CHECKING:

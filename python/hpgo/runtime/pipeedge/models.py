@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpgo.base.wording import near, shorten
+from hpgo.base.messages import near, shorten
 from hpgo.errors import ArgumentError
 from hpgo.runtime.grouping import QUARTER
 from hpgo.runtime.workload import Workload

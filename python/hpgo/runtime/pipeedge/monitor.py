@@ -19,7 +19,7 @@ from hpgo.base.files import refused
 from hpgo.errors import RunError
 
 if TYPE_CHECKING:
-    from hpgo.runtime.moments import Moment
+    from hpgo.runtime.stream_events import Moment
 
 KEYS = {
     "pass": "shard", "output": "output", "unpack": "quant_decode", "pack": "quant_encode", "receive": "recv",

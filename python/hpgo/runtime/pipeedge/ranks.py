@@ -11,17 +11,17 @@ import torch
 import torch.distributed as dist
 
 from hpgo.base.files import writing
-from hpgo.base.wording import counted
+from hpgo.base.messages import counted
 from hpgo.errors import ArgumentError, RunError
 from hpgo.runtime.clocks import machine_name
 from hpgo.runtime.infer.pipeline import InferencePipeline
-from hpgo.runtime.meeting import agree, lost, meet, together
 from hpgo.runtime.pipeedge.data import Noise, read_data
 from hpgo.runtime.pipeedge.models import model_named
 from hpgo.runtime.pipeedge.monitor import Monitor
 from hpgo.runtime.pipeedge.schedule import Assignment, ScheduleOptions, decide
 from hpgo.runtime.pipeedge.weights import with_weights
 from hpgo.runtime.progress import HERE
+from hpgo.runtime.rendezvous import agree, lost, meet, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,13 +6,13 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.wording import counted, shorten
+from hpgo.base.messages import counted, shorten
 from hpgo.errors import ArgumentError
 from hpgo.planning.chain.search import partition_files
 from hpgo.programs.costs import Costs
-from hpgo.programs.orders import schedule
 from hpgo.programs.program import program
-from hpgo.runtime.quantised import BITS
+from hpgo.programs.schedule import schedule
+from hpgo.runtime.quantization import BITS
 from hpgo.runtime.runnable import bits_behind
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError, FileError, HpgoError
 from hpgo.runtime.tensor_files import TensorFile
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
-from hpgo.base.wording import counted
+from hpgo.base.messages import counted
 from hpgo.errors import ArgumentError, InfeasibleError, RunError
 from hpgo.machine.cluster import Cluster
+from hpgo.planning.plan_files import read_any
 from hpgo.planning.plans import Plan
-from hpgo.planning.reading import read_any
-from hpgo.runtime.meeting import LOST, meet, place, told
 from hpgo.runtime.progress import HERE
+from hpgo.runtime.rendezvous import LOST, meet, place, told
 
 _KEY = "plan"
 _FIRST = 0

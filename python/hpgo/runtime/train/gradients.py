@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hpgo.programs.program import Program
-    from hpgo.runtime.parts import StageModule
+    from hpgo.runtime.stage_module import StageModule
 
     Name = tuple[str, str]
     """Layer id and name of the parameter."""

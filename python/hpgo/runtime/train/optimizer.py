@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hpgo.base.wording import near, shorten, shown
+from hpgo.base.messages import near, shorten, shown
 from hpgo.errors import ArgumentError
 from hpgo.runtime.progress import HERE
 

@@ -11,23 +11,23 @@ import torch.distributed as dist
 
 from hpgo.base.checks import choice, number, whole
 from hpgo.base.files import as_path
-from hpgo.base.wording import shown
+from hpgo.base.messages import shown
 from hpgo.errors import ArgumentError, RunError
 from hpgo.runtime.checkpoint import RankState
 from hpgo.runtime.engine import Batch, Engine, StageRun
 from hpgo.runtime.loader import Loader, Share, as_share, repeated
 from hpgo.runtime.losses import remarks
-from hpgo.runtime.meeting import told
 from hpgo.runtime.memory import Peak
 from hpgo.runtime.messages import Messages, crossings
-from hpgo.runtime.named import made_by
 from hpgo.runtime.progress import HERE
 from hpgo.runtime.rank_pipeline import RankOptions, RankPipeline, naming_rank
+from hpgo.runtime.rendezvous import told
 from hpgo.runtime.runnable import Runnable, check_program
 from hpgo.runtime.session import Groups
 from hpgo.runtime.train.gradients import Gradients, Ranks
 from hpgo.runtime.train.optimizer import ShardedOptimizer
 from hpgo.runtime.train.saver import Saver
+from hpgo.runtime.user_functions import made_by
 
 if TYPE_CHECKING:
     import os

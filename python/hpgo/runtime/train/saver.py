@@ -15,11 +15,11 @@ import torch.distributed as dist
 from hpgo.base.checks import whole
 from hpgo.base.documents import make_folder
 from hpgo.base.files import as_path, refused
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.errors import HpgoError, RunError
 from hpgo.runtime.checkpoint import FORMAT, INDEX, VERSION, RankState, gather_all, gather_at, whole_ones
-from hpgo.runtime.meeting import LOST, first_line, together, told
 from hpgo.runtime.progress import HERE, SAVE
+from hpgo.runtime.rendezvous import LOST, first_line, together, told
 from hpgo.runtime.tensor_files import write
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.utils.checkpoint import checkpoint
 
-from hpgo.base.wording import counted
+from hpgo.base.messages import counted
 from hpgo.errors import ArgumentError
 from hpgo.runtime.engine import Actions
 from hpgo.runtime.progress import HERE
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hpgo.runtime.clocks import Stamps
     from hpgo.runtime.engine import Batch, StageRun
     from hpgo.runtime.messages import PassedTensor
-    from hpgo.runtime.parts import Value
+    from hpgo.runtime.stage_module import Value
     from hpgo.runtime.train.gradients import Gradients
 
 # It logs its whole schedule beside each error, which `Pipeline` tells.

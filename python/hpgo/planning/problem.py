@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from hpgo.base.checks import check_flag, check_is, choice, number, whole
+from hpgo.base.deprecated import renamed
 from hpgo.base.divisors import divisors
-from hpgo.base.renamed import renamed
+from hpgo.base.messages import counted, near, shown
 from hpgo.base.units import format_bytes, parse_bytes
-from hpgo.base.wording import counted, near, shown
 from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster, cluster_of
 from hpgo.model.formats import profile_of

@@ -16,11 +16,11 @@ from hpgo import _core
 from hpgo.base.checks import check_flag, check_is, check_text, listed, whole
 from hpgo.base.documents import hinted, read_text, write_text
 from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path
+from hpgo.base.memory_check import check_room
+from hpgo.base.messages import as_float, brief, counted, near, printable, shown
 from hpgo.base.presentation import present
-from hpgo.base.records import Record, check_fields
-from hpgo.base.room import check_room
 from hpgo.base.signals import uninterrupted
-from hpgo.base.wording import as_float, brief, counted, near, printable, shown
+from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, ScheduleError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpgo.base.messages import printable
 from hpgo.base.units import format_bytes_per_s
-from hpgo.base.wording import printable
 from hpgo.draw.options import DrawOptions
 from hpgo.draw.scene import Boxes, Item, Line, Scene, Words
 from hpgo.draw.svg import svg as svg_of

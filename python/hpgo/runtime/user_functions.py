@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError, HpgoError
-from hpgo.runtime.meeting import first_line
 from hpgo.runtime.memory import lacks_memory
+from hpgo.runtime.rendezvous import first_line
 
 
 def made_by(text: str, what: str, *, seed: int, wanted: str, others: str = "") -> Any:

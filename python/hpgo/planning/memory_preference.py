@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hpgo.planning.plans import Plan
-    from hpgo.planning.question import PlanningProblem
+    from hpgo.planning.problem import PlanningProblem
 
 _LONGER = 0.01  # a share of the step that few would miss
 _LESS = 0.75  # of the memory, which is worth a line of the report

@@ -28,7 +28,7 @@ def check_room(what: str, needed_bytes: float, hint: str) -> None:
     >>> check_room("a schedule of 8 actions", 800, "ask for fewer micro-batches")
     >>> check_room("a schedule of 10^15 actions", 1e17, "ask for fewer micro-batches")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    hpgo.base.room.RoomError: a schedule of 10^15 actions needs about 100 PB of memory, but ... are free
+    hpgo.base.memory_check.RoomError: a schedule of 10^15 actions needs about 100 PB of memory, but ... are free
     """
     if needed_bytes < _SMALL_BYTES:
         return

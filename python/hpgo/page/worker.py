@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from hpgo.base.room import RoomError
+from hpgo.base.memory_check import RoomError
 from hpgo.base.units import format_bytes
 from hpgo.errors import HpgoError
 from hpgo.page.planned.jobs import PlanJob

@@ -18,14 +18,14 @@ import torch.distributed as dist
 from hpgo._core import __version__
 from hpgo.errors import HpgoError, RunError
 from hpgo.runtime import guards
+from hpgo.runtime.failure_detection import LostRankError
 from hpgo.runtime.progress import HERE
-from hpgo.runtime.watch import LostRankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hpgo.programs.program import Program
-    from hpgo.runtime.watch import Limits
+    from hpgo.runtime.failure_detection import Limits
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """What launchers set for each process."""

@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpgo.base.wording import nearest_names, shorten
+from hpgo.base.messages import nearest_names, shorten
 from hpgo.errors import ArgumentError, HpgoError, ProfileError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def kind_of(name: str) -> str | None:
     from hpgo.machine.presets import PRESETS
     from hpgo.model.builtin import MODELS
     from hpgo.model.transformer_presets import TRANSFORMERS
-    from hpgo.programs.orders import schedules
+    from hpgo.programs.schedule import schedules
 
     if name in MODELS:
         return "profile"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hpgo.planning.files import known_source
 from hpgo.planning.laws import checked
 from hpgo.planning.planner import rows_of
-from hpgo.planning.question import SCHEDULES, PlanningProblem
+from hpgo.planning.problem import SCHEDULES, PlanningProblem
 from hpgo.planning.search import evaluated
 
 if TYPE_CHECKING:

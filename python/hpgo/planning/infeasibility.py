@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpgo._core import at_batch
+from hpgo.base.messages import shorten
 from hpgo.base.units import format_bytes
-from hpgo.base.wording import shorten
 from hpgo.errors import HpgoError, InfeasibleError
 from hpgo.planning.search import NO_PLAN_FITS, explained
 
 if TYPE_CHECKING:
-    from hpgo.planning.question import PlanningProblem
+    from hpgo.planning.problem import PlanningProblem
 
 _MORE_MEMORY = "use more devices, or devices with more memory"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import whole
+from hpgo.base.messages import shown
 from hpgo.base.units import parse_bytes, parse_seconds
-from hpgo.base.wording import shown
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:

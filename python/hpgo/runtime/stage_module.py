@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hpgo.base.checks import check_is
-from hpgo.base.wording import counted, near, shorten
+from hpgo.base.messages import counted, near, shorten
 from hpgo.errors import ArgumentError
-from hpgo.runtime import norms
-from hpgo.runtime.nans import Finder
+from hpgo.runtime import batch_norm
+from hpgo.runtime.nan_check import Finder
 from hpgo.runtime.passes import begin_layers
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from hpgo.runtime.halves import Queue
+    from hpgo.runtime.split_backward import Queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class StageModule(nn.Module):
     @property
     def joins(self) -> bool:
         """Whether it has layers that exchange sums with the other replicas of the stage, once they have been joined."""
-        return any(norms.joinable(self))
+        return any(batch_norm.joinable(self))
 
     def join(self, group: Any) -> None:
         """Lets batch normalisations count the rows of all ranks in `group`, the replicas of this stage.
@@ -161,7 +161,7 @@ class StageModule(nn.Module):
         Forward and backward passes then exchange their sums in it, so it must be used for nothing else meanwhile, and
         all of its ranks must run the same passes. Without, each replica normalises its own rows.
         """
-        for one in norms.joinable(self):
+        for one in batch_norm.joinable(self):
             one.group = group
 
     def queueing(self, micro_batch: int) -> AbstractContextManager[None]:

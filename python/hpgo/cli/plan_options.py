@@ -193,7 +193,7 @@ class ProblemOptions(ProfileFileOptions):
 
     def of_problem(self) -> dict[str, Any]:
         """Return these options as keyword arguments of `hpgo.plan` and `hpgo.evaluate`."""
-        from hpgo.planning.question import MemoryModel
+        from hpgo.planning.problem import MemoryModel
 
         kept = MemoryModel.preset(self.optimizer, shard_optimizer=self.shard_optimizer, reserved_bytes=self.reserve)
         given: dict[str, Any] = {

@@ -10,7 +10,7 @@ from itertools import accumulate
 from math import lcm
 from typing import TYPE_CHECKING
 
-from hpgo.programs.orders import Schedule, schedule
+from hpgo.programs.schedule import Schedule, schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

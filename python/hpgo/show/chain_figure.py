@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpgo.base.messages import printable, short_names
 from hpgo.base.units import format_seconds
-from hpgo.base.wording import printable, short_names
 from hpgo.draw.axis import number_text, ticks, time_unit
 from hpgo.draw.fonts import fitted
 from hpgo.draw.options import DrawOptions

@@ -6,10 +6,10 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
+from hpgo.page.cache import Store
 from hpgo.page.planned.jobs import File
 from hpgo.page.settings import Plans, Size, numbers_of, one_step, unknown_plan
-from hpgo.page.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.base.documents import Section, parse, read_text
-from hpgo.base.wording import near, shorten
+from hpgo.base.messages import near, shorten
 from hpgo.cli.command import Command, Options, option
-from hpgo.cli.kinds import check_kind
+from hpgo.cli.misplaced_names import check_kind
 from hpgo.cli.values import SCHEDULE
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from hpgo.timing.setup import SimulationConfig
+    from hpgo.timing.config import SimulationConfig
 
 
 class Listing(Command):
@@ -120,7 +120,7 @@ def read(config: str | None, given: dict[str, Any]) -> tuple[SimulationConfig, d
 
     Raises ArgumentError naming the option, or file and key.
     """
-    from hpgo.timing.setup import FIELDS, SimulationConfig, checked, from_text
+    from hpgo.timing.config import FIELDS, SimulationConfig, checked, from_text
 
     values = {} if config is None else _read_file(config)
     for key, value in given.items():
@@ -141,7 +141,7 @@ def flag_of(key: str) -> str:
 
 
 def _read_file(path: str) -> dict[str, Any]:
-    from hpgo.timing.setup import FIELDS, checked
+    from hpgo.timing.config import FIELDS, checked
 
     section = Section(parse(read_text(path, ArgumentError), path, ArgumentError), path, ArgumentError)
     if any(key in section for key in _ITS_OWN):
@@ -180,7 +180,7 @@ def _of_visualization(section: Section) -> dict[str, Any]:
 
     There, `num_stages` counts the stages of all devices, and a time is that of one stage.
     """
-    from hpgo.timing.setup import checked
+    from hpgo.timing.config import checked
 
     given = section.text("strategy", "1f1b")
     if given not in _STRATEGIES:

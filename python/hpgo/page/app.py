@@ -23,19 +23,19 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from hpgo.base.wording import shorten
+from hpgo.base.messages import shorten
 from hpgo.draw import ENDINGS
 from hpgo.errors import HpgoError
+from hpgo.page.cache import Store
 from hpgo.page.form import page
 from hpgo.page.origins import foreign
+from hpgo.page.plan_store import Loaded, PlanStore
 from hpgo.page.planned.address import drawn_size
 from hpgo.page.planned.document import page as plan_page
 from hpgo.page.planned.jobs import PARTS, File, PlanJob, mistake
 from hpgo.page.pool import BrokenError, JobChannel, Pool, UnavailableError
 from hpgo.page.settings import Size, settings_of, size_of
-from hpgo.page.shelf import Loaded, PlanStore
-from hpgo.page.store import Store
-from hpgo.page.work import PageRequest
+from hpgo.page.worker import PageRequest
 
 try:
     import resource
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
     from uvicorn import Server
 
-    from hpgo.page.work import Done
+    from hpgo.page.worker import Done
 
 _MOST_UPLOAD_BYTES = 16 * 2**20
 _MOST_UPLOADS = 4

@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from hpgo.base.checks import MOST
-from hpgo.base.wording import as_float, as_whole, shown
+from hpgo.base.messages import as_float, as_whole, shown
 from hpgo.errors import ArgumentError, HpgoError
 
 if TYPE_CHECKING:

@@ -11,23 +11,23 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypedDict, get_args
 
+from hpgo.base.messages import counted, shorten
 from hpgo.base.units import format_bytes
-from hpgo.base.wording import counted, shorten
 from hpgo.errors import ArgumentError, HpgoError, InfeasibleError
 from hpgo.planning.plans import Restriction
-from hpgo.planning.question import SCHEDULES
+from hpgo.planning.problem import SCHEDULES
 from hpgo.planning.search import search
 from hpgo.programs.blocks import Blocks
 from hpgo.programs.frameworks import check_optimizer, sums_shared
 from hpgo.programs.names import PlannedSchedule
-from hpgo.programs.orders import schedules
 from hpgo.programs.recomputation import activations_bytes, group_of
+from hpgo.programs.schedule import schedules
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hpgo.planning.plans import Plan
-    from hpgo.planning.question import PlanningProblem
+    from hpgo.planning.problem import PlanningProblem
     from hpgo.programs.frameworks import Framework
 
 FREE_S = 10.0

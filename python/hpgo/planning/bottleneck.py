@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpgo.base.wording import counted
+from hpgo.base.messages import counted
 from hpgo.programs.stages import grouped
 
 if TYPE_CHECKING:

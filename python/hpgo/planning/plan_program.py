@@ -9,9 +9,9 @@ from hpgo.base.checks import choice
 from hpgo.errors import ArgumentError, ScheduleError
 from hpgo.machine.cluster import Cluster
 from hpgo.programs.costs import Costs
-from hpgo.programs.orders import Durations, Schedule, schedules
-from hpgo.programs.orders import schedule as build
 from hpgo.programs.program import Program, program
+from hpgo.programs.schedule import Durations, Schedule, schedules
+from hpgo.programs.schedule import schedule as build
 
 if TYPE_CHECKING:
     from hpgo.planning.plans import Plan
