@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use hpgo::schedule::{Request, build, one_f_one_b, one_f_one_b_windows};
+use hpgo::schedule::{Request, build, one_f_one_b, one_f_one_b_in_flight};
 
 /// Every family that needs no search, at one size.
 fn static_orders(criterion: &mut Criterion) {
@@ -23,13 +23,13 @@ fn static_orders(criterion: &mut Criterion) {
 fn sizes(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("one_f_one_b");
     for (ranks, micro_batches) in [(8, 64), (64, 1024), (1024, 4096)] {
-        let windows = one_f_one_b_windows(ranks, micro_batches, u32::MAX);
+        let max_in_flights = one_f_one_b_in_flight(ranks, micro_batches, u32::MAX);
         group.throughput(Throughput::Elements(2 * u64::from(ranks) * u64::from(micro_batches)));
         if ranks == 1024 {
             group.sample_size(10);
         }
         group.bench_function(format!("{ranks}x{micro_batches}"), |bencher| {
-            bencher.iter(|| one_f_one_b(black_box(&windows), micro_batches));
+            bencher.iter(|| one_f_one_b(black_box(&max_in_flights), micro_batches));
         });
     }
     group.finish();

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hpgo.base.checks import choice, whole
+from hpgo.base.checks import check_int, choice
 from hpgo.base.memory_check import free_bytes
-from hpgo.base.messages import counted
+from hpgo.base.messages import pluralize
 from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster
 from hpgo.model.formats import read_profile, write_profile
@@ -95,10 +95,10 @@ def program_of_variant(name: str, layers: Sequence[str], batch_size: int) -> Pro
             f"the variants cut VGG-19 into {LAYERS} layers, and the workload has {len(layers)}",
             f"name it with an operation a layer: `{WORKLOAD}`, or smaller, with `width=8,image=32`",
         )
-    batch_size = whole("batch_size", batch_size)
+    batch_size = check_int("batch_size", batch_size)
     if batch_size % variant.micro_batches:
         raise ArgumentError(
-            f"a batch of {batch_size} can't be {counted(variant.micro_batches, 'equal micro-batch')}",
+            f"a batch of {batch_size} can't be {pluralize(variant.micro_batches, 'equal micro-batch')}",
             f"give one of {variant.micro_batches}, or of a multiple of it: `batch=64`",
         )
     stages = [tuple(layers[begin:end]) for begin, end in pairwise((0, *variant.cuts, len(layers)))]
@@ -170,7 +170,7 @@ def train(
     """
     runnable = Runnable.from_plan(what)
     made = runnable.program
-    steps = whole("steps", steps)
+    steps = check_int("steps", steps)
     make = optimizer_of(optimizer)  # wrong ones are told before anything starts
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trained.json"
@@ -233,7 +233,7 @@ def searched(
     Raises RunError where a layer can't run.
     """
     cores = os.cpu_count() or 1
-    count = min(WORKERS, cores) if workers is None else whole("workers", workers)
+    count = min(WORKERS, cores) if workers is None else check_int("workers", workers)
     sizes = [size for size in _SIZES if size <= batch_size]
     with tempfile.TemporaryDirectory() as folder:
         profile, links = Path(folder) / "profile.json", Path(folder) / "links.yaml"

@@ -128,12 +128,12 @@ def asked(name: str, limit_s: float) -> Row:
     `cpu_s` is its processor time, start included.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    started_s, most_s = time.monotonic(), 10 * limit_s
+    started_s, max_s = time.monotonic(), 10 * limit_s
     command = [sys.executable, __file__, "row", name, "--limit-s", str(limit_s)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=most_s, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, timeout=max_s, check=False)  # noqa: S603
     except subprocess.TimeoutExpired:
-        found: Row = {"question": name, "error": f"still ran after {most_s:g} s", "stopped": "killed"}
+        found: Row = {"question": name, "error": f"still ran after {max_s:g} s", "stopped": "killed"}
     else:
         try:
             found = json.loads(done.stdout)
@@ -200,11 +200,11 @@ def known(files: list[Path]) -> None:
     best: dict[str, Row] = {}
     for source, file in [("", KNOWN), *((file.stem, file) for file in files)]:
         for name, found in read(file).items():
-            least_s = best[name]["step_s"] if name in best else math.inf
-            if "plan" not in found or found["step_s"] >= least_s:
+            min_s = best[name]["step_s"] if name in best else math.inf
+            if "plan" not in found or found["step_s"] >= min_s:
                 continue
             plan = priced(named(name), found["plan"])
-            if plan.fits and plan.step_s < least_s:
+            if plan.fits and plan.step_s < min_s:
                 row = {"question": name, "step_s": plan.step_s, "from": source or found["from"], "plan": found["plan"]}
                 best[name] = row
                 print(f"{name}: {plan.step_s:.6g} s from {row['from']}")

@@ -32,13 +32,13 @@ MARKS = ("<!-- ways -->\n", "<!-- /ways -->\n")
 def row(model: str, cluster: str, batch: int, seq: int) -> str:
     """One question's line of the table."""
     where = hpgo.Cluster.preset(cluster)
-    least_s = float("inf")
+    min_s = float("inf")
     for _ in range(TRIES):
         start_s = time.process_time()
         found = hpgo.plan_llm(model, where, global_batch_size=batch, seq_length=seq)
-        least_s = min(least_s, time.process_time() - start_s)
+        min_s = min(min_s, time.process_time() - start_s)
     counts = f"{found.configurations:,} | {found.bounded:,} | {found.simulated:,}"
-    return f"| {model}, {batch:,} × {seq:,} | {cluster} | {where.devices:,} | {counts} | {least_s:.2f} s |"
+    return f"| {model}, {batch:,} × {seq:,} | {cluster} | {where.devices:,} | {counts} | {min_s:.2f} s |"
 
 
 def main() -> None:

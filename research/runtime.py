@@ -397,7 +397,7 @@ def stream(
     if rank == 0:
         report(f"{STREAM} micro-batches through {name}", {who: those[1:] for who, those in times_s.items()}, STREAM)
         shares = "  ".join(f"p{share} {flow.latency_s(share) * 1e3:.1f} ms" for share in (50, 95, 99))
-        print(f"latency {shares}  {flow.samples_per_s:.0f} samples/s  at most {flow.most_in_flight} in flight")
+        print(f"latency {shares}  {flow.samples_per_s:.0f} samples/s  at most {flow.max_in_flight} in flight")
     pipeline.close()
 
 

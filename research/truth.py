@@ -188,16 +188,16 @@ def ranked(rows: list[dict[str, Any]]) -> tuple[int, int]:
 def picture(rows: list[dict[str, Any]]) -> str:
     """Runs as points: predicted to the right, measured upwards; on the diagonal both are the same."""
     left, top, side, half = 72.0, 60.0, 420.0, 3.5
-    most_s = 1.05 * max(max(row["predicted_s"], row["measured_s"]) for row in rows)
-    unit, unit_s = time_unit(most_s)
-    px = side / most_s
+    max_s = 1.05 * max(max(row["predicted_s"], row["measured_s"]) for row in rows)
+    unit, unit_s = time_unit(max_s)
+    px = side / max_s
 
     def at(x_s: float, y_s: float) -> tuple[float, float]:
         return left + px * x_s, top + side - px * y_s
 
     title = f"{len(rows)} runs: predicted and measured step"
     items: list[Item] = [Words("title", [16.0], [32.0], [title])]
-    for tick in ticks(most_s / unit_s, at_most=6):
+    for tick in ticks(max_s / unit_s, at_most=6):
         (x, bottom), (start, y) = at(tick * unit_s, 0), at(0, tick * unit_s)
         items += [
             Line("grid", ((x, top), (x, bottom))),
@@ -206,7 +206,7 @@ def picture(rows: list[dict[str, Any]]) -> str:
             Words("cell", [start - 6], [y + 4], [number_text(tick)]),
         ]
     for slope in 1 - SHARE, 1.0, 1 + SHARE:
-        end_s = min(most_s, most_s / slope)
+        end_s = min(max_s, max_s / slope)
         items.append(Line("axis" if slope == 1 else "end", (at(0, 0), at(end_s, slope * end_s))))
     items += [
         Words("tick", [left + side / 2], [top + side + 32], [f"predicted ({unit}); measured upwards"]),

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import elastic_models
 from elastic_runs import RUN, Machines, undisturbed
 
-from hpgo.base.messages import counted
+from hpgo.base.messages import pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,7 +174,7 @@ def main() -> int:
     rows.append(
         f"\n{asked.minutes:g} minutes with seed {asked.seed}: {len(chaos.faults)} faults and {chaos.returns} returns in"
         f" {last} steps, of which {done - last} were done twice; the number of ranks changed {starts} times."
-        f" torchrun gave up, and was started anew, {counted(chaos.anew, 'time')}."
+        f" torchrun gave up, and was started anew, {pluralize(chaos.anew, 'time')}."
         f" {os.cpu_count()} cores, with a load of {load:.1f} when it began."
     )
     sys.stdout.write("\n".join(rows) + "\n")

@@ -161,8 +161,8 @@ fn questions() -> impl Strategy<Value = Question> {
                     shard_optimizer,
                     reserved_bytes: 0.0,
                 },
-                most_stages: u32::MAX,
-                most_replicas: u32::MAX,
+                max_stages: u32::MAX,
+                max_replicas: u32::MAX,
                 equal_replicas,
             };
             Question { graph, cluster, settings }
@@ -286,7 +286,7 @@ fn the_bound_on_all_placements_is_above_no_plan() {
             return Err(TestCaseError::reject("no plan fits"));
         };
         for below_s in [best.step_s * 1.000_01, best.step_s * 1.5, f64::INFINITY] {
-            let bound_s = hybrid::least_step_of_all_s(&model, &cluster, &settings, below_s, &control)
+            let bound_s = hybrid::min_step_of_all_s(&model, &cluster, &settings, below_s, &control)
                 .map_err(|error| TestCaseError::fail(error.to_string()))?;
             let holds = bound_s <= best.step_s * (1.0 + ROUNDING);
             prop_assert!(holds, "bound {} under {} is above {}: {:?}", bound_s, below_s, best.step_s, plan);
@@ -328,8 +328,8 @@ fn a_search_of_some_cuts_has_a_bound_over_all_and_never_says_that_nothing_fits_w
         asked.set(asked.get() + 1);
         match (hybrid::plan(&some, &cluster, &settings, &control), best) {
             (Ok(answer), Some(best_s)) => {
-                let least_s = hybrid::least_step_of_all_cuts_s(&all, &cluster, &settings);
-                prop_assert!(least_s <= best_s * (1.0 + ROUNDING), "{} is above {}", least_s, best_s);
+                let min_s = hybrid::min_step_of_all_cuts_s(&all, &cluster, &settings);
+                prop_assert!(min_s <= best_s * (1.0 + ROUNDING), "{} is above {}", min_s, best_s);
                 prop_assert!(answer.lower_bound_s <= best_s * (1.0 + ROUNDING), "{} {}", answer.lower_bound_s, best_s);
                 let searched_s = answer.searched_cuts_bound_s.expect("these are not all cuts");
                 prop_assert!(answer.lower_bound_s <= searched_s);

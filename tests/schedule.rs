@@ -54,8 +54,8 @@ fn limits_are_named() {
         ("gpipe", Request { cap: Some(3), ..Request::new(3, 4) }, "leave it out"),
         ("gpipe", Request { chunks: Some(2), ..Request::new(3, 4) }, "leave `chunks` out"),
         ("gpipe", Request::new(0, 4), "at least 1"),
-        ("1f1b", Request { windows: Some(vec![1, 2]), ..Request::new(2, 4) }, "shrink"),
-        ("1f1b", Request { windows: Some(vec![1]), ..Request::new(2, 4) }, "each rank"),
+        ("1f1b", Request { max_in_flight: Some(vec![1, 2]), ..Request::new(2, 4) }, "shrink"),
+        ("1f1b", Request { max_in_flight: Some(vec![1]), ..Request::new(2, 4) }, "each rank"),
     ];
     for (name, request, hint) in cases {
         let error = build(name, &request).unwrap_err();

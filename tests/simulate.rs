@@ -214,7 +214,7 @@ proptest! {
                 let busy_s: f64 = order.iter().map(|&action| costs.duration_s(action)).sum();
                 prop_assert!(times.step_s >= busy_s - 1e-9);
             }
-            prop_assert!(times.step_s >= longest_chain_s(&schedule, &costs) - 1e-9);
+            prop_assert!(times.step_s >= max_chain_s(&schedule, &costs) - 1e-9);
         }
     }
 
@@ -291,9 +291,9 @@ proptest! {
 }
 
 /// The longest way through the data of one micro-batch, transfers included.
-fn longest_chain_s(schedule: &Schedule, costs: &Costs) -> f64 {
+fn max_chain_s(schedule: &Schedule, costs: &Costs) -> f64 {
     let inputs = Inputs::of(schedule);
-    let mut longest_s: f64 = 0.0;
+    let mut max_s: f64 = 0.0;
     for (chain, ids) in schedule.micro_batches.iter().enumerate() {
         for id in ids.clone() {
             let mut ready_s = vec![0.0_f64; inputs.count()];
@@ -305,7 +305,7 @@ fn longest_chain_s(schedule: &Schedule, costs: &Costs) -> f64 {
                     schedule.orders.iter().flatten().find(|action| inputs.of_action(**action).any(|i| i == input));
                 let action = *found.expect("the schedule is complete");
                 let end_s = ready_s[input] + costs.duration_s(action);
-                longest_s = longest_s.max(end_s);
+                max_s = max_s.max(end_s);
                 let half = action
                     .halves()
                     .find(|half| inputs.of_action(*half).any(|i| i == input))
@@ -325,7 +325,7 @@ fn longest_chain_s(schedule: &Schedule, costs: &Costs) -> f64 {
             }
         }
     }
-    longest_s
+    max_s
 }
 
 #[test]
@@ -463,14 +463,14 @@ proptest! {
         let mut begin_s = 0.0;
         for step in 0..stages + micro_batches - 1 {
             // In step t, stage s works on micro-batch t - s; all but the last stage pass their output on.
-            let mut longest_s = 0.0_f64;
+            let mut max_s = 0.0_f64;
             for stage in (0..stages).filter(|&stage| stage <= step && step - stage < micro_batches) {
                 let place = times.offsets[stage as usize] + (step - stage) as usize;
                 prop_assert!(close(times.start_s[place], begin_s));
                 let transfer_s = if stage + 1 < stages { latency_s } else { 0.0 };
-                longest_s = longest_s.max(times_s[stage as usize] + transfer_s);
+                max_s = max_s.max(times_s[stage as usize] + transfer_s);
             }
-            begin_s += longest_s;
+            begin_s += max_s;
         }
         prop_assert!(close(times.step_s, begin_s), "{} against {begin_s}", times.step_s);
         let twice = simulate(&schedule, &costs, communication, 2).expect("valid");

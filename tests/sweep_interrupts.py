@@ -74,7 +74,7 @@ class Outcomes:
     whole_s: float
     interrupted: int = 0
     finished: int = 0
-    longest_s: float = 0.0
+    max_s: float = 0.0
     strange: list[str] = field(default_factory=list)
 
 
@@ -147,8 +147,8 @@ def ran_in_copy(words: str, moment_s: float, prepared: Path) -> tuple[tuple[int,
 def swept(name: str, moments: int, prepared: Path) -> Outcomes:
     """What a command does at so many moments, evenly from its beginning to its end."""
     words = COMMANDS[name]
-    most_s = MOST_WITH_TORCH_S if name in WITH_TORCH else MOST_S
-    whole_s = ran_in_copy(words, most_s, prepared)[0][2]
+    max_s = MOST_WITH_TORCH_S if name in WITH_TORCH else MOST_S
+    whole_s = ran_in_copy(words, max_s, prepared)[0][2]
     outcomes = Outcomes(whole_s)
     for moment in range(moments):
         moment_s = whole_s * (moment + 0.5) / moments
@@ -156,10 +156,10 @@ def swept(name: str, moments: int, prepared: Path) -> Outcomes:
         lines = said.splitlines()
         if code == 130 and lines and lines[-1] == "interrupted" and "Traceback" not in said:
             outcomes.interrupted += 1
-            outcomes.longest_s = max(outcomes.longest_s, ended_s)
+            outcomes.max_s = max(outcomes.max_s, ended_s)
         elif code == 0 and not any(word in said for word in ("Traceback", "panicked", "is left")):
             outcomes.finished += 1
-            outcomes.longest_s = max(outcomes.longest_s, ended_s)
+            outcomes.max_s = max(outcomes.max_s, ended_s)
         else:
             outcomes.strange.append(f"after {at_s:.3f} s: exit code {code}\n{said}")
         outcomes.strange += [f"after {at_s:.3f} s: {one} is left" for one in left]
@@ -190,7 +190,7 @@ def main() -> int:
             found = swept(name, asked.moments, folder)
             rows[shown(name)] = (
                 f"{shown(name)} {found.whole_s:.2f} s | {asked.moments} | {found.interrupted} | {found.finished} |"
-                f" {found.longest_s:.2f} s |"
+                f" {found.max_s:.2f} s |"
             )
             sys.stdout.write(f"{rows[shown(name)]}\n")
             sys.stdout.flush()

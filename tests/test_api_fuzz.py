@@ -332,7 +332,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "schedule": (
                 hpgo.schedule,
                 {"name": "1f1b", "ranks": 2, "micro_batches": 4, "chunks": None, "group_size": None, "cap": 2,
-                 "windows": [2, 1], "durations": None},
+                 "max_in_flight": [2, 1], "durations": None},
             ),
             "schedules": (hpgo.schedules, {}),
             "simulate": (

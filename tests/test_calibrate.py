@@ -60,8 +60,8 @@ def test_slower_stages_are_found_and_the_corrected_profile_predicts_them(plan: h
             assert after[layer].forward_s == pytest.approx([scale * one for one in before[layer].forward_s])
             assert after[layer].backward_s == pytest.approx([scale * one for one in before[layer].backward_s])
     # Sums of gradients overlap with other passes then, as far as those last: the price may differ by them.
-    longest_s = max(stage.sync_s for stage in plan.stages)
-    assert found.corrected_step_s == pytest.approx(slow.makespan_s, abs=longest_s)
+    max_s = max(stage.sync_s for stage in plan.stages)
+    assert found.corrected_step_s == pytest.approx(slow.makespan_s, abs=max_s)
 
 
 def test_slower_links_and_sums_and_what_nothing_explains_are_told_apart() -> None:

@@ -214,7 +214,7 @@ def test_dnn_partitioning_s_published_resnet_is_the_one_that_pipedream_measured(
     assert {(f"node{start}", f"node{end}") for start, end in theirs.edges} == set(measured.edges)
 
 
-def least_load(profile: hpgo.Profile, accelerators: int, passes: int) -> float:
+def min_load(profile: hpgo.Profile, accelerators: int, passes: int) -> float:
     """The longest that a device works, at best, in milliseconds: dnn-partitioning's objective, from a profile alone.
 
     Devices hold what lies between two cuts. One of them is a processor that takes ten times as long and sends for free;
@@ -270,7 +270,7 @@ def test_published_files_of_dnn_partitioning_lead_to_the_loads_that_it_finds(
     reference: Path, name: str, passes: int, load: float
 ) -> None:
     profile = hpgo.read_profile(reference / f"dnn-partitioning/bert24_{name}.json", batch_size=1)
-    assert least_load(profile, 6, passes) == pytest.approx(load, abs=1e-6)
+    assert min_load(profile, 6, passes) == pytest.approx(load, abs=1e-6)
 
 
 # --- torch.profiler ---------------------------------------------------------------------------------------------------

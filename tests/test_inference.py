@@ -150,7 +150,7 @@ def test_hosts_that_take_turns_give_the_whole_model_s_outputs_bit_for_bit_and_in
             flow = Flow(*facts[:3])
             assert list(flow.samples) == rows
             assert len(facts[3]) == len(one) * len(rows)
-            assert flow.most_in_flight <= room_of(shared(*one), in_flight)
+            assert flow.max_in_flight <= room_of(shared(*one), in_flight)
 
 
 def test_plans_of_branching_models_give_the_whole_model_s_outputs_bit_for_bit(tmp_path: Path, one_thread: None) -> None:
@@ -232,9 +232,9 @@ def test_a_slow_stage_stalls_the_source_and_no_more_are_under_way_than_there_is_
         flow = Flow(*facts[:3])
         assert len(outputs) == len(rows)
         assert room == room_of(put(name, 4, model="slow_end"), in_flight)
-        assert flow.most_in_flight <= room
+        assert flow.max_in_flight <= room
         if name == "forward_only":  # the source is fast: it fills all the room there is, and then waits
-            assert flow.most_in_flight == room
+            assert flow.max_in_flight == room
             waits_s = [later - earlier for earlier, later in pairwise(flow.enter_s[room:])]
             assert sorted(waits_s)[len(waits_s) // 2] > 0.005, "the last stage takes 10 ms for each"
 
@@ -243,7 +243,7 @@ def test_what_passes_is_counted_as_it_says() -> None:
     flow = Flow(samples=(2, 2, 1), enter_s=(0.0, 1.0, 4.0), leave_s=(3.0, 4.0, 5.0))
     assert flow.samples_per_s == 1.0
     assert [flow.latency_s(share) for share in (1, 34, 67, 100)] == [1.0, 3.0, 3.0, 3.0]
-    assert flow.most_in_flight == 2  # one leaves as the last one enters
+    assert flow.max_in_flight == 2  # one leaves as the last one enters
 
 
 @given(st.data())
@@ -263,11 +263,11 @@ def test_predicted_flows_end_with_the_simulator_and_keep_their_room(data: st.Dat
     assert flow is not None
     # Times that don't change lose nothing by waiting for room: the slowest stage or link sets the pace all the same.
     assert flow.leave_s[-1] == hpgo.simulate(program).makespan_s
-    assert flow.most_in_flight <= room_of(program)
+    assert flow.max_in_flight <= room_of(program)
     few = data.draw(st.integers(1, 4))
     slower = predicted_flow(program, [1] * micro_batches, in_flight=few)
     assert slower is not None
-    assert slower.most_in_flight <= few
+    assert slower.max_in_flight <= few
     assert slower.leave_s[-1] >= flow.leave_s[-1]
     alone = predicted_flow(program, [1] * micro_batches, in_flight=1)
     assert alone is not None
@@ -525,7 +525,7 @@ def test_the_command_infers_by_a_plan_of_partition(runs: warm_runs.Runs) -> None
     assert document["latency_s"]["p50"]["predicted"] == pytest.approx(6e-3, rel=0.02)
     latencies = [document["latency_s"][name]["measured"] for name in ("p50", "p95", "p99")]
     assert 0 < latencies[0] <= latencies[1] <= latencies[2]
-    assert 1 <= document["most_in_flight"] <= 4
+    assert 1 <= document["max_in_flight"] <= 4
     assert [stage["layers"] for stage in document["stages"]] == [["0", "1", "2"], ["3", "4", "5"]]
     assert all(stage["forward_s"]["measured"] > 0 for stage in document["stages"])
     assert [stage["bits"] for stage in document["stages"]] == [16, None]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.llm.bounds import ALL, NONE, Candidate
-from hpgo.llm.config_groups import ConfigGroup, config_groups, fewest_recomputed
+from hpgo.llm.config_groups import ConfigGroup, config_groups, min_recomputed
 from hpgo.llm.constants import CONSTANTS
 from hpgo.llm.estimate import _rank_layers, in_flight, max_memory_bytes, simulated_step_s
 from hpgo.llm.frameworks import DEEPSPEED, MEGATRON, TORCHTITAN
@@ -59,7 +59,7 @@ def test_no_configuration_takes_or_holds_less_than_its_group_knows(
         assert len(held) == len(group.splits.found) * len(group.zero_stages) * len(group.recomputed)
         for (split, zero, recomputed), bound_s in bounds.items():
             stages = group.stages(Candidate(0.0, split, zero, recomputed))
-            assert group.bound_s <= group.least_s <= bound_s < stages.passes_s <= stages.bound_s
+            assert group.bound_s <= group.min_s <= bound_s < stages.passes_s <= stages.bound_s
             assert bound_s == pytest.approx(stages.passes_s, rel=1e-6)
             assert held[split, zero, recomputed] <= max_memory_bytes(stages)
             assert held[split, zero, recomputed] == pytest.approx(max_memory_bytes(stages), rel=1e-6)
@@ -125,12 +125,12 @@ def test_partial_recomputation_needs_no_fewer_layers_and_no_less_time_than_its_g
                 found = known[split, zero]
                 assert found.recomputed <= fewest
                 assert found.bound_s <= partly(group, one, fewest).passes_s
-                few = fewest_recomputed(group.stages(one), limit_bytes, found.recomputed)
+                few = min_recomputed(group.stages(one), limit_bytes, found.recomputed)
                 assert few is not None
                 assert few.context.config.recompute_num_layers == fewest
                 assert found.bound_s <= simulated_step_s(few)
             elif (split, zero) in known:
-                assert fewest_recomputed(group.stages(one), limit_bytes, known[split, zero].recomputed) is None
+                assert min_recomputed(group.stages(one), limit_bytes, known[split, zero].recomputed) is None
 
 
 @pytest.mark.parametrize(("pp", "vpp"), [(2, 1), (4, 1), (8, 1), (2, 2), (4, 3), (8, 2), (5, 7)])

@@ -18,7 +18,7 @@ from refusals import refused
 import hpgo
 from hpgo import _core
 from hpgo.cli.schedules import command
-from hpgo.programs.schedule import KINDS, asynchronous_windows
+from hpgo.programs.schedule import KINDS, asynchronous_max_in_flight
 
 ROOT = Path(__file__).parent.parent
 NAMES = [family.name for family in hpgo.schedules()]
@@ -126,8 +126,8 @@ def of_one_stage(forward_s: float) -> hpgo.Durations:
             ("invalid_argument", "forward_s", "a"),
         ),
         ({"ranks": 1, "micro_batches": 4, "durations": {"forward_s": 1.0}}, ("invalid_argument", "durations")),
-        ({"ranks": 1, "micro_batches": 4, "windows": 5}, ("invalid_argument", "windows", "5")),
-        ({"ranks": 2, "micro_batches": 4, "windows": "21"}, ("invalid_argument", "windows", "21")),
+        ({"ranks": 1, "micro_batches": 4, "max_in_flight": 5}, ("invalid_argument", "max_in_flight", "5")),
+        ({"ranks": 2, "micro_batches": 4, "max_in_flight": "21"}, ("invalid_argument", "max_in_flight", "21")),
         (
             {"ranks": 1, "micro_batches": 4, "durations": hpgo.Durations((-1.0,), (1.0,), (1.0,))},
             ("invalid_argument", "forward_s", "-1"),
@@ -277,11 +277,11 @@ def test_transfers_are_printed_for_other_tools() -> None:
 
 
 def test_windows_of_replicated_asynchronous_stages_keep_all_devices_busy() -> None:
-    windows = asynchronous_windows([3, 1])
+    windows = asynchronous_max_in_flight([3, 1])
     assert windows == [2, 1]
-    assert hpgo.schedule("pipedream", ranks=2, micro_batches=9, windows=windows).peak_in_flight == windows
+    assert hpgo.schedule("pipedream", ranks=2, micro_batches=9, max_in_flight=windows).peak_in_flight == windows
     with refused(hpgo.errors.ArgumentError, "invalid_argument", "devices"):
-        asynchronous_windows([1, 0])
+        asynchronous_max_in_flight([1, 0])
 
 
 def test_a_schedule_that_cannot_be_written_says_so(tmp_path: Path) -> None:

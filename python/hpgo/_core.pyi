@@ -256,7 +256,7 @@ class Session:
     def plan(
         self, settings: PlanningProblem, deadline_s: float | None, progress: _Progress
     ) -> tuple[PlanRecord, SearchRecord]: ...
-    def least_memory(
+    def min_memory(
         self, settings: PlanningProblem, limit_s: float, enough_bytes: float, deadline_s: float | None
     ) -> tuple[PlanRecord | None, _Stopped | None]: ...
     def search(
@@ -274,7 +274,7 @@ class Session:
         self,
         settings: PlanningProblem,
         stages: _Stages,
-        windows: Sequence[int] | None = None,
+        max_in_flights: Sequence[int] | None = None,
         orders: Schedule | None = None,
     ) -> PlanRecord: ...
     def evaluate_each(

@@ -13,8 +13,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
-from hpgo.base.checks import check_is, listed, number, whole
-from hpgo.base.messages import shown
+from hpgo.base.checks import check_int, check_is, check_list, number
+from hpgo.base.messages import safe_repr
 from hpgo.errors import ArgumentError, ClusterError
 from hpgo.machine.cluster import Cluster
 from hpgo.planning.laws import Original, check_original
@@ -166,9 +166,9 @@ class Conductor:
         Raises ArgumentError for a state that the model lacks.
         """
         hint = "give what `py_orchestrate` returned"
-        rows = listed("stages", stages, hint=hint)
+        rows = check_list("stages", stages, hint=hint)
         if not rows or not all(isinstance(row, tuple | list) and len(row) >= 2 for row in rows):
-            raise ArgumentError(f"stages are {shown(stages)}", hint)
+            raise ArgumentError(f"stages are {safe_repr(stages)}", hint)
         ends = _numbers("stages", [row[1] for row in rows])
         found = _core.legacy_stage_layers(self.m.profile, [end - 1 for end in ends[:-1]] + ends[-1:])
         return [tuple(self.m.profile.layers[index].id for index in stage) for stage in found]
@@ -280,7 +280,7 @@ def conductor_from_torch_graph_and_seps(
 
 
 def _count(argument: str, value: object) -> int:
-    return whole(argument, value, hint="count samples")
+    return check_int(argument, value, hint="count samples")
 
 
 def _bytes(size: float) -> float:
@@ -288,5 +288,5 @@ def _bytes(size: float) -> float:
 
 
 def _numbers(argument: str, values: Sequence[int]) -> list[int]:
-    found = listed(argument, values, hint="give a list of numbers from 0")
-    return [whole(f"each of {argument}", value, least=0) for value in found]
+    found = check_list(argument, values, hint="give a list of numbers from 0")
+    return [check_int(f"each of {argument}", value, least=0) for value in found]

@@ -59,18 +59,18 @@ impl Memory {
 
     /// Returns the memory with another number of micro-batches in flight.
     #[must_use]
-    pub fn with_in_flight(self, window: u32) -> Self {
-        Self { activations_bytes: f64::from(window) * self.kept_bytes + self.recomputed_bytes, ..self }
+    pub fn with_in_flight(self, max_in_flight: u32) -> Self {
+        Self { activations_bytes: f64::from(max_in_flight) * self.kept_bytes + self.recomputed_bytes, ..self }
     }
 
     /// Returns all bytes with another number of micro-batches in flight.
     #[must_use]
-    pub fn bytes_with(&self, window: u32) -> f64 {
-        self.with_in_flight(window).total_bytes()
+    pub fn bytes_with(&self, max_in_flight: u32) -> f64 {
+        self.with_in_flight(max_in_flight).total_bytes()
     }
 }
 
-/// What one device of the stage between two cuts holds with `window` micro-batches in flight.
+/// What one device of the stage between two cuts holds with `max_in_flight` micro-batches in flight.
 #[must_use]
 pub fn memory(
     model: &LayerSums,
@@ -78,7 +78,7 @@ pub fn memory(
     options: &MemoryModel,
     stage: (usize, usize),
     replicas: u32,
-    window: u32,
+    max_in_flight: u32,
     recompute: bool,
 ) -> Memory {
     let (begin, end) = stage;
@@ -88,14 +88,14 @@ pub fn memory(
     let optimizer_bytes = weights_bytes * options.optimizer_per_weight;
     let saved_bytes = between(&totals.saved_bytes);
     let (input_bytes, output_bytes) = (totals.boundary_bytes[begin], totals.boundary_bytes[end]);
-    let window = f64::from(window);
+    let max_in_flight = f64::from(max_in_flight);
     // Recomputing keeps each micro-batch's input and, for the one that runs backward, everything.
     let (kept_bytes, recomputed_bytes) = if recompute { (input_bytes, saved_bytes) } else { (saved_bytes, 0.0) };
     Memory {
         weights_bytes,
         gradients_bytes: weights_bytes * options.gradients_per_weight,
         optimizer_bytes: if options.shard_optimizer { optimizer_bytes / f64::from(replicas) } else { optimizer_bytes },
-        activations_bytes: window * kept_bytes + recomputed_bytes,
+        activations_bytes: max_in_flight * kept_bytes + recomputed_bytes,
         kept_bytes,
         recomputed_bytes,
         buffers_bytes: 2.0 * (input_bytes + output_bytes),

@@ -23,8 +23,8 @@ pub(super) fn settings(global_batch: u32, micro_batch_sizes: Vec<u32>) -> Settin
             shard_optimizer: false,
             reserved_bytes: 0.0,
         },
-        most_stages: u32::MAX,
-        most_replicas: u32::MAX,
+        max_stages: u32::MAX,
+        max_replicas: u32::MAX,
         equal_replicas: false,
     }
 }
@@ -118,7 +118,7 @@ pub(super) fn few_layers_on_many_devices() -> impl Strategy<Value = RandomProble
         let machine = |(index, speed): (u32, f64)| Machine { devices: 1 + index, memory_bytes: 1e9, speed };
         problem.cluster.machines = (0..).zip(speeds).map(machine).collect();
         problem.settings.micro_batch_sizes = vec![1, 2, 3];
-        problem.settings.most_replicas = replicas;
+        problem.settings.max_replicas = replicas;
         problem
     })
 }

@@ -12,7 +12,7 @@ use super::random_problems::{RandomProblem, problems};
 use crate::cost::LayerSums;
 use crate::model::graph::{Graph, TiedWeight};
 use crate::model::states::CutPoints;
-use crate::schedule::{Request, Schedule, eager_windows, family, one_f_one_b, one_f_one_b_windows};
+use crate::schedule::{Request, Schedule, eager_in_flight, family, one_f_one_b, one_f_one_b_in_flight};
 
 /// Devices of each stage, in the order of the cluster; `None` if the cluster has too few.
 fn devices_of_stages(devices: u32, replicas: &[u32]) -> Option<Vec<Vec<u32>>> {
@@ -38,10 +38,10 @@ fn agrees(
     orders: &Schedule,
 ) -> Result<(), TestCaseError> {
     let (model, RandomProblem { cluster, .. }, settings) = problem;
-    let (_, _, run) = orders::evaluate(model, cluster, settings, devices, orders).expect("windows never grow");
+    let (_, _, run) = orders::evaluate(model, cluster, settings, devices, orders).expect("limits in flight never grow");
     prop_assert_eq!(Some(run.step_s), Some(priced.step_s), "the step under {:?} of {:?}", settings.warm_up, plan);
-    let windows: Vec<u32> = plan.stages.iter().map(|stage| stage.window).collect();
-    prop_assert_eq!(&run.in_flight, &windows);
+    let max_in_flights: Vec<u32> = plan.stages.iter().map(|stage| stage.max_in_flight).collect();
+    prop_assert_eq!(&run.in_flight, &max_in_flights);
     for (stage, (all, fast)) in run.stages.iter().zip(&priced.stages).enumerate() {
         prop_assert_eq!(all, fast, "the cost and memory of stage {} of {:?}", stage, plan);
     }
@@ -84,17 +84,17 @@ proptest! {
         // Windows as large as memory allows; replicas may be too many for the micro-batch.
         let Ok(found) = hybrid::evaluate(&model, &problem.cluster, &settings, &devices) else { return Ok(()) };
         let (stages, micro_batches) = (count as u32, settings.global_batch / micro_batch);
-        let windows: Vec<u32> = found.0.stages.iter().map(|stage| stage.window).collect();
+        let max_in_flights: Vec<u32> = found.0.stages.iter().map(|stage| stage.max_in_flight).collect();
         let asked = (&model, &problem, &settings);
-        agrees(asked, &devices, found, &one_f_one_b(&windows, micro_batches))?;
+        agrees(asked, &devices, found, &one_f_one_b(&max_in_flights, micro_batches))?;
         // The orders that the schedule has by its name, whether or not they fit.
-        let (name, windows) = match warm_up {
-            WarmUp::Least => ("1f1b", one_f_one_b_windows(stages, micro_batches, u32::MAX)),
-            WarmUp::Eager => ("eager_1f1b", eager_windows(stages, micro_batches, u32::MAX)),
+        let (name, max_in_flights) = match warm_up {
+            WarmUp::Least => ("1f1b", one_f_one_b_in_flight(stages, micro_batches, u32::MAX)),
+            WarmUp::Eager => ("eager_1f1b", eager_in_flight(stages, micro_batches, u32::MAX)),
             WarmUp::All => ("gpipe", vec![micro_batches; count]),
         };
         let orders = family(name).and_then(|family| family.build(&Request::new(stages, micro_batches)));
-        let found = hybrid::reprice(&model, &problem.cluster, &settings, &devices, &windows).expect("it was costed");
+        let found = hybrid::reprice(&model, &problem.cluster, &settings, &devices, &max_in_flights).expect("it was costed");
         agrees(asked, &devices, found, &orders.expect("any number of stages"))?;
     }
 }

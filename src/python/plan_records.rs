@@ -52,8 +52,8 @@ pub(super) struct SettingsRecord {
     pub(super) equal_shares: bool,
     pub(super) overlap: bool,
     pub(super) memory: MemoryModel,
-    pub(super) most_stages: u32,
-    pub(super) most_replicas: u32,
+    pub(super) max_stages: u32,
+    pub(super) max_replicas: u32,
     pub(super) equal_replicas: bool,
     pub(super) needs_full_ranks: bool,
     pub(super) has_single_wave: bool,
@@ -75,8 +75,8 @@ impl SettingsRecord {
             overlap_sync: self.overlap,
             recompute: self.recompute,
             memory: self.memory,
-            most_stages: self.most_stages,
-            most_replicas: self.most_replicas,
+            max_stages: self.max_stages,
+            max_replicas: self.max_replicas,
             equal_replicas: self.equal_replicas,
         }
     }

@@ -66,7 +66,7 @@ impl<'a> Asked<'a> {
             .map(|((stage, cost), devices)| StageRecord {
                 layers: self.states.layers_between(stage.begin, stage.end),
                 devices,
-                max_in_flight: stage.window,
+                max_in_flight: stage.max_in_flight,
                 cost,
             })
             .collect();
@@ -284,7 +284,7 @@ impl Session {
 
     /// A plan whose step is at most `limit_s` and whose fullest device holds less than `enough_bytes`, the least that is
     /// found, and what stopped the search for it.
-    fn least_memory(
+    fn min_memory(
         &self,
         py: Python<'_>,
         settings: SettingsRecord,
@@ -294,7 +294,7 @@ impl Session {
     ) -> PyResult<(Option<PlanRecord>, Option<&'static str>)> {
         self.answer(py, settings, &control_of(deadline_s), None, true, |asked| {
             let Problem { model, cluster, settings } = asked.problem();
-            let lean = hybrid::least_memory(model, cluster, settings, limit_s, enough_bytes, asked.control)?;
+            let lean = hybrid::min_memory(model, cluster, settings, limit_s, enough_bytes, asked.control)?;
             Ok((lean.plan.map(|found| asked.record(found)), lean.stopped.map(name_of)))
         })
     }
@@ -419,13 +419,13 @@ impl Session {
 
     /// The costs of a plan given as layers and devices of each stage, under the schedule of the settings. Micro-batches in
     /// flight, or orders, are chosen, unless one of them is given.
-    #[pyo3(signature = (settings, stages, windows=None, orders=None))]
+    #[pyo3(signature = (settings, stages, max_in_flights=None, orders=None))]
     fn evaluate(
         &self,
         py: Python<'_>,
         settings: SettingsRecord,
         stages: Vec<(Vec<usize>, Vec<u32>)>,
-        windows: Option<Vec<u32>>,
+        max_in_flights: Option<Vec<u32>>,
         orders: Option<Record<'_>>,
     ) -> PyResult<PlanRecord> {
         let orders = orders.map(|orders| orders.to_schedule());
@@ -449,9 +449,9 @@ impl Session {
                     orders::fastest(&model, &self.cluster, &settings, &devices, &name)?;
                 return Ok(run_record(&states, (size, recompute), devices, run, &orders));
             }
-            Ok(asked.record(match windows {
+            Ok(asked.record(match max_in_flights {
                 None => hybrid::evaluate(&model, &self.cluster, &settings, &devices)?,
-                Some(windows) => hybrid::reprice(&model, &self.cluster, &settings, &devices, &windows)?,
+                Some(max_in_flights) => hybrid::reprice(&model, &self.cluster, &settings, &devices, &max_in_flights)?,
             }))
         });
         evaluated.map_err(|error| to_py_err(py, &error))
@@ -472,14 +472,16 @@ impl Session {
             let states = CutPoints::between(&self.graph, &layers)?;
             let model = LayerSums::new(&self.graph, &states);
             let control = Control::default();
-            let one = |(size, recompute, windows): (u32, bool, Option<Vec<u32>>)| {
+            let one = |(size, recompute, max_in_flights): (u32, bool, Option<Vec<u32>>)| {
                 let settings =
                     Settings { micro_batch_sizes: vec![size], recompute: vec![recompute], ..settings.clone() };
                 let asked =
                     Asked { session: self, states: &states, model: &model, settings: &settings, control: &control };
-                let found = match windows {
+                let found = match max_in_flights {
                     None => hybrid::evaluate(&model, &self.cluster, &settings, &devices),
-                    Some(windows) => hybrid::reprice(&model, &self.cluster, &settings, &devices, &windows),
+                    Some(max_in_flights) => {
+                        hybrid::reprice(&model, &self.cluster, &settings, &devices, &max_in_flights)
+                    }
                 };
                 let mut record = asked.record(found.ok()?);
                 record.stages.iter_mut().zip(&devices).for_each(|(stage, devices)| stage.devices.clone_from(devices));

@@ -5,7 +5,7 @@
 
 use super::families::{Chunks, Family, Pace, Uniform};
 use super::interleaved::Loop;
-use super::one_f_one_b::{eager_windows, one_f_one_b, one_f_one_b_windows, overlapped};
+use super::one_f_one_b::{eager_in_flight, one_f_one_b, one_f_one_b_in_flight, overlapped};
 use super::request::{Request, Sizes};
 use super::{Schedule, bidirectional, fill_drain, v_shape, wave, zb_greedy, zero_bubble};
 use crate::error::{Error, Result};
@@ -48,8 +48,8 @@ pub const FAMILIES: &[Family] = &[
         peak_of: Some(|_, _| 1),
         bubble_of: Some(|sizes, uniform| f64::from(sizes.micro_batches) * fill_and_drain(sizes, uniform)),
         build: |sizes, _, _| {
-            let windows = vec![1; sizes.ranks as usize];
-            Ok(named("sequential", one_f_one_b(&windows, sizes.micro_batches)))
+            let max_in_flight = vec![1; sizes.ranks as usize];
+            Ok(named("sequential", one_f_one_b(&max_in_flight, sizes.micro_batches)))
         },
         ..PLAIN
     },
@@ -93,24 +93,24 @@ pub const FAMILIES: &[Family] = &[
         name: "1f1b",
         summary: "a warm-up of forwards, then a backward for each forward",
         source: "PipeDream-Flush (Narayanan et al., 2021); DAPPLE (Fan et al., 2021), policy PA",
-        options: &["cap", "windows"],
+        options: &["cap", "max_in_flight"],
         peak: "min(M, p - r, cap)",
         bubble: "(p - 1) (F + B)",
         peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank).min(sizes.cap)),
         bubble_of: Some(fill_and_drain),
-        build: |sizes, request, _| windowed(sizes, request, "1f1b", one_f_one_b_windows),
+        build: |sizes, request, _| with_in_flight_limits(sizes, request, "1f1b", one_f_one_b_in_flight),
         ..PLAIN
     },
     Family {
         name: "eager_1f1b",
         summary: "1F1B with a warm-up nearly twice as long, which hides transfers",
         source: "DAPPLE (Fan et al., 2021), policy PB",
-        options: &["cap", "windows"],
+        options: &["cap", "max_in_flight"],
         peak: "min(M, 2 (p - r) - 1, cap)",
         bubble: "(p - 1) (F + B)",
         peak_of: Some(|sizes, rank| sizes.micro_batches.min(2 * (sizes.ranks - rank) - 1).min(sizes.cap)),
         bubble_of: Some(fill_and_drain),
-        build: |sizes, request, _| windowed(sizes, request, "eager_1f1b", eager_windows),
+        build: |sizes, request, _| with_in_flight_limits(sizes, request, "eager_1f1b", eager_in_flight),
         ..PLAIN
     },
     Family {
@@ -128,40 +128,40 @@ pub const FAMILIES: &[Family] = &[
         name: "pipedream",
         summary: "1F1B without a flush: a backward uses the weights of its own forward",
         source: "PipeDream (Narayanan et al., 2019)",
-        options: &["windows"],
+        options: &["max_in_flight"],
         pace: Pace::Asynchronous,
         weight_versions: "min(M, p - r)",
         versions_of: |in_flight| in_flight,
         peak: "min(M, p - r)",
         bubble: "0 in the steady state",
         peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank)),
-        build: |sizes, request, _| windowed(sizes, request, "pipedream", one_f_one_b_windows),
+        build: |sizes, request, _| with_in_flight_limits(sizes, request, "pipedream", one_f_one_b_in_flight),
         ..PLAIN
     },
     Family {
         name: "pipedream_2bw",
         summary: "1F1B without a flush and with two versions of the weights",
         source: "PipeDream-2BW (Narayanan et al., 2021)",
-        options: &["windows"],
+        options: &["max_in_flight"],
         pace: Pace::Asynchronous,
         weight_versions: "2",
         versions_of: |_| 2,
         peak: "min(M, p - r)",
         bubble: "0 in the steady state",
         peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank)),
-        build: |sizes, request, _| windowed(sizes, request, "pipedream_2bw", one_f_one_b_windows),
+        build: |sizes, request, _| with_in_flight_limits(sizes, request, "pipedream_2bw", one_f_one_b_in_flight),
         ..PLAIN
     },
     Family {
         name: "pipemare",
         summary: "1F1B without a flush and with one version of the weights, which change between a forward and its backward",
         source: "PipeMare (Yang et al., 2021)",
-        options: &["windows"],
+        options: &["max_in_flight"],
         pace: Pace::Asynchronous,
         peak: "min(M, p - r)",
         bubble: "0 in the steady state",
         peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank)),
-        build: |sizes, request, _| windowed(sizes, request, "pipemare", one_f_one_b_windows),
+        build: |sizes, request, _| with_in_flight_limits(sizes, request, "pipemare", one_f_one_b_in_flight),
         ..PLAIN
     },
     Family {
@@ -402,10 +402,15 @@ fn named(name: &str, schedule: Schedule) -> Schedule {
     Schedule { name: name.to_owned(), ..schedule }
 }
 
-fn windowed(sizes: Sizes, request: &Request, name: &str, own: fn(u32, u32, u32) -> Vec<u32>) -> Result<Schedule> {
-    let windows = match request.windows(sizes)? {
-        Some(windows) => windows,
+fn with_in_flight_limits(
+    sizes: Sizes,
+    request: &Request,
+    name: &str,
+    own: fn(u32, u32, u32) -> Vec<u32>,
+) -> Result<Schedule> {
+    let max_in_flight = match request.max_in_flight(sizes)? {
+        Some(max_in_flight) => max_in_flight,
         None => own(sizes.ranks, sizes.micro_batches, sizes.cap),
     };
-    Ok(named(name, one_f_one_b(&windows, sizes.micro_batches)))
+    Ok(named(name, one_f_one_b(&max_in_flight, sizes.micro_batches)))
 }

@@ -32,7 +32,7 @@ mod zero_bubble;
 pub use families::{Chunks, Family, Pace, Uniform};
 pub use family_table::FAMILIES;
 pub use names::{build, family};
-pub use one_f_one_b::{eager_windows, one_f_one_b, one_f_one_b_windows};
+pub use one_f_one_b::{eager_in_flight, one_f_one_b, one_f_one_b_in_flight};
 pub use request::{Durations, MOST_ACTIONS, Request, Sizes};
 pub use text::{Entry, Parameters};
 

@@ -12,7 +12,7 @@ use super::{Action, Schedule, one_stage_each};
 ///
 /// Source: PipeDream-Flush (Narayanan et al., 2021); DAPPLE (Fan et al., 2021), policy PA.
 #[must_use]
-pub fn one_f_one_b_windows(stages: u32, micro_batches: u32, cap: u32) -> Vec<u32> {
+pub fn one_f_one_b_in_flight(stages: u32, micro_batches: u32, cap: u32) -> Vec<u32> {
     (0..stages).map(|stage| (stages - stage).min(micro_batches).min(cap)).collect()
 }
 
@@ -20,11 +20,11 @@ pub fn one_f_one_b_windows(stages: u32, micro_batches: u32, cap: u32) -> Vec<u32
 ///
 /// Source: DAPPLE (Fan et al., 2021), policy PB.
 #[must_use]
-pub fn eager_windows(stages: u32, micro_batches: u32, cap: u32) -> Vec<u32> {
+pub fn eager_in_flight(stages: u32, micro_batches: u32, cap: u32) -> Vec<u32> {
     (0..stages).map(|stage| (2 * (stages - stage) - 1).min(micro_batches).min(cap)).collect()
 }
 
-/// One stage a rank; stage `s` warms up with `windows[s]` forwards, brought into `1..=micro_batches`.
+/// One stage a rank; stage `s` warms up with `max_in_flights[s]` forwards, brought into `1..=micro_batches`.
 ///
 /// Windows that never grow from a stage to the next can't deadlock; others do, and [`Schedule::validate`] says so.
 ///
@@ -35,21 +35,22 @@ pub fn eager_windows(stages: u32, micro_batches: u32, cap: u32) -> Vec<u32> {
 /// assert_eq!(text.join(" "), "0F0 0F1 0B0 0F2 0B1 0B2");
 /// ```
 #[must_use]
-pub fn one_f_one_b(windows: &[u32], micro_batches: u32) -> Schedule {
-    let orders = (0..).zip(windows).map(|(stage, &window)| order(stage, window, micro_batches)).collect();
-    let rank_of_stage = (0..).zip(windows).map(|(stage, _)| stage).collect();
+pub fn one_f_one_b(max_in_flights: &[u32], micro_batches: u32) -> Schedule {
+    let orders =
+        (0..).zip(max_in_flights).map(|(stage, &max_in_flight)| order(stage, max_in_flight, micro_batches)).collect();
+    let rank_of_stage = (0..).zip(max_in_flights).map(|(stage, _)| stage).collect();
     Schedule::of_one_chain("1f1b", micro_batches, rank_of_stage, orders)
 }
 
-fn order(stage: u32, window: u32, micro_batches: u32) -> Vec<Action> {
-    let window = window.max(1).min(micro_batches);
+fn order(stage: u32, max_in_flight: u32, micro_batches: u32) -> Vec<Action> {
+    let max_in_flight = max_in_flight.max(1).min(micro_batches);
     let mut order = Vec::with_capacity(2 * micro_batches as usize);
-    order.extend((0..window).map(|i| Action::forward(stage, i)));
-    for i in window..micro_batches {
-        order.push(Action::backward(stage, i - window));
+    order.extend((0..max_in_flight).map(|i| Action::forward(stage, i)));
+    for i in max_in_flight..micro_batches {
+        order.push(Action::backward(stage, i - max_in_flight));
         order.push(Action::forward(stage, i));
     }
-    order.extend((micro_batches - window..micro_batches).map(|i| Action::backward(stage, i)));
+    order.extend((micro_batches - max_in_flight..micro_batches).map(|i| Action::backward(stage, i)));
     order
 }
 
@@ -57,10 +58,10 @@ fn order(stage: u32, window: u32, micro_batches: u32) -> Vec<Action> {
 /// backward, which leaves a whole slot for every transfer.
 pub(super) fn overlapped(ranks: u32, micro_batches: u32) -> Schedule {
     one_stage_each("1f1b_overlap", ranks, micro_batches, |stage| {
-        let window = (2 * (ranks - stage) - 1).min(micro_batches);
-        let warm_up = (0..window).map(|i| Action::forward(stage, i));
-        let pairs = (window..micro_batches).map(|i| Action::overlapped((stage, i), (stage, i - window)));
-        let drain = (micro_batches - window..micro_batches).map(|i| Action::backward(stage, i));
+        let max_in_flight = (2 * (ranks - stage) - 1).min(micro_batches);
+        let warm_up = (0..max_in_flight).map(|i| Action::forward(stage, i));
+        let pairs = (max_in_flight..micro_batches).map(|i| Action::overlapped((stage, i), (stage, i - max_in_flight)));
+        let drain = (micro_batches - max_in_flight..micro_batches).map(|i| Action::backward(stage, i));
         warm_up.chain(pairs).chain(drain).collect()
     })
 }

@@ -22,7 +22,7 @@ pub struct Request {
     /// Most activations a rank may hold, in chunks.
     pub cap: Option<u32>,
     /// Warm-up forwards of each stage, in place of the family's own.
-    pub windows: Option<Vec<u32>>,
+    pub max_in_flight: Option<Vec<u32>>,
     /// How long actions take, for the families that look; `None` is one second for each of F, I and W.
     pub durations: Option<Durations>,
 }
@@ -31,37 +31,38 @@ impl Request {
     /// `ranks` ranks, `micro_batches` micro-batches, all else as the family has it.
     #[must_use]
     pub const fn new(ranks: u32, micro_batches: u32) -> Self {
-        Self { ranks, micro_batches, chunks: None, group_size: None, cap: None, windows: None, durations: None }
+        Self { ranks, micro_batches, chunks: None, group_size: None, cap: None, max_in_flight: None, durations: None }
     }
 
     /// The windows asked for, if any, checked and capped.
-    pub(super) fn windows(&self, sizes: Sizes) -> Result<Option<Vec<u32>>> {
-        let Some(windows) = &self.windows else { return Ok(None) };
-        if windows.len() != sizes.ranks as usize {
+    pub(super) fn max_in_flight(&self, sizes: Sizes) -> Result<Option<Vec<u32>>> {
+        let Some(max_in_flight) = &self.max_in_flight else { return Ok(None) };
+        if max_in_flight.len() != sizes.ranks as usize {
             return Err(Error::argument(
-                format!("`windows` has {} entries for {} ranks", windows.len(), sizes.ranks),
+                format!("`max_in_flight` has {} entries for {} ranks", max_in_flight.len(), sizes.ranks),
                 "give the number of warm-up forwards of each rank",
             ));
         }
-        let windows: Vec<u32> = windows.iter().map(|&window| window.min(sizes.cap).min(sizes.micro_batches)).collect();
-        if let Some(stage) = windows.iter().position(|&window| window == 0) {
+        let max_in_flight: Vec<u32> =
+            max_in_flight.iter().map(|&max_in_flight| max_in_flight.min(sizes.cap).min(sizes.micro_batches)).collect();
+        if let Some(stage) = max_in_flight.iter().position(|&max_in_flight| max_in_flight == 0) {
             return Err(Error::argument(
-                format!("`windows` of stage {stage} is 0"),
+                format!("`max_in_flight` of stage {stage} is 0"),
                 "a stage holds at least one activation",
             ));
         }
-        if let Some(stage) = windows.windows(2).position(|pair| pair[0] < pair[1]) {
+        if let Some(stage) = max_in_flight.windows(2).position(|pair| pair[0] < pair[1]) {
             return Err(Error::argument(
                 format!(
-                    "`windows` deadlocks: stage {} wants {} forwards before its first backward, stage {stage} gives it {}",
+                    "`max_in_flight` deadlocks: stage {} wants {} forwards before its first backward, stage {stage} gives it {}",
                     stage + 1,
-                    windows[stage + 1],
-                    windows[stage]
+                    max_in_flight[stage + 1],
+                    max_in_flight[stage]
                 ),
-                "let windows shrink from stage to stage",
+                "let max_in_flight shrink from stage to stage",
             ));
         }
-        Ok(Some(windows))
+        Ok(Some(max_in_flight))
     }
 
     /// The durations asked for, or one second for each of F, I and W.
@@ -207,7 +208,7 @@ impl Family {
         let given = [
             ("group_size", request.group_size.is_some()),
             ("cap", request.cap.is_some()),
-            ("windows", request.windows.is_some()),
+            ("max_in_flight", request.max_in_flight.is_some()),
         ];
         match given.iter().find(|(option, given)| *given && !options.contains(option)) {
             Some((option, _)) => Err(Error::argument(

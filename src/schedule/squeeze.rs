@@ -153,7 +153,7 @@ impl<'a> Run<'a> {
     /// Place in `todo` of what the rank runs now.
     fn choose(&self, rank: usize, now_s: f64) -> Option<usize> {
         let Rank { todo, first, held, .. } = &self.ranks[rank];
-        let (mut held, mut most_held) = (*held, *held);
+        let (mut held, mut max_held) = (*held, *held);
         let mut weight = None;
         let mut soonest_s = f64::INFINITY;
         let waiting =
@@ -162,11 +162,11 @@ impl<'a> Run<'a> {
             match action.kind {
                 Kind::Forward => {
                     let ready = self.forward_ready_s[self.cell(action)] <= now_s + SAME_S;
-                    if ready && weight.is_none() && (turn == 0 || (self.waits.eager && most_held < self.cap)) {
+                    if ready && weight.is_none() && (turn == 0 || (self.waits.eager && max_held < self.cap)) {
                         return Some(place);
                     }
                     held += 1;
-                    most_held = most_held.max(held);
+                    max_held = max_held.max(held);
                 }
                 Kind::WeightGradient => {
                     if weight.is_none() && action.micro_batch < self.inputs_done[action.stage as usize] {

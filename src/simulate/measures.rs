@@ -109,7 +109,7 @@ pub fn measure(schedule: &Schedule, costs: &Costs, times: &Times, control: &Cont
     let total_busy_s: f64 = busy_s.iter().sum();
     let total_s = makespan_s * busy_s.len() as f64;
     let ratio = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
-    let (idle_s, least_idle_s) =
+    let (idle_s, min_idle_s) =
         (left_of(total_s, total_busy_s), left_of(makespan_s, busy_s.iter().copied().fold(0.0, f64::max)));
     let mut idle_by_cause_s = [0.0; 5];
     for stretch in idle(schedule, costs, times, control)? {
@@ -131,7 +131,7 @@ pub fn measure(schedule: &Schedule, costs: &Costs, times: &Times, control: &Cont
             .fold(0.0, f64::max),
         idle_over_total: ratio(idle_s, total_s),
         idle_over_busy: ratio(idle_s, total_busy_s),
-        idle_over_busiest: ratio(least_idle_s, makespan_s),
+        idle_over_busiest: ratio(min_idle_s, makespan_s),
         busy_s,
         idle_by_cause_s,
         peak_in_flight: schedule.peak_in_flight(),

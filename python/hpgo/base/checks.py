@@ -8,7 +8,7 @@ from numbers import Real
 from types import UnionType  # noqa: TC003
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hpgo.base.messages import as_float, as_whole, exactly, near, shown
+from hpgo.base.messages import as_float, as_whole, did_you_mean, exactly, safe_repr
 from hpgo.errors import ArgumentError, HpgoError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ MOST_GPUS = 2**12
 """What a device of a plan may stand for at most."""
 
 
-def whole(
+def check_int(
     what: str,
     value: object,
     *,
@@ -79,7 +79,7 @@ def number(
     if not (found >= 0 if above is None else found > above) or found > most or (found == math.inf and not infinite):
         wanted = "a number from 0" if above is None else f"a number above {above:g}"
         raise error(
-            f"{what} is {shown(value)}",
+            f"{what} is {safe_repr(value)}",
             hint or f"give {wanted}{'' if most == math.inf else f' to {most:g}'}",
             name=what,
         )
@@ -94,7 +94,7 @@ def check_flag(what: str, value: object) -> None:
     hpgo.errors.ArgumentError: overlap is `yes`
     """
     if not isinstance(value, bool):
-        raise ArgumentError(f"{what} is {shown(value)}", "choose True or False", name=what)
+        raise ArgumentError(f"{what} is {safe_repr(value)}", "choose True or False", name=what)
 
 
 def check_is(what: str, value: object, kind: type | UnionType, hint: str, *, or_none: bool = False) -> None:
@@ -105,7 +105,7 @@ def check_is(what: str, value: object, kind: type | UnionType, hint: str, *, or_
     hpgo.errors.ArgumentError: the job is `train.py`
     """
     if not isinstance(value, kind) and not (or_none and value is None):
-        raise ArgumentError(f"{what} is {shown(value)}", hint, name=what)
+        raise ArgumentError(f"{what} is {safe_repr(value)}", hint, name=what)
 
 
 def choice(kind: str, value: object, known: Iterable[_Word], error: type[HpgoError] = ArgumentError) -> _Word:
@@ -118,8 +118,8 @@ def choice(kind: str, value: object, known: Iterable[_Word], error: type[HpgoErr
     names = list(known)
     if not isinstance(value, str) or value not in names:
         raise error(
-            f"there is no {kind} {shown(value)}",
-            near(value if isinstance(value, str) else "", names),
+            f"there is no {kind} {safe_repr(value)}",
+            did_you_mean(value if isinstance(value, str) else "", names),
             code="unknown_name",
             kind=kind,
         )
@@ -129,10 +129,10 @@ def choice(kind: str, value: object, known: Iterable[_Word], error: type[HpgoErr
 def check_progress(progress: object) -> None:
     """Raises ArgumentError unless it can be called, or is None."""
     if progress is not None and not callable(progress):
-        raise ArgumentError(f"progress is {shown(progress)}", "give a function of the best value and the bound")
+        raise ArgumentError(f"progress is {safe_repr(progress)}", "give a function of the best value and the bound")
 
 
-def listed(
+def check_list(
     name: str,
     values: Any,
     *,
@@ -147,11 +147,11 @@ def listed(
     """
     are = "is" if name.startswith("`") else "are"
     if isinstance(values, str | bytes):
-        raise error(f"{name} {are} {shown(values)}", hint, name=name.strip("`"))
+        raise error(f"{name} {are} {safe_repr(values)}", hint, name=name.strip("`"))
     try:
         found = list(islice(values, most + 1))
     except Exception as failure:  # noqa: BLE001 -- no list, or what it raised on the way
-        raise error(f"{name} {are} {shown(values)}", hint, name=name.strip("`")) from (
+        raise error(f"{name} {are} {safe_repr(values)}", hint, name=name.strip("`")) from (
             None if isinstance(failure, TypeError) else failure
         )
     if len(found) > most:
@@ -185,7 +185,7 @@ def check_text(what: str, value: object, error: type[HpgoError] = ArgumentError)
     hpgo.errors.ArgumentError: a profile's name holds half a character
     """
     if not isinstance(value, str):
-        raise error(f"{what} must be text, got {shown(value)}", "an empty one will do", name=what)
+        raise error(f"{what} must be text, got {safe_repr(value)}", "an empty one will do", name=what)
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
-from hpgo.base.checks import whole
+from hpgo.base.checks import check_int
 from hpgo.base.files import GZIP, MOST_BYTES, read_bytes, refused, unpacked, writing
-from hpgo.base.messages import as_float, near, nearest_names, shorten, shown, similar
+from hpgo.base.messages import as_float, did_you_mean, nearest_names, safe_repr, shorten, similar
 from hpgo.errors import ArgumentError, HpgoError
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Section:
         self._error = error
         self.whence = whence
         if not isinstance(value, dict):
-            self.fail(f"must be a mapping of keys, got {shown(value)}")
+            self.fail(f"must be a mapping of keys, got {safe_repr(value)}")
         self._values: dict[str, Any] = value
         self._asked: list[str] = []
 
@@ -214,7 +214,7 @@ class Section:
         """A whole number from `least`."""
         value = self.get(key, default)
         try:
-            return whole(key, value, least=least)
+            return check_int(key, value, least=least)
         except ArgumentError:
             self.wrong(key, f"a whole number from {least}", value)
 
@@ -266,7 +266,7 @@ class Section:
         """Raises if the document has a key that was not asked for."""
         for key in self.unread():
             known = dict.fromkeys([*self._asked, *sorted(self._keys)])
-            hint = near(str(key), [one for one in known if one not in self])
+            hint = did_you_mean(str(key), [one for one in known if one not in self])
             self.fail(f"`{shorten(str(key))}` is unknown", hint, code="unknown_name", name=str(key))
 
     def build(self, record: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -278,7 +278,7 @@ class Section:
 
     def wrong(self, key: str, wanted: str, value: object) -> NoReturn:
         """Raises: the value of `key` is of the wrong kind."""
-        self.fail(f"`{key}` must be {wanted}, got {shown(value)}", name=key)
+        self.fail(f"`{key}` must be {wanted}, got {safe_repr(value)}", name=key)
 
     def reraise(self, error: HpgoError, message: str | None = None, hint: str | None = None) -> NoReturn:
         """Raise `error` as the document's, with the name of this section before its message or `message`."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpgo.base.messages import shown, similar
+from hpgo.base.messages import safe_repr, similar
 from hpgo.errors import file_error
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def as_path(path: str | os.PathLike[str], error: type[HpgoError]) -> Path:
     try:
         return Path(path)
     except Exception:  # noqa: BLE001 -- a TypeError, or what other people's paths raise
-        raise error(f"{shown(path)} is no path of a file", "give text or a `pathlib.Path`") from None
+        raise error(f"{safe_repr(path)} is no path of a file", "give text or a `pathlib.Path`") from None
 
 
 def may_be_file(path: Path) -> bool:
@@ -148,7 +148,7 @@ def writing(path: str | os.PathLike[str], error: type[HpgoError]) -> Iterator[Bi
         wrong = True
     if wrong:
         raise file_error(error)(
-            f"can't write {shown(str(path))}: a name holds no NUL, and no half characters",
+            f"can't write {safe_repr(str(path))}: a name holds no NUL, and no half characters",
             "name a file in a folder that exists",
             code="not_writable",
         )

@@ -14,7 +14,7 @@ _SEPARATORS = re.compile(r"[-_. ]")
 _MOST_NEAREST = 3  # equally near names that a hint lists; of more, it lists one
 
 
-def near(wanted: str, known: Iterable[str]) -> str:
+def did_you_mean(wanted: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: the nearest of `known`, or a few of them.
 
     >>> near("vgg19", ["vgg-16", "vgg-19"])
@@ -37,7 +37,7 @@ def similar(wanted: str, known: Iterable[str], *, least: float = 0.6) -> str:
     'did you mean `vgg-16` or `vgg-19`?'
     """
     found = nearest_names(wanted, known, least=least)
-    return f"did you mean {in_a_row([f'`{printable(name)}`' for name in found], 'or')}?" if found else ""
+    return f"did you mean {join_words([f'`{printable(name)}`' for name in found], 'or')}?" if found else ""
 
 
 def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> list[str]:
@@ -155,7 +155,7 @@ def _shared(names: Sequence[str]) -> int:
     return max(fitting, default=0)
 
 
-def counted(number: int, thing: str) -> str:
+def pluralize(number: int, thing: str) -> str:
     """So many of a thing.
 
     >>> counted(1, "sample"), counted(64, "sample"), counted(2, "micro-batch")
@@ -165,7 +165,7 @@ def counted(number: int, thing: str) -> str:
     return f"{number} {thing}{ending}"
 
 
-def in_a_row(words: Collection[object], joint: str = "and") -> str:
+def join_words(words: Collection[object], joint: str = "and") -> str:
     """The words with commas between them, and `joint` before the last.
 
     >>> in_a_row(["tp", "cp", "pp"]), in_a_row([0, 1], "or"), in_a_row(["tp"])
@@ -208,7 +208,7 @@ def times(ratio: float) -> str:
     return percent(ratio) if ratio < 0.995 else f"{ratio:.1f} ×" if ratio < 9.95 else f"{ratio:,.0f} ×"
 
 
-def shown(value: object) -> str:
+def safe_repr(value: object) -> str:
     """What `value` is, short whatever it holds.
 
     >>> shown(3.5), shown("a"), shown([1, 2]), shown(None)
@@ -228,13 +228,13 @@ def shown(value: object) -> str:
 
 
 def exactly(value: object) -> str:
-    """As `shown`, with all digits of a whole number that has few.
+    """As `safe_repr`, with all digits of a whole number that has few.
 
     >>> shown(12345678), exactly(12345678)
     ('1.23457e+07', '12345678')
     """
     short = isinstance(value, int) and type(value) in {int, bool} and value.bit_length() < 100
-    return str(value) if short else shown(value)
+    return str(value) if short else safe_repr(value)
 
 
 def as_float(value: Real | float) -> float:

@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from hpgo.base.checks import MOST
-from hpgo.base.messages import as_float, as_whole, shown
+from hpgo.base.messages import as_float, as_whole, safe_repr
 from hpgo.errors import ArgumentError, HpgoError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def check_fields(record: object, error: type[HpgoError] = ArgumentError) -> None
             try:
                 object.__setattr__(record, name, kind.made(value))
             except _NoneOfIt:
-                message = f"{name} of a {type(record).__name__} is {shown(value)}"
+                message = f"{name} of a {type(record).__name__} is {safe_repr(value)}"
                 raise error(message, f"give {kind.wanted}") from None
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 import click
 
-from hpgo.base.messages import near, shorten
+from hpgo.base.messages import did_you_mean, shorten
 from hpgo.base.signals import uninterrupted
 from hpgo.cli.terminal import WIDEST
 from hpgo.errors import HpgoError
@@ -240,7 +240,7 @@ class LazyGroup(Group):
             below = self.get_command(ctx, group)
             if isinstance(below, click.Group) and name in below.list_commands(ctx):
                 return f"did you mean `{ctx.command_path} {group} {name}`?"
-        return near(name, self._rows)
+        return did_you_mean(name, self._rows)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in their sections."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpgo.base.messages import counted
+from hpgo.base.messages import pluralize
 from hpgo.base.units import format_seconds
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ def asked_by_its_own() -> Iterator[None]:
 
 def told(file: str, settled: ElasticPlan) -> str:
     """Which plan is run, in one line."""
-    ranks = counted(settled.ranks, "rank")
+    ranks = pluralize(settled.ranks, "rank")
     if settled.planned_s is None:
         return f"{ranks}: the plan of {file}"
     stages = settled.plan.stages
     replicas = ", ".join(str(stage.replicas) for stage in stages)
     return (
-        f"{ranks}: planned again in {format_seconds(settled.planned_s)}, {counted(len(stages), 'stage')} of"
+        f"{ranks}: planned again in {format_seconds(settled.planned_s)}, {pluralize(len(stages), 'stage')} of"
         f" {replicas} devices"
     )
 

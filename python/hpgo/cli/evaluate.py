@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from hpgo.base.messages import near, shorten
+from hpgo.base.messages import did_you_mean, shorten
 from hpgo.cli.command import argument, option, takes
 from hpgo.cli.plan import SavingOptions, show, write
 from hpgo.cli.plan_options import SECTIONS, ProblemOptions, as_options, schedule_option
@@ -78,7 +78,9 @@ def _counted(profile: Profile, stages: list[tuple[int | str, list[int]]]) -> lis
             end = ends.get(layers)
             if end is None:
                 raise ArgumentError(
-                    f"`{profile.name}` has no layer `{shorten(layers)}`", near(layers, ends), code="unknown_name"
+                    f"`{profile.name}` has no layer `{shorten(layers)}`",
+                    did_you_mean(layers, ends),
+                    code="unknown_name",
                 )
             if end <= begin:
                 last = profile.layers[begin - 1].id

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from hpgo.base.messages import near, shorten
+from hpgo.base.messages import did_you_mean, shorten
 from hpgo.cli.command import Options, argument, explain_all, takes
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _below(ctx: click.Context, names: Sequence[str]) -> click.Context:
         group = ctx.command
         known = group.list_commands(ctx) if isinstance(group, click.Group) else []
         if not isinstance(group, click.Group) or name not in known:
-            hint = near(name, known) or "it has none"
+            hint = did_you_mean(name, known) or "it has none"
             raise click.UsageError(f"`{ctx.command_path}` has no command `{shorten(name)}`; {hint}", ctx)
         found = group.get_command(ctx, name)
         assert found is not None  # noqa: S101 -- it is listed

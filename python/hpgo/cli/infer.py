@@ -243,7 +243,7 @@ def _conclude(
         facts = {
             "format": "hpgo.inference", "version": 1, "micro_batches": len(flow.samples), "samples": sum(flow.samples),
             "samples_per_s": rate, "hold_samples_per_s": options.hold_rate, "accuracy": accuracy,
-            "latency_s": latencies, "most_in_flight": flow.most_in_flight, "stages": stages,
+            "latency_s": latencies, "max_in_flight": flow.max_in_flight, "stages": stages,
             "peak_memory_bytes": ran.peak_memory_bytes, "exit": 0,
         }  # fmt: skip
         click.echo(json_text(facts))
@@ -262,7 +262,7 @@ def _conclude(
             (f"stage {number} to {number + 1}" + _width(sent[number]), format_seconds, stage["transfer_s"]),
         ]
     rows += [
-        ("most in flight", _count, both(attrgetter("most_in_flight"))),
+        ("most in flight", _count, both(attrgetter("max_in_flight"))),
         ("peak memory", format_bytes, {"predicted": None, "measured": ran.peak_memory_bytes}),
     ]
     table(

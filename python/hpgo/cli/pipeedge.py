@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from hpgo.base.messages import counted, shorten
+from hpgo.base.messages import pluralize, shorten
 from hpgo.cli.terminal import say
 from hpgo.errors import ArgumentError, ProfileError
 from hpgo.model.formats.pipeedge import MEGA, Timing, read_results
@@ -56,7 +56,7 @@ class Files:
         say(
             "note",
             f"{self.device_types} has `{name}` on `{device}` at batch size {sizes} in {rows[0].dtype}, "
-            f"{self.models} its {counted(len(model.memory_mb), 'layer')}",
+            f"{self.models} its {pluralize(len(model.memory_mb), 'layer')}",
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpgo.base.documents import Section, parse, read_text
-from hpgo.base.messages import near, shorten
+from hpgo.base.messages import did_you_mean, shorten
 from hpgo.cli.command import Command, Options, option
 from hpgo.cli.misplaced_names import check_kind
 from hpgo.cli.values import SCHEDULE
@@ -184,7 +184,7 @@ def _of_visualization(section: Section) -> dict[str, Any]:
 
     given = section.text("strategy", "1f1b")
     if given not in _STRATEGIES:
-        section.fail(f"there is no strategy `{shorten(given)}`", near(given, _STRATEGIES))
+        section.fail(f"there is no strategy `{shorten(given)}`", did_you_mean(given, _STRATEGIES))
     stages = section.whole("num_stages", section.whole("num_devices", 4, least=1), least=1)
     devices = section.whole("num_devices", stages, least=1)
     if stages % devices:

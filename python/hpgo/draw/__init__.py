@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Unpack, cast, get_args
 
-from hpgo.base.checks import check_is, listed
-from hpgo.base.messages import shorten, shown
+from hpgo.base.checks import check_is, check_list
+from hpgo.base.messages import safe_repr, shorten
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -116,14 +116,14 @@ def _no_text_ending(ending: object) -> ArgumentError:
     known = list(get_args(TextEnding))
     dotted = f".{ending.lower().lstrip('.')}" if isinstance(ending, str) else ""
     hint = f"with its dot: `{dotted}`" if dotted in known else f"choose one of {', '.join(known)}"
-    return ArgumentError(f"the ending is {shown(ending)}", hint)
+    return ArgumentError(f"the ending is {safe_repr(ending)}", hint)
 
 
 def _several(timelines: Timeline | Sequence[Timeline]) -> list[Timeline]:
     from hpgo.timing.timeline import Timeline
 
     hint = "give one that `hpgo.simulate` made, or a list of them"
-    several = [timelines] if isinstance(timelines, Timeline) else listed("the timelines", timelines, hint=hint)
+    several = [timelines] if isinstance(timelines, Timeline) else check_list("the timelines", timelines, hint=hint)
     if not several:
         raise ArgumentError("no timeline to draw", "give at least one", code="missing")
     for timeline in several:

@@ -194,7 +194,7 @@ def _transfer_columns(timeline: Timeline, ticks: Any) -> dict[str, NDArray[Any]]
 
 
 def _memory_columns(
-    timeline: Timeline, ticks: Any, label: str, notes: list[str], most_bytes: float
+    timeline: Timeline, ticks: Any, label: str, notes: list[str], max_bytes: float
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Step curves of all ranks end to end, thinned to the maximum of each column where there are too many points."""
     assert timeline.memory is not None  # noqa: S101 -- the caller asked
@@ -205,10 +205,10 @@ def _memory_columns(
         curves.append((edges_s[:-1], thinned))
     if any(len(times_s) > at_most for times_s, _ in timeline.memory):
         notes.append(f"{label}: memory curves show the maximum of each of {at_most:,} columns.")
-    unit_bytes = 2.0 ** max(0, math.ceil(math.log2(max(most_bytes, 1) / 2**31)))
+    unit_bytes = 2.0 ** max(0, math.ceil(math.log2(max(max_bytes, 1) / 2**31)))
     sizes = np.concatenate([sizes for _, sizes in curves])
     return (
-        {"memory_unit": unit_bytes, "memory_top": max(most_bytes / unit_bytes, 1e-9)},
+        {"memory_unit": unit_bytes, "memory_top": max(max_bytes / unit_bytes, 1e-9)},
         {
             "memory_bounds": np.cumsum([0] + [len(times_s) for times_s, _ in curves]),
             "memory_time": ticks(np.concatenate([times_s for times_s, _ in curves])),

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
-from hpgo.base.checks import check_is, listed
-from hpgo.base.messages import near, printable, shown
+from hpgo.base.checks import check_is, check_list
+from hpgo.base.messages import did_you_mean, printable, safe_repr
 from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 
@@ -75,9 +75,9 @@ def options_of(chosen: Mapping[str, Any], timelines: int) -> DrawOptions:
     names = [field.name for field in dataclasses.fields(DrawOptions)]
     for name in chosen:
         if name not in names:
-            raise ArgumentError(f"unknown picture option `{name}`", near(name, names), code="unknown_name")
+            raise ArgumentError(f"unknown picture option `{name}`", did_you_mean(name, names), code="unknown_name")
     labels = chosen.get("labels")
-    given_labels = () if labels is None else listed("the labels", labels, hint="give a list of names")
+    given_labels = () if labels is None else check_list("the labels", labels, hint="give a list of names")
     words = {
         "labels": tuple(printable(one) if isinstance(one, str) else one for one in given_labels),
         "title": _shown_title(chosen.get("title")),
@@ -85,7 +85,7 @@ def options_of(chosen: Mapping[str, Any], timelines: int) -> DrawOptions:
     for name, choices in _CHOICES.items():
         given = chosen.get(name, choices[0])
         if not isinstance(given, str) or given not in choices:
-            raise ArgumentError(f"{name} is {shown(given)}", f"choose {', '.join(choices)}")
+            raise ArgumentError(f"{name} is {safe_repr(given)}", f"choose {', '.join(choices)}")
     options = DrawOptions(**{**chosen, **words})
     if options.labels and len(options.labels) != timelines:
         raise ArgumentError(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpgo import _core
-from hpgo.base.messages import counted, shown
+from hpgo.base.messages import pluralize, safe_repr
 from hpgo.base.quoting import in_comment, in_python, in_shell
 from hpgo.base.units import format_seconds
 from hpgo.errors import ArgumentError, InfeasibleError
@@ -169,10 +169,12 @@ def _serving(given: object, target: Target) -> _Serving:
         better = f"`hpgo partition --framework {target.name}` plans for that"
         more = [f"a training plan: its stages balance forward and backward passes, not serving; {better}"]
     else:
-        raise ArgumentError(f"the plan is {shown(given)}", f"make one, with `hpgo partition --framework {target.name}`")
+        raise ArgumentError(
+            f"the plan is {safe_repr(given)}", f"make one, with `hpgo partition --framework {target.name}`"
+        )
     tried = [f"tried with {target.tested}"] if target.tested else []
     rows = [
-        f"stage {stage} on {in_comment(host)}: {counted(count, 'block')}"
+        f"stage {stage} on {in_comment(host)}: {pluralize(count, 'block')}"
         for stage, (host, count) in enumerate(zip(hosts, blocks, strict=True))
     ]
     made = f"made by hpgo {_core.__version__} for {target.label}"

@@ -12,7 +12,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from hpgo import _core
-from hpgo.base.messages import counted, shorten, shown
+from hpgo.base.messages import pluralize, safe_repr, shorten
 from hpgo.base.quoting import in_comment
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.errors import ArgumentError, InfeasibleError
@@ -65,7 +65,7 @@ class ExportJob:
         Raises ArgumentError for one that it can't run, InfeasibleError for one that doesn't fit memory.
         """
         if not isinstance(given, Plan | Program):
-            raise ArgumentError(f"the plan is {shown(given)}", "make one, with `hpgo.plan` or `hpgo.Plan.read` say")
+            raise ArgumentError(f"the plan is {safe_repr(given)}", "make one, with `hpgo.plan` or `hpgo.Plan.read` say")
         plan, program = (given, given.program()) if isinstance(given, Plan) else (None, given)
         row = framework(target.framework)
         gpus = program.gpus_per_device
@@ -225,7 +225,7 @@ class ExportJob:
             missing_bytes = held_bytes - own.memory.activations_bytes - own.headroom_bytes
             if missing_bytes > 0:
                 raise InfeasibleError(
-                    f"{self.framework.title} recomputes {counted(group, 'block')} at a time, which keeps the input of"
+                    f"{self.framework.title} recomputes {pluralize(group, 'block')} at a time, which keeps the input of"
                     f" each: stage {own.stages[0]} lacks {format_bytes(missing_bytes)} for that",
                     f"plan for it, with `--framework {self.framework.name}`, or reserve more memory (`--reserve`)",
                     code="insufficient_memory",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpgo import _core
-from hpgo.base.messages import counted
+from hpgo.base.messages import pluralize
 from hpgo.base.quoting import in_comment
 from hpgo.base.units import format_bytes
 from hpgo.errors import ArgumentError, InfeasibleError
@@ -96,8 +96,9 @@ class LlmExportJob:
     def header(self, *notes: str) -> list[str]:
         """Lines for whoever reads the file: what it is, its price, what the settings don't carry."""
         price, config = self.plan.estimate, self.config
+        where = f"{in_comment(price.cluster)}, {pluralize(price.gpus, 'GPU')}"
         return [
-            f"{in_comment(price.model)} on {in_comment(price.cluster)}, {counted(price.gpus, 'GPU')}: {config.named()}",
+            f"{in_comment(price.model)} on {where}: {config.named()}",
             f"predicted step {price.step_s:.4g} s, {price.tokens_per_s_per_gpu:,.0f} tokens/s/GPU: not measured",
             f"made by hpgo {_core.__version__} for {self.target.label}",
             f"tried with {self.target.tested}",
@@ -109,7 +110,7 @@ class LlmExportJob:
         """What was priced and no setting says."""
         price, config, model = self.plan.estimate, self.config, self.model
         runs = self.support
-        said = [f"data parallelism follows from the number of GPUs: {counted(config.dp, 'replica')}"]
+        said = [f"data parallelism follows from the number of GPUs: {pluralize(config.dp, 'replica')}"]
         if runs.as_run(config).overlap_dp_comm != config.overlap_dp_comm:
             said.append(
                 f"{self.framework.title} sums gradients after the last backward pass of a stage, and the price has them"
@@ -118,6 +119,6 @@ class LlmExportJob:
         if runs.dtensor and not config.dtensor:
             said.append(f"{self.framework.title} holds more than was priced: `hpgo llm estimate --dtensor` counts it")
         if model.window and model.window < price.seq_length:
-            layers = counted(len(model.window_layers), "layer")
+            layers = pluralize(len(model.window_layers), "layer")
             said.append(f"priced with a window of {model.window} tokens in {layers}: the model has to have it")
         return said

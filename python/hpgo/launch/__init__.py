@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hpgo.base.checks import choice
 from hpgo.base.documents import write_text
 from hpgo.base.files import as_path
-from hpgo.base.messages import near
+from hpgo.base.messages import did_you_mean
 from hpgo.errors import ArgumentError
 from hpgo.launch.job import LaunchJob, Node, check_job
 from hpgo.launch.kubernetes import kubeflow, pytorchjob
@@ -62,7 +62,9 @@ def text(job: LaunchJob, target: TargetName, **options: Any) -> str:
     for name in options:
         if name not in {option.name for option in known}:
             raise ArgumentError(
-                f"`{target}` has no option `{name}`", near(name, [option.name for option in known]), code="unknown_name"
+                f"`{target}` has no option `{name}`",
+                did_you_mean(name, [option.name for option in known]),
+                code="unknown_name",
             )
     for option in known:
         if option.default is option.empty and option.name not in options:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import check_is, check_text, listed
-from hpgo.base.messages import as_whole, counted, shown
+from hpgo.base.checks import check_is, check_list, check_text
+from hpgo.base.messages import as_whole, pluralize, safe_repr
 from hpgo.base.quoting import in_comment
 from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
@@ -93,16 +93,16 @@ class LaunchJob(Record):
                 "plan with less memory (`--recompute auto`, smaller micro-batches), or on larger devices",
                 code="insufficient_memory",
             )
-        words = listed("the script's arguments", arguments, hint="give a list of words")
+        words = check_list("the script's arguments", arguments, hint="give a list of words")
         command = (python, script, *words)
         for word in command:
             if not isinstance(word, str) or "\0" in word:
-                raise ArgumentError(f"{shown(word)} can't be an argument of a command", "give text without NUL")
+                raise ArgumentError(f"{safe_repr(word)} can't be an argument of a command", "give text without NUL")
             check_text("an argument of a command", word)
         for what, word in (("script", script), ("interpreter", python)):
             if not word.strip() or word.startswith("-"):
                 raise ArgumentError(
-                    f"the {what} is {shown(word)}, which is no file's name", "write `./-name` for such a file"
+                    f"the {what} is {safe_repr(word)}, which is no file's name", "write `./-name` for such a file"
                 )
         _check_grid(plan)
         found = _cluster_of(plan, cluster)
@@ -150,21 +150,25 @@ class LaunchJob(Record):
         """
         hint = "name one host for each machine, in the cluster's order: a line each in the file for `--hosts`"
         names = [node.name for node in self.nodes] if given is None else given
-        hosts = tuple(listed("the hosts", names, hint="give a list of names"))
+        hosts = tuple(check_list("the hosts", names, hint="give a list of names"))
         if given is None and not all(hosts):
-            raise ArgumentError(f"the cluster does not name its {counted(len(hosts), 'machine')}", hint, code="missing")
+            raise ArgumentError(
+                f"the cluster does not name its {pluralize(len(hosts), 'machine')}", hint, code="missing"
+            )
         if len(hosts) != len(self.nodes):
-            raise ArgumentError(f"{counted(len(hosts), 'host')} for {counted(len(self.nodes), 'machine')}", hint)
+            raise ArgumentError(f"{pluralize(len(hosts), 'host')} for {pluralize(len(self.nodes), 'machine')}", hint)
         for at, host in enumerate(hosts):
             if not isinstance(host, str) or not _HOST.fullmatch(host):
-                raise ArgumentError(f"{shown(host)} is no name of a host", "like `node-3`, `10.0.0.3` or `me@node-3`")
+                raise ArgumentError(
+                    f"{safe_repr(host)} is no name of a host", "like `node-3`, `10.0.0.3` or `me@node-3`"
+                )
             if host in hosts[:at]:
                 raise ArgumentError(f"host `{host}` is named for two machines", hint, code="duplicate")
         return hosts
 
     def header(self, *more: str) -> list[str]:
         """Lines of comment for the top of a file: what starts, where each rank runs, and `more`."""
-        machines = counted(len(self.nodes), "machine")
+        machines = pluralize(len(self.nodes), "machine")
         gpus = self.gpus_per_device
         where = (
             "one a device; rank r runs on device r"
@@ -172,7 +176,7 @@ class LaunchJob(Record):
             else f"{gpus} a device; rank r runs on GPU r mod {gpus} of device r div {gpus}"
         )
         lines = [
-            f"{self.title}: {counted(self.ranks, 'rank')} on {machines}, {where}",
+            f"{self.title}: {pluralize(self.ranks, 'rank')} on {machines}, {where}",
             *(
                 [f"the plan leaves {_listed(self.idle)} idle: started all the same, without a part"]
                 if self.idle
@@ -193,7 +197,7 @@ def _check_grid(plan: Plan) -> None:
         return
     idle = plan.cluster_devices - len(devices)
     why = (
-        f"leaves {counted(idle, 'device')} idle, whose processes {plan.restriction.label} would take for its ranks"
+        f"leaves {pluralize(idle, 'device')} idle, whose processes {plan.restriction.label} would take for its ranks"
         if idle
         else f"is on devices in another order than that in which {plan.restriction.label} numbers ranks"
     )
@@ -214,7 +218,7 @@ def checked_port(port: object) -> int:
     """`port`, at which rank 0 listens; raises ArgumentError if it is none."""
     number = as_whole(port)
     if number is None or not 1 <= number < 2**16:
-        raise ArgumentError(f"the port is {shown(port)}", "give a free port of the first machine, like 29500")
+        raise ArgumentError(f"the port is {safe_repr(port)}", "give a free port of the first machine, like 29500")
     return number
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.messages import shown
+from hpgo.base.messages import safe_repr
 from hpgo.base.quoting import in_yaml
 from hpgo.errors import ArgumentError
 from hpgo.launch.job import check_job
@@ -114,7 +114,7 @@ def _resources(key: str, resource: str | None, devices: int) -> dict[str, Any]:
 
 def _text(what: str, value: object) -> str:
     if not isinstance(value, str) or not value or not value.isprintable() or " " in value:
-        raise ArgumentError(f"the {what} is {shown(value)}", "give it as Kubernetes knows it: text without blanks")
+        raise ArgumentError(f"the {what} is {safe_repr(value)}", "give it as Kubernetes knows it: text without blanks")
     return value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.base.messages import shown
+from hpgo.base.messages import safe_repr
 from hpgo.base.quoting import in_python
 from hpgo.errors import ArgumentError
 from hpgo.launch.job import check_job
@@ -95,7 +95,7 @@ def ray(job: LaunchJob, *, resource: str | None = "GPU") -> str:
     check_job(job)
     node = job.need_equal("Ray Train")
     if resource is not None and (not isinstance(resource, str) or not resource):
-        raise ArgumentError(f"the resource is {shown(resource)}", "give it as Ray knows it, like `GPU`")
+        raise ArgumentError(f"the resource is {safe_repr(resource)}", "give it as Ray knows it, like `GPU`")
     resources = {"CPU": node.ranks} | ({} if resource in {None, "CPU"} else {resource: node.ranks})
     settings = {"machines": len(job.nodes), "devices": node.ranks, "command": list(job.command)}
     return "\n".join(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from hpgo.base.messages import counted
+from hpgo.base.messages import pluralize
 from hpgo.base.quoting import in_shell
 from hpgo.launch.job import check_job, checked_port, master_port
 
@@ -64,7 +64,7 @@ def local(job: LaunchJob, *, port: int | None = None) -> str:
     """
     check_job(job)
     machines = len(job.nodes)
-    here = [f"all ranks of {counted(machines, 'machine')} start on this one"] if machines > 1 else []
+    here = [f"all ranks of {pluralize(machines, 'machine')} start on this one"] if machines > 1 else []
     _, *words = job.command
     where = f'--node-rank=0 --nproc-per-node={job.ranks} --master-addr=127.0.0.1 --master-port="$MASTER_PORT"'
     return "\n".join(

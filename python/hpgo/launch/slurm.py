@@ -6,8 +6,8 @@ import re
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import listed
-from hpgo.base.messages import shown
+from hpgo.base.checks import check_list
+from hpgo.base.messages import safe_repr
 from hpgo.base.quoting import in_shell
 from hpgo.errors import ArgumentError
 from hpgo.launch.job import check_job, master_port
@@ -52,7 +52,7 @@ def slurm(job: LaunchJob, *, port: int | None = None, resource: str | None = "gp
     ['#SBATCH --nodes=2', '#SBATCH --ntasks-per-node=8', '#SBATCH --gres=gpu:8', '#SBATCH --partition=gpu']
     """
     check_job(job)
-    options = [_option(option) for option in listed("the options of sbatch", sbatch)]
+    options = [_option(option) for option in check_list("the options of sbatch", sbatch)]
     more = [f"#SBATCH --{option}" for option in options if not _CONTAINER.match(option)]
     contained = "".join(f" {in_shell(f'--{option}')}" for option in options if _CONTAINER.match(option))
     parts = [list(alike) for _, alike in groupby(job.nodes, key=lambda node: (node.ranks, node.kind))]
@@ -90,12 +90,12 @@ def slurm(job: LaunchJob, *, port: int | None = None, resource: str | None = "gp
 
 def _devices(node: Node, resource: str, *, typed: bool) -> str:
     if not isinstance(resource, str) or not _NAME.fullmatch(resource):
-        raise ArgumentError(f"{shown(resource)} is no resource of SLURM", "like `gpu`; `sinfo -o %G` lists them")
+        raise ArgumentError(f"{safe_repr(resource)} is no resource of SLURM", "like `gpu`; `sinfo -o %G` lists them")
     if not typed:
         return f"{resource}:{node.ranks}"
     if not _NAME.fullmatch(node.kind):
         raise ArgumentError(
-            f"SLURM has no type of device {shown(node.kind)}",
+            f"SLURM has no type of device {safe_repr(node.kind)}",
             "name types in the cluster's file as SLURM does: `sinfo -o %G` lists them",
         )
     return f"{resource}:{node.kind}:{node.ranks}"
@@ -105,7 +105,7 @@ def _option(option: str) -> str:
     found = _OPTION.fullmatch(option) if isinstance(option, str) else None
     if found is None:
         raise ArgumentError(
-            f"{shown(option)} is no option of sbatch",
+            f"{safe_repr(option)} is no option of sbatch",
             "write `partition=gpu` for `--partition=gpu`",
             code="unknown_name",
         )

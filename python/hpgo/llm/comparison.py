@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_is
 from hpgo.base.laws import difference
-from hpgo.base.messages import near, shorten, shown
+from hpgo.base.messages import did_you_mean, safe_repr, shorten
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import LlmEstimate
@@ -74,7 +74,9 @@ def compare(chosen: LlmEstimate, other: LlmEstimate) -> Comparison:
         here, there = getattr(chosen, field), getattr(other, field)
         if here != there:
             raise ArgumentError(
-                f"{field} is {shown(here)} of one and {shown(there)} of the other", "price both alike", code="mismatch"
+                f"{field} is {safe_repr(here)} of one and {safe_repr(there)} of the other",
+                "price both alike",
+                code="mismatch",
             )
     return Comparison(
         chosen,
@@ -105,7 +107,9 @@ def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> Paralle
         if name == "dp":
             raise ArgumentError("dp follows from the other degrees and the GPUs", "change those, like `tp=8,pp=2`")
         if name not in NAMES:
-            raise ArgumentError(f"a way has no {shown(name)}", near(name if isinstance(name, str) else "", NAMES))
+            raise ArgumentError(
+                f"a way has no {safe_repr(name)}", did_you_mean(name if isinstance(name, str) else "", NAMES)
+            )
     asked: dict[str, Any] = dict(changes)
     if "tp" in asked and "sequence_parallel" not in asked:
         asked["sequence_parallel"] = asked["tp"] != 1 and (config.sequence_parallel or config.tp == 1)
@@ -135,7 +139,7 @@ def read_changes(text: str) -> dict[str, object]:
         if not equals or not value:
             raise ArgumentError(f"`{shorten(word)}` is no NAME=VALUE", "write degrees like `tp=8,pp=2`")
         if name not in NAMES:
-            raise ArgumentError(f"there is no degree `{shorten(name)}`", near(name, NAMES), code="unknown_name")
+            raise ArgumentError(f"there is no degree `{shorten(name)}`", did_you_mean(name, NAMES), code="unknown_name")
         if name in found:
             raise ArgumentError(f"`{name}` is given twice", "keep one of them", code="duplicate")
         found[name] = (

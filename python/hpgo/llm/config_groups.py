@@ -50,7 +50,7 @@ class ConfigGroup:
         return self.micro_batches * all_s / self.pp * (1 - 3 * SLACK)
 
     @cached_property
-    def least_s(self) -> float:
+    def min_s(self) -> float:
         """Lower bound on all step times that is tighter, and takes longer to compute."""
         return self.bound_s if self.pp == 1 else float(self._bounds.steps_s.min())
 
@@ -196,8 +196,8 @@ def leanest(groups: Iterable[ConfigGroup]) -> PipelineStages | None:
     heapify(waiting)
     best: tuple[float, PipelineStages] | None = None
     while waiting:
-        least_bytes, _, group = heappop(waiting)
-        if best is not None and least_bytes >= best[0]:
+        min_bytes, _, group = heappop(waiting)
+        if best is not None and min_bytes >= best[0]:
             break
         for held_bytes, one in group.leanest():
             if best is not None and held_bytes >= best[0]:
@@ -209,7 +209,7 @@ def leanest(groups: Iterable[ConfigGroup]) -> PipelineStages | None:
     return None if best is None else best[1]
 
 
-def fewest_recomputed(none: PipelineStages, limit_bytes: float, least: int) -> PipelineStages | None:
+def min_recomputed(none: PipelineStages, limit_bytes: float, least: int) -> PipelineStages | None:
     """Return the configuration that fits with the fewest recomputed layers per stage; None if all, or more, are needed.
 
     The search starts with `least` layers.

@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import lcm
 from typing import TYPE_CHECKING, Any, get_args
 
-from hpgo.base.checks import check_flag, check_is, choice, number, whole
+from hpgo.base.checks import check_flag, check_int, check_is, choice, number
 from hpgo.base.messages import shorten
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
@@ -117,7 +117,7 @@ class LlmEstimate(Record):
     def __post_init__(self) -> None:
         check_fields(self)
         for field in ("gpus", "seq_length", "global_batch_size"):
-            whole(f"{field} of an estimate", getattr(self, field))
+            check_int(f"{field} of an estimate", getattr(self, field))
         for field in ("step_s", "capacity_bytes", "model_flop", "peak_flop_per_s"):
             number(f"{field} of an estimate", getattr(self, field), above=0)
         number("error of an estimate", self.error)
@@ -235,18 +235,19 @@ def estimate_llm(
     """
     asked: dict[str, Any] = {
         "tp": tp, "pp": pp, "vpp": vpp, "first_rank_layers": first_rank_layers, "last_rank_layers": last_rank_layers,
-        "pp_schedule": pp_schedule, "cp": cp, "ep": ep, "zero_stage": whole("zero_stage", zero_stage, least=0, most=3),
+        "pp_schedule": pp_schedule, "cp": cp, "ep": ep,
+        "zero_stage": check_int("zero_stage", zero_stage, least=0, most=3),
         "micro_batch_size": micro_batch_size, "recompute": recompute, "recompute_num_layers": recompute_num_layers,
         "precision": precision, "flash_attention": flash_attention, "fused_elementwise": fused_elementwise,
         "overlap_dp_comm": overlap_dp_comm, "fused_cross_entropy": fused_cross_entropy, "fused_adam": fused_adam,
         "flatten_gradients": flatten_gradients, "dtensor": dtensor, "grad_reduce_in_bf16": grad_reduce_in_bf16,
-        "cpu_offload_num_layers": whole("cpu_offload_num_layers", cpu_offload_num_layers, least=0),
+        "cpu_offload_num_layers": check_int("cpu_offload_num_layers", cpu_offload_num_layers, least=0),
     }  # fmt: skip
     model = transformer_of(transformer)
     cluster = cluster_of(cluster)
     batch: dict[str, Any] = {
-        "global_batch_size": whole("global_batch_size", global_batch_size),
-        "seq_length": whole("seq_length", seq_length),
+        "global_batch_size": check_int("global_batch_size", global_batch_size),
+        "seq_length": check_int("seq_length", seq_length),
     }
     choice("recomputation", recompute, get_args(Recompute))
     choice("pp_schedule", pp_schedule, get_args(PipelineSchedule))
@@ -255,10 +256,10 @@ def estimate_llm(
         check_flag(name, asked[name])
     if sequence_parallel is not None:
         check_flag("sequence_parallel", sequence_parallel)
-    most_gpus = cluster.devices
+    max_gpus = cluster.devices
     if devices is not None:
         cluster = cluster.first(devices)
-    asked |= {name: whole(name, asked[name]) for name in COUNTS if asked[name] is not None}
+    asked |= {name: check_int(name, asked[name]) for name in COUNTS if asked[name] is not None}
     asked["sequence_parallel"] = asked["tp"] > 1 if sequence_parallel is None else sequence_parallel
     try:
         return estimate_on(model, cluster, ParallelismConfig(**asked), platform, **batch)
@@ -271,7 +272,7 @@ def estimate_llm(
         except ArgumentError:
             raise error from None
         degrees = {name: asked[name] for name in DEGREES}
-        raise with_accepted(error, model, base, degrees, gpus=cluster.devices, most_gpus=most_gpus, **batch) from None
+        raise with_accepted(error, model, base, degrees, gpus=cluster.devices, max_gpus=max_gpus, **batch) from None
 
 
 def estimate_on(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from hpgo.base.messages import counted, in_a_row, shorten
+from hpgo.base.messages import join_words, pluralize, shorten
 from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 from hpgo.llm.arithmetic import TABLES, ArithmeticSettings, stated
@@ -108,7 +108,9 @@ class FrameworkSupport(Record):
 
     def _lacking_arithmetic(self, model: Transformer) -> str | None:
         missing = self.stated(model).missing
-        return f"has no setting for {in_a_row(missing, 'or')}, which `{shorten(model.name)}` needs" if missing else None
+        return (
+            f"has no setting for {join_words(missing, 'or')}, which `{shorten(model.name)}` needs" if missing else None
+        )
 
     def _lacking_shape(self, model: Transformer) -> str | None:
         if self.shape == "any":
@@ -134,7 +136,7 @@ class FrameworkSupport(Record):
         if not model.further_tokens:
             return None
         if not self.further_tokens:
-            layers = counted(model.further_tokens, "layer")
+            layers = pluralize(model.further_tokens, "layer")
             return f"predicts no further tokens here, and `{model.name}` has {layers} for them"
         if model.positions:
             return f"predicts no further tokens of models that learn positions, and `{model.name}` does both"
@@ -160,7 +162,7 @@ class FrameworkSupport(Record):
                 f" zero {config.zero_stage}"
             )
         beside = " beside a pipeline" if config.pp > 1 and self.zero_stages != self.zero_stages_with_pp else ""
-        return f"shares what replicas hold{beside} as zero {in_a_row(known, 'or')}, not {config.zero_stage}"
+        return f"shares what replicas hold{beside} as zero {join_words(known, 'or')}, not {config.zero_stage}"
 
     def broken_degrees(self, config: ParallelismConfig, *, tied: bool = False) -> str | None:
         """Return the first rule that `config` breaks, like `broken`, but for ZeRO stages."""
@@ -176,7 +178,7 @@ class FrameworkSupport(Record):
             (config.ep > 1 and not self.ep, f"has no expert parallelism here, and ep is {config.ep}"),
             (config.vpp > 1 and not self.vpp, f"has one stage on each GPU, and vpp is {config.vpp}"),
             (schedule not in self.pp_schedules,
-             f"runs passes as {in_a_row(self.pp_schedules, 'or')}, not as {schedule}"),
+             f"runs passes as {join_words(self.pp_schedules, 'or')}, not as {schedule}"),
             (config.splits_backward and config.fused_elementwise,
              f"compiles no layers whose backward passes are split, as {schedule} has them, and the way does"),
             (config.splits_backward and config.recompute == "full",
@@ -185,7 +187,7 @@ class FrameworkSupport(Record):
             (config.ends != (None, None) and not self.uneven_ends,
              f"has as many layers on each rank, and not {pipeline}"),
             (config.recompute not in self.recompute,
-             f"computes anew {in_a_row(self.recompute, 'or')}, not {config.recompute}"),
+             f"computes anew {join_words(self.recompute, 'or')}, not {config.recompute}"),
             (config.recompute_num_layers is not None and not self.recompute_num_layers,
              f"computes anew all layers or none, not {config.recompute_num_layers} of each stage"),
             (config.grad_reduce_in_bf16 and not self.grad_reduce_in_bf16,
@@ -193,7 +195,7 @@ class FrameworkSupport(Record):
             (config.cpu_offload_num_layers and not self.cpu_offload,
              f"keeps what passes leave on GPUs here, not that of {offloaded} in the host's memory"),
             (config.precision not in self.precisions,
-             f"computes in {in_a_row(self.precisions, 'or')} here, not in {config.precision}"),
+             f"computes in {join_words(self.precisions, 'or')} here, not in {config.precision}"),
         )  # fmt: skip
         return next((why for is_broken, why in rules if is_broken), None)
 

@@ -14,7 +14,7 @@ from math import exp, log, pi, sqrt
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import check_is, listed, number
+from hpgo.base.checks import check_is, check_list, number
 from hpgo.base.documents import Section, hinted, parse, read_text
 from hpgo.base.files import as_path
 from hpgo.base.messages import printable, shorten
@@ -159,7 +159,7 @@ def fit_platform(steps: Sequence[MeasuredStep] | str | PathLike[str]) -> Platfor
     if isinstance(steps, str | PathLike):
         held = list(read_steps(steps))
     else:
-        held = listed("the steps", steps, hint="give a list of measured steps, or a file of them")
+        held = check_list("the steps", steps, hint="give a list of measured steps, or a file of them")
     for one in held:
         check_is("a step", one, MeasuredStep, "make it with `hpgo.MeasuredStep`, or read a file of them")
     if not held:

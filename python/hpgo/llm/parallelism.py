@@ -7,9 +7,9 @@ from functools import lru_cache
 from math import gcd
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpgo.base.checks import whole
+from hpgo.base.checks import check_int
 from hpgo.base.divisors import divisors
-from hpgo.base.messages import counted, shown
+from hpgo.base.messages import pluralize, safe_repr
 from hpgo.base.validated import check_fields
 from hpgo.errors import ArgumentError
 
@@ -101,11 +101,11 @@ class ParallelismConfig:
         check_fields(self)
         for field in (*DEGREES, "dp"):
             if getattr(self, field) < 1:
-                whole(field, getattr(self, field))
+                check_int(field, getattr(self, field))
         if self.recompute_num_layers is not None:
-            whole("recompute_num_layers", self.recompute_num_layers)
-        whole("zero_stage", self.zero_stage, least=0, most=MOST_ZERO)
-        whole("cpu_offload_num_layers", self.cpu_offload_num_layers, least=0)
+            check_int("recompute_num_layers", self.recompute_num_layers)
+        check_int("zero_stage", self.zero_stage, least=0, most=MOST_ZERO)
+        check_int("cpu_offload_num_layers", self.cpu_offload_num_layers, least=0)
         if self.cpu_offload_num_layers and (self.pp > 1 or self.recompute == "full"):
             raise ArgumentError(
                 f"cpu_offload_num_layers is {self.cpu_offload_num_layers}, beside a pipeline or layers computed anew",
@@ -114,7 +114,7 @@ class ParallelismConfig:
             )
         for end in ("first_rank_layers", "last_rank_layers"):
             if getattr(self, end) is not None:
-                whole(end, getattr(self, end))
+                check_int(end, getattr(self, end))
                 if self.pp == 1:
                     raise ArgumentError(f"{end} is of a pipeline, whose degree is 1", f"leave {end} out")
         if self.sequence_parallel and self.tp == 1:
@@ -166,7 +166,7 @@ class ParallelismConfig:
         >>> ParallelismConfig(pp=4, vpp=2, pp_schedule="zb_v").stages_of(1)
         (1, 6)
         """
-        rank = whole("the rank", rank, least=0, most=self.pp - 1)
+        rank = check_int("the rank", rank, least=0, most=self.pp - 1)
         if self.is_v_schedule:
             return rank, 2 * self.pp - 1 - rank
         return tuple(range(rank, self.num_stages, self.pp))
@@ -232,7 +232,7 @@ class ParallelismConfig:
         >>> ParallelismConfig(dp=4, micro_batch_size=2).micro_batches(64)
         8
         """
-        return whole("global_batch_size", global_batch_size) // (self.dp * self.micro_batch_size)
+        return check_int("global_batch_size", global_batch_size) // (self.dp * self.micro_batch_size)
 
     def named(self) -> str:
         """Return a description in the letters that frameworks use.
@@ -247,9 +247,9 @@ class ParallelismConfig:
         parts += [f"dp {self.dp}"] if self.dp > 1 else []
         parts += [f"zero {self.zero_stage}"] if self.zero_stage else []
         if self.recompute != "none":
-            layers = "" if self.recompute_num_layers is None else f" of {counted(self.recompute_num_layers, 'layer')}"
+            layers = "" if self.recompute_num_layers is None else f" of {pluralize(self.recompute_num_layers, 'layer')}"
             parts.append(f"recompute {self.recompute}{layers}")
-        parts += [f"offload {counted(self.cpu_offload_num_layers, 'layer')}"] if self.cpu_offload_num_layers else []
+        parts += [f"offload {pluralize(self.cpu_offload_num_layers, 'layer')}"] if self.cpu_offload_num_layers else []
         return ", ".join([*parts, f"micro-batch {self.micro_batch_size}"])
 
     def named_pipeline(self) -> str:
@@ -261,7 +261,7 @@ class ParallelismConfig:
         'pp 8 x 2 zb_v'
         """
         ends = zip(("first", "last"), self.ends, strict=True)
-        uneven = ", ".join(f"{counted(layers, 'layer')} {where}" for where, layers in ends if layers is not None)
+        uneven = ", ".join(f"{pluralize(layers, 'layer')} {where}" for where, layers in ends if layers is not None)
         stages = f" x {self.vpp}" if self.vpp > 1 else ""
         schedule = f" {self.pp_schedule}" if self.splits_backward else ""
         return f"pp {self.pp}{stages}{schedule}{f' ({uneven})' if uneven else ''}"
@@ -389,7 +389,7 @@ def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: 
     counts = split_layers(model.layers, config.pp, config.vpp, ends, laid_out=laid_out)
     if counts is not None and config.recompute_num_layers is not None and config.recompute_num_layers > max(counts):
         raise ArgumentError(
-            f"{counted(config.recompute_num_layers, 'layer')} of each stage are to be computed anew, and none has more"
+            f"{pluralize(config.recompute_num_layers, 'layer')} of each stage are to be recomputed, and none has more"
             f" than {max(counts)}",
             "leave recompute_num_layers out: that is all of them",
             code="too_large",
@@ -471,7 +471,7 @@ def data_degree(config: ParallelismConfig, gpus: int) -> int:
         )
     if (stage := gpus // config.pp) % config.ep:
         raise DegreeError(
-            f"ep {config.ep} does not divide the {counted(stage, 'GPU')} of a stage",
+            f"ep {config.ep} does not divide the {pluralize(stage, 'GPU')} of a stage",
             nearest(config.ep, divisors(stage)),
             ("ep",),
         )
@@ -487,5 +487,5 @@ def nearest(wanted: int, fitting: Iterable[int]) -> str:
     known = sorted(fitting)
     around = [*[d for d in known if d < wanted][-1:], *[d for d in known if d > wanted][:1]]
     if not around:
-        return f"there is none but {shown(wanted)}"
+        return f"there is none but {safe_repr(wanted)}"
     return f"the nearest that {'do are' if len(around) > 1 else 'does is'} {' and '.join(map(str, around))}"

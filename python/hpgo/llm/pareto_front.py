@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import listed, number, whole
+from hpgo.base.checks import check_int, check_list, number
 from hpgo.errors import InfeasibleError
 from hpgo.llm.search import plan_llm
 from hpgo.machine.cluster import Cluster, cluster_of
@@ -64,9 +64,9 @@ def llm_pareto_front(
     [True, True]
     """
     cluster = cluster_of(cluster)
-    points = whole("points", points, most=MOST_POINTS)
+    points = check_int("points", points, most=MOST_POINTS)
     headroom_bytes = number("headroom_bytes", headroom_bytes)
-    exclude = listed("exclude", exclude, hint="give a list: ['cp', 'zero_stage=3']")
+    exclude = check_list("exclude", exclude, hint="give a list: ['cp', 'zero_stage=3']")
     capacity = cluster.machines[0].device.memory_bytes
     found: list[LlmEstimate] = []
     while len(found) < points:

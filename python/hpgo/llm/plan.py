@@ -18,7 +18,7 @@ from hpgo.base.documents import (
     record,
     write_text,
 )
-from hpgo.base.messages import counted, shorten, shown
+from hpgo.base.messages import pluralize, safe_repr, shorten
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import LlmEstimate, StageEstimate
@@ -69,8 +69,8 @@ class LlmPlan(Record):
         object.__setattr__(self, "framework", f"{row.name}@{row.version}" if row.version else row.name)
         if not config.world_size == estimate.gpus == self.cluster.devices:
             raise ArgumentError(
-                f"degrees for {counted(config.world_size, 'GPU')} and a price of {estimate.gpus} don't go with"
-                f" {counted(self.cluster.devices, 'GPU')}",
+                f"degrees for {pluralize(config.world_size, 'GPU')} and a price of {estimate.gpus} don't go with"
+                f" {pluralize(self.cluster.devices, 'GPU')}",
                 _AGAIN,
                 code="mismatch",
             )
@@ -86,7 +86,7 @@ class LlmPlan(Record):
         ends = [0, *(end for _, end in parts)]
         if not alike or [*(begin for begin, _ in parts), self.transformer.layers] != ends or ends != sorted(ends):
             raise ArgumentError(
-                f"stages of {config.pp} ranks don't hold each of {counted(self.transformer.layers, 'layer')} once",
+                f"stages of {config.pp} ranks don't hold each of {pluralize(self.transformer.layers, 'layer')} once",
                 _AGAIN,
             )
 
@@ -150,7 +150,7 @@ class LlmPlan(Record):
                 top.fail("is no way of training a transformer" + (f", but {kind}" if kind else ""), hint)
             version = top.get("version")
             if isinstance(version, bool) or version != _VERSION:
-                top.fail(f"is of version {shown(version)}, not {_VERSION}")
+                top.fail(f"is of version {safe_repr(version)}, not {_VERSION}")
             known = {
                 "estimate": _read_estimate(top.within("estimate")),
                 "transformer": of_document(top.get("transformer"), file=f"{source}, transformer"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import number, whole
+from hpgo.base.checks import check_int, number
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.files import as_path
-from hpgo.base.messages import printable, shown
+from hpgo.base.messages import printable, safe_repr
 from hpgo.base.quoting import in_yaml
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
@@ -62,7 +62,7 @@ class Platform(Record):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        whole("steps of a platform", self.steps)
+        check_int("steps of a platform", self.steps)
         for name in ("computing", "exchange"):
             number(f"{name} of a platform", getattr(self, name), above=0)
         number("trust of a platform", self.trust, most=1)
@@ -85,7 +85,7 @@ class Platform(Record):
             if version is None:
                 top.fail(f"`{_KEY}` is missing, so it is no platform", code="wrong_kind_of_file")
             if version != _VERSION:
-                top.fail(f"`{_KEY}` is {shown(version)}", f"this hpgo reads version {_VERSION}")
+                top.fail(f"`{_KEY}` is {safe_repr(version)}", f"this hpgo reads version {_VERSION}")
             return record(cls, top, optional={"mechanisms"})
 
     def yaml(self) -> str:

@@ -13,12 +13,12 @@ from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, get_args
 
-from hpgo.base.checks import choice, number, whole
+from hpgo.base.checks import check_int, choice, number
 from hpgo.base.messages import shorten
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.llm.bounds import ALL, NONE, SLACK, Candidate
-from hpgo.llm.config_groups import ConfigGroup, config_groups, fewest_recomputed, leanest
+from hpgo.llm.config_groups import ConfigGroup, config_groups, leanest, min_recomputed
 from hpgo.llm.estimate import LlmEstimate, constants_of, estimate_stages, max_memory_bytes, simulated_step_s, with_error
 from hpgo.llm.frameworks import framework_support
 from hpgo.llm.gpus import Gpus
@@ -102,7 +102,7 @@ class LlmPlanSearch(Record):
         chosen = self.best
         if place is not None:
             hint = f"{len(self.estimates)} were asked for or found"
-            chosen = self.estimates[whole("place", place, most=len(self.estimates), hint=hint) - 1]
+            chosen = self.estimates[check_int("place", place, most=len(self.estimates), hint=hint) - 1]
         return LlmPlan(estimate=chosen, transformer=self.transformer, cluster=self.cluster, framework=self.framework)
 
 
@@ -160,12 +160,15 @@ def plan_llm(
     """
     model = transformer_of(transformer)
     cluster = cluster_of(cluster)
-    global_batch_size, seq_length = whole("global_batch_size", global_batch_size), whole("seq_length", seq_length)
+    global_batch_size, seq_length = (
+        check_int("global_batch_size", global_batch_size),
+        check_int("seq_length", seq_length),
+    )
     choice("precision", precision, get_args(Precision))
     row, rules = framework_support(framework)
     space = SearchSpace.of(rules, row.title, fix=fix, exclude=exclude)
     headroom_bytes = number("headroom_bytes", headroom_bytes)
-    top = whole("top", top, most=MOST_SHOWN)
+    top = check_int("top", top, most=MOST_SHOWN)
     if devices is not None:
         cluster = cluster.first(devices)
     gpus = Gpus.of(cluster, precision)
@@ -207,8 +210,8 @@ def plan_llm(
         return len(unvalidated_features(config, cluster.machines[0].device.name, validated))
 
     estimates = [estimated(*one) for one in search.fastest]
-    most_s = estimates[0].step_s * (1 + estimates[0].error)
-    estimates += [estimated(*one) for one in search.known(most_s, unknown)]
+    max_s = estimates[0].step_s * (1 + estimates[0].error)
+    estimates += [estimated(*one) for one in search.known(max_s, unknown)]
     return LlmPlanSearch(
         estimates=tuple(estimates),
         configurations=sum(group.count for group in groups),
@@ -276,31 +279,31 @@ class _Search:
         while self._heap and self._heap[0][0] < self._enough_s:
             self._next()
 
-    def known(self, most_s: float, unknown: Callable[[ParallelismConfig], int]) -> list[tuple[float, PipelineStages]]:
-        """Return the configuration up to `most_s` with the fewest `unknown` features, unless it is on the list.
+    def known(self, max_s: float, unknown: Callable[[ParallelismConfig], int]) -> list[tuple[float, PipelineStages]]:
+        """Return the configuration up to `max_s` with the fewest `unknown` features, unless it is on the list.
 
         Of equal ones it is the fastest. Features that a group has in common are unknown of each of its configurations.
         """
         listed = self.fastest
-        best = min((unknown(one.context.config), step_s) for step_s, one in self.best.values() if step_s <= most_s)
+        best = min((unknown(one.context.config), step_s) for step_s, one in self.best.values() if step_s <= max_s)
         if best[0]:
             common = [unknown(group.common) for group in self.groups]
             least = min(common)
-            while self._heap and (bound_s := self._heap[0][0]) <= most_s and best > (least, bound_s):
+            while self._heap and (bound_s := self._heap[0][0]) <= max_s and best > (least, bound_s):
                 _, at, one = self._heap[0]
                 has = unknown(one.stages.context.config) if isinstance(one, _Bounded) else common[at[0]]
                 if (has, bound_s) >= best:
                     heappop(self._heap)
-                elif (found := self._next()) is not None and found[0] <= most_s:
+                elif (found := self._next()) is not None and found[0] <= max_s:
                     best = min(best, (unknown(found[1].context.config), found[0]))
-        chosen = min(self.best.values(), key=lambda one: (one[0] > most_s, unknown(one[1].context.config), one[0]))
+        chosen = min(self.best.values(), key=lambda one: (one[0] > max_s, unknown(one[1].context.config), one[0]))
         return [] if any(chosen is one for one in listed) else [chosen]
 
     def _next(self) -> tuple[float, PipelineStages] | None:
         """Take what has the lowest bound; return its step time and stages if it is a configuration."""
         bound_s, at, one = heappop(self._heap)
-        if isinstance(one, ConfigGroup) and bound_s < one.least_s:
-            heappush(self._heap, (one.least_s, at, one))
+        if isinstance(one, ConfigGroup) and bound_s < one.min_s:
+            heappush(self._heap, (one.min_s, at, one))
         elif isinstance(one, ConfigGroup):
             self._wait(_Waiting(one, one.candidates(self.limit_bytes)), at[0])
         elif isinstance(one, _Waiting):
@@ -325,7 +328,7 @@ class _Search:
         found: PipelineStages | None = group.stages(one)
         assert found is not None  # noqa: S101
         if one.recomputed > 0:
-            found = fewest_recomputed(found, self.limit_bytes, one.recomputed)
+            found = min_recomputed(found, self.limit_bytes, one.recomputed)
         elif max_memory_bytes(found) > self.limit_bytes:
             found = None
             if one.recomputed == NONE and group.some:

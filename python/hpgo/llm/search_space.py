@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import listed, whole
+from hpgo.base.checks import check_int, check_list
 from hpgo.base.divisors import divisors
-from hpgo.base.messages import in_a_row, near, shorten, shown
+from hpgo.base.messages import did_you_mean, join_words, safe_repr, shorten
 from hpgo.errors import ArgumentError
 from hpgo.llm.parallelism import MOST_ZERO, DegreeError, ParallelismConfig, check_batch, check_degrees, ends_of, nearest
 
@@ -51,13 +51,13 @@ class SearchSpace:
         Raises ArgumentError for names and values that there are not, and for what is fixed and excluded.
         """
         if not isinstance(fix, dict | None):
-            raise ArgumentError(f"fix is {shown(fix)}", "give a mapping: {'tp': 4}")
+            raise ArgumentError(f"fix is {safe_repr(fix)}", "give a mapping: {'tp': 4}")
         fixed = {_name(name): _value(_name(name), value) for name, value in (fix or {}).items()}
         left: dict[str, frozenset[Value] | None] = {}
         hint = "name what to leave out: ['cp', 'zero_stage=3']"
-        for word in listed("`exclude`", exclude, hint=hint):
+        for word in check_list("`exclude`", exclude, hint=hint):
             if not isinstance(word, str):
-                raise ArgumentError(f"an exclusion is {shown(word)}", hint)
+                raise ArgumentError(f"an exclusion is {safe_repr(word)}", hint)
             name, equals, text = word.partition("=")
             name = _name(name)
             if not equals and name == _SIZE:
@@ -105,7 +105,7 @@ class SearchSpace:
             _shown(name) + ("" if values is None else f" {' and '.join(map(str, sorted(values, key=str)))}")
             for name, values in self.excluded.items()
         ]
-        parts = [f"{word} {in_a_row(said)}" for word, said in (("with", fixed), ("without", left)) if said]
+        parts = [f"{word} {join_words(said)}" for word, said in (("with", fixed), ("without", left)) if said]
         return " " + ", ".join(parts) if parts else ""
 
     def without(self, name: str) -> SearchSpace:
@@ -204,10 +204,10 @@ def _name(name: object) -> str:
     """Return the name of a degree that may be fixed, written with dashes or underscores."""
     known = name.strip().replace("-", "_") if isinstance(name, str) else ""
     if known not in NAMES:
-        said = shorten(name) if isinstance(name, str) else shown(name)
+        said = shorten(name) if isinstance(name, str) else safe_repr(name)
         raise ArgumentError(
             f"there is no degree `{said}` to fix or exclude",
-            near(_shown(known or str(said)), [_shown(one) for one in NAMES]),
+            did_you_mean(_shown(known or str(said)), [_shown(one) for one in NAMES]),
             code="unknown_name",
         )
     return known
@@ -216,8 +216,8 @@ def _name(name: object) -> str:
 def _value(name: str, value: object) -> Value:
     if words := _WORDS.get(name):
         if not isinstance(value, str) or value not in words:
-            raise ArgumentError(f"{name} is {shown(value)}", f"it may be {', '.join(words)}")
+            raise ArgumentError(f"{name} is {safe_repr(value)}", f"it may be {', '.join(words)}")
         return value
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < 10:  # longer ones are no degrees
         value = int(value)
-    return whole(name, value, least=0, most=MOST_ZERO) if name == "zero_stage" else whole(name, value)
+    return check_int(name, value, least=0, most=MOST_ZERO) if name == "zero_stage" else check_int(name, value)

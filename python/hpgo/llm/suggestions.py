@@ -11,7 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from hpgo.base.divisors import divisors
-from hpgo.base.messages import in_a_row
+from hpgo.base.messages import join_words
 from hpgo.errors import ArgumentError
 from hpgo.llm.parallelism import DEGREES, MOST_ZERO, DegreeError, check_batch, check_degrees, data_degree, nearest
 
@@ -33,7 +33,7 @@ def with_accepted(
     asked: Mapping[str, int],
     *,
     gpus: int,
-    most_gpus: int,
+    max_gpus: int,
     global_batch_size: int,
     seq_length: int,
     kept: Container[str] = (),
@@ -41,7 +41,7 @@ def with_accepted(
     """Return `error` with a hint whose arguments `hpgo.estimate_llm` accepts in place of the refused ones.
 
     `asked` are the degrees that were refused, by the keys of `DEGREES`; what else is asked is in `way`. `gpus` are used
-    of `most_gpus` that the cluster has. Names that are `kept` can't be asked for otherwise.
+    of `max_gpus` that the cluster has. Names that are `kept` can't be asked for otherwise.
     """
     now = {**asked, "devices": gpus, "global_batch_size": global_batch_size}
 
@@ -61,7 +61,7 @@ def with_accepted(
         return True
 
     each = asked["tp"] * asked["cp"] * asked["pp"]
-    degrees = sorted({*divisors(gpus), *divisors(most_gpus)})
+    degrees = sorted({*divisors(gpus), *divisors(max_gpus)})
     values: dict[str, Iterable[int]] = {
         "tp": degrees,
         "cp": degrees,
@@ -70,8 +70,8 @@ def with_accepted(
         "vpp": range(1, model.layers + 3),
         "micro_batch_size": divisors(global_batch_size),
         "devices": sorted(
-            {each * at for at in range(1, min(most_gpus // each, _MOST) + 1)}
-            | {1 << power for power in range(most_gpus.bit_length())}
+            {each * at for at in range(1, min(max_gpus // each, _MOST) + 1)}
+            | {1 << power for power in range(max_gpus.bit_length())}
         ),
         "global_batch_size": _multiples(global_batch_size, max(1, gpus // each) * asked["micro_batch_size"]),
     }
@@ -124,9 +124,9 @@ def with_open(
                 found.append(_nearest(name.replace("_", "-"), now, fits, verb="fix", first=not found))
     if not found:
         names = [name for name in dict.fromkeys((*space.fixed, *space.excluded)) if has_ways(space.without(name))]
-        found = [f"leave {in_a_row([name.replace('_', '-') for name in names], 'or')} open"] if names else []
+        found = [f"leave {join_words([name.replace('_', '-') for name in names], 'or')} open"] if names else []
     if not found and (names := _in_the_way(space, has_ways)):
-        found = [f"leave {in_a_row([name.replace('_', '-') for name in names])} open"]
+        found = [f"leave {join_words([name.replace('_', '-') for name in names])} open"]
     return error.as_kind(ArgumentError, hint=", or ".join(found))
 
 
@@ -148,7 +148,7 @@ def _in_the_way(space: SearchSpace, has_ways: Callable[[SearchSpace], bool]) -> 
 def _nearest(name: str, now: int, fitting: list[int], *, verb: str = "use", first: bool = False) -> str:
     """The nearest of `fitting` below and above as arguments."""
     around = [*[one for one in fitting if one < now][-1:], *[one for one in fitting if one > now][:1]]
-    said = in_a_row([f"`{name}={value}`" for value in around], "or")
+    said = join_words([f"`{name}={value}`" for value in around], "or")
     return f"{nearest(now, fitting)}: {verb} {said}" if first else f"{verb} {said}"
 
 
@@ -212,7 +212,7 @@ def _several(
                     chosen = {**chosen, name: value}
                     break
         changed = [f"`{name}={value}`" for name, value in chosen.items() if value != now[name]]
-        return [f"use {in_a_row(changed)}"]
+        return [f"use {join_words(changed)}"]
     return []
 
 

@@ -12,10 +12,10 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import MOST_GPUS, check_is, check_text, number, whole
+from hpgo.base.checks import MOST_GPUS, check_int, check_is, check_text, number
 from hpgo.base.deprecated import renamed
 from hpgo.base.documents import Section, hinted, kind_of_document, parse, read_text
-from hpgo.base.messages import as_whole, brief, counted, near, printable, shorten, shown
+from hpgo.base.messages import as_whole, brief, did_you_mean, pluralize, printable, safe_repr, shorten
 from hpgo.base.presentation import present
 from hpgo.base.units import (
     format_bytes,
@@ -106,8 +106,8 @@ class Cluster(Record):
     """How many GPUs each device stands for: those that share each layer, by tensor parallelism say."""
 
     def __post_init__(self) -> None:
-        gpus = whole(
-            f"cluster {shown(self.name)}: gpus_per_device", self.gpus_per_device, most=MOST_GPUS, error=ClusterError
+        gpus = check_int(
+            f"cluster {safe_repr(self.name)}: gpus_per_device", self.gpus_per_device, most=MOST_GPUS, error=ClusterError
         )
         object.__setattr__(self, "gpus_per_device", gpus)
         for field in ("name", "source"):
@@ -135,7 +135,7 @@ class Cluster(Record):
 
     def __repr__(self) -> str:
         types = ", ".join(dict.fromkeys(machine.device.name for machine in self.machines))
-        of = f"{counted(self.devices, 'device')} on {counted(len(self.machines), 'machine')}"
+        of = f"{pluralize(self.devices, 'device')} on {pluralize(len(self.machines), 'machine')}"
         return brief("Cluster", f"{shorten(self.name)}: {of}, {types}")
 
     @classmethod
@@ -226,7 +226,7 @@ class Cluster(Record):
         from hpgo.machine.presets import PRESETS
 
         if not isinstance(name, str):
-            raise ClusterError(f"a cluster's name is text, not {shown(name)}", near("", PRESETS))
+            raise ClusterError(f"a cluster's name is text, not {safe_repr(name)}", did_you_mean("", PRESETS))
         base, colon, count = name.partition(":")
         if base not in PRESETS:
             raise ClusterError(f"there is no cluster `{shorten(base)}`", _near(name), code="unknown_name")
@@ -404,7 +404,11 @@ def _near(name: str) -> str:
 
     base, _, count = name.partition(":")
     kept = f":{count}" if count.isascii() and count.isdigit() and len(count) <= 6 and 0 < int(count) <= 10**5 else ""
-    return near(f"{base}{kept}", [f"{preset}{kept}" for preset in PRESETS]) if kept else near(base, PRESETS)
+    return (
+        did_you_mean(f"{base}{kept}", [f"{preset}{kept}" for preset in PRESETS])
+        if kept
+        else did_you_mean(base, PRESETS)
+    )
 
 
 def _with_adapters(inter: tuple[float, float, float], gbit_s: float) -> Link:
@@ -426,7 +430,7 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
     version = top.get("hpgo_cluster")
     top.whence = ""
     if version != _VERSION:
-        top.fail(f"`hpgo_cluster` is {shown(version)}", f"this hpgo reads version {_VERSION}")
+        top.fail(f"`hpgo_cluster` is {safe_repr(version)}", f"this hpgo reads version {_VERSION}")
     machines: list[Machine] = []
     types: dict[str, Device] = {}
     for place, entry in enumerate(top.items("machines"), start=1):
@@ -497,13 +501,13 @@ def _check_positive(what: str, value: object) -> float:
 
 
 def _count(what: str, value: object) -> int:
-    return whole(what, value, most=MOST_DEVICES, error=ClusterError)
+    return check_int(what, value, most=MOST_DEVICES, error=ClusterError)
 
 
 def _shown_list(values: object) -> str:
     if not isinstance(values, (list, tuple)):
-        return shown(values)
-    return f"[{', '.join(map(shown, values[:8]))}{', …' if len(values) > 8 else ''}]"
+        return safe_repr(values)
+    return f"[{', '.join(map(safe_repr, values[:8]))}{', …' if len(values) > 8 else ''}]"
 
 
 def _is_file(name: str) -> bool:

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from hpgo.base.messages import in_a_row, shorten
+from hpgo.base.messages import join_words, shorten
 from hpgo.base.units import format_bytes
 from hpgo.errors import ClusterError
 
@@ -224,7 +224,7 @@ def _check_card(device: str, key: str, memory_bytes: float) -> None:
     size = format_bytes(memory_bytes)
     names = [f"`{NAMES[card][1]}`" for card in fitting]
     if not names:
-        known = in_a_row([f"`{NAMES[card][1]}`" for card in cards])
+        known = join_words([f"`{NAMES[card][1]}`" for card in cards])
         raise ClusterError(
             f"a device of type `{shorten(device)}` has {size}, which none of its cards has: known are {known}",
             "set `type` to the one to compare with, and `speed` to how many times as fast yours is",
@@ -235,5 +235,5 @@ def _check_card(device: str, key: str, memory_bytes: float) -> None:
         else "may be more than one card, and their memory bandwidth differs"
     )
     raise ClusterError(
-        f"a device of type `{shorten(device)}` with {size} {what}", f"set `type` to {in_a_row(names, 'or')}"
+        f"a device of type `{shorten(device)}` with {size} {what}", f"set `type` to {join_words(names, 'or')}"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hpgo.base.messages import near, shorten
+from hpgo.base.messages import did_you_mean, shorten
 from hpgo.base.validated import check_fields
 from hpgo.errors import ArgumentError
 
@@ -127,7 +127,7 @@ class Arithmetic:
         if self.activation not in ACTIVATIONS:
             raise ArgumentError(
                 f"there is no activation function `{shorten(self.activation)}`",
-                near(self.activation, ACTIVATIONS),
+                did_you_mean(self.activation, ACTIVATIONS),
                 code="unknown_name",
             )
         for name in (

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
-from hpgo.base.checks import choice, listed, number, whole
+from hpgo.base.checks import check_int, check_list, choice, number
 from hpgo.base.files import as_path, is_folder, may_be_file
-from hpgo.base.messages import as_whole, shown, similar
+from hpgo.base.messages import as_whole, safe_repr, similar
 from hpgo.errors import ArgumentError, ProfileError
 from hpgo.machine.rates import RATES, WIDTHS, Rates
 from hpgo.model.formats.onnx_files import OnnxFile
@@ -173,8 +173,8 @@ def _sizes(given: int | Sequence[int] | None) -> tuple[int, ...]:
     if given is None:
         return ()
     hint = "samples in a batch, or several numbers of them"
-    values = [given] if as_whole(given) is not None else listed("batch_sizes", given, hint=hint)
-    found = [whole("batch_sizes", value, most=_MOST, hint=hint) for value in values]
+    values = [given] if as_whole(given) is not None else check_list("batch_sizes", given, hint=hint)
+    found = [check_int("batch_sizes", value, most=_MOST, hint=hint) for value in values]
     if not found:
         raise ArgumentError("batch_sizes is empty", hint)
     return tuple(sorted(set(found)))
@@ -184,8 +184,8 @@ def _dims(given: Mapping[str, int] | None) -> dict[str, int]:
     if given is None:
         return {}
     if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
-        raise ArgumentError(f"dims is {shown(given)}", "give a dict from names to sizes, like {'sequence': 512}")
-    return {name: whole(f"dims, `{name}`,", size, most=2**40) for name, size in given.items()}
+        raise ArgumentError(f"dims is {safe_repr(given)}", "give a dict from names to sizes, like {'sequence': 512}")
+    return {name: check_int(f"dims, `{name}`,", size, most=2**40) for name, size in given.items()}
 
 
 def _parts(network: Network, by: str) -> list[_EstimatedLayer]:

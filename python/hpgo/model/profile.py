@@ -12,8 +12,8 @@ from itertools import pairwise
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import MOST_GPUS, check_text, listed, number, whole
-from hpgo.base.messages import as_float, brief, counted, near, shorten, shown
+from hpgo.base.checks import MOST_GPUS, check_int, check_list, check_text, number
+from hpgo.base.messages import as_float, brief, did_you_mean, pluralize, safe_repr, shorten
 from hpgo.base.presentation import present
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.errors import ProfileError
@@ -71,7 +71,7 @@ class Layer:
 
     def __post_init__(self) -> None:
         for field in ("id", "name"):
-            check_text(f"layer {shown(self.id)}: {field}", getattr(self, field), ProfileError)
+            check_text(f"layer {safe_repr(self.id)}: {field}", getattr(self, field), ProfileError)
         if not self.id:
             raise ProfileError(f"layer `{self.name}` has an empty id", "edges name layers by their id")
         if (self.input_gradient_s is None) != (self.weight_gradient_s is None):
@@ -83,7 +83,7 @@ class Layer:
             values = getattr(self, field)
             if not isinstance(values, tuple):
                 raise ProfileError(
-                    f"layer `{self.id}`: {field} must be a tuple, got {shown(values)}",
+                    f"layer `{self.id}`: {field} must be a tuple, got {safe_repr(values)}",
                     "one number for each batch size of the profile",
                 )
             if len(values) != len(self.forward_s):
@@ -103,7 +103,7 @@ class Layer:
         if self.spread is not None:
             object.__setattr__(self, "spread", self._number("spread", self.spread))
         if self.stage is not None:
-            stage = whole(f"layer `{self.id}`: stage", self.stage, least=0, error=ProfileError)
+            stage = check_int(f"layer `{self.id}`: stage", self.stage, least=0, error=ProfileError)
             object.__setattr__(self, "stage", stage)
 
     @property
@@ -155,10 +155,10 @@ class Layer:
     def _number(self, field: str, value: object) -> float:
         """`value`, checked; one of Python's own, so that files and reports need to know no others."""
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise ProfileError(f"layer `{self.id}`: {field} must be a number, got {shown(value)}")
+            raise ProfileError(f"layer `{self.id}`: {field} must be a number, got {safe_repr(value)}")
         if not 0 <= as_float(value) <= LARGEST:  # NaN fails every comparison
             raise ProfileError(
-                f"layer `{self.id}`: {field} is {shown(value)}",
+                f"layer `{self.id}`: {field} is {safe_repr(value)}",
                 "times and sizes are finite, at least 0 and at most 1e18; measure it again, or write 0",
             )
         return value if type(value) in {int, float} else float(value)  # type: ignore[return-value]
@@ -181,7 +181,7 @@ class SharedWeight:
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, tuple) or not all(isinstance(layer, str) for layer in self.layers):
-            raise ProfileError(f"a tie's layers are {shown(self.layers)}", "give a tuple of layer ids")
+            raise ProfileError(f"a tie's layers are {safe_repr(self.layers)}", "give a tuple of layer ids")
         for layer in self.layers:
             check_text("a tie's layer", layer, ProfileError)
         if len(set(self.layers)) < max(2, len(self.layers)):
@@ -225,8 +225,8 @@ class Profile:
 
     def __post_init__(self) -> None:
         self._check_kinds()
-        gpus = whole(
-            f"profile {shown(self.name)}: gpus_per_device", self.gpus_per_device, most=MOST_GPUS, error=ProfileError
+        gpus = check_int(
+            f"profile {safe_repr(self.name)}: gpus_per_device", self.gpus_per_device, most=MOST_GPUS, error=ProfileError
         )
         object.__setattr__(self, "gpus_per_device", gpus)
         if not self.layers:
@@ -249,7 +249,9 @@ class Profile:
         for start, end in self.edges:
             for end_id in (start, end):
                 if end_id not in known:
-                    raise ProfileError(f"edge `{start}` -> `{end}`: there is no layer `{end_id}`", near(end_id, known))
+                    raise ProfileError(
+                        f"edge `{start}` -> `{end}`: there is no layer `{end_id}`", did_you_mean(end_id, known)
+                    )
             if (start, end) in seen:
                 raise ProfileError(f"edge `{start}` -> `{end}` is given twice", "keep one of them", code="duplicate")
             seen.add((start, end))
@@ -268,19 +270,23 @@ class Profile:
         for field in ("batch_sizes", "layers", "edges", "ties"):
             if not isinstance(getattr(self, field), tuple):
                 raise ProfileError(
-                    f"profile `{self.name}`: {field} must be a tuple, got {shown(getattr(self, field))}",
+                    f"profile `{self.name}`: {field} must be a tuple, got {safe_repr(getattr(self, field))}",
                     "make one with `tuple(...)`",
                 )
         for layer in self.layers:
             if not isinstance(layer, Layer):
-                raise ProfileError(f"profile `{self.name}`: {shown(layer)} is no layer", "give `hpgo.Layer` records")
+                raise ProfileError(
+                    f"profile `{self.name}`: {safe_repr(layer)} is no layer", "give `hpgo.Layer` records"
+                )
         for tie in self.ties:
             if not isinstance(tie, SharedWeight):
-                raise ProfileError(f"profile `{self.name}`: {shown(tie)} is no tie", "give `hpgo.SharedWeight` records")
+                raise ProfileError(
+                    f"profile `{self.name}`: {safe_repr(tie)} is no tie", "give `hpgo.SharedWeight` records"
+                )
         for edge in self.edges:
             if not (isinstance(edge, tuple) and len(edge) == 2 and all(isinstance(end, str) for end in edge)):
                 raise ProfileError(
-                    f"profile `{self.name}`: {shown(edge)} is no edge", "an edge is a tuple of two layer ids"
+                    f"profile `{self.name}`: {safe_repr(edge)} is no edge", "an edge is a tuple of two layer ids"
                 )
 
     def _check_ties(self) -> None:
@@ -290,7 +296,7 @@ class Profile:
                 if layer_id not in left_bytes:
                     raise ProfileError(
                         f"a tie names `{layer_id}`: there is no such layer",
-                        near(layer_id, left_bytes),
+                        did_you_mean(layer_id, left_bytes),
                         code="unknown_name",
                     )
             first = tie.layers[0]
@@ -308,13 +314,13 @@ class Profile:
             except ValueError:
                 day = None
             if day is None or day.isoformat() != self.date:
-                raise ProfileError(f"profile `{self.name}`: date is {shown(self.date)}", "write it as 2026-05-03")
+                raise ProfileError(f"profile `{self.name}`: date is {safe_repr(self.date)}", "write it as 2026-05-03")
         if not isinstance(self.versions, tuple) or not all(
             isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
             for pair in self.versions
         ):
             raise ProfileError(
-                f"profile `{self.name}`: versions is {shown(self.versions)}",
+                f"profile `{self.name}`: versions is {safe_repr(self.versions)}",
                 "give a tuple of pairs of texts: a name and its version",
             )
         for pair in self.versions:
@@ -395,7 +401,7 @@ class Profile:
         sizes = ", ".join(map(str, self.batch_sizes))
         weights = f"{format_bytes(self.parameter_bytes)} of weights"
         return brief(
-            "Profile", f"{shorten(self.name)}: {counted(len(self.layers), 'layer')}, {weights}, batches of {sizes}"
+            "Profile", f"{shorten(self.name)}: {pluralize(len(self.layers), 'layer')}, {weights}, batches of {sizes}"
         )
 
     @property
@@ -501,14 +507,16 @@ def _is_consistent(ratio: float) -> bool:
 
 def _column(what: str, values: Any) -> list[Any]:
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise ProfileError(f"{what} is {shown(values)}", "give a list with one entry for each layer")
-    return listed(what, values, error=ProfileError, hint="give a list with one entry for each layer")
+        raise ProfileError(f"{what} is {safe_repr(values)}", "give a list with one entry for each layer")
+    return check_list(what, values, error=ProfileError, hint="give a list with one entry for each layer")
 
 
 def _batch_sizes(name: str, given: tuple[object, ...]) -> tuple[int, ...]:
     if not given:
         raise ProfileError(f"profile `{name}` has no batch size", "say for how many samples it was measured")
-    sizes = [whole(f"profile `{name}`: batch size", value, error=ProfileError, hint="count samples") for value in given]
+    sizes = [
+        check_int(f"profile `{name}`: batch size", value, error=ProfileError, hint="count samples") for value in given
+    ]
     for smaller, larger in pairwise(sizes):
         if smaller >= larger:
             raise ProfileError(f"profile `{name}`: batch size {larger} stands behind {smaller}", "sort them, each once")

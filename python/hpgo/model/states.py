@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpgo import _core
-from hpgo.base.checks import whole
-from hpgo.base.messages import shown
+from hpgo.base.checks import check_int
+from hpgo.base.messages import safe_repr
 from hpgo.errors import ArgumentError
 from hpgo.model.profile import Profile
 
@@ -99,8 +99,8 @@ def cut_points(profile: Profile, *, bound: int = 10_000) -> States:
     [((), (0.0,)), ((0,), (4000000.0,)), ((0, 1), (0.0,))]
     """
     if not isinstance(profile, Profile):
-        raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
-    most = whole("bound", bound, least=2, hint="there are at least two cuts: before and behind everything")
+        raise ArgumentError(f"profile is {safe_repr(profile)}", "make one, with `hpgo.read_profile` say")
+    most = check_int("bound", bound, least=2, hint="there are at least two cuts: before and behind everything")
     one_order, rows = _core.states(profile, most)
     states = []
     for layers, totals in rows:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from hpgo.base.checks import check_is, whole
+from hpgo.base.checks import check_int, check_is
 from hpgo.base.divisors import divisors
-from hpgo.base.messages import counted
+from hpgo.base.messages import pluralize
 from hpgo.base.validated import check_fields
 from hpgo.errors import ArgumentError
 from hpgo.model.arithmetic import Arithmetic  # noqa: TC001 -- `check_fields` reads the annotation
@@ -134,22 +134,22 @@ class Transformer:
         for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab"):
             if not getattr(self, field):
                 raise ArgumentError(f"transformer `{self.name}`: {field} is 0", "give a whole number from 1")
-        whole(f"transformer `{self.name}`: layers", self.layers, most=MOST_LAYERS)
+        check_int(f"transformer `{self.name}`: layers", self.layers, most=MOST_LAYERS)
         if self.heads % self.kv_heads:
             raise ArgumentError(
-                f"transformer `{self.name}` has {counted(self.heads, 'head')}, which don't part evenly into"
+                f"transformer `{self.name}` has {pluralize(self.heads, 'head')}, which don't part evenly into"
                 f" {self.kv_heads} with keys and values of their own",
                 f"set `kv_heads` to {max(d for d in divisors(self.heads) if d <= self.kv_heads)}",
             )
         for field in ("dense_layers", "window_layers"):
             if (most := max(getattr(self, field), default=0)) >= self.layers:
                 raise ArgumentError(
-                    f"transformer `{self.name}` has {counted(self.layers, 'layer')}, and {field} names {most}",
+                    f"transformer `{self.name}` has {pluralize(self.layers, 'layer')}, and {field} names {most}",
                     f"name layers from 0 to {self.layers - 1}",
                 )
         if self.experts and not (self.expert_ffn and 0 < self.experts_per_token <= self.experts):
             raise ArgumentError(
-                f"transformer `{self.name}` has {counted(self.experts, 'expert')} of width {self.expert_ffn}, and a"
+                f"transformer `{self.name}` has {pluralize(self.experts, 'expert')} of width {self.expert_ffn}, and a"
                 f" token goes to {self.experts_per_token}",
                 f"set `experts_per_token` to a whole number from 1 to {self.experts}"
                 if self.expert_ffn
@@ -158,8 +158,8 @@ class Transformer:
         grouped = 0 < self.groups_per_token <= self.expert_groups and self.experts % self.expert_groups == 0
         if self.experts and not grouped:
             raise ArgumentError(
-                f"transformer `{self.name}` has {counted(self.experts, 'expert')} in {self.expert_groups} groups, and a"
-                f" token goes to {self.groups_per_token} of them",
+                f"transformer `{self.name}` has {pluralize(self.experts, 'expert')} in {self.expert_groups} groups, and"
+                f" a token goes to {self.groups_per_token} of them",
                 f"set `expert_groups` to {min(divisors(self.experts), key=lambda d: abs(d - self.expert_groups))}"
                 if self.experts % self.expert_groups
                 else f"set `groups_per_token` to a whole number from 1 to {self.expert_groups}",
@@ -189,7 +189,7 @@ class Transformer:
 
     def holds_experts(self, layer: int) -> bool:
         """Whether a layer, counted from 0, does. Raises ArgumentError if there is no such layer."""
-        layer = whole(f"the layer of transformer `{self.name}`", layer, least=0, most=self.layers - 1)
+        layer = check_int(f"the layer of transformer `{self.name}`", layer, least=0, most=self.layers - 1)
         return bool(self.experts) and layer not in self.dense_layers
 
     def kind(self, layer: int) -> Kind:
@@ -258,7 +258,7 @@ class Transformer:
 
     def ffn_parameters(self, width: int) -> int:
         """Of a feed-forward network of inner width `width`. Raises ArgumentError for one that is none."""
-        width = whole("the width", width, least=0)
+        width = check_int("the width", width, least=0)
         biases = width * (2 if self.gated else 1) + self.hidden if self.ffn_bias else 0
         return (3 if self.gated else 2) * self.hidden * width + biases
 

@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.messages import near, shorten
+from hpgo.base.messages import did_you_mean, shorten
 from hpgo.base.units import format_bytes
 from hpgo.errors import ArgumentError
 from hpgo.timing.config import FIELDS, SettingError, SimulationConfig, from_text
@@ -105,7 +105,7 @@ def settings_of(items: Iterable[tuple[str, str]]) -> Settings:
         name = RENAMED.get(typed, typed)
         if name not in FIELDS and name not in _READERS:
             raise ArgumentError(
-                f"unknown field `{shorten(name)}`", near(name, [*FIELDS, *_READERS]), code="unknown_name"
+                f"unknown field `{shorten(name)}`", did_you_mean(name, [*FIELDS, *_READERS]), code="unknown_name"
             )
         asked.setdefault(name, []).append(text.strip())
     asks: dict[str, Any] = {}
@@ -157,7 +157,7 @@ def called(name: str) -> str:
 
 def _choice(choices: tuple[str, ...], name: str, text: str) -> str:
     if text not in choices:
-        raise SettingError(f"{called(name)} is `{shorten(text)}`", near(text, choices), name)
+        raise SettingError(f"{called(name)} is `{shorten(text)}`", did_you_mean(text, choices), name)
     return text
 
 

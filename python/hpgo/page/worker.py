@@ -196,9 +196,9 @@ def _bound(memory_bytes: int, nice: int) -> None:
         import resource
     except ImportError:  # Windows has no such limits
         return
-    _, most_bytes = resource.getrlimit(resource.RLIMIT_DATA)
-    if most_bytes != resource.RLIM_INFINITY:
-        memory_bytes = min(memory_bytes, most_bytes)
+    _, max_bytes = resource.getrlimit(resource.RLIMIT_DATA)
+    if max_bytes != resource.RLIM_INFINITY:
+        memory_bytes = min(memory_bytes, max_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(nice)

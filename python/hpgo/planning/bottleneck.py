@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpgo.base.messages import counted
+from hpgo.base.messages import pluralize
 from hpgo.programs.stages import grouped
 
 if TYPE_CHECKING:
@@ -102,6 +102,6 @@ def advice(stages: Sequence[Stage], micro_batches: int, step_s: float, *, idle: 
     """
     work, *others = parts(stages, micro_batches, step_s)
     if idle and work.seconds >= 0.9 * step_s:
-        return f"a larger global batch, for {counted(idle, 'idle device')}, or faster ones"
+        return f"a larger global batch, for {pluralize(idle, 'idle device')}, or faster ones"
     longest = max(others, key=lambda part: part.seconds)
     return (longest if longest.seconds >= 0.1 * step_s else work).remedy

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hpgo import _core
 from hpgo.base.checks import check_is, check_text
 from hpgo.base.documents import Section, as_kind, hinted, json_text, kind_of_document, parse, record
-from hpgo.base.messages import shown
+from hpgo.base.messages import safe_repr
 from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster
 from hpgo.model.formats import native
@@ -86,7 +86,7 @@ def read(text: str, source: str) -> Plan:
             raise ArgumentError(said, "save plans with `-o plan.json`")
         version = top.get("version", None)
         if isinstance(version, bool) or version not in (1, 2, _VERSION):
-            raise ArgumentError(f"{source} is a plan of version {shown(version)}, not 1, 2 or {_VERSION}")
+            raise ArgumentError(f"{source} is a plan of version {safe_repr(version)}, not 1, 2 or {_VERSION}")
         if version != _VERSION:
             top = Section(_with_names_of_3(document), source, ArgumentError)
             for key in ("format", "version"):
@@ -214,7 +214,7 @@ def _read_assumptions(top: Section) -> Assumptions | None:
     assumptions = record(Assumptions, section, known=known)
     for source in (assumptions.profile, assumptions.cluster):
         if isinstance(source, Digest) and not (len(source.sha256) == 64 and set(source.sha256) <= _DIGITS):
-            section.fail(f"{shown(source.sha256)} is no SHA-256")
+            section.fail(f"{safe_repr(source.sha256)} is no SHA-256")
     return assumptions
 
 
@@ -253,7 +253,7 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
         for number, stage in enumerate(plan.stages):
             if not ids.issuperset(stage.layers):
                 absent = next(layer for layer in stage.layers if layer not in ids)
-                section.fail(f"stage {number} has layer {shown(absent)}, which the profile of the plan lacks")
+                section.fail(f"stage {number} has layer {safe_repr(absent)}, which the profile of the plan lacks")
         profile = plan.assumptions.profile
         plan = _in_priced_order(plan, profile if plan.assumptions.count_loading else profile.without_loading())
     if plan.placements == "compact" and "compact_bound_s" not in section:  # older files bound those alone

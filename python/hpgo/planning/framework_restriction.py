@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypedDict, get_args
 
-from hpgo.base.messages import counted, shorten
+from hpgo.base.messages import pluralize, shorten
 from hpgo.base.units import format_bytes
 from hpgo.errors import ArgumentError, HpgoError, InfeasibleError
 from hpgo.planning.plans import Restriction
@@ -113,7 +113,7 @@ def _cuts(question: PlanningProblem, framework: Framework) -> _Cuts:
     whole = _kept_whole(question, framework)
     if framework.cuts == "anywhere":
         return {"together": tuple(tuple(sorted(index_of[layer] for layer in layers)) for layers in whole)}
-    rows = Blocks.of(profile).parts(least_blocks=framework.least_blocks)
+    rows = Blocks.of(profile).parts(min_blocks=framework.min_blocks)
     row_of = {layer: at for at, row in enumerate(rows) for layer in row}
     ends = [{row_of[layer] for layer in layers} for layers in whole]
     parts: list[tuple[int, ...]] = []
@@ -238,7 +238,7 @@ def _space(question: PlanningProblem, framework: Framework) -> str:
     words = []
     if framework.cuts == "blocks":
         blocks = Blocks.of(question.profile)
-        words.append(f"cuts between {counted(len(blocks.blocks), 'block')} `{shorten(blocks.stem)}…`")
+        words.append(f"cuts between {pluralize(len(blocks.blocks), 'block')} `{shorten(blocks.stem)}…`")
     else:
         words.append("every cut between layers")
     if _kept_whole(question, framework):

@@ -420,8 +420,8 @@ def interval_is_the_longest(plan: ChainPlan) -> str:
         if not is_equal(stage.interval_s * len(stage.hosts), stage.compute_s):
             return f"stage {at}"
     intervals_s = [stage.interval_s for stage in plan.stages] + [hop.interval_s for hop in plan.hops]
-    longest_s = max(intervals_s, default=0.0)
-    return "" if is_equal(plan.interval_s, longest_s) else "`interval_s`"
+    max_s = max(intervals_s, default=0.0)
+    return "" if is_equal(plan.interval_s, max_s) else "`interval_s`"
 
 
 def latency_is_the_sum(plan: ChainPlan) -> str:

@@ -1,7 +1,7 @@
 """Plans that take hardly longer than the shortest step and hold much less.
 
 `with_leaner` looks beside a plan, at the same stages in smaller micro-batches, with fewer of them in flight or with
-activations recomputed, which costs next to nothing. `least_memory` searches anew on devices that are given ever less
+activations recomputed, which costs next to nothing. `min_memory` searches anew on devices that are given ever less
 memory. Neither changes what the search has proved: the bound stays that of the shortest step.
 """
 
@@ -41,7 +41,7 @@ def with_leaner(question: PlanningProblem, best: Plan) -> Plan:
     return replace(best, alternatives=(*best.alternatives, other))
 
 
-def least_memory(question: PlanningProblem, best: Plan, within: float, deadline_s: float | None) -> Plan:
+def min_memory(question: PlanningProblem, best: Plan, within: float, deadline_s: float | None) -> Plan:
     """The plan with the least memory on its fullest device whose step is at most `within` longer than that of `best`.
 
     The memory that is needed is narrowed down by searches on devices that have no more than some of it. After
@@ -52,7 +52,7 @@ def least_memory(question: PlanningProblem, best: Plan, within: float, deadline_
     stopped = best.stopped
     if stopped != "interrupt":
         left_s = None if deadline_s is None else max(1e-3, deadline_s)
-        found, ended = question.session.least_memory(question, limit_s, peak_bytes(kept), left_s)
+        found, ended = question.session.min_memory(question, limit_s, peak_bytes(kept), left_s)
         kept = kept if found is None else plan_of(question, found)
         stopped = ended or stopped
     searched = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import log
 from typing import TYPE_CHECKING
 
-from hpgo.base.messages import counted, percent, shorten, times
+from hpgo.base.messages import percent, pluralize, shorten, times
 from hpgo.machine.rates import same_card
 from hpgo.model.builtin import measured_on
 from hpgo.model.estimate import is_estimate
@@ -65,7 +65,7 @@ def split(profile: Profile) -> Iterator[str]:
         )
         least, most = SPLIT_RATIOS
         yield (
-            f"input_gradient_s + weight_gradient_s of {counted(len(wrong), 'layer')} is not {percent(least)} to"
+            f"input_gradient_s + weight_gradient_s of {pluralize(len(wrong), 'layer')} is not {percent(least)} to"
             f" {percent(most)} of backward_s (`{shorten(layer.id)}`: {percent(ratio)}): both were rescaled so that"
             " their sum is backward_s; measure all three in the same passes, with `hpgo profile`"
         )
@@ -103,7 +103,7 @@ def _far_beyond(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[
     share, largest = max(stage.share for stage in stages), question.profile.batch_sizes[-1]
     if share > FAR * largest:
         yield (
-            f"a device gets {counted(share, 'sample')} at once, and `{shorten(question.profile.name)}` was measured"
+            f"a device gets {pluralize(share, 'sample')} at once, and `{shorten(question.profile.name)}` was measured"
             f" with {largest} at most: times beyond are taken in proportion; measure it with as many, or choose a"
             " smaller micro-batch"
         )

@@ -28,7 +28,7 @@ def orders_of(plan: Plan, schedule: ScheduleName | None) -> Schedule:
     if planned and plan.actions:
         return _recorded(plan)
     if planned and name in {"1f1b", "eager_1f1b"}:
-        return build(name, ranks=ranks, micro_batches=micro_batches, windows=in_flight)
+        return build(name, ranks=ranks, micro_batches=micro_batches, max_in_flight=in_flight)
     if not planned:
         _check_shape(plan, name)
     # Schedules that look at durations may now be fitted to the plan's; the others come out as before.

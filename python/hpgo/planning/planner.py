@@ -6,12 +6,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
-from hpgo.base.checks import check_progress, device_number, listed, number, whole
-from hpgo.base.messages import as_whole, shown
+from hpgo.base.checks import check_int, check_list, check_progress, device_number, number
+from hpgo.base.messages import as_whole, safe_repr
 from hpgo.errors import ArgumentError, DeadlineError
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.planning.laws import checked
-from hpgo.planning.memory_preference import least_memory, with_leaner
+from hpgo.planning.memory_preference import min_memory, with_leaner
 from hpgo.planning.problem import NO_LIMIT, SCHEDULES, PlanningProblem
 from hpgo.planning.schedule_search import best_of_all, best_of_one, check_schedule
 from hpgo.planning.search import evaluated, plan_of, search, with_alternatives
@@ -90,7 +90,7 @@ def plan(
     started_s = time.monotonic()  # reading a question of a hundred thousand layers takes a second
     question = PlanningProblem.of(profile, cluster, global_batch_size=global_batch_size, **options)
     if max_stages is not None:
-        question = replace(question, most_stages=whole("max_stages", max_stages, most=NO_LIMIT - 1))
+        question = replace(question, max_stages=check_int("max_stages", max_stages, most=NO_LIMIT - 1))
     if deadline_s is not None:
         deadline_s = number("deadline_s", deadline_s, above=0, infinite=True, hint="give a positive number of seconds")
     if tolerance is not None:
@@ -130,7 +130,7 @@ def _best(
         best = search(question, deadline_s, progress)
         if tolerance is not None:
             left_s = None if deadline_s is None else deadline_s - (time.monotonic() - started_s)
-            best = least_memory(question, best, float(tolerance), left_s)
+            best = min_memory(question, best, float(tolerance), left_s)
         return with_leaner(question, with_alternatives(question, best))
     if tolerance is not None:
         raise ArgumentError(
@@ -219,12 +219,12 @@ def rows_of(
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
     rows: list[tuple[list[int], list[int]]] = []
     taken = 0
-    for at, stage in enumerate(listed("stages", stages, most=len(profile.layers))):
+    for at, stage in enumerate(check_list("stages", stages, most=len(profile.layers))):
         if not isinstance(stage, tuple | list) or len(stage) != 2:
-            raise ArgumentError(f"stage {at} is {shown(stage)}", "give each stage its layers and its devices")
-        layers, devices = stage[0], listed(f"the devices of stage {at}", stage[1], most=MOST_DEVICES)
+            raise ArgumentError(f"stage {at} is {safe_repr(stage)}", "give each stage its layers and its devices")
+        layers, devices = stage[0], check_list(f"the devices of stage {at}", stage[1], most=MOST_DEVICES)
         if as_whole(layers) is not None:
-            layers = whole(f"the number of layers of stage {at}", layers)
+            layers = check_int(f"the number of layers of stage {at}", layers)
             if taken + layers > len(profile.layers):
                 raise ArgumentError(
                     f"stages name {taken + layers} layers, but profile `{profile.name}` has {len(profile.layers)}",
@@ -233,10 +233,10 @@ def rows_of(
             indices = list(range(taken, taken + layers))
         else:
             indices = []
-            for layer in listed(f"the layers of stage {at}", layers, most=len(profile.layers)):
+            for layer in check_list(f"the layers of stage {at}", layers, most=len(profile.layers)):
                 if not isinstance(layer, str) or layer not in index_of:
                     raise ArgumentError(
-                        f"profile `{profile.name}` has no layer {shown(layer)}",
+                        f"profile `{profile.name}` has no layer {safe_repr(layer)}",
                         "stages name layer ids",
                         code="unknown_name",
                     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.checks import check_flag, number
 from hpgo.base.documents import read_text, write_text
 from hpgo.base.laws import share_left
-from hpgo.base.messages import brief, counted, percent, shorten, shown
+from hpgo.base.messages import brief, percent, pluralize, safe_repr, shorten
 from hpgo.base.presentation import present
 from hpgo.base.units import format_seconds
 from hpgo.base.validated import Record, check_fields
@@ -256,7 +256,7 @@ class Plan(Record):
         if self.actions and len(self.actions) != groups:
             raise ArgumentError(f"{len(self.actions)} lines of actions are not one for each group of devices", _AGAIN)
         if self.stopped not in {None, *STOPPED}:
-            raise ArgumentError(f"`stopped` is {shown(self.stopped)}", f"it is None or one of {', '.join(STOPPED)}")
+            raise ArgumentError(f"`stopped` is {safe_repr(self.stopped)}", f"it is None or one of {', '.join(STOPPED)}")
 
     @property
     def micro_batches(self) -> int:
@@ -432,7 +432,7 @@ class Plan(Record):
         plans = [known for known, row in listed.items() if row.plan is not None]
         hint = f"choose one of: {', '.join(plans)}" if plans else "it was saved without them, or none was looked for"
         if not isinstance(name, str) or name not in listed:
-            raise ArgumentError(f"the plan has no alternative {shown(name)}", hint, code="unknown_name")
+            raise ArgumentError(f"the plan has no alternative {safe_repr(name)}", hint, code="unknown_name")
         found = listed[name].plan
         if found is None:
             raise ArgumentError(f"there is no plan of the alternative `{name}`: {listed[name].why}", hint)
@@ -483,8 +483,8 @@ class Plan(Record):
         gap = "" if self.gap is None else f", gap {percent(self.gap)}"
         return brief(
             "Plan",
-            f"{shorten(self.profile, 24)} on {shorten(self.cluster, 24)}: {counted(len(self.stages), 'stage')} on"
-            f" {counted(self.devices, 'device')}, {self.schedule}, step {format_seconds(self.step_s)}{gap}",
+            f"{shorten(self.profile, 24)} on {shorten(self.cluster, 24)}: {pluralize(len(self.stages), 'stage')} on"
+            f" {pluralize(self.devices, 'device')}, {self.schedule}, step {format_seconds(self.step_s)}{gap}",
         )
 
 

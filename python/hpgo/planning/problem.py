@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypedDict
 
-from hpgo.base.checks import check_flag, check_is, choice, number, whole
+from hpgo.base.checks import check_flag, check_int, check_is, choice, number
 from hpgo.base.deprecated import renamed
 from hpgo.base.divisors import divisors
-from hpgo.base.messages import counted, near, shown
+from hpgo.base.messages import did_you_mean, pluralize, safe_repr
 from hpgo.base.units import format_bytes, parse_bytes
 from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster, cluster_of
@@ -118,8 +118,8 @@ class PlanningProblem:
     count_loading: bool
     blocks: Blocks | None
     """The row of blocks that frameworks see in the profile; None if it is no such row."""
-    most_stages: int = NO_LIMIT
-    most_replicas: int = NO_LIMIT
+    max_stages: int = NO_LIMIT
+    max_replicas: int = NO_LIMIT
     equal_replicas: bool = False
     """Whether all stages must have the same number of replicas."""
     parts: tuple[tuple[int, ...], ...] | None = None
@@ -170,18 +170,22 @@ class PlanningProblem:
         if "uneven" in unknown:
             equal_shares = _not_uneven(unknown.pop("uneven"))
         for name in unknown:
-            raise TypeError(f"there is no argument {shown(name)}: {near(name, PlanOptions.__annotations__)}")
+            raise TypeError(
+                f"there is no argument {safe_repr(name)}: {did_you_mean(name, PlanOptions.__annotations__)}"
+            )
         profile, cluster = profile_of(profile), cluster_of(cluster)
         check_gpus(profile, cluster)
-        global_batch_size = whole("global_batch_size", global_batch_size, most=NO_LIMIT - 1)
+        global_batch_size = check_int("global_batch_size", global_batch_size, most=NO_LIMIT - 1)
         smallest = profile.batch_sizes[0]
         if min_micro_batch_size is not None:
-            smallest = whole("min_micro_batch_size", min_micro_batch_size, most=NO_LIMIT - 1)
+            smallest = check_int("min_micro_batch_size", min_micro_batch_size, most=NO_LIMIT - 1)
         sizes = _micro_batch_sizes(profile, global_batch_size, micro_batch_size, smallest)
         if not (isinstance(recompute, bool) or (isinstance(recompute, str) and recompute == "auto")):
-            raise ArgumentError(f"recompute is {shown(recompute)}", "choose True, False or 'auto'")
+            raise ArgumentError(f"recompute is {safe_repr(recompute)}", "choose True, False or 'auto'")
         if not isinstance(schedule, str):
-            raise ArgumentError(f"schedule is {shown(schedule)}", f"choose auto or one of {', '.join(SCHEDULES)}, say")
+            raise ArgumentError(
+                f"schedule is {safe_repr(schedule)}", f"choose auto or one of {', '.join(SCHEDULES)}, say"
+            )
         switches = {"equal_shares": equal_shares, "overlap": overlap, "count_loading": count_loading}
         for name, value in switches.items():
             check_flag(name, value)
@@ -227,12 +231,12 @@ def _micro_batch_sizes(
         largest = global_batch_size
         sizes = [size for size in parts if size >= smallest and global_batch_size // size <= _MOST_MICRO_BATCHES]
     else:
-        micro_batch_size = whole("micro_batch_size", micro_batch_size, most=NO_LIMIT - 1)
+        micro_batch_size = check_int("micro_batch_size", micro_batch_size, most=NO_LIMIT - 1)
         if global_batch_size % micro_batch_size:
-            near = min(parts, key=lambda size: (abs(size - micro_batch_size), size))
+            nearest = min(parts, key=lambda size: (abs(size - micro_batch_size), size))
             raise ArgumentError(
                 f"micro_batch_size {micro_batch_size} does not divide global_batch_size {global_batch_size}",
-                f"the nearest that does is {near}; leave it out to let the planner choose",
+                f"the nearest that does is {nearest}; leave it out to let the planner choose",
             )
         if global_batch_size // micro_batch_size > _MOST_MICRO_BATCHES:
             raise ArgumentError(
@@ -247,7 +251,7 @@ def _micro_batch_sizes(
         measured = smallest == profile.batch_sizes[0]
         asked = f"the {smallest} that profile `{profile.name}` was measured with"
         raise ArgumentError(
-            f"a micro-batch of {counted(largest, 'sample')} is smaller than"
+            f"a micro-batch of {pluralize(largest, 'sample')} is smaller than"
             f" {asked if measured else f'min_micro_batch_size, {smallest}'}",
             f"raise the batch size, or {'trust the profile below that' if measured else 'allow that'}"
             f" with min_micro_batch_size={largest}",
@@ -283,8 +287,8 @@ def check_gpus(profile: Profile, cluster: Cluster) -> None:
     measured, there = profile.gpus_per_device, cluster.gpus_per_device
     if measured != there:
         raise ArgumentError(
-            f"profile `{profile.name}` was measured on {counted(measured, 'GPU')} a device, but a device of cluster"
-            f" `{cluster.name}` is {counted(there, 'GPU')}",
+            f"profile `{profile.name}` was measured on {pluralize(measured, 'GPU')} a device, but a device of cluster"
+            f" `{cluster.name}` is {pluralize(there, 'GPU')}",
             "give both the same `gpus_per_device`: how many GPUs share each layer",
             code="mismatch",
         )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpgo import _core
-from hpgo.base.messages import near, shown
+from hpgo.base.messages import did_you_mean, safe_repr
 from hpgo.base.units import format_bytes
 from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.planning.infeasibility import check_memory
@@ -47,7 +47,9 @@ def check_schedule(name: object) -> None:
     known = {family.name: family for family in schedules()}
     if not isinstance(name, str) or name not in known:
         wanted = name if isinstance(name, str) else ""
-        raise ArgumentError(f"there is no schedule {shown(name)}", near(wanted, ["auto", *_ALL]), code="unknown_name")
+        raise ArgumentError(
+            f"there is no schedule {safe_repr(name)}", did_you_mean(wanted, ["auto", *_ALL]), code="unknown_name"
+        )
     why, hint = _refusal(known[name])
     raise ArgumentError(f"can't plan for schedule {name!r}: {why}", hint, code="unsupported")
 

@@ -97,23 +97,23 @@ class Blocks(Record):
             _check_cost(seconds, number_of, stem, name)
         return cls(stem, before, tuple(tuple(members[number]) for number in numbers), after)
 
-    def parts(self, *, least_blocks: int = 0) -> list[tuple[str, ...]]:
+    def parts(self, *, min_blocks: int = 0) -> list[tuple[str, ...]]:
         """Layers between which a pipeline may be cut, in a row.
 
-        What embeds may be a stage of its own, and so may what predicts, unless each stage has `least_blocks` of 1.
+        What embeds may be a stage of its own, and so may what predicts, unless each stage has `min_blocks` of 1.
         """
         parts = list(self.blocks)
-        if least_blocks:
+        if min_blocks:
             parts[0] = self.before + parts[0]
             parts[-1] += self.after
             return parts
         return [*([self.before] if self.before else []), *parts, *([self.after] if self.after else [])]
 
-    def cuts(self, *, least_blocks: int = 0) -> tuple[tuple[str, ...], ...]:
+    def cuts(self, *, min_blocks: int = 0) -> tuple[tuple[str, ...], ...]:
         """For each place between two of `parts`, the layers before it."""
         passed: list[str] = []
         states = []
-        for part in self.parts(least_blocks=least_blocks)[:-1]:
+        for part in self.parts(min_blocks=min_blocks)[:-1]:
             passed += part
             states.append(tuple(passed))
         return tuple(states)

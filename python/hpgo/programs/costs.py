@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import check_flag, check_is, listed
+from hpgo.base.checks import check_flag, check_is, check_list
 from hpgo.programs.stages import Stage, groups_of
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Costs:
     def of_stages(cls, stages: Sequence[Stage], *, recompute: bool) -> Costs:
         """Those of a plan's stages, if it recomputes activations or not; each of their groups is a rank."""
         hint = "give those of a plan"
-        stages = listed("the stages", stages, hint=hint)
+        stages = check_list("the stages", stages, hint=hint)
         for stage in stages:
             check_is("a stage", stage, Stage, hint)
         check_flag("recompute", recompute)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar, cast
 
-from hpgo.base.messages import near, shorten, shown
+from hpgo.base.messages import did_you_mean, safe_repr, shorten
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Framework:
     """Whether a device of the plan may stand for several GPUs that share each layer."""
     trains: bool = True
     """Whether it runs training plans; else those of `hpgo partition`."""
-    least_blocks: int = 0
+    min_blocks: int = 0
     """Of each stage."""
     ties: Literal["any", "ends", "none"] = "none"
     """Weights that stages may share, whose gradients it sums: any, or what embeds and what predicts, or none."""
@@ -163,7 +163,7 @@ TABLE: tuple[Framework, ...] = (
         "torch", "2.15", "PyTorch", schedules=_BY_FILE, cuts="anywhere", overlaps=False, widens_halves=False,
     ),
     *(
-        Framework(name, version, title, schedules=MappingProxyType({}), cuts="blocks", trains=False, least_blocks=1)
+        Framework(name, version, title, schedules=MappingProxyType({}), cuts="blocks", trains=False, min_blocks=1)
         for name, version, title in (
             ("vllm", "0.33", "vLLM"), ("sglang", "0.5", "SGLang"), ("llama.cpp", "", "llama.cpp"),
             ("accelerate", "1.15", "accelerate"), ("tensorrt-llm", "", "TensorRT-LLM"),
@@ -182,7 +182,7 @@ def framework(name: str) -> Framework:
     ('0.3', '0.2')
     """
     if not isinstance(name, str):
-        raise ArgumentError(f"the framework is {shown(name)}", f"name one of {', '.join(NAMES)}")
+        raise ArgumentError(f"the framework is {safe_repr(name)}", f"name one of {', '.join(NAMES)}")
     return row_of(TABLE, name, "framework")
 
 
@@ -208,14 +208,16 @@ def row_of(table: Sequence[_Row], name: str, kind: str) -> _Row:
     """
     if not isinstance(name, str):
         raise ArgumentError(
-            f"there is no {kind} {shown(name)}", near("", dict.fromkeys(row.name for row in table)), code="unknown_name"
+            f"there is no {kind} {safe_repr(name)}",
+            did_you_mean("", dict.fromkeys(row.name for row in table)),
+            code="unknown_name",
         )
     base, at, version = name.partition("@")
     rows = [row for row in table if row.name == base]
     if not rows:
         raise ArgumentError(
             f"there is no {kind} `{shorten(base)}`",
-            near(base, dict.fromkeys(row.name for row in table)),
+            did_you_mean(base, dict.fromkeys(row.name for row in table)),
             code="unknown_name",
         )
     if not at:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import check_text, whole
+from hpgo.base.checks import check_int, check_text
 from hpgo.base.deprecated import renamed
 from hpgo.base.messages import shorten
 from hpgo.base.validated import Record
@@ -101,7 +101,7 @@ class PipelineLayout(Record):
 
     def chunks(self, ranks: int) -> int:
         """Stages a rank; raises ArgumentError if they don't come out even."""
-        ranks = whole("ranks", ranks)
+        ranks = check_int("ranks", ranks)
         if len(self.stages) % ranks:
             raise ArgumentError(
                 f"{len(self.stages)} stages can't be spread evenly over {ranks} ranks",
@@ -117,7 +117,7 @@ class PipelineLayout(Record):
         from hpgo.programs.schedule import schedule
 
         chunks = self.chunks(ranks)
-        micro_batches = whole("micro_batches", micro_batches)
+        micro_batches = check_int("micro_batches", micro_batches)
         if chunks == 1:
             return schedule("1f1b", ranks=ranks, micro_batches=micro_batches)
         group_size = min(ranks, micro_batches) if group_size is None else group_size

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
-from hpgo.base.checks import MOST_GPUS, check_is, check_text, device_number, listed, whole
+from hpgo.base.checks import MOST_GPUS, check_int, check_is, check_list, check_text, device_number
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
-from hpgo.base.messages import as_whole, exactly, shown, spans_of
+from hpgo.base.messages import as_whole, exactly, safe_repr, spans_of
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.programs.costs import Costs, StageBytes
@@ -152,7 +152,7 @@ class Program(Record):
         """
         number = as_whole(rank)
         if number is None:
-            raise ArgumentError(f"rank is {shown(rank)}", "give a whole number, as the launcher's RANK")
+            raise ArgumentError(f"rank is {safe_repr(rank)}", "give a whole number, as the launcher's RANK")
         if not 0 <= number < self.world_size:
             raise ArgumentError(
                 f"there is no rank {exactly(number)}: the program is for {self.world_size} devices",
@@ -283,13 +283,13 @@ def program(
     (range(0, 3), range(3, 5), range(5, 7))
     """
     check_is("the schedule", schedule, Schedule, "make one, with `hpgo.schedule` say")
-    micro_batch_size = whole("micro_batch_size", micro_batch_size)
-    parts = [_layers_and_devices(number, stage) for number, stage in enumerate(listed("stages", stages))]
+    micro_batch_size = check_int("micro_batch_size", micro_batch_size)
+    parts = [_layers_and_devices(number, stage) for number, stage in enumerate(check_list("stages", stages))]
     chain = schedule.chain_length
     if crossings is None:
         given = [() if (at + 1) % chain == 0 else (Crossing(layers[-1]),) for at, (layers, _) in enumerate(parts)]
     else:
-        given = [tuple(listed("crossings", crossing)) for crossing in listed("crossings", crossings)]
+        given = [tuple(check_list("crossings", crossing)) for crossing in check_list("crossings", crossings)]
         given += [()] * (len(parts) - len(given))  # a chain's last stage may be left out
     used = 1 + max((device for _, devices in parts for device in devices), default=-1)
     return Program(
@@ -299,8 +299,10 @@ def program(
             for (layers, devices), crossing in zip(parts, given, strict=False)
         ),
         micro_batch_size=micro_batch_size,
-        global_batch_size=whole("global_batch_size", global_batch_size),
-        machines=(used,) if machines is None else tuple(whole("machines", one) for one in listed("machines", machines)),
+        global_batch_size=check_int("global_batch_size", global_batch_size),
+        machines=(used,)
+        if machines is None
+        else tuple(check_int("machines", one) for one in check_list("machines", machines)),
         recompute=recompute,
         shard_optimizer=shard_optimizer,
         gpus_per_device=gpus_per_device,
@@ -311,7 +313,7 @@ def program(
 def _check(given: Program) -> None:
     """Raises ArgumentError for what can't run."""
     orders, stages = given.schedule, given.stages
-    whole("gpus_per_device", given.gpus_per_device, most=MOST_GPUS)
+    check_int("gpus_per_device", given.gpus_per_device, most=MOST_GPUS)
     if len(stages) != orders.stages:
         raise ArgumentError(
             f"`{orders.name}` runs {orders.stages} stages, but layers and devices are given for {len(stages)}",
@@ -340,7 +342,9 @@ def _check(given: Program) -> None:
         if len(set(layers)) < len(layers):
             twice = next(layer for at, layer in enumerate(layers) if layer in layers[:at])
             raise ArgumentError(
-                f"layer {shown(twice)} is in two stages", "give each layer to one stage of a chain", code="duplicate"
+                f"layer {safe_repr(twice)} is in two stages",
+                "give each layer to one stage of a chain",
+                code="duplicate",
             )
         if set(layers) != {layer for stage in chains[0] for layer in stage.layers}:
             raise ArgumentError("the chains hold different layers", "each is a copy of the whole model")
@@ -349,7 +353,7 @@ def _check(given: Program) -> None:
             for crossing in stage.crossings:
                 if crossing.layer not in before or number == len(chain) - 1:
                     raise ArgumentError(
-                        f"stage {number} can't send on the output of {shown(crossing.layer)}",
+                        f"stage {number} can't send on the output of {safe_repr(crossing.layer)}",
                         "only layers of its own and earlier stages cross the cut behind it, and none the last stage's",
                     )
 
@@ -377,14 +381,14 @@ def _check_stage(number: int, stage: ProgramStage, given: Program) -> None:
 
 def _layers_and_devices(number: int, stage: object) -> tuple[tuple[str, ...], tuple[int, ...]]:
     if not isinstance(stage, tuple | list) or len(stage) != 2:
-        raise ArgumentError(f"stage {number} is {shown(stage)}", "give each stage its layers and its devices")
-    layers = listed(f"the layers of stage {number}", stage[0])
+        raise ArgumentError(f"stage {number} is {safe_repr(stage)}", "give each stage its layers and its devices")
+    layers = check_list(f"the layers of stage {number}", stage[0])
     for layer in layers:
         if not isinstance(layer, str) or not layer:
             raise ArgumentError(
-                f"stage {number} names layer {shown(layer)}", "layers are named by their ids", code="unknown_name"
+                f"stage {number} names layer {safe_repr(layer)}", "layers are named by their ids", code="unknown_name"
             )
-    devices = [device_number(number, device) for device in listed(f"the devices of stage {number}", stage[1])]
+    devices = [device_number(number, device) for device in check_list(f"the devices of stage {number}", stage[1])]
     if not layers or not devices:
         raise ArgumentError(f"stage {number} has no {'devices' if layers else 'layers'}", "give it some")
     return tuple(layers), tuple(devices)

@@ -13,11 +13,11 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
-from hpgo.base.checks import check_flag, check_is, check_text, listed, whole
+from hpgo.base.checks import check_flag, check_int, check_is, check_list, check_text
 from hpgo.base.documents import hinted, read_text, write_text
 from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path
 from hpgo.base.memory_check import check_room
-from hpgo.base.messages import as_float, brief, counted, near, printable, shown
+from hpgo.base.messages import as_float, brief, did_you_mean, pluralize, printable, safe_repr
 from hpgo.base.presentation import present
 from hpgo.base.signals import uninterrupted
 from hpgo.base.validated import Record, check_fields
@@ -87,7 +87,7 @@ class Schedule(Record):
         rows = self.actions
         if not (isinstance(rows, np.ndarray) and rows.dtype == np.uint32 and rows.ndim == 2 and self.rank_starts):
             raise ScheduleError(
-                f"the actions of schedule `{printable(self.name)}` are {shown(rows)}",
+                f"the actions of schedule `{printable(self.name)}` are {safe_repr(rows)}",
                 "build schedules with `hpgo.schedule` or `Schedule.from_text`",
             )
 
@@ -125,7 +125,7 @@ class Schedule(Record):
 
     def _check_text(self, action_bytes: float) -> None:
         actions = len(self.actions)
-        check_room(f"the text of {counted(actions, 'action')}", actions * action_bytes, "ask for fewer micro-batches")
+        check_room(f"the text of {pluralize(actions, 'action')}", actions * action_bytes, "ask for fewer micro-batches")
 
     def with_transfers(self, *, deferred_receives: bool = False) -> list[list[str]]:
         """As `orders`, with sends and receives where PyTorch places them.
@@ -180,7 +180,7 @@ class Schedule(Record):
         >>> print(hpgo.schedule("pipedream", ranks=2, micro_batches=4).without_flush(3))
         pipedream: 2 ranks, 2 stages, 12 micro-batches, 48 actions
         """
-        iterations = whole("`iterations`", iterations)
+        iterations = check_int("`iterations`", iterations)
         _load_arrays()
         return built(_core.without_flush(self, iterations))
 
@@ -249,8 +249,8 @@ class Schedule(Record):
 
     def __str__(self) -> str:
         return (
-            f"{printable(self.name)}: {counted(self.ranks, 'rank')}, {counted(self.stages, 'stage')}, "
-            f"{counted(self.total_micro_batches, 'micro-batch')}, {counted(len(self.actions), 'action')}"
+            f"{printable(self.name)}: {pluralize(self.ranks, 'rank')}, {pluralize(self.stages, 'stage')}, "
+            f"{pluralize(self.total_micro_batches, 'micro-batch')}, {pluralize(len(self.actions), 'action')}"
         )
 
     def to_frame(self) -> Any:
@@ -321,7 +321,7 @@ class _Request:
     chunks: int | None
     group_size: int | None
     cap: int | None
-    windows: list[int] | None
+    max_in_flight: list[int] | None
     durations: Durations | None
 
 
@@ -333,13 +333,13 @@ def schedule(
     chunks: int | None = None,
     group_size: int | None = None,
     cap: int | None = None,
-    windows: Sequence[int] | None = None,
+    max_in_flight: Sequence[int] | None = None,
     durations: Durations | None = None,
 ) -> Schedule:
     """Builds the family `name`; what is left out is as the family has it.
 
     `chunks` is stages a rank, `group_size` the micro-batches that pass through a chunk before the next one's turn
-    (Megatron's `microbatch_group_size_per_vp_stage`), `cap` the most activations a rank may hold, `windows` the
+    (Megatron's `microbatch_group_size_per_vp_stage`), `cap` the most activations a rank may hold, `max_in_flight` the
     forwards of each rank before its first backward, `durations` what a greedy schedule is fitted to. Raises
     ScheduleError if there is no such family, ArgumentError if the request is outside its limits.
 
@@ -348,17 +348,19 @@ def schedule(
     """
     if not isinstance(name, str) or not name.isascii():
         raise ScheduleError(
-            f"there is no schedule {shown(name)}",
-            near("", [family.name for family in schedules()]),
+            f"there is no schedule {safe_repr(name)}",
+            did_you_mean("", [family.name for family in schedules()]),
             code="unknown_name",
         )
     request = _Request(
-        ranks=whole("`ranks`", ranks),
-        micro_batches=whole("`micro_batches`", micro_batches),
-        chunks=None if chunks is None else whole("`chunks`", chunks),
-        group_size=None if group_size is None else whole("`group_size`", group_size),
-        cap=None if cap is None else whole("`cap`", cap),
-        windows=None if windows is None else [whole("each of `windows`", one) for one in listed("`windows`", windows)],
+        ranks=check_int("`ranks`", ranks),
+        micro_batches=check_int("`micro_batches`", micro_batches),
+        chunks=None if chunks is None else check_int("`chunks`", chunks),
+        group_size=None if group_size is None else check_int("`group_size`", group_size),
+        cap=None if cap is None else check_int("`cap`", cap),
+        max_in_flight=None
+        if max_in_flight is None
+        else [check_int("each of `max_in_flight`", one) for one in check_list("`max_in_flight`", max_in_flight)],
         durations=None if durations is None else _checked(durations),
     )
     _load_arrays()
@@ -422,16 +424,16 @@ def _families() -> tuple[ScheduleFamily, ...]:
     )
 
 
-def asynchronous_windows(devices: Sequence[int]) -> list[int]:
+def asynchronous_max_in_flight(devices: Sequence[int]) -> list[int]:
     """Warm-up forwards of stages that are replicated on `devices[s]` devices each, for `pipedream`.
 
     A stage holds as many micro-batches as keep all devices behind it busy: ⌈devices from s on / devices of s⌉
     (PipeDream's NOAM for the first stage, Narayanan et al., 2019).
 
-    >>> asynchronous_windows([2, 1, 1])
+    >>> asynchronous_max_in_flight([2, 1, 1])
     [2, 2, 1]
     """
-    counts = [whole("each of `devices`", count) for count in listed("`devices`", devices)]
+    counts = [check_int("each of `devices`", count) for count in check_list("`devices`", devices)]
     if not counts:
         raise ArgumentError("`devices` is an empty list", "give each stage at least one device")
     return [-(-sum(counts[stage:]) // counts[stage]) for stage in range(len(counts))]
@@ -440,10 +442,10 @@ def asynchronous_windows(devices: Sequence[int]) -> list[int]:
 def _checked(durations: object) -> Durations:
     """`durations` with numbers of Python's own; raises ArgumentError for what is none. The native side bounds them."""
     if not isinstance(durations, Durations):
-        raise ArgumentError(f"`durations` is {shown(durations)}", "make a `hpgo.Durations`")
+        raise ArgumentError(f"`durations` is {safe_repr(durations)}", "make a `hpgo.Durations`")
 
     def column(name: str) -> tuple[float, ...]:
-        given = listed(f"`{name}`", getattr(durations, name), hint="give seconds, one number for each stage")
+        given = check_list(f"`{name}`", getattr(durations, name), hint="give seconds, one number for each stage")
         return tuple(_seconds(name, one) for one in given)
 
     return Durations(
@@ -456,7 +458,7 @@ def _checked(durations: object) -> Durations:
 
 def _seconds(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ArgumentError(f"`{name}` is {shown(value)}", "give a number of seconds")
+        raise ArgumentError(f"`{name}` is {safe_repr(value)}", "give a number of seconds")
     return as_float(value)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpgo.base.messages import near, shorten
+from hpgo.base.messages import did_you_mean, shorten
 from hpgo.errors import ArgumentError, HpgoError
 from hpgo.runtime import batch_norm, dropout
 from hpgo.runtime.module_equality import likeness
@@ -423,5 +423,5 @@ def parameter_of(module: nn.Module, holder: tuple[str, str]) -> nn.Parameter:
     except AttributeError:
         raise ArgumentError(
             f"layer `{holder[0]}` has no parameter `{holder[1]}` to tie",
-            near(holder[1], [name for name, _ in module.named_parameters()]),
+            did_you_mean(holder[1], [name for name, _ in module.named_parameters()]),
         ) from None

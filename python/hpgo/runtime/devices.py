@@ -6,9 +6,9 @@ import os
 
 import torch
 
-from hpgo.base.messages import shown
+from hpgo.base.messages import safe_repr
 from hpgo.errors import ArgumentError, RunError
-from hpgo.runtime.rendezvous import told
+from hpgo.runtime.rendezvous import translate_errors
 
 _UNUSABLE = "the device can't be used", "name one as torch does: cpu, cuda, cuda:0"
 
@@ -23,7 +23,7 @@ def device_named(device: object) -> torch.device:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError, ValueError):
-        raise RunError(f"{what}: torch knows no {shown(device)}", hint, code="unknown_name") from None
+        raise RunError(f"{what}: torch knows no {safe_repr(device)}", hint, code="unknown_name") from None
     if found.type == "cuda" and not torch.cuda.is_available():
         raise RunError(
             f"{what}: torch finds no GPU here", "run on `cpu`, or install torch with CUDA and the GPU's driver"
@@ -45,7 +45,7 @@ def device_of_rank(device: object) -> torch.device:
     found = torch.device("cuda", here if found.index is None else found.index)
     if found.index >= torch.cuda.device_count():
         raise RunError(f"{ranks} ranks here and {torch.cuda.device_count()} GPUs", "run on `cpu`, or start fewer")
-    with told(*_UNUSABLE):
+    with translate_errors(*_UNUSABLE):
         torch.cuda.set_device(found)
     return found
 
@@ -53,9 +53,9 @@ def device_of_rank(device: object) -> torch.device:
 def check_types(dtype: object, autocast: object) -> None:
     """Raises ArgumentError unless these are a type of weights and what `torch.autocast` may compute in, or None."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise ArgumentError(f"dtype is {shown(dtype)}", "give one of torch's, such as torch.float64, or None")
+        raise ArgumentError(f"dtype is {safe_repr(dtype)}", "give one of torch's, such as torch.float64, or None")
     if autocast is not None and autocast is not torch.bfloat16:
         raise ArgumentError(
-            f"autocast is {autocast if isinstance(autocast, torch.dtype) else shown(autocast)}",
+            f"autocast is {autocast if isinstance(autocast, torch.dtype) else safe_repr(autocast)}",
             "give torch.bfloat16: float16 needs losses to be scaled, which this does not do",
         )

@@ -237,9 +237,9 @@ def check(program: Program, scale: float) -> Prices:
             "give one of a plan, or make it with `costs=hpgo.Costs(…)`",
         )
     columns = columns_of(program.schedule, program.costs)
-    longest_s = scale * float(np.nanmax(columns.compute_s))
-    if longest_s > _LONGEST_S:
-        raise ArgumentError(f"one pass would last {longest_s:.3g} s here", "lower `scale`", code="too_large")
+    max_s = scale * float(np.nanmax(columns.compute_s))
+    if max_s > _LONGEST_S:
+        raise ArgumentError(f"one pass would last {max_s:.3g} s here", "lower `scale`", code="too_large")
     return Prices(program, columns, float(scale))
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpgo.base.messages import in_a_row, shorten
+from hpgo.base.messages import join_words, shorten
 from hpgo.errors import ArgumentError
 from hpgo.runtime.graph_nodes import (
     draws,
@@ -171,8 +171,8 @@ class Graph:
             keys = [str(key) for key in spec.context]
             read = ", ".join(f'outputs["{key}"]' for key in keys[:4])
             raise ArgumentError(
-                f"{called} returns a dict of {in_a_row([f'`{shorten(key)}`' for key in keys[:4]])}, and a loss is given"
-                " a tensor or a tuple of them",
+                f"{called} returns a dict of {join_words([f'`{shorten(key)}`' for key in keys[:4]])}, and a loss is"
+                " given a tensor or a tuple of them",
                 f"return a tuple instead, ({read}), and read `outputs[0]` and so on in the loss",
                 code="user_code",
             )

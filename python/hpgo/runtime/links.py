@@ -29,7 +29,7 @@ from hpgo.errors import RunError
 from hpgo.machine.cluster import Cluster, Device, Link, Machine
 from hpgo.runtime.clocks import machine_name
 from hpgo.runtime.devices import device_of_rank
-from hpgo.runtime.rendezvous import is_launched, leave, lost, meet, place, told
+from hpgo.runtime.rendezvous import is_launched, leave, lost, meet, place, translate_errors
 from hpgo.runtime.session import NeighbourGroups
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ def _joined(device: torch.device, timeout_s: float) -> Iterator[None]:
     rank, size = place()
     store = dist.PrefixStore("hpgo/links", meet(timeout_s))
     backend = "nccl" if device.type == "cuda" else "gloo"
-    with told("the ranks don't find each other", "did all start, and do their machines reach each other?"):
+    with translate_errors("the ranks don't find each other", "did all start, and do their machines reach each other?"):
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
     try:
         yield

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from hpgo.base.checks import check_flag, check_is, listed, whole
-from hpgo.base.messages import counted, shown
+from hpgo.base.checks import check_flag, check_int, check_is, check_list
+from hpgo.base.messages import pluralize, safe_repr
 from hpgo.errors import ArgumentError
 from hpgo.runtime.passes import MOST_SEED
 
@@ -28,7 +28,7 @@ class Share:
 
     def __init__(self, tensors: Sequence[torch.Tensor], samples: Sequence[range]) -> None:
         """`samples` are the numbers in the global batch of the tensors' rows, in order."""
-        self.tensors = tuple(listed("the tensors", tensors))
+        self.tensors = tuple(check_list("the tensors", tensors))
         for tensor in self.tensors:
             check_is("one of the tensors", tensor, torch.Tensor, "give tensors with a row for each sample")
         samples = _ranges(samples)
@@ -58,11 +58,13 @@ def as_share(what: str, given: object, size: int, device: torch.device | None) -
         return given if device is None else given.to(device)
     tensors = (given,) if isinstance(given, torch.Tensor) else given
     if not isinstance(tensors, tuple | list) or not all(isinstance(one, torch.Tensor) for one in tensors):
-        raise ArgumentError(f"{what} are {shown(given)}", "give a tensor, a tuple of tensors, or what the loader gives")
+        raise ArgumentError(
+            f"{what} are {safe_repr(given)}", "give a tensor, a tuple of tensors, or what the loader gives"
+        )
     for one in tensors:
         if not one.dim() or len(one) != size:
             raise ArgumentError(
-                f"{what} have {counted(len(one) if one.dim() else 0, 'row')}, and a step takes {size}",
+                f"{what} have {pluralize(len(one) if one.dim() else 0, 'row')}, and a step takes {size}",
                 "give the whole global batch, on every rank, or what `Pipeline.loader` gives",
             )
     return Share(tensors if device is None else [one.to(device) for one in tensors], [range(size)])
@@ -93,15 +95,15 @@ class Loader:
         length = length_of(dataset)
         check_flag("shuffle", shuffle)
         self._dataset, self._samples = dataset, _ranges(samples)
-        self._size = whole("global_batch_size", global_batch_size)
-        self._seed = whole("seed", seed, least=0, most=MOST_SEED)
-        self._shuffle, self._workers = shuffle, whole("workers", workers, least=0)
+        self._size = check_int("global_batch_size", global_batch_size)
+        self._seed = check_int("seed", seed, least=0, most=MOST_SEED)
+        self._shuffle, self._workers = shuffle, check_int("workers", workers, least=0)
         self.epoch = 0
         self.position = 0
         """Batches of this epoch that have been handed out."""
         if not len(self):
             raise ArgumentError(
-                f"the data set has {counted(length, 'sample')}, fewer than a global batch of {self._size}",
+                f"the data set has {pluralize(length, 'sample')}, fewer than a global batch of {self._size}",
                 "give more data, or plan for a smaller global batch",
             )
 
@@ -121,14 +123,14 @@ class Loader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Goes on where `state` was taken. Raises ArgumentError if that is no place in this data set."""
         check_is("the loader's state", state, dict, "give what `state_dict` gave")
-        position = whole("position", state.get("position"), least=0)
+        position = check_int("position", state.get("position"), least=0)
         if position > len(self):
             raise ArgumentError(
                 f"the loader stopped behind batch {position} of an epoch, and this data set has {len(self)}",
                 "resume with the same data set and global batch",
             )
-        self._seed = whole("seed", state.get("seed"), least=0, most=MOST_SEED)
-        self.epoch, self.position = whole("epoch", state.get("epoch"), least=0), position
+        self._seed = check_int("seed", state.get("seed"), least=0, most=MOST_SEED)
+        self.epoch, self.position = check_int("epoch", state.get("epoch"), least=0), position
 
     def order(self) -> list[int]:
         """The data set's indices in the order of this epoch."""
@@ -166,7 +168,7 @@ def length_of(dataset: Any) -> int:
     """How many samples there are. Raises ArgumentError for a data set without lengths or indices."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ArgumentError(
-            f"the data set is {shown(dataset)}",
+            f"the data set is {safe_repr(dataset)}",
             "give one with `len(dataset)` and `dataset[i]`, a list of pairs say",
         )
     try:
@@ -179,7 +181,7 @@ def length_of(dataset: Any) -> int:
 
 def _ranges(samples: object) -> list[range]:
     """The numbers of samples, if they are what they should be."""
-    found = listed("the samples", samples, hint="give ranges of numbers")
+    found = check_list("the samples", samples, hint="give ranges of numbers")
     for one in found:
         check_is("one of the samples", one, range, "give ranges of numbers")
     return found
@@ -190,7 +192,7 @@ def collated(samples: list[Any]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.
     first = samples[0]
     if not isinstance(first, tuple | list) or len(first) != 2:
         raise ArgumentError(
-            f"a sample of the data set is {shown(first)}", "give pairs: inputs, and targets; several are a tuple"
+            f"a sample of the data set is {safe_repr(first)}", "give pairs: inputs, and targets; several are a tuple"
         )
     try:
         inputs, targets = default_collate(samples)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from hpgo.base.messages import counted
+from hpgo.base.messages import pluralize
 from hpgo.errors import ArgumentError
 from hpgo.runtime.models.gpt import next_token_loss
 
@@ -179,8 +179,8 @@ def _weighted(share: float, weights: list[float] | None, pair: tuple[Tensor, ...
         counts += f", and `weight` says {weights[0]:.4g} and {weights[1]:.4g}"
     hint = "say what each sample counts in it: `Workload(…, weight=lambda targets: …)`, one number for each row"
     for tensor in pair:
-        counted = (tensor != _IGNORED).flatten(1).sum(1).tolist() if tensor.dim() > 1 else [0, 0]
-        if sum(counted) and abs(counted[0] / sum(counted) - share) < _NOTHING:
+        targets = (tensor != _IGNORED).flatten(1).sum(1).tolist() if tensor.dim() > 1 else [0, 0]
+        if sum(targets) and abs(targets[0] / sum(targets) - share) < _NOTHING:
             dims = "1" if tensor.dim() == 2 else str(tuple(range(1, tensor.dim())))
             hint = f"say what each sample counts: `Workload(…, weight=lambda targets: (targets != -100).sum({dims}))`"
     return Reduction("weighted", f"{counts}: {numbers}", hint)
@@ -206,7 +206,7 @@ def remarks(
     one = workload.reduction(outputs, device, targets)
     if one.kind == "weighted" and rows < batch:
         raise ArgumentError(
-            f"`loss` is given {counted(rows, 'sample')} at once, of a global batch of {batch}, but it is not the mean"
+            f"`loss` is given {pluralize(rows, 'sample')} at once, of a global batch of {batch}, but it is not the mean"
             f" over samples: {one.reason}",
             one.hint,
             code="mismatch",

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpgo.base.checks import check_flag, check_is, listed
-from hpgo.base.messages import near, shown
+from hpgo.base.checks import check_flag, check_is, check_list
+from hpgo.base.messages import did_you_mean, safe_repr
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -70,12 +70,12 @@ class Network:
             named: dict[str, Any] = dict(modules._modules)
         else:
             hint = "give a list of torch.nn modules"
-            listing = () if isinstance(modules, dict) else listed("the modules", modules, hint=hint)
+            listing = () if isinstance(modules, dict) else check_list("the modules", modules, hint=hint)
             named = dict(modules) if isinstance(modules, dict) else {str(at): one for at, one in enumerate(listing)}
         network, last = cls(), "input:0"
         for layer, module in named.items():
             if not isinstance(module, nn.Module):
-                raise ArgumentError(f"layer `{layer}` is {shown(module)}", "give a list of torch.nn modules")
+                raise ArgumentError(f"layer `{layer}` is {safe_repr(module)}", "give a list of torch.nn modules")
             network.put(NetworkLayer(layer, Given(module), (last,), has_weights=True))
             last = layer
         holders: dict[int, list[tuple[str, str]]] = {}
@@ -98,14 +98,16 @@ class Network:
     def put(self, node: NetworkLayer) -> Network:
         """Adds a layer as it is described; returns the network."""
         if not isinstance(node.id, str) or not node.id or node.id.startswith("input:"):
-            raise ArgumentError(f"a layer's id is {shown(node.id)}", "give a name that does not begin with `input:`")
+            raise ArgumentError(
+                f"a layer's id is {safe_repr(node.id)}", "give a name that does not begin with `input:`"
+            )
         if node.id in self.nodes:
             raise ArgumentError(
                 f"two layers have the id `{node.id}`", "feeds name layers by their id", code="duplicate"
             )
         if not callable(node.make):
             raise ArgumentError(
-                f"layer `{node.id}` is made by {shown(node.make)}", "give a function or a class", code="user_code"
+                f"layer `{node.id}` is made by {safe_repr(node.make)}", "give a function or a class", code="user_code"
             )
         check_flag("everywhere", node.everywhere)
         for feed in node.feeds:
@@ -113,7 +115,8 @@ class Network:
             maker = self.maker(feed)
             if maker is None and not feed.startswith("input:"):
                 raise ArgumentError(
-                    f"layer `{node.id}` reads `{feed}`, but no layer before it is called so", near(feed, self.nodes)
+                    f"layer `{node.id}` reads `{feed}`, but no layer before it is called so",
+                    did_you_mean(feed, self.nodes),
                 )
             if node.everywhere and maker is not None and not self.nodes[maker].everywhere:
                 raise ArgumentError(
@@ -126,12 +129,16 @@ class Network:
     def tie(self, *holders: tuple[str, str]) -> Network:
         """Makes parameters `(layer id, name)` one; all start as the first of them does. Returns the network."""
         for holder in holders:
-            pair = listed("what is tied", holder, hint="give pairs of layer id and name of the parameter")
+            pair = check_list("what is tied", holder, hint="give pairs of layer id and name of the parameter")
             if len(pair) != 2 or not all(isinstance(one, str) for one in pair):
-                raise ArgumentError(f"what is tied is {shown(holder)}", "give pairs of layer id and parameter's name")
+                raise ArgumentError(
+                    f"what is tied is {safe_repr(holder)}", "give pairs of layer id and parameter's name"
+                )
             layer = pair[0]
             if layer not in self.nodes:
-                raise ArgumentError(f"there is no layer `{layer}` to tie", near(layer, self.nodes), code="unknown_name")
+                raise ArgumentError(
+                    f"there is no layer `{layer}` to tie", did_you_mean(layer, self.nodes), code="unknown_name"
+                )
         self.ties.append(tuple(holders))
         return self
 
@@ -140,7 +147,9 @@ class Network:
         for value in outputs:
             check_is("what the model returns", value, str, "name layers by their id")
             if self.maker(value) is None:
-                raise ArgumentError(f"the model returns `{value}`, which no layer makes", near(value, self.nodes))
+                raise ArgumentError(
+                    f"the model returns `{value}`, which no layer makes", did_you_mean(value, self.nodes)
+                )
         self._outputs = outputs
         return self
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 
 from hpgo._core import __version__
-from hpgo.base.checks import check_is, listed, number, whole
+from hpgo.base.checks import check_int, check_is, check_list, number
 from hpgo.base.documents import parse, read_text, write_text
 from hpgo.base.files import as_path, refused
 from hpgo.base.memory_check import free_bytes
-from hpgo.base.messages import counted, percent, shown
+from hpgo.base.messages import percent, pluralize, safe_repr
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.errors import ArgumentError, FileError, RunError
 from hpgo.model.profile import Layer, Profile, SharedWeight
@@ -115,17 +115,17 @@ def measure(
     Raises ArgumentError for what can't be asked, RunError where a layer can't run, FileError where `keep` can't be read
     or written.
     """
-    sizes = tuple(sorted({whole("the batch size", one) for one in listed("batch_sizes", batch_sizes)}))
+    sizes = tuple(sorted({check_int("the batch size", one) for one in check_list("batch_sizes", batch_sizes)}))
     if not sizes:
         raise ArgumentError(
             "there is no batch size to measure at", "give one, such as batch_sizes=[8]", code="unknown_name"
         )
-    ranks = whole("ranks", ranks, most=2**10)
+    ranks = check_int("ranks", ranks, most=2**10)
     seconds = number("seconds", seconds)
     check_is("by", by, str, f"give one of {', '.join(get_args(Grain))}")
     check_types(dtype, autocast)
     if progress is not None and not callable(progress):
-        raise ArgumentError(f"progress is {shown(progress)}", "give a function of a fraction and a remark")
+        raise ArgumentError(f"progress is {safe_repr(progress)}", "give a function of a fraction and a remark")
     check_is("workload", workload, str | Workload, "give a Workload, or a name such as `gpt:layers=2`")
     check_is("inference", inference, bool, "give True or False")
     if ranks > 1 and not isinstance(workload, str):
@@ -279,7 +279,7 @@ def _device(device: torch.device) -> str:
 
 
 def _source(setting: dict[str, Any], device: torch.device) -> str:
-    share = "" if device.type == "cuda" else f", {counted(setting['threads'], 'thread')} for each rank"
+    share = "" if device.type == "cuda" else f", {pluralize(setting['threads'], 'thread')} for each rank"
     ranks = f", {setting['ranks']} at once" if setting["ranks"] > 1 else ""
     autocast = setting["autocast"] and f"autocast to {setting['autocast']}"
     kinds = ", ".join(filter(None, [setting["dtype"], autocast, setting["inference"] and "inference"]))
@@ -318,24 +318,24 @@ def _notes(
         )
 
 
-def _apart(rows: int, whole: WholeModelTiming, saved_bytes: int) -> Iterator[str]:
+def _apart(rows: int, timing: WholeModelTiming, saved_bytes: int) -> Iterator[str]:
     """Where the layers by themselves and the model as a whole differ, which holds `saved_bytes` by the profile."""
-    more_s = whole.sum_s - whole.whole_s
-    if abs(more_s) > _APART * whole.whole_s and whole.scale == 1:
+    more_s = timing.sum_s - timing.whole_s
+    if abs(more_s) > _APART * timing.whole_s and timing.scale == 1:
         yield (
             f"for a batch of {rows}, passes are too few or differ too much to compare the layers one by one"
-            f" ({format_seconds(whole.sum_s)}) with the model as a whole ({format_seconds(whole.whole_s)}): measure"
+            f" ({format_seconds(timing.sum_s)}) with the model as a whole ({format_seconds(timing.whole_s)}): measure"
             " for longer, or while nothing else runs"
         )
-    elif abs(more_s) > _APART * whole.whole_s:
-        layer, within_s, alone_s = whole.furthest
-        share = (whole.forwards_s - whole.forward_s) / more_s
+    elif abs(more_s) > _APART * timing.whole_s:
+        layer, within_s, alone_s = timing.furthest
+        share = (timing.forwards_s - timing.forward_s) / more_s
         where = (
             f"mostly forward, most of all `{layer}` ({format_seconds(alone_s)}, in it {format_seconds(within_s)})"
-            if share > 1 / 2 or whole.peak_bytes is None  # inference has no other passes
+            if share > 1 / 2 or timing.peak_bytes is None  # inference has no other passes
             else "mostly in backward passes"
         )
-        ratio = whole.sum_s / whole.whole_s
+        ratio = timing.sum_s / timing.whole_s
         much = (
             f"{percent(abs(ratio - 1))} {'more' if more_s > 0 else 'less'} one by one than"
             if ratio < _MANIFOLD
@@ -345,11 +345,11 @@ def _apart(rows: int, whole: WholeModelTiming, saved_bytes: int) -> Iterator[str
             f"for a batch of {rows}, the layers take {much} the model as a whole: {where}; times in the profile are"
             " scaled to the model's"
         )
-    if whole.kept_bytes is not None:
-        least_bytes, most_bytes = whole.kept_bytes
-        if saved_bytes < (1 - _APART) * least_bytes or saved_bytes > (1 + _APART) * most_bytes:
+    if check_int.kept_bytes is not None:
+        min_bytes, max_bytes = check_int.kept_bytes
+        if saved_bytes < (1 - _APART) * min_bytes or saved_bytes > (1 + _APART) * max_bytes:
             yield (
-                f"for a batch of {rows}, the model as a whole holds {format_bytes(least_bytes)} after its forward "
+                f"for a batch of {rows}, the model as a whole holds {format_bytes(min_bytes)} after its forward "
                 f"pass, and its layers one by one {format_bytes(saved_bytes)}"
             )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hpgo.base.checks import check_flag, check_is, whole
+from hpgo.base.checks import check_flag, check_int, check_is
 from hpgo.errors import HpgoError, RunError
 from hpgo.programs.schedule import KINDS
 from hpgo.runtime import guards
@@ -71,7 +71,7 @@ class RankOptions:
     ) -> RankOptions:
         """Check the arguments of `Pipeline` and `InferencePipeline` and find the device. Raises ArgumentError."""
         found = device_of_rank(device)
-        seed = whole("seed", seed, least=0, most=MOST_SEED)
+        seed = check_int("seed", seed, least=0, most=MOST_SEED)
         limits = Limits(timeout_s, silence_s, grace_s)
         check_types(dtype, autocast)
         check_flag("find_nan", find_nan)

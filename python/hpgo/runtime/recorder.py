@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch.distributed as dist
 
-from hpgo.base.checks import whole
+from hpgo.base.checks import check_int
 from hpgo.errors import ArgumentError
 from hpgo.runtime.measured import Record, timeline_of
 from hpgo.runtime.progress import HERE
-from hpgo.runtime.rendezvous import LOST, told
+from hpgo.runtime.rendezvous import LOST, translate_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Recorder:
         """Times of timelines are those recorded over `scale`."""
         self._program, self._clock, self._scale = program, clock, scale
         self._steps: deque[tuple[int, array[int], int | None, Program]] = deque(maxlen=_REMEMBERED)
-        with told("the ranks don't come together to compare clocks", LOST):
+        with translate_errors("the ranks don't come together to compare clocks", LOST):
             clock.compare()
 
     def add(self, step: int, stamps_ns: Sequence[int], peak_bytes: int | None, program: Program | None = None) -> None:
@@ -50,7 +50,7 @@ class Recorder:
         Raises ArgumentError for a step that is not known, RunError if another rank is lost.
         """
         known = {number: (ns, peak_bytes, program) for number, ns, peak_bytes, program in self._steps}
-        if not known or whole("step", step, least=0) not in known:
+        if not known or check_int("step", step, least=0) not in known:
             has = f"steps {min(known)} to {max(known)} are" if known else "no step is"
             raise ArgumentError(
                 f"step {step} is not recorded: {has}",
@@ -59,7 +59,7 @@ class Recorder:
             )
         ns, peak_bytes, program = known[step]
         everyone: list[Any] = [None] * self._program.world_size
-        with told(*_NOT_GATHERED):
+        with translate_errors(*_NOT_GATHERED):
             self._clock.compare()
             *actions_ns, begin_ns, summed_ns, end_ns = (self._clock.by_rank_0(one) / self._scale for one in ns)
             mine = Record(np.array(actions_ns, np.float64).reshape(-1, 2), begin_ns, summed_ns, end_ns, peak_bytes)
@@ -76,6 +76,6 @@ class Recorder:
         if not later:
             raise ArgumentError("no step has been done", "ask after one", code="wrong_state")
         chosen = [later[(len(later) - 1) // 2][1]]
-        with told(*_NOT_GATHERED), HERE.meets("the choice of a step"):
+        with translate_errors(*_NOT_GATHERED), HERE.meets("the choice of a step"):
             dist.broadcast_object_list(chosen, src=0)
         return chosen[0]

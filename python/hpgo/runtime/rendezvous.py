@@ -38,7 +38,7 @@ LOST = "another rank was lost, or took too long"
 
 
 @contextmanager
-def told(what: str, hint: str) -> Iterator[None]:
+def translate_errors(what: str, hint: str) -> Iterator[None]:
     """Makes an error of hpgo of what torch raises."""
     try:
         yield
@@ -57,7 +57,7 @@ def is_of_others(failure: Exception) -> bool:
 @contextmanager
 def together(words: str) -> Iterator[None]:
     """What all ranks do together; raises RunError if another one is lost."""
-    with HERE.meets(words), told(f"the ranks don't come together for {words}", LOST):
+    with HERE.meets(words), translate_errors(f"the ranks don't come together for {words}", LOST):
         yield
 
 
@@ -99,7 +99,7 @@ def meet(timeout_s: float) -> Any:
     if not _met:
         rank, size = place()
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        with told(
+        with translate_errors(
             f"the ranks don't meet at {where}", "is the port free, the address that of rank 0, and do all start?"
         ):
             store = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))[0]

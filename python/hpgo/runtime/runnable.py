@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from math import lcm
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import whole
-from hpgo.base.messages import counted, shown
+from hpgo.base.checks import check_int
+from hpgo.base.messages import pluralize, safe_repr
 from hpgo.errors import ArgumentError
 from hpgo.planning.chain.plans import ChainPlan
 from hpgo.planning.plan_files import read_any
@@ -71,7 +71,7 @@ class Runnable:
                 bits=tuple(hop.bits for hop in plan.hops[1:-1]),
                 names_layers=bool(plan.stages[0].layers),
             )
-        raise ArgumentError(f"the plan is {shown(plan)}", "give a Plan, a Program, or the file of a plan")
+        raise ArgumentError(f"the plan is {safe_repr(plan)}", "give a Plan, a Program, or the file of a plan")
 
 
 def check_orders(program: Program) -> None:
@@ -135,12 +135,12 @@ def bits_behind(planned: Sequence[int] | None, stages: int, asked: object) -> tu
         found = [0 if bits >= WHOLE_BITS else bits for bits in planned or [0] * (stages - 1)]
         hint = f"plan with `--bits` of {', '.join(map(str, BITS))}, or say `quantize`"
     elif isinstance(asked, tuple | list):
-        found = [whole("a number of bits", one, least=0, hint=hint) for one in asked]
+        found = [check_int("a number of bits", one, least=0, hint=hint) for one in asked]
     else:
-        found = [whole("the number of bits", asked, least=0, hint=hint)] * (stages - 1)
+        found = [check_int("the number of bits", asked, least=0, hint=hint)] * (stages - 1)
     if len(found) != stages - 1:
         raise ArgumentError(
-            f"bits are given for {counted(len(found), 'cut')}, and {counted(stages, 'stage')} have {stages - 1}",
+            f"bits are given for {pluralize(len(found), 'cut')}, and {pluralize(stages, 'stage')} have {stages - 1}",
             "give one number for all cuts, or one for each",
         )
     if wrong := [bits for bits in found if bits and bits not in BITS]:

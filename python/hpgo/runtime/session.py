@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from hpgo.runtime import guards
 from hpgo.runtime.progress import ALL, HERE, stages_of
-from hpgo.runtime.rendezvous import guard, is_launched, leave, place, store_of_run, together, told
+from hpgo.runtime.rendezvous import guard, is_launched, leave, place, store_of_run, together, translate_errors
 from hpgo.runtime.shared_memory import Neighbours
 
 if TYPE_CHECKING:
@@ -128,7 +128,9 @@ class RankSession:
             guards.tell_now()
             with (
                 HERE.meets("the meeting of the ranks"),
-                told("the ranks don't find each other", "did all start, and do their machines reach each other?"),
+                translate_errors(
+                    "the ranks don't find each other", "did all start, and do their machines reach each other?"
+                ),
             ):
                 timeout = timedelta(seconds=self._patience_s)
                 dist.init_process_group(backend, store=own, rank=rank, world_size=size, timeout=timeout)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from hpgo.base.checks import check_is
-from hpgo.base.messages import counted, near, shorten
+from hpgo.base.messages import did_you_mean, pluralize, shorten
 from hpgo.errors import ArgumentError
 from hpgo.runtime import batch_norm
 from hpgo.runtime.nan_check import Finder
@@ -106,7 +106,7 @@ class StageModule(nn.Module):
         """Runs the layers on `rows` samples."""
         if len(values) != len(self.takes):
             raise ArgumentError(
-                f"the part from `{self.layers[0] if self.layers else ''}` got {counted(len(values), 'tensor')}, "
+                f"the part from `{self.layers[0] if self.layers else ''}` got {pluralize(len(values), 'tensor')}, "
                 f"but it takes {len(self.takes)}",
                 "see its `takes`",
             )
@@ -203,7 +203,7 @@ class StageModule(nn.Module):
         check_is("the layer", name, str, "give its id")
         if name not in self._names:
             raise ArgumentError(
-                f"the part has no layer `{shorten(name)}`", near(name, self._names), code="unknown_name"
+                f"the part has no layer `{shorten(name)}`", did_you_mean(name, self._names), code="unknown_name"
             )
         return self._modules_in_order[self._names.index(name)]
 

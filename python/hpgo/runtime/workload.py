@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hpgo.base.checks import check_flag, check_is, listed, whole
-from hpgo.base.messages import near, shorten, shown
+from hpgo.base.checks import check_flag, check_int, check_is, check_list
+from hpgo.base.messages import did_you_mean, safe_repr, shorten
 from hpgo.errors import ArgumentError
 from hpgo.runtime.cuts import LayerRecording, cut, look
 from hpgo.runtime.grouping import GRAINS, QUARTER
@@ -66,10 +66,10 @@ class Workload:
         self.example_targets = _tensors("example_targets", example_targets)
         if not callable(loss):
             raise ArgumentError(
-                f"`loss` is {shown(loss)}", "give a function of outputs and targets, such as `F.mse_loss`"
+                f"`loss` is {safe_repr(loss)}", "give a function of outputs and targets, such as `F.mse_loss`"
             )
         if weight is not None and not callable(weight):
-            raise ArgumentError(f"`weight` is {shown(weight)}", "give a function of targets, or leave it out")
+            raise ArgumentError(f"`weight` is {safe_repr(weight)}", "give a function of targets, or leave it out")
         check_is("`name`", name, str, "give text")
         self.loss, self.weight, self.name = loss, weight, name
         self.is_on_meta = False
@@ -109,7 +109,7 @@ class Workload:
         ('blocks.0.0.linear', 'blocks.0.1.tanh', 'blocks.1.0.linear_1', 'blocks.1.1.tanh_1')
         """
         if not isinstance(grain, str) or grain not in {*GRAINS, QUARTER}:
-            raise ArgumentError(f"layers by {shown(grain)}", f"give one of {', '.join((*GRAINS, QUARTER))}")
+            raise ArgumentError(f"layers by {safe_repr(grain)}", f"give one of {', '.join((*GRAINS, QUARTER))}")
         if grain == QUARTER:
             if self._quartered is None:
                 raise ArgumentError(
@@ -173,7 +173,7 @@ class Workload:
         if not rest:
             raise ArgumentError(
                 f"there is no workload `{shorten(text)}`",
-                f"`module:function` or a config.json names one of yours; {near(name, MODELS)}",
+                f"`module:function` or a config.json names one of yours; {did_you_mean(name, MODELS)}",
                 code="unknown_name",
             )
         return _called(text, seed)
@@ -227,15 +227,15 @@ class Workload:
         made in two halves, see `StageModule.queueing`. Raises ArgumentError for stages that don't hold each layer once.
         """
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            said = dtype if isinstance(dtype, torch.dtype) else shown(dtype)
+            said = dtype if isinstance(dtype, torch.dtype) else safe_repr(dtype)
             raise ArgumentError(f"dtype is {said}", "give one of torch's, such as torch.float64, or None")
         hint = "give a list of layer ids for each stage"
         check_is("`stages`", stages, list | tuple, hint)
-        layers = [listed(f"the layers of stage {number}", stage, hint=hint) for number, stage in enumerate(stages)]
+        layers = [check_list(f"the layers of stage {number}", stage, hint=hint) for number, stage in enumerate(stages)]
         for layer in chain.from_iterable(layers):
             check_is("a layer in `stages`", layer, str, hint)
         if only is not None:
-            only = {whole("a stage in `only`", one, least=0) for one in listed("`only`", only)}
+            only = {check_int("a stage in `only`", one, least=0) for one in check_list("`only`", only)}
         check_flag("split_backward", split_backward)
         return cut(
             self.network,
@@ -243,7 +243,7 @@ class Workload:
             self.example_inputs,
             layers,
             dtype=dtype,
-            seed=whole("seed", seed, least=0, most=MOST_SEED),
+            seed=check_int("seed", seed, least=0, most=MOST_SEED),
             only=only,
             split_backward=split_backward,
         )
@@ -276,7 +276,7 @@ class Workload:
             return torch.ones(len(given[0]), dtype=torch.float64, device=given[0].device)
         weights = self.weight(given[0] if len(given) == 1 else given)
         if not isinstance(weights, torch.Tensor) or weights.shape != (len(given[0]),):
-            said = tuple(weights.shape) if isinstance(weights, torch.Tensor) else shown(weights)
+            said = tuple(weights.shape) if isinstance(weights, torch.Tensor) else safe_repr(weights)
             raise ArgumentError(
                 f"`weight` gave {said} for {len(given[0])} samples", "give one number a sample", code="user_code"
             )
@@ -326,7 +326,7 @@ class Workload:
             return sum((tensor.sum() * 0 for tensor in made if tensor.is_floating_point()), torch.zeros(()))
         mean = self.loss(made[0] if len(made) == 1 else made, cast[0] if len(cast) == 1 else cast)
         if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
-            said = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, torch.Tensor) else shown(mean)
+            said = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, torch.Tensor) else safe_repr(mean)
             raise ArgumentError(f"`loss` gave {said}", "give the mean over the samples, one number", code="user_code")
         if self._adds_up:
             return mean.reshape(())
@@ -354,14 +354,14 @@ def _network(model: Any) -> Network:
         return model
     if isinstance(model, (nn.Sequential, nn.ModuleList, list, tuple, dict)):
         return Network.chain(model)
-    raise ArgumentError(f"`model` is {shown(model)}", "give a torch.nn module, a list of them, or a Network")
+    raise ArgumentError(f"`model` is {safe_repr(model)}", "give a torch.nn module, a list of them, or a Network")
 
 
 def _tensors(what: str, given: Any) -> tuple[Tensor, ...]:
     found = (given,) if isinstance(given, torch.Tensor) else tuple(given) if isinstance(given, (list, tuple)) else ()
     if not found or not all(isinstance(one, torch.Tensor) and one.dim() for one in found):
         raise ArgumentError(
-            f"`{what}` is {shown(given)}", "give a tensor with a row for each sample, or a tuple of them"
+            f"`{what}` is {safe_repr(given)}", "give a tensor with a row for each sample, or a tuple of them"
         )
     if len({len(one) for one in found}) > 1:
         raise ArgumentError(
@@ -376,7 +376,9 @@ def _called(text: str, seed: int) -> Workload:
     made = made_by(text, "workload", seed=seed, wanted="a hpgo.runtime.Workload", others=others)
     if not isinstance(made, Workload):
         raise ArgumentError(
-            f"the workload `{shorten(text)}` returns {shown(made)}", "return a hpgo.runtime.Workload", code="user_code"
+            f"the workload `{shorten(text)}` returns {safe_repr(made)}",
+            "return a hpgo.runtime.Workload",
+            code="user_code",
         )
     made.name = made.name or text
     return made

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hpgo.base.laws import difference
-from hpgo.base.messages import in_a_row
+from hpgo.base.messages import join_words
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.llm.comparison import differences
@@ -109,7 +109,7 @@ def around(chosen: LlmEstimate, tried: Sequence[tuple[str, LlmEstimate | str]], 
         peak = one.fullest.peak_bytes
         fits = "fits" if one.fits else f"{format_bytes(one.shortfall_bytes)} too much"
         if untried := [name for name in one.unvalidated_features if name not in chosen.unvalidated_features]:
-            fits += f"; {in_a_row(untried)} unmeasured"
+            fits += f"; {join_words(untried)} unmeasured"
         share = f"{100 * difference(one.step_s, chosen.step_s) / chosen.step_s:+.1f} %"
         rows.append(
             (

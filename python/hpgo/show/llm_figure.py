@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpgo.base.checks import check_is
-from hpgo.base.messages import counted, printable
+from hpgo.base.messages import pluralize, printable
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.draw import palette, still
 from hpgo.draw.scene import Boxes, Item, Scene, Words
@@ -92,14 +92,14 @@ def scene(estimate: LlmEstimate, cluster: Cluster) -> Scene:
         )
     counts = [machine.count for machine in cluster.first(estimate.gpus).machines]
     grid = _Grid.of(counts)
-    title = printable(f"{estimate.model} on {estimate.cluster}: {counted(estimate.gpus, 'GPU')}")
+    title = printable(f"{estimate.model} on {estimate.cluster}: {pluralize(estimate.gpus, 'GPU')}")
     said = f"{config.named()} · a step of {format_seconds(estimate.step_s)} by terms"
     facts = textwrap.wrap(printable(said), 150)
     items: list[Item] = [Words("title", [_MARGIN], [_MARGIN + 16], [title])]
     items += [Words("fact", [_MARGIN], [_MARGIN + 36 + 15 * at], [line]) for at, line in enumerate(facts)]
     items += [*_machines(grid), *_cells(grid, estimate), *_frames(grid, config)]
     legend, bottom = _legend(estimate, counts, grid.bottom + 26)
-    described = f"{config.named()}: {counted(len(counts), 'machine')} of {counts[0]} GPUs"
+    described = f"{config.named()}: {pluralize(len(counts), 'machine')} of {counts[0]} GPUs"
     return Scene(_WIDTH, bottom, title, printable(described), (*items, *legend))
 
 
@@ -263,7 +263,7 @@ def _legend(estimate: LlmEstimate, counts: Sequence[int], top: float) -> tuple[l
         peak = format_bytes(estimate.stages[rank].peak_bytes)
         skipped = rank - at
         who = "each GPU" if config.pp == 1 else f"p{rank}"
-        more = f", after {counted(skipped, 'rank')} not named" if skipped else ""
+        more = f", after {pluralize(skipped, 'rank')} not named" if skipped else ""
         said = f"{who}: {_layers_of(estimate, rank)}, {peak} of {format_bytes(estimate.capacity_bytes)}{more}"
         items += [_swatch(f"stage-{rank % _COLOURS}", x, y - 9), Words("legend", [x + 24], [y], [said])]
     y = top + -(-len(named) // columns) * 19 + 6

@@ -6,7 +6,7 @@ import math
 import textwrap
 from typing import TYPE_CHECKING
 
-from hpgo.base.messages import counted, in_a_row, printable
+from hpgo.base.messages import join_words, pluralize, printable
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.llm.memory import COLUMNS, LATER
@@ -56,8 +56,8 @@ def lines(estimate: LlmEstimate, width: int = WIDTH) -> list[str]:
         if estimate.fits
         else (f"{format_bytes(estimate.shortfall_bytes)} MORE THAN THERE IS")
     )
-    who = f"{printable(estimate.model)} on {printable(estimate.cluster)}, {counted(estimate.gpus, 'GPU')}"
-    runs = f"{counted(estimate.micro_batches, 'micro-batch')} on each of {counted(config.dp, 'replica')}"
+    who = f"{printable(estimate.model)} on {printable(estimate.cluster)}, {pluralize(estimate.gpus, 'GPU')}"
+    runs = f"{pluralize(estimate.micro_batches, 'micro-batch')} on each of {pluralize(config.dp, 'replica')}"
     share = f"MFU {100 * estimate.utilization:.1f} % of {estimate.peak_flop_per_s / 1e12:g} TFLOP/s"
     memory = [dict(stage.memory_bytes) for stage in estimate.stages]
     columns = [name for name in memory[0] if any(held[name] for held in memory)]
@@ -109,7 +109,7 @@ def untold(estimate: LlmEstimate, names: Collection[str] | None = None) -> str:
     names = estimate.unvalidated_features if names is None else names
     where = "" if EVERYWHERE.isdisjoint(names) else " on such a device"
     whose = ", nor one of the platform's," if estimate.measured_steps else ""
-    return f"No published step{where}{whose} has measured {in_a_row(names)}: what that takes stands on terms alone"
+    return f"No published step{where}{whose} has measured {join_words(names)}: what that takes stands on terms alone"
 
 
 def listed(choice: LlmPlanSearch, width: int = WIDTH) -> list[str]:
@@ -146,7 +146,7 @@ def _alike(choice: LlmPlanSearch, width: int) -> list[str]:
     names = [name for name, fields in _DEGREES.items() if any(len({getattr(w, f) for w in ways}) > 1 for f in fields)]
     said = (
         f"≈: within {error}. Which of these {len(choice.alike)} is quicker, the terms don't tell; they differ in"
-        f" {in_a_row(names)}. Take the one that you know how to run."
+        f" {join_words(names)}. Take the one that you know how to run."
     )
     return [*textwrap.wrap(said, width), ""]
 
@@ -211,7 +211,7 @@ def _cached(estimate: LlmEstimate, width: int) -> list[str]:
 def _worth(estimate: LlmEstimate) -> str:
     """Return the basis of the step time."""
     if estimate.measured_steps:
-        return f"by terms and {counted(estimate.measured_steps, 'measured step')}"
+        return f"by terms and {pluralize(estimate.measured_steps, 'measured step')}"
     return "by terms, not measured"
 
 

@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.laws import share_left
-from hpgo.base.messages import counted, printable
+from hpgo.base.messages import pluralize, printable
 from hpgo.base.tables import cells_of, numeric
 from hpgo.base.units import format_bytes, format_bytes_per_s, format_seconds
 from hpgo.errors import HpgoError
@@ -59,7 +59,7 @@ def of_profile(profile: Profile) -> str:
     """A row a layer, with the times of its largest batch."""
     size = profile.batch_sizes[-1]
     facts = (
-        f"{counted(len(profile.layers), 'layer')}, {format_bytes(profile.parameter_bytes)} of weights, "
+        f"{pluralize(len(profile.layers), 'layer')}, {format_bytes(profile.parameter_bytes)} of weights, "
         f"measured with {' and '.join(map(str, profile.batch_sizes))} samples a batch"
     )
     rows = [
@@ -89,7 +89,7 @@ def of_cluster(cluster: Cluster) -> str:
         for where, link in (("inside a machine", cluster.intra), ("between machines", cluster.inter))
     ]  # fmt: skip
     return _answer(
-        f"{cluster.name}: {counted(cluster.devices, 'device')} on {counted(len(cluster.machines), 'machine')}",
+        f"{cluster.name}: {pluralize(cluster.devices, 'device')} on {pluralize(len(cluster.machines), 'machine')}",
         _table(["machines", "devices each", "type", "memory", "speed", "name"], machines),
         _table(["link", "of one port", "in a ring", "latency"], links),
         _facts([("from", cluster.source)] if cluster.source else []),
@@ -184,7 +184,7 @@ def _drawn(timeline: Callable[[], Timeline], actions: int, how: str) -> str:
         picture = draw.render(made, ".svg", width_px=_WIDTH_PX, max_boxes=_MOST_BOXES).decode()
     except HpgoError as error:
         return f"<p>There is no picture: {_text(str(error))}</p>"
-    return _image(picture, f"{counted(made.ranks, made.row)} over time")
+    return _image(picture, f"{pluralize(made.ranks, made.row)} over time")
 
 
 def _image(svg: str, what: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpgo.base.checks import check_is, listed
+from hpgo.base.checks import check_is, check_list
 from hpgo.base.messages import printable
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.draw import still
@@ -40,7 +40,7 @@ def draw_pareto_front(estimates: Sequence[LlmEstimate], path: str | os.PathLike[
 
 def scene(estimates: Sequence[LlmEstimate]) -> Scene:
     """The picture; the same ways give the same one."""
-    held: list[LlmEstimate] = listed("the estimates", estimates, hint="give what `hpgo.llm_pareto_front` gives")
+    held: list[LlmEstimate] = check_list("the estimates", estimates, hint="give what `hpgo.llm_pareto_front` gives")
     for one in held:
         check_is("an estimate", one, LlmEstimate, "give what `hpgo.llm_pareto_front` gives")
     if not held:

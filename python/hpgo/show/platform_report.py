@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from hpgo.base.messages import counted, printable
+from hpgo.base.messages import pluralize, printable
 from hpgo.base.tables import plain
 from hpgo.base.units import format_seconds
 from hpgo.llm.platform import usual_error
@@ -42,7 +42,7 @@ def lines(fit: PlatformFit, width: int = WIDTH) -> list[str]:
     before = usual_error(fit.steps[0].cluster)
     said = [
         (
-            f"{printable(platform.device)}, {counted(platform.steps, 'step')}: {took}; single steps are"
+            f"{printable(platform.device)}, {pluralize(platform.steps, 'step')}: {took}; single steps are"
             f" {100 * platform.spread:.0f} % off that."
         ),
         f"({fit.note})",

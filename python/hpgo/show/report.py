@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from hpgo.base.messages import above, counted, percent, printable, short_names, times
+from hpgo.base.messages import above, percent, pluralize, printable, short_names, times
 from hpgo.base.tables import markdown as markdown_table
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
@@ -111,7 +111,7 @@ def markdown(plan: Plan, *, stored_step_s: float | None = None) -> str:
 def headline(plan: Plan) -> str:
     """The answer in one line."""
     return printable(
-        f"{plan.profile} on {plan.cluster}: a step of {counted(plan.global_batch_size, 'sample')} takes"
+        f"{plan.profile} on {plan.cluster}: a step of {pluralize(plan.global_batch_size, 'sample')} takes"
         f" {_seconds(plan.step_s)}" + ("" if plan.fits else ", if it had the memory")
     )
 
@@ -263,8 +263,8 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
     count = plan.micro_batches
     several = f", {plan.chunks} stages on each device" if plan.chunks > 1 else ""
     schedule = (
-        f"{_SCHEDULES.get(plan.schedule, plan.schedule)}{several}, {counted(count, 'micro-batch')} of"
-        f" {counted(plan.micro_batch_size, 'sample')}, shared by a stage's replicas,"
+        f"{_SCHEDULES.get(plan.schedule, plan.schedule)}{several}, {pluralize(count, 'micro-batch')} of"
+        f" {pluralize(plan.micro_batch_size, 'sample')}, shared by a stage's replicas,"
         f" activations {'recomputed' if plan.recompute else 'kept'}"
     )
     idle = plan.cluster_devices - plan.devices
@@ -305,7 +305,7 @@ def _folded(plan: Plan) -> str:
     runs = [run for run in alike(range(len(plan.stages)), partial(_shape_of, plan)) if len(run) > 1]
     stages = [plan.stages[run.start] for run in runs]
     said = [
-        f"stages {numbers(run)}: {counted(len(stage.layers), 'layer')} × {stage.replicas}"
+        f"stages {numbers(run)}: {pluralize(len(stage.layers), 'layer')} × {stage.replicas}"
         for run, stage in zip(runs, stages, strict=True)
     ]
     return f"{', '.join(said)}; times are the longest, memory that of the fullest" if said else ""
@@ -364,9 +364,9 @@ def _proof_of_some_cuts(plan: Plan, searched_s: float) -> str:
 
 def _compact_proof(plan: Plan, compact_bound_s: float) -> str:
     """What is known of a plan where only compact placements could be looked through, and a bound is on all."""
-    least_s = plan.lower_bound_s
+    min_s = plan.lower_bound_s
     gap = max(0.0, plan.step_s / compact_bound_s - 1) if compact_bound_s else math.inf
-    if not least_s or plan.gap is None:
+    if not min_s or plan.gap is None:
         if gap <= _PROVEN and not _is_compact(plan):
             return f"no compact placement is better{whose(plan)}; nothing is known of others"
         known = "optimal" if gap <= _PROVEN else "not proven optimal" if math.isinf(gap) else above(gap)
@@ -380,7 +380,7 @@ def _compact_proof(plan: Plan, compact_bound_s: float) -> str:
         known = f"{of_all}{whose(plan)}"
     else:
         known = f"{of_all} ({percent(gap)} among compact ones){whose(plan)}"
-    return f"{known}: no plan of the search space takes less than {_seconds(least_s)}"
+    return f"{known}: no plan of the search space takes less than {_seconds(min_s)}"
 
 
 def _is_compact(plan: Plan) -> bool:
@@ -430,7 +430,7 @@ def restriction(plan: Plan) -> str:
     share = percent(most) if most - least <= _PROVEN else f"at most {percent(most)}"
     return (
         f"costs {share} against the best plan that anybody could run; the best one found has"
-        f" {counted(stages, 'stage')} and takes {_seconds(free_s)}"
+        f" {pluralize(stages, 'stage')} and takes {_seconds(free_s)}"
     )
 
 
@@ -527,7 +527,7 @@ def sweep(plans: Sequence[Plan]) -> tuple[str, list[str], list[tuple[object, ...
     if len(set(sizes)) > 1:
         asked["batch"] = sizes
     else:
-        title += f", {counted(sizes[0], 'sample')} a step"
+        title += f", {pluralize(sizes[0], 'sample')} a step"
     if len(set(devices)) > 1:
         asked["devices"] = devices
     columns = ["stages", "micro-batch", "step", "samples/s", "speed-up", "bubble", "gap", "free"]
@@ -555,7 +555,7 @@ def _instead(plan: Plan, other: Alternative) -> str:
     if other.step_s is None:
         if not other.missing_bytes:
             return other.why
-        return f"{counted(other.stages, 'stage')}: {other.why}"
+        return f"{pluralize(other.stages, 'stage')}: {other.why}"
     if other.why == "is this plan":
         return other.why
     ratio = other.step_s / plan.step_s if plan.step_s else math.inf if other.step_s else 1.0

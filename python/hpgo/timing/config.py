@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import whole
-from hpgo.base.messages import shown
+from hpgo.base.checks import check_int
+from hpgo.base.messages import safe_repr
 from hpgo.base.units import parse_bytes, parse_seconds
 from hpgo.errors import ArgumentError
 
@@ -148,10 +148,10 @@ def checked(name: str, value: object, called: str) -> Any:
 
 def _checked(kind: str, value: object, called: str) -> Any:
     if kind == _COUNT:
-        return whole(f"`{called}`", value)
+        return check_int(f"`{called}`", value)
     if kind == _WORD:
         if not isinstance(value, str):
-            raise ArgumentError(f"`{called}` must be text, got {shown(value)}", "quote it")
+            raise ArgumentError(f"`{called}` must be text, got {safe_repr(value)}", "quote it")
         return value
     given: list[Any] = value if isinstance(value, list) else [value]
     if kind == _SIZE:
@@ -163,7 +163,7 @@ def _checked(kind: str, value: object, called: str) -> Any:
     for one in given:
         number = _seconds(one, called) if isinstance(one, str) else one
         if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise ArgumentError(f"`{called}` must be numbers, got {shown(value)}", "give seconds")
+            raise ArgumentError(f"`{called}` must be numbers, got {safe_repr(value)}", "give seconds")
         if kind == _WORK and not 0 < number < float("inf"):
             raise ArgumentError(f"`{called}` holds {number}", "times of work are numbers of seconds above zero")
         if not 0 <= number < float("inf"):
@@ -183,4 +183,4 @@ def _seconds(text: str, called: str) -> float:
     try:
         return parse_seconds(text)
     except ArgumentError:
-        raise ArgumentError(f"`{called}` holds {shown(text)}, which is no number", _NUMBERS) from None
+        raise ArgumentError(f"`{called}` holds {safe_repr(text)}, which is no number", _NUMBERS) from None

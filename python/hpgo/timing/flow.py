@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import check_is, number, whole
+from hpgo.base.checks import check_int, check_is, number
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.programs.host_rotation import hosts_of, routes_of
@@ -24,7 +24,7 @@ class Flow(Record):
     """When each micro-batch entered the first stage, and when it left the last one, by one clock.
 
     >>> flow = Flow(samples=(4, 4, 2), enter_s=(0.0, 1.0, 2.0), leave_s=(2.0, 3.5, 5.0))
-    >>> flow.samples_per_s, flow.latency_s(50), flow.latency_s(99), flow.most_in_flight
+    >>> flow.samples_per_s, flow.latency_s(50), flow.latency_s(99), flow.max_in_flight
     (2.0, 2.5, 3.0, 2)
     """
 
@@ -52,7 +52,7 @@ class Flow(Record):
         return sum(self.samples) / span_s if span_s else math.inf
 
     @property
-    def most_in_flight(self) -> int:
+    def max_in_flight(self) -> int:
         """Micro-batches that had entered and not yet left, at most."""
         left = sorted(self.leave_s)
         gone = most = 0
@@ -114,7 +114,7 @@ def room_of(program: Program, in_flight: int | None = None) -> int:
         cuts = sum(math.lcm(before, behind) + behind for before, behind in pairwise(counts))
         # Inputs of the first stage's other hosts come by way of its first, and so leave the outputs of the last one's.
         room = sum(counts) + cuts + 2 * (counts[0] - 1) + 2 * (counts[-1] - 1)
-    return room if in_flight is None else min(room, whole("in_flight", in_flight))
+    return room if in_flight is None else min(room, check_int("in_flight", in_flight))
 
 
 def predicted_flow(program: Program, samples: Sequence[int], *, in_flight: int | None = None) -> Flow | None:
@@ -127,7 +127,7 @@ def predicted_flow(program: Program, samples: Sequence[int], *, in_flight: int |
     >>> orders, costs = hpgo.schedule("forward_only", ranks=2, micro_batches=1), hpgo.Costs(forward_s=(1.0, 2.0))
     >>> two = hpgo.program(orders, [(["a"], [0]), (["b"], [1])], micro_batch_size=1, global_batch_size=1, costs=costs)
     >>> flow = predicted_flow(two, [1] * 8)
-    >>> flow.enter_s, flow.leave_s[:4], flow.most_in_flight
+    >>> flow.enter_s, flow.leave_s[:4], flow.max_in_flight
     ((0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 9.0), (3.0, 5.0, 7.0, 9.0), 4)
     """
     check_is("the program", program, Program, "make one with `hpgo.program`")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
 
 from hpgo import _core
-from hpgo.base.checks import check_is, choice, whole
+from hpgo.base.checks import check_int, check_is, choice
 from hpgo.base.memory_check import check_room
-from hpgo.base.messages import near, percent, shown
+from hpgo.base.messages import did_you_mean, percent, safe_repr
 from hpgo.errors import ArgumentError
 from hpgo.model.profile import SPLIT_RATIOS
 from hpgo.programs.costs import Costs, StageBytes
@@ -120,9 +120,9 @@ def simulate(
     if numbers:
         unknown = next((name for name in numbers if name not in CostOptions.__annotations__), None)
         if unknown is not None:
-            raise TypeError(f"there is no argument `{unknown}`: {near(unknown, CostOptions.__annotations__)}")
+            raise TypeError(f"there is no argument `{unknown}`: {did_you_mean(unknown, CostOptions.__annotations__)}")
         costs = replace(costs, **numbers)
-    iterations = whole("`iterations`", iterations)
+    iterations = check_int("`iterations`", iterations)
     actions = len(run.actions) * iterations
     if actions > MOST_ACTIONS:
         raise ArgumentError(
@@ -187,14 +187,14 @@ def _what_runs(what: object, schedule: str | None, costs: Costs | None) -> tuple
         made = make(what, schedule) if callable(make) else what
         if not isinstance(made, Program):
             raise ArgumentError(
-                f"can't simulate {shown(what)}",
+                f"can't simulate {safe_repr(what)}",
                 "give a schedule, of `hpgo.schedule` say, or a plan",
                 code="unsupported",
             )
         what, schedule = made, None
     if schedule is not None:
         raise ArgumentError(
-            f"`schedule` is {shown(schedule)} beside a schedule", "it chooses how a plan is run", code="conflict"
+            f"`schedule` is {safe_repr(schedule)} beside a schedule", "it chooses how a plan is run", code="conflict"
         )
     if isinstance(what, Schedule):
         return what, costs or Costs(), None
@@ -351,7 +351,7 @@ def _numbers(name: str, given: ArrayLike) -> NDArray[np.float64]:
         array = np.asarray("ragged")
     if array.dtype.kind not in "iuf" or array.ndim > 2:
         is_list = isinstance(given, Sequence) and not isinstance(given, str)
-        what = "ragged lists" if is_list else repr(given)[:60] if isinstance(given, str) else shown(given)
+        what = "ragged lists" if is_list else repr(given)[:60] if isinstance(given, str) else safe_repr(given)
         raise ArgumentError(f"`{name}` must be numbers, got {what}", "give one number, or a list of them")
     array = array.astype(np.float64)
     if array.size and not (array.min() >= 0 and array.max() < np.inf):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpgo.base.documents import Section, hinted, parse, read_text
 from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path, refused
-from hpgo.base.messages import as_float, shown
+from hpgo.base.messages import as_float, safe_repr
 from hpgo.errors import ArgumentError
 from hpgo.programs.schedule import KINDS
 from hpgo.timing.laws import check_file
@@ -360,7 +360,7 @@ def _columns_of(top: Section, ranks: int) -> dict[str, NDArray[Any]]:
             text, seconds = entry["action"], (entry["start_s"], entry["end_s"])
             match = _ACTION.fullmatch(text) if isinstance(text, str) else None
             if match is None or not all(type(second) in {int, float} for second in seconds):
-                top.fail(f"rank {rank} has {shown(text)} from {shown(seconds[0])} to {shown(seconds[1])}")
+                top.fail(f"rank {rank} has {safe_repr(text)} from {safe_repr(seconds[0])} to {safe_repr(seconds[1])}")
             times.append(tuple(map(as_float, seconds)))
             stage, letter, micro_batch, *pair = match.groups()
             if letter is None:

@@ -11,7 +11,7 @@ from hpgo.base.deprecated import renamed
 from hpgo.base.files import as_path, writing
 from hpgo.base.laws import difference, share_left
 from hpgo.base.memory_check import check_room
-from hpgo.base.messages import brief, counted, shorten
+from hpgo.base.messages import brief, pluralize, shorten
 from hpgo.base.presentation import present
 from hpgo.base.quoting import in_whole_letters
 from hpgo.base.units import format_seconds
@@ -263,7 +263,7 @@ class Timeline(Record):
         return html
 
     def __repr__(self) -> str:
-        of = f"{counted(self.ranks, 'rank')}, {counted(self.micro_batches, 'micro-batch')}"
+        of = f"{pluralize(self.ranks, 'rank')}, {pluralize(self.micro_batches, 'micro-batch')}"
         return brief("Timeline", f"{shorten(self.schedule)}: {of}, {format_seconds(self.makespan_s)}")
 
     def _document(self, *, with_actions: bool = True) -> dict[str, Any]:

@@ -204,7 +204,7 @@ impl<'a> Costs<'a> {
     }
 
     /// The least that any stage needs for the batches that it receives and sends, with other cuts nothing.
-    pub(super) fn least_buffers(&self) -> i128 {
+    pub(super) fn min_buffers(&self) -> i128 {
         let least = |of: &[i128]| of.iter().min().copied().unwrap_or(0);
         if self.chain.is_restricted { 0 } else { least(&self.received[..self.last]) + least(&self.sent[1..]) }
     }

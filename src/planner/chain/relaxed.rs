@@ -9,7 +9,7 @@ use super::problem::{Chain, HostType, Objective};
 pub(super) fn bound(chain: &Chain, objective: Objective, limit_s: f64) -> f64 {
     match objective {
         Objective::Throughput => slowest_layer(chain).1.max(work_s(chain)),
-        Objective::Latency => (0..chain.layer_bytes.len()).map(|layer| least_s(chain, layer, 1)).sum(),
+        Objective::Latency => (0..chain.layer_bytes.len()).map(|layer| min_s(chain, layer, 1)).sum(),
         Objective::Hosts => {
             let mut speeds = weights(chain);
             speeds.sort_by(|one, other| other.0.total_cmp(&one.0));
@@ -25,12 +25,12 @@ pub(super) fn bound(chain: &Chain, objective: Objective, limit_s: f64) -> f64 {
 
 /// The layer that takes longest where it is fastest, from 0, and its interval there in seconds.
 pub(super) fn slowest_layer(chain: &Chain) -> (usize, f64) {
-    let intervals = (0..chain.layer_bytes.len()).map(|layer| least_s(chain, layer, chain.max_replicas));
+    let intervals = (0..chain.layer_bytes.len()).map(|layer| min_s(chain, layer, chain.max_replicas));
     intervals.enumerate().fold((0, 0.0), |slowest, next| if next.1 > slowest.1 { next } else { slowest })
 }
 
 /// The least interval of a layer on `replicas` hosts at most of a type that may run it.
-fn least_s(chain: &Chain, layer: usize, replicas: usize) -> f64 {
+fn min_s(chain: &Chain, layer: usize, replicas: usize) -> f64 {
     let types = chain.types.iter().filter(|host| host.hosts > 0 && may_run(chain, host, layer));
     types.map(|host| host.time_s[layer] / host.hosts.min(replicas) as f64).fold(f64::INFINITY, f64::min)
 }

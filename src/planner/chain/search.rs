@@ -38,16 +38,16 @@ enum Verdict {
     Unknown,
 }
 
-/// The shortest interval between batches, not above `longest_s`.
+/// The shortest interval between batches, not above `max_s`.
 ///
 /// Every limit tried either has a plan, whose own slowest part is the next upper end, or is shown to have none, which
 /// raises the lower end, or stays undecided at the present width of the search, which raises a provisional lower end.
 ///
 /// It starts from `known`, a plan, if that is given.
-pub(super) fn fastest(costs: &Costs<'_>, longest_s: f64, known: Option<Vec<Step>>, control: &Control) -> Answer {
+pub(super) fn fastest(costs: &Costs<'_>, max_s: f64, known: Option<Vec<Step>>, control: &Control) -> Answer {
     let mut trial = Attempt { costs, of_host: None, looked_at: 0, control };
     let mut best: Option<(Vec<Step>, f64)> = known.map(|path| {
-        let upper_s = costs.bottleneck_s(&path, longest_s);
+        let upper_s = costs.bottleneck_s(&path, max_s);
         (path, upper_s)
     });
     let mut lower_s = relaxed::slowest_layer(costs.chain).1;
@@ -56,8 +56,8 @@ pub(super) fn fastest(costs: &Costs<'_>, longest_s: f64, known: Option<Vec<Step>
     }
     for effort in effort::PASSES {
         if best.is_none() {
-            match trial.reach(longest_s, effort) {
-                Verdict::Reached(path) => best = Some((path.clone(), costs.bottleneck_s(&path, longest_s))),
+            match trial.reach(max_s, effort) {
+                Verdict::Reached(path) => best = Some((path.clone(), costs.bottleneck_s(&path, max_s))),
                 Verdict::OutOfReach => return Answer::Nothing,
                 Verdict::Unknown => {}
             }

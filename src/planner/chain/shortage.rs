@@ -68,7 +68,7 @@ fn homeless(costs: &Costs<'_>, layer: usize, need: i128) -> Option<Error> {
 
 /// Says how much memory is short for all layers, wherever they lie, if any is.
 fn too_small(costs: &Costs<'_>) -> Option<Error> {
-    let (layers, hosts, buffers) = (costs.all_held(), costs.all_memory(0), costs.least_buffers());
+    let (layers, hosts, buffers) = (costs.all_held(), costs.all_memory(0), costs.min_buffers());
     let beside = costs.all_memory(buffers);
     if layers < beside {
         return None;

@@ -37,7 +37,7 @@ pub(crate) struct WorkBudget {
     /// Work of one pass over one micro-batch size.
     pub work_of_pass: u64,
     /// Numbers of micro-batches in flight that a pass tells apart for each stage.
-    pub windows: u32,
+    pub in_flight_values: u32,
     /// Numbers of stages behind a cut for which a pass has separate tables.
     pub behind: usize,
     /// On more than [`passes::EXACT_DEVICES`] devices, paths are rounded down to multiples of the shortest conceivable step
@@ -60,7 +60,7 @@ pub(crate) const WHOLE: WorkBudget = WorkBudget {
     work: ALL_WORK,
     labels_of_pass: 1_500_000,
     work_of_pass: 4_000_000_000,
-    windows: 8,
+    in_flight_values: 8,
     behind: usize::MAX,
     grid: passes::GRID,
     is_fine: false,
@@ -78,7 +78,7 @@ pub(crate) const SHORT: WorkBudget = WorkBudget {
     work: 300_000_000,
     labels_of_pass: 50_000,
     work_of_pass: 300_000_000,
-    windows: 2,
+    in_flight_values: 2,
     behind: 1,
     improved: 100,
     actions: 1_000_000,

@@ -37,8 +37,8 @@ pub fn data_parallel(
         };
         for &recompute in &settings.recompute {
             let end = model.cuts() - 1;
-            let window = settings.windows(1, settings.global_batch / micro_batch).0;
-            let stage = StageCandidate { begin: 0, end, footprint: first_devices(cluster, replicas), window };
+            let max_in_flight = settings.max_in_flights(1, settings.global_batch / micro_batch).0;
+            let stage = StageCandidate { begin: 0, end, footprint: first_devices(cluster, replicas), max_in_flight };
             let plan = CandidatePlan { micro_batch, recompute, stages: vec![stage] };
             let Ok(priced) = pricer.price(&plan) else { continue };
             let lacking_bytes = priced.stages[0].memory.total_bytes() - priced.stages[0].capacity_bytes;
@@ -76,7 +76,7 @@ pub fn straight(model: &LayerSums, cluster: &Cluster, settings: &Settings, contr
     if let Some(stopped) = control.stopped() {
         return Ok(Straight { plan: None, stopped: Some(stopped) });
     }
-    let settings = Settings { most_replicas: 1, ..settings.clone() };
+    let settings = Settings { max_replicas: 1, ..settings.clone() };
     let mut search = Search::new(model, cluster, &settings, SHORT, control);
     search.draw()?;
     if search.best.is_none() {

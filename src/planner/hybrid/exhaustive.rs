@@ -68,12 +68,12 @@ impl All<'_> {
     /// Every way to put stages in front of `plan.stages`, which begin at `end`.
     fn place(&mut self, plan: &mut CandidatePlan, end: usize, free: &mut [u32]) -> Result<()> {
         if end == 0 {
-            return self.try_windows(plan);
+            return self.try_max_in_flights(plan);
         }
         if self.control.should_stop() {
             return Err(self.control.error());
         }
-        if plan.stages.len() as u32 >= self.settings.most_stages {
+        if plan.stages.len() as u32 >= self.settings.max_stages {
             return Ok(());
         }
         let model = self.model;
@@ -91,8 +91,10 @@ impl All<'_> {
                 for &(machine, count) in &footprint {
                     free[machine as usize] -= count;
                 }
-                plan.stages
-                    .insert(0, StageCandidate { begin: begin as usize, end, footprint: footprint.clone(), window: 1 });
+                plan.stages.insert(
+                    0,
+                    StageCandidate { begin: begin as usize, end, footprint: footprint.clone(), max_in_flight: 1 },
+                );
                 self.place(plan, begin as usize, free)?;
                 plan.stages.remove(0);
                 for &(machine, count) in &footprint {
@@ -120,11 +122,14 @@ impl All<'_> {
         })
     }
 
-    fn try_windows(&mut self, plan: &CandidatePlan) -> Result<()> {
+    fn try_max_in_flights(&mut self, plan: &CandidatePlan) -> Result<()> {
         let Some(ranges) = self.pricer.ranges(plan)? else { return Ok(()) };
-        for windows in every(&ranges, usize::MAX).into_iter().flatten() {
+        for max_in_flights in every(&ranges, usize::MAX).into_iter().flatten() {
             let mut plan = plan.clone();
-            plan.stages.iter_mut().zip(&windows).for_each(|(stage, &window)| stage.window = window);
+            plan.stages
+                .iter_mut()
+                .zip(&max_in_flights)
+                .for_each(|(stage, &max_in_flight)| stage.max_in_flight = max_in_flight);
             let priced = self.pricer.price(&plan)?;
             if self.best.as_ref().is_none_or(|(_, best)| priced.step_s < best.step_s) {
                 self.best = Some((plan, priced));

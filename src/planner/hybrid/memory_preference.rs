@@ -27,7 +27,7 @@ pub struct Lean {
 ///
 /// # Errors
 /// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense.
-pub fn least_memory(
+pub fn min_memory(
     model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,

@@ -30,15 +30,15 @@ use crate::error::Result;
 use crate::planner::effort::{ALL_WORK, QUICK, WHOLE, annealing, passes};
 
 pub use baselines::{Straight, closest, data_parallel, fitting, helpful_changes, straight};
-pub use bounds::all_cuts::least_step_s as least_step_of_all_cuts_s;
-pub use bounds::bound_bisection::least_step_s as least_step_of_all_s;
+pub use bounds::all_cuts::min_step_s as min_step_of_all_cuts_s;
+pub use bounds::bound_bisection::min_step_s as min_step_of_all_s;
 pub use bounds::memory::{Schedules, nothing_fits, nothing_fits_with_any_cuts};
 pub use evaluate::candidate_plan::{CandidatePlan, StageCandidate};
 pub use evaluate::plan_cost::{EvaluatedPlan, PlanEvaluator};
 pub use evaluate::stage_cost::StageCost;
 pub use evaluate::{evaluate, reprice};
 pub use exhaustive::exhaustive;
-pub use memory_preference::{Lean, least_memory};
+pub use memory_preference::{Lean, min_memory};
 pub use search::initial_plans::draft;
 pub use search::result::{SearchResult, no_plan_fits};
 pub use settings::{Settings, WarmUp};

@@ -34,9 +34,9 @@ pub struct Settings {
     /// What a device must hold.
     pub memory: MemoryModel,
     /// Largest number of stages.
-    pub most_stages: u32,
+    pub max_stages: u32,
     /// Largest number of replicas of a stage.
-    pub most_replicas: u32,
+    pub max_replicas: u32,
     /// Whether all stages have the same number of replicas.
     pub equal_replicas: bool,
 }
@@ -59,7 +59,7 @@ impl Settings {
         if self.smallest_share == 0 {
             return Err(Error::argument("the smallest share of a replica is 0 samples", "it must be at least 1"));
         }
-        if self.most_stages == 0 {
+        if self.max_stages == 0 {
             return Err(Error::argument("at most 0 stages are allowed", "a plan has at least one stage"));
         }
         let memory = &self.memory;
@@ -79,13 +79,13 @@ impl Settings {
     #[must_use]
     pub fn share(&self, micro_batch: u32, replicas: u32) -> Option<u32> {
         let even = micro_batch.is_multiple_of(replicas);
-        let enough = micro_batch / replicas >= self.smallest_share && replicas <= self.most_replicas;
+        let enough = micro_batch / replicas >= self.smallest_share && replicas <= self.max_replicas;
         ((even || self.uneven_shares) && enough).then(|| micro_batch.div_ceil(replicas))
     }
 
     /// Returns the smallest and the largest number in flight of a stage. `from_end` is 1 for the last stage.
     #[must_use]
-    pub fn windows(&self, from_end: u32, micro_batches: u32) -> (u32, u32) {
+    pub fn max_in_flights(&self, from_end: u32, micro_batches: u32) -> (u32, u32) {
         match self.warm_up {
             WarmUp::All => (micro_batches, micro_batches),
             WarmUp::Least => (from_end.min(micro_batches), from_end.min(micro_batches)),
@@ -96,7 +96,7 @@ impl Settings {
 
 /// Returns the largest number from `least` to `most` that fits, if `least` does. If a number fits, smaller ones do,
 /// too.
-pub(crate) fn largest_window(least: u32, most: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
+pub(crate) fn largest_max_in_flight(least: u32, most: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
     if fits(most) {
         return Some(most);
     }

@@ -93,7 +93,7 @@ impl<'a> Subproblem<'a> {
 
     /// Returns the number of devices that can be of use: those of a plan with every layer on as many replicas as it may
     /// have.
-    pub(crate) fn most_devices(&self) -> u32 {
+    pub(crate) fn max_devices(&self) -> u32 {
         let most = self.share.iter().rposition(Option::is_some).unwrap_or(0) as u32;
         self.cluster.devices().min((self.model.layer_parameter_bytes.len() as u32).saturating_mul(most))
     }

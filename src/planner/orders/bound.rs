@@ -32,11 +32,11 @@ pub fn lower_bound_s(model: &LayerSums, cluster: &Cluster, settings: &Settings, 
     (settings.micro_batch_sizes.iter())
         .map(|&micro_batch| {
             let least = micro_batch.div_ceil(devices.saturating_sub(1).max(1)).max(settings.smallest_share);
-            let least_layers = LeastLayers::of(model, least.min(micro_batch), micro_batch, recomputes, family);
+            let min_layers = LeastLayers::of(model, least.min(micro_batch), micro_batch, recomputes, family);
             let batch = f64::from(settings.global_batch);
-            let work_s = batch * least_layers.work_s_per_sample / speeds;
-            let layer_s = batch / f64::from(micro_batch) * least_layers.longest_s / fastest;
-            work_s.max(layer_s).max(least_layers.trip_s / fastest)
+            let work_s = batch * min_layers.work_s_per_sample / speeds;
+            let layer_s = batch / f64::from(micro_batch) * min_layers.max_s / fastest;
+            work_s.max(layer_s).max(min_layers.trip_s / fastest)
         })
         .fold(f64::INFINITY, f64::min)
 }
@@ -46,7 +46,7 @@ struct LeastLayers {
     /// Of all layers, forward and backward, for one sample of a share.
     work_s_per_sample: f64,
     /// Of the longest layer, forward and backward, for one share.
-    longest_s: f64,
+    max_s: f64,
     /// Of all layers, down and up again.
     trip_s: f64,
 }
@@ -57,7 +57,7 @@ impl LeastLayers {
         let measured = model.batch_sizes().iter().copied().filter(|size| (least..=most).contains(size));
         let shares: Vec<u32> = [least, most].into_iter().chain(measured).collect();
         let totals: Vec<_> = shares.iter().map(|&share| model.totals(share)).collect();
-        let (mut work_s_per_sample, mut longest_s, mut trip_s) = (0.0, 0.0_f64, 0.0);
+        let (mut work_s_per_sample, mut max_s, mut trip_s) = (0.0, 0.0_f64, 0.0);
         for layer in 0..model.layer_parameter_bytes.len() {
             let (mut per_sample_s, mut both_s, mut way_s) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
             for (&share, totals) in shares.iter().zip(&totals) {
@@ -74,9 +74,9 @@ impl LeastLayers {
                 way_s = way_s.min(forward_s + back_s);
             }
             work_s_per_sample += per_sample_s;
-            longest_s = longest_s.max(both_s);
+            max_s = max_s.max(both_s);
             trip_s += way_s;
         }
-        Self { work_s_per_sample, longest_s, trip_s }
+        Self { work_s_per_sample, max_s, trip_s }
     }
 }

@@ -42,8 +42,8 @@ impl Cuts {
             return None;
         }
         let costs = PlanEvaluator::new(problem.model, problem.cluster, problem.settings).stages(&plan).ok()?;
-        let longest_s = costs.iter().map(|stage| stage.forward_s + stage.backward_s).fold(0.0, f64::max);
-        Some(Self { plan, costs, micro_batches, computing_s: f64::from(micro_batches) * longest_s })
+        let max_s = costs.iter().map(|stage| stage.forward_s + stage.backward_s).fold(0.0, f64::max);
+        Some(Self { plan, costs, micro_batches, computing_s: f64::from(micro_batches) * max_s })
     }
 }
 
@@ -76,7 +76,7 @@ pub(super) fn sparest(problem: &Problem<'_>, control: &Control) -> Vec<Cuts> {
 fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) -> Vec<CandidatePlan> {
     let devices = problem.cluster.devices();
     let layers = problem.model.layer_parameter_bytes.len() as u32;
-    let most = problem.settings.most_stages.min(layers).min(devices);
+    let most = problem.settings.max_stages.min(layers).min(devices);
     let mut depths: Vec<u32> = (0..32).map(|power| 1 << power).take_while(|&depth| depth <= most).collect();
     if devices <= most && !devices.is_power_of_two() {
         depths.push(devices);
@@ -85,8 +85,8 @@ fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) 
     for settings in each {
         for &depth in &depths {
             asked.extend(settings.recompute.iter().map(|&recompute| Settings {
-                most_stages: depth,
-                most_replicas: devices.div_ceil(depth),
+                max_stages: depth,
+                max_replicas: devices.div_ceil(depth),
                 recompute: vec![recompute],
                 ..settings.clone()
             }));
@@ -107,7 +107,7 @@ fn distinct(problem: &Problem<'_>, plans: impl Iterator<Item = CandidatePlan>) -
     plans
         .map(|plan| {
             let ones = vec![1; plan.stages.len()];
-            plan.with_windows(&ones)
+            plan.with_max_in_flights(&ones)
         })
         .filter(|plan| seen.insert(plan.clone()))
         .filter_map(|plan| Cuts::of(problem, plan))

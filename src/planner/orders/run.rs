@@ -275,7 +275,7 @@ impl<'a> Prices<'a> {
 
     fn choice(&self, at: usize, begin: usize, end: usize) -> StageCandidate {
         let footprint = self.footprints[self.rank_of_stage[at] as usize].clone();
-        StageCandidate { begin, end, footprint, window: 1 }
+        StageCandidate { begin, end, footprint, max_in_flight: 1 }
     }
 
     fn stage(&mut self, stage: usize, begin: usize, end: usize) -> Result<StageCost> {

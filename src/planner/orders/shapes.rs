@@ -99,7 +99,7 @@ pub(super) fn shapes(
                 let stages = u64::from(ranks) * u64::from(chunks);
                 let request = Request { chunks: Some(chunks), ..Request::new(ranks, micro_batches) };
                 if stages > layers as u64
-                    || stages > u64::from(settings.most_stages)
+                    || stages > u64::from(settings.max_stages)
                     || 3 * stages * u64::from(micro_batches) > effort::MAX_ACTIONS
                     || family.sizes(&request).is_err()
                 {
@@ -190,14 +190,14 @@ mod tests {
     use super::*;
 
     /// The shortest longest stage, by trying all cuts.
-    fn least_longest_s(seconds: &[f64], stages: usize) -> f64 {
+    fn min_longest_s(seconds: &[f64], stages: usize) -> f64 {
         if stages == 1 {
             return seconds.iter().sum();
         }
         (1..=seconds.len() + 1 - stages)
             .map(|first| {
                 let head: f64 = seconds[..first].iter().sum();
-                head.max(least_longest_s(&seconds[first..], stages - 1))
+                head.max(min_longest_s(&seconds[first..], stages - 1))
             })
             .fold(f64::INFINITY, f64::min)
     }
@@ -214,7 +214,7 @@ mod tests {
             assert_eq!((ends.len(), ends[0], ends[stages]), (stages + 1, 0, seconds.len()));
             assert!(ends.windows(2).all(|two| two[0] < two[1]), "{ends:?}");
             let longest = ends.windows(2).map(|two| before[two[1]] - before[two[0]]).fold(0.0, f64::max);
-            assert!((longest - least_longest_s(&seconds, stages)).abs() < 1e-9, "{ends:?}");
+            assert!((longest - min_longest_s(&seconds, stages)).abs() < 1e-9, "{ends:?}");
         }
     }
 }

@@ -136,7 +136,7 @@ def _with_remedy(error: HpgoError, held: LlmPlan, against: Mapping[str, object])
     except ArgumentError:
         return error
     return with_accepted(
-        error, held.transformer, base, asked, gpus=known.gpus, most_gpus=known.gpus,
+        error, held.transformer, base, asked, gpus=known.gpus, max_gpus=known.gpus,
         global_batch_size=known.global_batch_size, seq_length=known.seq_length,
         kept=("devices", "global_batch_size", "first_rank_layers"),
     )  # fmt: skip

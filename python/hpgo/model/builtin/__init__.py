@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.messages import near, shorten
+from hpgo.base.messages import did_you_mean, shorten
 from hpgo.errors import ProfileError
 
 if TYPE_CHECKING:
@@ -83,7 +83,9 @@ def built_in(name: str) -> Profile:
     (2,)
     """
     if name not in MODELS:
-        raise ProfileError(f"there is no built-in model `{shorten(name)}`", near(name, MODELS), code="unknown_name")
+        raise ProfileError(
+            f"there is no built-in model `{shorten(name)}`", did_you_mean(name, MODELS), code="unknown_name"
+        )
     model = MODELS[name]
     profile: Profile = getattr(importlib.import_module(model.module), model.function)(**model.arguments)
     return profile

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import MOST_GPUS, check_is, listed, number, whole
+from hpgo.base.checks import MOST_GPUS, check_int, check_is, check_list, number
 from hpgo.base.documents import hinted, kind_of_document, read_text, write_text
 from hpgo.base.documents import parse as parse_document
 from hpgo.base.files import as_path, may_be_file, stem
-from hpgo.base.messages import as_whole, counted, near, shorten, shown
+from hpgo.base.messages import as_whole, did_you_mean, pluralize, safe_repr, shorten
 from hpgo.errors import ArgumentError, ProfileError
 from hpgo.model.builtin import MODELS, built_in
 from hpgo.model.profile import LARGEST, Profile
@@ -58,9 +58,9 @@ def read_profile(
     (1,)
     """
     if batch_size is not None:
-        batch_size = whole("the batch size", batch_size, error=ProfileError, hint="count samples")
+        batch_size = check_int("the batch size", batch_size, error=ProfileError, hint="count samples")
     if gpus_per_device is not None:
-        gpus_per_device = whole("`gpus_per_device`", gpus_per_device, most=MOST_GPUS)
+        gpus_per_device = check_int("`gpus_per_device`", gpus_per_device, most=MOST_GPUS)
     said = _Said(batch_size, gpus_per_device, _counts(layer_counts), _bytes(boundary_bytes))
     if isinstance(source, str) and source in MODELS:
         return _at(built_in(source), said)
@@ -155,10 +155,10 @@ def _counts(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
     if given is None:
         return None
     hint = "a whole number of layers, or one for each type: 24,24"
-    values = [given] if as_whole(given) is not None else listed("`layer_counts`", given, hint=hint)
+    values = [given] if as_whole(given) is not None else check_list("`layer_counts`", given, hint=hint)
     if not values:
         raise ArgumentError("`layer_counts` is empty", hint)
-    return tuple(whole("`layer_counts`", value, most=_MOST_LAYERS, hint=hint) for value in values)
+    return tuple(check_int("`layer_counts`", value, most=_MOST_LAYERS, hint=hint) for value in values)
 
 
 def _bytes(given: float | None) -> float | None:
@@ -204,10 +204,10 @@ def write_profile(profile: Profile, path: str | os.PathLike[str], *, batch_size:
     from hpgo.model.formats import native, pipedream
 
     if not isinstance(profile, Profile):
-        raise ArgumentError(f"profile is {shown(profile)}", "make one, with `hpgo.read_profile` say")
+        raise ArgumentError(f"profile is {safe_repr(profile)}", "make one, with `hpgo.read_profile` say")
     path = as_path(path, ProfileError)
     if batch_size is not None:
-        batch_size = whole("batch_size", batch_size)
+        batch_size = check_int("batch_size", batch_size)
     if path.suffix == ".txt":
         text = pipedream.write(profile, batch_size)
     elif batch_size is not None:
@@ -232,7 +232,7 @@ def _at(profile: Profile, said: _Said) -> Profile:
         )
     if said.gpus_per_device is not None and profile.gpus_per_device != said.gpus_per_device:
         raise ArgumentError(
-            f"profile `{profile.name}` has layers on {counted(profile.gpus_per_device, 'GPU')} each,"
+            f"profile `{profile.name}` has layers on {pluralize(profile.gpus_per_device, 'GPU')} each,"
             f" not {said.gpus_per_device}",
             "leave `gpus_per_device` out: it picks one of several that a file has",
         )
@@ -270,7 +270,9 @@ def _no_such(name: str) -> str:
             f"`{name}` is a transformer that is known by its shape, without times",
             f"make a profile of it: `hpgo estimate {name} --device h100 --dim tokens=4096 -o {name}.yaml`",
         )
-    raise ProfileError(f"`{shorten(name)}` is no built-in model and no file", near(name, MODELS), code="unknown_name")
+    raise ProfileError(
+        f"`{shorten(name)}` is no built-in model and no file", did_you_mean(name, MODELS), code="unknown_name"
+    )
 
 
 def _batch_size_hint(path: Path) -> str:

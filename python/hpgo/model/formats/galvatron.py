@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from hpgo.base.documents import Section
-from hpgo.base.messages import counted, shorten
+from hpgo.base.messages import pluralize, shorten
 from hpgo.errors import ProfileError
 from hpgo.model.profile import Layer, Profile
 
@@ -125,7 +125,7 @@ def _measured(time: Section, kinds: int) -> tuple[list[int], list[int]]:
         )
     if sorted(found) != list(range(kinds)):
         time.fail(
-            f"{counted(len(found), 'type')} of layers, where `layer_counts` has {kinds}",
+            f"{pluralize(len(found), 'type')} of layers, where `layer_counts` has {kinds}",
             "give a number for each type, in their order: 24,24 say",
         )
     lengths: list[int] = []

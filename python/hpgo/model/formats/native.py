@@ -21,7 +21,7 @@ from typing import Any
 
 from hpgo.base.documents import Section
 from hpgo.base.documents import parse as parse_document
-from hpgo.base.messages import shown
+from hpgo.base.messages import safe_repr
 from hpgo.base.quoting import in_yaml
 from hpgo.base.units import parse_bytes, parse_seconds
 from hpgo.errors import ArgumentError, ProfileError
@@ -59,7 +59,7 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
     top = Section(document, file, ProfileError, keys=_KEYS)
     version = top.get(VERSION_KEY)
     if isinstance(version, bool) or version != VERSION:
-        top.fail(f"`{VERSION_KEY}` is {shown(version)}", f"this hpgo reads version {VERSION}")
+        top.fail(f"`{VERSION_KEY}` is {safe_repr(version)}", f"this hpgo reads version {VERSION}")
     batch_sizes = _batch_sizes(top)
     layers: list[Layer] = []
     repeated: dict[str, tuple[str, str]] = {}
@@ -237,7 +237,7 @@ def _edges(top: Section, repeated: dict[str, tuple[str, str]], ids: list[str]) -
     for number, edge in enumerate(top.items("edges"), start=1):
         if not isinstance(edge, list) or len(edge) != 2 or not all(isinstance(end, str) for end in edge):
             top.fail(
-                f"edges entry {number} must be a pair of layer ids, got {shown(edge)}",
+                f"edges entry {number} must be a pair of layer ids, got {safe_repr(edge)}",
                 "like [embed, layer1]; quote numbers",
             )
         begin, end = edge

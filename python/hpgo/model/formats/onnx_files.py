@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hpgo.base.files import as_path, read_bytes
 from hpgo.base.memory_check import check_room
-from hpgo.base.messages import counted, near, shorten
+from hpgo.base.messages import did_you_mean, pluralize, shorten
 from hpgo.errors import ArgumentError, ProfileError
 from hpgo.model.operations import Network, Operation, Tensor, check_kind
 
@@ -206,7 +206,7 @@ class OnnxFile:
             if name not in open_names:
                 raise ArgumentError(
                     f"{self.file}: no input has an open size called `{shorten(name)}`",
-                    near(name, open_names) if open_names else "leave it out: none is open",
+                    did_you_mean(name, open_names) if open_names else "leave it out: none is open",
                     code="unknown_name",
                 )
         for one in inputs:
@@ -246,8 +246,8 @@ class OnnxFile:
     def _elsewhere(self, batch_size: int) -> ProfileError:
         """A batch size that inputs have, and that was replaced there, stands elsewhere in the file."""
         return ProfileError(
-            f"{self.file} is for {counted(self.batch_size or 0, 'sample')}, in more places than its inputs, and not for"
-            f" {batch_size}",
+            f"{self.file} is for {pluralize(self.batch_size or 0, 'sample')}, in more places than its inputs, and not"
+            f" for {batch_size}",
             "export it with an open first size (`dynamic_shapes`, `dynamic_axes`), or leave the batch size out",
         )
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 
-from hpgo.base.messages import near, shorten
+from hpgo.base.messages import did_you_mean, shorten
 from hpgo.errors import ArgumentError, ProfileError
 from hpgo.model.profile import LARGEST, Layer, Profile
 
@@ -58,7 +58,9 @@ def parse(text: str, *, name: str, batch_size: int, file: str = "text") -> Profi
     for edge, number in edges.items():
         for end in edge:
             if end not in layers:
-                raise ProfileError(f"{file}, line {number}: an edge names an unknown layer `{end}`", near(end, layers))
+                raise ProfileError(
+                    f"{file}, line {number}: an edge names an unknown layer `{end}`", did_you_mean(end, layers)
+                )
     try:
         return Profile(name, (batch_size,), tuple(layers.values()), tuple(edges), source=file)
     except ProfileError as error:

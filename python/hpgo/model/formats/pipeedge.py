@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from hpgo.base.documents import Section, hinted, kind_of_document, parse_yaml, read_text
-from hpgo.base.messages import as_float, in_a_row, near, nearest_names, printable, shorten, shown
+from hpgo.base.messages import as_float, did_you_mean, join_words, nearest_names, printable, safe_repr, shorten
 from hpgo.base.units import parse_bytes_per_s, parse_seconds
 from hpgo.errors import ArgumentError, ClusterError, HpgoError, ProfileError
 
@@ -120,7 +120,7 @@ def read_model(path: str | os.PathLike[str], name: str) -> tuple[PipeEdgeModel, 
     """
     models = _mapping(path, ProfileError)
     if name not in models:
-        raise ProfileError(f"{path}: there is no model `{shorten(name)}`", near(name, models))
+        raise ProfileError(f"{path}: there is no model `{shorten(name)}`", did_you_mean(name, models))
     section = Section(models[name], f"{path}: model `{shorten(name)}`", ProfileError, keys=_MODEL_KEYS)
     layers = section.whole("layers")
     memory_mb = _numbers(section, "mem_MB", layers)
@@ -189,10 +189,12 @@ def read_devices(path: str | os.PathLike[str]) -> dict[str, tuple[str, ...]]:
     for name, value in _mapping(path, ClusterError).items():
         where = f"{path}: type `{shorten(name)}`"
         if not isinstance(value, list):
-            raise ClusterError(f"{where}: must be a list of hosts, got {shown(value)}", "write `[]` if there are none")
+            raise ClusterError(
+                f"{where}: must be a list of hosts, got {safe_repr(value)}", "write `[]` if there are none"
+            )
         for host in value:
             if isinstance(host, bool) or not isinstance(host, (str, int)):
-                raise ClusterError(f"{where}: a host must be a name, got {shown(host)}", "quote it")
+                raise ClusterError(f"{where}: a host must be a name, got {safe_repr(host)}", "quote it")
             if str(host) in home:
                 raise ClusterError(
                     f"{where}: host `{shorten(str(host))}` is listed twice, before under `{shorten(home[str(host)])}`",
@@ -204,7 +206,7 @@ def read_devices(path: str | os.PathLike[str]) -> dict[str, tuple[str, ...]]:
     return hosts
 
 
-@hinted(f"the keys of such a file are {in_a_row(_LINK_KEYS.split())}")
+@hinted(f"the keys of such a file are {join_words(_LINK_KEYS.split())}")
 def read_links(path: str | os.PathLike[str]) -> Links:
     """The links in the file `path`.
 
@@ -343,7 +345,7 @@ def read_cluster(
         if not hosts:
             continue
         if name not in types:
-            raise ClusterError(f"{devices}: type `{shorten(name)}` is not in {device_types}", near(name, types))
+            raise ClusterError(f"{devices}: type `{shorten(name)}` is not in {device_types}", did_you_mean(name, types))
         own = totals(name)
         if not (common := own.keys() & measured.keys()):
             raise ClusterError(
@@ -363,7 +365,7 @@ def _timings(
     types: Mapping[str, DeviceType], file: str, model: str, device_type: str, dtype: str
 ) -> tuple[Timing, ...]:
     if device_type not in types:
-        raise ClusterError(f"{file}: there is no type `{shorten(device_type)}`", near(device_type, types))
+        raise ClusterError(f"{file}: there is no type `{shorten(device_type)}`", did_you_mean(device_type, types))
     rows = tuple(row for row in types[device_type].timings.get(model, ()) if row.dtype == dtype)
     if not rows:
         raise ClusterError(f"{file}: type `{device_type}` has no profile of `{model}` in {dtype}", "measure it")
@@ -374,7 +376,7 @@ def bytes_of(dtype: str) -> int:
     """Bytes of one value; raises ArgumentError for a type that nobody knows."""
     if not isinstance(dtype, str) or dtype not in BYTES_OF_DTYPE:
         wanted = f"torch.{dtype}" if isinstance(dtype, str) else ""
-        raise ArgumentError(f"{shown(dtype)} is no dtype that hpgo knows", near(wanted, BYTES_OF_DTYPE))
+        raise ArgumentError(f"{safe_repr(dtype)} is no dtype that hpgo knows", did_you_mean(wanted, BYTES_OF_DTYPE))
     return BYTES_OF_DTYPE[dtype]
 
 
@@ -383,15 +385,15 @@ def _mapping(path: str | os.PathLike[str], error: type[HpgoError]) -> dict[str, 
     if kind := kind_of_document(document):
         raise error(f"{path} is {kind}, not a file of PipeEdge's", code="wrong_kind_of_file")
     if not isinstance(document, dict):
-        raise error(f"{path}: must be a mapping of names, got {shown(document)}", "")
+        raise error(f"{path}: must be a mapping of names, got {safe_repr(document)}", "")
     return document
 
 
 def _number(section: Section, what: str, value: object, *, most: float = 1e18) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        section.fail(f"`{what}` must be a number, got {shown(value)}")
+        section.fail(f"`{what}` must be a number, got {safe_repr(value)}")
     if not 0 <= (number := as_float(value)) <= most:  # NaN fails every comparison
-        section.fail(f"`{what}` is {shown(value)}", "it is a finite number from 0")
+        section.fail(f"`{what}` is {safe_repr(value)}", "it is a finite number from 0")
     return number
 
 
@@ -407,7 +409,7 @@ def _values(section: Section, key: str) -> int:
     count = 0
     for shape in section.items(key):
         if not isinstance(shape, list) or not all(type(size) is int and 0 <= size <= 2**40 for size in shape):
-            section.fail(f"`{key}` must be a list of shapes, got {shown(shape)} in it", "like `[[197, 768]]`")
+            section.fail(f"`{key}` must be a list of shapes, got {safe_repr(shape)} in it", "like `[[197, 768]]`")
         count += math.prod(shape)
     return count if count <= 10**18 else section.fail(f"`{key}` has {count:g} values", "are these shapes?")
 
@@ -443,4 +445,4 @@ def check_names(links: Links, known: Iterable[str], file: str) -> None:
     asked += [end.host for end in (links.input, links.output) if end is not None and end.host is not None]
     for name in asked:
         if name not in names:
-            raise ClusterError(f"{file}: there is no host or type `{shorten(name)}`", near(name, sorted(names)))
+            raise ClusterError(f"{file}: there is no host or type `{shorten(name)}`", did_you_mean(name, sorted(names)))

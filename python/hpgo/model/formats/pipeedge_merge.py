@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.documents import hinted, parse_yaml, read_text, write_text
 from hpgo.base.files import as_path
-from hpgo.base.messages import counted, shorten, shown
+from hpgo.base.messages import pluralize, safe_repr, shorten
 from hpgo.base.yaml_edits import put
 from hpgo.errors import ClusterError, HpgoError, ProfileError
 from hpgo.model.formats.pipeedge import read_device_types, read_model
@@ -83,9 +83,10 @@ def _with_model(path: str | os.PathLike[str], model: PipeEdgeModel, *, overwrite
     if not overwrite:
         if (before.parameters_in, before.parameters_out) != (model.parameters_in, model.parameters_out):
             raise ProfileError(
-                f"{path}: model `{shorten(model.name)}` has {counted(len(before.memory_mb), 'layer')} that take in "
+                f"{path}: model `{shorten(model.name)}` has {pluralize(len(before.memory_mb), 'layer')} that take in "
                 f"{before.parameters_in:g} values and send {sum(before.parameters_out):g}, not "
-                f"{counted(len(model.memory_mb), 'layer')}, {model.parameters_in:g} and {sum(model.parameters_out):g}",
+                f"{pluralize(len(model.memory_mb), 'layer')}, "
+                f"{model.parameters_in:g} and {sum(model.parameters_out):g}",
                 "give this one another `--model-name`, or `--overwrite` that one",
             )
         held_mb, found_mb = math.fsum(before.memory_mb), math.fsum(model.memory_mb)
@@ -155,7 +156,7 @@ def _read(path: str | os.PathLike[str], error: type[HpgoError]) -> tuple[str, di
     if held is None:  # comments alone
         return text, {}
     if not isinstance(held, dict):
-        raise error(f"{path}: must be a mapping of names, got {shown(held)}", "")
+        raise error(f"{path}: must be a mapping of names, got {safe_repr(held)}", "")
     return text, held
 
 

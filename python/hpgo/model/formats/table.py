@@ -14,7 +14,7 @@ import csv
 import re
 from typing import TYPE_CHECKING
 
-from hpgo.base.messages import counted, shorten
+from hpgo.base.messages import pluralize, shorten
 from hpgo.errors import ProfileError
 from hpgo.model.formats import native
 
@@ -58,8 +58,8 @@ def parse(text: str, *, name: str, batch_size: int, file: str = "text") -> Profi
             continue  # spreadsheets save empty lines at the end
         if len(cells) != len(columns):
             raise ProfileError(
-                f"{file}, line {reader.line_num} has {counted(len(cells), 'cell')}, but the first line names"
-                f" {counted(len(columns), 'column')}",
+                f"{file}, line {reader.line_num} has {pluralize(len(cells), 'cell')}, but the first line names"
+                f" {pluralize(len(columns), 'column')}",
                 "give each line one cell for each column; quote a cell that contains the separator",
             )
         entry = {key: _value(key, cell.strip()) for key, cell in zip(columns, cells, strict=True) if cell.strip()}

@@ -26,10 +26,10 @@ from math import sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hpgo.base.checks import whole
+from hpgo.base.checks import check_int
 from hpgo.base.documents import Section, hinted, parse, read_text, record
 from hpgo.base.files import as_path, is_folder, may_be_file
-from hpgo.base.messages import in_a_row, near, nearest_names, shorten, shown, similar
+from hpgo.base.messages import did_you_mean, join_words, nearest_names, safe_repr, shorten, similar
 from hpgo.errors import HpgoError, ProfileError
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.transformer import MOST_LAYERS, Latent, Transformer
@@ -135,7 +135,7 @@ def transformer_of(source: Transformer | str | os.PathLike[str]) -> Transformer:
     if not may_be_file(path):
         raise ProfileError(
             f"there is no transformer `{shorten(str(path))}`, and no such file",
-            near(str(path), TRANSFORMERS),
+            did_you_mean(str(path), TRANSFORMERS),
             code="unknown_name",
         )
     return read_transformer(path)
@@ -153,7 +153,7 @@ def of_document(document: object, *, name: str = "transformer", file: str = "tex
     if VERSION_KEY in top:
         version = top.get(VERSION_KEY)
         if isinstance(version, bool) or version != VERSION:
-            top.fail(f"`{VERSION_KEY}` is {shown(version)}", f"this hpgo reads version {VERSION}")
+            top.fail(f"`{VERSION_KEY}` is {safe_repr(version)}", f"this hpgo reads version {VERSION}")
         return record(Transformer, top, optional=_OPTIONAL, known={} if "name" in top else {"name": name})
     if "model_type" not in top:
         top.fail(
@@ -215,7 +215,7 @@ def _check_class(top: Section, given: dict[str, Any], kind: str) -> None:
     if names is None or (isinstance(names, list) and names and all(str(name).endswith(_CAUSAL_ENDS) for name in names)):
         return  # `model_type` decides which one, as in transformers: public files have names of other types
     own = _class_defaults()["types"][kind]["class"]
-    said = _listed(names) if isinstance(names, list) and names else shown(names)
+    said = _listed(names) if isinstance(names, list) and names else safe_repr(names)
     top.fail(
         f"`architectures` is {said}, but only causal language models are known by their shape",
         f'write `"architectures": ["{own}"]` into the file to take it for a language model',
@@ -288,12 +288,12 @@ def _refuse_keys(top: Section, unknown: list[str], slips: dict[str, str], kind: 
     meant = [f"rename `{shorten(str(key))}` to `{slips[key]}`" for key in unknown if key in slips]
     top.fail(
         f"{_listed(unknown)} of a model of type `{kind}` {verb} not known, and may change the results",
-        in_a_row(meant) if meant else _REFUSED_HINT,
+        join_words(meant) if meant else _REFUSED_HINT,
     )
 
 
 def _listed(keys: list[str]) -> str:
-    return in_a_row([f"`{shorten(str(key))}`" for key in keys])
+    return join_words([f"`{shorten(str(key))}`" for key in keys])
 
 
 def _or(top: Section, key: str, default: int) -> int:
@@ -319,14 +319,16 @@ def _perhaps(top: Section, key: str) -> float | None:
 def _must_be(top: Section, key: str, value: object, why: str) -> None:
     """Refuse a stated `key` that is not `value`, since no code trains such a model."""
     if (held := top.get(key, None)) is not None and held != value:
-        top.fail(f"`{key}` is {shown(held)}, but {why}", f"give {value}, or describe the model with `{VERSION_KEY}: 1`")
+        top.fail(
+            f"`{key}` is {safe_repr(held)}, but {why}", f"give {value}, or describe the model with `{VERSION_KEY}: 1`"
+        )
 
 
 def _common(top: Section) -> dict[str, Any]:
     """Return the sizes that nearly all types name alike."""
     hidden, heads = top.whole("hidden_size", least=1), top.whole("num_attention_heads", least=1)
     return {
-        "layers": top.build(whole, "num_hidden_layers", top.whole("num_hidden_layers", least=1), most=MOST_LAYERS),
+        "layers": top.build(check_int, "num_hidden_layers", top.whole("num_hidden_layers", least=1), most=MOST_LAYERS),
         "hidden": hidden,
         "heads": heads,
         "kv_heads": _or(top, "num_key_value_heads", heads),
@@ -391,7 +393,7 @@ def _rope_scaling(held: Section, longest: int) -> RopeScaling | None:
     if kind not in _ROPE_KEYS:
         held.fail(
             f"RoPE scaling of type `{shorten(kind)}` is not known",
-            near(kind, ["default", *_ROPE_KEYS]),
+            did_you_mean(kind, ["default", *_ROPE_KEYS]),
             code="unknown_name",
         )
     for key in _ROPE_KEYS[kind]:
@@ -579,7 +581,7 @@ def _gpt2(top: Section) -> dict[str, Any]:
         "attention_scale_by_layer": top.flag("scale_attn_by_inverse_layer_idx"),
     }
     return _PLAIN | {
-        "layers": top.build(whole, "n_layer", top.whole("n_layer", least=1), most=MOST_LAYERS),
+        "layers": top.build(check_int, "n_layer", top.whole("n_layer", least=1), most=MOST_LAYERS),
         "hidden": hidden,
         "heads": heads,
         "kv_heads": heads,
@@ -617,7 +619,7 @@ def _deepseek_v2(top: Section) -> dict[str, Any]:
     _must_be(top, "norm_topk_prob", False, "transformers and the model's own code disagree on what follows")
     how = top.text("topk_method")
     if how not in {"greedy", "group_limited_greedy"}:
-        top.fail(f"`topk_method` is {shown(how)}, but it must be greedy or group_limited_greedy", _REFUSED_HINT)
+        top.fail(f"`topk_method` is {safe_repr(how)}, but it must be greedy or group_limited_greedy", _REFUSED_HINT)
     return _deepseek(top, grouped=how != "greedy", interleaved=True, score={})
 
 

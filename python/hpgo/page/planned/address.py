@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.messages import near, shorten
+from hpgo.base.messages import did_you_mean, shorten
 from hpgo.base.units import parse_bytes
 from hpgo.errors import ArgumentError
 from hpgo.page.settings import MOST, Size
@@ -83,7 +83,7 @@ def asked_of(items: Iterable[tuple[str, str]]) -> PlanAddress:
     read: dict[str, Any] = {}
     for name, text in items:
         if name not in _READERS:
-            raise ArgumentError(f"unknown field `{shorten(name)}`", near(name, _READERS), code="unknown_name")
+            raise ArgumentError(f"unknown field `{shorten(name)}`", did_you_mean(name, _READERS), code="unknown_name")
         if len(text) > _MOST_LENGTH:
             raise ArgumentError(f"`{name}` has {len(text):,} letters", f"give at most {_MOST_LENGTH:,}")
         if text.strip():
@@ -188,7 +188,7 @@ def _optimizer(name: str, text: str) -> str:
 
 def _choice(name: str, text: str, known: Iterable[str]) -> str:
     if text not in known:
-        raise ArgumentError(f"`{name}` is `{shorten(text)}`", near(text, known))
+        raise ArgumentError(f"`{name}` is `{shorten(text)}`", did_you_mean(text, known))
     return text
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from hpgo._core import at_batch
 from hpgo.base.divisors import divisors
-from hpgo.base.messages import above, counted, percent, printable
+from hpgo.base.messages import above, percent, pluralize, printable
 from hpgo.base.units import format_bytes, format_bytes_per_s, format_seconds
 from hpgo.errors import ArgumentError
 from hpgo.model.profile import Profile
@@ -120,7 +120,7 @@ def _figures(plan: Plan) -> list[dict[str, str]]:
     fullest = max(plan.groups, key=lambda group: group.memory.total_bytes - group.capacity_bytes)
     idle = plan.cluster_devices - plan.devices
     return [
-        {"name": "step", "value": seconds(plan.step_s), "note": f"{counted(plan.global_batch_size, 'sample')}"},
+        {"name": "step", "value": seconds(plan.step_s), "note": f"{pluralize(plan.global_batch_size, 'sample')}"},
         {
             "name": "throughput",
             "value": f"{plan.samples_per_s:.4g} /s",
@@ -184,9 +184,9 @@ def _stage(plan: Plan, at: int, places: dict[str, int]) -> dict[str, Any]:
     text = stages_text([(layers, list(stage.devices))])
     said = [
         ("layers", f"{len(stage.layers)}: {report.layer_range(plan, stage)}"),
-        ("devices", f"{report.device_ranges(stage.devices)} ({counted(stage.replicas, 'replica')})"),
+        ("devices", f"{report.device_ranges(stage.devices)} ({pluralize(stage.replicas, 'replica')})"),
         ("samples of a micro-batch", f"{stage.share} on the fullest replica"),
-        ("in flight", counted(stage.in_flight, "micro-batch")),
+        ("in flight", pluralize(stage.in_flight, "micro-batch")),
         ("forward", seconds(stage.forward_s)),
         ("backward", seconds(stage.backward_s)),
         *([("gradients sync", seconds(stage.sync_s))] if stage.replicas > 1 else []),

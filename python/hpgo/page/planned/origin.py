@@ -94,11 +94,11 @@ def origin(question: tuple[object, ...], files: tuple[tuple[str, File], ...]) ->
 def _built_in(name: str) -> Profile:
     if name not in MODELS:
         # With the nearest name, and without reading a file of this machine.
-        from hpgo.base.messages import near
+        from hpgo.base.messages import did_you_mean
 
         raise ArgumentError(
             f"there is no built-in model `{shorten(name)}`, nor a profile that was loaded",
-            near(name, MODELS),
+            did_you_mean(name, MODELS),
             code="unknown_name",
         )
     return read_profile(name)

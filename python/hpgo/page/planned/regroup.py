@@ -6,7 +6,7 @@ from bisect import bisect_left
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from hpgo.base.messages import counted
+from hpgo.base.messages import pluralize
 from hpgo.errors import ArgumentError
 from hpgo.planning.schedule_search import VIRTUAL_STAGES
 from hpgo.programs.schedule import schedule
@@ -32,8 +32,8 @@ def regrouped(stages: Stages, name: str, micro_batches: int, times_s: Mapping[st
     layers = [layer for own, _ in stages for layer in own]
     if len(layers) < len(order):
         raise ArgumentError(
-            f"`{name}` runs {len(order)} stages on {counted(len(groups), 'group')} of devices, but there are"
-            f" {counted(len(layers), 'layer')}",
+            f"`{name}` runs {len(order)} stages on {pluralize(len(groups), 'group')} of devices, but there are"
+            f" {pluralize(len(layers), 'layer')}",
             "join stages first, or choose another schedule",
         )
     busy_s = [0.0] * len(groups)

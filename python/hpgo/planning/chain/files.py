@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hpgo._core import at_batch
-from hpgo.base.messages import near, shorten, shown
+from hpgo.base.messages import did_you_mean, safe_repr, shorten
 from hpgo.errors import ArgumentError, ClusterError, InfeasibleError
 from hpgo.model.formats import pipeedge
 from hpgo.planning.chain.records import ChainProblem, Hop, HostGroup
@@ -33,7 +33,7 @@ def task_of_files(
     """Layers, hosts and links of the model `name`; raises the error of the file that makes no sense."""
     if not isinstance(units, str) or units not in pipeedge.MEGA:
         raise ArgumentError(
-            f"there are no units {shown(units)}", f"known: {', '.join(pipeedge.MEGA)}", code="unknown_name"
+            f"there are no units {safe_repr(units)}", f"known: {', '.join(pipeedge.MEGA)}", code="unknown_name"
         )
     width, mega = pipeedge.bytes_of(dtype), pipeedge.MEGA[units]
     model, remarks = pipeedge.read_model(models, name)
@@ -49,7 +49,7 @@ def task_of_files(
             if not ignore_unknown_types:
                 raise ClusterError(
                     f"{devices}: type `{shorten(type_name)}` ({listed}) is not in {device_types}",
-                    f"{near(type_name, types)} (`--ignore-unknown-types` plans without these hosts)".lstrip(),
+                    f"{did_you_mean(type_name, types)} (`--ignore-unknown-types` plans without these hosts)".lstrip(),
                 )
             notes.append(f"type `{shorten(type_name)}` is not in {device_types}: {listed} not used")
             continue

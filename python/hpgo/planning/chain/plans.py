@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpgo.base.checks import check_is, check_text, whole
+from hpgo.base.checks import check_int, check_is, check_text
 from hpgo.base.deprecated import renamed
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
-from hpgo.base.messages import brief, counted, shorten
+from hpgo.base.messages import brief, pluralize, shorten
 from hpgo.base.presentation import present
 from hpgo.base.quoting import in_yaml
 from hpgo.base.units import format_seconds
@@ -228,7 +228,7 @@ class ChainPlan(Record):
         if not self.stages:
             raise ArgumentError("the model has no layers, so nothing runs", "partition a model with layers")
         counts = [len(stage.hosts) for stage in self.stages]
-        batches = whole("batches", batches)
+        batches = check_int("batches", batches)
         routes = routes_through(counts, batches)
         orders = along(routes, batches)
         layers = [stage.layers or tuple(map(str, range(stage.first, stage.last + 1))) for stage in self.stages]
@@ -319,7 +319,7 @@ class ChainPlan(Record):
 
     def __repr__(self) -> str:
         pace = f"a batch of {self.batch_size} every {format_seconds(self.interval_s)}"
-        return brief("ChainPlan", f"{shorten(self.model)}: {counted(len(self.stages), 'stage')}, {pace}")
+        return brief("ChainPlan", f"{shorten(self.model)}: {pluralize(len(self.stages), 'stage')}, {pace}")
 
     def _where(self, number: int) -> str:
         if number == 0:

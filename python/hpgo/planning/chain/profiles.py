@@ -51,7 +51,7 @@ def task_of_profile(
         )
     else:
         model = Blocks.of(profile)
-        found = given_cuts(profile, model.cuts(least_blocks=framework.least_blocks))
+        found = given_cuts(profile, model.cuts(min_blocks=framework.min_blocks))
         blocks = list(range(len(model.blocks) + 1))
     states = found.states
     number = {layer: place for place, layer in enumerate(states[-1].layers)}

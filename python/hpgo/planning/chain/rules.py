@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hpgo.base.messages import near, shorten
+from hpgo.base.messages import did_you_mean, shorten
 from hpgo.errors import ArgumentError, InfeasibleError
 from hpgo.model.formats import pipeedge
 from hpgo.planning.chain.records import Hop, HostGroup
@@ -133,7 +133,7 @@ def _rule(
     name, equals, numbers = text.partition("=") if text not in known else (text, "", "")
     if name not in known:
         raise ArgumentError(
-            f"{what} `{shorten(text)}`: there is no host or type `{shorten(name)}`", near(name, sorted(known))
+            f"{what} `{shorten(text)}`: there is no host or type `{shorten(name)}`", did_you_mean(name, sorted(known))
         )
     if not equals:
         if what == "pin":

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypedDict, Unpack, get_args
 
 from hpgo import _core
-from hpgo.base.checks import check_flag, check_progress, check_text, choice, listed, number, whole
+from hpgo.base.checks import check_flag, check_int, check_list, check_progress, check_text, choice, number
 from hpgo.base.files import as_path
-from hpgo.base.messages import near, shown
+from hpgo.base.messages import did_you_mean, safe_repr
 from hpgo.errors import ArgumentError, ClusterError, DeadlineError, InfeasibleError
 from hpgo.machine.cluster import cluster_of
 from hpgo.model.formats import pipeedge, profile_of
@@ -74,7 +74,7 @@ def partition_files(
     Raises ProfileError, ClusterError and ArgumentError for input that makes no sense; InfeasibleError, which says what
     is short.
     """
-    size = whole("batch_size", batch_size)
+    size = check_int("batch_size", batch_size)
     for name, flag in (("interpolate", interpolate), ("ignore_unknown_types", ignore_unknown_types)):
         check_flag(name, flag)
     task = task_of_files(
@@ -138,7 +138,7 @@ def partition(
     profile, cluster = profile_of(profile), cluster_of(cluster)
     check_flag("count_loading", count_loading)
     check_gpus(profile, cluster)
-    size = whole("batch_size", profile.batch_sizes[-1] if batch_size is None else batch_size)
+    size = check_int("batch_size", profile.batch_sizes[-1] if batch_size is None else batch_size)
     row = None if framework is None else find_framework(framework)
     task = task_of_profile(profile, cluster, size, dtype, count_loading=count_loading, framework=row)
     return _solved(task, size, "si", **options)  # profiles and clusters are written in SI units
@@ -163,13 +163,15 @@ def _solved(
     **unknown: object,
 ) -> ChainPlan:
     for name in unknown:
-        raise TypeError(f"there is no argument {shown(name)}: {near(name, PartitionOptions.__annotations__)}")
+        raise TypeError(
+            f"there is no argument {safe_repr(name)}: {did_you_mean(name, PartitionOptions.__annotations__)}"
+        )
     choice("objective", objective, get_args(Objective))
     check_progress(progress)
     pins, exclude = _rules("pins", pins), _rules("exclude", exclude)
-    buffers_in = whole("buffers_in", buffers_in, least=0)
-    buffers_out = whole("buffers_out", buffers_out, least=0)
-    max_replicas = whole("max_replicas", max_replicas)
+    buffers_in = check_int("buffers_in", buffers_in, least=0)
+    buffers_out = check_int("buffers_out", buffers_out, least=0)
+    max_replicas = check_int("max_replicas", max_replicas)
     if samples_per_s is not None:
         hint = "it is a number of samples a second above 0"
         samples_per_s = number("the throughput to reach", samples_per_s, above=0, hint=hint)
@@ -201,18 +203,18 @@ def _solved(
         max_replicas=max_replicas,
         bits=_widths(task.bits, bits),
     )
-    longest_s = None if samples_per_s is None else batch_size / samples_per_s
+    max_s = None if samples_per_s is None else batch_size / samples_per_s
     # Whoever waits counts the time it took to get here, too.
     left_s = None if deadline_s is None else max(1e-9, deadline_s - (time.monotonic() - began_s))
     try:
-        found = _core.partition_chain(chain, objective, longest_s, left_s, progress)
+        found = _core.partition_chain(chain, objective, max_s, left_s, progress)
     except DeadlineError as error:  # the search had what was left of the time
         passed = error.message.replace("the time was up", f"{deadline_s:g} s passed", 1)
         raise error.as_kind(DeadlineError, passed) from None
     except InfeasibleError as error:
-        if longest_s is None:
+        if max_s is None:
             raise
-        asked = f"{samples_per_s:g} samples/s are a batch of {batch_size} every {longest_s:.6g} s"
+        asked = f"{samples_per_s:g} samples/s are a batch of {batch_size} every {max_s:.6g} s"
         raise error.as_kind(InfeasibleError, hint=f"{error.hint}; {asked}") from None
     if not found["has_all_positions"]:
         cuts = (
@@ -287,15 +289,15 @@ def _between(before: list[list[int]], first: int, end: int) -> list[int]:
 def _rules(name: str, given: object) -> list[str]:
     """`given` as a list of texts."""
     hint = "give a list of rules, like `mb-0=1-12`"
-    rules = listed(f"`{name}`", given, hint=hint)
+    rules = check_list(f"`{name}`", given, hint=hint)
     for rule in rules:
         if not isinstance(rule, str):
-            raise ArgumentError(f"one of `{name}` is {shown(rule)}", hint)
+            raise ArgumentError(f"one of `{name}` is {safe_repr(rule)}", hint)
     return rules
 
 
 def _widths(full: int, allowed: Sequence[int]) -> list[int]:
-    widths = [whole("bits", width) for width in listed("`bits`", allowed)]
+    widths = [check_int("bits", width) for width in check_list("`bits`", allowed)]
     for width in widths:
         if width > full:
             raise ArgumentError(

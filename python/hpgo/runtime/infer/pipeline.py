@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hpgo.base.checks import number, whole
-from hpgo.base.messages import shown
+from hpgo.base.checks import check_int, number
+from hpgo.base.messages import safe_repr
 from hpgo.errors import ArgumentError
 from hpgo.programs.host_rotation import along, hosts_of, routes_of
 from hpgo.programs.program import program as program_on
@@ -200,7 +200,7 @@ class InferencePipeline(RankPipeline):
         self._check_whole()
         most = room_of(self.program, in_flight)
         if not hasattr(batches, "__iter__") or isinstance(batches, torch.Tensor | str):
-            raise ArgumentError(f"the micro-batches are {shown(batches)}", "give a list of tensors, or a generator")
+            raise ArgumentError(f"the micro-batches are {safe_repr(batches)}", "give a list of tensors, or a generator")
         if hold_samples_per_s is not None:
             hint = "it is a number of samples a second above 0"
             hold_samples_per_s = number("the rate to hold", hold_samples_per_s, above=0, hint=hint)
@@ -210,9 +210,9 @@ class InferencePipeline(RankPipeline):
                     "run on `cpu`, or choose the bits with `quantize`",
                 )
         if data_rank is not None:
-            self._check_data_rank(whole("data_rank", data_rank, least=0, most=self.program.world_size - 1))
+            self._check_data_rank(check_int("data_rank", data_rank, least=0, most=self.program.world_size - 1))
         if watch is not None and not callable(watch):
-            raise ArgumentError(f"watch is {shown(watch)}", "give a function of a Moment, or None")
+            raise ArgumentError(f"watch is {safe_repr(watch)}", "give a function of a Moment, or None")
         return self._infer(batches, most, hold_samples_per_s, data_rank, watch)
 
     def _check_data_rank(self, data_rank: int) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hpgo.base.messages import counted, shown
+from hpgo.base.messages import pluralize, safe_repr
 from hpgo.errors import ArgumentError, HpgoError, RunError
 from hpgo.programs.ranks import RankAction
 from hpgo.runtime import guards
@@ -356,10 +356,10 @@ class Stream:
         tensors = (given,) if isinstance(given, torch.Tensor) else given
         what = f"micro-batch {self._number}"
         if not isinstance(tensors, tuple | list) or not all(isinstance(one, torch.Tensor) for one in tensors):
-            raise ArgumentError(f"{what} is {shown(given)}", "give a tensor, or a tuple of one for each input")
+            raise ArgumentError(f"{what} is {safe_repr(given)}", "give a tensor, or a tuple of one for each input")
         if len(tensors) != len(position.inputs):
             raise ArgumentError(
-                f"{what} has {counted(len(tensors), 'tensor')}, and the workload's example {len(position.inputs)}",
+                f"{what} has {pluralize(len(tensors), 'tensor')}, and the workload's example {len(position.inputs)}",
                 "give a tuple of one tensor for each input",
             )
         held = {}
@@ -373,7 +373,7 @@ class Stream:
                 )
             if rows > position.rows:
                 raise ArgumentError(
-                    f"{what} has {counted(rows, 'row')}, and the plan is for {position.rows}",
+                    f"{what} has {pluralize(rows, 'row')}, and the plan is for {position.rows}",
                     "split it, or plan for a larger micro-batch; fewer rows are fine",
                 )
             casts = position.casts and one.is_floating_point() and example.is_floating_point()

@@ -10,7 +10,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.messages import near, shorten
+from hpgo.base.messages import did_you_mean, shorten
 from hpgo.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def built_in(name: str, sizes: str = "") -> BuiltModel:
         key, equals, value = item.partition("=")
         if key not in known:
             raise ArgumentError(
-                f"the model `{name}` has no size `{shorten(key)}`", near(key, known), code="unknown_name"
+                f"the model `{name}` has no size `{shorten(key)}`", did_you_mean(key, known), code="unknown_name"
             )
         given[key] = _value(name, key, value if equals else "true", known[key])
     return build(**sized | given)

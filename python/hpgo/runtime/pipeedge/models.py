@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpgo.base.messages import near, shorten
+from hpgo.base.messages import did_you_mean, shorten
 from hpgo.errors import ArgumentError
 from hpgo.runtime.grouping import QUARTER
 from hpgo.runtime.workload import Workload
@@ -67,5 +67,5 @@ def model_named(name: str) -> PipeEdgeRuntimeModel:
     96
     """
     if name not in MODELS:
-        raise ArgumentError(f"there is no model `{shorten(name)}`", near(name, MODELS), code="unknown_name")
+        raise ArgumentError(f"there is no model `{shorten(name)}`", did_you_mean(name, MODELS), code="unknown_name")
     return MODELS[name]

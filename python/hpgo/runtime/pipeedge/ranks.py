@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from hpgo.base.files import writing
-from hpgo.base.messages import counted
+from hpgo.base.messages import pluralize
 from hpgo.errors import ArgumentError, RunError
 from hpgo.runtime.clocks import machine_name
 from hpgo.runtime.infer.pipeline import InferencePipeline
@@ -163,11 +163,11 @@ def _in_words(decided: Assignment) -> Iterator[str]:
     if decided.data_rank != decided.ranks[0]:
         yield f"rank {decided.data_rank} holds the data"
     if idle := sorted(set(range(decided.world)) - {*decided.ranks, decided.data_rank}):
-        yield f"nothing is left for {counted(len(idle), 'rank')}: {', '.join(map(str, idle))}"
+        yield f"nothing is left for {pluralize(len(idle), 'rank')}: {', '.join(map(str, idle))}"
 
 
 def _of_data(data: Data, wanted: DataOptions) -> str:
     """What goes through."""
     if isinstance(data, Noise):
-        return f"{counted(len(data), 'sample')} of random data: `--dataset-name` takes others"
-    return f"{counted(len(data), 'sample')} of {wanted.name}, {wanted.split}"
+        return f"{pluralize(len(data), 'sample')} of random data: `--dataset-name` takes others"
+    return f"{pluralize(len(data), 'sample')} of {wanted.name}, {wanted.split}"

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.messages import counted, shorten
+from hpgo.base.messages import pluralize, shorten
 from hpgo.errors import ArgumentError
 from hpgo.planning.chain.search import partition_files
 from hpgo.programs.costs import Costs
@@ -132,7 +132,7 @@ def _as_said(asked: ScheduleOptions) -> Assignment:
     numbers = asked.partition or ()
     said = ",".join(map(str, numbers))
     if not numbers or len(numbers) % 2:
-        raise ArgumentError(f"`-pt {said}` has {counted(len(numbers), 'number')}", "give two for each stage")
+        raise ArgumentError(f"`-pt {said}` has {pluralize(len(numbers), 'number')}", "give two for each stage")
     stages = tuple(zip(numbers[::2], numbers[1::2], strict=True))
     begins = [1, *(last + 1 for _, last in stages)]
     for at, (first, last) in enumerate(stages):
@@ -147,11 +147,12 @@ def _as_said(asked: ScheduleOptions) -> Assignment:
             "the last stage ends with the last layer",
         )
     if len(stages) > asked.world:
-        raise ArgumentError(f"`-pt {said}` has {len(stages)} stages for {counted(asked.world, 'rank')}", "start more")
+        raise ArgumentError(f"`-pt {said}` has {len(stages)} stages for {pluralize(asked.world, 'rank')}", "start more")
     ranks = asked.rank_order or tuple(range(len(stages)))
     if len(ranks) != len(stages):
         raise ArgumentError(
-            f"`-r` names {counted(len(ranks), 'rank')} for {counted(len(stages), 'stage')}", "name one for each stage"
+            f"`-r` names {pluralize(len(ranks), 'rank')} for {pluralize(len(stages), 'stage')}",
+            "name one for each stage",
         )
     return _of(asked, stages, ranks, asked.quantize or (0,) * len(stages))
 
@@ -159,7 +160,7 @@ def _as_said(asked: ScheduleOptions) -> Assignment:
 def _planned(asked: ScheduleOptions, files: tuple[str, str, str]) -> Assignment:
     if asked.hosts is not None and len(asked.hosts) != asked.world:
         raise ArgumentError(
-            f"`-H` names {counted(len(asked.hosts), 'host')}, and there are {counted(asked.world, 'rank')}",
+            f"`-H` names {pluralize(len(asked.hosts), 'host')}, and there are {pluralize(asked.world, 'rank')}",
             "name that of each rank, in order",
         )
     models, device_types, devices = files
@@ -177,7 +178,7 @@ def _planned(asked: ScheduleOptions, files: tuple[str, str, str]) -> Assignment:
     if not plan.stages or plan.stages[-1].last != asked.layers:
         has = plan.stages[-1].last if plan.stages else 0
         raise ArgumentError(
-            f"{models} has {counted(has, 'layer')} for `{asked.model}`, which has {asked.layers}",
+            f"{models} has {pluralize(has, 'layer')} for `{asked.model}`, which has {asked.layers}",
             "measure it: `hpgo profile … --by quarter --format pipeedge`",
         )
     ranks = tuple(_rank_of(stage.hosts[0], asked) for stage in plan.stages)

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 import torch.distributed as dist
 
-from hpgo.base.messages import counted
+from hpgo.base.messages import pluralize
 from hpgo.errors import ArgumentError, InfeasibleError, RunError
 from hpgo.machine.cluster import Cluster
 from hpgo.planning.plan_files import read_any
 from hpgo.planning.plans import Plan
 from hpgo.runtime.progress import HERE
-from hpgo.runtime.rendezvous import LOST, meet, place, told
+from hpgo.runtime.rendezvous import LOST, meet, place, translate_errors
 
 _KEY = "plan"
 _FIRST = 0
@@ -49,7 +49,7 @@ def settle(file: str, timeout_s: float) -> ElasticPlan:
     if rank == _FIRST:
         HERE.does("the planning")
         store.set(_KEY, _planned(file, size))
-    with HERE.waiting(_FIRST), told("the plan of rank 0 doesn't come", LOST):
+    with HERE.waiting(_FIRST), translate_errors("the plan of rank 0 doesn't come", LOST):
         text = store.get(_KEY)
     HERE.does("the start")
     planned_s, written = json.loads(text)
@@ -79,7 +79,7 @@ def _planned(file: str, size: int) -> str:
         try:
             plan = plan.replan(size)
         except InfeasibleError as error:
-            raise error.as_kind(InfeasibleError, f"for {counted(size, 'rank')}, {error.message}") from None
+            raise error.as_kind(InfeasibleError, f"for {pluralize(size, 'rank')}, {error.message}") from None
         planned_s = time.perf_counter() - begin_s
     return json.dumps([planned_s, replace(plan, alternatives=(), schedules=()).to_json(embed=False)])
 
@@ -94,15 +94,15 @@ def _check_machines(cluster: Cluster, size: int) -> None:
         )
     if size > cluster.devices:
         raise RunError(
-            f"{size} ranks were started, and cluster `{cluster.name}` has {counted(cluster.devices, 'device')}",
+            f"{size} ranks were started, and cluster `{cluster.name}` has {pluralize(cluster.devices, 'device')}",
             "plan for as many as may come: four machines for `--nnodes 3:4`",
             code="wrong_state",
         )
     count, local = cluster.machines[0].count, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if len(cluster.machines) > 1 and local != count:
         raise RunError(
-            f"torchrun has started {counted(local, 'rank')} on this machine, and those of cluster `{cluster.name}` have"
-            f" {counted(count, 'device')}",
+            f"torchrun has started {pluralize(local, 'rank')} on this machine, and those of cluster `{cluster.name}` "
+            f"have {pluralize(count, 'device')}",
             f"give torchrun `--nproc-per-node {count}`",
             code="wrong_state",
         )

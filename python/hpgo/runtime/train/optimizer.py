@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hpgo.base.messages import near, shorten, shown
+from hpgo.base.messages import did_you_mean, safe_repr, shorten
 from hpgo.errors import ArgumentError
 from hpgo.runtime.progress import HERE
 
@@ -31,7 +31,7 @@ def optimizer_of(text: str) -> Callable[[list[torch.nn.Parameter]], torch.optim.
     name, _, rest = text.partition(":")
     known = {one.__name__.lower(): one for one in vars(torch.optim).values() if isinstance(one, type)}
     if name not in _NAMED:
-        raise ArgumentError(f"there is no optimizer `{shorten(name)}`", near(name, _NAMED), code="unknown_name")
+        raise ArgumentError(f"there is no optimizer `{shorten(name)}`", did_you_mean(name, _NAMED), code="unknown_name")
     options = {}
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
@@ -92,7 +92,7 @@ class ShardedOptimizer:
             self.optimizer = make(parameters)
             if not isinstance(self.optimizer, torch.optim.Optimizer):
                 raise ArgumentError(
-                    f"the optimizer is {shown(self.optimizer)}",
+                    f"the optimizer is {safe_repr(self.optimizer)}",
                     "give a function of parameters that returns one: `lambda p: torch.optim.AdamW(p, lr=1e-4)`",
                 )
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 import torch.distributed as dist
 
-from hpgo.base.checks import choice, number, whole
+from hpgo.base.checks import check_int, choice, number
 from hpgo.base.files import as_path
-from hpgo.base.messages import shown
+from hpgo.base.messages import safe_repr
 from hpgo.errors import ArgumentError, RunError
 from hpgo.runtime.checkpoint import RankState
 from hpgo.runtime.engine import Batch, Engine, StageRun
@@ -21,7 +21,7 @@ from hpgo.runtime.memory import Peak
 from hpgo.runtime.messages import Messages, crossings
 from hpgo.runtime.progress import HERE
 from hpgo.runtime.rank_pipeline import RankOptions, RankPipeline, naming_rank
-from hpgo.runtime.rendezvous import told
+from hpgo.runtime.rendezvous import translate_errors
 from hpgo.runtime.runnable import Runnable, check_program
 from hpgo.runtime.session import Groups
 from hpgo.runtime.train.gradients import Gradients, Ranks
@@ -117,7 +117,8 @@ class Pipeline(RankPipeline):
             raise ArgumentError(f"clip_norm is {clip_norm}", "give a norm above 0, or None")
         if optimizer is not None and not callable(optimizer):
             raise ArgumentError(
-                f"optimizer is {shown(optimizer)}", "give a function that makes one of a list of parameters, or None"
+                f"optimizer is {safe_repr(optimizer)}",
+                "give a function that makes one of a list of parameters, or None",
             )
         _check_tell(tell)
         self._tell, self._told, self._is_unknown = tell, set[str](), False
@@ -172,7 +173,9 @@ class Pipeline(RankPipeline):
         self._gradients = Gradients(self.parts, ranks, groups.sums, overlap=runnable.overlap and not find_nan)
         self._stepper = None
         if self._optimizer_of is not None:
-            with told("the optimizer can't be made", "give a function that makes one of a list of parameters"):
+            with translate_errors(
+                "the optimizer can't be made", "give a function that makes one of a list of parameters"
+            ):
                 self._stepper = ShardedOptimizer(
                     self._optimizer_of, self.weights, groups.sums, shard=program.shard_optimizer
                 )
@@ -195,7 +198,9 @@ class Pipeline(RankPipeline):
         if self._backend == "torch":
             from hpgo.runtime.train.torch_backend import TorchEngine
 
-            with told("torch's pipelining can't be set up", "leave out `backend`: the engine of hpgo runs the plan"):
+            with translate_errors(
+                "torch's pipelining can't be set up", "leave out `backend`: the engine of hpgo runs the plan"
+            ):
                 self.engine = TorchEngine(
                     program,
                     mine,
@@ -308,7 +313,7 @@ class Pipeline(RankPipeline):
         left, or makes it a RuntimeWarning. Before the first step it looks at the folder, and saves nothing. Raises
         RunError for a folder that can't be made, or that holds later steps, of another run.
         """
-        whole("every", every, least=1)
+        check_int("every", every, least=1)
         _check_tell(tell)
         if self._saver is None or self._saver.folder != as_path(folder, RunError):
             self._finish_saving()
@@ -447,7 +452,7 @@ class Pipeline(RankPipeline):
 
 def _check_tell(tell: object) -> None:
     if tell is not None and not callable(tell):
-        raise ArgumentError(f"tell is {shown(tell)}", "give a function of a sentence, or None")
+        raise ArgumentError(f"tell is {safe_repr(tell)}", "give a function of a sentence, or None")
 
 
 def _chosen(share: Share, samples: Sequence[int]) -> tuple[torch.Tensor, ...]:

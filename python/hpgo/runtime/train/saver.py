@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from hpgo.base.checks import whole
+from hpgo.base.checks import check_int
 from hpgo.base.documents import make_folder
 from hpgo.base.files import as_path, refused
 from hpgo.base.messages import shorten
 from hpgo.errors import HpgoError, RunError
 from hpgo.runtime.checkpoint import FORMAT, INDEX, VERSION, RankState, gather_all, gather_at, whole_ones
 from hpgo.runtime.progress import HERE, SAVE
-from hpgo.runtime.rendezvous import LOST, first_line, together, told
+from hpgo.runtime.rendezvous import LOST, first_line, together, translate_errors
 from hpgo.runtime.tensor_files import write
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Saver:
     ) -> None:
         """Every rank makes one. Raises RunError if the folder can't be made, or holds the steps of another run."""
         self.folder = as_path(folder, RunError)
-        self._keep = whole("keep", keep, least=1)
+        self._keep = check_int("keep", keep, least=1)
         self._tell = _warn if tell is None else tell
         self._rank = dist.get_rank()
         self._running: threading.Thread | None = None
@@ -97,7 +97,7 @@ class Saver:
             self._running = None
         if self._lost is not None:
             lost, self._lost = self._lost, None
-            with told("the ranks don't come together to save", LOST):
+            with translate_errors("the ranks don't come together to save", LOST):
                 raise lost
         failure, self._failure = self._failure, None
         if failure is not None and self._rank == 0:

@@ -19,7 +19,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.utils.checkpoint import checkpoint
 
-from hpgo.base.messages import counted
+from hpgo.base.messages import pluralize
 from hpgo.errors import ArgumentError
 from hpgo.runtime.engine import Actions
 from hpgo.runtime.progress import HERE
@@ -56,7 +56,7 @@ def pipelines(program: Program) -> list[tuple[int, ...]]:
     for number, stage in enumerate(stages):
         if len(stage.devices) != len(stages[0].devices):
             raise ArgumentError(
-                f"stage {number} has {counted(len(stage.devices), 'replica')} and stage 0 has"
+                f"stage {number} has {pluralize(len(stage.devices), 'replica')} and stage 0 has"
                 f" {len(stages[0].devices)}, and torch's pipelining passes on whole tensors from one rank to one",
                 f"{_WAY_OUT}, or plan with as many devices for each stage",
                 code="unsupported",

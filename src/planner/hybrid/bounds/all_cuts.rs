@@ -15,15 +15,15 @@ use crate::planner::hybrid::{bounds::devices_at_work::busy_s, settings::Settings
 
 /// Returns seconds that no plan of the question goes below, wherever it cuts the layer graph.
 #[must_use]
-pub fn least_step_s(model: &LayerSums, cluster: &Cluster, settings: &Settings) -> f64 {
-    Subproblem::all(model, cluster, settings).iter().map(least_step_of_size_s).fold(f64::INFINITY, f64::min)
+pub fn min_step_s(model: &LayerSums, cluster: &Cluster, settings: &Settings) -> f64 {
+    Subproblem::all(model, cluster, settings).iter().map(min_step_of_size_s).fold(f64::INFINITY, f64::min)
 }
 
 /// Returns the same for one micro-batch size.
-pub(crate) fn least_step_of_size_s(task: &Subproblem<'_>) -> f64 {
+pub(crate) fn min_step_of_size_s(task: &Subproblem<'_>) -> f64 {
     let fastest = task.cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
     let allowed = || task.share.iter().flatten().map(|&share| &task.totals[share as usize]);
-    let (mut trip_s, mut longest_pass_s, mut longest_s) = (0.0, 0.0_f64, 0.0_f64);
+    let (mut trip_s, mut max_pass_s, mut max_s) = (0.0, 0.0_f64, 0.0_f64);
     for layer in 0..task.model.layer_parameter_bytes.len() {
         let (mut forward_s, mut backward_s, mut both_s) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
         for totals in allowed() {
@@ -34,10 +34,10 @@ pub(crate) fn least_step_of_size_s(task: &Subproblem<'_>) -> f64 {
             both_s = both_s.min(once_s + back_s);
         }
         trip_s += both_s;
-        longest_pass_s = longest_pass_s.max(forward_s).max(backward_s);
-        longest_s = longest_s.max(both_s);
+        max_pass_s = max_pass_s.max(forward_s).max(backward_s);
+        max_s = max_s.max(both_s);
     }
     let micro_batches = f64::from(task.micro_batches);
-    let through_s = trip_s + (micro_batches - 1.0) * longest_pass_s;
-    busy_s(task).max(through_s.max(micro_batches * longest_s) / fastest)
+    let through_s = trip_s + (micro_batches - 1.0) * max_pass_s;
+    busy_s(task).max(through_s.max(micro_batches * max_s) / fastest)
 }

@@ -76,7 +76,7 @@ pub(crate) fn raise(
     let unknown = sizes.par_iter_mut().filter(|(_, known)| known.bound_s <= 0.0);
     spent.work += (unknown)
         .map(|(suffixes, known)| {
-            let (first_s, work) = prefix::least_step_s(&suffixes.task, suffixes.links(true), step_s, control);
+            let (first_s, work) = prefix::min_step_s(&suffixes.task, suffixes.links(true), step_s, control);
             known.bound_s = known.bound_s.max(first_s.min(step_s));
             work
         })
@@ -95,18 +95,18 @@ pub(crate) fn raise(
         }
     }
     // Beyond the bound of a size that goes no further, no other one matters.
-    let mut most_s = step_s;
+    let mut max_s = step_s;
     loop {
         for (_, known) in sizes.iter().filter(|(_, known)| known.is_done) {
-            most_s = most_s.min(known.bound_s);
+            max_s = max_s.min(known.bound_s);
         }
-        let least_s = sizes.iter().map(|(_, known)| known.bound_s).fold(f64::INFINITY, f64::min);
+        let min_s = sizes.iter().map(|(_, known)| known.bound_s).fold(f64::INFINITY, f64::min);
         let is_much = spent.labels >= effort.labels || spent.work >= effort.work;
-        if least_s >= most_s || is_much || control.should_stop() {
+        if min_s >= max_s || is_much || control.should_stop() {
             return spent;
         }
-        let rise_s = (passes::RISE * (step_s - least_s)).max(passes::MIN_RISE * step_s);
-        let limit_s = if step_s.is_finite() { most_s.min(least_s + rise_s) } else { step_s };
+        let rise_s = (passes::RISE * (step_s - min_s)).max(passes::MIN_RISE * step_s);
+        let limit_s = if step_s.is_finite() { max_s.min(min_s + rise_s) } else { step_s };
         let is_open = |known: &Known| !known.is_done && known.bound_s < limit_s;
         let count = sizes.iter().filter(|(_, known)| is_open(known)).count() as u64;
         let effort = effort.shared_out(spent.labels, spent.work, count);
@@ -118,8 +118,8 @@ pub(crate) fn raise(
         let found: Vec<Spent> = open
             .map(|(suffixes, known)| {
                 let open_s = known.open_s.unwrap_or(f64::INFINITY);
-                if most_s.is_finite() && open_s > known.bound_s + bounds::TABLE_TOLERANCE * limit_s {
-                    tabled(suffixes, known, (limit_s, most_s), effort, control)
+                if max_s.is_finite() && open_s > known.bound_s + bounds::TABLE_TOLERANCE * limit_s {
+                    tabled(suffixes, known, (limit_s, max_s), effort, control)
                 } else {
                     passed(suffixes, known, limit_s, effort, control)
                 }
@@ -132,23 +132,23 @@ pub(crate) fn raise(
     }
 }
 
-/// Raises the bound of one size by tables. Once they are known to take little, the threshold is `most_s`, which
+/// Raises the bound of one size by tables. Once they are known to take little, the threshold is `max_s`, which
 /// completes many a size at once.
 fn tabled(
     suffixes: &SuffixSearch<'_>,
     known: &mut Known,
-    (limit_s, most_s): (f64, f64),
+    (limit_s, max_s): (f64, f64),
     effort: WorkBudget,
     control: &Control,
 ) -> Spent {
-    let most_s = if known.is_tabled_soon { most_s } else { limit_s };
+    let max_s = if known.is_tabled_soon { max_s } else { limit_s };
     // Halfway to where plans are left, or as far as anybody asks.
-    let limit_s = known.open_s.map_or(most_s, |open_s| most_s.min(known.bound_s.midpoint(open_s)));
-    let (least_s, work) = prefix::tabled_s(&suffixes.task, suffixes.links(true), limit_s, control);
-    if least_s < limit_s {
+    let limit_s = known.open_s.map_or(max_s, |open_s| max_s.min(known.bound_s.midpoint(open_s)));
+    let (min_s, work) = prefix::tabled_s(&suffixes.task, suffixes.links(true), limit_s, control);
+    if min_s < limit_s {
         known.open_s = Some(limit_s);
     }
-    known.bound_s = known.bound_s.max(least_s.min(limit_s));
+    known.bound_s = known.bound_s.max(min_s.min(limit_s));
     known.is_tabled_soon = bounds::FAST_TABLES * work < effort.work;
     Spent { labels: 0, work }
 }
@@ -210,7 +210,7 @@ fn passed(
 ///
 /// # Errors
 /// [`crate::Error::Argument`] or [`crate::Error::Cluster`] for input that makes no sense.
-pub fn least_step_s(
+pub fn min_step_s(
     model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,

@@ -47,8 +47,8 @@ impl CutGroups {
             // Large layers leave slices empty.
             let mut slices = most as f64 / 2.0;
             let mut groups = inner(slices);
-            let (factor, most_times) = tables::SLICE_GROWTH;
-            for _ in 0..most_times {
+            let (factor, max_times) = tables::SLICE_GROWTH;
+            for _ in 0..max_times {
                 slices *= factor;
                 let more = inner(slices);
                 if more.len() > most {

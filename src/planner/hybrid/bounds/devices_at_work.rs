@@ -7,7 +7,7 @@ use crate::cost::Totals;
 use crate::planner::hybrid::subproblem::Subproblem;
 
 /// Returns for each layer the smallest product of its time for one micro-batch and its replicas.
-pub(crate) fn least_work_s(task: &Subproblem<'_>) -> Vec<f64> {
+pub(crate) fn min_work_s(task: &Subproblem<'_>) -> Vec<f64> {
     let forwards = if task.recompute { 2.0 } else { 1.0 };
     let splits: Vec<(f64, &Totals)> = (task.share.iter().zip(0_u32..))
         .filter_map(|(share, replicas)| share.map(|share| (f64::from(replicas), &task.totals[share as usize])))
@@ -25,11 +25,11 @@ pub(crate) fn least_work_s(task: &Subproblem<'_>) -> Vec<f64> {
 pub(crate) fn busy_s(task: &Subproblem<'_>) -> f64 {
     let mut machines: Vec<(f64, u32)> = task.cluster.machines.iter().map(|m| (m.speed, m.devices)).collect();
     machines.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let (mut speed, mut devices) = (0.0, task.most_devices());
+    let (mut speed, mut devices) = (0.0, task.max_devices());
     for (each, of_machine) in machines {
         let some = devices.min(of_machine);
         speed += f64::from(some) * each;
         devices -= some;
     }
-    f64::from(task.micro_batches) * least_work_s(task).iter().sum::<f64>() / speed
+    f64::from(task.micro_batches) * min_work_s(task).iter().sum::<f64>() / speed
 }

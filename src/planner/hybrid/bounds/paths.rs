@@ -76,30 +76,31 @@ pub(crate) struct PathStage {
     pub backward_s: f64,
     pub sync_s: f64,
     /// Smallest and largest number in flight. They are equal where it is known.
-    pub least_window: u32,
-    pub window: u32,
+    pub min_in_flight: u32,
+    pub max_in_flight: u32,
     /// Transfer to the next stage, one way: time on the link, and the delay behind it.
     pub busy_s: f64,
     pub latency_s: f64,
 }
 
 impl Paths {
-    /// Puts a stage in front of the suffix, whose first stage has at least the window `next_window`.
+    /// Puts a stage in front of the suffix, whose first stage has at least the window `next_max_in_flight`.
     ///
     /// Waits shrink with the window, what must run before them grows: each path is as long as at the window, of those
     /// that the stage may have, at which it is shortest.
-    pub(crate) fn extend(&self, stage: &PathStage, next_window: u32, micro_batches: u32) -> Self {
-        let PathStage { forward_s, backward_s, sync_s, least_window, window, busy_s: link_s, latency_s } = *stage;
+    pub(crate) fn extend(&self, stage: &PathStage, next_max_in_flight: u32, micro_batches: u32) -> Self {
+        let PathStage { forward_s, backward_s, sync_s, min_in_flight, max_in_flight, busy_s: link_s, latency_s } =
+            *stage;
         let work_s = forward_s + backward_s;
         let transfer_s = link_s + latency_s;
         let below = |path_s: f64| path_s + 2.0 * transfer_s;
-        let (count, skipped) = (f64::from(micro_batches), f64::from(window - 1));
-        let least_skipped = f64::from(least_window - 1);
-        let is_alternating = micro_batches > window; // else all forwards come before all backwards
+        let (count, skipped) = (f64::from(micro_batches), f64::from(max_in_flight - 1));
+        let min_skipped = f64::from(min_in_flight - 1);
+        let is_alternating = micro_batches > max_in_flight; // else all forwards come before all backwards
 
         let (first_s, last_s, trip_s) = (below(self.first_back_s), below(self.last_back_s), below(self.trip_s));
-        let first_back_s = (first_s + work_s).max((least_skipped + 1.0) * forward_s + backward_s);
-        let last_back_s = (last_s + work_s).max(forward_s + (least_skipped + 1.0) * backward_s);
+        let first_back_s = (first_s + work_s).max((min_skipped + 1.0) * forward_s + backward_s);
+        let last_back_s = (last_s + work_s).max(forward_s + (min_skipped + 1.0) * backward_s);
         let last_synced_s = (forward_s + transfer_s + self.last_synced_s).max(last_back_s + sync_s);
 
         // The new stage is busy all the time.
@@ -110,16 +111,16 @@ impl Paths {
         if is_alternating {
             last_start_s += (count - skipped - 1.0) * backward_s + wait_first_s;
             wait_s = wait_s.max(first_s + last_s - skipped * work_s);
-            let between = f64::from((micro_batches - 1) / window - 1);
+            let between = f64::from((micro_batches - 1) / max_in_flight - 1);
             waits_s = wait_s.max(first_s + last_s - skipped * work_s + between * (trip_s - skipped * work_s).max(0.0));
         }
         // The link below it is, but for waits for round trips, each in place of the messages of a window.
-        let windows = f64::from((micro_batches - 1) / window);
-        let trips_s = windows * (trip_s + work_s - f64::from(window) * link_s).max(0.0);
+        let max_in_flights = f64::from((micro_batches - 1) / max_in_flight);
+        let trips_s = max_in_flights * (trip_s + work_s - f64::from(max_in_flight) * link_s).max(0.0);
         let link_start_s = forward_s + count * link_s + latency_s + trips_s;
         // The stage below it is, and loops: the q-th from B((q - 1) (1 + difference)), the last to F(M - 1).
-        let difference = window.saturating_sub(next_window);
-        let loops = if is_alternating { (micro_batches - 1 - window) / (difference + 1) + 1 } else { 0 };
+        let difference = max_in_flight.saturating_sub(next_max_in_flight);
+        let loops = if is_alternating { (micro_batches - 1 - max_in_flight) / (difference + 1) + 1 } else { 0 };
         let loops_s = f64::from(loops) * (below(work_s) - f64::from(difference) * self.work_s).max(0.0);
         let next_start_s = forward_s + transfer_s + self.last_start_s + loops_s;
 
@@ -130,8 +131,7 @@ impl Paths {
             forward_s: self.middle.forward_s.max(forward_s),
             backward_s: self.middle.backward_s.max(backward_s),
         };
-        let ourselves =
-            Middle { through_s: (count - least_skipped) * work_s, ends: least_skipped, forward_s, backward_s };
+        let ourselves = Middle { through_s: (count - min_skipped) * work_s, ends: min_skipped, forward_s, backward_s };
         let drained_s = (below(self.drained_s) + work_s)
             .max(below_us.path_s())
             .max(count * work_s + waits_s)

@@ -78,7 +78,7 @@ impl Relaxed {
             moves: FxHashMap::default(),
             sums: FxHashMap::default(),
             prices: Prices::default(),
-            most: task.most_devices(),
+            most: task.max_devices(),
             units: Units::new(task.cluster),
             kinds,
         };

@@ -6,7 +6,7 @@ use crate::planner::hybrid::{
         device_classes::Units,
         nested_stages::sums_s,
         paths::{Middle, PathStage, Paths},
-        prefix::{INCREMENTS, PrefixBounds, PrefixIncrements, least_step_s},
+        prefix::{INCREMENTS, PrefixBounds, PrefixIncrements, min_step_s},
     },
     evaluate::{
         candidate_plan::{CandidatePlan, StageCandidate},
@@ -48,12 +48,12 @@ fn stages(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<PathStage>
     let some_s = |least: u32, most: u32| (64 * least..64 * most).prop_map(|parts: u32| f64::from(parts) / 64.0);
     let time_s = || prop_oneof![2 => Just(0.0), 3 => Just(1.0), 3 => some_s(0, 3), 1 => some_s(3, 30)];
     let stage = (time_s(), time_s(), time_s(), time_s(), time_s(), 0_u32..4).prop_map(
-        |(forward_s, backward_s, sync_s, busy_s, latency_s, window)| PathStage {
+        |(forward_s, backward_s, sync_s, busy_s, latency_s, max_in_flight)| PathStage {
             forward_s,
             backward_s,
             sync_s,
-            least_window: window,
-            window,
+            min_in_flight: max_in_flight,
+            max_in_flight,
             busy_s,
             latency_s,
         },
@@ -84,10 +84,10 @@ struct Events {
 impl Pipeline {
     /// With windows that never grow along the stages, and no link behind the last one.
     fn of(mut stages: Vec<PathStage>, micro_batches: u32) -> Self {
-        let mut window = 0;
+        let mut max_in_flight = 0;
         for stage in stages.iter_mut().rev() {
-            window = (window + stage.window).clamp(1, micro_batches);
-            (stage.least_window, stage.window) = (window, window);
+            max_in_flight = (max_in_flight + stage.max_in_flight).clamp(1, micro_batches);
+            (stage.min_in_flight, stage.max_in_flight) = (max_in_flight, max_in_flight);
         }
         if let Some(last) = stages.last_mut() {
             (last.busy_s, last.latency_s) = (0.0, 0.0);
@@ -96,8 +96,8 @@ impl Pipeline {
     }
 
     fn simulate(&self) -> Vec<Events> {
-        let windows: Vec<u32> = self.stages.iter().map(|stage| stage.window).collect();
-        let schedule = one_f_one_b(&windows, self.micro_batches);
+        let max_in_flights: Vec<u32> = self.stages.iter().map(|stage| stage.max_in_flight).collect();
+        let schedule = one_f_one_b(&max_in_flights, self.micro_batches);
         let message = |stage: &PathStage| Transfer { busy_s: stage.busy_s, latency_s: stage.latency_s };
         let costs = Costs {
             compute: self.stages.iter().map(|stage| StageTimes::new(stage.forward_s, stage.backward_s)).collect(),
@@ -106,7 +106,7 @@ impl Pipeline {
             gradient_sync_s: self.stages.iter().map(|stage| stage.sync_s).collect(),
             optimizer_s: vec![0.0; self.stages.len()],
         };
-        let times = Sweep::default().times(&schedule, &costs, Links::Queued).expect("windows never grow");
+        let times = Sweep::default().times(&schedule, &costs, Links::Queued).expect("limits in flight never grow");
         let count = self.micro_batches as usize;
         let mut events: Vec<Events> = Vec::new();
         let mut end_s: f64 = 0.0;
@@ -136,13 +136,13 @@ impl Pipeline {
     /// `open` says how much smaller and larger than it is each window may be for all that the paths know.
     fn suffixes(&self, open: (u32, u32)) -> Vec<Paths> {
         let mut suffixes = vec![Paths::default()];
-        let mut next_window = 1;
+        let mut next_max_in_flight = 1;
         for stage in self.stages.iter().rev() {
-            let least_window = stage.window.saturating_sub(open.0).max(1);
-            let window = (stage.window + open.1).min(self.micro_batches);
-            let stage = PathStage { least_window, window, ..*stage };
-            suffixes.push(suffixes[suffixes.len() - 1].extend(&stage, next_window, self.micro_batches));
-            next_window = least_window;
+            let min_in_flight = stage.max_in_flight.saturating_sub(open.0).max(1);
+            let max_in_flight = (stage.max_in_flight + open.1).min(self.micro_batches);
+            let stage = PathStage { min_in_flight, max_in_flight, ..*stage };
+            suffixes.push(suffixes[suffixes.len() - 1].extend(&stage, next_max_in_flight, self.micro_batches));
+            next_max_in_flight = min_in_flight;
         }
         suffixes.reverse();
         suffixes
@@ -211,23 +211,23 @@ proptest! {
                 sync_s: pick(2, one.sync_s, two.sync_s),
                 busy_s: pick(3, one.busy_s, two.busy_s),
                 latency_s: pick(4, one.latency_s, two.latency_s),
-                least_window: one.window,
-                window: one.window,
+                min_in_flight: one.max_in_flight,
+                max_in_flight: one.max_in_flight,
             }
         };
         let two = one.iter().enumerate().zip(two.iter().cycle()).map(changed).collect();
         let (mut one, mut two) = (Pipeline::of(one, count), Pipeline::of(two, count));
         // They compete only if their first windows agree.
-        let window = one.stages[0].window.max(two.stages[0].window);
+        let max_in_flight = one.stages[0].max_in_flight.max(two.stages[0].max_in_flight);
         for first in [&mut one.stages[0], &mut two.stages[0]] {
-            (first.least_window, first.window) = (window, window);
+            (first.min_in_flight, first.max_in_flight) = (max_in_flight, max_in_flight);
         }
         let behind_front = |suffix: &Pipeline| {
             let last = &suffix.stages[0];
-            let window = |stage: &PathStage| (last.window + stage.window).min(count);
+            let max_in_flight = |stage: &PathStage| (last.max_in_flight + stage.max_in_flight).min(count);
             let mut stages: Vec<PathStage> =
-                front.iter().map(|stage| PathStage { least_window: window(stage), window: window(stage), ..*stage }).collect();
-            stages.sort_by_key(|stage| std::cmp::Reverse(stage.window));
+                front.iter().map(|stage| PathStage { min_in_flight: max_in_flight(stage), max_in_flight: max_in_flight(stage), ..*stage }).collect();
+            stages.sort_by_key(|stage| std::cmp::Reverse(stage.max_in_flight));
             stages
         };
         for (better, worse) in [(&one, &two), (&two, &one)] {
@@ -239,12 +239,12 @@ proptest! {
             let bare = |paths: Paths| Paths { middle: Middle::default(), ..paths };
             let (mut bare_paths, mut bare_others) = (bare(paths), bare(worse.suffixes((0, 0))[0]));
             let mut stages = behind_front(worse);
-            let mut next_window = better.stages[0].window;
+            let mut next_max_in_flight = better.stages[0].max_in_flight;
             for stage in stages.iter().rev() {
-                paths = paths.extend(stage, next_window, count);
-                bare_paths = bare(bare_paths.extend(stage, next_window, count));
-                bare_others = bare(bare_others.extend(stage, next_window, count));
-                next_window = stage.window;
+                paths = paths.extend(stage, next_max_in_flight, count);
+                bare_paths = bare(bare_paths.extend(stage, next_max_in_flight, count));
+                bare_others = bare(bare_others.extend(stage, next_max_in_flight, count));
+                next_max_in_flight = stage.max_in_flight;
                 prop_assert!(bare_paths.dominates(&bare_others, count), "{bare_paths:?} and {bare_others:?}");
             }
             stages.extend(&worse.stages);
@@ -278,14 +278,14 @@ fn in_front_is_not_above(problem: &RandomProblem, groups: usize) -> Result<(), T
     let mut pricer = PlanEvaluator::new(&model, cluster, settings);
     for task in &tasks {
         let Some(plan) = plan_of(task, &mut pricer, replicas) else { continue };
-        let step_s = pricer.price(&plan).expect("windows never grow").step_s;
+        let step_s = pricer.price(&plan).expect("limits in flight never grow").step_s;
         let stages = pricer.stages(&plan).expect("it was priced");
         let links = crate::planner::hybrid::bounds::link_bounds::Links::new(task, false);
         let detail = Resolution { max_cut_groups: groups, ..tables::BISECTION_RESOLUTION };
         let front = PrefixBounds::with(task, &links, f64::INFINITY, usize::MAX, detail, &Control::default());
         let front = front.expect("nobody stops it");
         let units = Units::new(task.cluster);
-        let (mut paths, mut next_window, mut free) = (Paths::default(), 1, units.all(cluster));
+        let (mut paths, mut next_max_in_flight, mut free) = (Paths::default(), 1, units.all(cluster));
         for (behind, (choice, price)) in (0_u32..).zip(plan.stages.iter().zip(&stages).rev()) {
             let room = plan
                 .stages
@@ -295,10 +295,14 @@ fn in_front_is_not_above(problem: &RandomProblem, groups: usize) -> Result<(), T
                 .and_then(|last| room(cluster, &plan, last));
             let bound_s = front.bound_s(&paths, choice.end, front.place(free, room, behind));
             prop_assert!(at_most(bound_s, step_s), "{bound_s} s with {behind} stages behind, {step_s} s in {plan:?}");
-            paths = paths.extend(&path_stage(price, (choice.window, choice.window)), next_window, task.micro_batches);
+            paths = paths.extend(
+                &path_stage(price, (choice.max_in_flight, choice.max_in_flight)),
+                next_max_in_flight,
+                task.micro_batches,
+            );
             let each = |at: u32| units.of(cluster.machines[at as usize].speed);
             let taken = choice.footprint.iter().map(|&(at, count)| count * each(at));
-            (next_window, free) = (choice.window, free - taken.sum::<u32>());
+            (next_max_in_flight, free) = (choice.max_in_flight, free - taken.sum::<u32>());
         }
     }
     Ok(())
@@ -338,7 +342,7 @@ proptest! {
             let Ok((plan, best, _)) = exhaustive(&model, &cluster, &settings, &control) else { continue };
             for task in Subproblem::all(&model, &cluster, &settings) {
                 let links = crate::planner::hybrid::bounds::link_bounds::Links::new(&task, false);
-                let (bound_s, _) = least_step_s(&task, &links, above * best.step_s, &control);
+                let (bound_s, _) = min_step_s(&task, &links, above * best.step_s, &control);
                 prop_assert!(at_most(bound_s, best.step_s), "{bound_s} s, {} s by {plan:?}", best.step_s);
             }
         }
@@ -387,10 +391,10 @@ fn plan_of(task: &Subproblem<'_>, pricer: &mut PlanEvaluator<'_>, replicas: &[u3
             }
         }
         let (begin, end) = (cuts * index / count, cuts * (index + 1) / count);
-        stages.push(StageCandidate { begin, end, footprint, window: 1 });
+        stages.push(StageCandidate { begin, end, footprint, max_in_flight: 1 });
     }
     let plan = CandidatePlan { micro_batch: task.micro_batch, recompute: task.recompute, stages };
     let prices = pricer.stages(&plan).ok()?;
-    let windows = pricer.windows_of(&prices, plan.micro_batch, true)?;
-    Some(plan.with_windows(&windows))
+    let max_in_flights = pricer.max_in_flights_of(&prices, plan.micro_batch, true)?;
+    Some(plan.with_max_in_flights(&max_in_flights))
 }

@@ -12,7 +12,7 @@ pub struct StageCandidate {
     /// Pairs `(node, devices)`, ascending by node, without zero counts.
     pub footprint: Vec<(u32, u32)>,
     /// Forwards before the first backward, which is the largest number of micro-batches in flight.
-    pub window: u32,
+    pub max_in_flight: u32,
 }
 
 impl StageCandidate {
@@ -53,14 +53,17 @@ impl CandidatePlan {
     }
 
     /// Returns the numbers of micro-batches in flight of its stages.
-    pub(crate) fn windows(&self) -> Vec<u32> {
-        self.stages.iter().map(|stage| stage.window).collect()
+    pub(crate) fn max_in_flights(&self) -> Vec<u32> {
+        self.stages.iter().map(|stage| stage.max_in_flight).collect()
     }
 
     /// Returns the plan with other numbers of micro-batches in flight.
     #[must_use]
-    pub fn with_windows(mut self, windows: &[u32]) -> Self {
-        self.stages.iter_mut().zip(windows).for_each(|(stage, &window)| stage.window = window);
+    pub fn with_max_in_flights(mut self, max_in_flights: &[u32]) -> Self {
+        self.stages
+            .iter_mut()
+            .zip(max_in_flights)
+            .for_each(|(stage, &max_in_flight)| stage.max_in_flight = max_in_flight);
         self
     }
 }

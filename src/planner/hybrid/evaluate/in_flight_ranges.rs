@@ -6,7 +6,7 @@ use crate::cost::Memory;
 use crate::error::Result;
 use crate::planner::hybrid::{
     evaluate::{candidate_plan::CandidatePlan, plan_cost::PlanEvaluator, stage_cost::StageCost},
-    settings::{Settings, largest_window},
+    settings::{Settings, largest_max_in_flight},
 };
 
 /// For each stage, the smallest number in flight that keeps it busy, and the largest that memory allows it and the
@@ -16,7 +16,7 @@ pub(crate) type Ranges = Vec<(u32, u32)>;
 impl PlanEvaluator<'_> {
     /// Returns the largest numbers in flight if `eager`, otherwise the smallest. Returns `None` if a stage does not fit
     /// with the smallest.
-    pub(crate) fn windows_of(&self, stages: &[StageCost], micro_batch: u32, eager: bool) -> Option<Vec<u32>> {
+    pub(crate) fn max_in_flights_of(&self, stages: &[StageCost], micro_batch: u32, eager: bool) -> Option<Vec<u32>> {
         let wanted = vec![if eager { u32::MAX } else { 0 }; stages.len()];
         nearest(&self.ranges_of(stages, micro_batch)?, &wanted)
     }
@@ -46,8 +46,8 @@ pub(crate) fn ranges<'m>(
 ) -> Option<Ranges> {
     let from_end = (1..=stages.len() as u32).rev();
     let ranges = stages.zip(from_end).map(|((memory, capacity_bytes), from_end)| {
-        let (least, most) = settings.windows(from_end, micro_batches);
-        largest_window(least, most, |window| memory.bytes_with(window) <= capacity_bytes)
+        let (least, most) = settings.max_in_flights(from_end, micro_batches);
+        largest_max_in_flight(least, most, |max_in_flight| memory.bytes_with(max_in_flight) <= capacity_bytes)
             .map(|largest| (least, largest))
     });
     let mut ranges = ranges.collect::<Option<Ranges>>()?;
@@ -60,7 +60,7 @@ pub(crate) fn ranges<'m>(
 
 /// Returns the numbers in flight nearest to `wanted` that the ranges and the stages behind allow.
 pub(crate) fn nearest(ranges: &Ranges, wanted: &[u32]) -> Option<Vec<u32>> {
-    let mut windows = vec![0; ranges.len()];
+    let mut max_in_flights = vec![0; ranges.len()];
     let mut next = 1;
     for (index, &(least, most)) in ranges.iter().enumerate().rev() {
         let least = least.max(next);
@@ -68,9 +68,9 @@ pub(crate) fn nearest(ranges: &Ranges, wanted: &[u32]) -> Option<Vec<u32>> {
             return None;
         }
         next = wanted[index].clamp(least, most);
-        windows[index] = next;
+        max_in_flights[index] = next;
     }
-    Some(windows)
+    Some(max_in_flights)
 }
 
 /// Returns every choice of numbers in flight. Returns `None` if there are more than `limit`.
@@ -79,17 +79,17 @@ pub(crate) fn every(ranges: &Ranges, limit: usize) -> Option<Vec<Vec<u32>>> {
     for &(least, most) in ranges.iter().rev() {
         let mut longer = Vec::new();
         for behind in &all {
-            for window in least.max(behind.last().copied().unwrap_or(1))..=most {
+            for max_in_flight in least.max(behind.last().copied().unwrap_or(1))..=most {
                 if longer.len() == limit {
                     return None;
                 }
-                longer.push(behind.iter().copied().chain([window]).collect());
+                longer.push(behind.iter().copied().chain([max_in_flight]).collect());
             }
         }
         all = longer;
     }
-    for windows in &mut all {
-        windows.reverse();
+    for max_in_flights in &mut all {
+        max_in_flights.reverse();
     }
     Some(all)
 }

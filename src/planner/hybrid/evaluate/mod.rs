@@ -42,7 +42,7 @@ pub fn evaluate(
     cluster.check()?;
     let footprints = footprints(cluster, devices)?;
     let stages: Vec<StageCandidate> = (footprints.into_iter().enumerate())
-        .map(|(begin, footprint)| StageCandidate { begin, end: begin + 1, footprint, window: 1 })
+        .map(|(begin, footprint)| StageCandidate { begin, end: begin + 1, footprint, max_in_flight: 1 })
         .collect();
     let mut pricer = PlanEvaluator::new(model, cluster, settings);
     let plan = fastest(&mut pricer, &stages, &Control::default())?;
@@ -72,7 +72,7 @@ pub(crate) fn fastest(
                 Ok(prices) => prices,
             };
             let ranges = pricer.ranges_of(&prices, micro_batch);
-            let path_s = |ranges: &Ranges| pricer.longest_path_s(&prices, ranges.iter().copied(), micro_batch);
+            let path_s = |ranges: &Ranges| pricer.max_path_s(&prices, ranges.iter().copied(), micro_batch);
             if let (Some(ranges), Some((true, best_s, _))) = (&ranges, &best)
                 && path_s(ranges) >= *best_s
             {
@@ -80,12 +80,15 @@ pub(crate) fn fastest(
             }
             let fits = ranges.is_some();
             let micro_batches = settings.global_batch / micro_batch;
-            let windows = ranges.and_then(|ranges| nearest(&ranges, &vec![u32::MAX; stages.len()]));
-            let windows = windows.unwrap_or_else(|| {
-                (1..=stages.len() as u32).rev().map(|from_end| settings.windows(from_end, micro_batches).0).collect()
+            let max_in_flights = ranges.and_then(|ranges| nearest(&ranges, &vec![u32::MAX; stages.len()]));
+            let max_in_flights = max_in_flights.unwrap_or_else(|| {
+                (1..=stages.len() as u32)
+                    .rev()
+                    .map(|from_end| settings.max_in_flights(from_end, micro_batches).0)
+                    .collect()
             });
-            let step_s = pricer.step_s(&prices, &windows, micro_batch)?;
-            let plan = plan.with_windows(&windows);
+            let step_s = pricer.step_s(&prices, &max_in_flights, micro_batch)?;
+            let plan = plan.with_max_in_flights(&max_in_flights);
             if fits {
                 fitting.push((step_s, plan.clone()));
             }
@@ -119,7 +122,7 @@ pub fn reprice(
     cluster: &Cluster,
     settings: &Settings,
     devices: &[Vec<u32>],
-    windows: &[u32],
+    max_in_flights: &[u32],
 ) -> Result<(CandidatePlan, EvaluatedPlan)> {
     settings.check()?;
     cluster.check()?;
@@ -127,20 +130,20 @@ pub fn reprice(
     else {
         return Err(Error::argument("there is no micro-batch size to choose from", "give one"));
     };
-    if windows.len() != devices.len() {
+    if max_in_flights.len() != devices.len() {
         return Err(Error::argument(
-            format!("{} windows are given for {} stages", windows.len(), devices.len()),
+            format!("{} max_in_flights are given for {} stages", max_in_flights.len(), devices.len()),
             "give each stage one",
         ));
     }
-    if let Some(stage) = windows.iter().position(|&window| window == 0) {
+    if let Some(stage) = max_in_flights.iter().position(|&max_in_flight| max_in_flight == 0) {
         return Err(Error::argument(
             format!("stage {stage} has no micro-batch in flight"),
             "each stage has one at least while it runs",
         ));
     }
-    let stages = (footprints(cluster, devices)?.into_iter().zip(windows).enumerate())
-        .map(|(begin, (footprint, &window))| StageCandidate { begin, end: begin + 1, footprint, window })
+    let stages = (footprints(cluster, devices)?.into_iter().zip(max_in_flights).enumerate())
+        .map(|(begin, (footprint, &max_in_flight))| StageCandidate { begin, end: begin + 1, footprint, max_in_flight })
         .collect();
     let plan = CandidatePlan { micro_batch, recompute, stages };
     let priced = PlanEvaluator::new(model, cluster, settings).price(&plan)?;

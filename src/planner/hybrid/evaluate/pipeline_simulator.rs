@@ -36,7 +36,7 @@ impl PipelineSimulator {
     pub(crate) fn step_s(&mut self, stages: impl Iterator<Item = PathStage>, micro_batches: u32) -> Option<f64> {
         self.lanes.clear();
         self.lanes.extend(stages.map(|stage| RankCursor {
-            stage: PathStage { window: stage.window.clamp(1, micro_batches), ..stage },
+            stage: PathStage { max_in_flight: stage.max_in_flight.clamp(1, micro_batches), ..stage },
             free_s: 0.0,
             there_s: 0.0,
             back_s: 0.0,
@@ -45,7 +45,7 @@ impl PipelineSimulator {
         let is_sound = |PathStage { forward_s, backward_s, sync_s, busy_s, latency_s, .. }: PathStage| {
             [forward_s, backward_s, sync_s, busy_s, latency_s].into_iter().all(is_time)
         };
-        if self.lanes.windows(2).any(|two| two[0].stage.window < two[1].stage.window)
+        if self.lanes.windows(2).any(|two| two[0].stage.max_in_flight < two[1].stage.max_in_flight)
             || !self.lanes.iter().all(|lane| is_sound(lane.stage))
         {
             return None;
@@ -55,7 +55,7 @@ impl PipelineSimulator {
         self.returned_s.resize(stages * micro_batches as usize, 0.0);
         for forward in 0..micro_batches {
             for at in (0..stages).rev() {
-                if let Some(backward) = forward.checked_sub(self.lanes[at].stage.window) {
+                if let Some(backward) = forward.checked_sub(self.lanes[at].stage.max_in_flight) {
                     self.backward(at, backward as usize * stages);
                 }
             }
@@ -67,7 +67,7 @@ impl PipelineSimulator {
             }
         }
         for at in (0..stages).rev() {
-            for backward in micro_batches - self.lanes[at].stage.window..micro_batches {
+            for backward in micro_batches - self.lanes[at].stage.max_in_flight..micro_batches {
                 self.backward(at, backward as usize * stages);
             }
         }

@@ -153,7 +153,7 @@ impl<'a> PlanEvaluator<'a> {
         let sync_tail_s = sync_tail(settings.overlap_sync);
         let alone = BaseCost::new(model, totals, settings, &devices, cuts, plan.recompute, sync_tail_s);
         let half_s = |below: &[f64]| between(below, cuts) / devices.speed;
-        let memory = alone.memory.with_in_flight(stage.window);
+        let memory = alone.memory.with_in_flight(stage.max_in_flight);
         let held_once_bytes = shared.map_or(0.0, |shared| shared.held_once_bytes);
         Ok(StageCost {
             share,
@@ -213,20 +213,23 @@ impl<'a> PlanEvaluator<'a> {
     /// # Errors
     /// As [`PlanEvaluator::stages`]; [`Error::Schedule`] if windows grow along the stages, so that they wait for each other.
     pub fn price(&mut self, plan: &CandidatePlan) -> Result<EvaluatedPlan> {
-        let (stages, windows) = (self.stages(plan)?, plan.windows());
-        let step_s = self.step_s(&stages, &windows, plan.micro_batch)?;
-        Ok(EvaluatedPlan { step_s, path_s: self.path_s(&stages, &windows, plan.micro_batch), stages })
+        let (stages, max_in_flights) = (self.stages(plan)?, plan.max_in_flights());
+        let step_s = self.step_s(&stages, &max_in_flights, plan.micro_batch)?;
+        Ok(EvaluatedPlan { step_s, path_s: self.path_s(&stages, &max_in_flights, plan.micro_batch), stages })
     }
 
     /// Simulates stages with these costs and numbers in flight, in micro-batches of `micro_batch` samples.
     ///
     /// # Errors
     /// [`Error::Schedule`] if windows grow along the stages.
-    pub(crate) fn step_s(&mut self, stages: &[StageCost], windows: &[u32], micro_batch: u32) -> Result<f64> {
+    pub(crate) fn step_s(&mut self, stages: &[StageCost], max_in_flights: &[u32], micro_batch: u32) -> Result<f64> {
         let micro_batches = self.settings.global_batch / micro_batch;
         self.simulated += 1;
-        self.actions += 2 * u64::from(micro_batches) * windows.len() as u64;
-        let shapes = stages.iter().zip(windows).map(|(stage, &window)| path_stage(stage, (window, window)));
+        self.actions += 2 * u64::from(micro_batches) * max_in_flights.len() as u64;
+        let shapes = stages
+            .iter()
+            .zip(max_in_flights)
+            .map(|(stage, &max_in_flight)| path_stage(stage, (max_in_flight, max_in_flight)));
         if let Some(step_s) = self.clock.step_s(shapes.clone(), micro_batches) {
             return Ok(step_s);
         }
@@ -239,26 +242,30 @@ impl<'a> PlanEvaluator<'a> {
             gradient_sync_s: stages.iter().map(|stage| stage.sync_tail_s).collect(),
             optimizer_s: vec![0.0; stages.len()],
         };
-        Sweep::default().step_s(&one_f_one_b(windows, micro_batches), &costs, Links::Queued)
+        Sweep::default().step_s(&one_f_one_b(max_in_flights, micro_batches), &costs, Links::Queued)
     }
 
     /// Returns the longest path through stages with these numbers in flight. It is the step, or a little less.
-    pub(crate) fn path_s(&self, stages: &[StageCost], windows: &[u32], micro_batch: u32) -> f64 {
-        self.longest_path_s(stages, windows.iter().map(|&window| (window, window)), micro_batch)
+    pub(crate) fn path_s(&self, stages: &[StageCost], max_in_flights: &[u32], micro_batch: u32) -> f64 {
+        self.max_path_s(stages, max_in_flights.iter().map(|&max_in_flight| (max_in_flight, max_in_flight)), micro_batch)
     }
 
     /// Returns a lower bound on the longest path over all numbers in flight in these ranges.
-    pub(crate) fn longest_path_s(
+    pub(crate) fn max_path_s(
         &self,
         stages: &[StageCost],
-        windows: impl DoubleEndedIterator<Item = (u32, u32)> + ExactSizeIterator,
+        max_in_flights: impl DoubleEndedIterator<Item = (u32, u32)> + ExactSizeIterator,
         micro_batch: u32,
     ) -> f64 {
         let mut paths = Paths::default();
-        let mut next_window = 1;
-        for (stage, windows) in stages.iter().zip(windows).rev() {
-            paths = paths.extend(&path_stage(stage, windows), next_window, self.settings.global_batch / micro_batch);
-            next_window = windows.0;
+        let mut next_max_in_flight = 1;
+        for (stage, max_in_flights) in stages.iter().zip(max_in_flights).rev() {
+            paths = paths.extend(
+                &path_stage(stage, max_in_flights),
+                next_max_in_flight,
+                self.settings.global_batch / micro_batch,
+            );
+            next_max_in_flight = max_in_flights.0;
         }
         paths.synced_s
     }

@@ -98,9 +98,17 @@ impl BaseCost {
     }
 
     /// Returns the stage as the paths and the simulator see it, with a range of windows and the transfer behind it.
-    pub(crate) fn path_stage(&self, windows: (u32, u32), (busy_s, latency_s): (f64, f64)) -> PathStage {
+    pub(crate) fn path_stage(&self, max_in_flights: (u32, u32), (busy_s, latency_s): (f64, f64)) -> PathStage {
         let Self { forward_s, backward_s, sync_s, .. } = *self;
-        PathStage { forward_s, backward_s, sync_s, least_window: windows.0, window: windows.1, busy_s, latency_s }
+        PathStage {
+            forward_s,
+            backward_s,
+            sync_s,
+            min_in_flight: max_in_flights.0,
+            max_in_flight: max_in_flights.1,
+            busy_s,
+            latency_s,
+        }
     }
 }
 
@@ -111,13 +119,13 @@ pub(super) fn between(below: &[f64], (begin, end): (usize, usize)) -> f64 {
 }
 
 /// Returns a stage as the paths and the simulator see it, with the smallest and the largest number in flight.
-pub(crate) fn path_stage(stage: &StageCost, (least_window, window): (u32, u32)) -> PathStage {
+pub(crate) fn path_stage(stage: &StageCost, (min_in_flight, max_in_flight): (u32, u32)) -> PathStage {
     PathStage {
         forward_s: stage.forward_s,
         backward_s: stage.backward_s,
         sync_s: stage.sync_tail_s,
-        least_window,
-        window,
+        min_in_flight,
+        max_in_flight,
         busy_s: stage.transfer_busy_s,
         latency_s: stage.transfer_s - stage.transfer_busy_s,
     }

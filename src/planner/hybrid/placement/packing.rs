@@ -46,13 +46,13 @@ impl<'a> Packing<'a> {
         Self::with_cuts(task, placement::COARSE_CUTS)
     }
 
-    fn with_cuts(task: &'a Subproblem<'a>, most_cuts: usize) -> Self {
+    fn with_cuts(task: &'a Subproblem<'a>, max_cuts: usize) -> Self {
         let mut cuts = vec![task.model.cuts() - 1];
         while let Some(inner) = cuts.last().and_then(|&cut| task.model.begins(cut).next()) {
             cuts.push(inner as usize);
         }
         cuts.reverse();
-        let step = cuts.len().div_ceil(most_cuts);
+        let step = cuts.len().div_ceil(max_cuts);
         let whole = cuts.len() - 1;
         let cuts = (cuts.into_iter().enumerate())
             .filter(|(at, _)| at.is_multiple_of(step) || *at == whole)
@@ -83,7 +83,7 @@ impl<'a> Packing<'a> {
         let Some(&(_, share)) = self.splits.first() else { return Vec::new() };
         let totals = &self.task.totals[share as usize];
         let whole_s: f64 = totals.forward_s.last().into_iter().chain(totals.backward_s.last()).sum();
-        let even_s = whole_s / f64::from(self.task.most_devices());
+        let even_s = whole_s / f64::from(self.task.max_devices());
         // On one device each, stages are many or long.
         let few = if self.splits.len() > 1 { placement::PACKED_STAGES } else { placement::PACKED_CUTS };
         let mut plans = Vec::new();
@@ -104,11 +104,11 @@ impl<'a> Packing<'a> {
         !self.pack(f64::INFINITY, 0.0, placement::PACKED_CUTS, 1, control).is_empty()
     }
 
-    /// Returns the plan that lacks least memory, and the memory that it lacks, if that is less than `most_bytes`.
-    pub(crate) fn closest(&self, most_bytes: f64, control: &Control) -> Option<(f64, CandidatePlan)> {
+    /// Returns the plan that lacks least memory, and the memory that it lacks, if that is less than `max_bytes`.
+    pub(crate) fn closest(&self, max_bytes: f64, control: &Control) -> Option<(f64, CandidatePlan)> {
         let pack =
             |extra_bytes| self.pack(f64::INFINITY, extra_bytes, placement::PACKED_CUTS, 1, control).into_iter().next();
-        let mut high_bytes = most_bytes.min(self.one_stage_bytes()?);
+        let mut high_bytes = max_bytes.min(self.one_stage_bytes()?);
         let mut plan = pack(high_bytes)?;
         let mut low_bytes = high_bytes * 1e-6;
         for _ in 0..placement::SHORTFALL_BISECTIONS {
@@ -130,30 +130,30 @@ impl<'a> Packing<'a> {
 
     fn memory(&self, ends: (usize, usize), replicas: u32, share: u32, from_end: u32) -> Memory {
         let task = self.task;
-        let window = task.settings.windows(from_end, task.micro_batches).0;
+        let max_in_flight = task.settings.max_in_flights(from_end, task.micro_batches).0;
         let totals = &task.totals[share as usize];
-        cost::memory(task.model, totals, &task.settings.memory, ends, replicas, window, task.recompute)
+        cost::memory(task.model, totals, &task.settings.memory, ends, replicas, max_in_flight, task.recompute)
     }
 
-    /// Returns plans of at most `most_stages` stages that take at most `limit_s` for a micro-batch, on devices with
+    /// Returns plans of at most `max_stages` stages that take at most `limit_s` for a micro-batch, on devices with
     /// `extra_bytes` more memory. Plans with the fewest stages come first. Plans with many stages are only made where
     /// they save devices.
     fn pack(
         &self,
         limit_s: f64,
         extra_bytes: f64,
-        most_stages: usize,
-        most_plans: usize,
+        max_stages: usize,
+        max_plans: usize,
         control: &Control,
     ) -> Vec<CandidatePlan> {
         let last = self.cuts.len() - 1;
-        let most_stages = most_stages.min(self.task.settings.most_stages as usize);
+        let max_stages = max_stages.min(self.task.settings.max_stages as usize);
         let mut fewest: Vec<Vec<Option<Entry>>> = vec![vec![None; last + 1]];
         fewest[0][last] = Some(Entry { used: 0, replicas: 0, next: last });
         // Devices below which more stages are worth a look, for each cut.
         let mut least = vec![u32::MAX; last + 1];
         let mut plans = Vec::new();
-        for stages in 1..=most_stages {
+        for stages in 1..=max_stages {
             let mut row: Vec<Option<Entry>> = vec![None; last + 1];
             for (end, behind) in fewest[stages - 1].iter().enumerate().skip(1) {
                 let Some(behind) = behind else { continue };
@@ -192,7 +192,7 @@ impl<'a> Packing<'a> {
             if fewest[stages][0].is_some() {
                 plans.push(self.plan(&fewest, stages));
             }
-            if plans.len() == most_plans {
+            if plans.len() == max_plans {
                 break;
             }
         }
@@ -242,8 +242,8 @@ impl<'a> Packing<'a> {
                 }
             }
             footprint.sort_unstable();
-            let window = task.settings.windows(from_end as u32, task.micro_batches).0;
-            chosen.push(StageCandidate { begin: self.cuts[at], end: self.cuts[entry.next], footprint, window });
+            let max_in_flight = task.settings.max_in_flights(from_end as u32, task.micro_batches).0;
+            chosen.push(StageCandidate { begin: self.cuts[at], end: self.cuts[entry.next], footprint, max_in_flight });
             at = entry.next;
         }
         CandidatePlan { micro_batch: task.micro_batch, recompute: task.recompute, stages: chosen }

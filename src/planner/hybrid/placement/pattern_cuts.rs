@@ -41,16 +41,16 @@ impl Shape {
     }
 }
 
-/// Times of replicated stages, gradient reduction included, up to `most_s`. The key is the micro-batch size, the
+/// Times of replicated stages, gradient reduction included, up to `max_s`. The key is the micro-batch size, the
 /// devices and the cut where the stages end. Each stage of a list has one cut more than the one before it.
 pub(super) struct Reached {
-    pub(super) most_s: f64,
+    pub(super) max_s: f64,
     pub(super) known: FxHashMap<(usize, [u64; 4], usize), Vec<f64>>,
 }
 
 impl Reached {
-    pub(super) fn new(most_s: f64) -> Self {
-        Self { most_s, known: FxHashMap::default() }
+    pub(super) fn new(max_s: f64) -> Self {
+        Self { max_s, known: FxHashMap::default() }
     }
 }
 
@@ -66,10 +66,10 @@ impl Patterns<'_> {
     ) -> Option<Vec<u32>> {
         let (index, task) = (task, self.tasks[task]);
         // Stages that all work as long as the mean.
-        let least_s = shape.stages.iter().filter_map(|stage| task.share[stage.replicas as usize]);
-        let least_s = least_s.map(|share| whole_s(task, &task.totals[share as usize])).fold(f64::INFINITY, f64::min);
+        let min_s = shape.stages.iter().filter_map(|stage| task.share[stage.replicas as usize]);
+        let min_s = min_s.map(|share| whole_s(task, &task.totals[share as usize])).fold(f64::INFINITY, f64::min);
         let mut low_s =
-            f64::from(task.micro_batches) * least_s / shape.stages.iter().map(|stage| stage.speed).sum::<f64>();
+            f64::from(task.micro_batches) * min_s / shape.stages.iter().map(|stage| stage.speed).sum::<f64>();
         if low_s * (1.0 - 1e-9) >= limit_s {
             return None;
         }
@@ -80,7 +80,7 @@ impl Patterns<'_> {
             }
             let middle_s = f64::midpoint(low_s, high_s);
             match self.cuts_within(shape, index, middle_s, reached) {
-                Some((longest_s, found)) => (high_s, cuts) = (longest_s.min(middle_s), found),
+                Some((max_s, found)) => (high_s, cuts) = (max_s.min(middle_s), found),
                 None => low_s = middle_s,
             }
         }
@@ -119,7 +119,7 @@ impl Patterns<'_> {
             };
             let mut reached_s: &[f64] = &[];
             let mut begin = if replicas > 1 {
-                let Reached { most_s, ref mut known } = *reached;
+                let Reached { max_s, ref mut known } = *reached;
                 let devices =
                     [u64::from(replicas), speed.to_bits(), sync.s_per_byte.to_bits(), sync.latency_s.to_bits()];
                 reached_s = known.entry((index, devices, end)).or_insert_with(|| {
@@ -127,14 +127,14 @@ impl Patterns<'_> {
                     let mut sync = tail.ordered(self.in_order);
                     let reached_s = |begin| all_work_s(begin) + sync.extend(self.layers[begin + 1].iter().copied());
                     let mut all_s = Vec::with_capacity(end);
-                    all_s.extend((0..end).rev().map(reached_s).take_while(|&reached_s| reached_s < most_s));
+                    all_s.extend((0..end).rev().map(reached_s).take_while(|&reached_s| reached_s < max_s));
                     all_s
                 });
                 end - reached_s.iter().take(end - stage).take_while(|&&reached_s| reached_s < limit_s).count()
             } else {
                 first(stage as u32, end as u32, |begin| all_work_s(begin as usize) < limit_s) as usize
             };
-            let window = task.settings.windows(from_end, task.micro_batches).0;
+            let max_in_flight = task.settings.max_in_flights(from_end, task.micro_batches).0;
             let capacity_bytes = memory_bytes - memory.reserved_bytes;
             let link_s = |cut: usize| {
                 if stage == 0 { 0.0 } else { micro * task.cut_bytes[cut] * shape.rates[stage - 1].s_per_byte }
@@ -146,7 +146,8 @@ impl Patterns<'_> {
                 let cut = self.line[begin] as usize;
                 let fits = || {
                     let ends = (cut, last);
-                    cost::memory(self.model, totals, memory, ends, replicas, window, task.recompute).total_bytes()
+                    cost::memory(self.model, totals, memory, ends, replicas, max_in_flight, task.recompute)
+                        .total_bytes()
                         <= capacity_bytes
                 };
                 if link_s(cut) < limit_s && fits() {

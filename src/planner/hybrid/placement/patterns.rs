@@ -84,7 +84,7 @@ pub(crate) struct Patterns<'a> {
     /// Lists of devices: the node of each device.
     pub(super) listings: Vec<Vec<u32>>,
     /// For each micro-batch size, a lower bound on the time of all micro-batches on one device of the highest speed.
-    pub(super) least_s: Vec<f64>,
+    pub(super) min_s: Vec<f64>,
 }
 
 impl<'a> Patterns<'a> {
@@ -101,23 +101,23 @@ impl<'a> Patterns<'a> {
             .collect();
         let in_order = layers.iter().rev().flatten().is_sorted_by(|a, b| a > b);
         let speed = cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
-        let least_s = |task: &Subproblem<'_>| {
-            let least_s = task.totals.iter().map(|totals| whole_s(task, totals)).fold(f64::INFINITY, f64::min);
-            f64::from(task.micro_batches) * least_s / speed
+        let min_s = |task: &Subproblem<'_>| {
+            let min_s = task.totals.iter().map(|totals| whole_s(task, totals)).fold(f64::INFINITY, f64::min);
+            f64::from(task.micro_batches) * min_s / speed
         };
-        let least_s = tasks.iter().map(|task| least_s(task)).collect();
-        Some(Self { tasks, cluster, model, line, layers, in_order, listings: listings(cluster), least_s })
+        let min_s = tasks.iter().map(|task| min_s(task)).collect();
+        Some(Self { tasks, cluster, model, line, layers, in_order, listings: listings(cluster), min_s })
     }
 
     /// Returns the plans with the shortest paths for each micro-batch size and number of stages: first the best ones,
     /// shortest first, then the second best ones. Paths are shorter than `limit_s`, and than `hopeful` times the
     /// shortest path of fewer stages. With `is_brief`, only a few patterns are tried.
     pub(crate) fn plans(&self, limit_s: f64, hopeful: f64, is_brief: bool, control: &Control) -> Vec<UnscheduledPlan> {
-        let most_stages = self.tasks[0].settings.most_stages as usize;
+        let max_stages = self.tasks[0].settings.max_stages as usize;
         let is_many = self.cluster.machines.len() > placement::MANY_NODES;
         let mut best: BTreeMap<(usize, usize), Vec<FoundPlan>> = BTreeMap::new();
         let mut limit_s = limit_s;
-        for stages in placement::STAGE_COUNTS.into_iter().filter(|&stages| stages <= most_stages) {
+        for stages in placement::STAGE_COUNTS.into_iter().filter(|&stages| stages <= max_stages) {
             let is_round = stages.is_power_of_two() || (stages.is_multiple_of(3) && (stages / 3).is_power_of_two());
             let listings: Vec<usize> = (self.listings.iter().enumerate())
                 .filter(|(_, devices)| {
@@ -208,7 +208,7 @@ impl<'a> Patterns<'a> {
         judge: &mut PlanScorer<'_>,
     ) -> Option<(f64, UnscheduledPlan)> {
         let (task, machines) = (self.tasks[plan.task], self.cluster.machines.len());
-        if plan.stages() as u64 >= u64::from(task.settings.most_stages) || plan.stages() + 1 >= self.line.len() {
+        if plan.stages() as u64 >= u64::from(task.settings.max_stages) || plan.stages() + 1 >= self.line.len() {
             return None;
         }
         let mut best: Option<(f64, UnscheduledPlan)> = None;
@@ -264,7 +264,7 @@ impl<'a> Patterns<'a> {
         for (index, task) in self.tasks.iter().enumerate() {
             let mut want = |shares| wanted.entry(shares).or_default().push(index);
             let each = devices / stages as u32;
-            if self.least_s[index] / stages as f64 >= limit_s {
+            if self.min_s[index] / stages as f64 >= limit_s {
                 continue; // some stage works no shorter than the mean
             }
             for replicas in replicas(task, each) {
@@ -275,8 +275,8 @@ impl<'a> Patterns<'a> {
                 want(Shares::All);
             }
             // Few devices beside all others.
-            let most_stages = if is_many { 2 } else { placement::MAX_STAGES_BESIDE_FEW };
-            if (2..=most_stages).contains(&stages) && devices == self.cluster.devices() {
+            let max_stages = if is_many { 2 } else { placement::MAX_STAGES_BESIDE_FEW };
+            if (2..=max_stages).contains(&stages) && devices == self.cluster.devices() {
                 let doubled = std::iter::successors(Some(1), |few| Some(few * 2)).take_while(|&few| few < each);
                 let few = if is_many { doubled.collect() } else { placement::FEW_DEVICES.to_vec() };
                 for few in few.into_iter().filter(|&few| few < each && is_allowed(few)) {

@@ -12,7 +12,7 @@ use crate::planner::hybrid::{
     search::{
         SizeSearch,
         annealing::Annealer,
-        least_steps_s, local_search,
+        local_search, min_steps_s,
         suffix_search::RelaxedPlan,
         unscheduled_plan::{PlanScorer, UnscheduledPlan},
     },
@@ -89,7 +89,7 @@ impl<'a> Search<'a> {
             self.meet(&tasks, drawn.iter().take(annealing::PATTERNS_SIMULATED))?;
             self.drawn.splice(0..0, drawn);
             if is_brief && self.best.is_some() {
-                bounds = least_steps_s(sizes, self.step_s(), self.control);
+                bounds = min_steps_s(sizes, self.step_s(), self.control);
                 if bounds.iter().all(|(bound_s, _)| passes::NEAR * *bound_s >= self.step_s()) {
                     break;
                 }
@@ -199,20 +199,22 @@ impl<'a> Search<'a> {
     ) -> Result<()> {
         let mut plans = Vec::new();
         for sketch in sketches {
-            plans.extend(self.with_windows(&sketch.candidate(tasks[sketch.task]))?);
+            plans.extend(self.with_max_in_flights(&sketch.candidate(tasks[sketch.task]))?);
         }
         self.simulate(plans, annealing::SIMULATED_ACTIONS.min(self.effort.actions))
     }
 
     /// Returns the plan with the largest and with the smallest numbers in flight, each with its longest path. Leaves
     /// out what does not fit.
-    pub(crate) fn with_windows(&mut self, plan: &CandidatePlan) -> Result<Vec<(f64, CandidatePlan)>> {
+    pub(crate) fn with_max_in_flights(&mut self, plan: &CandidatePlan) -> Result<Vec<(f64, CandidatePlan)>> {
         let stages = self.pricer.stages(plan)?;
         let mut plans = Vec::new();
         for eager in [true, false] {
-            let Some(windows) = self.pricer.windows_of(&stages, plan.micro_batch, eager) else { continue };
-            let path_s = self.pricer.path_s(&stages, &windows, plan.micro_batch);
-            plans.push((path_s, plan.clone().with_windows(&windows)));
+            let Some(max_in_flights) = self.pricer.max_in_flights_of(&stages, plan.micro_batch, eager) else {
+                continue;
+            };
+            let path_s = self.pricer.path_s(&stages, &max_in_flights, plan.micro_batch);
+            plans.push((path_s, plan.clone().with_max_in_flights(&max_in_flights)));
         }
         Ok(plans)
     }

@@ -18,14 +18,14 @@ pub(crate) struct Label {
     /// Number of its stages.
     pub stages: u32,
     /// Range of micro-batches in flight of its first stage.
-    pub least_window: u32,
-    pub window: u32,
+    pub min_in_flight: u32,
+    pub max_in_flight: u32,
     /// Label that it was made from, and index of the move that made it.
     pub parent: u32,
     pub move_index: u32,
 }
 
-/// Labels that agree in `(situation, stages, windows)` compete.
+/// Labels that agree in `(situation, stages, max_in_flights)` compete.
 type Bucket = (u32, u32, (u32, u32));
 
 /// Labels of a pass. Those that are not dominated are in `waiting` and `complete`.
@@ -65,7 +65,7 @@ impl Labels {
             return;
         }
         let rivals = self.waiting[label.cut as usize]
-            .entry((label.situation, label.stages, (label.least_window, label.window)))
+            .entry((label.situation, label.stages, (label.min_in_flight, label.max_in_flight)))
             .or_default();
         self.work += work::COMPARE_LABELS * rivals.len() as u64;
         if rivals.iter().any(|&rival| self.all[rival as usize].paths.dominates(&label.paths, count)) {

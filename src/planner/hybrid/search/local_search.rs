@@ -45,32 +45,32 @@ pub(crate) fn improve_warm_ups(
     let Some(ranges) = pricer.ranges_of(&prices, micro_batch) else { return best };
     // Below this difference two sums of the same times differ by rounding alone.
     let limit_s = |best_s: f64| best_s * (1.0 - 1e-12);
-    if pricer.longest_path_s(&prices, ranges.iter().copied(), micro_batch) >= limit_s(best.0) {
+    if pricer.max_path_s(&prices, ranges.iter().copied(), micro_batch) >= limit_s(best.0) {
         return best; // whatever the windows
     }
     let Some(all) = every(&ranges, passes::ALL_WINDOWS) else {
         let promising = promising(&prices, &ranges, pricer.settings.global_batch / micro_batch);
-        let priced = promising.into_iter().filter_map(|windows| {
-            let step_s = pricer.step_s(&prices, &windows, micro_batch).ok()?;
-            Some((step_s, windows))
+        let priced = promising.into_iter().filter_map(|max_in_flights| {
+            let step_s = pricer.step_s(&prices, &max_in_flights, micro_batch).ok()?;
+            Some((step_s, max_in_flights))
         });
-        let start = (plan.0, plan.1.windows());
-        let (step_s, windows) = priced.fold(start, |best, found| if found.0 < best.0 { found } else { best });
-        let start = (step_s, plan.1.clone().with_windows(&windows));
+        let start = (plan.0, plan.1.max_in_flights());
+        let (step_s, max_in_flights) = priced.fold(start, |best, found| if found.0 < best.0 { found } else { best });
+        let start = (step_s, plan.1.clone().with_max_in_flights(&max_in_flights));
         let found = climb(pricer, start, effort, control, |_, plan, ranges| warm_ups(plan, ranges));
         return if found.0 < best.0 { found } else { best };
     };
     let mut best = best;
     let until = pricer.actions + effort.actions;
-    for windows in all {
+    for max_in_flights in all {
         if pricer.actions >= until || control.should_stop() {
             break;
         }
-        if pricer.path_s(&prices, &windows, micro_batch) < limit_s(best.0)
-            && let Ok(step_s) = pricer.step_s(&prices, &windows, micro_batch)
+        if pricer.path_s(&prices, &max_in_flights, micro_batch) < limit_s(best.0)
+            && let Ok(step_s) = pricer.step_s(&prices, &max_in_flights, micro_batch)
             && step_s < limit_s(best.0)
         {
-            best = (step_s, plan.1.clone().with_windows(&windows));
+            best = (step_s, plan.1.clone().with_max_in_flights(&max_in_flights));
         }
     }
     best
@@ -81,17 +81,17 @@ fn promising(prices: &[StageCost], ranges: &Ranges, micro_batches: u32) -> Vec<V
     let mut labels: Vec<(Paths, Vec<u32>)> = vec![(Paths::default(), Vec::new())]; // last stage first
     for (price, &(least, most)) in prices.iter().zip(ranges).rev() {
         let mut longer = Vec::new();
-        for window in least..=most {
+        for max_in_flight in least..=most {
             let mut these: Vec<(Paths, Vec<u32>)> = Vec::new();
             for (paths, behind) in &labels {
                 let next = behind.last().copied().unwrap_or(1);
-                if next > window {
+                if next > max_in_flight {
                     continue;
                 }
-                let paths = paths.extend(&path_stage(price, (window, window)), next, micro_batches);
+                let paths = paths.extend(&path_stage(price, (max_in_flight, max_in_flight)), next, micro_batches);
                 if !these.iter().any(|(rival, _)| rival.dominates(&paths, micro_batches)) {
                     these.retain(|(rival, _)| !paths.dominates(rival, micro_batches));
-                    these.push((paths, behind.iter().copied().chain([window]).collect()));
+                    these.push((paths, behind.iter().copied().chain([max_in_flight]).collect()));
                 }
             }
             these.sort_by(|a, b| a.0.synced_s.total_cmp(&b.0.synced_s));
@@ -102,7 +102,7 @@ fn promising(prices: &[StageCost], ranges: &Ranges, micro_batches: u32) -> Vec<V
     }
     labels.sort_by(|a, b| a.0.synced_s.total_cmp(&b.0.synced_s));
     labels.truncate(4 * passes::PROMISING_WINDOWS);
-    labels.into_iter().map(|(_, windows)| windows.into_iter().rev().collect()).collect()
+    labels.into_iter().map(|(_, max_in_flights)| max_in_flights.into_iter().rev().collect()).collect()
 }
 
 /// Moves to the best neighbor until none is better or the limits are reached.
@@ -128,15 +128,15 @@ fn climb(
             parts_left = parts_left.saturating_sub(plan.stages.iter().map(|stage| stage.footprint.len()).sum());
             let Ok(prices) = pricer.stages_but(&plan, (&best.1, &known)) else { continue };
             let ranges = pricer.ranges_of(&prices, plan.micro_batch);
-            let Some(windows) = ranges.and_then(|ranges| nearest(&ranges, &wanted)) else { continue };
+            let Some(max_in_flights) = ranges.and_then(|ranges| nearest(&ranges, &wanted)) else { continue };
             // Below this difference two sums of the same times differ by rounding alone.
             let limit_s = better.as_ref().map_or(best.0, |(step_s, _)| *step_s) * (1.0 - 1e-12);
-            if pricer.path_s(&prices, &windows, plan.micro_batch) >= limit_s {
+            if pricer.path_s(&prices, &max_in_flights, plan.micro_batch) >= limit_s {
                 continue;
             }
-            let Ok(step_s) = pricer.step_s(&prices, &windows, plan.micro_batch) else { continue };
+            let Ok(step_s) = pricer.step_s(&prices, &max_in_flights, plan.micro_batch) else { continue };
             if step_s < limit_s {
-                better = Some((step_s, plan.with_windows(&windows)));
+                better = Some((step_s, plan.with_max_in_flights(&max_in_flights)));
             }
         }
         match better {
@@ -150,16 +150,16 @@ fn climb(
 fn warm_ups(plan: &CandidatePlan, ranges: &Ranges) -> Vec<Neighbour> {
     let mut plans = Vec::new();
     for (index, &(least, most)) in ranges.iter().enumerate() {
-        let now = plan.stages[index].window;
+        let now = plan.stages[index].max_in_flight;
         let mut others = vec![most, least, now + 1, now - 1];
-        others.retain(|&window| window != now && (least..=most).contains(&window));
+        others.retain(|&max_in_flight| max_in_flight != now && (least..=most).contains(&max_in_flight));
         others.sort_unstable();
         others.dedup();
-        for window in others {
-            let mut wanted = plan.windows();
-            wanted[index] = window;
+        for max_in_flight in others {
+            let mut wanted = plan.max_in_flights();
+            wanted[index] = max_in_flight;
             // Windows don't grow along the stages.
-            wanted[index..].iter_mut().for_each(|behind| *behind = window.min(*behind));
+            wanted[index..].iter_mut().for_each(|behind| *behind = max_in_flight.min(*behind));
             plans.push((plan.clone(), wanted));
         }
     }
@@ -170,7 +170,11 @@ fn warm_ups(plan: &CandidatePlan, ranges: &Ranges) -> Vec<Neighbour> {
 fn shifts(model: &LayerSums, plan: &CandidatePlan, ranges: &Ranges, alike: &[u32]) -> Vec<Neighbour> {
     // Who runs ahead as far as memory allows does so wherever the cut lies.
     let wanted: Vec<u32> = (plan.stages.iter().zip(ranges))
-        .map(|(stage, &(least, most))| if stage.window == most && most > least { u32::MAX } else { stage.window })
+        .map(
+            |(stage, &(least, most))| {
+                if stage.max_in_flight == most && most > least { u32::MAX } else { stage.max_in_flight }
+            },
+        )
         .collect();
     let mut plans = Vec::new();
     let mut with = |change: &dyn Fn(&mut CandidatePlan)| {

@@ -46,13 +46,13 @@ pub(crate) struct SizeSearch<'a> {
 
 /// Returns for each size a lower bound on its step, and the work of finding it. Bounds of `step_s` and more are not
 /// told apart.
-pub(crate) fn least_steps_s(sizes: &[SizeSearch<'_>], step_s: f64, control: &Control) -> Vec<(f64, u64)> {
+pub(crate) fn min_steps_s(sizes: &[SizeSearch<'_>], step_s: f64, control: &Control) -> Vec<(f64, u64)> {
     let least = sizes.par_iter().map(|size| {
         if size.bound_s >= step_s {
             return (size.bound_s, 0);
         }
-        let (least_s, work) = prefix::least_step_s(&size.suffixes.task, size.suffixes.links(true), step_s, control);
-        (least_s.max(size.bound_s), work)
+        let (min_s, work) = prefix::min_step_s(&size.suffixes.task, size.suffixes.links(true), step_s, control);
+        (min_s.max(size.bound_s), work)
     });
     least.collect()
 }
@@ -101,7 +101,7 @@ impl<'a> Search<'a> {
                 suffixes: SuffixSearch::new(task),
             })
             .collect();
-        let of_all_cuts = sizes.iter().map(|size| all_cuts::least_step_of_size_s(&size.suffixes.task));
+        let of_all_cuts = sizes.iter().map(|size| all_cuts::min_step_of_size_s(&size.suffixes.task));
         let all_cuts_bound_s =
             if model.has_all_cuts { f64::INFINITY } else { of_all_cuts.fold(f64::INFINITY, f64::min) };
         let pricer = PlanEvaluator::new(model, cluster, settings);
@@ -129,7 +129,7 @@ impl<'a> Search<'a> {
 
     /// Finds a first bound for every size whose bound is below the step.
     pub(crate) fn bound(&mut self) {
-        let bounds = least_steps_s(&self.sizes, self.step_s(), self.control);
+        let bounds = min_steps_s(&self.sizes, self.step_s(), self.control);
         let mut sizes = std::mem::take(&mut self.sizes);
         self.take_bounds(&mut sizes, &bounds);
         self.sizes = sizes;

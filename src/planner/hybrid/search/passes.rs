@@ -19,7 +19,7 @@ impl Search<'_> {
             (self.sizes.par_iter()).map(|size| Packing::new(&size.suffixes.task).plans(control)).collect();
         let mut plans = Vec::new();
         for plan in packed.into_iter().flatten() {
-            plans.extend(self.with_windows(&plan)?);
+            plans.extend(self.with_max_in_flights(&plan)?);
         }
         plans.sort_by(|a, b| a.0.total_cmp(&b.0));
         plans.truncate(passes::FIRST_SIMULATED);
@@ -28,12 +28,12 @@ impl Search<'_> {
 
     /// Runs narrow passes under rising thresholds until one of them finds a plan.
     pub(crate) fn reach(&mut self) -> Result<()> {
-        let least_s = self.searched_bound_s();
-        if self.step_s() <= passes::REACH[1] * least_s {
+        let min_s = self.searched_bound_s();
+        if self.step_s() <= passes::REACH[1] * min_s {
             return Ok(()); // the first pass of a proof finds what there is to find
         }
         for reach in passes::REACH {
-            let limit_s = (least_s * reach).min(self.step_s());
+            let limit_s = (min_s * reach).min(self.step_s());
             self.pass(limit_s, passes::BEAMS[0])?;
             if self.step_s() <= limit_s || self.must_end() {
                 break;

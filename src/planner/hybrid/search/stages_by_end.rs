@@ -9,7 +9,7 @@ use crate::planner::effort::work;
 use crate::planner::hybrid::{
     bounds::nested_stages::{Inner, Synced},
     placement::placement_space::PlacementMove,
-    settings::largest_window,
+    settings::largest_max_in_flight,
     subproblem::Subproblem,
 };
 
@@ -83,7 +83,7 @@ impl<'t> StagesByEnd<'t> {
 
     /// Returns the exposed gradient reduction of one of them, and the largest number in flight that fits, 0 if none
     /// does.
-    pub(crate) fn sync_and_window(&mut self, choice: &PlacementMove, at: usize, work: &mut u64) -> (f64, u32) {
+    pub(crate) fn sync_and_max_in_flight(&mut self, choice: &PlacementMove, at: usize, work: &mut u64) -> (f64, u32) {
         let (task, end) = (self.task, self.end);
         let Some(stages) = &mut self.of_price[choice.price as usize] else { return (0.0, 0) };
         if self.inner.is_none() {
@@ -97,7 +97,10 @@ impl<'t> StagesByEnd<'t> {
             let totals = &task.totals[share as usize];
             let held = cost::memory(task.model, totals, memory, (begin, end), choice.replicas, 1, task.recompute);
             let capacity_bytes = choice.memory_bytes - memory.reserved_bytes;
-            largest_window(1, task.micro_batches, |window| held.bytes_with(window) <= capacity_bytes).unwrap_or(0)
+            largest_max_in_flight(1, task.micro_batches, |max_in_flight| {
+                held.bytes_with(max_in_flight) <= capacity_bytes
+            })
+            .unwrap_or(0)
         });
         (stages.sync.sum(index, self.inner.as_deref()), largest)
     }

@@ -148,7 +148,7 @@ impl<'a> SuffixSearch<'a> {
                 begin: label.cut as usize,
                 end: parent.cut as usize,
                 footprint: Vec::new(),
-                window: label.window,
+                max_in_flight: label.max_in_flight,
             });
             id = label.parent;
         }
@@ -156,8 +156,8 @@ impl<'a> SuffixSearch<'a> {
         // Where a window is left open, the largest that doesn't grow along the stages.
         let mut most = u32::MAX;
         for stage in &mut stages {
-            most = most.min(stage.window);
-            stage.window = most;
+            most = most.min(stage.max_in_flight);
+            stage.max_in_flight = most;
         }
         for (stage, footprint) in stages.iter_mut().zip(self.space.devices(&moves)) {
             stage.footprint = footprint;
@@ -216,8 +216,8 @@ impl<S: Placements> Pass<'_, '_, S> {
                 cut,
                 situation: 0,
                 stages: 0,
-                least_window: 1,
-                window: 1,
+                min_in_flight: 1,
+                max_in_flight: 1,
                 parent: ROOT,
                 move_index: 0,
             });
@@ -255,19 +255,19 @@ impl<S: Placements> Pass<'_, '_, S> {
         labels: &mut Labels,
         prefixes: &PrefixBounds,
         ending: &mut StagesByEnd<'_>,
-        WorkBudget { windows: most_windows, grid, .. }: WorkBudget,
+        WorkBudget { in_flight_values: max_values, grid, .. }: WorkBudget,
     ) -> u64 {
         let threshold_s = self.threshold_s;
         let label = labels.all[id as usize].clone();
         let end = label.cut as usize;
         let stages = label.stages + 1;
-        if stages > self.task.settings.most_stages {
+        if stages > self.task.settings.max_stages {
             return 0;
         }
-        let (least, most) = self.task.settings.windows(stages, self.task.micro_batches);
-        let least = least.max(label.least_window);
+        let (least, most) = self.task.settings.max_in_flights(stages, self.task.micro_batches);
+        let least = least.max(label.min_in_flight);
         let micro = f64::from(self.task.micro_batches);
-        let grid_s = if self.task.cluster.devices() > passes::EXACT_DEVICES { prefixes.least_s() / grid } else { 0.0 };
+        let grid_s = if self.task.cluster.devices() > passes::EXACT_DEVICES { prefixes.min_s() / grid } else { 0.0 };
         let cut_bytes = if label.stages == 0 { 0.0 } else { self.task.cut_bytes[end] };
         let mut work = 0;
         for (move_index, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
@@ -296,23 +296,23 @@ impl<S: Placements> Pass<'_, '_, S> {
                 if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
                     continue;
                 }
-                let (sync_s, largest) = ending.sync_and_window(choice, at, &mut work);
+                let (sync_s, largest) = ending.sync_and_max_in_flight(choice, at, &mut work);
                 if largest < least {
                     continue;
                 }
                 let largest = largest.min(most.max(least));
-                for (least_window, window) in windows_to_try(least, largest, most_windows) {
+                for (min_in_flight, max_in_flight) in max_in_flights_to_try(least, largest, max_values) {
                     work += work::EXTEND_PATHS;
                     let stage = PathStage {
                         forward_s,
                         backward_s,
                         sync_s,
-                        least_window,
-                        window,
+                        min_in_flight,
+                        max_in_flight,
                         busy_s: cut_bytes * choice.transfer.s_per_byte,
                         latency_s: choice.transfer.latency_s,
                     };
-                    let paths = label.paths.extend(&stage, label.least_window, self.task.micro_batches);
+                    let paths = label.paths.extend(&stage, label.min_in_flight, self.task.micro_batches);
                     let bound = |paths: &Paths| prefixes.bound_s(paths, begin, place).max(busy_s);
                     let bound_s = bound(&paths);
                     if bound_s < threshold_s {
@@ -329,8 +329,8 @@ impl<S: Placements> Pass<'_, '_, S> {
                             cut: begin as u32,
                             situation: self.space.situation(rest),
                             stages,
-                            least_window,
-                            window,
+                            min_in_flight,
+                            max_in_flight,
                             parent: id,
                             move_index,
                         });
@@ -343,12 +343,12 @@ impl<S: Placements> Pass<'_, '_, S> {
 }
 
 /// Returns ranges of micro-batches in flight that a pass tells apart, from `least` to `largest`: each number by itself, the
-/// largest first. Where there are more than `most_windows`, all between the largest ones and `least` are one range.
+/// largest first. Where there are more than `max_values`, all between the largest ones and `least` are one range.
 ///
 /// docs/proofs.md, *Windows left open*: the paths of a range are lower bounds for each number in it.
-fn windows_to_try(least: u32, largest: u32, most_windows: u32) -> impl Iterator<Item = (u32, u32)> {
-    let few = if largest - least < most_windows { least } else { largest + 3 - most_windows };
-    let each = (few..=largest).rev().map(|window| (window, window));
+fn max_in_flights_to_try(least: u32, largest: u32, max_values: u32) -> impl Iterator<Item = (u32, u32)> {
+    let few = if largest - least < max_values { least } else { largest + 3 - max_values };
+    let each = (few..=largest).rev().map(|max_in_flight| (max_in_flight, max_in_flight));
     let others = (few > least).then(|| [(least + 1, few - 1), (least, least)]);
     each.chain(others.into_iter().flatten())
 }

@@ -16,7 +16,7 @@ use crate::planner::hybrid::{
         pipeline_simulator::PipelineSimulator,
         stage_cost::{BaseCost, StageDevices},
     },
-    settings::largest_window,
+    settings::largest_max_in_flight,
     subproblem::Subproblem,
 };
 
@@ -46,7 +46,7 @@ pub(crate) struct UnscheduledPlan {
 struct Suffix {
     paths: Paths,
     /// Micro-batches in flight of its first stage.
-    window: u32,
+    max_in_flight: u32,
     /// Memory that it lacks, as a share of the capacity, summed over stages.
     overflow: f64,
 }
@@ -113,7 +113,7 @@ impl UnscheduledPlan {
                 begin: self.cuts[stage] as usize,
                 end: self.cuts[stage + 1] as usize,
                 footprint: (0..).zip(self.row(stage)).filter(|(_, count)| **count > 0).map(|(m, c)| (m, *c)).collect(),
-                window: 1,
+                max_in_flight: 1,
             })
             .collect();
         CandidatePlan { micro_batch: task.micro_batch, recompute: task.recompute, stages }
@@ -256,7 +256,7 @@ impl<'a> PlanScorer<'a> {
     pub(crate) fn judge(&mut self, sketch: &mut UnscheduledPlan, limit_s: f64) -> PlanScore {
         let task = self.tasks[sketch.task];
         let (stages, micro) = (sketch.stages(), f64::from(task.micro_batches));
-        if stages as u64 > u64::from(task.settings.most_stages) {
+        if stages as u64 > u64::from(task.settings.max_stages) {
             return PlanScore::IMPOSSIBLE;
         }
         for stage in 0..stages {
@@ -282,7 +282,7 @@ impl<'a> PlanScorer<'a> {
     fn path(&mut self, sketch: &mut UnscheduledPlan, limit_s: f64, is_eager: bool) -> PlanScore {
         let task = self.tasks[sketch.task];
         let stages = sketch.stages();
-        let nothing = Suffix { paths: Paths::default(), window: 1, overflow: 0.0 };
+        let nothing = Suffix { paths: Paths::default(), max_in_flight: 1, overflow: 0.0 };
         let known = if is_eager { sketch.suffixes.len() } else { 0 };
         let mut suffix = if known > 0 { sketch.suffixes[known - 1] } else { nothing };
         if suffix.paths.synced_s >= limit_s {
@@ -290,12 +290,12 @@ impl<'a> PlanScorer<'a> {
         }
         for (from_end, stage) in (known as u32 + 1..).zip((0..stages - known).rev()) {
             let Some(cost) = sketch.costs[stage] else { return PlanScore::IMPOSSIBLE };
-            let bytes = |window| cost.memory.bytes_with(window);
-            let (least, most) = task.settings.windows(from_end, task.micro_batches);
-            let least = least.max(suffix.window);
-            let fits = |window| bytes(window) <= cost.capacity_bytes;
+            let bytes = |max_in_flight| cost.memory.bytes_with(max_in_flight);
+            let (least, most) = task.settings.max_in_flights(from_end, task.micro_batches);
+            let least = least.max(suffix.max_in_flight);
+            let fits = |max_in_flight| bytes(max_in_flight) <= cost.capacity_bytes;
             let most = if is_eager { most.max(least) } else { least };
-            let window = largest_window(least, most, fits).unwrap_or_else(|| {
+            let max_in_flight = largest_max_in_flight(least, most, fits).unwrap_or_else(|| {
                 suffix.overflow += (bytes(least) - cost.capacity_bytes) / cost.capacity_bytes.max(1.0);
                 least
             });
@@ -303,9 +303,9 @@ impl<'a> PlanScorer<'a> {
             let rate = if is_last { Rate::default() } else { self.rate(sketch, stage) };
             let end = sketch.cuts[stage + 1] as usize;
             let busy_s = if is_last { 0.0 } else { task.cut_bytes[end] * rate.s_per_byte };
-            let shape = cost.path_stage((window, window), (busy_s, rate.latency_s));
-            suffix.paths = suffix.paths.extend(&shape, suffix.window, task.micro_batches);
-            suffix.window = window;
+            let shape = cost.path_stage((max_in_flight, max_in_flight), (busy_s, rate.latency_s));
+            suffix.paths = suffix.paths.extend(&shape, suffix.max_in_flight, task.micro_batches);
+            suffix.max_in_flight = max_in_flight;
             if is_eager {
                 sketch.suffixes.push(suffix);
             }
@@ -323,13 +323,14 @@ impl<'a> PlanScorer<'a> {
         let costs: Vec<&BaseCost> = sketch.costs.iter().flatten().collect();
         let held = costs.iter().map(|cost| (&cost.memory, cost.capacity_bytes));
         let ranges = ranges(task.settings, task.micro_batches, held)?;
-        let windows = [u32::MAX, 0].into_iter().find_map(|wanted| nearest(&ranges, &vec![wanted; costs.len()]))?;
-        let shapes = (0_usize..).zip(costs.iter().zip(windows)).map(|(stage, (cost, window))| {
+        let max_in_flights =
+            [u32::MAX, 0].into_iter().find_map(|wanted| nearest(&ranges, &vec![wanted; costs.len()]))?;
+        let shapes = (0_usize..).zip(costs.iter().zip(max_in_flights)).map(|(stage, (cost, max_in_flight))| {
             let is_last = stage + 1 == sketch.stages();
             let rate = if is_last { Rate::default() } else { sketch.rates[stage].unwrap_or_default() };
             let busy_s = task.cut_bytes[sketch.cuts[stage + 1] as usize] * rate.s_per_byte;
             // Plans keep the transfer as one number, so this is the latency that its simulation has, to the last digit.
-            cost.path_stage((window, window), (busy_s, (busy_s + rate.latency_s) - busy_s))
+            cost.path_stage((max_in_flight, max_in_flight), (busy_s, (busy_s + rate.latency_s) - busy_s))
         });
         self.clock.step_s(shapes, task.micro_batches)
     }

@@ -88,9 +88,9 @@ fn shows(
 fn no_rows_fit(sizes: &[&Conditions<'_>], ends: &Ends<'_>, turns: &[usize], control: &Control) -> bool {
     let mut open = sizes.to_vec();
     for priced in turns {
-        let most_priced = priced / open.len().max(1);
+        let max_priced = priced / open.len().max(1);
         // A size for which a row fits ends all of it. Those for which nothing is known yet are looked at more closely.
-        let rows = open.par_iter().map(|each| match each.row(ends, most_priced, control) {
+        let rows = open.par_iter().map(|each| match each.row(ends, max_priced, control) {
             Row::Fits => Err(()),
             Row::Unknown => Ok(Some(*each)),
             Row::Fails => Ok(None),
@@ -183,7 +183,7 @@ impl<'a> Conditions<'a> {
 
     /// Micro-batches that a stage holds at least, if so many stages, itself included, are behind its begin.
     fn in_flight(&self, from_end: u32) -> u32 {
-        if self.schedules.warms_up { self.task.settings.windows(from_end, self.task.micro_batches).0 } else { 1 }
+        if self.schedules.warms_up { self.task.settings.max_in_flights(from_end, self.task.micro_batches).0 } else { 1 }
     }
 
     /// Bytes of a device for each byte of weights that it holds, shared by so many replicas.

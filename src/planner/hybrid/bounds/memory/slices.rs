@@ -16,8 +16,8 @@ const ROUNDING: f64 = 1e-9;
 struct Corner {
     progress: f64,
     /// The share of all weights, at least and at most.
-    least_weights: f64,
-    most_weights: f64,
+    min_weights: f64,
+    max_weights: f64,
 }
 
 /// Slices of cuts. The first one has the empty cut alone, and the last one the whole.
@@ -78,17 +78,17 @@ impl Slices {
                     }
                     (weights, left)
                 };
-                let (least_weights, unfilled) = fill(&mut by_weights.iter().copied());
-                let (most_weights, _) = fill(&mut by_weights.iter().rev().copied());
-                Corner { progress: progress.max(held.1) - unfilled, least_weights, most_weights }
+                let (min_weights, unfilled) = fill(&mut by_weights.iter().copied());
+                let (max_weights, _) = fill(&mut by_weights.iter().rev().copied());
+                Corner { progress: progress.max(held.1) - unfilled, min_weights, max_weights }
             };
             begins.push(corner(begin.max(0.0)));
             ends.push(corner(end.min(whole)));
         }
         let whole = Corner {
             progress: whole,
-            least_weights: share(weights_bytes, weights_bytes),
-            most_weights: share(weights_bytes, weights_bytes),
+            min_weights: share(weights_bytes, weights_bytes),
+            max_weights: share(weights_bytes, weights_bytes),
         };
         begins.push(whole);
         ends.push(whole);
@@ -116,10 +116,10 @@ impl Slices {
         let more_bytes = weights_bytes - saved_bytes;
         let at = |corner: &Corner, weights: f64| saved_bytes * corner.progress + more_bytes * weights;
         let least = (self.begins.iter())
-            .map(|corner| at(corner, if more_bytes > 0.0 { corner.least_weights } else { corner.most_weights }))
+            .map(|corner| at(corner, if more_bytes > 0.0 { corner.min_weights } else { corner.max_weights }))
             .collect();
         let most = (self.ends.iter()).scan(0.0_f64, |most, corner| {
-            *most = most.max(at(corner, if more_bytes > 0.0 { corner.most_weights } else { corner.least_weights }));
+            *most = most.max(at(corner, if more_bytes > 0.0 { corner.max_weights } else { corner.min_weights }));
             Some(*most)
         });
         (least, most.collect())

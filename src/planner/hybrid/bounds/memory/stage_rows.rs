@@ -124,22 +124,22 @@ impl Conditions<'_> {
 
     /// Returns whether stages can follow one another, each on devices that have the memory for it, until all devices are
     /// taken, at any price. Devices may be any, whatever other stages take.
-    pub(super) fn row(&self, ends: &Ends<'_>, most_priced: usize, control: &Control) -> Row {
+    pub(super) fn row(&self, ends: &Ends<'_>, max_priced: usize, control: &Control) -> Row {
         let last = ends.count() - 1;
-        if self.splits.is_empty() || ends.pairs() > most_priced {
+        if self.splits.is_empty() || ends.pairs() > max_priced {
             return if self.splits.is_empty() { Row::Fails } else { Row::Unknown };
         }
-        let most_stages = (self.task.settings.most_stages as usize).min(last).min(self.capacities[0].1 as usize);
+        let max_stages = (self.task.settings.max_stages as usize).min(last).min(self.capacities[0].1 as usize);
         let has_levels = self.in_flight(2) > self.in_flight(1);
-        let levels = if has_levels { most_stages.min(self.task.micro_batches as usize) } else { 1 };
-        let (prices, least) = (self.prices(), self.least_of_all_replicas());
+        let levels = if has_levels { max_stages.min(self.task.micro_batches as usize) } else { 1 };
+        let (prices, least) = (self.prices(), self.min_of_all_replicas());
         // For each end the least that the stages behind it take under each price by itself.
         let mut behind = vec![f64::INFINITY; (last + 1) * prices.len()];
         behind[last * prices.len()..].fill(0.0);
         let mut priced = 0;
         for from_end in 1..=levels {
             // The last level stands for all numbers of stages from there on.
-            let is_last = from_end == levels || priced >= most_priced;
+            let is_last = from_end == levels || priced >= max_priced;
             let level = self.level(ends, from_end as u32, least);
             priced += ends.count() * self.splits.len() / 8; // sums that take about an eighth of the time
             let mut taken = vec![f64::INFINITY; behind.len()];
@@ -172,7 +172,7 @@ impl Conditions<'_> {
     }
 
     /// Returns bytes of all devices for each byte of weights, and for each byte that is saved of the first share, at least.
-    fn least_of_all_replicas(&self) -> (f64, f64) {
+    fn min_of_all_replicas(&self) -> (f64, f64) {
         let least = |each: &mut dyn Iterator<Item = f64>| each.fold(f64::INFINITY, f64::min);
         let of_weight =
             least(&mut self.splits.iter().map(|&(fewest, most, _)| f64::from(fewest) * self.of_weight(most)));

@@ -17,7 +17,7 @@ use crate::planner::effort::{
 use crate::planner::hybrid::{
     bounds::{
         device_classes::{DeviceClass, Units, kinds},
-        devices_at_work::least_work_s,
+        devices_at_work::min_work_s,
         link_bounds::Links,
     },
     subproblem::Subproblem,
@@ -40,12 +40,12 @@ pub(super) struct TableBuilder<'a> {
     pub(super) placement_cases: usize,
     pub(super) axes: Arc<TableAxes>,
     /// For each layer the shortest time of a micro-batch, and the smallest product of its time and its replicas.
-    pub(super) least_s: Vec<f64>,
+    pub(super) min_s: Vec<f64>,
     pub(super) work_s: Vec<f64>,
-    /// For each cut, the sum of `least_s` over the layers below it.
-    pub(super) least_below_s: Vec<f64>,
+    /// For each cut, the sum of `min_s` over the layers below it.
+    pub(super) min_below_s: Vec<f64>,
     /// Fewest buckets, or tables, that one thread handles.
-    pub(super) least_shared: usize,
+    pub(super) min_shared: usize,
 }
 
 impl PrefixBounds {
@@ -54,7 +54,7 @@ impl PrefixBounds {
         task: &Subproblem<'_>,
         links: &Links,
         threshold_s: f64,
-        most_behind: usize,
+        max_behind: usize,
         detail: Resolution,
         control: &Control,
     ) -> Option<Self> {
@@ -62,7 +62,7 @@ impl PrefixBounds {
         let units = Units::new(task.cluster);
         let speeds = || cluster.machines.iter().map(|machine| machine.speed);
         let times_s: Vec<Vec<f64>> = task.totals.iter().map(|totals| layers_s(task, totals)).collect();
-        let least_s: Vec<f64> = (0..model.layer_parameter_bytes.len())
+        let min_s: Vec<f64> = (0..model.layer_parameter_bytes.len())
             .map(|layer| times_s.iter().map(|each| each[layer]).fold(f64::INFINITY, f64::min))
             .collect();
         let mut sources = TableBuilder {
@@ -80,30 +80,30 @@ impl PrefixBounds {
             splits: Vec::new(),
             placement_cases: 1,
             axes: Arc::default(),
-            least_below_s: model.sums_below(&least_s),
-            least_s,
-            work_s: least_work_s(task),
-            least_shared: 1,
+            min_below_s: model.sums_below(&min_s),
+            min_s,
+            work_s: min_work_s(task),
+            min_shared: 1,
         };
-        let work = sources.choose(links, detail, most_behind > 0);
+        let work = sources.choose(links, detail, max_behind > 0);
         if work < tables::PARALLEL_WORK {
-            sources.least_shared = usize::MAX;
+            sources.min_shared = usize::MAX;
         }
         let entries = sources.axes.reach.entries * sources.placement_cases;
-        let mut deepest = (1..=most_behind.min(model.cuts()))
+        let mut deepest = (1..=max_behind.min(model.cuts()))
             .take_while(|&tables| work * tables as f64 <= tables::TOTAL_WORK_FACTOR * detail.max_work)
             .count()
             .min(tables::MAX_ENTRIES / entries.max(1))
             .clamp(1, model.cuts())
             .min(task.micro_batches as usize)
-            .min(most_behind);
+            .min(max_behind);
         if work > detail.max_work / 4.0 && !sources.is_tight(deepest as u32 + 1) {
             deepest = 1;
         }
-        let mut windows: Vec<(u32, u32)> =
-            (0..=deepest).map(|behind| task.settings.windows(behind as u32 + 1, task.micro_batches)).collect();
-        windows[deepest].1 = task.micro_batches; // it stands for all that are farther in front
-        let (tables, spent) = sources.tables(&windows, control)?;
+        let mut max_in_flights: Vec<(u32, u32)> =
+            (0..=deepest).map(|behind| task.settings.max_in_flights(behind as u32 + 1, task.micro_batches)).collect();
+        max_in_flights[deepest].1 = task.micro_batches; // it stands for all that are farther in front
+        let (tables, spent) = sources.tables(&max_in_flights, control)?;
         let count = f64::from(task.micro_batches);
         let busy_s = model.sums_below(&sources.work_s).into_iter().map(|below_s| count * below_s).collect();
         Some(Self { axes: sources.axes, placement_cases: sources.placement_cases, tables, busy_s, work: spent })
@@ -117,13 +117,13 @@ impl TableBuilder<'_> {
         if stages == 0 {
             return group + 1 == self.axes.groups.cuts.len();
         }
-        let least_s = f64::from(self.task.micro_batches) * self.axes.behind_s[group] * (1.0 - 1e-9);
-        least_s <= stages as f64 * self.threshold_s * self.speed
+        let min_s = f64::from(self.task.micro_batches) * self.axes.behind_s[group] * (1.0 - 1e-9);
+        min_s <= stages as f64 * self.threshold_s * self.speed
     }
 
     /// Fills one table for each number of stages behind a cut, and returns them with their work. The stage in front of a cut
-    /// has one of its table's `windows`. The last table also stands for all stages further in front.
-    pub(super) fn tables(&self, windows: &[(u32, u32)], control: &Control) -> Option<(Vec<Table>, u64)> {
+    /// has one of its table's `max_in_flights`. The last table also stands for all stages further in front.
+    pub(super) fn tables(&self, max_in_flights: &[(u32, u32)], control: &Control) -> Option<(Vec<Table>, u64)> {
         let task = self.task;
         let groups = self.axes.groups.cuts.len();
         let (placement_cases, reach) = (self.placement_cases, &self.axes.reach);
@@ -132,8 +132,8 @@ impl TableBuilder<'_> {
         first_level[..placement_cases].fill(lowest);
         let mut increments = vec![Vec::new(); groups];
         increments[0] = vec![PrefixIncrements::EMPTY_PREFIX; (highest + 1 - lowest) * placement_cases];
-        let mut tables = vec![Table { increments, first_level }; windows.len()];
-        let deepest = windows.len() - 1;
+        let mut tables = vec![Table { increments, first_level }; max_in_flights.len()];
+        let deepest = max_in_flights.len() - 1;
         // Of a branching model with more stages than are kept, tables know no gradient synchronisation.
         let sets = task.sets.as_ref().filter(|sets| sets.is_kept());
         let mut work = 0;
@@ -147,17 +147,17 @@ impl TableBuilder<'_> {
             let ends: Vec<StagesEndingAt> = (self.axes.groups.cuts[to].iter())
                 .map(|&end| StagesEndingAt { end, pairs: self.pairs(end), inner: sets.map(|sets| sets.inner(end)) })
                 .collect();
-            let splits = self.splits.par_iter().with_min_len(self.least_shared);
+            let splits = self.splits.par_iter().with_min_len(self.min_shared);
             let between: Vec<GroupPair> = splits.map(|split| self.between(to, split, &ends)).collect();
             work += work::FIND_STAGE * ends.iter().map(|ends| ends.pairs.len() as u64).sum::<u64>();
             let looked = between
                 .iter()
                 .map(|between| (work::EVALUATE_STAGE + work::SUM_GRADIENTS * between.rates as u64) * between.looked_at);
             work += looked.sum::<u64>();
-            let made: Vec<(Vec<PrefixIncrements>, u64)> = (open.par_iter().with_min_len(self.least_shared))
-                .map(|&behind| self.row(to, windows[behind], &tables[(behind + 1).min(deepest)], &between))
+            let made: Vec<(Vec<PrefixIncrements>, u64)> = (open.par_iter().with_min_len(self.min_shared))
+                .map(|&behind| self.row(to, max_in_flights[behind], &tables[(behind + 1).min(deepest)], &between))
                 .collect();
-            let mut rows: Vec<Vec<PrefixIncrements>> = vec![Vec::new(); windows.len()];
+            let mut rows: Vec<Vec<PrefixIncrements>> = vec![Vec::new(); max_in_flights.len()];
             for (&behind, (row, looks)) in open.iter().zip(made) {
                 rows[behind] = row;
                 work += work::LOOK_UP * looks;
@@ -177,12 +177,12 @@ impl TableBuilder<'_> {
     }
 
     /// Returns the increments of prefixes of a group of cuts, and the number of lookups. Their last stage is one of
-    /// `between`, its number of micro-batches in flight is in the range `window`, and the stages in front of it have
+    /// `between`, its number of micro-batches in flight is in the range `max_in_flight`, and the stages in front of it have
     /// the increments `farther`.
     pub(super) fn row(
         &self,
         to: usize,
-        window: (u32, u32),
+        max_in_flight: (u32, u32),
         farther: &Table,
         between: &[GroupPair],
     ) -> (Vec<PrefixIncrements>, u64) {
@@ -190,8 +190,7 @@ impl TableBuilder<'_> {
             (self.task, self.threshold_s, self.placement_cases, &self.axes.reach);
         let micro_batches = f64::from(task.micro_batches);
         let is_last = to + 1 == self.axes.groups.cuts.len();
-        let least_bytes =
-            self.axes.groups.cuts[to].iter().map(|&cut| task.cut_bytes[cut]).fold(f64::INFINITY, f64::min);
+        let min_bytes = self.axes.groups.cuts[to].iter().map(|&cut| task.cut_bytes[cut]).fold(f64::INFINITY, f64::min);
         let (lowest, highest) = reach.of_group[to];
         let (mut row, mut looks) = (Vec::new(), 0);
         for (split, between) in self.splits.iter().zip(between) {
@@ -202,8 +201,8 @@ impl TableBuilder<'_> {
                     let forward_s = between.forward_s[from] / kind.speed;
                     let backward_s = between.backward_s[from] / kind.speed;
                     let all_s = micro_batches * (forward_s + backward_s);
-                    let largest = window.1.min(between.fitting(from, which));
-                    if all_s >= threshold_s || largest < window.0 {
+                    let largest = max_in_flight.1.min(between.fitting(from, which));
+                    if all_s >= threshold_s || largest < max_in_flight.0 {
                         continue;
                     }
                     for (at, way) in split.ways.iter().enumerate() {
@@ -232,7 +231,7 @@ impl TableBuilder<'_> {
                         }
                         let long = if is_long(&rests[0]) { rests.partition_point(is_long) } else { 0 };
                         let Rate { s_per_byte, latency_s } = way.transfer;
-                        let transfer_s = if is_last { 0.0 } else { least_bytes * s_per_byte + latency_s };
+                        let transfer_s = if is_last { 0.0 } else { min_bytes * s_per_byte + latency_s };
                         let stage =
                             PrefixStage::new(forward_s, backward_s, sync_s, transfer_s, largest, task.micro_batches);
                         row.resize((highest + 1 - lowest) * placement_cases, PrefixIncrements::INFEASIBLE);
@@ -276,7 +275,7 @@ impl TableBuilder<'_> {
             }
         }
         let behind_s = self.axes.behind_s[to] / self.speed * (1.0 - 1e-9);
-        for entry in rows.iter_mut().flatten().filter(|entry| entry.least_s(behind_s) >= self.threshold_s) {
+        for entry in rows.iter_mut().flatten().filter(|entry| entry.min_s(behind_s) >= self.threshold_s) {
             *entry = PrefixIncrements::INFEASIBLE;
         }
     }

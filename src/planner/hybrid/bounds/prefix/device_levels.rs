@@ -31,23 +31,23 @@ impl DeviceLevels {
         groups: &CutGroups,
         work_s: &[f64],
         threshold_s: f64,
-        most_levels: u32,
+        max_levels: u32,
     ) -> Self {
         // Of the fastest devices, as many as are of use.
         let mut speeds: Vec<(f64, u32, u32)> =
             task.cluster.machines.iter().map(|m| (m.speed, m.devices, units.of(m.speed))).collect();
         speeds.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let (mut most, mut devices) = (0, task.most_devices());
+        let (mut most, mut devices) = (0, task.max_devices());
         for &(_, of_machine, each) in &speeds {
             let some = devices.min(of_machine);
             most += some * each;
             devices -= some;
         }
-        let levels: Vec<u32> = if most <= most_levels {
+        let levels: Vec<u32> = if most <= max_levels {
             (0..=most).collect()
         } else {
-            let part = |level| (u64::from(most) * u64::from(level)).div_ceil(u64::from(most_levels)) as u32;
-            (0..=most_levels).map(part).collect()
+            let part = |level| (u64::from(most) * u64::from(level)).div_ceil(u64::from(max_levels)) as u32;
+            (0..=max_levels).map(part).collect()
         };
         let whole_s: f64 = work_s.iter().sum();
         speeds.sort_by(|a, b| (b.0 / f64::from(b.2)).total_cmp(&(a.0 / f64::from(a.2))));

@@ -9,7 +9,7 @@ use super::replica_buckets::{BucketUsage, ReplicaBucket};
 use crate::cost;
 use crate::planner::hybrid::{
     bounds::nested_stages::{Inner, Synced},
-    settings::largest_window,
+    settings::largest_max_in_flight,
 };
 use std::sync::Arc;
 
@@ -54,8 +54,8 @@ impl GroupPair {
     }
 
     pub(super) fn add_sync(&mut self, from: usize, which: usize, sync_s: f64) {
-        let least_s = &mut self.syncs_s[from * self.rates + which];
-        *least_s = least_s.min(sync_s);
+        let min_s = &mut self.syncs_s[from * self.rates + which];
+        *min_s = min_s.min(sync_s);
     }
 
     pub(super) fn sync_s(&self, from: usize, which: usize) -> f64 {
@@ -66,15 +66,15 @@ impl GroupPair {
         self.fitting[from * self.kinds + which]
     }
 
-    pub(super) fn add_fitting(&mut self, from: usize, which: usize, window: u32) {
+    pub(super) fn add_fitting(&mut self, from: usize, which: usize, max_in_flight: u32) {
         let most = &mut self.fitting[from * self.kinds + which];
-        *most = window.max(*most);
+        *most = max_in_flight.max(*most);
     }
 }
 
 /// A stage by its first cut, with its shortest time for one micro-batch at speed 1.
 pub(super) struct CutPair {
-    pub(super) least_s: f64,
+    pub(super) min_s: f64,
     /// Place in the order of [`crate::cost::LayerSums::begins`].
     pub(super) index: usize,
     pub(super) begin: usize,
@@ -93,7 +93,10 @@ impl TableBuilder<'_> {
         let task = self.task;
         let totals = &task.totals[split.share as usize];
         let held = cost::memory(task.model, totals, &task.settings.memory, stage, split.most, 1, task.recompute);
-        largest_window(1, task.micro_batches, |window| held.bytes_with(window) <= kind.memory_bytes).unwrap_or(0)
+        largest_max_in_flight(1, task.micro_batches, |max_in_flight| {
+            held.bytes_with(max_in_flight) <= kind.memory_bytes
+        })
+        .unwrap_or(0)
     }
 
     /// Returns the stages that end at a cut and work for less than the threshold with some number of replicas, shortest
@@ -103,22 +106,22 @@ impl TableBuilder<'_> {
         let mut pairs = Vec::new();
         for (index, begin) in model.begins(end).enumerate() {
             let begin = begin as usize;
-            let pair = CutPair { least_s: self.least_below_s[end] - self.least_below_s[begin], index, begin };
+            let pair = CutPair { min_s: self.min_below_s[end] - self.min_below_s[begin], index, begin };
             if self.is_short_for(&pair, 1.0) {
                 pairs.push(pair);
             } else if model.is_chain {
                 break;
             }
         }
-        pairs.sort_by(|a, b| a.least_s.total_cmp(&b.least_s));
+        pairs.sort_by(|a, b| a.min_s.total_cmp(&b.min_s));
         pairs
     }
 
     /// Returns whether a stage may work for less than the threshold if its layers take `slower` times their shortest
     /// time.
     pub(super) fn is_short_for(&self, pair: &CutPair, slower: f64) -> bool {
-        let least_s = f64::from(self.task.micro_batches) * slower * pair.least_s;
-        least_s * (1.0 - 1e-9) < self.threshold_s * self.speed
+        let min_s = f64::from(self.task.micro_batches) * slower * pair.min_s;
+        min_s * (1.0 - 1e-9) < self.threshold_s * self.speed
     }
 
     /// Returns the minima over all stages of a bucket that end in the group `to`.

@@ -94,18 +94,21 @@ impl PrefixStage {
         backward_s: f64,
         sync_s: f64,
         transfer_s: f64,
-        window: u32,
+        max_in_flight: u32,
         micro_batches: u32,
     ) -> Self {
         let count = f64::from(micro_batches);
-        let skipped = f64::from(window - 1);
+        let skipped = f64::from(max_in_flight - 1);
         let work_s = forward_s + backward_s;
         let round_trip_s = work_s + 2.0 * transfer_s;
         let fill_s = forward_s + transfer_s;
         let (others_forward_s, others_backward_s) = ((count - 1.0) * forward_s, (count - 1.0) * backward_s);
         let wait_s = 2.0 * transfer_s + count * work_s - skipped * forward_s;
-        let both_waits_s =
-            if window < micro_batches { 4.0 * transfer_s + (count - skipped) * work_s } else { f64::NEG_INFINITY };
+        let both_waits_s = if max_in_flight < micro_batches {
+            4.0 * transfer_s + (count - skipped) * work_s
+        } else {
+            f64::NEG_INFINITY
+        };
         Self {
             longer_s: [
                 round_trip_s,
@@ -138,7 +141,7 @@ impl PrefixIncrements {
     pub(crate) fn behind(&self, stage: &crate::planner::hybrid::bounds::paths::PathStage, micro_batches: u32) -> Self {
         let transfer_s = stage.busy_s + stage.latency_s;
         let (forward_s, backward_s, sync_s) = (stage.forward_s, stage.backward_s, stage.sync_s);
-        let stage = PrefixStage::new(forward_s, backward_s, sync_s, transfer_s, stage.window, micro_batches);
+        let stage = PrefixStage::new(forward_s, backward_s, sync_s, transfer_s, stage.max_in_flight, micro_batches);
         let mut least = Self::INFEASIBLE;
         least.add_stage(&stage, self);
         least
@@ -179,7 +182,7 @@ impl PrefixIncrements {
     }
 
     /// Returns a lower bound on the step of plans with this prefix, if a micro-batch takes `behind_s` behind it.
-    pub(super) fn least_s(&self, behind_s: f64) -> f64 {
+    pub(super) fn min_s(&self, behind_s: f64) -> f64 {
         let Self {
             round_trip_s,
             fill_s,

@@ -73,16 +73,16 @@ struct Table {
 }
 
 impl PrefixBounds {
-    /// Builds tables for a pass. Stages that alone reach the threshold are left out. At most `most_behind` numbers of stages
+    /// Builds tables for a pass. Stages that alone reach the threshold are left out. At most `max_behind` numbers of stages
     /// behind a cut have separate tables. If it is 0, placement has a single case. Returns `None` if it was stopped.
     pub(crate) fn new(
         task: &Subproblem<'_>,
         links: &Links,
         threshold_s: f64,
-        most_behind: usize,
+        max_behind: usize,
         control: &Control,
     ) -> Option<Self> {
-        Self::with(task, links, threshold_s, most_behind, tables::PASS_RESOLUTION, control)
+        Self::with(task, links, threshold_s, max_behind, tables::PASS_RESOLUTION, control)
     }
 
     /// Returns the key of prefixes with `free` units of devices and `behind` stages behind them. `free_devices` are left on
@@ -105,7 +105,7 @@ impl PrefixBounds {
     }
 
     /// Returns a lower bound on the time of any plan from its first forward to its last backward.
-    pub(crate) fn least_s(&self) -> f64 {
+    pub(crate) fn min_s(&self) -> f64 {
         let last = self.at(self.axes.groups.of_cut.len() - 1, self.place(u32::MAX, None, 0));
         last.round_trip_s.max(last.backward_busy_s).max(last.forward_busy_s)
     }
@@ -148,7 +148,7 @@ pub(crate) fn tabled_s(task: &Subproblem<'_>, links: &Links, threshold_s: f64, c
 /// way through.
 ///
 /// Bounds of `threshold_s` and more are not told apart. If time is up, only the first part counts.
-pub(crate) fn least_step_s(task: &Subproblem<'_>, links: &Links, threshold_s: f64, control: &Control) -> (f64, u64) {
+pub(crate) fn min_step_s(task: &Subproblem<'_>, links: &Links, threshold_s: f64, control: &Control) -> (f64, u64) {
     let busy_s = busy_s(task);
     if busy_s >= threshold_s {
         return (busy_s, 0);

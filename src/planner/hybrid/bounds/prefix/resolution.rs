@@ -37,20 +37,20 @@ impl TableBuilder<'_> {
             .collect();
         tried.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut tried = tried.into_iter();
-        let mut most_levels = tables::MAX_DEVICE_LEVELS;
+        let mut max_levels = tables::MAX_DEVICE_LEVELS;
         let mut known: Vec<Arc<TableAxes>> = Vec::new();
         let mut work;
         loop {
             if let Some((_, most, apart)) = tried.next() {
                 let axes = known.iter().find(|known| known.groups.most == most).cloned();
                 self.axes = axes.unwrap_or_else(|| {
-                    known.push(Arc::new(self.grouped(most, most_levels)));
+                    known.push(Arc::new(self.grouped(most, max_levels)));
                     known[known.len() - 1].clone()
                 });
                 self.splits = ReplicaBucket::all(self.task, &self.kinds, apart);
             } else {
-                most_levels /= 2;
-                self.axes = Arc::new(self.grouped(self.axes.groups.most, most_levels));
+                max_levels /= 2;
+                self.axes = Arc::new(self.grouped(self.axes.groups.most, max_levels));
             }
             for split in &mut self.splits {
                 let levels = &self.axes.reach.levels;
@@ -61,7 +61,7 @@ impl TableBuilder<'_> {
                 }
             }
             work = self.work();
-            if work <= detail.max_work || (tried.len() == 0 && most_levels <= tables::MIN_DEVICE_LEVELS) {
+            if work <= detail.max_work || (tried.len() == 0 && max_levels <= tables::MIN_DEVICE_LEVELS) {
                 break;
             }
         }
@@ -84,8 +84,8 @@ impl TableBuilder<'_> {
         let mut splits = std::mem::take(&mut self.splits);
         for split in &mut splits {
             let each_s = layers_s(self.task, &self.task.totals[split.share as usize]);
-            let times = each_s.iter().zip(&self.least_s).filter(|(_, least_s)| **least_s > 0.0);
-            split.slower = times.map(|(each_s, least_s)| each_s / least_s).reduce(f64::min).unwrap_or(1.0);
+            let times = each_s.iter().zip(&self.min_s).filter(|(_, min_s)| **min_s > 0.0);
+            split.slower = times.map(|(each_s, min_s)| each_s / min_s).reduce(f64::min).unwrap_or(1.0);
             split.ways = split.ways(links, self.placement_cases);
             for (way, kind) in split.ways.iter().flat_map(|way| split.kinds.iter().map(move |kind| (way, kind))) {
                 let (rate, speed) = (way.sync, self.summing(kind));
@@ -136,17 +136,17 @@ impl TableBuilder<'_> {
         f64::from(self.task.micro_batches) * work_s < self.threshold_s * speed
     }
 
-    /// Returns the axes of tables with about `most` groups of cuts and at most `most_levels` levels of devices.
-    pub(super) fn grouped(&self, most: usize, most_levels: u32) -> TableAxes {
+    /// Returns the axes of tables with about `most` groups of cuts and at most `max_levels` levels of devices.
+    pub(super) fn grouped(&self, most: usize, max_levels: u32) -> TableAxes {
         let model = self.task.model;
         let groups = CutGroups::new(model, &self.work_s, most);
-        let below_s = &self.least_below_s;
+        let below_s = &self.min_below_s;
         let whole_s = below_s[below_s.len() - 1];
-        let most_below_s = |cuts: &Vec<usize>| cuts.iter().map(|&cut| below_s[cut]).fold(0.0, f64::max);
+        let max_below_s = |cuts: &Vec<usize>| cuts.iter().map(|&cut| below_s[cut]).fold(0.0, f64::max);
         let behind = |&cut: &usize| model.layers_below(model.cuts() - 1) - model.layers_below(cut);
         TableAxes {
-            reach: DeviceLevels::new(self.task, &self.units, &groups, &self.work_s, self.threshold_s, most_levels),
-            behind_s: groups.cuts.iter().map(|cuts| whole_s - most_below_s(cuts)).collect(),
+            reach: DeviceLevels::new(self.task, &self.units, &groups, &self.work_s, self.threshold_s, max_levels),
+            behind_s: groups.cuts.iter().map(|cuts| whole_s - max_below_s(cuts)).collect(),
             layers_behind: groups.cuts.iter().map(|cuts| cuts.iter().map(behind).max().unwrap_or(0)).collect(),
             groups,
         }
@@ -162,7 +162,7 @@ impl TableBuilder<'_> {
     /// Returns whether memory decides: whether some stage fits with one stage behind it, but not with `behind`.
     pub(super) fn is_tight(&self, behind: u32) -> bool {
         let task = self.task;
-        let window = |behind: u32| task.settings.windows(behind + 1, task.micro_batches).0;
+        let max_in_flight = |behind: u32| task.settings.max_in_flights(behind + 1, task.micro_batches).0;
         let micro_batches = f64::from(task.micro_batches);
         let every = (task.model.pairs() * self.splits.len()).div_ceil(tables::WORK_SAMPLE).max(1);
         self.splits.iter().any(|split| {
@@ -172,15 +172,23 @@ impl TableBuilder<'_> {
                     let begin = begin as usize;
                     let work_s = totals.forward_s[end] - totals.forward_s[begin] + totals.backward_s[end]
                         - totals.backward_s[begin];
-                    let bytes = |window| {
+                    let bytes = |max_in_flight| {
                         let memory = &task.settings.memory;
-                        cost::memory(task.model, totals, memory, (begin, end), split.most, window, task.recompute)
-                            .total_bytes()
+                        cost::memory(
+                            task.model,
+                            totals,
+                            memory,
+                            (begin, end),
+                            split.most,
+                            max_in_flight,
+                            task.recompute,
+                        )
+                        .total_bytes()
                     };
                     split.kinds.iter().any(|kind| {
                         micro_batches * work_s < self.threshold_s * kind.speed
-                            && bytes(window(1)) <= kind.memory_bytes
-                            && bytes(window(behind)) > kind.memory_bytes
+                            && bytes(max_in_flight(1)) <= kind.memory_bytes
+                            && bytes(max_in_flight(behind)) > kind.memory_bytes
                     })
                 })
             })

@@ -89,9 +89,10 @@ impl Scale<'_, '_> {
     fn priced_s(&mut self, plan: &UnscheduledPlan, task: &Subproblem<'_>) -> Option<f64> {
         let plan = plan.candidate(task);
         let stages = self.pricer.stages(&plan).ok()?;
-        let windows =
-            [true, false].into_iter().find_map(|eager| self.pricer.windows_of(&stages, plan.micro_batch, eager))?;
-        self.pricer.step_s(&stages, &windows, plan.micro_batch).ok()
+        let max_in_flights = [true, false]
+            .into_iter()
+            .find_map(|eager| self.pricer.max_in_flights_of(&stages, plan.micro_batch, eager))?;
+        self.pricer.step_s(&stages, &max_in_flights, plan.micro_batch).ok()
     }
 }
 
