@@ -207,7 +207,7 @@ def test_options_that_elastic_runs_lack_are_told(words: tuple[str, ...], said: s
         {"memory": hpgo.MemoryModel(0.5, 4.0, shard_optimizer=True, reserved_bytes=1e6)},
         pytest.param({"schedule": "auto"}, marks=pytest.mark.slow),
         {"schedule": "zb_v"},
-        {"tie": 0.1},
+        {"tolerance": 0.1},
         {"framework": "megatron"},
     ],
 )

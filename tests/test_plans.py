@@ -144,13 +144,10 @@ def test_the_alternatives_are_what_evaluate_says_of_them(
         assert other.why
 
 
-def test_equal_shares_are_asked_for_by_the_old_name_too_with_a_warning(bert: hpgo.Profile) -> None:
+def test_equal_shares_give_each_replica_of_a_stage_as_many_samples(bert: hpgo.Profile) -> None:
     question = (bert, hpgo.Cluster.of(nodes=1, devices_per_node=3, intra_gbit_s=100, inter_gbit_s=10))
     equal = hpgo.plan(*question, global_batch_size=64, equal_shares=True)
     assert all(equal.micro_batch_size % stage.replicas == 0 for stage in equal.stages)
-    with pytest.warns(DeprecationWarning, match="`uneven=False` is now `equal_shares=True`") as caught:
-        assert hpgo.plan(*question, global_batch_size=64, uneven=False) == equal
-    assert caught[0].filename == __file__
 
 
 def test_evaluating_a_found_plan_gives_its_step_and_its_memory(uneven: hpgo.Plan, bert: hpgo.Profile) -> None:
@@ -575,7 +572,7 @@ def test_advice_for_too_little_memory_works_when_followed(
         *(({"min_micro_batch_size": size}, "min_micro_batch_size") for size in (0, -2, True, 2.0, "2")),
         ({"min_micro_batch_size": 9}, "smaller than min_micro_batch_size, 9"),
         *(({"recompute": value}, "recompute") for value in ("yes", None, 2, math.nan, [])),
-        *(({name: value}, name) for name in ("equal_shares", "uneven", "overlap") for value in ("yes", None, 2)),
+        *(({name: value}, name) for name in ("equal_shares", "overlap") for value in ("yes", None, 2)),
         *(({"schedule": name}, "schedule") for name in ("nope", "dualpipe", "", None, 3, [])),
         *(({"deadline_s": value}, "deadline_s") for value in (0, -1, math.nan, "1", True)),
         *(({"max_stages": value}, "max_stages") for value in (0, -1, True, 1.5, "2")),
@@ -606,7 +603,7 @@ def test_a_bad_argument_is_named_with_a_way_out(arguments: dict[str, Any], named
 
 def test_the_help_of_plan_tells_every_option_and_its_default() -> None:
     accepted = inspect.signature(PlanningProblem.of).parameters
-    new = [name for name in PlanOptions.__annotations__ if name != "uneven"]  # its old name works with a warning
+    new = list(PlanOptions.__annotations__)
     options = {name: accepted[name].default for name in new}
     assert [*accepted] == ["profile", "cluster", "global_batch_size", *options, "unknown"]
     told = re.findall(r"^ {8}(\w+)=(\S+):", str(hpgo.plan.__doc__), re.MULTILINE)

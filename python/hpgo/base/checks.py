@@ -37,12 +37,12 @@ def check_int(
 
     Raises `error`, which calls the value `what`, unless it is a whole number from `least` to `most`.
 
-    >>> whole("`ranks`", 4)
+    >>> check_int("`ranks`", 4)
     4
-    >>> whole("`ranks`", 2.5)
+    >>> check_int("`ranks`", 2.5)
     Traceback (most recent call last):
     hpgo.errors.ArgumentError: `ranks` is 2.5
-    >>> whole("devices", 9, most=8)
+    >>> check_int("devices", 9, most=8)
     Traceback (most recent call last):
     hpgo.errors.ArgumentError: devices is 9
     """
@@ -142,7 +142,7 @@ def check_list(
 ) -> list[Any]:
     """`values` as a list of at most so many. Raises `error`, which calls them `name`, for text and for one value.
 
-    >>> listed("devices", range(3))
+    >>> check_list("devices", range(3))
     [0, 1, 2]
     """
     are = "is" if name.startswith("`") else "are"

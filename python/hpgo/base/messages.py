@@ -17,9 +17,9 @@ _MOST_NEAREST = 3  # equally near names that a hint lists; of more, it lists one
 def did_you_mean(wanted: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: the nearest of `known`, or a few of them.
 
-    >>> near("vgg19", ["vgg-16", "vgg-19"])
+    >>> did_you_mean("vgg19", ["vgg-16", "vgg-19"])
     'did you mean `vgg-19`?'
-    >>> near("x", ["vgg-16", "vgg-19"])
+    >>> did_you_mean("x", ["vgg-16", "vgg-19"])
     'known: vgg-16, vgg-19'
     """
     names = list(known)
@@ -158,7 +158,7 @@ def _shared(names: Sequence[str]) -> int:
 def pluralize(number: int, thing: str) -> str:
     """So many of a thing.
 
-    >>> counted(1, "sample"), counted(64, "sample"), counted(2, "micro-batch")
+    >>> pluralize(1, "sample"), pluralize(64, "sample"), pluralize(2, "micro-batch")
     ('1 sample', '64 samples', '2 micro-batches')
     """
     ending = "" if number == 1 else "es" if thing.endswith("ch") else "s"
@@ -168,7 +168,7 @@ def pluralize(number: int, thing: str) -> str:
 def join_words(words: Collection[object], joint: str = "and") -> str:
     """The words with commas between them, and `joint` before the last.
 
-    >>> in_a_row(["tp", "cp", "pp"]), in_a_row([0, 1], "or"), in_a_row(["tp"])
+    >>> join_words(["tp", "cp", "pp"]), join_words([0, 1], "or"), join_words(["tp"])
     ('tp, cp and pp', '0 or 1', 'tp')
     """
     *before, last = [*map(str, words)] or [""]
@@ -211,7 +211,7 @@ def times(ratio: float) -> str:
 def safe_repr(value: object) -> str:
     """What `value` is, short whatever it holds.
 
-    >>> shown(3.5), shown("a"), shown([1, 2]), shown(None)
+    >>> safe_repr(3.5), safe_repr("a"), safe_repr([1, 2]), safe_repr(None)
     ('3.5', '`a`', 'a list', 'nothing')
     """
     if value is None:
@@ -230,7 +230,7 @@ def safe_repr(value: object) -> str:
 def exactly(value: object) -> str:
     """As `safe_repr`, with all digits of a whole number that has few.
 
-    >>> shown(12345678), exactly(12345678)
+    >>> safe_repr(12345678), exactly(12345678)
     ('1.23457e+07', '12345678')
     """
     short = isinstance(value, int) and type(value) in {int, bool} and value.bit_length() < 100

@@ -109,7 +109,7 @@ def command(options: LaunchOptions) -> None:
         Plan.read(options.plan),
         options.script,
         options.arguments,
-        cluster=None if options.cluster is None else Cluster.parse(options.cluster),
+        cluster=None if options.cluster is None else Cluster.read(options.cluster),
         python=options.python,
         name=options.name,
     )

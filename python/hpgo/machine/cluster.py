@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import MOST_GPUS, check_int, check_is, check_text, number
-from hpgo.base.deprecated import renamed
 from hpgo.base.documents import Section, hinted, kind_of_document, parse, read_text
 from hpgo.base.messages import as_whole, brief, did_you_mean, pluralize, printable, safe_repr, shorten
 from hpgo.base.presentation import present
@@ -270,12 +269,6 @@ class Cluster(Record):
         with hinted("`hpgo clusters show dapple-a` prints such a file"):
             text, name = read_text(source, ClusterError), printable(str(source))
             return _from_document(parse(text, name, ClusterError), name, printable(Path(source).stem))
-
-    @classmethod
-    def parse(cls, text: str | os.PathLike[str]) -> Cluster:
-        """`Cluster.read`, as it was called."""
-        renamed("Cluster.parse", "Cluster.read")
-        return cls.read(text)
 
     def first(self, devices: int) -> Cluster:
         """The part of the cluster that holds its first `devices` devices.

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from hpgo.base.checks import check_flag, check_int, check_is, choice, number
-from hpgo.base.deprecated import renamed
 from hpgo.base.divisors import divisors
 from hpgo.base.messages import did_you_mean, pluralize, safe_repr
 from hpgo.base.units import format_bytes, parse_bytes
@@ -88,7 +87,6 @@ class PlanOptions(TypedDict, total=False):
     min_micro_batch_size: int | None
     recompute: bool | Literal["auto"]
     equal_shares: bool
-    uneven: bool
     """What `equal_shares` was: its opposite."""
     overlap: bool
     memory: MemoryModel | OptimizerName | None
@@ -167,8 +165,6 @@ class PlanningProblem:
 
         Raises ArgumentError for those that make no sense, TypeError for one that there isn't.
         """
-        if "uneven" in unknown:
-            equal_shares = _not_uneven(unknown.pop("uneven"))
         for name in unknown:
             raise TypeError(
                 f"there is no argument {safe_repr(name)}: {did_you_mean(name, PlanOptions.__annotations__)}"
@@ -212,14 +208,6 @@ def _blocks(profile: Profile) -> Blocks | None:
         return Blocks.of(profile)
     except ArgumentError:
         return None
-
-
-def _not_uneven(uneven: object) -> bool:
-    """`equal_shares` for an argument `uneven`."""
-    check_flag("uneven", uneven)
-    # `renamed`, this, `PlanningProblem.of`, `hpgo.plan`, whoever called that
-    renamed(f"uneven={uneven}", f"equal_shares={not uneven}", stacklevel=5)
-    return not uneven
 
 
 def _micro_batch_sizes(

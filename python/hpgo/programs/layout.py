@@ -12,7 +12,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_int, check_text
-from hpgo.base.deprecated import renamed
 from hpgo.base.messages import shorten
 from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
@@ -77,12 +76,6 @@ class PipelineLayout(Record):
         if len(open_parts) > 1:
             raise ArgumentError(f"layout `{short}` leaves a bracket open", "write `(tt|)*3`")
         return cls(tuple(open_parts[0].split("|")))
-
-    @classmethod
-    def parse(cls, text: str) -> PipelineLayout:
-        """`PipelineLayout.from_text`, as it was called."""
-        renamed("PipelineLayout.parse", "PipelineLayout.from_text")
-        return cls.from_text(text)
 
     def __str__(self) -> str:
         """The shortest text without brackets: repeated letters as `t*n`.

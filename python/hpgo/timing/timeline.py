@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_text
-from hpgo.base.deprecated import renamed
 from hpgo.base.files import as_path, writing
 from hpgo.base.laws import difference, share_left
 from hpgo.base.memory_check import check_room
@@ -244,12 +243,6 @@ class Timeline(Record):
         check_text("a timeline", text)
         fields, parts = stored.of_text(text, check_text("the source of a timeline", source))
         return of_parts(parts, **fields)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Timeline:
-        """`Timeline.read`, as it was called."""
-        renamed("Timeline.load", "Timeline.read")
-        return cls.read(path)
 
     def to_frame(self) -> Any:
         """A row an action, as a frame of polars or pandas, sorted by rank, then by start.

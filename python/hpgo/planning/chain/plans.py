@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from hpgo.base.checks import check_int, check_is, check_text
-from hpgo.base.deprecated import renamed
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.messages import brief, pluralize, shorten
 from hpgo.base.presentation import present
@@ -171,18 +170,6 @@ class ChainPlan(Record):
             if hop.interval_s == self.interval_s:
                 return f"the transfer {self._where(number)}"
         return "nothing: the model has no layers"
-
-    @property
-    def throughput(self) -> float:
-        """`samples_per_s`, as it was called."""
-        renamed("ChainPlan.throughput", "ChainPlan.samples_per_s")
-        return self.samples_per_s
-
-    @property
-    def bottleneck(self) -> str:
-        """`limit`, as it was called."""
-        renamed("ChainPlan.bottleneck", "ChainPlan.limit")
-        return self.limit
 
     def utilisation(self, stage: ChainStage) -> float:
         """Share of the time that the stage's hosts compute, from 0 to 1."""

@@ -13,7 +13,6 @@ from hpgo.base.messages import did_you_mean, safe_repr
 from hpgo.errors import ArgumentError, ClusterError, DeadlineError, InfeasibleError
 from hpgo.machine.cluster import cluster_of
 from hpgo.model.formats import pipeedge, profile_of
-from hpgo.planning.chain.before import old_calls
 from hpgo.planning.chain.files import task_of_files
 from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage, Objective
 from hpgo.planning.chain.profiles import task_of_profile
@@ -51,7 +50,6 @@ class PartitionOptions(TypedDict, total=False):
     progress: Callable[[float, float], object] | None
 
 
-@old_calls()
 def partition_files(
     models: Path,
     device_types: Path,
@@ -91,7 +89,6 @@ def partition_files(
     return _solved(task, size, units, **options)
 
 
-@old_calls(partition_files)
 def partition(
     profile: Profile | Path,
     cluster: Cluster | Path,
