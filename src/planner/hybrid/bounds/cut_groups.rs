@@ -10,7 +10,7 @@ use crate::planner::effort::tables;
 #[derive(Default)]
 pub(crate) struct CutGroups {
     /// Limit that the groups were made for.
-    pub most: usize,
+    pub max_groups: usize,
     /// Cuts of each group, ascending. The first group has the empty cut alone, and the last one the full cut.
     pub cuts: Vec<Vec<usize>>,
     pub of_cut: Vec<u32>,
@@ -19,7 +19,7 @@ pub(crate) struct CutGroups {
 impl CutGroups {
     /// Returns about `most` groups whose cuts differ little in the work and the weights below them. `work_s` has the
     /// work of each layer.
-    pub(crate) fn new(model: &LayerSums, work_s: &[f64], most: usize) -> Self {
+    pub(crate) fn new(model: &LayerSums, work_s: &[f64], max_groups: usize) -> Self {
         let parts = |each: &[f64]| {
             let below = model.sums_below(each);
             let whole = below[below.len() - 1];
@@ -41,17 +41,17 @@ impl CutGroups {
             groups
         };
         let mut cuts = vec![vec![0]];
-        if model.cuts() <= most {
+        if model.cuts() <= max_groups {
             cuts.extend((1..last).map(|cut| vec![cut]));
         } else {
             // Large layers leave slices empty.
-            let mut slices = most as f64 / 2.0;
+            let mut slices = max_groups as f64 / 2.0;
             let mut groups = inner(slices);
             let (factor, max_times) = tables::SLICE_GROWTH;
             for _ in 0..max_times {
                 slices *= factor;
                 let more = inner(slices);
-                if more.len() > most {
+                if more.len() > max_groups {
                     break;
                 }
                 groups = more;
@@ -65,6 +65,6 @@ impl CutGroups {
                 of_cut[cut] = group;
             }
         }
-        Self { most, cuts, of_cut }
+        Self { max_groups, cuts, of_cut }
     }
 }
