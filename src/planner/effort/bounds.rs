@@ -36,8 +36,8 @@ pub(crate) const MAX_CHECKED: usize = 10_000_000;
 pub(crate) const MAX_CHECKED_AGAIN: usize = 30_000_000;
 /// Replica counts that are checked where the answer only saves time. Not tuned.
 pub(crate) const MAX_CHECKED_BRIEFLY: usize = 1_000_000;
-/// Prices of devices that are tried where devices differ in memory. Not tuned.
-pub(crate) const MAX_PRICES: usize = 12;
+/// Choices of device costs that the memory conditions check where devices differ in memory. Not tuned.
+pub(crate) const MAX_DEVICE_COSTS: usize = 12;
 /// Values of ε for the functions of docs/proofs.md, *Memory*. Not tuned.
 pub(crate) const EPSILONS: [f64; 5] = [0.0, 0.1, 0.2, 1.0 / 3.0, 0.5];
 /// Capacities, the largest first, without whose devices layers are summed. Not tuned.

@@ -17,7 +17,7 @@ use crate::planner::effort::{
 };
 use crate::planner::hybrid::{
     bounds::{
-        device_classes::{DeviceClass, Units, kinds},
+        device_classes::{DeviceClass, Units, device_classes},
         devices_at_work::min_work_s,
         link_bounds::Links,
     },
@@ -52,7 +52,7 @@ pub(super) struct TableBuilder<'a> {
 }
 
 impl PrefixBounds {
-    /// Builds tables of a resolution. The other arguments are those of [`PrefixBounds::new`]. Returns `None` if the
+    /// Builds tables of a resolution. [`PrefixBounds::new`] describes the other arguments. Returns `None` if the
     /// search was stopped.
     pub(crate) fn with(
         task: &Subproblem<'_>,
@@ -74,9 +74,9 @@ impl PrefixBounds {
             threshold_s,
             max_speed: speeds().fold(0.0, f64::max),
             min_speed: speeds().fold(f64::INFINITY, f64::min),
-            classes: (kinds(task.cluster).into_iter())
+            classes: (device_classes(task.cluster).into_iter())
                 .map(|class| {
-                    let each = units.of_kind(cluster, &class);
+                    let each = units.of_class(cluster, &class);
                     (class, each)
                 })
                 .collect(),
