@@ -89,8 +89,8 @@ fn is_infeasible(
 /// Returns whether it is certain that no row of stages fits for any micro-batch size.
 fn no_rows_fit(sizes: &[&Conditions<'_>], ends: &Ends<'_>, max_checked: &[usize], control: &Control) -> bool {
     let mut open = sizes.to_vec();
-    // Most sizes are decided by few checks. Rounds with rising limits keep a single large size from using up the time
-    // of all others.
+    // Sizes share the limit of a round evenly. Later rounds have fewer sizes left and a higher limit, so each gets
+    // more.
     for limit in max_checked {
         let max_of_size = limit / open.len().max(1);
         // One size with a row that fits decides the answer. Sizes without a result get a higher limit in the next
