@@ -10,7 +10,7 @@
 //! trip         F(i) ─▶ down to the last stage ─▶ up again ─▶ end of B(i)       one micro-batch, no waiting
 //! first_back   F(0) ─▶ end of B(0)           B(0) also waits for the first stage's w forwards
 //! last_back    F(M-1) ─▶ end of B(M-1)       B(M-1) also waits for its last w backwards
-//! last_synced  F(M-1) ─▶ end of everything   gradient synchronisation of each stage included
+//! last_synced  F(M-1) ─▶ end of everything   gradient reduction of each stage included
 //! last_start   F(0) ─▶ start of F(M-1)       the first stage is busy all the time, but for one wait for B(0)
 //! busy         F(0) ─▶ end of B(M-1)         the first stage is busy, but for waits for B(0) and B(M-1)
 //! drained      F(0) ─▶ end of B(M-1)         some stage is busy, or a link, with waits in between
@@ -21,9 +21,10 @@
 //! forwards in between; one that waits after F(M-1) for B(M-1) skips `w - 1` backwards; one that waits in between skips
 //! `w - 1` of both. A stage may also wait for the one above: after its B(i), for that stage's B(i) and F(i + w above),
 //! and so for its own F(i + w above). Such a *loop* skips `d` forwards and `d` backwards, where `d` is the difference
-//! of the two windows. A link that waits for round trips of the stage above it skips the `w` messages in between.
+//! of the two limits in flight. A link that waits for round trips of the stage above it skips the `w` messages in
+//! between.
 //!
-//! A busy stage needs not be busy at both ends: the path may take the first `w - 1` forwards of a slower stage above
+//! A busy stage need not be busy at both ends: the path may take the first `w - 1` forwards of a slower stage above
 //! it, from which its micro-batch `w - 1` comes, and the last `w - 1` backwards of a slower stage above, to which its
 //! micro-batch `M - w` goes. Only one such [`Middle`] is kept: the one whose path is predicted to become the longest.
 

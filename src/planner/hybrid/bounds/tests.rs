@@ -45,8 +45,8 @@ fn pipelines() -> impl Strategy<Value = Pipeline> {
 
 /// Returns stages whose `max_in_flight` is what each adds to the number in flight of the stage behind it.
 fn stages(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<PathStage>> {
-    // Sums of 64ths are exact, so the tests need little tolerance. Zero and one are frequent, since equal times find
-    // ties.
+    // Sums of 64ths are exact, so the tests need little tolerance. Zero and one are frequent, so that many times are
+    // equal.
     let some_s = |least: u32, most: u32| (64 * least..64 * most).prop_map(|parts: u32| f64::from(parts) / 64.0);
     let time_s = || prop_oneof![2 => Just(0.0), 3 => Just(1.0), 3 => some_s(0, 3), 1 => some_s(3, 30)];
     let stage = (time_s(), time_s(), time_s(), time_s(), time_s(), 0_u32..4).prop_map(

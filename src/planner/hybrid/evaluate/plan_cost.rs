@@ -132,8 +132,8 @@ impl<'a> PlanEvaluator<'a> {
         let Some(share) = self.settings.share(micro_batch, replicas) else {
             return Err(Error::argument(
                 format!(
-                    "stage {index} cannot split a micro-batch of {micro_batch} over {replicas} replicas, but each needs at least \
-                     {} samples{}",
+                    "stage {index} cannot split a micro-batch of {micro_batch} over {replicas} replicas: each needs {} or \
+                     more samples{}",
                     self.settings.smallest_share,
                     if self.settings.uneven_shares { "" } else { ", all the same number" }
                 ),
