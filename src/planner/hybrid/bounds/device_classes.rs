@@ -105,8 +105,8 @@ impl Units {
         let fastest = speeds.last().copied().unwrap_or(1.0);
         #[expect(clippy::cast_sign_loss, reason = "speeds are above zero")]
         let whole = |units: f64| (units.round() as u32).max(1);
-        let units_up_to = |most: u32| Self {
-            of_speed: speeds.iter().map(|&speed| (speed, whole(speed / fastest * f64::from(most)))).collect(),
+        let units_up_to = |max_units: u32| Self {
+            of_speed: speeds.iter().map(|&speed| (speed, whole(speed / fastest * f64::from(max_units)))).collect(),
         };
         let mut best = units_up_to(1);
         if device_classes(cluster).len() == 1 {
@@ -114,11 +114,11 @@ impl Units {
         }
         let mut min_loss = best.loss(cluster);
         // Few units mean small tables, so take the smallest number whose rounding loses little.
-        for most in 2..=tables::MAX_UNITS {
+        for max_units in 2..=tables::MAX_UNITS {
             if min_loss <= tables::UNIT_LOSS {
                 break;
             }
-            let units = units_up_to(most);
+            let units = units_up_to(max_units);
             let loss = units.loss(cluster);
             if loss < min_loss {
                 (best, min_loss) = (units, loss);
@@ -129,9 +129,9 @@ impl Units {
 
     /// Returns the share by which all units, at the highest speed per unit, exceed the speed of all devices.
     fn loss(&self, cluster: &Cluster) -> f64 {
-        let most = self.of_speed.iter().map(|&(speed, each)| speed / f64::from(each)).fold(0.0, f64::max);
+        let speed_per_unit = self.of_speed.iter().map(|&(speed, each)| speed / f64::from(each)).fold(0.0, f64::max);
         let speed: f64 = cluster.machines.iter().map(|m| f64::from(m.devices) * m.speed).sum();
-        most * f64::from(self.all(cluster)) / speed - 1.0
+        speed_per_unit * f64::from(self.all(cluster)) / speed - 1.0
     }
 
     /// Returns the units of a device of this speed, or of the next higher speed in the cluster.

@@ -10,12 +10,12 @@ use crate::planner::hybrid::subproblem::Subproblem;
 /// Returns the smallest device time of each layer for one micro-batch: its time multiplied by its replicas, at speed 1.
 pub(crate) fn min_work_s(task: &Subproblem<'_>) -> Vec<f64> {
     let forwards = if task.recompute { 2.0 } else { 1.0 };
-    let splits: Vec<(f64, &Totals)> = (task.share.iter().zip(0_u32..))
+    let replica_counts: Vec<(f64, &Totals)> = (task.share.iter().zip(0_u32..))
         .filter_map(|(share, replicas)| share.map(|share| (f64::from(replicas), &task.totals[share as usize])))
         .collect();
     (0..task.model.layer_parameter_bytes.len())
         .map(|layer| {
-            (splits.iter())
+            (replica_counts.iter())
                 .map(|(replicas, t)| replicas * (forwards * t.layer_forward_s[layer] + t.layer_backward_s[layer]))
                 .fold(f64::INFINITY, f64::min)
         })
@@ -29,9 +29,9 @@ pub(crate) fn busy_s(task: &Subproblem<'_>) -> f64 {
     // A plan uses at most `max_devices` devices: each stage has a layer, and no more replicas than a share allows. The
     // fastest ones give the lowest bound.
     let (mut speed, mut devices) = (0.0, task.max_devices());
-    for (each, of_machine) in machines {
+    for (speed_each, of_machine) in machines {
         let used = devices.min(of_machine);
-        speed += f64::from(used) * each;
+        speed += f64::from(used) * speed_each;
         devices -= used;
     }
     f64::from(task.micro_batches) * min_work_s(task).iter().sum::<f64>() / speed

@@ -97,18 +97,18 @@ impl Links {
         let mut spreads = Vec::new();
         let all = self.machines.min(devices.1);
         let needed = devices.0.div_ceil(self.widest).max(2);
-        let mut fewest = 2;
-        while fewest <= all {
-            let mut most = (fewest - 1).saturating_mul(factor).min(all);
-            if most >= needed {
-                let machines = fewest.max(needed);
+        let mut min_nodes = 2;
+        while min_nodes <= all {
+            let mut max_nodes = (min_nodes - 1).saturating_mul(factor).min(all);
+            if max_nodes >= needed {
+                let machines = min_nodes.max(needed);
                 // Where the all-reduce hardly depends on the number of nodes, one range for all others loses little.
                 if self.has_similar_all_reduce(devices.0, machines, all) {
-                    most = all;
+                    max_nodes = all;
                 }
-                spreads.push(Spread { devices, machines: (machines, most) });
+                spreads.push(Spread { devices, machines: (machines, max_nodes) });
             }
-            fewest = most + 1;
+            min_nodes = max_nodes + 1;
         }
         spreads
     }
@@ -123,9 +123,9 @@ impl Links {
     /// Returns the transfer between two stages on the same node.
     pub(crate) fn beside(&self, one: Span, other: Span) -> Rate {
         // The smaller stage has at most half of the node, and its devices' own ports carry all bytes.
-        let most = one.1.min(other.1).min(self.widest / 2).max(1);
+        let max_devices = one.1.min(other.1).min(self.widest / 2).max(1);
         let Link { bytes_per_s, latency_s, .. } = self.cluster.intra;
-        Rate { s_per_byte: 1.0 / (f64::from(most) * bytes_per_s), latency_s }
+        Rate { s_per_byte: 1.0 / (f64::from(max_devices) * bytes_per_s), latency_s }
     }
 
     /// Returns the transfer between two stages on one node each, which is not the same node.
@@ -141,9 +141,9 @@ impl Links {
         // The first node has at most min(B - m + 1, left) devices of the spread stage. Their fraction of B is largest
         // where both terms are equal.
         let (left, elsewhere) = (self.widest.saturating_sub(one.0), spread.machines.0 - 1);
-        let fewest = spread.devices.0.max(spread.machines.0);
-        let most = (left + elsewhere).clamp(fewest, spread.devices.1.max(fewest));
-        self.across(1.0 - f64::from(left.min(most - elsewhere)) / f64::from(most))
+        let min_devices = spread.devices.0.max(spread.machines.0);
+        let max_devices = (left + elsewhere).clamp(min_devices, spread.devices.1.max(min_devices));
+        self.across(1.0 - f64::from(left.min(max_devices - elsewhere)) / f64::from(max_devices))
     }
 
     /// Returns the transfer between two spread stages.
@@ -152,15 +152,15 @@ impl Links {
             let machines = one.devices.1.min(other.devices.1).div_ceil(self.widest);
             return self.across(1.0 / f64::from(machines));
         }
-        let (ours, theirs) = (self.fractions(one.devices), self.fractions(other.devices));
-        self.across(SpreadPair::new(self, &ours, &theirs).passing(one.machines, other.machines))
+        let [own, others] = [one, other].map(|stage| self.fractions(stage.devices));
+        self.across(SpreadPair::new(self, &own, &others).passing(one.machines, other.machines))
     }
 
     /// Returns the shortest transfer between a stage on one node and any spread stage. Returns `None` if no stage can
     /// be spread.
     pub(crate) fn one_and_any_spread(&self, one: Span) -> Option<Rate> {
         let spread = self.groups.iter().flat_map(|&span| self.spreads(span));
-        spread.map(|other| self.one_and_spread(one, other)).reduce(least)
+        spread.map(|other| self.one_and_spread(one, other)).reduce(min_rate)
     }
 
     /// Returns the shortest transfer between a spread stage and any other spread stage. Returns `None` if there is
@@ -171,7 +171,7 @@ impl Links {
         (nearest.iter())
             .filter(|(known, _)| meets(known.devices, one.devices) && meets(known.machines, one.machines))
             .map(|&(_, rate)| rate)
-            .reduce(least)
+            .reduce(min_rate)
     }
 
     /// Returns every spread stage with the shortest transfer to any other spread stage.
@@ -183,19 +183,19 @@ impl Links {
             all.extend(self.spreads(span).into_iter().map(|spread| (spread, None)));
             groups.push((self.fractions(span), first..all.len()));
         }
-        for (at, (own, ours)) in groups.iter().enumerate() {
-            for (their, theirs) in &groups[..=at] {
+        for (at, (own, own_range)) in groups.iter().enumerate() {
+            for (others, other_range) in &groups[..=at] {
                 // A transfer is the same in both directions, so half of the pairs suffice.
-                let mut pair = SpreadPair::new(self, own, their);
-                for one in ours.clone() {
-                    for other in theirs.clone().filter(|&other| other <= one) {
+                let mut pair = SpreadPair::new(self, own, others);
+                for one in own_range.clone() {
+                    for other in other_range.clone().filter(|&other| other <= one) {
                         let rate = if self.whole {
                             self.both_spread(all[one].0, all[other].0)
                         } else {
                             self.across(pair.passing(all[one].0.machines, all[other].0.machines))
                         };
                         for end in [one, other] {
-                            all[end].1 = Some(all[end].1.map_or(rate, |known| least(known, rate)));
+                            all[end].1 = Some(all[end].1.map_or(rate, |known| min_rate(known, rate)));
                         }
                     }
                 }
@@ -210,21 +210,21 @@ impl Links {
     }
 
     /// Returns the all-reduce rate of a stage on one node.
-    pub(crate) fn sum_in_one(&self, stage: Span) -> Rate {
+    pub(crate) fn all_reduce_in_one(&self, stage: Span) -> Rate {
         if stage.1 > 1 { self.cluster.all_reduce(1, stage.0) } else { Rate::default() }
     }
 
     /// Returns the all-reduce rate of a spread stage. Rate and latency are each the smallest over its node counts.
-    pub(crate) fn sum_spread(&self, spread: Spread) -> Rate {
-        let (fewest, all) = (spread.devices.0.max(2), spread.machines);
+    pub(crate) fn all_reduce_spread(&self, spread: Spread) -> Rate {
+        let (min_devices, all) = (spread.devices.0.max(2), spread.machines);
         if self.whole {
-            return self.cluster.all_reduce(fewest.div_ceil(self.widest).max(2), self.widest);
+            return self.cluster.all_reduce(min_devices.div_ceil(self.widest).max(2), self.widest);
         }
         // No stage is on more nodes than it has devices.
-        let needed = all.0.max(fewest.div_ceil(self.widest));
-        (needed..=all.1.min(fewest).max(needed))
-            .map(|machines| self.cluster.all_reduce(machines, fewest.div_ceil(machines)))
-            .reduce(least)
+        let needed = all.0.max(min_devices.div_ceil(self.widest));
+        (needed..=all.1.min(min_devices).max(needed))
+            .map(|machines| self.cluster.all_reduce(machines, min_devices.div_ceil(machines)))
+            .reduce(min_rate)
             .unwrap_or_default()
     }
 
@@ -291,18 +291,18 @@ impl<'p> SpreadPair<'p> {
         let [one, other] = self.fractions;
         let mut passing: f64 = f64::INFINITY;
         for (here, &x) in (0_u32..).zip(one) {
-            let most = (other.len() as u32 - 1).min(self.widest - here);
+            let max_there = (other.len() as u32 - 1).min(self.widest - here);
             let y = |there: u32| other[there as usize];
             let is_enough = |there: u32| has(x.1, y(there).1);
-            if !is_enough(most) {
+            if !is_enough(max_there) {
                 continue;
             }
-            let needed = first(0, most, is_enough);
+            let needed = first(0, max_there, is_enough);
             // With more receivers here, less is sent away and more is received. So the larger one is smallest where
             // both cross, at one of the two whole numbers beside it.
             let send = |there: u32| x.0 * (1.0 - y(there).1);
             let receive = |there: u32| y(there).0 * (1.0 - x.1);
-            let crossing = first(needed, most, |there| receive(there) >= send(there));
+            let crossing = first(needed, max_there, |there| receive(there) >= send(there));
             for there in [crossing.saturating_sub(1).max(needed), crossing] {
                 passing = passing.min(send(there).max(receive(there)));
             }
@@ -330,15 +330,15 @@ fn grouped(spans: &[Span]) -> Vec<Span> {
 }
 
 /// Returns the smaller time per byte and the smaller latency, each by itself.
-pub(crate) fn least(one: Rate, other: Rate) -> Rate {
+pub(crate) fn min_rate(one: Rate, other: Rate) -> Rate {
     Rate { s_per_byte: one.s_per_byte.min(other.s_per_byte), latency_s: one.latency_s.min(other.latency_s) }
 }
 
 /// Returns the smallest and the largest fraction of a spread stage that a number of its devices is.
 fn fraction(devices: u32, stage: Span) -> (f64, f64) {
-    let (devices, fewest, most) = (f64::from(devices), f64::from(stage.0), f64::from(stage.1));
+    let (devices, min_devices, max_devices) = (f64::from(devices), f64::from(stage.0), f64::from(stage.1));
     // A spread stage has a device on another node, so one node never has all of it.
-    (devices / most, (devices / fewest).min((most - 1.0) / most))
+    (devices / max_devices, (devices / min_devices).min((max_devices - 1.0) / max_devices))
 }
 
 /// Returns the first number of a range that is enough, by bisection. All that follow must be enough, too. Returns the

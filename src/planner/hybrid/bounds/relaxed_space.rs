@@ -134,7 +134,7 @@ impl Relaxed {
                     });
                 };
                 if let Some(widest) = class.widest.filter(|&widest| span.0 <= widest) {
-                    let sync = self.links.sum_in_one(span);
+                    let sync = self.links.all_reduce_in_one(span);
                     let one = |free_devices| Last::One { span, class: at as u16, free_devices };
                     let alone = one(widest - span.0);
                     match behind {
@@ -157,7 +157,7 @@ impl Relaxed {
                         Last::One { span: other, .. } => self.links.one_and_spread(other, own),
                         Last::Spread(other) => self.links.both_spread(own, other),
                     };
-                    let sync = *self.sums.entry(own).or_insert_with(|| self.links.sum_spread(own));
+                    let sync = *self.sums.entry(own).or_insert_with(|| self.links.all_reduce_spread(own));
                     add(self, transfer, sync, Last::Spread(own));
                 }
             }

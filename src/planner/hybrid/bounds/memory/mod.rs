@@ -176,7 +176,7 @@ impl<'a> Conditions<'a> {
         for (replicas, share) in (0_u32..).zip(&task.share) {
             let Some(share) = share.map(|share| share as usize) else { continue };
             match replica_ranges.last_mut() {
-                Some((_, most, last)) if *last == share => *most = replicas,
+                Some((_, max_replicas, last)) if *last == share => *max_replicas = replicas,
                 _ => replica_ranges.push((replicas, replicas, share)),
             }
         }

@@ -113,9 +113,9 @@ impl Slices {
     /// the profile. `totals` has the sums of a share.
     fn saved_bytes(&self, totals: &Totals) -> f64 {
         let ratios = totals.layer_saved_bytes.iter().zip(&self.layer_saved_bytes);
-        let least = ratios.filter(|&(_, &first)| first > 0.0).map(|(bytes, first)| bytes / first);
-        let least = least.fold(f64::INFINITY, f64::min);
-        if least.is_finite() { least * self.layer_saved_bytes.iter().sum::<f64>() } else { 0.0 }
+        let ratios = ratios.filter(|&(_, &first)| first > 0.0).map(|(bytes, first)| bytes / first);
+        let min_ratio = ratios.fold(f64::INFINITY, f64::min);
+        if min_ratio.is_finite() { min_ratio * self.layer_saved_bytes.iter().sum::<f64>() } else { 0.0 }
     }
 
     /// Returns a lower and an upper bound, for each slice, on the bytes that all layers below its cuts hold.

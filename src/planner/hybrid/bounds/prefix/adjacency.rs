@@ -5,7 +5,7 @@
 
 use super::replica_buckets::ReplicaBucket;
 use crate::cost::network::Rate;
-use crate::planner::hybrid::bounds::link_bounds::{Links, least};
+use crate::planner::hybrid::bounds::link_bounds::{Links, min_rate};
 
 /// One placement of a stage relative to the stage behind it, with the shortest transfer and all-reduce.
 pub(super) struct StageAdjacency {
@@ -30,13 +30,13 @@ impl ReplicaBucket {
         let all = (1, links.spans.last().map_or(1, |span| span.1));
         let mut adjacencies = Vec::new();
         for own in links.spreads(span) {
-            let sync = links.sum_spread(own);
+            let sync = links.all_reduce_spread(own);
             let beside_spread = links.any_spread(own);
             adjacencies.extend(beside_spread.map(|transfer| StageAdjacency { behind: 0, own: 0, transfer, sync }));
             adjacencies.push(StageAdjacency { behind: 1, own: 0, transfer: links.one_and_spread(all, own), sync });
         }
         if links.fits_one(span) {
-            let sync = links.sum_in_one(span);
+            let sync = links.all_reduce_in_one(span);
             // The bucket takes the devices of its smallest count, so this many are free at most on a node of its own.
             let own = 1 + (links.widest - span.0) as usize;
             if links.machines > 1 {
@@ -60,8 +60,8 @@ impl ReplicaBucket {
         let merge = |one: StageAdjacency, other: StageAdjacency| StageAdjacency {
             behind: 0,
             own: 0,
-            transfer: least(one.transfer, other.transfer),
-            sync: least(one.sync, other.sync),
+            transfer: min_rate(one.transfer, other.transfer),
+            sync: min_rate(one.sync, other.sync),
         };
         let merged = adjacencies.into_iter().reduce(merge);
         merged.map(|one| StageAdjacency { behind: 0, own: 0, ..one }).into_iter().collect()

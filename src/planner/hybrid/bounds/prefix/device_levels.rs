@@ -39,9 +39,9 @@ impl DeviceLevels {
             task.cluster.machines.iter().map(|m| (m.speed, m.devices, units.of(m.speed))).collect();
         speeds.sort_by(|a, b| b.0.total_cmp(&a.0));
         let (mut max_units, mut devices) = (0, task.max_devices());
-        for &(_, of_machine, each) in &speeds {
+        for &(_, of_machine, units_each) in &speeds {
             let used = devices.min(of_machine);
-            max_units += used * each;
+            max_units += used * units_each;
             devices -= used;
         }
         let levels: Vec<u32> = if max_units <= max_levels {
@@ -64,10 +64,10 @@ impl DeviceLevels {
         let min_units = |work_s: f64| {
             let mut speed = micro_batches * (work_s - 1e-9 * whole_s) / threshold_s;
             let mut sum = 0.0;
-            for &(speed_each, devices, each) in &speeds {
-                let (devices, each) = (f64::from(devices), f64::from(each));
-                let units = (devices * each).min((speed / speed_each * each).ceil().max(0.0));
-                speed -= units / each * speed_each;
+            for &(speed_each, devices, units_each) in &speeds {
+                let (devices, units_each) = (f64::from(devices), f64::from(units_each));
+                let units = (devices * units_each).min((speed / speed_each * units_each).ceil().max(0.0));
+                speed -= units / units_each * speed_each;
                 sum += units;
             }
             if speed > 1e-9 * micro_batches * whole_s / threshold_s { f64::INFINITY } else { sum }

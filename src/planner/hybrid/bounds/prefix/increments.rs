@@ -154,9 +154,9 @@ impl PrefixIncrements {
         let transfer_s = stage.busy_s + stage.latency_s;
         let (forward_s, backward_s, sync_s) = (stage.forward_s, stage.backward_s, stage.sync_s);
         let stage = PrefixStage::new(forward_s, backward_s, sync_s, transfer_s, stage.max_in_flight, micro_batches);
-        let mut least = Self::INFEASIBLE;
-        least.add_stage(&stage, self);
-        least
+        let mut lowest = Self::INFEASIBLE;
+        lowest.add_stage(&stage, self);
+        lowest
     }
 
     /// Lowers each increment to the increment of a prefix that ends in `stage` and has `before` in front of it, if that
