@@ -1,35 +1,38 @@
-//! Lemma *Devices at work* (docs/proofs.md#devices-at-work): all work over all speed.
+//! Lemma *Devices at work* (docs/proofs.md#devices-at-work): no step is shorter than all work divided by all speed.
 //!
-//! A layer on *r* devices keeps the speed *r v* at work for *t(r)* / *v* seconds and micro-batch. So *M* Σ min *r t(r)*, summed
-//! over all layers, is at most the step times the speed of the devices of use. Divided by this speed, it is a bound.
+//! A layer on *r* devices of speed *v* keeps the speed *r v* busy for *t(r)* / *v* seconds per micro-batch. So *M* Σ
+//! min *r t(r)*, summed over all layers, is at most the step multiplied by the speed of all useful devices. Divided by
+//! this speed, it is a bound.
 
 use crate::cost::Totals;
 use crate::planner::hybrid::subproblem::Subproblem;
 
-/// Returns for each layer the smallest product of its time for one micro-batch and its replicas.
+/// Returns the smallest device time of each layer for one micro-batch: its time multiplied by its replicas, at speed 1.
 pub(crate) fn min_work_s(task: &Subproblem<'_>) -> Vec<f64> {
     let forwards = if task.recompute { 2.0 } else { 1.0 };
-    let splits: Vec<(f64, &Totals)> = (task.share.iter().zip(0_u32..))
+    let replica_counts: Vec<(f64, &Totals)> = (task.share.iter().zip(0_u32..))
         .filter_map(|(share, replicas)| share.map(|share| (f64::from(replicas), &task.totals[share as usize])))
         .collect();
     (0..task.model.layer_parameter_bytes.len())
         .map(|layer| {
-            (splits.iter())
+            (replica_counts.iter())
                 .map(|(replicas, t)| replicas * (forwards * t.layer_forward_s[layer] + t.layer_backward_s[layer]))
                 .fold(f64::INFINITY, f64::min)
         })
         .collect()
 }
 
-/// Returns a lower bound on the step: the fastest devices of use work all the time.
+/// Returns a lower bound on the step in seconds: the fastest devices that a plan can use work all the time.
 pub(crate) fn busy_s(task: &Subproblem<'_>) -> f64 {
     let mut machines: Vec<(f64, u32)> = task.cluster.machines.iter().map(|m| (m.speed, m.devices)).collect();
     machines.sort_by(|a, b| b.0.total_cmp(&a.0));
+    // A plan uses at most `max_devices` devices: each stage has a layer, and no more replicas than a share allows. The
+    // fastest ones give the lowest bound.
     let (mut speed, mut devices) = (0.0, task.max_devices());
-    for (each, of_machine) in machines {
-        let some = devices.min(of_machine);
-        speed += f64::from(some) * each;
-        devices -= some;
+    for (speed_each, of_machine) in machines {
+        let used = devices.min(of_machine);
+        speed += f64::from(used) * speed_each;
+        devices -= used;
     }
     f64::from(task.micro_batches) * min_work_s(task).iter().sum::<f64>() / speed
 }

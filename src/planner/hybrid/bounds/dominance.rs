@@ -1,13 +1,11 @@
-//! Lemma *Dominance* (docs/proofs.md#dominance): let suffix A be nowhere longer than B, in all paths, in all parts of the
-//! middle, and in `busy − M W` and `last_start − M W`. Then for every completion, the bound that the search computes with A is
-//! not above the step of the plan with B.
-//!
-//! The two differences count because a loop takes the place of work W of the first stage: what is left without any of that
-//! work must not be longer either.
+//! Lemma *Dominance* (docs/proofs.md#dominance): let no path of suffix A be longer than that path of suffix B, nor any
+//! part of the middle, nor `busy − M W`, nor `last_start − M W`. Then for every completion, the bound that the search
+//! computes with A is at most the step of the plan with B.
 
 use super::paths::{Middle, Paths};
 
 impl Middle {
+    /// Returns whether no part is larger than that of `other`.
     fn dominates(&self, other: &Self) -> bool {
         self.through_s <= other.through_s
             && self.ends <= other.ends
@@ -17,8 +15,11 @@ impl Middle {
 }
 
 impl Paths {
-    /// Returns whether no path is longer than `other`'s: then nothing that goes in front can make this suffix the worse one.
+    /// Returns whether no path is longer than that of `other`. Then `other` can be dropped: no stages in front of both
+    /// can make this suffix the worse one.
     pub(crate) fn dominates(&self, other: &Self, micro_batches: u32) -> bool {
+        // A loop takes the place of work W of the first stage, so its value falls as W grows. A suffix with less work
+        // could gain more from loops. Comparing what is left without that work rules this out.
         let idle = |paths: &Self, path_s: f64| path_s - f64::from(micro_batches) * paths.work_s;
         self.synced_s <= other.synced_s
             && self.drained_s <= other.drained_s

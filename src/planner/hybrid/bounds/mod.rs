@@ -1,4 +1,4 @@
-//! What no plan is below: one file for each lemma of docs/proofs.md.
+//! Lower bounds on the step of every plan. Each lemma of docs/proofs.md has one file.
 //!
 //! | lemma | file |
 //! |---|---|
@@ -8,10 +8,12 @@
 //! | Stages in front | [`prefix`] |
 //! | Devices that differ | [`device_classes`], `prefix/device_levels` |
 //! | Cuts in groups | [`cut_groups`], `prefix/group_pairs`, [`nested_stages`] |
-//! | Links, wherever stages lie | [`link_bounds`], [`relaxed_space`], `prefix/adjacency` |
+//! | Links of any placement | [`link_bounds`], [`relaxed_space`], `prefix/adjacency` |
 //! | All cuts | [`all_cuts`] |
 //! | Memory | [`memory`] |
 //! | A pass | [`bound_bisection`] |
+//!
+//! `tests` checks each lemma against simulated pipelines.
 
 pub(crate) mod all_cuts;
 pub(crate) mod bound_bisection;

@@ -1,17 +1,19 @@
-//! Lemma *The relaxed space has a twin of every plan* (docs/proofs.md#links-wherever-stages-lie): with the same cuts, devices
-//! and windows, and no longer paths. So the bound of a pass over this space is a bound on every plan.
+//! Lemma *The relaxed space has a counterpart of every plan* (docs/proofs.md#links-of-any-placement): one with the same
+//! cuts, replicas and numbers in flight, and no longer paths. So the bound of a pass over this space holds for every
+//! plan.
 //!
-//! A situation knows how many devices are free, how many the stage placed last has, and whether this stage is in one node,
-//! with how many devices free beside it. A move puts the next stage beside it, into another node, or spreads it. The cost of
-//! a move is the smallest over all placements of both stages ([`Links`]). The space gives bounds, and no plans.
+//! A situation stores how many devices are free, how many the stage placed last has, and whether this stage is on one
+//! node, with how many devices free beside it. A move places the next stage beside it, on another node, or spread over
+//! nodes. The cost of a move is the smallest over all placements of both stages ([`Links`]). The space gives bounds,
+//! and no plans.
 //!
-//! A stage may take the devices of all classes that are as fast and as large as its own. For each class the devices that are
-//! left are counted, with those of classes that share devices. So the counts are never below those of a real placement.
+//! A stage may take devices of any class that is at least as fast and as large as its own. The free devices of each
+//! class are counted separately, although classes share devices. So no count is below the count of a real placement.
 
 use crate::planner::effort::{passes, tables};
 use crate::planner::hybrid::{
     bounds::{
-        device_classes::{DeviceClass, Units, kinds},
+        device_classes::{DeviceClass, Units, device_classes},
         link_bounds::{Links, Span, Spread},
     },
     placement::placement_space::{PlacementMove, Placements, Prices},
@@ -26,18 +28,15 @@ use crate::cost::network::Rate;
 /// The stage placed last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Last {
-    /// None yet.
+    /// No stage is placed yet.
     Nothing,
-    /// On one node of this class, with this number of free devices beside it.
-    One {
-        span: Span,
-        kind: u16,
-        room: u32,
-    },
+    /// The stage is on one node of this class, with this number of free devices beside it.
+    One { span: Span, class: u16, free_devices: u32 },
+    /// The stage is spread over several nodes.
     Spread(Spread),
 }
 
-/// Free devices of each class.
+/// Number of free devices of each class.
 type Free = [u32; tables::MAX_DEVICE_CLASSES];
 
 /// Situations that the search has reached, and moves between them.
@@ -45,19 +44,19 @@ pub(crate) struct Relaxed {
     links: Links,
     /// Ranges of replica counts.
     spans: Vec<Span>,
-    /// Whether ranges of the same share are split.
+    /// Whether ranges of replicas with the same share are split.
     is_fine: bool,
-    kinds: Vec<DeviceClass>,
+    classes: Vec<DeviceClass>,
     units: Units,
-    /// Devices that can be of use.
-    most: u32,
-    /// Free devices of each class, and the stage placed last.
+    /// Number of devices that a plan can use.
+    max_devices: u32,
+    /// Free devices of each situation, and the index of the stage placed last in `lasts`.
     situations: Vec<(Free, u32)>,
     index: FxHashMap<(Free, u32), u32>,
     lasts: Vec<Last>,
     last_index: FxHashMap<Last, u32>,
     moves: FxHashMap<u32, Arc<[PlacementMove]>>,
-    /// All-reduce rates of spread stages.
+    /// All-reduce rates of spread stages that were asked for.
     sums: FxHashMap<Spread, Rate>,
     prices: Prices,
 }
@@ -65,7 +64,7 @@ pub(crate) struct Relaxed {
 impl Relaxed {
     /// Returns the space with situation 0, in which all devices are free.
     pub(crate) fn new(task: &Subproblem<'_>) -> Self {
-        let kinds = kinds(task.cluster);
+        let classes = device_classes(task.cluster);
         let links = Links::new(task, false);
         let mut space = Self {
             spans: links.spans.clone(),
@@ -78,17 +77,17 @@ impl Relaxed {
             moves: FxHashMap::default(),
             sums: FxHashMap::default(),
             prices: Prices::default(),
-            most: task.max_devices(),
+            max_devices: task.max_devices(),
             units: Units::new(task.cluster),
-            kinds,
+            classes,
         };
         let mut free = [0; tables::MAX_DEVICE_CLASSES];
-        free.iter_mut().zip(&space.kinds).for_each(|(free, kind)| *free = kind.devices);
+        free.iter_mut().zip(&space.classes).for_each(|(free, class)| *free = class.devices);
         space.situation((free, 0));
         space
     }
 
-    /// Splits ranges of replicas that give the same share.
+    /// Splits ranges of replicas that give the same share. Situations that were reached stay valid.
     pub(crate) fn refine(&mut self) {
         self.is_fine = true;
         self.spans = self.links.spans.iter().flat_map(|&span| parts(span)).collect();
@@ -100,6 +99,7 @@ impl Relaxed {
         !self.is_fine && parts(span).nth(1).is_some()
     }
 
+    /// Returns the index of a stage placed last.
     fn last(&mut self, last: Last) -> u32 {
         let next = self.lasts.len() as u32;
         let lasts = &mut self.lasts;
@@ -113,11 +113,11 @@ impl Relaxed {
     fn moves_before(&mut self, behind: Last) -> Arc<[PlacementMove]> {
         let mut moves = Vec::new();
         for span in self.spans.clone() {
-            if span.0 > self.most {
-                break;
+            if span.0 > self.max_devices {
+                break; // Ranges are sorted, so all that follow are too large as well.
             }
-            for at in 0..self.kinds.len() {
-                let kind = self.kinds[at].clone();
+            for at in 0..self.classes.len() {
+                let class = self.classes[at].clone();
                 let mut add = |space: &mut Self, transfer: Rate, sync: Rate, last: Last| {
                     moves.push(PlacementMove {
                         next: space.last(last),
@@ -126,22 +126,23 @@ impl Relaxed {
                         kind: at as u16,
                         transfer,
                         sync,
-                        speed: kind.speed,
-                        memory_bytes: kind.memory_bytes,
-                        price: space.prices.of(span.1, sync, kind.speed, kind.memory_bytes),
-                        room: if let Last::One { room, .. } = last { Some(room) } else { None },
+                        speed: class.speed,
+                        memory_bytes: class.memory_bytes,
+                        price: space.prices.of(span.1, sync, class.speed, class.memory_bytes),
+                        room: if let Last::One { free_devices, .. } = last { Some(free_devices) } else { None },
                         takes: Vec::new(),
                     });
                 };
-                if let Some(widest) = kind.widest.filter(|&widest| span.0 <= widest) {
-                    let sync = self.links.sum_in_one(span);
-                    let one = |room| Last::One { span, kind: at as u16, room };
+                if let Some(widest) = class.widest.filter(|&widest| span.0 <= widest) {
+                    let sync = self.links.all_reduce_in_one(span);
+                    let one = |free_devices| Last::One { span, class: at as u16, free_devices };
                     let alone = one(widest - span.0);
                     match behind {
                         Last::Nothing => add(self, Rate::default(), sync, alone),
-                        Last::One { span: other, kind: theirs, room } => {
-                            if theirs == at as u16 && span.0 <= room {
-                                add(self, self.links.beside(span, other), sync, one(room - span.0));
+                        Last::One { span: other, class: other_class, free_devices } => {
+                            // The free devices beside a stage are of the type of its node, and so of its class.
+                            if other_class == at as u16 && span.0 <= free_devices {
+                                add(self, self.links.beside(span, other), sync, one(free_devices - span.0));
                             }
                             if self.links.machines > 1 {
                                 add(self, self.links.apart(), sync, alone);
@@ -156,7 +157,7 @@ impl Relaxed {
                         Last::One { span: other, .. } => self.links.one_and_spread(other, own),
                         Last::Spread(other) => self.links.both_spread(own, other),
                     };
-                    let sync = *self.sums.entry(own).or_insert_with(|| self.links.sum_spread(own));
+                    let sync = *self.sums.entry(own).or_insert_with(|| self.links.all_reduce_spread(own));
                     add(self, transfer, sync, Last::Spread(own));
                 }
             }
@@ -165,10 +166,12 @@ impl Relaxed {
     }
 }
 
-/// Splits a range of replicas. A stage takes the fewest devices of its part, and has as many ports as the most.
-fn parts((fewest, most): Span) -> impl Iterator<Item = Span> {
-    let part = move |fewest: u32| (fewest, (fewest + fewest / passes::FINE_RANGE).min(most));
-    std::iter::successors(Some(part(fewest)), move |last| (last.1 < most).then(|| part(last.1 + 1)))
+/// Splits a range of replicas into parts whose ends differ by little.
+///
+/// A stage takes the smallest number of devices of its part, and has the ports of the largest.
+fn parts((min, max): Span) -> impl Iterator<Item = Span> {
+    let part = move |min_replicas: u32| (min_replicas, (min_replicas + min_replicas / passes::FINE_RANGE).min(max));
+    std::iter::successors(Some(part(min)), move |last| (last.1 < max).then(|| part(last.1 + 1)))
 }
 
 impl Placements for Relaxed {
@@ -189,19 +192,20 @@ impl Placements for Relaxed {
     }
 
     fn free_speed(&self, (free, _): (Free, u32)) -> f64 {
-        // The first kind of each speed has all devices that are as fast; each adds what it is faster than the one before.
+        // The first class of each speed contains all devices of at least that speed. Each such class adds the
+        // difference to the next lower speed, for all its devices.
         let (mut all, mut slower) = (0.0, 0.0);
-        for (kind, free) in self.kinds.iter().zip(free) {
-            all += (kind.speed - slower) * f64::from(free);
-            slower = kind.speed;
+        for (class, free) in self.classes.iter().zip(free) {
+            all += (class.speed - slower) * f64::from(free);
+            slower = class.speed;
         }
         all
     }
 
     fn free_units(&self, (free, _): (Free, u32)) -> u32 {
         let (mut all, mut slower) = (0, 0);
-        for (kind, free) in self.kinds.iter().zip(free) {
-            let each = self.units.of(kind.speed);
+        for (class, free) in self.classes.iter().zip(free) {
+            let each = self.units.of(class.speed);
             all += (each - slower) * free;
             slower = each;
         }
@@ -210,6 +214,7 @@ impl Placements for Relaxed {
 
     fn moves(&mut self, situation: u32) -> Arc<[PlacementMove]> {
         let last = self.situations[situation as usize].1;
+        // Moves depend only on the stage placed last, so all situations with that stage share them.
         if let Some(moves) = self.moves.get(&last) {
             return moves.clone();
         }
@@ -220,19 +225,20 @@ impl Placements for Relaxed {
 
     fn after(&self, situation: u32, choice: &PlacementMove) -> Option<(Free, u32)> {
         let mut free = self.situations[situation as usize].0;
-        let kind = &self.kinds[usize::from(choice.kind)];
+        let class = &self.classes[usize::from(choice.kind)];
         if free[usize::from(choice.kind)] < choice.fewest {
             return None;
         }
-        for (at, is_part) in kind.parts_of.iter().enumerate() {
-            if *is_part {
+        for (at, is_contained) in class.contained_in.iter().enumerate() {
+            if *is_contained {
                 free[at] -= choice.fewest;
             }
         }
-        // Kinds come after those that have all of their devices.
-        for at in 1..self.kinds.len() {
+        // A class has no more free devices than a class that contains it. The containing classes come first in the
+        // list.
+        for at in 1..self.classes.len() {
             for other in 0..at {
-                if self.kinds[at].parts_of[other] {
+                if self.classes[at].contained_in[other] {
                     free[at] = free[at].min(free[other]);
                 }
             }

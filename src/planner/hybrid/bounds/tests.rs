@@ -1,4 +1,5 @@
-//! Each lemma of docs/proofs.md against simulated pipelines and plans. A failure names the length that is too long.
+//! Tests of each lemma of docs/proofs.md against simulated pipelines and plans. A failure names the length that is too
+//! long.
 
 use crate::planner::effort::tables::{self, Resolution};
 use crate::planner::hybrid::{
@@ -28,10 +29,10 @@ use crate::planner::random_problems::{RandomProblem, branching, far_apart, few_l
 use crate::schedule::{Kind, one_f_one_b};
 use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
 
-/// Two sums of the same times in different order differ by this much at most.
+/// Tolerance for sums of the same times in different order.
 const ROUNDING: f64 = 1e-9;
 
-/// A pipeline: its stages, first one first, and how many micro-batches pass through it.
+/// A pipeline of stages, the first one first, and the number of its micro-batches.
 #[derive(Debug, Clone)]
 struct Pipeline {
     stages: Vec<PathStage>,
@@ -42,9 +43,10 @@ fn pipelines() -> impl Strategy<Value = Pipeline> {
     (stages(1..7), 1_u32..14).prop_map(|(stages, micro_batches)| Pipeline::of(stages, micro_batches))
 }
 
-/// Stages whose windows are what each adds to that of the stage behind it.
+/// Returns stages whose `max_in_flight` is what each adds to the number in flight of the stage behind it.
 fn stages(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<PathStage>> {
-    // In 64ths, whose sums are exact.
+    // Sums of 64ths are exact, so the tests need little tolerance. Zero and one are frequent, so that many times are
+    // equal.
     let some_s = |least: u32, most: u32| (64 * least..64 * most).prop_map(|parts: u32| f64::from(parts) / 64.0);
     let time_s = || prop_oneof![2 => Just(0.0), 3 => Just(1.0), 3 => some_s(0, 3), 1 => some_s(3, 30)];
     let stage = (time_s(), time_s(), time_s(), time_s(), time_s(), 0_u32..4).prop_map(
@@ -61,28 +63,30 @@ fn stages(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<PathStage>
     prop::collection::vec(stage, count)
 }
 
-/// Numbers with about four bits set.
+/// Returns numbers with about four bits set.
 fn rare_bits() -> impl Strategy<Value = u32> {
     (any::<u32>(), any::<u32>(), any::<u32>()).prop_map(|(one, two, three)| one & two & three)
 }
 
-/// When the events happened that lengths are measured between, for one stage.
+/// Times of the events of one stage between which lengths are measured, in seconds.
 #[derive(Debug, Clone, Copy)]
 struct Events {
-    /// Starts of the first and last forward.
+    /// Start of the first forward.
     first_forward_s: f64,
+    /// Start of the last forward.
     last_forward_s: f64,
-    /// Ends of the first and last backward.
+    /// End of the first backward.
     first_back_s: f64,
+    /// End of the last backward.
     last_back_s: f64,
-    /// The least time from the start of a forward to the end of the backward of the same micro-batch.
+    /// Shortest time from the start of a forward to the end of the backward of the same micro-batch.
     trip_s: f64,
-    /// The end of everything on this stage and those behind it, synchronisation included.
+    /// End of everything on this stage and the stages behind it, gradient reduction included.
     end_s: f64,
 }
 
 impl Pipeline {
-    /// With windows that never grow along the stages, and no link behind the last one.
+    /// Returns a pipeline whose numbers in flight never grow along the stages, with no link behind the last one.
     fn of(mut stages: Vec<PathStage>, micro_batches: u32) -> Self {
         let mut max_in_flight = 0;
         for stage in stages.iter_mut().rev() {
@@ -95,6 +99,7 @@ impl Pipeline {
         Self { stages, micro_batches }
     }
 
+    /// Simulates the pipeline and returns the events of each stage.
     fn simulate(&self) -> Vec<Events> {
         let max_in_flights: Vec<u32> = self.stages.iter().map(|stage| stage.max_in_flight).collect();
         let schedule = one_f_one_b(&max_in_flights, self.micro_batches);
@@ -132,8 +137,9 @@ impl Pipeline {
         events
     }
 
-    /// Paths of the suffix that begins with each stage, and behind them those of no stage at all.
-    /// `open` says how much smaller and larger than it is each window may be for all that the paths know.
+    /// Returns the paths of the suffix that begins with each stage, and at the end the paths of the empty suffix.
+    ///
+    /// The paths know each number in flight only as a range, from `open.0` below the real one to `open.1` above it.
     fn suffixes(&self, open: (u32, u32)) -> Vec<Paths> {
         let mut suffixes = vec![Paths::default()];
         let mut next_max_in_flight = 1;
@@ -202,7 +208,7 @@ proptest! {
     fn a_suffix_that_dominates_stays_below_the_step_of_the_other(
         front in stages(1..4), one in stages(1..5), two in stages(1..5), changes in rare_bits(), count in 1_u32..14
     ) {
-        // The same suffix with a few times changed: others hardly ever dominate each other.
+        // Two random suffixes hardly ever dominate each other, so the second one is the first with a few times changed.
         let changed = |((index, one), two): ((usize, &PathStage), &PathStage)| {
             let pick = |field: usize, one: f64, two: f64| if changes >> (5 * index + field) & 1 == 1 { two } else { one };
             PathStage {
@@ -217,7 +223,7 @@ proptest! {
         };
         let two = one.iter().enumerate().zip(two.iter().cycle()).map(changed).collect();
         let (mut one, mut two) = (Pipeline::of(one, count), Pipeline::of(two, count));
-        // They compete only if their first windows agree.
+        // Labels compete only if the numbers in flight of their first stages agree.
         let max_in_flight = one.stages[0].max_in_flight.max(two.stages[0].max_in_flight);
         for first in [&mut one.stages[0], &mut two.stages[0]] {
             (first.min_in_flight, first.max_in_flight) = (max_in_flight, max_in_flight);
@@ -226,7 +232,10 @@ proptest! {
             let last = &suffix.stages[0];
             let max_in_flight = |stage: &PathStage| (last.max_in_flight + stage.max_in_flight).min(count);
             let mut stages: Vec<PathStage> =
-                front.iter().map(|stage| PathStage { min_in_flight: max_in_flight(stage), max_in_flight: max_in_flight(stage), ..*stage }).collect();
+                front.iter().map(|stage| {
+                    let in_flight = max_in_flight(stage);
+                    PathStage { min_in_flight: in_flight, max_in_flight: in_flight, ..*stage }
+                }).collect();
             stages.sort_by_key(|stage| std::cmp::Reverse(stage.max_in_flight));
             stages
         };
@@ -235,7 +244,8 @@ proptest! {
             if !paths.dominates(&worse.suffixes((0, 0))[0], count) {
                 continue;
             }
-            // Which of two middles is kept is a guess, so paths are compared without, and steps with them.
+            // Which of two middles is kept is a guess, so the lemma does not hold for that field of the paths. Compare
+            // paths without the middle, and the final bound with it.
             let bare = |paths: Paths| Paths { middle: Middle::default(), ..paths };
             let (mut bare_paths, mut bare_others) = (bare(paths), bare(worse.suffixes((0, 0))[0]));
             let mut stages = behind_front(worse);
@@ -270,33 +280,33 @@ proptest! {
     }
 }
 
-/// The sums of each suffix of the question's plan and the tables of all stages in front are not longer than its step.
+/// Checks that no sum of a suffix of the problem's plan and the tables of the stages in front is longer than its step.
 fn in_front_is_not_above(problem: &RandomProblem, groups: usize) -> Result<(), TestCaseError> {
     let RandomProblem { graph, cluster, settings, replicas } = problem;
     let model = LayerSums::new(graph, &CutPoints::of(graph, DEFAULT_BOUND).expect("a chain"));
     let tasks = Subproblem::all(&model, cluster, settings);
-    let mut pricer = PlanEvaluator::new(&model, cluster, settings);
+    let mut evaluator = PlanEvaluator::new(&model, cluster, settings);
     for task in &tasks {
-        let Some(plan) = plan_of(task, &mut pricer, replicas) else { continue };
-        let step_s = pricer.price(&plan).expect("limits in flight never grow").step_s;
-        let stages = pricer.stages(&plan).expect("it was priced");
+        let Some(plan) = plan_of(task, &mut evaluator, replicas) else { continue };
+        let step_s = evaluator.price(&plan).expect("limits in flight never grow").step_s;
+        let stages = evaluator.stages(&plan).expect("it was evaluated");
         let links = crate::planner::hybrid::bounds::link_bounds::Links::new(task, false);
         let detail = Resolution { max_cut_groups: groups, ..tables::BISECTION_RESOLUTION };
         let front = PrefixBounds::with(task, &links, f64::INFINITY, usize::MAX, detail, &Control::default());
-        let front = front.expect("nobody stops it");
+        let front = front.expect("the search is never stopped");
         let units = Units::new(task.cluster);
         let (mut paths, mut next_max_in_flight, mut free) = (Paths::default(), 1, units.all(cluster));
-        for (behind, (choice, price)) in (0_u32..).zip(plan.stages.iter().zip(&stages).rev()) {
-            let room = plan
+        for (behind, (choice, cost)) in (0_u32..).zip(plan.stages.iter().zip(&stages).rev()) {
+            let free_devices = plan
                 .stages
                 .iter()
                 .rev()
                 .nth(behind.wrapping_sub(1) as usize)
-                .and_then(|last| room(cluster, &plan, last));
-            let bound_s = front.bound_s(&paths, choice.end, front.place(free, room, behind));
+                .and_then(|last| free_devices_beside(cluster, &plan, last));
+            let bound_s = front.bound_s(&paths, choice.end, front.place(free, free_devices, behind));
             prop_assert!(at_most(bound_s, step_s), "{bound_s} s with {behind} stages behind, {step_s} s in {plan:?}");
             paths = paths.extend(
-                &path_stage(price, (choice.max_in_flight, choice.max_in_flight)),
+                &path_stage(cost, (choice.max_in_flight, choice.max_in_flight)),
                 next_max_in_flight,
                 task.micro_batches,
             );
@@ -313,7 +323,9 @@ proptest! {
 
     #[test]
     fn no_tables_are_above_the_best_of_all_plans(
-        problem in branching(), groups in 1_usize..5, above in prop_oneof![Just(1.0 + 1e-6), 1.0..1.6, Just(f64::INFINITY)]
+        problem in branching(),
+        groups in 1_usize..5,
+        above in prop_oneof![Just(1.0 + 1e-6), 1.0..1.6, Just(f64::INFINITY)],
     ) {
         let RandomProblem { graph, cluster, settings, .. } = problem;
         let model = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("no cycle"));
@@ -324,7 +336,8 @@ proptest! {
             let is_its_own = plan.micro_batch == task.micro_batch;
             let links = crate::planner::hybrid::bounds::link_bounds::Links::new(&task, false);
             let threshold_s = above * best.step_s;
-            let front = PrefixBounds::with(&task, &links, threshold_s, usize::MAX, detail, &control).expect("nobody stops it");
+            let front = PrefixBounds::with(&task, &links, threshold_s, usize::MAX, detail, &control)
+                .expect("the search is never stopped");
             let bound_s = front.whole_s();
             prop_assert!(!is_its_own || at_most(bound_s, best.step_s), "{bound_s} s, {} s by {plan:?}", best.step_s);
         }
@@ -365,8 +378,9 @@ proptest! {
     }
 }
 
-/// Devices that a stage and those behind it leave on its machine, if it lies in one.
-fn room(cluster: &Cluster, plan: &CandidatePlan, stage: &StageCandidate) -> Option<u32> {
+/// Returns the devices that a stage and the stages behind it leave free on its node. Returns `None` if it is on
+/// several.
+fn free_devices_beside(cluster: &Cluster, plan: &CandidatePlan, stage: &StageCandidate) -> Option<u32> {
     let &[(machine, _)] = stage.footprint.as_slice() else { return None };
     let behind = plan.stages.iter().filter(|other| other.begin >= stage.begin);
     let used: u32 =
@@ -374,9 +388,9 @@ fn room(cluster: &Cluster, plan: &CandidatePlan, stage: &StageCandidate) -> Opti
     Some(cluster.machines[machine as usize].devices - used)
 }
 
-/// The chain cut into equal stages on the devices in a row, every window as large as memory allows; `None` if the
-/// devices are too few or too small.
-fn plan_of(task: &Subproblem<'_>, pricer: &mut PlanEvaluator<'_>, replicas: &[u32]) -> Option<CandidatePlan> {
+/// Returns the plan that cuts the chain into equal stages on consecutive devices, with the largest numbers in flight
+/// that memory allows. Returns `None` if the devices are too few or too small.
+fn plan_of(task: &Subproblem<'_>, evaluator: &mut PlanEvaluator<'_>, replicas: &[u32]) -> Option<CandidatePlan> {
     let cuts = task.model.cuts() - 1;
     let count = replicas.len().min(cuts);
     let mut rest = (0_u32..).zip(&task.cluster.machines).flat_map(|(machine, m)| (0..m.devices).map(move |_| machine));
@@ -394,7 +408,7 @@ fn plan_of(task: &Subproblem<'_>, pricer: &mut PlanEvaluator<'_>, replicas: &[u3
         stages.push(StageCandidate { begin, end, footprint, max_in_flight: 1 });
     }
     let plan = CandidatePlan { micro_batch: task.micro_batch, recompute: task.recompute, stages };
-    let prices = pricer.stages(&plan).ok()?;
-    let max_in_flights = pricer.max_in_flights_of(&prices, plan.micro_batch, true)?;
+    let costs = evaluator.stages(&plan).ok()?;
+    let max_in_flights = evaluator.max_in_flights_of(&costs, plan.micro_batch, true)?;
     Some(plan.with_max_in_flights(&max_in_flights))
 }

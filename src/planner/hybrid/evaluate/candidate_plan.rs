@@ -1,4 +1,4 @@
-//! Everything that a search decides about a plan.
+//! Candidate plans: the decisions of a search, without costs.
 
 use crate::cost::network::Cluster;
 
@@ -9,28 +9,28 @@ pub struct StageCandidate {
     pub begin: usize,
     /// Cut above its last layer.
     pub end: usize,
-    /// Pairs `(node, devices)`, ascending by node, without zero counts.
+    /// Pairs `(node, devices)`, ascending by node, without zero counts. Devices of a node are alike, so counts suffice.
     pub footprint: Vec<(u32, u32)>,
     /// Forwards before the first backward, which is the largest number of micro-batches in flight.
     pub max_in_flight: u32,
 }
 
 impl StageCandidate {
-    /// Returns the number of its devices.
+    /// Returns the number of devices, each of which holds one replica of the stage.
     #[must_use]
     pub fn replicas(&self) -> u32 {
         self.footprint.iter().map(|&(_, count)| count).sum()
     }
 }
 
-/// A plan: everything that a search decides.
+/// A plan with everything that a search decides.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CandidatePlan {
     /// Samples of a micro-batch over all replicas of a stage.
     pub micro_batch: u32,
     /// Whether activations are recomputed.
     pub recompute: bool,
-    /// Stages, the first one first.
+    /// Stages in the order of the model.
     pub stages: Vec<StageCandidate>,
 }
 
@@ -44,6 +44,7 @@ impl CandidatePlan {
             next.push(devices);
             devices += machine.devices;
         }
+        // Each node hands out its devices in the order of the stages, so the numbers follow from the counts.
         let mut take = |&(machine, count): &(u32, u32)| {
             let first = next[machine as usize];
             next[machine as usize] += count;
@@ -52,7 +53,7 @@ impl CandidatePlan {
         self.stages.iter().map(|stage| stage.footprint.iter().flat_map(&mut take).collect()).collect()
     }
 
-    /// Returns the numbers of micro-batches in flight of its stages.
+    /// Returns the number of micro-batches in flight of each stage.
     pub(crate) fn max_in_flights(&self) -> Vec<u32> {
         self.stages.iter().map(|stage| stage.max_in_flight).collect()
     }

@@ -1,6 +1,7 @@
-//! The numbers of micro-batches in flight that the stages of a plan may have.
+//! Ranges of the number of micro-batches in flight that the stages of a plan may have.
 //!
-//! They never grow along the stages: a stage that waits for more forwards than the one before it gives would wait forever.
+//! The number never grows along the stages: a stage that waits for more forwards than the stage before it runs would
+//! wait forever.
 
 use crate::cost::Memory;
 use crate::error::Result;
@@ -9,13 +10,13 @@ use crate::planner::hybrid::{
     settings::{Settings, largest_max_in_flight},
 };
 
-/// For each stage, the smallest number in flight that keeps it busy, and the largest that memory allows it and the
-/// stages in front.
+/// Ranges of all stages: the smallest number in flight that keeps a stage busy, and the largest that memory allows this
+/// stage and the stages in front of it.
 pub(crate) type Ranges = Vec<(u32, u32)>;
 
 impl PlanEvaluator<'_> {
     /// Returns the largest numbers in flight if `eager`, otherwise the smallest. Returns `None` if a stage does not fit
-    /// with the smallest.
+    /// its devices with the smallest number.
     pub(crate) fn max_in_flights_of(&self, stages: &[StageCost], micro_batch: u32, eager: bool) -> Option<Vec<u32>> {
         let wanted = vec![if eager { u32::MAX } else { 0 }; stages.len()];
         nearest(&self.ranges_of(stages, micro_batch)?, &wanted)
@@ -24,7 +25,7 @@ impl PlanEvaluator<'_> {
     /// Returns the ranges of a plan. Returns `None` if a stage does not fit with its smallest number in flight.
     ///
     /// # Errors
-    /// As [`PlanEvaluator::stages`].
+    /// The errors of [`PlanEvaluator::stages`].
     pub(crate) fn ranges(&mut self, plan: &CandidatePlan) -> Result<Option<Ranges>> {
         let stages = self.stages(plan)?;
         Ok(self.ranges_of(&stages, plan.micro_batch))
@@ -46,28 +47,30 @@ pub(crate) fn ranges<'m>(
 ) -> Option<Ranges> {
     let from_end = (1..=stages.len() as u32).rev();
     let ranges = stages.zip(from_end).map(|((memory, capacity_bytes), from_end)| {
-        let (least, most) = settings.max_in_flights(from_end, micro_batches);
-        largest_max_in_flight(least, most, |max_in_flight| memory.bytes_with(max_in_flight) <= capacity_bytes)
-            .map(|largest| (least, largest))
+        let (min, max) = settings.max_in_flights(from_end, micro_batches);
+        largest_max_in_flight(min, max, |max_in_flight| memory.bytes_with(max_in_flight) <= capacity_bytes)
+            .map(|fitting| (min, fitting))
     });
     let mut ranges = ranges.collect::<Option<Ranges>>()?;
-    // No stage may run ahead farther than one in front of it.
+    // A stage with little memory also limits the stages behind it, since numbers in flight never grow.
     for index in 1..ranges.len() {
         ranges[index].1 = ranges[index].1.min(ranges[index - 1].1);
     }
-    ranges.iter().all(|&(least, most)| least <= most).then_some(ranges)
+    ranges.iter().all(|&(min, max)| min <= max).then_some(ranges)
 }
 
-/// Returns the numbers in flight nearest to `wanted` that the ranges and the stages behind allow.
+/// Returns the numbers in flight nearest to `wanted` that the ranges and the stages behind allow. Returns `None` if no
+/// choice is valid.
 pub(crate) fn nearest(ranges: &Ranges, wanted: &[u32]) -> Option<Vec<u32>> {
     let mut max_in_flights = vec![0; ranges.len()];
     let mut next = 1;
-    for (index, &(least, most)) in ranges.iter().enumerate().rev() {
-        let least = least.max(next);
-        if least > most {
+    // From the last stage to the first: each stage needs at least the number of the stage behind it.
+    for (index, &(min, max)) in ranges.iter().enumerate().rev() {
+        let min = min.max(next);
+        if min > max {
             return None;
         }
-        next = wanted[index].clamp(least, most);
+        next = wanted[index].clamp(min, max);
         max_in_flights[index] = next;
     }
     Some(max_in_flights)
@@ -75,11 +78,12 @@ pub(crate) fn nearest(ranges: &Ranges, wanted: &[u32]) -> Option<Vec<u32>> {
 
 /// Returns every choice of numbers in flight. Returns `None` if there are more than `limit`.
 pub(crate) fn every(ranges: &Ranges, limit: usize) -> Option<Vec<Vec<u32>>> {
-    let mut all: Vec<Vec<u32>> = vec![Vec::new()]; // of the stages behind, last stage first
-    for &(least, most) in ranges.iter().rev() {
+    // Choices for the stages behind, each from the last stage to the first.
+    let mut all: Vec<Vec<u32>> = vec![Vec::new()];
+    for &(min, max) in ranges.iter().rev() {
         let mut longer = Vec::new();
         for behind in &all {
-            for max_in_flight in least.max(behind.last().copied().unwrap_or(1))..=most {
+            for max_in_flight in min.max(behind.last().copied().unwrap_or(1))..=max {
                 if longer.len() == limit {
                     return None;
                 }

@@ -1,8 +1,8 @@
-//! What a plan costs. Every plan gets its numbers here: those of a search, those that a user gives, and those of other
-//! schedules (`orders`).
+//! Evaluation of plans: step time and memory of the plans of a search, of plans that a user gives, and of plans for
+//! other schedules (`orders`).
 //!
-//! `stage_cost` has the time and memory of one stage. `plan_cost` adds what stages have to do with each other: transfers, tied
-//! weights and the simulated step. `pipeline_simulator` simulates 1F1B, eager 1F1B and GPipe without a list of actions.
+//! `stage_cost` has the time and memory of one stage. `plan_cost` adds transfers between stages, tied weights and the
+//! simulated step. `pipeline_simulator` simulates 1F1B, eager 1F1B and GPipe without a list of actions.
 //! `in_flight_ranges` has the numbers of micro-batches in flight that memory allows.
 
 pub(crate) mod candidate_plan;
@@ -26,12 +26,15 @@ use crate::planner::hybrid::{
     settings::{Settings, WarmUp},
 };
 
-/// Returns the fastest plan, over the allowed micro-batch sizes, with one stage between every two neighbouring cuts of
-/// `model` on these devices. Plans that fit memory come first. Stages have as many micro-batches in flight as memory
-/// allows, and fewer where that helps.
+/// Returns the fastest plan, over the allowed micro-batch sizes, with one stage between every two neighboring cuts of
+/// `model` on these devices.
+///
+/// Plans that fit memory are preferred to all others. Stages have the largest number of micro-batches in flight that
+/// memory allows, or a smaller one where that shortens the step.
 ///
 /// # Errors
-/// [`Error::Argument`] if a device is unknown, idle in its stage or used twice, or if no micro-batch size can be shared.
+/// [`Error::Argument`] if a stage has no devices, if a device is unknown or used twice, or if no micro-batch size can
+/// be split over the replicas.
 pub fn evaluate(
     model: &LayerSums,
     cluster: &Cluster,
@@ -44,79 +47,89 @@ pub fn evaluate(
     let stages: Vec<StageCandidate> = (footprints.into_iter().enumerate())
         .map(|(begin, footprint)| StageCandidate { begin, end: begin + 1, footprint, max_in_flight: 1 })
         .collect();
-    let mut pricer = PlanEvaluator::new(model, cluster, settings);
-    let plan = fastest(&mut pricer, &stages, &Control::default())?;
-    let priced = pricer.price(&plan)?;
-    Ok((plan, priced))
+    let mut evaluator = PlanEvaluator::new(model, cluster, settings);
+    let plan = fastest(&mut evaluator, &stages, &Control::default())?;
+    let evaluated = evaluator.price(&plan)?;
+    Ok((plan, evaluated))
 }
 
 /// Returns the fastest plan with these stages that fits memory, over micro-batch sizes and numbers in flight. If none
 /// fits, returns the fastest one with the smallest numbers in flight.
 pub(crate) fn fastest(
-    pricer: &mut PlanEvaluator<'_>,
+    evaluator: &mut PlanEvaluator<'_>,
     stages: &[StageCandidate],
     control: &Control,
 ) -> Result<CandidatePlan> {
-    let settings = pricer.settings;
+    let settings = evaluator.settings;
     let mut best: Option<(bool, f64, CandidatePlan)> = None;
     let mut fitting: Vec<(f64, CandidatePlan)> = Vec::new();
     let mut refused = None;
     for &micro_batch in &settings.micro_batch_sizes {
         for &recompute in &settings.recompute {
             let plan = CandidatePlan { micro_batch, recompute, stages: stages.to_vec() };
-            let prices = match pricer.stages(&plan) {
+            let costs = match evaluator.stages(&plan) {
+                // Skip a size that the replicas cannot share. Its error matters only if no size is left.
                 Err(error) => {
                     refused = Some(error);
                     continue;
                 }
-                Ok(prices) => prices,
+                Ok(costs) => costs,
             };
-            let ranges = pricer.ranges_of(&prices, micro_batch);
-            let path_s = |ranges: &Ranges| pricer.max_path_s(&prices, ranges.iter().copied(), micro_batch);
+            let ranges = evaluator.ranges_of(&costs, micro_batch);
+            let path_s = |ranges: &Ranges| evaluator.max_path_s(&costs, ranges.iter().copied(), micro_batch);
             if let (Some(ranges), Some((true, best_s, _))) = (&ranges, &best)
                 && path_s(ranges) >= *best_s
             {
-                continue; // whatever the windows
+                // No numbers in flight within the ranges make the step shorter than this path.
+                continue;
             }
             let fits = ranges.is_some();
             let micro_batches = settings.global_batch / micro_batch;
             let max_in_flights = ranges.and_then(|ranges| nearest(&ranges, &vec![u32::MAX; stages.len()]));
+            // If the plan fits with no numbers, the smallest ones lack the least memory.
             let max_in_flights = max_in_flights.unwrap_or_else(|| {
                 (1..=stages.len() as u32)
                     .rev()
                     .map(|from_end| settings.max_in_flights(from_end, micro_batches).0)
                     .collect()
             });
-            let step_s = pricer.step_s(&prices, &max_in_flights, micro_batch)?;
+            let step_s = evaluator.step_s(&costs, &max_in_flights, micro_batch)?;
             let plan = plan.with_max_in_flights(&max_in_flights);
             if fits {
                 fitting.push((step_s, plan.clone()));
             }
+            // `false` sorts before `true`, so plans that fit come before all others.
             if best.as_ref().is_none_or(|(best_fits, best_s, _)| (!fits, step_s) < (!best_fits, *best_s)) {
                 best = Some((fits, step_s, plan));
             }
         }
     }
     match (best, refused) {
-        // Other schedules leave no choice of warm-up.
+        // Only eager 1F1B leaves a choice of numbers in flight.
         (Some((true, step_s, plan)), _) if settings.warm_up == WarmUp::Eager => {
+            // A slower size may become the fastest with other numbers in flight, so improve every plan that fits. The
+            // fastest comes first, since its step rules out most choices of the others.
             fitting.sort_by(|a, b| a.0.total_cmp(&b.0));
             let best = (fitting.iter())
-                .fold((step_s, plan), |best, plan| improve_warm_ups(pricer, best, plan, WHOLE, control));
+                .fold((step_s, plan), |best, plan| improve_warm_ups(evaluator, best, plan, WHOLE, control));
             Ok(best.1)
         }
         (Some((.., plan)), _) => Ok(plan),
         (None, Some(error)) => Err(error),
-        (None, None) => Err(Error::argument("there is no micro-batch size to choose from", "give one")),
+        (None, None) => Err(Error::argument(
+            "there is no micro-batch size to choose from",
+            "give at least one micro-batch size, such as 1",
+        )),
     }
 }
 
-/// Evaluates the plan with one stage between every two neighbouring cuts of `model`, on these devices, with these
-/// numbers of micro-batches in flight, the first of the micro-batch sizes and the first choice about recomputation.
+/// Evaluates the plan with one stage between every two neighboring cuts of `model`, on these devices, with these
+/// numbers of micro-batches in flight. It takes the first of the micro-batch sizes and the first choice of
+/// recomputation.
 ///
 /// # Errors
-/// As [`evaluate`]; [`Error::Argument`] if there is not one window for each stage, [`Error::Schedule`] if windows grow
-/// along the stages.
+/// The errors of [`evaluate`]. [`Error::Argument`] if there is not one number in flight of at least 1 for each stage.
+/// [`Error::Schedule`] if numbers in flight grow along the stages.
 pub fn reprice(
     model: &LayerSums,
     cluster: &Cluster,
@@ -128,40 +141,47 @@ pub fn reprice(
     cluster.check()?;
     let (Some(&micro_batch), Some(&recompute)) = (settings.micro_batch_sizes.first(), settings.recompute.first())
     else {
-        return Err(Error::argument("there is no micro-batch size to choose from", "give one"));
+        return Err(Error::argument(
+            "there is no micro-batch size to choose from",
+            "give at least one micro-batch size, such as 1",
+        ));
     };
     if max_in_flights.len() != devices.len() {
         return Err(Error::argument(
-            format!("{} max_in_flights are given for {} stages", max_in_flights.len(), devices.len()),
-            "give each stage one",
+            format!("max_in_flights has {} numbers, but the plan has {} stages", max_in_flights.len(), devices.len()),
+            "give one number for each stage",
         ));
     }
     if let Some(stage) = max_in_flights.iter().position(|&max_in_flight| max_in_flight == 0) {
         return Err(Error::argument(
-            format!("stage {stage} has no micro-batch in flight"),
-            "each stage has one at least while it runs",
+            format!("stage {stage} has 0 micro-batches in flight, but each stage needs at least 1"),
+            format!("set max_in_flight of stage {stage} to 1 or more"),
         ));
     }
     let stages = (footprints(cluster, devices)?.into_iter().zip(max_in_flights).enumerate())
         .map(|(begin, (footprint, &max_in_flight))| StageCandidate { begin, end: begin + 1, footprint, max_in_flight })
         .collect();
     let plan = CandidatePlan { micro_batch, recompute, stages };
-    let priced = PlanEvaluator::new(model, cluster, settings).price(&plan)?;
-    Ok((plan, priced))
+    let evaluated = PlanEvaluator::new(model, cluster, settings).price(&plan)?;
+    Ok((plan, evaluated))
 }
 
-/// Returns for each stage how many devices it has on each machine. No device is in two stages.
+/// Returns pairs `(node, devices)` for each stage. Fails if a device is unknown or in two stages.
 fn footprints(cluster: &Cluster, devices: &[Vec<u32>]) -> Result<Vec<Vec<(u32, u32)>>> {
+    // Remember the stage of each device, to name both stages in the message.
     let mut stage_of = vec![None; cluster.devices() as usize];
     for (stage, devices) in devices.iter().enumerate() {
         if devices.is_empty() {
-            return Err(Error::argument(format!("stage {stage} has no devices"), "give it at least one"));
+            return Err(Error::argument(
+                format!("stage {stage} has no devices"),
+                format!("give stage {stage} at least one device"),
+            ));
         }
         for &device in devices {
             if device >= cluster.devices() {
                 return Err(Error::argument(
                     format!("stage {stage} names device {device}, but the cluster has {} devices", cluster.devices()),
-                    "devices are numbered from 0, machine by machine",
+                    format!("use device numbers from 0 to {}", cluster.devices() - 1),
                 ));
             }
             if let Some(other) = stage_of[device as usize].replace(stage) {
@@ -171,7 +191,7 @@ fn footprints(cluster: &Cluster, devices: &[Vec<u32>]) -> Result<Vec<Vec<(u32, u
                     } else {
                         format!("device {device} is in stage {other} and in stage {stage}")
                     },
-                    "each device runs one stage, once",
+                    "give each device to one stage, and list it once",
                 ));
             }
         }

@@ -1,7 +1,7 @@
-//! Cost of a plan: of every stage, of the weights that stages share, and the simulated step.
+//! Cost of a plan: the cost of every stage, tied weights and the simulated step.
 //!
-//! Lemma *Weights that stages share* (docs/proofs.md#weights-that-stages-share): the search ignores tied weights where it adds
-//! up times, and no plan costs less than it assumes. Their all-reduces are added here.
+//! Lemma *Tied weights* (docs/proofs.md#tied-weights): the search ignores tied weights in its times, and no plan is
+//! faster than it assumes. This module adds their all-reduces.
 
 use super::candidate_plan::CandidatePlan;
 use super::stage_cost::{BaseCost, StageCost, StageDevices, between, path_stage, transfer};
@@ -17,43 +17,43 @@ use crate::planner::hybrid::{
 use crate::schedule::one_f_one_b;
 use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
 
-/// Returns what distinguishes a node from others.
-fn kind(machine: &Machine) -> (u32, u64, u64) {
+/// Returns a key that is equal for nodes with equal devices.
+fn node_type(machine: &Machine) -> (u32, u64, u64) {
     (machine.devices, machine.memory_bytes.to_bits(), machine.speed.to_bits())
 }
 
-/// The costs of a plan.
+/// Costs of a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EvaluatedPlan {
-    /// Simulated step.
+    /// Simulated step time in seconds.
     pub step_s: f64,
-    /// Longest path of the plan. It is at most `step_s`.
+    /// Longest path of the plan in seconds. It is at most `step_s`.
     pub path_s: f64,
     /// Costs of the stages, the first one first.
     pub stages: Vec<StageCost>,
 }
 
-/// What tied weights add to the cost of a stage.
+/// Additions of tied weights to the cost of a stage.
 struct TiedWeightCost {
-    /// All-reduces over the devices of several stages.
+    /// Time of all-reduces over the devices of several stages, in seconds.
     tied_s: f64,
     /// Bytes of copies that another stage on the same devices holds already.
     held_once_bytes: f64,
-    /// Layers, with the bytes of their weights that the stage does not sum by itself.
-    apart: Vec<(u32, f64)>,
+    /// Pairs of a layer and the bytes of its weights that the stage does not reduce by itself.
+    excluded: Vec<(u32, f64)>,
 }
 
-/// Evaluates plans of one model on one cluster, and keeps the sums of each share of a micro-batch.
+/// Evaluator of plans of one model on one cluster. It keeps the layer sums of each number of samples.
 pub struct PlanEvaluator<'a> {
     pub(crate) model: &'a LayerSums,
     cluster: &'a Cluster,
     pub(crate) settings: &'a Settings,
-    clock: PipelineSimulator,
-    /// Layer sums by the number of samples.
+    simulator: PipelineSimulator,
+    /// Layer sums by number of samples.
     pub(crate) totals: rustc_hash::FxHashMap<u32, Totals>,
-    /// Plans that were simulated.
+    /// Number of plans that were simulated.
     pub simulated: u64,
-    /// Actions of these plans.
+    /// Number of actions of these plans.
     pub actions: u64,
 }
 
@@ -65,7 +65,7 @@ impl<'a> PlanEvaluator<'a> {
             model,
             cluster,
             settings,
-            clock: PipelineSimulator::default(),
+            simulator: PipelineSimulator::default(),
             totals: rustc_hash::FxHashMap::default(),
             simulated: 0,
             actions: 0,
@@ -80,30 +80,35 @@ impl<'a> PlanEvaluator<'a> {
         self.stages_of(plan, None)
     }
 
-    /// Returns the cost of every stage where stages share devices. `group_of` says which group of devices each one is
-    /// on. Stages of a group hold a tied weight once. All else is as if each stage had separate devices.
+    /// Returns the cost of every stage of a plan whose stages may share devices. `group_of` has the group of devices of
+    /// each stage. Stages of a group hold a tied weight once. All other costs are as if each stage had separate
+    /// devices.
     ///
     /// # Errors
-    /// As [`PlanEvaluator::stages`].
+    /// The errors of [`PlanEvaluator::stages`].
     pub fn stages_of(&mut self, plan: &CandidatePlan, group_of: Option<&[u32]>) -> Result<Vec<StageCost>> {
         let shared = self.shared(plan, group_of);
         if self.settings.equal_replicas && plan.stages.windows(2).any(|two| two[0].replicas() != two[1].replicas()) {
-            return Err(Error::argument("stages differ in their numbers of replicas", "give each stage as many"));
+            return Err(Error::argument(
+                "stages have different numbers of replicas, but they must be equal",
+                "give each stage the same number of devices",
+            ));
         }
         (0..plan.stages.len()).map(|index| self.stage(plan, index, shared.get(index))).collect()
     }
 
     /// Returns the cost of every stage of a plan that differs from the plan `known` in a few stages. Equal stages keep
-    /// their known cost.
+    /// the known cost.
     ///
     /// # Errors
-    /// As [`PlanEvaluator::stages`].
+    /// The errors of [`PlanEvaluator::stages`].
     pub(crate) fn stages_but(
         &mut self,
         plan: &CandidatePlan,
         known: (&CandidatePlan, &[StageCost]),
     ) -> Result<Vec<StageCost>> {
-        let (other, prices) = known;
+        let (other, costs) = known;
+        // A tied weight makes the cost of a stage depend on stages that are not its neighbors.
         let is_alike = (plan.stages.len(), plan.micro_batch, plan.recompute)
             == (other.stages.len(), other.micro_batch, other.recompute);
         if !is_alike || self.settings.equal_replicas || self.shares_weights() {
@@ -113,27 +118,30 @@ impl<'a> PlanEvaluator<'a> {
             .map(|index| {
                 let [next, other_next] =
                     [plan, other].map(|plan| plan.stages.get(index + 1).map(|next| &next.footprint));
+                // The cost includes the transfer to the next stage, so that stage's devices must be equal, too.
                 let is_known = plan.stages[index] == other.stages[index] && next == other_next;
-                if is_known { Ok(prices[index].clone()) } else { self.stage(plan, index, None) }
+                if is_known { Ok(costs[index].clone()) } else { self.stage(plan, index, None) }
             })
             .collect()
     }
 
-    /// Returns the cost of one stage.
+    /// Returns the cost of one stage. `shared` has the additions of tied weights, if the model has any.
     fn stage(&mut self, plan: &CandidatePlan, index: usize, shared: Option<&TiedWeightCost>) -> Result<StageCost> {
         let (micro_batch, stage) = (plan.micro_batch, &plan.stages[index]);
         let replicas = stage.replicas();
         let Some(share) = self.settings.share(micro_batch, replicas) else {
             return Err(Error::argument(
-                format!("stage {index} cannot split a micro-batch of {micro_batch} over {replicas} replicas"),
                 format!(
-                    "each replica needs at least {} samples{}",
+                    "stage {index} cannot split a micro-batch of {micro_batch} over {replicas} replicas: each needs {} or \
+                     more samples{}",
                     self.settings.smallest_share,
                     if self.settings.uneven_shares { "" } else { ", all the same number" }
                 ),
+                format!("give stage {index} fewer devices, or use larger micro-batches"),
             ));
         };
         let (model, settings) = (self.model, self.settings);
+        // Few distinct numbers of samples occur, so keep their layer sums instead of computing them for each stage.
         for samples in [share, micro_batch] {
             self.totals.entry(samples).or_insert_with(|| model.totals(samples));
         }
@@ -144,12 +152,16 @@ impl<'a> PlanEvaluator<'a> {
             Some(next) => transfer(self.cluster, &stage.footprint, &next.footprint),
             None => Rate::default(),
         };
+        // The replicas together send the whole micro-batch, so its bytes are taken at `micro_batch`, not at the share
+        // of one replica. The last stage sends nothing.
         let cut_bytes =
             if index + 1 < plan.stages.len() { self.totals[&micro_batch].boundary_bytes[stage.end] } else { 0.0 };
-        let apart = shared.map_or(&[][..], |shared| &shared.apart);
+        let excluded = shared.map_or(&[][..], |shared| &shared.excluded);
         let tied_s = shared.map_or(0.0, |shared| shared.tied_s);
-        let sync_tail =
-            |overlap| cost::sync_without_s(model, totals, devices.speed, cuts, devices.sync, overlap, apart) + tied_s;
+        // All-reduces of tied weights come behind all others, so they are exposed in full, with overlap or without.
+        let sync_tail = |overlap| {
+            cost::sync_without_s(model, totals, devices.speed, cuts, devices.sync, overlap, excluded) + tied_s
+        };
         let sync_tail_s = sync_tail(settings.overlap_sync);
         let alone = BaseCost::new(model, totals, settings, &devices, cuts, plan.recompute, sync_tail_s);
         let half_s = |below: &[f64]| between(below, cuts) / devices.speed;
@@ -161,6 +173,7 @@ impl<'a> PlanEvaluator<'a> {
             backward_s: alone.backward_s,
             input_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.input_gradient_s)),
             weight_gradient_s: totals.halves.as_ref().map(|halves| half_s(&halves.weight_gradient_s)),
+            // A transfer pays its latency even if no bytes cross the cut.
             transfer_s: cut_bytes * rate.s_per_byte + rate.latency_s,
             transfer_busy_s: cut_bytes * rate.s_per_byte,
             sync_s: sync_tail(false),
@@ -174,11 +187,12 @@ impl<'a> PlanEvaluator<'a> {
         })
     }
 
-    /// Returns for each stage what tied weights add. Returns an empty list if the model has none.
+    /// Returns the additions of tied weights for each stage. Returns an empty list if the model has no tied weights.
     fn shared(&self, plan: &CandidatePlan, group_of: Option<&[u32]>) -> Vec<TiedWeightCost> {
         if self.model.ties.is_empty() {
             return Vec::new();
         }
+        // Without groups, each stage has separate devices, and so a group of its own.
         let own: Vec<u32> = (0..plan.stages.len() as u32).collect();
         let group_of = group_of.unwrap_or(&own);
         let cuts: Vec<(usize, usize)> = plan.stages.iter().map(|stage| (stage.begin, stage.end)).collect();
@@ -191,27 +205,30 @@ impl<'a> PlanEvaluator<'a> {
                     })
                     .sum(),
                 held_once_bytes: cost::tied_weights::copied_bytes(self.model, cuts) - shared.copied_bytes,
-                apart: shared.apart,
+                excluded: shared.apart,
             })
             .collect()
     }
 
-    /// Returns the all-reduce rate over all devices of some groups.
+    /// Returns the all-reduce rate over all devices of the listed groups.
     fn all_reduce(&self, plan: &CandidatePlan, group_of: &[u32], groups: &[u32]) -> Rate {
         let mut on_machine: std::collections::BTreeMap<u32, u32> = std::collections::BTreeMap::new();
         for group in groups {
+            // All stages of a group are on the same devices, so any of them gives the group's.
             let first = group_of.iter().position(|other| other == group);
             for &(machine, count) in first.iter().flat_map(|&first| &plan.stages[first].footprint) {
                 *on_machine.entry(machine).or_default() += count;
             }
         }
+        // Where nodes hold unequal numbers of replicas, all count like the fullest.
         self.cluster.all_reduce(on_machine.len() as u32, on_machine.into_values().max().unwrap_or(1))
     }
 
     /// Evaluates and simulates a plan, whether or not it fits the devices' memory.
     ///
     /// # Errors
-    /// As [`PlanEvaluator::stages`]; [`Error::Schedule`] if windows grow along the stages, so that they wait for each other.
+    /// The errors of [`PlanEvaluator::stages`]. [`Error::Schedule`] if numbers in flight grow along the stages, so that
+    /// they wait for each other.
     pub fn price(&mut self, plan: &CandidatePlan) -> Result<EvaluatedPlan> {
         let (stages, max_in_flights) = (self.stages(plan)?, plan.max_in_flights());
         let step_s = self.step_s(&stages, &max_in_flights, plan.micro_batch)?;
@@ -221,20 +238,21 @@ impl<'a> PlanEvaluator<'a> {
     /// Simulates stages with these costs and numbers in flight, in micro-batches of `micro_batch` samples.
     ///
     /// # Errors
-    /// [`Error::Schedule`] if windows grow along the stages.
+    /// [`Error::Schedule`] if numbers in flight grow along the stages.
     pub(crate) fn step_s(&mut self, stages: &[StageCost], max_in_flights: &[u32], micro_batch: u32) -> Result<f64> {
         let micro_batches = self.settings.global_batch / micro_batch;
         self.simulated += 1;
         self.actions += 2 * u64::from(micro_batches) * max_in_flights.len() as u64;
-        let shapes = stages
+        let inputs = stages
             .iter()
             .zip(max_in_flights)
             .map(|(stage, &max_in_flight)| path_stage(stage, (max_in_flight, max_in_flight)));
-        if let Some(step_s) = self.clock.step_s(shapes.clone(), micro_batches) {
+        if let Some(step_s) = self.simulator.step_s(inputs.clone(), micro_batches) {
             return Ok(step_s);
         }
+        // The fast simulator refuses invalid input. The general one reports what is invalid.
         let messages: Vec<Transfer> =
-            shapes.map(|shape| Transfer { busy_s: shape.busy_s, latency_s: shape.latency_s }).collect();
+            inputs.map(|input| Transfer { busy_s: input.busy_s, latency_s: input.latency_s }).collect();
         let costs = Costs {
             compute: stages.iter().map(|stage| StageTimes::new(stage.forward_s, stage.backward_s)).collect(),
             activation: messages.clone(),
@@ -245,7 +263,8 @@ impl<'a> PlanEvaluator<'a> {
         Sweep::default().step_s(&one_f_one_b(max_in_flights, micro_batches), &costs, Links::Queued)
     }
 
-    /// Returns the longest path through stages with these numbers in flight. It is the step, or a little less.
+    /// Returns the longest path through stages with these numbers in flight, in seconds. It is equal to the step, or
+    /// slightly shorter.
     pub(crate) fn path_s(&self, stages: &[StageCost], max_in_flights: &[u32], micro_batch: u32) -> f64 {
         self.max_path_s(stages, max_in_flights.iter().map(|&max_in_flight| (max_in_flight, max_in_flight)), micro_batch)
     }
@@ -257,6 +276,7 @@ impl<'a> PlanEvaluator<'a> {
         max_in_flights: impl DoubleEndedIterator<Item = (u32, u32)> + ExactSizeIterator,
         micro_batch: u32,
     ) -> f64 {
+        // From the last stage to the first, as the search composes paths.
         let mut paths = Paths::default();
         let mut next_max_in_flight = 1;
         for (stage, max_in_flights) in stages.iter().zip(max_in_flights).rev() {
@@ -270,31 +290,37 @@ impl<'a> PlanEvaluator<'a> {
         paths.synced_s
     }
 
-    /// Returns for each node the first equal node on which every stage of the plan has as many devices.
+    /// Returns, for each node, the first node of the same type on which every stage of the plan has the same number of
+    /// devices.
+    ///
+    /// Exchanging such nodes gives an equal plan.
     pub(crate) fn alike(&self, plan: &CandidatePlan) -> Vec<u32> {
         let mut first = rustc_hash::FxHashMap::default();
         (0..)
-            .zip(self.cluster.machines.iter().zip(self.held(plan)))
-            .map(|(number, (machine, held))| *first.entry((kind(machine), held)).or_insert(number))
+            .zip(self.cluster.machines.iter().zip(self.stages_on_nodes(plan)))
+            .map(|(number, (machine, held))| *first.entry((node_type(machine), held)).or_insert(number))
             .collect()
     }
 
-    /// Returns the plan with equal nodes renamed, in the order of the stages that they take part in.
+    /// Returns the plan with nodes of equal type renumbered in the order of the stages that they take part in.
+    ///
+    /// Plans that differ only in the numbers of equal nodes become the same plan.
     pub(crate) fn in_order(&self, plan: &CandidatePlan) -> CandidatePlan {
-        let (machines, held) = (&self.cluster.machines, self.held(plan));
-        // Those of the first stage first, and of them those that give it most; idle ones last.
-        let begins = |machine: &usize| -> Vec<(usize, Reverse<u32>)> {
+        let (machines, held) = (&self.cluster.machines, self.stages_on_nodes(plan));
+        // Nodes of the first stage come first, the one with most of its devices before the others. Idle nodes come
+        // last.
+        let sort_key = |machine: &usize| -> Vec<(usize, Reverse<u32>)> {
             let stages = held[*machine].iter().map(|&(stage, count)| (stage, Reverse(count)));
             stages.chain([(usize::MAX, Reverse(0))]).collect()
         };
-        let mut of_kind: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+        let mut of_type: BTreeMap<_, Vec<usize>> = BTreeMap::new();
         for (number, machine) in machines.iter().enumerate() {
-            of_kind.entry(kind(machine)).or_default().push(number);
+            of_type.entry(node_type(machine)).or_default().push(number);
         }
         let mut renamed = vec![0; machines.len()];
-        for numbers in of_kind.values() {
+        for numbers in of_type.values() {
             let mut sorted = numbers.clone();
-            sorted.sort_by_cached_key(begins);
+            sorted.sort_by_cached_key(sort_key);
             sorted.into_iter().zip(numbers).for_each(|(old, &new)| renamed[old] = new as u32);
         }
         let mut plan = plan.clone();
@@ -305,8 +331,8 @@ impl<'a> PlanEvaluator<'a> {
         plan
     }
 
-    /// Returns the stages of a plan on each node, with their devices there.
-    fn held(&self, plan: &CandidatePlan) -> Vec<Vec<(usize, u32)>> {
+    /// Returns pairs `(stage, devices)` for each node.
+    fn stages_on_nodes(&self, plan: &CandidatePlan) -> Vec<Vec<(usize, u32)>> {
         let mut held = vec![Vec::new(); self.cluster.machines.len()];
         for (index, stage) in plan.stages.iter().enumerate() {
             for &(machine, count) in &stage.footprint {
@@ -322,7 +348,7 @@ impl<'a> PlanEvaluator<'a> {
         !self.model.ties.is_empty()
     }
 
-    /// Returns whether the memory of every stage fits its devices.
+    /// Returns whether every stage fits the memory of its devices.
     #[must_use]
     pub fn fits(stages: &[StageCost]) -> bool {
         stages.iter().all(|stage| stage.memory.total_bytes() <= stage.capacity_bytes)

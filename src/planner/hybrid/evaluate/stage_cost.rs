@@ -1,4 +1,5 @@
-//! Cost of one stage. Times are seconds, sizes are bytes, both for one micro-batch unless named otherwise.
+//! Cost of one stage. Times are in seconds and sizes in bytes, both for one micro-batch unless a field states
+//! otherwise.
 
 use crate::cost::network::{Cluster, Rate};
 use crate::cost::{self, LayerSums, Memory, Totals};
@@ -8,7 +9,7 @@ use crate::planner::hybrid::{bounds::paths::PathStage, settings::Settings};
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "python", derive(pyo3::IntoPyObject))]
 pub struct StageCost {
-    /// Samples of a micro-batch on the replica that has most of them.
+    /// Samples of a micro-batch on the replica with the largest share.
     pub share: u32,
     /// Forward pass of one micro-batch.
     pub forward_s: f64,
@@ -24,15 +25,15 @@ pub struct StageCost {
     pub transfer_busy_s: f64,
     /// Gradient all-reduce of the whole stage.
     pub sync_s: f64,
-    /// Exposed gradient reduction: the part of it behind the last backward of the stage.
+    /// Exposed gradient reduction: the part of `sync_s` behind the last backward of the stage.
     pub sync_tail_s: f64,
     /// Memory of each device.
     pub memory: Memory,
-    /// Memory of its smallest device that a plan may use.
+    /// Memory that a plan may use of the smallest device.
     pub capacity_bytes: f64,
 }
 
-/// The devices of a stage, regardless of its layers.
+/// Devices of a stage, regardless of its layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct StageDevices {
     pub replicas: u32,
@@ -40,14 +41,15 @@ pub(crate) struct StageDevices {
     pub speed: f64,
     /// Memory of the smallest device.
     pub memory_bytes: f64,
-    /// Rate of the gradient all-reduce over all of them.
+    /// Rate of the gradient all-reduce over all devices.
     pub sync: Rate,
 }
 
 impl StageDevices {
-    /// Summarizes counts of devices by machine. Machines without devices may be among them.
+    /// Summarizes pairs `(node, devices)`. Pairs with 0 devices are ignored.
     pub(crate) fn of(cluster: &Cluster, counts: impl Iterator<Item = (u32, u32)>) -> Self {
         let (mut replicas, mut machines, mut widest) = (0, 0, 0);
+        // Layers are never split, so the slowest and the smallest device decide for all replicas.
         let (mut speed, mut memory_bytes) = (f64::INFINITY, f64::INFINITY);
         for (machine, count) in counts.filter(|&(_, count)| count > 0) {
             let machine = &cluster.machines[machine as usize];
@@ -62,21 +64,19 @@ impl StageDevices {
 }
 
 /// Cost of a stage that follows from its layers and its devices alone, with one micro-batch in flight.
-///
-/// Every plan gets its times and its memory here: the final ones through `PlanEvaluator`, and the thousands that annealing
-/// compares.
+/// Both `PlanEvaluator` and annealing take times and memory from here, so a plan has the same cost in both.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct BaseCost {
     pub forward_s: f64,
     pub backward_s: f64,
-    /// Exposed gradient reduction.
+    /// Exposed gradient reduction, behind the last backward.
     pub sync_s: f64,
     pub memory: Memory,
     pub capacity_bytes: f64,
 }
 
 impl BaseCost {
-    /// Returns the cost of the layers between two cuts. `totals` are those of the share of each replica.
+    /// Returns the cost of the layers between two cuts. `totals` has the layer sums for the share of a replica.
     pub(crate) fn new(
         model: &LayerSums,
         totals: &Totals,
@@ -86,7 +86,9 @@ impl BaseCost {
         recompute: bool,
         sync_s: f64,
     ) -> Self {
+        // A stage is as fast as its slowest device.
         let forward_s = between(&totals.forward_s, cuts) / devices.speed;
+        // Recomputation repeats the forward of the whole stage before its backward.
         let backward_s = between(&totals.backward_s, cuts) / devices.speed + if recompute { forward_s } else { 0.0 };
         Self {
             forward_s,
@@ -97,7 +99,8 @@ impl BaseCost {
         }
     }
 
-    /// Returns the stage as the paths and the simulator see it, with a range of windows and the transfer behind it.
+    /// Returns the inputs of paths and simulator for this stage, with a range of numbers in flight and its transfer:
+    /// the time on the link and the latency.
     pub(crate) fn path_stage(&self, max_in_flights: (u32, u32), (busy_s, latency_s): (f64, f64)) -> PathStage {
         let Self { forward_s, backward_s, sync_s, .. } = *self;
         PathStage {
@@ -112,13 +115,13 @@ impl BaseCost {
     }
 }
 
-/// Returns the part of a sum that lies between two cuts. Sums below two cuts round differently, so layers that take next to
-/// nothing could come out below zero.
+/// Returns the sum over the layers between two cuts, from the sums below each cut.
 pub(super) fn between(below: &[f64], (begin, end): (usize, usize)) -> f64 {
+    // Sums below two cuts round differently, so the difference for layers of almost no time could be negative.
     (below[end] - below[begin]).max(0.0)
 }
 
-/// Returns a stage as the paths and the simulator see it, with the smallest and the largest number in flight.
+/// Returns the inputs of paths and simulator for a stage, with its smallest and largest number in flight.
 pub(crate) fn path_stage(stage: &StageCost, (min_in_flight, max_in_flight): (u32, u32)) -> PathStage {
     PathStage {
         forward_s: stage.forward_s,
@@ -131,8 +134,9 @@ pub(crate) fn path_stage(stage: &StageCost, (min_in_flight, max_in_flight): (u32
     }
 }
 
-/// Returns the transfer rate between the devices of two neighbouring stages.
+/// Returns the transfer rate between the devices of two neighboring stages, each given as pairs `(node, devices)`.
 pub(super) fn transfer(cluster: &Cluster, from: &[(u32, u32)], to: &[(u32, u32)]) -> Rate {
+    // Both lists ascend by node, so one pass over both finds the nodes that they share.
     let mut pairs = Vec::with_capacity(from.len() + to.len());
     let mut to = to.iter().copied().peekable();
     for &(machine, senders) in from {

@@ -1,7 +1,7 @@
 //! Lemma *Memory* (docs/proofs.md#memory): conditions that every plan meets whose stages fit the devices' memory.
 //!
-//! Where one of them fails for each micro-batch size, no plan fits, and no search is needed. They leave out what a plan may
-//! avoid (links, speeds, nodes), so a plan that meets all of them may still not exist.
+//! If one of them fails for each micro-batch size, no plan fits, and no search is needed. The converse is false: they
+//! leave out links, speeds and nodes, so even if all of them hold, there may be no plan that fits.
 
 mod layers;
 mod slices;
@@ -19,27 +19,27 @@ use crate::cost::network::Cluster;
 use crate::error::Result;
 use crate::model::lineage::Lineage;
 
-/// Which plans a condition is about.
+/// Plans for which a condition must hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Schedules {
-    /// Whether the warm-up is that of the settings. Otherwise a stage may hold a single micro-batch.
+    /// Whether stages warm up as the settings state. If not, a stage may hold a single micro-batch.
     pub warms_up: bool,
     /// Whether each device has one stage.
     pub one_stage_a_device: bool,
 }
 
 impl Schedules {
-    /// The schedule of the settings.
+    /// Plans with the schedule of the settings, and one stage per device.
     pub const OF_SETTINGS: Self = Self { warms_up: true, one_stage_a_device: true };
 }
 
-/// Share of the whole model's memory that sums in another order may differ by.
+/// Tolerance for sums in another order, as a share of the whole model's memory.
 const ROUNDING: f64 = 1e-9;
 
 /// Returns whether it is certain that no plan fits the devices' memory. `false` means that nothing is known.
 ///
 /// # Errors
-/// [`crate::Error::Argument`] or [`crate::Error::Cluster`] for input that makes no sense.
+/// [`crate::Error::Argument`] or [`crate::Error::Cluster`] for invalid input.
 pub fn nothing_fits(
     model: &LayerSums,
     cluster: &Cluster,
@@ -47,50 +47,55 @@ pub fn nothing_fits(
     schedules: Schedules,
     control: &Control,
 ) -> Result<bool> {
-    shows(model, cluster, settings, schedules, &[bounds::MAX_CHECKED, bounds::MAX_CHECKED_AGAIN], control)
+    is_infeasible(model, cluster, settings, schedules, &[bounds::MAX_CHECKED, bounds::MAX_CHECKED_AGAIN], control)
 }
 
-/// Returns the same for the settings' schedule after a short look.
+/// Returns the result of [`nothing_fits`] for the settings' schedule, after a check of limited effort that more often
+/// returns `false`.
 ///
 /// # Errors
-/// As [`nothing_fits`].
+/// The errors of [`nothing_fits`].
 pub(crate) fn nothing_fits_at_a_glance(
     model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
     control: &Control,
 ) -> Result<bool> {
-    shows(model, cluster, settings, Schedules::OF_SETTINGS, &[bounds::MAX_CHECKED_BRIEFLY], control)
+    is_infeasible(model, cluster, settings, Schedules::OF_SETTINGS, &[bounds::MAX_CHECKED_BRIEFLY], control)
 }
 
-/// Returns the same if in each turn so many splits may be priced.
-fn shows(
+/// Returns whether it is certain that no plan fits. `max_checked` has the limit on checked replica counts for each
+/// round.
+fn is_infeasible(
     model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
     schedules: Schedules,
-    turns: &[usize],
+    max_checked: &[usize],
     control: &Control,
 ) -> Result<bool> {
     settings.check()?;
     cluster.check()?;
     let tasks = Subproblem::all(model, cluster, settings);
     let conditions: Vec<Conditions> = tasks.iter().map(|task| Conditions::new(task, schedules)).collect();
-    // The conditions on stages take longest, so those on layers come first for all sizes.
+    // The conditions on stages take longest. So check the conditions on layers for all sizes first.
     let open: Vec<&Conditions> = conditions.iter().filter(|each| each.fit_layers()).collect();
     if !(model.has_all_cuts && schedules.one_stage_a_device) {
         return Ok(open.is_empty());
     }
-    Ok(no_rows_fit(&open, &Ends::Cuts(model), turns, control))
+    Ok(no_rows_fit(&open, &Ends::Cuts(model), max_checked, control))
 }
 
 /// Returns whether it is certain that no row of stages fits for any micro-batch size.
-fn no_rows_fit(sizes: &[&Conditions<'_>], ends: &Ends<'_>, turns: &[usize], control: &Control) -> bool {
+fn no_rows_fit(sizes: &[&Conditions<'_>], ends: &Ends<'_>, max_checked: &[usize], control: &Control) -> bool {
     let mut open = sizes.to_vec();
-    for priced in turns {
-        let max_priced = priced / open.len().max(1);
-        // A size for which a row fits ends all of it. Those for which nothing is known yet are looked at more closely.
-        let rows = open.par_iter().map(|each| match each.row(ends, max_priced, control) {
+    // Sizes share the limit of a round evenly. Later rounds have fewer sizes left and a higher limit, so each gets
+    // more.
+    for limit in max_checked {
+        let max_of_size = limit / open.len().max(1);
+        // One size with a row that fits decides the answer. Sizes without a result get a higher limit in the next
+        // round.
+        let rows = open.par_iter().map(|each| match each.check_row(ends, max_of_size, control) {
             Row::Fits => Err(()),
             Row::Unknown => Ok(Some(*each)),
             Row::Fails => Ok(None),
@@ -104,19 +109,21 @@ fn no_rows_fit(sizes: &[&Conditions<'_>], ends: &Ends<'_>, turns: &[usize], cont
     false
 }
 
-/// Whether stages of one micro-batch size can follow one another.
+/// Result of condition 3 or 4 for one micro-batch size.
 enum Row {
+    /// A row of stages fits, so the condition proves nothing.
     Fits,
+    /// No row of stages fits, so no plan does.
     Fails,
-    /// What was priced does not tell.
+    /// The limit was reached, or the search was stopped, before a result.
     Unknown,
 }
 
-/// Returns whether [`nothing_fits`] is certain of it whatever the cuts of `model` are: of one with a `lineage`, all cuts
-/// count.
+/// Returns whether it is certain that no plan with any cuts of the layer graph fits, not only with the cuts of `model`.
+/// Without a `lineage`, only the conditions on layers are checked.
 ///
 /// # Errors
-/// As [`nothing_fits`].
+/// The errors of [`nothing_fits`].
 pub fn nothing_fits_with_any_cuts(
     model: &LayerSums,
     lineage: Option<&Lineage>,
@@ -141,13 +148,15 @@ pub fn nothing_fits_with_any_cuts(
 struct Conditions<'a> {
     task: &'a Subproblem<'a>,
     schedules: Schedules,
-    /// For each amount of memory that some device has, ascending, how many devices have at least that much.
+    /// Pairs `(capacity_bytes, devices)`: the number of devices with at least this free memory, by rising capacity.
     capacities: Vec<(f64, u32)>,
-    /// For each share the fewest and the most replicas that get it, and the index of its totals.
-    splits: Vec<(u32, u32, usize)>,
+    /// Triples `(min_replicas, max_replicas, totals)`: replica counts with the same share, and the index of its layer
+    /// sums.
+    replica_ranges: Vec<(u32, u32, usize)>,
 }
 
 impl<'a> Conditions<'a> {
+    /// Returns the conditions on plans with these schedules.
     fn new(task: &'a Subproblem<'a>, schedules: Schedules) -> Self {
         let mut devices: Vec<(f64, u32)> =
             task.cluster.machines.iter().map(|machine| (machine.memory_bytes, machine.devices)).collect();
@@ -163,33 +172,35 @@ impl<'a> Conditions<'a> {
             }
         }
         capacities.reverse();
-        let mut splits: Vec<(u32, u32, usize)> = Vec::new();
+        let mut replica_ranges: Vec<(u32, u32, usize)> = Vec::new();
         for (replicas, share) in (0_u32..).zip(&task.share) {
             let Some(share) = share.map(|share| share as usize) else { continue };
-            match splits.last_mut() {
-                Some((_, most, last)) if *last == share => *most = replicas,
-                _ => splits.push((replicas, replicas, share)),
+            match replica_ranges.last_mut() {
+                Some((_, max_replicas, last)) if *last == share => *max_replicas = replicas,
+                _ => replica_ranges.push((replicas, replicas, share)),
             }
         }
-        Self { task, schedules, capacities, splits }
+        Self { task, schedules, capacities, replica_ranges }
     }
 
-    /// Returns the smallest capacity that `replicas` devices have which need so much each. `None` if there are too few of
-    /// them.
+    /// Returns the smallest capacity of at least `needed_bytes`. Returns `None` if fewer than `replicas` devices have
+    /// as much.
     fn capacity_bytes(&self, needed_bytes: f64, replicas: u32) -> Option<f64> {
         let at = self.capacities.partition_point(|&(capacity_bytes, _)| capacity_bytes < needed_bytes);
         self.capacities.get(at).filter(|&&(_, devices)| replicas <= devices).map(|&(capacity_bytes, _)| capacity_bytes)
     }
 
-    /// Micro-batches that a stage holds at least, if so many stages, itself included, are behind its begin.
+    /// Returns the smallest number of micro-batches that a stage may hold. `from_end` counts the stages behind its
+    /// begin, itself included.
     fn in_flight(&self, from_end: u32) -> u32 {
         if self.schedules.warms_up { self.task.settings.max_in_flights(from_end, self.task.micro_batches).0 } else { 1 }
     }
 
-    /// Bytes of a device for each byte of weights that it holds, shared by so many replicas.
-    fn of_weight(&self, replicas: u32) -> f64 {
+    /// Returns the bytes that a device holds per byte of weights: the weights, their gradients and its shard of the
+    /// optimizer state.
+    fn bytes_per_weight_byte(&self, replicas: u32) -> f64 {
         let memory = &self.task.settings.memory;
-        let sharing = if memory.shard_optimizer { f64::from(replicas) } else { 1.0 };
-        1.0 + memory.gradients_per_weight + memory.optimizer_per_weight / sharing
+        let shards = if memory.shard_optimizer { f64::from(replicas) } else { 1.0 };
+        1.0 + memory.gradients_per_weight + memory.optimizer_per_weight / shards
     }
 }

@@ -1,7 +1,8 @@
 //! The dynamic program that fills the tables, from the first group of cuts to the last.
 //!
-//! An entry is made from those of earlier groups: the last prefix stage begins in an earlier group, and the stages in front of
-//! it have fewer devices and one more stage behind them. Or it is inside the group, and is left out (*Cuts in groups*).
+//! An entry follows from entries of earlier groups: the last prefix stage begins in an earlier group, and the stages in
+//! front of it have fewer devices and one more stage behind them. If that stage lies inside the group instead, it is
+//! left out (docs/proofs.md, *Cuts in groups*).
 
 use super::group_pairs::{GroupPair, StagesEndingAt};
 use super::increments::{PrefixIncrements, PrefixStage, fast_max};
@@ -16,7 +17,7 @@ use crate::planner::effort::{
 };
 use crate::planner::hybrid::{
     bounds::{
-        device_classes::{DeviceClass, Units, kinds},
+        device_classes::{DeviceClass, Units, device_classes},
         devices_at_work::min_work_s,
         link_bounds::Links,
     },
@@ -25,37 +26,40 @@ use crate::planner::hybrid::{
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// Everything that the tables of one threshold are made from.
+/// Inputs and resolution of the tables of one threshold.
 pub(super) struct TableBuilder<'a> {
     pub(super) task: &'a Subproblem<'a>,
     pub(super) threshold_s: f64,
-    /// Speed of the fastest device, and of the slowest.
-    pub(super) speed: f64,
-    pub(super) slowest: f64,
+    /// Speed of the fastest device.
+    pub(super) max_speed: f64,
+    /// Speed of the slowest device.
+    pub(super) min_speed: f64,
     pub(super) units: Units,
-    /// Device classes. Each has the units that one of its devices counts and the number of such devices, fewest units
+    /// Device classes. Each comes with pairs `(units, devices)`: devices that count this many units, fewest units
     /// first.
-    pub(super) kinds: Vec<(DeviceClass, Vec<(u32, u32)>)>,
-    pub(super) splits: Vec<ReplicaBucket>,
+    pub(super) classes: Vec<(DeviceClass, Vec<(u32, u32)>)>,
+    pub(super) buckets: Vec<ReplicaBucket>,
     pub(super) placement_cases: usize,
     pub(super) axes: Arc<TableAxes>,
-    /// For each layer the shortest time of a micro-batch, and the smallest product of its time and its replicas.
+    /// Shortest time of a micro-batch through each layer, over all replica counts, at speed 1.
     pub(super) min_s: Vec<f64>,
+    /// Smallest device time of a micro-batch in each layer: its time multiplied by its replicas, at speed 1.
     pub(super) work_s: Vec<f64>,
-    /// For each cut, the sum of `min_s` over the layers below it.
+    /// Sum of `min_s` over the layers below each cut.
     pub(super) min_below_s: Vec<f64>,
-    /// Fewest buckets, or tables, that one thread handles.
-    pub(super) min_shared: usize,
+    /// Smallest number of buckets, or of tables, that one thread handles.
+    pub(super) min_items_per_thread: usize,
 }
 
 impl PrefixBounds {
-    /// Builds tables of a resolution.
+    /// Builds tables of a resolution. [`PrefixBounds::new`] describes the other arguments. Returns `None` if the
+    /// search was stopped.
     pub(crate) fn with(
         task: &Subproblem<'_>,
         links: &Links,
         threshold_s: f64,
         max_behind: usize,
-        detail: Resolution,
+        resolution: Resolution,
         control: &Control,
     ) -> Option<Self> {
         let (model, cluster) = (task.model, task.cluster);
@@ -65,76 +69,86 @@ impl PrefixBounds {
         let min_s: Vec<f64> = (0..model.layer_parameter_bytes.len())
             .map(|layer| times_s.iter().map(|each| each[layer]).fold(f64::INFINITY, f64::min))
             .collect();
-        let mut sources = TableBuilder {
+        let mut builder = TableBuilder {
             task,
             threshold_s,
-            speed: speeds().fold(0.0, f64::max),
-            slowest: speeds().fold(f64::INFINITY, f64::min),
-            kinds: (kinds(task.cluster).into_iter())
-                .map(|kind| {
-                    let each = units.of_kind(cluster, &kind);
-                    (kind, each)
+            max_speed: speeds().fold(0.0, f64::max),
+            min_speed: speeds().fold(f64::INFINITY, f64::min),
+            classes: (device_classes(task.cluster).into_iter())
+                .map(|class| {
+                    let each = units.of_class(cluster, &class);
+                    (class, each)
                 })
                 .collect(),
             units,
-            splits: Vec::new(),
+            buckets: Vec::new(),
             placement_cases: 1,
             axes: Arc::default(),
             min_below_s: model.sums_below(&min_s),
             min_s,
             work_s: min_work_s(task),
-            min_shared: 1,
+            min_items_per_thread: 1,
         };
-        let work = sources.choose(links, detail, max_behind > 0);
+        let work = builder.choose_resolution(links, resolution, max_behind > 0);
         if work < tables::PARALLEL_WORK {
-            sources.min_shared = usize::MAX;
+            // Small tables are not worth the overhead of several threads.
+            builder.min_items_per_thread = usize::MAX;
         }
-        let entries = sources.axes.reach.entries * sources.placement_cases;
+        let entries = builder.axes.device_levels.entries * builder.placement_cases;
+        // Total work and memory limit the number of tables. No plan has more stages than cuts, and in the schedules
+        // of the search more stages than micro-batches give no further limit in flight.
         let mut deepest = (1..=max_behind.min(model.cuts()))
-            .take_while(|&tables| work * tables as f64 <= tables::TOTAL_WORK_FACTOR * detail.max_work)
+            .take_while(|&tables| work * tables as f64 <= tables::TOTAL_WORK_FACTOR * resolution.max_work)
             .count()
             .min(tables::MAX_ENTRIES / entries.max(1))
             .clamp(1, model.cuts())
             .min(task.micro_batches as usize)
             .min(max_behind);
-        if work > detail.max_work / 4.0 && !sources.is_tight(deepest as u32 + 1) {
+        // Tables differ mainly in the micro-batches in flight, and so in the memory that a stage needs. Where memory
+        // decides nothing, large tables are not worth their time.
+        if work > resolution.max_work / 4.0 && !builder.is_tight(deepest as u32 + 1) {
             deepest = 1;
         }
         let mut max_in_flights: Vec<(u32, u32)> =
             (0..=deepest).map(|behind| task.settings.max_in_flights(behind as u32 + 1, task.micro_batches)).collect();
-        max_in_flights[deepest].1 = task.micro_batches; // it stands for all that are farther in front
-        let (tables, spent) = sources.tables(&max_in_flights, control)?;
+        // The last table also serves stages farther in front, which may hold up to all micro-batches.
+        max_in_flights[deepest].1 = task.micro_batches;
+        let (tables, spent) = builder.tables(&max_in_flights, control)?;
         let count = f64::from(task.micro_batches);
-        let busy_s = model.sums_below(&sources.work_s).into_iter().map(|below_s| count * below_s).collect();
-        Some(Self { axes: sources.axes, placement_cases: sources.placement_cases, tables, busy_s, work: spent })
+        let busy_s = model.sums_below(&builder.work_s).into_iter().map(|below_s| count * below_s).collect();
+        Some(Self { axes: builder.axes, placement_cases: builder.placement_cases, tables, busy_s, work: spent })
     }
 }
 
 impl TableBuilder<'_> {
-    /// Returns whether this number of stages, each with a layer, fits behind a cut of a group without any of them working for
-    /// as long as the threshold.
+    /// Returns whether this number of stages may fit behind a cut of a group, each of which works for less than the
+    /// threshold. 0 stages fit only behind the full cut.
     pub(super) fn has_behind(&self, group: usize, stages: usize) -> bool {
         if stages == 0 {
             return group + 1 == self.axes.groups.cuts.len();
         }
         let min_s = f64::from(self.task.micro_batches) * self.axes.behind_s[group] * (1.0 - 1e-9);
-        min_s <= stages as f64 * self.threshold_s * self.speed
+        min_s <= stages as f64 * self.threshold_s * self.max_speed
     }
 
-    /// Fills one table for each number of stages behind a cut, and returns them with their work. The stage in front of a cut
-    /// has one of its table's `max_in_flights`. The last table also stands for all stages further in front.
+    /// Fills one table for each number of stages behind a cut, and returns the tables and their work. Returns `None` if
+    /// the search was stopped.
+    ///
+    /// `max_in_flights` has, for each table, the range of the number in flight of the stage in front of the cut. The
+    /// last table also serves larger numbers of stages.
     pub(super) fn tables(&self, max_in_flights: &[(u32, u32)], control: &Control) -> Option<(Vec<Table>, u64)> {
         let task = self.task;
         let groups = self.axes.groups.cuts.len();
-        let (placement_cases, reach) = (self.placement_cases, &self.axes.reach);
-        let (lowest, highest) = reach.of_group[0];
+        let (placement_cases, device_levels) = (self.placement_cases, &self.axes.device_levels);
+        let (lowest, highest) = device_levels.of_group[0];
         let mut first_level = vec![usize::MAX; groups * placement_cases];
         first_level[..placement_cases].fill(lowest);
         let mut increments = vec![Vec::new(); groups];
         increments[0] = vec![PrefixIncrements::EMPTY_PREFIX; (highest + 1 - lowest) * placement_cases];
         let mut tables = vec![Table { increments, first_level }; max_in_flights.len()];
         let deepest = max_in_flights.len() - 1;
-        // Of a branching model with more stages than are kept, tables know no gradient synchronisation.
+        // A branching model with too many stages to keep would have to find its smaller stages again for every
+        // threshold. Its tables leave out the all-reduce instead, which only lowers the bound.
         let sets = task.sets.as_ref().filter(|sets| sets.is_kept());
         let mut work = 0;
         for to in 1..groups {
@@ -147,23 +161,23 @@ impl TableBuilder<'_> {
             let ends: Vec<StagesEndingAt> = (self.axes.groups.cuts[to].iter())
                 .map(|&end| StagesEndingAt { end, pairs: self.pairs(end), inner: sets.map(|sets| sets.inner(end)) })
                 .collect();
-            let splits = self.splits.par_iter().with_min_len(self.min_shared);
-            let between: Vec<GroupPair> = splits.map(|split| self.between(to, split, &ends)).collect();
+            let buckets = self.buckets.par_iter().with_min_len(self.min_items_per_thread);
+            let minima: Vec<GroupPair> = buckets.map(|bucket| self.group_pair(to, bucket, &ends)).collect();
             work += work::FIND_STAGE * ends.iter().map(|ends| ends.pairs.len() as u64).sum::<u64>();
-            let looked = between
+            let evaluated = minima
                 .iter()
-                .map(|between| (work::EVALUATE_STAGE + work::SUM_GRADIENTS * between.rates as u64) * between.looked_at);
-            work += looked.sum::<u64>();
-            let made: Vec<(Vec<PrefixIncrements>, u64)> = (open.par_iter().with_min_len(self.min_shared))
-                .map(|&behind| self.row(to, max_in_flights[behind], &tables[(behind + 1).min(deepest)], &between))
+                .map(|pair| (work::EVALUATE_STAGE + work::SUM_GRADIENTS * pair.num_rates as u64) * pair.num_evaluated);
+            work += evaluated.sum::<u64>();
+            let filled: Vec<(Vec<PrefixIncrements>, u64)> = (open.par_iter().with_min_len(self.min_items_per_thread))
+                .map(|&behind| self.row(to, max_in_flights[behind], &tables[(behind + 1).min(deepest)], &minima))
                 .collect();
             let mut rows: Vec<Vec<PrefixIncrements>> = vec![Vec::new(); max_in_flights.len()];
-            for (&behind, (row, looks)) in open.iter().zip(made) {
+            for (&behind, (row, lookups)) in open.iter().zip(filled) {
                 rows[behind] = row;
-                work += work::LOOK_UP * looks;
+                work += work::LOOK_UP * lookups;
             }
             self.finish(to, &mut rows, &open);
-            let (lowest, highest) = reach.of_group[to];
+            let (lowest, highest) = device_levels.of_group[to];
             let levels = highest + 1 - lowest;
             for (table, row) in tables.iter_mut().zip(rows) {
                 for (at, _) in row.iter().enumerate().filter(|(_, entry)| entry.round_trip_s < f64::INFINITY) {
@@ -176,89 +190,95 @@ impl TableBuilder<'_> {
         Some((tables, work))
     }
 
-    /// Returns the increments of prefixes of a group of cuts, and the number of lookups. Their last stage is one of
-    /// `between`, its number of micro-batches in flight is in the range `max_in_flight`, and the stages in front of it have
-    /// the increments `farther`.
+    /// Returns the increments of the prefixes of a group of cuts, and the number of lookups.
+    ///
+    /// The last stage of such a prefix is one of `minima`, its number of micro-batches in flight is in the range
+    /// `max_in_flight`, and the stages in front of it have the increments of the table `farther`.
     pub(super) fn row(
         &self,
         to: usize,
         max_in_flight: (u32, u32),
         farther: &Table,
-        between: &[GroupPair],
+        minima: &[GroupPair],
     ) -> (Vec<PrefixIncrements>, u64) {
-        let (task, threshold_s, placement_cases, reach) =
-            (self.task, self.threshold_s, self.placement_cases, &self.axes.reach);
+        let (task, threshold_s, placement_cases, device_levels) =
+            (self.task, self.threshold_s, self.placement_cases, &self.axes.device_levels);
         let micro_batches = f64::from(task.micro_batches);
         let is_last = to + 1 == self.axes.groups.cuts.len();
         let min_bytes = self.axes.groups.cuts[to].iter().map(|&cut| task.cut_bytes[cut]).fold(f64::INFINITY, f64::min);
-        let (lowest, highest) = reach.of_group[to];
-        let (mut row, mut looks) = (Vec::new(), 0);
-        for (split, between) in self.splits.iter().zip(between) {
-            let kinds = split.kinds.len();
-            for &from in between.some.iter().filter(|&&from| from != to && !farther.increments[from].is_empty()) {
-                let (lowest_front, highest_front) = reach.of_group[from];
-                for (which, kind) in split.kinds.iter().enumerate() {
-                    let forward_s = between.forward_s[from] / kind.speed;
-                    let backward_s = between.backward_s[from] / kind.speed;
+        let (lowest, highest) = device_levels.of_group[to];
+        let (mut row, mut lookups) = (Vec::new(), 0);
+        for (bucket, pair) in self.buckets.iter().zip(minima) {
+            let num_usages = bucket.usages.len();
+            for &from in pair.begin_groups.iter().filter(|&&from| from != to && !farther.increments[from].is_empty()) {
+                let (lowest_front, highest_front) = device_levels.of_group[from];
+                for (usage_index, usage) in bucket.usages.iter().enumerate() {
+                    let forward_s = pair.forward_s[from] / usage.speed;
+                    let backward_s = pair.backward_s[from] / usage.speed;
                     let all_s = micro_batches * (forward_s + backward_s);
-                    let largest = max_in_flight.1.min(between.fitting(from, which));
+                    let largest = max_in_flight.1.min(pair.max_in_flight(from, usage_index));
                     if all_s >= threshold_s || largest < max_in_flight.0 {
                         continue;
                     }
-                    for (at, way) in split.ways.iter().enumerate() {
-                        if is_last && way.behind > 0 {
-                            continue; // nothing is behind
+                    for (at, adjacency) in bucket.adjacencies.iter().enumerate() {
+                        if is_last && adjacency.behind > 0 {
+                            continue; // No stage is behind the full cut, which is case 0.
                         }
-                        // With fewer there are too few for the stages in front.
-                        let enough = kind.with_rest(farther.first_level[from * placement_cases + way.own]).max(lowest);
-                        if enough > highest {
+                        // Below this level, the devices left are too few for the stages in front.
+                        let first_left = farther.first_level[from * placement_cases + adjacency.own];
+                        let first = usage.level_leaving(first_left).max(lowest);
+                        if first > highest {
                             continue;
                         }
-                        looks += (highest + 1 - enough) as u64;
-                        let sync_s = between.sync_s(from, split.rate_of[at * kinds + which]);
-                        let front = &farther.increments[from][reach.entry(from, way.own, lowest_front)..];
-                        let before = |rest: usize| &front[rest.min(highest_front) - lowest_front];
-                        // The stage's gradients are summed while earlier stages drain. More devices make no stages in
-                        // front take longer.
-                        let is_long = |&rest: &usize| {
-                            let before = before(rest);
+                        lookups += (highest + 1 - first) as u64;
+                        let sync_s = pair.sync_s(from, bucket.rate_index[at * num_usages + usage_index]);
+                        let front = &farther.increments[from][device_levels.entry(from, adjacency.own, lowest_front)..];
+                        let before = |left: usize| &front[left.min(highest_front) - lowest_front];
+                        // Micro-batch 0 takes `fill_s` to arrive, and the stage works for `all_s`. Then the last
+                        // micro-batch goes up through the front, or the stage reduces its gradients.
+                        let is_long = |&left: &usize| {
+                            let before = before(left);
                             all_s + fast_max(before.round_trip_s, before.fill_s + sync_s) >= threshold_s
                         };
-                        let rests = &kind.rests[enough - kind.first..=highest - kind.first];
-                        // Often it is all of them, or none.
-                        if rests.last().is_none_or(is_long) {
+                        let levels_left = &usage.levels_left[first - usage.first_level..=highest - usage.first_level];
+                        // More devices never lengthen the stages in front, so the long ones come first. Usually all are
+                        // long, or none: check both ends before the bisection.
+                        if levels_left.last().is_none_or(is_long) {
                             continue;
                         }
-                        let long = if is_long(&rests[0]) { rests.partition_point(is_long) } else { 0 };
-                        let Rate { s_per_byte, latency_s } = way.transfer;
+                        let long = if is_long(&levels_left[0]) { levels_left.partition_point(is_long) } else { 0 };
+                        let Rate { s_per_byte, latency_s } = adjacency.transfer;
                         let transfer_s = if is_last { 0.0 } else { min_bytes * s_per_byte + latency_s };
                         let stage =
                             PrefixStage::new(forward_s, backward_s, sync_s, transfer_s, largest, task.micro_batches);
                         row.resize((highest + 1 - lowest) * placement_cases, PrefixIncrements::INFEASIBLE);
-                        let start = reach.entry(to, way.behind, enough);
-                        let entries = &mut row[start + long..start + rests.len()];
-                        for (entry, &rest) in entries.iter_mut().zip(&rests[long..]) {
-                            entry.add_stage(&stage, before(rest));
+                        let start = device_levels.entry(to, adjacency.behind, first);
+                        let entries = &mut row[start + long..start + levels_left.len()];
+                        for (entry, &left) in entries.iter_mut().zip(&levels_left[long..]) {
+                            entry.add_stage(&stage, before(left));
                         }
                     }
                 }
             }
         }
-        (row, looks)
+        (row, lookups)
     }
 
-    /// Completes the entries of a group, which know the stages that begin in earlier groups. Entries that reach the
-    /// threshold become infeasible.
+    /// Completes the entries of a group, which so far know only stages that begin in earlier groups. Entries that reach
+    /// the threshold become infeasible.
     pub(super) fn finish(&self, to: usize, rows: &mut [Vec<PrefixIncrements>], open: &[usize]) {
-        let (lowest, highest) = self.axes.reach.of_group[to];
+        let (lowest, highest) = self.axes.device_levels.of_group[to];
         let levels = highest + 1 - lowest;
         for row in rows.iter_mut() {
+            // More free devices on the node behind never harm. Cases 1, 2, … have 0, 1, … of them, so each takes the
+            // minimum with the case before it.
             for at in 2 * levels..row.len() {
-                row[at] = row[at].min(&row[at - levels]); // more room never harms
+                row[at] = row[at].min(&row[at - levels]);
             }
         }
-        // A stage inside a group is left out, with its devices: there is one stage more behind those in front of it, which
-        // may lie anywhere.
+        // A stage inside the group is left out with its devices, which never raises an increment. The stages in front
+        // of it then have one more stage behind them, and may be in any placement case: the last case is the minimum of
+        // all cases with a single node. Deeper tables come first, since each one completes the one before it.
         if self.axes.groups.cuts[to].len() > 1 {
             let deepest = rows.len() - 1;
             for &behind in open.iter().rev().filter(|&&behind| behind < deepest) {
@@ -274,7 +294,9 @@ impl TableBuilder<'_> {
                 }
             }
         }
-        let behind_s = self.axes.behind_s[to] / self.speed * (1.0 - 1e-9);
+        // Any suffix takes at least one micro-batch's time behind the cut. Dropping what then reaches the threshold
+        // spares later groups the lookups.
+        let behind_s = self.axes.behind_s[to] / self.max_speed * (1.0 - 1e-9);
         for entry in rows.iter_mut().flatten().filter(|entry| entry.min_s(behind_s) >= self.threshold_s) {
             *entry = PrefixIncrements::INFEASIBLE;
         }

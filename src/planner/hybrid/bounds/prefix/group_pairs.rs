@@ -1,8 +1,9 @@
 //! Stages between two groups of cuts.
 //!
-//! Lemma *Cuts in groups* (docs/proofs.md): the stage between two groups has the smallest forward, backward and gradient
-//! all-reduce of all stages between a cut of the one and a cut of the other, each by itself, and the largest number of
-//! micro-batches in flight. An entry of a group is then not above what the stages in front of any of its cuts add.
+//! Lemma *Cuts in groups* (docs/proofs.md): the stage between two groups has the shortest forward, the shortest
+//! backward and the shortest gradient all-reduce of all stages between a cut of the one and a cut of the other, each by
+//! itself, and the largest number of micro-batches in flight. So an entry is not above the increments of any prefix of
+//! any cut of the group.
 
 use super::builder::TableBuilder;
 use super::replica_buckets::{BucketUsage, ReplicaBucket};
@@ -13,94 +14,109 @@ use crate::planner::hybrid::{
 };
 use std::sync::Arc;
 
-/// For each group of cuts, minima over the stages of one replica bucket that begin in it and end in a fixed group.
+/// Minima over the stages of one replica bucket that end in a fixed group, for each group in which they begin.
 pub(super) struct GroupPair {
-    /// Groups in which a stage begins.
-    pub(super) some: Vec<usize>,
-    /// Shortest forward and backward of each group, at speed 1.
+    /// Groups in which at least one stage begins.
+    pub(super) begin_groups: Vec<usize>,
+    /// Shortest forward of each group, at speed 1.
     pub(super) forward_s: Vec<f64>,
+    /// Shortest backward of each group, at speed 1. It contains the repeated forward if activations are recomputed.
     pub(super) backward_s: Vec<f64>,
-    /// Number of all-reduce rates of the bucket, and the shortest all-reduce for each group and rate.
-    pub(super) rates: usize,
+    /// Number of all-reduce rates of the bucket.
+    pub(super) num_rates: usize,
+    /// Shortest exposed all-reduce for each group and rate.
     pub(super) syncs_s: Vec<f64>,
-    /// Number of device classes of the bucket, and the largest number in flight for each group and class.
-    pub(super) kinds: usize,
-    pub(super) fitting: Vec<u32>,
-    /// Stages that were evaluated.
-    pub(super) looked_at: u64,
+    /// Number of device classes of the bucket.
+    pub(super) num_usages: usize,
+    /// Largest number of micro-batches in flight for each group and class.
+    pub(super) max_in_flight: Vec<u32>,
+    /// Number of stages that were evaluated, for the count of work.
+    pub(super) num_evaluated: u64,
 }
 
 impl GroupPair {
-    pub(super) fn new(groups: usize, split: &ReplicaBucket) -> Self {
-        let (rates, kinds) = (split.rates.len(), split.kinds.len());
+    /// Returns minima over no stage at all.
+    pub(super) fn new(groups: usize, bucket: &ReplicaBucket) -> Self {
+        let (num_rates, num_usages) = (bucket.rates.len(), bucket.usages.len());
         Self {
-            some: Vec::new(),
+            begin_groups: Vec::new(),
             forward_s: vec![f64::INFINITY; groups],
             backward_s: vec![f64::INFINITY; groups],
-            syncs_s: vec![f64::INFINITY; groups * rates],
-            rates,
-            kinds,
-            fitting: vec![0; groups * kinds],
-            looked_at: 0,
+            syncs_s: vec![f64::INFINITY; groups * num_rates],
+            num_rates,
+            num_usages,
+            max_in_flight: vec![0; groups * num_usages],
+            num_evaluated: 0,
         }
     }
 
+    /// Takes the times of one more stage into the minima of the group `from`.
     pub(super) fn add(&mut self, from: usize, forward_s: f64, backward_s: f64) {
         if self.forward_s[from].is_infinite() {
-            self.some.push(from);
+            self.begin_groups.push(from);
         }
         self.forward_s[from] = self.forward_s[from].min(forward_s);
         self.backward_s[from] = self.backward_s[from].min(backward_s);
     }
 
-    pub(super) fn add_sync(&mut self, from: usize, which: usize, sync_s: f64) {
-        let min_s = &mut self.syncs_s[from * self.rates + which];
+    /// Takes an exposed all-reduce at the rate with index `rate` into the minimum.
+    pub(super) fn add_sync(&mut self, from: usize, rate: usize, sync_s: f64) {
+        let min_s = &mut self.syncs_s[from * self.num_rates + rate];
         *min_s = min_s.min(sync_s);
     }
 
-    pub(super) fn sync_s(&self, from: usize, which: usize) -> f64 {
-        self.syncs_s[from * self.rates + which]
+    /// Returns the shortest exposed all-reduce at the rate with index `rate`.
+    pub(super) fn sync_s(&self, from: usize, rate: usize) -> f64 {
+        self.syncs_s[from * self.num_rates + rate]
     }
 
-    pub(super) fn fitting(&self, from: usize, which: usize) -> u32 {
-        self.fitting[from * self.kinds + which]
+    /// Returns the largest number in flight on the device class with index `usage`. It is 0 if no stage fits.
+    pub(super) fn max_in_flight(&self, from: usize, usage: usize) -> u32 {
+        self.max_in_flight[from * self.num_usages + usage]
     }
 
-    pub(super) fn add_fitting(&mut self, from: usize, which: usize, max_in_flight: u32) {
-        let most = &mut self.fitting[from * self.kinds + which];
-        *most = max_in_flight.max(*most);
+    /// Takes one more stage's number in flight into the maximum.
+    pub(super) fn add_max_in_flight(&mut self, from: usize, usage: usize, max_in_flight: u32) {
+        let max = &mut self.max_in_flight[from * self.num_usages + usage];
+        *max = max_in_flight.max(*max);
     }
 }
 
-/// A stage by its first cut, with its shortest time for one micro-batch at speed 1.
+/// A stage between two cuts, of which the second one is known.
 pub(super) struct CutPair {
+    /// Shortest time of one micro-batch over all replica counts, at speed 1.
     pub(super) min_s: f64,
-    /// Place in the order of [`crate::cost::LayerSums::begins`].
+    /// Index in the order of [`crate::cost::LayerSums::begins`].
     pub(super) index: usize,
+    /// Cut below its first layer.
     pub(super) begin: usize,
 }
 
 /// The stages that end at one cut.
 pub(super) struct StagesEndingAt {
     pub(super) end: usize,
+    /// Stages that may work for less than the threshold, shortest first.
     pub(super) pairs: Vec<CutPair>,
+    /// Smaller stages from which the all-reduce follows. `None` for a chain, and if there are too many to keep.
     pub(super) inner: Option<Arc<Inner>>,
 }
 
 impl TableBuilder<'_> {
-    /// Returns the largest number of micro-batches in flight that fits a stage on devices of a class; 0 if none does.
-    pub(super) fn fitting(&self, split: &ReplicaBucket, kind: &BucketUsage, stage: (usize, usize)) -> u32 {
+    /// Returns the largest number of micro-batches in flight of a stage that fits devices of a class. Returns 0 if even
+    /// one does not fit.
+    pub(super) fn fitting_in_flight(&self, bucket: &ReplicaBucket, usage: &BucketUsage, stage: (usize, usize)) -> u32 {
         let task = self.task;
-        let totals = &task.totals[split.share as usize];
-        let held = cost::memory(task.model, totals, &task.settings.memory, stage, split.most, 1, task.recompute);
+        let totals = &task.totals[bucket.share as usize];
+        let held =
+            cost::memory(task.model, totals, &task.settings.memory, stage, bucket.max_replicas, 1, task.recompute);
         largest_max_in_flight(1, task.micro_batches, |max_in_flight| {
-            held.bytes_with(max_in_flight) <= kind.memory_bytes
+            held.bytes_with(max_in_flight) <= usage.memory_bytes
         })
         .unwrap_or(0)
     }
 
-    /// Returns the stages that end at a cut and work for less than the threshold with some number of replicas, shortest
-    /// first.
+    /// Returns the stages that end at a cut and may work for less than the threshold with some number of replicas,
+    /// shortest first.
     pub(super) fn pairs(&self, end: usize) -> Vec<CutPair> {
         let model = self.task.model;
         let mut pairs = Vec::new();
@@ -110,6 +126,8 @@ impl TableBuilder<'_> {
             if self.is_short_for(&pair, 1.0) {
                 pairs.push(pair);
             } else if model.is_chain {
+                // In a chain, stages that begin earlier have these layers and more. A branching model has no such
+                // order.
                 break;
             }
         }
@@ -117,29 +135,29 @@ impl TableBuilder<'_> {
         pairs
     }
 
-    /// Returns whether a stage may work for less than the threshold if its layers take `slower` times their shortest
-    /// time.
-    pub(super) fn is_short_for(&self, pair: &CutPair, slower: f64) -> bool {
-        let min_s = f64::from(self.task.micro_batches) * slower * pair.min_s;
-        min_s * (1.0 - 1e-9) < self.threshold_s * self.speed
+    /// Returns whether a stage may work for less than the threshold if its layers take at least `slowdown` times their
+    /// shortest time.
+    pub(super) fn is_short_for(&self, pair: &CutPair, slowdown: f64) -> bool {
+        let min_s = f64::from(self.task.micro_batches) * slowdown * pair.min_s;
+        min_s * (1.0 - 1e-9) < self.threshold_s * self.max_speed
     }
 
-    /// Returns the minima over all stages of a bucket that end in the group `to`.
-    pub(super) fn between(&self, to: usize, split: &ReplicaBucket, ends: &[StagesEndingAt]) -> GroupPair {
+    /// Returns the minima over all stages of a bucket that end in the group `to`. `ends` has the cuts of this group.
+    pub(super) fn group_pair(&self, to: usize, bucket: &ReplicaBucket, ends: &[StagesEndingAt]) -> GroupPair {
         let task = self.task;
         let (model, micro_batches) = (task.model, f64::from(task.micro_batches));
-        let totals = &task.totals[split.share as usize];
+        let totals = &task.totals[bucket.share as usize];
         let overlap = task.settings.overlap_sync;
-        let mut between = GroupPair::new(to + 1, split);
-        let fastest = split.kinds.iter().map(|kind| kind.speed).fold(0.0, f64::max);
+        let mut minima = GroupPair::new(to + 1, bucket);
+        let fastest = bucket.usages.iter().map(|usage| usage.speed).fold(0.0, f64::max);
         for StagesEndingAt { end, pairs, inner } in ends {
             let (end, inner) = (*end, inner.as_deref());
-            let mut syncs: Vec<Synced<'_>> = (split.rates.iter())
+            let mut syncs: Vec<Synced<'_>> = (bucket.rates.iter())
                 .map(|&(rate, speed)| Synced::new(model, totals, rate, speed, overlap, end))
                 .collect();
             for pair in pairs {
-                if !self.is_short_for(pair, split.slower) {
-                    break;
+                if !self.is_short_for(pair, bucket.min_slowdown) {
+                    break; // Pairs are sorted, so all that follow are longer.
                 }
                 let &CutPair { begin, index, .. } = pair;
                 let forward_s = totals.forward_s[end] - totals.forward_s[begin];
@@ -149,19 +167,20 @@ impl TableBuilder<'_> {
                 if is_long(fastest) {
                     continue;
                 }
-                between.looked_at += 1;
+                minima.num_evaluated += 1;
                 let from = self.axes.groups.of_cut[begin] as usize;
-                between.add(from, forward_s, backward_s);
-                for (which, sync) in syncs.iter_mut().enumerate() {
-                    between.add_sync(from, which, sync.sum(index, inner));
+                minima.add(from, forward_s, backward_s);
+                for (rate, sync) in syncs.iter_mut().enumerate() {
+                    minima.add_sync(from, rate, sync.sum(index, inner));
                 }
-                for (which, kind) in split.kinds.iter().enumerate() {
-                    if !is_long(kind.speed) && between.fitting(from, which) < task.micro_batches {
-                        between.add_fitting(from, which, self.fitting(split, kind, (begin, end)));
+                for (at, usage) in bucket.usages.iter().enumerate() {
+                    // No stage holds more than all micro-batches, so once one does, the maximum is known.
+                    if !is_long(usage.speed) && minima.max_in_flight(from, at) < task.micro_batches {
+                        minima.add_max_in_flight(from, at, self.fitting_in_flight(bucket, usage, (begin, end)));
                     }
                 }
             }
         }
-        between
+        minima
     }
 }

@@ -1,45 +1,51 @@
-//! Lemma *Stages in front* (docs/proofs.md): the eight lengths that prefix stages add to the paths of a suffix.
+//! Lemma *Stages in front* (docs/proofs.md): the eight increments that prefix stages add to the paths of a suffix.
 //!
-//! Prefix stages 0 … p stand in front of a suffix with the paths [`Paths`]. The step is at least each of the eight sums of
-//! [`PrefixIncrements::step_bounds_s`]. Each increment of one more prefix stage follows from those of the stages before it
-//! ([`PrefixIncrements::add_stage`]), and is minimized by itself. So a table entry is not above the increments of any plan.
+//! Prefix stages 0 … p are in front of a suffix with the paths [`Paths`]. The step is at least each of the eight sums
+//! of [`PrefixIncrements::step_bounds_s`]. The increments of a prefix follow from the increments without its last stage
+//! ([`PrefixIncrements::add_stage`]), and each is minimized by itself. So a table entry is not above the increments of
+//! any plan.
 
 use crate::planner::hybrid::bounds::paths::Paths;
 
-/// Time that the prefix adds to each critical path of a suffix, in seconds. Each field is a lower bound over all prefixes.
+/// Time that the prefix adds to each critical path of a suffix, in seconds. Each field is a lower bound over all
+/// prefixes.
 ///
 /// *a* and *b* are prefix stages, *M* is the number of micro-batches.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PrefixIncrements {
-    /// Added to [`Paths::drained_s`]: forward, backward and both transfers of one micro-batch, through all prefix stages.
+    /// Added to [`Paths::drained_s`]: forward, backward and both transfers of one micro-batch, through all prefix
+    /// stages.
     pub(super) round_trip_s: f64,
     /// Added to [`Paths::synced_s`]: forward and transfer of one micro-batch through all prefix stages.
     pub(super) fill_s: f64,
     /// Added to [`Paths::first_back_s`]: a round trip, while stage *a* runs its other *M* − 1 backwards after that of
     /// micro-batch 0.
     pub(super) backward_busy_s: f64,
-    /// Added to [`Paths::last_back_s`]: a round trip, while stage *a* runs its other *M* − 1 forwards before the last one.
+    /// Added to [`Paths::last_back_s`]: a round trip, while stage *a* runs its other *M* − 1 forwards before the last
+    /// one.
     pub(super) forward_busy_s: f64,
-    /// Added to [`Paths::last_synced_s`]: like `forward_busy_s`, but without the way back.
+    /// Added to [`Paths::last_synced_s`]: like `forward_busy_s`, but one way only, to the suffix.
     pub(super) forward_busy_to_end_s: f64,
-    /// Added to [`Paths::drained_s`]: the way back to stage *a*, then its gradient all-reduce.
+    /// Added to [`Paths::drained_s`]: forwards down to the suffix, backwards up to stage *a*, then its gradient
+    /// all-reduce.
     pub(super) grad_reduce_s: f64,
-    /// Added to [`Paths::first_back_s`]: stage *a* is busy except while it waits for its first round trip. Then the way back
-    /// to stage *b* ≤ *a*, and its gradient all-reduce.
+    /// Added to [`Paths::first_back_s`]: stage *a* is busy except while it waits for its first round trip. Then
+    /// backwards up to stage *b* ≤ *a*, and its gradient all-reduce.
     pub(super) first_wait_s: f64,
-    /// Added to [`Paths::first_back_s`] plus [`Paths::last_back_s`]: like `first_wait_s`, but stage *a* also waits for its
-    /// last round trip. Only valid if *M* exceeds the in-flight limit of *a*.
+    /// Added to [`Paths::first_back_s`] plus [`Paths::last_back_s`]: like `first_wait_s`, but stage *a* also waits for
+    /// its last round trip. Only valid if *M* exceeds the in-flight limit of *a*.
     pub(super) both_waits_s: f64,
 }
 
 impl PrefixIncrements {
-    /// Entry where no prefix fits.
+    /// Increments where no prefix fits.
     pub(super) const INFEASIBLE: Self = Self::all(f64::INFINITY, f64::INFINITY);
 
-    /// Entry of the empty prefix, which adds nothing and has no stage that waits.
+    /// Increments of the empty prefix, which adds nothing and has no stage that waits.
     pub(crate) const EMPTY_PREFIX: Self = Self::all(0.0, f64::NEG_INFINITY);
 
-    pub(super) const fn all(each_s: f64, both_waits_s: f64) -> Self {
+    /// Returns equal increments, except for `both_waits_s`.
+    const fn all(each_s: f64, both_waits_s: f64) -> Self {
         Self {
             round_trip_s: each_s,
             fill_s: each_s,
@@ -78,17 +84,20 @@ pub(crate) const INCREMENTS: [&str; 8] = [
     "both_waits",
 ];
 
-/// A prefix stage and its transfer to the stage behind it.
+/// Last stage of a prefix and its transfer to the stage behind it, as two addends for each increment.
 ///
-/// Each increment becomes the longer one of two: what it was, plus `longer_s`; and a way through the stages in front of this
-/// one, plus `own_s` if this is stage *a*. Both arrays are in the order of the fields of [`PrefixIncrements`].
+/// An increment is a maximum over the choice of stage *a*. Both arrays are in the order of the fields of
+/// [`PrefixIncrements`].
 pub(super) struct PrefixStage {
-    pub(super) longer_s: [f64; 8],
-    pub(super) own_s: [f64; 8],
-    pub(super) sync_s: f64,
+    /// Added to the increment of the stages in front, if *a* is one of them.
+    through_s: [f64; 8],
+    /// Added to a path through the stages in front, if *a* is this stage.
+    own_s: [f64; 8],
+    sync_s: f64,
 }
 
 impl PrefixStage {
+    /// Returns the addends of a stage with these times and at most `max_in_flight` micro-batches in flight.
     pub(super) fn new(
         forward_s: f64,
         backward_s: f64,
@@ -98,19 +107,22 @@ impl PrefixStage {
         micro_batches: u32,
     ) -> Self {
         let count = f64::from(micro_batches);
-        let skipped = f64::from(max_in_flight - 1);
+        let skipped = f64::from(max_in_flight - 1); // A wait takes the place of this many forwards, or backwards.
         let work_s = forward_s + backward_s;
         let round_trip_s = work_s + 2.0 * transfer_s;
         let fill_s = forward_s + transfer_s;
         let (others_forward_s, others_backward_s) = ((count - 1.0) * forward_s, (count - 1.0) * backward_s);
-        let wait_s = 2.0 * transfer_s + count * work_s - skipped * forward_s;
+        // From F(0), the stage waits for B(0) in place of the skipped forwards. The rest of the wait is in
+        // `first_back_s`, and the rest of the path to this stage in the increments in front.
+        let first_wait_s = 2.0 * transfer_s + count * work_s - skipped * forward_s;
+        // If F(M - 1) comes before B(0), the two waits overlap, and their sum is no path.
         let both_waits_s = if max_in_flight < micro_batches {
             4.0 * transfer_s + (count - skipped) * work_s
         } else {
             f64::NEG_INFINITY
         };
         Self {
-            longer_s: [
+            through_s: [
                 round_trip_s,
                 fill_s,
                 round_trip_s,
@@ -127,7 +139,7 @@ impl PrefixStage {
                 round_trip_s + others_forward_s,
                 fill_s + others_forward_s,
                 round_trip_s + sync_s,
-                wait_s,
+                first_wait_s,
                 both_waits_s,
             ],
             sync_s,
@@ -142,31 +154,32 @@ impl PrefixIncrements {
         let transfer_s = stage.busy_s + stage.latency_s;
         let (forward_s, backward_s, sync_s) = (stage.forward_s, stage.backward_s, stage.sync_s);
         let stage = PrefixStage::new(forward_s, backward_s, sync_s, transfer_s, stage.max_in_flight, micro_batches);
-        let mut least = Self::INFEASIBLE;
-        least.add_stage(&stage, self);
-        least
+        let mut lowest = Self::INFEASIBLE;
+        lowest.add_stage(&stage, self);
+        lowest
     }
 
-    /// Lowers each increment to that of a prefix that ends in `stage` and has `before` in front of it.
+    /// Lowers each increment to the increment of a prefix that ends in `stage` and has `before` in front of it, if that
+    /// is smaller.
     #[inline]
     pub(super) fn add_stage(&mut self, stage: &PrefixStage, before: &Self) {
         let Self { round_trip_s, fill_s, .. } = *before;
-        // The way back up to one of the stages, or to this one, and the synchronisation of that one.
+        // Stage b, whose all-reduce ends the path, is one of the stages in front, or this one.
         let synced_s = fast_max(before.grad_reduce_s, fill_s + stage.sync_s);
-        let add_stage = |value: &mut f64, at: usize, own_s: f64, way_s: f64| {
-            *value = fast_min(*value, fast_max(own_s + stage.longer_s[at], way_s + stage.own_s[at]));
+        let lower = |value: &mut f64, at: usize, before_s: f64, path_s: f64| {
+            *value = fast_min(*value, fast_max(before_s + stage.through_s[at], path_s + stage.own_s[at]));
         };
-        add_stage(&mut self.round_trip_s, 0, round_trip_s, round_trip_s);
-        add_stage(&mut self.fill_s, 1, fill_s, fill_s);
-        add_stage(&mut self.backward_busy_s, 2, before.backward_busy_s, round_trip_s);
-        add_stage(&mut self.forward_busy_s, 3, before.forward_busy_s, round_trip_s);
-        add_stage(&mut self.forward_busy_to_end_s, 4, before.forward_busy_to_end_s, fill_s);
-        add_stage(&mut self.grad_reduce_s, 5, before.grad_reduce_s, fill_s);
-        add_stage(&mut self.first_wait_s, 6, before.first_wait_s, synced_s);
-        add_stage(&mut self.both_waits_s, 7, before.both_waits_s, synced_s);
+        lower(&mut self.round_trip_s, 0, round_trip_s, round_trip_s);
+        lower(&mut self.fill_s, 1, fill_s, fill_s);
+        lower(&mut self.backward_busy_s, 2, before.backward_busy_s, round_trip_s);
+        lower(&mut self.forward_busy_s, 3, before.forward_busy_s, round_trip_s);
+        lower(&mut self.forward_busy_to_end_s, 4, before.forward_busy_to_end_s, fill_s);
+        lower(&mut self.grad_reduce_s, 5, before.grad_reduce_s, fill_s);
+        lower(&mut self.first_wait_s, 6, before.first_wait_s, synced_s);
+        lower(&mut self.both_waits_s, 7, before.both_waits_s, synced_s);
     }
 
-    /// Returns the eight sums with the paths of a suffix. The step is at least each of them.
+    /// Returns the eight sums with the paths of a suffix, in seconds. The step is at least each of them.
     #[inline]
     pub(crate) fn step_bounds_s(&self, paths: &Paths) -> [f64; 8] {
         [
@@ -181,7 +194,8 @@ impl PrefixIncrements {
         ]
     }
 
-    /// Returns a lower bound on the step of plans with this prefix, if a micro-batch takes `behind_s` behind it.
+    /// Returns a lower bound on the step of plans with this prefix, if one micro-batch takes at least `behind_s` behind
+    /// it.
     pub(super) fn min_s(&self, behind_s: f64) -> f64 {
         let Self {
             round_trip_s,
@@ -193,6 +207,7 @@ impl PrefixIncrements {
             first_wait_s,
             both_waits_s,
         } = *self;
+        // Of a suffix, `trip` is at most each path that goes there and back. `both_waits` has two of them.
         let through_s = round_trip_s
             .max(backward_busy_s)
             .max(forward_busy_s)
@@ -202,7 +217,7 @@ impl PrefixIncrements {
         (through_s + behind_s).max(fill_s).max(forward_busy_to_end_s)
     }
 
-    /// Returns the smaller one of each increment.
+    /// Returns the minimum of each increment by itself.
     pub(super) fn min(&self, other: &Self) -> Self {
         Self {
             round_trip_s: self.round_trip_s.min(other.round_trip_s),

@@ -1,19 +1,19 @@
 //! Lower bounds on what the stages in front of a cut (the *prefix*) add to a plan's step time.
 //!
-//! The search builds plans from the last stage to the first. A partial plan is a *suffix*: the stages behind a cut, with the
-//! lengths of their critical paths ([`Paths`]). The tables here answer one question: given the cut, the number of free
-//! devices and the number of stages behind the cut, by how much must *any* prefix lengthen each of these paths? The search
-//! drops a suffix if the sum reaches the threshold. So every entry must be a lower bound: the tables are an admissible
-//! heuristic, as in A*.
+//! The search builds plans from the last stage to the first. A partial plan is a *suffix*: the stages behind a cut,
+//! with the lengths of their critical paths ([`Paths`]). The tables here answer one question: given the cut, the number
+//! of free devices and the number of stages behind the cut, by how much must *any* prefix lengthen each of these paths?
+//! The search drops a suffix if the sum reaches the threshold. So every entry must be a lower bound: the tables are an
+//! admissible heuristic, as in A*.
 //!
 //! One dynamic program over cuts and device counts fills the tables, from the first cut to the last ([`builder`]). Four
 //! relaxations keep them small. Each can only lower an entry, so the bound stays valid:
 //!
 //! 1. **Placement.** A stage gets the fastest links that any placement has ([`adjacency`]).
-//! 2. **Mixed devices.** Devices of different speed count as integer units. A stage is assigned to one class and takes at
-//!    least the units of the devices that it would take ([`device_levels`]).
-//! 3. **Rounding.** Device counts are rounded up to levels, and similar replica counts share a bucket ([`replica_buckets`]).
-//!    Where a model has many cuts, groups of them share an entry ([`group_pairs`]).
+//! 2. **Mixed devices.** Devices of different speed count as integer units. A stage is assigned to one class and takes
+//!    at least the units of the devices that it would take ([`device_levels`]).
+//! 3. **Rounding.** Device counts are rounded up to levels, and similar replica counts share a bucket
+//!    ([`replica_buckets`]). Where a model has many cuts, groups of them share an entry ([`group_pairs`]).
 //! 4. **Independent minima.** Each of the eight increments is minimized by itself, over all prefixes ([`increments`]).
 //!
 //! docs/proofs.md, *Stages in front*, proves each increment. `bounds/tests` holds them against simulated pipelines.
@@ -44,37 +44,40 @@ pub(crate) use increments::PrefixIncrements;
 /// The tables of one micro-batch size and one threshold.
 pub(crate) struct PrefixBounds {
     axes: Arc<TableAxes>,
-    /// Number of placement cases: 1 if a stage may be placed anywhere. Otherwise case 0 stands for a stage behind the cut that
-    /// is spread over nodes, and case 1 + *n* for one on a single node that leaves *n* devices free there.
+    /// Number of placement cases. With 1, a stage may be placed anywhere. Otherwise case 0 stands for a stage behind
+    /// the cut that is spread over nodes, and case 1 + *n* for one on a single node that leaves *n* devices free there.
     placement_cases: usize,
     /// One table for each number of stages behind the cut. The last one also serves larger numbers.
     tables: Vec<Table>,
-    /// For each cut, device time of all micro-batches in front of it, on devices of speed 1.
+    /// Device time of all micro-batches in front of each cut, on devices of speed 1.
     busy_s: Vec<f64>,
-    /// Work of building the tables.
+    /// Work of building the tables, in units of [`crate::planner::effort::work`].
     pub work: u64,
 }
 
-/// Place of an entry, apart from the cut.
+/// Key of an entry, except for the cut.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EntryKey {
+    /// Index of the table, which is the number of stages behind the cut or the largest one that has a table.
     table: usize,
     placement_case: usize,
     device_level: usize,
 }
 
-/// Increments of the prefixes of each cut, for one number of stages behind it.
+/// Increments of the prefixes of all groups of cuts, for one number of stages behind the cut.
 #[derive(Clone)]
 struct Table {
-    /// For each group of cuts an entry for each placement case and device level. Empty where no prefix fits.
+    /// Entries of each group of cuts, by placement case and device level. Empty where no prefix fits.
     increments: Vec<Vec<PrefixIncrements>>,
-    /// For each group of cuts and placement case, the lowest device level of a plan below the threshold.
+    /// Lowest device level with a plan below the threshold, by group of cuts and placement case. `usize::MAX` if none
+    /// has one.
     first_level: Vec<usize>,
 }
 
 impl PrefixBounds {
-    /// Builds tables for a pass. Stages that alone reach the threshold are left out. At most `max_behind` numbers of stages
-    /// behind a cut have separate tables. If it is 0, placement has a single case. Returns `None` if it was stopped.
+    /// Builds tables for a pass. They leave out stages that reach the threshold by themselves. At most `max_behind`
+    /// numbers of stages behind a cut have separate tables. If it is 0, placement has a single case. Returns `None` if
+    /// the search was stopped.
     pub(crate) fn new(
         task: &Subproblem<'_>,
         links: &Links,
@@ -85,22 +88,24 @@ impl PrefixBounds {
         Self::with(task, links, threshold_s, max_behind, tables::PASS_RESOLUTION, control)
     }
 
-    /// Returns the key of prefixes with `free` units of devices and `behind` stages behind them. `free_devices` are left on
-    /// the node of the stage behind them; `None` if this stage is on several nodes.
+    /// Returns the key of prefixes with `free` units of devices and `behind` stages behind them. `free_devices` are
+    /// left on the node of the stage behind them; `None` if this stage is on several nodes.
     pub(crate) fn place(&self, free: u32, free_devices: Option<u32>, behind: u32) -> EntryKey {
         EntryKey {
             table: (behind as usize).min(self.tables.len() - 1),
             placement_case: free_devices.map_or(0, |devices| 1 + devices as usize).min(self.placement_cases - 1),
-            device_level: self.axes.reach.level(free),
+            device_level: self.axes.device_levels.level(free),
         }
     }
 
+    /// Returns the entry of a cut.
     fn at(&self, cut: usize, EntryKey { table, placement_case, device_level }: EntryKey) -> &PrefixIncrements {
         let group = self.axes.groups.of_cut[cut] as usize;
-        if device_level < self.axes.reach.of_group[group].0 {
+        // Below the lowest level of its group, the devices cannot do the work in front of the cut in time.
+        if device_level < self.axes.device_levels.of_group[group].0 {
             return &PrefixIncrements::INFEASIBLE;
         }
-        let entry = self.axes.reach.entry(group, placement_case, device_level);
+        let entry = self.axes.device_levels.entry(group, placement_case, device_level);
         self.tables[table].increments[group].get(entry).unwrap_or(&PrefixIncrements::INFEASIBLE)
     }
 
@@ -117,6 +122,7 @@ impl PrefixBounds {
 
     /// Returns a lower bound on the step of plans whose prefix has devices with this sum of speeds (*Devices at work*).
     pub(crate) fn busy_s(&self, cut: usize, free_speed: f64) -> f64 {
+        // The factor keeps rounding from lifting the bound above a step that is equal to it.
         if cut == 0 { 0.0 } else { self.busy_s[cut] / free_speed * (1.0 - 1e-12) }
     }
 
@@ -131,7 +137,7 @@ impl PrefixBounds {
     }
 }
 
-/// Returns the time of each layer for one micro-batch at speed 1, for one share of the micro-batch.
+/// Returns the time of each layer for one micro-batch at speed 1. `totals` has the sums of the share of a replica.
 fn layers_s(task: &Subproblem<'_>, totals: &Totals) -> Vec<f64> {
     let forwards = if task.recompute { 2.0 } else { 1.0 };
     let both = totals.layer_forward_s.iter().zip(&totals.layer_backward_s);
@@ -141,19 +147,21 @@ fn layers_s(task: &Subproblem<'_>, totals: &Totals) -> Vec<f64> {
 /// Returns a lower bound on the step from fine tables below a threshold, and the work of building them.
 pub(crate) fn tabled_s(task: &Subproblem<'_>, links: &Links, threshold_s: f64, control: &Control) -> (f64, u64) {
     PrefixBounds::with(task, links, threshold_s, usize::MAX, tables::BISECTION_RESOLUTION, control)
-        .map_or((0.0, 0), |prefixes| (prefixes.whole_s(), prefixes.work))
+        .map_or((0.0, 0), |tables| (tables.whole_s(), tables.work))
 }
 
-/// Returns a lower bound on the step, and the work of finding it: all devices work all the time, or one micro-batch is on its
-/// way through.
+/// Returns a lower bound on the step, and the work of finding it. The bound is the longer of two: all devices work all
+/// the time, or the bound of tables with a single placement case.
 ///
-/// Bounds of `threshold_s` and more are not told apart. If time is up, only the first part counts.
+/// A bound of `threshold_s` or more means only that no plan is shorter than the threshold. If the search was stopped,
+/// only the first part counts.
 pub(crate) fn min_step_s(task: &Subproblem<'_>, links: &Links, threshold_s: f64, control: &Control) -> (f64, u64) {
     let busy_s = busy_s(task);
+    // Small micro-batches on a large cluster end here, before any table is built.
     if busy_s >= threshold_s {
         return (busy_s, 0);
     }
-    let (alone_s, spent) = PrefixBounds::new(task, links, threshold_s, 0, control)
-        .map_or((0.0, 0), |prefixes| (prefixes.whole_s(), prefixes.work));
-    (alone_s.max(busy_s), spent)
+    let (tables_s, work) = PrefixBounds::new(task, links, threshold_s, 0, control)
+        .map_or((0.0, 0), |tables| (tables.whole_s(), tables.work));
+    (tables_s.max(busy_s), work)
 }

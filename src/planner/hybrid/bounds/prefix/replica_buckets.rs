@@ -1,103 +1,110 @@
 //! Replica counts that share one entry of the tables.
 //!
-//! A stage of a bucket costs at most what any of its replica counts costs: it takes the devices of the fewest replicas, and
-//! has the work, the transfers and the sharded optimizer of the most (docs/proofs.md, *Devices that differ*).
+//! A stage of a bucket costs at most what any of its replica counts costs. It takes the devices of the smallest count,
+//! and has the work, the transfers and the sharded optimizer of the largest (docs/proofs.md, *Devices that differ*).
 
 use super::adjacency::StageAdjacency;
 use crate::cost::network::Rate;
 use crate::planner::hybrid::{bounds::device_classes::DeviceClass, subproblem::Subproblem};
 
-/// Replica counts that give their devices about the same share of a micro-batch.
+/// Replica counts that give their devices about the same samples of a micro-batch.
 pub(super) struct ReplicaBucket {
+    /// Index into `Subproblem::totals` of the layer sums at the largest count, the shortest of the bucket.
     pub(super) share: u32,
-    /// The smallest count leaves most devices to other stages and has the shortest all-reduce.
-    pub(super) fewest: u32,
-    /// The largest count has the shortest transfers and the smallest shards of the optimizer.
-    pub(super) most: u32,
-    /// Device classes that its stages may have.
-    pub(super) kinds: Vec<BucketUsage>,
-    pub(super) ways: Vec<StageAdjacency>,
+    /// Smallest count, which leaves most devices to other stages and has the shortest all-reduce.
+    pub(super) min_replicas: u32,
+    /// Largest count, which has the shortest transfers and the smallest shards of the optimizer.
+    pub(super) max_replicas: u32,
+    /// Device classes that stages of the bucket may have.
+    pub(super) usages: Vec<BucketUsage>,
+    /// Placements relative to the stage behind.
+    pub(super) adjacencies: Vec<StageAdjacency>,
     /// Distinct pairs of an all-reduce rate and the speed of the backwards that it overlaps.
     pub(super) rates: Vec<(Rate, f64)>,
-    /// Index of this pair for each class of each adjacency.
-    pub(super) rate_of: Vec<usize>,
-    /// Each layer takes at least this multiple of its shortest time over all buckets.
-    pub(super) slower: f64,
+    /// Index of such a pair, for each usage of each adjacency.
+    pub(super) rate_index: Vec<usize>,
+    /// Smallest ratio, over all layers, of a layer's time in this bucket to its shortest time in any bucket.
+    pub(super) min_slowdown: f64,
 }
 
-/// Devices that a bucket uses of one class, at its smallest replica count.
+/// Devices that a bucket takes of one class, at its smallest replica count.
 pub(super) struct BucketUsage {
-    /// Speed of the slowest device, and free memory of the smallest.
+    /// Speed of the slowest device.
     pub(super) speed: f64,
+    /// Free memory of the smallest device.
     pub(super) memory_bytes: f64,
-    /// Fewest units that these devices count.
+    /// Smallest sum of units of that many devices of the class.
     pub(super) units: u32,
-    /// For each level from `first` on, which has enough units, the level of the units that are left.
-    pub(super) rests: Vec<usize>,
-    pub(super) first: usize,
+    /// Levels of the units that are left, one for each level from `first_level` on.
+    pub(super) levels_left: Vec<usize>,
+    /// Lowest level with at least `units`.
+    pub(super) first_level: usize,
 }
 
 impl BucketUsage {
-    /// Returns the lowest level that leaves at least the level `least`.
-    pub(super) fn with_rest(&self, least: usize) -> usize {
-        // Levels are about as far apart everywhere, so it is about as many levels up.
-        let mut at = least.min(self.rests.len());
-        while at > 0 && self.rests[at - 1] >= least {
+    /// Returns the lowest level that leaves at least the level `min_left`.
+    pub(super) fn level_leaving(&self, min_left: usize) -> usize {
+        // Levels have nearly equal distances, so `min_left` itself is a close first guess of the index, and a linear
+        // search from there takes fewer steps than bisection.
+        let mut at = min_left.min(self.levels_left.len());
+        while at > 0 && self.levels_left[at - 1] >= min_left {
             at -= 1;
         }
-        while at < self.rests.len() && self.rests[at] < least {
+        while at < self.levels_left.len() && self.levels_left[at] < min_left {
             at += 1;
         }
-        self.first + at
+        self.first_level + at
     }
 }
 
 impl ReplicaBucket {
-    /// Returns the buckets of a subproblem. Replica counts of one bucket differ by at most the factor `apart`, unless
-    /// they give the same share.
-    pub(super) fn all(task: &Subproblem<'_>, kinds: &[(DeviceClass, Vec<(u32, u32)>)], apart: f64) -> Vec<Self> {
-        let mut splits: Vec<Self> = Vec::new();
+    /// Returns the buckets of a subproblem. Replica counts of one bucket differ by at most the factor `max_ratio`,
+    /// unless they give the same share.
+    pub(super) fn all(task: &Subproblem<'_>, classes: &[(DeviceClass, Vec<(u32, u32)>)], max_ratio: f64) -> Vec<Self> {
+        let mut buckets: Vec<Self> = Vec::new();
         for (count, share) in (0_u32..).zip(&task.share) {
             let Some(share) = *share else { continue };
-            match splits.last_mut() {
-                Some(split) if split.share == share => split.most = count,
-                // The work of many replicas on the devices of few.
-                Some(split) if f64::from(count) <= apart * f64::from(split.fewest) => {
-                    (split.most, split.share) = (count, share);
+            match buckets.last_mut() {
+                Some(bucket) if bucket.share == share => bucket.max_replicas = count,
+                // Work of the largest count on the devices of the smallest: both only lower the bound.
+                Some(bucket) if f64::from(count) <= max_ratio * f64::from(bucket.min_replicas) => {
+                    (bucket.max_replicas, bucket.share) = (count, share);
                 }
-                _ => splits.push(Self {
+                _ => buckets.push(Self {
                     share,
-                    fewest: count,
-                    most: count,
-                    kinds: Vec::new(),
-                    ways: Vec::new(),
+                    min_replicas: count,
+                    max_replicas: count,
+                    usages: Vec::new(),
+                    adjacencies: Vec::new(),
                     rates: Vec::new(),
-                    rate_of: Vec::new(),
-                    slower: 1.0,
+                    rate_index: Vec::new(),
+                    min_slowdown: 1.0,
                 }),
             }
         }
-        for split in &mut splits {
-            for (kind, each) in kinds.iter().filter(|(kind, _)| kind.devices >= split.fewest) {
-                let mut left = split.fewest;
-                let taken = BucketUsage {
-                    speed: kind.speed,
-                    memory_bytes: kind.memory_bytes - task.settings.memory.reserved_bytes,
+        for bucket in &mut buckets {
+            for (class, each) in classes.iter().filter(|(class, _)| class.devices >= bucket.min_replicas) {
+                let mut missing = bucket.min_replicas;
+                let usage = BucketUsage {
+                    speed: class.speed,
+                    memory_bytes: class.memory_bytes - task.settings.memory.reserved_bytes,
+                    // Devices come with the fewest units first, so the sum is the smallest that any choice has.
                     units: (each.iter())
                         .map(|&(units, devices)| {
-                            let some = left.min(devices);
-                            left -= some;
-                            some * units
+                            let taken = missing.min(devices);
+                            missing -= taken;
+                            taken * units
                         })
                         .sum(),
-                    rests: Vec::new(),
-                    first: 0,
+                    levels_left: Vec::new(),
+                    first_level: 0,
                 };
-                // More memory for as much speed, and for no more units, is the better choice for all.
-                split.kinds.retain(|other| other.speed < taken.speed || other.units < taken.units);
-                split.kinds.push(taken);
+                // Classes are sorted by speed, then by memory. An earlier class of the same speed has less memory, so
+                // it is never the better choice if it takes no fewer units.
+                bucket.usages.retain(|other| other.speed < usage.speed || other.units < usage.units);
+                bucket.usages.push(usage);
             }
         }
-        splits
+        buckets
     }
 }
