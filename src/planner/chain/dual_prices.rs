@@ -1,9 +1,9 @@
 //! Prices on hosts: a bound on every plan from the shortest path that ignores how many hosts there are.
 //!
 //! Lagrangian relaxation. Each use of a host of type `t` costs `λ_t ≥ 0`; the cheapest path pays no more than any plan
-//! does, and a plan pays at most `Σ λ_t n_t`. So `value ≥ cheapest(λ) − Σ λ_t n_t` for every plan, and where the value is
-//! 0 for all (throughput at a limit), a positive right side proves that there is none. The cheapest way on from every
-//! position comes with it and bounds what is left of a partial plan just as well (Handler & Zang, 1980).
+//! does, and a plan pays at most `Σ λ_t n_t`. So `value ≥ cheapest(λ) − Σ λ_t n_t` for every plan, and where the value
+//! is 0 for all (throughput at a limit), a positive right side proves that there is none. The cheapest way on from
+//! every position comes with it and bounds what is left of a partial plan just as well (Handler & Zang, 1980).
 
 use super::cost::Step;
 use super::feasible_edges::FeasibleEdges;

@@ -73,8 +73,8 @@ impl<'a> FeasibleEdges<'a> {
 
     /// Arriving at `position` is at least as good as arriving anywhere before it with the same hosts left.
     ///
-    /// Whatever follows the earlier arrival can be cut short so as to start here: the first stage loses layers, needs no
-    /// more memory (the position is light), and the hop into it is passable and free (the position is open).
+    /// Whatever follows the earlier arrival can be cut short so as to start here: the first stage loses layers, needs
+    /// no more memory (the position is light), and the hop into it is passable and free (the position is open).
     pub(super) fn is_best_so_far(&self, position: usize) -> bool {
         self.costs.is_row() && self.objective != Objective::Latency && self.open[position] && self.costs.light[position]
     }

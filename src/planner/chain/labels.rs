@@ -2,8 +2,9 @@
 //! label show that they lead to nothing better.
 //!
 //! A label is a position, the crew that got there, the hosts used by type and the value so far. Labels with the same
-//! hosts meet in one place, so what arrives further ahead for no more value replaces the rest. Each number of hosts is a
-//! bucket; a bucket keeps its most promising labels up to a width. As long as none had to go, finding nothing is a proof.
+//! hosts meet in one place, so what arrives further ahead for no more value replaces the rest. Each number of hosts is
+//! a bucket; a bucket keeps its most promising labels up to a width. As long as none had to go, finding nothing is a
+//! proof.
 
 use std::collections::hash_map::Entry;
 

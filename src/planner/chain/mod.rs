@@ -1,16 +1,17 @@
 //! Uneven hosts in a row: who takes which slice of a chain of layers, so that the slowest stage or transfer is short.
 //!
-//! A **crew** is one or more hosts of one type that share a stage; each takes its turn, so `r` hosts pass a batch on `r`
-//! times as often. A **position** is a cut between layers. In a chain position `p` lies before layer `p`, 0 before all of
-//! them. In a branching model a position is a down-set of layers, and a stage lies between two of which the later one
-//! holds the earlier. A plan is a path from position 0 to the last one, each step a stage of some crew, that uses no type
-//! more often than it has hosts. Everything that is asked (throughput, latency, few hosts, few bits lost; pins, links, quantised edges) is
-//! expressed in two functions of this path: what a stage costs and what a hop between two crews costs (`cost`).
+//! A **crew** is one or more hosts of one type that share a stage; each takes its turn, so `r` hosts pass a batch on
+//! `r` times as often. A **position** is a cut between layers. In a chain position `p` lies before layer `p`, 0 before
+//! all of them. In a branching model a position is a down-set of layers, and a stage lies between two of which the
+//! later one holds the earlier. A plan is a path from position 0 to the last one, each step a stage of some crew, that
+//! uses no type more often than it has hosts. Everything that is asked (throughput, latency, few hosts, few bits lost;
+//! pins, links, quantised edges) is expressed in two functions of this path: what a stage costs and what a hop between
+//! two crews costs (`cost`).
 //!
-//! `feasible_edges` keeps the stages and hops that are within a time limit; `dual_prices` proves that a limit is out of reach by
-//! putting a price on hosts; `labels` looks for a path within host counts, guided and bounded by those prices;
-//! `search` moves the limit until path and proof meet. `relaxed` bounds the plans of all cuts where these are too many to
-//! look at, and `shortage` says what is missing where nothing fits.
+//! `feasible_edges` keeps the stages and hops that are within a time limit; `dual_prices` proves that a limit is out of
+//! reach by putting a price on hosts; `labels` looks for a path within host counts, guided and bounded by those prices;
+//! `search` moves the limit until path and proof meet. `relaxed` bounds the plans of all cuts where these are too many
+//! to look at, and `shortage` says what is missing where nothing fits.
 
 mod cost;
 mod dual_prices;
@@ -76,8 +77,8 @@ pub struct ChainPlan {
     pub latency_s: f64,
     /// What the objective counts: interval, latency, hosts or bits lost.
     pub value: f64,
-    /// No plan has a smaller value, wherever the model is cut. Equal to `value` up to 1e-9 of it when the search came to
-    /// its end and looked at all cuts.
+    /// No plan has a smaller value, wherever the model is cut. Equal to `value` up to 1e-9 of it when the search came
+    /// to its end and looked at all cuts.
     pub lower_bound: f64,
     /// No plan with the cuts that were searched has a smaller value.
     pub searched_bound: f64,

@@ -10,8 +10,8 @@ use crate::error::Error;
 
 /// What shows without a search that there is no plan, wherever the model is cut; `None` if nothing does.
 ///
-/// No hosts; a layer that no host may run or hold; too little memory for all layers; a layer that alone takes longer than
-/// `max_interval_s`.
+/// No hosts; a layer that no host may run or hold; too little memory for all layers; a layer that alone takes longer
+/// than `max_interval_s`.
 pub(super) fn certain(costs: &Costs<'_>, max_interval_s: Option<f64>) -> Option<Error> {
     let chain = costs.chain;
     if chain.types.iter().all(|host| host.hosts == 0) {

@@ -1,7 +1,8 @@
-//! Prices every plan of a small question by simulation: the oracle that the search is held against.
+//! Exhaustive search: simulates every plan of a small problem. Tests compare the planner with it.
 //!
-//! Written without the search's machinery: stages are lists of cuts, placements are tables of devices by stage and
-//! machine, warm-up is a pattern of stages that run ahead.
+//! It shares no code with the search beyond the cost of a single plan, so that a fault of the search cannot hide here.
+//! Stages are lists of cuts, placements are counts of devices by stage and machine, and numbers in flight are
+//! enumerated.
 
 use crate::control::Control;
 use crate::cost::LayerSums;
@@ -16,16 +17,16 @@ use crate::planner::hybrid::{
     settings::Settings,
 };
 
-/// Cuts of a model that is small enough: 12 layers in a row.
+/// Maximum number of cuts: a chain of 12 layers.
 const MOST_CUTS: usize = 13;
-/// Devices of a cluster that is small enough.
+/// Maximum number of devices.
 const MOST_DEVICES: u32 = 9;
 
-/// The plan with the shortest simulated step among all plans, and how many there are.
+/// Returns the plan with the shortest simulated step among all plans, and the number of plans.
 ///
 /// # Errors
-/// [`Error::Argument`] if the question is too large, [`Error::Infeasible`] if no plan fits the devices' memory,
-/// [`Error::TimedOut`] or [`Error::Cancelled`] if it was stopped.
+/// Returns [`Error::Argument`] if the problem is too large, [`Error::Infeasible`] if no plan fits the devices' memory,
+/// and [`Error::TimedOut`] or [`Error::Cancelled`] if it was stopped.
 pub fn exhaustive(
     model: &LayerSums,
     cluster: &Cluster,
@@ -55,6 +56,7 @@ pub fn exhaustive(
     Ok((plan, priced, plans))
 }
 
+/// State of the enumeration.
 struct All<'a> {
     model: &'a LayerSums,
     cluster: &'a Cluster,
@@ -65,7 +67,7 @@ struct All<'a> {
 }
 
 impl All<'_> {
-    /// Every way to put stages in front of `plan.stages`, which begin at `end`.
+    /// Tries all stages in front of `plan.stages`, whose first stage begins at cut `end`. Restores `plan` and `free`.
     fn place(&mut self, plan: &mut CandidatePlan, end: usize, free: &mut [u32]) -> Result<()> {
         if end == 0 {
             return self.try_max_in_flights(plan);
@@ -84,6 +86,7 @@ impl All<'_> {
                 if self.settings.equal_replicas && behind.is_some_and(|behind| behind != replicas) {
                     continue;
                 }
+                // Mirrored placements have the same step. Skipping them is the only pruning here.
                 if self.settings.share(plan.micro_batch, replicas).is_none() || self.is_mirrored(plan, &footprint, free)
                 {
                     continue;
@@ -105,8 +108,8 @@ impl All<'_> {
         Ok(())
     }
 
-    /// Whether a machine is left idle while an equal one of higher number, as idle so far, is used more: the mirrored
-    /// placement is tried anyway.
+    /// Returns whether an idle machine has an equal, idle machine of higher number that this stage uses more. The
+    /// mirrored placement is tried separately.
     fn is_mirrored(&self, plan: &CandidatePlan, footprint: &[(u32, u32)], free: &[u32]) -> bool {
         let machines = &self.cluster.machines;
         let takes = |machine: usize| footprint.iter().find(|&&(other, _)| other as usize == machine).map_or(0, |f| f.1);
@@ -139,7 +142,7 @@ impl All<'_> {
     }
 }
 
-/// Every non-empty way to take devices from machines.
+/// Returns every non-empty choice of devices, as counts by machine. Devices of one machine are interchangeable.
 fn footprints(free: &[u32]) -> Vec<Vec<(u32, u32)>> {
     let mut all: Vec<Vec<(u32, u32)>> = vec![Vec::new()];
     for (machine, &most) in (0_u32..).zip(free) {

@@ -1,21 +1,22 @@
 //! What every plan with several stages a device takes at least, whatever its cuts, groups, placement and order.
 //!
-//! Let group r be n devices, the slowest of speed σ, that get a share of q samples of each micro-batch of μ; layer l takes
-//! t(l, q) seconds forward and backward on a device of speed 1. Shares are whole numbers from the smallest one allowed to
-//! μ, and as there are two groups at least, no group has all N devices: q ≥ μ / (N − 1).
+//! Let group r be n devices, the slowest of speed σ, that get a share of q samples of each micro-batch of μ; layer l
+//! takes t(l, q) seconds forward and backward on a device of speed 1. Shares are whole numbers from the smallest one
+//! allowed to μ, and as there are two groups at least, no group has all N devices: q ≥ μ / (N − 1).
 //!
-//! 1. *Work.* The group computes for G / μ · Σ t(l, q) / σ seconds over its layers, and n q ≥ μ. So its devices spend, in
-//!    seconds of a device of speed 1, n σ · G / μ · Σ t(l, q) / σ ≥ G Σ t(l, q) / q. Summed over all groups and divided by
-//!    the speeds of all devices, which the groups' n σ can't exceed, that is no more than the step.
-//! 2. *One layer.* Some group computes G / μ times for t(l, q) / σ at least, for the layer l that is longest at its best.
+//! 1. *Work.* The group computes for G / μ · Σ t(l, q) / σ seconds over its layers, and n q ≥ μ. So its devices spend,
+//!    in seconds of a device of speed 1, n σ · G / μ · Σ t(l, q) / σ ≥ G Σ t(l, q) / q. Summed over all groups and
+//!    divided by the speeds of all devices, which the groups' n σ can't exceed, that is no more than the step.
+//! 2. *One layer.* Some group computes G / μ times for t(l, q) / σ at least, for the layer l that is longest at its
+//!    best.
 //! 3. *One micro-batch.* It goes through all layers and back; where the backward is split, through its first half.
 //!
-//! A schedule that splits the backward runs each pass whole or in halves, so where these are known t(l, q) has the lesser of
-//! both, and the way back the lesser of the whole and the first half.
+//! A schedule that splits the backward runs each pass whole or in halves, so where these are known t(l, q) has the
+//! lesser of both, and the way back the lesser of the whole and the first half.
 //!
 //! A sum in which each layer takes its own best q is at most the sum in which all layers of a stage share one. Between
-//! two batch sizes that were measured t(l, q) is linear in q, so t(l, q) / q = a / q + b falls or rises there: the least
-//! of either over a range of shares is at its ends or at a measured size in it.
+//! two batch sizes that were measured t(l, q) is linear in q, so t(l, q) / q = a / q + b falls or rises there: the
+//! least of either over a range of shares is at its ends or at a measured size in it.
 
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;

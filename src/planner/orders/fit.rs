@@ -12,8 +12,8 @@ use crate::schedule::{Family, Request, Schedule, family};
 use crate::simulate::Sweep;
 
 /// Runs stages under a schedule: activations are held until the weight-gradient pass where the schedule splits the
-/// backward pass, and what recomputation repeats is part of the input-gradient pass. A schedule that takes an activation
-/// limit gets the one that gives the shortest step within memory.
+/// backward pass, and what recomputation repeats is part of the input-gradient pass. A schedule that takes an
+/// activation limit gets the one that gives the shortest step within memory.
 ///
 /// # Errors
 /// [`Error::Argument`] if the schedule can't have so many ranks and micro-batches.

@@ -1,8 +1,8 @@
 //! Makes a plan better by moving borders between stages, and devices between groups.
 //!
 //! One move after the other is simulated, and kept if it makes the score smaller. Where none does, a few random borders
-//! are kicked and it begins anew, from the best plan so far; orders that are fitted to times are fitted again. Effort is
-//! counted in actions, and chance starts from the same seed, so the answer is the same on every machine.
+//! are kicked and it begins anew, from the best plan so far; orders that are fitted to times are fitted again. Effort
+//! is counted in actions, and chance starts from the same seed, so the answer is the same on every machine.
 
 use crate::planner::effort::orders as effort;
 use crate::planner::hybrid::{Settings, StageCost};
@@ -75,8 +75,8 @@ struct Best {
 }
 
 impl<'a> Improver<'a> {
-    /// Balanced cuts of a shape, simulated; `None` if the family can't have it, its devices can't share the micro-batch,
-    /// or `control` says to stop.
+    /// Balanced cuts of a shape, simulated; `None` if the family can't have it, its devices can't share the
+    /// micro-batch, or `control` says to stop.
     pub(super) fn start(
         asked: (&'a LayerSums, &'a Cluster, &'a Settings),
         row: &'a [usize],

@@ -27,8 +27,8 @@ pub use one_stage::{FRUGAL, ONE_STAGE};
 pub use run::{Run, evaluate};
 pub use virtual_stages::VIRTUAL_STAGES;
 
-/// Schedules that the hybrid search knows, the one with the most plans first: eager 1F1B has the plans of 1F1B and more,
-/// and GPipe holds as much as either, or more.
+/// Schedules that the hybrid search knows, the one with the most plans first: eager 1F1B has the plans of 1F1B and
+/// more, and GPipe holds as much as either, or more.
 pub const CERTIFIED: [(&str, WarmUp); 3] =
     [("eager_1f1b", WarmUp::Eager), ("1f1b", WarmUp::Least), ("gpipe", WarmUp::All)];
 
@@ -102,12 +102,12 @@ pub type Tried = (String, Outcome);
 
 /// Searches the best plan of each of these schedules, at least one of which is not 1F1B, eager 1F1B or GPipe.
 ///
-/// Where 1F1B fits nowhere, only schedules that hold less than it are searched for. What is missing in the answer was not
-/// tried, as the search was stopped; [`Control::stopped`] says why.
+/// Where 1F1B fits nowhere, only schedules that hold less than it are searched for. What is missing in the answer was
+/// not tried, as the search was stopped; [`Control::stopped`] says why.
 ///
 /// # Errors
-/// [`Error::Argument`] for a schedule that can't be planned, or a question that makes no sense; [`Error::Infeasible`] with
-/// what 1F1B or eager 1F1B lacks if that fits nowhere and no schedule that holds less was found to fit;
+/// [`Error::Argument`] for a schedule that can't be planned, or a question that makes no sense; [`Error::Infeasible`]
+/// with what 1F1B or eager 1F1B lacks if that fits nowhere and no schedule that holds less was found to fit;
 /// [`Error::TimedOut`] or [`Error::Cancelled`] if the search was stopped before there was any plan.
 pub fn search(
     problem: &Problem<'_>,
@@ -174,8 +174,8 @@ impl Search<'_> {
         self.virtual_stages()
     }
 
-    /// The search for a schedule that the hybrid one knows, in half of the time that is left. Where that is too short for
-    /// any plan, it is one that is found quickly, in all that is left, without a bound.
+    /// The search for a schedule that the hybrid one knows, in half of the time that is left. Where that is too short
+    /// for any plan, it is one that is found quickly, in all that is left, without a bound.
     fn certified(&self, warm_up: WarmUp, reports: Reports) -> Result<Outcome> {
         let Problem { model, cluster, settings } = *self.problem;
         let settings = Settings { warm_up, ..settings.clone() };

@@ -2,7 +2,8 @@
 //! sequential ones.
 //!
 //! They are run on cuts that suit 1F1B: the best ones for each depth of the pipeline and each micro-batch size worth
-//! trying. Each is simulated, and the shortest step within memory is taken. Other cuts may be better, so there is no bound.
+//! trying. Each is simulated, and the shortest step within memory is taken. Other cuts may be better, so there is no
+//! bound.
 
 use crate::planner::effort::orders as effort;
 use crate::planner::hybrid::{self, CandidatePlan, PlanEvaluator, Settings, StageCost, WarmUp};
@@ -114,7 +115,8 @@ fn distinct(problem: &Problem<'_>, plans: impl Iterator<Item = CandidatePlan>) -
         .collect()
 }
 
-/// The shortest step of the schedule `family` on these cuts that fits, or what lacks least, and how many were simulated.
+/// The shortest step of the schedule `family` on these cuts that fits, or what lacks least, and how many were
+/// simulated.
 ///
 /// One is run, however late it is. `None` if there are none.
 pub(super) fn best(

@@ -130,8 +130,8 @@ fn unhidden_s(stage: &StageCost, recompute: bool, weight_gradient_s: f64) -> f64
 /// Runs priced stages in these orders.
 ///
 /// `stages` come priced as if each had devices of its own; what stages of one group have from each other is not sent,
-/// gradients have the last W alone to hide behind where backwards are split, those of a group are summed one stage after
-/// the other, and memory is that of the fullest moment.
+/// gradients have the last W alone to hide behind where backwards are split, those of a group are summed one stage
+/// after the other, and memory is that of the fullest moment.
 pub(super) fn run(
     orders: &Schedule,
     peaks: &Peaks,
@@ -200,9 +200,10 @@ pub(super) fn run(
 
 /// Lets the stages of one group sum their gradients, and returns when all have.
 ///
-/// They share the group's ports, so they come one after the other, as their last backwards end. Messages of one stage go
-/// out in the order in which they are ready; where the ports are free from `t` on, they are done at the later of when they
-/// are without others, and `t` with all of their time. Each stage's part behind its last backward is made to say that.
+/// They share the group's ports, so they come one after the other, as their last backwards end. Messages of one stage
+/// go out in the order in which they are ready; where the ports are free from `t` on, they are done at the later of
+/// when they are without others, and `t` with all of their time. Each stage's part behind its last backward is made to
+/// say that.
 fn synchronise(stages: &mut [StageCost], own: &[usize], last_backward_s: &[f64]) -> f64 {
     let mut by_end = own.to_vec();
     by_end.sort_by(|&a, &b| last_backward_s[a].total_cmp(&last_backward_s[b]).then(b.cmp(&a)));
@@ -217,7 +218,8 @@ fn synchronise(stages: &mut [StageCost], own: &[usize], last_backward_s: &[f64])
     done_s
 }
 
-/// How long actions of these stages take, for orders that are fitted to that; stages of one rank send each other nothing.
+/// How long actions of these stages take, for orders that are fitted to that; stages of one rank send each other
+/// nothing.
 pub(super) fn durations(stages: &[StageCost], rank_of_stage: &[u32], recompute: bool) -> Durations {
     let halves: Vec<(f64, f64)> = stages.iter().map(|stage| halves_s(stage, recompute)).collect();
     let sending = stages.iter().zip(rank_of_stage.windows(2)).filter(|(_, ranks)| ranks[0] != ranks[1]);
@@ -294,13 +296,13 @@ impl<'a> Prices<'a> {
     }
 }
 
-/// The price of one stage between every two neighbouring cuts of `model`, on these devices, run in these orders, for the
-/// first of the micro-batch sizes and the first choice about recomputation.
+/// The price of one stage between every two neighbouring cuts of `model`, on these devices, run in these orders, for
+/// the first of the micro-batch sizes and the first choice about recomputation.
 ///
 /// # Errors
 /// [`Error::Argument`] if the orders are for other stages or micro-batches, stages of one rank name other devices than
-/// each other or those of two ranks the same, or replicas can't share the micro-batch; [`Error::Schedule`] if the orders
-/// wait for each other.
+/// each other or those of two ranks the same, or replicas can't share the micro-batch; [`Error::Schedule`] if the
+/// orders wait for each other.
 pub fn evaluate(
     model: &LayerSums,
     cluster: &Cluster,

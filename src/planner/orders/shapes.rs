@@ -131,8 +131,8 @@ fn depths(devices: u32, most: u32) -> Vec<u32> {
     (2..=most).filter(|&ranks| ranks.is_power_of_two() || devices.is_multiple_of(ranks)).collect()
 }
 
-/// Numbers of devices of each group: as many for all as can share a micro-batch, one more for the first ones where devices
-/// are left over, and one for each, with all others idle.
+/// Numbers of devices of each group: as many for all as can share a micro-batch, one more for the first ones where
+/// devices are left over, and one for each, with all others idle.
 fn replicas(settings: &Settings, micro_batch: u32, devices: u32, ranks: u32) -> Vec<Vec<u32>> {
     let even = devices / ranks;
     let Some(each) = (1..=even).rev().find(|&each| settings.share(micro_batch, each).is_some()) else {

@@ -2,7 +2,8 @@
 //!
 //! A *group* is the devices that run one rank of the schedule: replicas of all its stages. The search starts from
 //! balanced cuts of every [`Shape`], and improves the most promising ones by moving borders between stages and devices
-//! between groups, each attempt simulated under the memory of its groups. The bound is one on all plans of the question.
+//! between groups, each attempt simulated under the memory of its groups. The bound is one on all plans of the
+//! question.
 //!
 //! ```text
 //! shapes ─▶ balanced cuts ─▶ simulate ─▶ the best few ─▶ improve ─▶ the better half ─▶ improve twice as long ─▶ …
@@ -34,8 +35,8 @@ pub const VIRTUAL_STAGES: [(&str, &[u32]); 9] = [
 
 /// The best plans of these schedules that were found, or what lacks least memory, in their order.
 ///
-/// A few micro-batch sizes near `near_size` are tried; while nothing fits, the next few. `known_s` is the shortest step of
-/// other schedules; if it is infinite and there is a single schedule, that is improved whatever its step.
+/// A few micro-batch sizes near `near_size` are tried; while nothing fits, the next few. `known_s` is the shortest step
+/// of other schedules; if it is infinite and there is a single schedule, that is improved whatever its step.
 pub(super) fn best_of_each(
     problem: &Problem<'_>,
     asked: &[(&'static Family, &'static [u32])],

@@ -1,4 +1,5 @@
-//! Which devices stages may take: all placements of a search, plans by pattern, and plans that take as few devices as can be.
+//! Which devices stages may take: all placements of a search, plans by pattern, and plans that take as few devices as
+//! can be.
 
 pub(crate) mod cut_row;
 mod device_lists;

@@ -4,9 +4,9 @@
 //! fewest[stages][cut]    devices of so many stages between the cut and the end, none of them longer than a limit
 //! ```
 //!
-//! Devices are handed out in a row, the largest first, so every entry is a plan that can be evaluated. The search starts from
-//! the best of them. If devices are allowed more memory than they have, the smallest addition that gives a plan is what a
-//! problem without a plan lacks.
+//! Devices are handed out in a row, the largest first, so every entry is a plan that can be evaluated. The search
+//! starts from the best of them. If devices are allowed more memory than they have, the smallest addition that gives a
+//! plan is what a problem without a plan lacks.
 
 use crate::control::Control;
 use crate::cost::{self, Memory};

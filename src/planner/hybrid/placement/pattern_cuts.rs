@@ -1,5 +1,5 @@
-//! The best cuts for a pattern: a limit on the longest stage is bisected. For each limit, every stage, from the last one back,
-//! is the longest that keeps it.
+//! The best cuts for a pattern: a limit on the longest stage is bisected. For each limit, every stage, from the last
+//! one back, is the longest that keeps it.
 
 use super::patterns::Patterns;
 use crate::cost::network::Rate;

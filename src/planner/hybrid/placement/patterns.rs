@@ -1,8 +1,9 @@
 //! Plans by pattern: whole families of placements that no search has to find, with the best cuts for each.
 //!
 //! A pattern orders some nodes, divides the order into *blocks* of nodes, and lists devices in turn inside each block
-//! (`device_lists`). Stages take consecutive devices of that list. With blocks of one node it fills node after node (DAPPLE's
-//! *append first*). With one block of all nodes, each stage takes an equal part of every node (*scatter first*):
+//! (`device_lists`). Stages take consecutive devices of that list. With blocks of one node it fills node after node
+//! (DAPPLE's *append first*). With one block of all nodes, each stage takes an equal part of every node (*scatter
+//! first*):
 //!
 //! ```text
 //! nodes         0 1 2 3         blocks of one    0 0 | 1 1 | 2 2 | 3 3

@@ -1,8 +1,8 @@
 //! Where stages may be placed: occupied devices as a multiset of nodes, never as a set of devices.
 //!
-//! Nodes of the same size, memory and speed are interchangeable. So a *situation* only counts how many nodes of a class have
-//! how many free devices and how many devices of the stage placed last. Stages are placed from the last one to the first. A
-//! *move* places the next one.
+//! Nodes of the same size, memory and speed are interchangeable. So a *situation* only counts how many nodes of a class
+//! have how many free devices and how many devices of the stage placed last. Stages are placed from the last one to the
+//! first. A *move* places the next one.
 
 use crate::planner::effort::passes;
 use crate::planner::hybrid::{

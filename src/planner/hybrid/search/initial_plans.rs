@@ -1,4 +1,4 @@
-//! Good plans on any placement before anything is proved: plans by pattern, and what annealing makes of them.
+//! Good plans on any placement before anything is proved: plans by pattern, improved by annealing.
 
 use crate::planner::effort::{
     WHOLE,
@@ -26,10 +26,10 @@ use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::Result;
 
-/// Returns the best plan of patterns and annealing alone, on any placement, without a bound.
+/// Returns the best plan that patterns and annealing find, on any placement, without a bound.
 ///
 /// # Errors
-/// As [`crate::planner::hybrid::plan`].
+/// Returns the errors of [`crate::planner::hybrid::plan`].
 pub fn draft(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<SearchResult> {
     settings.check()?;
     cluster.check()?;
@@ -39,7 +39,7 @@ pub fn draft(model: &LayerSums, cluster: &Cluster, settings: &Settings, control:
 }
 
 impl<'a> Search<'a> {
-    /// Tries patterns: first a few, and then all of them, unless the first ones are near the bound.
+    /// Tries pattern plans: first a few, and then all of them unless the first ones are near the bound.
     pub(crate) fn draw(&mut self) -> Result<()> {
         self.with_sizes(|search, sizes| {
             let bounds = search.draw_for(sizes)?;
@@ -48,22 +48,24 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Anneals the plans of patterns and the best plan.
+    /// Anneals the pattern plans and the best plan so far.
     pub(crate) fn anneal(&mut self, time: AnnealingTime) -> Result<()> {
         let near_s = passes::NEAR * self.lower_bound_s();
         self.with_sizes(|search, sizes| search.anneal_for(sizes, time, near_s))
     }
 
-    /// Places the shortest plans of the relaxed space on each list of devices that patterns have.
+    /// Places the shortest plans of the relaxed space on the lists of devices of the patterns, and simulates them.
     pub(crate) fn realise(&mut self) -> Result<()> {
         self.with_sizes(|search, sizes| {
+            // Plans of the relaxed space have cuts and replicas but no devices. Passes leave them behind when they end.
             let twins: Vec<Vec<RelaxedPlan>> =
                 sizes.iter_mut().map(|size| std::mem::take(&mut size.suffixes.twins)).collect();
             search.realise_for(sizes, &twins)
         })
     }
 
-    /// Lets `work` add plans to the search while it reads the micro-batch sizes, improves on a better plan, and reports it.
+    /// Takes the micro-batch sizes out of the search while `work` reads them and adds plans. Afterwards improves a new
+    /// best plan by local search, and reports it.
     fn with_sizes(&mut self, work: impl FnOnce(&mut Self, &mut Vec<SizeSearch<'a>>) -> Result<()>) -> Result<()> {
         let before_s = self.step_s();
         let mut sizes = std::mem::take(&mut self.sizes);
@@ -77,17 +79,20 @@ impl<'a> Search<'a> {
         Ok(())
     }
 
-    /// Returns the bounds of all sizes with their work, if it found some.
+    /// Tries patterns, and returns the bounds of all sizes with their work if it computed any.
     fn draw_for(&mut self, sizes: &[SizeSearch<'_>]) -> Result<Vec<(f64, u64)>> {
         let tasks: Vec<&Subproblem<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
         let Some(line) = line_of(&tasks) else { return Ok(Vec::new()) };
         let Some(patterns) = Patterns::new(&tasks, &line) else { return Ok(Vec::new()) };
         let mut bounds = Vec::new();
         for is_brief in [true, false] {
-            // With a plan in hand, most patterns are dropped at once.
+            // Once there is a plan, most patterns are dropped by their bounds, so the few first patterns save most
+            // time.
             let drawn = patterns.plans(self.step_s(), 1.0, is_brief, self.control);
             self.meet(&tasks, drawn.iter().take(annealing::PATTERNS_SIMULATED))?;
             self.drawn.splice(0..0, drawn);
+            // If tables prove that the plan is near the optimum, further patterns are not worth their time. On
+            // clusters with fast links this is the usual case.
             if is_brief && self.best.is_some() {
                 bounds = min_steps_s(sizes, self.step_s(), self.control);
                 if bounds.iter().all(|(bound_s, _)| passes::NEAR * *bound_s >= self.step_s()) {
@@ -115,12 +120,14 @@ impl<'a> Search<'a> {
     fn realise_for(&mut self, sizes: &[SizeSearch<'_>], twins: &[Vec<RelaxedPlan>]) -> Result<()> {
         let tasks: Vec<&Subproblem<'_>> = sizes.iter().map(|size| &size.suffixes.task).collect();
         let (control, step_s) = (self.control, self.step_s());
+        // Twins with paths of at least the best step cannot become better plans.
         let mut twins: Vec<(usize, &RelaxedPlan)> = (twins.iter().enumerate())
             .flat_map(|(task, twins)| twins.iter().map(move |twin| (task, twin)))
             .filter(|(_, twin)| twin.path_s < step_s)
             .collect();
         twins.sort_by(|a, b| a.1.path_s.total_cmp(&b.1.path_s));
         twins.truncate(annealing::PLACED);
+        // Without a line of cuts there is no annealer to move the cuts of placed plans.
         let Some(line) = (if twins.is_empty() || control.should_stop() { None } else { line_of(&tasks) }) else {
             return Ok(());
         };
@@ -132,6 +139,7 @@ impl<'a> Search<'a> {
                 || PlanScorer::new(&tasks, tasks[0].cluster, placement::PATTERN_SYNCS),
                 |judge, mut plan| (judge.judge(&mut plan, f64::INFINITY), plan),
             )
+            // Placed on real devices, a twin may lack memory that the relaxed space assumed.
             .filter(|(judged, _)| judged.overflow == 0.0)
             .map(|(judged, plan)| (judged.path_s, plan))
             .collect();
@@ -142,7 +150,7 @@ impl<'a> Search<'a> {
         self.meet(&tasks, plans.iter())
     }
 
-    /// Moves the cuts of pattern plans until that helps no more.
+    /// Moves the cuts of pattern plans until no move shortens the longest path. Runs once per search.
     fn settle(&mut self, tasks: &[&Subproblem<'_>], line: &[u32]) -> Result<()> {
         let Some(annealing) = Annealer::new(tasks, line) else { return Ok(()) };
         let mut drawn = std::mem::take(&mut self.drawn);
@@ -161,11 +169,14 @@ impl<'a> Search<'a> {
     fn walk(&mut self, tasks: &[&Subproblem<'_>], line: &[u32], time: AnnealingTime, near_s: f64) -> Result<()> {
         let Some(annealing) = Annealer::new(tasks, line) else { return Ok(()) };
         let size = tasks[0].model.cuts() as u64 * u64::from(tasks[0].cluster.devices());
+        // The effort grows with the problem, but has limits: a large problem gets a fixed time, not a fixed coverage.
         let first = size.saturating_mul(time.of_cut_and_device).min(time.most).min(time.within);
         let all = (time.all * first).min(time.within);
         let (mut effort, control) = (first, self.control);
         let (mut spent, mut helpful) = (0, 0);
         loop {
+            // Each round starts again from the patterns and the best plan. Rounds double the total effort, so the
+            // choice of the first effort costs at most a factor of two.
             let before_s = self.step_s();
             let best = self.best.as_ref().and_then(|(_, plan)| sketched(tasks, plan));
             let plans = best.into_iter().chain(self.drawn.iter().cloned()).collect();
@@ -177,10 +188,12 @@ impl<'a> Search<'a> {
             outcome?;
             self.annealed_work += effort;
             spent += effort;
+            // A negligible gain does not count as help, or annealing would go on for rounding-sized gains.
             if self.best.is_none() || self.step_s() < before_s * (1.0 - annealing::MIN_HELP) {
                 helpful = spent;
             }
             effort = spent.min(all - spent);
+            // If the best plan was found well in the first half of the work, doubling it again is unlikely to help.
             if self.step_s() <= near_s
                 || 2 * helpful + time.patience * first <= spent
                 || effort == 0
@@ -204,8 +217,8 @@ impl<'a> Search<'a> {
         self.simulate(plans, annealing::SIMULATED_ACTIONS.min(self.effort.actions))
     }
 
-    /// Returns the plan with the largest and with the smallest numbers in flight, each with its longest path. Leaves
-    /// out what does not fit.
+    /// Returns the plan with the largest and with the smallest numbers in flight, each with its longest path. Variants
+    /// that do not fit are left out.
     pub(crate) fn with_max_in_flights(&mut self, plan: &CandidatePlan) -> Result<Vec<(f64, CandidatePlan)>> {
         let stages = self.pricer.stages(plan)?;
         let mut plans = Vec::new();
@@ -226,7 +239,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Returns nested cuts for plans of any placement. Returns `None` if the settings allow node-aligned plans only.
+/// Returns a line of nested cuts for plans on any placement, or `None` if the settings allow node-aligned plans only.
 fn line_of(tasks: &[&Subproblem<'_>]) -> Option<Vec<u32>> {
     // A framework that wants equal replicas starts its ranks in the order of the devices, which only compact placements
     // keep.
@@ -234,7 +247,7 @@ fn line_of(tasks: &[&Subproblem<'_>]) -> Option<Vec<u32>> {
     Some(cut_row::line(task.model, &task.cut_bytes))
 }
 
-/// Returns a plan as an unscheduled plan of its micro-batch size.
+/// Converts a plan to an unscheduled plan of its micro-batch size. `None` if no size has it.
 fn sketched(tasks: &[&Subproblem<'_>], plan: &CandidatePlan) -> Option<UnscheduledPlan> {
     let is_of = |task: &&Subproblem<'_>| {
         (task.micro_batch, task.recompute) == (plan.micro_batch, plan.recompute)

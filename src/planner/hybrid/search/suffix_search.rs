@@ -1,12 +1,13 @@
-//! The label search: from the last stage to the first, over cuts, devices, nodes and numbers of micro-batches in flight.
+//! The label search: from the last stage to the first, over cuts, devices, nodes and numbers of micro-batches in
+//! flight.
 //!
-//! A [`Label`] is a suffix of the pipeline: the cut where it begins, the situation of the nodes, the number of stages and the
-//! micro-batches in flight of its first one. Among labels that agree in these, one whose [`Paths`] are nowhere longer dominates
-//! the other (docs/proofs.md#dominance). Labels whose bound reaches the threshold are dropped. Prefix tables ([`PrefixBounds`])
-//! give each label the least that any completion adds.
+//! A [`Label`] is a suffix of the pipeline: the cut where it begins, the situation of the nodes, the number of stages
+//! and the micro-batches in flight of its first one. Among labels that agree in these, one whose [`Paths`] are nowhere
+//! longer dominates the other (docs/proofs.md#dominance). Labels whose bound reaches the threshold are dropped. Prefix
+//! tables ([`PrefixBounds`]) give each label the least that any completion adds.
 //!
-//! With a beam, only the most promising labels of each cut go on. The smallest bound among the others then limits what the pass
-//! has proved (docs/proofs.md#a-pass).
+//! With a beam, only the most promising labels of each cut go on. The smallest bound among the others then limits what
+//! the pass has proved (docs/proofs.md#a-pass).
 
 use crate::planner::effort::{WorkBudget, passes, work};
 use crate::planner::hybrid::{
@@ -316,8 +317,8 @@ impl<S: Placements> Pass<'_, '_, S> {
                     let bound = |paths: &Paths| prefixes.bound_s(paths, begin, place).max(busy_s);
                     let bound_s = bound(&paths);
                     if bound_s < threshold_s {
-                        // Rounding takes as long as all else, so only what stays is rounded; its bound is that of all labels
-                        // that it makes superfluous.
+                        // Rounding takes as long as all else, so only what stays is rounded; its bound is that of all
+                        // labels that it makes superfluous.
                         let rounded = (grid_s > 0.0).then(|| paths.rounded_down(grid_s));
                         let (paths, bound_s) = rounded.map_or((paths, bound_s), |paths| (paths, bound(&paths)));
                         if begin == 0 && !S::IS_REAL {
@@ -342,8 +343,8 @@ impl<S: Placements> Pass<'_, '_, S> {
     }
 }
 
-/// Returns ranges of micro-batches in flight that a pass tells apart, from `least` to `largest`: each number by itself, the
-/// largest first. Where there are more than `max_values`, all between the largest ones and `least` are one range.
+/// Returns ranges of micro-batches in flight that a pass tells apart, from `least` to `largest`: each number by itself,
+/// the largest first. Where there are more than `max_values`, all between the largest ones and `least` are one range.
 ///
 /// docs/proofs.md, *Windows left open*: the paths of a range are lower bounds for each number in it.
 fn max_in_flights_to_try(least: u32, largest: u32, max_values: u32) -> impl Iterator<Item = (u32, u32)> {

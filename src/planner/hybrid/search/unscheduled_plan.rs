@@ -1,8 +1,8 @@
 //! Plans that annealing changes by the thousand: complete plans on any placement, scored by their longest path alone.
 //!
-//! An [`UnscheduledPlan`] counts devices by stage and node in one table, so a change touches few numbers and allocates nothing.
-//! The cost of a stage is kept until the stage changes, and its transfer until a neighbor does. The paths of the stages behind
-//! the last change are kept, too.
+//! An [`UnscheduledPlan`] counts devices by stage and node in one table, so a change touches few numbers and allocates
+//! nothing. The cost of a stage is kept until the stage changes, and its transfer until a neighbor does. The paths of
+//! the stages behind the last change are kept, too.
 
 use std::hash::BuildHasher;
 

@@ -1,10 +1,10 @@
-//! Annealing on the longest path: plans change by small random steps, at first also for the worse (Kirkpatrick, Gelatt and
-//! Vecchi, 1983).
+//! Annealing on the longest path: plans change by small random steps, at first also for the worse (Kirkpatrick, Gelatt
+//! and Vecchi, 1983).
 //!
 //! Many chains of changes run side by side. After each round the better half goes on, for twice as long and at a lower
-//! temperature. The best plans are simulated, since paths may be a little shorter than the step. A plan may lack memory for a
-//! while, at a penalty, and the best one that fits is kept apart. Work is counted in changes, and random numbers follow from
-//! the number of the chain, so the result is the same on every machine and for any number of threads.
+//! temperature. The best plans are simulated, since paths may be a little shorter than the step. A plan may lack memory
+//! for a while, at a penalty, and the best one that fits is kept apart. Work is counted in changes, and random numbers
+//! follow from the number of the chain, so the result is the same on every machine and for any number of threads.
 
 use crate::planner::effort::{annealing, work};
 use crate::planner::hybrid::{
