@@ -1,4 +1,4 @@
-//! Plans by pattern: whole families of placements that no search has to find, with the best cuts for each.
+//! Pattern plans: whole families of placements that need no search, with the best cuts for each.
 //!
 //! A pattern orders some nodes, divides the order into *blocks* of nodes, and lists devices in turn inside each block
 //! (`device_lists`). Stages take consecutive devices of that list. With blocks of one node it fills node after node
@@ -11,7 +11,7 @@
 //!                               one block        0 1 | 2 3 | 0 1 | 2 3
 //! ```
 //!
-//! Cuts follow from a limit that is bisected (`pattern_cuts`).
+//! The cuts follow from a limit on the longest stage, which is bisected (`pattern_cuts`).
 
 use crate::planner::effort::placement;
 use crate::planner::hybrid::{
@@ -34,20 +34,21 @@ use crate::control::Control;
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 
-/// How many devices of a list each stage takes.
+/// Distribution of the devices of a list over the stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Shares {
-    /// The same number for each stage.
+    /// The same number of devices for each stage.
     Even(u32),
-    /// All devices of the list: the first stages take one more.
+    /// All devices of the list. If they do not divide evenly, the first stages take one more.
     All,
-    /// The first number for the first stage, on as many nodes as possible, and the second one for each other stage.
+    /// The first number for the first stage, spread over as many nodes as possible, and the second for each other
+    /// stage.
     FewFirst(u32, u32),
-    /// The first number for the last stage, on as many nodes as possible, and the second one for each other stage.
+    /// The first number for the last stage, spread over as many nodes as possible, and the second for each other stage.
     FewLast(u32, u32),
 }
 
-/// A pattern, without the micro-batch size.
+/// A pattern: a list of devices, a number of stages, and the distribution of devices. It fits any micro-batch size.
 #[derive(Debug, Clone, Copy)]
 struct Pattern {
     listing: usize,
@@ -55,17 +56,17 @@ struct Pattern {
     shares: Shares,
 }
 
-/// A pattern before it is cut.
+/// A pattern before its cuts are chosen.
 struct Shaped {
     pattern: Pattern,
-    /// Micro-batch sizes to cut it for.
+    /// Indices of the micro-batch sizes that need cuts.
     tasks: Vec<usize>,
     shape: Shape,
-    /// Its stages, without their devices.
+    /// Unscheduled plan without devices, to score cuts with.
     sketch: UnscheduledPlan,
 }
 
-/// A pattern with cuts.
+/// A pattern with its best cuts for one micro-batch size.
 struct FoundPlan {
     path_s: f64,
     pattern: Pattern,
@@ -77,14 +78,15 @@ pub(crate) struct Patterns<'a> {
     pub(super) tasks: &'a [&'a Subproblem<'a>],
     pub(super) cluster: &'a Cluster,
     pub(super) model: &'a LayerSums,
+    /// Line of nested cuts, thinned to at most [`placement::MAX_PATTERN_CUTS`].
     pub(super) line: Vec<u32>,
-    /// Layers between each cut of the row and the one before it, last first.
+    /// Layers between each cut of the line and the one before it, last first.
     pub(super) layers: Vec<Vec<u32>>,
-    /// Whether the row adds layers in the order of the backward pass, from its end on.
+    /// Whether the line, from its end on, adds layers in the order of the backward pass.
     pub(super) in_order: bool,
-    /// Lists of devices: the node of each device.
+    /// Lists of devices. Each entry is the node of a device.
     pub(super) listings: Vec<Vec<u32>>,
-    /// For each micro-batch size, a lower bound on the time of all micro-batches on one device of the highest speed.
+    /// Lower bound for each micro-batch size: the time of all micro-batches on one device of the highest speed.
     pub(super) min_s: Vec<f64>,
 }
 
@@ -110,15 +112,19 @@ impl<'a> Patterns<'a> {
         Some(Self { tasks, cluster, model, line, layers, in_order, listings: listings(cluster), min_s })
     }
 
-    /// Returns the plans with the shortest paths for each micro-batch size and number of stages: first the best ones,
-    /// shortest first, then the second best ones. Paths are shorter than `limit_s`, and than `hopeful` times the
-    /// shortest path of fewer stages. With `is_brief`, only a few patterns are tried.
+    /// Returns the plans with the shortest paths for each micro-batch size and number of stages.
+    ///
+    /// The best plan of each comes first, shortest first, then the second best ones. Paths are shorter than `limit_s`,
+    /// and than `hopeful` times the shortest path of fewer stages. With `is_brief`, only a few patterns are tried.
     pub(crate) fn plans(&self, limit_s: f64, hopeful: f64, is_brief: bool, control: &Control) -> Vec<UnscheduledPlan> {
         let max_stages = self.tasks[0].settings.max_stages as usize;
         let is_many = self.cluster.machines.len() > placement::MANY_NODES;
         let mut best: BTreeMap<(usize, usize), Vec<FoundPlan>> = BTreeMap::new();
+        // Numbers of stages ascend, and each result lowers the limit for the next ones. Deep pipelines, which have most
+        // patterns, are then rejected by their lower bounds.
         let mut limit_s = limit_s;
         for stages in placement::STAGE_COUNTS.into_iter().filter(|&stages| stages <= max_stages) {
+            // On clusters with many nodes, only numbers of stages that divide typical node counts are tried.
             let is_round = stages.is_power_of_two() || (stages.is_multiple_of(3) && (stages / 3).is_power_of_two());
             let listings: Vec<usize> = (self.listings.iter().enumerate())
                 .filter(|(_, devices)| {
@@ -135,7 +141,8 @@ impl<'a> Patterns<'a> {
                     |judge, listing| self.of_listing(listing, stages, limit_s, judge, control),
                 )
                 .collect();
-            // Other machines, or another order, often make no difference to any stage or link.
+            // Other nodes, or another order of nodes, often lead to the same stages and links. Such shapes have equal
+            // cuts, so each is cut only once.
             let mut shaped: Vec<Shaped> = shaped.into_iter().flatten().collect();
             let mut known: FxHashSet<(Arc<[u64]>, usize)> = FxHashSet::default();
             for Shaped { tasks, shape, .. } in &mut shaped {
@@ -148,6 +155,8 @@ impl<'a> Patterns<'a> {
                     |(judge, reached), shaped| self.of_shape(shaped, limit_s, judge, reached, control),
                 )
                 .collect();
+            // Limits change only between numbers of stages, never inside the parallel loop, so results do not depend on
+            // the number of threads.
             for (task, found) in found.into_iter().flatten() {
                 limit_s = limit_s.min(hopeful * found.path_s);
                 let kept = best.entry((task, found.pattern.stages)).or_default();
@@ -166,6 +175,8 @@ impl<'a> Patterns<'a> {
             })
             .collect();
         plans.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        // Often one end of the pipeline is best with one stage more than a pattern can have, so the best plans are
+        // split there.
         let parted: Vec<Option<(f64, UnscheduledPlan)>> = (plans.par_iter().take(placement::SPLIT_PLANS))
             .map_init(
                 || PlanScorer::new(self.tasks, self.cluster, placement::PATTERN_SYNCS),
@@ -183,7 +194,7 @@ impl<'a> Patterns<'a> {
         plans.into_iter().map(|(.., plan)| plan).collect()
     }
 
-    /// Returns a relaxed plan on each list of devices.
+    /// Places a relaxed plan on each list of devices that is long enough.
     pub(crate) fn placed(&self, task: usize, twin: &RelaxedPlan) -> Vec<UnscheduledPlan> {
         let (machines, all) = (self.cluster.machines.len(), twin.replicas.iter().sum::<u32>() as usize);
         (self.listings.iter())
@@ -200,8 +211,8 @@ impl<'a> Patterns<'a> {
             .collect()
     }
 
-    /// Splits the first or the last stage of a plan in two. Returns the best such plan, if it is shorter than
-    /// `limit_s`.
+    /// Splits the first or the last stage of a plan in two, which share its devices. Returns the best such plan if its
+    /// path is shorter than `limit_s`.
     fn parted(
         &self,
         plan: &UnscheduledPlan,
@@ -247,7 +258,7 @@ impl<'a> Patterns<'a> {
         best
     }
 
-    /// Returns all patterns with a list of devices and a number of stages.
+    /// Returns the shapes of all patterns with a given list of devices and number of stages.
     fn of_listing(
         &self,
         listing: usize,
@@ -266,7 +277,7 @@ impl<'a> Patterns<'a> {
             let mut want = |shares| wanted.entry(shares).or_default().push(index);
             let each = devices / stages as u32;
             if self.min_s[index] / stages as f64 >= limit_s {
-                continue; // some stage works no shorter than the mean
+                continue; // the longest stage takes at least the mean of all stages
             }
             for replicas in replicas(task, each) {
                 want(Shares::Even(replicas));
@@ -275,7 +286,8 @@ impl<'a> Patterns<'a> {
             if !devices.is_multiple_of(stages as u32) && is_allowed(each) && is_allowed(each + 1) {
                 want(Shares::All);
             }
-            // Few devices beside all others.
+            // One end stage on few devices, and the rest shared by the other stages: the first layers of many models
+            // compute little but send much.
             let max_stages = if is_many { 2 } else { placement::MAX_STAGES_BESIDE_FEW };
             if (2..=max_stages).contains(&stages) && devices == self.cluster.devices() {
                 let doubled = std::iter::successors(Some(1), |few| Some(few * 2)).take_while(|&few| few < each);
@@ -302,7 +314,7 @@ impl<'a> Patterns<'a> {
         all
     }
 
-    /// Returns the best plan of a pattern for each of its micro-batch sizes.
+    /// Returns the best cuts of a pattern for each of its micro-batch sizes.
     fn of_shape(
         &self,
         Shaped { pattern, tasks, shape, mut sketch }: Shaped,
@@ -319,6 +331,8 @@ impl<'a> Patterns<'a> {
             let Some(cuts) = self.best_cuts(&shape, task, limit_s, reached) else { continue };
             sketch.recut(task, cuts);
             let judged = judge.judge(&mut sketch, limit_s);
+            // Cuts were chosen by stages alone. The path may still reach the limit, or further micro-batches in flight
+            // may not fit.
             if judged.overflow == 0.0 && judged.path_s < limit_s {
                 all.push((task, FoundPlan { path_s: judged.path_s, pattern, cuts: sketch.cuts.clone() }));
             }
@@ -326,7 +340,7 @@ impl<'a> Patterns<'a> {
         all
     }
 
-    /// Returns the devices of each stage on each node. Returns `None` if the list has too few.
+    /// Returns the devices of each stage on each node, or `None` if the list has too few devices.
     fn counts(&self, Pattern { listing, stages, shares }: Pattern) -> Option<Vec<u32>> {
         let machines = self.cluster.machines.len();
         let listing = &self.listings[listing];
@@ -346,7 +360,8 @@ impl<'a> Patterns<'a> {
             Shares::FewFirst(few, replicas) | Shares::FewLast(few, replicas) => {
                 let is_first = matches!(shares, Shares::FewFirst(..));
                 let mut used = vec![0_u32; machines];
-                // The last machines of the list, one device of each in turn.
+                // The few devices come from the last nodes of the list, one from each in turn, so that their ports
+                // share the transfers.
                 let mut order: Vec<u32> = Vec::new();
                 let mut known = vec![false; machines];
                 for &machine in listing.iter().rev() {
@@ -385,12 +400,14 @@ impl<'a> Patterns<'a> {
     }
 }
 
-/// Returns replica counts to try: the largest allowed one up to `most`, and the smallest one with the same share.
+/// Returns the replica counts to try: the largest allowed count up to `most`, and the smallest count with the same
+/// share.
 fn replicas(task: &Subproblem<'_>, most: u32) -> Vec<u32> {
     let Some(most) = (1..=most).rev().find(|&replicas| task.share[replicas as usize].is_some()) else {
         return Vec::new();
     };
     let share = task.share[most as usize];
     let fewest = (1..=most).find(|&replicas| task.share[replicas as usize] == share).unwrap_or(most);
+    // Fewer replicas with the same share compute equally fast, and their all-reduce is shorter.
     if fewest < most { vec![most, fewest] } else { vec![most] }
 }
