@@ -216,8 +216,8 @@ impl<'a> Packing<'a> {
         plans
     }
 
-    /// Returns the first entry of `splits`, from `split` on, with which `bytes` of a stage's memory fit and its time
-    /// keeps the limit.
+    /// Returns the first index of `splits`, from `split` on, at which the time of a stage keeps the limit and the part
+    /// of its memory that `bytes` selects fits.
     #[expect(clippy::too_many_arguments, reason = "a stage, and what it must keep")]
     fn smallest(
         &self,
@@ -232,7 +232,7 @@ impl<'a> Packing<'a> {
         let reserved_bytes = self.task.settings.memory.reserved_bytes;
         (split..self.splits.len()).find_map(|split| {
             let (replicas, share) = self.splits[split];
-            // Machines are taken largest first, so the last device is the smallest.
+            // Devices are assigned by falling memory, so the last device of the stage is the smallest.
             let &machine = self.machines.get((used + replicas) as usize - 1)?;
             let machine = &self.task.cluster.machines[machine as usize];
             let totals = &self.task.totals[share as usize];
@@ -244,6 +244,7 @@ impl<'a> Packing<'a> {
         })
     }
 
+    /// Reads the plan with `stages` stages from the table, first stage first.
     fn plan(&self, fewest: &[Vec<Option<Entry>>], stages: usize) -> CandidatePlan {
         let task = self.task;
         let mut chosen = Vec::new();

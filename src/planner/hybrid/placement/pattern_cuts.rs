@@ -80,8 +80,7 @@ impl Patterns<'_> {
             return None;
         }
         let (mut high_s, mut cuts) = self.cuts_within(shape, index, limit_s, reached)?;
-        // Each limit takes one pass over the stages. The tolerance is far below the error of the longest path as an
-        // estimate.
+        // Each limit takes one pass over the stages. So the bisection stops at a tolerance instead of the last digit.
         for _ in 0..placement::MAX_BISECTIONS {
             if high_s - low_s <= placement::STAGE_TOLERANCE * high_s {
                 break;

@@ -120,8 +120,8 @@ impl<'a> Patterns<'a> {
         let max_stages = self.tasks[0].settings.max_stages as usize;
         let is_many = self.cluster.machines.len() > placement::MANY_NODES;
         let mut best: BTreeMap<(usize, usize), Vec<FoundPlan>> = BTreeMap::new();
-        // Numbers of stages ascend, and each result lowers the limit for the next ones. Deep pipelines, which have most
-        // patterns, are then rejected by their lower bounds.
+        // Each result lowers the limit for later numbers of stages, so many of their patterns are rejected by a lower
+        // bound.
         let mut limit_s = limit_s;
         for stages in placement::STAGE_COUNTS.into_iter().filter(|&stages| stages <= max_stages) {
             // On clusters with many nodes, only numbers of stages that divide typical node counts are tried.
@@ -175,8 +175,8 @@ impl<'a> Patterns<'a> {
             })
             .collect();
         plans.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-        // Often one end of the pipeline is best with one stage more than a pattern can have, so the best plans are
-        // split there.
+        // In a pattern at most one end stage differs in size from the others. Splitting an end stage reaches further
+        // plans.
         let parted: Vec<Option<(f64, UnscheduledPlan)>> = (plans.par_iter().take(placement::SPLIT_PLANS))
             .map_init(
                 || PlanScorer::new(self.tasks, self.cluster, placement::PATTERN_SYNCS),
@@ -286,8 +286,7 @@ impl<'a> Patterns<'a> {
             if !devices.is_multiple_of(stages as u32) && is_allowed(each) && is_allowed(each + 1) {
                 want(Shares::All);
             }
-            // One end stage on few devices, and the rest shared by the other stages: the first layers of many models
-            // compute little but send much.
+            // One end stage on few devices, and the rest shared by the other stages: the first layers often send most.
             let max_stages = if is_many { 2 } else { placement::MAX_STAGES_BESIDE_FEW };
             if (2..=max_stages).contains(&stages) && devices == self.cluster.devices() {
                 let doubled = std::iter::successors(Some(1), |few| Some(few * 2)).take_while(|&few| few < each);
