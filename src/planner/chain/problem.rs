@@ -1,25 +1,25 @@
-//! The question: layers in a row, hosts of several types, links between them. All plain values.
+//! The partition problem: layers, hosts of several types, and links between them, as plain values.
 
 use crate::error::{Error, Result};
 
-/// Hosts that are alike: same times, same memory, same links, same permissions.
+/// A group of equal hosts: equal times, memory, links and permissions.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct HostType {
-    /// Name for messages.
+    /// Name for error messages.
     pub name: String,
-    /// How many there are.
+    /// Number of hosts of this type.
     pub hosts: usize,
-    /// Memory of each; a stage must need less.
+    /// Memory of each host, in bytes. A stage must need less.
     pub memory_bytes: f64,
     /// Seconds that each layer takes for one batch.
     pub time_s: Vec<f64>,
-    /// Whether each layer may run here; empty where all may.
+    /// Whether each layer may run on these hosts. Empty if all layers may.
     pub may_run: Vec<bool>,
 }
 
 impl HostType {
-    /// Hosts that may run every layer.
+    /// Creates a type whose hosts may run every layer.
     #[must_use]
     pub fn new(name: &str, hosts: usize, memory_bytes: f64, time_s: Vec<f64>) -> Self {
         Self { name: name.to_owned(), hosts, memory_bytes, time_s, may_run: Vec::new() }
@@ -30,73 +30,75 @@ impl HostType {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct Hop {
-    /// Bytes per second; 0 where there is no link.
+    /// Bytes per second. 0 if there is no link.
     pub bytes_per_s: f64,
-    /// Seconds that a message of no bytes takes.
+    /// Seconds that a message of zero bytes takes.
     pub latency_s: f64,
 }
 
 impl Hop {
-    /// A link that costs no time.
+    /// A link on which messages take no time.
     pub const FREE: Self = Self { bytes_per_s: f64::INFINITY, latency_s: 0.0 };
 
-    /// Seconds that `bytes` take.
+    /// Returns the seconds that `bytes` take.
     pub(super) fn seconds(self, bytes: f64) -> f64 {
-        // Nothing to send passes even where there is no link: 0/0 would be NaN.
+        // Without this case, nothing to send over no link would be 0/0, which is NaN.
         if bytes == 0.0 { self.latency_s } else { bytes / self.bytes_per_s + self.latency_s }
     }
 }
 
-/// What the best plan is best at.
+/// Objective of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Objective {
-    /// Shortest interval between batches; of plans that have it, one on few hosts.
+    /// Shortest interval between batches. Among plans with that interval, one with few hosts.
     Throughput,
     /// Shortest time of one batch through the empty pipeline.
     Latency,
-    /// Fewest hosts.
+    /// Smallest number of hosts.
     Hosts,
-    /// Fewest bits taken from the values on the edges, summed over the edges.
+    /// Fewest bits removed from the values on the edges, summed over the edges.
     Bits,
 }
 
-/// Layers in a row and the hosts that may take them.
+/// A partition problem: layers, and the hosts that may run them.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct Chain {
-    /// What each layer occupies.
+    /// Bytes of weights of each layer.
     pub layer_bytes: Vec<f64>,
-    /// Names of layers for messages; empty where numbers from 1 do.
+    /// Names of layers for error messages. Empty if numbers from 1 are enough.
     pub names: Vec<String>,
-    /// For each position the layers before it, ascending; each after its subsets, the first empty, the last full. Empty
-    /// for layers in a row, where so many are before a position as its number says.
+    /// Layers before each position, in ascending order. Positions come after their subsets, the first is
+    /// empty and the last is full. Empty for a chain, where position `p` has the first `p` layers before it.
     pub inside: Vec<Vec<usize>>,
-    /// Positions in a row from the first to the last, where plans are looked for first; empty if all are.
+    /// A line of nested positions from the first to the last, which is searched first. Empty if all positions are
+    /// nested.
     pub row: Vec<usize>,
-    /// Whether the model can be cut elsewhere, too: then bounds and proofs are about these cuts as well.
+    /// Whether the model has other cuts than these positions. Then bounds and proofs hold for those cuts as well.
     pub is_restricted: bool,
-    /// What crosses each position for one batch: the input, then the output of each layer.
+    /// Bytes that cross each position for one batch: the input, then the output of each layer.
     pub cut_bytes: Vec<f64>,
-    /// Received batches that wait, beside the one in work.
+    /// Number of received batches that wait, besides the one being processed.
     pub buffers_in: u32,
-    /// Finished batches that wait, beside the one in work.
+    /// Number of finished batches that wait, besides the one being processed.
     pub buffers_out: u32,
     /// Groups of equal hosts.
     pub types: Vec<HostType>,
-    /// `links[from][to]`, by type.
+    /// Link from a host of one type to a host of another, as `links[from][to]`.
     pub links: Vec<Vec<Hop>>,
-    /// From where the input is to a host of each type; empty where that costs nothing.
+    /// Link from the source of the input to a host of each type. Empty if that takes no time.
     pub input: Vec<Hop>,
-    /// From a host of each type to where the result goes; empty where that costs nothing.
+    /// Link from a host of each type to the destination of the result. Empty if that takes no time.
     pub output: Vec<Hop>,
-    /// Most hosts that may share a stage.
+    /// Maximum number of hosts that share a stage.
     pub max_replicas: usize,
-    /// Bits per value that an edge may use, descending; `cut_bytes` counts the first.
+    /// Bits per value that an edge may use, in descending order. `cut_bytes` is for the first of them.
     pub bits: Vec<u32>,
 }
 
 impl Chain {
-    /// Free links, no buffers, one host a stage; change the fields for anything else.
+    /// Creates a problem with free links, without buffers, and with one host per stage. Change the fields for other
+    /// problems.
     #[must_use]
     pub fn new(layer_bytes: Vec<f64>, cut_bytes: Vec<f64>, types: Vec<HostType>) -> Self {
         let links = vec![vec![Hop::FREE; types.len()]; types.len()];
@@ -118,12 +120,12 @@ impl Chain {
         }
     }
 
-    /// Whether any two positions bound a stage.
+    /// Returns whether all positions are nested, so that any two of them bound a stage.
     pub(super) fn is_row(&self) -> bool {
         self.row.is_empty()
     }
 
-    /// A layer for messages.
+    /// Returns the name of a layer for error messages.
     pub(super) fn name(&self, layer: usize) -> String {
         match self.names.get(layer) {
             Some(name) => format!("layer `{name}`"),
@@ -131,7 +133,7 @@ impl Chain {
         }
     }
 
-    /// The same question with the positions of `row` alone.
+    /// Returns the same problem with the positions of `row` only.
     pub(super) fn along_row(&self) -> Self {
         Self {
             inside: self.row.iter().map(|&position| self.inside[position].clone()).collect(),
@@ -142,7 +144,10 @@ impl Chain {
         }
     }
 
-    /// Refuses what makes no sense, before any search.
+    /// Checks the problem for contradictions, before any search.
+    ///
+    /// # Errors
+    /// Returns [`Error::Argument`] that names the value and the rule that it breaks.
     pub(super) fn check(&self, objective: Objective, max_interval_s: Option<f64>) -> Result<()> {
         let layers = self.layer_bytes.len();
         let size = |what: &str, found: usize, wanted: usize| {
@@ -154,6 +159,7 @@ impl Chain {
                 format!("there are {layers} layers and {} host types", self.types.len()),
             ))
         };
+        // Finite limits keep all sums finite. A typing error in a unit usually exceeds them, hence the hint.
         let number = |what: &dyn Fn() -> String, value: f64, most: f64| {
             if value >= 0.0 && value <= most {
                 return Ok(());
@@ -244,5 +250,5 @@ impl Chain {
     }
 }
 
-/// Beyond any memory: a zettabyte.
+/// Largest number of bytes that is accepted: a zettabyte, more than any memory.
 const MOST_BYTES: f64 = 1e21;
