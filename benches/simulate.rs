@@ -1,4 +1,4 @@
-//! How long a simulation takes. Figures: `docs/benchmarks.md`, section "Simulation".
+//! Benchmark of simulations. Results are in `docs/benchmarks.md`, section "Simulation".
 
 use std::hint::black_box;
 
@@ -7,7 +7,7 @@ use hpgo::Control;
 use hpgo::schedule::{Request, Schedule, build};
 use hpgo::simulate::{Communication, Costs, Links, StageTimes, Sweep, Transfer, events, measure, slack_s};
 
-/// Stages that differ, so that ranks wait for each other; transfers occupy links.
+/// Returns costs with unequal stages, so that ranks wait for each other, and with transfers that occupy links.
 fn costs(schedule: &Schedule) -> Costs {
     let stages = schedule.rank_of_stage.len();
     let transfers = vec![Transfer { busy_s: 0.1, latency_s: 0.01 }; stages];
