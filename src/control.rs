@@ -10,9 +10,8 @@ use crate::error::Error;
 
 /// Progress of a search.
 #[derive(Debug, Clone, Copy, PartialEq)]
-/// Value of the objective for the best answer so far. Infinite before there is one.
 pub struct Progress {
-    /// Objective of the best answer so far; infinite before there is one.
+    /// Value of the objective for the best answer so far. Infinite before there is one.
     pub best_s: f64,
     /// Lower bound on the value of every answer.
     pub lower_bound_s: f64,
