@@ -171,8 +171,8 @@ pub(super) fn best_order<'a>(
     Ok(chosen)
 }
 
-/// Returns the indices of nested states from the first to the last, one unit apart, with the smallest sum of `price`.
-pub(super) fn shortest_chain(sets: &[BitSet], units: &[LayerUnit], price: impl Fn(usize) -> f64) -> Vec<usize> {
+/// Returns the indices of nested states from the first to the last, one unit apart, with the smallest sum of `cost`.
+pub(super) fn shortest_chain(sets: &[BitSet], units: &[LayerUnit], cost: impl Fn(usize) -> f64) -> Vec<usize> {
     let index: FxHashMap<&BitSet, usize> = sets.iter().enumerate().map(|(state, set)| (set, state)).collect();
     let mut best = vec![(f64::INFINITY, 0); sets.len()];
     best[0].0 = 0.0;
@@ -185,7 +185,7 @@ pub(super) fn shortest_chain(sets: &[BitSet], units: &[LayerUnit], price: impl F
                 continue;
             }
             let after = index[&with];
-            let sum = best[state].0 + price(after);
+            let sum = best[state].0 + cost(after);
             if sum < best[after].0 {
                 best[after] = (sum, state);
             }

@@ -31,7 +31,7 @@ pub fn data_parallel(
     cluster: &Cluster,
     settings: &Settings,
 ) -> Option<(CandidatePlan, EvaluatedPlan)> {
-    let mut pricer = PlanEvaluator::new(model, cluster, settings);
+    let mut evaluator = PlanEvaluator::new(model, cluster, settings);
     let mut best: Option<(f64, CandidatePlan, EvaluatedPlan)> = None;
     for &micro_batch in &settings.micro_batch_sizes {
         let Some(replicas) = (1..=cluster.devices()).rev().find(|&r| settings.share(micro_batch, r).is_some()) else {
@@ -42,7 +42,7 @@ pub fn data_parallel(
             let max_in_flight = settings.max_in_flights(1, settings.global_batch / micro_batch).0;
             let stage = StageCandidate { begin: 0, end, footprint: first_devices(cluster, replicas), max_in_flight };
             let plan = CandidatePlan { micro_batch, recompute, stages: vec![stage] };
-            let Ok(priced) = pricer.price(&plan) else { continue };
+            let Ok(priced) = evaluator.price(&plan) else { continue };
             let lacking_bytes = priced.stages[0].memory.total_bytes() - priced.stages[0].capacity_bytes;
             // Any plan that fits is better than one that does not. Two plans that fit are compared by step time, two
             // that do not by the memory that they lack.
@@ -82,7 +82,7 @@ pub fn straight(model: &LayerSums, cluster: &Cluster, settings: &Settings, contr
     // With at most one replica per stage, every plan of the search space is such a pipeline.
     let settings = Settings { max_replicas: 1, ..settings.clone() };
     let mut search = Search::new(model, cluster, &settings, SHORT, control);
-    search.draw()?;
+    search.try_patterns()?;
     if search.best.is_none() {
         search.start()?;
     }
@@ -99,7 +99,7 @@ pub fn straight(model: &LayerSums, cluster: &Cluster, settings: &Settings, contr
         stopped = stopped.or(Some(Stopped::Effort)); // other cuts or placements may have a plan
     }
     let plan = match search.best {
-        Some((_, plan)) => Some((search.pricer.price(&plan)?, plan)),
+        Some((_, plan)) => Some((search.evaluator.price(&plan)?, plan)),
         None => None,
     };
     Ok(Straight { plan: plan.map(|(priced, plan)| (plan, priced)), stopped })

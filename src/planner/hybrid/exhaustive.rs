@@ -43,7 +43,7 @@ pub fn exhaustive(
         ));
     }
     let mut all =
-        All { model, cluster, settings, control, pricer: PlanEvaluator::new(model, cluster, settings), best: None };
+        All { model, cluster, settings, control, evaluator: PlanEvaluator::new(model, cluster, settings), best: None };
     for &micro_batch in &settings.micro_batch_sizes {
         for &recompute in &settings.recompute {
             let mut plan = CandidatePlan { micro_batch, recompute, stages: Vec::new() };
@@ -51,7 +51,7 @@ pub fn exhaustive(
             all.place(&mut plan, cuts - 1, &mut free)?;
         }
     }
-    let plans = all.pricer.simulated;
+    let plans = all.evaluator.simulated;
     let (plan, priced) = all.best.ok_or_else(|| Error::infeasible("no plan fits", "use more devices"))?;
     Ok((plan, priced, plans))
 }
@@ -62,7 +62,7 @@ struct All<'a> {
     cluster: &'a Cluster,
     settings: &'a Settings,
     control: &'a Control,
-    pricer: PlanEvaluator<'a>,
+    evaluator: PlanEvaluator<'a>,
     best: Option<(CandidatePlan, EvaluatedPlan)>,
 }
 
@@ -126,14 +126,14 @@ impl All<'_> {
     }
 
     fn try_max_in_flights(&mut self, plan: &CandidatePlan) -> Result<()> {
-        let Some(ranges) = self.pricer.ranges(plan)? else { return Ok(()) };
+        let Some(ranges) = self.evaluator.ranges(plan)? else { return Ok(()) };
         for max_in_flights in every(&ranges, usize::MAX).into_iter().flatten() {
             let mut plan = plan.clone();
             plan.stages
                 .iter_mut()
                 .zip(&max_in_flights)
                 .for_each(|(stage, &max_in_flight)| stage.max_in_flight = max_in_flight);
-            let priced = self.pricer.price(&plan)?;
+            let priced = self.evaluator.price(&plan)?;
             if self.best.as_ref().is_none_or(|(_, best)| priced.step_s < best.step_s) {
                 self.best = Some((plan, priced));
             }

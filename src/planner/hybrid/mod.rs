@@ -62,15 +62,15 @@ pub fn plan(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: 
     let mut search = Search::new(model, cluster, settings, WHOLE, control);
     search.is_watched = true;
     // Plans come before proofs: a search that knows a good plan drops nearly every other label at once.
-    search.draw()?;
+    search.try_patterns()?;
     if search.best.is_none() {
         search.start()?;
     }
     search.bound();
     if search.is_exact() {
-        look_at_all_placements(&mut search)?;
+        search_all_placements(&mut search)?;
     } else {
-        look_at_node_aligned_placements(&mut search)?;
+        search_node_aligned_placements(&mut search)?;
     }
     search.prove()?;
     search.sharpen()?;
@@ -85,7 +85,7 @@ pub fn plan(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: 
 ///
 /// Narrow passes find good plans, and complete passes raise the bound within a small budget. If a gap remains,
 /// annealing looks for better plans and fine tables for a better bound.
-fn look_at_all_placements(search: &mut Search<'_>) -> Result<()> {
+fn search_all_placements(search: &mut Search<'_>) -> Result<()> {
     // A plan near the optimum spares the passes that would have to look for one, and a pass up to its step proves most
     // small problems. So a very short annealing comes before everything else.
     search.effort = QUICK;
@@ -109,7 +109,7 @@ fn look_at_all_placements(search: &mut Search<'_>) -> Result<()> {
 ///
 /// Annealing finds plans on any placement, and the relaxed space bounds all of them. Plans of the relaxed space that
 /// may exist are placed and simulated.
-fn look_at_node_aligned_placements(search: &mut Search<'_>) -> Result<()> {
+fn search_node_aligned_placements(search: &mut Search<'_>) -> Result<()> {
     // The better the plan, the lower the thresholds up to which the bound has to be raised.
     if !search.is_near() {
         search.anneal(annealing::BRIEF)?;
@@ -117,10 +117,10 @@ fn look_at_node_aligned_placements(search: &mut Search<'_>) -> Result<()> {
     search.bound_all(QUICK.relaxed(false));
     if !search.is_near() {
         search.anneal(annealing::LONG)?;
-        search.realise()?;
+        search.place_relaxed_plans()?;
         // The bound on all placements gets half of the work, so that the node-aligned passes below keep the other half.
         search.bound_all(WHOLE.within(ALL_WORK / 2).within(search.left()).relaxed(true));
-        search.realise()?;
+        search.place_relaxed_plans()?;
     }
     search.effort = WHOLE.node_aligned().within(search.left());
     if search.best.is_none() {

@@ -37,21 +37,21 @@ impl<'a> Subproblem<'a> {
     /// If all stages must have the same number of replicas, there is one for each number: with a fixed number, equality
     /// needs no state in the search.
     pub(crate) fn all(model: &'a LayerSums, cluster: &'a Cluster, settings: &'a Settings) -> Vec<Self> {
-        let mut questions: Vec<(u32, bool, RangeInclusive<u32>)> = Vec::new();
+        let mut choices: Vec<(u32, bool, RangeInclusive<u32>)> = Vec::new();
         for &micro_batch in &settings.micro_batch_sizes {
             for &recompute in &settings.recompute {
                 let any = 1..=cluster.devices();
                 if settings.equal_replicas {
                     let allowed = any.filter(|&replicas| settings.share(micro_batch, replicas).is_some());
-                    questions.extend(allowed.map(|replicas| (micro_batch, recompute, replicas..=replicas)));
+                    choices.extend(allowed.map(|replicas| (micro_batch, recompute, replicas..=replicas)));
                 } else {
-                    questions.push((micro_batch, recompute, any));
+                    choices.push((micro_batch, recompute, any));
                 }
             }
         }
         // The sets depend on the model alone and take most of the set-up time, so all subproblems share them.
         let sets = (!model.is_chain).then(|| Arc::new(CutSets::new(model)));
-        (questions.into_par_iter())
+        (choices.into_par_iter())
             .map(|(micro_batch, recompute, replicas)| {
                 let task = Self::new(model, cluster, settings, micro_batch, recompute, &replicas);
                 Self { sets: sets.clone(), ..task }

@@ -4,7 +4,7 @@ use crate::planner::effort::orders as effort;
 use crate::planner::hybrid::{Settings, StageCost};
 use rustc_hash::FxHashMap;
 
-use super::run::{Peaks, Prices, Run, durations, footprints, run};
+use super::run::{CostCache, Peaks, Run, durations, footprints, run};
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
@@ -135,9 +135,9 @@ pub fn fastest(
             let found = family.build(&request).and_then(|orders| {
                 let footprints = footprints(cluster, devices, &orders)?;
                 let ranks = &orders.rank_of_stage;
-                let mut prices = Prices::new((model, cluster, settings), size, recompute, ranks, footprints);
+                let mut cost_cache = CostCache::new((model, cluster, settings), size, recompute, ranks, footprints);
                 let cuts: Vec<usize> = (0..=devices.len()).collect();
-                run_under(family, &prices.of(&cuts)?, ranks, micro_batches(size), recompute)
+                run_under(family, &cost_cache.of(&cuts)?, ranks, micro_batches(size), recompute)
             });
             match found {
                 Ok((orders, run)) => {

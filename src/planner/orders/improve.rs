@@ -17,7 +17,7 @@ use crate::schedule::{Family, Request, Schedule};
 use crate::simulate::Sweep;
 
 use super::SimulatedPlan;
-use super::run::{Peaks, Prices, Run, durations, run};
+use super::run::{CostCache, Peaks, Run, durations, run};
 use super::shapes::{Shape, balanced};
 
 /// Relative amount by which a score must be smaller to count. Smaller differences are rounding.
@@ -51,8 +51,8 @@ pub(super) struct Improver<'a> {
     shape: Shape,
     orders: Schedule,
     peaks: Peaks,
-    prices: Prices<'a>,
-    /// Devices of the groups for which `prices` holds costs.
+    cost_cache: CostCache<'a>,
+    /// Devices of the groups for which `cost_cache` holds costs.
     replicas: Vec<u32>,
     sweep: Sweep,
     /// Sums over the layers, by samples of a replica.
@@ -103,9 +103,10 @@ impl<'a> Improver<'a> {
         let ends = balanced_ends(asked, row, &orders.rank_of_stage, &shape, &shape.replicas, &mut totals_of)?;
         let attempt = Attempt { ends, replicas: shape.replicas.clone() };
         let footprints = footprints(cluster, &shape, &attempt.replicas);
-        let mut prices = Prices::new(asked, shape.micro_batch, shape.recompute, &orders.rank_of_stage, footprints);
+        let mut cost_cache =
+            CostCache::new(asked, shape.micro_batch, shape.recompute, &orders.rank_of_stage, footprints);
         let cuts: Vec<usize> = attempt.ends.iter().map(|&end| row[end]).collect();
-        let stages = prices.of(&cuts).ok()?;
+        let stages = cost_cache.of(&cuts).ok()?;
         let orders = if is_fitted {
             let durations = Some(durations(&stages, &orders.rank_of_stage, shape.recompute));
             family.build_under(&Request { durations, ..request }, control).ok()?
@@ -121,7 +122,7 @@ impl<'a> Improver<'a> {
             row,
             family,
             peaks,
-            prices,
+            cost_cache,
             replicas: attempt.replicas.clone(),
             sweep,
             totals_of,
@@ -325,11 +326,11 @@ impl<'a> Improver<'a> {
     /// Evaluates the stages of an attempt.
     fn stages(&mut self, attempt: &Attempt) -> Result<Vec<StageCost>> {
         if attempt.replicas != self.replicas {
-            self.prices.regroup(footprints(self.asked.1, &self.shape, &attempt.replicas));
+            self.cost_cache.regroup(footprints(self.asked.1, &self.shape, &attempt.replicas));
             self.replicas.clone_from(&attempt.replicas);
         }
         let cuts: Vec<usize> = attempt.ends.iter().map(|&end| self.row[end]).collect();
-        self.prices.of(&cuts)
+        self.cost_cache.of(&cuts)
     }
 
     /// Changes the current plan by a few random moves, or moves one border to a random position, even if the score
@@ -380,8 +381,8 @@ impl<'a> Improver<'a> {
                 let ranks = &self.orders.rank_of_stage;
                 let totals_of = &mut self.totals_of;
                 let ends = balanced_ends(self.asked, self.row, ranks, &self.shape, &attempt.replicas, totals_of);
-                let anew = ends.map(|ends| Attempt { ends, replicas: attempt.replicas.clone() });
-                return std::iter::once(attempt).chain(anew).collect();
+                let rebalanced = ends.map(|ends| Attempt { ends, replicas: attempt.replicas.clone() });
+                return std::iter::once(attempt).chain(rebalanced).collect();
             }
         }
         let inside = attempt.ends[0] == 0 && attempt.ends[attempt.ends.len() - 1] == self.row.len() - 1;

@@ -223,10 +223,10 @@ fn synchronise(stages: &mut [StageCost], own: &[usize], last_backward_s: &[f64])
     by_end.sort_by(|&a, &b| last_backward_s[a].total_cmp(&last_backward_s[b]).then(b.cmp(&a)));
     let mut done_s: f64 = 0.0;
     for stage in by_end {
-        let (price, last_s) = (&mut stages[stage], last_backward_s[stage]);
-        if price.sync_s > 0.0 {
-            price.sync_tail_s = price.sync_tail_s.max(done_s + price.sync_s - last_s);
-            done_s = last_s + price.sync_tail_s;
+        let (cost, last_s) = (&mut stages[stage], last_backward_s[stage]);
+        if cost.sync_s > 0.0 {
+            cost.sync_tail_s = cost.sync_tail_s.max(done_s + cost.sync_s - last_s);
+            done_s = last_s + cost.sync_tail_s;
         }
     }
     done_s
@@ -247,8 +247,8 @@ pub(super) fn durations(stages: &[StageCost], rank_of_stage: &[u32], recompute: 
 }
 
 /// Evaluates and caches the costs of stages, for groups with fixed devices.
-pub(super) struct Prices<'a> {
-    pricer: PlanEvaluator<'a>,
+pub(super) struct CostCache<'a> {
+    evaluator: PlanEvaluator<'a>,
     micro_batch: u32,
     recompute: bool,
     rank_of_stage: Vec<u32>,
@@ -257,7 +257,7 @@ pub(super) struct Prices<'a> {
     known: FxHashMap<(usize, usize, usize), StageCost>,
 }
 
-impl<'a> Prices<'a> {
+impl<'a> CostCache<'a> {
     pub(super) fn new(
         (model, cluster, settings): (&'a LayerSums, &'a Cluster, &'a Settings),
         micro_batch: u32,
@@ -265,9 +265,9 @@ impl<'a> Prices<'a> {
         rank_of_stage: &[u32],
         footprints: Vec<Vec<(u32, u32)>>,
     ) -> Self {
-        let pricer = PlanEvaluator::new(model, cluster, settings);
+        let evaluator = PlanEvaluator::new(model, cluster, settings);
         let known = FxHashMap::default();
-        Self { pricer, micro_batch, recompute, rank_of_stage: rank_of_stage.to_vec(), footprints, known }
+        Self { evaluator, micro_batch, recompute, rank_of_stage: rank_of_stage.to_vec(), footprints, known }
     }
 
     /// Replaces the devices of the groups, and drops all cached costs.
@@ -281,12 +281,12 @@ impl<'a> Prices<'a> {
     /// # Errors
     /// Returns [`Error::Argument`] if the devices of a group can't share the micro-batch.
     pub(super) fn of(&mut self, cuts: &[usize]) -> Result<Vec<StageCost>> {
-        if self.pricer.shares_weights() {
+        if self.evaluator.shares_weights() {
             // With tied weights, the all-reduce and the memory of a stage depend on where the other layers of the tie
             // are, so stages can't be evaluated and cached one by one.
             let stages = (0..self.rank_of_stage.len()).map(|at| self.choice(at, cuts[at], cuts[at + 1])).collect();
             let plan = CandidatePlan { micro_batch: self.micro_batch, recompute: self.recompute, stages };
-            return self.pricer.stages_of(&plan, Some(&self.rank_of_stage));
+            return self.evaluator.stages_of(&plan, Some(&self.rank_of_stage));
         }
         (0..self.rank_of_stage.len()).map(|stage| self.stage(stage, cuts[stage], cuts[stage + 1])).collect()
     }
@@ -298,8 +298,8 @@ impl<'a> Prices<'a> {
     }
 
     fn stage(&mut self, stage: usize, begin: usize, end: usize) -> Result<StageCost> {
-        if let Some(price) = self.known.get(&(stage, begin, end)) {
-            return Ok(price.clone());
+        if let Some(cost) = self.known.get(&(stage, begin, end)) {
+            return Ok(cost.clone());
         }
         // The cost includes the transfer to the next stage, which depends on that stage's devices but not on its
         // layers. So an empty stage stands for it.
@@ -308,9 +308,9 @@ impl<'a> Prices<'a> {
             stages.push(self.choice(stage + 1, end, end));
         }
         let plan = CandidatePlan { micro_batch: self.micro_batch, recompute: self.recompute, stages };
-        let price = self.pricer.stages(&plan)?.swap_remove(0);
-        self.known.insert((stage, begin, end), price.clone());
-        Ok(price)
+        let cost = self.evaluator.stages(&plan)?.swap_remove(0);
+        self.known.insert((stage, begin, end), cost.clone());
+        Ok(cost)
     }
 }
 
@@ -350,9 +350,10 @@ pub fn evaluate(
         ));
     }
     let footprints = footprints(cluster, devices, orders)?;
-    let mut prices = Prices::new((model, cluster, settings), micro_batch, recompute, &orders.rank_of_stage, footprints);
+    let mut cost_cache =
+        CostCache::new((model, cluster, settings), micro_batch, recompute, &orders.rank_of_stage, footprints);
     let cuts: Vec<usize> = (0..=devices.len()).collect();
-    let stages = prices.of(&cuts)?;
+    let stages = cost_cache.of(&cuts)?;
     Ok((micro_batch, recompute, run(orders, &Peaks::of(orders), stages, recompute, &mut Sweep::default())?))
 }
 

@@ -26,10 +26,10 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    pub(super) fn of(sketch: &mut UnscheduledPlan, judge: &mut PlanScorer<'_>) -> Self {
+    pub(super) fn of(unscheduled: &mut UnscheduledPlan, scorer: &mut PlanScorer<'_>) -> Self {
         Self {
-            stages: (0..sketch.stages()).map(|stage| judge.footing(sketch, stage)).collect(),
-            rates: (1..sketch.stages()).map(|stage| judge.rate(sketch, stage - 1)).collect(),
+            stages: (0..unscheduled.stages()).map(|stage| scorer.devices_of(unscheduled, stage)).collect(),
+            rates: (1..unscheduled.stages()).map(|stage| scorer.rate(unscheduled, stage - 1)).collect(),
         }
     }
 }

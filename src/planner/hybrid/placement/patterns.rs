@@ -63,7 +63,7 @@ struct Shaped {
     tasks: Vec<usize>,
     shape: Shape,
     /// Unscheduled plan without devices, to score cuts with.
-    sketch: UnscheduledPlan,
+    unscheduled: UnscheduledPlan,
 }
 
 /// A pattern with its best cuts for one micro-batch size.
@@ -138,7 +138,7 @@ impl<'a> Patterns<'a> {
             let shaped: Vec<Vec<Shaped>> = (listings.into_par_iter())
                 .map_init(
                     || PlanScorer::new(self.tasks, self.cluster, placement::PATTERN_SYNCS),
-                    |judge, listing| self.of_listing(listing, stages, limit_s, judge, control),
+                    |scorer, listing| self.of_listing(listing, stages, limit_s, scorer, control),
                 )
                 .collect();
             // Other nodes, or another order of nodes, often lead to the same stages and links. Such shapes have equal
@@ -152,7 +152,7 @@ impl<'a> Patterns<'a> {
             let found: Vec<Vec<(usize, FoundPlan)>> = (shaped.into_par_iter())
                 .map_init(
                     || (PlanScorer::new(self.tasks, self.cluster, placement::PATTERN_SYNCS), Reached::new(limit_s)),
-                    |(judge, reached), shaped| self.of_shape(shaped, limit_s, judge, reached, control),
+                    |(scorer, reached), shaped| self.of_shape(shaped, limit_s, scorer, reached, control),
                 )
                 .collect();
             // Limits change only between numbers of stages, never inside the parallel loop, so results do not depend on
@@ -177,47 +177,48 @@ impl<'a> Patterns<'a> {
         plans.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         // In a pattern at most one end stage differs in size from the others. Splitting an end stage reaches further
         // plans.
-        let parted: Vec<Option<(f64, UnscheduledPlan)>> = (plans.par_iter().take(placement::SPLIT_PLANS))
+        let split: Vec<Option<(f64, UnscheduledPlan)>> = (plans.par_iter().take(placement::SPLIT_PLANS))
             .map_init(
                 || PlanScorer::new(self.tasks, self.cluster, placement::PATTERN_SYNCS),
-                |judge, (_, path_s, plan)| {
+                |scorer, (_, path_s, plan)| {
                     if control.should_stop() {
                         None
                     } else {
-                        self.parted(plan, placement::SPLIT_TOLERANCE * path_s, judge)
+                        self.split_end_stage(plan, placement::SPLIT_TOLERANCE * path_s, scorer)
                     }
                 },
             )
             .collect();
-        plans.extend(parted.into_iter().flatten().map(|(path_s, plan)| (0, path_s, plan)));
+        plans.extend(split.into_iter().flatten().map(|(path_s, plan)| (0, path_s, plan)));
         plans.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         plans.into_iter().map(|(.., plan)| plan).collect()
     }
 
     /// Places a relaxed plan on each list of devices that is long enough.
-    pub(crate) fn placed(&self, task: usize, twin: &RelaxedPlan) -> Vec<UnscheduledPlan> {
-        let (machines, all) = (self.cluster.machines.len(), twin.replicas.iter().sum::<u32>() as usize);
+    pub(crate) fn placed(&self, task: usize, relaxed_plan: &RelaxedPlan) -> Vec<UnscheduledPlan> {
+        let (machines, all) = (self.cluster.machines.len(), relaxed_plan.replicas.iter().sum::<u32>() as usize);
         (self.listings.iter())
             .filter(|listing| listing.len() >= all)
             .map(|listing| {
-                let mut counts = vec![0; twin.replicas.len() * machines];
-                let stages_of =
-                    (0..).zip(&twin.replicas).flat_map(|(stage, &count)| std::iter::repeat_n(stage, count as usize));
+                let mut counts = vec![0; relaxed_plan.replicas.len() * machines];
+                let stages_of = (0..)
+                    .zip(&relaxed_plan.replicas)
+                    .flat_map(|(stage, &count)| std::iter::repeat_n(stage, count as usize));
                 stages_of
                     .zip(listing)
                     .for_each(|(stage, &machine): (usize, _)| counts[stage * machines + machine as usize] += 1);
-                UnscheduledPlan::new(self.cluster, task, twin.cuts.clone(), counts)
+                UnscheduledPlan::new(self.cluster, task, relaxed_plan.cuts.clone(), counts)
             })
             .collect()
     }
 
     /// Splits the first or the last stage of a plan in two, which share its devices. Returns the best such plan if its
     /// path is shorter than `limit_s`.
-    fn parted(
+    fn split_end_stage(
         &self,
         plan: &UnscheduledPlan,
         limit_s: f64,
-        judge: &mut PlanScorer<'_>,
+        scorer: &mut PlanScorer<'_>,
     ) -> Option<(f64, UnscheduledPlan)> {
         let (task, machines) = (self.tasks[plan.task], self.cluster.machines.len());
         if plan.stages() as u64 >= u64::from(task.settings.max_stages) || plan.stages() + 1 >= self.line.len() {
@@ -244,14 +245,14 @@ impl<'a> Patterns<'a> {
                 let rows = (0..plan.stages())
                     .flat_map(|stage| if stage == at { vec![&one[..], &other[..]] } else { vec![plan.row(stage)] });
                 let counts: Vec<u32> = rows.flatten().copied().collect();
-                let mut sketch = UnscheduledPlan::new(self.cluster, plan.task, vec![0; plan.stages() + 2], counts);
+                let mut unscheduled = UnscheduledPlan::new(self.cluster, plan.task, vec![0; plan.stages() + 2], counts);
                 let limit_s = best.as_ref().map_or(limit_s, |(path_s, _)| *path_s);
-                let shape = Shape::of(&mut sketch, judge);
+                let shape = Shape::of(&mut unscheduled, scorer);
                 let Some(cuts) = self.best_cuts(&shape, plan.task, limit_s, &mut reached) else { continue };
-                sketch.recut(plan.task, cuts);
-                let judged = judge.judge(&mut sketch, limit_s);
-                if judged.overflow == 0.0 && judged.path_s < limit_s {
-                    best = Some((judged.path_s, sketch));
+                unscheduled.set_cuts(plan.task, cuts);
+                let score = scorer.score(&mut unscheduled, limit_s);
+                if score.overflow == 0.0 && score.path_s < limit_s {
+                    best = Some((score.path_s, unscheduled));
                 }
             }
         }
@@ -264,7 +265,7 @@ impl<'a> Patterns<'a> {
         listing: usize,
         stages: usize,
         limit_s: f64,
-        judge: &mut PlanScorer<'_>,
+        scorer: &mut PlanScorer<'_>,
         control: &Control,
     ) -> Vec<Shaped> {
         if control.should_stop() {
@@ -306,9 +307,9 @@ impl<'a> Patterns<'a> {
                 return all;
             }
             let Some(counts) = self.counts(pattern) else { continue };
-            let mut sketch = UnscheduledPlan::new(self.cluster, tasks[0], vec![0; stages + 1], counts);
-            let shape = Shape::of(&mut sketch, judge);
-            all.push(Shaped { pattern, tasks, shape, sketch: sketch.without_devices() });
+            let mut unscheduled = UnscheduledPlan::new(self.cluster, tasks[0], vec![0; stages + 1], counts);
+            let shape = Shape::of(&mut unscheduled, scorer);
+            all.push(Shaped { pattern, tasks, shape, unscheduled: unscheduled.without_devices() });
         }
         all
     }
@@ -316,9 +317,9 @@ impl<'a> Patterns<'a> {
     /// Returns the best cuts of a pattern for each of its micro-batch sizes.
     fn of_shape(
         &self,
-        Shaped { pattern, tasks, shape, mut sketch }: Shaped,
+        Shaped { pattern, tasks, shape, mut unscheduled }: Shaped,
         limit_s: f64,
-        judge: &mut PlanScorer<'_>,
+        scorer: &mut PlanScorer<'_>,
         reached: &mut Reached,
         control: &Control,
     ) -> Vec<(usize, FoundPlan)> {
@@ -328,12 +329,12 @@ impl<'a> Patterns<'a> {
                 return all;
             }
             let Some(cuts) = self.best_cuts(&shape, task, limit_s, reached) else { continue };
-            sketch.recut(task, cuts);
-            let judged = judge.judge(&mut sketch, limit_s);
+            unscheduled.set_cuts(task, cuts);
+            let score = scorer.score(&mut unscheduled, limit_s);
             // Cuts were chosen by stages alone. The path may still reach the limit, or further micro-batches in flight
             // may not fit.
-            if judged.overflow == 0.0 && judged.path_s < limit_s {
-                all.push((task, FoundPlan { path_s: judged.path_s, pattern, cuts: sketch.cuts.clone() }));
+            if score.overflow == 0.0 && score.path_s < limit_s {
+                all.push((task, FoundPlan { path_s: score.path_s, pattern, cuts: unscheduled.cuts.clone() }));
             }
         }
         all

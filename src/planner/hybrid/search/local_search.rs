@@ -19,13 +19,13 @@ type Neighbour = (CandidatePlan, Vec<u32>);
 /// Runs local search and returns its best plan. Neighbors differ in one cut, one device or one number in flight.
 pub(crate) fn improve(
     model: &LayerSums,
-    pricer: &mut PlanEvaluator<'_>,
+    evaluator: &mut PlanEvaluator<'_>,
     start: (f64, CandidatePlan),
     effort: WorkBudget,
     control: &Control,
 ) -> (f64, CandidatePlan) {
-    climb(pricer, start, effort, control, |pricer, plan, ranges| {
-        let mut plans = shifts(model, plan, ranges, &pricer.alike(plan));
+    climb(evaluator, start, effort, control, |evaluator, plan, ranges| {
+        let mut plans = shifts(model, plan, ranges, &evaluator.alike(plan));
         plans.extend(warm_ups(plan, ranges));
         plans
     })
@@ -36,44 +36,44 @@ pub(crate) fn improve(
 /// All combinations are tried if they are few. Otherwise local search starts from the best one of `plan` and of
 /// combinations with short paths.
 pub(crate) fn improve_warm_ups(
-    pricer: &mut PlanEvaluator<'_>,
+    evaluator: &mut PlanEvaluator<'_>,
     best: (f64, CandidatePlan),
     plan: &(f64, CandidatePlan),
     effort: WorkBudget,
     control: &Control,
 ) -> (f64, CandidatePlan) {
-    let Ok(prices) = pricer.stages(&plan.1) else { return best };
+    let Ok(stage_costs) = evaluator.stages(&plan.1) else { return best };
     let micro_batch = plan.1.micro_batch;
-    let Some(ranges) = pricer.ranges_of(&prices, micro_batch) else { return best };
+    let Some(ranges) = evaluator.ranges_of(&stage_costs, micro_batch) else { return best };
     // Below this difference two sums of the same times differ by rounding alone.
     let limit_s = |best_s: f64| best_s * (1.0 - 1e-12);
     // The longest path over all ranges is a lower bound for every choice of numbers in flight, so one test may end the
     // search.
-    if pricer.max_path_s(&prices, ranges.iter().copied(), micro_batch) >= limit_s(best.0) {
+    if evaluator.max_path_s(&stage_costs, ranges.iter().copied(), micro_batch) >= limit_s(best.0) {
         return best;
     }
     // The number of combinations is exponential in the number of stages.
     let Some(all) = every(&ranges, passes::ALL_WINDOWS) else {
-        let promising = promising(&prices, &ranges, pricer.settings.global_batch / micro_batch);
+        let promising = promising(&stage_costs, &ranges, evaluator.settings.global_batch / micro_batch);
         let priced = promising.into_iter().filter_map(|max_in_flights| {
-            let step_s = pricer.step_s(&prices, &max_in_flights, micro_batch).ok()?;
+            let step_s = evaluator.step_s(&stage_costs, &max_in_flights, micro_batch).ok()?;
             Some((step_s, max_in_flights))
         });
         let start = (plan.0, plan.1.max_in_flights());
         let (step_s, max_in_flights) = priced.fold(start, |best, found| if found.0 < best.0 { found } else { best });
         let start = (step_s, plan.1.clone().with_max_in_flights(&max_in_flights));
-        let found = climb(pricer, start, effort, control, |_, plan, ranges| warm_ups(plan, ranges));
+        let found = climb(evaluator, start, effort, control, |_, plan, ranges| warm_ups(plan, ranges));
         return if found.0 < best.0 { found } else { best };
     };
     let mut best = best;
     // `effort` limits the actions of this call, while the evaluator counts the actions of the whole search.
-    let until = pricer.actions + effort.actions;
+    let until = evaluator.actions + effort.actions;
     for max_in_flights in all {
-        if pricer.actions >= until || control.should_stop() {
+        if evaluator.actions >= until || control.should_stop() {
             break;
         }
-        if pricer.path_s(&prices, &max_in_flights, micro_batch) < limit_s(best.0)
-            && let Ok(step_s) = pricer.step_s(&prices, &max_in_flights, micro_batch)
+        if evaluator.path_s(&stage_costs, &max_in_flights, micro_batch) < limit_s(best.0)
+            && let Ok(step_s) = evaluator.step_s(&stage_costs, &max_in_flights, micro_batch)
             && step_s < limit_s(best.0)
         {
             best = (step_s, plan.1.clone().with_max_in_flights(&max_in_flights));
@@ -83,11 +83,11 @@ pub(crate) fn improve_warm_ups(
 }
 
 /// Returns combinations of numbers in flight with short paths, found by a label search over the stages.
-fn promising(prices: &[StageCost], ranges: &Ranges, micro_batches: u32) -> Vec<Vec<u32>> {
+fn promising(stage_costs: &[StageCost], ranges: &Ranges, micro_batches: u32) -> Vec<Vec<u32>> {
     let mut labels: Vec<(Paths, Vec<u32>)> = vec![(Paths::default(), Vec::new())]; // last stage first
     // As in the main search, suffixes that agree in the number in flight of their first stage compete by dominance. The
     // beam makes this a heuristic: the result is only a set of starting points.
-    for (price, &(least, most)) in prices.iter().zip(ranges).rev() {
+    for (stage_cost, &(least, most)) in stage_costs.iter().zip(ranges).rev() {
         let mut longer = Vec::new();
         for max_in_flight in least..=most {
             let mut these: Vec<(Paths, Vec<u32>)> = Vec::new();
@@ -97,7 +97,7 @@ fn promising(prices: &[StageCost], ranges: &Ranges, micro_batches: u32) -> Vec<V
                 if next > max_in_flight {
                     continue;
                 }
-                let paths = paths.extend(&path_stage(price, (max_in_flight, max_in_flight)), next, micro_batches);
+                let paths = paths.extend(&path_stage(stage_cost, (max_in_flight, max_in_flight)), next, micro_batches);
                 if !these.iter().any(|(rival, _)| rival.dominates(&paths, micro_batches)) {
                     these.retain(|(rival, _)| !paths.dominates(rival, micro_batches));
                     these.push((paths, behind.iter().copied().chain([max_in_flight]).collect()));
@@ -116,37 +116,37 @@ fn promising(prices: &[StageCost], ranges: &Ranges, micro_batches: u32) -> Vec<V
 
 /// Moves to the best neighbor until no neighbor is better or a limit is reached.
 fn climb(
-    pricer: &mut PlanEvaluator<'_>,
+    evaluator: &mut PlanEvaluator<'_>,
     start: (f64, CandidatePlan),
     effort: WorkBudget,
     control: &Control,
     neighbours: impl Fn(&PlanEvaluator<'_>, &CandidatePlan, &Ranges) -> Vec<Neighbour>,
 ) -> (f64, CandidatePlan) {
-    let (limit, until) = (pricer.simulated + effort.improved, pricer.actions + effort.actions);
+    let (limit, until) = (evaluator.simulated + effort.improved, evaluator.actions + effort.actions);
     let mut parts_left = passes::LOCAL_SEARCH_NODES;
     let mut best = start;
     loop {
         // The best of all neighbors is taken, not the first better one, so the result does not depend on their order.
         let mut better: Option<(f64, CandidatePlan)> = None;
-        let Ok(known) = pricer.stages(&best.1) else { return best };
-        let Some(ranges) = pricer.ranges_of(&known, best.1.micro_batch) else { return best };
-        for (plan, wanted) in neighbours(pricer, &best.1, &ranges) {
-            let is_much = pricer.simulated >= limit || pricer.actions >= until || parts_left == 0;
+        let Ok(known) = evaluator.stages(&best.1) else { return best };
+        let Some(ranges) = evaluator.ranges_of(&known, best.1.micro_batch) else { return best };
+        for (plan, wanted) in neighbours(evaluator, &best.1, &ranges) {
+            let is_much = evaluator.simulated >= limit || evaluator.actions >= until || parts_left == 0;
             if is_much || control.should_stop() {
                 break;
             }
             parts_left = parts_left.saturating_sub(plan.stages.iter().map(|stage| stage.footprint.len()).sum());
             // Only the changed stages are evaluated again. The others keep the costs of the current plan.
-            let Ok(prices) = pricer.stages_but(&plan, (&best.1, &known)) else { continue };
-            let ranges = pricer.ranges_of(&prices, plan.micro_batch);
+            let Ok(stage_costs) = evaluator.stages_but(&plan, (&best.1, &known)) else { continue };
+            let ranges = evaluator.ranges_of(&stage_costs, plan.micro_batch);
             let Some(max_in_flights) = ranges.and_then(|ranges| nearest(&ranges, &wanted)) else { continue };
             // Differences below this come from the order of summation only, and accepting them could loop forever.
             let limit_s = better.as_ref().map_or(best.0, |(step_s, _)| *step_s) * (1.0 - 1e-12);
             // The longest path bounds the step from below, so most neighbors need no simulation.
-            if pricer.path_s(&prices, &max_in_flights, plan.micro_batch) >= limit_s {
+            if evaluator.path_s(&stage_costs, &max_in_flights, plan.micro_batch) >= limit_s {
                 continue;
             }
-            let Ok(step_s) = pricer.step_s(&prices, &max_in_flights, plan.micro_batch) else { continue };
+            let Ok(step_s) = evaluator.step_s(&stage_costs, &max_in_flights, plan.micro_batch) else { continue };
             if step_s < limit_s {
                 better = Some((step_s, plan.with_max_in_flights(&max_in_flights)));
             }

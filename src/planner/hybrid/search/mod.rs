@@ -63,14 +63,14 @@ pub(crate) struct Search<'a> {
     pub effort: WorkBudget,
     pub control: &'a Control,
     sizes: Vec<SizeSearch<'a>>,
-    pub pricer: PlanEvaluator<'a>,
+    pub evaluator: PlanEvaluator<'a>,
     /// The best plan so far, with its simulated step.
     pub best: Option<(f64, CandidatePlan)>,
     /// Pattern plans that annealing starts from.
-    drawn: Vec<UnscheduledPlan>,
-    /// Whether `drawn` includes patterns with a longer step than the best plan.
-    is_drawn_wide: bool,
-    /// Whether the cuts of `drawn` have been optimized.
+    pattern_plans: Vec<UnscheduledPlan>,
+    /// Whether `pattern_plans` includes patterns with a longer step than the best plan.
+    has_wide_patterns: bool,
+    /// Whether the cuts of `pattern_plans` have been optimized.
     is_settled: bool,
     /// Plans of passes that have been simulated.
     seen: FxHashSet<CandidatePlan>,
@@ -108,17 +108,17 @@ impl<'a> Search<'a> {
         let of_all_cuts = sizes.iter().map(|size| all_cuts::min_step_of_size_s(&size.suffixes.task));
         let all_cuts_bound_s =
             if model.has_all_cuts { f64::INFINITY } else { of_all_cuts.fold(f64::INFINITY, f64::min) };
-        let pricer = PlanEvaluator::new(model, cluster, settings);
+        let evaluator = PlanEvaluator::new(model, cluster, settings);
         let (best, seen) = (None, FxHashSet::default());
         Self {
             model,
             effort,
             control,
             sizes,
-            pricer,
+            evaluator,
             best,
-            drawn: Vec::new(),
-            is_drawn_wide: false,
+            pattern_plans: Vec::new(),
+            has_wide_patterns: false,
             is_settled: false,
             seen,
             labels: 0,
@@ -176,7 +176,7 @@ impl<'a> Search<'a> {
 
     /// Returns all work so far.
     pub(crate) fn spent(&self) -> u64 {
-        self.work + self.relaxed_work + self.annealed_work + work::ACTION * self.pricer.actions
+        self.work + self.relaxed_work + self.annealed_work + work::ACTION * self.evaluator.actions
     }
 
     pub(crate) fn step_s(&self) -> f64 {

@@ -124,10 +124,10 @@ impl Search<'_> {
     /// simulated.
     pub(crate) fn simulate(&mut self, mut plans: Vec<(f64, CandidatePlan)>, actions: u64) -> Result<()> {
         plans.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let until = self.pricer.actions + actions;
+        let until = self.evaluator.actions + actions;
         for (path_s, plan) in plans {
             // While there is no plan at all, limits are ignored: any plan is better than an error.
-            let is_late = self.control.should_stop() || self.pricer.actions >= until;
+            let is_late = self.control.should_stop() || self.evaluator.actions >= until;
             // A path bounds the step from below, and plans are sorted, so no later plan can beat the best one.
             if path_s >= self.step_s() || (self.best.is_some() && is_late) {
                 break;
@@ -135,7 +135,7 @@ impl Search<'_> {
             if !self.seen.insert(plan.clone()) {
                 continue;
             }
-            let priced = self.pricer.price(&plan)?;
+            let priced = self.evaluator.price(&plan)?;
             if priced.step_s < self.step_s() {
                 self.best = Some((priced.step_s, plan));
             }

@@ -41,10 +41,10 @@ impl Search<'_> {
     pub(crate) fn answer(mut self) -> Result<SearchResult> {
         // Plans that differ only in the numbering of equal machines are shown as the same plan.
         if let Some((step_s, plan)) = &mut self.best {
-            let ordered = self.pricer.in_order(plan);
+            let ordered = self.evaluator.in_order(plan);
             // A different order of equal machines adds the same times in another order, which may round up. Keep the
             // original plan then.
-            let ordered_s = self.pricer.price(&ordered)?.step_s;
+            let ordered_s = self.evaluator.price(&ordered)?.step_s;
             if ordered_s <= *step_s {
                 (*step_s, *plan) = (ordered_s, ordered);
             }
@@ -70,12 +70,12 @@ impl Search<'_> {
         // `hpgo.evaluate` would choose numbers in flight and a micro-batch size for these stages. Try its choice, so
         // that evaluating the stages of a plan never gives a shorter step than the plan.
         if !self.control.should_stop() {
-            let other = evaluate::fastest(&mut self.pricer, &plan.stages, self.control)?;
-            if self.pricer.price(&other)?.step_s < step_s {
+            let other = evaluate::fastest(&mut self.evaluator, &plan.stages, self.control)?;
+            if self.evaluator.price(&other)?.step_s < step_s {
                 plan = other;
             }
         }
-        let priced = self.pricer.price(&plan)?;
+        let priced = self.evaluator.price(&plan)?;
         // This bound is about node-aligned placements only. Annealing tries all others too, so the plan may be on one
         // of them, with a shorter step than any node-aligned plan. A bound above the step would then say that the plan
         // cannot exist. At the step it says what is true of both: no node-aligned plan is shorter.
@@ -88,7 +88,7 @@ impl Search<'_> {
             node_aligned_bound_s,
             stopped,
             labels: self.labels + self.relaxed_labels,
-            simulated: self.pricer.simulated,
+            simulated: self.evaluator.simulated,
         })
     }
 }

@@ -67,7 +67,7 @@ pub(crate) struct SuffixSearch<'a> {
     /// The relaxed space, if the search space does not have every placement.
     relaxed: Option<Relaxed>,
     /// Shortest plans of the last relaxed pass, ...
-    pub twins: Vec<RelaxedPlan>,
+    pub relaxed_plans: Vec<RelaxedPlan>,
     /// ... and whether the first of them has a range of replicas that a finer space would split.
     is_open: bool,
 }
@@ -76,7 +76,7 @@ impl<'a> SuffixSearch<'a> {
     pub(crate) fn new(task: Subproblem<'a>) -> Self {
         let space = Space::new(&task);
         let relaxed = (!space.exact).then(|| Relaxed::new(&task));
-        Self { task, space, relaxed, twins: Vec::new(), is_open: false }
+        Self { task, space, relaxed, relaxed_plans: Vec::new(), is_open: false }
     }
 
     /// Returns a search that has a relaxed space in any case, for bounds alone.
@@ -124,17 +124,19 @@ impl<'a> SuffixSearch<'a> {
     ) -> Option<PassResult> {
         let space = self.relaxed.as_mut()?;
         let (found, labels) = Pass { task: &self.task, space, threshold_s }.run(usize::MAX, effort, control);
-        let twins: Vec<RelaxedPlan> = labels.complete.iter().map(|&id| twin(space, &labels.all, id)).collect();
+        let relaxed_plans: Vec<RelaxedPlan> =
+            labels.complete.iter().map(|&id| relaxed_plan(space, &labels.all, id)).collect();
         // A pass that found no plan says nothing about ranges, and the plans of the one before remain useful.
-        if let Some(shortest) = twins.first() {
+        if let Some(shortest) = relaxed_plans.first() {
             self.is_open = shortest.is_open;
-            self.twins.clear();
+            self.relaxed_plans.clear();
         }
-        for twin in twins {
+        for relaxed_plan in relaxed_plans {
             // Plans that differ in forms or numbers in flight only would be placed on the same devices.
-            let is_new = |other: &RelaxedPlan| (&other.cuts, &other.replicas) != (&twin.cuts, &twin.replicas);
-            if self.twins.len() < passes::RELAXED_PLANS && self.twins.iter().all(is_new) {
-                self.twins.push(twin);
+            let is_new =
+                |other: &RelaxedPlan| (&other.cuts, &other.replicas) != (&relaxed_plan.cuts, &relaxed_plan.replicas);
+            if self.relaxed_plans.len() < passes::RELAXED_PLANS && self.relaxed_plans.iter().all(is_new) {
+                self.relaxed_plans.push(relaxed_plan);
             }
         }
         Some(found)
@@ -173,20 +175,20 @@ impl<'a> SuffixSearch<'a> {
 }
 
 /// Returns the plan of the relaxed space that a complete label stands for.
-fn twin(space: &mut Relaxed, labels: &[Label], complete: u32) -> RelaxedPlan {
+fn relaxed_plan(space: &mut Relaxed, labels: &[Label], complete: u32) -> RelaxedPlan {
     let path_s = labels[complete as usize].bound_s;
-    let mut twin = RelaxedPlan { path_s, cuts: vec![0], replicas: Vec::new(), is_open: false };
+    let mut relaxed_plan = RelaxedPlan { path_s, cuts: vec![0], replicas: Vec::new(), is_open: false };
     let mut id = complete;
     while id != ROOT {
         let label = &labels[id as usize];
         let parent = &labels[label.parent as usize];
         let &PlacementMove { fewest, replicas, .. } = &space.moves(parent.situation)[label.move_index as usize];
-        twin.cuts.push(parent.cut);
-        twin.replicas.push(fewest);
-        twin.is_open |= space.is_joined((fewest, replicas));
+        relaxed_plan.cuts.push(parent.cut);
+        relaxed_plan.replicas.push(fewest);
+        relaxed_plan.is_open |= space.is_joined((fewest, replicas));
         id = label.parent;
     }
-    twin
+    relaxed_plan
 }
 
 /// A pass over one space.

@@ -33,7 +33,7 @@ pub(crate) struct UnscheduledPlan {
     /// Devices of each machine that are in no stage.
     pub free: Vec<u32>,
     /// Cached devices of each stage.
-    footings: Vec<Option<StageDevices>>,
+    stage_devices: Vec<Option<StageDevices>>,
     /// Cached cost of each stage.
     costs: Vec<Option<BaseCost>>,
     /// Cached rate of the transfer from each stage to the next.
@@ -90,8 +90,8 @@ impl UnscheduledPlan {
         for row in counts.chunks(free.len()) {
             free.iter_mut().zip(row).for_each(|(free, taken)| *free -= taken);
         }
-        let (footings, costs, rates) = (vec![None; stages], vec![None; stages], vec![None; stages]);
-        Self { task, cuts, counts, free, footings, costs, rates, suffixes: Vec::new() }
+        let (stage_devices, costs, rates) = (vec![None; stages], vec![None; stages], vec![None; stages]);
+        Self { task, cuts, counts, free, stage_devices, costs, rates, suffixes: Vec::new() }
     }
 
     /// Drops the counts of devices. The cached devices and rates suffice to score the plan with other cuts.
@@ -129,7 +129,7 @@ impl UnscheduledPlan {
         self.cuts.clone_from(&other.cuts);
         self.counts.clone_from(&other.counts);
         self.free.clone_from(&other.free);
-        self.footings.clone_from(&other.footings);
+        self.stage_devices.clone_from(&other.stage_devices);
         self.costs.clone_from(&other.costs);
         self.rates.clone_from(&other.rates);
         self.suffixes.clone_from(&other.suffixes);
@@ -151,7 +151,7 @@ impl UnscheduledPlan {
     /// Drops the caches of a stage whose devices change, and of its two transfers.
     pub(crate) fn moved(&mut self, stage: usize) {
         self.touched(stage);
-        self.footings[stage] = None;
+        self.stage_devices[stage] = None;
         self.costs[stage] = None;
         self.rates[stage] = None;
         if stage > 0 {
@@ -169,7 +169,7 @@ impl UnscheduledPlan {
     }
 
     /// Changes the micro-batch size.
-    pub(crate) fn become_of(&mut self, task: usize) {
+    pub(crate) fn set_micro_batch_size(&mut self, task: usize) {
         self.task = task;
         // Devices and rates do not depend on the micro-batch size, but every cost does.
         self.costs.fill(None);
@@ -177,9 +177,9 @@ impl UnscheduledPlan {
     }
 
     /// Changes the micro-batch size and the cuts.
-    pub(crate) fn recut(&mut self, task: usize, cuts: Vec<u32>) {
+    pub(crate) fn set_cuts(&mut self, task: usize, cuts: Vec<u32>) {
         self.cuts = cuts;
-        self.become_of(task);
+        self.set_micro_batch_size(task);
     }
 
     /// Returns the number of pairs of a stage and a node on which it has devices.
@@ -188,7 +188,7 @@ impl UnscheduledPlan {
     }
 
     /// Moves devices of a node from one stage to another. `None` stands for free devices.
-    pub(crate) fn hand(&mut self, machine: usize, count: u32, from: Option<usize>, to: Option<usize>) {
+    pub(crate) fn move_devices(&mut self, machine: usize, count: u32, from: Option<usize>, to: Option<usize>) {
         let machines = self.machines();
         for (owner, is_giver) in [(from, true), (to, false)] {
             let held = match owner {
@@ -218,7 +218,7 @@ impl UnscheduledPlan {
         let at = (stage + 1) * self.machines();
         self.cuts.insert(stage + 1, cut);
         self.counts.splice(at..at, std::iter::repeat_n(0, self.free.len()));
-        self.footings.insert(stage + 1, None);
+        self.stage_devices.insert(stage + 1, None);
         self.costs.insert(stage + 1, None);
         self.rates.insert(stage + 1, None);
         self.moved(stage);
@@ -234,7 +234,7 @@ impl UnscheduledPlan {
         }
         self.counts.drain((stage + 1) * machines..(stage + 2) * machines);
         self.cuts.remove(stage + 1);
-        self.footings.remove(stage + 1);
+        self.stage_devices.remove(stage + 1);
         self.costs.remove(stage + 1);
         self.rates.remove(stage + 1);
         self.moved(stage);
@@ -262,46 +262,46 @@ impl<'a> PlanScorer<'a> {
 
     /// Returns the score of a plan. If its path reaches `limit_s`, returns [`PlanScore::IMPOSSIBLE`] as soon as that is
     /// known.
-    pub(crate) fn judge(&mut self, sketch: &mut UnscheduledPlan, limit_s: f64) -> PlanScore {
-        let task = self.tasks[sketch.task];
-        let (stages, micro) = (sketch.stages(), f64::from(task.micro_batches));
+    pub(crate) fn score(&mut self, unscheduled: &mut UnscheduledPlan, limit_s: f64) -> PlanScore {
+        let task = self.tasks[unscheduled.task];
+        let (stages, micro) = (unscheduled.stages(), f64::from(task.micro_batches));
         if stages as u64 > u64::from(task.settings.max_stages) {
             return PlanScore::IMPOSSIBLE;
         }
         for stage in 0..stages {
-            if sketch.costs[stage].is_none() {
-                sketch.costs[stage] = self.stage_cost(sketch, stage);
-                let Some(cost) = sketch.costs[stage] else { return PlanScore::IMPOSSIBLE };
+            if unscheduled.costs[stage].is_none() {
+                unscheduled.costs[stage] = self.stage_cost(unscheduled, stage);
+                let Some(cost) = unscheduled.costs[stage] else { return PlanScore::IMPOSSIBLE };
                 // The busy time of a single stage rejects many plans before any path is computed.
                 if micro * (cost.forward_s + cost.backward_s) >= limit_s {
                     return PlanScore::IMPOSSIBLE;
                 }
             }
         }
-        let judged = self.path(sketch, limit_s, true);
-        if judged.overflow == 0.0 {
-            return judged;
+        let score = self.path(unscheduled, limit_s, true);
+        if score.overflow == 0.0 {
+            return score;
         }
         // Numbers in flight never grow along the stages, so a stage with many forces all in front of it to have as
         // many, which may not fit there. The smallest numbers may lack less memory.
-        let least = self.path(sketch, limit_s, false);
-        if least.overflow < judged.overflow { least } else { judged }
+        let least = self.path(unscheduled, limit_s, false);
+        if least.overflow < score.overflow { least } else { score }
     }
 
     /// Returns the score of a plan whose stage costs are cached, with the largest numbers in flight if `is_eager`,
     /// otherwise with the smallest. A path of `limit_s` or more makes the plan impossible.
-    fn path(&mut self, sketch: &mut UnscheduledPlan, limit_s: f64, is_eager: bool) -> PlanScore {
-        let task = self.tasks[sketch.task];
-        let stages = sketch.stages();
+    fn path(&mut self, unscheduled: &mut UnscheduledPlan, limit_s: f64, is_eager: bool) -> PlanScore {
+        let task = self.tasks[unscheduled.task];
+        let stages = unscheduled.stages();
         let nothing = Suffix { paths: Paths::default(), max_in_flight: 1, overflow: 0.0 };
         // Only paths with the largest numbers in flight are cached, since nearly all plans are scored with them.
-        let known = if is_eager { sketch.suffixes.len() } else { 0 };
-        let mut suffix = if known > 0 { sketch.suffixes[known - 1] } else { nothing };
+        let known = if is_eager { unscheduled.suffixes.len() } else { 0 };
+        let mut suffix = if known > 0 { unscheduled.suffixes[known - 1] } else { nothing };
         if suffix.paths.synced_s >= limit_s {
             return PlanScore::IMPOSSIBLE;
         }
         for (from_end, stage) in (known as u32 + 1..).zip((0..stages - known).rev()) {
-            let Some(cost) = sketch.costs[stage] else { return PlanScore::IMPOSSIBLE };
+            let Some(cost) = unscheduled.costs[stage] else { return PlanScore::IMPOSSIBLE };
             let bytes = |max_in_flight| cost.memory.bytes_with(max_in_flight);
             let (least, most) = task.settings.max_in_flights(from_end, task.micro_batches);
             // Numbers in flight never grow along the stages.
@@ -314,14 +314,14 @@ impl<'a> PlanScorer<'a> {
                 least
             });
             let is_last = stage + 1 == stages;
-            let rate = if is_last { Rate::default() } else { self.rate(sketch, stage) };
-            let end = sketch.cuts[stage + 1] as usize;
+            let rate = if is_last { Rate::default() } else { self.rate(unscheduled, stage) };
+            let end = unscheduled.cuts[stage + 1] as usize;
             let busy_s = if is_last { 0.0 } else { task.cut_bytes[end] * rate.s_per_byte };
             let shape = cost.path_stage((max_in_flight, max_in_flight), (busy_s, rate.latency_s));
             suffix.paths = suffix.paths.extend(&shape, suffix.max_in_flight, task.micro_batches);
             suffix.max_in_flight = max_in_flight;
             if is_eager {
-                sketch.suffixes.push(suffix);
+                unscheduled.suffixes.push(suffix);
             }
             if suffix.paths.synced_s >= limit_s {
                 return PlanScore::IMPOSSIBLE; // further stages make no path shorter
@@ -333,17 +333,17 @@ impl<'a> PlanScorer<'a> {
     /// Returns the simulated step of a plan that was scored and fits, with the largest numbers in flight that fit.
     ///
     /// For a model without tied weights it equals the step that [`crate::planner::hybrid::PlanEvaluator`] computes.
-    pub(crate) fn step_s(&mut self, sketch: &UnscheduledPlan) -> Option<f64> {
-        let task = self.tasks[sketch.task];
-        let costs: Vec<&BaseCost> = sketch.costs.iter().flatten().collect();
+    pub(crate) fn step_s(&mut self, unscheduled: &UnscheduledPlan) -> Option<f64> {
+        let task = self.tasks[unscheduled.task];
+        let costs: Vec<&BaseCost> = unscheduled.costs.iter().flatten().collect();
         let held = costs.iter().map(|cost| (&cost.memory, cost.capacity_bytes));
         let ranges = ranges(task.settings, task.micro_batches, held)?;
         let max_in_flights =
             [u32::MAX, 0].into_iter().find_map(|wanted| nearest(&ranges, &vec![wanted; costs.len()]))?;
         let shapes = (0_usize..).zip(costs.iter().zip(max_in_flights)).map(|(stage, (cost, max_in_flight))| {
-            let is_last = stage + 1 == sketch.stages();
-            let rate = if is_last { Rate::default() } else { sketch.rates[stage].unwrap_or_default() };
-            let busy_s = task.cut_bytes[sketch.cuts[stage + 1] as usize] * rate.s_per_byte;
+            let is_last = stage + 1 == unscheduled.stages();
+            let rate = if is_last { Rate::default() } else { unscheduled.rates[stage].unwrap_or_default() };
+            let busy_s = task.cut_bytes[unscheduled.cuts[stage + 1] as usize] * rate.s_per_byte;
             // The evaluator stores a transfer as one sum of busy time and latency. Subtracting from the same sum gives
             // the latency of its simulation to the last digit.
             cost.path_stage((max_in_flight, max_in_flight), (busy_s, (busy_s + rate.latency_s) - busy_s))
@@ -352,20 +352,20 @@ impl<'a> PlanScorer<'a> {
     }
 
     /// Returns the devices of a stage, from the cache if possible.
-    pub(crate) fn footing(&self, sketch: &mut UnscheduledPlan, stage: usize) -> StageDevices {
-        if let Some(footing) = sketch.footings[stage] {
-            return footing;
+    pub(crate) fn devices_of(&self, unscheduled: &mut UnscheduledPlan, stage: usize) -> StageDevices {
+        if let Some(devices_of) = unscheduled.stage_devices[stage] {
+            return devices_of;
         }
-        let devices = StageDevices::of(self.cluster, (0..).zip(sketch.row(stage).iter().copied()));
-        *sketch.footings[stage].insert(devices)
+        let devices = StageDevices::of(self.cluster, (0..).zip(unscheduled.row(stage).iter().copied()));
+        *unscheduled.stage_devices[stage].insert(devices)
     }
 
     /// Returns the cost of a stage, or `None` if it has no devices or its split of the micro-batch is not allowed.
-    fn stage_cost(&mut self, sketch: &mut UnscheduledPlan, stage: usize) -> Option<BaseCost> {
-        let task = self.tasks[sketch.task];
-        let devices = self.footing(sketch, stage);
+    fn stage_cost(&mut self, unscheduled: &mut UnscheduledPlan, stage: usize) -> Option<BaseCost> {
+        let task = self.tasks[unscheduled.task];
+        let devices = self.devices_of(unscheduled, stage);
         let share = if devices.replicas == 0 { None } else { task.share[devices.replicas as usize] }?;
-        let cuts = (sketch.cuts[stage] as usize, sketch.cuts[stage + 1] as usize);
+        let cuts = (unscheduled.cuts[stage] as usize, unscheduled.cuts[stage + 1] as usize);
         let sync_s = self.sync_s(task, cuts, share, devices.sync, devices.speed);
         let totals = &task.totals[share as usize];
         Some(BaseCost::new(task.model, totals, task.settings, &devices, cuts, task.recompute, sync_s))
@@ -402,12 +402,12 @@ impl<'a> PlanScorer<'a> {
     }
 
     /// Returns the transfer rate between `stage` and the next one.
-    pub(crate) fn rate(&mut self, sketch: &mut UnscheduledPlan, stage: usize) -> Rate {
-        if let Some(rate) = sketch.rates[stage] {
+    pub(crate) fn rate(&mut self, unscheduled: &mut UnscheduledPlan, stage: usize) -> Rate {
+        if let Some(rate) = unscheduled.rates[stage] {
             return rate;
         }
         self.pairs.clear();
-        for (&from, &to) in sketch.row(stage).iter().zip(sketch.row(stage + 1)) {
+        for (&from, &to) in unscheduled.row(stage).iter().zip(unscheduled.row(stage + 1)) {
             // Neighboring machines often have equal counts. Grouping them keeps the list short on large clusters.
             match self.pairs.last_mut() {
                 Some((senders, receivers, machines)) if (*senders, *receivers) == (from, to) => *machines += 1,
@@ -415,7 +415,7 @@ impl<'a> PlanScorer<'a> {
             }
         }
         let rate = self.cluster.transfer(&self.pairs);
-        sketch.rates[stage] = Some(rate);
+        unscheduled.rates[stage] = Some(rate);
         rate
     }
 }

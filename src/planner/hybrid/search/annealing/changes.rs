@@ -87,7 +87,7 @@ impl Annealer<'_> {
         let Some((from, to)) = two_stages(plan, random) else { return false };
         let Some(machine) = machine_of(plan.row(from), random) else { return false };
         let count = some_of(plan.row(from)[machine], random);
-        plan.hand(machine, count, Some(from), Some(to));
+        plan.move_devices(machine, count, Some(from), Some(to));
         true
     }
 
@@ -100,8 +100,8 @@ impl Annealer<'_> {
             return false;
         }
         let count = some_of(plan.row(one)[here].min(plan.row(other)[there]), random);
-        plan.hand(here, count, Some(one), Some(other));
-        plan.hand(there, count, Some(other), Some(one));
+        plan.move_devices(here, count, Some(one), Some(other));
+        plan.move_devices(there, count, Some(other), Some(one));
         true
     }
 
@@ -110,7 +110,7 @@ impl Annealer<'_> {
         let stage = random.below(plan.stages());
         let Some(machine) = machine_of(&plan.free, random) else { return false };
         let count = some_of(plan.free[machine], random);
-        plan.hand(machine, count, None, Some(stage));
+        plan.move_devices(machine, count, None, Some(stage));
         true
     }
 
@@ -119,7 +119,7 @@ impl Annealer<'_> {
         let stage = random.below(plan.stages());
         let Some(machine) = machine_of(plan.row(stage), random) else { return false };
         let count = some_of(plan.row(stage)[machine], random);
-        plan.hand(machine, count, Some(stage), None);
+        plan.move_devices(machine, count, Some(stage), None);
         true
     }
 
@@ -132,8 +132,8 @@ impl Annealer<'_> {
             return false;
         }
         let count = some_of(plan.row(stage)[here].min(plan.free[there]), random);
-        plan.hand(here, count, Some(stage), None);
-        plan.hand(there, count, None, Some(stage));
+        plan.move_devices(here, count, Some(stage), None);
+        plan.move_devices(there, count, None, Some(stage));
         true
     }
 
@@ -146,7 +146,7 @@ impl Annealer<'_> {
         let mut is_changed = false;
         for machine in 0..plan.free.len() {
             if plan.row(from)[machine] >= count && plan.row(from)[machine] > 0 {
-                plan.hand(machine, count, Some(from), Some(to));
+                plan.move_devices(machine, count, Some(from), Some(to));
                 is_changed = true;
             }
         }
@@ -181,7 +181,7 @@ impl Annealer<'_> {
                 count / 2 + u32::from(is_rounded_up)
             };
             if handed > 0 {
-                plan.hand(machine, handed, Some(stage), Some(stage + 1));
+                plan.move_devices(machine, handed, Some(stage), Some(stage + 1));
             }
         }
         true
@@ -201,7 +201,7 @@ impl Annealer<'_> {
         let distance = random.distance();
         let task = if random.is_heads() { Some(plan.task + distance) } else { plan.task.checked_sub(distance) };
         let Some(task) = task.filter(|&task| task < self.tasks.len()) else { return false };
-        plan.become_of(task);
+        plan.set_micro_batch_size(task);
         true
     }
 
