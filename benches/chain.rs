@@ -53,6 +53,7 @@ fn transformer(layers: usize, types: usize, hosts: usize, host_mib: f64) -> Chai
 }
 
 fn plan(chain: &Chain) -> ChainPlan {
+    // The same deadline as `hpgo partition` has by default, so that figures show what a user waits for.
     let control = Control::with_deadline(Some(Duration::from_secs(10)));
     partition(chain, Objective::Throughput, None, &control).expect("the hosts have room")
 }
@@ -71,6 +72,7 @@ fn mixed_hosts(criterion: &mut Criterion) {
         ("96 layers, 10 types x 20 hosts", transformer(96, 10, 20, 2048.0)),
     ] {
         let answer = plan(&chain);
+        // Criterion reports times only, and a fast answer without a proof would look like an improvement.
         println!("{name}: gap {:.3} %", 100.0 * (answer.value / answer.lower_bound - 1.0));
         group.bench_function(name, |bencher| bencher.iter(|| plan(&chain)));
     }

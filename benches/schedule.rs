@@ -25,6 +25,7 @@ fn sizes(criterion: &mut Criterion) {
     for (ranks, micro_batches) in [(8, 64), (64, 1024), (1024, 4096)] {
         let max_in_flights = one_f_one_b_in_flight(ranks, micro_batches, u32::MAX);
         group.throughput(Throughput::Elements(2 * u64::from(ranks) * u64::from(micro_batches)));
+        // The largest case takes long enough for ten samples to be stable.
         if ranks == 1024 {
             group.sample_size(10);
         }

@@ -26,7 +26,9 @@ fn sweeps(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("sweep");
     for (ranks, micro_batches) in [(8, 64), (64, 1024), (1024, 4096)] {
         let (schedule, costs, actions) = one_f_one_b(ranks, micro_batches);
+        // The largest case has 8.4 million actions, so more samples would take minutes.
         group.throughput(actions).sample_size(if ranks == 1024 { 10 } else { 50 });
+        // Reused across iterations, like in the planner, so that allocation is not measured.
         let mut sweep = Sweep::default();
         group.bench_function(format!("step time {ranks}x{micro_batches}"), |bencher| {
             bencher.iter(|| sweep.step_s(black_box(&schedule), &costs, Links::Queued));

@@ -26,7 +26,7 @@ impl Default for Progress {
 /// Reason why a search ended before it proved its answer optimal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
-    /// The deadline passed.
+    /// The deadline of the work passed.
     Deadline,
     /// The caller cancelled the search.
     Interrupt,

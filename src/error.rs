@@ -51,7 +51,7 @@ pub enum Error {
     /// The deadline passed before there was anything to return.
     #[error("the time was up before there was any plan{known}")]
     TimedOut {
-        /// What is known about all plans nevertheless, as the end of the sentence. May be empty.
+        /// Knowledge about all plans, as the end of the sentence. May be empty.
         known: String,
     },
     /// The caller cancelled the work before there was anything to return.
@@ -69,6 +69,7 @@ impl Error {
             | Self::Argument { hint, .. }
             | Self::Infeasible { hint, .. }
             | Self::Schedule { hint, .. } => hint,
+            // Both are the user's choice, so more time is the only action that helps.
             Self::TimedOut { .. } | Self::Cancelled => "give it more time",
         }
     }

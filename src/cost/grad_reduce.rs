@@ -98,8 +98,8 @@ pub fn sync_s(model: &LayerSums, totals: &Totals, speed: f64, stage: (usize, usi
     sync_without_s(model, totals, speed, stage, rate, overlap, &[])
 }
 
-/// Like [`sync_s`], but without some weights: `apart` lists layers and the bytes of their weights that are reduced
-/// elsewhere, together with other stages.
+/// Returns the result of [`sync_s`] without some weights: `apart` lists layers and the bytes of their weights that
+/// other stages reduce together with this one.
 #[must_use]
 pub fn sync_without_s(
     model: &LayerSums,

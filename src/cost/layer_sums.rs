@@ -50,6 +50,7 @@ impl Halves {
         layers.iter().any(|layer| layer.halves_s.is_some()).then(|| {
             let half = |layer: &Measurement| (layer.backward_s / 2.0, layer.backward_s / 2.0);
             let layer_s: Vec<_> = layers.iter().map(|layer| layer.halves_s.unwrap_or(half(layer))).collect();
+            // Prefix sums as for whole passes, so a stage's halves also cost two subtractions.
             let (inputs, weights): (Vec<_>, Vec<_>) = layer_s.iter().copied().unzip();
             Self {
                 input_gradient_s: nesting.sums_below(&inputs),
@@ -190,6 +191,7 @@ impl LayerSums {
             batch_sizes: graph.batch_sizes.clone(),
             ties: graph.ties.iter().map(tie).collect(),
             measured,
+            // Weights do not depend on the batch size, so the sums at the first one serve for all.
             parameter_bytes: (0..cuts).map(|cut| states.totals(cut, 0).parameter_bytes).collect(),
             is_chain: states.is_linear(),
             has_all_cuts: *states.cuts() == Cuts::Exact,
@@ -243,6 +245,7 @@ impl LayerSums {
     pub fn begins_behind(&self, end: usize, cut: usize) -> usize {
         match &self.nesting {
             Nesting::Row { .. } => end.saturating_sub(cut + 1),
+            // The list descends, so the larger cuts form its beginning.
             Nesting::Listed { begins, .. } => begins[end].partition_point(|&other| other as usize > cut),
         }
     }
@@ -260,6 +263,7 @@ impl LayerSums {
     #[must_use]
     pub fn pairs(&self) -> usize {
         match &self.nesting {
+            // Any two cuts of a row bound a stage.
             Nesting::Row { below, .. } => below.len() * (below.len() - 1) / 2,
             Nesting::Listed { begins, .. } => begins.iter().map(Vec::len).sum(),
         }

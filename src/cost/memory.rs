@@ -85,6 +85,7 @@ pub fn memory(
     let (begin, end) = stage;
     // The sums below two cuts round differently, so the difference of two nearly equal sums may be slightly negative.
     let between = |below: &[f64]| (below[end] - below[begin]).max(0.0);
+    // Copies of tied weights have gradients and optimizer state of their own, so they count like the stage's weights.
     let weights_bytes = between(&model.parameter_bytes) + tied_weights::copied_bytes(model, stage);
     let optimizer_bytes = weights_bytes * options.optimizer_per_weight;
     let saved_bytes = between(&totals.saved_bytes);

@@ -103,6 +103,7 @@ impl Cluster {
         let mut sorted = devices.to_vec();
         sorted.sort_unstable();
         sorted.dedup();
+        // Machines and devices ascend together, so one pass over both counts all machines.
         let (mut sorted, mut end) = (sorted.into_iter().peekable(), 0);
         let counts = (0..).zip(&self.machines).map(|(index, machine)| {
             end += machine.devices;
@@ -163,6 +164,7 @@ impl Cluster {
         for &(here, there, _) in on_machine {
             let sent = f64::from(here) / f64::from(senders);
             let received = f64::from(there) / f64::from(receivers);
+            // What a machine sends to itself does not use its port. The rest leaves it, or arrives, in full duplex.
             between = between.max(sent * (1.0 - received)).max(received * (1.0 - sent));
             if here > 0 && there > 0 {
                 inside = inside.max(received / f64::from(senders)).max(sent / f64::from(receivers));

@@ -120,7 +120,8 @@ impl CutPoints {
         Self::for_plans_keeping(graph, &[], control)
     }
 
-    /// Like [`CutPoints::for_plans`], but without the cuts that separate layers of one of the groups in `together`.
+    /// Returns the cut points of [`CutPoints::for_plans`] without cuts that separate layers of one of the groups in
+    /// `together`.
     ///
     /// # Errors
     /// Returns the errors of [`CutPoints::for_plans`].
@@ -219,6 +220,7 @@ impl CutPoints {
                 "data flows from each stage to later ones only",
             ));
         }
+        // State s holds the first s stages, so a layer of stage s is inside from state s + 1 on.
         let enters = order.iter().map(|&layer| stage_of[layer].map_or(0, |stage| stage as u32 + 1)).collect();
         let sets = StateSets::Row { enters, states: stages.len() + 1 };
         Self::with(graph, order, &readers, Vec::new(), sets, Cuts::Exact, &Control::default())
@@ -356,6 +358,7 @@ impl CutPoints {
 
     /// Keeps the states in `kept`, which must include the first and the last.
     fn only(self, kept: &[usize], cuts: Cuts) -> Self {
+        // A layer enters at the first kept state that contains its old one.
         let enter = |&state: &u32| kept.partition_point(|&kept| kept < state as usize) as u32;
         let sets = match &self.sets {
             StateSets::Row { enters, .. } => {
@@ -374,7 +377,7 @@ impl CutPoints {
         }
     }
 
-    /// Thins a long chain of cuts to [`MAX_NESTED_CUTS`].
+    /// Reduces a long chain of cuts to [`MAX_NESTED_CUTS`].
     ///
     /// The model is divided into that many parts of about equal time, bytes and layers, and each part keeps its cut
     /// with the fewest bytes across it.

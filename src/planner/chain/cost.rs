@@ -178,6 +178,7 @@ impl<'a> Costs<'a> {
     /// only the size of the layer.
     pub(super) fn least_needs(&self) -> Vec<i128> {
         let chain = self.chain;
+        // Other cuts may have narrower boundaries, so buffers prove nothing then.
         if chain.is_restricted {
             return chain.layer_bytes.iter().map(|&bytes| exact(bytes)).collect();
         }
@@ -197,6 +198,8 @@ impl<'a> Costs<'a> {
             };
             return (0..layers).map(need).collect();
         }
+        // In a branching model, a stage with a layer begins at a position without it and ends at one with it. The two
+        // minima are independent, so their sum is a lower bound.
         let (mut starts, mut ends) = (vec![start(0); layers], vec![end(self.last); layers]);
         for (position, inside) in chain.inside.iter().enumerate() {
             let mut inside = inside.iter().copied().peekable();
@@ -272,6 +275,7 @@ impl<'a> Costs<'a> {
             return self.last;
         }
         let room = self.memory[kind] - self.received[first] + self.held[first];
+        // Sums of sizes ascend with the position, so the last fitting end is found by bisection.
         self.held.partition_point(|&held| held < room).saturating_sub(1)
     }
 
@@ -304,6 +308,7 @@ impl<'a> Costs<'a> {
 
     /// Returns the bytes of one batch that cross `position` with `bits` per value.
     fn bytes(&self, position: usize, bits: u32) -> f64 {
+        // Positions store the bytes at full width, the first of the allowed widths.
         self.chain.cut_bytes[position] * f64::from(bits) / f64::from(self.chain.bits[0])
     }
 
@@ -316,6 +321,7 @@ impl<'a> Costs<'a> {
     fn lanes(&self, from: Option<usize>, to: Option<usize>) -> f64 {
         let replicas =
             |host_set: Option<usize>| host_set.map_or(usize::MAX, |host_set| self.host_sets[host_set].replicas);
+        // The outside world never limits the hop: it counts as infinitely many replicas.
         replicas(from).min(replicas(to)) as f64
     }
 
@@ -362,6 +368,8 @@ impl<'a> Costs<'a> {
                 let from = index.checked_sub(1).map(|before| path[before].host_set);
                 let to = path.get(index).map(|step| step.host_set);
                 let position = path.get(index).map_or(self.last, |step| step.first);
+                // Only the objective `bits` gives up precision. All others keep the full width even where fewer bits
+                // would be faster.
                 let bits = match objective {
                     Objective::Bits => self.bits_within(position, from, to, limit_s).unwrap_or(full),
                     _ => full,

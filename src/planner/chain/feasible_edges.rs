@@ -98,6 +98,7 @@ impl<'a> FeasibleEdges<'a> {
             .chain(later.filter(passable))
             .filter(move |&end| self.costs.fits(host_set, first, end))
             .take_while(move |&end| {
+                // The dominating end itself is still taken, but nothing before it.
                 let take = !done;
                 done |= self.is_best_so_far(end);
                 take

@@ -175,6 +175,7 @@ impl Chain {
             size("cut_bytes", self.cut_bytes.len(), layers + 1)?;
         } else {
             size("cut_bytes", self.cut_bytes.len(), self.inside.len())?;
+            // Searches rely on sorted layers, and on a first and last position without and with all layers.
             let is_set = |inside: &Vec<usize>| inside.is_sorted_by(|one, two| one < two);
             let ends = [self.inside[0].len(), self.inside[self.inside.len() - 1].len()];
             let is_known = |inside: &Vec<usize>| inside.last().is_none_or(|&layer| layer < layers);
@@ -231,6 +232,7 @@ impl Chain {
                 "give the bits of a value first and then ever fewer, none of them 0",
             ));
         }
+        // Without that objective the full width is always allowed, so further widths would be ignored silently.
         if self.bits.len() > 1 && objective != Objective::Bits {
             return Err(Error::argument(
                 "several bit widths are allowed, but the objective is not to lose few bits",
@@ -238,6 +240,7 @@ impl Chain {
             ));
         }
         match max_interval_s {
+            // A limit of 0 is valid: layers and links may take no time.
             Some(limit) if limit.is_nan() || limit < 0.0 => {
                 Err(Error::argument(format!("the longest interval is {limit} s"), "give 0 or more seconds"))
             }

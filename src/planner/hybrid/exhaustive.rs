@@ -47,6 +47,7 @@ pub fn exhaustive(
     for &micro_batch in &settings.micro_batch_sizes {
         for &recompute in &settings.recompute {
             let mut plan = CandidatePlan { micro_batch, recompute, stages: Vec::new() };
+            // Each micro-batch size starts with an empty cluster. `place` takes devices and gives them back.
             let mut free: Vec<u32> = cluster.machines.iter().map(|machine| machine.devices).collect();
             all.place(&mut plan, cuts - 1, &mut free)?;
         }
@@ -72,6 +73,7 @@ impl All<'_> {
         if end == 0 {
             return self.try_max_in_flights(plan);
         }
+        // An incomplete enumeration proves nothing, so a stopped one returns no plan.
         if self.control.should_stop() {
             return Err(self.control.error());
         }
@@ -82,6 +84,8 @@ impl All<'_> {
         for begin in model.begins(end) {
             for footprint in footprints(free) {
                 let replicas: u32 = footprint.iter().map(|&(_, count)| count).sum();
+                // Stages are placed from the last one to the first, like in the search, but with no bound on any of
+                // them.
                 let behind = plan.stages.first().map(StageCandidate::replicas);
                 if self.settings.equal_replicas && behind.is_some_and(|behind| behind != replicas) {
                     continue;
@@ -127,6 +131,7 @@ impl All<'_> {
 
     fn try_max_in_flights(&mut self, plan: &CandidatePlan) -> Result<()> {
         let Some(ranges) = self.evaluator.ranges(plan)? else { return Ok(()) };
+        // Every combination within memory is simulated: larger numbers in flight are not always better.
         for max_in_flights in every(&ranges, usize::MAX).into_iter().flatten() {
             let mut plan = plan.clone();
             plan.stages

@@ -25,7 +25,7 @@ pub struct Lean {
     pub stopped: Option<Stopped>,
 }
 
-/// Searches for a plan whose step is at most `limit_s` and whose devices all need less than `enough_bytes`.
+/// Finds a plan with a step of at most `limit_s` that needs less than `enough_bytes` on each device.
 ///
 /// # Errors
 /// Returns [`Error::Argument`] or [`Error::Cluster`] for invalid input.

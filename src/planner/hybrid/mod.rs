@@ -2,8 +2,9 @@
 //! be.
 //!
 //! ```text
-//! patterns, packing ─▶ first plans ─▶ annealing, narrow passes ─▶ good plans ─▶ whole passes under rising thresholds ─▶ bound
-//!                                     (each pass: paths of all micro-batch sizes ─▶ plans ─▶ simulate, improve)
+//! patterns, packing ─▶ first plans ─▶ annealing, narrow passes ─▶ good plans
+//!                      ─▶ complete passes under rising thresholds ─▶ bound
+//! (each pass: paths of all micro-batch sizes ─▶ plans ─▶ simulate, improve)
 //! ```
 //!
 //! No plan of the search space has a shorter step than the bound. The best simulated plan is the answer, and the

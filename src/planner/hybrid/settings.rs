@@ -94,6 +94,8 @@ impl Settings {
         match self.warm_up {
             WarmUp::All => (micro_batches, micro_batches),
             WarmUp::Least => (from_end.min(micro_batches), from_end.min(micro_batches)),
+            // With 2 (S - s) - 1 in flight, a stage covers a round trip of messages as long as its own compute time
+            // (DAPPLE).
             WarmUp::Eager => (from_end.min(micro_batches), (2 * from_end - 1).min(micro_batches)),
         }
     }

@@ -87,6 +87,7 @@ impl<'a> Subproblem<'a> {
             settings,
             micro_batch,
             recompute,
+            // Exact, since `Settings::check` requires divisors of the global batch.
             micro_batches: settings.global_batch / micro_batch,
             share,
             totals,

@@ -69,6 +69,7 @@ impl Devices {
 
     /// Returns the first `count` devices, taken one from each machine in turn, in ascending order.
     pub(super) fn scattered(&self, count: u32) -> Vec<u32> {
+        // Machines may have unequal numbers of devices: full ones are skipped in later rounds.
         let longest = (0..self.machines()).map(|machine| self.machine(machine).len()).max().unwrap_or(0);
         let rounds = (0..longest)
             .flat_map(|round| (0..self.machines()).filter_map(move |machine| self.machine(machine).nth(round)));

@@ -59,6 +59,7 @@ pub fn plans(model: &Model, devices: &Devices, min_micro_batch_size: u32, contro
     let problem = LegacyProblem { model, devices, min_micro_batch_size };
     let count = devices.count();
     let mut plans: Vec<Plan> = (2..=count.max(2)).map(|parts| problem.data_parallel(parts.min(count))).collect();
+    // The original tries two halves only for an even number of devices above two.
     if count > 2 && count.is_multiple_of(2) {
         plans.extend(problem.two_halves());
     }
@@ -197,6 +198,7 @@ impl LegacyProblem<'_> {
             return 0.0;
         }
         let count = f64::from(micro_batches);
+        // Bottlenecks are for the whole batch, as in the original, so divide by the number of micro-batches.
         let block_s = bottleneck_s / count;
         let total_s = self.compute_s(0, self.last());
         // One micro-batch passes all stages, and each further one takes as long as the slowest stage or transfer.

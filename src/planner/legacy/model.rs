@@ -106,6 +106,7 @@ impl Model {
         for layer in (0..stage_of.len()).filter(|layer| self.kept.binary_search(layer).is_err()) {
             let readers = graph.edges.iter().filter(|edge| edge.0 == layer).map(|edge| stage_of[edge.1]);
             let feeders = graph.edges.iter().filter(|edge| edge.1 == layer).map(|edge| stage_of[edge.0]);
+            // An input belongs where it is read first, and an unused output where it is produced.
             let known = readers.min().filter(|&stage| stage < nowhere);
             stage_of[layer] = known.or(feeders.max().filter(|&stage| stage < nowhere)).unwrap_or(0);
         }
@@ -179,6 +180,7 @@ fn antichains(graph: &Graph) -> Option<(Vec<BitSet>, Vec<State>)> {
         .collect();
     let extras = |last: &[usize]| last.iter().fold(BitSet::empty(count), |all, &layer| all.union(&crossing[layer]));
 
+    // Like PipeDream, growth starts from a single source. Further sources join with their first reader.
     let source = (0..count).find(|&layer| is_source[layer])?;
     let mut found = vec![Antichain { last: vec![source], set: upstream[source].clone(), next: Vec::new() }];
     let mut index = HashMap::from([(upstream[source].clone(), 0)]);
@@ -270,6 +272,7 @@ fn fallback(graph: &Graph) -> Result<(Vec<BitSet>, Vec<State>)> {
     let states = (1..found.len()).map(|at| {
         let mut set = BitSet::empty(graph.layers.len());
         found.layers_between(0, at).into_iter().for_each(|layer| set.insert(layer));
+        // Layers are in topological order, so the last one is the newest.
         let newest = found.layers_between(0, at).pop().expect("only the first state is empty");
         let output = found.totals(at, 0).boundary_bytes;
         let state = summed(graph, &set, output, &graph.layers[newest].name);

@@ -1,4 +1,4 @@
-//! A line of nested cuts of a model, for plans whose stages lie between consecutive cuts of it.
+//! A line of nested cuts of a model, for plans whose stages are bounded by consecutive cuts of it.
 
 use crate::cost::LayerSums;
 use crate::planner::effort::placement;

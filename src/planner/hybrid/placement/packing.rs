@@ -1,7 +1,7 @@
 //! Packed plans: the smallest number of devices that holds the model within a time limit, without regard to links.
 //!
 //! ```text
-//! fewest[stages][cut]    devices of that number of stages between the cut and the end, none of them longer than a limit
+//! fewest[stages][cut]    devices of that many stages between the cut and the end, none of them longer than a limit
 //! ```
 //!
 //! Devices are assigned in a fixed order, the largest first, so every entry is a plan that can be evaluated. The search

@@ -41,10 +41,11 @@ enum Shares {
     Even(u32),
     /// All devices of the list. If they do not divide evenly, the first stages take one more.
     All,
-    /// The first number for the first stage, spread over as many nodes as possible, and the second for each other
+    /// The first number for the first stage, each device on another node if possible, and the second for each other
     /// stage.
     FewFirst(u32, u32),
-    /// The first number for the last stage, spread over as many nodes as possible, and the second for each other stage.
+    /// The first number for the last stage, each device on another node if possible, and the second for each other
+    /// stage.
     FewLast(u32, u32),
 }
 

@@ -23,6 +23,8 @@ fn useful(cluster: &Cluster, share: &[Option<u32>]) -> Vec<bool> {
     let is_large = cluster.devices() > passes::FINE_DEVICES;
     (share.iter().enumerate())
         .map(|(replicas, share_now)| {
+            // Compares with the count of one node less. If the share is equal, the additional node would not speed up
+            // the stage.
             share_now.is_some() && !(is_large && replicas > size && *share_now == share[replicas - size])
         })
         .collect()
@@ -117,7 +119,7 @@ pub(crate) trait Placements {
 /// All situations that the search has reached, and the moves between them.
 pub(crate) struct Space<'a> {
     cluster: &'a Cluster,
-    /// Distinct machines.
+    /// Distinct machines, in order of appearance.
     classes: Vec<Machine>,
     /// Index into `classes` for each machine.
     class_of: Vec<usize>,
@@ -150,6 +152,8 @@ impl<'a> Space<'a> {
             let pairs = f64::from((devices + 1) * (devices + 2)) / 2.0;
             situations_at_most *= (1..=count).map(|n| (pairs - 1.0 + f64::from(n)) / f64::from(n)).product::<f64>();
         }
+        // Above this number of situations, exact passes would take too long, and node-aligned placements are searched
+        // instead.
         let exact = situations_at_most <= passes::EXACT_SITUATIONS;
         let size = classes.first().map_or(1, |class| class.devices);
         let is_even = classes.iter().all(|class| class.devices == size);
@@ -247,6 +251,7 @@ impl<'a> Space<'a> {
         };
         // The last stage of the pipeline has no stage behind it to send to.
         let first = pairs.iter().all(|&(_, receivers, _)| receivers == 0);
+        // A stage with one replica has no all-reduce, and so also pays no latency for it.
         let sync = if replicas > 1 { self.cluster.all_reduce(machines, widest) } else { Rate::default() };
         Some(PlacementMove {
             transfer: if first { Rate::default() } else { self.cluster.transfer(&pairs) },

@@ -15,7 +15,7 @@ pub(crate) struct Label {
     pub cut: u32,
     /// Index of the free devices that remain beside the stages of the suffix.
     pub situation: u32,
-    /// Number of stages.
+    /// Number of stages of the suffix.
     pub stages: u32,
     /// Smallest number of micro-batches in flight of the first stage.
     pub min_in_flight: u32,
@@ -58,6 +58,7 @@ impl Labels {
     pub(crate) fn add(&mut self, label: Label) {
         let count = self.micro_batches;
         let id = self.all.len() as u32;
+        // Complete labels never compete: no stage follows, so their bound is final.
         if label.cut == 0 {
             self.complete.push(id);
             self.all.push(label);

@@ -114,7 +114,7 @@ fn promising(stage_costs: &[StageCost], ranges: &Ranges, micro_batches: u32) -> 
     labels.into_iter().map(|(_, max_in_flights)| max_in_flights.into_iter().rev().collect()).collect()
 }
 
-/// Moves to the best neighbor until no neighbor is better or a limit is reached.
+/// Replaces the plan by its best neighbor until no neighbor is better or a limit is reached.
 fn climb(
     evaluator: &mut PlanEvaluator<'_>,
     start: (f64, CandidatePlan),

@@ -28,7 +28,7 @@ pub struct SearchResult {
     pub searched_cuts_bound_s: Option<f64>,
     /// Lower bound for node-aligned plans with the model's cuts. `None` if all placements were searched.
     pub node_aligned_bound_s: Option<f64>,
-    /// Why the search ended although better plans may be left. `None` if none is left.
+    /// Reason of the end of the search if better plans may be left, else `None`.
     pub stopped: Option<Stopped>,
     /// Labels that were explored.
     pub labels: u64,
@@ -78,7 +78,7 @@ impl Search<'_> {
         let priced = self.evaluator.price(&plan)?;
         // This bound is about node-aligned placements only. Annealing tries all others too, so the plan may be on one
         // of them, with a shorter step than any node-aligned plan. A bound above the step would then say that the plan
-        // cannot exist. At the step it says what is true of both: no node-aligned plan is shorter.
+        // cannot exist. At the step it remains true: no node-aligned plan is shorter.
         let node_aligned_bound_s = node_aligned_bound_s.map(|bound_s| bound_s.min(priced.step_s));
         Ok(SearchResult {
             lower_bound_s,

@@ -16,7 +16,7 @@ use crate::planner::hybrid::{
 /// A stage between two cuts, before it is placed.
 pub(crate) struct Stage {
     pub begin: usize,
-    /// Position in [`crate::cost::LayerSums::begins`].
+    /// Position of `begin` in [`crate::cost::LayerSums::begins`].
     pub index: usize,
     pub forward_s: f64,
     pub backward_s: f64,

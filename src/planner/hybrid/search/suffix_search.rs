@@ -41,7 +41,7 @@ pub(crate) struct PassResult {
     pub shortest_s: f64,
     /// Lower bound on the paths of plans that were dropped for a limit. Infinite if none was.
     pub bound_s: f64,
-    /// Labels made.
+    /// Number of labels that were created.
     pub labels: u64,
     /// Work of the pass, and the part of it that built tables.
     pub work: u64,
@@ -51,7 +51,7 @@ pub(crate) struct PassResult {
 /// A complete plan of the relaxed space, without placement.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RelaxedPlan {
-    /// Longest path.
+    /// Length of the longest path, in seconds.
     pub path_s: f64,
     /// Cuts between stages, the empty and the full one included.
     pub cuts: Vec<u32>,
@@ -132,7 +132,7 @@ impl<'a> SuffixSearch<'a> {
             self.relaxed_plans.clear();
         }
         for relaxed_plan in relaxed_plans {
-            // Plans that differ in forms or numbers in flight only would be placed on the same devices.
+            // Plans with equal cuts and replicas would be placed on the same devices.
             let is_new =
                 |other: &RelaxedPlan| (&other.cuts, &other.replicas) != (&relaxed_plan.cuts, &relaxed_plan.replicas);
             if self.relaxed_plans.len() < passes::RELAXED_PLANS && self.relaxed_plans.iter().all(is_new) {
@@ -235,8 +235,8 @@ impl<S: Placements> Pass<'_, '_, S> {
             });
         }
         let task = self.task;
-        // A stage has at least one layer, so labels are only added at smaller cuts: those of a cut are complete when
-        // its turn comes.
+        // A stage has at least one layer, so labels are only added at smaller cuts, and the labels of a cut are complete
+        // when its turn comes.
         for cut in (1..=last).rev() {
             let mut ending = StagesByEnd::new(task, cut);
             let mut waiting: Vec<u32> = std::mem::take(&mut labels.waiting[cut]).into_values().flatten().collect();

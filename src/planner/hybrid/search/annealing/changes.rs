@@ -24,7 +24,7 @@ impl Annealer<'_> {
         }
     }
 
-    /// Moves one cut.
+    /// Moves one cut to a random place nearby.
     fn shift(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         if plan.stages() < 2 {
             return false;
@@ -187,7 +187,7 @@ impl Annealer<'_> {
         true
     }
 
-    /// Merges two stages.
+    /// Merges two neighboring stages.
     fn merge(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         if plan.stages() < 2 {
             return false;
