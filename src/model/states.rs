@@ -108,11 +108,11 @@ impl CutPoints {
 
     /// Lists the cut points that a search for plans distinguishes.
     ///
-    /// - A graph with at most [`FEW`] down-sets has all of them.
+    /// - A graph with at most `FEW` down-sets has all of them.
     /// - In a larger graph, layers that take no time and save nothing are joined to a neighbor. Layers that take no
-    ///   time but save bytes are joined only if more than [`FEW`] cut points, and more than [`WORTH`] times the joined
+    ///   time but save bytes are joined only if more than `FEW` cut points, and more than `WORTH` times the joined
     ///   number, would remain.
-    /// - A long chain of cuts is thinned to [`MAX_NESTED_CUTS`].
+    /// - A long chain of cuts is thinned to `MAX_NESTED_CUTS`.
     ///
     /// # Errors
     /// Returns the errors of [`CutPoints::of`], and the error of `control` if it was stopped.

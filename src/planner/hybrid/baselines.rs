@@ -166,7 +166,7 @@ pub fn helpful_changes(
     changes.iter().map(|(cluster, settings)| fits_at_once(model, cluster, settings, control)).collect()
 }
 
-/// Returns the plan that lacks the least memory among the plans of [`Packing`], with its costs. If stopped early,
+/// Returns the plan that lacks the least memory among the plans of `Packing`, with its costs. If stopped early,
 /// returns the closest plan so far.
 ///
 /// # Errors

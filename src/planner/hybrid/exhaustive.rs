@@ -84,8 +84,7 @@ impl All<'_> {
         for begin in model.begins(end) {
             for footprint in footprints(free) {
                 let replicas: u32 = footprint.iter().map(|&(_, count)| count).sum();
-                // Stages are placed from the last one to the first, like in the search, but with no bound on any of
-                // them.
+                // Stages are placed from the last one to the first, so the first stage of the plan is the one behind.
                 let behind = plan.stages.first().map(StageCandidate::replicas);
                 if self.settings.equal_replicas && behind.is_some_and(|behind| behind != replicas) {
                     continue;
