@@ -54,18 +54,18 @@ impl Cluster {
     /// Returns [`Error::Cluster`] that names the machine or link and its number.
     pub fn check(&self) -> Result<()> {
         if self.machines.is_empty() {
-            return Err(Error::cluster("the cluster has no machine", "describe at least one machine"));
+            return Err(Error::cluster("the cluster has no machine", "add a machine"));
         }
         for (index, machine) in self.machines.iter().enumerate() {
             if machine.devices == 0 {
-                return Err(Error::cluster(format!("machine {index} has no device"), "leave it out"));
+                return Err(Error::cluster(format!("machine {index} has no device"), "remove the machine"));
             }
             for (what, value) in [("memory", machine.memory_bytes), ("speed", machine.speed)] {
                 // The negated comparison also rejects NaN.
                 if !(value > 0.0 && value.is_finite()) {
                     return Err(Error::cluster(
-                        format!("machine {index} has a {what} of {value}"),
-                        format!("{what} must be a positive number"),
+                        format!("the {what} of machine {index} is {value}, but it must be a positive number"),
+                        "",
                     ));
                 }
             }
@@ -75,15 +75,15 @@ impl Cluster {
             for (what, value) in rates {
                 if !(value > 0.0 && value.is_finite()) {
                     return Err(Error::cluster(
-                        format!("the {what} {which} is {value} bytes/s"),
-                        "a bandwidth must be a positive number",
+                        format!("the {what} {which} is {value} bytes/s, but it must be a positive number"),
+                        "",
                     ));
                 }
             }
             if !(link.latency_s >= 0.0 && link.latency_s.is_finite()) {
                 return Err(Error::cluster(
-                    format!("the latency {which} is {} s", link.latency_s),
-                    "a latency must be zero or more",
+                    format!("the latency {which} is {} s, but it must be a number of at least 0", link.latency_s),
+                    "",
                 ));
             }
         }

@@ -61,8 +61,11 @@ impl Graph {
     pub fn check(&self) -> Result<()> {
         if self.batch_sizes.is_empty() || self.batch_sizes[0] == 0 || !self.batch_sizes.is_sorted_by(|a, b| a < b) {
             return Err(Error::profile(
-                format!("batch sizes are {:?}", self.batch_sizes),
-                "a profile needs at least one; they must be positive and ascend",
+                format!(
+                    "batch sizes are {:?}, but there must be at least one, positive and ascending",
+                    self.batch_sizes
+                ),
+                "",
             ));
         }
         for layer in &self.layers {
@@ -104,7 +107,7 @@ impl Graph {
             if owned.is_none_or(|first| !(0.0..=first.parameter_bytes).contains(&tie.bytes)) {
                 return Err(Error::profile(
                     format!("layers {:?} share {} bytes, which the first of them does not have", tie.layers, tie.bytes),
-                    "the first layer of a tie counts it in its parameter bytes",
+                    "add the shared weight to the parameter bytes of the first layer",
                 ));
             }
         }
@@ -124,7 +127,7 @@ impl Graph {
             if from >= count || to >= count {
                 return Err(Error::profile(
                     format!("an edge goes from layer {from} to layer {to}, but there are {count} layers"),
-                    "layers are numbered from 0 in edges",
+                    "number the layers of edges from 0",
                 ));
             }
             waiting[to] += 1;
@@ -151,7 +154,7 @@ impl Graph {
                 .collect();
             return Err(Error::profile(
                 format!("layers feed each other in a cycle: {}", stuck.join(", ")),
-                "a model must be a directed acyclic graph; remove the edge that goes back",
+                "remove the edge that goes back",
             ));
         }
         Ok(order)

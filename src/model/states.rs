@@ -145,7 +145,7 @@ impl CutPoints {
             Self::with(graph, order, &readers, units, sets, Cuts::Exact, control)?
         } else if let Some(sets) = fewer {
             let why = format!(
-                "{} cut points: layers that take no time stay with a neighbour, whatever they save",
+                "{} cut points: layers that take no time stay with a neighbor, even if they save activations",
                 sets.len()
             );
             Self::with(graph, order, &readers, fewer_units, sets, Cuts::Fewer { why }, control)?
@@ -188,7 +188,7 @@ impl CutPoints {
                 let known = stage_of.get_mut(layer).ok_or_else(|| {
                     Error::argument(
                         format!("stage {stage} names layer {layer}, but there are {} layers", order.len()),
-                        "layers are numbered from 0",
+                        "number the layers from 0",
                     )
                 })?;
                 if let Some(other) = known.replace(stage) {
@@ -199,17 +199,17 @@ impl CutPoints {
                         } else {
                             format!("layer `{name}` is in stage {other} and in stage {stage}")
                         },
-                        "each layer belongs to one stage, once",
+                        "name each layer in one stage, once",
                     ));
                 }
             }
             if layers.is_empty() {
-                return Err(Error::argument(format!("stage {stage} has no layers"), "leave it out"));
+                return Err(Error::argument(format!("stage {stage} has no layers"), "remove the stage"));
             }
         }
         if let Some(layer) = stage_of.iter().position(Option::is_none) {
             let name = &graph.layers[layer].name;
-            return Err(Error::argument(format!("layer `{name}` is in no stage"), "each layer belongs to one stage"));
+            return Err(Error::argument(format!("layer `{name}` is in no stage"), "add it to a stage"));
         }
         if let Some(&(from, to)) = graph.edges.iter().find(|&&(from, to)| stage_of[from] > stage_of[to]) {
             return Err(Error::argument(
@@ -217,7 +217,7 @@ impl CutPoints {
                     "layer `{}` feeds layer `{}` of an earlier stage",
                     graph.layers[from].name, graph.layers[to].name
                 ),
-                "data flows from each stage to later ones only",
+                "move one of the two layers, since data flows to later stages only",
             ));
         }
         // State s holds the first s stages, so a layer of stage s is inside from state s + 1 on.
@@ -435,7 +435,7 @@ impl CutPoints {
 fn checked(graph: &Graph) -> Result<(Vec<usize>, LayerReaders)> {
     graph.check()?;
     if graph.layers.is_empty() {
-        return Err(Error::profile("the profile has no layers", "a profile needs at least one layer"));
+        return Err(Error::profile("the profile has no layers", "add at least one layer"));
     }
     let order = order::of(graph)?;
     let readers = LayerReaders::of(graph, &order);

@@ -61,7 +61,7 @@ impl<'a> FeasibleEdges<'a> {
 
     /// Returns what the hop adds to the value of a plan, or `None` if it exceeds the limit.
     pub(super) fn hop_value(&self, position: usize, from: Option<usize>, to: Option<usize>) -> Option<f64> {
-        // Most positions are open, so this test saves most look-ups of links.
+        // Over an open position no hop needs a look-up of its link.
         if from.is_some() && self.open[position] {
             return Some(0.0);
         }

@@ -164,12 +164,11 @@ impl Chain {
             if value >= 0.0 && value <= most {
                 return Ok(());
             }
-            let why =
-                if value > most { format!("at most {most:e} makes sense") } else { "it must be 0 or more".into() };
-            Err(Error::argument(format!("{} is {value}: {why}", what()), "check the unit"))
+            let rule = if value > most { format!("at most {most:e}") } else { "0 or more".into() };
+            Err(Error::argument(format!("{} is {value}, but it must be {rule}", what()), "check the unit"))
         };
         if layers == 0 || layers > 1_000_000 {
-            return Err(Error::argument(format!("the chain has {layers} layers"), "give 1 to a million layers"));
+            return Err(Error::argument(format!("the chain has {layers} layers, but it must have 1 to 1,000,000"), ""));
         }
         if self.inside.is_empty() {
             size("cut_bytes", self.cut_bytes.len(), layers + 1)?;
@@ -187,8 +186,8 @@ impl Chain {
                 || !(self.row.is_empty() || row_ends == [Some(&0), Some(&(self.inside.len() - 1))])
             {
                 return Err(Error::argument(
-                    "the positions are no cuts of the layers",
-                    "give sorted layers for each, from none to all",
+                    "the positions are not cuts of the layers",
+                    "list sorted layers for each position, from none to all",
                 ));
             }
         }
@@ -224,29 +223,29 @@ impl Chain {
             number(&|| "the latency of a link".into(), hop.latency_s, 1e15)?;
         }
         if self.max_replicas == 0 {
-            return Err(Error::argument("max_replicas is 0", "a stage needs a host: give 1 or more"));
+            return Err(Error::argument("max_replicas is 0, but a stage needs at least one host", ""));
         }
         if self.bits.is_empty() || self.bits.contains(&0) || !self.bits.is_sorted_by(|more, less| more > less) {
             return Err(Error::argument(
                 format!("bits are {:?}", self.bits),
-                "give the bits of a value first and then ever fewer, none of them 0",
+                "list the full width first, then smaller widths in descending order, none of them 0",
             ));
         }
         // Without that objective the full width is always allowed, so further widths would be ignored silently.
         if self.bits.len() > 1 && objective != Objective::Bits {
             return Err(Error::argument(
-                "several bit widths are allowed, but the objective is not to lose few bits",
-                "ask for the objective `bits` with a throughput, or allow one width",
+                "several bit widths are allowed, but only the objective `bits` chooses among them",
+                "set the objective `bits` with a throughput, or allow one width",
             ));
         }
         match max_interval_s {
             // A limit of 0 is valid: layers and links may take no time.
             Some(limit) if limit.is_nan() || limit < 0.0 => {
-                Err(Error::argument(format!("the longest interval is {limit} s"), "give 0 or more seconds"))
+                Err(Error::argument(format!("the maximum interval is {limit} s, but it must be 0 or more"), ""))
             }
             None if objective == Objective::Bits => Err(Error::argument(
-                "fewest bits lost needs a throughput to reach",
-                "without one, no bits have to be lost at all",
+                "the objective `bits` has no throughput to reach, but without one no bits need to be removed",
+                "set a throughput",
             )),
             _ => Ok(()),
         }

@@ -29,12 +29,12 @@ pub(super) fn certain(costs: &Costs<'_>, max_interval_s: Option<f64>) -> Option<
     (alone_s > limit_s).then(|| {
         Error::infeasible(
             format!(
-                "{} alone takes {alone_s:.6} s on the hosts that are best at it, but a batch is to pass every \
+                "{} alone takes {alone_s:.6} s on its fastest hosts, but a batch must pass every \
                  {limit_s:.6} s: too slow by {:.6} s",
                 chain.name(layer),
                 alone_s - limit_s
             ),
-            "ask for less throughput, split the layer, or let several hosts share a stage",
+            "reduce the throughput, split the layer, or let several hosts share a stage",
         )
     })
 }
@@ -47,7 +47,7 @@ fn fits_no_host(costs: &Costs<'_>, layer: usize, need: i128) -> Option<Error> {
     let Some((host, &has)) = types.max_by_key(|(_, memory)| **memory) else {
         return Some(Error::infeasible(
             format!("{} may not run on any host", chain.name(layer)),
-            "its pins and exclusions contradict each other: lift one",
+            "remove one of its pins and exclusions, which contradict each other",
         ));
     };
     let buffers = if chain.is_restricted { "" } else { " with its buffers, in any stage" };
@@ -132,11 +132,7 @@ pub(super) fn explain(costs: &Costs<'_>, max_interval_s: Option<f64>, control: &
 
 /// Returns how certain it is that there is no plan, as the begin of a message.
 fn no_plan(chain: &Chain) -> &'static str {
-    if chain.is_restricted {
-        "no plan was found with the cuts that were searched, which are not all"
-    } else {
-        "no plan fits"
-    }
+    if chain.is_restricted { "no plan was found with the searched cuts, which are not all" } else { "no plan fits" }
 }
 
 /// Finds a change with which there is a plan, and returns the error that names it. `None` if it was stopped.
@@ -192,7 +188,7 @@ fn reason(costs: &Costs<'_>, max_interval_s: Option<f64>, control: &Control) -> 
             }
         };
         return Some(Error::infeasible(
-            format!("{no_plan}: {what} no way from the first layer to the last, whatever memory there is"),
+            format!("{no_plan}: {what} no way from the first layer to the last, even with unlimited memory"),
             hint,
         ));
     }

@@ -189,7 +189,10 @@ pub fn closest(
     match best {
         Some((_, plan)) => PlanEvaluator::new(model, cluster, settings).price(&plan).map(|priced| (plan, priced)),
         None if control.should_stop() => Err(control.error()),
-        None => Err(Error::infeasible("no device may take part of any micro-batch", "allow other micro-batch sizes")),
+        None => Err(Error::infeasible(
+            "no number of replicas can share any of the micro-batch sizes",
+            "allow other micro-batch sizes",
+        )),
     }
 }
 

@@ -18,9 +18,9 @@ use crate::planner::hybrid::{
 };
 
 /// Maximum number of cuts: a chain of 12 layers.
-const MOST_CUTS: usize = 13;
+const MAX_CUTS: usize = 13;
 /// Maximum number of devices.
-const MOST_DEVICES: u32 = 9;
+const MAX_DEVICES: u32 = 9;
 
 /// Returns the plan with the shortest simulated step among all plans, and the number of plans.
 ///
@@ -36,10 +36,13 @@ pub fn exhaustive(
     settings.check()?;
     cluster.check()?;
     let (cuts, devices) = (model.cuts(), cluster.devices());
-    if cuts > MOST_CUTS || devices > MOST_DEVICES {
+    if cuts > MAX_CUTS || devices > MAX_DEVICES {
         return Err(Error::argument(
-            format!("{cuts} cut points on {devices} devices are too many to try every plan"),
-            format!("at most {MOST_CUTS} and {MOST_DEVICES}; the planner itself has no such limit"),
+            format!(
+                "the problem has {cuts} cut points and {devices} devices, but the exhaustive search takes at most \
+                 {MAX_CUTS} and {MAX_DEVICES}"
+            ),
+            "use the planner, which has no such limit",
         ));
     }
     let mut all =

@@ -48,7 +48,7 @@ impl Settings {
     /// Returns [`Error::Argument`] that names the argument and its value.
     pub fn check(&self) -> Result<()> {
         if self.global_batch == 0 {
-            return Err(Error::argument("the global batch size is 0", "a step needs at least one sample"));
+            return Err(Error::argument("the global batch size is 0, but it must be at least 1", ""));
         }
         for &micro_batch in &self.micro_batch_sizes {
             if micro_batch == 0 || !self.global_batch.is_multiple_of(micro_batch) {
@@ -59,10 +59,10 @@ impl Settings {
             }
         }
         if self.smallest_share == 0 {
-            return Err(Error::argument("the smallest share of a replica is 0 samples", "it must be at least 1"));
+            return Err(Error::argument("the smallest share of a replica is 0 samples, but it must be at least 1", ""));
         }
         if self.max_stages == 0 {
-            return Err(Error::argument("at most 0 stages are allowed", "a plan has at least one stage"));
+            return Err(Error::argument("the maximum number of stages is 0, but a plan has at least one stage", ""));
         }
         let memory = &self.memory;
         for (name, value) in [
@@ -72,7 +72,7 @@ impl Settings {
         ] {
             // The negated comparison also rejects NaN.
             if !(value >= 0.0 && value.is_finite()) {
-                return Err(Error::argument(format!("{name} is {value}"), "it must be a number, zero or more"));
+                return Err(Error::argument(format!("{name} is {value}, but it must be a number of at least 0"), ""));
             }
         }
         Ok(())
@@ -105,7 +105,7 @@ impl Settings {
 ///
 /// `fits` must be monotone: if a number fits, all smaller ones do.
 pub(crate) fn largest_max_in_flight(least: u32, most: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
-    // Memory suffices for the largest number in most cases, so test that before bisecting.
+    // Test the largest number first: if it fits, no bisection is needed.
     if fits(most) {
         return Some(most);
     }

@@ -49,7 +49,7 @@ impl<'a> Subproblem<'a> {
                 }
             }
         }
-        // The sets depend on the model alone and take most of the set-up time, so all subproblems share them.
+        // The sets depend on the model alone, so all subproblems share them.
         let sets = (!model.is_chain).then(|| Arc::new(CutSets::new(model)));
         (choices.into_par_iter())
             .map(|(micro_batch, recompute, replicas)| {

@@ -32,9 +32,10 @@ impl Devices {
             (Some(&first), Some(&last)) if first > 0 && last <= MOST_DEVICES && ascends => {
                 Ok(Self { ends: seps.to_vec() })
             }
-            (Some(_), Some(&last)) if last > MOST_DEVICES && ascends => {
-                Err(Error::argument(format!("seps ends at {last}, but {MOST_DEVICES} devices are the most"), hint))
-            }
+            (Some(_), Some(&last)) if last > MOST_DEVICES && ascends => Err(Error::argument(
+                format!("seps ends at {last}, but at most {MOST_DEVICES} devices are supported"),
+                hint,
+            )),
             (None, _) => Err(Error::argument("seps is empty", hint)),
             _ => Err(Error::argument(format!("seps is {seps:?}, which does not ascend from above 0"), hint)),
         }

@@ -50,10 +50,10 @@ pub fn plans(model: &Model, devices: &Devices, min_micro_batch_size: u32, contro
     if min_micro_batch_size == 0 || min_micro_batch_size > model.global_batch_size {
         return Err(Error::argument(
             format!(
-                "min_micro_batch_size is {min_micro_batch_size}, the global batch size {}",
+                "min_micro_batch_size is {min_micro_batch_size}, but it must be from 1 to the global batch size, {}",
                 model.global_batch_size
             ),
-            "it must be at least 1 and at most the global batch size",
+            "",
         ));
     }
     let problem = LegacyProblem { model, devices, min_micro_batch_size };

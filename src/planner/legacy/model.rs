@@ -51,16 +51,13 @@ impl Model {
     /// size is 0.
     pub fn of(graph: &Graph, global_batch_size: u32) -> Result<Self> {
         if global_batch_size == 0 {
-            return Err(Error::argument("the global batch size is 0", "a step needs at least one sample"));
+            return Err(Error::argument("the global batch size is 0, but it must be at least 1", ""));
         }
         graph.check()?;
         graph.topological_order()?;
         let (graph, kept) = without_ends(graph);
         if graph.layers.is_empty() {
-            return Err(Error::profile(
-                "the profile has no layers but inputs",
-                "a profile needs a layer that computes",
-            ));
+            return Err(Error::profile("the profile has no layers but inputs", "add a layer that computes"));
         }
         let (sets, mut states) = match antichains(&graph) {
             Some(found) => found,
@@ -74,7 +71,7 @@ impl Model {
             state.output_activation_bytes *= factor;
         }
         if states[states.len() - 1].compute_s <= 0.0 {
-            return Err(Error::profile("the model takes no time", "a speed-up needs measured times"));
+            return Err(Error::profile("the model takes no time, but a speed-up needs measured times", ""));
         }
         #[expect(clippy::cast_possible_truncation, reason = "at most MOST_STATES")]
         let inside_of = |outer: usize| -> Vec<u32> {

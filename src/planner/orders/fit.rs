@@ -118,8 +118,10 @@ pub fn fastest(
     let (stages, ranks) = (devices.len() as u32, groups.len() as u32);
     if !stages.is_multiple_of(ranks.max(1)) {
         return Err(Error::argument(
-            format!("{stages} stages on {ranks} groups of devices are not as many on each"),
-            format!("`{name}` runs as many stages on each device: name the same devices for each of them"),
+            format!(
+                "{stages} stages are on {ranks} groups of devices, but `{name}` runs an equal number of stages on each"
+            ),
+            "name the same devices for an equal number of stages",
         ));
     }
     let micro_batches = |size: u32| settings.global_batch / size;
@@ -151,6 +153,8 @@ pub fn fastest(
         }
     }
     best.ok_or_else(|| {
-        refused.unwrap_or_else(|| Error::argument("there is no micro-batch size to choose from", "give one"))
+        refused.unwrap_or_else(|| {
+            Error::argument("there is no micro-batch size to choose from", "allow at least one micro-batch size")
+        })
     })
 }

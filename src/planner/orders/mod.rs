@@ -232,7 +232,7 @@ impl Search<'_> {
                     simulated,
                 })),
                 None => Outcome::Nothing(Error::infeasible(
-                    "no cut was tried: none was found, or it has too many micro-batches to simulate",
+                    "no plan was simulated: no cuts were found, or their steps have too many micro-batches",
                     "choose larger micro-batches, or a smaller batch",
                 )),
             };

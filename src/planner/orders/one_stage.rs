@@ -80,7 +80,6 @@ fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) 
     let devices = problem.cluster.devices();
     let layers = problem.model.layer_parameter_bytes.len() as u32;
     let most = problem.settings.max_stages.min(layers).min(devices);
-    // Powers of two, and one stage per device.
     let mut depths: Vec<u32> = (0..32).map(|power| 1 << power).take_while(|&depth| depth <= most).collect();
     if devices <= most && !devices.is_power_of_two() {
         depths.push(devices);

@@ -334,7 +334,10 @@ pub fn evaluate(
     cluster.check()?;
     let (Some(&micro_batch), Some(&recompute)) = (settings.micro_batch_sizes.first(), settings.recompute.first())
     else {
-        return Err(Error::argument("there is no micro-batch size to choose from", "give one"));
+        return Err(Error::argument(
+            "there is no micro-batch size to choose from",
+            "allow at least one micro-batch size",
+        ));
     };
     let micro_batches = settings.global_batch / micro_batch;
     if orders.rank_of_stage.len() != devices.len() || orders.total_micro_batches() != micro_batches {
@@ -365,20 +368,20 @@ pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Sched
     for (stage, (devices, &rank)) in devices.iter().zip(&orders.rank_of_stage).enumerate() {
         let first = *first_of_rank.entry(rank).or_insert(stage);
         if devices.is_empty() {
-            return Err(Error::argument(format!("stage {stage} has no devices"), "give it at least one"));
+            return Err(Error::argument(format!("stage {stage} has no devices"), "add at least one device"));
         }
         for &device in devices {
             if device >= cluster.devices() {
                 return Err(Error::argument(
                     format!("stage {stage} names device {device}, but the cluster has {} devices", cluster.devices()),
-                    "devices are numbered from 0, machine by machine",
+                    "number the devices from 0, machine by machine",
                 ));
             }
             let known = *rank_of_device.entry(device).or_insert(rank);
             if known != rank {
                 return Err(Error::argument(
                     format!("device {device} is on stages of rank {known} and of rank {rank} of `{}`", orders.name),
-                    "a device may hold several stages only if one rank of the schedule runs them",
+                    "use a device for stages of one rank only",
                 ));
             }
         }
@@ -388,15 +391,18 @@ pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Sched
         footprints[rank as usize] = cluster.footprint(devices);
         let distinct: u32 = footprints[rank as usize].iter().map(|&(_, count)| count).sum();
         if distinct as usize != devices.len() {
-            return Err(Error::argument(format!("stage {stage} names a device twice"), "name each once"));
+            return Err(Error::argument(format!("stage {stage} names a device twice"), "name each device once"));
         }
     }
-    // Replicas of a group exchange nothing between its stages, so each stage must list its devices in the same order.
+    // Device i of a group holds replica i of all its stages, so their lists must be equal.
     for (stage, (named, rank)) in devices.iter().zip(&orders.rank_of_stage).enumerate() {
         let first = first_of_rank[rank];
         if *named != devices[first] {
             return Err(Error::argument(
-                format!("stages {first} and {stage} are both on rank {rank} of `{}`, on other devices", orders.name),
+                format!(
+                    "stages {first} and {stage} are both on rank {rank} of `{}`, but on different devices",
+                    orders.name
+                ),
                 "give all stages of a rank the same devices, in the same order",
             ));
         }

@@ -55,8 +55,7 @@ pub(super) fn best_of_each(
     let best_s = searches.iter().map(Search::step_s).fold(known_s, f64::min);
     let finish = |search: Search<'_>| {
         let step_s = search.step_s();
-        // Later rounds rarely shorten a step by more than this factor, so a schedule further behind can't become the
-        // best.
+        // In measurements, later rounds shortened no step by this factor, so a schedule further behind is given up.
         search.finished(step_s == f64::INFINITY || step_s <= effort::BEHIND * best_s, control)
     };
     searches.into_par_iter().map(finish).collect()

@@ -72,7 +72,7 @@ impl<'a> Packing<'a> {
             .flat_map(|machine| std::iter::repeat_n(machine, all[machine as usize].devices as usize))
             .collect();
         let mut splits: Vec<(u32, u32)> = Vec::new();
-        // Only the smallest count of each share is useful here: more replicas take more devices and are not faster.
+        // Only the smallest count of each share is kept: more replicas take more devices and are not faster.
         for (replicas, share) in (0_u32..).zip(&task.share) {
             if let Some(share) = *share
                 && splits.last().is_none_or(|&(_, last)| last != share)
@@ -120,7 +120,7 @@ impl<'a> Packing<'a> {
         let mut plan = pack(high_bytes)?;
         let mut low_bytes = high_bytes * 1e-6;
         for _ in 0..placement::SHORTFALL_BISECTIONS {
-            // The geometric mean, because the shortage may be bytes or terabytes.
+            // The geometric mean, because the ends are six orders of magnitude apart.
             let middle_bytes = (low_bytes * high_bytes).sqrt();
             match pack(middle_bytes) {
                 Some(found) => (high_bytes, plan) = (middle_bytes, found),

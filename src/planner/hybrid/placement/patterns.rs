@@ -125,7 +125,7 @@ impl<'a> Patterns<'a> {
         // bound.
         let mut limit_s = limit_s;
         for stages in placement::STAGE_COUNTS.into_iter().filter(|&stages| stages <= max_stages) {
-            // On clusters with many nodes, only numbers of stages that divide typical node counts are tried.
+            // On clusters with many nodes each pattern takes long, so only powers of two and three times these are tried.
             let is_round = stages.is_power_of_two() || (stages.is_multiple_of(3) && (stages / 3).is_power_of_two());
             let listings: Vec<usize> = (self.listings.iter().enumerate())
                 .filter(|(_, devices)| {

@@ -374,7 +374,7 @@ impl Placements for Space<'_> {
         }
         let mut moves: Vec<PlacementMove> =
             choices.into_iter().filter_map(|choice| self.apply(&groups, &choice)).collect();
-        // The order must not depend on the hash map of situations, or passes would not be reproducible.
+        // Situations are numbered in the order in which they are reached, so this order is reproducible.
         moves.sort_by(|a, b| a.replicas.cmp(&b.replicas).then(a.next.cmp(&b.next)));
         let moves: Arc<[PlacementMove]> = moves.into();
         self.moves[situation as usize] = Some(moves.clone());

@@ -87,7 +87,7 @@ pub(crate) struct Search<'a> {
     all_cuts_bound_s: f64,
 }
 
-// The methods keep one invariant: `bound_s` of a size never exceeds the step of any of its plans, and only rises.
+// The methods keep one invariant: `bound_s` of a size never exceeds the step of any plan of that size.
 impl<'a> Search<'a> {
     pub(crate) fn new(
         model: &'a LayerSums,

@@ -93,7 +93,7 @@ impl<'t> StagesByEnd<'t> {
             self.inner = task.sets.as_ref().map(|sets| sets.inner(end));
         }
         let Stage { begin, index, .. } = stages.short[at];
-        // Memory is checked lazily: most stages are dropped by their times before anyone asks for it.
+        // Memory is checked lazily, because stages that are dropped by their times never need it.
         let largest = *stages.largest[at].get_or_insert_with(|| {
             *work += work::FIT_STAGE;
             let memory = &task.settings.memory;
