@@ -196,10 +196,10 @@ impl Chain {
             size("names", self.names.len(), layers)?;
         }
         for (layer, &bytes) in self.layer_bytes.iter().enumerate() {
-            number(&|| format!("memory of {}", self.name(layer)), bytes, MOST_BYTES)?;
+            number(&|| format!("memory of {}", self.name(layer)), bytes, MAX_BYTES)?;
         }
         for (position, &bytes) in self.cut_bytes.iter().enumerate() {
-            number(&|| format!("bytes behind layer {position}"), bytes, MOST_BYTES)?;
+            number(&|| format!("bytes behind layer {position}"), bytes, MAX_BYTES)?;
         }
         for (host, row) in self.types.iter().zip(&self.links) {
             let name = &host.name;
@@ -244,7 +244,7 @@ impl Chain {
                 Err(Error::argument(format!("the maximum interval is {limit} s, but it must be 0 or more"), ""))
             }
             None if objective == Objective::Bits => Err(Error::argument(
-                "the objective `bits` has no throughput to reach, but without one no bits need to be removed",
+                "the objective `bits` needs a throughput: without one, no bits have to be removed",
                 "set a throughput",
             )),
             _ => Ok(()),
@@ -253,4 +253,4 @@ impl Chain {
 }
 
 /// Largest number of bytes that is accepted: a zettabyte, more than any memory.
-const MOST_BYTES: f64 = 1e21;
+const MAX_BYTES: f64 = 1e21;

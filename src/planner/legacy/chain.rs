@@ -9,7 +9,7 @@ use crate::control::Control;
 use crate::error::{Error, Result};
 
 /// Limit on the extensions of a pipeline by one stage. The original would take days for this number.
-const MOST_EXTENSIONS: usize = 1_000_000_000;
+const MAX_EXTENSIONS: usize = 1_000_000_000;
 
 /// A pipeline with one device per stage.
 pub(super) struct Chain {
@@ -50,7 +50,7 @@ pub(super) fn best(model: &Model, devices: &Devices, control: &Control) -> Resul
     // Occupancies and moves do not depend on the model, so they are computed once instead of for every state.
     let moves: Vec<Vec<Move>> = (1..count).map(|used| moves(devices, used, &begun)).collect();
     let pairs: usize = model.inside.iter().map(Vec::len).sum();
-    if moves.iter().map(Vec::len).sum::<usize>().saturating_mul(pairs) > MOST_EXTENSIONS {
+    if moves.iter().map(Vec::len).sum::<usize>().saturating_mul(pairs) > MAX_EXTENSIONS {
         return Ok(None);
     }
     // The index of a cell is `cells[used - 1][state * occupancies + occupancy]`.

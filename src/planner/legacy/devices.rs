@@ -11,7 +11,7 @@ const INTER_COLLECTIVE_BYTES_PER_S: f64 = 3e9;
 /// Rate between two devices of a machine.
 const INTRA_BYTES_PER_S: f64 = 25e9;
 /// Maximum number of devices. It limits the memory of the search's tables, and is far above the original's use.
-const MOST_DEVICES: u32 = 1024;
+const MAX_DEVICES: u32 = 1024;
 
 /// Devices of a cluster, numbered from 0, machine by machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,11 +29,11 @@ impl Devices {
         let hint = "give the cumulative ends of the machines: [8, 16] is two machines of eight devices";
         let ascends = seps.is_sorted_by(|one, two| one < two);
         match (seps.first(), seps.last()) {
-            (Some(&first), Some(&last)) if first > 0 && last <= MOST_DEVICES && ascends => {
+            (Some(&first), Some(&last)) if first > 0 && last <= MAX_DEVICES && ascends => {
                 Ok(Self { ends: seps.to_vec() })
             }
-            (Some(_), Some(&last)) if last > MOST_DEVICES && ascends => Err(Error::argument(
-                format!("seps ends at {last}, but at most {MOST_DEVICES} devices are supported"),
+            (Some(_), Some(&last)) if last > MAX_DEVICES && ascends => Err(Error::argument(
+                format!("seps ends at {last}, but at most {MAX_DEVICES} devices are supported"),
                 hint,
             )),
             (None, _) => Err(Error::argument("seps is empty", hint)),

@@ -8,7 +8,7 @@ use crate::model::graph::Graph;
 use crate::model::states::{BitSet, CutPoints};
 
 /// Limit on antichain states, beyond which [`CutPoints`] is used. The original has no limit and does not return.
-const MOST_STATES: usize = 5_000;
+const MAX_STATES: usize = 5_000;
 
 /// Sums over the layers of one state, at the global batch size.
 #[derive(Debug, Clone, PartialEq)]
@@ -73,7 +73,7 @@ impl Model {
         if states[states.len() - 1].compute_s <= 0.0 {
             return Err(Error::profile("the model takes no time, but a speed-up needs measured times", ""));
         }
-        #[expect(clippy::cast_possible_truncation, reason = "at most MOST_STATES")]
+        #[expect(clippy::cast_possible_truncation, reason = "at most MAX_STATES")]
         let inside_of = |outer: usize| -> Vec<u32> {
             (0..outer).filter(|&inner| sets[inner].is_subset(&sets[outer])).map(|inner| inner as u32).collect()
         };
@@ -147,7 +147,7 @@ struct Antichain {
 /// Returns every down-set that grows from the first source, in the order of PipeDream's topological sort.
 ///
 /// A layer joins once one of its feeders is inside, and all other layers that it needs join with it. So a second source
-/// is never added alone. `None` if there are more than [`MOST_STATES`].
+/// is never added alone. `None` if there are more than [`MAX_STATES`].
 fn antichains(graph: &Graph) -> Option<(Vec<BitSet>, Vec<State>)> {
     let count = graph.layers.len();
     let mut after = vec![Vec::new(); count];
@@ -191,7 +191,7 @@ fn antichains(graph: &Graph) -> Option<(Vec<BitSet>, Vec<State>)> {
                 let grown = set.union(&upstream[reader]);
                 let next = *index.entry(grown.clone()).or_insert(found.len());
                 if next == found.len() {
-                    if next == MOST_STATES {
+                    if next == MAX_STATES {
                         return None;
                     }
                     found.push(Antichain {
@@ -265,7 +265,7 @@ fn topological_sort<'a>(found: &[Antichain], description: impl Fn(usize) -> &'a 
 
 /// Returns the states of [`CutPoints`] without the empty one, for models with too many antichains.
 fn fallback(graph: &Graph) -> Result<(Vec<BitSet>, Vec<State>)> {
-    let found = CutPoints::of(graph, MOST_STATES)?;
+    let found = CutPoints::of(graph, MAX_STATES)?;
     let states = (1..found.len()).map(|at| {
         let mut set = BitSet::empty(graph.layers.len());
         found.layers_between(0, at).into_iter().for_each(|layer| set.insert(layer));
