@@ -65,7 +65,7 @@ impl Cluster {
                 if !(value > 0.0 && value.is_finite()) {
                     return Err(Error::cluster(
                         format!("the {what} of machine {index} is {value}, but it must be a positive number"),
-                        "",
+                        "set it to a positive number",
                     ));
                 }
             }
@@ -76,14 +76,14 @@ impl Cluster {
                 if !(value > 0.0 && value.is_finite()) {
                     return Err(Error::cluster(
                         format!("the {what} {which} is {value} bytes/s, but it must be a positive number"),
-                        "",
+                        "set it to a positive number",
                     ));
                 }
             }
             if !(link.latency_s >= 0.0 && link.latency_s.is_finite()) {
                 return Err(Error::cluster(
                     format!("the latency {which} is {} s, but it must be a number of at least 0", link.latency_s),
-                    "",
+                    "set it to 0 or more",
                 ));
             }
         }

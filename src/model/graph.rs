@@ -65,7 +65,7 @@ impl Graph {
                     "batch sizes are {:?}, but there must be at least one, positive and ascending",
                     self.batch_sizes
                 ),
-                "",
+                "list positive batch sizes in ascending order",
             ));
         }
         for layer in &self.layers {

@@ -48,7 +48,10 @@ impl Settings {
     /// Returns [`Error::Argument`] that names the argument and its value.
     pub fn check(&self) -> Result<()> {
         if self.global_batch == 0 {
-            return Err(Error::argument("the global batch size is 0, but it must be at least 1", ""));
+            return Err(Error::argument(
+                "the global batch size is 0, but it must be at least 1",
+                "set it to 1 or more",
+            ));
         }
         for &micro_batch in &self.micro_batch_sizes {
             if micro_batch == 0 || !self.global_batch.is_multiple_of(micro_batch) {
@@ -59,10 +62,16 @@ impl Settings {
             }
         }
         if self.smallest_share == 0 {
-            return Err(Error::argument("the smallest share of a replica is 0 samples, but it must be at least 1", ""));
+            return Err(Error::argument(
+                "the smallest share of a replica is 0 samples, but it must be at least 1",
+                "set it to 1 or more",
+            ));
         }
         if self.max_stages == 0 {
-            return Err(Error::argument("the maximum number of stages is 0, but a plan has at least one stage", ""));
+            return Err(Error::argument(
+                "the maximum number of stages is 0, but a plan has at least one stage",
+                "set it to 1 or more",
+            ));
         }
         let memory = &self.memory;
         for (name, value) in [
@@ -72,7 +81,10 @@ impl Settings {
         ] {
             // The negated comparison also rejects NaN.
             if !(value >= 0.0 && value.is_finite()) {
-                return Err(Error::argument(format!("{name} is {value}, but it must be a number of at least 0"), ""));
+                return Err(Error::argument(
+                    format!("{name} is {value}, but it must be a number of at least 0"),
+                    "set it to 0 or more",
+                ));
             }
         }
         Ok(())

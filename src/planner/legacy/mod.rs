@@ -53,7 +53,7 @@ pub fn plans(model: &Model, devices: &Devices, min_micro_batch_size: u32, contro
                 "min_micro_batch_size is {min_micro_batch_size}, but it must be from 1 to the global batch size, {}",
                 model.global_batch_size
             ),
-            "",
+            "set it to 1 or more, but not above the global batch size",
         ));
     }
     let problem = LegacyProblem { model, devices, min_micro_batch_size };

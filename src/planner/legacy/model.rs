@@ -51,7 +51,10 @@ impl Model {
     /// size is 0.
     pub fn of(graph: &Graph, global_batch_size: u32) -> Result<Self> {
         if global_batch_size == 0 {
-            return Err(Error::argument("the global batch size is 0, but it must be at least 1", ""));
+            return Err(Error::argument(
+                "the global batch size is 0, but it must be at least 1",
+                "set it to 1 or more",
+            ));
         }
         graph.check()?;
         graph.topological_order()?;
@@ -71,7 +74,10 @@ impl Model {
             state.output_activation_bytes *= factor;
         }
         if states[states.len() - 1].compute_s <= 0.0 {
-            return Err(Error::profile("the model takes no time, but a speed-up needs measured times", ""));
+            return Err(Error::profile(
+                "the model takes no time, but a speed-up needs measured times",
+                "measure the layers",
+            ));
         }
         #[expect(clippy::cast_possible_truncation, reason = "at most MAX_STATES")]
         let inside_of = |outer: usize| -> Vec<u32> {
