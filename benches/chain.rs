@@ -1,6 +1,7 @@
-//! Uneven hosts in a row, at sizes where searches over every multiset of host types stop answering.
+//! Benchmark of chain partitions at sizes where a search over every multiset of host types no longer ends.
 //!
-//! `cargo bench --bench chain`; each case prints its gap once, so that a fast answer that proves nothing shows.
+//! Run with `cargo bench --bench chain`. Each case prints its gap once, so that a fast answer without a proof is
+//! visible.
 
 #![allow(missing_docs, clippy::print_stdout, reason = "criterion's macros, and the gaps beside its figures")]
 
@@ -10,7 +11,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use hpgo::Control;
 use hpgo::planner::chain::{Chain, ChainPlan, Hop, HostType, Objective, partition};
 
-/// A sequence of numbers in 0..1 that is the same everywhere (xorshift).
+/// Random numbers between 0 and 1 with a fixed sequence (xorshift).
 struct Noise(u64);
 
 impl Noise {
@@ -22,7 +23,8 @@ impl Noise {
     }
 }
 
-/// A vision transformer in four layers a block, on hosts of uneven speed (each layer ±15 %), bandwidth and memory.
+/// Creates a vision transformer with four layers per block, and hosts that differ in speed (each layer ±15 %),
+/// bandwidth and memory.
 fn transformer(layers: usize, types: usize, hosts: usize, host_mib: f64) -> Chain {
     let mut noise = Noise(0x9E37_79B9_7F4A_7C15);
     let block_s = [0.34, 0.08, 0.35, 0.30];
@@ -51,6 +53,7 @@ fn transformer(layers: usize, types: usize, hosts: usize, host_mib: f64) -> Chai
 }
 
 fn plan(chain: &Chain) -> ChainPlan {
+    // The same deadline as `hpgo partition` has by default, so that figures show what a user waits for.
     let control = Control::with_deadline(Some(Duration::from_secs(10)));
     partition(chain, Objective::Throughput, None, &control).expect("the hosts have room")
 }
@@ -69,6 +72,7 @@ fn mixed_hosts(criterion: &mut Criterion) {
         ("96 layers, 10 types x 20 hosts", transformer(96, 10, 20, 2048.0)),
     ] {
         let answer = plan(&chain);
+        // Criterion reports times only, and a fast answer without a proof would look like an improvement.
         println!("{name}: gap {:.3} %", 100.0 * (answer.value / answer.lower_bound - 1.0));
         group.bench_function(name, |bencher| bencher.iter(|| plan(&chain)));
     }

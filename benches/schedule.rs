@@ -1,11 +1,11 @@
-//! How long it takes to write down an order. Figures: `docs/benchmarks.md`, section "Schedules".
+//! Benchmark of building schedules. Results are in `docs/benchmarks.md`, section "Schedules".
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use hpgo::schedule::{Request, build, one_f_one_b, one_f_one_b_in_flight};
 
-/// Every family that needs no search, at one size.
+/// Measures each schedule family that is built without a search, at one size.
 fn static_orders(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("order");
     for name in ["gpipe", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_v", "dualpipe_v", "chimera"] {
@@ -19,12 +19,13 @@ fn static_orders(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// 1F1B from the size of a planner's candidate to 8.4 million actions.
+/// Measures 1F1B at sizes from a planner's candidate to 8.4 million actions.
 fn sizes(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("one_f_one_b");
     for (ranks, micro_batches) in [(8, 64), (64, 1024), (1024, 4096)] {
         let max_in_flights = one_f_one_b_in_flight(ranks, micro_batches, u32::MAX);
         group.throughput(Throughput::Elements(2 * u64::from(ranks) * u64::from(micro_batches)));
+        // The largest case takes long enough for ten samples to be stable.
         if ranks == 1024 {
             group.sample_size(10);
         }
@@ -35,7 +36,7 @@ fn sizes(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Orders that are found by running rules in virtual time.
+/// Measures schedules that are built by simulating rules in virtual time.
 fn searched_orders(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("search");
     group.sample_size(10);
@@ -45,7 +46,7 @@ fn searched_orders(criterion: &mut Criterion) {
             bencher.iter(|| build(name, black_box(&request)).expect("within its limits"));
         });
     }
-    // Under a tight cap no bound stops the search early.
+    // With a low activation cap no bound ends the search early.
     let tight = Request { cap: Some(16), ..Request::new(16, 128) };
     group.bench_function("zb/16x128, cap 16", |bencher| {
         bencher.iter(|| build("zb", black_box(&tight)).expect("within its limits"));

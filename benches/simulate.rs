@@ -1,4 +1,4 @@
-//! How long a simulation takes. Figures: `docs/benchmarks.md`, section "Simulation".
+//! Benchmark of simulations. Results are in `docs/benchmarks.md`, section "Simulation".
 
 use std::hint::black_box;
 
@@ -7,7 +7,7 @@ use hpgo::Control;
 use hpgo::schedule::{Request, Schedule, build};
 use hpgo::simulate::{Communication, Costs, Links, StageTimes, Sweep, Transfer, events, measure, slack_s};
 
-/// Stages that differ, so that ranks wait for each other; transfers occupy links.
+/// Returns costs with unequal stages, so that ranks wait for each other, and with transfers that occupy links.
 fn costs(schedule: &Schedule) -> Costs {
     let stages = schedule.rank_of_stage.len();
     let transfers = vec![Transfer { busy_s: 0.1, latency_s: 0.01 }; stages];
@@ -26,7 +26,9 @@ fn sweeps(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("sweep");
     for (ranks, micro_batches) in [(8, 64), (64, 1024), (1024, 4096)] {
         let (schedule, costs, actions) = one_f_one_b(ranks, micro_batches);
+        // The largest case has 8.4 million actions, so more samples would take minutes.
         group.throughput(actions).sample_size(if ranks == 1024 { 10 } else { 50 });
+        // Reused across iterations, like in the planner, so that allocation is not measured.
         let mut sweep = Sweep::default();
         group.bench_function(format!("step time {ranks}x{micro_batches}"), |bencher| {
             bencher.iter(|| sweep.step_s(black_box(&schedule), &costs, Links::Queued));

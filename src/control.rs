@@ -1,4 +1,6 @@
-//! How a caller watches long work and stops it. No Python in sight: the border and plain Rust use it alike.
+//! Progress reports, deadlines and cancellation of long computations.
+//!
+//! This module does not depend on Python: both the Python bindings and pure Rust code use it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,12 +8,12 @@ use std::time::{Duration, Instant};
 
 use crate::error::Error;
 
-/// What a search knows about itself while it runs.
+/// Progress of a search.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
-    /// Objective of the best answer so far; infinite before there is one.
+    /// Value of the objective for the best answer so far. Infinite before there is one.
     pub best_s: f64,
-    /// No answer can be below this.
+    /// Lower bound on the value of every answer.
     pub lower_bound_s: f64,
 }
 
@@ -21,30 +23,30 @@ impl Default for Progress {
     }
 }
 
-/// Why work ended before it had proved its answer the best.
+/// Reason why a search ended before it proved its answer optimal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
-    /// Its time was up.
+    /// The deadline of the work passed.
     Deadline,
-    /// Somebody asked it to stop.
+    /// The caller cancelled the search.
     Interrupt,
-    /// More would take unreasonable effort.
+    /// The search reached its limit on work.
     Effort,
 }
 
-/// What a part of a search tells whoever watches the whole.
+/// Part of its progress that a partial search reports to the observer of the whole search.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Reports {
-    /// Its best answer and its bound.
+    /// Reports the best answer and the bound.
     #[default]
     All,
-    /// Its best answer, if that is the best of all parts. Its bound is about this part alone.
+    /// Reports an answer if it is the best of all parts, but no bound, because the bound holds for this part only.
     Best,
-    /// Nothing: its answers are not those of the whole.
+    /// Reports nothing, because its answers are not answers of the whole search.
     Nothing,
 }
 
-/// Shared between the thread that searches and the one that waits for it.
+/// Shared state of the thread that searches and the thread that waits for it.
 #[derive(Debug, Default)]
 pub struct Control {
     cancelled: Arc<AtomicBool>,
@@ -54,16 +56,18 @@ pub struct Control {
 }
 
 impl Control {
-    /// A control that stops the work `limit` from now, or never.
+    /// Creates a control that stops the work after `limit`, or never.
     #[must_use]
     pub fn with_deadline(limit: Option<Duration>) -> Self {
+        // A limit beyond the range of the clock counts as none.
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         Self { deadline, ..Self::default() }
     }
 
-    /// The control of a part of this work, which may take this share of the time that is left.
+    /// Creates the control of a part of this work, which may use this share of the remaining time.
     #[must_use]
     pub fn part(&self, share: f64, reports: Reports) -> Self {
+        // The part shares the cancellation flag, so an interrupt ends all parts, while each has its own deadline.
         let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()).mul_f64(share));
         Self {
             cancelled: Arc::clone(&self.cancelled),
@@ -75,22 +79,24 @@ impl Control {
 
     /// Asks the work to stop at its next check.
     pub fn cancel(&self) {
+        // Relaxed is enough: the flag guards no other data, and a late check only delays the stop.
         self.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody asked to stop (the deadline doesn't count).
+    /// Returns whether the caller cancelled the work. A passed deadline does not count.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
 
-    /// Whether the work should return what it has: cancelled, or past its deadline.
+    /// Returns whether the work should return what it has: it was cancelled, or its deadline passed.
     #[must_use]
     pub fn should_stop(&self) -> bool {
         self.stopped().is_some()
     }
 
-    /// Why the work should return what it has, if it should; an interrupt counts before a deadline.
+    /// Returns why the work should return what it has, or `None` if it should go on. A cancellation takes precedence
+    /// over a passed deadline.
     #[must_use]
     pub fn stopped(&self) -> Option<Stopped> {
         if self.is_cancelled() {
@@ -99,15 +105,15 @@ impl Control {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline).then_some(Stopped::Deadline)
     }
 
-    /// For work that has nothing to return before its end.
+    /// Checks that the work may go on. For work that has nothing to return before its end.
     ///
     /// # Errors
-    /// [`Error::TimedOut`] or [`Error::Cancelled`] if it should stop.
+    /// Returns [`Error::TimedOut`] or [`Error::Cancelled`] if the work should stop.
     pub fn check(&self) -> crate::error::Result<()> {
         if self.should_stop() { Err(self.error()) } else { Ok(()) }
     }
 
-    /// The error of work that was stopped before it had anything to return.
+    /// Returns the error of work that was stopped before it had anything to return.
     #[must_use]
     pub fn error(&self) -> Error {
         if self.deadline.is_some() && !self.is_cancelled() {
@@ -117,8 +123,9 @@ impl Control {
         }
     }
 
-    /// Says how far the work is.
+    /// Reports the progress of the work, as far as this part of it reports.
     pub fn report(&self, progress: Progress) {
+        // A poisoned lock still holds valid numbers, and a panic elsewhere must not hide the answer.
         let mut shown = self.progress.lock().unwrap_or_else(PoisonError::into_inner);
         match self.reports {
             Reports::All => *shown = progress,
@@ -127,7 +134,7 @@ impl Control {
         }
     }
 
-    /// How far the work is.
+    /// Returns the progress that was reported last.
     #[must_use]
     pub fn progress(&self) -> Progress {
         *self.progress.lock().unwrap_or_else(PoisonError::into_inner)

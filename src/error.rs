@@ -1,66 +1,66 @@
-//! What can go wrong, one variant for each thing a user can act on.
+//! Errors, with one variant for each kind of input that a user can correct.
 //!
-//! The message says what is wrong with which numbers; [`Error::hint`] says what to do about it.
+//! The message states the value and the rule that it breaks. [`Error::hint`] is an action that corrects it.
 
 /// Result of every fallible function of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A request that can't be met, or that makes no sense.
+/// A request that can't be fulfilled, or that is invalid.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Error {
-    /// The layer graph is not usable: a cycle, an unknown node, a number out of range.
+    /// The layer graph is not usable: a cycle, an unknown node, or a number out of range.
     #[error("{message}")]
     Profile {
-        /// What is wrong, naming layer and number.
+        /// Description of the fault that names the layer and the number.
         message: String,
-        /// The way out.
+        /// Action that corrects it.
         hint: String,
     },
     /// The description of machines, devices or links is not usable.
     #[error("{message}")]
     Cluster {
-        /// What is wrong, naming machine and number.
+        /// Description of the fault that names the machine and the number.
         message: String,
-        /// The way out.
+        /// Action that corrects it.
         hint: String,
     },
-    /// An argument is out of its range or contradicts another.
+    /// An argument is out of its range or contradicts another one.
     #[error("{message}")]
     Argument {
-        /// What is wrong, naming the argument and its value.
+        /// Description of the fault that names the argument and its value.
         message: String,
-        /// The way out.
+        /// Action that corrects it.
         hint: String,
     },
-    /// The question is well-formed but nothing satisfies it.
+    /// The problem is valid, but it has no solution.
     #[error("{message}")]
     Infeasible {
-        /// What is short, where and by how much.
+        /// Description of what is missing, where, and how much.
         message: String,
-        /// The nearest change that would help.
+        /// Smallest change that would help.
         hint: String,
     },
-    /// A schedule is not executable: incomplete, on a wrong rank, or deadlocked.
+    /// A schedule can't be executed: it is incomplete, has actions on a wrong rank, or deadlocks.
     #[error("{message}")]
     Schedule {
-        /// The first wrong action, or the cycle of waiting ones.
+        /// The first wrong action, or the cycle of waiting actions.
         message: String,
-        /// The way out.
+        /// Action that corrects it.
         hint: String,
     },
-    /// The deadline came before there was anything to return.
+    /// The deadline passed before there was anything to return.
     #[error("the time was up before there was any plan{known}")]
     TimedOut {
-        /// What is known of all plans nevertheless, as the end of the sentence, or nothing.
+        /// Knowledge about all plans, as the end of the sentence. May be empty.
         known: String,
     },
-    /// The caller asked to stop before there was anything to return.
+    /// The caller cancelled the work before there was anything to return.
     #[error("stopped before an answer was found")]
     Cancelled,
 }
 
 impl Error {
-    /// What the user can do about it; empty where nothing more can be said.
+    /// Returns an action that the user can take. Empty if there is none.
     #[must_use]
     pub fn hint(&self) -> &str {
         match self {
@@ -69,31 +69,32 @@ impl Error {
             | Self::Argument { hint, .. }
             | Self::Infeasible { hint, .. }
             | Self::Schedule { hint, .. } => hint,
+            // Both are the user's choice, so more time is the only action that helps.
             Self::TimedOut { .. } | Self::Cancelled => "give it more time",
         }
     }
 
-    /// An [`Error::Profile`] from its two sentences.
+    /// Creates an [`Error::Profile`] from a message and a hint.
     pub fn profile(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Profile { message: message.into(), hint: hint.into() }
     }
 
-    /// An [`Error::Cluster`] from its two sentences.
+    /// Creates an [`Error::Cluster`] from a message and a hint.
     pub fn cluster(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Cluster { message: message.into(), hint: hint.into() }
     }
 
-    /// An [`Error::Argument`] from its two sentences.
+    /// Creates an [`Error::Argument`] from a message and a hint.
     pub fn argument(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Argument { message: message.into(), hint: hint.into() }
     }
 
-    /// An [`Error::Infeasible`] from its two sentences.
+    /// Creates an [`Error::Infeasible`] from a message and a hint.
     pub fn infeasible(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Infeasible { message: message.into(), hint: hint.into() }
     }
 
-    /// An [`Error::Schedule`] from its two sentences.
+    /// Creates an [`Error::Schedule`] from a message and a hint.
     pub fn schedule(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Schedule { message: message.into(), hint: hint.into() }
     }

@@ -1,6 +1,6 @@
-//! The Rust half of `hpgo`: it decides where a model is cut, prices stages, searches plans, and runs schedules.
+//! The Rust core of hpgo: cuts of a model, costs of stages, searches for plans, and simulation of schedules.
 //!
-//! Modules import only from modules above them in this list; `python` alone knows that Python exists.
+//! A module imports only from modules above it in this list. Only `python` depends on Python.
 
 pub mod error;
 

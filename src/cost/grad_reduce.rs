@@ -1,14 +1,15 @@
-//! Gradient all-reduce of a stage that outlasts its last backward pass.
+//! The gradient all-reduce of a stage, as far as it outlasts the stage's last backward pass.
 
 use super::layer_sums::{LayerSums, Totals};
 use super::nesting::Nesting;
 use super::network::Rate;
 
-/// Gradient synchronisation of a stage that grows towards the input.
+/// The all-reduce time that remains after the backward pass of a stage, updated while the stage grows towards the
+/// input.
 ///
-/// Each layer's gradients are one message, and messages go out one after another in the order of the backward pass, which
-/// is the model's order of layers from the last to the first. With overlap, a message may go as soon as its layer's last
-/// gradient is ready; else when the whole pass has ended.
+/// Each layer with weights is one all-reduce. They run one after another in the order of the backward pass, which is
+/// the model's order of layers from the last to the first. With overlap, an all-reduce may start as soon as its layer's
+/// last gradient is ready. Without overlap, all of them start when the whole backward pass has ended.
 #[derive(Debug)]
 pub struct SyncTail<'a> {
     model: &'a LayerSums,
@@ -16,45 +17,49 @@ pub struct SyncTail<'a> {
     speed: f64,
     rate: Rate,
     overlap: bool,
-    /// Whether layers come in the order of the backward pass.
+    /// Whether layers are added in the order of the backward pass.
     in_order: bool,
-    /// Layers in the order of the backward pass, each with what is left to send when its own backward has ended; nothing
-    /// where cuts take layers in in that order.
+    /// Layers in the order of the backward pass, each with the all-reduce seconds that remain when the layer's own
+    /// backward pass has ended. Empty if cuts add layers in that order: then `left_s` alone is enough.
     left: Vec<(u32, f64)>,
-    /// What is left to send when the backward pass has ended.
+    /// All-reduce seconds that remain when the backward pass has ended.
     left_s: f64,
 }
 
 impl<'a> SyncTail<'a> {
-    /// Of a stage without layers, on devices of this speed that sum gradients at this rate.
+    /// Creates the tail of a stage without layers, on devices of relative speed `speed` whose all-reduce takes `rate`.
     #[must_use]
     pub fn new(model: &'a LayerSums, totals: &'a Totals, speed: f64, rate: Rate, overlap: bool) -> Self {
         let in_order = matches!(model.nesting, Nesting::Row { in_order: true, .. });
         Self { model, totals, speed, rate, overlap, in_order, left: Vec::new(), left_s: 0.0 }
     }
 
-    /// The same for layers that are known to come in the order of the backward pass, last first, if they do.
+    /// Declares with `true` that layers will be added in the order of the backward pass, last first.
     #[must_use]
     pub fn ordered(self, in_order: bool) -> Self {
         Self { in_order: in_order || self.in_order, ..self }
     }
 
-    /// Seconds by which synchronisation outlasts the backward pass with these layers, too; last first.
+    /// Adds layers to the stage, last first, and returns the seconds by which its all-reduce outlasts its backward
+    /// pass.
     pub fn extend(&mut self, layers: impl Iterator<Item = u32>) -> f64 {
+        // The default rate stands for a stage with one replica, which has nothing to reduce.
         if self.rate == Rate::default() {
             return 0.0;
         }
         if self.in_order {
+            // Layers that run backward later can't change what remains after earlier ones, so one number is enough.
             self.left_s = layers.fold(self.left_s, |left_s, layer| self.left_after(layer, left_s));
             return self.left_s;
         }
         let mut changed = self.left.len();
         for layer in layers {
-            // Cuts of one order may take in a layer late that runs backward early.
+            // Cuts of one order may add a layer late that runs backward early.
             let at = self.left.iter().rposition(|&(other, _)| other > layer).map_or(0, |before| before + 1);
             self.left.insert(at, (layer, 0.0));
             changed = changed.min(at);
         }
+        // Only the entries behind the first insertion change. The one in front of it has the state to continue from.
         self.left_s = if changed == 0 { 0.0 } else { self.left[changed - 1].1 };
         for at in changed..self.left.len() {
             self.left_s = self.left_after(self.left[at].0, self.left_s);
@@ -63,8 +68,8 @@ impl<'a> SyncTail<'a> {
         self.left_s
     }
 
-    /// Seconds by which synchronisation outlasts the backward pass, if it outlasts that of all other layers by `left_s` and
-    /// these come behind them; last first.
+    /// Returns the seconds by which the all-reduce outlasts the backward pass if `layers`, last first, run backward
+    /// behind all other layers, and the all-reduces of these outlast their own backward passes by `left_s`.
     pub fn behind(&self, left_s: f64, layers: impl Iterator<Item = u32>) -> f64 {
         if self.rate == Rate::default() {
             0.0
@@ -73,26 +78,28 @@ impl<'a> SyncTail<'a> {
         }
     }
 
-    /// What is left to send when the backward of `layer` has ended, if it was `left_s` before that.
+    /// Returns the all-reduce seconds that remain after the backward pass of `layer`, if `left_s` remained before it.
     fn left_after(&self, layer: u32, left_s: f64) -> f64 {
         self.left_after_sending(layer, self.model.layer_parameter_bytes[layer as usize], left_s)
     }
 
-    /// The same if so many bytes of the layer's weights are sent.
+    /// Like `left_after`, but reduces `bytes` of the layer's weights instead of all.
     fn left_after_sending(&self, layer: u32, bytes: f64, left_s: f64) -> f64 {
+        // A layer without weights sends no message, so it pays no latency either.
         let message_s = if bytes > 0.0 { bytes * self.rate.s_per_byte + self.rate.latency_s } else { 0.0 };
         let backward_s = self.totals.layer_backward_s[layer as usize] / self.speed;
         (if self.overlap { (left_s - backward_s).max(0.0) } else { left_s }) + message_s
     }
 }
 
-/// Gradient synchronisation left after the last backward pass of the stage between two cuts.
+/// Returns the seconds by which the all-reduce of the stage between two cuts outlasts its last backward pass.
 #[must_use]
 pub fn sync_s(model: &LayerSums, totals: &Totals, speed: f64, stage: (usize, usize), rate: Rate, overlap: bool) -> f64 {
     sync_without_s(model, totals, speed, stage, rate, overlap, &[])
 }
 
-/// The same without some bytes of the weights of some layers.
+/// Returns the result of [`sync_s`] without some weights: `apart` lists layers and the bytes of their weights that
+/// other stages reduce together with this one.
 #[must_use]
 pub fn sync_without_s(
     model: &LayerSums,
@@ -106,6 +113,7 @@ pub fn sync_without_s(
     if rate == Rate::default() {
         return 0.0;
     }
+    // The layers come from `layers_between` in the right order, so the tail needs no list of them.
     let tail = SyncTail::new(model, totals, speed, rate, overlap);
     let sent_bytes = |layer: u32| {
         let own = apart.iter().filter(|&&(other, _)| other == layer);

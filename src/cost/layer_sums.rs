@@ -1,7 +1,8 @@
-//! What one stage computes: seconds per micro-batch, seconds of gradient synchronisation.
+//! Seconds and bytes of the layers of a stage.
 //!
-//! A *share* is the number of samples of a micro-batch that one replica handles. Totals over the layers below each cut
-//! are kept for every share, so a stage between two cuts costs two subtractions.
+//! A *share* is the number of samples of a micro-batch that one replica handles. For every share the sums over the
+//! layers below each cut are stored (prefix sums), so the cost of a stage between two cuts is the difference of two
+//! sums.
 
 use super::nesting::{Descending, Nesting};
 use super::tied_weights::TiedWeight;
@@ -11,9 +12,9 @@ use crate::model::states::{self, CutPoints, Cuts};
 /// Sums over the layers below each cut, for one share.
 #[derive(Debug, Clone, Default)]
 pub struct Totals {
-    /// Forward seconds.
+    /// Seconds of forward passes.
     pub forward_s: Vec<f64>,
-    /// Backward seconds.
+    /// Seconds of backward passes.
     pub backward_s: Vec<f64>,
     /// Bytes kept from forward to backward.
     pub saved_bytes: Vec<f64>,
@@ -25,27 +26,31 @@ pub struct Totals {
     pub layer_backward_s: Vec<f64>,
     /// Bytes that each layer keeps from forward to backward, in topological order (not a sum).
     pub layer_saved_bytes: Vec<f64>,
-    /// The same of the backward's halves, if any layer has them; of those that don't, they are half of it each.
+    /// Input-gradient and weight-gradient seconds, if any layer has measurements of them. Layers without measurements
+    /// count half of their backward pass as each.
     pub halves: Option<Halves>,
 }
 
-/// Gradients of inputs, and those of weights, each alone: splitting a backward pass has a price.
+/// Seconds of the two halves of a backward pass, run separately. Together they may take longer than the whole pass.
 #[derive(Debug, Clone, Default)]
 pub struct Halves {
-    /// Seconds of the gradients of inputs, over the layers below each cut.
+    /// Seconds of input gradients, summed over the layers below each cut.
     pub input_gradient_s: Vec<f64>,
-    /// Seconds of the gradients of weights.
+    /// Seconds of weight gradients, summed over the layers below each cut.
     pub weight_gradient_s: Vec<f64>,
-    /// Both, of each layer, in topological order (not a sum).
+    /// Seconds of input gradients and of weight gradients of each layer, in topological order (not a sum).
     pub layer_s: Vec<(f64, f64)>,
 }
 
 impl Halves {
-    /// Of the layers in topological order, of which those below each cut are in `nesting`; `None` if no layer has any.
+    /// Sums the halves of `layers`, listed in topological order, below each cut of `nesting`. `None` if no layer has
+    /// measurements of them.
     fn of(layers: &[Measurement], nesting: &Nesting) -> Option<Self> {
+        // One measured layer is enough to tell the halves apart. All others are split evenly.
         layers.iter().any(|layer| layer.halves_s.is_some()).then(|| {
             let half = |layer: &Measurement| (layer.backward_s / 2.0, layer.backward_s / 2.0);
             let layer_s: Vec<_> = layers.iter().map(|layer| layer.halves_s.unwrap_or(half(layer))).collect();
+            // Prefix sums as for whole passes, so a stage's halves also cost two subtractions.
             let (inputs, weights): (Vec<_>, Vec<_>) = layer_s.iter().copied().unzip();
             Self {
                 input_gradient_s: nesting.sums_below(&inputs),
@@ -83,7 +88,7 @@ impl Totals {
         }
     }
 
-    /// Seconds of the gradients of a layer's inputs, and of its weights.
+    /// Returns the seconds of the gradients of a layer's inputs and of its weights.
     #[must_use]
     pub fn layer_halves_s(&self, layer: usize) -> (f64, f64) {
         let half_s = self.layer_backward_s[layer] / 2.0;
@@ -91,11 +96,11 @@ impl Totals {
     }
 }
 
-/// A batch size between two measured ones: what was measured is `low_weight` times the value at index `low` plus
-/// `high_weight` times the value at index `high`.
+/// The position of a batch size among the measured ones, as two indices and two weights.
 ///
-/// Between two measured sizes values are on the line between both. Beyond all of them they are in proportion to the nearest
-/// one.
+/// The interpolated value is `low_weight` times the value at index `low` plus `high_weight` times the value at index
+/// `high`. Between two measured sizes it is on the straight line between them. Outside the measured range it is in
+/// proportion to the value at the nearest size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interpolation {
     low: usize,
@@ -105,10 +110,11 @@ pub struct Interpolation {
 }
 
 impl Interpolation {
-    /// Places `batch_size` among `sizes`, which ascend. There is at least one.
+    /// Locates `batch_size` among `sizes`, which must ascend and have at least one element.
     #[must_use]
     pub fn new(sizes: &[f64], batch_size: f64) -> Self {
         let high = sizes.partition_point(|&size| size < batch_size);
+        // Proportion instead of a continued line: a line through two sizes can fall below zero for small shares.
         if high == 0 || high == sizes.len() {
             let nearest = high.min(sizes.len() - 1);
             return Self { low: nearest, high: nearest, low_weight: batch_size / sizes[nearest], high_weight: 0.0 };
@@ -118,28 +124,29 @@ impl Interpolation {
         Self { low, high, low_weight: 1.0 - high_weight, high_weight }
     }
 
-    /// Returns the interpolated value. `values` has one value for each size.
+    /// Returns the interpolated value. `values` must have one value for each size.
     #[must_use]
     pub fn of(&self, values: &[f64]) -> f64 {
         values[self.low] * self.low_weight + values[self.high] * self.high_weight
     }
 }
 
-/// The model as the search sees it: where it may be cut, and what lies below each cut.
+/// The model as the search sees it: its cuts, and the sums over the layers below each of them.
 ///
-/// Cut 0 has no layer below it, the last cut has all of them; a stage lies between two nested cuts.
+/// Cut 0 has no layer below it and the last cut has all of them. A stage is the set of layers between two nested cuts.
 #[derive(Debug, Clone)]
 pub struct LayerSums {
     batch_sizes: Vec<u32>,
-    /// Totals at each of these batch sizes.
+    /// Sums at each of `batch_sizes`, in the same order.
     measured: Vec<Totals>,
-    /// Parameter bytes below each cut.
+    /// Parameter bytes of the layers below each cut.
     pub parameter_bytes: Vec<f64>,
-    /// Which layers lie below each cut.
+    /// The layers below each cut, and which cuts contain which.
     pub(super) nesting: Nesting,
     /// Whether every cut contains the one before it.
     pub is_chain: bool,
-    /// Whether these are all cuts at which a plan may end a stage. Otherwise bounds over them say nothing of other cuts.
+    /// Whether these are all cuts at which a plan may end a stage. Otherwise a bound over these cuts does not hold for
+    /// plans with other cuts.
     pub has_all_cuts: bool,
     /// Parameter bytes of each layer, in topological order.
     pub layer_parameter_bytes: Vec<f64>,
@@ -148,12 +155,14 @@ pub struct LayerSums {
 }
 
 impl LayerSums {
-    /// The model with the cuts that `states` lists.
+    /// Computes the sums of `graph` for the cuts that `states` lists.
     #[must_use]
     pub fn new(graph: &Graph, states: &CutPoints) -> Self {
         let order = states.order();
         let cuts = states.len();
         let nesting = Nesting::of(states);
+        // Sums are stored for measured batch sizes only. Interpolation is linear, so sums interpolate like single
+        // layers.
         let measured = (0..graph.batch_sizes.len())
             .map(|batch| {
                 let each = |value: fn(&states::CutSums) -> f64| {
@@ -172,6 +181,7 @@ impl LayerSums {
                 }
             })
             .collect();
+        // Whether a holder is below a cut is asked for every stage that the search tries, so it is tabulated here.
         let tie = |tie: &graph::TiedWeight| {
             let positions = tie.layers.iter().filter_map(|&layer| order.iter().position(|&other| other == layer));
             let holders = positions.map(|at| (at as u32, nesting.is_below(at as u32))).collect();
@@ -181,6 +191,7 @@ impl LayerSums {
             batch_sizes: graph.batch_sizes.clone(),
             ties: graph.ties.iter().map(tie).collect(),
             measured,
+            // Weights do not depend on the batch size, so the sums at the first one serve for all.
             parameter_bytes: (0..cuts).map(|cut| states.totals(cut, 0).parameter_bytes).collect(),
             is_chain: states.is_linear(),
             has_all_cuts: *states.cuts() == Cuts::Exact,
@@ -189,19 +200,19 @@ impl LayerSums {
         }
     }
 
-    /// How many cuts there are, the empty and the full one included.
+    /// Returns the number of cuts, the empty and the full one included.
     #[must_use]
     pub fn cuts(&self) -> usize {
         self.parameter_bytes.len()
     }
 
-    /// Batch sizes that were measured, ascending.
+    /// Returns the batch sizes that were measured, in ascending order.
     #[must_use]
     pub fn batch_sizes(&self) -> &[u32] {
         &self.batch_sizes
     }
 
-    /// Returns the totals for `share` samples, as [`Interpolation`] has them.
+    /// Returns the sums for `share` samples, interpolated between measured batch sizes as [`Interpolation`] describes.
     #[must_use]
     pub fn totals(&self, share: u32) -> Totals {
         let sizes: Vec<f64> = self.batch_sizes.iter().map(|&size| f64::from(size)).collect();
@@ -209,16 +220,18 @@ impl LayerSums {
         self.measured[low].blend(&self.measured[high], low_weight, high_weight)
     }
 
-    /// The cuts strictly inside another, largest first: where a stage that ends there may begin.
+    /// Returns the cuts strictly inside `end`, largest number first: a stage that ends at `end` may begin at any of
+    /// them.
     #[must_use]
     pub fn begins(&self, end: usize) -> Descending<'_> {
         match &self.nesting {
+            // All cuts are nested, so no list is stored: it would have a number of entries quadratic in the cuts.
             Nesting::Row { .. } => Descending::Range((0..end as u32).rev()),
             Nesting::Listed { begins, .. } => Descending::Some(begins[end].iter().copied()),
         }
     }
 
-    /// The one with this index of [`LayerSums::begins`].
+    /// Returns the cut at position `index` of [`LayerSums::begins`], or `None` behind its end.
     #[must_use]
     pub fn begin_at(&self, end: usize, index: usize) -> Option<u32> {
         match &self.nesting {
@@ -227,16 +240,17 @@ impl LayerSums {
         }
     }
 
-    /// How many of [`LayerSums::begins`] have larger numbers than a cut.
+    /// Returns the number of cuts in [`LayerSums::begins`] that are larger than `cut`.
     #[must_use]
     pub fn begins_behind(&self, end: usize, cut: usize) -> usize {
         match &self.nesting {
             Nesting::Row { .. } => end.saturating_sub(cut + 1),
+            // The list descends, so the larger cuts form its beginning.
             Nesting::Listed { begins, .. } => begins[end].partition_point(|&other| other as usize > cut),
         }
     }
 
-    /// Whether one cut lies strictly inside another.
+    /// Returns whether cut `begin` is strictly inside cut `end`.
     #[must_use]
     pub fn is_inside(&self, begin: usize, end: usize) -> bool {
         match &self.nesting {
@@ -245,22 +259,23 @@ impl LayerSums {
         }
     }
 
-    /// How many stages there are to choose from.
+    /// Returns the number of possible stages: pairs of cuts of which one is strictly inside the other.
     #[must_use]
     pub fn pairs(&self) -> usize {
         match &self.nesting {
+            // Any two cuts of a row bound a stage.
             Nesting::Row { below, .. } => below.len() * (below.len() - 1) / 2,
             Nesting::Listed { begins, .. } => begins.iter().map(Vec::len).sum(),
         }
     }
 
-    /// For each cut, the sum over the layers below it of what each layer has, in topological order.
+    /// Sums `each`, one value per layer in topological order, over the layers below each cut.
     #[must_use]
     pub fn sums_below(&self, each: &[f64]) -> Vec<f64> {
         self.nesting.sums_below(each)
     }
 
-    /// How many layers are below a cut.
+    /// Returns the number of layers below `cut`.
     #[must_use]
     pub fn layers_below(&self, cut: usize) -> usize {
         match &self.nesting {
@@ -269,12 +284,13 @@ impl LayerSums {
         }
     }
 
-    /// Layers between two nested cuts as positions in topological order, last first.
+    /// Returns the layers between two nested cuts as positions in topological order, last first.
     #[must_use]
     pub fn layers_between(&self, begin: usize, end: usize) -> Descending<'_> {
         match &self.nesting {
             Nesting::Row { below, in_order: true, .. } => Descending::Range((below[begin]..below[end]).rev()),
             Nesting::Row { layers, below, .. } => {
+                // The row adds layers by cut, not in topological order, but the backward pass needs the latter.
                 let mut between = layers[below[begin] as usize..below[end] as usize].to_vec();
                 between.sort_unstable_by(|a, b| b.cmp(a));
                 Descending::Made(between.into_iter())

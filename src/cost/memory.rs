@@ -1,9 +1,9 @@
-//! What one device of a stage holds.
+//! Memory that one device of a stage needs.
 
 use super::layer_sums::{LayerSums, Totals};
 use super::tied_weights;
 
-/// What a device must hold besides activations, and what the search may assume about it.
+/// Memory that weights imply on each device, and memory that plans must leave free.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct MemoryModel {
@@ -13,7 +13,7 @@ pub struct MemoryModel {
     pub optimizer_per_weight: f64,
     /// Whether the replicas of a stage share the optimizer state evenly (ZeRO stage 1).
     pub shard_optimizer: bool,
-    /// Bytes of each device that nobody may plan with: the framework's own.
+    /// Bytes of each device that plans must not use, because the framework needs them.
     pub reserved_bytes: f64,
 }
 
@@ -21,24 +21,25 @@ pub struct MemoryModel {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[cfg_attr(feature = "python", derive(pyo3::IntoPyObject))]
 pub struct Memory {
-    /// Weights.
+    /// Bytes of weights, copies of tied weights included.
     pub weights_bytes: f64,
-    /// Gradients.
+    /// Bytes of weight gradients.
     pub gradients_bytes: f64,
-    /// Optimizer state.
+    /// Bytes of optimizer state, after sharding.
     pub optimizer_bytes: f64,
-    /// What all micro-batches in flight keep for their backward passes.
+    /// Bytes of activations that all micro-batches in flight keep for their backward passes.
     pub activations_bytes: f64,
-    /// The part of it that one micro-batch keeps from its forward on: of a stage that recomputes, its input.
+    /// Bytes that one micro-batch keeps from its forward to its backward pass. With recomputation this is its input.
     pub kept_bytes: f64,
-    /// The part that one micro-batch has besides while it runs backward, made again by recomputation.
-    pub recomputed_bytes: f64,
+    /// Bytes that recomputation restores for the one micro-batch that runs backward. Zero without recomputation.
     /// Send and receive buffers: an activation and a gradient on each side.
+    pub recomputed_bytes: f64,
+    /// Bytes of send and receive buffers: an activation and a gradient on each side.
     pub buffers_bytes: f64,
 }
 
 impl Memory {
-    /// The same with so many bytes of weights more, or fewer.
+    /// Returns the memory with `bytes` more of weights (fewer if negative), with their gradients and optimizer state.
     #[must_use]
     pub fn with_weights(self, bytes: f64, options: &MemoryModel, replicas: u32) -> Self {
         let optimizer_bytes = bytes * options.optimizer_per_weight;
@@ -51,26 +52,26 @@ impl Memory {
         }
     }
 
-    /// All of it.
+    /// Returns the sum of weights, gradients, optimizer state, activations and buffers.
     #[must_use]
     pub fn total_bytes(&self) -> f64 {
         self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes + self.buffers_bytes
     }
 
-    /// Returns the memory with another number of micro-batches in flight.
+    /// Returns the same memory with `max_in_flight` micro-batches in flight.
     #[must_use]
     pub fn with_in_flight(self, max_in_flight: u32) -> Self {
         Self { activations_bytes: f64::from(max_in_flight) * self.kept_bytes + self.recomputed_bytes, ..self }
     }
 
-    /// Returns all bytes with another number of micro-batches in flight.
+    /// Returns the total bytes with `max_in_flight` micro-batches in flight.
     #[must_use]
     pub fn bytes_with(&self, max_in_flight: u32) -> f64 {
         self.with_in_flight(max_in_flight).total_bytes()
     }
 }
 
-/// What one device of the stage between two cuts holds with `max_in_flight` micro-batches in flight.
+/// Returns the memory of one device of the stage between two cuts, with `max_in_flight` micro-batches in flight.
 #[must_use]
 pub fn memory(
     model: &LayerSums,
@@ -82,14 +83,16 @@ pub fn memory(
     recompute: bool,
 ) -> Memory {
     let (begin, end) = stage;
-    // Sums below two cuts round differently, so next to nothing may come out below zero.
+    // The sums below two cuts round differently, so the difference of two nearly equal sums may be slightly negative.
     let between = |below: &[f64]| (below[end] - below[begin]).max(0.0);
+    // Copies of tied weights have gradients and optimizer state of their own, so they count like the stage's weights.
     let weights_bytes = between(&model.parameter_bytes) + tied_weights::copied_bytes(model, stage);
     let optimizer_bytes = weights_bytes * options.optimizer_per_weight;
     let saved_bytes = between(&totals.saved_bytes);
     let (input_bytes, output_bytes) = (totals.boundary_bytes[begin], totals.boundary_bytes[end]);
     let max_in_flight = f64::from(max_in_flight);
-    // Recomputing keeps each micro-batch's input and, for the one that runs backward, everything.
+    // With recomputation each micro-batch keeps only its input. The one that runs backward needs its full activations
+    // too.
     let (kept_bytes, recomputed_bytes) = if recompute { (input_bytes, saved_bytes) } else { (saved_bytes, 0.0) };
     Memory {
         weights_bytes,
@@ -98,6 +101,7 @@ pub fn memory(
         activations_bytes: max_in_flight * kept_bytes + recomputed_bytes,
         kept_bytes,
         recomputed_bytes,
+        // Each side has a buffer for an activation and one for a gradient of the same size, hence the factor 2.
         buffers_bytes: 2.0 * (input_bytes + output_bytes),
     }
 }

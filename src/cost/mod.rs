@@ -1,5 +1,7 @@
-//! What a stage costs: `layer_sums` and `grad_reduce` in seconds, `memory` in bytes, `network` what transfers and sums take on a cluster, and
-//! `tied_weights` what weights that stages share add.
+//! The cost model of a stage.
+//!
+//! `layer_sums` and `grad_reduce` give seconds, `memory` gives bytes, `network` gives the times of transfers and
+//! all-reduces on a cluster, and `tied_weights` gives what weights add that several stages share.
 
 pub mod grad_reduce;
 pub mod layer_sums;

@@ -1,33 +1,36 @@
-//! Which cuts are inside which others, and which layers are between two of them.
+//! Nesting of cuts, and the layers between two of them.
 
 use crate::model::states::CutPoints;
 
-/// Layers, as positions in topological order.
+/// Nesting of cuts. Layers are positions in topological order.
 #[derive(Debug, Clone)]
 pub(super) enum Nesting {
-    /// Every cut contains the one before it.
+    /// Every cut contains the one before it, so one sequence of layers represents all cuts in linear memory.
     Row {
-        /// Each layer behind those that are below an earlier cut.
+        /// Layers, sorted by the first cut that contains them.
         layers: Vec<u32>,
-        /// For each cut, how many of them are below it.
+        /// Number, for each cut, of elements of `layers` that are below it.
         below: Vec<u32>,
-        /// Whether that is topological order.
+        /// Whether `layers` is in topological order.
         in_order: bool,
     },
+    /// Cuts of a branching graph, not all of which contain each other.
     Listed {
-        /// For each cut, the cuts strictly inside it, largest first.
+        /// Cuts strictly inside each cut, largest first.
         begins: Vec<Vec<u32>>,
-        /// For each cut, its layers, ascending.
+        /// Layers below each cut, ascending.
         below: Vec<Vec<u32>>,
     },
 }
 
+// `begins` descends, because a stage is built from its end towards the input and the smallest stage is tried first.
 impl Nesting {
     pub(super) fn of(states: &CutPoints) -> Self {
         let order = states.order();
         let cuts = states.len();
         if let Some(enters) = states.enters() {
             let mut layers: Vec<u32> = (0..order.len() as u32).collect();
+            // The sort is stable: layers that enter at the same cut stay in topological order.
             layers.sort_by_key(|&layer| enters[layer as usize]);
             let below = |cut: usize| layers.partition_point(|&layer| enters[layer as usize] as usize <= cut) as u32;
             return Self::Row { below: (0..cuts).map(below).collect(), in_order: layers.is_sorted(), layers };
@@ -44,7 +47,7 @@ impl Nesting {
         }
     }
 
-    /// For each cut, whether a layer is below it.
+    /// Returns for each cut whether `layer` is below it.
     pub(super) fn is_below(&self, layer: u32) -> Vec<bool> {
         match self {
             Self::Row { layers, below, .. } => {
@@ -55,10 +58,11 @@ impl Nesting {
         }
     }
 
-    /// For each cut, the sum over the layers below it of what each layer has, in topological order.
+    /// Sums `each`, one value per layer in topological order, over the layers below each cut.
     pub(super) fn sums_below(&self, each: &[f64]) -> Vec<f64> {
         match self {
             Self::Row { layers, below, .. } => {
+                // Each cut continues the sum of the one before it, so the time is linear in layers and cuts.
                 let (mut sum, mut summed) = (0.0, 0);
                 (below.iter())
                     .map(|&below| {
@@ -75,20 +79,21 @@ impl Nesting {
     }
 }
 
-/// Cuts where a stage may begin, or layers: a range of them, or a list.
+/// A descending sequence of cuts where a stage may begin, or of layers. The variants avoid an allocation where
+/// possible.
 #[derive(Debug, Clone)]
 pub enum Descending<'a> {
-    /// All below a number.
+    /// A range of numbers.
     Range(std::iter::Rev<std::ops::Range<u32>>),
-    /// These.
+    /// A borrowed list of numbers.
     Some(std::iter::Copied<std::slice::Iter<'a, u32>>),
-    /// These, made for the purpose.
+    /// An owned list of numbers.
     Made(std::vec::IntoIter<u32>),
-    /// Those of an ascending list that are not in another one.
+    /// The elements of an ascending list that are not in another one, from the last.
     Between {
-        /// The list.
+        /// The list whose elements are returned.
         outer: &'a [u32],
-        /// The other one, all of whose items are in the first.
+        /// The excluded elements, ascending. All of them must be in `outer`.
         inner: &'a [u32],
     },
 }
@@ -102,6 +107,7 @@ impl Iterator for Descending<'_> {
             Self::Some(items) => items.next(),
             Self::Made(items) => items.next(),
             Self::Between { outer, inner } => {
+                // Both lists ascend and `inner` is a subset, so the two last elements decide without a search.
                 while let Some((&last, others)) = outer.split_last() {
                     *outer = others;
                     match inner.split_last() {

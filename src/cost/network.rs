@@ -1,4 +1,6 @@
-//! What is connected to what, and how fast: machines of equal devices, one kind of link inside machines and one between.
+//! Machines, devices and links of a cluster, and the time of transfers and all-reduces.
+//!
+//! A machine has equal devices. There is one kind of link inside machines and one between them.
 
 use crate::error::{Error, Result};
 
@@ -10,59 +12,60 @@ pub struct Link {
     pub bytes_per_s: f64,
     /// Rate that a ring all-reduce reaches on one port.
     pub collective_bytes_per_s: f64,
-    /// Time a message of zero bytes takes.
+    /// Seconds that a message of zero bytes takes.
     pub latency_s: f64,
 }
 
-/// One machine: some devices of one type.
+/// One machine with devices of one type.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Machine {
-    /// How many devices it has.
+    /// Number of devices of the machine.
     pub devices: u32,
-    /// Memory of each of them, in bytes.
+    /// Memory of each device, in bytes.
     pub memory_bytes: f64,
-    /// Compute speed relative to the device that the profile was measured on: times divide by it.
+    /// Compute speed relative to the device that the profile was measured on. Measured times are divided by it.
     pub speed: f64,
 }
 
-/// Machines and the links that join them. Devices are numbered machine by machine from 0.
+/// Machines and the links between them. Devices are numbered machine by machine from 0.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cluster {
-    /// In device order.
+    /// Machines in the order of their devices.
     pub machines: Vec<Machine>,
-    /// Between the devices of one machine: each device has one port.
+    /// Link between devices of one machine. Each device has one port.
     pub intra: Link,
-    /// Between machines: each machine has one port.
+    /// Link between machines. Each machine has one port.
     pub inter: Link,
 }
 
-/// Seconds that some traffic takes: `bytes * s_per_byte + latency_s`.
+/// Time of a transfer as a function of its size: `bytes * s_per_byte + latency_s`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Rate {
-    /// Inverse bandwidth of the fullest port.
+    /// Inverse bandwidth of the port with the most traffic.
     pub s_per_byte: f64,
-    /// What a message of zero bytes takes.
+    /// Seconds that a message of zero bytes takes.
     pub latency_s: f64,
 }
 
 impl Cluster {
-    /// Refuses what no formula below can price.
+    /// Checks that every rate, memory size and speed is a positive finite number, so that costs can be computed.
     ///
     /// # Errors
-    /// [`Error::Cluster`] naming the machine or link and its number.
+    /// Returns [`Error::Cluster`] that names the machine or link and its number.
     pub fn check(&self) -> Result<()> {
         if self.machines.is_empty() {
-            return Err(Error::cluster("the cluster has no machine", "describe at least one machine"));
+            return Err(Error::cluster("the cluster has no machine", "add a machine"));
         }
         for (index, machine) in self.machines.iter().enumerate() {
             if machine.devices == 0 {
-                return Err(Error::cluster(format!("machine {index} has no device"), "leave it out"));
+                return Err(Error::cluster(format!("machine {index} has no device"), "remove the machine"));
             }
             for (what, value) in [("memory", machine.memory_bytes), ("speed", machine.speed)] {
+                // The negated comparison also rejects NaN.
                 if !(value > 0.0 && value.is_finite()) {
                     return Err(Error::cluster(
-                        format!("machine {index} has a {what} of {value}"),
-                        format!("{what} must be a positive number"),
+                        format!("the {what} of machine {index} is {value}, but it must be a positive number"),
+                        "set it to a positive number",
                     ));
                 }
             }
@@ -72,34 +75,35 @@ impl Cluster {
             for (what, value) in rates {
                 if !(value > 0.0 && value.is_finite()) {
                     return Err(Error::cluster(
-                        format!("the {what} {which} is {value} bytes/s"),
-                        "a bandwidth must be a positive number",
+                        format!("the {what} {which} is {value} bytes/s, but it must be a positive number"),
+                        "set it to a positive number",
                     ));
                 }
             }
             if !(link.latency_s >= 0.0 && link.latency_s.is_finite()) {
                 return Err(Error::cluster(
-                    format!("the latency {which} is {} s", link.latency_s),
-                    "a latency must be zero or more",
+                    format!("the latency {which} is {} s, but it must be a number of at least 0", link.latency_s),
+                    "set it to 0 or more",
                 ));
             }
         }
         Ok(())
     }
 
-    /// Devices in all machines.
+    /// Returns the number of devices of all machines.
     #[must_use]
     pub fn devices(&self) -> u32 {
         self.machines.iter().map(|machine| machine.devices).sum()
     }
 
-    /// Returns how many of `devices` are on each machine that has any, ascending by machine. A device that is named twice
-    /// counts once.
+    /// Returns `(machine, count)` for each machine that has any of `devices`, in ascending order. A device that is
+    /// listed twice counts once.
     #[must_use]
     pub fn footprint(&self, devices: &[u32]) -> Vec<(u32, u32)> {
         let mut sorted = devices.to_vec();
         sorted.sort_unstable();
         sorted.dedup();
+        // Machines and devices ascend together, so one pass over both counts all machines.
         let (mut sorted, mut end) = (sorted.into_iter().peekable(), 0);
         let counts = (0..).zip(&self.machines).map(|(index, machine)| {
             end += machine.devices;
@@ -108,7 +112,8 @@ impl Cluster {
         counts.filter(|&(_, count)| count > 0).collect()
     }
 
-    /// Returns the distinct machines, in the order in which they first appear, and for each machine which of them it is.
+    /// Returns the distinct machines in the order in which they first appear, and for each machine its index among
+    /// them.
     #[must_use]
     pub fn classes(&self) -> (Vec<Machine>, Vec<usize>) {
         let mut classes: Vec<Machine> = Vec::new();
@@ -123,12 +128,14 @@ impl Cluster {
         (classes, class_of)
     }
 
-    /// How long summing `bytes` takes over a stage that has at most `widest` devices on each of `machines` machines.
+    /// Returns the time of an all-reduce over a stage with at most `widest` devices on each of `machines` machines.
     ///
-    /// A ring sends `2 (n - 1) / n` of the data through each port (Patarasuk & Yuan, 2009). Across machines it is
-    /// hierarchical: reduced inside each machine, summed by a ring over the machines' ports, spread inside again.
+    /// A ring all-reduce sends `2 (n - 1) / n` of the data through each port (Patarasuk & Yuan, 2009). Across machines
+    /// the all-reduce is hierarchical: reduce inside each machine, all-reduce over the machines' ports, broadcast
+    /// inside.
     #[must_use]
     pub fn all_reduce(&self, machines: u32, widest: u32) -> Rate {
+        // With one member both terms are zero, so a stage inside one machine needs no special case.
         let ring = |members: u32, link: &Link| {
             let members = f64::from(members);
             Rate {
@@ -141,25 +148,29 @@ impl Cluster {
         Rate { s_per_byte: inside.s_per_byte + across.s_per_byte, latency_s: inside.latency_s + across.latency_s }
     }
 
-    /// How long a cut's bytes take from the devices of one stage to those of the next, or back.
+    /// Returns the time that a cut's bytes take from the devices of one stage to the devices of the next, or back.
     ///
-    /// `on_machine` lists `(senders, receivers, machines)` for machines that have any: so many of each on so many
-    /// machines. Every sender sends an equal part to every receiver. Inside a machine each device has a port; between machines each machine has one; ports work at
-    /// once and full duplex, so the fullest decides, and both directions cost the same.
+    /// `on_machine` lists `(senders, receivers, machines)`: the numbers of senders and receivers on each of that number
+    /// of machines. Every sender sends an equal part to every receiver. Inside a machine each device has a port, and
+    /// between machines each machine has one. Ports work concurrently and in full duplex, so the port with the most
+    /// traffic decides, and both directions take the same time.
     #[must_use]
     pub fn transfer(&self, on_machine: &[(u32, u32, u32)]) -> Rate {
         let senders: u32 = on_machine.iter().map(|&(senders, _, machines)| senders * machines).sum();
         let receivers: u32 = on_machine.iter().map(|&(_, receivers, machines)| receivers * machines).sum();
         let mut inside: f64 = 0.0;
         let mut between: f64 = 0.0;
+        // Equal machines are listed once with their count: large clusters have few distinct pairs of counts.
         for &(here, there, _) in on_machine {
             let sent = f64::from(here) / f64::from(senders);
             let received = f64::from(there) / f64::from(receivers);
+            // What a machine sends to itself does not use its port. The rest leaves it, or arrives, in full duplex.
             between = between.max(sent * (1.0 - received)).max(received * (1.0 - sent));
             if here > 0 && there > 0 {
                 inside = inside.max(received / f64::from(senders)).max(sent / f64::from(receivers));
             }
         }
+        // A transfer pays one latency: messages of a transfer travel at the same time, and the slowest kind decides.
         Rate {
             s_per_byte: (inside / self.intra.bytes_per_s).max(between / self.inter.bytes_per_s),
             latency_s: if between > 0.0 { self.inter.latency_s } else { self.intra.latency_s },

@@ -1,30 +1,31 @@
-//! The layer graph: what a profile says about each layer, and which feeds which.
+//! The layer graph: the measurements of each layer, and which layer feeds which.
 
 use crate::error::{Error, Result};
 
-/// What was measured of one layer at one batch size. Seconds and bytes for the whole batch.
+/// Measurements of one layer at one batch size. Seconds and bytes are for the whole batch.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Measurement {
-    /// Forward pass.
+    /// Seconds of the forward pass.
     pub forward_s: f64,
-    /// Backward pass.
+    /// Seconds of the backward pass.
     pub backward_s: f64,
-    /// The gradients of inputs, and those of weights, each alone; `None` where nobody measured them.
+    /// Seconds of input gradients and of weight gradients, each run alone. `None` if the profile has no such
+    /// measurement.
     pub halves_s: Option<(f64, f64)>,
-    /// Output, which crosses a cut behind this layer.
+    /// Bytes of the output, which crosses a cut behind this layer.
     pub activation_bytes: f64,
-    /// Kept from forward to backward.
+    /// Bytes of activations kept from forward to backward.
     pub saved_bytes: f64,
 }
 
 /// One layer of the model.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Layer {
-    /// Name for messages.
+    /// Name for error messages.
     pub name: String,
-    /// Decides between layers that nothing else tells apart; may be empty.
+    /// Identifier that orders layers with equal costs and equal structure. May be empty.
     pub id: String,
-    /// Weights, in bytes; the same at every batch size.
+    /// Bytes of weights, equal at every batch size.
     pub parameter_bytes: f64,
     /// One entry for each of [`Graph::batch_sizes`], in that order.
     pub measured: Vec<Measurement>,
@@ -33,35 +34,38 @@ pub struct Layer {
 /// A weight that several layers share.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct TiedWeight {
-    /// Who has it, as indices of layers: two or more. The first counts it among its own parameters.
+    /// Indices of the layers that share the weight, two or more. The first counts it among its own parameters.
     pub layers: Vec<usize>,
-    /// Its bytes.
+    /// Bytes of the weight.
     pub bytes: f64,
 }
 
-/// A directed acyclic graph of layers with what each costs.
+/// A directed acyclic graph of layers with their costs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Graph {
     /// Batch sizes at which layers were measured, ascending, at least one.
     pub batch_sizes: Vec<u32>,
     /// Layers in the order of the profile.
     pub layers: Vec<Layer>,
-    /// `(from, to)`: indices into `layers`.
+    /// Edges `(from, to)`, as indices into `layers`.
     pub edges: Vec<(usize, usize)>,
     /// Weights that layers share.
     pub ties: Vec<TiedWeight>,
 }
 
 impl Graph {
-    /// Whether the numbers can be computed with: every layer measured at every batch size, nothing negative or infinite.
+    /// Checks that every layer is measured at every batch size and that no number is negative or infinite.
     ///
     /// # Errors
-    /// [`Error::Profile`] naming the layer and the number.
+    /// Returns [`Error::Profile`] that names the layer and the number.
     pub fn check(&self) -> Result<()> {
         if self.batch_sizes.is_empty() || self.batch_sizes[0] == 0 || !self.batch_sizes.is_sorted_by(|a, b| a < b) {
             return Err(Error::profile(
-                format!("batch sizes are {:?}", self.batch_sizes),
-                "a profile needs at least one; they must be positive and ascend",
+                format!(
+                    "batch sizes are {:?}, but there must be at least one, positive and ascending",
+                    self.batch_sizes
+                ),
+                "list positive batch sizes in ascending order",
             ));
         }
         for layer in &self.layers {
@@ -88,7 +92,8 @@ impl Graph {
                 ]
             });
             for (what, number) in numbers.chain([("parameter bytes", layer.parameter_bytes)]) {
-                // Sums of a million such numbers still fit.
+                // Costs are summed over layers and multiplied by micro-batches. Below 1e300 the sum of a million such
+                // numbers is still finite. The range also excludes NaN.
                 if !(0.0..1e300).contains(&number) {
                     return Err(Error::profile(
                         format!("layer `{}` has {number} {what}", layer.name),
@@ -102,17 +107,18 @@ impl Graph {
             if owned.is_none_or(|first| !(0.0..=first.parameter_bytes).contains(&tie.bytes)) {
                 return Err(Error::profile(
                     format!("layers {:?} share {} bytes, which the first of them does not have", tie.layers, tie.bytes),
-                    "the first layer of a tie counts it in its parameter bytes",
+                    "add the shared weight to the parameter bytes of the first layer",
                 ));
             }
         }
         Ok(())
     }
 
-    /// Indices of `layers` so that every edge goes forward; among layers that are ready, profile order.
+    /// Returns indices of `layers` such that every edge goes forward. Layers that are ready together keep profile
+    /// order.
     ///
     /// # Errors
-    /// [`Error::Profile`] naming an edge to a missing layer, or the layers of a cycle.
+    /// Returns [`Error::Profile`] that names an edge to a missing layer, or the layers of a cycle.
     pub fn topological_order(&self) -> Result<Vec<usize>> {
         let count = self.layers.len();
         let mut waiting = vec![0_usize; count];
@@ -121,7 +127,7 @@ impl Graph {
             if from >= count || to >= count {
                 return Err(Error::profile(
                     format!("an edge goes from layer {from} to layer {to}, but there are {count} layers"),
-                    "layers are numbered from 0 in edges",
+                    "number the layers of edges from 0",
                 ));
             }
             waiting[to] += 1;
@@ -140,6 +146,7 @@ impl Graph {
             }
         }
         if order.len() < count {
+            // Layers behind a cycle wait as well, so the list may be long. Eight names are enough for a message.
             let stuck: Vec<&str> = (0..count)
                 .filter(|&layer| waiting[layer] > 0)
                 .take(8)
@@ -147,7 +154,7 @@ impl Graph {
                 .collect();
             return Err(Error::profile(
                 format!("layers feed each other in a cycle: {}", stuck.join(", ")),
-                "a model must be a directed acyclic graph; remove the edge that goes back",
+                "remove the edge that goes back",
             ));
         }
         Ok(order)

@@ -1,4 +1,4 @@
-//! What is trained: a graph of layers, and where it may be cut.
+//! The model to train: a graph of layers, and the cuts at which stages may begin and end.
 
 pub mod graph;
 pub mod lineage;

@@ -1,15 +1,16 @@
-//! The order in which layers run backward: the same for every order of lines in the file.
+//! The order in which layers run backward. It depends on the graph, not on the order of lines in its file.
 //!
-//! Independent branches may run backward in any order, and each layer's gradients are summed over the replicas as soon
-//! as they are there: what is still to be sent when the pass ends depends on that order. Gradients that are many for the
-//! time it takes to make them go first. Among layers that are ready (all their readers have run), the next one is that
-//! whose gradients, with those of layers behind it that only become ready by it, come at the highest *rate*: bytes for
-//! each second of backward pass. So Smith's rule (1956) for the smallest sum of bytes × time says of single jobs, and
-//! Horn (1972) of trees, where a job brings along those behind it as long as that raises its rate. In a graph a layer with
-//! several readers counts for each of them in equal parts.
+//! Independent branches may run backward in any order, and the gradients of each layer are reduced over the replicas as
+//! soon as they exist. So the all-reduce time that remains when the pass ends depends on that order. Layers with many
+//! gradient bytes per second of backward pass (a high *rate*) run first. Among the layers that are ready (all their
+//! readers have run), the next one has the highest rate, counted together with the layers in front of it that only
+//! become ready through it and raise the rate. That is Smith's rule (1956), which minimizes the sum of bytes × time for
+//! independent jobs, in Horn's form (1972) for trees. In a graph, a layer with several readers counts for each of them
+//! in equal parts.
 //!
-//! Equal rates: the layer whose readers ran last, so that a branch runs to its end; then what costs and structure above
-//! it say; then its id. Where in the file it stands never counts, but for layers without ids.
+//! Layers of equal rate are ordered by the place of their last reader, so that a branch runs to its end; then by the
+//! costs and structure of the layers that feed them; then by id. The position in the file decides only between layers
+//! without ids.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,7 +21,7 @@ use rustc_hash::FxHasher;
 use super::graph::Graph;
 use crate::error::Result;
 
-/// Gradients and the time that it takes to make them: bytes, seconds.
+/// Weight gradients and the backward time that produces them.
 #[derive(Debug, Clone, Copy)]
 struct Work {
     bytes: f64,
@@ -28,17 +29,17 @@ struct Work {
 }
 
 impl Work {
-    /// Bytes for each second; infinite for gradients that take no time, and none without gradients.
+    /// Returns bytes per second of backward pass: infinite for gradients that take no time, and 0 without gradients.
     fn rate(self) -> f64 {
         if self.bytes > 0.0 { self.bytes / self.backward_s } else { 0.0 }
     }
 }
 
-/// What decides between layers that are ready; the largest runs first.
+/// Priority of a layer that is ready. Fields are compared in this order, and the largest runs first.
 #[derive(PartialEq, PartialOrd)]
 struct Claim<'a> {
     rate: f64,
-    /// Places of its readers in the backward pass, the last one first.
+    /// Positions of its readers in the backward pass, the last one first.
     readers: Vec<usize>,
     above: u64,
     id: &'a str,
@@ -47,16 +48,17 @@ struct Claim<'a> {
 
 impl Eq for Claim<'_> {}
 
+// A total order is sound although rates are floats: `rate` is never NaN, since it divides only if bytes are positive.
 impl Ord for Claim<'_> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.partial_cmp(other).expect("rates are numbers")
     }
 }
 
-/// Indices of `graph.layers` so that every edge goes forward: the backward pass runs them from the last to the first.
+/// Returns indices of `graph.layers` such that every edge goes forward. The backward pass runs them from last to first.
 ///
 /// # Errors
-/// As [`Graph::topological_order`].
+/// Returns the errors of [`Graph::topological_order`].
 pub(crate) fn of(graph: &Graph) -> Result<Vec<usize>> {
     let count = graph.layers.len();
     let forward = graph.topological_order()?;
@@ -72,10 +74,14 @@ pub(crate) fn of(graph: &Graph) -> Result<Vec<usize>> {
     let mut work = vec![Work { bytes: 0.0, backward_s: 0.0 }; count];
     let mut above = vec![0_u64; count];
     for &layer in &forward {
+        // Horn's rule is exact for trees. A layer with several readers counts for each in equal parts, so that its work
+        // is not counted several times.
         let shared = |&feeder: &usize| {
             let (Work { bytes, backward_s }, readers) = (work[feeder], after[feeder].len() as f64);
             Work { bytes: bytes / readers, backward_s: backward_s / readers }
         };
+        // The feeders with the highest rate are joined first: only a prefix of this order can raise the rate of the
+        // group.
         let mut brought: Vec<Work> = before[layer].iter().map(shared).collect();
         brought.sort_by(|a, b| b.rate().total_cmp(&a.rate()).then(b.bytes.total_cmp(&a.bytes)));
         let backward_s = graph.layers[layer].measured.iter().map(|at| at.backward_s).sum();
@@ -87,6 +93,7 @@ pub(crate) fn of(graph: &Graph) -> Result<Vec<usize>> {
         });
         above[layer] = hash(graph, layer, before[layer].iter().map(|&feeder| above[feeder]));
     }
+    // The place of a reader is known when a layer becomes ready, since all its readers have run by then.
     let claim = |layer: usize, place: &[usize]| {
         let mut readers: Vec<usize> = after[layer].iter().map(|&reader| place[reader]).collect();
         readers.sort_unstable_by_key(|&reader| Reverse(reader));
@@ -111,7 +118,10 @@ pub(crate) fn of(graph: &Graph) -> Result<Vec<usize>> {
     Ok(backward)
 }
 
-/// A number for a layer's costs and those of all that it depends on.
+/// Returns a hash of a layer's costs and of the costs of all layers that feed it, also indirectly.
+///
+/// It makes the order independent of the file: two layers of equal rank differ by structure before they differ by
+/// index.
 fn hash(graph: &Graph, layer: usize, feeders: impl Iterator<Item = u64>) -> u64 {
     let mut hasher = FxHasher::default();
     let layer = &graph.layers[layer];
@@ -121,6 +131,7 @@ fn hash(graph: &Graph, layer: usize, feeders: impl Iterator<Item = u64>) -> u64 
             number.to_bits().hash(&mut hasher);
         }
     }
+    // Sorted, so that the order in which the file lists edges does not change the hash.
     let mut feeders: Vec<u64> = feeders.collect();
     feeders.sort_unstable();
     feeders.hash(&mut hasher);

@@ -1,17 +1,18 @@
-//! Where a model may be cut: the down-sets of its layer graph, with what lies inside and what crosses the edge.
+//! The cut points of a model: the down-sets of its layer graph, with the sums inside and the bytes across each cut.
 //!
-//! A cut puts some layers before it and the rest behind it, and no edge may lead back: what lies before a cut is a
+//! A cut puts some layers before it and the rest behind it, and no edge may lead back. So the layers before a cut are a
 //! *down-set* (order ideal) of the graph, which PipeDream calls an antichain state. Stages are differences of nested
-//! down-sets. A chain has as many as layers; a branching graph may have astronomically many, so
+//! down-sets. A chain has one down-set more than layers. A branching graph may have astronomically many, so
 //!
-//! 1. layers that cost nothing follow a neighbour where that can't make a cut dearer (`units`);
-//! 2. all down-sets of what is left are listed, up to a bound (`walk::all`);
-//! 3. beyond the bound one good linear order takes their place (`walk::best_order`), and [`Cuts`] says so.
+//! 1. layers that cost nothing are joined to a neighbor where that cannot make a cut more expensive (`units`);
+//! 2. all down-sets of the remaining graph are listed, up to a bound (`walk::all`);
+//! 3. beyond the bound the prefixes of one good linear order are used (`walk::best_order`), and [`Cuts`] records it.
 //!
-//! A search for plans looks closer ([`CutPoints::for_plans`]): where a layer that takes no time saves its bytes decides what
-//! fits.
+//! A search for plans joins fewer layers ([`CutPoints::for_plans`]): where a layer without compute time saves
+//! activations, its stage decides whether the plan fits.
 //!
-//! Layers are numbered by their *position* in one order of the graph that doesn't depend on its file (`order`).
+//! Layers are numbered by their *position* in one topological order that depends on the graph, not on its file
+//! (`order`).
 
 mod set;
 mod sums;
@@ -29,52 +30,58 @@ use set::StateSets;
 use sums::{LayerReaders, totals_in_order, totals_of};
 use units::{Joined, LayerUnit};
 
-/// Down-sets that [`CutPoints::of`] lists before it falls back to one order, unless told otherwise.
+/// Default limit on the down-sets that [`CutPoints::of`] lists before it falls back to one order.
 pub const DEFAULT_BOUND: usize = 10_000;
-/// Down-sets of single layers that a search takes as they are, whatever might be joined.
+/// A search lists the down-sets of all single layers, with none joined, if they are at most this many. Not tuned.
 const FEW: usize = 256;
-/// By so much may cut points multiply to tell where layers that take no time save their bytes, if they aren't few.
+/// Layers without time that save bytes are kept apart if that multiplies the cut points by at most this factor (or
+/// leaves at most [`FEW`]).
+///
+/// PipeDream's profile of GNMT has 2,244 cut points with them apart and 39 without.
 const WORTH: usize = 2;
-/// Cuts in a row that a search tells apart.
-const MOST_IN_A_ROW: usize = 2_000;
-/// Layers of all down-sets together that a search keeps in mind.
-const MOST_LISTED: usize = 20_000_000;
+/// Maximum number of nested cuts that a search distinguishes.
+const MAX_NESTED_CUTS: usize = 2_000;
+/// Memory limit of a search: maximum sum of the sizes of all down-sets, in layers. Not tuned.
+const MAX_LISTED_LAYERS: usize = 20_000_000;
 
-/// Whether a set of states holds every useful cut.
+/// Whether a set of cut points contains every useful cut.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Cuts {
-    /// Every down-set, but for layers that follow a neighbour.
+    /// Every down-set, except where layers are joined to a neighbor without loss.
     Exact,
-    /// Not those that part layers that take no time from a neighbour, or not every one of a long row.
+    /// Some cuts are missing: cuts between a neighbor and layers without compute time, or cuts of a very long chain.
     Fewer {
-        /// Why, for the report.
+        /// Reason, as text for the report.
         why: String,
     },
-    /// The prefixes of one topological order: a plan is optimal for that order only.
+    /// The prefixes of one topological order. An optimal plan is optimal only for that order.
     LinearOrder {
-        /// Why, for the report.
+        /// Reason, as text for the report.
         why: String,
     },
 }
 
-/// The cut points of a graph. State 0 is empty and the last one holds every layer; a state comes after all its subsets.
+/// The cut points (*states*) of a graph.
+///
+/// State 0 is empty and the last one holds every layer. A state comes after all its subsets.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CutPoints {
     cuts: Cuts,
-    /// Layers in topological order; *position* k stands for `order[k]`.
+    /// Layers in topological order: *position* k stands for `order[k]`.
     order: Vec<usize>,
     sets: StateSets,
-    /// `totals[state * batch_sizes + batch]`.
+    /// Sums of each state at each batch size, at index `state * batch_sizes + batch`.
     totals: Vec<CutSums>,
     batch_sizes: usize,
     units: Vec<LayerUnit>,
 }
 
 impl CutPoints {
-    /// The cut points of `graph`: all down-sets if they are at most `bound`, else the best single order found.
+    /// Lists the cut points of `graph`: all down-sets if they are at most `bound`, else the best single order found.
     ///
     /// # Errors
-    /// [`Error::Profile`] if the graph has no layers, has a cycle, or numbers that are not finite and positive.
+    /// Returns [`Error::Profile`] if the graph has no layers, has a cycle, or has numbers that are negative or not
+    /// finite.
     ///
     /// ```
     /// use hpgo::model::graph::{Graph, Layer, Measurement};
@@ -90,53 +97,60 @@ impl CutPoints {
     /// # Ok::<(), hpgo::Error>(())
     /// ```
     pub fn of(graph: &Graph, bound: usize) -> Result<Self> {
-        let (order, wires) = checked(graph)?;
+        let (order, readers) = checked(graph)?;
         let control = Control::default();
-        let units = units::of(graph, &order, &wires, Joined::Free);
+        let units = units::of(graph, &order, &readers, Joined::Free);
         match listed(&units, order.len(), bound, &control)? {
-            Some(sets) => Self::with(graph, order, &wires, units, sets, Cuts::Exact, &control),
-            None => Self::of_one_order(graph, order, &wires, units, bound, &control),
+            Some(sets) => Self::with(graph, order, &readers, units, sets, Cuts::Exact, &control),
+            None => Self::of_one_order(graph, order, &readers, units, bound, &control),
         }
     }
 
-    /// The cut points that a search for plans tells apart: those of a small graph, whatever might be joined; of a larger
-    /// one also those that part layers without time from a neighbour where they save bytes, unless that multiplies them
-    /// too much; of a long row only some.
+    /// Lists the cut points that a search for plans distinguishes.
+    ///
+    /// - A graph with at most `FEW` down-sets has all of them.
+    /// - In a larger graph, layers that take no time and save nothing are joined to a neighbor. Layers that take no
+    ///   time but save bytes are joined only if more than `FEW` cut points, and more than `WORTH` times the joined
+    ///   number, would remain.
+    /// - A long chain of cuts is thinned to `MAX_NESTED_CUTS`.
     ///
     /// # Errors
-    /// As [`CutPoints::of`]; that of `control`, if it was stopped.
+    /// Returns the errors of [`CutPoints::of`], and the error of `control` if it was stopped.
     pub fn for_plans(graph: &Graph, control: &Control) -> Result<Self> {
         Self::for_plans_keeping(graph, &[], control)
     }
 
-    /// As [`CutPoints::for_plans`], without the cuts that separate layers of one of the groups in `together`.
+    /// Returns the cut points of [`CutPoints::for_plans`] without cuts that separate layers of one of the groups in
+    /// `together`.
     ///
     /// # Errors
-    /// As [`CutPoints::for_plans`].
+    /// Returns the errors of [`CutPoints::for_plans`].
     pub fn for_plans_keeping(graph: &Graph, together: &[Vec<usize>], control: &Control) -> Result<Self> {
-        let (order, wires) = checked(graph)?;
+        let (order, readers) = checked(graph)?;
         let layers = order.len();
-        let bound = DEFAULT_BOUND.min(MOST_LISTED / layers);
-        let joined = |joined| units::of(graph, &order, &wires, joined);
+        // Every down-set lists its layers, so models with many layers may have fewer down-sets.
+        let bound = DEFAULT_BOUND.min(MAX_LISTED_LAYERS / layers);
+        let joined = |joined| units::of(graph, &order, &readers, joined);
         let apart = joined(Joined::Nothing);
         if let Some(sets) = listed(&apart, layers, FEW, control)? {
-            return Self::with(graph, order, &wires, apart, sets, Cuts::Exact, control)?
+            return Self::with(graph, order, &readers, apart, sets, Cuts::Exact, control)?
                 .keeping(together)
                 .thinned(control);
         }
+        // The smaller listing comes first, because its size decides how large the more precise one may become.
         let (units, fewer_units) = (joined(Joined::Unsaved), joined(Joined::Free));
         let fewer = if units == fewer_units { None } else { listed(&fewer_units, layers, bound, control)? };
         let most = fewer.as_ref().map_or(bound, |fewer| bound.min(FEW.max(WORTH * fewer.len())));
         let states = if let Some(sets) = listed(&units, layers, most, control)? {
-            Self::with(graph, order, &wires, units, sets, Cuts::Exact, control)?
+            Self::with(graph, order, &readers, units, sets, Cuts::Exact, control)?
         } else if let Some(sets) = fewer {
             let why = format!(
-                "{} cut points: layers that take no time stay with a neighbour, whatever they save",
+                "{} cut points: layers that take no time stay with a neighbor, even if they save activations",
                 sets.len()
             );
-            Self::with(graph, order, &wires, fewer_units, sets, Cuts::Fewer { why }, control)?
+            Self::with(graph, order, &readers, fewer_units, sets, Cuts::Fewer { why }, control)?
         } else {
-            Self::of_one_order(graph, order, &wires, units, bound, control)?
+            Self::of_one_order(graph, order, &readers, units, bound, control)?
         };
         states.keeping(together).thinned(control)
     }
@@ -144,33 +158,37 @@ impl CutPoints {
     fn of_one_order(
         graph: &Graph,
         order: Vec<usize>,
-        wires: &LayerReaders,
+        readers: &LayerReaders,
         units: Vec<LayerUnit>,
         bound: usize,
         control: &Control,
     ) -> Result<Self> {
-        let sets = StateSets::row(&walk::best_order(graph, &order, wires, &units, control)?, order.len());
+        let sets = StateSets::row(&walk::best_order(graph, &order, readers, &units, control)?, order.len());
         let why = format!(
             "the graph has more than {bound} cut points; plans use the {} of one order of its layers",
             sets.len()
         );
-        Self::with(graph, order, wires, units, sets, Cuts::LinearOrder { why }, control)
+        Self::with(graph, order, readers, units, sets, Cuts::LinearOrder { why }, control)
     }
 
-    /// The cut points between given stages, first stage first: lists of layer indices that together hold every layer once.
+    /// Returns the cut points between given stages, first stage first.
+    ///
+    /// `stages` are lists of layer indices that together must hold every layer once.
     ///
     /// # Errors
-    /// [`Error::Profile`] if the graph is not usable, [`Error::Argument`] if a layer is missing, unknown or repeated, or
+    /// # Errors
+    /// Returns [`Error::Profile`] if the graph is not usable, [`Error::Argument`] if a layer is missing, unknown or
+    /// repeated, or
     /// feeds a layer of an earlier stage.
     pub fn between(graph: &Graph, stages: &[Vec<usize>]) -> Result<Self> {
-        let (order, wires) = checked(graph)?;
+        let (order, readers) = checked(graph)?;
         let mut stage_of = vec![None; order.len()];
         for (stage, layers) in stages.iter().enumerate() {
             for &layer in layers {
                 let known = stage_of.get_mut(layer).ok_or_else(|| {
                     Error::argument(
                         format!("stage {stage} names layer {layer}, but there are {} layers", order.len()),
-                        "layers are numbered from 0",
+                        "number the layers from 0",
                     )
                 })?;
                 if let Some(other) = known.replace(stage) {
@@ -181,17 +199,17 @@ impl CutPoints {
                         } else {
                             format!("layer `{name}` is in stage {other} and in stage {stage}")
                         },
-                        "each layer belongs to one stage, once",
+                        "name each layer in one stage, once",
                     ));
                 }
             }
             if layers.is_empty() {
-                return Err(Error::argument(format!("stage {stage} has no layers"), "leave it out"));
+                return Err(Error::argument(format!("stage {stage} has no layers"), "remove the stage"));
             }
         }
         if let Some(layer) = stage_of.iter().position(Option::is_none) {
             let name = &graph.layers[layer].name;
-            return Err(Error::argument(format!("layer `{name}` is in no stage"), "each layer belongs to one stage"));
+            return Err(Error::argument(format!("layer `{name}` is in no stage"), "add it to a stage"));
         }
         if let Some(&(from, to)) = graph.edges.iter().find(|&&(from, to)| stage_of[from] > stage_of[to]) {
             return Err(Error::argument(
@@ -199,65 +217,67 @@ impl CutPoints {
                     "layer `{}` feeds layer `{}` of an earlier stage",
                     graph.layers[from].name, graph.layers[to].name
                 ),
-                "data flows from each stage to later ones only",
+                "move one of the two layers, since data flows to later stages only",
             ));
         }
+        // State s holds the first s stages, so a layer of stage s is inside from state s + 1 on.
         let enters = order.iter().map(|&layer| stage_of[layer].map_or(0, |stage| stage as u32 + 1)).collect();
         let sets = StateSets::Row { enters, states: stages.len() + 1 };
-        Self::with(graph, order, &wires, Vec::new(), sets, Cuts::Exact, &Control::default())
+        Self::with(graph, order, &readers, Vec::new(), sets, Cuts::Exact, &Control::default())
     }
 
     fn with(
         graph: &Graph,
         order: Vec<usize>,
-        wires: &LayerReaders,
+        readers: &LayerReaders,
         units: Vec<LayerUnit>,
         sets: StateSets,
         cuts: Cuts,
         control: &Control,
     ) -> Result<Self> {
+        // Nested states in topological order need one pass over the layers. All others are summed state by state.
         let totals = match &sets {
             StateSets::Row { enters, states } if enters.is_sorted() => {
-                totals_in_order(graph, &order, wires, enters, *states, control)?
+                totals_in_order(graph, &order, readers, enters, *states, control)?
             }
             StateSets::Row { enters, states } => {
                 let is_inside = |state: usize, position: usize| enters[position] as usize <= state;
-                totals_of(graph, wires, &order, *states, is_inside, control)?
+                totals_of(graph, readers, &order, *states, is_inside, control)?
             }
             StateSets::Listed(sets) => {
                 let is_inside = |state: usize, position: usize| sets[state].contains(position);
-                totals_of(graph, wires, &order, sets.len(), is_inside, control)?
+                totals_of(graph, readers, &order, sets.len(), is_inside, control)?
             }
         };
         Ok(Self { cuts, order, sets, totals, batch_sizes: graph.batch_sizes.len(), units })
     }
 
-    /// Whether these are all cut points or one order's.
+    /// Returns whether these are all cut points, and the reason if not.
     #[must_use]
     pub fn cuts(&self) -> &Cuts {
         &self.cuts
     }
 
-    /// Number of states, the empty and the full one included.
+    /// Returns the number of states, the empty and the full one included.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "there are always at least two")]
     pub fn len(&self) -> usize {
         self.sets.len()
     }
 
-    /// Layers of the graph in the topological order used here.
+    /// Returns the layers of the graph in the topological order used here.
     #[must_use]
     pub fn order(&self) -> &[usize] {
         &self.order
     }
 
-    /// Sums over the layers of `state`, at the profile's batch size with index `batch`.
+    /// Returns the sums over the layers of `state` at the profile's batch size with index `batch`.
     #[must_use]
     pub fn totals(&self, state: usize, batch: usize) -> &CutSums {
         &self.totals[state * self.batch_sizes + batch]
     }
 
-    /// Whether every layer of `inner` is in `outer`; states need be compared only where `inner <= outer`.
+    /// Returns whether every layer of `inner` is in `outer`. The answer is defined only for `inner <= outer`.
     #[must_use]
     pub fn is_subset(&self, inner: usize, outer: usize) -> bool {
         match &self.sets {
@@ -266,7 +286,7 @@ impl CutPoints {
         }
     }
 
-    /// Layers of `outer` that are not in `inner`, in topological order: a stage, if `inner` is a subset.
+    /// Returns the layers of `outer` that are not in `inner`, in topological order: a stage, if `inner` is a subset.
     #[must_use]
     pub fn layers_between(&self, inner: usize, outer: usize) -> Vec<usize> {
         let is_between = |&position: &usize| match &self.sets {
@@ -276,13 +296,13 @@ impl CutPoints {
         (0..self.order.len()).filter(is_between).map(|position| self.order[position]).collect()
     }
 
-    /// Whether the states are nested in each other, so that any two of them bound a stage.
+    /// Returns whether the states are nested, so that any two of them bound a stage.
     #[must_use]
     pub fn is_linear(&self) -> bool {
         matches!(self.sets, StateSets::Row { .. })
     }
 
-    /// For each position the first state that holds it, if the states are nested in each other.
+    /// Returns for each position the first state that holds it, or `None` if the states are not nested.
     pub(crate) fn enters(&self) -> Option<&[u32]> {
         match &self.sets {
             StateSets::Row { enters, .. } => Some(enters),
@@ -290,9 +310,9 @@ impl CutPoints {
         }
     }
 
-    /// The best single order: nested states from empty to full whose boundaries are smallest in sum.
+    /// Returns the best single order: nested states from empty to full with the smallest sum of boundary bytes.
     ///
-    /// Numbers of states differ from those of `self`; [`Cuts::Exact`] stays only where nothing is lost.
+    /// State numbers differ from `self`. [`Cuts::Exact`] stays only if no cut is lost.
     #[must_use]
     pub fn linear(&self) -> Self {
         let StateSets::Listed(sets) = &self.sets else { return self.clone() };
@@ -313,7 +333,7 @@ impl CutPoints {
         states.iter().flat_map(of).copied().collect()
     }
 
-    /// Without the states that hold some layers of a group and not all.
+    /// Removes the states that hold some layers of a group in `together`, but not all.
     fn keeping(self, together: &[Vec<usize>]) -> Self {
         if together.is_empty() {
             return self;
@@ -336,8 +356,9 @@ impl CutPoints {
         self.only(&kept, cuts)
     }
 
-    /// Only some of the states, both ends among them.
+    /// Keeps the states in `kept`, which must include the first and the last.
     fn only(self, kept: &[usize], cuts: Cuts) -> Self {
+        // A layer enters at the first kept state that contains its old one.
         let enter = |&state: &u32| kept.partition_point(|&kept| kept < state as usize) as u32;
         let sets = match &self.sets {
             StateSets::Row { enters, .. } => {
@@ -351,28 +372,33 @@ impl CutPoints {
             sets,
             order: self.order,
             batch_sizes: self.batch_sizes,
+            // Units describe steps between all states, so they no longer apply. Nothing asks for them after this.
             units: Vec::new(),
         }
     }
 
-    /// Of a long row of cuts [`MOST_IN_A_ROW`]: so many parts of the model, about equal in time, bytes and layers, and in
-    /// each of them the narrowest cut.
+    /// Reduces a long chain of cuts to [`MAX_NESTED_CUTS`].
+    ///
+    /// The model is divided into that many parts of about equal time, bytes and layers, and each part keeps its cut
+    /// with the fewest bytes across it.
     fn thinned(self, control: &Control) -> Result<Self> {
         let states = self.len();
-        if !self.is_linear() || states <= MOST_IN_A_ROW {
+        if !self.is_linear() || states <= MAX_NESTED_CUTS {
             return Ok(self);
         }
         let batch = self.batch_sizes - 1;
         let parts =
             |totals: &CutSums| [totals.forward_s + totals.backward_s, totals.parameter_bytes, totals.saved_bytes];
         let whole = parts(self.totals(states - 1, batch));
+        // A layer counts by the mean of its shares of time, weights, activations and number. No single measure would
+        // do: the time may be in a few layers and the memory in others.
         let part_of = |state: usize| {
             let shares = parts(self.totals(state, batch)).into_iter().zip(whole);
             let share: f64 = shares.map(|(part, whole)| if whole > 0.0 { part / whole } else { 0.0 }).sum();
             let share = (share + state as f64 / (states - 1) as f64)
                 / (1 + whole.iter().filter(|&&whole| whole > 0.0).count()) as f64;
-            // Both ends are kept besides.
-            (share * (MOST_IN_A_ROW - 3) as f64).floor()
+            // The first and the last state are always kept, and positions range over 0..=parts: hence 3 fewer.
+            (share * (MAX_NESTED_CUTS - 3) as f64).floor()
         };
         let mut kept = vec![0];
         let mut narrowest: Option<usize> = None;
@@ -405,19 +431,20 @@ impl CutPoints {
     }
 }
 
-/// The order of the layers of a graph that is usable, and who reads whose output.
+/// Checks a graph, and returns the topological order of its layers and the readers of each layer's output.
 fn checked(graph: &Graph) -> Result<(Vec<usize>, LayerReaders)> {
     graph.check()?;
     if graph.layers.is_empty() {
-        return Err(Error::profile("the profile has no layers", "a profile needs at least one layer"));
+        return Err(Error::profile("the profile has no layers", "add at least one layer"));
     }
     let order = order::of(graph)?;
-    let wires = LayerReaders::of(graph, &order);
-    Ok((order, wires))
+    let readers = LayerReaders::of(graph, &order);
+    Ok((order, readers))
 }
 
-/// Every down-set that is a union of units, if they are at most `bound`; a row of them, however long.
+/// Lists every down-set that is a union of units, if they are at most `bound` or a chain of any length. Else `None`.
 fn listed(units: &[LayerUnit], layers: usize, bound: usize, control: &Control) -> Result<Option<StateSets>> {
+    // A chain of units needs no enumeration and no bound: its down-sets are its prefixes.
     if let Some(row) = walk::row(units, layers) {
         return Ok(Some(StateSets::row(&row, layers)));
     }

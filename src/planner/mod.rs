@@ -1,4 +1,5 @@
-//! Decides who computes what.
+//! Planners: `hybrid` plans training with pipelines and data parallelism, `orders` plans it for schedules that are
+//! lists of actions, `chain` partitions models over uneven hosts, and `legacy` reproduces the original HPGO planner.
 
 pub mod chain;
 mod effort;

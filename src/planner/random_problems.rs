@@ -1,4 +1,4 @@
-//! Random planning problems, small enough to try every plan, that several tests share.
+//! Random planning problems for tests, small enough to try every plan.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use crate::cost::MemoryModel;
 use crate::cost::network::{Cluster, Link, Machine};
 use crate::model::graph::{Graph, Layer, Measurement};
 
-/// Returns settings without limits: 1F1B that hides gradient sums and keeps activations, trained by Adam.
+/// Returns settings without limits: 1F1B that overlaps the gradient all-reduce, without recomputation, with Adam.
 pub(super) fn settings(global_batch: u32, micro_batch_sizes: Vec<u32>) -> Settings {
     Settings {
         global_batch,
@@ -29,7 +29,7 @@ pub(super) fn settings(global_batch: u32, micro_batch_sizes: Vec<u32>) -> Settin
     }
 }
 
-/// A chain on a small cluster, and how many devices each stage of a plan shall take.
+/// A model, a small cluster, and the number of devices that each stage of a test plan takes.
 #[derive(Debug, Clone)]
 pub(super) struct RandomProblem {
     pub graph: Graph,
@@ -38,6 +38,7 @@ pub(super) struct RandomProblem {
     pub replicas: Vec<u32>,
 }
 
+/// Generates chains of 2 to 6 layers on 1 to 3 machines, some of them short of memory.
 pub(super) fn problems() -> impl Strategy<Value = RandomProblem> {
     let link =
         || {
@@ -62,6 +63,7 @@ pub(super) fn problems() -> impl Strategy<Value = RandomProblem> {
     let speed = prop_oneof![2 => Just(1.0), 1 => 1.0..2.0];
     let memory = prop_oneof![2 => Just(1.0), 1 => 1.0..2.0];
     let machines = prop::collection::vec((1_u32..4, speed, memory), 1..4);
+    // Half of the problems have ample memory. In the others memory decides which plans fit.
     let memory_bytes = prop_oneof![Just(1e9), 3_000.0..20_000.0];
     let replicas = prop::collection::vec(1_u32..4, 1..6);
     (prop::collection::vec(layer, 2..7), machines, memory_bytes, link(), link(), replicas, any::<[bool; 3]>()).prop_map(
@@ -90,18 +92,19 @@ pub(super) fn problems() -> impl Strategy<Value = RandomProblem> {
     )
 }
 
-/// Few layers with branches among them, on a small cluster.
+/// Generates branching graphs with few layers on small clusters.
 pub(super) fn branching() -> impl Strategy<Value = RandomProblem> {
     let edges = prop::collection::vec((0_usize..5, 0_usize..5), 0..5);
     (problems(), edges, 3_usize..6).prop_map(|(mut problem, others, most)| {
         problem.graph.layers.truncate(most);
         let count = problem.graph.layers.len();
         let is_edge = |&(from, to): &(usize, usize)| from < to && to < count;
-        // A row with some of its edges missing, and others.
+        // A chain with some of its edges removed and other edges added.
         problem.graph.edges.retain(|&(from, to)| to < count && from % 2 == others.len() % 2);
         problem.graph.edges.extend(others.into_iter().filter(is_edge));
         problem.graph.edges.sort_unstable();
         problem.graph.edges.dedup();
+        // Graphs with more layers have many more plans, so they get fewer machines to keep the enumeration short.
         problem.cluster.machines.truncate(if count > 4 { 2 } else { 3 });
         problem.settings.global_batch = 6;
         problem.settings.micro_batch_sizes = vec![2, 3, 6];
@@ -109,7 +112,7 @@ pub(super) fn branching() -> impl Strategy<Value = RandomProblem> {
     })
 }
 
-/// Few layers with few samples on machines that differ, so that they can't use all devices.
+/// Generates models with few layers and few samples on machines of different speed, whose plans can't use all devices.
 pub(super) fn few_layers_on_many_devices() -> impl Strategy<Value = RandomProblem> {
     let speeds = prop::collection::vec(prop_oneof![Just(1.0), 0.3..3.0], 3);
     (problems(), 1_usize..4, 1_u32..4, speeds).prop_map(|(mut problem, layers, replicas, speeds)| {
@@ -123,7 +126,7 @@ pub(super) fn few_layers_on_many_devices() -> impl Strategy<Value = RandomProble
     })
 }
 
-/// Stages of one device each whose messages take long and whose windows are large: they hardly do anything but wait.
+/// Generates pipelines of single devices with long latencies and many micro-batches in flight: stages mostly wait.
 pub(super) fn far_apart() -> impl Strategy<Value = RandomProblem> {
     (problems(), 3_usize..6, 0.5..5.0).prop_map(|(mut problem, stages, latency_s)| {
         problem.replicas = vec![1; stages];
@@ -132,6 +135,7 @@ pub(super) fn far_apart() -> impl Strategy<Value = RandomProblem> {
         }
         problem.cluster.intra.latency_s = latency_s;
         problem.cluster.inter.latency_s = latency_s;
+        // Without weights there is no all-reduce, so that waiting alone decides the step.
         for layer in &mut problem.graph.layers {
             layer.parameter_bytes = 0.0;
         }

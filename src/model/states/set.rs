@@ -1,13 +1,15 @@
-//! Sets of layers as bits, one for each position in the topological order.
+//! Sets of layers as bits, with one bit for each position in the topological order.
 
 use super::units::LayerUnit;
 
-/// A fixed-size set of small numbers. Sets of one graph have the same size and compare like big numbers.
+/// A fixed-size set of small numbers.
+///
+/// Sets of one graph have equal size. Their order (as large integers) has no meaning, but makes results deterministic.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct BitSet(Box<[u64]>);
 
 impl BitSet {
-    /// The empty set with room for `0..size`.
+    /// Creates the empty set with capacity for `0..size`.
     pub(crate) fn empty(size: usize) -> Self {
         Self(vec![0; size.div_ceil(64)].into())
     }
@@ -24,7 +26,7 @@ impl BitSet {
         self.0.iter().zip(&of.0).all(|(inner, outer)| inner & !outer == 0)
     }
 
-    /// `self` with the items of `other`.
+    /// Returns the items of `self` and of `other`.
     pub(crate) fn union(&self, other: &Self) -> Self {
         Self(self.0.iter().zip(&other.0).map(|(one, two)| one | two).collect())
     }
@@ -33,9 +35,10 @@ impl BitSet {
         self.0.iter().map(|word| word.count_ones()).sum()
     }
 
-    /// Items in ascending order.
+    /// Iterates over the items in ascending order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().enumerate().flat_map(|(index, &word)| {
+            // `rest & (rest - 1)` clears the lowest bit, so the loop runs once per item instead of once per bit.
             std::iter::successors(Some(word), |rest| Some(rest & rest.wrapping_sub(1)))
                 .take_while(|&rest| rest != 0)
                 .map(move |rest| index * 64 + rest.trailing_zeros() as usize)
@@ -43,12 +46,12 @@ impl BitSet {
     }
 }
 
-/// The positions of the layers inside each state.
+/// Positions of the layers inside each state.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum StateSets {
-    /// Each state holds the one before it.
+    /// Every state contains the one before it.
     Row {
-        /// For each position, the first state that holds it.
+        /// The first state, for each position, that contains it.
         enters: Vec<u32>,
         states: usize,
     },
@@ -57,6 +60,7 @@ pub(super) enum StateSets {
 
 impl StateSets {
     pub(super) fn listed(sets: Vec<BitSet>) -> Self {
+        // Nested states need one number per layer instead of one set per state, even if the graph branches.
         if !sets.windows(2).all(|two| two[0].is_subset(&two[1])) {
             return Self::Listed(sets);
         }
@@ -65,12 +69,12 @@ impl StateSets {
         Self::Row { enters: (0..layers).map(first).collect(), states: sets.len() }
     }
 
-    /// The empty state, and one behind each of `units`.
+    /// Creates the states that hold the first 0, 1, 2, … of `units`.
     pub(super) fn row(units: &[&LayerUnit], layers: usize) -> Self {
         let mut enters = vec![0; layers];
         for (state, unit) in (1_u32..).zip(units) {
             for &position in &unit.adds {
-                // A layer that enters with its first reader is in several units.
+                // A layer that enters with its first reader is in several units, and only the first of them counts.
                 if enters[position] == 0 {
                     enters[position] = state;
                 }

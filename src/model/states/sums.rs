@@ -1,4 +1,4 @@
-//! Sums over the layers of each state, and what crosses the cut behind it.
+//! Sums over the layers of each state, and the bytes that cross the cut behind it.
 
 use super::set::BitSet;
 use crate::control::Control;
@@ -8,23 +8,23 @@ use crate::model::graph::Graph;
 /// Sums over the layers of one down-set, at one of the profile's batch sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CutSums {
-    /// Forward seconds.
+    /// Seconds of forward passes.
     pub forward_s: f64,
-    /// Backward seconds.
+    /// Seconds of backward passes.
     pub backward_s: f64,
-    /// Bytes of weights.
+    /// Bytes of all weights.
     pub parameter_bytes: f64,
-    /// Bytes kept from forward to backward.
+    /// Bytes of activations kept from forward to backward.
     pub saved_bytes: f64,
-    /// Outputs that layers outside read: what crosses the cut behind this down-set.
+    /// Bytes of outputs that layers outside read: they cross the cut behind this down-set.
     pub boundary_bytes: f64,
 }
 
-/// Sums over the layers of each state. They are added up in topological order, so that a stage costs the same to the last
-/// digit whatever the other states are.
+/// Sums over the layers of each state, in topological order, so that a stage has exactly the same cost for every set of
+/// states that contains it.
 pub(super) fn totals_of(
     graph: &Graph,
-    wires: &LayerReaders,
+    readers: &LayerReaders,
     order: &[usize],
     states: usize,
     is_inside: impl Fn(usize, usize) -> bool,
@@ -37,7 +37,7 @@ pub(super) fn totals_of(
         let mut sums = vec![CutSums::default(); batch_sizes];
         for position in (0..order.len()).filter(|&position| is_inside(state, position)) {
             add(&mut sums, graph, order[position]);
-            if wires.after[position].iter().any(|&reader| !is_inside(state, reader)) {
+            if readers.after[position].iter().any(|&reader| !is_inside(state, reader)) {
                 add_boundary(&mut sums, graph, order[position]);
             }
         }
@@ -46,11 +46,11 @@ pub(super) fn totals_of(
     Ok(totals)
 }
 
-/// The same for states that hold ever longer beginnings of the order, each layer from the state on that `enters` says.
+/// Like [`totals_of`], for states that are prefixes of the order: each layer is in the states from number `enters` on.
 pub(super) fn totals_in_order(
     graph: &Graph,
     order: &[usize],
-    wires: &LayerReaders,
+    readers: &LayerReaders,
     enters: &[u32],
     states: usize,
     control: &Control,
@@ -58,7 +58,8 @@ pub(super) fn totals_in_order(
     let mut entering = (0..order.len()).peekable();
     let mut sums = vec![CutSums::default(); graph.batch_sizes.len()];
     let mut totals = Vec::with_capacity(states * sums.len());
-    // Positions inside that a layer outside may read.
+    // Positions inside whose output a layer outside may still read. Testing only these keeps the pass linear for
+    // chains.
     let mut open: Vec<usize> = Vec::new();
     for state in 0..states {
         control.check()?;
@@ -67,7 +68,8 @@ pub(super) fn totals_in_order(
             add(&mut sums, graph, order[position]);
             open.push(position);
         }
-        open.retain(|&position| wires.after[position].iter().any(|&reader| !is_inside(reader)));
+        open.retain(|&position| readers.after[position].iter().any(|&reader| !is_inside(reader)));
+        // The boundary is summed again for each state. Subtracting outputs that close would leave rounding errors.
         for sum in &mut sums {
             sum.boundary_bytes = 0.0;
         }
@@ -90,14 +92,14 @@ fn add(sums: &mut [CutSums], graph: &Graph, layer: usize) {
     }
 }
 
-/// Adds a layer's output to what crosses a cut at each batch size.
+/// Adds the output of a layer to the boundary bytes at each batch size.
 fn add_boundary(sums: &mut [CutSums], graph: &Graph, layer: usize) {
     for (sum, measured) in sums.iter_mut().zip(&graph.layers[layer].measured) {
         sum.boundary_bytes += measured.activation_bytes;
     }
 }
 
-/// Who reads whose output, by position in the topological order, each neighbour once.
+/// Readers and feeders of each layer, by position in the topological order, each neighbor once.
 #[derive(Debug)]
 pub(crate) struct LayerReaders {
     pub(crate) before: Vec<Vec<usize>>,
@@ -110,19 +112,20 @@ impl LayerReaders {
         for (at, &layer) in order.iter().enumerate() {
             position[layer] = at;
         }
-        let mut wires = Self { before: vec![Vec::new(); order.len()], after: vec![Vec::new(); order.len()] };
+        let mut readers = Self { before: vec![Vec::new(); order.len()], after: vec![Vec::new(); order.len()] };
         for &(from, to) in &graph.edges {
-            wires.after[position[from]].push(position[to]);
-            wires.before[position[to]].push(position[from]);
+            readers.after[position[from]].push(position[to]);
+            readers.before[position[to]].push(position[from]);
         }
-        for ends in wires.before.iter_mut().chain(&mut wires.after) {
+        // A profile may list an edge twice, but the output of a layer crosses a cut once.
+        for ends in readers.before.iter_mut().chain(&mut readers.after) {
             ends.sort_unstable();
             ends.dedup();
         }
-        wires
+        readers
     }
 
-    /// Whether a layer outside `set` reads what the layer at `position` puts out.
+    /// Returns whether a layer outside `set` reads the output of the layer at `position`.
     pub(super) fn crosses(&self, position: usize, set: &BitSet) -> bool {
         self.after[position].iter().any(|&reader| !set.contains(reader))
     }

@@ -1,4 +1,4 @@
-//! Walks over the down-sets of a graph: all of them, or the best nested ones.
+//! Enumeration of the down-sets of a graph: all of them, or the best nested ones.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -8,10 +8,11 @@ use crate::control::Control;
 use crate::error::Result;
 use crate::model::graph::Graph;
 
-/// Orders kept side by side by [`best_order`] at most, ...
+/// Maximum number of orders that [`best_order`] keeps side by side. Not tuned.
 const BEAM: usize = 128;
-/// ... and fewer, where copying their sets would take longer than a few seconds.
-const MOST_COPIED: usize = 2_000_000_000;
+/// Limit on the 64-bit words that [`best_order`] copies. It narrows the beam of large models so that the search takes a
+/// few seconds at most.
+const MAX_COPIED_WORDS: usize = 2_000_000_000;
 
 /// A down-set and the units that may enter next.
 #[derive(Clone)]
@@ -27,7 +28,7 @@ impl DownSet {
         Self { set, ready }
     }
 
-    /// What is ready once `unit` is in, too.
+    /// Returns the units that may enter once `unit` is inside `set`, too.
     fn ready_after(&self, unit: usize, set: &BitSet, units: &[LayerUnit]) -> Vec<usize> {
         let waiting = self.ready.iter().copied().filter(|&other| other != unit);
         let woken = units[unit].next.iter().copied().filter(|&other| units[other].may_enter(set));
@@ -36,12 +37,12 @@ impl DownSet {
 }
 
 impl LayerUnit {
-    /// Whether all that it needs is in `set`.
+    /// Returns whether every layer that the unit needs is in `set`.
     fn may_enter(&self, set: &BitSet) -> bool {
         self.needs.iter().all(|&layer| set.contains(layer))
     }
 
-    /// `set` with this unit.
+    /// Returns `set` with this unit added.
     fn added_to(&self, set: &BitSet) -> BitSet {
         let mut with = set.clone();
         self.adds.iter().for_each(|&layer| with.insert(layer));
@@ -49,7 +50,7 @@ impl LayerUnit {
     }
 }
 
-/// The units one after another, if no two of them are ever ready at once.
+/// Returns the units one after another if no two of them are ever ready at once, else `None`.
 pub(super) fn row(units: &[LayerUnit], layers: usize) -> Option<Vec<&LayerUnit>> {
     let mut front = DownSet::start(units, layers);
     let mut row = Vec::with_capacity(units.len());
@@ -61,11 +62,12 @@ pub(super) fn row(units: &[LayerUnit], layers: usize) -> Option<Vec<&LayerUnit>>
     (row.len() == units.len()).then_some(row)
 }
 
-/// Every down-set that is a union of units, each after its subsets; None if they are more than `bound`.
+/// Lists every down-set that is a union of units, each after its subsets. `None` if there are more than `bound`.
 ///
 /// # Errors
-/// That of `control`, if it was stopped.
+/// Returns the error of `control` if it was stopped.
 pub(super) fn all(units: &[LayerUnit], layers: usize, bound: usize, control: &Control) -> Result<Option<Vec<BitSet>>> {
+    // The prefixes of any order are down-sets already, and there is one more of them than units.
     if units.len() >= bound {
         return Ok(None);
     }
@@ -85,19 +87,21 @@ pub(super) fn all(units: &[LayerUnit], layers: usize, bound: usize, control: &Co
             }
         }
     }
+    // A hash set has no stable order. Sorting by size puts subsets first, and by content makes the numbering
+    // reproducible.
     let mut sets: Vec<BitSet> = seen.into_iter().collect();
     sets.sort_unstable_by(|one, two| one.count().cmp(&two.count()).then_with(|| one.cmp(two)));
     Ok(Some(sets))
 }
 
-/// One order of the units, chosen by beam search for the smallest sum of bytes over its cuts.
+/// Returns one order of the units, chosen by beam search for the smallest sum of bytes over its cuts.
 ///
 /// # Errors
-/// That of `control`, if it was stopped.
+/// Returns the error of `control` if it was stopped.
 pub(super) fn best_order<'a>(
     graph: &Graph,
     order: &[usize],
-    wires: &LayerReaders,
+    readers: &LayerReaders,
     units: &'a [LayerUnit],
     control: &Control,
 ) -> Result<Vec<&'a LayerUnit>> {
@@ -107,27 +111,29 @@ pub(super) fn best_order<'a>(
         sum_of_boundaries: f64,
     }
     let bytes = |position: usize| graph.layers[order[position]].measured[0].activation_bytes;
-    // The boundary grows by outputs that are still read outside, and shrinks by those whose last reader came in.
+    // The boundary grows by outputs that are still read outside, and shrinks by outputs whose last reader has entered.
     let boundary_after = |trail: &WalkPath, unit: &LayerUnit, set: &BitSet| {
         let mut boundary = trail.boundary_bytes;
         let mut freed = Vec::new();
         for &position in unit.adds.iter().filter(|&&position| !trail.front.set.contains(position)) {
-            if wires.crosses(position, set) {
+            if readers.crosses(position, set) {
                 boundary += bytes(position);
             }
-            freed.extend(wires.before[position].iter().copied().filter(|&from| trail.front.set.contains(from)));
+            freed.extend(readers.before[position].iter().copied().filter(|&from| trail.front.set.contains(from)));
         }
         freed.sort_unstable();
         freed.dedup();
-        boundary - freed.into_iter().filter(|&from| !wires.crosses(from, set)).map(bytes).sum::<f64>()
+        boundary - freed.into_iter().filter(|&from| !readers.crosses(from, set)).map(bytes).sum::<f64>()
     };
-    let beam = (MOST_COPIED / (units.len() * order.len().div_ceil(64)).max(1)).clamp(1, BEAM);
+    let beam = (MAX_COPIED_WORDS / (units.len() * order.len().div_ceil(64)).max(1)).clamp(1, BEAM);
     let start = DownSet::start(units, order.len());
     let mut level = vec![WalkPath { front: start, boundary_bytes: 0.0, sum_of_boundaries: 0.0 }];
-    // For each unit that has entered and each trail: the trail before it, and which unit that was.
+    // For each unit that has entered and each path: the path before it, and which unit that was. Storing these two
+    // numbers instead of whole orders keeps the memory linear in beam and units.
     let mut entered: Vec<Vec<(u32, u32)>> = Vec::with_capacity(units.len());
     for _ in units {
-        // set -> (sum of boundaries, boundary, parent, unit)
+        // Maps a set to (sum of boundaries, boundary, parent, unit). Two paths to one set have the same future, so only
+        // the cheaper one is kept.
         let mut best: FxHashMap<BitSet, (f64, f64, usize, usize)> = FxHashMap::default();
         for (parent, trail) in level.iter().enumerate() {
             control.check()?;
@@ -142,6 +148,7 @@ pub(super) fn best_order<'a>(
             }
         }
         let mut found: Vec<_> = best.into_iter().collect();
+        // Ties are broken by the set, since the order of a hash map is arbitrary.
         found.sort_unstable_by(|(one, a), (two, b)| a.0.total_cmp(&b.0).then_with(|| one.cmp(two)));
         found.truncate(beam);
         entered.push(found.iter().map(|(_, (.., parent, unit))| (*parent as u32, *unit as u32)).collect());
@@ -153,7 +160,7 @@ pub(super) fn best_order<'a>(
             })
             .collect();
     }
-    let mut at = 0; // the last level holds the full set alone
+    let mut at = 0; // the last level has one path only: the full set
     let mut chosen: Vec<&LayerUnit> = Vec::with_capacity(units.len());
     for level in entered.iter().rev() {
         let (parent, unit) = level[at];
@@ -164,19 +171,21 @@ pub(super) fn best_order<'a>(
     Ok(chosen)
 }
 
-/// Nested states from the first to the last, one unit apart, with the smallest sum of `price`. Returns their indices.
-pub(super) fn shortest_chain(sets: &[BitSet], units: &[LayerUnit], price: impl Fn(usize) -> f64) -> Vec<usize> {
+/// Returns the indices of nested states from the first to the last, one unit apart, with the smallest sum of `cost`.
+pub(super) fn shortest_chain(sets: &[BitSet], units: &[LayerUnit], cost: impl Fn(usize) -> f64) -> Vec<usize> {
     let index: FxHashMap<&BitSet, usize> = sets.iter().enumerate().map(|(state, set)| (set, state)).collect();
     let mut best = vec![(f64::INFINITY, 0); sets.len()];
     best[0].0 = 0.0;
+    // States come after their subsets, so each one's best predecessor is final when it is reached.
     for (state, set) in sets.iter().enumerate() {
         for unit in units.iter().filter(|unit| unit.may_enter(set)) {
             let with = unit.added_to(set);
+            // A unit of layers that have entered with an earlier reader adds nothing.
             if with == *set {
                 continue;
             }
             let after = index[&with];
-            let sum = best[state].0 + price(after);
+            let sum = best[state].0 + cost(after);
             if sum < best[after].0 {
                 best[after] = (sum, state);
             }

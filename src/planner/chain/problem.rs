@@ -1,25 +1,25 @@
-//! The question: layers in a row, hosts of several types, links between them. All plain values.
+//! The partition problem: layers, hosts of several types, and links between them, as plain values.
 
 use crate::error::{Error, Result};
 
-/// Hosts that are alike: same times, same memory, same links, same permissions.
+/// A group of equal hosts: equal times, memory, links and permissions.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct HostType {
-    /// Name for messages.
+    /// Name for error messages.
     pub name: String,
-    /// How many there are.
+    /// Number of hosts of this type.
     pub hosts: usize,
-    /// Memory of each; a stage must need less.
+    /// Memory of each host, in bytes. A stage must need less.
     pub memory_bytes: f64,
     /// Seconds that each layer takes for one batch.
     pub time_s: Vec<f64>,
-    /// Whether each layer may run here; empty where all may.
+    /// Whether each layer may run on these hosts. Empty if all layers may.
     pub may_run: Vec<bool>,
 }
 
 impl HostType {
-    /// Hosts that may run every layer.
+    /// Creates a type whose hosts may run every layer.
     #[must_use]
     pub fn new(name: &str, hosts: usize, memory_bytes: f64, time_s: Vec<f64>) -> Self {
         Self { name: name.to_owned(), hosts, memory_bytes, time_s, may_run: Vec::new() }
@@ -30,73 +30,75 @@ impl HostType {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct Hop {
-    /// Bytes per second; 0 where there is no link.
+    /// Bytes per second. 0 if there is no link.
     pub bytes_per_s: f64,
-    /// Seconds that a message of no bytes takes.
+    /// Seconds that a message of zero bytes takes.
     pub latency_s: f64,
 }
 
 impl Hop {
-    /// A link that costs no time.
+    /// A link on which messages take no time.
     pub const FREE: Self = Self { bytes_per_s: f64::INFINITY, latency_s: 0.0 };
 
-    /// Seconds that `bytes` take.
+    /// Returns the seconds that `bytes` take.
     pub(super) fn seconds(self, bytes: f64) -> f64 {
-        // Nothing to send passes even where there is no link: 0/0 would be NaN.
+        // Without this case, nothing to send over no link would be 0/0, which is NaN.
         if bytes == 0.0 { self.latency_s } else { bytes / self.bytes_per_s + self.latency_s }
     }
 }
 
-/// What the best plan is best at.
+/// Objective of a partition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Objective {
-    /// Shortest interval between batches; of plans that have it, one on few hosts.
+    /// Shortest interval between batches. Among plans with that interval, one with few hosts.
     Throughput,
     /// Shortest time of one batch through the empty pipeline.
     Latency,
-    /// Fewest hosts.
+    /// Smallest number of hosts.
     Hosts,
-    /// Fewest bits taken from the values on the edges, summed over the edges.
+    /// Fewest bits removed from the values on the edges, summed over the edges.
     Bits,
 }
 
-/// Layers in a row and the hosts that may take them.
+/// A partition problem: layers, and the hosts that may run them.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct Chain {
-    /// What each layer occupies.
+    /// Bytes of weights of each layer.
     pub layer_bytes: Vec<f64>,
-    /// Names of layers for messages; empty where numbers from 1 do.
+    /// Names of layers for error messages. Empty if numbers from 1 are enough.
     pub names: Vec<String>,
-    /// For each position the layers before it, ascending; each after its subsets, the first empty, the last full. Empty
-    /// for layers in a row, where so many are before a position as its number says.
+    /// Layers before each position, in ascending order. Positions come after their subsets, the first is
+    /// empty and the last is full. Empty for a chain, where position `p` has the first `p` layers before it.
     pub inside: Vec<Vec<usize>>,
-    /// Positions in a row from the first to the last, where plans are looked for first; empty if all are.
+    /// A line of nested positions from the first to the last, which is searched first. Empty if all positions are
+    /// nested.
     pub row: Vec<usize>,
-    /// Whether the model can be cut elsewhere, too: then bounds and proofs are about these cuts as well.
+    /// Whether the model has other cuts than these positions. Then bounds and proofs hold for those cuts as well.
     pub is_restricted: bool,
-    /// What crosses each position for one batch: the input, then the output of each layer.
+    /// Bytes that cross each position for one batch: the input, then the output of each layer.
     pub cut_bytes: Vec<f64>,
-    /// Received batches that wait, beside the one in work.
+    /// Number of received batches that wait, besides the one being processed.
     pub buffers_in: u32,
-    /// Finished batches that wait, beside the one in work.
+    /// Number of finished batches that wait, besides the one being processed.
     pub buffers_out: u32,
     /// Groups of equal hosts.
     pub types: Vec<HostType>,
-    /// `links[from][to]`, by type.
+    /// Link from a host of one type to a host of another, as `links[from][to]`.
     pub links: Vec<Vec<Hop>>,
-    /// From where the input is to a host of each type; empty where that costs nothing.
+    /// Link from the source of the input to a host of each type. Empty if that takes no time.
     pub input: Vec<Hop>,
-    /// From a host of each type to where the result goes; empty where that costs nothing.
+    /// Link from a host of each type to the destination of the result. Empty if that takes no time.
     pub output: Vec<Hop>,
-    /// Most hosts that may share a stage.
+    /// Maximum number of hosts that share a stage.
     pub max_replicas: usize,
-    /// Bits per value that an edge may use, descending; `cut_bytes` counts the first.
+    /// Bits per value that an edge may use, in descending order. `cut_bytes` is for the first of them.
     pub bits: Vec<u32>,
 }
 
 impl Chain {
-    /// Free links, no buffers, one host a stage; change the fields for anything else.
+    /// Creates a problem with free links, without buffers, and with one host per stage. Change the fields for other
+    /// problems.
     #[must_use]
     pub fn new(layer_bytes: Vec<f64>, cut_bytes: Vec<f64>, types: Vec<HostType>) -> Self {
         let links = vec![vec![Hop::FREE; types.len()]; types.len()];
@@ -118,12 +120,12 @@ impl Chain {
         }
     }
 
-    /// Whether any two positions bound a stage.
+    /// Returns whether all positions are nested, so that any two of them bound a stage.
     pub(super) fn is_row(&self) -> bool {
         self.row.is_empty()
     }
 
-    /// A layer for messages.
+    /// Returns the name of a layer for error messages.
     pub(super) fn name(&self, layer: usize) -> String {
         match self.names.get(layer) {
             Some(name) => format!("layer `{name}`"),
@@ -131,7 +133,7 @@ impl Chain {
         }
     }
 
-    /// The same question with the positions of `row` alone.
+    /// Returns the same problem with the positions of `row` only.
     pub(super) fn along_row(&self) -> Self {
         Self {
             inside: self.row.iter().map(|&position| self.inside[position].clone()).collect(),
@@ -142,7 +144,10 @@ impl Chain {
         }
     }
 
-    /// Refuses what makes no sense, before any search.
+    /// Checks the problem for contradictions, before any search.
+    ///
+    /// # Errors
+    /// Returns [`Error::Argument`] that names the value and the rule that it breaks.
     pub(super) fn check(&self, objective: Objective, max_interval_s: Option<f64>) -> Result<()> {
         let layers = self.layer_bytes.len();
         let size = |what: &str, found: usize, wanted: usize| {
@@ -154,21 +159,25 @@ impl Chain {
                 format!("there are {layers} layers and {} host types", self.types.len()),
             ))
         };
+        // Finite limits keep all sums finite. A typing error in a unit usually exceeds them, hence the hint.
         let number = |what: &dyn Fn() -> String, value: f64, most: f64| {
             if value >= 0.0 && value <= most {
                 return Ok(());
             }
-            let why =
-                if value > most { format!("at most {most:e} makes sense") } else { "it must be 0 or more".into() };
-            Err(Error::argument(format!("{} is {value}: {why}", what()), "check the unit"))
+            let rule = if value > most { format!("at most {most:e}") } else { "0 or more".into() };
+            Err(Error::argument(format!("{} is {value}, but it must be {rule}", what()), "check the unit"))
         };
         if layers == 0 || layers > 1_000_000 {
-            return Err(Error::argument(format!("the chain has {layers} layers"), "give 1 to a million layers"));
+            return Err(Error::argument(
+                format!("the chain has {layers} layers, but it must have 1 to 1,000,000"),
+                "split or join layers",
+            ));
         }
         if self.inside.is_empty() {
             size("cut_bytes", self.cut_bytes.len(), layers + 1)?;
         } else {
             size("cut_bytes", self.cut_bytes.len(), self.inside.len())?;
+            // Searches rely on sorted layers, and on a first and last position without and with all layers.
             let is_set = |inside: &Vec<usize>| inside.is_sorted_by(|one, two| one < two);
             let ends = [self.inside[0].len(), self.inside[self.inside.len() - 1].len()];
             let is_known = |inside: &Vec<usize>| inside.last().is_none_or(|&layer| layer < layers);
@@ -180,8 +189,8 @@ impl Chain {
                 || !(self.row.is_empty() || row_ends == [Some(&0), Some(&(self.inside.len() - 1))])
             {
                 return Err(Error::argument(
-                    "the positions are no cuts of the layers",
-                    "give sorted layers for each, from none to all",
+                    "the positions are not cuts of the layers",
+                    "list sorted layers for each position, from none to all",
                 ));
             }
         }
@@ -190,10 +199,10 @@ impl Chain {
             size("names", self.names.len(), layers)?;
         }
         for (layer, &bytes) in self.layer_bytes.iter().enumerate() {
-            number(&|| format!("memory of {}", self.name(layer)), bytes, MOST_BYTES)?;
+            number(&|| format!("memory of {}", self.name(layer)), bytes, MAX_BYTES)?;
         }
         for (position, &bytes) in self.cut_bytes.iter().enumerate() {
-            number(&|| format!("bytes behind layer {position}"), bytes, MOST_BYTES)?;
+            number(&|| format!("bytes behind layer {position}"), bytes, MAX_BYTES)?;
         }
         for (host, row) in self.types.iter().zip(&self.links) {
             let name = &host.name;
@@ -217,32 +226,38 @@ impl Chain {
             number(&|| "the latency of a link".into(), hop.latency_s, 1e15)?;
         }
         if self.max_replicas == 0 {
-            return Err(Error::argument("max_replicas is 0", "a stage needs a host: give 1 or more"));
+            return Err(Error::argument(
+                "max_replicas is 0, but a stage needs at least one host",
+                "set it to 1 or more",
+            ));
         }
         if self.bits.is_empty() || self.bits.contains(&0) || !self.bits.is_sorted_by(|more, less| more > less) {
             return Err(Error::argument(
                 format!("bits are {:?}", self.bits),
-                "give the bits of a value first and then ever fewer, none of them 0",
+                "list the full width first, then smaller widths in descending order, none of them 0",
             ));
         }
+        // Without that objective the full width is always allowed, so further widths would be ignored silently.
         if self.bits.len() > 1 && objective != Objective::Bits {
             return Err(Error::argument(
-                "several bit widths are allowed, but the objective is not to lose few bits",
-                "ask for the objective `bits` with a throughput, or allow one width",
+                "several bit widths are allowed, but only the objective `bits` chooses among them",
+                "set the objective `bits` with a throughput, or allow one width",
             ));
         }
         match max_interval_s {
-            Some(limit) if limit.is_nan() || limit < 0.0 => {
-                Err(Error::argument(format!("the longest interval is {limit} s"), "give 0 or more seconds"))
-            }
+            // A limit of 0 is valid: layers and links may take no time.
+            Some(limit) if limit.is_nan() || limit < 0.0 => Err(Error::argument(
+                format!("the maximum interval is {limit} s, but it must be 0 or more"),
+                "set it to 0 or more",
+            )),
             None if objective == Objective::Bits => Err(Error::argument(
-                "fewest bits lost needs a throughput to reach",
-                "without one, no bits have to be lost at all",
+                "the objective `bits` needs a throughput: without one, no bits have to be removed",
+                "set a throughput",
             )),
             _ => Ok(()),
         }
     }
 }
 
-/// Beyond any memory: a zettabyte.
-const MOST_BYTES: f64 = 1e21;
+/// Largest number of bytes that is accepted: a zettabyte, more than any memory.
+const MAX_BYTES: f64 = 1e21;

@@ -1,11 +1,12 @@
-//! What holds for all cuts of a model, whichever positions are searched: from sums over its layers alone.
+//! Bounds on the plans of all cuts of a model, computed from sums over its layers alone.
 
 use super::problem::{Chain, HostType, Objective};
 
-/// No plan has a smaller value, wherever it cuts. Hosts and bits are whole numbers.
+/// Returns a lower bound on the value of every plan, with any cuts. Numbers of hosts and of bits are whole.
 ///
-/// Throughput: each layer takes its time on some host, and the hosts share all of them (see [`work_s`]). Latency: each
-/// layer on the host that is best at it. Hosts: as many as can do the work within `limit_s` and hold the layers.
+/// - Throughput: the slowest layer on its best host, or the work of all layers over all hosts (see [`work_s`]).
+/// - Latency: the sum of all layers, each on the host that is fastest at it.
+/// - Hosts: the number that can do the work within `limit_s`, or hold the layers in memory.
 pub(super) fn bound(chain: &Chain, objective: Objective, limit_s: f64) -> f64 {
     match objective {
         Objective::Throughput => slowest_layer(chain).1.max(work_s(chain)),
@@ -23,38 +24,44 @@ pub(super) fn bound(chain: &Chain, objective: Objective, limit_s: f64) -> f64 {
     }
 }
 
-/// The layer that takes longest where it is fastest, from 0, and its interval there in seconds.
+/// Returns the layer that takes longest on its best hosts, counted from 0, and its interval there in seconds.
 pub(super) fn slowest_layer(chain: &Chain) -> (usize, f64) {
     let intervals = (0..chain.layer_bytes.len()).map(|layer| min_s(chain, layer, chain.max_replicas));
     intervals.enumerate().fold((0, 0.0), |slowest, next| if next.1 > slowest.1 { next } else { slowest })
 }
 
-/// The least interval of a layer on `replicas` hosts at most of a type that may run it.
+/// Returns the shortest interval of a layer on at most `replicas` hosts of one type that may run it.
 fn min_s(chain: &Chain, layer: usize, replicas: usize) -> f64 {
     let types = chain.types.iter().filter(|host| host.hosts > 0 && may_run(chain, host, layer));
     types.map(|host| host.time_s[layer] / host.hosts.min(replicas) as f64).fold(f64::INFINITY, f64::min)
 }
 
-/// Whether a host may run a layer. With other cuts than the model's a host may take what is joined to such a layer.
+/// Returns whether a host may run a layer, as far as that is known for all cuts.
+// With the model's other cuts, a host may run a layer that is joined to a forbidden one here. So the bound must
+// ignore pins and exclusions then.
 pub(super) fn may_run(chain: &Chain, host: &HostType, layer: usize) -> bool {
     chain.is_restricted || host.may_run.is_empty() || host.may_run[layer]
 }
 
-/// What the hosts need at least if each could take any part of any layer, in seconds.
+/// Returns the interval that the hosts need at least, even if each could take any part of any layer, in seconds.
 ///
-/// For weights `w` of hosts that add up to 1, `T = Σ w T ≥ Σ w · (its layers' time)`, and each layer adds the least
-/// `w · time` of all hosts at least. Weights in proportion to speed are the best where hosts differ by a factor.
+/// Let `w` be weights of the hosts that add up to 1. Then `T = Σ w T ≥ Σ w · (time of the host's layers)`, and each
+/// layer adds at least its smallest `w · time` over all hosts. If hosts differ by a constant factor, weights in
+/// proportion to speed are best.
 pub(super) fn work_s(chain: &Chain) -> f64 {
     let total: f64 = weights(chain).iter().map(|&(weight, hosts)| weight * hosts as f64).sum();
     if total > 0.0 { weighted_s(chain) / total } else { 0.0 }
 }
 
-/// Weight and number of the hosts of each type: the inverse of the time that one takes for all layers.
+/// Returns the weight and number of the hosts of each type. The weight is the inverse of the time that one takes for
+/// all layers.
 fn weights(chain: &Chain) -> Vec<(f64, usize)> {
+    // The minimum avoids a division by zero for hosts on which all layers take no time.
     let weight = |time_s: &[f64]| 1.0 / time_s.iter().sum::<f64>().max(1e-300);
     chain.types.iter().filter(|host| host.hosts > 0).map(|host| (weight(&host.time_s), host.hosts)).collect()
 }
 
+/// Returns the sum over the layers of the smallest weighted time on any host that may run the layer.
 fn weighted_s(chain: &Chain) -> f64 {
     let weights = weights(chain);
     let used: Vec<&HostType> = chain.types.iter().filter(|host| host.hosts > 0).collect();
@@ -65,8 +72,9 @@ fn weighted_s(chain: &Chain) -> f64 {
     (0..chain.layer_bytes.len()).map(least).sum()
 }
 
-/// How many of these, largest first, add up to `needed`; one more than all where they don't.
+/// Returns how many items of these sizes, largest first, add up to `needed`, or one more than all if they do not.
 fn fewest(sizes: impl Iterator<Item = (f64, usize)>, needed: f64) -> f64 {
+    // The margin covers rounding: a bound must not count one more item because of the last digit.
     let (mut taken, mut left) = (0.0, needed * (1.0 - 1e-9));
     for (size, hosts) in sizes.map(|(size, hosts)| (size, hosts as f64)) {
         if left <= size * hosts {

@@ -1,4 +1,4 @@
-//! Moves the limit, or the price of a plan, until the best plan found and the proof that nothing is better meet.
+//! Moves the limit, or the value of a plan, until the best plan found meets the proof that nothing is better.
 
 use super::cost::{Costs, Step};
 use super::dual_prices::{self, DualSolution};
@@ -10,40 +10,41 @@ use crate::control::{Control, Progress};
 use crate::planner::effort::chain as effort;
 use crate::planner::effort::chain::SearchWidth;
 
-/// Bounds within this share of each other count as equal: sums of times round.
+/// Relative difference up to which bounds count as equal, since sums of times round.
 const ROUNDING: f64 = 1e-9;
 
-/// Hosts and bits are counted: what is better than a plan is better by one.
+/// Hosts and bits are whole numbers, so a better plan is better by at least one.
 const FEWER_BY_ONE: fn(f64) -> f64 = |value| value - 1.0 + ROUNDING;
 
-/// A limit that sums of times reach although they round.
+/// Returns a limit that sums of times keep even if they round up.
 pub(super) fn rounded_up(limit_s: f64) -> f64 {
     (limit_s * (1.0 + 1e-12)).min(f64::MAX)
 }
 
-/// How a search ended.
+/// Result of a search.
 pub(super) enum Answer {
-    /// The best plan found, and what no plan is below.
+    /// The best plan found, and a lower bound on all plans.
     Plan { path: Vec<Step>, value: f64, lower_bound: f64, looked_at: u64 },
-    /// There is no plan.
+    /// A proof that there is no plan.
     Nothing,
-    /// Told to stop before there was a plan or a proof that there is none.
+    /// The search was stopped before it found a plan or proved that there is none.
     Stopped,
 }
 
-/// What is known about one limit.
+/// Knowledge about one limit: a plan within it, a proof that there is none, or neither.
 enum Verdict {
     Reached(Vec<Step>),
     OutOfReach,
     Unknown,
 }
 
-/// The shortest interval between batches, not above `max_s`.
+/// Finds the shortest interval between batches, at most `max_s`.
 ///
-/// Every limit tried either has a plan, whose own slowest part is the next upper end, or is shown to have none, which
-/// raises the lower end, or stays undecided at the present width of the search, which raises a provisional lower end.
+/// Each limit that is tried has one of three results. A plan: then its own slowest part is the next upper end. A proof
+/// that there is none: this raises the lower end. Undecided at the present width of the search: this raises a
+/// provisional lower end.
 ///
-/// It starts from `known`, a plan, if that is given.
+/// The search starts from the plan `known`, if given.
 pub(super) fn fastest(costs: &Costs<'_>, max_s: f64, known: Option<Vec<Step>>, control: &Control) -> Answer {
     let mut trial = Attempt { costs, of_host: None, looked_at: 0, control };
     let mut best: Option<(Vec<Step>, f64)> = known.map(|path| {
@@ -52,8 +53,10 @@ pub(super) fn fastest(costs: &Costs<'_>, max_s: f64, known: Option<Vec<Step>>, c
     });
     let mut lower_s = relaxed::slowest_layer(costs.chain).1;
     if !costs.is_row() {
+        // In a chain the dual prices reach this bound by themselves.
         lower_s = lower_s.max(relaxed::work_s(costs.chain) * (1.0 - ROUNDING)); // a row comes to it by itself
     }
+    // Widths grow from pass to pass: narrow searches decide most limits in a fraction of the time.
     for effort in effort::PASSES {
         if best.is_none() {
             match trial.reach(max_s, effort) {
@@ -67,6 +70,7 @@ pub(super) fn fastest(costs: &Costs<'_>, max_s: f64, known: Option<Vec<Step>>, c
         let mut just_below_failed = false;
         while lower_s < *upper_s && !just_below_failed && !control.should_stop() {
             control.report(Progress { best_s: *upper_s, lower_bound_s: lower_s });
+            // Close to the plan, try the largest number below its value: refuting that proves the plan optimal.
             let close = *upper_s - provisional_s <= 1e-4 * *upper_s;
             let limit_s = if close { upper_s.next_down() } else { f64::midpoint(provisional_s, *upper_s) };
             match trial.reach(limit_s, effort) {
@@ -85,6 +89,7 @@ pub(super) fn fastest(costs: &Costs<'_>, max_s: f64, known: Option<Vec<Step>>, c
             break;
         }
     }
+    // Many plans share the shortest interval, so look for one with fewer hosts at the end.
     match best {
         Some((path, value)) => {
             let path = with_fewer_hosts(costs, path, rounded_up(value), control);
@@ -95,7 +100,7 @@ pub(super) fn fastest(costs: &Costs<'_>, max_s: f64, known: Option<Vec<Step>>, c
     }
 }
 
-/// A path that keeps within `limit_s` as `path` does, on fewer hosts if a narrow search finds one.
+/// Returns a path that keeps `limit_s` like `path`, with fewer hosts if a narrow search finds one.
 fn with_fewer_hosts(costs: &Costs<'_>, path: Vec<Step>, limit_s: f64, control: &Control) -> Vec<Step> {
     let feasible_edges = FeasibleEdges::new(costs, Objective::Hosts, limit_s);
     let Some(hosts) = feasible_edges.path_value(&path) else { return path };
@@ -107,18 +112,20 @@ fn with_fewer_hosts(costs: &Costs<'_>, path: Vec<Step>, limit_s: f64, control: &
                 labels::search(&feasible_edges, &[prices], hosts - 1.0, FEWER_BY_ONE, effort::PASSES[0].width, control);
             found.best.map_or(path, |(shorter, _)| shorter)
         }
-        DualSolution::NoWay | DualSolution::Stopped => path,
+        DualSolution::NoPath | DualSolution::Stopped => path,
     }
 }
 
-/// Whether a plan was found at all, however slow; a narrow search, so "no" is no proof. `None` if it was stopped.
+/// Returns whether any plan was found, with any interval. The search is narrow, so `false` is no proof. `None` if it
+/// was stopped.
 pub(super) fn is_possible(costs: &Costs<'_>, control: &Control) -> Option<bool> {
     let mut trial = Attempt { costs, of_host: None, looked_at: 0, control };
     let found = matches!(trial.reach(f64::MAX, effort::PASSES[1]), Verdict::Reached(_));
     (found || !control.should_stop()).then_some(found)
 }
 
-/// Decides one limit after the other, each starting from the prices of the last.
+/// Decides one limit after another. Each starts from the dual prices of the last one, which are nearly right for the
+/// next.
 struct Attempt<'a> {
     costs: &'a Costs<'a>,
     of_host: Option<Vec<f64>>,
@@ -127,6 +134,7 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
+    /// Decides whether there is a plan within `limit_s`: first by dual prices, then by a label search.
     fn reach(&mut self, limit_s: f64, effort: SearchWidth) -> Verdict {
         let feasible_edges = FeasibleEdges::new(self.costs, Objective::Throughput, limit_s);
         let start = self.of_host.take().unwrap_or_else(|| dual_prices::by_speed(&feasible_edges));
@@ -136,10 +144,11 @@ impl Attempt<'_> {
                 self.of_host = Some(prices.of_host);
                 return Verdict::Reached(path);
             }
-            DualSolution::NoWay => return Verdict::OutOfReach,
+            DualSolution::NoPath => return Verdict::OutOfReach,
             DualSolution::Stopped => return Verdict::Unknown,
         };
         self.of_host = Some(prices.of_host.clone());
+        // All values are 0 here, so a positive bound proves that there is no plan.
         if prices.bound > ROUNDING {
             return Verdict::OutOfReach;
         }
@@ -154,7 +163,7 @@ impl Attempt<'_> {
     }
 }
 
-/// The plan of smallest value whose stages and hops keep within `limit_s`; `known` is one, if that is given.
+/// Finds the plan with the smallest value whose stages and hops keep `limit_s`. Starts from the plan `known`, if given.
 pub(super) fn cheapest(
     costs: &Costs<'_>,
     objective: Objective,
@@ -171,7 +180,7 @@ pub(super) fn cheapest(
             let value = feasible_edges.path_value(&path).unwrap_or(f64::INFINITY);
             return Answer::Plan { path, value, lower_bound: value, looked_at: 0 };
         }
-        DualSolution::NoWay => return Answer::Nothing,
+        DualSolution::NoPath => return Answer::Nothing,
         DualSolution::Stopped => {
             let lower_bound = 0.0;
             let plan = |(path, value)| Answer::Plan { path, value, lower_bound, looked_at: 0 };
@@ -180,6 +189,7 @@ pub(super) fn cheapest(
     };
     let counted = objective != Objective::Latency;
     let better: fn(f64) -> f64 = if counted { FEWER_BY_ONE } else { |value| value - ROUNDING * value };
+    // A bound on whole numbers rounds up to the next one.
     let mut lower_bound = if counted { (prices.bound - ROUNDING).ceil().max(0.0) } else { prices.bound.max(0.0) };
     let pool = [prices];
     let mut looked_at = 0;
@@ -188,6 +198,7 @@ pub(super) fn cheapest(
         let found = labels::search(&feasible_edges, &pool, below, better, effort.width, control);
         looked_at += found.looked_at;
         best = found.best.or(best);
+        // The search dropped no label, so nothing is better than the best plan.
         if found.complete {
             let Some((_, value)) = &best else { return Answer::Nothing };
             lower_bound = *value;

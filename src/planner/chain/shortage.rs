@@ -1,4 +1,4 @@
-//! Why nothing fits, and the nearest change that would help.
+//! Explanations why no plan fits, with the smallest change that would help.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use super::{relaxed, search};
 use crate::control::Control;
 use crate::error::Error;
 
-/// What shows without a search that there is no plan, wherever the model is cut; `None` if nothing does.
+/// Returns the reason why there is certainly no plan, with any cuts, if that shows without a search.
 ///
-/// No hosts; a layer that no host may run or hold; too little memory for all layers; a layer that alone takes longer than
-/// `max_interval_s`.
+/// The reasons are: no hosts; a layer that no host may run or hold; too little memory for all layers; a layer that
+/// alone takes longer than `max_interval_s`.
 pub(super) fn certain(costs: &Costs<'_>, max_interval_s: Option<f64>) -> Option<Error> {
     let chain = costs.chain;
     if chain.types.iter().all(|host| host.hosts == 0) {
         return Some(Error::infeasible("there are no hosts", "name at least one host that may be used"));
     }
     let needs = costs.least_needs();
-    if let Some(error) = needs.into_iter().enumerate().find_map(|(layer, need)| homeless(costs, layer, need)) {
+    if let Some(error) = needs.into_iter().enumerate().find_map(|(layer, need)| fits_no_host(costs, layer, need)) {
         return Some(error);
     }
     if let Some(error) = too_small(costs) {
@@ -29,25 +29,25 @@ pub(super) fn certain(costs: &Costs<'_>, max_interval_s: Option<f64>) -> Option<
     (alone_s > limit_s).then(|| {
         Error::infeasible(
             format!(
-                "{} alone takes {alone_s:.6} s on the hosts that are best at it, but a batch is to pass every \
+                "{} alone takes {alone_s:.6} s on its fastest hosts, but a batch must pass every \
                  {limit_s:.6} s: too slow by {:.6} s",
                 chain.name(layer),
                 alone_s - limit_s
             ),
-            "ask for less throughput, split the layer, or let several hosts share a stage",
+            "reduce the throughput, split the layer, or let several hosts share a stage",
         )
     })
 }
 
-/// Says why no stage can hold `layer`, if that is so; any that does needs so much at least.
-fn homeless(costs: &Costs<'_>, layer: usize, need: i128) -> Option<Error> {
+/// Returns an error if no stage can hold `layer`. Any stage with it needs at least `need` units of memory.
+fn fits_no_host(costs: &Costs<'_>, layer: usize, need: i128) -> Option<Error> {
     let chain = costs.chain;
     let types = chain.types.iter().zip(&costs.memory);
     let types = types.filter(|(host, _)| host.hosts > 0 && relaxed::may_run(chain, host, layer));
     let Some((host, &has)) = types.max_by_key(|(_, memory)| **memory) else {
         return Some(Error::infeasible(
             format!("{} may not run on any host", chain.name(layer)),
-            "its pins and exclusions contradict each other: lift one",
+            "remove one of its pins and exclusions, which contradict each other",
         ));
     };
     let buffers = if chain.is_restricted { "" } else { " with its buffers, in any stage" };
@@ -66,9 +66,10 @@ fn homeless(costs: &Costs<'_>, layer: usize, need: i128) -> Option<Error> {
     })
 }
 
-/// Says how much memory is short for all layers, wherever they lie, if any is.
+/// Returns an error if the hosts have too little memory for all layers, in any distribution.
 fn too_small(costs: &Costs<'_>) -> Option<Error> {
     let (layers, hosts, buffers) = (costs.all_held(), costs.all_memory(0), costs.min_buffers());
+    // Every host that is used needs some buffers, so their minimum is subtracted from each.
     let beside = costs.all_memory(buffers);
     if layers < beside {
         return None;
@@ -81,6 +82,7 @@ fn too_small(costs: &Costs<'_>) -> Option<Error> {
     let types = costs.chain.types.iter().zip(&costs.memory).filter(|(host, _)| host.hosts > 0);
     let (host, &largest) = types.max_by_key(|(_, memory)| **memory)?;
     let hint = if largest > buffers {
+        // The hint is a promise only if a fast search confirms it. Otherwise it states a minimum.
         let more = (layers - beside) / (largest - buffers) + 1;
         let hosts = format!("{more} more host{} like `{}`", if more == 1 { "" } else { "s" }, host.name);
         let is_enough = is_quickly_enough(costs.chain, &host.name, more);
@@ -103,8 +105,9 @@ fn too_small(costs: &Costs<'_>) -> Option<Error> {
     ))
 }
 
-/// Whether a plan is found at once with so many more hosts of the first type of that name that there is.
+/// Returns whether a fast search finds a plan with `more` additional hosts of the first type called `name`.
 fn is_quickly_enough(chain: &Chain, name: &str, more: i128) -> bool {
+    // Short, so that the hint does not delay the error noticeably.
     let control = Control::with_deadline(Some(Duration::from_millis(50)));
     let mut larger = chain.clone();
     let kind = larger.types.iter_mut().find(|host| host.hosts > 0 && host.name == name);
@@ -114,7 +117,7 @@ fn is_quickly_enough(chain: &Chain, name: &str, more: i128) -> bool {
         && Costs::new(&larger, &control).is_some_and(|costs| search::is_possible(&costs, &control) == Some(true))
 }
 
-/// The error for a question for which a search found that there is no plan with these cuts.
+/// Returns the error for a problem without a plan, as a search of these cuts has found.
 pub(super) fn explain(costs: &Costs<'_>, max_interval_s: Option<f64>, control: &Control) -> Error {
     reason(costs, max_interval_s, control).unwrap_or_else(|| {
         if control.is_cancelled() {
@@ -127,20 +130,17 @@ pub(super) fn explain(costs: &Costs<'_>, max_interval_s: Option<f64>, control: &
     })
 }
 
-/// How sure it is that there is no plan.
+/// Returns how certain it is that there is no plan, as the begin of a message.
 fn no_plan(chain: &Chain) -> &'static str {
-    if chain.is_restricted {
-        "no plan was found with the cuts that were searched, which are not all"
-    } else {
-        "no plan fits"
-    }
+    if chain.is_restricted { "no plan was found with the searched cuts, which are not all" } else { "no plan fits" }
 }
 
-/// What has to change for a plan to be found, with numbers; `None` if it was stopped.
+/// Finds a change with which there is a plan, and returns the error that names it. `None` if it was stopped.
 ///
-/// Each constraint is lifted by itself, and is named if there is a plan then.
+/// Each constraint is lifted alone, and is named if there is a plan without it.
 fn reason(costs: &Costs<'_>, max_interval_s: Option<f64>, control: &Control) -> Option<Error> {
     let chain = costs.chain;
+    // First the throughput limit: without it, the shortest interval is the best hint.
     if let (Some(limit_s), search::Answer::Plan { path, value, lower_bound, .. }) =
         (max_interval_s, search::fastest(costs, f64::MAX, None, control))
     {
@@ -173,9 +173,10 @@ fn reason(costs: &Costs<'_>, max_interval_s: Option<f64>, control: &Control) -> 
     };
     let no_plan = no_plan(chain);
     let has_rules = chain.types.iter().any(|host| !host.may_run.is_empty());
-    let roomy = with_memory(f64::INFINITY);
-    if !fits(&roomy)? {
-        let (rules, links) = (has_rules && fits(&everywhere(&roomy))?, fits(&linked(&roomy))?);
+    // With unlimited memory, only links and permissions can prevent a plan.
+    let never_full = with_memory(f64::INFINITY);
+    if !fits(&never_full)? {
+        let (rules, links) = (has_rules && fits(&everywhere(&never_full))?, fits(&linked(&never_full))?);
         let (what, hint) = match (rules, links) {
             (true, false) => ("pins and exclusions leave", "lift a pin or an exclusion"),
             (false, true) => ("links leave", "add a link"),
@@ -187,11 +188,11 @@ fn reason(costs: &Costs<'_>, max_interval_s: Option<f64>, control: &Control) -> 
             }
         };
         return Some(Error::infeasible(
-            format!("{no_plan}: {what} no way from the first layer to the last, whatever memory there is"),
+            format!("{no_plan}: {what} no way from the first layer to the last, even with unlimited memory"),
             hint,
         ));
     }
-    // Doubling, then halving: the factor is enough, and 1 % less was not found to be.
+    // Doubling, then bisection to 1 %: `enough` is a sufficient factor, and no plan was found with `short`.
     let (mut short, mut enough) = (1.0, 2.0);
     while !fits(&with_memory(enough))? && enough < 1e9 {
         (short, enough) = (enough, enough * 2.0);
@@ -208,6 +209,7 @@ fn reason(costs: &Costs<'_>, max_interval_s: Option<f64>, control: &Control) -> 
     );
     let mut fewest: Option<(usize, &str)> = None;
     'types: for (kind, host) in chain.types.iter().enumerate().filter(|(_, host)| host.hosts > 0) {
+        // Each type is tried only with fewer additional hosts than the best hint so far.
         let most = fewest.map_or(costs.last, |(extra, _)| extra - 1);
         for extra in 1..=most.min(64) {
             let mut larger = chain.clone();
@@ -242,7 +244,7 @@ fn reason(costs: &Costs<'_>, max_interval_s: Option<f64>, control: &Control) -> 
     ))
 }
 
-/// Of 1/1024 bytes.
+/// Formats memory, given in units of 1/1024 byte, in MiB.
 fn mebibytes(units: i128) -> String {
     format!("{:.1} MiB", units as f64 / 1_073_741_824.0)
 }

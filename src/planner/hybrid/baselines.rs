@@ -1,6 +1,7 @@
-//! The plans that people try first: pure data parallelism, and a straight pipeline of single devices.
+//! Baseline plans: pure data parallelism, and a pipeline with one device per stage. Also plans that show what would
+//! fit.
 //!
-//! They are points of the search space; a report says by how much they are slower, or what memory they lack.
+//! Both baselines are in the search space. Reports state how much slower they are, or how much memory they lack.
 
 use crate::control::{Control, Stopped};
 use crate::cost::network::Cluster;
@@ -20,16 +21,17 @@ use crate::planner::hybrid::{
     subproblem::Subproblem,
 };
 
-/// One stage on as many devices as may share a micro-batch: the fastest that fits, else the one that lacks least.
+/// Returns the best plan with a single stage, on the largest number of devices that may share a micro-batch.
 ///
-/// `None` if no number of devices may share any of the micro-batch sizes.
+/// Plans that fit are compared by their step, all others by the memory that they lack. `None` if no number of devices
+/// may share any micro-batch size.
 #[must_use]
 pub fn data_parallel(
     model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
 ) -> Option<(CandidatePlan, EvaluatedPlan)> {
-    let mut pricer = PlanEvaluator::new(model, cluster, settings);
+    let mut evaluator = PlanEvaluator::new(model, cluster, settings);
     let mut best: Option<(f64, CandidatePlan, EvaluatedPlan)> = None;
     for &micro_batch in &settings.micro_batch_sizes {
         let Some(replicas) = (1..=cluster.devices()).rev().find(|&r| settings.share(micro_batch, r).is_some()) else {
@@ -40,9 +42,10 @@ pub fn data_parallel(
             let max_in_flight = settings.max_in_flights(1, settings.global_batch / micro_batch).0;
             let stage = StageCandidate { begin: 0, end, footprint: first_devices(cluster, replicas), max_in_flight };
             let plan = CandidatePlan { micro_batch, recompute, stages: vec![stage] };
-            let Ok(priced) = pricer.price(&plan) else { continue };
+            let Ok(priced) = evaluator.price(&plan) else { continue };
             let lacking_bytes = priced.stages[0].memory.total_bytes() - priced.stages[0].capacity_bytes;
-            // Whatever fits is better than whatever doesn't; then the faster, then the one that lacks less.
+            // Any plan that fits is better than one that does not. Two plans that fit are compared by step time, two
+            // that do not by the memory that they lack.
             let better = best.as_ref().is_none_or(|(best_lacking_bytes, _, best)| {
                 match (lacking_bytes > 0.0, *best_lacking_bytes > 0.0) {
                     (false, true) => true,
@@ -59,26 +62,27 @@ pub fn data_parallel(
     best.map(|(_, plan, priced)| (plan, priced))
 }
 
-/// What a short search for a straight pipeline found.
+/// Result of a short search for a pipeline with one device per stage.
 #[derive(Debug, Clone)]
 pub struct Straight {
-    /// The best one, with its price.
+    /// Best plan found, with its costs.
     pub plan: Option<(CandidatePlan, EvaluatedPlan)>,
-    /// Why there may be better ones, or one at all.
+    /// Reason why better plans, or any plan at all, may have been missed.
     pub stopped: Option<Stopped>,
 }
 
-/// The best straight pipeline that a short search finds: one device a stage.
+/// Returns the best pipeline with one device per stage that a short search finds.
 ///
 /// # Errors
-/// As [`crate::planner::hybrid::plan`], but none where there is no such plan.
+/// Returns the errors of [`crate::planner::hybrid::plan`], except that it is no error if there is no such plan.
 pub fn straight(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Straight> {
     if let Some(stopped) = control.stopped() {
         return Ok(Straight { plan: None, stopped: Some(stopped) });
     }
+    // With at most one replica per stage, every plan of the search space is such a pipeline.
     let settings = Settings { max_replicas: 1, ..settings.clone() };
     let mut search = Search::new(model, cluster, &settings, SHORT, control);
-    search.draw()?;
+    search.try_patterns()?;
     if search.best.is_none() {
         search.start()?;
     }
@@ -88,21 +92,24 @@ pub fn straight(model: &LayerSums, cluster: &Cluster, settings: &Settings, contr
     }
     search.pass(search.step_s(), passes::SHORT_BEAM)?;
     let mut stopped = search.stopped();
+    // Without a plan, "none exists" needs a proof: all cuts and placements searched, or a failed memory condition.
+    // Otherwise the result is reported as incomplete.
     let is_all = model.has_all_cuts && search.is_exact();
     if search.best.is_none() && !is_all && !nothing_fits(model, cluster, &settings, Schedules::OF_SETTINGS, control)? {
         stopped = stopped.or(Some(Stopped::Effort)); // other cuts or placements may have a plan
     }
     let plan = match search.best {
-        Some((_, plan)) => Some((search.pricer.price(&plan)?, plan)),
+        Some((_, plan)) => Some((search.evaluator.price(&plan)?, plan)),
         None => None,
     };
     Ok(Straight { plan: plan.map(|(priced, plan)| (plan, priced)), stopped })
 }
 
-/// Some plan that fits, found without a proof: whether there is one.
+/// Returns any plan that fits, without a proof of its quality.
 ///
 /// # Errors
-/// [`Error::Infeasible`] if none fits, [`Error::TimedOut`] or [`Error::Cancelled`] if it was stopped before it knew.
+/// Returns [`Error::Infeasible`] if none fits, [`Error::TimedOut`] or [`Error::Cancelled`] if it was stopped before
+/// that was known.
 pub fn fitting(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<SearchResult> {
     let mut search = Search::new(model, cluster, settings, WHOLE, control);
     search.start()?;
@@ -113,22 +120,25 @@ pub fn fitting(model: &LayerSums, cluster: &Cluster, settings: &Settings, contro
     search.answer()
 }
 
-/// Whether some plan fits that is made without a search. `false` means that none was made.
+/// Returns whether some plan fits that can be made without a search. `false` does not prove that none fits.
 ///
 /// # Errors
-/// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense.
+/// Returns [`Error::Argument`] or [`Error::Cluster`] for invalid input.
 fn fits_at_once(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<bool> {
     if nothing_fits_at_a_glance(model, cluster, settings, control)? {
         return Ok(false);
     }
+    // Packing ignores links, which do not decide whether a plan fits, and takes milliseconds instead of a search.
     Ok(Subproblem::all(model, cluster, settings).iter().any(|task| Packing::coarse(task).has_plan(control)))
 }
 
-/// Returns which changes let some plan fit that is made without a search, in this order: recomputation, a sharded
-/// optimizer state, both, one micro-batch in flight, twice the machines.
+/// Returns for each possible change whether some plan fits with it that can be made without a search.
+///
+/// The changes are, in this order: recomputation, a sharded optimizer state, both, one micro-batch in flight, and twice
+/// the machines.
 ///
 /// # Errors
-/// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense.
+/// Returns [`Error::Argument`] or [`Error::Cluster`] for invalid input.
 pub fn helpful_changes(
     model: &LayerSums,
     cluster: &Cluster,
@@ -137,6 +147,7 @@ pub fn helpful_changes(
 ) -> Result<Vec<bool>> {
     let recomputed = Settings { recompute: vec![true], ..settings.clone() };
     let sharding = MemoryModel { shard_optimizer: true, ..settings.memory };
+    // A global batch of one micro-batch has only one in flight. The smallest size needs the least memory.
     let smallest = settings.micro_batch_sizes.first().copied().unwrap_or(settings.global_batch);
     let single = Settings {
         global_batch: smallest,
@@ -155,12 +166,12 @@ pub fn helpful_changes(
     changes.iter().map(|(cluster, settings)| fits_at_once(model, cluster, settings, control)).collect()
 }
 
-/// The plan that lacks least memory, among those that `Packing` makes, and its price. Stopped early, it is the closest
-/// so far.
+/// Returns the plan that lacks the least memory among the plans of `Packing`, with its costs. If stopped early,
+/// returns the closest plan so far.
 ///
 /// # Errors
-/// [`Error::Infeasible`] if no micro-batch can be shared at all, [`Error::TimedOut`] or [`Error::Cancelled`] if it was
-/// stopped before there was any plan.
+/// Returns [`Error::Infeasible`] if no micro-batch can be shared at all, and [`Error::TimedOut`] or
+/// [`Error::Cancelled`] if it was stopped before there was any plan.
 pub fn closest(
     model: &LayerSums,
     cluster: &Cluster,
@@ -171,17 +182,21 @@ pub fn closest(
     cluster.check()?;
     let mut best: Option<(f64, CandidatePlan)> = None;
     for task in Subproblem::all(model, cluster, settings) {
+        // Another size is worth its search only if it lacks clearly less, so the limit is a part of the best so far.
         let less_bytes = best.as_ref().map_or(f64::INFINITY, |(bytes, _)| bytes * passes::SMALLER_SHORTFALL);
         best = Packing::coarse(&task).closest(less_bytes, control).or(best);
     }
     match best {
         Some((_, plan)) => PlanEvaluator::new(model, cluster, settings).price(&plan).map(|priced| (plan, priced)),
         None if control.should_stop() => Err(control.error()),
-        None => Err(Error::infeasible("no device may take part of any micro-batch", "allow other micro-batch sizes")),
+        None => Err(Error::infeasible(
+            "no number of replicas can share any of the micro-batch sizes",
+            "allow other micro-batch sizes",
+        )),
     }
 }
 
-/// The first so many devices, machine by machine.
+/// Returns the first `count` devices, machine by machine, as counts by machine.
 fn first_devices(cluster: &Cluster, mut count: u32) -> Vec<(u32, u32)> {
     let mut footprint = Vec::new();
     for (machine, devices) in (0_u32..).zip(cluster.machines.iter().map(|machine| machine.devices)) {

@@ -1,7 +1,8 @@
-//! Prices every plan of a small question by simulation: the oracle that the search is held against.
+//! Exhaustive search: simulates every plan of a small problem. Tests compare the planner with it.
 //!
-//! Written without the search's machinery: stages are lists of cuts, placements are tables of devices by stage and
-//! machine, warm-up is a pattern of stages that run ahead.
+//! It shares no code with the search beyond the cost of a single plan, so that a fault of the search cannot hide here.
+//! Stages are lists of cuts, placements are counts of devices by stage and machine, and numbers in flight are
+//! enumerated.
 
 use crate::control::Control;
 use crate::cost::LayerSums;
@@ -16,16 +17,16 @@ use crate::planner::hybrid::{
     settings::Settings,
 };
 
-/// Cuts of a model that is small enough: 12 layers in a row.
-const MOST_CUTS: usize = 13;
-/// Devices of a cluster that is small enough.
-const MOST_DEVICES: u32 = 9;
+/// Maximum number of cuts: a chain of 12 layers.
+const MAX_CUTS: usize = 13;
+/// Maximum number of devices.
+const MAX_DEVICES: u32 = 9;
 
-/// The plan with the shortest simulated step among all plans, and how many there are.
+/// Returns the plan with the shortest simulated step among all plans, and the number of plans.
 ///
 /// # Errors
-/// [`Error::Argument`] if the question is too large, [`Error::Infeasible`] if no plan fits the devices' memory,
-/// [`Error::TimedOut`] or [`Error::Cancelled`] if it was stopped.
+/// Returns [`Error::Argument`] if the problem is too large, [`Error::Infeasible`] if no plan fits the devices' memory,
+/// and [`Error::TimedOut`] or [`Error::Cancelled`] if it was stopped.
 pub fn exhaustive(
     model: &LayerSums,
     cluster: &Cluster,
@@ -35,41 +36,47 @@ pub fn exhaustive(
     settings.check()?;
     cluster.check()?;
     let (cuts, devices) = (model.cuts(), cluster.devices());
-    if cuts > MOST_CUTS || devices > MOST_DEVICES {
+    if cuts > MAX_CUTS || devices > MAX_DEVICES {
         return Err(Error::argument(
-            format!("{cuts} cut points on {devices} devices are too many to try every plan"),
-            format!("at most {MOST_CUTS} and {MOST_DEVICES}; the planner itself has no such limit"),
+            format!(
+                "the problem has {cuts} cut points and {devices} devices, but the exhaustive search takes at most \
+                 {MAX_CUTS} and {MAX_DEVICES}"
+            ),
+            "use the planner, which has no such limit",
         ));
     }
     let mut all =
-        All { model, cluster, settings, control, pricer: PlanEvaluator::new(model, cluster, settings), best: None };
+        All { model, cluster, settings, control, evaluator: PlanEvaluator::new(model, cluster, settings), best: None };
     for &micro_batch in &settings.micro_batch_sizes {
         for &recompute in &settings.recompute {
             let mut plan = CandidatePlan { micro_batch, recompute, stages: Vec::new() };
+            // Each micro-batch size starts with an empty cluster. `place` takes devices and gives them back.
             let mut free: Vec<u32> = cluster.machines.iter().map(|machine| machine.devices).collect();
             all.place(&mut plan, cuts - 1, &mut free)?;
         }
     }
-    let plans = all.pricer.simulated;
+    let plans = all.evaluator.simulated;
     let (plan, priced) = all.best.ok_or_else(|| Error::infeasible("no plan fits", "use more devices"))?;
     Ok((plan, priced, plans))
 }
 
+/// State of the enumeration.
 struct All<'a> {
     model: &'a LayerSums,
     cluster: &'a Cluster,
     settings: &'a Settings,
     control: &'a Control,
-    pricer: PlanEvaluator<'a>,
+    evaluator: PlanEvaluator<'a>,
     best: Option<(CandidatePlan, EvaluatedPlan)>,
 }
 
 impl All<'_> {
-    /// Every way to put stages in front of `plan.stages`, which begin at `end`.
+    /// Tries all stages in front of `plan.stages`, whose first stage begins at cut `end`. Restores `plan` and `free`.
     fn place(&mut self, plan: &mut CandidatePlan, end: usize, free: &mut [u32]) -> Result<()> {
         if end == 0 {
             return self.try_max_in_flights(plan);
         }
+        // An incomplete enumeration proves nothing, so a stopped one returns no plan.
         if self.control.should_stop() {
             return Err(self.control.error());
         }
@@ -80,10 +87,12 @@ impl All<'_> {
         for begin in model.begins(end) {
             for footprint in footprints(free) {
                 let replicas: u32 = footprint.iter().map(|&(_, count)| count).sum();
+                // Stages are placed from the last one to the first, so the first stage of the plan is the one behind.
                 let behind = plan.stages.first().map(StageCandidate::replicas);
                 if self.settings.equal_replicas && behind.is_some_and(|behind| behind != replicas) {
                     continue;
                 }
+                // Mirrored placements have the same step. Skipping them is the only pruning here.
                 if self.settings.share(plan.micro_batch, replicas).is_none() || self.is_mirrored(plan, &footprint, free)
                 {
                     continue;
@@ -105,8 +114,8 @@ impl All<'_> {
         Ok(())
     }
 
-    /// Whether a machine is left idle while an equal one of higher number, as idle so far, is used more: the mirrored
-    /// placement is tried anyway.
+    /// Returns whether an idle machine has an equal, idle machine of higher number that this stage uses more. The
+    /// mirrored placement is tried separately.
     fn is_mirrored(&self, plan: &CandidatePlan, footprint: &[(u32, u32)], free: &[u32]) -> bool {
         let machines = &self.cluster.machines;
         let takes = |machine: usize| footprint.iter().find(|&&(other, _)| other as usize == machine).map_or(0, |f| f.1);
@@ -123,14 +132,15 @@ impl All<'_> {
     }
 
     fn try_max_in_flights(&mut self, plan: &CandidatePlan) -> Result<()> {
-        let Some(ranges) = self.pricer.ranges(plan)? else { return Ok(()) };
+        let Some(ranges) = self.evaluator.ranges(plan)? else { return Ok(()) };
+        // Every combination within memory is simulated: larger numbers in flight are not always better.
         for max_in_flights in every(&ranges, usize::MAX).into_iter().flatten() {
             let mut plan = plan.clone();
             plan.stages
                 .iter_mut()
                 .zip(&max_in_flights)
                 .for_each(|(stage, &max_in_flight)| stage.max_in_flight = max_in_flight);
-            let priced = self.pricer.price(&plan)?;
+            let priced = self.evaluator.price(&plan)?;
             if self.best.as_ref().is_none_or(|(_, best)| priced.step_s < best.step_s) {
                 self.best = Some((plan, priced));
             }
@@ -139,7 +149,7 @@ impl All<'_> {
     }
 }
 
-/// Every non-empty way to take devices from machines.
+/// Returns every non-empty choice of devices, as counts by machine. Devices of one machine are interchangeable.
 fn footprints(free: &[u32]) -> Vec<Vec<(u32, u32)>> {
     let mut all: Vec<Vec<(u32, u32)>> = vec![Vec::new()];
     for (machine, &most) in (0_u32..).zip(free) {

@@ -1,4 +1,6 @@
-//! Plans that take hardly longer than the shortest step and hold less: searches on devices that count as smaller.
+//! Plans with less memory and a step that is only slightly longer than the shortest.
+//!
+//! They are found by the normal search on a cluster whose devices have less memory.
 
 use crate::control::{Control, Stopped};
 use crate::cost::LayerSums;
@@ -14,19 +16,19 @@ use crate::planner::hybrid::{
     settings::Settings,
 };
 
-/// The plan with the least memory on its fullest device that searches find.
+/// The plan with the smallest maximum memory per device that the searches found.
 #[derive(Debug, Clone, Default)]
 pub struct Lean {
-    /// Evaluated on the devices as they are; `None` if no plan with less memory was found.
+    /// Plan, evaluated with the real memory of the devices. `None` if no plan with less memory was found.
     pub plan: Option<(CandidatePlan, EvaluatedPlan)>,
-    /// Why the search ended early, if a deadline or an interrupt ended it.
+    /// Reason of an early end: a deadline or an interrupt.
     pub stopped: Option<Stopped>,
 }
 
-/// Searches for a plan whose step is at most `limit_s` and whose fullest device holds less than `enough_bytes`.
+/// Finds a plan with a step of at most `limit_s` that needs less than `enough_bytes` on each device.
 ///
 /// # Errors
-/// [`Error::Argument`] or [`Error::Cluster`] for input that makes no sense.
+/// Returns [`Error::Argument`] or [`Error::Cluster`] for invalid input.
 pub fn min_memory(
     model: &LayerSums,
     cluster: &Cluster,
@@ -37,6 +39,8 @@ pub fn min_memory(
 ) -> Result<Lean> {
     let mut lean = Lean::default();
     let (mut too_little, mut enough) = (0.0, enough_bytes);
+    // Bisection over the memory limit. Below `too_little` no plan met the step limit, and `enough` is what the best
+    // plan so far needs. Each round is a whole search, so rounds are few and the tolerance is coarse.
     for _ in 0..passes::MEMORY_ROUNDS {
         if enough - too_little <= passes::MEMORY_TOLERANCE * enough {
             break;
@@ -52,6 +56,7 @@ pub fn min_memory(
         }
         let answer = match plan(model, &smaller, settings, control) {
             Ok(answer) => answer,
+            // A limit that no plan fits is a lower end of the bisection, not an error.
             Err(Error::Infeasible { .. }) => {
                 too_little = middle;
                 continue;
@@ -63,12 +68,15 @@ pub fn min_memory(
             Err(error) => return Err(error),
         };
         if answer.priced.step_s <= limit_s {
+            // The search saw smaller devices, so evaluate the plan on the real ones. Its memory is below the limit
+            // tried, which makes the bisection converge faster than halving.
             let priced = PlanEvaluator::new(model, cluster, settings).price(&answer.plan)?;
             enough = priced.stages.iter().map(|stage| stage.memory.total_bytes()).fold(0.0, f64::max);
             lean.plan = Some((answer.plan, priced));
         } else {
             too_little = middle;
         }
+        // A search that ended by its work limit has still answered, so the bisection goes on.
         lean.stopped = answer.stopped.filter(|&stopped| stopped != Stopped::Effort);
         if lean.stopped.is_some() {
             break;

@@ -1,17 +1,19 @@
-//! Chooses stages, replicas, devices and micro-batches, and proves how good the choice is.
+//! Chooses stages, replicas, devices and micro-batches for training, and bounds how much better any other plan could
+//! be.
 //!
 //! ```text
-//! patterns, packing ─▶ first plans ─▶ annealing, narrow passes ─▶ good plans ─▶ whole passes under rising thresholds ─▶ bound
-//!                                     (each pass: paths of all micro-batch sizes ─▶ plans ─▶ simulate, improve)
+//! patterns, packing ─▶ first plans ─▶ annealing, narrow passes ─▶ good plans
+//!                      ─▶ complete passes under rising thresholds ─▶ bound
+//! (each pass: paths of all micro-batch sizes ─▶ plans ─▶ simulate, improve)
 //! ```
 //!
-//! No plan of the search space has a shorter step than the bound. The best simulated plan is the answer, and how far it is
-//! above the bound is its gap. The folders, in the order of reading:
+//! No plan of the search space has a shorter step than the bound. The best simulated plan is the answer, and the
+//! relative distance between its step and the bound is the gap. The folders, in the order of reading:
 //!
-//! - `evaluate`: what a plan costs. All plans get their numbers there.
-//! - `bounds`: what no plan is below. One file for each lemma of docs/proofs.md.
-//! - `placement`: which devices stages may take, and plans by pattern.
-//! - `search`: labels, annealing and local search, which find plans.
+//! - `evaluate`: costs of a plan. Every plan is evaluated there.
+//! - `bounds`: lower bounds on the steps of all plans, with one file for each lemma of docs/proofs.md.
+//! - `placement`: devices that stages may take, and plans by pattern.
+//! - `search`: label search, annealing and local search, which find plans.
 
 mod baselines;
 mod bounds;
@@ -48,38 +50,45 @@ use search::Search;
 /// Finds the plan with the shortest simulated step.
 ///
 /// # Errors
-/// [`crate::Error::Argument`] or [`crate::Error::Cluster`] for input that makes no sense, [`crate::Error::Infeasible`] if no plan fits the
-/// devices' memory, or none was found with reasonable effort, [`crate::Error::TimedOut`] or [`crate::Error::Cancelled`] if it was
-/// stopped before there was any plan.
+/// Returns [`crate::Error::Argument`] or [`crate::Error::Cluster`] for invalid input, [`crate::Error::Infeasible`]
+/// if no plan fits the devices' memory, or none was found with reasonable effort, [`crate::Error::TimedOut`] or
+/// [`crate::Error::Cancelled`] if it was stopped before there was any plan.
 pub fn plan(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<SearchResult> {
     settings.check()?;
     cluster.check()?;
+    // Necessary conditions on memory take milliseconds and spare most infeasible problems the search.
     if nothing_fits(model, cluster, settings, Schedules::OF_SETTINGS, control)? {
         return Err(no_plan_fits());
     }
     let mut search = Search::new(model, cluster, settings, WHOLE, control);
     search.is_watched = true;
-    search.draw()?;
+    // Plans come before proofs: a search that knows a good plan drops nearly every other label at once.
+    search.try_patterns()?;
     if search.best.is_none() {
         search.start()?;
     }
     search.bound();
     if search.is_exact() {
-        look_at_all_placements(&mut search)?;
+        search_all_placements(&mut search)?;
     } else {
-        look_at_node_aligned_placements(&mut search)?;
+        search_node_aligned_placements(&mut search)?;
     }
     search.prove()?;
     search.sharpen()?;
+    // This annealing comes last, so that it takes no work from the bound.
     if search.is_far() && !control.should_stop() {
         search.anneal(annealing::LAST.within(2 * search.spent()))?;
     }
     search.answer()
 }
 
-/// First looks where the search space has every placement. Narrow passes find good plans, and whole passes raise the bound as
-/// far as a quick search goes. Where a gap is left, annealing looks for better plans and fine tables for a better bound.
-fn look_at_all_placements(search: &mut Search<'_>) -> Result<()> {
+/// Searches a space with every placement, before the long proof.
+///
+/// Narrow passes find good plans, and complete passes raise the bound within a small budget. If a gap remains,
+/// annealing looks for better plans and fine tables for a better bound.
+fn search_all_placements(search: &mut Search<'_>) -> Result<()> {
+    // A plan near the optimum spares the passes that would have to look for one, and a pass up to its step proves most
+    // small problems. So a very short annealing comes before everything else.
     search.effort = QUICK;
     if search.step_s() > passes::NEEDS_ANNEALING * search.searched_bound_s() && !search.control.should_stop() {
         search.anneal(annealing::SPARK)?;
@@ -97,18 +106,22 @@ fn look_at_all_placements(search: &mut Search<'_>) -> Result<()> {
     Ok(())
 }
 
-/// First looks where the search space has node-aligned placements only. Annealing finds plans on any placement, and the relaxed
-/// space bounds all of them. Plans that the bound takes to be possible are tried.
-fn look_at_node_aligned_placements(search: &mut Search<'_>) -> Result<()> {
+/// Searches a space with node-aligned placements only, before the long proof.
+///
+/// Annealing finds plans on any placement, and the relaxed space bounds all of them. Plans of the relaxed space that
+/// may exist are placed and simulated.
+fn search_node_aligned_placements(search: &mut Search<'_>) -> Result<()> {
+    // The better the plan, the lower the thresholds up to which the bound has to be raised.
     if !search.is_near() {
         search.anneal(annealing::BRIEF)?;
     }
     search.bound_all(QUICK.relaxed(false));
     if !search.is_near() {
         search.anneal(annealing::LONG)?;
-        search.realise()?;
+        search.place_relaxed_plans()?;
+        // The bound on all placements gets half of the work, so that the node-aligned passes below keep the other half.
         search.bound_all(WHOLE.within(ALL_WORK / 2).within(search.left()).relaxed(true));
-        search.realise()?;
+        search.place_relaxed_plans()?;
     }
     search.effort = WHOLE.node_aligned().within(search.left());
     if search.best.is_none() {

@@ -1,16 +1,16 @@
-//! What a caller may decide about the search.
+//! Settings of the search that the caller chooses.
 
 use crate::cost::MemoryModel;
 use crate::error::{Error, Result};
 
-/// Number of forwards that a stage runs before its first backward.
+/// Number of forward passes that a stage runs before its first backward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WarmUp {
-    /// All forwards: GPipe.
+    /// Runs all forward passes first, as in GPipe.
     All,
-    /// One for each stage from this one to the last: 1F1B, policy PA of DAPPLE.
+    /// Runs one for each stage from this one to the last: 1F1B, policy PA of DAPPLE.
     Least,
-    /// From this number up to `2 (S - s) - 1`, as memory allows: eager 1F1B, policy PB of DAPPLE.
+    /// Runs from that number up to `2 (S - s) - 1`, as memory allows: eager 1F1B, policy PB of DAPPLE.
     Eager,
 }
 
@@ -19,19 +19,19 @@ pub enum WarmUp {
 pub struct Settings {
     /// Samples of one training step.
     pub global_batch: u32,
-    /// Samples of a micro-batch to choose from; each divides `global_batch`.
+    /// Micro-batch sizes to choose from, in samples over all replicas. Each divides `global_batch`.
     pub micro_batch_sizes: Vec<u32>,
-    /// The smallest share of a micro-batch that a replica may get: below it the profile isn't trusted.
+    /// Smallest share of a micro-batch that a replica may get, in samples. The profile has no reliable times below it.
     pub smallest_share: u32,
     /// Whether replicas of a stage may get shares that differ by one sample.
     pub uneven_shares: bool,
-    /// Whether gradient synchronisation starts before the backward pass has ended.
+    /// Whether the gradient all-reduce may start before the backward pass has ended.
     pub overlap_sync: bool,
-    /// Whether to keep activations (`false`), recompute them (`true`), or either.
+    /// Allowed values of activation recomputation: `[false]`, `[true]`, or both.
     pub recompute: Vec<bool>,
     /// Warm-up of the schedule.
     pub warm_up: WarmUp,
-    /// What a device must hold.
+    /// Memory that weights imply on a device, and memory that stays reserved.
     pub memory: MemoryModel,
     /// Largest number of stages.
     pub max_stages: u32,
@@ -42,11 +42,16 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Checks that micro-batch sizes divide the global batch and that all limits and factors are usable.
+    ///
     /// # Errors
-    /// [`Error::Argument`] naming the argument and its value.
+    /// Returns [`Error::Argument`] that names the argument and its value.
     pub fn check(&self) -> Result<()> {
         if self.global_batch == 0 {
-            return Err(Error::argument("the global batch size is 0", "a step needs at least one sample"));
+            return Err(Error::argument(
+                "the global batch size is 0, but it must be at least 1",
+                "set it to 1 or more",
+            ));
         }
         for &micro_batch in &self.micro_batch_sizes {
             if micro_batch == 0 || !self.global_batch.is_multiple_of(micro_batch) {
@@ -57,10 +62,16 @@ impl Settings {
             }
         }
         if self.smallest_share == 0 {
-            return Err(Error::argument("the smallest share of a replica is 0 samples", "it must be at least 1"));
+            return Err(Error::argument(
+                "the smallest share of a replica is 0 samples, but it must be at least 1",
+                "set it to 1 or more",
+            ));
         }
         if self.max_stages == 0 {
-            return Err(Error::argument("at most 0 stages are allowed", "a plan has at least one stage"));
+            return Err(Error::argument(
+                "the maximum number of stages is 0, but a plan has at least one stage",
+                "set it to 1 or more",
+            ));
         }
         let memory = &self.memory;
         for (name, value) in [
@@ -68,35 +79,45 @@ impl Settings {
             ("optimizer state per weight", memory.optimizer_per_weight),
             ("reserved memory", memory.reserved_bytes),
         ] {
+            // The negated comparison also rejects NaN.
             if !(value >= 0.0 && value.is_finite()) {
-                return Err(Error::argument(format!("{name} is {value}"), "it must be a number, zero or more"));
+                return Err(Error::argument(
+                    format!("{name} is {value}, but it must be a number of at least 0"),
+                    "set it to 0 or more",
+                ));
             }
         }
         Ok(())
     }
 
-    /// Returns the largest share of a micro-batch that one of `replicas` gets, if that split is allowed.
+    /// Returns the largest share of a micro-batch that one of `replicas` gets, or `None` if that split is not allowed.
     #[must_use]
     pub fn share(&self, micro_batch: u32, replicas: u32) -> Option<u32> {
+        // The largest share decides times and memory, but the smallest one (rounded down) must have reliable times.
         let even = micro_batch.is_multiple_of(replicas);
         let enough = micro_batch / replicas >= self.smallest_share && replicas <= self.max_replicas;
         ((even || self.uneven_shares) && enough).then(|| micro_batch.div_ceil(replicas))
     }
 
-    /// Returns the smallest and the largest number in flight of a stage. `from_end` is 1 for the last stage.
+    /// Returns the smallest and the largest number of micro-batches in flight of a stage. `from_end` is 1 for the last
+    /// one.
     #[must_use]
     pub fn max_in_flights(&self, from_end: u32, micro_batches: u32) -> (u32, u32) {
         match self.warm_up {
             WarmUp::All => (micro_batches, micro_batches),
             WarmUp::Least => (from_end.min(micro_batches), from_end.min(micro_batches)),
+            // With 2 (S - s) - 1 in flight, a stage covers a round trip of messages as long as its own compute time
+            // (DAPPLE).
             WarmUp::Eager => (from_end.min(micro_batches), (2 * from_end - 1).min(micro_batches)),
         }
     }
 }
 
-/// Returns the largest number from `least` to `most` that fits, if `least` does. If a number fits, smaller ones do,
-/// too.
+/// Returns the largest number from `least` to `most` that fits, or `None` if `least` does not fit.
+///
+/// `fits` must be monotone: if a number fits, all smaller ones do.
 pub(crate) fn largest_max_in_flight(least: u32, most: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
+    // Test the largest number first: if it fits, no bisection is needed.
     if fits(most) {
         return Some(most);
     }

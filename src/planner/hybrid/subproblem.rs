@@ -1,4 +1,5 @@
-//! A planning problem for one micro-batch size, with or without recomputation: what all passes over it share.
+//! The planning problem for one micro-batch size, with or without recomputation, and tables that all passes over it
+//! share.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -18,11 +19,11 @@ pub(crate) struct Subproblem<'a> {
     pub micro_batch: u32,
     pub recompute: bool,
     pub micro_batches: u32,
-    /// For each number of replicas, the index of its sums, if that split is allowed.
+    /// Index into `totals` for each number of replicas, or `None` if that split is not allowed.
     pub share: Vec<Option<u32>>,
-    /// Sums of each share that a replica may get.
+    /// Sums over the layers below each cut, for each share that a replica may get.
     pub totals: Vec<Totals>,
-    /// Samples of each of these shares.
+    /// Samples of each share in `totals`.
     pub samples: Vec<u32>,
     /// Bytes of a whole micro-batch that cross each cut.
     pub cut_bytes: Vec<f64>,
@@ -31,23 +32,26 @@ pub(crate) struct Subproblem<'a> {
 }
 
 impl<'a> Subproblem<'a> {
-    /// Returns a subproblem for each micro-batch size, and for recomputation on and off where both are allowed. If all
-    /// stages must have the same number of replicas, there is one for each number.
+    /// Returns one subproblem for each micro-batch size and each allowed value of recomputation.
+    ///
+    /// If all stages must have the same number of replicas, there is one for each number: with a fixed number, equality
+    /// needs no state in the search.
     pub(crate) fn all(model: &'a LayerSums, cluster: &'a Cluster, settings: &'a Settings) -> Vec<Self> {
-        let mut questions: Vec<(u32, bool, RangeInclusive<u32>)> = Vec::new();
+        let mut choices: Vec<(u32, bool, RangeInclusive<u32>)> = Vec::new();
         for &micro_batch in &settings.micro_batch_sizes {
             for &recompute in &settings.recompute {
                 let any = 1..=cluster.devices();
                 if settings.equal_replicas {
                     let allowed = any.filter(|&replicas| settings.share(micro_batch, replicas).is_some());
-                    questions.extend(allowed.map(|replicas| (micro_batch, recompute, replicas..=replicas)));
+                    choices.extend(allowed.map(|replicas| (micro_batch, recompute, replicas..=replicas)));
                 } else {
-                    questions.push((micro_batch, recompute, any));
+                    choices.push((micro_batch, recompute, any));
                 }
             }
         }
+        // The sets depend on the model alone, so all subproblems share them.
         let sets = (!model.is_chain).then(|| Arc::new(CutSets::new(model)));
-        (questions.into_par_iter())
+        (choices.into_par_iter())
             .map(|(micro_batch, recompute, replicas)| {
                 let task = Self::new(model, cluster, settings, micro_batch, recompute, &replicas);
                 Self { sets: sets.clone(), ..task }
@@ -65,6 +69,7 @@ impl<'a> Subproblem<'a> {
     ) -> Self {
         let devices = cluster.devices();
         let (mut totals, mut samples) = (Vec::new(), Vec::new());
+        // Many numbers of replicas round to the same share, so sums are stored by share.
         let mut known: FxHashMap<u32, u32> = FxHashMap::default();
         let share: Vec<Option<u32>> = (0..=devices)
             .map(|replicas| {
@@ -82,6 +87,7 @@ impl<'a> Subproblem<'a> {
             settings,
             micro_batch,
             recompute,
+            // Exact, since `Settings::check` requires divisors of the global batch.
             micro_batches: settings.global_batch / micro_batch,
             share,
             totals,
@@ -91,9 +97,10 @@ impl<'a> Subproblem<'a> {
         }
     }
 
-    /// Returns the number of devices that can be of use: those of a plan with every layer on as many replicas as it may
-    /// have.
+    /// Returns the largest number of devices that a plan can use: each layer on the maximum number of replicas.
     pub(crate) fn max_devices(&self) -> u32 {
+        // A stage has at least one layer, so this is also the limit on stages times replicas (docs/proofs.md, "Devices
+        // at work").
         let most = self.share.iter().rposition(Option::is_some).unwrap_or(0) as u32;
         self.cluster.devices().min((self.model.layer_parameter_bytes.len() as u32).saturating_mul(most))
     }

@@ -1,43 +1,45 @@
-//! The straight pipeline: each device one stage, the slowest stage or transfer as fast as the original finds it.
+//! The pipeline with one stage per device whose slowest stage or transfer is shortest, as the original finds it.
 //!
-//! Devices are taken one at a time: the first of a fresh machine, or the next of the first machine that is begun but
-//! not full. So `used` devices on `begun` machines are always the same ones, and the search keeps one best pipeline for
-//! each such pair and last state, as the original does.
+//! Devices are taken one at a time: the first one of an unused machine, or the next one of the first machine that is
+//! used but not full. So `used` devices on `begun` machines are always the same devices. The search keeps one best
+//! pipeline for each such pair and last state, as the original does.
 
 use super::{Devices, Model};
 use crate::control::Control;
 use crate::error::{Error, Result};
 
-/// Extensions of a pipeline by a stage that are looked at; the original takes days for so many.
-const MOST_EXTENSIONS: usize = 1_000_000_000;
+/// Limit on the extensions of a pipeline by one stage. The original would take days for this number.
+const MAX_EXTENSIONS: usize = 1_000_000_000;
 
-/// A pipeline with one device a stage.
+/// A pipeline with one device per stage.
 pub(super) struct Chain {
-    /// Slowest stage or transfer, for the whole batch.
+    /// Time of the slowest stage or transfer, for the whole batch.
     pub(super) bottleneck_s: f64,
-    /// Last state and device of each stage.
+    /// Last state and device of each stage, first stage first.
     pub(super) stages: Vec<(usize, u32)>,
 }
 
+/// Best pipeline that ends with a given state on a given set of devices.
 #[derive(Clone, Copy)]
-struct Cell {
+struct DpState {
     bottleneck_s: f64,
-    /// Device of the last stage.
+    /// Device of its last stage.
     device: u32,
-    /// Last state, and index of the occupancy, one stage earlier.
+    /// Last state and index of the occupancy of the pipeline without its last stage.
     before: (usize, usize),
 }
 
-const NONE: Cell = Cell { bottleneck_s: f64::INFINITY, device: 0, before: (0, 0) };
+const NONE: DpState = DpState { bottleneck_s: f64::INFINITY, device: 0, before: (0, 0) };
 
-/// One more device: indices of the occupancies before and behind, and which device.
+/// Use of one more device: the indices of the occupancy before and after it, and the device.
 struct Move {
     before: usize,
     behind: usize,
     device: u32,
 }
 
-/// The best pipeline over all devices; None if fewer states are nested in each other, or if the search is too long.
+/// Returns the best pipeline over all devices. `None` if fewer states are nested than there are devices, or if the
+/// search would take too long.
 pub(super) fn best(model: &Model, devices: &Devices, control: &Control) -> Result<Option<Chain>> {
     let states = model.states.len();
     let count = devices.count() as usize;
@@ -45,14 +47,15 @@ pub(super) fn best(model: &Model, devices: &Devices, control: &Control) -> Resul
         return Ok(None);
     }
     let begun: Vec<Vec<usize>> = (1..=count).map(|used| occupancies(devices, used)).collect();
+    // Occupancies and moves do not depend on the model, so they are computed once instead of for every state.
     let moves: Vec<Vec<Move>> = (1..count).map(|used| moves(devices, used, &begun)).collect();
     let pairs: usize = model.inside.iter().map(Vec::len).sum();
-    if moves.iter().map(Vec::len).sum::<usize>().saturating_mul(pairs) > MOST_EXTENSIONS {
+    if moves.iter().map(Vec::len).sum::<usize>().saturating_mul(pairs) > MAX_EXTENSIONS {
         return Ok(None);
     }
-    // cells[used - 1][state * occupancies + occupancy]
-    let first = model.states.iter().map(|sums| Cell { bottleneck_s: sums.compute_s, ..NONE }).collect();
-    let mut cells: Vec<Vec<Cell>> = vec![first];
+    // The index of a cell is `cells[used - 1][state * occupancies + occupancy]`.
+    let first = model.states.iter().map(|sums| DpState { bottleneck_s: sums.compute_s, ..NONE }).collect();
+    let mut cells: Vec<Vec<DpState>> = vec![first];
     for (moves, begun) in moves.iter().zip(begun.windows(2)) {
         if control.is_cancelled() {
             return Err(Error::Cancelled);
@@ -63,6 +66,7 @@ pub(super) fn best(model: &Model, devices: &Devices, control: &Control) -> Resul
             let compute_s = model.states[state].compute_s;
             for cut in model.inside[state].iter().map(|&cut| cut as usize) {
                 let stage_s = compute_s - model.states[cut].compute_s;
+                // Activations go forward and gradients of the same size go back, hence the factor 2.
                 let bytes = 2.0 * model.states[cut].output_activation_bytes;
                 for step in moves {
                     let from = &before[cut * widths.0 + step.before];
@@ -73,7 +77,7 @@ pub(super) fn best(model: &Model, devices: &Devices, control: &Control) -> Resul
                     let bottleneck_s = from.bottleneck_s.max(stage_s).max(transfer_s);
                     let cell = &mut now[state * widths.1 + step.behind];
                     if bottleneck_s < cell.bottleneck_s {
-                        *cell = Cell { bottleneck_s, device: step.device, before: (cut, step.before) };
+                        *cell = DpState { bottleneck_s, device: step.device, before: (cut, step.before) };
                     }
                 }
             }
@@ -83,9 +87,9 @@ pub(super) fn best(model: &Model, devices: &Devices, control: &Control) -> Resul
     Ok(traced(&cells, &begun, states - 1))
 }
 
-/// The pipeline that ends with state `last` and all devices.
-fn traced(cells: &[Vec<Cell>], begun: &[Vec<usize>], last: usize) -> Option<Chain> {
-    let bottleneck_s = cells.last()?[last].bottleneck_s; // all devices in use is one occupancy
+/// Rebuilds the pipeline that ends with state `last` on all devices.
+fn traced(cells: &[Vec<DpState>], begun: &[Vec<usize>], last: usize) -> Option<Chain> {
+    let bottleneck_s = cells.last()?[last].bottleneck_s; // there is only one occupancy with all devices in use
     let (mut state, mut occupancy) = (last, 0);
     let mut stages = Vec::with_capacity(cells.len());
     for (level, begun) in cells.iter().zip(begun).rev() {
@@ -97,13 +101,13 @@ fn traced(cells: &[Vec<Cell>], begun: &[Vec<usize>], last: usize) -> Option<Chai
     bottleneck_s.is_finite().then_some(Chain { bottleneck_s, stages })
 }
 
-/// Numbers of begun machines that `used` devices may be on, the most first.
+/// Returns the numbers of machines that `used` devices may be spread over, largest first.
 fn occupancies(devices: &Devices, used: usize) -> Vec<usize> {
     let holds = |begun: usize| (0..begun).map(|machine| devices.machine(machine).len()).sum::<usize>();
     (1..=devices.machines().min(used)).rev().filter(|&begun| holds(begun) >= used).collect()
 }
 
-/// Ways to take one more device than `used`, fresh machines first.
+/// Returns all choices of one more device after `used`, unused machines first.
 fn moves(devices: &Devices, used: usize, begun: &[Vec<usize>]) -> Vec<Move> {
     let mut moves = Vec::new();
     for (before, &machines) in begun[used - 1].iter().enumerate() {
@@ -113,7 +117,7 @@ fn moves(devices: &Devices, used: usize, begun: &[Vec<usize>]) -> Vec<Move> {
         {
             moves.push(Move { before, behind, device: devices.machine(machines).start });
         }
-        // One device in each begun machine, the others filled up in order.
+        // One device is in each used machine. The other devices fill the machines in order.
         let mut filled = used - machines;
         let open = (0..machines).find_map(|machine| {
             let mut range = devices.machine(machine);

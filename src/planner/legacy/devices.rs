@@ -1,74 +1,76 @@
-//! Machines as the original HPGO sees them: cumulative ends, and link speeds that are part of the program.
+//! Machines as the original HPGO represents them: cumulative ends, and link speeds that are constants of the program.
 
 use std::ops::Range;
 
 use crate::error::{Error, Result};
 
-/// Point-to-point between machines.
+/// Point-to-point rate between machines.
 const INTER_BYTES_PER_S: f64 = 1e9;
-/// Anything collective between machines.
+/// Rate of collectives between machines.
 const INTER_COLLECTIVE_BYTES_PER_S: f64 = 3e9;
-/// Between two devices of a machine.
+/// Rate between two devices of a machine.
 const INTRA_BYTES_PER_S: f64 = 25e9;
-/// More devices than the search was ever meant for; keeps its tables in memory.
-const MOST_DEVICES: u32 = 1024;
+/// Maximum number of devices. It limits the memory of the search's tables, and is far above the original's use.
+const MAX_DEVICES: u32 = 1024;
 
-/// Devices numbered from 0, machine by machine.
+/// Devices of a cluster, numbered from 0, machine by machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Devices {
-    /// One past the last device of each machine.
+    /// Number of the device behind the last one of each machine.
     ends: Vec<u32>,
 }
 
 impl Devices {
-    /// Machines whose last devices are `seps - 1`: `[8, 16]` is two machines of eight.
+    /// Creates machines whose last devices are `seps - 1`: `[8, 16]` stands for two machines with eight devices each.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `seps` is empty, does not ascend from above 0, or ends beyond 1024.
+    /// Returns [`Error::Argument`] if `seps` is empty, does not ascend from above 0, or ends beyond 1024.
     pub fn new(seps: &[u32]) -> Result<Self> {
         let hint = "give the cumulative ends of the machines: [8, 16] is two machines of eight devices";
         let ascends = seps.is_sorted_by(|one, two| one < two);
         match (seps.first(), seps.last()) {
-            (Some(&first), Some(&last)) if first > 0 && last <= MOST_DEVICES && ascends => {
+            (Some(&first), Some(&last)) if first > 0 && last <= MAX_DEVICES && ascends => {
                 Ok(Self { ends: seps.to_vec() })
             }
-            (Some(_), Some(&last)) if last > MOST_DEVICES && ascends => {
-                Err(Error::argument(format!("seps ends at {last}, but {MOST_DEVICES} devices are the most"), hint))
-            }
+            (Some(_), Some(&last)) if last > MAX_DEVICES && ascends => Err(Error::argument(
+                format!("seps ends at {last}, but at most {MAX_DEVICES} devices are supported"),
+                hint,
+            )),
             (None, _) => Err(Error::argument("seps is empty", hint)),
             _ => Err(Error::argument(format!("seps is {seps:?}, which does not ascend from above 0"), hint)),
         }
     }
 
-    /// Number of devices.
+    /// Returns the number of devices.
     #[must_use]
     pub fn count(&self) -> u32 {
         self.ends[self.ends.len() - 1]
     }
 
-    /// Number of machines.
+    /// Returns the number of machines.
     pub(super) fn machines(&self) -> usize {
         self.ends.len()
     }
 
-    /// Devices of one machine.
+    /// Returns the devices of a machine.
     pub(super) fn machine(&self, machine: usize) -> Range<u32> {
         (if machine == 0 { 0 } else { self.ends[machine - 1] })..self.ends[machine]
     }
 
-    /// Which machine a device is in.
+    /// Returns the machine of a device.
     pub(super) fn machine_of(&self, device: u32) -> usize {
         self.ends.partition_point(|&end| end <= device)
     }
 
-    /// The first machine of `devices` if all of them are in it.
+    /// Returns the machine of all `devices` if they are in the same one.
     fn only_machine(&self, devices: &[u32]) -> Option<usize> {
         let machine = self.machine_of(*devices.first()?);
         devices.iter().all(|&device| self.machine_of(device) == machine).then_some(machine)
     }
 
-    /// Devices taken one from each machine in turn.
+    /// Returns the first `count` devices, taken one from each machine in turn, in ascending order.
     pub(super) fn scattered(&self, count: u32) -> Vec<u32> {
+        // Machines may have unequal numbers of devices: full ones are skipped in later rounds.
         let longest = (0..self.machines()).map(|machine| self.machine(machine).len()).max().unwrap_or(0);
         let rounds = (0..longest)
             .flat_map(|round| (0..self.machines()).filter_map(move |machine| self.machine(machine).nth(round)));
@@ -77,9 +79,10 @@ impl Devices {
         taken
     }
 
-    /// Seconds that an all-reduce of `bytes` takes among `devices`.
+    /// Returns the seconds that an all-reduce of `bytes` among `devices` takes.
     ///
-    /// A ring moves `2 (n - 1) / n` of the bytes: over 3 GB/s between machines, over n/2 links of 25 GB/s inside one.
+    /// A ring moves `2 (n - 1) / n` of the bytes: at 3 GB/s between machines, over n/2 links of 25 GB/s inside a
+    /// machine.
     #[must_use]
     pub fn all_reduce_s(&self, devices: &[u32], bytes: f64) -> f64 {
         if devices.len() < 2 {
@@ -93,9 +96,10 @@ impl Devices {
         }
     }
 
-    /// Seconds until `bytes` held in equal parts by `from` are held in equal parts by `to`.
+    /// Returns the seconds of a transfer of `bytes` from equal parts on `from` to equal parts on `to`.
     #[must_use]
     pub fn split_concat_s(&self, from: &[u32], to: &[u32], bytes: f64) -> f64 {
+        // The original treats receivers on several machines as a collective, regardless of the senders.
         let Some(machine) = self.only_machine(to) else { return bytes / INTER_COLLECTIVE_BYTES_PER_S };
         let outside = from.iter().filter(|&&device| self.machine_of(device) != machine).count();
         match outside {

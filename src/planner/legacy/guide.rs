@@ -1,23 +1,23 @@
-//! The columns of the original's guide: data parallelism without overlap, with P3, and with plain overlap.
+//! The columns of the original's guide: data parallelism without overlap, with P3, and with normal overlap.
 
 use super::{Devices, Model};
 
-/// Memory that the guide gives a device.
+/// Memory of a device that the guide assumes, in bytes.
 const DEVICE_BYTES: f64 = 16e9;
 
-/// Speed-ups of data parallelism on all devices, over one device.
+/// Speed-ups of data parallelism on all devices over one device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Columns {
-    /// Gradients are summed when the backward pass has ended.
+    /// Speed-up if gradients are reduced after the backward pass.
     pub no_overlap: f64,
-    /// Layers sum their gradients during the backward and the next forward pass, as P3 does; None if the weights and
-    /// the optimizer leave no memory for a sample.
+    /// Speed-up if layers reduce their gradients during the backward pass and the next forward pass, as P3 does. `None`
+    /// if weights and optimizer leave no memory for a sample.
     pub p3: Option<f64>,
-    /// Layers sum their gradients during the backward pass.
+    /// Speed-up if layers reduce their gradients during the backward pass. `None` like `p3`.
     pub overlap: Option<f64>,
 }
 
-/// The guide's columns, with its definitions.
+/// Returns the columns of the guide, by its definitions.
 #[must_use]
 pub fn columns(
     model: &Model,
@@ -43,7 +43,8 @@ pub fn columns(
     }
 }
 
-/// Samples between two gradient accumulations: the whole batch if it fits, else an equal share of it.
+/// Returns the samples between two gradient accumulations: the whole batch if `fits` samples are enough for it, else an
+/// equal part of it. `None` if not even one sample fits.
 fn accumulation_size(global_batch_size: u32, fits: f64) -> Option<u32> {
     if fits >= f64::from(global_batch_size) {
         return Some(global_batch_size);
@@ -52,15 +53,17 @@ fn accumulation_size(global_batch_size: u32, fits: f64) -> Option<u32> {
         return None;
     }
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and the batch size")]
+    // Parts must be equal, so the smallest divisor of the batch from this number on is taken.
     let least = global_batch_size.div_ceil(fits as u32);
     let most = global_batch_size / 2 + 1;
     let parts = (least..most).find(|&parts| global_batch_size.is_multiple_of(parts)).unwrap_or(least.max(most));
     Some(global_batch_size / parts)
 }
 
-/// Seconds of gradient sums that computing does not hide, when `share` of the batch lies between two of them.
+/// Returns the seconds of all-reduces that computing does not hide, if `share` of the batch is computed between two of
+/// them.
 fn late_s(model: &Model, devices: &Devices, all: &[u32], share: f64, has_forward: bool) -> f64 {
-    // Layers in order; a layer is what a state adds to the one before it.
+    // A layer of the guide is what a state adds to the one before it.
     let layer = |index: usize| {
         let state = &model.states[index];
         let (compute_s, bytes) = match index.checked_sub(1).map(|before| &model.states[before]) {
@@ -71,13 +74,14 @@ fn late_s(model: &Model, devices: &Devices, all: &[u32], share: f64, has_forward
     };
     let layers: Vec<(f64, f64)> = (0..model.states.len()).map(layer).collect();
     let count = layers.len();
-    // Gradients come from the last layer to the first, and are looked at from the first to the last.
+    // Gradients are produced from the last layer to the first, but the original visits them in the opposite order.
     let mut late_s = layers[0].1;
     let mut spare_s = 0.0;
     for block in (0..count - 1).rev() {
         let (_, sum_s) = layers[count - 1 - block];
         let (backward_s, _) = layers[count - 2 - block];
-        // The original takes the forward time of the layer with the block's number, counted from the other end.
+        // The original uses the forward time of the layer with the same number counted from the other end, so this
+        // does, too.
         let forward_s = if has_forward { layers[block + 1].0 } else { 0.0 };
         let room_s = backward_s + forward_s;
         if room_s >= sum_s {

@@ -1,4 +1,5 @@
-//! The model as the original HPGO sees it: PipeDream's antichain states in its order, with sums at the global batch.
+//! A model as the original HPGO represents it: PipeDream's antichain states in its order, with sums for the global
+//! batch.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,63 +7,66 @@ use crate::error::{Error, Result};
 use crate::model::graph::Graph;
 use crate::model::states::{BitSet, CutPoints};
 
-/// Antichain states listed before [`CutPoints`] takes over. The original has no bound and does not return.
-const MOST_STATES: usize = 5_000;
+/// Limit on antichain states, beyond which [`CutPoints`] is used. The original has no limit and does not return.
+const MAX_STATES: usize = 5_000;
 
 /// Sums over the layers of one state, at the global batch size.
 #[derive(Debug, Clone, PartialEq)]
 pub struct State {
-    /// Description of one of its last layers.
+    /// Name of one of its last layers.
     pub description: String,
     /// Forward plus backward seconds on one device.
     pub compute_s: f64,
-    /// Outputs of all layers inside.
+    /// Bytes of the outputs of all layers inside.
     pub activation_bytes: f64,
-    /// Outputs that may still be read outside.
+    /// Bytes of outputs that may still be read outside.
     pub output_activation_bytes: f64,
-    /// Weights.
+    /// Bytes of all weights inside.
     pub parameter_bytes: f64,
 }
 
 /// The states of a model in the original's order; the last one holds every layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
-    /// Each after its subsets.
+    /// States, each after its subsets.
     pub states: Vec<State>,
-    /// For each state, the states before it whose layers it contains, ascending.
+    /// Earlier states whose layers each state contains, in ascending order.
     pub(super) inside: Vec<Vec<u32>>,
     /// Layers of each state, as positions in `kept`.
     sets: Vec<BitSet>,
-    /// Layers of the graph that count.
+    /// Layers of the graph that are part of the states.
     kept: Vec<usize>,
     /// Samples in one step.
     pub global_batch_size: u32,
 }
 
 impl Model {
-    /// The states of `graph`, measured at its first batch size, with sums scaled to `global_batch_size`.
+    /// Computes the states of `graph` from its first batch size, with sums scaled to `global_batch_size`.
     ///
-    /// Layer names that start with `Input` (sources) or `__getitem__` (sinks) are left out, as the original does.
+    /// Sources whose name starts with `Input` and sinks whose name starts with `__getitem__` are left out, as in the
+    /// original.
     ///
     /// # Errors
-    /// [`Error::Profile`] if the graph is not usable or takes no time; [`Error::Argument`] if the batch size is 0.
+    /// Returns [`Error::Profile`] if the graph is not usable or takes no time, and [`Error::Argument`] if the batch
+    /// size is 0.
     pub fn of(graph: &Graph, global_batch_size: u32) -> Result<Self> {
         if global_batch_size == 0 {
-            return Err(Error::argument("the global batch size is 0", "a step needs at least one sample"));
+            return Err(Error::argument(
+                "the global batch size is 0, but it must be at least 1",
+                "set it to 1 or more",
+            ));
         }
         graph.check()?;
         graph.topological_order()?;
         let (graph, kept) = without_ends(graph);
         if graph.layers.is_empty() {
-            return Err(Error::profile(
-                "the profile has no layers but inputs",
-                "a profile needs a layer that computes",
-            ));
+            return Err(Error::profile("the profile has no layers but inputs", "add a layer that computes"));
         }
         let (sets, mut states) = match antichains(&graph) {
             Some(found) => found,
             None => fallback(&graph)?,
         };
+        // Sums scale in proportion to the batch size, and weights do not. The original knows no other measurement.
         let factor = f64::from(global_batch_size) / f64::from(graph.batch_sizes[0]);
         for state in &mut states {
             state.compute_s *= factor;
@@ -70,9 +74,12 @@ impl Model {
             state.output_activation_bytes *= factor;
         }
         if states[states.len() - 1].compute_s <= 0.0 {
-            return Err(Error::profile("the model takes no time", "a speed-up needs measured times"));
+            return Err(Error::profile(
+                "the model takes no time, but a speed-up needs measured times",
+                "measure the layers",
+            ));
         }
-        #[expect(clippy::cast_possible_truncation, reason = "at most MOST_STATES")]
+        #[expect(clippy::cast_possible_truncation, reason = "at most MAX_STATES")]
         let inside_of = |outer: usize| -> Vec<u32> {
             (0..outer).filter(|&inner| sets[inner].is_subset(&sets[outer])).map(|inner| inner as u32).collect()
         };
@@ -80,18 +87,20 @@ impl Model {
         Ok(Self { states, inside, sets, kept, global_batch_size })
     }
 
-    /// At least as many as states can be nested in each other.
+    /// Returns an upper bound on the number of states that can be nested.
     pub(super) fn depth(&self) -> usize {
         self.kept.len().min(self.states.len())
     }
 
-    /// Layers of each stage, if stages end with the states `last` and `graph` is the one that the states are of.
+    /// Returns the layers of each stage, if stages end with the states in `last`. `graph` must be the one that the
+    /// states were computed from.
     ///
-    /// What the states leave out goes with its first reader, or else with its feeder.
+    /// A layer that the states leave out joins its first reader or, without readers, its feeder.
     #[must_use]
     pub fn stage_layers(&self, graph: &Graph, last: &[usize]) -> Vec<Vec<usize>> {
         let nowhere = last.len();
         let mut stage_of = vec![nowhere; graph.layers.len()];
+        // Later stages first, so that a layer that is in several states gets the first stage whose state contains it.
         for (stage, &state) in last.iter().enumerate().rev() {
             for position in self.sets[state].iter() {
                 stage_of[self.kept[position]] = stage;
@@ -100,6 +109,7 @@ impl Model {
         for layer in (0..stage_of.len()).filter(|layer| self.kept.binary_search(layer).is_err()) {
             let readers = graph.edges.iter().filter(|edge| edge.0 == layer).map(|edge| stage_of[edge.1]);
             let feeders = graph.edges.iter().filter(|edge| edge.1 == layer).map(|edge| stage_of[edge.0]);
+            // An input belongs where it is read first, and an unused output where it is produced.
             let known = readers.min().filter(|&stage| stage < nowhere);
             stage_of[layer] = known.or(feeders.max().filter(|&stage| stage < nowhere)).unwrap_or(0);
         }
@@ -108,7 +118,8 @@ impl Model {
     }
 }
 
-/// The graph without sources called `Input…` and then without sinks called `__getitem__…`, and the layers left.
+/// Removes sources called `Input…`, and then sinks called `__getitem__…`. Returns the new graph and the layers that are
+/// left.
 fn without_ends(graph: &Graph) -> (Graph, Vec<usize>) {
     let has = |ends: &[(usize, usize)], pick: fn(&(usize, usize)) -> usize| {
         let mut found = vec![false; graph.layers.len()];
@@ -130,19 +141,19 @@ fn without_ends(graph: &Graph) -> (Graph, Vec<usize>) {
     (Graph { batch_sizes: graph.batch_sizes.clone(), layers, edges, ties: Vec::new() }, kept)
 }
 
-/// A state while the antichains are walked.
+/// A state during the enumeration of antichains.
 struct Antichain {
-    /// Its last layers; the first one describes it.
+    /// Its last layers. The first one gives the state its description.
     last: Vec<usize>,
     set: BitSet,
-    /// States one layer on, in the order they are met, repeats included.
+    /// States with one more layer, in the order in which they are found, with repeats.
     next: Vec<usize>,
 }
 
-/// Every down-set that grows from the first source, in the order of PipeDream's topological sort.
+/// Returns every down-set that grows from the first source, in the order of PipeDream's topological sort.
 ///
-/// A layer joins once one of its feeders is inside; what else it needs joins with it. So a second source is never
-/// alone. None if they are more than [`MOST_STATES`].
+/// A layer joins once one of its feeders is inside, and all other layers that it needs join with it. So a second source
+/// is never added alone. `None` if there are more than [`MAX_STATES`].
 fn antichains(graph: &Graph) -> Option<(Vec<BitSet>, Vec<State>)> {
     let count = graph.layers.len();
     let mut after = vec![Vec::new(); count];
@@ -159,7 +170,7 @@ fn antichains(graph: &Graph) -> Option<(Vec<BitSet>, Vec<State>)> {
             upstream[reader] = upstream[reader].union(&upstream[layer]);
         }
     }
-    // What PipeDream counts as crossing behind `layer`: all upstream that feeds anything else.
+    // PipeDream counts a layer upstream of `layer` as crossing if it feeds any layer that is not upstream.
     let crossing: Vec<BitSet> = (0..count)
         .map(|layer| {
             let mut set = BitSet::empty(count);
@@ -172,6 +183,7 @@ fn antichains(graph: &Graph) -> Option<(Vec<BitSet>, Vec<State>)> {
         .collect();
     let extras = |last: &[usize]| last.iter().fold(BitSet::empty(count), |all, &layer| all.union(&crossing[layer]));
 
+    // Like PipeDream, growth starts from a single source. Further sources join with their first reader.
     let source = (0..count).find(|&layer| is_source[layer])?;
     let mut found = vec![Antichain { last: vec![source], set: upstream[source].clone(), next: Vec::new() }];
     let mut index = HashMap::from([(upstream[source].clone(), 0)]);
@@ -185,7 +197,7 @@ fn antichains(graph: &Graph) -> Option<(Vec<BitSet>, Vec<State>)> {
                 let grown = set.union(&upstream[reader]);
                 let next = *index.entry(grown.clone()).or_insert(found.len());
                 if next == found.len() {
-                    if next == MOST_STATES {
+                    if next == MAX_STATES {
                         return None;
                     }
                     found.push(Antichain {
@@ -210,7 +222,8 @@ fn antichains(graph: &Graph) -> Option<(Vec<BitSet>, Vec<State>)> {
     Some((sorted.iter().map(|&at| found[at].set.clone()).collect(), states))
 }
 
-/// `last` once `reader` has joined through `feeder`: it takes the feeder's place, or the first, and hides its upstream.
+/// Returns `last` after `reader` has joined through `feeder`: it takes the feeder's place, or else the first one, and
+/// removes the layers upstream of it.
 fn replaced(last: &[usize], feeder: usize, reader: usize, upstream: &[BitSet]) -> Vec<usize> {
     let mut next = Vec::with_capacity(last.len() + 1);
     if !last.contains(&feeder) {
@@ -226,7 +239,8 @@ fn replaced(last: &[usize], feeder: usize, reader: usize, upstream: &[BitSet]) -
     next
 }
 
-/// Depth first through states sorted by description, last finished first.
+/// Sorts states topologically by depth-first search, with states ordered by description. The last one finished comes
+/// first.
 fn topological_sort<'a>(found: &[Antichain], description: impl Fn(usize) -> &'a str) -> Vec<usize> {
     let by_description = |states: &[usize]| {
         let mut states = states.to_vec();
@@ -235,6 +249,7 @@ fn topological_sort<'a>(found: &[Antichain], description: impl Fn(usize) -> &'a 
     };
     let mut is_marked = vec![false; found.len()];
     let mut finished = Vec::with_capacity(found.len());
+    // An explicit stack instead of recursion, since a model may be deeper than the call stack allows.
     for root in by_description(&(0..found.len()).collect::<Vec<_>>()) {
         let mut path = vec![(usize::MAX, vec![root].into_iter())];
         while let Some((_, waiting)) = path.last_mut() {
@@ -254,12 +269,13 @@ fn topological_sort<'a>(found: &[Antichain], description: impl Fn(usize) -> &'a 
     finished
 }
 
-/// Cut points where the antichains are too many: [`CutPoints`], less the empty one.
+/// Returns the states of [`CutPoints`] without the empty one, for models with too many antichains.
 fn fallback(graph: &Graph) -> Result<(Vec<BitSet>, Vec<State>)> {
-    let found = CutPoints::of(graph, MOST_STATES)?;
+    let found = CutPoints::of(graph, MAX_STATES)?;
     let states = (1..found.len()).map(|at| {
         let mut set = BitSet::empty(graph.layers.len());
         found.layers_between(0, at).into_iter().for_each(|layer| set.insert(layer));
+        // Layers are in topological order, so the last one is the newest.
         let newest = found.layers_between(0, at).pop().expect("only the first state is empty");
         let output = found.totals(at, 0).boundary_bytes;
         let state = summed(graph, &set, output, &graph.layers[newest].name);
@@ -268,6 +284,7 @@ fn fallback(graph: &Graph) -> Result<(Vec<BitSet>, Vec<State>)> {
     Ok(states.unzip())
 }
 
+/// Sums the layers of a state.
 fn summed(graph: &Graph, set: &BitSet, output_activation_bytes: f64, description: &str) -> State {
     let mut state = State {
         description: description.to_owned(),

@@ -1,28 +1,31 @@
-//! What every plan with several stages a device takes at least, whatever its cuts, groups, placement and order.
+//! A lower bound on the step of every plan with several stages per device, for all cuts, groups, placements and orders.
 //!
-//! Let group r be n devices, the slowest of speed σ, that get a share of q samples of each micro-batch of μ; layer l takes
-//! t(l, q) seconds forward and backward on a device of speed 1. Shares are whole numbers from the smallest one allowed to
-//! μ, and as there are two groups at least, no group has all N devices: q ≥ μ / (N − 1).
+//! Let group r have n devices, the slowest of speed σ, and let each get a share of q samples of each micro-batch of μ.
+//! Layer l takes t(l, q) seconds forward and backward on a device of speed 1. Shares are whole numbers from the
+//! smallest allowed one to μ. Since there are at least two groups, no group has all N devices: q ≥ μ / (N − 1).
 //!
-//! 1. *Work.* The group computes for G / μ · Σ t(l, q) / σ seconds over its layers, and n q ≥ μ. So its devices spend, in
-//!    seconds of a device of speed 1, n σ · G / μ · Σ t(l, q) / σ ≥ G Σ t(l, q) / q. Summed over all groups and divided by
-//!    the speeds of all devices, which the groups' n σ can't exceed, that is no more than the step.
-//! 2. *One layer.* Some group computes G / μ times for t(l, q) / σ at least, for the layer l that is longest at its best.
-//! 3. *One micro-batch.* It goes through all layers and back; where the backward is split, through its first half.
+//! 1. *Work.* The group computes for G / μ · Σ t(l, q) / σ seconds over its layers, and n q ≥ μ. So its devices spend,
+//!    in seconds of a device of speed 1, n σ · G / μ · Σ t(l, q) / σ ≥ G Σ t(l, q) / q. Sum this over all groups, and
+//!    divide by the speeds of all devices, which the sum of n σ can't exceed. The result is at most the step.
+//! 2. *One layer.* Some group computes G / μ times for at least t(l, q) / σ, for the layer l that is longest at its
+//!    best share.
+//! 3. *One micro-batch.* It passes all layers forward and then backward. Where the backward pass is split, only its
+//!    first half counts.
 //!
-//! A schedule that splits the backward runs each pass whole or in halves, so where these are known t(l, q) has the lesser of
-//! both, and the way back the lesser of the whole and the first half.
+//! A schedule that splits backward passes may still run some of them whole. So where both halves are known, t(l, q) has
+//! the smaller one of the whole pass and both halves, and the way back the smaller one of the whole pass and the first
+//! half.
 //!
-//! A sum in which each layer takes its own best q is at most the sum in which all layers of a stage share one. Between
-//! two batch sizes that were measured t(l, q) is linear in q, so t(l, q) / q = a / q + b falls or rises there: the least
-//! of either over a range of shares is at its ends or at a measured size in it.
+//! A sum in which each layer takes its own best q is at most the sum in which all layers of a stage share one q.
+//! Between two measured batch sizes t(l, q) is linear in q, so t(l, q) / q = a / q + b is monotone there. Hence both
+//! have their minimum over a range of shares at an end of the range or at a measured size in it.
 
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::planner::hybrid::Settings;
 use crate::schedule::Family;
 
-/// Seconds that no plan with several stages a device goes below.
+/// Returns a lower bound, in seconds, on the step of every plan with several stages per device.
 #[must_use]
 pub fn lower_bound_s(model: &LayerSums, cluster: &Cluster, settings: &Settings, family: &Family) -> f64 {
     let devices = cluster.devices();
@@ -31,6 +34,7 @@ pub fn lower_bound_s(model: &LayerSums, cluster: &Cluster, settings: &Settings, 
     let recomputes = settings.recompute.iter().all(|&recompute| recompute);
     (settings.micro_batch_sizes.iter())
         .map(|&micro_batch| {
+            // No group has all devices, so this is the smallest share that any replica gets.
             let least = micro_batch.div_ceil(devices.saturating_sub(1).max(1)).max(settings.smallest_share);
             let min_layers = LeastLayers::of(model, least.min(micro_batch), micro_batch, recomputes, family);
             let batch = f64::from(settings.global_batch);
@@ -41,24 +45,26 @@ pub fn lower_bound_s(model: &LayerSums, cluster: &Cluster, settings: &Settings, 
         .fold(f64::INFINITY, f64::min)
 }
 
-/// The least that layers take, on a device of speed 1.
+/// Minimum times of layers over a range of shares, on a device of speed 1.
 struct LeastLayers {
-    /// Of all layers, forward and backward, for one sample of a share.
+    /// Sum over all layers: forward and backward seconds per sample.
     work_s_per_sample: f64,
-    /// Of the longest layer, forward and backward, for one share.
+    /// Longest layer: forward and backward seconds of one share.
     max_s: f64,
-    /// Of all layers, down and up again.
+    /// Sum over all layers: seconds of one share forward, and of its way back.
     trip_s: f64,
 }
 
 impl LeastLayers {
-    /// For shares from `least` to `most`.
+    /// Computes the minima for shares from `least` to `most`.
     fn of(model: &LayerSums, least: u32, most: u32, recomputes: bool, family: &Family) -> Self {
+        // The minimum is at an end of the range or at a measured size (see above), so these shares suffice.
         let measured = model.batch_sizes().iter().copied().filter(|size| (least..=most).contains(size));
         let shares: Vec<u32> = [least, most].into_iter().chain(measured).collect();
         let totals: Vec<_> = shares.iter().map(|&share| model.totals(share)).collect();
         let (mut work_s_per_sample, mut max_s, mut trip_s) = (0.0, 0.0_f64, 0.0);
         for layer in 0..model.layer_parameter_bytes.len() {
+            // Each of the three minima may be at another share. That only lowers the bound.
             let (mut per_sample_s, mut both_s, mut way_s) = (f64::INFINITY, f64::INFINITY, f64::INFINITY);
             for (&share, totals) in shares.iter().zip(&totals) {
                 let forward_s = totals.layer_forward_s[layer] * if recomputes { 2.0 } else { 1.0 };

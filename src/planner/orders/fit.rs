@@ -1,22 +1,24 @@
-//! Fits a schedule to stages whose costs are known: its activation limit, and its order where that looks at times.
+//! Fits a schedule to stages with known costs: its activation limit and, for families that use durations, its order.
 
 use crate::planner::effort::orders as effort;
 use crate::planner::hybrid::{Settings, StageCost};
 use rustc_hash::FxHashMap;
 
-use super::run::{Peaks, Prices, Run, durations, footprints, run};
+use super::run::{CostCache, Peaks, Run, durations, footprints, run};
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 use crate::error::{Error, Result};
 use crate::schedule::{Family, Request, Schedule, family};
 use crate::simulate::Sweep;
 
-/// Runs stages under a schedule: activations are held until the weight-gradient pass where the schedule splits the
-/// backward pass, and what recomputation repeats is part of the input-gradient pass. A schedule that takes an activation
-/// limit gets the one that gives the shortest step within memory.
+/// Runs stages under a schedule.
+///
+/// If the schedule splits backward passes, activations are held until the weight gradient. What recomputation repeats
+/// is part of the input gradient. A schedule that takes an activation limit gets the limit with the shortest step that
+/// fits.
 ///
 /// # Errors
-/// [`Error::Argument`] if the schedule can't have so many ranks and micro-batches.
+/// Returns [`Error::Argument`] if the schedule can't have this number of ranks and micro-batches.
 pub(super) fn run_under(
     family: &Family,
     costs: &[StageCost],
@@ -35,6 +37,8 @@ pub(super) fn run_under(
     if !takes_a_limit {
         return runner.run(None);
     }
+    // ZB-H1 works with the p activations of 1F1B, and ZB-H2 removes the bubble with about 2 p. Smaller limits only save
+    // memory, so they are tried below.
     let least = (ranks / 2).max(1);
     let mut best = runner.run(Some(least))?;
     for limit in [ranks, ranks + ranks / 2, 2 * ranks] {
@@ -43,6 +47,7 @@ pub(super) fn run_under(
             best = found;
         }
     }
+    // If none of these limits fits, halve the smallest until one does.
     let mut limit = least;
     while limit > 1 && !best.1.fits() {
         limit /= 2;
@@ -51,26 +56,29 @@ pub(super) fn run_under(
     Ok(best)
 }
 
-/// Runs the same stages under several activation limits.
+/// Runs equal stages under several activation limits.
 struct Runner<'a> {
     family: &'a Family,
     costs: &'a [StageCost],
     request: Request,
     recompute: bool,
-    /// By the limit.
+    /// Schedules that were built, by limit.
     built: FxHashMap<Option<u32>, Schedule>,
     sweep: Sweep,
 }
 
 impl Runner<'_> {
-    /// At most `limit` activations on each device. The limit is lowered to what the order reaches, so that the most
-    /// micro-batches in flight are a limit that gives the same order.
+    /// Runs the stages with at most `limit` activations on each device.
+    ///
+    /// The limit is first lowered to the peak that the order reaches. So the peak number of micro-batches in flight,
+    /// used as a limit, gives the same order again.
     fn run(&mut self, mut limit: Option<u32>) -> Result<(Schedule, Run)> {
         loop {
             if !self.built.contains_key(&limit) {
                 let request = Request { cap: limit, ..self.request.clone() };
                 self.built.insert(limit, self.family.build(&request)?);
             }
+            // A lower limit may give another order with a lower peak, so repeat until both agree.
             let peak = self.built[&limit].peak_in_flight().into_iter().max();
             match limit {
                 Some(most) if peak.is_some_and(|peak| peak < most) => limit = peak,
@@ -83,13 +91,14 @@ impl Runner<'_> {
     }
 }
 
-/// The fastest of the allowed micro-batch sizes for one stage between every two neighbouring cuts of `model`, on these
-/// devices, under the schedule `name`; of those that fit memory, if any does. Sizes with too many micro-batches to be
-/// simulated quickly are left out, if not all have.
+/// Returns the fastest allowed micro-batch size for one stage between every two neighboring cuts of `model`, on these
+/// devices, under the schedule `name`. Sizes that fit memory come first.
+///
+/// Sizes with more actions than are simulated are left out, except the largest size.
 ///
 /// # Errors
-/// [`Error::Argument`] if a device is unknown or used twice, the schedule runs other stages on other ranks, or no
-/// micro-batch size can be shared.
+/// Returns [`Error::Argument`] if a device is unknown or used twice, if the schedule runs other stages on other ranks,
+/// or if no micro-batch size can be shared.
 pub fn fastest(
     model: &LayerSums,
     cluster: &Cluster,
@@ -109,8 +118,10 @@ pub fn fastest(
     let (stages, ranks) = (devices.len() as u32, groups.len() as u32);
     if !stages.is_multiple_of(ranks.max(1)) {
         return Err(Error::argument(
-            format!("{stages} stages on {ranks} groups of devices are not as many on each"),
-            format!("`{name}` runs as many stages on each device: name the same devices for each of them"),
+            format!(
+                "{stages} stages are on {ranks} groups of devices, but `{name}` runs an equal number of stages on each"
+            ),
+            "name the same devices for an equal number of stages",
         ));
     }
     let micro_batches = |size: u32| settings.global_batch / size;
@@ -121,14 +132,14 @@ pub fn fastest(
     let mut refused = None;
     for size in sizes {
         for &recompute in &settings.recompute {
-            // This is only about who runs which stage, and a few micro-batches tell.
+            // This order only decides which rank runs which stage. The run below fits it to the costs.
             let request = Request { chunks: Some(stages / ranks), ..Request::new(ranks, micro_batches(size)) };
             let found = family.build(&request).and_then(|orders| {
                 let footprints = footprints(cluster, devices, &orders)?;
                 let ranks = &orders.rank_of_stage;
-                let mut prices = Prices::new((model, cluster, settings), size, recompute, ranks, footprints);
+                let mut cost_cache = CostCache::new((model, cluster, settings), size, recompute, ranks, footprints);
                 let cuts: Vec<usize> = (0..=devices.len()).collect();
-                run_under(family, &prices.of(&cuts)?, ranks, micro_batches(size), recompute)
+                run_under(family, &cost_cache.of(&cuts)?, ranks, micro_batches(size), recompute)
             });
             match found {
                 Ok((orders, run)) => {
@@ -136,11 +147,14 @@ pub fn fastest(
                         best = Some((size, recompute, orders, run));
                     }
                 }
+                // A size that is refused is no error if another one works.
                 Err(error) => refused = Some(error),
             }
         }
     }
     best.ok_or_else(|| {
-        refused.unwrap_or_else(|| Error::argument("there is no micro-batch size to choose from", "give one"))
+        refused.unwrap_or_else(|| {
+            Error::argument("there is no micro-batch size to choose from", "allow at least one micro-batch size")
+        })
     })
 }

@@ -1,8 +1,9 @@
-//! Makes a plan better by moving borders between stages, and devices between groups.
+//! Improves a plan by moving borders between stages and devices between groups.
 //!
-//! One move after the other is simulated, and kept if it makes the score smaller. Where none does, a few random borders
-//! are kicked and it begins anew, from the best plan so far; orders that are fitted to times are fitted again. Effort is
-//! counted in actions, and chance starts from the same seed, so the answer is the same on every machine.
+//! Moves are simulated one after another, and a move stays if it lowers the score. If no move helps, orders that are
+//! fitted to times are fitted again. If that does not help either, a few random moves kick the best plan out of its
+//! local optimum. Effort is counted in actions, and the random numbers have a fixed seed, so the result is the same on
+//! every machine.
 
 use crate::planner::effort::orders as effort;
 use crate::planner::hybrid::{Settings, StageCost};
@@ -16,16 +17,16 @@ use crate::schedule::{Family, Request, Schedule};
 use crate::simulate::Sweep;
 
 use super::SimulatedPlan;
-use super::run::{Peaks, Prices, Run, durations, run};
+use super::run::{CostCache, Peaks, Run, durations, run};
 use super::shapes::{Shape, balanced};
 
-/// A score is smaller only if it is so by this part; less is rounding.
+/// Relative amount by which a score must be smaller to count. Smaller differences are rounding.
 const SMALLER: f64 = 1e-9;
 
-/// What is tried.
+/// A candidate plan of a shape.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Attempt {
-    /// Places in the row around each stage.
+    /// Positions in the line of cuts around each stage.
     ends: Vec<usize>,
     /// Devices of each group.
     replicas: Vec<u32>,
@@ -34,15 +35,15 @@ struct Attempt {
 /// A change of an attempt.
 #[derive(Debug, Clone, Copy)]
 enum Move {
-    /// All borders from the one behind stage `.0` to the one behind stage `.1` by `.2` places.
+    /// Moves all borders from the one behind stage `.0` to the one behind stage `.1` by `.2` positions.
     Borders(usize, usize, isize),
-    /// One border forth and another back, so that other stages grow and shrink as far.
+    /// Moves the border behind stage `.0` by `.2` positions and the one behind `.1` back by the same number.
     Swap(usize, usize, isize),
-    /// A device from one group to another; where none is named, it was idle or will be.
+    /// Moves a device from one group to another. `None` stands for the idle devices.
     Device(Option<usize>, Option<usize>),
 }
 
-/// One shape on its way to better cuts.
+/// Local search over the cuts and groups of one shape.
 pub(super) struct Improver<'a> {
     asked: (&'a LayerSums, &'a Cluster, &'a Settings),
     row: &'a [usize],
@@ -50,15 +51,15 @@ pub(super) struct Improver<'a> {
     shape: Shape,
     orders: Schedule,
     peaks: Peaks,
-    prices: Prices<'a>,
-    /// Of the groups that `prices` are for.
+    cost_cache: CostCache<'a>,
+    /// Devices of the groups for which `cost_cache` holds costs.
     replicas: Vec<u32>,
     sweep: Sweep,
-    /// By the samples of a replica.
+    /// Sums over the layers, by samples of a replica.
     totals_of: FxHashMap<u32, Totals>,
-    /// Scores of attempts that were run in `orders`; `None` for those that can't be.
+    /// Scores of attempts that were run in `orders`. `None` if an attempt can't be run.
     known: FxHashMap<Attempt, Option<f64>>,
-    /// Attempts that orders were fitted to for nothing.
+    /// Attempts to which orders were fitted without success.
     fitted: FxHashSet<Attempt>,
     now: (Attempt, f64),
     best: Best,
@@ -68,6 +69,7 @@ pub(super) struct Improver<'a> {
     pub(super) simulated: u64,
 }
 
+/// The best attempt so far, with its orders and its run.
 struct Best {
     attempt: Attempt,
     orders: Schedule,
@@ -75,8 +77,8 @@ struct Best {
 }
 
 impl<'a> Improver<'a> {
-    /// Balanced cuts of a shape, simulated; `None` if the family can't have it, its devices can't share the micro-batch,
-    /// or `control` says to stop.
+    /// Simulates balanced cuts of a shape. `None` if the family does not allow the shape, if its devices can't share
+    /// the micro-batch, or if `control` has stopped.
     pub(super) fn start(
         asked: (&'a LayerSums, &'a Cluster, &'a Settings),
         row: &'a [usize],
@@ -93,16 +95,18 @@ impl<'a> Improver<'a> {
             ..Request::new(shape.replicas.len() as u32, settings.global_batch / shape.micro_batch)
         };
         let is_fitted = family.options.contains(&"durations");
-        // Where orders are fitted to times, this is only about who runs which stage, and a few micro-batches tell.
+        // Orders that are fitted to times are built twice. The first time they only show which rank runs which stage,
+        // for which a few micro-batches are enough.
         let few = Request { micro_batches: request.micro_batches.min(2 * request.ranks), ..request.clone() };
         let orders = family.build_under(if is_fitted { &few } else { &request }, control).ok()?;
         let mut totals_of = FxHashMap::default();
         let ends = balanced_ends(asked, row, &orders.rank_of_stage, &shape, &shape.replicas, &mut totals_of)?;
         let attempt = Attempt { ends, replicas: shape.replicas.clone() };
         let footprints = footprints(cluster, &shape, &attempt.replicas);
-        let mut prices = Prices::new(asked, shape.micro_batch, shape.recompute, &orders.rank_of_stage, footprints);
+        let mut cost_cache =
+            CostCache::new(asked, shape.micro_batch, shape.recompute, &orders.rank_of_stage, footprints);
         let cuts: Vec<usize> = attempt.ends.iter().map(|&end| row[end]).collect();
-        let stages = prices.of(&cuts).ok()?;
+        let stages = cost_cache.of(&cuts).ok()?;
         let orders = if is_fitted {
             let durations = Some(durations(&stages, &orders.rank_of_stage, shape.recompute));
             family.build_under(&Request { durations, ..request }, control).ok()?
@@ -118,7 +122,7 @@ impl<'a> Improver<'a> {
             row,
             family,
             peaks,
-            prices,
+            cost_cache,
             replicas: attempt.replicas.clone(),
             sweep,
             totals_of,
@@ -135,14 +139,15 @@ impl<'a> Improver<'a> {
         })
     }
 
-    /// The best plan so far: one that fits, if any did.
+    /// Returns the run of the best plan so far. It fits if any plan did.
     pub(super) fn best(&self) -> &Run {
         &self.best.run
     }
 
-    /// Goes on until attempts had so many actions, nothing helps any more, or `control` says so.
+    /// Continues the search until its attempts had `effort` actions, nothing helps any more, or `control` has stopped.
     pub(super) fn improve(&mut self, effort: u64, control: &Control) {
         let mut each = self.orders.action_count() as u64 + effort::ATTEMPT_OVERHEAD;
+        // Fitting an order takes as long as this number of attempts.
         if self.fits_each() {
             each *= effort::FITTING_ATTEMPTS;
         }
@@ -158,10 +163,12 @@ impl<'a> Improver<'a> {
                     break;
                 }
             }
+            // A kick that led to a better plan resets the count, so the search ends only after many failures in a row.
             if self.best.run.score() < before * (1.0 - SMALLER) {
                 self.kicks = 0;
             }
             self.now = (self.best.attempt.clone(), self.best.run.score());
+            // Scores are comparable only under the same orders.
             if !self.fits_each() && self.orders != self.best.orders {
                 self.run_in(self.best.orders.clone());
             }
@@ -170,9 +177,10 @@ impl<'a> Improver<'a> {
         }
     }
 
-    /// Tries all cuts for the groups to start with, if they are few.
+    /// Tries all cuts for the initial groups, if there are few enough.
     fn try_all(&mut self, each: u64, left: &mut u64, control: &Control) {
         let (places, borders) = (self.row.len() - 2, self.best.attempt.ends.len() - 2);
+        // The binomial coefficient: ways to choose the borders among the positions.
         let ways = (0..borders).fold(1.0, |ways, at| ways * (places - at) as f64 / (at + 1) as f64);
         if ways > effort::ALL_CUTS || ways * each as f64 > *left as f64 {
             return;
@@ -183,6 +191,8 @@ impl<'a> Improver<'a> {
             self.score(&attempt);
             *left = left.saturating_sub(each);
             // The next cuts in order: the last border that still can moves on, those behind it stand right behind it.
+            // The next combination in lexicographic order: the last border that can move moves by one, and all borders
+            // behind it follow directly.
             let Some(at) = (1..=borders).rev().find(|&at| attempt.ends[at] < places + at - borders) else { break };
             attempt.ends[at] += 1;
             for behind in at + 1..=borders {
@@ -191,16 +201,16 @@ impl<'a> Improver<'a> {
         }
     }
 
-    /// Whether orders are fitted to each attempt: where they look at times, and that takes no time to speak of.
+    /// Returns whether orders are fitted to each attempt: if they depend on times, and have few actions.
     fn fits_each(&self) -> bool {
         self.family.options.contains(&"durations") && self.orders.action_count() <= effort::FITTED_ACTIONS
     }
 
-    /// Moves while that helps.
+    /// Applies moves until none of them lowers the score.
     fn descend(&mut self, each: u64, left: &mut u64, control: &Control) {
         let moves = std::mem::take(&mut self.moves);
         let offset = self.next(moves.len());
-        // So many moves in a row that did not help are all of them.
+        // The search starts at a random move and ends after a full turn without success.
         let (mut at, mut fruitless) = (0, 0);
         while fruitless < moves.len() && *left >= each && !control.should_stop() {
             let change = moves[(offset + at) % moves.len()];
@@ -214,7 +224,7 @@ impl<'a> Improver<'a> {
                 if score < self.now.1 * (1.0 - SMALLER) {
                     self.now = (attempt, score);
                     fruitless = 0;
-                    at -= 1; // the same again
+                    at -= 1; // try the same move again, since it may help repeatedly
                     break;
                 }
             }
@@ -222,12 +232,13 @@ impl<'a> Improver<'a> {
         self.moves = moves;
     }
 
-    /// What an attempt scores; `None` if it can't be run.
+    /// Returns the score of an attempt, or `None` if it can't be run.
     fn score(&mut self, attempt: &Attempt) -> Option<f64> {
         if let Some(&score) = self.known.get(attempt) {
             return score;
         }
         let score = self.simulate(attempt);
+        // Forgetting everything bounds the memory, and costs only repeated simulations.
         if self.known.len() >= effort::REMEMBERED_ATTEMPTS {
             self.known.clear();
         }
@@ -235,7 +246,7 @@ impl<'a> Improver<'a> {
         score
     }
 
-    /// Runs an attempt and keeps it if it is the best.
+    /// Runs an attempt, and stores it if it is the best.
     fn simulate(&mut self, attempt: &Attempt) -> Option<f64> {
         let (_, _, settings) = self.asked;
         if attempt.replicas.iter().any(|&replicas| settings.share(self.shape.micro_batch, replicas).is_none()) {
@@ -243,6 +254,7 @@ impl<'a> Improver<'a> {
         }
         let stages = self.stages(attempt).ok()?;
         if self.fits_each() {
+            // No deadline here: building such a small order takes no time, and a failure would count as a bad attempt.
             let fitted = self.fitted_to(&stages, &Control::default()).ok()?;
             self.peaks = Peaks::of(&fitted);
             self.orders = fitted;
@@ -256,7 +268,7 @@ impl<'a> Improver<'a> {
         Some(score)
     }
 
-    /// Fits orders to the plan at hand, where they look at times, and says whether it is better for that.
+    /// Fits orders to the current plan if they depend on times. Returns whether that lowered its score.
     fn fit(&mut self, each: u64, left: &mut u64, control: &Control) -> bool {
         let looks = self.family.options.contains(&"durations") && !self.fits_each();
         if !looks || *left < effort::FITTING_ATTEMPTS * each || !self.fitted.insert(self.now.0.clone()) {
@@ -269,6 +281,7 @@ impl<'a> Improver<'a> {
         if fitted == self.orders {
             return false;
         }
+        // Fitted orders are not always better, so they are undone unless the score falls.
         let before = self.run_in(fitted);
         let Some(score) = self.score(&attempt).filter(|fitted| *fitted < score * (1.0 - SMALLER)) else {
             self.run_in(before);
@@ -278,7 +291,7 @@ impl<'a> Improver<'a> {
         true
     }
 
-    /// Fits orders to the best plan once more: effort may have ended before they were.
+    /// Fits orders to the best plan once more, since the effort may have ended before that.
     pub(super) fn finish(&mut self, control: &Control) {
         if self.fits_each() || !self.family.options.contains(&"durations") {
             return;
@@ -291,7 +304,7 @@ impl<'a> Improver<'a> {
         }
     }
 
-    /// Orders that are fitted to what these stages take.
+    /// Returns orders that are fitted to the times of these stages.
     fn fitted_to(&self, stages: &[StageCost], control: &Control) -> Result<Schedule> {
         let request = Request {
             chunks: Some(self.shape.chunks),
@@ -301,25 +314,27 @@ impl<'a> Improver<'a> {
         self.family.build_under(&request, control)
     }
 
-    /// Runs attempts in other orders from now on; returns those that it ran them in.
+    /// Runs attempts in other orders from now on. Returns the previous orders.
     fn run_in(&mut self, orders: Schedule) -> Schedule {
         self.peaks = Peaks::of(&orders);
+        // All cached results hold for the previous orders only.
         self.known.clear();
         self.fitted.clear();
         std::mem::replace(&mut self.orders, orders)
     }
 
-    /// Prices the stages of an attempt.
+    /// Evaluates the stages of an attempt.
     fn stages(&mut self, attempt: &Attempt) -> Result<Vec<StageCost>> {
         if attempt.replicas != self.replicas {
-            self.prices.regroup(footprints(self.asked.1, &self.shape, &attempt.replicas));
+            self.cost_cache.regroup(footprints(self.asked.1, &self.shape, &attempt.replicas));
             self.replicas.clone_from(&attempt.replicas);
         }
         let cuts: Vec<usize> = attempt.ends.iter().map(|&end| self.row[end]).collect();
-        self.prices.of(&cuts)
+        self.cost_cache.of(&cuts)
     }
 
-    /// Changes the plan at hand in a few ways, or moves one border to any place, whether or not that helps.
+    /// Changes the current plan by a few random moves, or moves one border to a random position, even if the score
+    /// rises.
     fn kick(&mut self) {
         if self.kicks.is_multiple_of(2) {
             for _ in 0..2 + self.next(3) {
@@ -337,7 +352,8 @@ impl<'a> Improver<'a> {
         self.now.1 = self.score(&attempt).unwrap_or(f64::INFINITY);
     }
 
-    /// The plan at hand with a change, if it can be made: as it stands, and with balanced cuts where groups change.
+    /// Returns the current plan with a change, if that is valid. If groups change, also the same groups with balanced
+    /// cuts.
     fn changed(&mut self, change: Move) -> Vec<Attempt> {
         let mut attempt = self.now.0.clone();
         let moved = |ends: &mut [usize], at: usize, by: isize| {
@@ -351,6 +367,7 @@ impl<'a> Improver<'a> {
             }
             Move::Device(from, to) => {
                 let is_busy = attempt.replicas.iter().sum::<u32>() as usize == self.shape.line.len();
+                // The last device of a group can't leave it, and an idle device must exist to join one.
                 if from.map_or(is_busy, |from| attempt.replicas[from] == 1) {
                     return Vec::new();
                 }
@@ -360,18 +377,19 @@ impl<'a> Improver<'a> {
                 if let Some(to) = to {
                     attempt.replicas[to] += 1;
                 }
+                // With other devices the old cuts may be far from balanced, so both variants compete.
                 let ranks = &self.orders.rank_of_stage;
                 let totals_of = &mut self.totals_of;
                 let ends = balanced_ends(self.asked, self.row, ranks, &self.shape, &attempt.replicas, totals_of);
-                let anew = ends.map(|ends| Attempt { ends, replicas: attempt.replicas.clone() });
-                return std::iter::once(attempt).chain(anew).collect();
+                let rebalanced = ends.map(|ends| Attempt { ends, replicas: attempt.replicas.clone() });
+                return std::iter::once(attempt).chain(rebalanced).collect();
             }
         }
         let inside = attempt.ends[0] == 0 && attempt.ends[attempt.ends.len() - 1] == self.row.len() - 1;
         if inside && attempt.ends.windows(2).all(|two| two[0] < two[1]) { vec![attempt] } else { Vec::new() }
     }
 
-    /// A number below `below`, from a generator that starts alike everywhere (xorshift, Marsaglia, 2003).
+    /// Returns a number below `below` from a generator with a fixed seed (xorshift, Marsaglia, 2003).
     fn next(&mut self, below: usize) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -379,7 +397,7 @@ impl<'a> Improver<'a> {
         (self.random >> 11) as usize % below
     }
 
-    /// The best plan so far, for who asked.
+    /// Converts the best plan so far to a result.
     pub(super) fn into_plan(self) -> SimulatedPlan {
         let groups = groups(&self.shape.line, &self.best.attempt.replicas);
         SimulatedPlan {
@@ -393,7 +411,7 @@ impl<'a> Improver<'a> {
     }
 }
 
-/// Devices of each group: the next ones in line.
+/// Returns the devices of each group: the next ones of `line` for each.
 fn groups(line: &[u32], replicas: &[u32]) -> Vec<Vec<u32>> {
     let mut begin = 0;
     let group = |&count: &u32| {
@@ -405,12 +423,12 @@ fn groups(line: &[u32], replicas: &[u32]) -> Vec<Vec<u32>> {
     replicas.iter().map(group).collect()
 }
 
-/// How many devices of each machine each group has.
+/// Returns the numbers of devices by machine of each group.
 fn footprints(cluster: &Cluster, shape: &Shape, replicas: &[u32]) -> Vec<Vec<(u32, u32)>> {
     groups(&shape.line, replicas).iter().map(|devices| cluster.footprint(devices)).collect()
 }
 
-/// Balanced cuts for groups of so many devices; `None` if a group can't share the micro-batch.
+/// Returns balanced cuts for groups with these numbers of devices, or `None` if a group can't share the micro-batch.
 fn balanced_ends(
     (model, cluster, settings): (&LayerSums, &Cluster, &Settings),
     row: &[usize],
@@ -432,13 +450,14 @@ fn balanced_ends(
     Some(balanced(&before))
 }
 
-/// All changes that are tried, the small ones first.
+/// Returns all moves that are tried, small ones first.
 fn moves(orders: &Schedule, cluster: &Cluster, settings: &Settings) -> Vec<Move> {
     let borders = orders.rank_of_stage.len() - 1;
     let mut moves = Vec::new();
     for by in effort::STRIDES {
         moves.extend((0..borders).map(|at| Move::Borders(at, at, by)));
     }
+    // A bottleneck may be a run of stages: moving one border only shifts the load to the neighbor.
     for by in [1, -1] {
         for first in 0..borders {
             moves.extend((first + 1..borders).map(|last| Move::Borders(first, last, by)));
@@ -446,6 +465,7 @@ fn moves(orders: &Schedule, cluster: &Cluster, settings: &Settings) -> Vec<Move>
         }
     }
     let devices = cluster.devices();
+    // Each move of a device changes the costs of all stages, so on large clusters groups stay as they are.
     if !settings.equal_replicas && devices <= effort::MAX_MOVING_DEVICES && devices > orders.ranks() {
         let groups = || (0..orders.ranks() as usize).map(Some);
         for from in groups().chain([None]) {

@@ -1,4 +1,4 @@
-//! Plans for every schedule other than 1F1B, eager 1F1B and GPipe, and which schedule is best for a question.
+//! Plans for every schedule except 1F1B, eager 1F1B and GPipe, and the comparison of schedules for one problem.
 //!
 //! ```text
 //! 1F1B's plans ─▶ cuts ─▶ one_stage: run each of them ─────────────────────┐
@@ -27,88 +27,90 @@ pub use one_stage::{FRUGAL, ONE_STAGE};
 pub use run::{Run, evaluate};
 pub use virtual_stages::VIRTUAL_STAGES;
 
-/// Schedules that the hybrid search knows, the one with the most plans first: eager 1F1B has the plans of 1F1B and more,
-/// and GPipe holds as much as either, or more.
+/// Schedules that the hybrid search knows, the one with the most feasible plans first.
+///
+/// Eager 1F1B has the plans of 1F1B and more, and GPipe needs at least as much memory as either.
 pub const CERTIFIED: [(&str, WarmUp); 3] =
     [("eager_1f1b", WarmUp::Eager), ("1f1b", WarmUp::Least), ("gpipe", WarmUp::All)];
 
-/// What is planned.
+/// A planning problem: model, cluster and settings.
 #[derive(Debug, Clone, Copy)]
 pub struct Problem<'a> {
-    /// Where the model may be cut, and what that costs.
+    /// Cuts of the model and their costs.
     pub model: &'a LayerSums,
-    /// What it runs on.
+    /// Machines and their links.
     pub cluster: &'a Cluster,
-    /// What may be chosen. The warm-up is that of each schedule.
+    /// Choices and limits. `warm_up` is ignored, since each schedule sets its own.
     pub settings: &'a Settings,
 }
 
-/// What a framework requires of schedules with several stages on a device.
+/// Restrictions of a framework on schedules with several stages per device (virtual stages).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct VirtualStageLimits {
-    /// Two micro-batches or more, and no more ranks than micro-batches.
+    /// Whether it needs at least two micro-batches, and at least one for each rank.
     pub needs_full_ranks: bool,
-    /// Hanayo has a single wave: two stages on each device.
+    /// Whether its Hanayo schedule has a single wave, that is two stages per device.
     pub has_single_wave: bool,
 }
 
-/// A simulated plan.
+/// A plan with its simulated run.
 #[derive(Debug, Clone)]
 pub struct SimulatedPlan {
-    /// Samples that enter the pipeline at once.
+    /// Micro-batch size, in samples over all replicas.
     pub micro_batch: u32,
     /// Whether activations are recomputed.
     pub recompute: bool,
-    /// The cuts around each stage.
+    /// Cuts at the begin and the end of each stage.
     pub ends: Vec<(usize, usize)>,
-    /// Device numbers of each stage.
+    /// Devices of each stage, by number.
     pub devices: Vec<Vec<u32>>,
-    /// Who does what in which order.
+    /// Actions of each rank, in order.
     pub orders: Schedule,
-    /// What that takes and holds.
+    /// Time and memory of the simulated run.
     pub run: Run,
 }
 
-/// The best plan of a schedule that was found, or the one that lacks least memory.
+/// The best plan that was found for a schedule. If none fits, the plan that lacks the least memory.
 #[derive(Debug, Clone)]
 pub struct FoundPlan {
-    /// The plan.
+    /// The plan with its run.
     pub plan: SimulatedPlan,
-    /// No plan of the question with this schedule takes less; `None` where no bound is known.
+    /// Lower bound on the step of every plan with this schedule. `None` if no bound is known.
     pub lower_bound_s: Option<f64>,
-    /// Whether borders could be at every cut; else only at those of one row, each of which holds the one before.
+    /// Whether borders could be at every cut. Otherwise they were limited to one line of nested cuts.
     pub has_all_cuts: bool,
     /// Whether only node-aligned placements were searched.
     pub is_node_aligned: bool,
-    /// Plans that were simulated.
+    /// Number of plans that were simulated.
     pub simulated: u64,
 }
 
-/// What a search gave for one schedule.
+/// Result of a search for one schedule.
 #[derive(Debug)]
 pub enum Outcome {
-    /// A plan of a schedule that the hybrid search knows.
+    /// A plan of a schedule that the hybrid search knows, with a certificate.
     Certified(Box<hybrid::SearchResult>),
-    /// A plan of such a schedule that was found when the time for the search was up. Its bound is not known.
+    /// A plan of such a schedule that was found after the time for its search had ended. It has no bound.
     Quick(Box<hybrid::SearchResult>),
     /// A simulated plan, which may lack memory.
     Simulated(Box<FoundPlan>),
-    /// Why there is no plan.
+    /// No plan, for the given reason.
     Nothing(Error),
 }
 
-/// One schedule, and what a search gave for it.
+/// Name of a schedule and the result of its search.
 pub type Tried = (String, Outcome);
 
-/// Searches the best plan of each of these schedules, at least one of which is not 1F1B, eager 1F1B or GPipe.
+/// Searches the best plan of each of these schedules. At least one must not be 1F1B, eager 1F1B or GPipe.
 ///
-/// Where 1F1B fits nowhere, only schedules that hold less than it are searched for. What is missing in the answer was not
-/// tried, as the search was stopped; [`Control::stopped`] says why.
+/// If 1F1B fits nowhere, only schedules that need less memory are searched. A schedule that is missing in the result
+/// was not searched because the search was stopped. [`Control::stopped`] returns the reason.
 ///
 /// # Errors
-/// [`Error::Argument`] for a schedule that can't be planned, or a question that makes no sense; [`Error::Infeasible`] with
-/// what 1F1B or eager 1F1B lacks if that fits nowhere and no schedule that holds less was found to fit;
-/// [`Error::TimedOut`] or [`Error::Cancelled`] if the search was stopped before there was any plan.
+/// Returns [`Error::Argument`] for a schedule that can't be planned or an invalid problem. Returns
+/// [`Error::Infeasible`] with the shortage of 1F1B or eager 1F1B if that fits nowhere and no schedule with less memory
+/// was found to fit. Returns [`Error::TimedOut`] or [`Error::Cancelled`] if the search was stopped before there was any
+/// plan.
 pub fn search(
     problem: &Problem<'_>,
     names: &[String],
@@ -125,6 +127,7 @@ pub fn search(
     Ok(search.tried)
 }
 
+/// State of the search over all schedules.
 struct Search<'a> {
     problem: &'a Problem<'a>,
     names: &'a [String],
@@ -133,12 +136,14 @@ struct Search<'a> {
     tried: Vec<Tried>,
 }
 
+// The certified schedules come first: their best plan supplies the cuts on which other schedules run, and a step that
+// later schedules have to beat.
 impl Search<'_> {
     fn run(&mut self) -> Result<()> {
         let one_stage: Vec<&'static Family> = self.families(ONE_STAGE)?;
         let certified: Vec<_> = CERTIFIED.into_iter().filter(|(name, _)| self.is_asked(name)).collect();
         let mut found: Vec<CandidatePlan> = Vec::new();
-        let mut is_node_aligned = false; // of the first plan that others are run on
+        let mut is_node_aligned = false; // describes the plan on whose cuts other schedules run
         for (name, warm_up) in &certified {
             if !found.is_empty() && self.control.should_stop() {
                 return Ok(());
@@ -151,13 +156,14 @@ impl Search<'_> {
                     found.extend(plan_of(&outcome));
                     self.tried.push(((*name).to_owned(), outcome));
                 }
-                // The others hold as much as the first, or more.
+                // The first of them needs the least memory, so the others fit nowhere either.
                 Err(error @ Error::Infeasible { .. }) if found.is_empty() => return self.frugal(error, &certified),
                 Err(error) if found.is_empty() => return Err(error),
                 Err(error) => self.tried.push(((*name).to_owned(), Outcome::Nothing(error))),
             }
         }
         if !one_stage.is_empty() {
+            // No certified schedule was requested, but its plans are still needed for their cuts.
             if found.is_empty() {
                 match self.certified(WarmUp::Least, Reports::Nothing) {
                     Ok(outcome) => {
@@ -174,8 +180,9 @@ impl Search<'_> {
         self.virtual_stages()
     }
 
-    /// The search for a schedule that the hybrid one knows, in half of the time that is left. Where that is too short for
-    /// any plan, it is one that is found quickly, in all that is left, without a bound.
+    /// Searches a schedule that the hybrid search knows, in half of the remaining time.
+    ///
+    /// If that is too short for any plan, spends the rest of the time on any plan that fits, without a bound.
     fn certified(&self, warm_up: WarmUp, reports: Reports) -> Result<Outcome> {
         let Problem { model, cluster, settings } = *self.problem;
         let settings = Settings { warm_up, ..settings.clone() };
@@ -189,7 +196,8 @@ impl Search<'_> {
         }
     }
 
-    /// Where 1F1B fits nowhere, nor any schedule that holds as much, as `error` says.
+    /// Plans for the case that 1F1B, and so every schedule that needs as much memory, fits nowhere. `error` states the
+    /// shortage.
     fn frugal(&mut self, error: Error, certified: &[(&str, WarmUp)]) -> Result<()> {
         let cuts = one_stage::sparest(self.problem, self.control);
         self.run_each(&self.families(FRUGAL)?, &cuts, false)?;
@@ -200,12 +208,14 @@ impl Search<'_> {
         for (name, _) in certified {
             self.tried.push(((*name).to_owned(), Outcome::Nothing(error.clone())));
         }
+        // The other schedules are still run on the sparest cuts, so that the report can state how much memory each
+        // lacks.
         let others: Vec<_> =
             self.families(ONE_STAGE)?.into_iter().filter(|family| !FRUGAL.contains(&family.name)).collect();
         self.run_each(&others, &cuts, false)
     }
 
-    /// Runs schedules with one stage a device on these cuts.
+    /// Runs schedules with one stage per device on these cuts.
     fn run_each(
         &mut self,
         families: &[&'static Family],
@@ -217,12 +227,12 @@ impl Search<'_> {
                 Some((plan, simulated)) => Outcome::Simulated(Box::new(FoundPlan {
                     plan,
                     lower_bound_s: None,
-                    has_all_cuts: true, // those of the model
+                    has_all_cuts: true, // every cut of the model was allowed
                     is_node_aligned,
                     simulated,
                 })),
                 None => Outcome::Nothing(Error::infeasible(
-                    "no cut was tried: none was found, or it has too many micro-batches to simulate",
+                    "no plan was simulated: no cuts were found, or their steps have too many micro-batches",
                     "choose larger micro-batches, or a smaller batch",
                 )),
             };
@@ -231,6 +241,7 @@ impl Search<'_> {
         Ok(())
     }
 
+    /// Searches the requested schedules with several stages per device, all in one search.
     fn virtual_stages(&mut self) -> Result<()> {
         let mut asked = Vec::new();
         for (name, chunks) in VIRTUAL_STAGES {
@@ -242,6 +253,7 @@ impl Search<'_> {
         if asked.is_empty() || (!self.tried.is_empty() && self.control.should_stop()) {
             return Ok(());
         }
+        // The shortest step so far decides which schedules are worth further improvement.
         let known_s = self.tried.iter().filter_map(|(_, outcome)| step_s(outcome)).fold(f64::INFINITY, f64::min);
         let found = virtual_stages::best_of_each(
             self.problem,
@@ -253,6 +265,7 @@ impl Search<'_> {
         for ((family, _), found) in asked.into_iter().zip(found) {
             let outcome = match found {
                 Ok(found) => Outcome::Simulated(Box::new(found)),
+                // A schedule that was not reached in time is left out of the result instead of reported as infeasible.
                 Err(Error::TimedOut { .. } | Error::Cancelled) if !self.tried.is_empty() => continue,
                 Err(error) => Outcome::Nothing(error),
             };
@@ -261,7 +274,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// The micro-batch size that eager 1F1B takes in a quick search, the smallest one where that fits nowhere.
+    /// Returns the micro-batch size of a fast plan for eager 1F1B, or the smallest size if that fits nowhere.
     fn near_size(&self) -> u32 {
         let Problem { model, cluster, settings } = *self.problem;
         let eager = Settings { warm_up: WarmUp::Eager, ..settings.clone() };
@@ -270,7 +283,8 @@ impl Search<'_> {
         found.map_or(smallest, |found| found.plan.micro_batch)
     }
 
-    /// All time that is left; the bound of one schedule bounds no other.
+    /// Returns a control with all remaining time. If several schedules are searched, it reports no bound, because the
+    /// bound of one schedule does not hold for the others.
     fn quiet(&self) -> Control {
         let reports = if self.names.len() == 1 { Reports::All } else { Reports::Best };
         self.control.part(1.0, reports)
@@ -285,7 +299,7 @@ impl Search<'_> {
     }
 }
 
-/// The step of a plan that fits.
+/// Returns the step of an outcome whose plan fits.
 fn step_s(outcome: &Outcome) -> Option<f64> {
     match outcome {
         Outcome::Certified(answer) | Outcome::Quick(answer) => Some(answer.priced.step_s),
@@ -294,7 +308,7 @@ fn step_s(outcome: &Outcome) -> Option<f64> {
     }
 }
 
-/// The plan of a schedule that the hybrid search knows.
+/// Returns the plan of an outcome, if the hybrid search knows its schedule.
 fn plan_of(outcome: &Outcome) -> Option<CandidatePlan> {
     match outcome {
         Outcome::Certified(answer) | Outcome::Quick(answer) => Some(answer.plan.clone()),
@@ -302,11 +316,12 @@ fn plan_of(outcome: &Outcome) -> Option<CandidatePlan> {
     }
 }
 
+/// Returns whether the bound of an outcome holds for node-aligned placements only.
 fn has_node_aligned_bound(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Certified(answer) if answer.node_aligned_bound_s.is_some())
 }
 
-/// Which of the micro-batch sizes are worth trying first: the nearest by ratio.
+/// Returns the micro-batch sizes that are tried first: the nearest ones to `near_size` by ratio.
 fn near_sizes(sizes: &[u32], near_size: u32) -> Vec<u32> {
     let ratio = |&size: &u32| f64::from(size.max(near_size)) / f64::from(size.min(near_size).max(1));
     let mut nearest = sizes.to_vec();

@@ -1,8 +1,8 @@
-//! Plans for schedules with one stage a device whose steps the hybrid search does not know: zero bubble, overlapped and
-//! sequential ones.
+//! Plans for schedules with one stage per device whose step the hybrid search can't compute: zero-bubble, overlapped
+//! and sequential schedules.
 //!
-//! They are run on cuts that suit 1F1B: the best ones for each depth of the pipeline and each micro-batch size worth
-//! trying. Each is simulated, and the shortest step within memory is taken. Other cuts may be better, so there is no bound.
+//! They run on cuts that suit 1F1B: the best ones for each pipeline depth and each promising micro-batch size. Each is
+//! simulated, and the shortest step that fits is the result. Other cuts may be better, so there is no bound.
 
 use crate::planner::effort::orders as effort;
 use crate::planner::hybrid::{self, CandidatePlan, PlanEvaluator, Settings, StageCost, WarmUp};
@@ -15,29 +15,30 @@ use crate::control::Control;
 use crate::error::Result;
 use crate::schedule::{Family, Schedule};
 
-/// Schedules of this file.
+/// Schedules that this module plans.
 pub const ONE_STAGE: [&str; 5] = ["zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential"];
-/// Schedules of this file that can do with one activation a stage, which is less than 1F1B holds.
+/// Schedules of this module that can run with one activation per stage, which is less than 1F1B needs.
 pub const FRUGAL: [&str; 2] = ["zb", "sequential"];
 
-/// Sums in another order round differently.
+/// Relative margin between times that differ by the order of summation only.
 const ROUNDING: f64 = 1.0 + 1e-9;
 
-/// A plan of 1F1B that other schedules are run on.
+/// The stages of a plan of 1F1B, on which other schedules are run.
 #[derive(Debug)]
 pub(super) struct Cuts {
     plan: CandidatePlan,
-    /// As if each stage held one micro-batch.
+    /// Costs of the stages, each with one micro-batch in flight.
     costs: Vec<StageCost>,
     micro_batches: u32,
-    /// What the busiest stage computes in a step: no order of its passes makes the step shorter.
+    /// Seconds that the busiest stage computes in a step: a lower bound for every order of its passes.
     computing_s: f64,
 }
 
 impl Cuts {
-    /// `None` if its step has too many actions to be simulated quickly.
+    /// Evaluates the stages of a plan. `None` if a step has more actions than are simulated.
     fn of(problem: &Problem<'_>, plan: CandidatePlan) -> Option<Self> {
         let micro_batches = problem.settings.global_batch / plan.micro_batch;
+        // A split backward makes three actions per micro-batch and stage.
         if 3 * u64::from(micro_batches) * plan.stages.len() as u64 > effort::MAX_ACTIONS {
             return None;
         }
@@ -47,7 +48,7 @@ impl Cuts {
     }
 }
 
-/// `first`, and 1F1B's best plans for every depth and micro-batch size worth trying.
+/// Returns the plans in `first`, and the best plans of 1F1B for each depth and each promising micro-batch size.
 pub(super) fn cuts(problem: &Problem<'_>, first: &[CandidatePlan], near_size: u32, control: &Control) -> Vec<Cuts> {
     let settings = Settings { warm_up: WarmUp::Least, ..problem.settings.clone() };
     let each = near_sizes(&settings.micro_batch_sizes, near_size)
@@ -57,11 +58,13 @@ pub(super) fn cuts(problem: &Problem<'_>, first: &[CandidatePlan], near_size: u3
     distinct(problem, found)
 }
 
-/// Plans that hold least: the best ones for one micro-batch at a time, of the smallest sizes.
+/// Returns the plans that need the least memory: the best ones with one micro-batch in flight, for the smallest sizes.
 pub(super) fn sparest(problem: &Problem<'_>, control: &Control) -> Vec<Cuts> {
     let mut sizes = problem.settings.micro_batch_sizes.clone();
     sizes.sort_unstable();
     sizes.retain(|&size| 3 * u64::from(problem.settings.global_batch / size) <= effort::MAX_ACTIONS);
+    // With a global batch of one micro-batch, 1F1B keeps one activation per stage. That is the memory of the frugal
+    // schedules.
     let single = |&size: &u32| Settings {
         global_batch: size,
         micro_batch_sizes: vec![size],
@@ -72,7 +75,7 @@ pub(super) fn sparest(problem: &Problem<'_>, control: &Control) -> Vec<Cuts> {
     distinct(problem, of_each_depth(problem, each, control).into_iter())
 }
 
-/// The best plan for each of some settings and each depth worth trying, with and without recomputation as they allow.
+/// Returns the best plan for each of some settings and each promising depth, with each allowed value of recomputation.
 fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) -> Vec<CandidatePlan> {
     let devices = problem.cluster.devices();
     let layers = problem.model.layer_parameter_bytes.len() as u32;
@@ -86,6 +89,7 @@ fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) 
         for &depth in &depths {
             asked.extend(settings.recompute.iter().map(|&recompute| Settings {
                 max_stages: depth,
+                // With this limit, a plan of at most this depth can still use all devices, but not with fewer stages.
                 max_replicas: devices.div_ceil(depth),
                 recompute: vec![recompute],
                 ..settings.clone()
@@ -101,11 +105,12 @@ fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) 
     found.collect::<Vec<_>>().into_iter().flatten().collect()
 }
 
-/// Those with other stages than the ones before, small enough to be simulated.
+/// Keeps the first plan of each set of stages, if a step is small enough to be simulated.
 fn distinct(problem: &Problem<'_>, plans: impl Iterator<Item = CandidatePlan>) -> Vec<Cuts> {
     let mut seen = rustc_hash::FxHashSet::default();
     plans
         .map(|plan| {
+            // Other schedules have their own numbers in flight, so plans that differ only in these are equal here.
             let ones = vec![1; plan.stages.len()];
             plan.with_max_in_flights(&ones)
         })
@@ -114,9 +119,10 @@ fn distinct(problem: &Problem<'_>, plans: impl Iterator<Item = CandidatePlan>) -
         .collect()
 }
 
-/// The shortest step of the schedule `family` on these cuts that fits, or what lacks least, and how many were simulated.
+/// Runs a schedule on each of these cuts. Returns the plan with the shortest step that fits, or else with the least
+/// missing memory, and the number of simulated plans.
 ///
-/// One is run, however late it is. `None` if there are none.
+/// At least one plan is simulated, even after the deadline. `None` if `cuts` is empty.
 pub(super) fn best(
     problem: &Problem<'_>,
     family: &Family,
@@ -125,6 +131,8 @@ pub(super) fn best(
 ) -> Result<Option<(SimulatedPlan, u64)>> {
     let mut best: Option<(&Cuts, Schedule, Run)> = None;
     let mut simulated = 0;
+    // Cuts run in chunks of fixed size. Inside a chunk all have to beat the same step, so the number of simulated plans
+    // does not depend on the number of threads.
     for few in cuts.chunks(effort::CUTS_AT_ONCE) {
         if best.is_some() && control.should_stop() {
             break;
@@ -132,6 +140,7 @@ pub(super) fn best(
         let shortest_s = best.iter().map(|(.., run)| run).filter(|run| run.fits()).map(|run| run.step_s);
         let shortest_s = shortest_s.fold(f64::INFINITY, f64::min);
         let runs = few.par_iter().enumerate().map(|(at, cuts)| {
+            // A plan whose busiest stage computes longer than the best step can't be better.
             let is_worth = cuts.computing_s < shortest_s * ROUNDING && (at == 0 || !control.should_stop());
             let run = is_worth.then(|| {
                 let ranks: Vec<u32> = (0..cuts.costs.len() as u32).collect();
@@ -195,7 +204,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
-        /// Cuts that are left out, as their busiest stage computes for too long, would not have been the answer.
+        /// Checks that no plan that was left out, because its busiest stage computes too long, could have been the
+        /// result.
         #[test]
         fn cuts_that_are_not_run_could_only_be_longer(
             forward_s in prop::collection::vec(0.5..2.0, 6),

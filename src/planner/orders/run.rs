@@ -1,4 +1,4 @@
-//! What a plan takes and holds whose devices run several stages each.
+//! Step time and memory of a plan that runs an arbitrary schedule, also with several stages per device.
 
 use crate::planner::effort::orders as effort;
 use crate::planner::hybrid::{CandidatePlan, PlanEvaluator, Settings, StageCandidate, StageCost};
@@ -10,59 +10,61 @@ use crate::error::{Error, Result};
 use crate::schedule::{Durations, Kind, Schedule};
 use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
 
-/// A plan that was simulated.
+/// Result of simulating a plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Run {
-    /// The simulated step.
+    /// Simulated step, in seconds.
     pub step_s: f64,
-    /// For each stage what it costs. Its activations are those that it holds when its group holds most.
+    /// Costs of each stage. Its activations are those at the moment when its group needs most memory.
     pub stages: Vec<StageCost>,
-    /// For each stage, the most micro-batches that it holds activations of.
+    /// The largest number of micro-batches whose activations each stage holds at a time.
     pub in_flight: Vec<u32>,
-    /// Memory that a device lacks; 0 if the plan fits.
+    /// Memory that the fullest device lacks, in bytes. 0 if the plan fits.
     pub missing_bytes: f64,
-    /// The same as a part of what the device has.
+    /// `missing_bytes` as a share of the device's memory.
     missing_part: f64,
 }
 
-/// Sums in another order round differently: a device is full so far below its memory.
+/// Relative margin below the capacity at which a device counts as full, since sums in another order round differently.
 const ROUNDING: f64 = 1e-12;
 
 impl Run {
-    /// Whether every device holds what it must.
+    /// Returns whether every device has enough memory.
     #[must_use]
     pub fn fits(&self) -> bool {
         self.missing_bytes == 0.0
     }
 
-    /// What the search makes small: the step, longer where memory is missing.
+    /// Returns the objective of the search: the step, with a penalty for missing memory.
     #[must_use]
+    // The penalty is finite, so that the search can pass through plans that lack a little memory.
     pub fn score(&self) -> f64 {
         self.step_s * (1.0 + effort::SHORTFALL_PENALTY * self.missing_part)
     }
 
-    /// Whether it is the better answer: the one that fits, the shorter step, or what lacks less memory.
+    /// Returns whether this is the better answer: it lacks less memory or, if both lack the same, has the shorter step.
     #[must_use]
     pub fn is_better_than(&self, other: &Self) -> bool {
         (self.missing_bytes, self.step_s) < (other.missing_bytes, other.step_s)
     }
 }
 
-/// What the groups of a schedule hold at once: counts of micro-batches that no other moment exceeds.
+/// Maximum numbers of micro-batches that the groups of a schedule hold at once.
 ///
-/// A rank works on one action at a time, so its order alone decides that.
+/// A rank works on one action at a time, so its order alone decides these numbers, without a simulation.
 #[derive(Debug)]
 pub(super) struct Peaks {
-    /// For each rank its stages, ...
+    /// Stages of each rank.
     stages: Vec<Vec<usize>>,
-    /// ... and for moments at which it may hold most, how many micro-batches each of them keeps, and how many it has
-    /// made again by recomputation.
+    /// Candidates for the fullest moment of each rank. A moment gives for each stage of the rank the number of
+    /// micro-batches that it keeps, and the number whose activations it has recomputed.
     moments: Vec<Vec<Vec<(u32, u32)>>>,
-    /// Whether some backward is split.
+    /// Whether any backward pass is split into input gradients and weight gradients.
     splits_backward: bool,
 }
 
 impl Peaks {
+    /// Finds the fullest moments of all ranks of a schedule.
     pub(super) fn of(orders: &Schedule) -> Self {
         let stages: Vec<Vec<usize>> = (0..orders.ranks())
             .map(|rank| (0..orders.rank_of_stage.len()).filter(|&s| orders.rank_of_stage[s] == rank).collect())
@@ -72,7 +74,7 @@ impl Peaks {
         Self { stages, moments, splits_backward }
     }
 
-    /// For each stage, the most micro-batches that it keeps.
+    /// Returns for each stage the largest number of micro-batches that it keeps.
     fn in_flight(&self) -> Vec<u32> {
         let mut most = vec![0; self.stages.iter().map(Vec::len).sum()];
         for (stages, moments) in self.stages.iter().zip(&self.moments) {
@@ -84,12 +86,14 @@ impl Peaks {
     }
 }
 
-/// Counts of kept and of recomputed micro-batches of each of `stages` at moments that no other one exceeds in all.
+/// Returns the numbers of kept and of recomputed micro-batches of each of `stages`, at all moments that no other moment
+/// exceeds in every number.
 fn moments(order: &[crate::schedule::Action], stages: &[usize]) -> Vec<Vec<(u32, u32)>> {
     let place = |stage: u32| stages.iter().position(|&own| own == stage as usize);
     let mut now = vec![(0_u32, 0_u32); stages.len()];
     let mut most: Vec<Vec<(u32, u32)>> = Vec::new();
     for action in order {
+        // Overlapped actions are a forward and a backward pass, which both count.
         for half in action.halves() {
             let Some(place) = place(half.stage) else { continue };
             match half.kind {
@@ -98,6 +102,8 @@ fn moments(order: &[crate::schedule::Action], stages: &[usize]) -> Vec<Vec<(u32,
                 Kind::WeightGradient | Kind::Overlapped => {}
             }
         }
+        // Bytes per micro-batch differ from stage to stage, so no single moment is known to be the fullest. All moments
+        // that are not dominated by another one are kept.
         let below = |a: &[(u32, u32)], b: &[(u32, u32)]| a.iter().zip(b).all(|(a, b)| a.0 <= b.0 && a.1 <= b.1);
         if !most.iter().any(|moment| below(&now, moment)) {
             most.retain(|moment| !below(moment, &now));
@@ -105,6 +111,7 @@ fn moments(order: &[crate::schedule::Action], stages: &[usize]) -> Vec<Vec<(u32,
         }
         for half in action.halves() {
             let Some(place) = place(half.stage) else { continue };
+            // A split backward keeps the activations until its weight gradient.
             if matches!(half.kind, Kind::Backward | Kind::WeightGradient) {
                 now[place] = (now[place].0.saturating_sub(1), now[place].1.saturating_sub(1));
             }
@@ -113,25 +120,26 @@ fn moments(order: &[crate::schedule::Action], stages: &[usize]) -> Vec<Vec<(u32,
     most
 }
 
-/// Seconds of I and W, each half of the backward where the profile doesn't say; the forward that recomputation repeats
-/// is part of I.
+/// Returns the seconds of the input gradient and of the weight gradient. Without measurements, each is half of the
+/// backward pass. With recomputation the repeated forward pass is part of the input gradient.
 fn halves_s(stage: &StageCost, recompute: bool) -> (f64, f64) {
     let repeated_s = if recompute { stage.forward_s } else { 0.0 };
     let half_s = (stage.backward_s - repeated_s) / 2.0;
     (repeated_s + stage.input_gradient_s.unwrap_or(half_s), stage.weight_gradient_s.unwrap_or(half_s))
 }
 
-/// What a whole backward hides of the sums of gradients, and W alone can't.
+/// Returns the part of a whole backward pass that can overlap with the all-reduce, but that a weight gradient alone
+/// does not have.
 fn unhidden_s(stage: &StageCost, recompute: bool, weight_gradient_s: f64) -> f64 {
     let repeated_s = if recompute { stage.forward_s } else { 0.0 };
     (stage.backward_s - repeated_s - weight_gradient_s).max(0.0)
 }
 
-/// Runs priced stages in these orders.
+/// Runs evaluated stages in the order of a schedule.
 ///
-/// `stages` come priced as if each had devices of its own; what stages of one group have from each other is not sent,
-/// gradients have the last W alone to hide behind where backwards are split, those of a group are summed one stage after
-/// the other, and memory is that of the fullest moment.
+/// `stages` are evaluated as if each had devices of its own. This function corrects that: stages of one group send each
+/// other nothing, only the last weight gradient overlaps with the all-reduce if backward passes are split, all-reduces
+/// of a group run one after another, and memory is counted at the fullest moment.
 pub(super) fn run(
     orders: &Schedule,
     peaks: &Peaks,
@@ -139,6 +147,7 @@ pub(super) fn run(
     recompute: bool,
     sweep: &mut Sweep,
 ) -> Result<Run> {
+    // Consecutive stages of one rank are on the same devices: V shapes turn around without a transfer.
     for at in 1..stages.len() {
         if orders.rank_of_stage[at - 1] == orders.rank_of_stage[at] {
             stages[at - 1].transfer_s = 0.0;
@@ -149,6 +158,8 @@ pub(super) fn run(
     for stage in &mut stages {
         let (input_gradient_s, weight_gradient_s) = halves_s(stage, recompute);
         if peaks.splits_backward {
+            // The evaluated tail assumes that a whole backward pass hides the all-reduce. What the weight gradient is
+            // shorter is exposed in addition, up to the whole all-reduce.
             stage.sync_tail_s = stage.sync_s.min(stage.sync_tail_s + unhidden_s(stage, recompute, weight_gradient_s));
         }
         compute.push(StageTimes {
@@ -163,6 +174,8 @@ pub(super) fn run(
             latency_s: (stage.transfer_s - stage.transfer_busy_s).max(0.0),
         })
         .collect();
+    // All-reduces are added below instead, because the simulation does not know that stages of a group share their
+    // ports.
     let costs = Costs {
         compute,
         activation: messages.clone(),
@@ -182,13 +195,14 @@ pub(super) fn run(
         let bytes = |moment: &Vec<(u32, u32)>| -> f64 {
             own.iter().zip(moment).map(|(&stage, &counts)| held(&stages[stage], counts)).sum()
         };
-        // The first of several that hold as much.
+        // Of several moments with equal memory, take the first one. `max_by` returns the last one, hence the reversal.
         let Some(fullest) = moments.iter().rev().max_by(|a, b| bytes(a).total_cmp(&bytes(b))) else { continue };
         for (&stage, &counts) in own.iter().zip(fullest) {
             stages[stage].memory.activations_bytes = held(&stages[stage], counts);
         }
         let held_bytes: f64 = own.iter().map(|&stage| stages[stage].memory.total_bytes()).sum();
         let capacity_bytes = stages[own[0]].capacity_bytes;
+        // The margin makes the result independent of the order in which the memory of the stages was summed.
         if held_bytes > capacity_bytes * (1.0 - ROUNDING) {
             let lacking = (held_bytes - capacity_bytes).max(f64::MIN_POSITIVE);
             missing_bytes = missing_bytes.max(lacking);
@@ -198,29 +212,32 @@ pub(super) fn run(
     Ok(Run { step_s, in_flight: peaks.in_flight(), stages, missing_bytes, missing_part })
 }
 
-/// Lets the stages of one group sum their gradients, and returns when all have.
+/// Adds the all-reduces of the stages of one group, and returns the time at which all have ended.
 ///
-/// They share the group's ports, so they come one after the other, as their last backwards end. Messages of one stage go
-/// out in the order in which they are ready; where the ports are free from `t` on, they are done at the later of when they
-/// are without others, and `t` with all of their time. Each stage's part behind its last backward is made to say that.
+/// The stages share the group's ports, so their all-reduces run one after another, in the order in which their last
+/// backward passes end. Messages of one stage are sent in the order in which they are ready. If the ports are free from
+/// time `t` on, the all-reduce ends at the later of two times: its end without other stages, and `t` plus its whole
+/// duration. The tail of each stage is extended accordingly.
 fn synchronise(stages: &mut [StageCost], own: &[usize], last_backward_s: &[f64]) -> f64 {
     let mut by_end = own.to_vec();
     by_end.sort_by(|&a, &b| last_backward_s[a].total_cmp(&last_backward_s[b]).then(b.cmp(&a)));
     let mut done_s: f64 = 0.0;
     for stage in by_end {
-        let (price, last_s) = (&mut stages[stage], last_backward_s[stage]);
-        if price.sync_s > 0.0 {
-            price.sync_tail_s = price.sync_tail_s.max(done_s + price.sync_s - last_s);
-            done_s = last_s + price.sync_tail_s;
+        let (cost, last_s) = (&mut stages[stage], last_backward_s[stage]);
+        if cost.sync_s > 0.0 {
+            cost.sync_tail_s = cost.sync_tail_s.max(done_s + cost.sync_s - last_s);
+            done_s = last_s + cost.sync_tail_s;
         }
     }
     done_s
 }
 
-/// How long actions of these stages take, for orders that are fitted to that; stages of one rank send each other nothing.
+/// Returns the durations of all actions, for schedules that are fitted to times. Stages of one rank send each other
+/// nothing.
 pub(super) fn durations(stages: &[StageCost], rank_of_stage: &[u32], recompute: bool) -> Durations {
     let halves: Vec<(f64, f64)> = stages.iter().map(|stage| halves_s(stage, recompute)).collect();
     let sending = stages.iter().zip(rank_of_stage.windows(2)).filter(|(_, ranks)| ranks[0] != ranks[1]);
+    // The schedule generators take a single transfer time, so use the longest.
     Durations {
         forward_s: stages.iter().map(|stage| stage.forward_s).collect(),
         input_gradient_s: halves.iter().map(|half| half.0).collect(),
@@ -229,18 +246,18 @@ pub(super) fn durations(stages: &[StageCost], rank_of_stage: &[u32], recompute: 
     }
 }
 
-/// Prices stages of groups whose numbers of devices don't change.
-pub(super) struct Prices<'a> {
-    pricer: PlanEvaluator<'a>,
+/// Evaluates and caches the costs of stages, for groups with fixed devices.
+pub(super) struct CostCache<'a> {
+    evaluator: PlanEvaluator<'a>,
     micro_batch: u32,
     recompute: bool,
     rank_of_stage: Vec<u32>,
     footprints: Vec<Vec<(u32, u32)>>,
-    /// By stage, and the cuts around it.
+    /// Cached costs by stage and the cuts around it.
     known: FxHashMap<(usize, usize, usize), StageCost>,
 }
 
-impl<'a> Prices<'a> {
+impl<'a> CostCache<'a> {
     pub(super) fn new(
         (model, cluster, settings): (&'a LayerSums, &'a Cluster, &'a Settings),
         micro_batch: u32,
@@ -248,59 +265,64 @@ impl<'a> Prices<'a> {
         rank_of_stage: &[u32],
         footprints: Vec<Vec<(u32, u32)>>,
     ) -> Self {
-        let pricer = PlanEvaluator::new(model, cluster, settings);
+        let evaluator = PlanEvaluator::new(model, cluster, settings);
         let known = FxHashMap::default();
-        Self { pricer, micro_batch, recompute, rank_of_stage: rank_of_stage.to_vec(), footprints, known }
+        Self { evaluator, micro_batch, recompute, rank_of_stage: rank_of_stage.to_vec(), footprints, known }
     }
 
-    /// The same for groups of other devices.
+    /// Replaces the devices of the groups, and drops all cached costs.
     pub(super) fn regroup(&mut self, footprints: Vec<Vec<(u32, u32)>>) {
         self.footprints = footprints;
         self.known.clear();
     }
 
-    /// What each stage between these cuts costs, as if it had devices of its own.
+    /// Returns the costs of each stage between these cuts, as if it had devices of its own.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the devices of a group can't share the micro-batch.
+    /// Returns [`Error::Argument`] if the devices of a group can't share the micro-batch.
     pub(super) fn of(&mut self, cuts: &[usize]) -> Result<Vec<StageCost>> {
-        if self.pricer.shares_weights() {
-            // What a stage sums and holds depends on where all others are.
+        if self.evaluator.shares_weights() {
+            // With tied weights, the all-reduce and the memory of a stage depend on where the other layers of the tie
+            // are, so stages can't be evaluated and cached one by one.
             let stages = (0..self.rank_of_stage.len()).map(|at| self.choice(at, cuts[at], cuts[at + 1])).collect();
             let plan = CandidatePlan { micro_batch: self.micro_batch, recompute: self.recompute, stages };
-            return self.pricer.stages_of(&plan, Some(&self.rank_of_stage));
+            return self.evaluator.stages_of(&plan, Some(&self.rank_of_stage));
         }
         (0..self.rank_of_stage.len()).map(|stage| self.stage(stage, cuts[stage], cuts[stage + 1])).collect()
     }
 
+    /// Returns a stage with the devices of its group.
     fn choice(&self, at: usize, begin: usize, end: usize) -> StageCandidate {
         let footprint = self.footprints[self.rank_of_stage[at] as usize].clone();
         StageCandidate { begin, end, footprint, max_in_flight: 1 }
     }
 
     fn stage(&mut self, stage: usize, begin: usize, end: usize) -> Result<StageCost> {
-        if let Some(price) = self.known.get(&(stage, begin, end)) {
-            return Ok(price.clone());
+        if let Some(cost) = self.known.get(&(stage, begin, end)) {
+            return Ok(cost.clone());
         }
-        // Its price depends on the devices of the next stage, and not on what that runs.
+        // The cost includes the transfer to the next stage, which depends on that stage's devices but not on its
+        // layers. So an empty stage stands for it.
         let mut stages = vec![self.choice(stage, begin, end)];
         if stage + 1 < self.rank_of_stage.len() {
             stages.push(self.choice(stage + 1, end, end));
         }
         let plan = CandidatePlan { micro_batch: self.micro_batch, recompute: self.recompute, stages };
-        let price = self.pricer.stages(&plan)?.swap_remove(0);
-        self.known.insert((stage, begin, end), price.clone());
-        Ok(price)
+        let cost = self.evaluator.stages(&plan)?.swap_remove(0);
+        self.known.insert((stage, begin, end), cost.clone());
+        Ok(cost)
     }
 }
 
-/// The price of one stage between every two neighbouring cuts of `model`, on these devices, run in these orders, for the
-/// first of the micro-batch sizes and the first choice about recomputation.
+/// Evaluates one stage between every two neighboring cuts of `model`, on these devices, in the order of a schedule.
+///
+/// Uses the first micro-batch size and the first choice about recomputation of the settings, and returns both with the
+/// run.
 ///
 /// # Errors
-/// [`Error::Argument`] if the orders are for other stages or micro-batches, stages of one rank name other devices than
-/// each other or those of two ranks the same, or replicas can't share the micro-batch; [`Error::Schedule`] if the orders
-/// wait for each other.
+/// Returns [`Error::Argument`] if the schedule has other stages or micro-batches, if stages of one rank are on
+/// different devices or stages of two ranks on the same, or if replicas can't share the micro-batch. Returns
+/// [`Error::Schedule`] if the actions wait for each other.
 pub fn evaluate(
     model: &LayerSums,
     cluster: &Cluster,
@@ -312,7 +334,10 @@ pub fn evaluate(
     cluster.check()?;
     let (Some(&micro_batch), Some(&recompute)) = (settings.micro_batch_sizes.first(), settings.recompute.first())
     else {
-        return Err(Error::argument("there is no micro-batch size to choose from", "give one"));
+        return Err(Error::argument(
+            "there is no micro-batch size to choose from",
+            "allow at least one micro-batch size",
+        ));
     };
     let micro_batches = settings.global_batch / micro_batch;
     if orders.rank_of_stage.len() != devices.len() || orders.total_micro_batches() != micro_batches {
@@ -328,13 +353,14 @@ pub fn evaluate(
         ));
     }
     let footprints = footprints(cluster, devices, orders)?;
-    let mut prices = Prices::new((model, cluster, settings), micro_batch, recompute, &orders.rank_of_stage, footprints);
+    let mut cost_cache =
+        CostCache::new((model, cluster, settings), micro_batch, recompute, &orders.rank_of_stage, footprints);
     let cuts: Vec<usize> = (0..=devices.len()).collect();
-    let stages = prices.of(&cuts)?;
+    let stages = cost_cache.of(&cuts)?;
     Ok((micro_batch, recompute, run(orders, &Peaks::of(orders), stages, recompute, &mut Sweep::default())?))
 }
 
-/// Devices of each rank as numbers of devices by machine.
+/// Returns the numbers of devices by machine of each rank. Checks that ranks and devices match.
 pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Schedule) -> Result<Vec<Vec<(u32, u32)>>> {
     let mut rank_of_device: FxHashMap<u32, u32> = FxHashMap::default();
     let mut footprints: Vec<Vec<(u32, u32)>> = vec![Vec::new(); orders.orders.len()];
@@ -342,20 +368,20 @@ pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Sched
     for (stage, (devices, &rank)) in devices.iter().zip(&orders.rank_of_stage).enumerate() {
         let first = *first_of_rank.entry(rank).or_insert(stage);
         if devices.is_empty() {
-            return Err(Error::argument(format!("stage {stage} has no devices"), "give it at least one"));
+            return Err(Error::argument(format!("stage {stage} has no devices"), "add at least one device"));
         }
         for &device in devices {
             if device >= cluster.devices() {
                 return Err(Error::argument(
                     format!("stage {stage} names device {device}, but the cluster has {} devices", cluster.devices()),
-                    "devices are numbered from 0, machine by machine",
+                    "number the devices from 0, machine by machine",
                 ));
             }
             let known = *rank_of_device.entry(device).or_insert(rank);
             if known != rank {
                 return Err(Error::argument(
                     format!("device {device} is on stages of rank {known} and of rank {rank} of `{}`", orders.name),
-                    "a device may hold several stages only if one rank of the schedule runs them",
+                    "use a device for stages of one rank only",
                 ));
             }
         }
@@ -365,14 +391,18 @@ pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Sched
         footprints[rank as usize] = cluster.footprint(devices);
         let distinct: u32 = footprints[rank as usize].iter().map(|&(_, count)| count).sum();
         if distinct as usize != devices.len() {
-            return Err(Error::argument(format!("stage {stage} names a device twice"), "name each once"));
+            return Err(Error::argument(format!("stage {stage} names a device twice"), "name each device once"));
         }
     }
+    // Device i of a group holds replica i of all its stages, so their lists must be equal.
     for (stage, (named, rank)) in devices.iter().zip(&orders.rank_of_stage).enumerate() {
         let first = first_of_rank[rank];
         if *named != devices[first] {
             return Err(Error::argument(
-                format!("stages {first} and {stage} are both on rank {rank} of `{}`, on other devices", orders.name),
+                format!(
+                    "stages {first} and {stage} are both on rank {rank} of `{}`, but on different devices",
+                    orders.name
+                ),
                 "give all stages of a rank the same devices, in the same order",
             ));
         }

@@ -1,4 +1,4 @@
-//! Where the search starts: sizes, groups of devices, and balanced cuts between them.
+//! Starting points of the search for virtual stages: micro-batch sizes, groups of devices, and balanced cuts.
 
 use crate::planner::effort::orders as effort;
 use crate::planner::hybrid::Settings;
@@ -8,29 +8,32 @@ use crate::cost::LayerSums;
 use crate::cost::network::{Cluster, Machine};
 use crate::schedule::{Family, Request};
 
-/// All that a search decides but the cuts and how many devices each group has in the end.
+/// All decisions of a plan except its cuts and the final numbers of devices per group.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Shape {
     pub(super) micro_batch: u32,
     pub(super) recompute: bool,
-    /// Stages on each device.
+    /// Number of stages per device.
     pub(super) chunks: u32,
     /// All devices, in the order in which groups take them.
     pub(super) line: Arc<[u32]>,
-    /// Devices of each group, to start with.
+    /// Initial number of devices of each group.
     pub(super) replicas: Vec<u32>,
 }
 
-/// An order in which devices are given to the groups.
+/// An order in which devices are assigned to groups.
 struct Line {
     devices: Arc<[u32]>,
-    /// One of each machine in turn: a group's replicas are on many machines, and each machine has parts of all groups.
-    /// Else machine by machine: neighbouring groups are on one machine where that is possible.
+    /// Whether devices come from each machine in turn. Then the replicas of a group are on many machines, and each
+    /// machine has devices of all groups. Otherwise they come machine by machine, and neighboring groups share a
+    /// machine where possible.
     is_scattered: bool,
 }
 
-/// The orders worth trying, whatever the order of machines: the fastest first, the fastest last, or those with most
-/// memory first, as groups that don't need all devices leave the last ones idle.
+/// Returns the orders worth trying: the fastest machines first, the fastest last, and those with most memory first.
+///
+/// Groups that do not need all devices leave the last ones idle. The result does not depend on the order in which the
+/// file lists machines.
 fn lines(cluster: &Cluster) -> Vec<Line> {
     let mut begins = Vec::with_capacity(cluster.machines.len());
     let mut begin = 0;
@@ -49,6 +52,7 @@ fn lines(cluster: &Cluster) -> Vec<Line> {
     let slowest = fastest.iter().rev().copied().collect();
     let roomiest = ranked(|machine| machine.memory_bytes, |machine| machine.speed);
     let kind = |(machine, _): &(&Machine, u32)| (machine.speed.to_bits(), machine.memory_bytes.to_bits());
+    // On equal machines all three orders are the same up to numbering.
     let are_alike = fastest.windows(2).all(|two| kind(&two[0]) == kind(&two[1]));
     let orders = if are_alike { vec![fastest] } else { vec![fastest, slowest, roomiest] };
     let mut lines: Vec<Line> = Vec::new();
@@ -67,7 +71,7 @@ fn lines(cluster: &Cluster) -> Vec<Line> {
     lines
 }
 
-/// Cut points one behind the other: all of a chain, and of a branching model those that each hold the last.
+/// Returns a line of nested cuts: all cuts of a chain; in a branching model each cut that contains the previous one.
 pub(super) fn row(model: &LayerSums) -> Vec<usize> {
     let mut row = vec![0];
     for cut in 1..model.cuts() {
@@ -79,7 +83,7 @@ pub(super) fn row(model: &LayerSums) -> Vec<usize> {
     row
 }
 
-/// Every shape worth an attempt, for a model of so many layers, or parts that can't be cut.
+/// Returns every shape worth an attempt, for a model with this number of layers, or of parts that can't be cut.
 pub(super) fn shapes(
     cluster: &Cluster,
     settings: &Settings,
@@ -98,6 +102,7 @@ pub(super) fn shapes(
             for &chunks in chunks {
                 let stages = u64::from(ranks) * u64::from(chunks);
                 let request = Request { chunks: Some(chunks), ..Request::new(ranks, micro_batches) };
+                // Reject shapes without cuts, and shapes with more actions than are simulated.
                 if stages > layers as u64
                     || stages > u64::from(settings.max_stages)
                     || 3 * stages * u64::from(micro_batches) > effort::MAX_ACTIONS
@@ -108,7 +113,7 @@ pub(super) fn shapes(
                 for replicas in replicas(settings, micro_batch, devices, ranks) {
                     for line in &lines {
                         if line.is_scattered && replicas[0] == 1 && is_nearer_faster {
-                            continue; // neighbours would be on different machines for nothing
+                            continue; // scattering single devices would put neighboring groups on different machines
                         }
                         shapes.extend(settings.recompute.iter().map(|&recompute| Shape {
                             micro_batch,
@@ -125,14 +130,14 @@ pub(super) fn shapes(
     shapes
 }
 
-/// Numbers of groups worth trying: powers of two, and those that use all devices with as many in each.
+/// Returns the numbers of groups worth trying: powers of two, and divisors of the number of devices.
 fn depths(devices: u32, most: u32) -> Vec<u32> {
     let most = most.min(devices);
     (2..=most).filter(|&ranks| ranks.is_power_of_two() || devices.is_multiple_of(ranks)).collect()
 }
 
-/// Numbers of devices of each group: as many for all as can share a micro-batch, one more for the first ones where devices
-/// are left over, and one for each, with all others idle.
+/// Returns the numbers of devices per group that are tried: the largest equal number that can share a micro-batch, one
+/// more for the first groups if devices are left over, and one for each group with the other devices idle.
 fn replicas(settings: &Settings, micro_batch: u32, devices: u32, ranks: u32) -> Vec<Vec<u32>> {
     let even = devices / ranks;
     let Some(each) = (1..=even).rev().find(|&each| settings.share(micro_batch, each).is_some()) else {
@@ -149,13 +154,14 @@ fn replicas(settings: &Settings, micro_batch: u32, devices: u32, ranks: u32) -> 
     all
 }
 
-/// Places in the row around each stage, so that the longest stage is as short as it can be; `seconds_before[stage]` are
-/// the seconds of all layers before each place, on the devices of that stage.
+/// Returns positions in the line of cuts around each stage such that the longest stage is as short as possible.
 ///
-/// There are at least as many layers as stages.
+/// `seconds_before[stage]` holds the seconds of all layers before each position, on the devices of that stage. Each
+/// stage needs at least one layer.
 pub(super) fn balanced(seconds_before: &[&[f64]]) -> Vec<usize> {
     let stages = seconds_before.len();
     let last = seconds_before[0].len() - 1;
+    // For a given limit, each stage takes all layers that fit, but leaves at least one for each stage behind it.
     let ends = |limit_s: f64| {
         let mut ends = Vec::with_capacity(stages + 1);
         ends.push(0);
@@ -171,6 +177,7 @@ pub(super) fn balanced(seconds_before: &[&[f64]]) -> Vec<usize> {
     };
     let whole = seconds_before.iter().map(|before| before[last]).fold(0.0, f64::max);
     let (mut low_s, mut high_s) = (0.0, whole);
+    // Fifty halvings reach the precision of an f64.
     for _ in 0..50 {
         let middle_s = low_s + (high_s - low_s) / 2.0;
         let found = ends(middle_s);
@@ -180,6 +187,7 @@ pub(super) fn balanced(seconds_before: &[&[f64]]) -> Vec<usize> {
             low_s = middle_s;
         }
     }
+    // The last stage takes all remaining layers, even if rounding made the limit slightly too small.
     let mut found = ends(high_s);
     found[stages] = last;
     found
@@ -189,7 +197,7 @@ pub(super) fn balanced(seconds_before: &[&[f64]]) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    /// The shortest longest stage, by trying all cuts.
+    /// Returns the shortest possible longest stage, by trying all cuts.
     fn min_longest_s(seconds: &[f64], stages: usize) -> f64 {
         if stages == 1 {
             return seconds.iter().sum();

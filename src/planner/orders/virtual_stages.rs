@@ -1,8 +1,9 @@
-//! Plans for schedules that run several stages on a device: interleaved, looped and V-shaped ones.
+//! Plans for schedules with several stages per device: interleaved, looped and V-shaped schedules.
 //!
-//! A *group* is the devices that run one rank of the schedule: replicas of all its stages. The search starts from
-//! balanced cuts of every [`Shape`], and improves the most promising ones by moving borders between stages and devices
-//! between groups, each attempt simulated under the memory of its groups. The bound is one on all plans of the question.
+//! A *group* is the set of devices that run one rank of the schedule. Each device holds a replica of all stages of the
+//! group. The search starts from balanced cuts of every [`Shape`]. It improves the most promising ones by moving
+//! borders between stages and devices between groups. Each attempt is simulated under the memory of its groups. The
+//! bound holds for all plans of the problem.
 //!
 //! ```text
 //! shapes ─▶ balanced cuts ─▶ simulate ─▶ the best few ─▶ improve ─▶ the better half ─▶ improve twice as long ─▶ …
@@ -19,7 +20,7 @@ use crate::control::{Control, Progress};
 use crate::error::{Error, Result};
 use crate::schedule::Family;
 
-/// Schedules of this file, and how many stages on each device are tried.
+/// Schedules of this module, with the numbers of stages per device that are tried.
 pub const VIRTUAL_STAGES: [(&str, &[u32]); 9] = [
     ("interleaved", &[2, 3, 4, 6]),
     ("interleaved_overlap", &[2, 3, 4, 6]),
@@ -32,10 +33,12 @@ pub const VIRTUAL_STAGES: [(&str, &[u32]); 9] = [
     ("dualpipe_v", &[2]),
 ];
 
-/// The best plans of these schedules that were found, or what lacks least memory, in their order.
+/// Returns the best plan that was found for each schedule in `asked`, in the same order. If none fits, the plan with
+/// the least missing memory.
 ///
-/// A few micro-batch sizes near `near_size` are tried; while nothing fits, the next few. `known_s` is the shortest step of
-/// other schedules; if it is infinite and there is a single schedule, that is improved whatever its step.
+/// First a few micro-batch sizes near `near_size` are tried. While nothing fits, the next few follow. `known_s` is the
+/// shortest step of other schedules. If it is infinite and there is a single schedule, this schedule is improved
+/// regardless of its step.
 pub(super) fn best_of_each(
     problem: &Problem<'_>,
     asked: &[(&'static Family, &'static [u32])],
@@ -47,10 +50,12 @@ pub(super) fn best_of_each(
     let start =
         |&(family, chunks)| Search::new(problem, &row, (family, chunks), needs_full_ranks, near_size).started(control);
     let searches: Vec<Search<'_>> = asked.par_iter().map(start).collect();
-    // All first rounds end before any second one begins, so that the answer does not depend on the threads.
+    // All schedules end their first round before any of them starts a second one, so that the result does not depend on
+    // the number of threads.
     let best_s = searches.iter().map(Search::step_s).fold(known_s, f64::min);
     let finish = |search: Search<'_>| {
         let step_s = search.step_s();
+        // In measurements, later rounds shortened no step by this factor, so a schedule further behind is given up.
         search.finished(step_s == f64::INFINITY || step_s <= effort::BEHIND * best_s, control)
     };
     searches.into_par_iter().map(finish).collect()
@@ -64,12 +69,13 @@ struct Search<'a> {
     chunks: &'a [u32],
     needs_full_ranks: bool,
     near_size: u32,
-    /// Sizes that were not tried yet.
+    /// Micro-batch sizes that have not been tried yet.
     left: Vec<u32>,
     /// Shapes of the sizes that are being tried.
     pool: Option<Pool<'a>>,
-    /// The best plan of sizes that were tried before, none of which fits.
+    /// The best plan of the sizes tried before. It does not fit.
     best: Option<FoundPlan>,
+    /// First reason for which sizes were refused.
     refused: Option<Error>,
 }
 
@@ -88,14 +94,16 @@ impl<'a> Search<'a> {
         Self { problem, row, family, chunks, needs_full_ranks, near_size, left, pool: None, best: None, refused }
     }
 
-    /// With a first round for the next few sizes that have any cuts.
+    /// Starts the search with the next few sizes that have any cuts, and runs the first round.
     fn started(mut self, control: &Control) -> Self {
         while self.pool.is_none() && !self.left.is_empty() && !control.should_stop() {
             let mut few = near_sizes(&self.left, self.near_size);
             self.left.retain(|size| !few.contains(size));
+            // Sorted, so that the order of shapes does not depend on `near_size`.
             few.sort_unstable();
             match Pool::new(&self, &few, control) {
                 Ok(mut pool) => {
+                    // A round without effort only ranks the shapes, and drops all but the most promising ones.
                     pool.improve(0, control);
                     pool.improve(effort::ROUND_ACTIONS, control);
                     self.pool = Some(pool);
@@ -106,16 +114,17 @@ impl<'a> Search<'a> {
         self
     }
 
-    /// The shortest step that fits; infinite if none does.
+    /// Returns the shortest step that fits, or infinity if none does.
     fn step_s(&self) -> f64 {
         self.pool.as_ref().map_or(f64::INFINITY, Pool::step_s)
     }
 
-    /// The answer, with further rounds if they are worth it.
+    /// Ends the search and returns its best plan, after further rounds if they are worth it.
     ///
     /// # Errors
-    /// [`Error::Infeasible`] if there is no cut into so many stages, or all sizes have too many micro-batches;
-    /// [`Error::TimedOut`] or [`Error::Cancelled`] if the search was stopped before it had a plan.
+    /// Returns [`Error::Infeasible`] if the model can't be cut into enough stages, or if all sizes have too many
+    /// micro-batches. Returns [`Error::TimedOut`] or [`Error::Cancelled`] if the search was stopped before it had a
+    /// plan.
     fn finished(mut self, is_worth_it: bool, control: &Control) -> Result<FoundPlan> {
         while let Some(mut pool) = self.pool.take() {
             if is_worth_it {
@@ -128,6 +137,7 @@ impl<'a> Search<'a> {
                 Some(best) if !found.plan.run.is_better_than(&best.plan.run) => best.simulated = found.simulated,
                 best => *best = Some(found),
             }
+            // Other micro-batch sizes need more memory or less: try them only while nothing fits.
             if !fits {
                 self = self.started(control);
             }
@@ -136,7 +146,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Micro-batch sizes that make so few actions that a step can be simulated quickly.
+/// Returns the micro-batch sizes with few enough actions that a step can be simulated.
 fn few_actions(problem: &Problem<'_>, name: &str, chunks: &[u32]) -> Result<Vec<u32>> {
     let stages = 2 * u64::from(chunks.iter().copied().min().unwrap_or(2));
     let settings = problem.settings;
@@ -159,11 +169,11 @@ fn few_actions(problem: &Problem<'_>, name: &str, chunks: &[u32]) -> Result<Vec<
 /// The most promising shapes of a few micro-batch sizes.
 struct Pool<'a> {
     shapes: Vec<Improver<'a>>,
-    /// The best of those that are out of the pool.
+    /// The best shape that was dropped from the pool.
     others: Option<Improver<'a>>,
-    /// Shapes that stay after the next round.
+    /// Number of shapes that stay after the next round.
     keep: usize,
-    /// No plan with any of the micro-batch sizes of the problem takes less.
+    /// Lower bound on the step of all plans, over all micro-batch sizes of the problem.
     lower_bound_s: f64,
     simulated: u64,
 }
@@ -201,12 +211,14 @@ impl<'a> Pool<'a> {
         ))
     }
 
-    /// One round: improves all shapes, and keeps the best ones.
+    /// Runs one round: improves all shapes with an equal part of `effort`, and keeps the best ones.
     fn improve(&mut self, effort: u64, control: &Control) {
         control.report(Progress { best_s: self.step_s(), lower_bound_s: self.lower_bound_s });
         let each = effort / self.shapes.len() as u64;
         self.shapes.par_iter_mut().for_each(|improver| improver.improve(each, control));
         self.shapes.sort_by(|a, b| a.best().score().total_cmp(&b.best().score()));
+        // A dropped shape may still be the best that fits, because shapes are ranked by a score that allows missing
+        // memory.
         for out in self.shapes.drain(self.keep.min(self.shapes.len())..) {
             self.simulated += out.simulated;
             if self.others.as_ref().is_none_or(|best| out.best().is_better_than(best.best())) {
@@ -216,12 +228,13 @@ impl<'a> Pool<'a> {
         self.keep = self.keep.div_ceil(2);
     }
 
-    /// The shortest step that fits; infinite if none does.
+    /// Returns the shortest step that fits, or infinity if none does.
     fn step_s(&self) -> f64 {
         let runs = self.shapes.iter().chain(&self.others).map(Improver::best);
         runs.filter(|run| run.fits()).map(|run| run.step_s).fold(f64::INFINITY, f64::min)
     }
 
+    /// Returns the best plan of the pool.
     fn into_found(self, problem: &Problem<'_>, row: &[usize], control: &Control) -> Result<FoundPlan> {
         let simulated = self.simulated + self.shapes.iter().map(|improver| improver.simulated).sum::<u64>();
         let mut best = (self.shapes.into_iter().chain(self.others))
@@ -234,13 +247,14 @@ impl<'a> Pool<'a> {
             plan: best.into_plan(),
             lower_bound_s: Some(self.lower_bound_s),
             has_all_cuts: row.len() == problem.model.cuts(),
+            // Groups take devices in a few fixed orders, so not every placement was tried.
             is_node_aligned: true,
             simulated,
         })
     }
 }
 
-/// With a comma after each three digits, as `60,000`.
+/// Formats a number with a comma after each three digits, for instance `60,000`.
 fn in_thousands(number: u64) -> String {
     let digits = number.to_string();
     let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);

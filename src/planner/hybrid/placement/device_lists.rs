@@ -1,15 +1,17 @@
-//! Lists of devices that patterns hand out in a row: some nodes in an order, in blocks of a width.
+//! Lists of devices for patterns: nodes in some order, divided into blocks of some widths.
 
 use crate::cost::network::Cluster;
 use crate::planner::effort::placement;
 use rustc_hash::FxHashSet;
 
-/// Returns lists of devices: for each order of nodes and width of blocks, the node of each device. Lists that differ
-/// only in the names of equal nodes appear once.
+/// Returns lists that give the node of each device, for each order of nodes and each division into blocks. Of lists
+/// that differ only in the numbers of equal nodes, the first one is returned.
 pub(super) fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
     let machines = &cluster.machines;
     let (classes, class_of) = cluster.classes();
     let given: Vec<u32> = (0..machines.len() as u32).collect();
+    // Many orders are tried, because the best one depends on the cluster: fast nodes may belong to the first stages or
+    // to the last ones.
     let mut orders = vec![given.clone(), given.iter().rev().copied().collect()];
     let by = |value: &dyn Fn(u32) -> f64| -> Vec<u32> {
         let mut order = given.clone();
@@ -25,6 +27,7 @@ pub(super) fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
         }
         orders.extend([by_speed, by_memory]);
     }
+    // Stages run at the speed of their slowest device, so nodes of one class alone may be better than all nodes.
     if classes.len() > 1 {
         for class in 0..classes.len() {
             let alone: Vec<u32> =
@@ -33,6 +36,7 @@ pub(super) fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
             orders.push(alone);
         }
     }
+    // A shorter list leaves nodes idle. That helps if the model has too few layers or the batch too few samples.
     for order in shortened {
         let lengths = std::iter::successors(Some(1), |length| Some(length * 2));
         let is_long = |length: usize| order.len() <= placement::MANY_NODES || 4 * length >= order.len();
@@ -42,6 +46,7 @@ pub(super) fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
     let mut known: FxHashSet<Vec<(usize, u32)>> = FxHashSet::default();
     let mut listings = Vec::new();
     for order in orders {
+        // Two lists are equivalent if renumbering equal nodes in order of appearance makes them equal.
         let all = order.len();
         for blocks in chops(all) {
             let listing = listed(cluster, &order, &blocks);
@@ -65,13 +70,14 @@ pub(super) fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
     listings
 }
 
-/// Returns the widths of blocks that `all` nodes are divided into: equal blocks, and blocks that become wider.
+/// Returns the block widths that `all` nodes are divided into: equal blocks, or blocks that become wider.
 pub(super) fn chops(all: usize) -> Vec<Vec<usize>> {
     let doubling = |first: usize| std::iter::successors(Some(first), |width| Some(width * 2));
     let equal = doubling(1)
         .take_while(|&width| width < all)
         .filter(|&width| all <= placement::MANY_NODES || width == 1 || width == 8);
     let mut chops: Vec<Vec<usize>> = equal.chain([all]).map(|width| vec![width; all.div_ceil(width)]).collect();
+    // The first layers often send most, so the first stages may need narrow blocks and later stages wide ones.
     let mut left = all;
     let mut widening = Vec::new();
     for width in doubling(1) {
@@ -88,8 +94,8 @@ pub(super) fn chops(all: usize) -> Vec<Vec<usize>> {
     chops
 }
 
-/// Returns the node of each device of a list. Blocks of nodes follow one another, and inside a block the nodes take
-/// turns.
+/// Returns the node of each device of a list. Blocks of nodes follow one another, and inside a block the nodes
+/// alternate.
 pub(super) fn listed(cluster: &Cluster, order: &[u32], blocks: &[usize]) -> Vec<u32> {
     let mut listing = Vec::new();
     let mut order = order;

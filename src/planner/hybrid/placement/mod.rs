@@ -1,4 +1,5 @@
-//! Which devices stages may take: all placements of a search, plans by pattern, and plans that take as few devices as can be.
+//! Devices of stages: all placements that a search considers, plans by pattern, and plans that use as few devices as
+//! possible.
 
 pub(crate) mod cut_row;
 mod device_lists;

@@ -1,12 +1,12 @@
-//! Packed plans: as few devices as hold the model in time, regardless of the links.
+//! Packed plans: the smallest number of devices that holds the model within a time limit, without regard to links.
 //!
 //! ```text
-//! fewest[stages][cut]    devices of so many stages between the cut and the end, none of them longer than a limit
+//! fewest[stages][cut]    devices of that many stages between the cut and the end, none of them longer than a limit
 //! ```
 //!
-//! Devices are handed out in a row, the largest first, so every entry is a plan that can be evaluated. The search starts from
-//! the best of them. If devices are allowed more memory than they have, the smallest addition that gives a plan is what a
-//! problem without a plan lacks.
+//! Devices are assigned in a fixed order, the largest first, so every entry is a plan that can be evaluated. The search
+//! starts from the best of these plans. For a problem without a plan, devices are given more memory than they have: the
+//! smallest addition that gives a plan is the memory that the problem lacks.
 
 use crate::control::Control;
 use crate::cost::{self, Memory};
@@ -16,23 +16,23 @@ use crate::planner::hybrid::{
     subproblem::Subproblem,
 };
 
-/// The last stages of a plan, by the cut where they begin.
+/// A suffix of a plan that begins at a given cut.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     used: u32,
     replicas: u32,
-    /// Begin of the stage behind the first one.
+    /// Cut where the second stage begins.
     next: usize,
 }
 
 /// Packs plans of one micro-batch size.
 pub(crate) struct Packing<'a> {
     task: &'a Subproblem<'a>,
-    /// Nested cuts, the empty one first.
+    /// Nested cuts from the empty one to the full one.
     cuts: Vec<usize>,
-    /// Node of each device, in the order in which devices are taken.
+    /// Node of each device, in the order in which devices are assigned.
     machines: Vec<u32>,
-    /// Smallest replica count of each share, and the index of its sums.
+    /// Smallest replica count of each share, with the index of its sums.
     splits: Vec<(u32, u32)>,
 }
 
@@ -41,12 +41,14 @@ impl<'a> Packing<'a> {
         Self::with_cuts(task, placement::PACKED_CUTS)
     }
 
-    /// Packs at fewer cuts, to explain a shortage. Halving the cuts makes this about eight times faster.
+    /// Packs at fewer cuts, to explain a shortage of memory. Half the cuts make this about eight times faster.
     pub(crate) fn coarse(task: &'a Subproblem<'a>) -> Self {
         Self::with_cuts(task, placement::COARSE_CUTS)
     }
 
     fn with_cuts(task: &'a Subproblem<'a>, max_cuts: usize) -> Self {
+        // One chain through the cuts is enough, since packing only has to find some plan. The largest inner cut comes
+        // first, so the chain is as fine as possible.
         let mut cuts = vec![task.model.cuts() - 1];
         while let Some(inner) = cuts.last().and_then(|&cut| task.model.begins(cut).next()) {
             cuts.push(inner as usize);
@@ -59,6 +61,8 @@ impl<'a> Packing<'a> {
             .map(|(_, cut)| cut)
             .collect();
         let all = &task.cluster.machines;
+        // The last stage takes the first devices of this order. Stages are packed from the end, and reversing the
+        // machines keeps device numbers ascending along the pipeline.
         let mut order: Vec<u32> = (0..all.len() as u32).rev().collect();
         order.sort_by(|&a, &b| {
             let (a, b) = (&all[a as usize], &all[b as usize]);
@@ -68,6 +72,7 @@ impl<'a> Packing<'a> {
             .flat_map(|machine| std::iter::repeat_n(machine, all[machine as usize].devices as usize))
             .collect();
         let mut splits: Vec<(u32, u32)> = Vec::new();
+        // Only the smallest count of each share is kept: more replicas take more devices and are not faster.
         for (replicas, share) in (0_u32..).zip(&task.share) {
             if let Some(share) = *share
                 && splits.last().is_none_or(|&(_, last)| last != share)
@@ -78,16 +83,17 @@ impl<'a> Packing<'a> {
         Self { task, cuts, machines, splits }
     }
 
-    /// Returns plans that fit, for several numbers of stages, with stages about as short as possible.
+    /// Returns plans that fit, for several numbers of stages, with stages that are about as short as possible.
     pub(crate) fn plans(&self, control: &Control) -> Vec<CandidatePlan> {
         let Some(&(_, share)) = self.splits.first() else { return Vec::new() };
         let totals = &self.task.totals[share as usize];
         let whole_s: f64 = totals.forward_s.last().into_iter().chain(totals.backward_s.last()).sum();
         let even_s = whole_s / f64::from(self.task.max_devices());
-        // On one device each, stages are many or long.
+        // If every stage has one device, plans have many stages or long ones, so more stages are allowed.
         let few = if self.splits.len() > 1 { placement::PACKED_STAGES } else { placement::PACKED_CUTS };
         let mut plans = Vec::new();
         let mut kept = 0;
+        // Limits ascend from the mean time per device, so the first limits that give plans give the most balanced ones.
         for factor in placement::STAGE_LIMITS {
             let found = self.pack(factor * even_s, 0.0, few, few, control);
             kept += usize::from(!found.is_empty());
@@ -96,6 +102,7 @@ impl<'a> Packing<'a> {
                 break;
             }
         }
+        // Without a time limit, memory alone decides, so this finds a plan whenever packing can.
         if plans.is_empty() { self.pack(f64::INFINITY, 0.0, placement::PACKED_CUTS, 1, control) } else { plans }
     }
 
@@ -104,7 +111,8 @@ impl<'a> Packing<'a> {
         !self.pack(f64::INFINITY, 0.0, placement::PACKED_CUTS, 1, control).is_empty()
     }
 
-    /// Returns the plan that lacks least memory, and the memory that it lacks, if that is less than `max_bytes`.
+    /// Returns the plan that lacks least memory, with the bytes that it lacks, or `None` if that is `max_bytes` or
+    /// more.
     pub(crate) fn closest(&self, max_bytes: f64, control: &Control) -> Option<(f64, CandidatePlan)> {
         let pack =
             |extra_bytes| self.pack(f64::INFINITY, extra_bytes, placement::PACKED_CUTS, 1, control).into_iter().next();
@@ -112,6 +120,7 @@ impl<'a> Packing<'a> {
         let mut plan = pack(high_bytes)?;
         let mut low_bytes = high_bytes * 1e-6;
         for _ in 0..placement::SHORTFALL_BISECTIONS {
+            // The geometric mean, because the ends are six orders of magnitude apart.
             let middle_bytes = (low_bytes * high_bytes).sqrt();
             match pack(middle_bytes) {
                 Some(found) => (high_bytes, plan) = (middle_bytes, found),
@@ -125,9 +134,11 @@ impl<'a> Packing<'a> {
     fn one_stage_bytes(&self) -> Option<f64> {
         let &(replicas, share) = self.splits.first()?;
         let bytes = self.memory((0, *self.cuts.last()?), replicas, share, 1).total_bytes();
+        // The margin covers rounding of the sums.
         Some((bytes + self.task.settings.memory.reserved_bytes) * 1.01)
     }
 
+    /// Returns the memory of a stage with the smallest number in flight for its distance from the end.
     fn memory(&self, ends: (usize, usize), replicas: u32, share: u32, from_end: u32) -> Memory {
         let task = self.task;
         let max_in_flight = task.settings.max_in_flights(from_end, task.micro_batches).0;
@@ -135,9 +146,11 @@ impl<'a> Packing<'a> {
         cost::memory(task.model, totals, &task.settings.memory, ends, replicas, max_in_flight, task.recompute)
     }
 
-    /// Returns plans of at most `max_stages` stages that take at most `limit_s` for a micro-batch, on devices with
-    /// `extra_bytes` more memory. Plans with the fewest stages come first. Plans with many stages are only made where
-    /// they save devices.
+    /// Returns plans with at most `max_stages` stages, each at most `limit_s` per micro-batch, on devices with
+    /// `extra_bytes` more memory.
+    ///
+    /// Plans with the fewest stages come first. Numbers of stages above [`placement::PACKED_STAGES`] are considered
+    /// only where they save devices.
     fn pack(
         &self,
         limit_s: f64,
@@ -150,13 +163,15 @@ impl<'a> Packing<'a> {
         let max_stages = max_stages.min(self.task.settings.max_stages as usize);
         let mut fewest: Vec<Vec<Option<Entry>>> = vec![vec![None; last + 1]];
         fewest[0][last] = Some(Entry { used: 0, replicas: 0, next: last });
-        // Devices below which more stages are worth a look, for each cut.
+        // For each cut, the fewest devices so far. More stages are considered only if they take fewer.
         let mut least = vec![u32::MAX; last + 1];
         let mut plans = Vec::new();
         for stages in 1..=max_stages {
             let mut row: Vec<Option<Entry>> = vec![None; last + 1];
             for (end, behind) in fewest[stages - 1].iter().enumerate().skip(1) {
                 let Some(behind) = behind else { continue };
+                // The first row is always completed, so that a stopped search still has a plan with one stage if it
+                // fits.
                 if stages > 1 && control.should_stop() {
                     return plans;
                 }
@@ -166,7 +181,9 @@ impl<'a> Packing<'a> {
                     let smallest = |from, bytes: fn(&Memory) -> f64| {
                         self.smallest(stage, stages as u32, behind.used, from, limit_s, extra_bytes, bytes)
                     };
-                    // This part grows with the layers; what a stage receives and sends may not.
+                    // Weights, gradients and optimizer state grow with the stage, so the number of replicas never
+                    // falls, and no longer stage fits once none does. Buffers may shrink, so the total is tested
+                    // separately.
                     let grows = |held: &Memory| held.weights_bytes + held.gradients_bytes + held.optimizer_bytes;
                     let Some(first) = smallest(split, grows) else { break };
                     split = first;
@@ -186,7 +203,7 @@ impl<'a> Packing<'a> {
                 }
             }
             if row.iter().all(Option::is_none) {
-                break; // more stages have nothing to stand in front of
+                break; // no stage can be put in front of an empty row
             }
             fewest.push(row);
             if fewest[stages][0].is_some() {
@@ -199,8 +216,8 @@ impl<'a> Packing<'a> {
         plans
     }
 
-    /// Returns the first entry of `splits`, from `split` on, with which `bytes` of a stage's memory fit and its time
-    /// keeps the limit.
+    /// Returns the first index of `splits`, from `split` on, at which the time of a stage keeps the limit and the part
+    /// of its memory that `bytes` selects fits.
     #[expect(clippy::too_many_arguments, reason = "a stage, and what it must keep")]
     fn smallest(
         &self,
@@ -215,7 +232,7 @@ impl<'a> Packing<'a> {
         let reserved_bytes = self.task.settings.memory.reserved_bytes;
         (split..self.splits.len()).find_map(|split| {
             let (replicas, share) = self.splits[split];
-            // Machines are taken largest first, so the last device is the smallest.
+            // Devices are assigned by falling memory, so the last device of the stage is the smallest.
             let &machine = self.machines.get((used + replicas) as usize - 1)?;
             let machine = &self.task.cluster.machines[machine as usize];
             let totals = &self.task.totals[share as usize];
@@ -227,6 +244,7 @@ impl<'a> Packing<'a> {
         })
     }
 
+    /// Reads the plan with `stages` stages from the table, first stage first.
     fn plan(&self, fewest: &[Vec<Option<Entry>>], stages: usize) -> CandidatePlan {
         let task = self.task;
         let mut chosen = Vec::new();

@@ -1,5 +1,9 @@
-//! The best cuts for a pattern: a limit on the longest stage is bisected. For each limit, every stage, from the last one back,
-//! is the longest that keeps it.
+//! The best cuts for a pattern, found by bisection of a limit on the longest stage.
+//!
+//! For each limit, stages are chosen from the last one back, each as long as the limit allows. Without memory and
+//! links, a stage that reaches back as far as possible leaves least to the stages in front, so these cuts keep the
+//! limit if any do. Transfers and buffers differ from cut to cut, so with them the choice is good but not always the
+//! best.
 
 use super::patterns::Patterns;
 use crate::cost::network::Rate;
@@ -14,7 +18,7 @@ use crate::planner::hybrid::{
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// Devices and links of the stages of a pattern, regardless of their layers.
+/// Devices and links of the stages of a pattern, independent of their layers.
 pub(super) struct Shape {
     pub(super) stages: Vec<StageDevices>,
     /// Transfer rate of each stage to the next one.
@@ -22,16 +26,16 @@ pub(super) struct Shape {
 }
 
 impl Shape {
-    pub(super) fn of(sketch: &mut UnscheduledPlan, judge: &mut PlanScorer<'_>) -> Self {
+    pub(super) fn of(unscheduled: &mut UnscheduledPlan, scorer: &mut PlanScorer<'_>) -> Self {
         Self {
-            stages: (0..sketch.stages()).map(|stage| judge.footing(sketch, stage)).collect(),
-            rates: (1..sketch.stages()).map(|stage| judge.rate(sketch, stage - 1)).collect(),
+            stages: (0..unscheduled.stages()).map(|stage| scorer.devices_of(unscheduled, stage)).collect(),
+            rates: (1..unscheduled.stages()).map(|stage| scorer.rate(unscheduled, stage - 1)).collect(),
         }
     }
 }
 
 impl Shape {
-    /// Returns a key that is equal for shapes whose stages and links cost the same.
+    /// Returns a key that is equal for shapes with equal costs of stages and links.
     pub(super) fn key(&self) -> Arc<[u64]> {
         let stages = self.stages.iter().flat_map(|&StageDevices { replicas, speed, memory_bytes, sync }| {
             let of_devices = [speed, memory_bytes, sync.s_per_byte, sync.latency_s].map(f64::to_bits);
@@ -41,8 +45,10 @@ impl Shape {
     }
 }
 
-/// Times of replicated stages, gradient reduction included, up to `max_s`. The key is the micro-batch size, the
-/// devices and the cut where the stages end. Each stage of a list has one cut more than the one before it.
+/// Cached times of replicated stages, up to `max_s`, including the exposed all-reduce.
+///
+/// The key is the micro-batch size, the devices, and the cut where the stages end. Each stage of a list contains the
+/// stage before it, with one cut more.
 pub(super) struct Reached {
     pub(super) max_s: f64,
     pub(super) known: FxHashMap<(usize, [u64; 4], usize), Vec<f64>>,
@@ -55,7 +61,7 @@ impl Reached {
 }
 
 impl Patterns<'_> {
-    /// Returns cuts whose longest stage or transfer is about the shortest. Returns `None` if nothing fits below
+    /// Returns cuts whose longest stage or transfer is about as short as possible, or `None` if nothing fits below
     /// `limit_s`.
     pub(super) fn best_cuts(
         &self,
@@ -65,7 +71,7 @@ impl Patterns<'_> {
         reached: &mut Reached,
     ) -> Option<Vec<u32>> {
         let (index, task) = (task, self.tasks[task]);
-        // Stages that all work as long as the mean.
+        // The lower end of the bisection: all stages are equally long, and compute at the best share.
         let min_s = shape.stages.iter().filter_map(|stage| task.share[stage.replicas as usize]);
         let min_s = min_s.map(|share| whole_s(task, &task.totals[share as usize])).fold(f64::INFINITY, f64::min);
         let mut low_s =
@@ -74,12 +80,14 @@ impl Patterns<'_> {
             return None;
         }
         let (mut high_s, mut cuts) = self.cuts_within(shape, index, limit_s, reached)?;
+        // Each limit takes one pass over the stages. So the bisection stops at a tolerance instead of the last digit.
         for _ in 0..placement::MAX_BISECTIONS {
             if high_s - low_s <= placement::STAGE_TOLERANCE * high_s {
                 break;
             }
             let middle_s = f64::midpoint(low_s, high_s);
             match self.cuts_within(shape, index, middle_s, reached) {
+                // The cuts found may be shorter than the limit, which saves further bisections.
                 Some((max_s, found)) => (high_s, cuts) = (max_s.min(middle_s), found),
                 None => low_s = middle_s,
             }
@@ -87,8 +95,8 @@ impl Patterns<'_> {
         Some(cuts)
     }
 
-    /// Returns cuts with which every stage, gradient reduction included, and every link is busy for less than
-    /// `limit_s`, and the time of the longest.
+    /// Returns cuts with which every stage, including its exposed all-reduce, and every link is busy for less than
+    /// `limit_s`, together with the longest of these times. `None` if no such cuts were found.
     pub(super) fn cuts_within(
         &self,
         shape: &Shape,
@@ -109,7 +117,8 @@ impl Patterns<'_> {
             let StageDevices { replicas, speed, memory_bytes, sync } = shape.stages[stage];
             let totals = &task.totals[task.share[replicas as usize]? as usize];
             let last = self.line[end] as usize;
-            // Down to the first cut with which the stage keeps the limit, but each stage in front needs a layer, too.
+            // Go back to the first cut with which the stage keeps the limit. Each stage in front needs at least one
+            // layer.
             let (last_forward_s, last_backward_s) = (totals.forward_s[last], totals.backward_s[last]);
             let all_work_s = |begin: usize| {
                 let cut = self.line[begin] as usize;
@@ -118,6 +127,8 @@ impl Patterns<'_> {
                 micro * if task.recompute { work_s + forward_s } else { work_s }
             };
             let mut reached_s: &[f64] = &[];
+            // All-reduce times have no closed form, so they are computed cut by cut and cached for all patterns with
+            // these devices. A stage with one replica has none: its cut follows from prefix sums by bisection.
             let mut begin = if replicas > 1 {
                 let Reached { max_s, ref mut known } = *reached;
                 let devices =
@@ -134,11 +145,13 @@ impl Patterns<'_> {
             } else {
                 first(stage as u32, end as u32, |begin| all_work_s(begin as usize) < limit_s) as usize
             };
+            // The smallest number in flight needs the least memory. Larger ones are chosen later, if they fit.
             let max_in_flight = task.settings.max_in_flights(from_end, task.micro_batches).0;
             let capacity_bytes = memory_bytes - memory.reserved_bytes;
             let link_s = |cut: usize| {
                 if stage == 0 { 0.0 } else { micro * task.cut_bytes[cut] * shape.rates[stage - 1].s_per_byte }
             };
+            // Shorten the stage until the transfer in front of it keeps the limit and its memory fits.
             loop {
                 if begin == end || (stage == 0 && begin > 0) {
                     return None;

@@ -1,8 +1,9 @@
-//! Plans by pattern: whole families of placements that no search has to find, with the best cuts for each.
+//! Pattern plans: whole families of placements that need no search, with the best cuts for each.
 //!
 //! A pattern orders some nodes, divides the order into *blocks* of nodes, and lists devices in turn inside each block
-//! (`device_lists`). Stages take consecutive devices of that list. With blocks of one node it fills node after node (DAPPLE's
-//! *append first*). With one block of all nodes, each stage takes an equal part of every node (*scatter first*):
+//! (`device_lists`). Stages take consecutive devices of that list. With blocks of one node it fills node after node
+//! (DAPPLE's *append first*). With one block of all nodes, each stage takes an equal part of every node (*scatter
+//! first*):
 //!
 //! ```text
 //! nodes         0 1 2 3         blocks of one    0 0 | 1 1 | 2 2 | 3 3
@@ -10,7 +11,7 @@
 //!                               one block        0 1 | 2 3 | 0 1 | 2 3
 //! ```
 //!
-//! Cuts follow from a limit that is bisected (`pattern_cuts`).
+//! The cuts follow from a limit on the longest stage, which is bisected (`pattern_cuts`).
 
 use crate::planner::effort::placement;
 use crate::planner::hybrid::{
@@ -33,20 +34,22 @@ use crate::control::Control;
 use crate::cost::LayerSums;
 use crate::cost::network::Cluster;
 
-/// How many devices of a list each stage takes.
+/// Distribution of the devices of a list over the stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Shares {
-    /// The same number for each stage.
+    /// The same number of devices for each stage.
     Even(u32),
-    /// All devices of the list: the first stages take one more.
+    /// All devices of the list. If they do not divide evenly, the first stages take one more.
     All,
-    /// The first number for the first stage, on as many nodes as possible, and the second one for each other stage.
+    /// The first number for the first stage, each device on another node if possible, and the second for each other
+    /// stage.
     FewFirst(u32, u32),
-    /// The first number for the last stage, on as many nodes as possible, and the second one for each other stage.
+    /// The first number for the last stage, each device on another node if possible, and the second for each other
+    /// stage.
     FewLast(u32, u32),
 }
 
-/// A pattern, without the micro-batch size.
+/// A pattern: a list of devices, a number of stages, and the distribution of devices. It fits any micro-batch size.
 #[derive(Debug, Clone, Copy)]
 struct Pattern {
     listing: usize,
@@ -54,17 +57,17 @@ struct Pattern {
     shares: Shares,
 }
 
-/// A pattern before it is cut.
+/// A pattern before its cuts are chosen.
 struct Shaped {
     pattern: Pattern,
-    /// Micro-batch sizes to cut it for.
+    /// Indices of the micro-batch sizes that need cuts.
     tasks: Vec<usize>,
     shape: Shape,
-    /// Its stages, without their devices.
-    sketch: UnscheduledPlan,
+    /// Unscheduled plan without devices, to score cuts with.
+    unscheduled: UnscheduledPlan,
 }
 
-/// A pattern with cuts.
+/// A pattern with its best cuts for one micro-batch size.
 struct FoundPlan {
     path_s: f64,
     pattern: Pattern,
@@ -76,14 +79,15 @@ pub(crate) struct Patterns<'a> {
     pub(super) tasks: &'a [&'a Subproblem<'a>],
     pub(super) cluster: &'a Cluster,
     pub(super) model: &'a LayerSums,
+    /// Line of nested cuts, thinned to at most [`placement::MAX_PATTERN_CUTS`].
     pub(super) line: Vec<u32>,
-    /// Layers between each cut of the row and the one before it, last first.
+    /// Layers between each cut of the line and the one before it, last first.
     pub(super) layers: Vec<Vec<u32>>,
-    /// Whether the row adds layers in the order of the backward pass, from its end on.
+    /// Whether the line, from its end on, adds layers in the order of the backward pass.
     pub(super) in_order: bool,
-    /// Lists of devices: the node of each device.
+    /// Lists of devices. Each entry is the node of a device.
     pub(super) listings: Vec<Vec<u32>>,
-    /// For each micro-batch size, a lower bound on the time of all micro-batches on one device of the highest speed.
+    /// Lower bound for each micro-batch size: the time of all micro-batches on one device of the highest speed.
     pub(super) min_s: Vec<f64>,
 }
 
@@ -109,15 +113,19 @@ impl<'a> Patterns<'a> {
         Some(Self { tasks, cluster, model, line, layers, in_order, listings: listings(cluster), min_s })
     }
 
-    /// Returns the plans with the shortest paths for each micro-batch size and number of stages: first the best ones,
-    /// shortest first, then the second best ones. Paths are shorter than `limit_s`, and than `hopeful` times the
-    /// shortest path of fewer stages. With `is_brief`, only a few patterns are tried.
+    /// Returns the plans with the shortest paths for each micro-batch size and number of stages.
+    ///
+    /// The best plan of each comes first, shortest first, then the second best ones. Paths are shorter than `limit_s`,
+    /// and than `hopeful` times the shortest path of fewer stages. With `is_brief`, only a few patterns are tried.
     pub(crate) fn plans(&self, limit_s: f64, hopeful: f64, is_brief: bool, control: &Control) -> Vec<UnscheduledPlan> {
         let max_stages = self.tasks[0].settings.max_stages as usize;
         let is_many = self.cluster.machines.len() > placement::MANY_NODES;
         let mut best: BTreeMap<(usize, usize), Vec<FoundPlan>> = BTreeMap::new();
+        // Each result lowers the limit for later numbers of stages, so many of their patterns are rejected by a lower
+        // bound.
         let mut limit_s = limit_s;
         for stages in placement::STAGE_COUNTS.into_iter().filter(|&stages| stages <= max_stages) {
+            // On clusters with many nodes each pattern takes long, so only powers of two and three times these are tried.
             let is_round = stages.is_power_of_two() || (stages.is_multiple_of(3) && (stages / 3).is_power_of_two());
             let listings: Vec<usize> = (self.listings.iter().enumerate())
                 .filter(|(_, devices)| {
@@ -131,10 +139,11 @@ impl<'a> Patterns<'a> {
             let shaped: Vec<Vec<Shaped>> = (listings.into_par_iter())
                 .map_init(
                     || PlanScorer::new(self.tasks, self.cluster, placement::PATTERN_SYNCS),
-                    |judge, listing| self.of_listing(listing, stages, limit_s, judge, control),
+                    |scorer, listing| self.of_listing(listing, stages, limit_s, scorer, control),
                 )
                 .collect();
-            // Other machines, or another order, often make no difference to any stage or link.
+            // Other nodes, or another order of nodes, often lead to the same stages and links. Such shapes have equal
+            // cuts, so each is cut only once.
             let mut shaped: Vec<Shaped> = shaped.into_iter().flatten().collect();
             let mut known: FxHashSet<(Arc<[u64]>, usize)> = FxHashSet::default();
             for Shaped { tasks, shape, .. } in &mut shaped {
@@ -144,9 +153,11 @@ impl<'a> Patterns<'a> {
             let found: Vec<Vec<(usize, FoundPlan)>> = (shaped.into_par_iter())
                 .map_init(
                     || (PlanScorer::new(self.tasks, self.cluster, placement::PATTERN_SYNCS), Reached::new(limit_s)),
-                    |(judge, reached), shaped| self.of_shape(shaped, limit_s, judge, reached, control),
+                    |(scorer, reached), shaped| self.of_shape(shaped, limit_s, scorer, reached, control),
                 )
                 .collect();
+            // Limits change only between numbers of stages, never inside the parallel loop, so results do not depend on
+            // the number of threads.
             for (task, found) in found.into_iter().flatten() {
                 limit_s = limit_s.min(hopeful * found.path_s);
                 let kept = best.entry((task, found.pattern.stages)).or_default();
@@ -165,47 +176,50 @@ impl<'a> Patterns<'a> {
             })
             .collect();
         plans.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-        let parted: Vec<Option<(f64, UnscheduledPlan)>> = (plans.par_iter().take(placement::SPLIT_PLANS))
+        // In a pattern at most one end stage differs in size from the others. Splitting an end stage reaches further
+        // plans.
+        let split: Vec<Option<(f64, UnscheduledPlan)>> = (plans.par_iter().take(placement::SPLIT_PLANS))
             .map_init(
                 || PlanScorer::new(self.tasks, self.cluster, placement::PATTERN_SYNCS),
-                |judge, (_, path_s, plan)| {
+                |scorer, (_, path_s, plan)| {
                     if control.should_stop() {
                         None
                     } else {
-                        self.parted(plan, placement::SPLIT_TOLERANCE * path_s, judge)
+                        self.split_end_stage(plan, placement::SPLIT_TOLERANCE * path_s, scorer)
                     }
                 },
             )
             .collect();
-        plans.extend(parted.into_iter().flatten().map(|(path_s, plan)| (0, path_s, plan)));
+        plans.extend(split.into_iter().flatten().map(|(path_s, plan)| (0, path_s, plan)));
         plans.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         plans.into_iter().map(|(.., plan)| plan).collect()
     }
 
-    /// Returns a relaxed plan on each list of devices.
-    pub(crate) fn placed(&self, task: usize, twin: &RelaxedPlan) -> Vec<UnscheduledPlan> {
-        let (machines, all) = (self.cluster.machines.len(), twin.replicas.iter().sum::<u32>() as usize);
+    /// Places a relaxed plan on each list of devices that is long enough.
+    pub(crate) fn placed(&self, task: usize, relaxed_plan: &RelaxedPlan) -> Vec<UnscheduledPlan> {
+        let (machines, all) = (self.cluster.machines.len(), relaxed_plan.replicas.iter().sum::<u32>() as usize);
         (self.listings.iter())
             .filter(|listing| listing.len() >= all)
             .map(|listing| {
-                let mut counts = vec![0; twin.replicas.len() * machines];
-                let stages_of =
-                    (0..).zip(&twin.replicas).flat_map(|(stage, &count)| std::iter::repeat_n(stage, count as usize));
+                let mut counts = vec![0; relaxed_plan.replicas.len() * machines];
+                let stages_of = (0..)
+                    .zip(&relaxed_plan.replicas)
+                    .flat_map(|(stage, &count)| std::iter::repeat_n(stage, count as usize));
                 stages_of
                     .zip(listing)
                     .for_each(|(stage, &machine): (usize, _)| counts[stage * machines + machine as usize] += 1);
-                UnscheduledPlan::new(self.cluster, task, twin.cuts.clone(), counts)
+                UnscheduledPlan::new(self.cluster, task, relaxed_plan.cuts.clone(), counts)
             })
             .collect()
     }
 
-    /// Splits the first or the last stage of a plan in two. Returns the best such plan, if it is shorter than
-    /// `limit_s`.
-    fn parted(
+    /// Splits the first or the last stage of a plan in two, which share its devices. Returns the best such plan if its
+    /// path is shorter than `limit_s`.
+    fn split_end_stage(
         &self,
         plan: &UnscheduledPlan,
         limit_s: f64,
-        judge: &mut PlanScorer<'_>,
+        scorer: &mut PlanScorer<'_>,
     ) -> Option<(f64, UnscheduledPlan)> {
         let (task, machines) = (self.tasks[plan.task], self.cluster.machines.len());
         if plan.stages() as u64 >= u64::from(task.settings.max_stages) || plan.stages() + 1 >= self.line.len() {
@@ -232,27 +246,27 @@ impl<'a> Patterns<'a> {
                 let rows = (0..plan.stages())
                     .flat_map(|stage| if stage == at { vec![&one[..], &other[..]] } else { vec![plan.row(stage)] });
                 let counts: Vec<u32> = rows.flatten().copied().collect();
-                let mut sketch = UnscheduledPlan::new(self.cluster, plan.task, vec![0; plan.stages() + 2], counts);
+                let mut unscheduled = UnscheduledPlan::new(self.cluster, plan.task, vec![0; plan.stages() + 2], counts);
                 let limit_s = best.as_ref().map_or(limit_s, |(path_s, _)| *path_s);
-                let shape = Shape::of(&mut sketch, judge);
+                let shape = Shape::of(&mut unscheduled, scorer);
                 let Some(cuts) = self.best_cuts(&shape, plan.task, limit_s, &mut reached) else { continue };
-                sketch.recut(plan.task, cuts);
-                let judged = judge.judge(&mut sketch, limit_s);
-                if judged.overflow == 0.0 && judged.path_s < limit_s {
-                    best = Some((judged.path_s, sketch));
+                unscheduled.set_cuts(plan.task, cuts);
+                let score = scorer.score(&mut unscheduled, limit_s);
+                if score.overflow == 0.0 && score.path_s < limit_s {
+                    best = Some((score.path_s, unscheduled));
                 }
             }
         }
         best
     }
 
-    /// Returns all patterns with a list of devices and a number of stages.
+    /// Returns the shapes of all patterns with a given list of devices and number of stages.
     fn of_listing(
         &self,
         listing: usize,
         stages: usize,
         limit_s: f64,
-        judge: &mut PlanScorer<'_>,
+        scorer: &mut PlanScorer<'_>,
         control: &Control,
     ) -> Vec<Shaped> {
         if control.should_stop() {
@@ -265,7 +279,7 @@ impl<'a> Patterns<'a> {
             let mut want = |shares| wanted.entry(shares).or_default().push(index);
             let each = devices / stages as u32;
             if self.min_s[index] / stages as f64 >= limit_s {
-                continue; // some stage works no shorter than the mean
+                continue; // the longest stage takes at least the mean of all stages
             }
             for replicas in replicas(task, each) {
                 want(Shares::Even(replicas));
@@ -274,7 +288,7 @@ impl<'a> Patterns<'a> {
             if !devices.is_multiple_of(stages as u32) && is_allowed(each) && is_allowed(each + 1) {
                 want(Shares::All);
             }
-            // Few devices beside all others.
+            // One end stage on few devices, and the rest shared by the other stages: the first layers often send most.
             let max_stages = if is_many { 2 } else { placement::MAX_STAGES_BESIDE_FEW };
             if (2..=max_stages).contains(&stages) && devices == self.cluster.devices() {
                 let doubled = std::iter::successors(Some(1), |few| Some(few * 2)).take_while(|&few| few < each);
@@ -294,19 +308,19 @@ impl<'a> Patterns<'a> {
                 return all;
             }
             let Some(counts) = self.counts(pattern) else { continue };
-            let mut sketch = UnscheduledPlan::new(self.cluster, tasks[0], vec![0; stages + 1], counts);
-            let shape = Shape::of(&mut sketch, judge);
-            all.push(Shaped { pattern, tasks, shape, sketch: sketch.without_devices() });
+            let mut unscheduled = UnscheduledPlan::new(self.cluster, tasks[0], vec![0; stages + 1], counts);
+            let shape = Shape::of(&mut unscheduled, scorer);
+            all.push(Shaped { pattern, tasks, shape, unscheduled: unscheduled.without_devices() });
         }
         all
     }
 
-    /// Returns the best plan of a pattern for each of its micro-batch sizes.
+    /// Returns the best cuts of a pattern for each of its micro-batch sizes.
     fn of_shape(
         &self,
-        Shaped { pattern, tasks, shape, mut sketch }: Shaped,
+        Shaped { pattern, tasks, shape, mut unscheduled }: Shaped,
         limit_s: f64,
-        judge: &mut PlanScorer<'_>,
+        scorer: &mut PlanScorer<'_>,
         reached: &mut Reached,
         control: &Control,
     ) -> Vec<(usize, FoundPlan)> {
@@ -316,16 +330,18 @@ impl<'a> Patterns<'a> {
                 return all;
             }
             let Some(cuts) = self.best_cuts(&shape, task, limit_s, reached) else { continue };
-            sketch.recut(task, cuts);
-            let judged = judge.judge(&mut sketch, limit_s);
-            if judged.overflow == 0.0 && judged.path_s < limit_s {
-                all.push((task, FoundPlan { path_s: judged.path_s, pattern, cuts: sketch.cuts.clone() }));
+            unscheduled.set_cuts(task, cuts);
+            let score = scorer.score(&mut unscheduled, limit_s);
+            // Cuts were chosen by stages alone. The path may still reach the limit, or further micro-batches in flight
+            // may not fit.
+            if score.overflow == 0.0 && score.path_s < limit_s {
+                all.push((task, FoundPlan { path_s: score.path_s, pattern, cuts: unscheduled.cuts.clone() }));
             }
         }
         all
     }
 
-    /// Returns the devices of each stage on each node. Returns `None` if the list has too few.
+    /// Returns the devices of each stage on each node, or `None` if the list has too few devices.
     fn counts(&self, Pattern { listing, stages, shares }: Pattern) -> Option<Vec<u32>> {
         let machines = self.cluster.machines.len();
         let listing = &self.listings[listing];
@@ -345,7 +361,8 @@ impl<'a> Patterns<'a> {
             Shares::FewFirst(few, replicas) | Shares::FewLast(few, replicas) => {
                 let is_first = matches!(shares, Shares::FewFirst(..));
                 let mut used = vec![0_u32; machines];
-                // The last machines of the list, one device of each in turn.
+                // The few devices come from the last nodes of the list, one from each in turn, so that their ports
+                // share the transfers.
                 let mut order: Vec<u32> = Vec::new();
                 let mut known = vec![false; machines];
                 for &machine in listing.iter().rev() {
@@ -384,12 +401,14 @@ impl<'a> Patterns<'a> {
     }
 }
 
-/// Returns replica counts to try: the largest allowed one up to `most`, and the smallest one with the same share.
+/// Returns the replica counts to try: the largest allowed count up to `most`, and the smallest count with the same
+/// share.
 fn replicas(task: &Subproblem<'_>, most: u32) -> Vec<u32> {
     let Some(most) = (1..=most).rev().find(|&replicas| task.share[replicas as usize].is_some()) else {
         return Vec::new();
     };
     let share = task.share[most as usize];
     let fewest = (1..=most).find(|&replicas| task.share[replicas as usize] == share).unwrap_or(most);
+    // Fewer replicas with the same share compute equally fast, and their all-reduce is shorter.
     if fewest < most { vec![most, fewest] } else { vec![most] }
 }

@@ -1,8 +1,8 @@
-//! Where stages may be placed: occupied devices as a multiset of nodes, never as a set of devices.
+//! Placements of stages. Occupied devices are represented as a multiset of nodes, not as a set of devices.
 //!
-//! Nodes of the same size, memory and speed are interchangeable. So a *situation* only counts how many nodes of a class have
-//! how many free devices and how many devices of the stage placed last. Stages are placed from the last one to the first. A
-//! *move* places the next one.
+//! Nodes of equal size, memory and speed are interchangeable. So a *situation* only counts the nodes of each class by
+//! their free devices and by their devices of the stage placed last. Stages are placed from the last one to the first,
+//! and a *move* places the next one.
 
 use crate::planner::effort::passes;
 use crate::planner::hybrid::{
@@ -15,20 +15,22 @@ use rustc_hash::FxHashMap;
 
 use crate::cost::network::{Cluster, Machine, Rate};
 
-/// Returns for each replica count whether a stage may have it, given the share of each count.
+/// Returns for each replica count whether a stage may have it. `share` holds the share of each count.
 ///
-/// On large clusters, a stage of whole nodes only takes another node if that makes its share smaller.
+/// On large clusters, a stage of whole nodes takes another node only if that makes its share smaller.
 fn useful(cluster: &Cluster, share: &[Option<u32>]) -> Vec<bool> {
     let size = cluster.machines.iter().map(|machine| machine.devices as usize).max().unwrap_or(1);
     let is_large = cluster.devices() > passes::FINE_DEVICES;
     (share.iter().enumerate())
         .map(|(replicas, share_now)| {
+            // Compares with the count of one node less. If the share is equal, the additional node would not speed up
+            // the stage.
             share_now.is_some() && !(is_large && replicas > size && *share_now == share[replicas - size])
         })
         .collect()
 }
 
-/// `count` nodes that agree in their class, their free devices and their devices of the stage placed last.
+/// A group of `count` nodes with equal class, equal free devices and equal devices of the stage placed last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct NodeGroup {
     class: u16,
@@ -40,11 +42,11 @@ struct NodeGroup {
 /// A placement of the next stage.
 #[derive(Debug, Clone)]
 pub(crate) struct PlacementMove {
-    /// Situation after it, or what its space makes this from.
+    /// Situation after the move. In the relaxed space, the value from which that space computes it.
     pub next: u32,
-    /// Devices it takes.
+    /// Number of devices it takes.
     pub replicas: u32,
-    /// Smallest number of devices, where a range of numbers counts as one.
+    /// Smallest number of devices, if the move stands for a range of numbers.
     pub fewest: u32,
     /// Transfer rate from the new stage to the one placed before it.
     pub transfer: Rate,
@@ -52,27 +54,27 @@ pub(crate) struct PlacementMove {
     pub sync: Rate,
     /// Speed of the slowest device that it takes.
     pub speed: f64,
-    /// Memory of the smallest device that it takes, or an upper bound on it where several moves count as one.
+    /// Memory of the smallest device that it takes, or an upper bound on it if the move stands for several.
     pub memory_bytes: f64,
-    /// Number of the combination of replicas, all-reduce rate, speed and memory, from which the stage's own costs
-    /// follow.
+    /// Number of the cost class: the combination of replicas, all-reduce rate, speed and memory, which decides the
+    /// stage's own costs.
     pub price: u32,
-    /// Devices that stay free on its node. `None` if it takes several nodes.
+    /// Devices that stay free on its node, or `None` if it takes several nodes.
     pub room: Option<u32>,
-    /// Device class, in the relaxed space.
+    /// Device class. Only the relaxed space uses it.
     pub kind: u16,
-    /// `(class, free before, devices of the last stage, devices taken, nodes)` of the nodes that it takes devices of.
+    /// Nodes that it takes devices of: `(class, free before, devices of the last stage, devices taken, nodes)`.
     pub takes: Vec<(u16, u32, u32, u32, u32)>,
 }
 
-/// Numbers the combinations of devices with which stages of the same layers cost the same.
+/// Cost classes: combinations of devices on which stages with equal layers have equal costs.
 #[derive(Debug, Default)]
 pub(crate) struct Prices {
     known: FxHashMap<[u64; 5], u32>,
 }
 
 impl Prices {
-    /// Returns the number of a combination.
+    /// Returns the number of a cost class, new or known.
     pub(crate) fn of(&mut self, replicas: u32, sync: Rate, speed: f64, memory_bytes: f64) -> u32 {
         let [s_per_byte, latency_s] = [sync.s_per_byte, sync.latency_s].map(f64::to_bits);
         let next = self.known.len() as u32;
@@ -83,13 +85,13 @@ impl Prices {
 
 /// A space of placements: situations of free devices, and moves between them.
 pub(crate) trait Placements {
-    /// Whether moves are placements, so that complete labels are plans.
+    /// Whether moves are real placements, so that complete labels are plans.
     const IS_REAL: bool;
 
-    /// Free devices of a situation, before it has a number.
+    /// Free devices of a situation that has no number yet. Most moves are rejected before their situation needs one.
     type FreeDevices: Copy;
 
-    /// Returns bounds on the links of its placements.
+    /// Returns bounds on the links of all placements in the space.
     fn links(&self) -> &Links;
 
     /// Returns the free devices of a situation. Situation 0 is the empty cluster.
@@ -98,16 +100,16 @@ pub(crate) trait Placements {
     /// Returns the number of free devices.
     fn free(&self, rest: Self::FreeDevices) -> u32;
 
-    /// Returns an upper bound on the sum of their speeds.
+    /// Returns an upper bound on the sum of the speeds of the free devices.
     fn free_speed(&self, rest: Self::FreeDevices) -> f64;
 
-    /// Returns an upper bound on their units.
+    /// Returns an upper bound on the sum of the units of the free devices.
     fn free_units(&self, rest: Self::FreeDevices) -> u32;
 
-    /// Returns every move from a situation, fewest replicas first.
+    /// Returns all moves from a situation, fewest replicas first.
     fn moves(&mut self, situation: u32) -> Arc<[PlacementMove]>;
 
-    /// Returns the free devices after a move, if there are enough for it.
+    /// Returns the free devices after a move, or `None` if there are not enough for it.
     fn after(&self, situation: u32, choice: &PlacementMove) -> Option<Self::FreeDevices>;
 
     /// Returns the situation with these free devices.
@@ -117,8 +119,9 @@ pub(crate) trait Placements {
 /// All situations that the search has reached, and the moves between them.
 pub(crate) struct Space<'a> {
     cluster: &'a Cluster,
-    /// Distinct machines, and for each machine which of them it is.
+    /// Distinct machines, in order of appearance.
     classes: Vec<Machine>,
+    /// Index into `classes` for each machine.
     class_of: Vec<usize>,
     /// Units of a device of each class.
     units: Vec<u32>,
@@ -127,15 +130,15 @@ pub(crate) struct Space<'a> {
     index: FxHashMap<Vec<NodeGroup>, u32>,
     moves: Vec<Option<Arc<[PlacementMove]>>>,
     prices: Prices,
-    /// Whether the space has every placement.
+    /// Whether the space has every placement, not only node-aligned ones.
     pub exact: bool,
     links: Links,
-    /// For each replica count, whether a stage may have it.
+    /// Whether a stage may have each replica count.
     allowed: Vec<bool>,
 }
 
 impl<'a> Space<'a> {
-    /// Returns the space with situation 0, in which all devices are free.
+    /// Creates the space with situation 0, in which all devices are free.
     pub(crate) fn new(task: &Subproblem<'a>) -> Self {
         let cluster = task.cluster;
         let (classes, class_of) = cluster.classes();
@@ -144,10 +147,13 @@ impl<'a> Space<'a> {
         for (class, &Machine { devices, .. }) in classes.iter().enumerate() {
             let count = class_of.iter().filter(|&&other| other == class).count() as u32;
             start.push(NodeGroup { class: class as u16, free: devices, last: 0, count });
-            // Multisets of `count` out of the pairs (free, last) with free + last <= devices.
+            // The number of multisets of `count` nodes, each with one of the pairs (free, last) with free + last <=
+            // devices. This upper bound decides whether all placements can be searched.
             let pairs = f64::from((devices + 1) * (devices + 2)) / 2.0;
             situations_at_most *= (1..=count).map(|n| (pairs - 1.0 + f64::from(n)) / f64::from(n)).product::<f64>();
         }
+        // Above this number of situations, exact passes would take too long, and node-aligned placements are searched
+        // instead.
         let exact = situations_at_most <= passes::EXACT_SITUATIONS;
         let size = classes.first().map_or(1, |class| class.devices);
         let is_even = classes.iter().all(|class| class.devices == size);
@@ -171,7 +177,9 @@ impl<'a> Space<'a> {
         space
     }
 
+    /// Returns the number of a situation, new or known. `groups` may be unsorted and contain equal groups.
     fn intern(&mut self, mut groups: Vec<NodeGroup>) -> u32 {
+        // A canonical form makes equal multisets equal as vectors.
         groups.retain(|group| group.count > 0);
         groups.sort_unstable();
         groups.dedup_by(|b, a| {
@@ -192,18 +200,22 @@ impl<'a> Space<'a> {
         id
     }
 
+    /// Returns whether the cluster is small enough for stages that begin or end in partly used nodes.
     fn fine(&self) -> bool {
         self.cluster.devices() <= passes::FINE_DEVICES
     }
 
+    /// Returns the number of nodes that may be partly used at a time in node-aligned placements.
     fn open_limit(&self) -> u32 {
         if self.fine() { 2 } else { 1 }
     }
 
+    /// Returns the devices of one node of each class.
     fn sizes(&self) -> Vec<u32> {
         self.classes.iter().map(|class| class.devices).collect()
     }
 
+    /// Returns the move for a choice of devices, or `None` if a stage may not have that number of replicas.
     fn apply(&mut self, groups: &[NodeGroup], choice: &[(usize, u32, u32)]) -> Option<PlacementMove> {
         let replicas: u32 = choice.iter().map(|&(_, taken, machines)| taken * machines).sum();
         if replicas == 0 || !self.allowed[replicas as usize] {
@@ -226,6 +238,7 @@ impl<'a> Space<'a> {
             speed = speed.min(class.speed);
             memory_bytes = memory_bytes.min(class.memory_bytes);
         }
+        // Nodes that this stage leaves alone still matter: the stage behind it may be on them, and then receives there.
         for (group, &count) in groups.iter().zip(&rest) {
             after.push(NodeGroup { last: 0, count, ..*group });
             if group.last > 0 && count > 0 {
@@ -236,7 +249,9 @@ impl<'a> Space<'a> {
             [(index, taken, 1)] => Some(groups[index].free - taken),
             _ => None,
         };
+        // The last stage of the pipeline has no stage behind it to send to.
         let first = pairs.iter().all(|&(_, receivers, _)| receivers == 0);
+        // A stage with one replica has no all-reduce, and so also pays no latency for it.
         let sync = if replicas > 1 { self.cluster.all_reduce(machines, widest) } else { Rate::default() };
         Some(PlacementMove {
             transfer: if first { Rate::default() } else { self.cluster.transfer(&pairs) },
@@ -253,9 +268,9 @@ impl<'a> Space<'a> {
         })
     }
 
-    /// Returns the devices of each stage, the first one first, for moves from the last stage to the first.
+    /// Returns the devices of each stage, first stage first, for moves from the last stage to the first.
     ///
-    /// Equal nodes are named so that device numbers ascend with the stages where possible.
+    /// Equal nodes are numbered so that device numbers ascend with the stages where possible.
     pub(crate) fn devices(&self, moves: &[PlacementMove]) -> Vec<Vec<(u32, u32)>> {
         let machine_count = self.class_of.len();
         let mut free: Vec<u32> = self.cluster.machines.iter().map(|machine| machine.devices).collect();
@@ -263,6 +278,7 @@ impl<'a> Space<'a> {
         let mut stages: Vec<Vec<(u32, u32)>> = Vec::new();
         for step in moves {
             let mut touched = vec![0_u32; machine_count];
+            // Moves name groups of equal nodes. Any nodes in the right state do, since equal nodes are interchangeable.
             for &(class, was_free, was_last, taken, machines) in &step.takes {
                 let alike: Vec<usize> = (0..machine_count)
                     .filter(|&m| {
@@ -289,11 +305,11 @@ impl<'a> Space<'a> {
             last = touched;
         }
         stages.reverse();
-        // Rename machines inside each class by first appearance.
+        // Renumber the nodes of each class by first appearance.
         let mut name = vec![None; machine_count];
         let mut next: Vec<usize> = vec![0; self.classes.len()];
         for stage in &mut stages {
-            // Machines shared with earlier stages keep their names; fuller ones come first among new ones.
+            // Nodes shared with earlier stages keep their numbers. Among new nodes, those with more devices come first.
             let mut order: Vec<(u32, u32)> = stage.clone();
             order
                 .sort_by_key(|&(machine, count)| (name[machine as usize].is_none(), std::cmp::Reverse(count), machine));
@@ -349,7 +365,7 @@ impl Placements for Space<'_> {
             return moves.clone();
         }
         let groups = self.situations[situation as usize].clone();
-        // One entry for each group and number taken: how many of its machines give that many devices.
+        // Each entry states for a group and a number of devices how many of its nodes give that number.
         let mut choices: Vec<DeviceChoice> = Vec::new();
         if self.exact {
             every_choice(&groups, 0, &mut Vec::new(), &mut choices);
@@ -358,6 +374,7 @@ impl Placements for Space<'_> {
         }
         let mut moves: Vec<PlacementMove> =
             choices.into_iter().filter_map(|choice| self.apply(&groups, &choice)).collect();
+        // Situations are numbered in the order in which they are reached, so this order is reproducible.
         moves.sort_by(|a, b| a.replicas.cmp(&b.replicas).then(a.next.cmp(&b.next)));
         let moves: Arc<[PlacementMove]> = moves.into();
         self.moves[situation as usize] = Some(moves.clone());
@@ -376,7 +393,7 @@ impl Placements for Space<'_> {
 /// Devices that a move takes: `(group, devices taken from each node, nodes)`.
 type DeviceChoice = Vec<(usize, u32, u32)>;
 
-/// Adds all choices of devices from the nodes of `groups[at..]`, after those of `so_far`.
+/// Adds all choices of devices from the nodes of `groups[at..]` to `choices`, each after the devices in `so_far`.
 fn every_choice(groups: &[NodeGroup], at: usize, so_far: &mut DeviceChoice, choices: &mut Vec<DeviceChoice>) {
     match groups.get(at) {
         Some(group) => split_group(groups, at, group.count, group.free, so_far, choices),
@@ -384,8 +401,8 @@ fn every_choice(groups: &[NodeGroup], at: usize, so_far: &mut DeviceChoice, choi
     }
 }
 
-/// Adds all choices in which `machines` nodes of group `at` give at most `most` devices each. They are equal, so the
-/// ones that give more come first.
+/// Adds all choices in which `machines` nodes of group `at` give at most `most` devices each. The nodes are equal, so
+/// nodes that give more come first, and each multiset is generated once.
 fn split_group(
     groups: &[NodeGroup],
     at: usize,
@@ -406,7 +423,7 @@ fn split_group(
     }
 }
 
-/// Adds the node-aligned choices: inside one node, or whole nodes that begin or end in a partly used one.
+/// Adds the node-aligned choices: devices of one node, or whole nodes with a partly used node at either end.
 fn node_aligned_choices(
     groups: &[NodeGroup],
     open_limit: u32,
@@ -420,12 +437,14 @@ fn node_aligned_choices(
     for (index, group) in groups.iter().enumerate().filter(|(_, group)| group.free > 0) {
         for taken in 1..=group.free {
             let stays_open = taken < group.free;
+            // Partly used nodes multiply the situations, so their number is limited after each stage.
             if open + u32::from(stays_open) - u32::from(is_open(group)) <= open_limit {
                 choices.push(vec![(index, taken, 1)]);
             }
         }
     }
     for (index, group) in groups.iter().enumerate().filter(|(_, group)| group.free > 0 && !is_open(group)) {
+        // A stage of several nodes may begin in a partly used node: then it takes all devices that are free there.
         let begins = std::iter::once(None)
             .chain(groups.iter().enumerate().filter(|(_, begin)| fine && is_open(begin)).map(|(at, _)| Some(at)));
         for begin in begins {

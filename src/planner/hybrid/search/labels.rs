@@ -1,43 +1,45 @@
-//! Labels of a pass: suffixes of the pipeline, and which of them are not dominated.
+//! Labels of a pass: suffixes of the pipeline, with a dominance check among them.
 
 use crate::planner::effort::{passes, work};
 use crate::planner::hybrid::bounds::paths::Paths;
 use rustc_hash::FxHashMap;
 
-/// A suffix of the pipeline.
+/// A suffix of the pipeline: its stages from some cut to the model's end.
 #[derive(Debug, Clone)]
 pub(crate) struct Label {
-    /// Lengths of its critical paths.
+    /// Lengths of critical paths through the suffix.
     pub paths: Paths,
-    /// Lower bound on the step of plans that end in it.
+    /// Lower bound on the step of plans that end in this suffix.
     pub bound_s: f64,
-    /// Cut where it begins.
+    /// Cut where the suffix begins.
     pub cut: u32,
-    /// Situation of the devices, with its stages placed.
+    /// Index of the free devices that remain beside the stages of the suffix.
     pub situation: u32,
-    /// Number of its stages.
+    /// Number of stages of the suffix.
     pub stages: u32,
-    /// Range of micro-batches in flight of its first stage.
+    /// Smallest number of micro-batches in flight of the first stage.
     pub min_in_flight: u32,
+    /// Largest number of micro-batches in flight of the first stage. Between the two it is undecided.
     pub max_in_flight: u32,
-    /// Label that it was made from, and index of the move that made it.
+    /// Index of the label that this one extends.
     pub parent: u32,
+    /// Index of the placement move that added the first stage.
     pub move_index: u32,
 }
 
-/// Labels that agree in `(situation, stages, max_in_flights)` compete.
+/// Labels with equal `(situation, stages, range in flight)` compete: they have the same completions at the same costs.
 type Bucket = (u32, u32, (u32, u32));
 
-/// Labels of a pass. Those that are not dominated are in `waiting` and `complete`.
+/// All labels of a pass. The indices of labels that are not dominated are in `waiting` and `complete`.
 pub(crate) struct Labels {
-    /// All labels, in the order in which they were made.
+    /// All labels in order of creation, including dominated ones, which may be parents of others.
     pub all: Vec<Label>,
-    /// Labels to extend, by cut.
+    /// Indices of labels to extend, by cut.
     pub waiting: Vec<FxHashMap<Bucket, Vec<u32>>>,
-    /// Labels of complete plans.
+    /// Indices of labels of complete plans.
     pub complete: Vec<u32>,
     micro_batches: u32,
-    /// Work of comparing labels.
+    /// Work of comparing labels, in work units.
     pub work: u64,
 }
 
@@ -52,13 +54,15 @@ impl Labels {
         }
     }
 
-    /// Adds a label, unless a rival dominates it. Drops the rivals that it dominates.
+    /// Adds a label unless a competing label dominates it, and drops competing labels that it dominates.
     pub(crate) fn add(&mut self, label: Label) {
         let count = self.micro_batches;
         let id = self.all.len() as u32;
+        // Complete labels never compete: no stage follows, so their bound is final.
         if label.cut == 0 {
             self.complete.push(id);
             self.all.push(label);
+            // Truncate rarely: sorting after every plan would cost more than the memory of some extra plans.
             if self.complete.len() >= 16 * passes::PLANS_OF_PASS {
                 self.keep_best_plans();
             }
@@ -68,6 +72,8 @@ impl Labels {
             .entry((label.situation, label.stages, (label.min_in_flight, label.max_in_flight)))
             .or_default();
         self.work += work::COMPARE_LABELS * rivals.len() as u64;
+        // Equal labels dominate each other. The earlier one stays, so dominance never runs in a circle, as the proof
+        // needs.
         if rivals.iter().any(|&rival| self.all[rival as usize].paths.dominates(&label.paths, count)) {
             return;
         }
@@ -76,11 +82,13 @@ impl Labels {
         self.all.push(label);
     }
 
-    /// Sorts labels by their bound. Equal ones keep the order in which they were made.
+    /// Sorts labels by their bound. Labels with equal bounds keep their order of creation, so that passes are
+    /// reproducible.
     pub(crate) fn sort(&self, ids: &mut [u32]) {
         ids.sort_by(|&a, &b| self.all[a as usize].bound_s.total_cmp(&self.all[b as usize].bound_s).then(a.cmp(&b)));
     }
 
+    /// Keeps the complete plans with the lowest bounds, at most [`passes::PLANS_OF_PASS`].
     pub(crate) fn keep_best_plans(&mut self) {
         let mut complete = std::mem::take(&mut self.complete);
         self.sort(&mut complete);

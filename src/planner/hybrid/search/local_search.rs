@@ -13,61 +13,67 @@ use crate::planner::hybrid::{
     },
 };
 
-/// A plan, and the numbers in flight that its stages should have.
+/// A neighbor of a plan, and the numbers of micro-batches in flight that its stages should have if memory allows.
 type Neighbour = (CandidatePlan, Vec<u32>);
 
-/// Returns the plan that local search ends at. It changes one cut, one device or one number in flight at a time.
+/// Runs local search and returns its best plan. Neighbors differ in one cut, one device or one number in flight.
 pub(crate) fn improve(
     model: &LayerSums,
-    pricer: &mut PlanEvaluator<'_>,
+    evaluator: &mut PlanEvaluator<'_>,
     start: (f64, CandidatePlan),
     effort: WorkBudget,
     control: &Control,
 ) -> (f64, CandidatePlan) {
-    climb(pricer, start, effort, control, |pricer, plan, ranges| {
-        let mut plans = shifts(model, plan, ranges, &pricer.alike(plan));
+    climb(evaluator, start, effort, control, |evaluator, plan, ranges| {
+        let mut plans = shifts(model, plan, ranges, &evaluator.alike(plan));
         plans.extend(warm_ups(plan, ranges));
         plans
     })
 }
 
-/// Returns the better one of `best` and the stages of `plan` with other numbers in flight. All choices are tried if
-/// they are few. Otherwise local search starts from the best of `plan` and of choices with short paths.
+/// Returns the better one of `best` and the stages of `plan` with other numbers of micro-batches in flight.
+///
+/// All combinations are tried if they are few. Otherwise local search starts from the best one of `plan` and of
+/// combinations with short paths.
 pub(crate) fn improve_warm_ups(
-    pricer: &mut PlanEvaluator<'_>,
+    evaluator: &mut PlanEvaluator<'_>,
     best: (f64, CandidatePlan),
     plan: &(f64, CandidatePlan),
     effort: WorkBudget,
     control: &Control,
 ) -> (f64, CandidatePlan) {
-    let Ok(prices) = pricer.stages(&plan.1) else { return best };
+    let Ok(stage_costs) = evaluator.stages(&plan.1) else { return best };
     let micro_batch = plan.1.micro_batch;
-    let Some(ranges) = pricer.ranges_of(&prices, micro_batch) else { return best };
+    let Some(ranges) = evaluator.ranges_of(&stage_costs, micro_batch) else { return best };
     // Below this difference two sums of the same times differ by rounding alone.
     let limit_s = |best_s: f64| best_s * (1.0 - 1e-12);
-    if pricer.max_path_s(&prices, ranges.iter().copied(), micro_batch) >= limit_s(best.0) {
-        return best; // whatever the windows
+    // The longest path over all ranges is a lower bound for every choice of numbers in flight, so one test may end the
+    // search.
+    if evaluator.max_path_s(&stage_costs, ranges.iter().copied(), micro_batch) >= limit_s(best.0) {
+        return best;
     }
+    // The number of combinations is exponential in the number of stages.
     let Some(all) = every(&ranges, passes::ALL_WINDOWS) else {
-        let promising = promising(&prices, &ranges, pricer.settings.global_batch / micro_batch);
+        let promising = promising(&stage_costs, &ranges, evaluator.settings.global_batch / micro_batch);
         let priced = promising.into_iter().filter_map(|max_in_flights| {
-            let step_s = pricer.step_s(&prices, &max_in_flights, micro_batch).ok()?;
+            let step_s = evaluator.step_s(&stage_costs, &max_in_flights, micro_batch).ok()?;
             Some((step_s, max_in_flights))
         });
         let start = (plan.0, plan.1.max_in_flights());
         let (step_s, max_in_flights) = priced.fold(start, |best, found| if found.0 < best.0 { found } else { best });
         let start = (step_s, plan.1.clone().with_max_in_flights(&max_in_flights));
-        let found = climb(pricer, start, effort, control, |_, plan, ranges| warm_ups(plan, ranges));
+        let found = climb(evaluator, start, effort, control, |_, plan, ranges| warm_ups(plan, ranges));
         return if found.0 < best.0 { found } else { best };
     };
     let mut best = best;
-    let until = pricer.actions + effort.actions;
+    // `effort` limits the actions of this call, while the evaluator counts the actions of the whole search.
+    let until = evaluator.actions + effort.actions;
     for max_in_flights in all {
-        if pricer.actions >= until || control.should_stop() {
+        if evaluator.actions >= until || control.should_stop() {
             break;
         }
-        if pricer.path_s(&prices, &max_in_flights, micro_batch) < limit_s(best.0)
-            && let Ok(step_s) = pricer.step_s(&prices, &max_in_flights, micro_batch)
+        if evaluator.path_s(&stage_costs, &max_in_flights, micro_batch) < limit_s(best.0)
+            && let Ok(step_s) = evaluator.step_s(&stage_costs, &max_in_flights, micro_batch)
             && step_s < limit_s(best.0)
         {
             best = (step_s, plan.1.clone().with_max_in_flights(&max_in_flights));
@@ -76,19 +82,22 @@ pub(crate) fn improve_warm_ups(
     best
 }
 
-/// Returns choices of numbers in flight with short paths, found by a label search over the stages.
-fn promising(prices: &[StageCost], ranges: &Ranges, micro_batches: u32) -> Vec<Vec<u32>> {
+/// Returns combinations of numbers in flight with short paths, found by a label search over the stages.
+fn promising(stage_costs: &[StageCost], ranges: &Ranges, micro_batches: u32) -> Vec<Vec<u32>> {
     let mut labels: Vec<(Paths, Vec<u32>)> = vec![(Paths::default(), Vec::new())]; // last stage first
-    for (price, &(least, most)) in prices.iter().zip(ranges).rev() {
+    // As in the main search, suffixes that agree in the number in flight of their first stage compete by dominance. The
+    // beam makes this a heuristic: the result is only a set of starting points.
+    for (stage_cost, &(least, most)) in stage_costs.iter().zip(ranges).rev() {
         let mut longer = Vec::new();
         for max_in_flight in least..=most {
             let mut these: Vec<(Paths, Vec<u32>)> = Vec::new();
             for (paths, behind) in &labels {
+                // Numbers in flight never grow along the stages.
                 let next = behind.last().copied().unwrap_or(1);
                 if next > max_in_flight {
                     continue;
                 }
-                let paths = paths.extend(&path_stage(price, (max_in_flight, max_in_flight)), next, micro_batches);
+                let paths = paths.extend(&path_stage(stage_cost, (max_in_flight, max_in_flight)), next, micro_batches);
                 if !these.iter().any(|(rival, _)| rival.dominates(&paths, micro_batches)) {
                     these.retain(|(rival, _)| !paths.dominates(rival, micro_batches));
                     these.push((paths, behind.iter().copied().chain([max_in_flight]).collect()));
@@ -105,36 +114,39 @@ fn promising(prices: &[StageCost], ranges: &Ranges, micro_batches: u32) -> Vec<V
     labels.into_iter().map(|(_, max_in_flights)| max_in_flights.into_iter().rev().collect()).collect()
 }
 
-/// Moves to the best neighbor until none is better or the limits are reached.
+/// Replaces the plan by its best neighbor until no neighbor is better or a limit is reached.
 fn climb(
-    pricer: &mut PlanEvaluator<'_>,
+    evaluator: &mut PlanEvaluator<'_>,
     start: (f64, CandidatePlan),
     effort: WorkBudget,
     control: &Control,
     neighbours: impl Fn(&PlanEvaluator<'_>, &CandidatePlan, &Ranges) -> Vec<Neighbour>,
 ) -> (f64, CandidatePlan) {
-    let (limit, until) = (pricer.simulated + effort.improved, pricer.actions + effort.actions);
+    let (limit, until) = (evaluator.simulated + effort.improved, evaluator.actions + effort.actions);
     let mut parts_left = passes::LOCAL_SEARCH_NODES;
     let mut best = start;
     loop {
+        // The best of all neighbors is taken, not the first better one, so the result does not depend on their order.
         let mut better: Option<(f64, CandidatePlan)> = None;
-        let Ok(known) = pricer.stages(&best.1) else { return best };
-        let Some(ranges) = pricer.ranges_of(&known, best.1.micro_batch) else { return best };
-        for (plan, wanted) in neighbours(pricer, &best.1, &ranges) {
-            let is_much = pricer.simulated >= limit || pricer.actions >= until || parts_left == 0;
+        let Ok(known) = evaluator.stages(&best.1) else { return best };
+        let Some(ranges) = evaluator.ranges_of(&known, best.1.micro_batch) else { return best };
+        for (plan, wanted) in neighbours(evaluator, &best.1, &ranges) {
+            let is_much = evaluator.simulated >= limit || evaluator.actions >= until || parts_left == 0;
             if is_much || control.should_stop() {
                 break;
             }
             parts_left = parts_left.saturating_sub(plan.stages.iter().map(|stage| stage.footprint.len()).sum());
-            let Ok(prices) = pricer.stages_but(&plan, (&best.1, &known)) else { continue };
-            let ranges = pricer.ranges_of(&prices, plan.micro_batch);
+            // Only the changed stages are evaluated again. The others keep the costs of the current plan.
+            let Ok(stage_costs) = evaluator.stages_but(&plan, (&best.1, &known)) else { continue };
+            let ranges = evaluator.ranges_of(&stage_costs, plan.micro_batch);
             let Some(max_in_flights) = ranges.and_then(|ranges| nearest(&ranges, &wanted)) else { continue };
-            // Below this difference two sums of the same times differ by rounding alone.
+            // Differences below this come from the order of summation only, and accepting them could loop forever.
             let limit_s = better.as_ref().map_or(best.0, |(step_s, _)| *step_s) * (1.0 - 1e-12);
-            if pricer.path_s(&prices, &max_in_flights, plan.micro_batch) >= limit_s {
+            // The longest path bounds the step from below, so most neighbors need no simulation.
+            if evaluator.path_s(&stage_costs, &max_in_flights, plan.micro_batch) >= limit_s {
                 continue;
             }
-            let Ok(step_s) = pricer.step_s(&prices, &max_in_flights, plan.micro_batch) else { continue };
+            let Ok(step_s) = evaluator.step_s(&stage_costs, &max_in_flights, plan.micro_batch) else { continue };
             if step_s < limit_s {
                 better = Some((step_s, plan.with_max_in_flights(&max_in_flights)));
             }
@@ -146,7 +158,7 @@ fn climb(
     }
 }
 
-/// Returns plans that differ in one number in flight: by one, or as far as possible.
+/// Returns neighbors that differ in one number in flight: by one, or at an end of its range.
 fn warm_ups(plan: &CandidatePlan, ranges: &Ranges) -> Vec<Neighbour> {
     let mut plans = Vec::new();
     for (index, &(least, most)) in ranges.iter().enumerate() {
@@ -158,7 +170,7 @@ fn warm_ups(plan: &CandidatePlan, ranges: &Ranges) -> Vec<Neighbour> {
         for max_in_flight in others {
             let mut wanted = plan.max_in_flights();
             wanted[index] = max_in_flight;
-            // Windows don't grow along the stages.
+            // Numbers in flight must not grow along the stages, so later stages are lowered with this one.
             wanted[index..].iter_mut().for_each(|behind| *behind = max_in_flight.min(*behind));
             plans.push((plan.clone(), wanted));
         }
@@ -166,9 +178,9 @@ fn warm_ups(plan: &CandidatePlan, ranges: &Ranges) -> Vec<Neighbour> {
     plans
 }
 
-/// Returns plans that differ in one cut or one device.
+/// Returns neighbors that differ in one cut or in the stage of one device.
 fn shifts(model: &LayerSums, plan: &CandidatePlan, ranges: &Ranges, alike: &[u32]) -> Vec<Neighbour> {
-    // Who runs ahead as far as memory allows does so wherever the cut lies.
+    // A stage at its memory limit should stay at the limit after the change, even if the limit itself changes.
     let wanted: Vec<u32> = (plan.stages.iter().zip(ranges))
         .map(
             |(stage, &(least, most))| {
@@ -185,6 +197,7 @@ fn shifts(model: &LayerSums, plan: &CandidatePlan, ranges: &Ranges, alike: &[u32
     let nested = |begin: usize, end: usize| model.is_inside(begin, end);
     for border in 1..plan.stages.len() {
         let (before, after) = (&plan.stages[border - 1], &plan.stages[border]);
+        // A border may jump over one cut, because a single step can be worse where the next one is better.
         for distance in [1_usize, 2] {
             for cut in [after.begin.wrapping_sub(distance), after.begin + distance] {
                 if cut > before.begin && cut < after.end && nested(before.begin, cut) && nested(cut, after.end) {
@@ -195,7 +208,8 @@ fn shifts(model: &LayerSums, plan: &CandidatePlan, ranges: &Ranges, alike: &[u32
                 }
             }
         }
-        // One device changes sides, if the stage it leaves keeps another; on one of several machines alike.
+        // One device changes sides, if its stage has another one left. Of several equal machines, only the first is
+        // tried.
         for (from, to) in [(border - 1, border), (border, border - 1)] {
             for &(machine, _) in
                 plan.stages[from].footprint.iter().filter(|&&(machine, _)| alike[machine as usize] == machine)
@@ -212,6 +226,7 @@ fn shifts(model: &LayerSums, plan: &CandidatePlan, ranges: &Ranges, alike: &[u32
     plans
 }
 
+/// Adds `devices` (1 or -1) of a machine to a footprint, and removes machines without devices.
 fn add(footprint: &mut Vec<(u32, u32)>, machine: u32, devices: i32) {
     match footprint.iter_mut().find(|(other, _)| *other == machine) {
         Some((_, count)) => *count = count.saturating_add_signed(devices),

@@ -1,8 +1,8 @@
 //! The state of a search over all micro-batch sizes: the best plan, the bounds, and the work so far.
 //!
-//! The modules here find plans. `passes` runs the label search (`suffix_search`, `labels`) under rising thresholds. It finds
-//! plans, and raises the bound with each pass that ends. `initial_plans` takes patterns and anneals them (`annealing`) before
-//! anything is proved. `local_search` changes a good plan by single layers and devices.
+//! The modules here find plans. `initial_plans` makes plans by pattern and anneals them (`annealing`) before anything
+//! is proved. `passes` runs the label search (`suffix_search`, `labels`) under rising thresholds, which finds plans and
+//! raises the bound with each pass that ends. `local_search` improves a good plan by single layers and devices.
 
 pub(crate) mod annealing;
 pub(crate) mod initial_plans;
@@ -33,19 +33,19 @@ use crate::planner::hybrid::{
     subproblem::Subproblem,
 };
 
-/// State of one micro-batch size.
+/// Search state of one micro-batch size.
 pub(crate) struct SizeSearch<'a> {
     pub suffixes: SuffixSearch<'a>,
-    /// Lower bound on the step of its plans in the search space.
+    /// Lower bound on the step of plans in the search space.
     pub bound_s: f64,
-    /// No pass finds a new plan whose paths are shorter than this.
+    /// Threshold below which passes have found all plans: no further pass finds a plan with shorter paths than this.
     pub searched_s: f64,
-    /// Bound over all placements, where the search space has only some.
+    /// Bound over all placements, if the search space has only some of them.
     pub of_all: Known,
 }
 
-/// Returns for each size a lower bound on its step, and the work of finding it. Bounds of `step_s` and more are not
-/// told apart.
+/// Returns for each size a lower bound on its step and the work spent on it. Bounds are cut off at `step_s`, because a
+/// higher bound proves nothing more.
 pub(crate) fn min_steps_s(sizes: &[SizeSearch<'_>], step_s: f64, control: &Control) -> Vec<(f64, u64)> {
     let least = sizes.par_iter().map(|size| {
         if size.bound_s >= step_s {
@@ -57,23 +57,25 @@ pub(crate) fn min_steps_s(sizes: &[SizeSearch<'_>], step_s: f64, control: &Contr
     least.collect()
 }
 
+/// A search over all micro-batch sizes.
 pub(crate) struct Search<'a> {
     model: &'a LayerSums,
     pub effort: WorkBudget,
     pub control: &'a Control,
     sizes: Vec<SizeSearch<'a>>,
-    pub pricer: PlanEvaluator<'a>,
+    pub evaluator: PlanEvaluator<'a>,
+    /// The best plan so far, with its simulated step.
     pub best: Option<(f64, CandidatePlan)>,
     /// Pattern plans that annealing starts from.
-    drawn: Vec<UnscheduledPlan>,
-    /// Whether these include patterns that are longer than the best plan.
-    is_drawn_wide: bool,
-    /// Whether their cuts have settled.
+    pattern_plans: Vec<UnscheduledPlan>,
+    /// Whether `pattern_plans` includes patterns with a longer step than the best plan.
+    has_wide_patterns: bool,
+    /// Whether the cuts of `pattern_plans` have been optimized.
     is_settled: bool,
-    /// Plans of passes that were simulated.
+    /// Plans of passes that have been simulated.
     seen: FxHashSet<CandidatePlan>,
     labels: u64,
-    /// Work of all passes.
+    /// Work of all label passes.
     pub work: u64,
     /// Labels of relaxed passes, their work, and the work of annealing.
     relaxed_labels: u64,
@@ -85,6 +87,7 @@ pub(crate) struct Search<'a> {
     all_cuts_bound_s: f64,
 }
 
+// The methods keep one invariant: `bound_s` of a size never exceeds the step of any plan of that size.
 impl<'a> Search<'a> {
     pub(crate) fn new(
         model: &'a LayerSums,
@@ -101,20 +104,21 @@ impl<'a> Search<'a> {
                 suffixes: SuffixSearch::new(task),
             })
             .collect();
+        // If the model has all cuts, the bounds of the sizes already hold for every plan, and no other bound is needed.
         let of_all_cuts = sizes.iter().map(|size| all_cuts::min_step_of_size_s(&size.suffixes.task));
         let all_cuts_bound_s =
             if model.has_all_cuts { f64::INFINITY } else { of_all_cuts.fold(f64::INFINITY, f64::min) };
-        let pricer = PlanEvaluator::new(model, cluster, settings);
+        let evaluator = PlanEvaluator::new(model, cluster, settings);
         let (best, seen) = (None, FxHashSet::default());
         Self {
             model,
             effort,
             control,
             sizes,
-            pricer,
+            evaluator,
             best,
-            drawn: Vec::new(),
-            is_drawn_wide: false,
+            pattern_plans: Vec::new(),
+            has_wide_patterns: false,
             is_settled: false,
             seen,
             labels: 0,
@@ -130,6 +134,7 @@ impl<'a> Search<'a> {
     /// Finds a first bound for every size whose bound is below the step.
     pub(crate) fn bound(&mut self) {
         let bounds = min_steps_s(&self.sizes, self.step_s(), self.control);
+        // `take_bounds` borrows the whole search, so the sizes are taken out of it for the call.
         let mut sizes = std::mem::take(&mut self.sizes);
         self.take_bounds(&mut sizes, &bounds);
         self.sizes = sizes;
@@ -138,6 +143,7 @@ impl<'a> Search<'a> {
     /// Stores bounds of sizes, and adds their work.
     pub(crate) fn take_bounds(&mut self, sizes: &mut [SizeSearch<'_>], bounds: &[(f64, u64)]) {
         for (size, (bound_s, work)) in sizes.iter_mut().zip(bounds) {
+            // Above the best step a bound has no meaning: at the step, optimality is proved already.
             size.bound_s = bound_s.min(self.step_s());
             size.of_all.bound_s = size.bound_s;
             self.relaxed_work += work;
@@ -148,6 +154,7 @@ impl<'a> Search<'a> {
     pub(crate) fn bound_all(&mut self, effort: WorkBudget) {
         let (control, step_s) = (self.control, self.step_s());
         for size in &mut self.sizes {
+            // Where every placement is in the search space, its bound needs no relaxation.
             if size.suffixes.exact_placement() {
                 size.of_all.bound_s = size.bound_s;
             }
@@ -169,7 +176,7 @@ impl<'a> Search<'a> {
 
     /// Returns all work so far.
     pub(crate) fn spent(&self) -> u64 {
-        self.work + self.relaxed_work + self.annealed_work + work::ACTION * self.pricer.actions
+        self.work + self.relaxed_work + self.annealed_work + work::ACTION * self.evaluator.actions
     }
 
     pub(crate) fn step_s(&self) -> f64 {
@@ -196,6 +203,8 @@ impl<'a> Search<'a> {
 
     /// Returns whether no pass can raise a bound.
     pub(crate) fn is_proved(&self) -> bool {
+        // A pass that searched up to the step has found every plan below it. The rest of the gap comes from rounding,
+        // which only a finer grid can close.
         let step_s = self.step_s();
         self.sizes.iter().all(|size| size.bound_s >= step_s || size.searched_s >= step_s)
     }
@@ -207,6 +216,8 @@ impl<'a> Search<'a> {
 
     /// Returns why the search ended, if better plans may be left.
     pub(crate) fn stopped(&self) -> Option<Stopped> {
+        // Annealing at the end may still shorten a step that is far above the bound, even if no pass can raise the
+        // bound.
         let is_cut_short = self.is_far() && self.control.should_stop(); // however much is proved
         (is_cut_short || !self.is_proved()).then(|| self.control.stopped().unwrap_or(Stopped::Effort))
     }

@@ -1,15 +1,15 @@
-//! What a search returns: a plan and its bounds, or why there is none.
+//! The result of a search: a plan and its bounds, or the reason why there is none.
 
 use super::Search;
 use crate::control::Stopped;
 use crate::error::{Error, Result};
 use crate::planner::hybrid::evaluate::{self, candidate_plan::CandidatePlan, plan_cost::EvaluatedPlan};
 
-/// Message where it is certain that no plan fits. Python compares it.
+/// Message if it is certain that no plan fits. Python code compares it, so keep both in step.
 const NO_PLAN_FITS: &str = "no plan fits";
 const MORE_MEMORY: &str = "use more devices, or devices with more memory";
 
-/// Returns the error where it is certain that no plan fits.
+/// Returns the error for problems where certainly no plan fits.
 #[must_use]
 pub fn no_plan_fits() -> Error {
     Error::infeasible(NO_PLAN_FITS, MORE_MEMORY)
@@ -28,7 +28,7 @@ pub struct SearchResult {
     pub searched_cuts_bound_s: Option<f64>,
     /// Lower bound for node-aligned plans with the model's cuts. `None` if all placements were searched.
     pub node_aligned_bound_s: Option<f64>,
-    /// Why the search ended although better plans may be left. `None` if none is left.
+    /// Reason of the end of the search if better plans may be left, else `None`.
     pub stopped: Option<Stopped>,
     /// Labels that were explored.
     pub labels: u64,
@@ -37,11 +37,14 @@ pub struct SearchResult {
 }
 
 impl Search<'_> {
+    /// Ends the search and returns its result, or the error that explains why there is no plan.
     pub(crate) fn answer(mut self) -> Result<SearchResult> {
+        // Plans that differ only in the numbering of equal machines are shown as the same plan.
         if let Some((step_s, plan)) = &mut self.best {
-            let ordered = self.pricer.in_order(plan);
-            // Sums of the same times in another order may differ.
-            let ordered_s = self.pricer.price(&ordered)?.step_s;
+            let ordered = self.evaluator.in_order(plan);
+            // A different order of equal machines adds the same times in another order, which may round up. Keep the
+            // original plan then.
+            let ordered_s = self.evaluator.price(&ordered)?.step_s;
             if ordered_s <= *step_s {
                 (*step_s, *plan) = (ordered_s, ordered);
             }
@@ -55,6 +58,7 @@ impl Search<'_> {
             return Err(if self.control.should_stop() {
                 self.control.error()
             } else {
+                // An infinite bound means that every size was refuted. A bound of 0 carries no information.
                 let what = match lower_bound_s {
                     f64::INFINITY => NO_PLAN_FITS.to_owned(),
                     0.0 => "no plan was found that fits".to_owned(),
@@ -63,17 +67,18 @@ impl Search<'_> {
                 Error::infeasible(what, MORE_MEMORY)
             });
         };
-        // What whoever prices these stages would choose for them.
+        // `hpgo.evaluate` would choose numbers in flight and a micro-batch size for these stages. Try its choice, so
+        // that evaluating the stages of a plan never gives a shorter step than the plan.
         if !self.control.should_stop() {
-            let other = evaluate::fastest(&mut self.pricer, &plan.stages, self.control)?;
-            if self.pricer.price(&other)?.step_s < step_s {
+            let other = evaluate::fastest(&mut self.evaluator, &plan.stages, self.control)?;
+            if self.evaluator.price(&other)?.step_s < step_s {
                 plan = other;
             }
         }
-        let priced = self.pricer.price(&plan)?;
-        // This bound is about node-aligned placements only. Annealing tries all others too, so the plan may be on one of
-        // them, with a shorter step than any node-aligned plan. A bound above the step would then say that the plan cannot
-        // exist. At the step it says what is true of both: no node-aligned plan is shorter.
+        let priced = self.evaluator.price(&plan)?;
+        // This bound is about node-aligned placements only. Annealing tries all others too, so the plan may be on one
+        // of them, with a shorter step than any node-aligned plan. A bound above the step would then say that the plan
+        // cannot exist. At the step it remains true: no node-aligned plan is shorter.
         let node_aligned_bound_s = node_aligned_bound_s.map(|bound_s| bound_s.min(priced.step_s));
         Ok(SearchResult {
             lower_bound_s,
@@ -83,12 +88,12 @@ impl Search<'_> {
             node_aligned_bound_s,
             stopped,
             labels: self.labels + self.relaxed_labels,
-            simulated: self.pricer.simulated,
+            simulated: self.evaluator.simulated,
         })
     }
 }
 
-/// Returns a time for a message, with four digits.
+/// Formats a time for a message, with four significant digits.
 fn seconds(time_s: f64) -> String {
     let (scale, unit) =
         [(1.0, "s"), (1e3, "ms")].into_iter().find(|(scale, _)| time_s * scale >= 1.0).unwrap_or((1e6, "us"));

@@ -1,5 +1,5 @@
-//! Stages that end at one cut, before they are placed: their times, gradient sums and largest number of micro-batches in
-//! flight, each computed once for all labels at this cut.
+//! Stages that end at one cut, before they are placed. Their times, all-reduce tails and maximum numbers of
+//! micro-batches in flight are computed once for all labels at this cut.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,27 +16,28 @@ use crate::planner::hybrid::{
 /// A stage between two cuts, before it is placed.
 pub(crate) struct Stage {
     pub begin: usize,
-    /// Place in the order of [`crate::cost::LayerSums::begins`].
+    /// Position of `begin` in [`crate::cost::LayerSums::begins`].
     pub index: usize,
     pub forward_s: f64,
     pub backward_s: f64,
 }
 
-/// Stages that end at one cut, on devices that cost the same.
+/// Stages that end at one cut, on devices with equal costs.
 struct StageClass<'t> {
-    /// Stages that work for less than the threshold by themselves.
+    /// Stages that compute for less than the threshold.
     short: Rc<[Stage]>,
+    /// All-reduce tails of the stages.
     sync: Synced<'t>,
-    /// Largest number in flight that fits each of them, 0 if none does. `None` where it is not computed yet.
+    /// Largest number of micro-batches in flight that fits for each stage, 0 if none does, `None` if not computed yet.
     largest: Vec<Option<u32>>,
 }
 
-/// All stages that end at one cut. Their own costs are the same for all labels there.
+/// All stages that end at one cut. Labels at this cut share their costs.
 pub(crate) struct StagesByEnd<'t> {
     task: &'t Subproblem<'t>,
     end: usize,
     inner: Option<Arc<Inner>>,
-    /// Classes by the price number of a move.
+    /// Stage classes, indexed by the cost class of a move.
     of_price: Vec<Option<StageClass<'t>>>,
 }
 
@@ -45,8 +46,7 @@ impl<'t> StagesByEnd<'t> {
         Self { task, end, inner: None, of_price: Vec::new() }
     }
 
-    /// Returns the stages that a move may place and that work for less than the threshold by themselves. Adds the work
-    /// to `work`.
+    /// Returns the stages that a move may place and that compute for less than the threshold. Adds the work to `work`.
     pub(crate) fn short(&mut self, choice: &PlacementMove, threshold_s: f64, work: &mut u64) -> Rc<[Stage]> {
         let (task, end, at) = (self.task, self.end, choice.price as usize);
         if self.of_price.len() <= at {
@@ -66,8 +66,11 @@ impl<'t> StagesByEnd<'t> {
             if task.recompute {
                 backward_s += forward_s;
             }
+            // A stage that alone computes for longer than the threshold can't be in a plan below it.
             if f64::from(task.micro_batches) * (forward_s + backward_s) < threshold_s {
                 short.push(Stage { begin, index, forward_s, backward_s });
+                // In a chain, all further stages contain this one and are longer still. In a graph they need not be
+                // nested.
             } else if task.model.is_chain {
                 break;
             }
@@ -81,8 +84,8 @@ impl<'t> StagesByEnd<'t> {
         self.of_price[at].insert(stages).short.clone()
     }
 
-    /// Returns the exposed gradient reduction of one of them, and the largest number in flight that fits, 0 if none
-    /// does.
+    /// Returns the exposed all-reduce time of the stage at index `at` of [`StagesByEnd::short`], and its largest number
+    /// of micro-batches in flight that fits, 0 if none does.
     pub(crate) fn sync_and_max_in_flight(&mut self, choice: &PlacementMove, at: usize, work: &mut u64) -> (f64, u32) {
         let (task, end) = (self.task, self.end);
         let Some(stages) = &mut self.of_price[choice.price as usize] else { return (0.0, 0) };
@@ -90,6 +93,7 @@ impl<'t> StagesByEnd<'t> {
             self.inner = task.sets.as_ref().map(|sets| sets.inner(end));
         }
         let Stage { begin, index, .. } = stages.short[at];
+        // Memory is checked lazily, because stages that are dropped by their times never need it.
         let largest = *stages.largest[at].get_or_insert_with(|| {
             *work += work::FIT_STAGE;
             let memory = &task.settings.memory;

@@ -1,12 +1,13 @@
-//! The label search: from the last stage to the first, over cuts, devices, nodes and numbers of micro-batches in flight.
+//! The label search: from the last stage to the first, over cuts, devices, nodes and numbers of micro-batches in
+//! flight.
 //!
-//! A [`Label`] is a suffix of the pipeline: the cut where it begins, the situation of the nodes, the number of stages and the
-//! micro-batches in flight of its first one. Among labels that agree in these, one whose [`Paths`] are nowhere longer dominates
-//! the other (docs/proofs.md#dominance). Labels whose bound reaches the threshold are dropped. Prefix tables ([`PrefixBounds`])
-//! give each label the least that any completion adds.
+//! A [`Label`] is a suffix of the pipeline: the cut where it begins, the situation of the nodes, the number of stages
+//! and the micro-batches in flight of its first one. Among labels that agree in these, one whose [`Paths`] are nowhere
+//! longer dominates the other (docs/proofs.md#dominance). Labels whose bound reaches the threshold are dropped. Prefix
+//! tables ([`PrefixBounds`]) give each label the least that any completion adds.
 //!
-//! With a beam, only the most promising labels of each cut go on. The smallest bound among the others then limits what the pass
-//! has proved (docs/proofs.md#a-pass).
+//! With a beam, only the most promising labels of each cut go on. The smallest bound among the others then limits what
+//! the pass has proved (docs/proofs.md#a-pass).
 
 use crate::planner::effort::{WorkBudget, passes, work};
 use crate::planner::hybrid::{
@@ -40,7 +41,7 @@ pub(crate) struct PassResult {
     pub shortest_s: f64,
     /// Lower bound on the paths of plans that were dropped for a limit. Infinite if none was.
     pub bound_s: f64,
-    /// Labels made.
+    /// Number of labels that were created.
     pub labels: u64,
     /// Work of the pass, and the part of it that built tables.
     pub work: u64,
@@ -50,7 +51,7 @@ pub(crate) struct PassResult {
 /// A complete plan of the relaxed space, without placement.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RelaxedPlan {
-    /// Longest path.
+    /// Length of the longest path, in seconds.
     pub path_s: f64,
     /// Cuts between stages, the empty and the full one included.
     pub cuts: Vec<u32>,
@@ -66,7 +67,7 @@ pub(crate) struct SuffixSearch<'a> {
     /// The relaxed space, if the search space does not have every placement.
     relaxed: Option<Relaxed>,
     /// Shortest plans of the last relaxed pass, ...
-    pub twins: Vec<RelaxedPlan>,
+    pub relaxed_plans: Vec<RelaxedPlan>,
     /// ... and whether the first of them has a range of replicas that a finer space would split.
     is_open: bool,
 }
@@ -75,7 +76,7 @@ impl<'a> SuffixSearch<'a> {
     pub(crate) fn new(task: Subproblem<'a>) -> Self {
         let space = Space::new(&task);
         let relaxed = (!space.exact).then(|| Relaxed::new(&task));
-        Self { task, space, relaxed, twins: Vec::new(), is_open: false }
+        Self { task, space, relaxed, relaxed_plans: Vec::new(), is_open: false }
     }
 
     /// Returns a search that has a relaxed space in any case, for bounds alone.
@@ -97,7 +98,8 @@ impl<'a> SuffixSearch<'a> {
         }
     }
 
-    /// Runs a pass for plans whose paths are shorter than `threshold_s`. `beam` labels of each cut go on.
+    /// Runs a pass for plans whose paths are shorter than `threshold_s`. At most `beam` labels of each cut are
+    /// extended.
     pub(crate) fn pass(&mut self, threshold_s: f64, beam: usize, effort: WorkBudget, control: &Control) -> PassResult {
         let pass = Pass { task: &self.task, space: &mut self.space, threshold_s };
         let (mut found, labels) = pass.run(beam, effort, control);
@@ -107,7 +109,7 @@ impl<'a> SuffixSearch<'a> {
         found
     }
 
-    /// Refines the relaxed space if its shortest plan depends on a range of replicas. Returns whether it did.
+    /// Refines the relaxed space if its shortest plan depends on a range of replicas. Returns whether it was refined.
     pub(crate) fn refine(&mut self) -> bool {
         let is_open = std::mem::take(&mut self.is_open);
         self.relaxed.as_mut().filter(|_| is_open).map(Relaxed::refine).is_some()
@@ -122,20 +124,25 @@ impl<'a> SuffixSearch<'a> {
     ) -> Option<PassResult> {
         let space = self.relaxed.as_mut()?;
         let (found, labels) = Pass { task: &self.task, space, threshold_s }.run(usize::MAX, effort, control);
-        let twins: Vec<RelaxedPlan> = labels.complete.iter().map(|&id| twin(space, &labels.all, id)).collect();
-        if let Some(shortest) = twins.first() {
+        let relaxed_plans: Vec<RelaxedPlan> =
+            labels.complete.iter().map(|&id| relaxed_plan(space, &labels.all, id)).collect();
+        // A pass that found no plan says nothing about ranges, and the plans of the one before remain useful.
+        if let Some(shortest) = relaxed_plans.first() {
             self.is_open = shortest.is_open;
-            self.twins.clear();
+            self.relaxed_plans.clear();
         }
-        for twin in twins {
-            let is_new = |other: &RelaxedPlan| (&other.cuts, &other.replicas) != (&twin.cuts, &twin.replicas);
-            if self.twins.len() < passes::RELAXED_PLANS && self.twins.iter().all(is_new) {
-                self.twins.push(twin);
+        for relaxed_plan in relaxed_plans {
+            // Plans with equal cuts and replicas would be placed on the same devices.
+            let is_new =
+                |other: &RelaxedPlan| (&other.cuts, &other.replicas) != (&relaxed_plan.cuts, &relaxed_plan.replicas);
+            if self.relaxed_plans.len() < passes::RELAXED_PLANS && self.relaxed_plans.iter().all(is_new) {
+                self.relaxed_plans.push(relaxed_plan);
             }
         }
         Some(found)
     }
 
+    /// Builds the plan of a complete label from its chain of parents, and assigns devices to its moves.
     fn candidate(&mut self, labels: &[Label], complete: u32) -> CandidatePlan {
         let mut moves: Vec<PlacementMove> = Vec::new();
         let mut stages: Vec<StageCandidate> = Vec::new();
@@ -153,7 +160,8 @@ impl<'a> SuffixSearch<'a> {
             id = label.parent;
         }
         moves.reverse(); // made from the last stage to the first
-        // Where a window is left open, the largest that doesn't grow along the stages.
+        // Where the number in flight is undecided, take the largest one of its range that does not grow along the
+        // stages.
         let mut most = u32::MAX;
         for stage in &mut stages {
             most = most.min(stage.max_in_flight);
@@ -167,20 +175,20 @@ impl<'a> SuffixSearch<'a> {
 }
 
 /// Returns the plan of the relaxed space that a complete label stands for.
-fn twin(space: &mut Relaxed, labels: &[Label], complete: u32) -> RelaxedPlan {
+fn relaxed_plan(space: &mut Relaxed, labels: &[Label], complete: u32) -> RelaxedPlan {
     let path_s = labels[complete as usize].bound_s;
-    let mut twin = RelaxedPlan { path_s, cuts: vec![0], replicas: Vec::new(), is_open: false };
+    let mut relaxed_plan = RelaxedPlan { path_s, cuts: vec![0], replicas: Vec::new(), is_open: false };
     let mut id = complete;
     while id != ROOT {
         let label = &labels[id as usize];
         let parent = &labels[label.parent as usize];
         let &PlacementMove { fewest, replicas, .. } = &space.moves(parent.situation)[label.move_index as usize];
-        twin.cuts.push(parent.cut);
-        twin.replicas.push(fewest);
-        twin.is_open |= space.is_joined((fewest, replicas));
+        relaxed_plan.cuts.push(parent.cut);
+        relaxed_plan.replicas.push(fewest);
+        relaxed_plan.is_open |= space.is_joined((fewest, replicas));
         id = label.parent;
     }
-    twin
+    relaxed_plan
 }
 
 /// A pass over one space.
@@ -191,6 +199,8 @@ struct Pass<'p, 'a, S> {
 }
 
 impl<S: Placements> Pass<'_, '_, S> {
+    /// Extends labels from the last cut to the first. Returns the result, whose plans are still missing, and the
+    /// labels.
     fn run(mut self, beam: usize, effort: WorkBudget, control: &Control) -> (PassResult, Labels) {
         let last = self.task.model.cuts() - 1;
         let (nothing, endless_s) = (Vec::new(), f64::INFINITY);
@@ -198,6 +208,7 @@ impl<S: Placements> Pass<'_, '_, S> {
             PassResult { plans: nothing, shortest_s: endless_s, bound_s: endless_s, labels: 0, work: 0, tables: 0 };
         let mut labels = Labels::new(last + 1, self.task.micro_batches);
         let tables = PrefixBounds::new(self.task, self.space.links(), self.threshold_s, effort.behind, control);
+        // Building the tables was interrupted, so nothing is known: the bound is 0.
         let Some(prefixes) = tables else {
             return (PassResult { bound_s: 0.0, ..found }, labels);
         };
@@ -207,6 +218,7 @@ impl<S: Placements> Pass<'_, '_, S> {
             last,
             prefixes.place(self.space.free_units(self.space.rest(0)), None, 0),
         );
+        // If the bound of the empty suffix reaches the threshold, the tables alone prove that no plan is below it.
         if root_bound_s < self.threshold_s {
             let (cut, paths) = (last as u32, Paths::default());
             let bound_s = root_bound_s;
@@ -223,18 +235,23 @@ impl<S: Placements> Pass<'_, '_, S> {
             });
         }
         let task = self.task;
+        // A stage has at least one layer, so labels are only added at smaller cuts, and the labels of a cut are complete
+        // when its turn comes.
         for cut in (1..=last).rev() {
             let mut ending = StagesByEnd::new(task, cut);
             let mut waiting: Vec<u32> = std::mem::take(&mut labels.waiting[cut]).into_values().flatten().collect();
+            // Sorting makes the beam keep the labels with the lowest bounds, and makes the pass reproducible.
             labels.sort(&mut waiting);
             for (index, id) in waiting.into_iter().enumerate() {
+                // A relaxed pass needs its shortest plan only, and lowers its threshold to each plan that it completes.
                 if !S::IS_REAL && labels.all[id as usize].bound_s >= self.threshold_s {
-                    break; // of use only to plans that are not the shortest
+                    break;
                 }
                 let is_much =
                     labels.all.len() >= effort.labels_of_pass || found.work + labels.work >= effort.work_of_pass;
                 if index >= beam || is_much || control.should_stop() {
-                    // The most promising of those that don't go on.
+                    // Labels are sorted, so the first one that is not extended has the lowest bound of all that are
+                    // left over.
                     found.bound_s = found.bound_s.min(labels.all[id as usize].bound_s);
                     break;
                 }
@@ -248,7 +265,7 @@ impl<S: Placements> Pass<'_, '_, S> {
         (found, labels)
     }
 
-    /// Puts every possible stage in front of a label. Returns the work.
+    /// Extends a label by every possible stage in front. Returns the work in work units.
     fn expand(
         &mut self,
         id: u32,
@@ -265,11 +282,16 @@ impl<S: Placements> Pass<'_, '_, S> {
             return 0;
         }
         let (least, most) = self.task.settings.max_in_flights(stages, self.task.micro_batches);
+        // Numbers in flight never grow along the stages, so a stage in front has at least the number of the one behind.
         let least = least.max(label.min_in_flight);
         let micro = f64::from(self.task.micro_batches);
+        // On many devices, rounding makes labels equal that differ slightly. The bound stays valid, since paths only
+        // get shorter.
         let grid_s = if self.task.cluster.devices() > passes::EXACT_DEVICES { prefixes.min_s() / grid } else { 0.0 };
         let cut_bytes = if label.stages == 0 { 0.0 } else { self.task.cut_bytes[end] };
         let mut work = 0;
+        // The tests below are ordered by cost: first times that need no tables, then one table entry, then memory and
+        // all-reduce of the stage, and last the extension of all paths.
         for (move_index, choice) in (0_u32..).zip(self.space.moves(label.situation).iter()) {
             let short = ending.short(choice, threshold_s, &mut work);
             if short.is_empty() {
@@ -279,11 +301,12 @@ impl<S: Placements> Pass<'_, '_, S> {
             let free = self.space.free(rest);
             let free_speed = self.space.free_speed(rest);
             let place = prefixes.place(self.space.free_units(rest), choice.room, stages);
-            // In a chain, the longer the stage the less is left to those in front.
+            // In a chain, a longer stage leaves less work to the stages in front, so the test is monotone.
             let is_much = |stage: &Stage| prefixes.busy_s(stage.begin, free_speed) >= threshold_s;
             let first = if self.task.model.is_chain { short.partition_point(is_much) } else { 0 };
             for (at, &Stage { begin, forward_s, backward_s, .. }) in short.iter().enumerate().skip(first) {
                 work += work::TRY_STAGE;
+                // Some layers remain, but no device for them.
                 if begin > 0 && free == 0 {
                     continue;
                 }
@@ -292,6 +315,8 @@ impl<S: Placements> Pass<'_, '_, S> {
                 if busy_s >= threshold_s {
                     continue;
                 }
+                // The suffix is drained, or all but one micro-batch pass this stage. Then one more passes it, and the
+                // stages in front add a round trip.
                 let ahead_s = prefixes.round_trip_s(begin, place);
                 if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
                     continue;
@@ -300,6 +325,8 @@ impl<S: Placements> Pass<'_, '_, S> {
                 if largest < least {
                     continue;
                 }
+                // The schedule may allow fewer in flight than a stage behind already has. Then only that number is
+                // possible.
                 let largest = largest.min(most.max(least));
                 for (min_in_flight, max_in_flight) in max_in_flights_to_try(least, largest, max_values) {
                     work += work::EXTEND_PATHS;
@@ -316,8 +343,8 @@ impl<S: Placements> Pass<'_, '_, S> {
                     let bound = |paths: &Paths| prefixes.bound_s(paths, begin, place).max(busy_s);
                     let bound_s = bound(&paths);
                     if bound_s < threshold_s {
-                        // Rounding takes as long as all else, so only what stays is rounded; its bound is that of all labels
-                        // that it makes superfluous.
+                        // Rounding takes as long as all other steps together, so only labels that stay are rounded. The
+                        // rounded bound also holds for the labels that the rounded one dominates.
                         let rounded = (grid_s > 0.0).then(|| paths.rounded_down(grid_s));
                         let (paths, bound_s) = rounded.map_or((paths, bound_s), |paths| (paths, bound(&paths)));
                         if begin == 0 && !S::IS_REAL {
@@ -342,10 +369,11 @@ impl<S: Placements> Pass<'_, '_, S> {
     }
 }
 
-/// Returns ranges of micro-batches in flight that a pass tells apart, from `least` to `largest`: each number by itself, the
-/// largest first. Where there are more than `max_values`, all between the largest ones and `least` are one range.
+/// Returns the ranges of micro-batches in flight that a pass distinguishes, from `least` to `largest`.
 ///
-/// docs/proofs.md, *Windows left open*: the paths of a range are lower bounds for each number in it.
+/// Each number is a range of its own, the largest first. If there are more than `max_values`, all numbers between the
+/// largest ones and `least` form one range. The paths of a range are lower bounds for each number in it
+/// (docs/proofs.md, *Windows left open*).
 fn max_in_flights_to_try(least: u32, largest: u32, max_values: u32) -> impl Iterator<Item = (u32, u32)> {
     let few = if largest - least < max_values { least } else { largest + 3 - max_values };
     let each = (few..=largest).rev().map(|max_in_flight| (max_in_flight, max_in_flight));

@@ -1,8 +1,9 @@
-//! Plans that annealing changes by the thousand: complete plans on any placement, scored by their longest path alone.
+//! Plans that annealing changes many thousand times: complete plans on any placement, scored by their longest path
+//! alone.
 //!
-//! An [`UnscheduledPlan`] counts devices by stage and node in one table, so a change touches few numbers and allocates nothing.
-//! The cost of a stage is kept until the stage changes, and its transfer until a neighbor does. The paths of the stages behind
-//! the last change are kept, too.
+//! An [`UnscheduledPlan`] counts devices by stage and node in one table, so a change touches few numbers and allocates
+//! no memory. It caches the cost of each stage until the stage changes, each transfer until one of its ends changes,
+//! and the paths of all stages behind the last change.
 
 use std::hash::BuildHasher;
 
@@ -20,48 +21,50 @@ use crate::planner::hybrid::{
     subproblem::Subproblem,
 };
 
-/// A complete plan without numbers in flight, which are as large as memory allows.
+/// A complete plan without numbers of micro-batches in flight: these are as large as memory allows.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct UnscheduledPlan {
-    /// Index of its micro-batch size.
+    /// Index of its micro-batch size, among the subproblems of the search.
     pub task: usize,
     /// Cuts between stages, the empty and the full one included.
     pub cuts: Vec<u32>,
     /// Devices of each stage on each machine, stage by stage.
     pub counts: Vec<u32>,
-    /// Devices of each machine in no stage.
+    /// Devices of each machine that are in no stage.
     pub free: Vec<u32>,
-    /// Devices of each stage, where they are known.
-    footings: Vec<Option<StageDevices>>,
-    /// Cost of each stage, where it is known.
+    /// Cached devices of each stage.
+    stage_devices: Vec<Option<StageDevices>>,
+    /// Cached cost of each stage.
     costs: Vec<Option<BaseCost>>,
-    /// Rate of the transfer to the next stage, where it is known.
+    /// Cached rate of the transfer from each stage to the next.
     rates: Vec<Option<Rate>>,
-    /// Paths of its last stages that have not changed, with the largest numbers in flight. The last stage comes first.
+    /// Cached paths of the suffixes that have not changed, with the largest numbers in flight. The last stage comes
+    /// first.
     suffixes: Vec<Suffix>,
 }
 
-/// Paths of a stage and those behind it.
+/// Paths of a stage and of the stages behind it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Suffix {
     paths: Paths,
-    /// Micro-batches in flight of its first stage.
+    /// Micro-batches in flight of the first stage.
     max_in_flight: u32,
-    /// Memory that it lacks, as a share of the capacity, summed over stages.
+    /// Missing memory as a share of the capacity, summed over the stages.
     overflow: f64,
 }
 
 /// Score of a plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct PlanScore {
-    /// Longest path, as if all stages fitted.
+    /// Longest path, computed as if all stages fitted.
     pub path_s: f64,
-    /// Memory that stages lack, as a share of the capacity, summed. 0 if all fit.
+    /// Missing memory as a share of the capacity, summed over the stages. 0 if all stages fit.
     pub overflow: f64,
 }
 
 impl PlanScore {
     /// Score of an invalid plan.
+    // No overflow, so that a plan that is impossible for another reason never counts as close to fitting.
     pub(crate) const IMPOSSIBLE: Self = Self { path_s: f64::INFINITY, overflow: 0.0 };
 }
 
@@ -80,22 +83,23 @@ impl UnscheduledPlan {
         &self.counts[stage * machines..(stage + 1) * machines]
     }
 
-    /// Returns a plan with these counts of devices, by stage and node.
+    /// Creates a plan with the given counts of devices, by stage and node.
     pub(crate) fn new(cluster: &Cluster, task: usize, cuts: Vec<u32>, counts: Vec<u32>) -> Self {
         let stages = cuts.len() - 1;
         let mut free: Vec<u32> = cluster.machines.iter().map(|machine| machine.devices).collect();
         for row in counts.chunks(free.len()) {
             free.iter_mut().zip(row).for_each(|(free, taken)| *free -= taken);
         }
-        let (footings, costs, rates) = (vec![None; stages], vec![None; stages], vec![None; stages]);
-        Self { task, cuts, counts, free, footings, costs, rates, suffixes: Vec::new() }
+        let (stage_devices, costs, rates) = (vec![None; stages], vec![None; stages], vec![None; stages]);
+        Self { task, cuts, counts, free, stage_devices, costs, rates, suffixes: Vec::new() }
     }
 
-    /// Drops the counts of devices. What is known of stages and links is enough to score the plan with other cuts.
+    /// Drops the counts of devices. The cached devices and rates suffice to score the plan with other cuts.
     pub(crate) fn without_devices(self) -> Self {
         Self { counts: Vec::new(), free: Vec::new(), ..self }
     }
 
+    /// Converts a plan of the micro-batch size with index `task`.
     pub(crate) fn of(cluster: &Cluster, task: usize, plan: &CandidatePlan) -> Self {
         let machines = cluster.machines.len();
         let mut counts = vec![0; plan.stages.len() * machines];
@@ -106,7 +110,7 @@ impl UnscheduledPlan {
         Self::new(cluster, task, cuts, counts)
     }
 
-    /// Returns the plan with one micro-batch in flight in each stage.
+    /// Converts this plan to a candidate with one micro-batch in flight in each stage.
     pub(crate) fn candidate(&self, task: &Subproblem<'_>) -> CandidatePlan {
         let stages = (0..self.stages())
             .map(|stage| StageCandidate {
@@ -119,34 +123,35 @@ impl UnscheduledPlan {
         CandidatePlan { micro_batch: task.micro_batch, recompute: task.recompute, stages }
     }
 
-    /// Copies `other` without allocating.
+    /// Copies `other`, reusing the allocated memory.
     pub(crate) fn copy_from(&mut self, other: &Self) {
         self.task = other.task;
         self.cuts.clone_from(&other.cuts);
         self.counts.clone_from(&other.counts);
         self.free.clone_from(&other.free);
-        self.footings.clone_from(&other.footings);
+        self.stage_devices.clone_from(&other.stage_devices);
         self.costs.clone_from(&other.costs);
         self.rates.clone_from(&other.rates);
         self.suffixes.clone_from(&other.suffixes);
     }
 
-    /// Copies the cuts of `other`, which has the same devices, without allocating.
+    /// Copies the cuts of `other`, which must have the same devices, reusing the allocated memory.
     pub(crate) fn copy_cuts_from(&mut self, other: &Self) {
         self.cuts.clone_from(&other.cuts);
         self.costs.clone_from(&other.costs);
         self.suffixes.clone_from(&other.suffixes);
     }
 
-    /// Drops the paths of all suffixes that contain a stage.
+    /// Drops the cached paths of all suffixes that contain a stage.
     fn touched(&mut self, stage: usize) {
+        // Suffixes are stored from the last stage on, so the ones without this stage are a prefix of the list.
         self.suffixes.truncate(self.stages() - 1 - stage);
     }
 
-    /// Drops what was known of a stage whose devices change.
+    /// Drops the caches of a stage whose devices change, and of its two transfers.
     pub(crate) fn moved(&mut self, stage: usize) {
         self.touched(stage);
-        self.footings[stage] = None;
+        self.stage_devices[stage] = None;
         self.costs[stage] = None;
         self.rates[stage] = None;
         if stage > 0 {
@@ -154,34 +159,36 @@ impl UnscheduledPlan {
         }
     }
 
-    /// Moves the cut in front of a stage, which is not the first one.
+    /// Moves the cut in front of `stage`, which must not be the first stage.
     pub(crate) fn cut_at(&mut self, stage: usize, cut: u32) {
         self.touched(stage);
         self.cuts[stage] = cut;
+        // The devices stay, so the transfer rates of the stage remain valid: they are per byte.
         self.costs[stage] = None;
         self.costs[stage - 1] = None;
     }
 
     /// Changes the micro-batch size.
-    pub(crate) fn become_of(&mut self, task: usize) {
+    pub(crate) fn set_micro_batch_size(&mut self, task: usize) {
         self.task = task;
+        // Devices and rates do not depend on the micro-batch size, but every cost does.
         self.costs.fill(None);
         self.suffixes.clear();
     }
 
     /// Changes the micro-batch size and the cuts.
-    pub(crate) fn recut(&mut self, task: usize, cuts: Vec<u32>) {
+    pub(crate) fn set_cuts(&mut self, task: usize, cuts: Vec<u32>) {
         self.cuts = cuts;
-        self.become_of(task);
+        self.set_micro_batch_size(task);
     }
 
-    /// Returns the number of pairs of a stage and a node that it has devices on.
+    /// Returns the number of pairs of a stage and a node on which it has devices.
     pub(crate) fn parts(&self) -> u64 {
         self.counts.iter().filter(|&&count| count > 0).count() as u64
     }
 
     /// Moves devices of a node from one stage to another. `None` stands for free devices.
-    pub(crate) fn hand(&mut self, machine: usize, count: u32, from: Option<usize>, to: Option<usize>) {
+    pub(crate) fn move_devices(&mut self, machine: usize, count: u32, from: Option<usize>, to: Option<usize>) {
         let machines = self.machines();
         for (owner, is_giver) in [(from, true), (to, false)] {
             let held = match owner {
@@ -211,7 +218,7 @@ impl UnscheduledPlan {
         let at = (stage + 1) * self.machines();
         self.cuts.insert(stage + 1, cut);
         self.counts.splice(at..at, std::iter::repeat_n(0, self.free.len()));
-        self.footings.insert(stage + 1, None);
+        self.stage_devices.insert(stage + 1, None);
         self.costs.insert(stage + 1, None);
         self.rates.insert(stage + 1, None);
         self.moved(stage);
@@ -220,23 +227,24 @@ impl UnscheduledPlan {
     /// Joins a stage and the next, with all their devices.
     pub(crate) fn merge(&mut self, stage: usize) {
         self.touched(stage + 1);
+        // Stages are joined with all devices, so no device becomes free.
         let machines = self.machines();
         for machine in 0..machines {
             self.counts[stage * machines + machine] += self.counts[(stage + 1) * machines + machine];
         }
         self.counts.drain((stage + 1) * machines..(stage + 2) * machines);
         self.cuts.remove(stage + 1);
-        self.footings.remove(stage + 1);
+        self.stage_devices.remove(stage + 1);
         self.costs.remove(stage + 1);
         self.rates.remove(stage + 1);
         self.moved(stage);
     }
 }
 
-/// Cuts of a stage, share, rate and speed.
+/// Key of a cached all-reduce time: cuts of the stage, share, and the bits of rate and speed.
 type SyncKey = (u32, u32, u32, [u64; 3]);
 
-/// Scores and simulates plans, and keeps all-reduce times.
+/// Scores and simulates unscheduled plans. Caches all-reduce times.
 pub(crate) struct PlanScorer<'a> {
     pub tasks: &'a [&'a Subproblem<'a>],
     pub cluster: &'a Cluster,
@@ -246,114 +254,124 @@ pub(crate) struct PlanScorer<'a> {
 }
 
 impl<'a> PlanScorer<'a> {
-    /// Returns a scorer that keeps this number of all-reduce times.
+    /// Creates a scorer with a cache of `syncs` all-reduce times.
     pub(crate) fn new(tasks: &'a [&'a Subproblem<'a>], cluster: &'a Cluster, syncs: usize) -> Self {
         let nothing = ((0, 0, 0, [0; 3]), 0.0);
         Self { tasks, cluster, syncs: vec![nothing; syncs], pairs: Vec::new(), clock: PipelineSimulator::default() }
     }
 
-    /// Returns the score of a plan. A path of `limit_s` or more counts as invalid.
-    pub(crate) fn judge(&mut self, sketch: &mut UnscheduledPlan, limit_s: f64) -> PlanScore {
-        let task = self.tasks[sketch.task];
-        let (stages, micro) = (sketch.stages(), f64::from(task.micro_batches));
+    /// Returns the score of a plan. If its path reaches `limit_s`, returns [`PlanScore::IMPOSSIBLE`] as soon as that is
+    /// known.
+    pub(crate) fn score(&mut self, unscheduled: &mut UnscheduledPlan, limit_s: f64) -> PlanScore {
+        let task = self.tasks[unscheduled.task];
+        let (stages, micro) = (unscheduled.stages(), f64::from(task.micro_batches));
         if stages as u64 > u64::from(task.settings.max_stages) {
             return PlanScore::IMPOSSIBLE;
         }
         for stage in 0..stages {
-            if sketch.costs[stage].is_none() {
-                sketch.costs[stage] = self.stage_cost(sketch, stage);
-                let Some(cost) = sketch.costs[stage] else { return PlanScore::IMPOSSIBLE };
+            if unscheduled.costs[stage].is_none() {
+                unscheduled.costs[stage] = self.stage_cost(unscheduled, stage);
+                let Some(cost) = unscheduled.costs[stage] else { return PlanScore::IMPOSSIBLE };
+                // The busy time of a single stage rejects many plans before any path is computed.
                 if micro * (cost.forward_s + cost.backward_s) >= limit_s {
                     return PlanScore::IMPOSSIBLE;
                 }
             }
         }
-        let judged = self.path(sketch, limit_s, true);
-        if judged.overflow == 0.0 {
-            return judged;
+        let score = self.path(unscheduled, limit_s, true);
+        if score.overflow == 0.0 {
+            return score;
         }
-        // A stage that runs ahead makes all before it do so, and they may lack the memory.
-        let least = self.path(sketch, limit_s, false);
-        if least.overflow < judged.overflow { least } else { judged }
+        // Numbers in flight never grow along the stages, so a stage with many forces all in front of it to have as
+        // many, which may not fit there. The smallest numbers may lack less memory.
+        let least = self.path(unscheduled, limit_s, false);
+        if least.overflow < score.overflow { least } else { score }
     }
 
-    /// Returns the score of a plan whose stage costs are known, with the largest numbers in flight if `is_eager`,
-    /// otherwise with the smallest. A path of `limit_s` or more counts as invalid.
-    fn path(&mut self, sketch: &mut UnscheduledPlan, limit_s: f64, is_eager: bool) -> PlanScore {
-        let task = self.tasks[sketch.task];
-        let stages = sketch.stages();
+    /// Returns the score of a plan whose stage costs are cached, with the largest numbers in flight if `is_eager`,
+    /// otherwise with the smallest. A path of `limit_s` or more makes the plan impossible.
+    fn path(&mut self, unscheduled: &mut UnscheduledPlan, limit_s: f64, is_eager: bool) -> PlanScore {
+        let task = self.tasks[unscheduled.task];
+        let stages = unscheduled.stages();
         let nothing = Suffix { paths: Paths::default(), max_in_flight: 1, overflow: 0.0 };
-        let known = if is_eager { sketch.suffixes.len() } else { 0 };
-        let mut suffix = if known > 0 { sketch.suffixes[known - 1] } else { nothing };
+        // Only paths with the largest numbers in flight are cached, since nearly all plans are scored with them.
+        let known = if is_eager { unscheduled.suffixes.len() } else { 0 };
+        let mut suffix = if known > 0 { unscheduled.suffixes[known - 1] } else { nothing };
         if suffix.paths.synced_s >= limit_s {
             return PlanScore::IMPOSSIBLE;
         }
         for (from_end, stage) in (known as u32 + 1..).zip((0..stages - known).rev()) {
-            let Some(cost) = sketch.costs[stage] else { return PlanScore::IMPOSSIBLE };
+            let Some(cost) = unscheduled.costs[stage] else { return PlanScore::IMPOSSIBLE };
             let bytes = |max_in_flight| cost.memory.bytes_with(max_in_flight);
             let (least, most) = task.settings.max_in_flights(from_end, task.micro_batches);
+            // Numbers in flight never grow along the stages.
             let least = least.max(suffix.max_in_flight);
             let fits = |max_in_flight| bytes(max_in_flight) <= cost.capacity_bytes;
             let most = if is_eager { most.max(least) } else { least };
             let max_in_flight = largest_max_in_flight(least, most, fits).unwrap_or_else(|| {
+                // A small shortfall gets a small penalty, so that annealing can pass through plans that do not fit.
                 suffix.overflow += (bytes(least) - cost.capacity_bytes) / cost.capacity_bytes.max(1.0);
                 least
             });
             let is_last = stage + 1 == stages;
-            let rate = if is_last { Rate::default() } else { self.rate(sketch, stage) };
-            let end = sketch.cuts[stage + 1] as usize;
+            let rate = if is_last { Rate::default() } else { self.rate(unscheduled, stage) };
+            let end = unscheduled.cuts[stage + 1] as usize;
             let busy_s = if is_last { 0.0 } else { task.cut_bytes[end] * rate.s_per_byte };
             let shape = cost.path_stage((max_in_flight, max_in_flight), (busy_s, rate.latency_s));
             suffix.paths = suffix.paths.extend(&shape, suffix.max_in_flight, task.micro_batches);
             suffix.max_in_flight = max_in_flight;
             if is_eager {
-                sketch.suffixes.push(suffix);
+                unscheduled.suffixes.push(suffix);
             }
             if suffix.paths.synced_s >= limit_s {
-                return PlanScore::IMPOSSIBLE; // more stages make no path shorter
+                return PlanScore::IMPOSSIBLE; // further stages make no path shorter
             }
         }
         PlanScore { path_s: suffix.paths.synced_s, overflow: suffix.overflow }
     }
 
-    /// Returns the simulated step of a plan that was scored and fits, with the largest numbers in flight. It is that of
-    /// the evaluator, for a model without tied weights.
-    pub(crate) fn step_s(&mut self, sketch: &UnscheduledPlan) -> Option<f64> {
-        let task = self.tasks[sketch.task];
-        let costs: Vec<&BaseCost> = sketch.costs.iter().flatten().collect();
+    /// Returns the simulated step of a plan that was scored and fits, with the largest numbers in flight that fit.
+    ///
+    /// For a model without tied weights it equals the step that [`crate::planner::hybrid::PlanEvaluator`] computes.
+    pub(crate) fn step_s(&mut self, unscheduled: &UnscheduledPlan) -> Option<f64> {
+        let task = self.tasks[unscheduled.task];
+        let costs: Vec<&BaseCost> = unscheduled.costs.iter().flatten().collect();
         let held = costs.iter().map(|cost| (&cost.memory, cost.capacity_bytes));
         let ranges = ranges(task.settings, task.micro_batches, held)?;
         let max_in_flights =
             [u32::MAX, 0].into_iter().find_map(|wanted| nearest(&ranges, &vec![wanted; costs.len()]))?;
         let shapes = (0_usize..).zip(costs.iter().zip(max_in_flights)).map(|(stage, (cost, max_in_flight))| {
-            let is_last = stage + 1 == sketch.stages();
-            let rate = if is_last { Rate::default() } else { sketch.rates[stage].unwrap_or_default() };
-            let busy_s = task.cut_bytes[sketch.cuts[stage + 1] as usize] * rate.s_per_byte;
-            // Plans keep the transfer as one number, so this is the latency that its simulation has, to the last digit.
+            let is_last = stage + 1 == unscheduled.stages();
+            let rate = if is_last { Rate::default() } else { unscheduled.rates[stage].unwrap_or_default() };
+            let busy_s = task.cut_bytes[unscheduled.cuts[stage + 1] as usize] * rate.s_per_byte;
+            // The evaluator stores a transfer as one sum of busy time and latency. Subtracting from the same sum gives
+            // the latency of its simulation to the last digit.
             cost.path_stage((max_in_flight, max_in_flight), (busy_s, (busy_s + rate.latency_s) - busy_s))
         });
         self.clock.step_s(shapes, task.micro_batches)
     }
 
-    /// Returns the devices of a stage.
-    pub(crate) fn footing(&self, sketch: &mut UnscheduledPlan, stage: usize) -> StageDevices {
-        if let Some(footing) = sketch.footings[stage] {
-            return footing;
+    /// Returns the devices of a stage, from the cache if possible.
+    pub(crate) fn devices_of(&self, unscheduled: &mut UnscheduledPlan, stage: usize) -> StageDevices {
+        if let Some(devices_of) = unscheduled.stage_devices[stage] {
+            return devices_of;
         }
-        let devices = StageDevices::of(self.cluster, (0..).zip(sketch.row(stage).iter().copied()));
-        *sketch.footings[stage].insert(devices)
+        let devices = StageDevices::of(self.cluster, (0..).zip(unscheduled.row(stage).iter().copied()));
+        *unscheduled.stage_devices[stage].insert(devices)
     }
 
-    fn stage_cost(&mut self, sketch: &mut UnscheduledPlan, stage: usize) -> Option<BaseCost> {
-        let task = self.tasks[sketch.task];
-        let devices = self.footing(sketch, stage);
+    /// Returns the cost of a stage, or `None` if it has no devices or its split of the micro-batch is not allowed.
+    fn stage_cost(&mut self, unscheduled: &mut UnscheduledPlan, stage: usize) -> Option<BaseCost> {
+        let task = self.tasks[unscheduled.task];
+        let devices = self.devices_of(unscheduled, stage);
         let share = if devices.replicas == 0 { None } else { task.share[devices.replicas as usize] }?;
-        let cuts = (sketch.cuts[stage] as usize, sketch.cuts[stage + 1] as usize);
+        let cuts = (unscheduled.cuts[stage] as usize, unscheduled.cuts[stage + 1] as usize);
         let sync_s = self.sync_s(task, cuts, share, devices.sync, devices.speed);
         let totals = &task.totals[share as usize];
         Some(BaseCost::new(task.model, totals, task.settings, &devices, cuts, task.recompute, sync_s))
     }
 
+    /// Returns the exposed all-reduce time of a stage, from the cache if possible.
     fn sync_s(
         &mut self,
         task: &Subproblem<'_>,
@@ -372,6 +390,7 @@ impl<'a> PlanScorer<'a> {
             task.samples[share as usize],
             [rate.s_per_byte.to_bits(), rate.latency_s.to_bits(), speed.to_bits()],
         );
+        // A direct-mapped cache: a collision overwrites the old entry. It needs no bookkeeping, and its size is fixed.
         let hash = rustc_hash::FxBuildHasher.hash_one(key) as usize;
         let at = (hash ^ (hash >> 32)) % self.syncs.len();
         let kept = &mut self.syncs[at];
@@ -382,20 +401,21 @@ impl<'a> PlanScorer<'a> {
         kept.1
     }
 
-    /// Returns the transfer rate between a stage and the next one.
-    pub(crate) fn rate(&mut self, sketch: &mut UnscheduledPlan, stage: usize) -> Rate {
-        if let Some(rate) = sketch.rates[stage] {
+    /// Returns the transfer rate between `stage` and the next one.
+    pub(crate) fn rate(&mut self, unscheduled: &mut UnscheduledPlan, stage: usize) -> Rate {
+        if let Some(rate) = unscheduled.rates[stage] {
             return rate;
         }
         self.pairs.clear();
-        for (&from, &to) in sketch.row(stage).iter().zip(sketch.row(stage + 1)) {
+        for (&from, &to) in unscheduled.row(stage).iter().zip(unscheduled.row(stage + 1)) {
+            // Neighboring machines often have equal counts. Grouping them keeps the list short on large clusters.
             match self.pairs.last_mut() {
                 Some((senders, receivers, machines)) if (*senders, *receivers) == (from, to) => *machines += 1,
                 _ => self.pairs.push((from, to, 1)),
             }
         }
         let rate = self.cluster.transfer(&self.pairs);
-        sketch.rates[stage] = Some(rate);
+        unscheduled.rates[stage] = Some(rate);
         rate
     }
 }

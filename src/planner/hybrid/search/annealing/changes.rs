@@ -1,12 +1,13 @@
-//! Random changes of a plan: cuts move, devices change hands, stages split and merge.
+//! Random changes of a plan: cuts move, devices move between stages, stages split and merge.
 
 use super::Annealer;
 use super::random::Random;
 use crate::planner::hybrid::{placement::cut_row::is_nested, search::unscheduled_plan::UnscheduledPlan};
 
 impl Annealer<'_> {
-    /// Changes a plan at random. Returns whether that was possible. If not, the plan may be half changed.
+    /// Changes a plan at random. Returns whether that was possible. If not, the plan may be partly changed.
     pub(super) fn change(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
+        // Weights in percent. Moves of one cut keep the caches of devices and transfers, so they are also the cheapest.
         match random.below(100) {
             0..36 => self.shift(plan, random),
             36..43 => self.shift_many(plan, random),
@@ -23,7 +24,7 @@ impl Annealer<'_> {
         }
     }
 
-    /// Moves one cut.
+    /// Moves one cut to a random place nearby.
     fn shift(&self, plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         if plan.stages() < 2 {
             return false;
@@ -37,12 +38,15 @@ impl Annealer<'_> {
 
     /// Returns a cut near another one, between two cuts.
     fn near(&self, begin: u32, cut: u32, end: u32, random: &mut Random) -> Option<u32> {
+        // Mostly one or two cuts away, sometimes eight times as far to leave a local optimum.
         let distance = random.distance() * if random.below(8) == 0 { 8 } else { 1 };
         let is_ahead = random.is_heads();
-        // Larger cuts come first.
+        // `begins_behind` counts from the largest cut down, so a smaller index is a larger cut.
         let at = self.model.begins_behind(end as usize, cut as usize);
         let at = if is_ahead { at.checked_sub(distance)? } else { at + distance };
         let other = self.model.begin_at(end as usize, at)?;
+        // The new cut must leave layers on both sides. In a branching model it must also be nested between its
+        // neighbors.
         (other > begin && (self.model.is_chain || is_nested(self.model, begin, other))).then_some(other)
     }
 
@@ -57,7 +61,8 @@ impl Annealer<'_> {
         self.shift_run(plan, (first, last), distance, random.is_heads())
     }
 
-    /// Moves the cuts from one border to another by a number of places. Returns whether that was possible.
+    /// Moves the cuts from one border to another by a number of positions in the line of cuts. Returns whether that was
+    /// possible.
     pub(super) fn shift_run(
         &self,
         plan: &mut UnscheduledPlan,
@@ -71,6 +76,7 @@ impl Annealer<'_> {
             let Some(&cut) = at.and_then(|at| self.line.get(at)) else { return false };
             plan.cut_at(border, cut);
         }
+        // Inside the run all cuts move along the line, which is nested. Only its two ends can break the nesting.
         let is_between =
             |begin: u32, end: u32| begin < end && (self.model.is_chain || is_nested(self.model, begin, end));
         is_between(plan.cuts[first - 1], plan.cuts[first]) && is_between(plan.cuts[last], plan.cuts[last + 1])
@@ -81,7 +87,7 @@ impl Annealer<'_> {
         let Some((from, to)) = two_stages(plan, random) else { return false };
         let Some(machine) = machine_of(plan.row(from), random) else { return false };
         let count = some_of(plan.row(from)[machine], random);
-        plan.hand(machine, count, Some(from), Some(to));
+        plan.move_devices(machine, count, Some(from), Some(to));
         true
     }
 
@@ -94,8 +100,8 @@ impl Annealer<'_> {
             return false;
         }
         let count = some_of(plan.row(one)[here].min(plan.row(other)[there]), random);
-        plan.hand(here, count, Some(one), Some(other));
-        plan.hand(there, count, Some(other), Some(one));
+        plan.move_devices(here, count, Some(one), Some(other));
+        plan.move_devices(there, count, Some(other), Some(one));
         true
     }
 
@@ -104,7 +110,7 @@ impl Annealer<'_> {
         let stage = random.below(plan.stages());
         let Some(machine) = machine_of(&plan.free, random) else { return false };
         let count = some_of(plan.free[machine], random);
-        plan.hand(machine, count, None, Some(stage));
+        plan.move_devices(machine, count, None, Some(stage));
         true
     }
 
@@ -113,11 +119,11 @@ impl Annealer<'_> {
         let stage = random.below(plan.stages());
         let Some(machine) = machine_of(plan.row(stage), random) else { return false };
         let count = some_of(plan.row(stage)[machine], random);
-        plan.hand(machine, count, Some(stage), None);
+        plan.move_devices(machine, count, Some(stage), None);
         true
     }
 
-    /// Replaces devices of a stage by free ones of another node.
+    /// Replaces devices of a stage by free devices of another node.
     fn move_away(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let stage = random.below(plan.stages());
         let Some(here) = machine_of(plan.row(stage), random) else { return false };
@@ -126,20 +132,21 @@ impl Annealer<'_> {
             return false;
         }
         let count = some_of(plan.row(stage)[here].min(plan.free[there]), random);
-        plan.hand(here, count, Some(stage), None);
-        plan.hand(there, count, None, Some(stage));
+        plan.move_devices(here, count, Some(stage), None);
+        plan.move_devices(there, count, None, Some(stage));
         true
     }
 
-    /// Moves devices from one stage to another on each node that the first one is on.
+    /// Moves the same number of devices from one stage to another on every node where the first one has enough.
     fn hand_over_everywhere(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let Some((from, to)) = two_stages(plan, random) else { return false };
+        // Stages spread over many nodes would need one change per node, each of which alone may be worse.
         let least = plan.row(from).iter().copied().filter(|&count| count > 0).min().unwrap_or(0);
         let count = if random.is_heads() { 1 } else { 1 + random.below(least as usize) as u32 };
         let mut is_changed = false;
         for machine in 0..plan.free.len() {
             if plan.row(from)[machine] >= count && plan.row(from)[machine] > 0 {
-                plan.hand(machine, count, Some(from), Some(to));
+                plan.move_devices(machine, count, Some(from), Some(to));
                 is_changed = true;
             }
         }
@@ -159,6 +166,7 @@ impl Annealer<'_> {
             return false;
         }
         plan.split(stage, cut);
+        // Halving on every node keeps the spread, splitting by node keeps transfers inside nodes. Either may be better.
         let by_machine = random.is_heads();
         let mut is_rounded_up = random.is_heads();
         for machine in 0..plan.free.len() {
@@ -168,17 +176,18 @@ impl Annealer<'_> {
             } else if count.is_multiple_of(2) {
                 count / 2
             } else {
+                // Odd counts round up and down in turn, so that both stages get about the same number of devices.
                 is_rounded_up = !is_rounded_up;
                 count / 2 + u32::from(is_rounded_up)
             };
             if handed > 0 {
-                plan.hand(machine, handed, Some(stage), Some(stage + 1));
+                plan.move_devices(machine, handed, Some(stage), Some(stage + 1));
             }
         }
         true
     }
 
-    /// Merges two stages.
+    /// Merges two neighboring stages.
     fn merge(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         if plan.stages() < 2 {
             return false;
@@ -192,7 +201,7 @@ impl Annealer<'_> {
         let distance = random.distance();
         let task = if random.is_heads() { Some(plan.task + distance) } else { plan.task.checked_sub(distance) };
         let Some(task) = task.filter(|&task| task < self.tasks.len()) else { return false };
-        plan.become_of(task);
+        plan.set_micro_batch_size(task);
         true
     }
 
@@ -204,7 +213,7 @@ impl Annealer<'_> {
     }
 }
 
-/// Returns two stages, which are neighbors in two of three cases.
+/// Returns two different stages, neighbors with a probability of about two thirds.
 fn two_stages(plan: &UnscheduledPlan, random: &mut Random) -> Option<(usize, usize)> {
     let stages = plan.stages();
     if stages < 2 {
@@ -219,13 +228,14 @@ fn two_stages(plan: &UnscheduledPlan, random: &mut Random) -> Option<(usize, usi
     Some((one, if other >= one { other + 1 } else { other }))
 }
 
-/// Returns a node that has devices in `row`.
+/// Returns a node with devices in `row`, or `None` if there is none.
 fn machine_of(row: &[u32], random: &mut Random) -> Option<usize> {
+    // The search starts at a random node and takes the next one with devices, so it ends after one turn.
     let start = random.below(row.len());
     (start..row.len()).chain(0..start).find(|&machine| row[machine] > 0)
 }
 
-/// Returns a number from 1 to `count`.
+/// Returns a number from 1 to `count`: mostly 1, sometimes all of them.
 fn some_of(count: u32, random: &mut Random) -> u32 {
     match random.below(8) {
         0..5 => 1,

@@ -1,10 +1,11 @@
-//! Annealing on the longest path: plans change by small random steps, at first also for the worse (Kirkpatrick, Gelatt and
-//! Vecchi, 1983).
+//! Simulated annealing of the longest path: plans change by small random steps, at first also for the worse
+//! (Kirkpatrick, Gelatt and Vecchi, 1983).
 //!
-//! Many chains of changes run side by side. After each round the better half goes on, for twice as long and at a lower
-//! temperature. The best plans are simulated, since paths may be a little shorter than the step. A plan may lack memory for a
-//! while, at a penalty, and the best one that fits is kept apart. Work is counted in changes, and random numbers follow from
-//! the number of the chain, so the result is the same on every machine and for any number of threads.
+//! Many chains of changes run side by side. After each round the better half continues, for twice as long and at a
+//! lower temperature. The best plans are simulated, since a path may be slightly shorter than the step. A plan may lack
+//! memory for a while, at a penalty, and the best plan that fits is stored separately. Work is counted in changes, and
+//! random numbers depend on the number of the chain only, so the result is the same on every machine and for any number
+//! of threads.
 
 use crate::planner::effort::{annealing, work};
 use crate::planner::hybrid::{
@@ -26,7 +27,7 @@ use crate::cost::network::Cluster;
 struct AnnealingChain {
     number: u64,
     now: UnscheduledPlan,
-    /// Best plan that fits, with its longest path, or with its step once plans are simulated.
+    /// Best plan that fits, with its longest path. Once plans are simulated, with its step.
     best: Option<(f64, UnscheduledPlan)>,
 }
 
@@ -35,7 +36,7 @@ impl AnnealingChain {
         self.best.as_ref().map_or(f64::INFINITY, |(length_s, _)| *length_s)
     }
 
-    /// Stores a plan that fits, if it is the best one.
+    /// Stores a plan that fits if it is the best one of the chain.
     fn found(&mut self, length_s: f64, plan: &UnscheduledPlan) {
         match &mut self.best {
             Some((best_s, _)) if *best_s <= length_s => {}
@@ -48,51 +49,60 @@ impl AnnealingChain {
     }
 }
 
-/// Settings of a round.
+/// Settings of one annealing round.
 #[derive(Clone, Copy)]
 struct AnnealingRound {
+    /// Number of the round, from 0.
     number: u64,
-    /// Seed of all rounds.
+    /// Seed, equal for all rounds.
     seed: u64,
-    /// Work of each chain.
+    /// Work of each chain, in work units.
     effort: u64,
-    heat: f64,
+    /// Temperature at the start of the round, relative to the step.
+    temperature: f64,
     is_simulated: bool,
 }
 
-/// Scores plans for one chain, and counts the work.
-struct Scale<'j, 'a> {
-    judge: &'j mut PlanScorer<'a>,
-    pricer: PlanEvaluator<'a>,
+/// Scores the plans of one chain and counts the work.
+struct ChainScorer<'j, 'a> {
+    scorer: &'j mut PlanScorer<'a>,
+    evaluator: PlanEvaluator<'a>,
     round: AnnealingRound,
     left: u64,
 }
 
-impl Scale<'_, '_> {
-    /// Returns the length of a plan, with a penalty where it lacks memory, and whether it fits. Lengths of `limit_s`
-    /// and more are not told apart.
-    fn weigh(&mut self, plan: &mut UnscheduledPlan, limit_s: f64) -> (f64, bool) {
+impl ChainScorer<'_, '_> {
+    /// Returns the length of a plan, with a penalty for missing memory, and whether the plan fits. Lengths of `limit_s`
+    /// and more are not distinguished.
+    fn penalized_length(&mut self, plan: &mut UnscheduledPlan, limit_s: f64) -> (f64, bool) {
         self.left = self.left.saturating_sub(step_cost(plan));
-        let judged = self.judge.judge(plan, limit_s);
-        let fits = judged.overflow == 0.0;
-        let length_s = judged.path_s * (1.0 + annealing::SHORTFALL_PENALTY * judged.overflow);
-        let task = self.judge.tasks[plan.task];
+        let score = self.scorer.score(plan, limit_s);
+        let fits = score.overflow == 0.0;
+        let length_s = score.path_s * (1.0 + annealing::SHORTFALL_PENALTY * score.overflow);
+        let task = self.scorer.tasks[plan.task];
+        // Each micro-batch has a forward and a backward action in each stage.
         let actions = 2 * u64::from(task.micro_batches) * plan.stages() as u64;
+        // Simulation takes much longer than computing paths. So only the last few chains simulate, and only plans that
+        // would be accepted by their path.
         if !self.round.is_simulated || !fits || length_s >= limit_s || actions > annealing::MAX_SIMULATED_ACTIONS {
             return (length_s, fits);
         }
         self.left = self.left.saturating_sub(work::ACTION * actions + work::PREPARE_NODE * plan.parts());
-        let step_s = if self.pricer.shares_weights() { self.priced_s(plan, task) } else { self.judge.step_s(plan) };
+        // The fast simulation does not know the extra all-reduces of tied weights.
+        let step_s =
+            if self.evaluator.shares_weights() { self.evaluated_step_s(plan, task) } else { self.scorer.step_s(plan) };
+        // The penalized path is a lower bound, so the larger value is the better estimate.
         (step_s.unwrap_or(f64::INFINITY).max(length_s), true)
     }
 
-    fn priced_s(&mut self, plan: &UnscheduledPlan, task: &Subproblem<'_>) -> Option<f64> {
+    /// Returns the step of a plan as the evaluator simulates it, or `None` if it does not fit.
+    fn evaluated_step_s(&mut self, plan: &UnscheduledPlan, task: &Subproblem<'_>) -> Option<f64> {
         let plan = plan.candidate(task);
-        let stages = self.pricer.stages(&plan).ok()?;
+        let stages = self.evaluator.stages(&plan).ok()?;
         let max_in_flights = [true, false]
             .into_iter()
-            .find_map(|eager| self.pricer.max_in_flights_of(&stages, plan.micro_batch, eager))?;
-        self.pricer.step_s(&stages, &max_in_flights, plan.micro_batch).ok()
+            .find_map(|eager| self.evaluator.max_in_flights_of(&stages, plan.micro_batch, eager))?;
+        self.evaluator.step_s(&stages, &max_in_flights, plan.micro_batch).ok()
     }
 }
 
@@ -101,8 +111,9 @@ pub(crate) struct Annealer<'a> {
     tasks: &'a [&'a Subproblem<'a>],
     model: &'a LayerSums,
     cluster: &'a Cluster,
-    /// Nested cuts in a row, and the place of each cut in it.
+    /// A line of nested cuts, along which runs of cuts move.
     line: &'a [u32],
+    /// Position of each cut in `line`, or `None` if it is not in it.
     place: Vec<Option<usize>>,
 }
 
@@ -116,133 +127,152 @@ impl<'a> Annealer<'a> {
         Some(Self { tasks, model, cluster, line, place })
     }
 
-    /// Moves runs of cuts of each plan by one or two places while that shortens its longest path. Returns the work.
+    /// Moves runs of cuts of each plan by one or two positions while that shortens its longest path. Returns the work.
     pub(crate) fn settle(&self, plans: &mut [UnscheduledPlan], control: &Control) -> u64 {
         let settled = plans.par_iter_mut().map_init(
             || PlanScorer::new(self.tasks, self.cluster, annealing::KEPT_SYNCS),
-            |judge, plan| if control.should_stop() { 0 } else { self.settle_one(plan, judge) },
+            |scorer, plan| if control.should_stop() { 0 } else { self.settle_one(plan, scorer) },
         );
         settled.sum()
     }
 
-    fn settle_one(&self, plan: &mut UnscheduledPlan, judge: &mut PlanScorer<'a>) -> u64 {
-        let judged = judge.judge(plan, f64::INFINITY);
-        if judged.overflow > 0.0 {
+    /// Settles the cuts of one plan. A plan that does not fit is left as it is.
+    fn settle_one(&self, plan: &mut UnscheduledPlan, scorer: &mut PlanScorer<'a>) -> u64 {
+        let score = scorer.score(plan, f64::INFINITY);
+        if score.overflow > 0.0 {
             return 0;
         }
-        let (mut path_s, mut tried) = (judged.path_s, 1);
+        let (mut path_s, mut tried) = (score.path_s, 1);
         let mut next = plan.clone();
         loop {
             let before_s = path_s;
             for first in 1..plan.stages() {
+                // A bottleneck often is a run of equal stages. Moving one cut of it helps only if the others follow.
                 for last in first..plan.stages().min(first + annealing::LONGEST_RUN) {
                     for (distance, is_ahead) in [(1, true), (1, false), (2, true), (2, false)] {
                         while self.shift_run(&mut next, (first, last), distance, is_ahead) {
                             tried += 1;
-                            let judged = judge.judge(&mut next, path_s);
-                            if judged.overflow > 0.0 || judged.path_s >= path_s {
+                            let score = scorer.score(&mut next, path_s);
+                            if score.overflow > 0.0 || score.path_s >= path_s {
                                 break;
                             }
-                            path_s = judged.path_s;
+                            path_s = score.path_s;
                             plan.copy_cuts_from(&next);
                         }
+                        // The last shift did not help, so undo it.
                         next.copy_cuts_from(plan);
                     }
                 }
             }
+            // Continue until a whole turn gains almost nothing.
             if path_s >= before_s * (1.0 - annealing::SETTLED) {
                 return tried * (work::ANNEAL_PLAN + work::ANNEAL_STAGE * plan.stages() as u64);
             }
         }
     }
 
-    /// Anneals `plans` for `effort` work units, all rounds and threads together. After each round, `meet` gets the best
-    /// plans that fit, shortest first, and returns whether to go on.
-    pub(crate) fn walk(
+    /// Anneals `plans` with `effort` work units for all rounds and chains together.
+    ///
+    /// After each round `on_round` receives the best plans that fit, shortest first, and returns whether to continue.
+    pub(crate) fn anneal(
         &self,
         plans: Vec<UnscheduledPlan>,
         effort: u64,
         seed: u64,
         control: &Control,
-        mut meet: impl FnMut(&[&UnscheduledPlan]) -> bool,
+        mut on_round: impl FnMut(&[&UnscheduledPlan]) -> bool,
     ) {
-        // Rather few who get somewhere than many who don't.
+        // Few chains that make progress are better than many that do not.
         let steps = plans.first().map_or(1, |plan| effort / step_cost(plan));
         let most =
             ((steps / annealing::CHANGES_PER_CHAIN) as usize).clamp(annealing::MIN_CHAINS, annealing::MAX_CHAINS);
-        let mut crowd: Vec<AnnealingChain> = (0..)
+        let mut chains: Vec<AnnealingChain> = (0..)
             .zip(plans.into_iter().take(most))
             .map(|(number, now)| AnnealingChain { number, now, best: None })
             .collect();
-        let rounds = u64::from(crowd.len().max(1).ilog2()) + 1;
-        let mut heat = annealing::FIRST_TEMPERATURE;
+        // Each round halves the chains, and the effort of a round is the same for all rounds.
+        let rounds = u64::from(chains.len().max(1).ilog2()) + 1;
+        let mut temperature = annealing::FIRST_TEMPERATURE;
         for number in 0..rounds {
-            let is_simulated = crowd.len() <= annealing::SIMULATING_CHAINS;
-            let effort = effort / rounds / crowd.len().max(1) as u64;
-            let round = AnnealingRound { number, seed, effort, heat, is_simulated };
-            (crowd.par_iter_mut()).for_each_init(
+            let is_simulated = chains.len() <= annealing::SIMULATING_CHAINS;
+            let effort = effort / rounds / chains.len().max(1) as u64;
+            let round = AnnealingRound { number, seed, effort, temperature, is_simulated };
+            (chains.par_iter_mut()).for_each_init(
                 || PlanScorer::new(self.tasks, self.cluster, annealing::KEPT_SYNCS),
-                |judge, walker| self.walk_on(walker, judge, round, control),
+                |scorer, chain| self.run_round(chain, scorer, round, control),
             );
-            crowd.sort_by(|a, b| a.best_s().total_cmp(&b.best_s()).then(a.number.cmp(&b.number)));
-            crowd.dedup_by(|b, a| a.best.is_some() && a.best == b.best);
+            chains.sort_by(|a, b| a.best_s().total_cmp(&b.best_s()).then(a.number.cmp(&b.number)));
+            // Chains that found the same plan would repeat each other's search.
+            chains.dedup_by(|b, a| a.best.is_some() && a.best == b.best);
             let leaders: Vec<&UnscheduledPlan> =
-                crowd.iter().filter_map(|walker| walker.best.as_ref().map(|(_, best)| best)).collect();
-            if !meet(&leaders) || control.should_stop() {
+                chains.iter().filter_map(|chain| chain.best.as_ref().map(|(_, best)| best)).collect();
+            if !on_round(&leaders) || control.should_stop() {
                 return;
             }
-            crowd.truncate(crowd.len().div_ceil(2));
-            heat *= annealing::ROUND_COOLING;
+            chains.truncate(chains.len().div_ceil(2));
+            temperature *= annealing::ROUND_COOLING;
         }
     }
 
-    /// Runs a round of one chain, from its best plan on.
-    fn walk_on(
+    /// Runs one round of a chain, starting from its best plan.
+    fn run_round(
         &self,
-        walker: &mut AnnealingChain,
-        judge: &mut PlanScorer<'a>,
+        chain: &mut AnnealingChain,
+        scorer: &mut PlanScorer<'a>,
         round: AnnealingRound,
         control: &Control,
     ) {
-        let settings = self.tasks[walker.now.task].settings;
-        let mut scale =
-            Scale { judge, pricer: PlanEvaluator::new(self.model, self.cluster, settings), round, left: round.effort };
-        let mut random = Random(round.seed.wrapping_add(walker.number << 32 | round.number));
-        if let Some((_, best)) = walker.best.take() {
-            walker.now = best;
+        let settings = self.tasks[chain.now.task].settings;
+        let mut chain_scorer = ChainScorer {
+            scorer,
+            evaluator: PlanEvaluator::new(self.model, self.cluster, settings),
+            round,
+            left: round.effort,
+        };
+        // The seed depends on round and chain, never on the thread, so results are reproducible.
+        let mut random = Random(round.seed.wrapping_add(chain.number << 32 | round.number));
+        if let Some((_, best)) = chain.best.take() {
+            chain.now = best;
         }
-        let (mut now_s, fits) = scale.weigh(&mut walker.now, f64::INFINITY);
+        let (mut now_s, fits) = chain_scorer.penalized_length(&mut chain.now, f64::INFINITY);
         if fits {
-            walker.best = Some((now_s, walker.now.clone()));
+            chain.best = Some((now_s, chain.now.clone()));
         }
-        let mut next = walker.now.clone();
-        let (mut watched, mut heat) = (scale.left, round.heat);
-        while scale.left > 0 {
-            if scale.left + annealing::UNWATCHED_WORK <= watched {
+        let mut next = chain.now.clone();
+        let (mut watched, mut temperature) = (chain_scorer.left, round.temperature);
+        while chain_scorer.left > 0 {
+            // Checks of the clock are rare, because a change takes only microseconds. The temperature falls at the same
+            // points.
+            if chain_scorer.left + annealing::UNWATCHED_WORK <= watched {
                 if control.should_stop() {
                     return;
                 }
-                watched = scale.left;
-                heat = round.heat * annealing::COOLING_IN_ROUND.powf(1.0 - scale.left as f64 / round.effort as f64);
+                watched = chain_scorer.left;
+                temperature = round.temperature
+                    * annealing::COOLING_IN_ROUND.powf(1.0 - chain_scorer.left as f64 / round.effort as f64);
             }
             let is_changed =
+                // One change in four is followed by a second one, to leave plans that no single change improves.
                 self.change(&mut next, &mut random) && (random.below(4) > 0 || self.change(&mut next, &mut random));
-            let limit_s = now_s * (1.0 - heat * random.part().ln());
-            let (next_s, fits) = if is_changed { scale.weigh(&mut next, limit_s) } else { (f64::INFINITY, false) };
+            // Metropolis criterion, solved for the length: a plan longer by a share x is accepted with probability
+            // e^(-x / temperature). Drawing the random number first gives a limit at which scoring can stop early.
+            let limit_s = now_s * (1.0 - temperature * random.part().ln());
+            let (next_s, fits) =
+                if is_changed { chain_scorer.penalized_length(&mut next, limit_s) } else { (f64::INFINITY, false) };
             if next_s < limit_s {
                 now_s = next_s;
-                walker.now.copy_from(&next);
+                chain.now.copy_from(&next);
                 if fits {
-                    walker.found(next_s, &next);
+                    chain.found(next_s, &next);
                 }
             } else {
-                next.copy_from(&walker.now);
+                next.copy_from(&chain.now);
             }
         }
     }
 }
 
-/// Returns the work of changing and scoring a plan once.
+/// Returns the work of changing and scoring a plan once, in work units.
 fn step_cost(plan: &UnscheduledPlan) -> u64 {
     let (stages, machines) = (plan.stages() as u64, plan.free.len() as u64);
     work::ANNEAL_PLAN

@@ -1,6 +1,6 @@
-//! Random numbers that depend on the seed alone.
+//! Random numbers that depend on the seed alone, so that every run of a search gives the same plan.
 
-/// Random numbers (Steele, Lea and Flood's splitmix64, 2014).
+/// A splitmix64 generator (Steele, Lea and Flood, 2014). The field is its state.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
@@ -12,13 +12,15 @@ impl Random {
         bits ^ (bits >> 31)
     }
 
-    /// From 0 to `count - 1`.
+    /// Returns a number from 0 to `count - 1`.
     pub(super) fn below(&mut self, count: usize) -> usize {
+        // Multiply and shift instead of a remainder: nearly free of bias, and faster.
         ((u128::from(self.next()) * count as u128) >> 64) as usize
     }
 
-    /// Above 0, at most 1.
+    /// Returns a number above 0 and at most 1, so that its logarithm is finite.
     pub(super) fn part(&mut self) -> f64 {
+        // 53 bits are the precision of an f64.
         ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64
     }
 
@@ -26,7 +28,7 @@ impl Random {
         self.next() & 1 == 1
     }
 
-    /// 1, or with a chance of a half 2, a quarter 3, …
+    /// Returns 1 with probability 1/2, 2 with probability 1/4, 3 with probability 1/8, and so on.
     pub(super) fn distance(&mut self) -> usize {
         1 + self.next().trailing_zeros() as usize
     }
