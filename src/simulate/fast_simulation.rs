@@ -228,7 +228,8 @@ impl Sweep {
                         self.deliver(stages + stage, slot, end_s, queued);
                     }
                     Kind::WeightGradient => {
-                        // Its input gradient ran earlier on this rank, so it never waits.
+                        // Its input gradient ran earlier on this rank, so it never waits. The gradient reduction waits
+                        // for it, so it counts as a backward below.
                         let end_s = run_one(&mut lane, rank, 0.0, times.weight_gradient_s, &mut record);
                         self.last_backward_s[stage] = end_s;
                     }

@@ -61,6 +61,7 @@ fn run_iteration(
             arrival_s[input] = times.step_s;
         }
     }
+    // Links need no queues here: a step ends only when all its messages have arrived.
     let mut next = vec![0; schedule.orders.len()];
     let mut left = schedule.action_count();
     let mut begin_s = times.step_s;

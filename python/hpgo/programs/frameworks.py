@@ -290,6 +290,7 @@ def check_optimizer(
     `shard_optimizer` is whether replicas shard the optimizer state, where there are several. `splits_backward` is
     whether the backward is split into input-gradient and weight-gradient passes. An `optimizer` of None has no preset.
     """
+    # Without a preset, the plan only has numbers of bytes, which no framework can check.
     if optimizer is None:
         return
     sgd, planned = optimizer.startswith("sgd"), f"but the plan assumes {optimizer}"

@@ -116,6 +116,7 @@ class Program(Record):
             here = sorted({kinds[device] for device in of_rank[rank][0].devices}) if kinds else []
             kind = " and ".join(here) or "devices"
             devices = [f"{count} × {kind}" if here else f"{count} {kind}"] if count > 1 else here
+            # With two chains, a rank may hold the same layers twice. Name them once.
             layers = [", ".join(dict.fromkeys(spans[stage.layers] for stage in of_rank[rank]))]
             names.append(f"{self.row} {rank} ({', '.join([*devices, *layers])})")
         return tuple(names)
@@ -169,6 +170,7 @@ class Program(Record):
         chain = self.schedule.chain_length
         stages = rank_stages(number, self.stages, chain)
         sums = self.sums
+        # Each chain has a last stage with a loss. All their ranks take part in the mean loss.
         lasts = self.stages[chain - 1 :: chain]
         return RankProgram(
             rank=number,
