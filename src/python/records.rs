@@ -53,7 +53,7 @@ impl TryFrom<ProfileRecord> for Graph {
     fn try_from(record: ProfileRecord) -> Result<Self> {
         let index: HashMap<&str, usize> =
             record.layers.iter().enumerate().map(|(at, layer)| (layer.id.as_str(), at)).collect();
-        // id: &str| {|Python names layers by id, the crate by index. Resolve all names here, once.
+        // Python names layers by id, the crate by index. Resolve all names here, once.
         let end = |id: &str| {
             index.get(id).copied().ok_or_else(|| {
                 Error::profile(

@@ -63,8 +63,7 @@ pub(super) fn zb_v(ranks: u32, micro_batches: u32) -> Schedule {
             to.put(Kind::Forward, 1);
             to.input_and_weight(1);
         }
-        //  to.next[0][0] < planned {|Steady state: one forward and one split backward of each chunk, until both chunks
-        // have run all forwards.
+        // Steady state: one forward and one split backward of each chunk, until both chunks have run all forwards.
         while to.next[0][1] < to.next[0][0] || to.next[0][0] < planned {
             if to.next[0][0] < planned {
                 to.put(Kind::Forward, 0);

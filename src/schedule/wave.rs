@@ -81,8 +81,8 @@ impl Run {
             [stage, 2 * self.stages - 1 - stage]
         });
         let under_way = self.done[0] - self.done[2 * self.stages - 1];
-        // &pass|Only the first pass adds a micro-batch to the pipeline, so only it must respect the limit. The deepest
-        // pass goes first, because it frees activations soonest.
+        // Only the first pass adds a micro-batch to the pipeline, so only it must respect the limit. The deepest pass
+        // goes first, because it frees activations soonest.
         of_rank.filter(|&pass| self.is_ready(pass, now) && (pass > 0 || under_way < self.under_way)).max()
     }
 

@@ -221,8 +221,8 @@ impl<'a> Trial<'a> {
         // An activation is held from its forward to its weight gradient.
         let full = forwards - rank.weights >= self.cap;
         let forward_ready_s = match at.checked_sub(1) {
-            //  (full && rank.weights == inputs)|A full rank without a pending weight gradient can't free an activation,
-            // so it needs an input gradient first.
+            // A full rank without a pending weight gradient can't free an activation, so it needs an input gradient
+            // first.
             _ if !may_run_ahead || (full && rank.weights == inputs) => f64::INFINITY,
             None => 0.0,
             Some(before) => self.ranks[before]

@@ -117,8 +117,7 @@ impl Costs {
                 ));
             }
         }
-        // name: &str, row: usize, time_s: f64| {|The range check also rejects NaN, which would break the ordering of
-        // events.
+        // The range check also rejects NaN, which would break the ordering of events.
         let check = |name: &str, row: usize, time_s: f64| {
             if (0.0..=LONGEST_S).contains(&time_s) {
                 return Ok(());

@@ -507,7 +507,7 @@ def _numbers(section: Section, key: str) -> Any:
     def check(value: object) -> Any:
         if isinstance(value, list):
             return tuple(map(check, value))
-        #  float):|In Python, True is an integer. In a file it is a mistake.
+        # In Python, True is an integer. In a file it is a mistake.
         if isinstance(value, bool) or not isinstance(value, int | float):
             section.wrong(key, "a number or a list of numbers", value)
         return value
