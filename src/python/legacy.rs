@@ -89,7 +89,7 @@ fn legacy_columns(
     peak_activation_bytes_per_sample: f64,
 ) -> PyResult<(f64, Option<f64>, Option<f64>)> {
     let graph = records::graph(profile)?;
-    // These are closed forms that take microseconds, so they keep the interpreter lock.
+    // These are closed forms without a search, so they keep the interpreter lock.
     let model = Model::of(&graph, global_batch_size).map_err(raised(py))?;
     let devices = Devices::new(&seps).map_err(raised(py))?;
     let found = columns(&model, &devices, optimizer_memory_scaling, peak_activation_bytes_per_sample);

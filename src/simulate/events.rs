@@ -62,7 +62,7 @@ struct Lane {
     in_group: usize,
     /// Index of the next entry of the communication stream, over all iterations.
     next_message: usize,
-    // Whether the stream is busy sending that entry.
+    /// Whether the stream is busy sending that entry.
     is_streaming: bool,
 }
 
@@ -93,7 +93,7 @@ struct Machine<'a> {
     lanes: Vec<Lane>,
     /// All messages of an iteration.
     messages: Vec<Message>,
-    // Index of the message that makes an input available. Inputs that stay on their rank have none.
+    /// Index of the message that makes an input available. Inputs that stay on their rank have none.
     message_of_input: FxHashMap<usize, usize>,
     link_of_ranks: FxHashMap<(usize, usize), usize>,
     links: Vec<LinkQueue>,
@@ -124,6 +124,7 @@ impl<'a> Machine<'a> {
                 backwards[half.stage as usize % chain] += 1;
             }
         }
+        // Messages get consecutive numbers, so that the state of each is an entry of a vector and not of a map.
         let message_of_input: FxHashMap<usize, usize> =
             messages.iter().enumerate().map(|(number, message)| (message.input, number)).collect();
         let mut link_of_ranks = FxHashMap::default();
@@ -202,7 +203,7 @@ impl<'a> Machine<'a> {
                 Event::Computed { rank } => {
                     self.computed(rank);
                     ended += 1;
-                    // Checking for cancellation is cheap compared with 16384 actions, which take a few milliseconds.
+                    // Check for cancellation rarely, because reading the shared flag for each event would cost time.
                     if ended.is_multiple_of(1 << 14) && control.is_cancelled() {
                         return Err(Error::Cancelled);
                     }

@@ -198,8 +198,8 @@ pub fn simulate(
         return lock_step::times(schedule, costs, iterations);
     }
     match (communication, iterations) {
-        // The fast simulation covers one step with asynchronous messages. This is what the planner and most users run,
-        // so only the other cases pay for the event heap.
+        // The fast simulation covers one step with asynchronous messages. All other cases need the event heap: several
+        // steps, and ranks that wait for their own messages.
         (Communication::Latency, 1) => Sweep::default().times(schedule, costs, Links::Free),
         (Communication::Link, 1) => Sweep::default().times(schedule, costs, Links::Queued),
         _ => events::times(schedule, costs, communication, iterations, control),

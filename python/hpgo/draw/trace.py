@@ -73,7 +73,7 @@ def _events(timeline: Timeline, first_pid: int, prefix: str) -> Iterator[str]:
         kind = KINDS[code]
         name = f"F{batch} B{backward_batch}" if kind == "F‖B" else f"{kind}{batch if kind == 'F' else backward_batch}"
         yield (
-            # Format by hand: `json.dumps` for each of millions of events takes several times as long.
+            # Format by hand, because `json.dumps` is slower and there may be millions of events.
             f'{{"ph":"X","cat":"compute","name":"{name}","pid":{first_pid + rank},"tid":{_COMPUTE},"ts":{ts!r},'
             f'"dur":{dur!r},"cname":"{_COLOURS[code]}","args":{{"kind":"{kind}","stage":{stage},"micro_batch":{batch},'
             f'"backward_stage":{backward_stage},"backward_micro_batch":{backward_batch},'

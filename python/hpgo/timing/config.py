@@ -122,7 +122,7 @@ def from_text(name: str, text: str, called: str) -> Any:
     """
     kind = FIELDS[name]
     if kind == _COUNT:
-        # Limit the digits, because converting a huge integer takes quadratic time.
+        # Leave longer digit strings as text: Python does not convert thousands of digits, and no count is that large.
         return checked(name, int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else text, called)
     if kind == _SIZE:
         return checked(name, [part.strip() for part in text.split(",")], called)

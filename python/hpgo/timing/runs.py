@@ -201,7 +201,7 @@ def sweep(
     support are left out. Raises ArgumentError if a schedule supports none of them.
     """
     most = 64 if setup.num_batches is None else setup.num_batches
-    # Powers of 2 and their multiples of 1.5 are evenly spaced on the logarithmic axis of the figure.
+    # Powers of 2 and their multiples of 1.5 are about evenly spaced on the logarithmic axis of the figure.
     counts = sorted({most, *(step << shift for shift in range(32) for step in (2, 3) if step << shift < most), 1})
     points: list[SweepPoint] = []
     for at, name in enumerate(names):
