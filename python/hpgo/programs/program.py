@@ -387,7 +387,7 @@ def _check_stage(number: int, stage: ProgramStage, given: Program) -> None:
     if wrong is not None:
         raise ArgumentError(
             f"stage {number} is on device {wrong}, but the nodes have {given.world_size} devices",
-            "choose devices from 0 to {given.world_size - 1}",
+            f"choose devices from 0 to {given.world_size - 1}",
         )
     # Consecutive rows make the rows that two replicas share a single range, which one message can carry.
     ends = [0, *(rows.stop for rows in stage.rows)]

@@ -93,7 +93,7 @@ def run(setup: SimulationConfig, order: Schedule, *, called: Callable[[str], str
     if len(halves) == 1 and any(map(gt, costs[halves[0]], costs["backward_s"])):
         key, other = BEYOND_A_PLAN[halves[0]], "weight" if halves[0].startswith("input") else "input"
         raise SettingError(
-            f"{called(key)} is longer than the backward pass that it is a part of",
+            f"{called(key)} is longer than the backward pass that contains it",
             f"give {called(f'{other}_gradient_times')} as well",
             key,
         )
@@ -231,6 +231,7 @@ def sweep(
             )
         if len(points) == ran:
             raise ArgumentError(
-                f"`{name}` can't run with any of these numbers of micro-batches: {refused}", "raise `-b`"
+                f"`{name}` can't run with any of these numbers of micro-batches: {refused}",
+                "give a larger number with `-b`",
             )
     return points
