@@ -413,8 +413,8 @@ fn a_deadlock_of_blocking_messages_names_who_waits_for_whom() {
     let costs = Costs::of_stages(vec![StageTimes::new(1.0, 0.0); 3]);
     let error = simulate(&schedule, &costs, Communication::Rendezvous, 1).expect_err("nobody receives");
     let text = error.to_string();
-    assert!(text.contains("rank 0 stands at 0SEND_F2 until rank 1"), "{text}");
-    assert!(text.contains("rank 1 stands at 1SEND_F0 until rank 0"), "{text}");
+    assert!(text.contains("rank 0 waits at 0SEND_F2 for rank 1"), "{text}");
+    assert!(text.contains("rank 1 waits at 1SEND_F0 for rank 0"), "{text}");
 }
 
 #[test]

@@ -249,7 +249,7 @@ def test_many_actions_become_shares_of_time_and_the_picture_says_so() -> None:
 
 def test_more_ranks_than_rows_share_rows_and_the_picture_says_so() -> None:
     root = tree(timeline("gpipe", ranks=300, micro_batches=2))
-    assert any("3 ranks a row" in text for text in texts(root))
+    assert any("3 ranks per row" in text for text in texts(root))
     assert "ranks 0–2" in texts(root)
 
 
@@ -259,14 +259,14 @@ def test_a_rank_above_its_cap_is_named() -> None:
         for text in texts(tree(timeline("dualpipe_v", micro_batches=10, memory=True), memory=True))
         if "cap" in text
     ]
-    assert "dualpipe_v: 4 ranks above the memory cap, rank 0 most: 17 GB of 16 GB." in said
+    assert "dualpipe_v: 4 ranks above the memory cap, rank 0 by the most: 17 GB of 16 GB." in said
 
 
 def test_a_cap_far_above_is_told_and_does_not_flatten_the_curve() -> None:
     order = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
     roomy = hpgo.simulate(order, memory=hpgo.StageBytes(activation_bytes=1e9), memory_cap_bytes=80e9)
     said = texts(tree(roomy, memory=True))
-    assert "1f1b: the memory cap, 80 GB, is far above what is in use and not drawn." in said
+    assert "1f1b: the memory cap, 80 GB, is far above the memory in use and not drawn." in said
     assert "memory in use (strip height 2 GB)" in said
     assert not any(text.startswith("memory cap") for text in said)
 

@@ -397,9 +397,7 @@ def test_a_model_without_a_row_of_blocks_is_refused(target: str, name: str) -> N
     stages = [(half, [0]), (len(profile.layers) - half, [1])]
     plan = hpgo.evaluate(profile, cluster, stages, global_batch_size=512, micro_batch_size=128)
     assert plan.fits
-    with pytest.raises(
-        hpgo.errors.ArgumentError, match=r"beside or between the blocks|no numbered layers|outside them"
-    ):
+    with pytest.raises(hpgo.errors.ArgumentError, match=r"is not one of the blocks|no numbered layers|outside them"):
         export.files(plan, target)
 
 
@@ -804,10 +802,10 @@ def test_the_precision_that_was_priced_is_a_setting_or_a_refusal(target: str, op
         "torchtitan": "has no SGD" if sgd else "sums gradients in fp32" if sums else "",
         "verl": "" if narrow else "keeps weights in 16 bits",
         "ms-swift": "with a shared optimizer state alone" if sums and not shard else "",
-        "deepspeed": "32 bits only where replicas share" if narrow and not sums and not shard else "",
+        "deepspeed": "32 bits only if replicas shard" if narrow and not sums and not shard else "",
     }.get(name, "")
     if target in FAMILY and sgd and shard:
-        refused = "shares the state of Adam alone"
+        refused = "shards the optimizer state of Adam only"
     if refused:
         with pytest.raises(hpgo.errors.ArgumentError, match=refused) as caught:
             export.files(plan, target)

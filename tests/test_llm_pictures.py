@@ -192,7 +192,7 @@ def test_the_commands_draw(tmp_path) -> None:
 
 def test_what_can_not_be_drawn_is_refused(tmp_path) -> None:
     one = hpgo.estimate_llm("llama-3-8b", CLUSTER, tp=2, pp=4, **ASKED)
-    with pytest.raises(hpgo.errors.ArgumentError, match=r"no such picture ends in `\.bmp`"):
+    with pytest.raises(hpgo.errors.ArgumentError, match=r"no picture format has the ending `\.bmp`"):
         hpgo.draw_llm_plan(one, CLUSTER, tmp_path / "way.bmp")
     with pytest.raises(hpgo.errors.ArgumentError, match="the way has 32 GPUs, and cluster `h100:1` 8"):
         hpgo.draw_llm_plan(one, hpgo.Cluster.preset("h100:1"), tmp_path / "way.svg")

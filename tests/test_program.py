@@ -262,7 +262,7 @@ PAIR = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
     ("changes", "words"),
     [
         ({"stages": [(["a"], [0])]}, "runs 2 stages, but layers and devices are given for 1"),
-        ({"stages": [(["a"], [0, 1, 2]), (["b"], [3])]}, "3 replicas can't share a micro-batch of 2"),
+        ({"stages": [(["a"], [0, 1, 2]), (["b"], [3])]}, "a micro-batch has 2 samples, but there are 3 replicas"),
         ({"stages": [(["a"], [0]), (["b"], [0])]}, "device 0 holds stage 1, which rank 1"),
         ({"stages": [(["a"], [0]), (["a"], [1])]}, "layer `a` is in two stages"),
         ({"stages": [(["a"], [0, 0]), (["b"], [1])]}, "names a device twice"),
@@ -273,10 +273,10 @@ PAIR = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
         ({"stages": 3}, "stages are 3"),
         ({"stages": [3, 4]}, "stage 0 is 3"),
         ({"schedule": "1f1b"}, "the schedule is `1f1b`"),
-        ({"global_batch_size": 5}, "2 micro-batches of 2 are 4 samples, not 5"),
+        ({"global_batch_size": 5}, "2 micro-batches of 2 are 4 samples, but global_batch_size is 5"),
         ({"micro_batch_size": 0}, "micro_batch_size is 0"),
-        ({"machines": (1,)}, "stage 1 is on device 1, but machines of 1 devices"),
-        ({"crossings": [[Crossing("b")]]}, "stage 0 can't send on the output of `b`"),
+        ({"machines": (1,)}, "stage 1 is on device 1, but the nodes have 1 devices"),
+        ({"crossings": [[Crossing("b")]]}, "stage 0 can't send the output of `b`"),
     ],
 )
 def test_what_cannot_run_is_refused(changes: dict[str, Any], words: str) -> None:

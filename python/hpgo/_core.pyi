@@ -1,4 +1,4 @@
-"""The native module. Plain records in, plain records out; the package around it is what people use."""
+"""Stubs of the native module. It takes and returns plain records; users call the Python package around it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypedDict, final, type_check_only
@@ -16,8 +16,10 @@ from hpgo.timing.simulation import Columns
 
 __version__: str
 
-# Records are dicts; tests/test_border.py holds these to what crosses. The dataclasses made of them document the fields.
+# Native code returns dicts, which cost less to create than dataclasses. tests/test_border.py compares these types with
+# the dicts. The dataclasses that Python builds from them document the fields.
 _Stopped = Literal["deadline", "interrupt", "effort"]
+# Arrays of whole numbers have the smallest type that holds their values, so their exact type is not fixed here.
 _Whole = NDArray[Any]
 _Times = NDArray[np.float64]
 
@@ -194,6 +196,7 @@ class MeasuresRecord(TypedDict):
     peak_in_flight_freed_at_input_gradient: list[int]
     messages: int
 
+# Functions whose names start with `legacy_` give the original HPGO's results, for `hpgo.compat`.
 def legacy_all_reduce_s(seps: list[int], devices: list[int], size: float) -> float: ...
 def legacy_columns(
     profile: Profile,
@@ -238,14 +241,17 @@ def communication_lists(schedule: Schedule, deferred_receives: bool) -> list[lis
 _Progress = Callable[[float, float], object] | None
 _Stages = Sequence[tuple[list[int], list[int]]]
 
+# Lists of schedules that the native planner defines. Python reads them here, so that there is only one copy.
 ONE_STAGE: list[ScheduleName]
 FRUGAL: list[ScheduleName]
 VIRTUAL_STAGES: list[tuple[ScheduleName, list[int]]]
 
 @final
 class Session:
-    """A model, where it may be cut, and a cluster. Each method reads its settings from a `PlanningProblem`."""
+    """A model with its possible cuts, and a cluster. Each method reads its settings from a `PlanningProblem`."""
 
+    # `parts` lists consecutive parts of the model for stages of whole parts. `together` lists layers that no cut may
+    # separate.
     def __new__(
         cls,
         profile: Profile,

@@ -1,4 +1,4 @@
-//! Uneven hosts in a row across the border.
+//! Python bindings of the chain planner, which splits a model over a row of unequal hosts.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::control::Control;
 use crate::error::Error;
 use crate::planner::chain::{self, Chain, ChainPlan, Objective};
 
-/// The best plan for the fields of `hpgo.planning.chain.records.Chain`; Ctrl-C returns the best so far.
+/// Returns the best plan for the fields of `hpgo.planning.chain.records.Chain`. Ctrl-C returns the best plan so far.
 #[pyfunction]
 fn partition_chain(
     py: Python<'_>,
@@ -28,7 +28,7 @@ fn partition_chain(
         other => {
             let error = Error::argument(
                 format!("there is no objective `{other}`"),
-                "one of `throughput`, `latency`, `hosts`, `bits`",
+                "choose throughput, latency, hosts or bits",
             );
             return Err(to_py_err(py, &error));
         }
@@ -37,11 +37,12 @@ fn partition_chain(
         None => None,
         Some(Ok(limit)) => Some(limit),
         Some(Err(_)) => {
-            let error = Error::argument("the time limit is no time", "give seconds from 0, or none");
+            let error = Error::argument("the time limit is not a number of seconds from 0", "give for instance 60");
             return Err(to_py_err(py, &error));
         }
     };
     let control = Control::with_deadline(limit);
+    // Keep the best plan on Ctrl-C: it is valid at any time, only its bound is weaker.
     watched(py, &control, progress.as_ref(), true, || chain::partition(&chain, objective, max_interval_s, &control))
 }
 

@@ -1,4 +1,4 @@
-//! The original HPGO's answers for Python.
+//! Python bindings of the original HPGO planner.
 
 use pyo3::prelude::*;
 use pyo3::types::PyModule;
@@ -8,10 +8,10 @@ use crate::control::Control;
 use crate::error::Error;
 use crate::planner::legacy::{Devices, Model, Plan, Stage, State, columns, plans};
 
-/// First state, end, replicas, devices.
+/// A stage: first state, end, replicas, devices.
 type StageTuple = (usize, usize, u32, Vec<u32>);
 
-/// Description, then compute seconds, activation, output activation and parameter bytes up to a state.
+/// A state: description, then compute seconds and the bytes of activation, output activation and parameters up to it.
 type StateTuple = (String, f64, f64, f64, f64);
 
 fn raised(py: Python<'_>) -> impl Fn(Error) -> PyErr {
@@ -22,14 +22,16 @@ fn known(devices: &Devices, named: &[u32]) -> Result<(), Error> {
     match named.iter().find(|&&device| device >= devices.count()) {
         Some(device) => Err(Error::argument(
             format!("device {device} is not among the {} devices of seps", devices.count()),
-            "devices are numbered from 0",
+            format!("choose devices from 0 to {}", devices.count().saturating_sub(1)),
         )),
-        None if named.is_empty() => Err(Error::argument("no device is given", "name at least one")),
+        None if named.is_empty() => {
+            Err(Error::argument("no device is given", "name at least one device, for instance [0]"))
+        }
         None => Ok(()),
     }
 }
 
-/// Speed-up, stages and pipelines side by side of the best plan of each family.
+/// Returns speed-up, stages and the number of parallel pipelines of the best plan of each kind.
 #[pyfunction]
 fn legacy_plans(
     py: Python<'_>,
@@ -48,7 +50,7 @@ fn legacy_plans(
     Ok(found.into_iter().map(plan).collect())
 }
 
-/// The original's states with sums up to each, at the global batch size.
+/// Returns the original's states, with sums up to each, at the global batch size.
 #[pyfunction]
 fn legacy_states(py: Python<'_>, profile: &Bound<'_, PyAny>, global_batch_size: u32) -> PyResult<Vec<StateTuple>> {
     let graph = records::graph(profile)?;
@@ -60,19 +62,23 @@ fn legacy_states(py: Python<'_>, profile: &Bound<'_, PyAny>, global_batch_size: 
     Ok(model.states.into_iter().map(row).collect())
 }
 
-/// Indices of the layers of each stage, if stages end with these states.
+/// Returns the indices of the layers of each stage, for stages that end with the given states.
 #[pyfunction]
 fn legacy_stage_layers(py: Python<'_>, profile: &Bound<'_, PyAny>, last: Vec<usize>) -> PyResult<Vec<Vec<usize>>> {
     let graph = records::graph(profile)?;
+    // The layers of a state do not depend on the batch size, so any size gives the same answer.
     let model = Model::of(&graph, 1).map_err(raised(py))?;
     if let Some(state) = last.iter().find(|&&state| state >= model.states.len()) {
-        let message = format!("there is no state {state}: the model has {}", model.states.len());
-        return Err(to_py_err(py, &Error::argument(message, "states are numbered from 0")));
+        let message = format!("state is {state}, but the model has {} states", model.states.len());
+        return Err(to_py_err(
+            py,
+            &Error::argument(message, format!("choose states from 0 to {}", model.states.len().saturating_sub(1))),
+        ));
     }
     Ok(model.stage_layers(&graph, &last))
 }
 
-/// Speed-ups of data parallelism without overlap, with P3, and with plain overlap.
+/// Returns the speed-ups of data parallelism without overlap, with P3, and with plain overlap.
 #[pyfunction]
 fn legacy_columns(
     py: Python<'_>,
@@ -83,13 +89,14 @@ fn legacy_columns(
     peak_activation_bytes_per_sample: f64,
 ) -> PyResult<(f64, Option<f64>, Option<f64>)> {
     let graph = records::graph(profile)?;
+    // These are closed forms without a search, so they keep the interpreter lock.
     let model = Model::of(&graph, global_batch_size).map_err(raised(py))?;
     let devices = Devices::new(&seps).map_err(raised(py))?;
     let found = columns(&model, &devices, optimizer_memory_scaling, peak_activation_bytes_per_sample);
     Ok((found.no_overlap, found.p3, found.overlap))
 }
 
-/// Seconds of an all-reduce at the original's link speeds.
+/// Returns the seconds of an all-reduce at the original's link speeds.
 #[pyfunction]
 fn legacy_all_reduce_s(py: Python<'_>, seps: Vec<u32>, devices: Vec<u32>, size: f64) -> PyResult<f64> {
     let cluster = Devices::new(&seps).map_err(raised(py))?;
@@ -97,7 +104,7 @@ fn legacy_all_reduce_s(py: Python<'_>, seps: Vec<u32>, devices: Vec<u32>, size: 
     Ok(cluster.all_reduce_s(&devices, size))
 }
 
-/// Seconds of a transfer between two stages at the original's link speeds.
+/// Returns the seconds of a transfer between two stages at the original's link speeds.
 #[pyfunction]
 fn legacy_split_concat_s(
     py: Python<'_>,

@@ -1,7 +1,7 @@
-//! The border: each function here converts, calls the crate once, and converts back.
+//! Python bindings. Each function converts its arguments, calls the crate once, and converts the result back.
 //!
-//! Searches go through [`watched`], so Ctrl-C stops them at once and a progress callback is served; quick calls
-//! release the interpreter lock with `py.detach` alone.
+//! Searches run under [`watched`], so that Ctrl-C stops them at once and the progress callback is called. Short calls
+//! only release the interpreter lock with `py.detach`.
 
 #![allow(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over by value")]
 
@@ -37,6 +37,7 @@ fn to_py_err(py: Python<'_>, error: &Error) -> PyErr {
         Error::TimedOut { .. } => "DeadlineError",
         Error::Cancelled => return PyKeyboardInterrupt::new_err(()),
     };
+    // The exception classes are defined in Python, so that users can import and document them there.
     let built = PyModule::import(py, "hpgo.errors")
         .and_then(|module| module.getattr(class))
         .and_then(|class| class.call1((error.to_string(), error.hint())));
@@ -46,29 +47,30 @@ fn to_py_err(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
-/// Runs `work` with threads for its parallel parts that end with it.
+/// Runs `work` with a thread pool for its parallel parts. The pool ends with the call.
 ///
-/// Threads that stayed would be missing in a child that Python forks, and work there would wait for them for ever.
-fn with_threads_of_its_own<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+/// A global pool would be missing in a child process that Python forks, and parallel work in the child would wait for
+/// it forever.
+fn with_own_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let mut threads = rayon::ThreadPoolBuilder::new();
     if std::env::var_os("RAYON_NUM_THREADS").is_none() {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
-        threads = threads.num_threads(cores.min(MOST_THREADS));
+        threads = threads.num_threads(cores.min(MAX_THREADS));
     }
     match threads.build() {
         Ok(pool) => pool.install(work),
-        Err(_) => work(), // no threads to be had: one will do
+        Err(_) => work(), // The system gives no more threads. The caller's thread is enough.
     }
 }
 
-/// A search has about so many parts at most that can run side by side.
-const MOST_THREADS: usize = 16;
+/// Largest number of threads for a search. Searches have about this many parts that can run in parallel.
+const MAX_THREADS: usize = 16;
 
 /// Runs `work` on its own thread without the interpreter lock.
 ///
-/// While it runs, this thread wakes every 20 ms to see Ctrl-C and every 100 ms to call
-/// `progress(best_s, lower_bound_s)`. An exception from either cancels the work and is raised when the
-/// work has returned. With `keep_partial`, Ctrl-C returns the work's best answer so far instead of raising.
+/// While it runs, the calling thread wakes every 20 ms to check for Ctrl-C, and every 100 ms to call
+/// `progress(best_s, lower_bound_s)`. An exception from either cancels the work, and is raised when the work has
+/// returned. With `keep_partial`, Ctrl-C returns the best result so far instead of raising.
 fn watched<T: Send>(
     py: Python<'_>,
     control: &Control,
@@ -77,11 +79,12 @@ fn watched<T: Send>(
     work: impl FnOnce() -> Result<T> + Send,
 ) -> PyResult<T> {
     let (sender, receiver) = channel();
-    let receiver = Mutex::new(receiver); // only to cross into `detach`, which wants Sync
+    let receiver = Mutex::new(receiver); // `detach` needs `Sync`, which a receiver alone is not.
     std::thread::scope(|scope| {
         let worker = scope.spawn(move || {
-            // The receiver outlives the worker, and a panic drops the sender: both are seen below.
-            let _ = sender.send(with_threads_of_its_own(work));
+            // Sending can't fail: the receiver outlives the worker. If `work` panics, the sender is dropped, which ends
+            // the loop below.
+            let _ = sender.send(with_own_threads(work));
         });
         let mut failure = None;
         let mut ticks = 0_u32;
@@ -109,6 +112,8 @@ fn watched<T: Send>(
                         }
                         _ => Ok(()),
                     });
+                    // Don't return yet: the worker borrows from this frame, and stops only at its next check of
+                    // `control`.
                     if let Err(raised) = seen {
                         control.cancel();
                         failure.get_or_insert(raised);
@@ -118,6 +123,7 @@ fn watched<T: Send>(
         };
         match (answer, failure) {
             (answer, None) => answer.map_err(|error| to_py_err(py, &error)),
+            // Only Ctrl-C asks for the result so far. An exception of the callback is a fault that the caller must see.
             (Ok(best_so_far), Some(raised)) if keep_partial && raised.is_instance_of::<PyKeyboardInterrupt>(py) => {
                 Ok(best_so_far)
             }
@@ -126,7 +132,7 @@ fn watched<T: Send>(
     })
 }
 
-/// The native half of `hpgo`; its Python face is the package around it.
+/// Defines the native module of `hpgo`. Users call the Python package around it.
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
@@ -137,6 +143,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     simulate::register(module)?;
     states::register(module)?;
     // PyO3 lists what it adds; the stub file would have to repeat that list.
-    module.dict().del_item("__all__")?;
+    // PyO3 lists what it adds in `__all__`. The stub file would have to repeat that list, so remove it.
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! Records of planning problems and plans, as Python's dataclasses and dicts have them.
+//! Conversion of planning problems and plans between Rust and Python's dataclasses and dicts.
 
 use crate::cost::MemoryModel;
 use crate::cost::network::{Cluster, Link, Machine};
 use crate::planner::hybrid::{Settings, StageCost, WarmUp};
 use pyo3::prelude::*;
 
-/// `hpgo.machine.cluster.Cluster`.
+/// Mirror of `hpgo.machine.cluster.Cluster`.
 #[derive(FromPyObject)]
 pub(super) struct ClusterRecord {
     pub(super) machines: Vec<MachineRecord>,
@@ -40,7 +40,7 @@ impl From<ClusterRecord> for Cluster {
     }
 }
 
-/// What `hpgo.planning.problem.Question` leaves open, apart from model and cluster.
+/// Mirror of the fields of `hpgo.planning.problem.PlanningProblem` apart from model and cluster.
 #[derive(FromPyObject)]
 #[expect(clippy::struct_excessive_bools, reason = "they are the attributes of a Python record")]
 pub(super) struct SettingsRecord {
@@ -60,9 +60,10 @@ pub(super) struct SettingsRecord {
 }
 
 impl SettingsRecord {
-    /// The warm-up is that of 1F1B where the schedule has none to choose.
+    /// Converts the record. Schedules without a choice of warm-up get the warm-up of 1F1B.
     pub(super) fn settings(self) -> Settings {
         Settings {
+            // `planner::orders` plans the other schedules and uses each schedule's own warm-up instead.
             warm_up: match self.schedule.as_str() {
                 "gpipe" => WarmUp::All,
                 "eager_1f1b" => WarmUp::Eager,
@@ -82,7 +83,7 @@ impl SettingsRecord {
     }
 }
 
-/// One stage of an answer.
+/// One stage of a plan, with its costs.
 #[derive(IntoPyObject)]
 pub(super) struct StageRecord {
     pub(super) layers: Vec<usize>,
@@ -98,18 +99,20 @@ pub(super) struct PlanRecord {
     pub(super) recompute: bool,
     pub(super) step_s: f64,
     pub(super) stages: Vec<StageRecord>,
-    /// Stages on each device.
+    /// Virtual stages per device.
     pub(super) virtual_stages: usize,
-    /// The actions of each rank; `None` where they follow from the micro-batches in flight.
+    /// Actions of each rank. `None` if they follow from the micro-batches in flight.
     pub(super) actions: Option<Vec<String>>,
 }
 
-/// What a search says beyond the plan. `lower_bound_s` is `None` where no bound is known.
+// PyO3 copies the attributes by name, so the fields here have the names of the Python dataclasses.
+/// Results of a search apart from the plan. `lower_bound_s` is `None` if no bound is known.
 #[derive(IntoPyObject, Default)]
 pub(super) struct SearchRecord {
     pub(super) lower_bound_s: Option<f64>,
     pub(super) searched_cuts_bound_s: Option<f64>,
     pub(super) node_aligned_bound_s: Option<f64>,
+    /// Reason why only some cuts were searched. `None` if all were.
     pub(super) one_order: Option<String>,
     /// Whether only node-aligned placements were searched.
     pub(super) is_node_aligned: bool,
@@ -118,7 +121,8 @@ pub(super) struct SearchRecord {
     pub(super) simulated: u64,
 }
 
-/// What a search gave for one schedule: a plan, which may lack memory, or why there is none.
+/// Result of a search for one schedule: a plan, which may need more memory than there is, or a message that explains
+/// why there is none.
 #[derive(IntoPyObject)]
 pub(super) struct TriedRecord {
     pub(super) schedule: String,
@@ -128,11 +132,11 @@ pub(super) struct TriedRecord {
     pub(super) hint: Option<String>,
 }
 
-/// The plans that people try first, where there are any.
+/// Baseline plans: data parallelism, and pipeline parallelism only. `None` where there is none.
 #[derive(IntoPyObject)]
 pub(super) struct ClassicsRecord {
     pub(super) data_parallel: Option<PlanRecord>,
     pub(super) straight: Option<PlanRecord>,
-    /// Why there may be a straight pipeline where none was found, or a better one.
+    /// Reason why the search for the second plan stopped early, so that a better one may exist.
     pub(super) straight_stopped: Option<&'static str>,
 }

@@ -1,4 +1,4 @@
-//! Frozen dataclasses of the Python side as records of this crate.
+//! Conversion of the profile's Python dataclasses to records of this crate.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use super::to_py_err;
 use crate::error::{Error, Result};
 use crate::model::graph::{Graph, Layer, Measurement, TiedWeight};
 
-/// `hpgo.model.profile.Layer`.
+/// Mirror of `hpgo.model.profile.Layer`.
 #[derive(FromPyObject)]
 struct LayerRecord {
     id: String,
@@ -22,14 +22,14 @@ struct LayerRecord {
     saved_bytes: Option<Vec<f64>>,
 }
 
-/// `hpgo.model.profile.SharedWeight`.
+/// Mirror of `hpgo.model.profile.SharedWeight`.
 #[derive(FromPyObject)]
 struct TieRecord {
     layers: Vec<String>,
     parameter_bytes: f64,
 }
 
-/// `hpgo.model.profile.Profile`.
+/// Mirror of `hpgo.model.profile.Profile`.
 #[derive(FromPyObject)]
 pub(super) struct ProfileRecord {
     batch_sizes: Vec<u32>,
@@ -38,10 +38,10 @@ pub(super) struct ProfileRecord {
     ties: Vec<TieRecord>,
 }
 
-/// The layer graph of a `hpgo.Profile`, checked.
+/// Returns the checked layer graph of an `hpgo.Profile`.
 ///
 /// # Errors
-/// `ProfileError` naming the layer or edge that is not usable.
+/// `ProfileError` with the layer or edge that is invalid.
 pub(super) fn graph(profile: &Bound<'_, PyAny>) -> PyResult<Graph> {
     let record: ProfileRecord = profile.extract()?;
     record.try_into().map_err(|error| to_py_err(profile.py(), &error))
@@ -53,11 +53,12 @@ impl TryFrom<ProfileRecord> for Graph {
     fn try_from(record: ProfileRecord) -> Result<Self> {
         let index: HashMap<&str, usize> =
             record.layers.iter().enumerate().map(|(at, layer)| (layer.id.as_str(), at)).collect();
+        // Python names layers by id, the crate by index. Resolve all names here, once.
         let end = |id: &str| {
             index.get(id).copied().ok_or_else(|| {
                 Error::profile(
-                    format!("an edge or a tie names layer `{id}`, which the profile lacks"),
-                    "edges and ties join layer ids",
+                    format!("an edge or a tied weight names layer `{id}`, but the profile has no such layer"),
+                    "name layers by their ids",
                 )
             })
         };
@@ -76,13 +77,19 @@ impl TryFrom<ProfileRecord> for Graph {
 }
 
 fn layer_of(record: LayerRecord, batch_sizes: usize) -> Result<Layer> {
+    // Without its own numbers, a layer saves its output for the backward pass.
     let saved_bytes = record.saved_bytes.as_ref().unwrap_or(&record.activation_bytes);
     let halves = record.input_gradient_s.as_ref().zip(record.weight_gradient_s.as_ref());
+    // Check all lengths first, because the conversion below indexes every list by batch size.
     let always = [&record.forward_s, &record.backward_s, &record.activation_bytes, saved_bytes];
     for numbers in always.into_iter().chain(halves.into_iter().flat_map(|(inputs, weights)| [inputs, weights])) {
         if numbers.len() != batch_sizes {
             return Err(Error::profile(
-                format!("layer `{}` has {} numbers for {batch_sizes} batch sizes", record.id, numbers.len()),
+                format!(
+                    "layer `{}` has {} numbers, but the profile has {batch_sizes} batch sizes",
+                    record.id,
+                    numbers.len()
+                ),
                 "give one number for each batch size",
             ));
         }

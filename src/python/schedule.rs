@@ -1,6 +1,7 @@
-//! Schedules across the border: one array of actions, and where each rank's part of it starts.
+//! Python bindings of schedules: one array of actions, and the row at which each rank starts.
 //!
-//! What was built or read here goes out together with itself, so that it comes back neither copied nor checked again.
+//! A schedule that was built or read here also carries its Rust object, so that it is neither copied nor checked again
+//! when it comes back.
 
 use std::sync::Arc;
 
@@ -13,12 +14,12 @@ use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Chunks, FAMILIES, Kind, Pace, Request, Schedule, family};
 
-/// A schedule that is known to be runnable.
+/// A schedule that has been validated.
 #[pyclass(frozen, module = "hpgo._core")]
 struct CheckedSchedule(Arc<Schedule>);
 
-/// The fields of `hpgo.programs.schedule.Schedule`. A row of `actions` is kind, stage, micro-batch, and stage and micro-batch
-/// of the backward half; rank `r` has rows `rank_starts[r]..rank_starts[r + 1]`.
+/// Mirror of the fields of `hpgo.programs.schedule.Schedule`. A row of `actions` is kind, stage, micro-batch, and stage
+/// and micro-batch of the backward half. Rank `r` has rows `rank_starts[r]..rank_starts[r + 1]`.
 #[derive(FromPyObject)]
 pub(super) struct Record<'py> {
     name: String,
@@ -28,13 +29,14 @@ pub(super) struct Record<'py> {
     actions: PyReadonlyArray2<'py, u32>,
     rank_starts: Vec<usize>,
     pace: String,
-    /// One a rank, or none at all for one version everywhere.
+    /// Weight versions of each rank. Empty for one version on every rank.
     weight_versions: Vec<u32>,
-    /// None if the arrays come from somewhere else.
+    /// The Rust object of a validated schedule. `None` if the arrays come from elsewhere.
     #[pyo3(attribute("_checked"))]
     checked: Option<Bound<'py, CheckedSchedule>>,
 }
 
+// The names are values in Python and in files, so they keep their spelling.
 const PACES: [(Pace, &str); 3] =
     [(Pace::Flush, "flush"), (Pace::Asynchronous, "asynchronous"), (Pace::LockStep, "lock step")];
 
@@ -42,10 +44,11 @@ fn pace_name(pace: Pace) -> &'static str {
     PACES.iter().find(|known| known.0 == pace).expect("all three are there").1
 }
 
+// The index is the code of a kind in the array. `Kind as u32` writes it, so the order must be that of the enum.
 const KINDS: [Kind; 5] = [Kind::Forward, Kind::Backward, Kind::InputGradient, Kind::WeightGradient, Kind::Overlapped];
 
 impl Record<'_> {
-    /// The schedule it stands for, and whether it is known to be runnable.
+    /// Returns the schedule, and whether it has been validated.
     pub(super) fn to_schedule(&self) -> Result<(Arc<Schedule>, bool)> {
         match &self.checked {
             Some(checked) => Ok((Arc::clone(&checked.get().0), true)),
@@ -55,6 +58,7 @@ impl Record<'_> {
 
     fn of_arrays(&self) -> Result<Schedule> {
         let rows = self.actions.as_array();
+        // All malformed arrays get one error: only code that builds them by hand can cause it.
         let malformed = || {
             Error::schedule(
                 format!("`actions` of shape {:?} doesn't fit `rank_starts`", rows.shape()),
@@ -94,7 +98,7 @@ impl Record<'_> {
     }
 }
 
-/// As [`Record`], on the way out.
+/// Result for Python with the fields of [`Record`].
 #[derive(IntoPyObject)]
 pub(super) struct Built<'py> {
     name: String,
@@ -108,7 +112,7 @@ pub(super) struct Built<'py> {
     checked: CheckedSchedule,
 }
 
-/// A runnable schedule with its columns, made without the interpreter lock.
+/// A validated schedule and its columns, built without the interpreter lock.
 pub(super) struct Columns {
     schedule: Schedule,
     actions: Array2<u32>,
@@ -116,7 +120,7 @@ pub(super) struct Columns {
 }
 
 impl Columns {
-    /// `schedule` must be runnable.
+    /// Converts a validated schedule to columns.
     pub(super) fn of(schedule: Schedule, control: &Control) -> Result<Self> {
         let mut rank_starts = vec![0];
         let mut rows = Vec::with_capacity(5 * schedule.action_count());
@@ -148,15 +152,12 @@ impl Columns {
     }
 }
 
-/// What `make` makes, which is [`watched`] unless it is quick.
-fn built(
-    py: Python<'_>,
-    is_quick: bool,
-    make: impl FnOnce(&Control) -> Result<Schedule> + Send,
-) -> PyResult<Built<'_>> {
+/// Returns the schedule that `make` builds. Runs it under [`watched`] unless it is fast.
+fn built(py: Python<'_>, is_fast: bool, make: impl FnOnce(&Control) -> Result<Schedule> + Send) -> PyResult<Built<'_>> {
     let control = Control::default();
     let work = || Columns::of(make(&control)?, &control);
-    let columns = if is_quick {
+    let columns = if is_fast {
+        // A watched call starts a thread and wakes up every 20 ms, which would dominate the time of a small schedule.
         py.detach(work).map_err(|error| to_py_err(py, &error))?
     } else {
         watched(py, &control, None, false, work)?
@@ -164,13 +165,13 @@ fn built(
     Ok(columns.into_python(py))
 }
 
-/// Micro-batches on all ranks up to which every order is there in a moment, and as much text.
-const QUICK: u64 = 10_000;
+/// Limit below which a call is fast enough to run unwatched: ranks times micro-batches, or bytes of text.
+const UNWATCHED_SIZE: u64 = 10_000;
 
 #[pyfunction]
 fn build_schedule<'py>(py: Python<'py>, name: &str, request: Request) -> PyResult<Built<'py>> {
-    let is_quick = u64::from(request.ranks) * u64::from(request.micro_batches) <= QUICK;
-    built(py, is_quick, |control| family(name)?.build_under(&request, control))
+    let is_fast = u64::from(request.ranks) * u64::from(request.micro_batches) <= UNWATCHED_SIZE;
+    built(py, is_fast, |control| family(name)?.build_under(&request, control))
 }
 
 #[pyfunction]
@@ -181,7 +182,7 @@ fn without_flush<'py>(py: Python<'py>, schedule: Record<'_>, iterations: u32) ->
 
 #[pyfunction]
 fn read_schedule<'py>(py: Python<'py>, name: &str, text: &str) -> PyResult<Built<'py>> {
-    built(py, text.len() as u64 <= QUICK, |_| Schedule::from_text(name, text))
+    built(py, text.len() as u64 <= UNWATCHED_SIZE, |_| Schedule::from_text(name, text))
 }
 
 #[pyfunction]
@@ -206,7 +207,7 @@ fn peak_in_flight(py: Python<'_>, schedule: Record<'_>) -> PyResult<Vec<u32>> {
     py.detach(|| Ok(schedule?.0.peak_in_flight())).map_err(|error| to_py_err(py, &error))
 }
 
-/// One row of the table of families, for people.
+/// One row of the table of schedule families.
 #[derive(IntoPyObject)]
 struct Row {
     name: &'static str,

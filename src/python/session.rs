@@ -1,4 +1,4 @@
-//! One planning problem for Python: model, graph, cuts and cluster are converted once, and every search reads them here.
+//! Python bindings of the planner. A [`Session`] converts model, cuts and cluster once, and all searches use them.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -34,20 +34,20 @@ fn control_of(deadline_s: Option<f64>) -> Control {
     Control::with_deadline(deadline_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
 }
 
-/// A model, where it may be cut, and a cluster; see the stub file.
+/// A model with its possible cuts, and a cluster. The stub file lists the methods.
 #[pyclass(frozen, module = "hpgo._core")]
 struct Session {
     graph: Graph,
     cluster: Cluster,
-    /// Parts of the model in a row, if stages hold whole ones only.
+    /// Consecutive parts of the model, if a stage must hold whole parts. `None` if any cut is allowed.
     parts: Option<Vec<Vec<usize>>>,
     /// Groups of layers that no cut may separate.
     together: Vec<Vec<usize>>,
-    /// Listed when they are first asked for, which takes seconds for some branching models.
+    /// Cut points and their sums, computed when first needed. This takes seconds for some branching models.
     cuts: OnceLock<(CutPoints, LayerSums)>,
 }
 
-/// A session with the settings of one search, its cuts, and what stops it.
+/// A session with the settings of one search, its cuts, and its control.
 struct Asked<'a> {
     session: &'a Session,
     states: &'a CutPoints,
@@ -80,7 +80,7 @@ impl<'a> Asked<'a> {
         }
     }
 
-    /// Why only some cuts were searched; `None` if all were.
+    /// Returns why only some cuts were searched, or `None` if all were.
     fn one_order(&self) -> Option<String> {
         match self.states.cuts() {
             Cuts::Exact => None,
@@ -111,6 +111,7 @@ impl<'a> Asked<'a> {
                 (Some(plan), search, None, None)
             }
             Outcome::Quick(answer) => {
+                // This plan comes from a search that was cut off by the time limit, so it has no bound.
                 let stop_reason = Some(name_of(Stopped::Deadline));
                 let search = SearchRecord { stop_reason, one_order: self.one_order(), ..SearchRecord::default() };
                 (Some(self.record((answer.plan, answer.priced))), search, None, None)
@@ -121,7 +122,7 @@ impl<'a> Asked<'a> {
                     is_node_aligned: found.is_node_aligned,
                     one_order: self
                         .one_order()
-                        .or_else(|| (!found.has_all_cuts).then(|| "each cut holds all before it".to_owned())),
+                        .or_else(|| (!found.has_all_cuts).then(|| "each cut includes all layers before it".to_owned())),
                     stop_reason: self.control.stopped().map(name_of),
                     simulated: found.simulated,
                     ..SearchRecord::default()
@@ -133,7 +134,8 @@ impl<'a> Asked<'a> {
         Ok(TriedRecord { schedule, plan, search, message, hint })
     }
 
-    /// The search adds up the same numbers in another order. Evaluated again, the plan is what its file gives when read.
+    /// Evaluates a simulated plan again. The search sums the same numbers in another order. After this evaluation, the
+    /// costs are exactly those that reading the plan's file gives.
     fn evaluated_again(&self, plan: orders::SimulatedPlan) -> Result<PlanRecord> {
         let layers: Vec<_> = plan.ends.iter().map(|&(begin, end)| self.states.layers_between(begin, end)).collect();
         let settings = Settings {
@@ -146,7 +148,7 @@ impl<'a> Asked<'a> {
 }
 
 impl Session {
-    /// Answers with all cuts that plans may have, or those that the problem names.
+    /// Runs `work` with all cuts that plans may have, or with the cuts that the problem names.
     fn answer<T: Send>(
         &self,
         py: Python<'_>,
@@ -175,7 +177,7 @@ impl Session {
         Ok(self.cuts.get_or_init(|| (states, model)))
     }
 
-    /// Answers with other cuts than those of the problem, unless it names some.
+    /// Runs `work` with the cuts that `cuts` returns, unless the problem names its own.
     fn answer_at<T: Send>(
         &self,
         py: Python<'_>,
@@ -184,6 +186,7 @@ impl Session {
         cuts: impl FnOnce(&Graph) -> Result<CutPoints> + Send,
         work: impl FnOnce(&Asked<'_>) -> Result<T> + Send,
     ) -> PyResult<T> {
+        // The cuts of a model without branches are few. Once they are listed, a coarser list saves nothing.
         if self.parts.is_some()
             || !self.together.is_empty()
             || self.cuts.get().is_some_and(|(states, _)| *states.cuts() == Cuts::Exact && states.is_linear())
@@ -198,13 +201,13 @@ impl Session {
         })
     }
 
-    /// Whether it is certain that no plan fits without listing the cuts of a branching model, which takes longer than this.
+    /// Whether no plan fits, proven without listing the cuts of a branching model, which takes longer.
     fn fits_nowhere(&self, settings: &Settings, schedules: Schedules, control: &Control) -> Result<bool> {
         let (model, lineage) = (LayerSums::new(&self.graph, &one_stage(&self.graph)?), Lineage::of(&self.graph)?);
         hybrid::nothing_fits_with_any_cuts(&model, lineage.as_ref(), &self.cluster, settings, schedules, control)
     }
 
-    /// Evaluates stages that are run in these orders.
+    /// Evaluates stages that run the given action lists.
     fn ordered(
         &self,
         settings: &Settings,
@@ -219,13 +222,13 @@ impl Session {
     }
 }
 
-/// No cuts but both ends.
+/// Returns cut points with no cut inside the model.
 fn one_stage(graph: &Graph) -> Result<CutPoints> {
     CutPoints::between(graph, &[(0..graph.layers.len()).collect()])
 }
 
-/// The record of one stage between every two neighbouring cuts, run in these orders. The costs are those of the model's
-/// own order of layers, so this is the order to list.
+/// Returns the record of a plan with one stage between each two neighboring cuts, run with the given action lists. The
+/// costs assume the model's own order of layers, so the record lists the layers in this order.
 fn run_record(
     states: &CutPoints,
     (micro_batch_size, recompute): (u32, bool),
@@ -260,7 +263,7 @@ impl Session {
         Ok(Self { graph, cluster: cluster.into(), parts, together, cuts: OnceLock::new() })
     }
 
-    /// The best plan, and what is known about it.
+    /// Returns the best plan and its bounds.
     fn plan(
         &self,
         py: Python<'_>,
@@ -271,6 +274,7 @@ impl Session {
         let control = control_of(deadline_s);
         let settings = settings.settings();
         watched(py, &control, progress.as_ref(), true, || {
+            // Listing cuts can take seconds. A proof that nothing fits is faster, and makes the list needless.
             let is_listed = self.cuts.get().is_some() || self.parts.is_some();
             if !is_listed && self.fits_nowhere(&settings, Schedules::OF_SETTINGS, &control)? {
                 return Err(hybrid::no_plan_fits());
@@ -282,8 +286,8 @@ impl Session {
         })
     }
 
-    /// A plan whose step is at most `limit_s` and whose fullest device holds less than `enough_bytes`, the least that is
-    /// found, and what stopped the search for it.
+    /// Returns a plan whose step takes at most `limit_s`, whose fullest device holds less than `enough_bytes`, and that
+    /// needs the least memory found. The second value is the reason why the search stopped early.
     fn min_memory(
         &self,
         py: Python<'_>,
@@ -299,8 +303,8 @@ impl Session {
         })
     }
 
-    /// The best plan of each of these schedules, at least one of which `plan` does not search for, and what stopped the
-    /// search before all were tried to their end.
+    /// Returns the best plan of each of these schedules, at least one of which `plan` does not search for. The second
+    /// value is the reason why the search stopped before all were complete.
     fn search(
         &self,
         py: Python<'_>,
@@ -321,7 +325,7 @@ impl Session {
         })
     }
 
-    /// The plans that people try first; a short search, and none of its findings if it was interrupted.
+    /// Returns the baseline plans. The search is short, and returns nothing if it is interrupted.
     fn classics(&self, py: Python<'_>, settings: SettingsRecord, deadline_s: Option<f64>) -> PyResult<ClassicsRecord> {
         let control = control_of(deadline_s);
         let classics = |asked: &Asked<'_>| {
@@ -334,28 +338,28 @@ impl Session {
             })
         };
         if deadline_s == Some(0.0) {
-            // Without any time there is no search, but what a single stage takes is still answered.
+            // Without any time there is no search. The plan with a single stage needs no cuts and is still evaluated.
             return self.answer_at(py, settings, &control, one_stage, classics);
         }
         self.answer(py, settings, &control, None, false, classics)
     }
 
-    /// The plan that comes closest to fitting the devices' memory.
+    /// Returns the plan that exceeds the devices' memory by the least.
     fn closest(&self, py: Python<'_>, settings: SettingsRecord, deadline_s: Option<f64>) -> PyResult<PlanRecord> {
         self.answer(py, settings, &control_of(deadline_s), None, false, |asked| {
             Ok(asked.record(hybrid::closest(asked.model, &self.cluster, asked.settings, asked.control)?))
         })
     }
 
-    /// The plan that comes closest to fitting the devices' memory, if one is found in time, and which changes of
-    /// `hybrid::helpful_changes` let some plan fit. For problems of which it is certain that no plan fits.
+    /// Returns the plan that exceeds the devices' memory by the least, if one is found in time. The flags state which
+    /// changes of `hybrid::helpful_changes` let some plan fit. The caller must know that no plan fits.
     fn shortage(
         &self,
         py: Python<'_>,
         settings: SettingsRecord,
         deadline_s: Option<f64>,
     ) -> PyResult<(Option<PlanRecord>, Vec<bool>)> {
-        // One order of the layers explains a shortage as well as all cuts, and takes a fraction of the time.
+        // One order of the layers explains a shortage of memory as well as all cuts, and takes a fraction of the time.
         self.answer_at(
             py,
             settings,
@@ -370,7 +374,7 @@ impl Session {
         )
     }
 
-    /// Whether some plan fits the devices' memory; not known to fit when the deadline passes.
+    /// Whether a plan fits the devices' memory. False if none is found before the deadline.
     fn fits(&self, py: Python<'_>, settings: SettingsRecord, deadline_s: Option<f64>) -> PyResult<bool> {
         self.answer(py, settings, &control_of(deadline_s), None, false, |asked| {
             match hybrid::fitting(asked.model, &self.cluster, asked.settings, asked.control) {
@@ -381,7 +385,7 @@ impl Session {
         })
     }
 
-    /// Whether it is certain that no plan fits the devices' memory under some schedules, as `hybrid::nothing_fits` says.
+    /// Whether no plan fits the devices' memory under some schedules, proven by `hybrid::nothing_fits`.
     fn nothing_fits(
         &self,
         py: Python<'_>,
@@ -396,7 +400,8 @@ impl Session {
         watched(py, &control, None, false, || {
             let whole;
             let is_listed = self.cuts.get().is_some() || self.parts.is_some();
-            // Several stages on a device have conditions on layers only. If no plan fits, nor does that of a single stage.
+            // Several virtual stages per device have conditions on layers only, not on cuts. And if no plan fits with
+            // any cuts, the plan of a single stage does not fit either, so the model without cuts gives this answer.
             let needs_no_cuts =
                 !is_listed && (!one_stage_a_device || self.fits_nowhere(&settings, schedules, &control)?);
             let model = if needs_no_cuts {
@@ -409,7 +414,7 @@ impl Session {
         })
     }
 
-    /// The best of all plans of a small problem, each simulated, and how many there are.
+    /// Returns the best of all plans of a small problem, each simulated, and the number of plans.
     fn exhaustive(&self, py: Python<'_>, settings: SettingsRecord) -> PyResult<(PlanRecord, u64)> {
         self.answer(py, settings, &Control::default(), None, false, |asked| {
             let (plan, priced, plans) = hybrid::exhaustive(asked.model, &self.cluster, asked.settings, asked.control)?;
@@ -417,8 +422,9 @@ impl Session {
         })
     }
 
-    /// The costs of a plan given as layers and devices of each stage, under the schedule of the settings. Micro-batches in
-    /// flight, or orders, are chosen, unless one of them is given.
+    /// Returns the costs of a plan that is given as layers and devices of each stage, under the schedule of the
+    /// settings. If neither `max_in_flights` nor `orders` is given, the function chooses the micro-batches in flight or
+    /// the action lists.
     #[pyo3(signature = (settings, stages, max_in_flights=None, orders=None))]
     fn evaluate(
         &self,
@@ -457,8 +463,9 @@ impl Session {
         evaluated.map_err(|error| to_py_err(py, &error))
     }
 
-    /// As `evaluate` for the same stages with other micro-batch sizes, with recomputation or without, and with micro-batches
-    /// in flight that are given or chosen; `None` where the replicas of a stage can't share the micro-batch.
+    /// Evaluates the same stages like `evaluate`, for several micro-batch sizes, with or without recomputation, and
+    /// with given or chosen micro-batches in flight. An entry is `None` where the replicas of a stage can't share the
+    /// micro-batch.
     fn evaluate_each(
         &self,
         py: Python<'_>,
@@ -484,6 +491,7 @@ impl Session {
                     }
                 };
                 let mut record = asked.record(found.ok()?);
+                // A candidate plan only counts devices per node and numbers them again. Keep the caller's numbers.
                 record.stages.iter_mut().zip(&devices).for_each(|(stage, devices)| stage.devices.clone_from(devices));
                 Some(record)
             };

@@ -1,4 +1,4 @@
-//! Simulations across the border: costs come in as arrays, times and measures leave as arrays.
+//! Python bindings of the simulation. Costs come in as arrays, times and measures leave as arrays.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use crate::simulate::{
     Communication, Costs, Inputs, StageBytes, StageTimes, Times, Transfer, idle, measure, memory, simulate, slack_s,
 };
 
-/// The fields of `hpgo.timing.simulation._Columns`.
+/// Mirror of the fields of `hpgo.timing.simulation.Columns`.
 #[derive(FromPyObject)]
 #[allow(clippy::struct_field_names, reason = "the unit belongs to the name")]
 struct CostsRecord<'py> {
-    /// Columns F, B, I, W, F‖B; the last is NaN where a pair takes the sum of its halves.
+    /// Columns F, B, I, W, F‖B in seconds. The last is NaN where a pair takes the sum of its two passes.
     compute_s: PyReadonlyArray2<'py, f64>,
-    /// Columns busy and latency, as in the next.
+    /// Columns busy and latency in seconds, as in `gradient_s`.
     activation_s: PyReadonlyArray2<'py, f64>,
     gradient_s: PyReadonlyArray2<'py, f64>,
     gradient_sync_s: Vec<f64>,
@@ -53,7 +53,7 @@ impl CostsRecord<'_> {
         }
     }
 
-    /// Columns are counted here, lengths and numbers by [`Costs::check`].
+    /// Checks the number of columns. [`Costs::check`] checks lengths and numbers.
     fn check_columns(&self) -> Result<()> {
         for (name, array, columns) in [
             ("compute_s", &self.compute_s, 5),
@@ -63,8 +63,8 @@ impl CostsRecord<'_> {
             let shape = array.as_array().dim();
             if shape.1 != columns {
                 return Err(Error::argument(
-                    format!("`{name}` has shape {shape:?}"),
-                    format!("it needs {columns} columns"),
+                    format!("`{name}` has shape {shape:?}, but needs {columns} columns"),
+                    "pass an array with one row for each stage",
                 ));
             }
         }
@@ -72,10 +72,10 @@ impl CostsRecord<'_> {
     }
 }
 
-/// Up to this many actions, a simulation is over before anybody could interrupt it, and needs no thread of its own.
-const QUICK: usize = 200_000;
+/// Limit on the actions of a simulation that runs unwatched. Up to this size it ends before a user could interrupt it.
+const UNWATCHED_ACTIONS: usize = 200_000;
 
-/// A simulated schedule. What is large and not always wanted is computed when it is asked for.
+/// A simulated schedule. Large results are computed only when a method asks for them.
 #[pyclass(frozen, module = "hpgo._core")]
 struct Simulation {
     schedule: Arc<Schedule>,
@@ -108,21 +108,23 @@ fn simulate_schedule(
     communication: &str,
     iterations: u32,
 ) -> PyResult<Simulation> {
+    // Convert everything first, because the arrays can't be read without the interpreter lock.
     let prepared = (|| {
         costs.check_columns()?;
         Ok((schedule.to_schedule()?, costs.to_costs(), communication_of(communication)?))
     })();
     let ((schedule, is_checked), costs, communication) = prepared.map_err(|error| to_py_err(py, &error))?;
     let control = Control::with_deadline(None::<Duration>);
-    let is_quick = schedule.action_count().saturating_mul(iterations as usize) <= QUICK;
+    let is_fast = schedule.action_count().saturating_mul(iterations as usize) <= UNWATCHED_ACTIONS;
     let run = || {
+        // Schedules from elsewhere are validated here, because the simulation relies on a valid one.
         if !is_checked {
             schedule.validate()?;
         }
         let times = simulate(&schedule, &costs, communication, iterations, &control)?;
         Ok(Simulation { schedule, costs, times })
     };
-    if is_quick {
+    if is_fast {
         py.detach(run).map_err(|error| to_py_err(py, &error))
     } else {
         watched(py, &control, None, false, run)
@@ -130,10 +132,10 @@ fn simulate_schedule(
 }
 
 impl Simulation {
-    /// What `work` makes of the run, which is [`watched`] unless it is quick.
+    /// Returns the result of `work`, which runs under [`watched`] unless the simulation is small.
     fn compute<T: Send>(&self, py: Python<'_>, work: impl FnOnce(&Control) -> Result<T> + Send) -> PyResult<T> {
         let control = Control::default();
-        if self.times.start_s.len() <= QUICK {
+        if self.times.start_s.len() <= UNWATCHED_ACTIONS {
             py.detach(|| work(&control)).map_err(|error| to_py_err(py, &error))
         } else {
             watched(py, &control, None, false, || work(&control))
@@ -141,7 +143,7 @@ impl Simulation {
     }
 }
 
-/// Sends and receives between the actions of each rank, as PyTorch writes them.
+/// Returns the sends and receives between the actions of each rank, in PyTorch's notation.
 #[pyfunction]
 fn communication_lists(py: Python<'_>, schedule: Record<'_>, deferred_receives: bool) -> PyResult<Vec<Vec<String>>> {
     let lists = schedule.to_schedule().and_then(|(schedule, is_checked)| {
@@ -161,7 +163,7 @@ impl Simulation {
         self.times.step_s
     }
 
-    /// What all actions are, as columns: rank by rank, iteration by iteration.
+    /// Returns all actions as columns, by rank, then by iteration.
     fn actions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let columns = self.compute(py, |control| self.action_columns(control))?;
         let dict = PyDict::new(py);
@@ -174,7 +176,7 @@ impl Simulation {
         Ok(dict)
     }
 
-    /// Starts and ends of all actions, in the same order.
+    /// Returns start and end of all actions in seconds, in the order of `actions`.
     fn times<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         dict.set_item("start_s", self.times.start_s.clone().into_pyarray(py))?;
@@ -182,7 +184,7 @@ impl Simulation {
         Ok(dict)
     }
 
-    /// Messages between ranks as columns.
+    /// Returns the messages between ranks as columns.
     fn transfers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let columns = self.compute(py, |control| self.transfer_columns(control))?;
         let dict = PyDict::new(py);
@@ -196,14 +198,15 @@ impl Simulation {
         Ok(dict)
     }
 
-    /// Gradient synchronisations and optimizer steps as columns, by iteration and stage.
+    /// Returns gradient reductions and optimizer steps as columns, by iteration and stage.
     fn syncs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (mut stages, mut start_s, mut end_s, mut optimizer_end_s) =
             (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for iteration in 0..self.times.iterations as usize {
             for stage in 0..self.schedule.rank_of_stage.len() {
-                let from_s = self.times.synchronised_from_s(&self.schedule, iteration, stage);
+                let from_s = self.times.synchronized_from_s(&self.schedule, iteration, stage);
                 let (sync_s, step_s) = (self.costs.gradient_sync_s[stage], self.costs.optimizer_s[stage]);
+                // Stages without backwards have negative infinity. A stage that takes no time ends at 0, which counts.
                 if from_s >= 0.0 && sync_s + step_s > 0.0 {
                     stages.push(u32::try_from(stage).unwrap_or(u32::MAX));
                     start_s.push(from_s);
@@ -220,7 +223,7 @@ impl Simulation {
         Ok(dict)
     }
 
-    /// Stretches of idle time as columns.
+    /// Returns the intervals of idle time as columns.
     fn idle<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stretches = self.compute(py, |control| idle(&self.schedule, &self.costs, &self.times, control))?;
         let ranks: Vec<u32> = stretches.iter().map(|one| u32::try_from(one.rank).unwrap_or(u32::MAX)).collect();
@@ -232,13 +235,14 @@ impl Simulation {
         Ok(dict)
     }
 
-    /// How much later each action could end.
+    /// Returns how much later each action could end without a longer makespan, in seconds.
     fn slack_s<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<f64>>> {
         let slack = self.compute(py, |control| slack_s(&self.schedule, &self.costs, &self.times, control))?;
         Ok(slack.into_pyarray(py))
     }
 
-    /// Step curves of memory, one for each rank, from `(stages, 7)` bytes in the order of [`StageBytes`].
+    /// Returns the memory of each rank as a step function. `stages` has shape `(stages, 7)`: bytes in the order of
+    /// [`StageBytes`].
     #[allow(clippy::type_complexity, reason = "one pair of arrays a rank")]
     fn memory<'py>(
         &self,
@@ -247,7 +251,10 @@ impl Simulation {
     ) -> PyResult<Vec<(Bound<'py, PyArray1<f64>>, Bound<'py, PyArray1<f64>>)>> {
         let rows = stages.as_array();
         if rows.dim() != (self.schedule.rank_of_stage.len(), 7) {
-            let error = Error::argument(format!("bytes of stages have shape {:?}", rows.dim()), "give seven a stage");
+            let error = Error::argument(
+                format!("bytes of stages have shape {:?}, but need 7 columns", rows.dim()),
+                "pass one row of 7 numbers for each stage",
+            );
             return Err(to_py_err(py, &error));
         }
         let bytes_of = |row: numpy::ndarray::ArrayView1<'_, f64>| StageBytes {
@@ -264,7 +271,7 @@ impl Simulation {
         Ok(curves.into_iter().map(|(time_s, bytes)| (time_s.into_pyarray(py), bytes.into_pyarray(py))).collect())
     }
 
-    /// The fields of `hpgo.timing.timeline.Measures` that need no bytes.
+    /// Returns the fields of `hpgo.timing.timeline.Measures` that need no bytes.
     fn measures<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let measures = self.compute(py, |control| measure(&self.schedule, &self.costs, &self.times, control))?;
         let dict = PyDict::new(py);
@@ -318,6 +325,7 @@ impl Simulation {
         for (rank, order) in (0..).zip(&self.schedule.orders) {
             for iteration in 0..self.times.iterations {
                 control.check()?;
+                // Number micro-batches through all iterations, so that tables and pictures can tell them apart.
                 let first = iteration * self.schedule.total_micro_batches();
                 columns.rank.resize(columns.rank.len() + order.len(), rank);
                 columns.stage.extend(order.iter().map(|action| number(action.stage)));
@@ -345,7 +353,7 @@ impl Simulation {
                 columns.stage.push(message.from_stage);
                 columns.micro_batch.push(message.micro_batch + iteration * micro_batches);
                 columns.kind.push(u8::from(message.is_gradient));
-                // Of a message that leaves at 0 the difference may round to less.
+                // For a message that leaves at time 0, the difference may round to a negative number.
                 columns.start_s.push((end_s - cost.busy_s - cost.latency_s).max(0.0));
                 columns.end_s.push(end_s);
             }

@@ -1,4 +1,4 @@
-//! Cut points and measured values for Python.
+//! Python bindings of cut points and of interpolation between measured batch sizes.
 
 use pyo3::prelude::*;
 use pyo3::types::PyModule;
@@ -9,20 +9,27 @@ use crate::error::Error;
 use crate::model::order;
 use crate::model::states::{CutPoints, Cuts};
 
-/// States times layers: half a gigabyte.
-const MOST_LISTED: usize = 100_000_000;
+/// Limit on cut points times layers. More would take over half a gigabyte.
+const MAX_LISTED: usize = 100_000_000;
 
-/// Layers inside; then forward and backward seconds, parameter, saved and boundary bytes for each batch size.
+/// A cut point: indices of the layers before it, then for each batch size forward and backward seconds, and the bytes
+/// of parameters, saved activations and boundary tensors.
 type State = (Vec<usize>, Vec<(f64, f64, f64, f64, f64)>);
 
-/// Why there is but one order of layers, if so, and the states.
+/// Returns the cut points. The text before them states why only one order of layers is used, and is `None` if all
+/// orders are.
 #[pyfunction]
 fn states(py: Python<'_>, profile: &Bound<'_, PyAny>, bound: usize) -> PyResult<(Option<String>, Vec<State>)> {
     let graph = records::graph(profile)?;
     let found = py.detach(|| CutPoints::of(&graph, bound)).map_err(|error| to_py_err(py, &error))?;
-    if found.len().saturating_mul(graph.layers.len()) > MOST_LISTED {
+    // The number of cut points is known before their layers are listed, so refuse before the memory is used.
+    if found.len().saturating_mul(graph.layers.len()) > MAX_LISTED {
         let error = Error::argument(
-            format!("the {} cut points of {} layers are too many to list", found.len(), graph.layers.len()),
+            format!(
+                "there are {} cut points of {} layers, but the list would take over half a gigabyte",
+                found.len(),
+                graph.layers.len()
+            ),
             "profile larger parts of the model as one layer; `hpgo.plan` needs no such list",
         );
         return Err(to_py_err(py, &error));
@@ -41,15 +48,15 @@ fn states(py: Python<'_>, profile: &Bound<'_, PyAny>, bound: usize) -> PyResult<
     Ok((why, (0..found.len()).map(state).collect()))
 }
 
-/// Indices of layers in the order in which plans price and list them.
+/// Returns the indices of layers in the order in which plans evaluate and list them.
 #[pyfunction]
 fn layer_order(py: Python<'_>, profile: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
     let graph = records::graph(profile)?;
     py.detach(|| order::of(&graph)).map_err(|error| to_py_err(py, &error))
 }
 
-/// A measured value for `batch_size` samples: on the line between the nearest two of `sizes`, or in proportion beyond them.
-/// `sizes` ascend, and have one of `values` each.
+/// Returns a measured value for `batch_size` samples: interpolated between the nearest two of `sizes`, or in proportion
+/// beyond them. `sizes` must ascend and have one of `values` each.
 #[pyfunction]
 fn at_batch(sizes: Vec<f64>, values: Vec<f64>, batch_size: f64) -> f64 {
     Interpolation::new(&sizes, batch_size).of(&values)

@@ -1,83 +1,85 @@
-//! Schedule families: what each is, where it comes from, its limits and its closed forms. [`super::FAMILIES`] lists them.
+//! The description of a schedule family: source, limits, options and closed forms. [`super::FAMILIES`] lists them all.
 
 use super::Schedule;
 use super::request::{Request, Sizes};
 use crate::control::Control;
 use crate::error::Result;
 
-/// How many chunks a rank has.
+/// Rule for the number of chunks (virtual stages) per rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chunks {
-    /// Always this many.
+    /// A fixed number of chunks.
     Exactly(u32),
-    /// Two unless asked for another number from two on.
+    /// Any number from 2. The default is 2.
     Several,
-    /// Two unless asked for another even number.
+    /// Any even number. The default is 2.
     Even,
 }
 
-/// What ranks wait for beyond the data they exchange.
+/// Synchronization of the ranks beyond the data that they exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pace {
-    /// Every iteration ends with a flush: gradients are synchronised once, weights have one version.
+    /// Every iteration ends with a flush: gradients are reduced once, and weights have one version.
     Flush,
-    /// No flush: weights are updated after every backward, and several versions of them are kept.
+    /// No flush: every backward pass is followed by a weight update. A family may keep several weight versions.
     Asynchronous,
-    /// All ranks step together; a step takes as long as its slowest rank.
+    /// Lock-step: all ranks start each step together, and a step takes as long as its slowest rank.
     LockStep,
 }
 
-/// Seconds of one micro-batch on any chunk, for the closed forms.
+/// Durations for the closed forms: seconds of one micro-batch on one chunk, equal for all chunks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Uniform {
-    /// `F`.
+    /// Duration of a forward pass, `F`.
     pub forward_s: f64,
-    /// `I`.
+    /// Duration of an input-gradient pass, `I`.
     pub input_gradient_s: f64,
-    /// `W`.
+    /// Duration of a weight-gradient pass, `W`.
     pub weight_gradient_s: f64,
-    /// `F‖B`.
+    /// Duration of an overlapped pair, `F‖B`.
     pub overlapped_s: f64,
 }
 
 impl Uniform {
-    /// `B = I + W`.
+    /// Returns the duration of a whole backward pass, `B = I + W`.
     #[must_use]
     pub fn backward_s(&self) -> f64 {
         self.input_gradient_s + self.weight_gradient_s
     }
 }
 
-/// One row of the table.
+/// A schedule family: one row of [`super::FAMILIES`].
 #[derive(Debug, Clone, Copy)]
 pub struct Family {
-    /// The field's name for it.
+    /// Name of the schedule in the literature.
     pub name: &'static str,
-    /// What it is, in one line.
+    /// Description in one line.
     pub summary: &'static str,
-    /// Where it was published.
+    /// Publication, or software, that defines the schedule.
     pub source: &'static str,
-    /// What it asks of the sizes; empty if nothing.
+    /// Condition on the sizes, as text. Empty if every size is valid.
     pub limits: &'static str,
-    /// Options of [`Request`] that it takes besides the sizes; others are refused, but durations are never wrong.
+    /// Options of [`Request`] that the family accepts besides the sizes. Other options raise an error, except
+    /// durations, which families without a search ignore.
     pub options: &'static [&'static str],
-    /// Chunks a rank.
+    /// Rule for the number of chunks per rank.
     pub chunks: Chunks,
-    /// Copies of the model: two where micro-batches flow both ways.
+    /// Copies of the model: 2 for bidirectional schedules that keep two, otherwise 1.
     pub chains: u32,
-    /// Whether its backwards are `I` and `W`, at least in part.
+    /// Whether at least some backward passes are split into `I` and `W`.
     pub splits_backward: bool,
-    /// Whether there are backwards at all.
+    /// Whether the schedule has backward passes.
     pub trains: bool,
-    /// What ranks wait for.
+    /// Synchronization of the ranks.
     pub pace: Pace,
-    /// Versions of the weights that rank `r` keeps, as a formula. Copies of the model are counted by `chains`.
+    /// Weight versions that rank `r` keeps, as a formula. Does not count the copies of the model in `chains`.
     pub weight_versions: &'static str,
-    /// Most chunk activations that rank `r` holds, as a formula.
+    /// Largest number of chunk activations that rank `r` holds, as a formula.
     pub peak: &'static str,
-    /// Seconds from start to end that a rank is not busy, as a formula.
+    /// Seconds from the first start to the last end in which a rank is idle, as a formula.
     pub bubble: &'static str,
-    /// The same, from the most activations that the rank holds.
+    // The functions below repeat the formulas above in code. Tests check both against built and simulated schedules.
+    /// Weight versions of a rank, as a function of the largest number of activations that it holds.
     pub(super) versions_of: fn(u32) -> u32,
     pub(super) peak_of: Option<fn(Sizes, u32) -> u32>,
     pub(super) bubble_of: Option<fn(Sizes, Uniform) -> f64>,
@@ -86,35 +88,39 @@ pub struct Family {
 }
 
 impl Family {
-    /// The schedule for `request`.
+    /// Builds the schedule for `request`.
     ///
     /// # Errors
-    /// As [`Family::sizes`].
+    /// The errors of [`Family::sizes`].
     pub fn build(&self, request: &Request) -> Result<Schedule> {
         self.build_under(request, &Control::default())
     }
 
-    /// The schedule for `request`, unless `control` stops it: those that are searched for take long if they are large.
+    /// Builds the schedule for `request`, unless `control` stops the search. The search takes
+    /// long for large schedules.
     ///
     /// # Errors
-    /// As [`Family::sizes`]; [`crate::Error::Cancelled`] or [`crate::Error::TimedOut`] if it was stopped.
+    /// The errors of [`Family::sizes`], and [`crate::Error::Cancelled`] or [`crate::Error::TimedOut`] if `control`
+    /// stopped the search.
     pub fn build_under(&self, request: &Request, control: &Control) -> Result<Schedule> {
         let schedule = (self.build)(self.sizes(request)?, request, control)?;
         if self.pace == Pace::Flush {
             return Ok(schedule);
         }
+        // A micro-batch in flight needs the weights of its forward pass, so the versions follow from the peak.
         let weight_versions = schedule.peak_in_flight().into_iter().map(self.versions_of).collect();
         Ok(Schedule { pace: self.pace, weight_versions, ..schedule })
     }
 
-    /// Most chunk activations that `rank` holds, by the closed form; `None` if there is none.
+    /// Returns the largest number of chunk activations that `rank` holds, by the closed form. `None` if the family
+    /// has no closed form.
     #[must_use]
     pub fn peak_in_flight(&self, sizes: Sizes, rank: u32) -> Option<u32> {
         self.peak_of.map(|peak| peak(sizes, rank))
     }
 
-    /// Seconds that a rank is not busy from the first start to the last end, by the closed form for equal stages and
-    /// free transfers; `None` if there is none.
+    /// Returns the seconds from the first start to the last end in which a rank is idle, by the closed form for equal
+    /// stages and transfers that take no time. `None` if the family has no closed form.
     #[must_use]
     pub fn bubble_s(&self, sizes: Sizes, uniform: Uniform) -> Option<f64> {
         self.bubble_of.map(|bubble| bubble(sizes, uniform))

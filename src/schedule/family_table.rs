@@ -1,7 +1,7 @@
-//! The table of schedule families: who published each, what it accepts, and closed forms of its bubble and memory.
+//! The table of schedule families: source, limits, and closed forms of bubble and memory.
 //!
-//! Commands, documentation and tests read this one table. Formulas are given twice, as text for people and as functions
-//! for tests. Both hold for equal stages and free transfers.
+//! Commands, documentation and tests read this one table. Each formula appears twice: as text for readers and as a
+//! function for tests. Both hold for equal stages and transfers that take no time.
 
 use super::families::{Chunks, Family, Pace, Uniform};
 use super::interleaved::Loop;
@@ -10,7 +10,7 @@ use super::request::{Request, Sizes};
 use super::{Schedule, bidirectional, fill_drain, v_shape, wave, zb_greedy, zero_bubble};
 use crate::error::{Error, Result};
 
-/// What most families share.
+/// Default values of a row. Rows override the fields in which they differ.
 const PLAIN: Family = Family {
     name: "",
     summary: "",
@@ -29,26 +29,29 @@ const PLAIN: Family = Family {
     peak_of: None,
     bubble_of: None,
     accepts: |_| true,
+    // Every row sets `build`. A const can't leave it out, so calling the default is a programming error.
     build: |_, _, _| unreachable!("every row has its own"),
 };
 
-/// `(p - 1) (F + B)`, the bubble of every schedule that fills and drains once.
+/// Returns `(p - 1) (F + B)`, the bubble of every schedule that fills and drains the pipeline once.
 fn fill_and_drain(sizes: Sizes, uniform: Uniform) -> f64 {
     f64::from(sizes.ranks - 1) * (uniform.forward_s + uniform.backward_s())
 }
 
-/// Every family, simplest first.
+/// All schedule families, from simple to complex.
 pub const FAMILIES: &[Family] = &[
     Family {
         name: "sequential",
-        summary: "one micro-batch after the other through all ranks, as without a pipeline",
-        source: "the reference that pipelines are compared with; M = 1 on one rank is plain training",
+        summary: "one micro-batch at a time through all ranks, without pipelining",
+        source: "baseline for comparisons; M = 1 on one rank is plain training",
         peak: "1",
         bubble: "(p - 1) M (F + B)",
         peak_of: Some(|_, _| 1),
+        // The pipeline fills and drains once for each micro-batch, not once per iteration.
         bubble_of: Some(|sizes, uniform| f64::from(sizes.micro_batches) * fill_and_drain(sizes, uniform)),
         build: |sizes, _, _| {
             let max_in_flight = vec![1; sizes.ranks as usize];
+            // A limit of one micro-batch in flight makes 1F1B run one micro-batch at a time.
             Ok(named("sequential", one_f_one_b(&max_in_flight, sizes.micro_batches)))
         },
         ..PLAIN
@@ -67,7 +70,7 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         name: "staggered",
-        summary: "forwards in lock step: in step t, stage s works on micro-batch t - s",
+        summary: "forwards in lock-step: in step t, stage s works on micro-batch t - s",
         source: "systolic pipelines (Kung, 1982)",
         trains: false,
         pace: Pace::LockStep,
@@ -115,7 +118,7 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         name: "1f1b_overlap",
-        summary: "1F1B whose steady state runs a forward and a backward as one, which hides expert exchange",
+        summary: "1F1B whose steady state runs a forward and a backward as one, which hides the expert all-to-all",
         source: "Megatron-LM, combined 1F1B; DeepSeek-V3 (2024) for the fused pair",
         peak: "min(M, 2 (p - r))",
         bubble: "(p - 1) (F + B) on the last rank",
@@ -131,6 +134,7 @@ pub const FAMILIES: &[Family] = &[
         options: &["max_in_flight"],
         pace: Pace::Asynchronous,
         weight_versions: "min(M, p - r)",
+        // Each micro-batch in flight keeps the weights that its forward pass used.
         versions_of: |in_flight| in_flight,
         peak: "min(M, p - r)",
         bubble: "0 in the steady state",
@@ -154,7 +158,7 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         name: "pipemare",
-        summary: "1F1B without a flush and with one version of the weights, which change between a forward and its backward",
+        summary: "1F1B without a flush and with one weight version, which changes between a forward and its backward",
         source: "PipeMare (Yang et al., 2021)",
         options: &["max_in_flight"],
         pace: Pace::Asynchronous,
@@ -166,7 +170,7 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         name: "interleaved",
-        summary: "1F1B over several chunks a rank, in groups of micro-batches",
+        summary: "1F1B with several virtual stages per rank, in groups of micro-batches",
         source: "Megatron-LM (Narayanan et al., 2021)",
         limits: IN_GROUPS,
         options: &["chunks", "group_size"],
@@ -202,7 +206,7 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         name: "looped_bfs",
-        summary: "all forwards of a chunk before the next chunk's, backwards in reverse",
+        summary: "all forwards of a virtual stage before those of the next, backwards in reverse",
         source: "Breadth-first pipeline parallelism (Lamy-Poirier, 2023)",
         options: &["chunks"],
         chunks: Chunks::Several,
@@ -215,7 +219,7 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         name: "hanayo",
-        summary: "waves down and up the ranks, two chunks a rank for each wave",
+        summary: "waves down and up the ranks, with two virtual stages per rank for each wave",
         source: "Hanayo (Liu et al., 2023)",
         options: &["chunks", "cap"],
         chunks: Chunks::Even,
@@ -223,11 +227,13 @@ pub const FAMILIES: &[Family] = &[
         bubble: "about 1.4 (p - 1) (F + B) if M = p; a cap of 2 v p keeps it near that for more micro-batches",
         build: |sizes, request, _| {
             let Sizes { ranks, chunks, micro_batches, .. } = sizes;
+            // Each micro-batch in flight may hold one activation per chunk of the rank, so a cap in activations limits
+            // the micro-batches in flight to `cap / chunks`.
             let under_way = request.cap.map_or(ranks, |cap| cap / chunks);
             if under_way == 0 {
                 return Err(Error::argument(
-                    format!("`cap` is {}, but a micro-batch on its way holds {chunks} chunks of a rank", sizes.cap),
-                    format!("raise it to {chunks} or more"),
+                    format!("`cap` is {}, but one micro-batch in flight holds {chunks} chunks of a rank", sizes.cap),
+                    format!("set it to {chunks} or more"),
                 ));
             }
             Ok(wave::hanayo(ranks, chunks, micro_batches, under_way))
@@ -262,13 +268,14 @@ pub const FAMILIES: &[Family] = &[
     },
     Family {
         name: "zb",
-        summary: "weight gradients fill gaps greedily, under any cap and for stages of any durations",
+        summary: "weight gradients fill gaps greedily, under any activation limit and for uneven stages",
         source: "Zero bubble pipeline parallelism (Qi et al., 2023), section 3.1",
         options: &["cap", "durations"],
         splits_backward: true,
         peak: "at most cap, 2 p if not given",
         bubble: "found by search; (p - 1) F with a cap of 2 p",
         build: |sizes, request, control| {
+            // With 2 p activations, the search reaches ZB-H2's bubble of (p - 1) F on equal stages.
             let cap = request.cap.unwrap_or(2 * sizes.ranks);
             zb_greedy::zb(sizes.ranks, sizes.micro_batches, cap, &request.durations(sizes)?, control)
         },
@@ -305,6 +312,7 @@ pub const FAMILIES: &[Family] = &[
         peak_of: Some(|sizes, _| 2 * sizes.micro_batches.min(sizes.ranks)),
         bubble_of: Some(|sizes, uniform| f64::from(sizes.ranks - 1) * uniform.forward_s),
         build: |sizes, request, control| match request.durations {
+            // Without durations, return exactly the order that PyTorch runs, which assumes equal F, I and W.
             None => Ok(v_shape::zb_v(sizes.ranks, sizes.micro_batches)),
             Some(_) => v_shape::zb_v_fitted(sizes.ranks, sizes.micro_batches, &request.durations(sizes)?, control),
         },
@@ -351,6 +359,7 @@ pub const FAMILIES: &[Family] = &[
         bubble_of: Some(|sizes, uniform| dual_bubble(sizes.ranks / 2 - 1, uniform)),
         accepts: |sizes| {
             let Sizes { ranks: p, micro_batches: m, .. } = sizes;
+            // Ranks and micro-batches are split into two directions. The steady state needs p micro-batches in each.
             p.is_multiple_of(2) && m.is_multiple_of(2) && m >= 2 * p
         },
         build: |sizes, _, _| Ok(bidirectional::dualpipe(sizes.ranks, sizes.micro_batches)),
@@ -388,9 +397,9 @@ pub const FAMILIES: &[Family] = &[
 
 const IN_GROUPS: &str = "M a multiple of g, or a last group of at least p; g at least p or all of M";
 
-/// `each (F‖B + B - 3 W)`.
-fn dual_bubble(each: u32, uniform: Uniform) -> f64 {
-    f64::from(each) * (uniform.overlapped_s + uniform.backward_s() - 3.0 * uniform.weight_gradient_s)
+/// Returns `factor (F‖B + B - 3 W)`, the bubble of `DualPipe` for a factor that depends on the number of ranks.
+fn dual_bubble(factor: u32, uniform: Uniform) -> f64 {
+    f64::from(factor) * (uniform.overlapped_s + uniform.backward_s() - 3.0 * uniform.weight_gradient_s)
 }
 
 fn looped(sizes: Sizes) -> Loop {
@@ -406,11 +415,11 @@ fn with_in_flight_limits(
     sizes: Sizes,
     request: &Request,
     name: &str,
-    own: fn(u32, u32, u32) -> Vec<u32>,
+    default_limits: fn(u32, u32, u32) -> Vec<u32>,
 ) -> Result<Schedule> {
     let max_in_flight = match request.max_in_flight(sizes)? {
         Some(max_in_flight) => max_in_flight,
-        None => own(sizes.ranks, sizes.micro_batches, sizes.cap),
+        None => default_limits(sizes.ranks, sizes.micro_batches, sizes.cap),
     };
     Ok(named(name, one_f_one_b(&max_in_flight, sizes.micro_batches)))
 }

@@ -1,12 +1,14 @@
-//! Interleaved schedules: each rank holds several chunks, and micro-batches go round the ranks several times.
+//! Interleaved schedules: each rank holds several virtual stages (chunks), and each micro-batch passes through all
+//! ranks once per chunk.
 //!
-//! All members follow one table: for each group of `g` micro-batches, for each chunk, each micro-batch of the group.
-//! Forwards walk down the table, backwards walk down the same table with the chunks mirrored (`v - 1 - chunk`). They
-//! differ in the length of the warm-up, in whether backwards are split, and in how far `W` lags behind `I`.
+//! All of them follow one table. For each group of `g` micro-batches and each chunk, it lists each micro-batch of the
+//! group. Forwards follow the table from top to bottom. Backwards follow the same table with mirrored chunks
+//! (`v - 1 - chunk`). The schedules differ in the depth of the warm-up, in whether backwards are split, and in how far
+//! `W` lags behind `I`.
 
 use super::{Action, Kind, Schedule, loop_placement};
 
-/// `(chunk, micro-batch)` of the `k`-th forward of every rank; the last group may be smaller.
+/// Returns `(chunk, micro-batch)` of the `k`-th forward of every rank. The last group may be smaller.
 fn table(chunks: u32, group_size: u32, micro_batches: u32) -> Vec<(u32, u32)> {
     let mut table = Vec::with_capacity((chunks * micro_batches) as usize);
     for first in (0..micro_batches).step_by(group_size as usize) {
@@ -18,18 +20,19 @@ fn table(chunks: u32, group_size: u32, micro_batches: u32) -> Vec<(u32, u32)> {
     table
 }
 
-/// Which members of the group of interleaved schedules differ from each other, and how.
+/// The backward passes of an interleaved schedule.
 #[derive(Clone, Copy)]
 enum Backward {
-    /// Whole, after the forward.
+    /// Whole backwards. Each runs after a forward.
     Whole,
-    /// Whole, fused with the forward before it.
+    /// Whole backwards. Each is fused with the forward before it.
     Fused,
-    /// Split; the `i`-th `W` follows the `i + lag`-th `I`.
+    /// Split backwards. The `i`-th `W` follows the `i + lag`-th `I`.
     Split { lag: u32 },
 }
 
 fn order(rank: u32, ranks: u32, chunks: u32, table: &[(u32, u32)], warm_up: usize, backward: Backward) -> Vec<Action> {
+    // With few micro-batches, the warm-up covers all forwards, and the steady state is empty.
     let warm_up = warm_up.min(table.len());
     let forward_at = |k: usize| (table[k].0 * ranks + rank, table[k].1);
     let backward_at = |k: usize| ((chunks - 1 - table[k].0) * ranks + rank, table[k].1);
@@ -37,6 +40,8 @@ fn order(rank: u32, ranks: u32, chunks: u32, table: &[(u32, u32)], warm_up: usiz
     let mut next_weight = 0;
     let put_backward = |order: &mut Vec<Action>, next_weight: &mut usize, k: usize| {
         let (stage, i) = backward_at(k);
+        // A weight gradient frees the oldest activation. A lag of r keeps the rank's peak at that of the first rank,
+        // and leaves r weight gradients to fill the bubble of the drain.
         let Backward::Split { lag } = backward else { return order.push(Action::backward(stage, i)) };
         order.push(Action::input_gradient(stage, i));
         if k >= lag as usize {
@@ -65,7 +70,7 @@ fn order(rank: u32, ranks: u32, chunks: u32, table: &[(u32, u32)], warm_up: usiz
     order
 }
 
-/// Sizes of one member of the family.
+/// Sizes of an interleaved schedule.
 #[derive(Clone, Copy)]
 pub(super) struct Loop {
     pub(super) ranks: u32,
@@ -83,22 +88,26 @@ impl Loop {
         Schedule::of_one_chain(name, micro_batches, loop_placement(ranks, chunks), orders)
     }
 
-    /// Interleaved 1F1B: `w = 2 (p - r - 1) + (v - 1) g`.
+    /// Builds interleaved 1F1B with warm-up depth `w = 2 (p - r - 1) + (v - 1) g`.
     pub(super) fn interleaved(self) -> Schedule {
+        // The first backward of a rank needs all earlier chunks of one group, and a round trip over the ranks behind
+        // it.
         let warm_up = |rank| 2 * (self.ranks - rank - 1) + (self.chunks - 1) * self.group_size;
         self.build("interleaved", warm_up, |_| Backward::Whole)
     }
 
-    /// Interleaved 1F1B with each forward of the steady state fused with a backward: one forward more in the warm-up,
-    /// because a fused pair needs the micro-batch of its backward to be back already.
+    /// Builds interleaved 1F1B whose steady state fuses each forward with a backward. The warm-up has one more forward,
+    /// because the gradient for the backward of a pair must have arrived when the pair starts.
     pub(super) fn interleaved_overlap(self) -> Schedule {
         let warm_up = |rank| 2 * (self.ranks - rank - 1) + (self.chunks - 1) * self.group_size + 1;
         self.build("interleaved_overlap", warm_up, |_| Backward::Fused)
     }
 
-    /// Interleaved zero bubble: `w = (p - r - 1) + (v - 1) g`, and `W` lags behind `I` by `r`. With one chunk this is
-    /// ZB-H1.
+    /// Builds interleaved zero bubble with warm-up depth `w = (p - r - 1) + (v - 1) g`. `W` lags behind `I` by `r`.
+    /// With one chunk per rank, this is ZB-H1.
     pub(super) fn zero_bubble(self, name: &str) -> Schedule {
+        // Half of the warm-up of interleaved 1F1B over the ranks behind, as in PyTorch's ScheduleInterleavedZeroBubble.
+        // With one chunk per rank, this is the warm-up of ZB-H1, p - r - 1.
         let warm_up = |rank| (self.ranks - rank - 1) + (self.chunks - 1) * self.group_size;
         self.build(name, warm_up, |rank| Backward::Split { lag: rank })
     }

@@ -1,11 +1,12 @@
-//! Schedules: for each rank an ordered list of actions, without a clock. `simulate` gives them one.
+//! Pipeline schedules: an ordered list of actions for each pipeline rank, without times. `simulate` adds the times.
 //!
-//! A [`Schedule`] says who does what in which order and nothing else: no seconds, no bytes. The families that the
-//! literature knows are built by name with [`build`] from one table, [`FAMILIES`]; anything else comes from text.
+//! A [`Schedule`] holds the placement of stages and the order of actions, but no seconds and no bytes. [`build`] makes
+//! the published schedules by name from one table, [`FAMILIES`]. Other schedules are read from text.
 //!
-//! Notation, here and in every family: `p` ranks, `v` chunks (stages) a rank, `S = p v` stages, `M` micro-batches, `r` a
-//! rank counted from 0. `F` forward, `B` whole backward, split into `I` (input gradient) and `W` (weight gradient).
-//! A micro-batch is *in flight* on a stage from its `F` until the activations are freed, after `B` or `W`.
+//! Notation, here and in every family: `p` pipeline ranks, `v` virtual stages (*chunks*) per rank, `S = p v` stages,
+//! `M` micro-batches, `r` a rank counted from 0. `F` is a forward pass and `B` a whole backward pass. A split backward
+//! pass is `I` (input gradient) and `W` (weight gradient).
+//! A micro-batch is *in flight* on a stage from its `F` until its activations are freed, after `B` or `W`.
 
 use std::fmt;
 use std::ops::Range;
@@ -36,14 +37,15 @@ pub use one_f_one_b::{eager_in_flight, one_f_one_b, one_f_one_b_in_flight};
 pub use request::{Durations, MOST_ACTIONS, Request, Sizes};
 pub use text::{Entry, Parameters};
 
-/// Longer times are refused: their sums lose what short ones add.
+/// Longest time that a caller may pass, in seconds. An `f64` of 10^15 has a resolution of 0.125 s, so sums of longer
+/// times would lose the short ones.
 pub(crate) const LONGEST_S: f64 = 1e15;
 
-/// What an action does.
+/// The computation that an action runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Kind {
-    /// Forward pass, `F`.
+    /// Forward pass of one micro-batch, `F`.
     Forward,
     /// Whole backward pass, `B`: input and weight gradient in one.
     Backward,
@@ -56,7 +58,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The letter that stands for it in action strings; an overlapped pair has none of its own.
+    /// Returns the letter of this kind in action strings. For an overlapped pair, which has no letter, returns `‖`.
     #[must_use]
     pub const fn letter(self) -> char {
         match self {
@@ -69,57 +71,58 @@ impl Kind {
     }
 }
 
-/// One entry of a rank's list.
+/// One action of a rank's list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Action {
-    /// What it does.
+    /// The computation that the action runs.
     pub kind: Kind,
-    /// Which stage's layers it runs; the forward half's if overlapped.
+    /// Stage whose layers the action runs. For an overlapped pair, the stage of the forward.
     pub stage: u32,
-    /// Which micro-batch; the forward half's if overlapped.
+    /// Micro-batch that the action processes. For an overlapped pair, the micro-batch of the forward.
     pub micro_batch: u32,
-    /// `(stage, micro-batch)` of the backward half; equal to the fields above unless overlapped.
+    /// `(stage, micro-batch)` of the backward of an overlapped pair. Equal to the two fields above for other actions.
     pub backward: (u32, u32),
 }
 
 impl Action {
-    /// An action that is not an overlapped pair.
+    /// Creates an action that is not an overlapped pair.
     #[must_use]
     pub const fn new(kind: Kind, stage: u32, micro_batch: u32) -> Self {
         Self { kind, stage, micro_batch, backward: (stage, micro_batch) }
     }
 
-    /// `F` of a micro-batch on a stage.
+    /// Creates the forward pass (`F`) of a micro-batch on a stage.
     #[must_use]
     pub const fn forward(stage: u32, micro_batch: u32) -> Self {
         Self::new(Kind::Forward, stage, micro_batch)
     }
 
-    /// `B` of a micro-batch on a stage.
+    /// Creates the whole backward pass (`B`) of a micro-batch on a stage.
     #[must_use]
     pub const fn backward(stage: u32, micro_batch: u32) -> Self {
         Self::new(Kind::Backward, stage, micro_batch)
     }
 
-    /// `I` of a micro-batch on a stage.
+    /// Creates the input-gradient pass (`I`) of a micro-batch on a stage.
     #[must_use]
     pub const fn input_gradient(stage: u32, micro_batch: u32) -> Self {
         Self::new(Kind::InputGradient, stage, micro_batch)
     }
 
-    /// `W` of a micro-batch on a stage.
+    /// Creates the weight-gradient pass (`W`) of a micro-batch on a stage.
     #[must_use]
     pub const fn weight_gradient(stage: u32, micro_batch: u32) -> Self {
         Self::new(Kind::WeightGradient, stage, micro_batch)
     }
 
-    /// `F‖B`: the forward of one `(stage, micro-batch)` and the backward of another, run as one.
+    /// Creates an overlapped pair (`F‖B`): the forward of one `(stage, micro-batch)` and the backward of another.
     #[must_use]
     pub const fn overlapped(forward: (u32, u32), backward: (u32, u32)) -> Self {
         Self { kind: Kind::Overlapped, stage: forward.0, micro_batch: forward.1, backward }
     }
 
-    /// The plain actions it consists of: itself, or the forward and the backward of an overlapped pair.
+    /// Iterates over the single passes of the action: the action itself, or the forward and then the backward of an
+    /// overlapped pair.
     pub fn halves(self) -> impl Iterator<Item = Self> {
         let (first, second) = match self.kind {
             Kind::Overlapped => {
@@ -131,7 +134,7 @@ impl Action {
     }
 }
 
-/// As PyTorch writes it: `2F0`, or `(0F7;7B3)OVERLAP_F_B`.
+/// Formats the action in PyTorch's notation: `2F0`, or `(0F7;7B3)OVERLAP_F_B`.
 impl fmt::Display for Action {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
@@ -143,32 +146,32 @@ impl fmt::Display for Action {
     }
 }
 
-/// Who does what in which order.
+/// The placement of stages on pipeline ranks, and the actions of each rank in order.
 ///
-/// Stages form one or more *chains* of equal length, each a copy of the whole model: stages
+/// Stages form one or more *chains* of equal length. A chain is a pipeline replica: one copy of the whole model. Stages
 /// `c * chain_length .. (c + 1) * chain_length` are chain `c`, and data flows from each stage to the next inside its
-/// chain. Bidirectional schedules have two chains, inference on hosts that take turns one for each combination of
-/// hosts, all others one.
+/// chain. Bidirectional schedules have two chains. Inference on alternating hosts has one chain for each combination of
+/// hosts. All other schedules have one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
-    /// The field's name for it.
+    /// Name of the schedule in the literature, or the name that its text file gives.
     pub name: String,
-    /// Stages in a chain.
+    /// Number of stages in each chain.
     pub chain_length: u32,
-    /// Micro-batches that run through each chain; ids are unique over all chains.
+    /// Micro-batches that run through each chain. Indices are unique over all chains.
     pub micro_batches: Vec<Range<u32>>,
-    /// For each stage, the rank that runs it.
+    /// Rank that runs each stage, by stage.
     pub rank_of_stage: Vec<u32>,
-    /// For each rank, its actions in order.
+    /// Actions of each rank, in execution order, by rank.
     pub orders: Vec<Vec<Action>>,
-    /// What ranks wait for beyond the data they exchange.
+    /// Synchronization of the ranks beyond the data that they exchange.
     pub pace: Pace,
-    /// For each rank, how many versions of its weights it keeps.
+    /// Number of weight versions that each rank keeps, by rank.
     pub weight_versions: Vec<u32>,
 }
 
 impl Schedule {
-    /// A schedule of one chain, through which micro-batches `0..micro_batches` run, with a flush behind them.
+    /// Creates a schedule of one chain that runs micro-batches `0..micro_batches` and ends with a flush.
     #[must_use]
     pub fn of_one_chain(name: &str, micro_batches: u32, rank_of_stage: Vec<u32>, orders: Vec<Vec<Action>>) -> Self {
         Self {
@@ -182,56 +185,58 @@ impl Schedule {
         }
     }
 
-    /// `iterations` iterations as one: without a flush a rank goes on with the next micro-batch at once.
+    /// Joins `iterations` iterations of an asynchronous schedule into one: without a flush, each rank continues with
+    /// the first micro-batch of the next iteration at once.
     ///
-    /// The warm-up of each rank is that of its order; a schedule that does flush stays as it is. Only 1F1B has families
-    /// without a flush.
+    /// Each rank keeps the warm-up depth of its action list. A schedule with a flush is returned unchanged.
     ///
     /// # Errors
-    /// [`Error::Argument`] if there is no iteration, or there are more actions than [`MOST_ACTIONS`].
+    /// [`Error::Argument`] if `iterations` is 0, or there are more actions than [`MOST_ACTIONS`].
     pub fn without_flush(&self, iterations: u32) -> Result<Self> {
         let actions = self.action_count() as u64 * u64::from(iterations);
         if iterations == 0 || actions > MOST_ACTIONS {
             return Err(Error::argument(
-                format!("{iterations} iterations have {actions} actions"),
-                format!("ask for at least one iteration and at most {MOST_ACTIONS} actions"),
+                format!("{iterations} iterations have {actions} actions, but 1 to {MOST_ACTIONS} are supported"),
+                "change the number of iterations or micro-batches",
             ));
         }
         if self.pace != Pace::Asynchronous {
             return Ok(self.clone());
         }
+        // All asynchronous families are 1F1B with their own warm-up. The peak in flight of a 1F1B rank equals its
+        // warm-up depth, so rebuilding 1F1B with these depths and more micro-batches gives the longer schedule.
         let longer = one_f_one_b(&self.peak_in_flight(), self.total_micro_batches() * iterations);
         Ok(Self { micro_batches: longer.micro_batches, orders: longer.orders, ..self.clone() })
     }
 
-    /// Number of ranks.
+    /// Returns the number of pipeline ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         to_u32(self.orders.len())
     }
 
-    /// Number of stages over all chains.
+    /// Returns the number of stages over all chains.
     #[must_use]
     pub fn stages(&self) -> u32 {
         to_u32(self.rank_of_stage.len())
     }
 
-    /// Number of micro-batches over all chains.
+    /// Returns the number of micro-batches over all chains.
     #[must_use]
     pub fn total_micro_batches(&self) -> u32 {
         self.micro_batches.iter().map(|range| range.end - range.start).sum()
     }
 
-    /// Number of entries in all orders; an overlapped pair is one.
+    /// Returns the number of actions over all ranks. An overlapped pair counts as one.
     #[must_use]
     pub fn action_count(&self) -> usize {
         self.orders.iter().map(Vec::len).sum()
     }
 
-    /// Most chunk activations that each rank holds at once: counted from `F` to `B`, or to `W` where the backward is
-    /// split. An overlapped pair holds both its activations while it runs.
+    /// Returns the largest number of virtual-stage activations that each rank holds at once. An activation is held from
+    /// `F` to `B`, or to `W` where the backward is split. An overlapped pair holds both its activations while it runs.
     ///
-    /// A rank works on one action at a time, so the order alone decides this; no clock is needed.
+    /// A rank runs one action at a time, so this number follows from the order alone and needs no durations.
     ///
     /// ```
     /// use hpgo::schedule::{Request, build};
@@ -244,7 +249,7 @@ impl Schedule {
     pub fn peak_in_flight(&self) -> Vec<u32> {
         let has_backward = self.orders.iter().flatten().any(|action| action.kind != Kind::Forward);
         if !has_backward {
-            // Inference frees an activation as soon as it is passed on.
+            // Inference frees an activation as soon as it is sent, so a rank holds at most the one it computes.
             return self.orders.iter().map(|order| u32::from(!order.is_empty())).collect();
         }
         self.orders.iter().map(|order| peak_of(order)).collect()
@@ -254,6 +259,7 @@ impl Schedule {
 fn peak_of(order: &[Action]) -> u32 {
     let (mut held, mut peak) = (0_u32, 0_u32);
     for action in order {
+        // Count the new activation before the freed one: an overlapped pair holds both while it runs.
         if matches!(action.kind, Kind::Forward | Kind::Overlapped) {
             held += 1;
             peak = peak.max(held);
@@ -265,18 +271,20 @@ fn peak_of(order: &[Action]) -> u32 {
     peak
 }
 
-/// One chain of one stage a rank, each with the order that `order` gives for it.
+/// Creates a schedule with one chain and one stage per rank, whose action lists `order` returns.
 fn one_stage_each(name: &str, ranks: u32, micro_batches: u32, order: impl Fn(u32) -> Vec<Action>) -> Schedule {
     Schedule::of_one_chain(name, micro_batches, (0..ranks).collect(), (0..ranks).map(order).collect())
 }
 
-/// Chunk `c` of rank `r` is stage `c p + r`: round and round, as interleaved 1F1B places them.
+/// Returns the rank of each stage for looped placement, as in interleaved 1F1B: chunk `c` of rank `r` is stage
+/// `c p + r`.
 #[must_use]
 pub fn loop_placement(ranks: u32, chunks: u32) -> Vec<u32> {
     (0..ranks * chunks).map(|stage| stage % ranks).collect()
 }
 
-/// Down the ranks and up again: two chunks make a V, more a zigzag.
+/// Returns the rank of each stage for snake placement: down the ranks and up again. Two chunks per rank make a V, more
+/// make a zigzag.
 #[must_use]
 pub fn snake_placement(ranks: u32, chunks: u32) -> Vec<u32> {
     (0..ranks * chunks)
@@ -284,7 +292,7 @@ pub fn snake_placement(ranks: u32, chunks: u32) -> Vec<u32> {
         .collect()
 }
 
-/// A length that is known to be small: the number of actions is limited long before.
+/// Converts a number of ranks or stages. Cannot fail: [`MOST_ACTIONS`] limits both far below 2^32.
 fn to_u32(length: usize) -> u32 {
     u32::try_from(length).expect("fewer than 2^32 ranks and stages")
 }

@@ -1,20 +1,22 @@
-//! Families by name.
+//! Lookup of schedule families by name.
 
 use super::Schedule;
 use super::request::Request;
 use super::{FAMILIES, Family};
 use crate::error::{Error, Result};
 
-/// The row called `name`.
+/// Returns the family called `name`.
 ///
 /// # Errors
-/// [`Error::Schedule`] if there is none; the hint names the nearest one, or those that are as near.
+/// [`Error::Schedule`] if there is no such family. The hint names up to three families with the most similar names.
 pub fn family(name: &str) -> Result<&'static Family> {
     FAMILIES.iter().find(|family| family.name == name).ok_or_else(|| {
+        // Compare without case and separators: "ZB-V", "zbv" and "zb_v" are the same name to a user.
         let letters = |name: &str| name.to_lowercase().replace(['_', '-', ' '], "");
         let mut near: Vec<(usize, &str)> =
             FAMILIES.iter().map(|family| (edits(&letters(name), &letters(family.name)), family.name)).collect();
         let least = near.iter().map(|&(edits, _)| edits).min().unwrap_or_default();
+        // More than three edits is rarely a typing error in names this short, so such a suggestion would mislead.
         near.retain(|&(edits, _)| edits == least && edits <= 3);
         let hint = match near.as_slice() {
             [] => "`hpgo schedules` lists them all".to_owned(),
@@ -27,8 +29,9 @@ pub fn family(name: &str) -> Result<&'static Family> {
     })
 }
 
-/// Letters to insert, delete or replace to get from one word to the other (Levenshtein, 1966).
+/// Returns the number of letters to insert, delete or replace between two words (Levenshtein, 1966).
 fn edits(from: &str, to: &str) -> usize {
+    // One row of the edit-distance table is enough: each row needs only the row before and one diagonal entry.
     let mut row: Vec<usize> = (0..=to.chars().count()).collect();
     for (i, a) in from.chars().enumerate() {
         let mut diagonal = row[0];
@@ -42,7 +45,7 @@ fn edits(from: &str, to: &str) -> usize {
     row[row.len() - 1]
 }
 
-/// The schedule of family `name` for `request`.
+/// Builds the schedule of family `name` for `request`.
 ///
 /// ```
 /// use hpgo::schedule::{Request, build};
@@ -54,7 +57,7 @@ fn edits(from: &str, to: &str) -> usize {
 /// ```
 ///
 /// # Errors
-/// [`Error::Schedule`] if there is no such family, [`Error::Argument`] if the request is outside its limits.
+/// [`Error::Schedule`] if there is no such family, [`Error::Argument`] if the request violates its limits.
 pub fn build(name: &str, request: &Request) -> Result<Schedule> {
     family(name)?.build(request)
 }

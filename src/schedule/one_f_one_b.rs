@@ -1,14 +1,16 @@
-//! One forward, one backward: after a warm-up of forwards each stage alternates, so that few activations are held.
+//! One forward, one backward (1F1B): after a warm-up of forwards, each stage alternates, so it holds few activations.
 //!
-//! Only the warm-up differs between the members of the family. Stage `s` with window `w_s` runs
-//! `F^w_s, (B F)^(M - w_s), B^w_s`: it starts the forward of micro-batch `i` only after its backward of `i - w_s`, and
-//! so holds `w_s` activations at most. The smallest windows that keep all stages busy are `S - s` (DAPPLE's policy PA,
-//! the usual 1F1B); `2 (S - s) - 1` (policy PB, eager 1F1B) also hides the time of the transfers. A window of 1
-//! everywhere runs one micro-batch after the other.
+//! The members of the family differ only in their warm-up. Stage `s` with in-flight limit `w_s` runs
+//! `F^w_s, (B F)^(M - w_s), B^w_s`. It starts the forward of micro-batch `i` only after its backward of `i - w_s`, so
+//! it holds at most `w_s` activations.
+//!
+//! The smallest limits that keep all stages busy are `S - s` (DAPPLE's policy PA, the usual 1F1B). Limits of
+//! `2 (S - s) - 1` (policy PB, eager 1F1B) also hide the transfer time. A limit of 1 on every stage runs one
+//! micro-batch at a time.
 
 use super::{Action, Schedule, one_stage_each};
 
-/// Windows of plain 1F1B: `min(M, S - s)`, and never more than `cap`.
+/// Returns the in-flight limit of each stage in plain 1F1B: `min(M, S - s)`, and at most `cap`.
 ///
 /// Source: PipeDream-Flush (Narayanan et al., 2021); DAPPLE (Fan et al., 2021), policy PA.
 #[must_use]
@@ -16,7 +18,7 @@ pub fn one_f_one_b_in_flight(stages: u32, micro_batches: u32, cap: u32) -> Vec<u
     (0..stages).map(|stage| (stages - stage).min(micro_batches).min(cap)).collect()
 }
 
-/// Windows of eager 1F1B: `min(M, 2 (S - s) - 1)`, and never more than `cap`.
+/// Returns the in-flight limit of each stage in eager 1F1B: `min(M, 2 (S - s) - 1)`, and at most `cap`.
 ///
 /// Source: DAPPLE (Fan et al., 2021), policy PB.
 #[must_use]
@@ -24,9 +26,11 @@ pub fn eager_in_flight(stages: u32, micro_batches: u32, cap: u32) -> Vec<u32> {
     (0..stages).map(|stage| (2 * (stages - stage) - 1).min(micro_batches).min(cap)).collect()
 }
 
-/// One stage a rank; stage `s` warms up with `max_in_flights[s]` forwards, brought into `1..=micro_batches`.
+/// Builds 1F1B with one stage per rank. Stage `s` warms up with `max_in_flights[s]` forwards, clamped to
+/// `1..=micro_batches`.
 ///
-/// Windows that never grow from a stage to the next can't deadlock; others do, and [`Schedule::validate`] says so.
+/// Limits that never grow from a stage to the next can't deadlock. Other limits do, and [`Schedule::validate`] reports
+/// the cycle.
 ///
 /// ```
 /// use hpgo::schedule::one_f_one_b;
@@ -43,10 +47,12 @@ pub fn one_f_one_b(max_in_flights: &[u32], micro_batches: u32) -> Schedule {
 }
 
 fn order(stage: u32, max_in_flight: u32, micro_batches: u32) -> Vec<Action> {
+    // A stage can't start without one activation, and never holds more than there are micro-batches.
     let max_in_flight = max_in_flight.max(1).min(micro_batches);
     let mut order = Vec::with_capacity(2 * micro_batches as usize);
     order.extend((0..max_in_flight).map(|i| Action::forward(stage, i)));
     for i in max_in_flight..micro_batches {
+        // Run the backward first: it frees the activation whose memory the next forward takes.
         order.push(Action::backward(stage, i - max_in_flight));
         order.push(Action::forward(stage, i));
     }
@@ -54,10 +60,12 @@ fn order(stage: u32, max_in_flight: u32, micro_batches: u32) -> Vec<Action> {
     order
 }
 
-/// `F^w, (F‖B)^(M - w), B^w` with `w = min(M, 2 (p - r) - 1)`: each forward of the steady state runs as one with a
-/// backward, which leaves a whole slot for every transfer.
+/// Builds `F^w, (F‖B)^(M - w), B^w` with `w = min(M, 2 (p - r) - 1)`. Each forward of the steady state is fused with a
+/// backward, so every transfer has a whole slot to complete.
 pub(super) fn overlapped(ranks: u32, micro_batches: u32) -> Schedule {
     one_stage_each("1f1b_overlap", ranks, micro_batches, |stage| {
+        // One forward and one backward run in each slot, so a micro-batch needs a slot per rank on the way to the last
+        // rank and back. With fewer forwards in the warm-up, a pair would wait for its gradient.
         let max_in_flight = (2 * (ranks - stage) - 1).min(micro_batches);
         let warm_up = (0..max_in_flight).map(|i| Action::forward(stage, i));
         let pairs = (max_in_flight..micro_batches).map(|i| Action::overlapped((stage, i), (stage, i - max_in_flight)));

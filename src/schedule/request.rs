@@ -1,60 +1,64 @@
-//! What a schedule is asked for, and whether a family can give it.
+//! Requests for schedules, and their validation against a family's limits.
 
 use super::LONGEST_S;
 use super::families::{Chunks, Family};
 use crate::error::{Error, Result};
 
-/// Larger schedules are refused: 200 million actions are 4 GB.
+/// Largest number of actions in a schedule. 200 million actions take 4 GB of memory.
 pub const MOST_ACTIONS: u64 = 200_000_000;
 
-/// What a schedule is asked for. Options that the family doesn't take must stay `None`.
+/// Parameters of a schedule. Options that the family doesn't accept must stay `None`.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct Request {
-    /// Number of ranks, `p`.
+    /// Number of pipeline ranks, `p`.
     pub ranks: u32,
     /// Number of micro-batches over all chains, `M`.
     pub micro_batches: u32,
-    /// Chunks a rank, `v`; `None` is the family's own number.
+    /// Virtual stages (chunks) per rank, `v`. `None` selects the family's default.
     pub chunks: Option<u32>,
-    /// Micro-batches that pass through a chunk before the next chunk's turn, `g`.
+    /// Micro-batches that pass through a chunk before the rank changes to the next chunk, `g`.
     pub group_size: Option<u32>,
-    /// Most activations a rank may hold, in chunks.
+    /// Activation limit: largest number of chunk activations that a rank may hold.
     pub cap: Option<u32>,
-    /// Warm-up forwards of each stage, in place of the family's own.
+    /// Number of warm-up forwards of each stage. `None` selects the family's own.
     pub max_in_flight: Option<Vec<u32>>,
-    /// How long actions take, for the families that look; `None` is one second for each of F, I and W.
+    /// Durations of the actions, for families with a search. `None` is one second for each of F, I and W.
     pub durations: Option<Durations>,
 }
 
 impl Request {
-    /// `ranks` ranks, `micro_batches` micro-batches, all else as the family has it.
+    /// Creates a request with `ranks` ranks and `micro_batches` micro-batches. All other fields are `None`.
     #[must_use]
     pub const fn new(ranks: u32, micro_batches: u32) -> Self {
         Self { ranks, micro_batches, chunks: None, group_size: None, cap: None, max_in_flight: None, durations: None }
     }
 
-    /// The windows asked for, if any, checked and capped.
+    /// Returns the requested in-flight limits, checked and clamped to `cap` and the number of micro-batches. `None` if
+    /// there are none.
     pub(super) fn max_in_flight(&self, sizes: Sizes) -> Result<Option<Vec<u32>>> {
         let Some(max_in_flight) = &self.max_in_flight else { return Ok(None) };
         if max_in_flight.len() != sizes.ranks as usize {
             return Err(Error::argument(
                 format!("`max_in_flight` has {} entries for {} ranks", max_in_flight.len(), sizes.ranks),
-                "give the number of warm-up forwards of each rank",
+                "give the number of warm-up forwards of each rank, for instance 4,3,2,1 for 4 ranks",
             ));
         }
+        // Clamp before the checks: a limit above the cap or the micro-batches has the effect of the smaller number, and
+        // only the effective limits can deadlock.
         let max_in_flight: Vec<u32> =
             max_in_flight.iter().map(|&max_in_flight| max_in_flight.min(sizes.cap).min(sizes.micro_batches)).collect();
         if let Some(stage) = max_in_flight.iter().position(|&max_in_flight| max_in_flight == 0) {
             return Err(Error::argument(
-                format!("`max_in_flight` of stage {stage} is 0"),
-                "a stage holds at least one activation",
+                format!("`max_in_flight` of stage {stage} is 0, but a stage holds at least one activation"),
+                "set it to 1 or more",
             ));
         }
         if let Some(stage) = max_in_flight.windows(2).position(|pair| pair[0] < pair[1]) {
             return Err(Error::argument(
                 format!(
-                    "`max_in_flight` deadlocks: stage {} wants {} forwards before its first backward, stage {stage} gives it {}",
+                    "`max_in_flight` of stage {} is {}, but stage {stage} runs only {} forwards before its first \
+                     backward: a deadlock",
                     stage + 1,
                     max_in_flight[stage + 1],
                     max_in_flight[stage]
@@ -65,7 +69,7 @@ impl Request {
         Ok(Some(max_in_flight))
     }
 
-    /// The durations asked for, or one second for each of F, I and W.
+    /// Returns the requested durations, or one second for each of F, I and W.
     pub(super) fn durations(&self, sizes: Sizes) -> Result<Durations> {
         let stages = (sizes.ranks * sizes.chunks) as usize;
         let Some(durations) = &self.durations else {
@@ -87,13 +91,13 @@ impl Request {
             if list.len() != stages {
                 return Err(Error::argument(
                     format!("`{what}` has {} entries for {stages} stages", list.len()),
-                    "give one for each stage",
+                    "give one entry for each stage",
                 ));
             }
             if let Some(time_s) = list.iter().find(|time_s| !(0.0..=LONGEST_S).contains(*time_s)) {
                 return Err(Error::argument(
-                    format!("`{what}` holds {time_s:?}"),
-                    format!("times are numbers of seconds from 0 to {LONGEST_S:e}"),
+                    format!("`{what}` holds {time_s:?}, but a time is at least 0 and at most {LONGEST_S:e} seconds"),
+                    "correct that entry",
                 ));
             }
         }
@@ -101,49 +105,51 @@ impl Request {
     }
 }
 
-/// Seconds of one micro-batch on each stage of a chain.
+/// Durations of the passes of one micro-batch on each stage of a chain, in seconds.
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "python", derive(pyo3::FromPyObject))]
 pub struct Durations {
-    /// Forward of each stage.
+    /// Duration of a forward pass, by stage.
     pub forward_s: Vec<f64>,
-    /// Input gradient of each stage.
+    /// Duration of an input-gradient pass, by stage.
     pub input_gradient_s: Vec<f64>,
-    /// Weight gradient of each stage.
+    /// Duration of a weight-gradient pass, by stage.
     pub weight_gradient_s: Vec<f64>,
-    /// From a stage to the next, or back.
+    /// Duration of a transfer between neighboring stages on different ranks, in either direction.
     pub transfer_s: f64,
 }
 
-/// A request's numbers, checked against a family's limits and filled with its defaults.
+/// The sizes of a request, checked against the family's limits and completed with its defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sizes {
-    /// Ranks, `p`.
+    /// Number of pipeline ranks, `p`.
     pub ranks: u32,
-    /// Chunks a rank, `v`.
+    /// Virtual stages (chunks) per rank, `v`.
     pub chunks: u32,
-    /// Micro-batches, `M`.
+    /// Number of micro-batches over all chains, `M`.
     pub micro_batches: u32,
-    /// Micro-batches in a group, `g`.
+    /// Micro-batches per group, `g`.
     pub group_size: u32,
-    /// Most activations a rank may hold.
+    /// Largest number of activations that a rank may hold.
     pub cap: u32,
 }
 
 impl Sizes {
-    /// Whether every group keeps all ranks busy: as the interleaved families need it.
+    /// Whether every group is large enough to keep all ranks busy. The interleaved families need this.
     pub(super) fn are_in_groups(self) -> bool {
+        // A micro-batch reaches its next chunk on a rank p slots later. A group of fewer micro-batches leaves the rank
+        // idle until then.
         let last_group = self.micro_batches % self.group_size;
         self.group_size >= self.ranks.min(self.micro_batches) && (last_group == 0 || last_group >= self.ranks)
     }
 }
 
 impl Family {
-    /// Checks `request` against the limits and fills in what it leaves open.
+    /// Checks `request` against the family's limits and fills in its defaults.
     ///
     /// # Errors
-    /// [`Error::Argument`] if a number is 0, an option isn't this family's, a limit is broken, or the schedule would
-    /// have more than [`MOST_ACTIONS`] actions.
+    /// [`Error::Argument`] if a number is 0, the family doesn't accept an option, a limit is violated, or the schedule
+    /// would have more than [`MOST_ACTIONS`] actions.
     pub fn sizes(&self, request: &Request) -> Result<Sizes> {
         let name = self.name;
         self.check_options(request)?;
@@ -161,12 +167,14 @@ impl Family {
                     Chunks::Even => "an even number of".to_owned(),
                 };
                 return Err(Error::argument(
-                    format!("`{name}` was asked for {chunks} chunk(s) a rank but has {wanted}"),
+                    format!("`chunks` is {chunks}, but `{name}` has {wanted} per rank"),
                     "leave `chunks` out, or choose another schedule",
                 ));
             }
         };
         let kinds = if self.splits_backward { 3 } else { 2 };
+        // Check the size before anything is allocated. Multiplying four 32-bit numbers may overflow
+        // 64 bits.
         let actions = [chunks, micro_batches, kinds].iter().try_fold(u64::from(ranks), |n, &k| n.checked_mul(k.into()));
         if actions.is_none_or(|actions| actions > MOST_ACTIONS) {
             let size = actions.map_or_else(|| "more than 10^19".to_owned(), |actions| actions.to_string());
@@ -174,7 +182,7 @@ impl Family {
                 format!(
                     "`{name}` of {ranks} ranks, {chunks} chunk(s) and {micro_batches} micro-batches has {size} actions"
                 ),
-                format!("at most {MOST_ACTIONS} are allowed: ask for fewer micro-batches, chunks or ranks"),
+                format!("reduce micro-batches, chunks or ranks until there are at most {MOST_ACTIONS} actions"),
             ));
         }
         let group_size = match request.group_size {
@@ -183,6 +191,7 @@ impl Family {
         };
         let sizes = Sizes { ranks, chunks, micro_batches, group_size, cap: request.cap.unwrap_or(u32::MAX) };
         if !(self.accepts)(sizes) {
+            // Show g only where the user can set it. Other families ignore it.
             let in_groups = self.options.contains(&"group_size");
             let group = if in_groups { format!(", g = {group_size}") } else { String::new() };
             return Err(Error::argument(
@@ -224,7 +233,8 @@ impl Family {
     }
 }
 
-/// The smallest group that divides `micro_batches` and keeps all ranks busy.
+/// Returns the smallest group size that divides `micro_batches` and keeps all ranks busy.
 fn smallest_group(ranks: u32, micro_batches: u32) -> u32 {
+    // The smallest group holds the fewest activations: the warm-up grows by g for each chunk after the first.
     (ranks..=micro_batches).find(|&group| micro_batches.is_multiple_of(group)).unwrap_or(micro_batches)
 }

@@ -1,8 +1,8 @@
-//! Squeezes the gaps out of an order: a rank that would wait runs something later in its list that is ready.
+//! Removal of idle gaps from a schedule: a rank that would wait runs a later action of its list that is ready.
 //!
-//! Going through the lists in virtual time, each idle rank takes its first action whose inputs are there. A forward
-//! moves only past actions that leave room for it under the cap, so no order that was valid becomes a deadlock. An
-//! input gradient that is ready goes before a weight gradient, because other ranks wait for it.
+//! The algorithm runs the action lists in virtual time. Each idle rank takes its first action whose inputs are
+//! available. A forward moves only past actions that leave it an activation under the cap, so a valid order never
+//! becomes a deadlock. An input gradient that is ready runs before a weight gradient, because other ranks wait for it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -11,16 +11,19 @@ use super::{Action, Durations, Kind, Schedule};
 use crate::control::Control;
 use crate::error::Result;
 
-/// How far a rank looks ahead for something that is ready.
+/// Number of pending actions that a rank examines for one that is ready. Bounds the time per decision. Not tuned.
 const LOOK_AHEAD: usize = 64;
 
-/// Times that differ by less are the same: sums of durations in different order.
+/// Times that differ by less count as equal, in seconds. Sums of the same durations in different order differ by
+/// rounding errors.
 const SAME_S: f64 = 1e-9;
 
-/// `schedule` of one chain with split backwards, squeezed under `cap` activations a rank.
+/// Returns `schedule` with its idle gaps removed, under `cap` activations per rank. `schedule` must have one chain and
+/// split backwards.
 pub(super) fn squeeze(schedule: &Schedule, cap: u32, durations: &Durations, control: &Control) -> Result<Schedule> {
-    // Forwards that move ahead at once take the room of those that other ranks will wait for; once the order is tight
-    // without them, fewer do.
+    // A forward that moves ahead too early uses memory that another micro-batch needs later. So first remove gaps without
+    // moving forwards: on this tighter order, fewer forwards move ahead. Both orders are starting points, because neither
+    // is always better.
     let in_turn = Waits { eager: false, patient: false };
     let (tight, _) = carried_out(schedule, cap, durations, in_turn, control)?;
     let mut best: Option<(Schedule, f64)> = None;
@@ -32,19 +35,20 @@ pub(super) fn squeeze(schedule: &Schedule, cap: u32, durations: &Durations, cont
             }
         }
     }
+    // The first attempt always becomes the best, so there is one.
     Ok(best.expect("four were tried").0)
 }
 
-/// What a rank does rather than wait.
+/// Policy of a rank whose next action is not ready.
 #[derive(Debug, Clone, Copy)]
 struct Waits {
-    /// Forwards move ahead of actions that wait.
+    /// Whether forwards move ahead of actions that are not ready.
     eager: bool,
-    /// It waits for an input gradient that comes before a weight gradient would be over.
+    /// Whether the rank idles if an input gradient will be ready before a weight gradient could end.
     patient: bool,
 }
 
-/// The order as it turns out, and its makespan.
+/// Runs `schedule` in virtual time under one policy. Returns the resulting order and its makespan in seconds.
 fn carried_out(
     schedule: &Schedule,
     cap: u32,
@@ -61,7 +65,7 @@ fn carried_out(
 
 struct Rank {
     order: Vec<Action>,
-    /// Still to do, in order; those taken out of turn are `None`.
+    /// Pending actions in order. `None` marks actions that have run.
     todo: Vec<Option<Action>>,
     first: usize,
     held: u32,
@@ -73,18 +77,18 @@ struct Run<'a> {
     rank_of_stage: &'a [u32],
     cap: u32,
     waits: Waits,
-    /// When the input of each forward and of each input gradient is there, by `[stage][micro-batch]`.
+    /// Time at which the input of each forward and each input gradient is available, by `[stage][micro-batch]`.
     forward_ready_s: Vec<f64>,
     input_ready_s: Vec<f64>,
     micro_batches: usize,
-    /// Input gradients that each stage has run; they come in the order of the micro-batches.
+    /// Number of input gradients that each stage has run. They run in the order of the micro-batches.
     inputs_done: Vec<u32>,
     ranks: Vec<Rank>,
-    /// Ranks and when they may have something to do, earliest first.
+    /// Events, earliest first: a rank, and a time at which it may have an action to run.
     queue: BinaryHeap<Reverse<(Instant, usize)>>,
 }
 
-/// Seconds, never negative, that can be sorted.
+/// A time in seconds, at least 0, with a total order.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Instant(pub(super) f64);
 
@@ -107,6 +111,7 @@ impl<'a> Run<'a> {
         let micro_batches = schedule.total_micro_batches() as usize;
         let cells = micro_batches * schedule.rank_of_stage.len();
         let mut forward_ready_s = vec![f64::INFINITY; cells];
+        // The inputs of stage 0 are the training data, which is available from the start.
         forward_ready_s[..micro_batches].fill(0.0);
         let ranks = schedule.orders.iter().map(|order| Rank {
             order: Vec::with_capacity(order.len()),
@@ -134,13 +139,13 @@ impl<'a> Run<'a> {
     }
 
     fn run(&mut self, control: &Control) -> Result<()> {
-        let mut looks = 0_u32;
+        let mut events = 0_u32;
         while let Some(Reverse((Instant(now_s), rank))) = self.queue.pop() {
-            looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(4096) {
+            events = events.wrapping_add(1);
+            if events.is_multiple_of(4096) {
                 control.check()?;
             }
-            // A busy rank has an entry of its own for the time when it is free.
+            // A busy rank has another event for the time at which it becomes idle.
             if self.ranks[rank].free_s <= now_s + SAME_S
                 && let Some(place) = self.choose(rank, now_s)
             {
@@ -150,9 +155,11 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Place in `todo` of what the rank runs now.
+    /// Returns the index in `todo` of the action that the rank runs now, or `None` if it waits.
     fn choose(&self, rank: usize, now_s: f64) -> Option<usize> {
         let Rank { todo, first, held, .. } = &self.ranks[rank];
+        // Activations that the rank would hold if it ran the examined actions in order. A forward that moves ahead adds
+        // one to all of them, so it may move only while this maximum is below the cap.
         let (mut held, mut max_held) = (*held, *held);
         let mut weight = None;
         let mut soonest_s = f64::INFINITY;
@@ -162,6 +169,8 @@ impl<'a> Run<'a> {
             match action.kind {
                 Kind::Forward => {
                     let ready = self.forward_ready_s[self.cell(action)] <= now_s + SAME_S;
+                    // A forward is not taken past a weight gradient that is ready: the weight gradient frees memory and
+                    // fills the gap as well.
                     if ready && weight.is_none() && (turn == 0 || (self.waits.eager && max_held < self.cap)) {
                         return Some(place);
                     }
@@ -169,6 +178,8 @@ impl<'a> Run<'a> {
                     max_held = max_held.max(held);
                 }
                 Kind::WeightGradient => {
+                    // Remember only the first weight gradient. It runs if no input gradient further down the list is
+                    // ready.
                     if weight.is_none() && action.micro_batch < self.inputs_done[action.stage as usize] {
                         weight = Some(place);
                     }
@@ -191,6 +202,7 @@ impl<'a> Run<'a> {
     fn carry_out(&mut self, rank: usize, place: usize, now_s: f64) {
         let state = &mut self.ranks[rank];
         let Some(action) = state.todo[place].take() else { return };
+        // Skip the finished actions at the front, so that the look-ahead always counts pending ones.
         while state.todo.get(state.first).is_some_and(Option::is_none) {
             state.first += 1;
         }
@@ -227,7 +239,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// When `stage` has what `rank` finishes at `end_s`; its rank looks up then.
+    /// Returns the time at which `stage` has the output that `rank` finishes at `end_s`, and wakes up its rank then.
     fn deliver(&mut self, rank: usize, stage: usize, end_s: f64) -> f64 {
         let receiver = self.rank_of_stage[stage] as usize;
         let ready_s = if receiver == rank { end_s } else { end_s + self.durations.transfer_s };

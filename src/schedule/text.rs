@@ -1,9 +1,9 @@
-//! Schedules as text, the way PyTorch writes them: `2F0 3I1 0W4 1B2 (0F7;7B3)OVERLAP_F_B`.
+//! Schedules as text in PyTorch's notation: `2F0 3I1 0W4 1B2 (0F7;7B3)OVERLAP_F_B`.
 //!
-//! One line a rank; entries are separated by commas or blanks, and an empty cell is a bubble. Entries that move data
-//! (`2SEND_F0`, `3RECV_F0`, `2SEND_B0`, `1RECV_B0`), wait for it (`2WAIT_SEND_F0`, `2WAIT_SEND_B0`) or handle parameters
-//! (`0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`, `0WAIT_REDUCE_GRAD`) are read too, but an order holds no such thing: data
-//! moves as the stages demand.
+//! Each line is a rank. Commas or blanks separate the actions, and an empty cell is a bubble. The parser also reads
+//! actions that move data (`2SEND_F0`, `3RECV_F0`, `2SEND_B0`, `1RECV_B0`), wait for it (`2WAIT_SEND_F0`,
+//! `2WAIT_SEND_B0`) or handle parameters (`0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`, `0WAIT_REDUCE_GRAD`). A [`Schedule`]
+//! keeps only the computations, because the placement of stages determines all transfers.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,50 +12,50 @@ use std::str::FromStr;
 use super::{Action, Kind, Pace, Schedule, to_u32};
 use crate::error::{Error, Result};
 
-/// One entry of a line.
+/// One action in a line of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
-    /// Something computed.
+    /// A computation that the rank runs.
     Compute(Action),
     /// `SEND_F`, `RECV_F`, `SEND_B` or `RECV_B` of a micro-batch.
     Transfer {
-        /// Who sends or receives.
+        /// Stage that sends or receives.
         stage: u32,
-        /// `SEND`, not `RECV`.
+        /// Whether the stage sends (`SEND`) or receives (`RECV`).
         send: bool,
-        /// An activation (`F`), not a gradient (`B`).
+        /// Whether the data is an activation (`F`) or a gradient (`B`).
         forward: bool,
-        /// Which micro-batch.
+        /// Micro-batch of the data.
         micro_batch: u32,
     },
-    /// `WAIT_SEND_F` or `WAIT_SEND_B`: the end of a send.
+    /// `WAIT_SEND_F` or `WAIT_SEND_B`: waits until a send has completed.
     Wait {
-        /// Who sent.
+        /// Stage that has sent the data.
         stage: u32,
-        /// An activation (`F`), not a gradient (`B`).
+        /// Whether the data is an activation (`F`) or a gradient (`B`).
         forward: bool,
-        /// Which micro-batch.
+        /// Micro-batch of the data.
         micro_batch: u32,
     },
     /// `UNSHARD`, `RESHARD`, `REDUCE_GRAD` or `WAIT_REDUCE_GRAD` of a stage's parameters.
     Parameters {
-        /// Whose.
+        /// Stage that holds the parameters.
         stage: u32,
-        /// Which of the four.
+        /// Operation on the parameters.
         what: Parameters,
     },
 }
 
-/// What happens to a stage's parameters under sharded data parallelism.
+/// Operations on the parameters of a stage under sharded data parallelism.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parameters {
-    /// Gathered before use.
+    /// All-gathers the parameters before they are used.
     Unshard,
-    /// Freed after use.
+    /// Frees the gathered parameters after they were used.
     Reshard,
-    /// Gradients summed over the replicas.
+    /// Starts the reduction of gradients over the replicas.
     ReduceGrad,
-    /// The end of that sum.
+    /// Waits until the reduction of gradients has completed.
     WaitReduceGrad,
 }
 
@@ -146,10 +146,10 @@ fn parse(text: &str) -> Option<Entry> {
 }
 
 impl Schedule {
-    /// Reads one line a rank, and checks that the result can be run.
+    /// Reads a schedule with one line per rank, and checks that it can run.
     ///
-    /// Stages belong to the rank whose line names them. If they fall into runs of equal length whose micro-batches differ,
-    /// each run is a chain.
+    /// A stage belongs to the rank whose line names it. If the stages form runs of equal length and each run has
+    /// micro-batches of its own, each run becomes a chain.
     ///
     /// ```
     /// use hpgo::schedule::Schedule;
@@ -160,13 +160,15 @@ impl Schedule {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Schedule`] names the line of an entry that isn't an action, the first stage that is nowhere or on two
-    /// ranks, or what [`Schedule::validate`] finds.
+    /// [`Error::Schedule`] with the line of an invalid action, with a stage that is on no rank or on two ranks, or with
+    /// the error of [`Schedule::validate`].
     pub fn from_text(name: &str, text: &str) -> Result<Self> {
         let lines: Vec<&str> = text.trim_end().lines().collect();
         let orders = lines.iter().enumerate().map(|(rank, line)| read_line(rank, line)).collect::<Result<Vec<_>>>()?;
         let rank_of_stage = place(&orders)?;
         let ranges = ranges(&orders, rank_of_stage.len());
+        // The text does not name chains. Recover them from the micro-batches: neighboring stages of one chain run the
+        // same ones.
         let runs: Vec<&[Range<u32>]> = ranges.chunk_by(|one, next| one == next).collect();
         let chains: Vec<Range<u32>> = runs.iter().map(|run| run[0].clone()).collect();
         let mut in_order = chains.clone();
@@ -174,6 +176,8 @@ impl Schedule {
         let are_apart = runs.len() > 1
             && runs.iter().all(|run| run.len() == runs[0].len())
             && in_order.windows(2).all(|pair| pair[0].end <= pair[1].start);
+        // Otherwise assume one chain. If an action is missing, the ranges differ by accident, and the validation below
+        // reports it.
         let micro_batches = if are_apart {
             chains
         } else {
@@ -192,18 +196,19 @@ impl Schedule {
         Ok(schedule)
     }
 
-    /// One line a rank, entries separated by commas.
+    /// Formats the schedule with one line per rank, and commas between the actions.
     #[must_use]
     pub fn to_text(&self) -> String {
         self.orders.iter().map(|order| join(order.iter()) + "\n").collect()
     }
 
-    /// As [`Schedule::to_text`], with an empty cell wherever a rank waits if every action takes one step.
+    /// Formats the schedule like [`Schedule::to_text`], with an empty cell in each step in which a rank waits. Every
+    /// action takes one step.
     ///
-    /// Column `t` of all lines is then what runs in step `t`.
+    /// Column `t` of all lines shows the actions of step `t`.
     ///
     /// # Errors
-    /// What [`Schedule::validate`] finds.
+    /// The errors of [`Schedule::validate`].
     pub fn to_text_in_steps(&self) -> Result<String> {
         self.validate()?;
         Ok(self
@@ -223,19 +228,21 @@ impl Schedule {
             .collect())
     }
 
-    /// The step in which each action of a valid schedule runs if each takes one.
+    /// Returns the step in which each action runs, by rank, if every action takes one step. The schedule must be valid.
     fn steps(&self) -> Vec<Vec<usize>> {
         let width = self.micro_batches.iter().map(|range| range.end).max().unwrap_or(0) as usize;
-        // One past the step that runs it; 0 is not yet.
+        // Entries hold the step plus one, so that 0 can mean "has not run".
         let mut forward = vec![0; width * self.rank_of_stage.len()];
         let mut backward = forward.clone();
         let at = |stage: u32, micro_batch: u32| stage as usize * width + micro_batch as usize;
         let mut steps: Vec<Vec<usize>> = self.orders.iter().map(|order| Vec::with_capacity(order.len())).collect();
         let total = self.action_count();
         let mut run = 0;
+        // A valid schedule has no deadlock, so each pass over the ranks runs at least one action and the loop ends.
         while run < total {
             for (order, steps) in self.orders.iter().zip(&mut steps) {
                 while let Some(entry) = order.get(steps.len()) {
+                    // An overlapped pair starts when the inputs of both its passes are available.
                     let ready = entry.halves().try_fold(0, |latest, action| {
                         let Action { kind, stage, micro_batch, .. } = action;
                         let place = stage % self.chain_length;
@@ -253,6 +260,7 @@ impl Schedule {
                     for action in entry.halves() {
                         match action.kind {
                             Kind::Forward => forward[at(action.stage, action.micro_batch)] = step + 1,
+                            // No other action waits for a weight gradient.
                             Kind::WeightGradient => {}
                             _ => backward[at(action.stage, action.micro_batch)] = step + 1,
                         }
@@ -284,11 +292,12 @@ fn read_line(rank: usize, line: &str) -> Result<Vec<Action>> {
         .collect()
 }
 
-/// The rank of each stage: the line that names it.
+/// Returns the rank of each stage: the line that names the stage.
 fn place(orders: &[Vec<Action>]) -> Result<Vec<u32>> {
     let actions = orders.iter().flatten().flat_map(|entry| entry.halves());
     let stages = actions.map(|action| action.stage as usize + 1).max().unwrap_or(0);
     let entries: usize = orders.iter().map(Vec::len).sum();
+    // Check before the allocation: one wrong number in a file may claim 2^32 stages. Each action names at most two.
     if stages == 0 || stages > 2 * entries {
         return Err(Error::schedule(
             format!("{entries} action(s) name {stages} stages"),
@@ -316,7 +325,7 @@ fn place(orders: &[Vec<Action>]) -> Result<Vec<u32>> {
     })
 }
 
-/// The micro-batches that each stage runs.
+/// Returns the range of micro-batches that each stage runs.
 fn ranges(orders: &[Vec<Action>], stages: usize) -> Vec<Range<u32>> {
     let none = Range { start: u32::MAX, end: 0 };
     let mut ranges = vec![none; stages];

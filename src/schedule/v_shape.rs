@@ -1,4 +1,4 @@
-//! Schedules on a V: rank `r` holds stages `r` and `2p - 1 - r`, so first and last stage share a rank.
+//! V-shaped schedules: rank `r` holds stages `r` and `2p - 1 - r`, so one rank holds the first and the last stage.
 
 use super::squeeze::squeeze;
 use super::weights::refill;
@@ -6,7 +6,7 @@ use super::{Action, Durations, Kind, Schedule, snake_placement};
 use crate::control::Control;
 use crate::error::Result;
 
-/// Appends actions of one rank of a V; chunk 0 goes down, chunk 1 up again.
+/// Builder of the action list of one rank. Chunk 0 runs down the ranks, chunk 1 up again.
 struct Rank {
     stages: [u32; 2],
     micro_batches: u32,
@@ -25,7 +25,7 @@ impl Rank {
         }
     }
 
-    /// One more of `kind`; micro-batches beyond the last are counted but left out.
+    /// Adds the next action of `kind` for a chunk. Micro-batches beyond the last are counted, but not added.
     fn put(&mut self, kind: Kind, chunk: usize) {
         let row = match kind {
             Kind::Forward => 0,
@@ -45,8 +45,10 @@ impl Rank {
     }
 }
 
-/// ZB-V: as PyTorch runs it, planned for at least `2p - 1` micro-batches and cut down to `M`.
+/// Builds ZB-V in PyTorch's order, constructed for at least `2p - 1` micro-batches and then reduced to `M`.
 pub(super) fn zb_v(ranks: u32, micro_batches: u32) -> Schedule {
+    // The warm-up below always counts 2p - 1 forwards. With fewer micro-batches, the same loops run, and `put` leaves
+    // out the passes that do not exist.
     let planned = micro_batches.max(2 * ranks - 1);
     let order = |rank: u32| {
         let mut to = Rank::new(rank, ranks, micro_batches);
@@ -61,6 +63,7 @@ pub(super) fn zb_v(ranks: u32, micro_batches: u32) -> Schedule {
             to.put(Kind::Forward, 1);
             to.input_and_weight(1);
         }
+        // Steady state: one forward and one split backward of each chunk, until both chunks have run all forwards.
         while to.next[0][1] < to.next[0][0] || to.next[0][0] < planned {
             if to.next[0][0] < planned {
                 to.put(Kind::Forward, 0);
@@ -70,6 +73,7 @@ pub(super) fn zb_v(ranks: u32, micro_batches: u32) -> Schedule {
             to.input_and_weight(1);
         }
         for _ in 0..rank {
+            // Other ranks wait for input gradients, so the drain defers the weight gradients to its end.
             to.put(Kind::InputGradient, 0);
             to.put(Kind::InputGradient, 1);
         }
@@ -88,22 +92,25 @@ pub(super) fn zb_v(ranks: u32, micro_batches: u32) -> Schedule {
     Schedule::of_one_chain("zb_v", micro_batches, snake_placement(ranks, 2), orders)
 }
 
-/// Where the four passes of one micro-batch start on rank `r`, in slots: `F0`, `F1`, `I1`, `I0`. Micro-batch `m` is
-/// `6 m` slots later, and the two `W` fill the slots between.
+/// A function that returns the start slots of the four passes of micro-batch 0 on rank `r`: `F0`, `F1`, `I1`, `I0`.
+/// Micro-batch `m` starts `6 m` slots later. The two `W` fill the slots between.
 type Block = fn(ranks: u32, rank: u32) -> [u32; 4];
 
-/// V-Min: a third of 1F1B's activations.
+/// Builds V-Min, which needs a third of the activations of 1F1B.
 pub(super) fn v_min(ranks: u32, micro_batches: u32, durations: &Durations, control: &Control) -> Result<Schedule> {
     let block: Block = |p, r| {
+        // Blocks repeat every 6 slots. If 3 divides p, then 2 p is a multiple of 6, and F0 and I1 of a rank would
+        // collide.
         let gap = if p.is_multiple_of(3) { 2 } else { 0 };
         [r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p + gap - 1 - r]
     };
     of_blocks("v_min", ranks, micro_batches, block, 2 * ((ranks + 4) / 3), durations, control)
 }
 
-/// V-Half: half of 1F1B's activations.
+/// Builds V-Half, which needs half of the activations of 1F1B.
 pub(super) fn v_half(ranks: u32, micro_batches: u32, durations: &Durations, control: &Control) -> Result<Schedule> {
     let block: Block = |p, r| {
+        // If p is even, then 3 p is a multiple of 6, and F1 and I0 of a rank would collide.
         let gap = if p.is_multiple_of(2) { 3 } else { 0 };
         [2 * r, 3 * p - 2 - r, 3 * p + gap + 2 * r - 1, 6 * p + gap - 2 - r]
     };
@@ -121,11 +128,14 @@ fn of_blocks(
 ) -> Result<Schedule> {
     let orders =
         (0..ranks).map(|rank| repeat(block(ranks, rank), [rank, 2 * ranks - 1 - rank], micro_batches)).collect();
+    // The blocks assume that all passes take equally long. Squeezing adapts the order to the real durations, and
+    // removes the gaps in warm-up and drain.
     let repeated = Schedule::of_one_chain(name, micro_batches, snake_placement(ranks, 2), orders);
     squeeze(&repeated, cap, durations, control)
 }
 
-/// One rank's blocks, one every six slots, with every `W` in the first slot that is free after its `I`.
+/// Returns the repeated blocks of one rank, one block every six slots. Each `W` takes the first free slot after its
+/// `I`.
 fn repeat(block: [u32; 4], stages: [u32; 2], micro_batches: u32) -> Vec<Action> {
     const PASSES: [(Kind, usize); 4] =
         [(Kind::Forward, 0), (Kind::Forward, 1), (Kind::InputGradient, 1), (Kind::InputGradient, 0)];
@@ -148,11 +158,13 @@ fn repeat(block: [u32; 4], stages: [u32; 2], micro_batches: u32) -> Vec<Action> 
             None => order.extend(due.pop_front()),
         }
     }
+    // The slots end with the last input gradient. The weight gradients that found no free slot follow.
     order.extend(due);
     order
 }
 
-/// ZB-V for given durations: its usual order, with weight gradients where they leave time for them.
+/// Builds ZB-V for given durations: the usual order of forwards and input gradients, with each weight gradient moved to
+/// a gap that is long enough.
 pub(super) fn zb_v_fitted(
     ranks: u32,
     micro_batches: u32,

@@ -1,4 +1,4 @@
-//! Can this order be run? Complete, each action once, on its rank, after what it needs, and without a deadlock.
+//! Validation of a schedule: complete, each action once and on its rank, after its inputs, and without a deadlock.
 
 use super::{Action, Kind, Schedule};
 use crate::error::{Error, Result};
@@ -7,18 +7,19 @@ const FORWARD: u8 = 1;
 const INPUT: u8 = 2;
 const WEIGHT: u8 = 4;
 
-/// What an action leaves done; a whole backward is both its halves.
+/// Returns the marks of the passes that an action completes. A whole backward completes both gradients.
 const fn mark(kind: Kind) -> u8 {
     match kind {
         Kind::Forward => FORWARD,
         Kind::Backward => INPUT | WEIGHT,
         Kind::InputGradient => INPUT,
+        // Callers split an overlapped pair into its two passes first.
         Kind::WeightGradient => WEIGHT,
         Kind::Overlapped => 0,
     }
 }
 
-/// What is done of each stage and micro-batch.
+/// Passes that are done, for each stage and micro-batch.
 struct Done<'a> {
     schedule: &'a Schedule,
     marks: Vec<u8>,
@@ -32,6 +33,7 @@ impl<'a> Done<'a> {
     }
 
     fn index(&self, stage: u32, micro_batch: u32) -> usize {
+        // A chain's stages run only the micro-batches of the chain. Count from the first one to keep the table dense.
         let first = self.schedule.micro_batches[(stage / self.schedule.chain_length) as usize].start;
         stage as usize * self.width + (micro_batch - first) as usize
     }
@@ -47,7 +49,7 @@ impl<'a> Done<'a> {
 }
 
 impl Schedule {
-    /// Checks that the orders can be run as they stand.
+    /// Checks that the schedule can run.
     ///
     /// ```
     /// use hpgo::schedule::one_f_one_b;
@@ -61,9 +63,9 @@ impl Schedule {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Schedule`] with the first wrong action, what is missing, or the cycle of actions that wait for each
-    /// other.
+    /// [`Error::Schedule`] with the first invalid action, a missing action, or the cycle of actions in a deadlock.
     pub fn validate(&self) -> Result<()> {
+        // Each check relies on the ones before it: without them, indices below would be out of range.
         self.check_shape()?;
         self.check_each_rank()?;
         self.check_progress()
@@ -101,7 +103,7 @@ impl Schedule {
                 "number them from 0 without a gap, over all chains",
             ));
         }
-        // Counted before anything is allocated: a single stray number in a file may claim 2^32 micro-batches.
+        // Check before the allocations below: one wrong number in a file may claim 2^32 micro-batches.
         let forwards =
             u64::from(self.chain_length) * self.micro_batches.iter().map(|range| range.len() as u64).sum::<u64>();
         if forwards > self.action_count() as u64 {
@@ -113,12 +115,12 @@ impl Schedule {
         Ok(())
     }
 
-    /// Each action exists, is on its rank, comes once and after its own forward; nothing is missing.
+    /// Checks that each action exists, is on its rank, comes once and after its own forward, and that none is missing.
     fn check_each_rank(&self) -> Result<()> {
         let mut done = Done::new(self);
         for (rank, order) in self.orders.iter().enumerate() {
             for &entry in order {
-                // Both halves of a pair start at once: neither may count on the other.
+                // Both passes of a pair start together, so neither may need the other. Check both before marking them.
                 for action in entry.halves() {
                     self.check_place(rank, action)?;
                     check_turn(rank, entry, action, done.of(action.stage, action.micro_batch))?;
@@ -163,6 +165,7 @@ impl Schedule {
             for micro_batch in self.micro_batches[(stage / self.chain_length) as usize].clone() {
                 let missing = whole & !done.of(stage, micro_batch);
                 if missing != 0 {
+                    // Report a missing forward first: adding only the backward would lead to the next error.
                     let kind = match missing {
                         FORWARD | 3 | 5 | 7 => Kind::Forward,
                         WEIGHT => Kind::WeightGradient,
@@ -181,7 +184,8 @@ impl Schedule {
         Ok(())
     }
 
-    /// Runs the orders without a clock; if all ranks that are left wait, says for what.
+    /// Runs the actions in dependency order. If all remaining ranks wait for each other, returns an error with the
+    /// cycle.
     fn check_progress(&self) -> Result<()> {
         let mut done = Done::new(self);
         let mut next = vec![0; self.orders.len()];
@@ -189,6 +193,8 @@ impl Schedule {
         while moved {
             moved = false;
             for (order, next) in self.orders.iter().zip(&mut next) {
+                // Which rank advances first does not matter: an action that can run stays runnable, so a deadlock shows
+                // in every order.
                 while let Some(&entry) = order.get(*next)
                     && self.awaited(&done, entry).is_none()
                 {
@@ -204,7 +210,7 @@ impl Schedule {
         }
     }
 
-    /// Something of another stage that `entry` needs and that isn't done.
+    /// Returns an action of another stage that `entry` needs and that isn't done, or `None`.
     fn awaited(&self, done: &Done, entry: Action) -> Option<Action> {
         entry.halves().find_map(|action| {
             let Action { kind, stage, micro_batch, .. } = action;
@@ -224,7 +230,8 @@ impl Schedule {
     }
 
     fn deadlock(&self, done: &Done, next: &[usize], stuck: usize) -> Error {
-        // Every waiting rank waits for one other: following them must come back to a rank already seen.
+        // Every waiting rank waits for exactly one other rank, so following them must reach a rank a second time. The
+        // ranks before that one only wait for the cycle, and are left out of the message.
         let mut path = Vec::new();
         let mut rank = stuck;
         while !path.contains(&rank) {
@@ -250,7 +257,7 @@ impl Schedule {
         )
     }
 
-    /// The action by the kind its rank lists: `I` where the backward is split.
+    /// Returns the action with the kind that its rank lists: `I` where the backward is split.
     fn as_listed(&self, rank: usize, action: Action) -> Action {
         let split = Action { kind: Kind::InputGradient, ..action };
         if action.kind == Kind::Backward && self.orders[rank].contains(&split) { split } else { action }

@@ -1,35 +1,38 @@
-//! Hanayo: waves that run down the ranks and up again, several times.
+//! Hanayo: waves of micro-batches that run down the ranks and up again, several times.
 //!
-//! Chunks lie on a zigzag, so that a wave turns at the ends without a transfer. Each rank runs, of what is ready, the
-//! pass that is furthest on its way through the model, while no more than some number of micro-batches are under way. The
-//! order comes from running this rule in virtual time with a backward as long as two forwards.
+//! Chunks are placed on a zigzag, so that a wave turns at the ends without a transfer. Of the passes that are ready,
+//! each rank runs the one that is furthest along the model. At most `under_way` micro-batches are in the pipeline. The
+//! order results from running this rule in virtual time, with a backward twice as long as a forward.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::{Action, Schedule, snake_placement};
 
+// Integer durations make ties exact, so the order does not depend on rounding.
 const FORWARD: u64 = 1;
 const BACKWARD: u64 = 2;
 const NOT_YET: u64 = u64::MAX;
 
-/// `chunks` even: two for each wave. `under_way` is the most micro-batches between first forward and last backward.
+/// Builds Hanayo. `chunks` must be even: each wave has two. `under_way` limits the micro-batches between their first
+/// forward and their last backward.
 pub(super) fn hanayo(ranks: u32, chunks: u32, micro_batches: u32, under_way: u32) -> Schedule {
     let mut run = Run::new(ranks, chunks, micro_batches, under_way);
     run.run();
     Schedule::of_one_chain("hanayo", micro_batches, run.rank_of_stage, run.orders)
 }
 
-/// Passes through the model are numbered: forward of stage `s` is `s`, backward of it `2 S - 1 - s`.
+/// State of the simulation in virtual time. Passes through the model are numbered in order: the forward of stage `s` is
+/// `s`, its backward is `2 S - 1 - s`.
 struct Run {
     ranks: usize,
     under_way: usize,
     stages: usize,
     micro_batches: usize,
     rank_of_stage: Vec<u32>,
-    /// When the input of each pass is there, by `[pass][micro-batch]`.
+    /// Time at which the input of each pass is available, by `[pass][micro-batch]`.
     ready: Vec<u64>,
-    /// Micro-batches that are through each pass.
+    /// Number of micro-batches that have completed each pass.
     done: Vec<usize>,
     free: Vec<u64>,
     orders: Vec<Vec<Action>>,
@@ -57,6 +60,7 @@ impl Run {
 
     fn run(&mut self) {
         while let Some(Reverse((now, rank))) = self.queue.pop() {
+            // A busy rank has another event for the time at which it becomes idle.
             if self.free[rank] <= now
                 && let Some(pass) = self.deepest_ready(rank, now)
             {
@@ -70,13 +74,15 @@ impl Run {
     }
 
     fn deepest_ready(&self, rank: usize, now: u64) -> Option<usize> {
-        // On a zigzag, a rank holds two stages of every 2p: one on the way down, one on the way up.
+        // On a zigzag, a rank holds two stages of every 2p: one on the path down and one on the path up.
         let of_rank = (0..self.stages / self.ranks).flat_map(|chunk| {
             let place = if chunk.is_multiple_of(2) { rank } else { self.ranks - 1 - rank };
             let stage = chunk * self.ranks + place;
             [stage, 2 * self.stages - 1 - stage]
         });
         let under_way = self.done[0] - self.done[2 * self.stages - 1];
+        // Only the first pass adds a micro-batch to the pipeline, so only it must respect the limit. The deepest pass
+        // goes first, because it frees activations soonest.
         of_rank.filter(|&pass| self.is_ready(pass, now) && (pass > 0 || under_way < self.under_way)).max()
     }
 
@@ -86,6 +92,7 @@ impl Run {
     }
 
     fn carry_out(&mut self, rank: usize, pass: usize, now: u64) {
+        // Micro-batches go through each pass in order, so the number of completed ones is the next one.
         let micro_batch = self.done[pass];
         self.done[pass] += 1;
         let forward = pass < self.stages;

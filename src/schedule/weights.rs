@@ -1,26 +1,30 @@
-//! Weight gradients put where there is time for them: the order of forwards and input gradients stays as it is.
+//! Placement of weight gradients in idle gaps. The order of forwards and input gradients stays unchanged.
 //!
-//! Nothing waits for a weight gradient but the memory that it frees. So each rank fills the gap before its next forward
-//! or input gradient with those that are due, oldest first, and runs one earlier only to make room under the cap.
+//! No other action waits for a weight gradient, except for the memory that it frees. So each rank fills the gap before
+//! its next forward or input gradient with pending weight gradients, oldest first. It runs one earlier only to stay
+//! under the cap.
 
 use super::{Action, Durations, Kind, Schedule};
 use crate::control::Control;
 use crate::error::Result;
 
-/// Shares of a weight gradient that may overrun its gap.
+/// Fractions of a weight gradient that may extend beyond its gap. Each is tried. Not tuned.
 const OVERRUNS: [f64; 9] = [0.0, 0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0];
 
-/// Times that differ by less are the same: sums of durations in different order.
+/// Times that differ by less count as equal, in seconds. Sums of the same durations in different order differ by
+/// rounding errors.
 const SAME_S: f64 = 1e-9;
 
-/// `schedule` of one chain with split backwards, its weight gradients moved for the shortest makespan.
+/// Returns `schedule` with its weight gradients moved for the shortest makespan. `schedule` must have one chain and
+/// split backwards.
 ///
-/// `schedule` must be valid and hold at most `cap` activations a rank.
+/// It must also be valid and hold at most `cap` activations per rank.
 pub(super) fn refill(schedule: &Schedule, cap: u32, durations: &Durations, control: &Control) -> Result<Schedule> {
-    // How much of a weight gradient may overrun its gap is a matter of taste, and so is it once no forward is left.
-    let tastes = OVERRUNS.into_iter().flat_map(|early| [0.0, early].map(|late| (early, late)));
+    // No single overrun is best: a small one leaves gaps, a large one delays the next pass. After the last forward, a
+    // delay adds directly to the drain, so an overrun of 0 is tried there as well.
+    let pairs = OVERRUNS.into_iter().flat_map(|early| [0.0, early].map(|late| (early, late)));
     let mut shortest: Option<Run> = None;
-    for overruns in tastes {
+    for overruns in pairs {
         let mut run = Run::new(schedule, cap, durations, overruns);
         run.run(control)?;
         if shortest.as_ref().is_none_or(|shortest| run.makespan_s() < shortest.makespan_s() + SAME_S) {
@@ -47,9 +51,9 @@ struct Run<'a> {
     schedule: &'a Schedule,
     durations: &'a Durations,
     cap: u32,
-    /// Shares of a weight gradient that may overrun its gap, before and behind the last forward.
+    /// Fractions of a weight gradient that may extend beyond its gap, before and after the last forward of the rank.
     overruns: (f64, f64),
-    /// When the input of each forward and of each input gradient is there, by `[stage][micro-batch]`.
+    /// Time at which the input of each forward and each input gradient is available, by `[stage][micro-batch]`.
     forward_ready_s: Vec<f64>,
     input_ready_s: Vec<f64>,
     micro_batches: usize,
@@ -61,6 +65,7 @@ impl<'a> Run<'a> {
         let micro_batches = schedule.total_micro_batches() as usize;
         let cells = micro_batches * schedule.rank_of_stage.len();
         let mut forward_ready_s = vec![f64::INFINITY; cells];
+        // The inputs of stage 0 are the training data, which is available from the start.
         forward_ready_s[..micro_batches].fill(0.0);
         let rank = |order: &Vec<Action>| Rank {
             order: Vec::with_capacity(order.len()),
@@ -84,12 +89,13 @@ impl<'a> Run<'a> {
     }
 
     fn run(&mut self, control: &Control) -> Result<()> {
-        // Ranks that may go on; each delivery brings its receiver back.
+        // Ranks that may continue. Each delivery adds its receiver again. The order of ranks does not matter: the start
+        // of an action depends only on its rank's earlier actions and on its input.
         let mut awake: Vec<usize> = (0..self.ranks.len()).collect();
-        let mut looks = 0_u32;
+        let mut events = 0_u32;
         while let Some(rank) = awake.pop() {
-            looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(1024) {
+            events = events.wrapping_add(1);
+            if events.is_multiple_of(1024) {
                 control.check()?;
             }
             while let Some(receiver) = self.step(rank) {
@@ -99,14 +105,17 @@ impl<'a> Run<'a> {
             }
         }
         for rank in 0..self.ranks.len() {
+            // All forwards and input gradients have run, so the remaining weight gradients follow without gaps.
             while self.put_weight(rank) {}
         }
         Ok(())
     }
 
-    /// Runs the next forward or input gradient of `rank` and says whose input that was; `None` if it must wait.
+    /// Runs the next forward or input gradient of `rank`. Returns the rank that receives its output, or `None` if
+    /// `rank` must wait.
     fn step(&mut self, rank: usize) -> Option<usize> {
         let order = &self.schedule.orders[rank];
+        // Ignore where the given order has its weight gradients. `put_weight` places them.
         while order.get(self.ranks[rank].next).is_some_and(|action| action.kind == Kind::WeightGradient) {
             self.ranks[rank].next += 1;
         }
@@ -118,6 +127,7 @@ impl<'a> Run<'a> {
         if ready_s.is_infinite() {
             return None;
         }
+        // One weight gradient is enough: it frees the one activation that the forward needs.
         if forward && self.ranks[rank].held >= self.cap {
             self.put_weight(rank);
         }
@@ -146,7 +156,8 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Makes the input of the stage that follows ready, and names that stage's rank; `rank` itself where none follows.
+    /// Records when the output of `action` reaches the next stage. Returns that stage's rank, or `rank` if no stage
+    /// follows.
     fn deliver(&mut self, rank: usize, action: Action, cell: usize) -> usize {
         let (stage, last) = (action.stage as usize, self.schedule.rank_of_stage.len() - 1);
         let end_s = self.ranks[rank].free_s;
@@ -155,6 +166,7 @@ impl<'a> Run<'a> {
             (receiver, if receiver == rank { end_s } else { end_s + self.durations.transfer_s })
         };
         match action.kind {
+            // The last stage computes its gradient from its own output, without a transfer.
             Kind::Forward if stage == last => {
                 self.input_ready_s[cell] = end_s;
                 rank
@@ -173,7 +185,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Runs the oldest weight gradient that is due, if any.
+    /// Runs the oldest pending weight gradient. Returns whether there was one.
     fn put_weight(&mut self, rank: usize) -> bool {
         let state = &mut self.ranks[rank];
         let Some(first) = state.due.pop_front() else { return false };

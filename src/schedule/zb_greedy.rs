@@ -1,9 +1,9 @@
-//! Zero bubble under any memory cap, fitted to the durations of uneven stages.
+//! Zero-bubble schedule under any activation limit, fitted to the durations of uneven stages.
 //!
 //! A rank fills the gap before its next forward or input gradient with weight gradients, and runs one earlier only to
-//! make room under the cap. What remains open is a matter of preference: how far forwards may run ahead, which of a forward
-//! and an input gradient goes first, and by how much a weight gradient may overrun its gap. Every combination is tried
-//! in virtual time, and the one with the smallest makespan wins. The idea is that of Qi et al. (2023), section 3.1.
+//! stay under the cap. Three choices remain: how far forwards may run ahead, whether a forward or an input gradient
+//! goes first, and by how much a weight gradient may overrun its gap. Every combination is tried in virtual time, and
+//! the one with the smallest makespan is kept. The idea is from Qi et al. (2023), section 3.1.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,37 +13,39 @@ use super::{Action, Durations, Schedule, one_stage_each};
 use crate::control::Control;
 use crate::error::Result;
 
-/// Actions that may be tried over all combinations; the most promising ones come first.
+/// Limit on the actions of all tried combinations, so that large schedules stay fast. The most promising combinations
+/// are tried first. Not tuned.
 const MOST_TRIALS: usize = 20_000_000;
 
-/// Times that differ by less are the same: sums of durations in different order.
+/// Times that differ by less count as equal, in seconds. Sums of the same durations in different order differ by
+/// rounding errors.
 const SAME_S: f64 = 1e-9;
 
-/// How far forwards may run ahead of input gradients on a stage.
+/// Limit on how far forwards may run ahead of input gradients on a stage.
 #[derive(Debug, Clone, Copy)]
 enum Ahead {
-    /// As far as the cap allows.
+    /// Only the activation limit counts.
     Cap,
-    /// `2 (p - r) - 1`, as ZB-H2.
+    /// `2 (p - r) - 1`, as in ZB-H2.
     Eager,
-    /// This many quarters of `p - r`, rounded down; four of them are 1F1B.
+    /// A number of quarters of `p - r`, rounded down. Four quarters are 1F1B.
     Quarters(usize),
 }
 
-/// Which of a forward and an input gradient goes first.
+/// Rule for the order of a forward and an input gradient.
 #[derive(Debug, Clone, Copy)]
 enum First {
-    /// What can start earlier; the input gradient if both can.
+    /// The one that can start earlier. On a tie, the input gradient.
     Earlier,
-    /// The input gradient if it comes before the forward would be over.
+    /// The input gradient, if it can start before the forward would end.
     InputGradient,
-    /// What can start earlier; if both can, they take turns.
+    /// The one that can start earlier. On a tie, they alternate.
     Turns,
-    /// What can start earlier; the forward if both can.
+    /// The one that can start earlier. On a tie, the forward.
     Forward,
-    /// Strictly one after the other.
+    /// The two alternate strictly.
     Alternate,
-    /// The input gradient if it comes before half of the forward would be over.
+    /// The input gradient, if it can start before the middle of the forward.
     SoonInputGradient,
 }
 
@@ -51,11 +53,11 @@ enum First {
 struct Preference {
     ahead: Ahead,
     first: First,
-    /// Part of a weight gradient that may overrun the gap.
+    /// Fraction of a weight gradient that may extend beyond its gap.
     overrun: f64,
 }
 
-/// Most often the best first.
+/// Returns all combinations. Those that are best most often come first.
 fn preferences() -> impl Iterator<Item = Preference> {
     let firsts = [
         First::Earlier,
@@ -74,7 +76,7 @@ fn preferences() -> impl Iterator<Item = Preference> {
     })
 }
 
-/// `durations` has one entry for each of `ranks` stages; `cap >= 1`.
+/// Builds the schedule. `durations` must have one entry for each of `ranks` stages, and `cap` must be at least 1.
 pub(super) fn zb(
     ranks: u32,
     micro_batches: u32,
@@ -82,6 +84,8 @@ pub(super) fn zb(
     durations: &Durations,
     control: &Control,
 ) -> Result<Schedule> {
+    // Stop as soon as a trial reaches the lower bound. The order of trials and the work limit do not depend on the
+    // machine, so the result is the same everywhere.
     let bound_s = bound_s(micro_batches, durations);
     let mut best: Option<Trial> = None;
     let mut tried = 0;
@@ -101,7 +105,8 @@ pub(super) fn zb(
     Ok(one_stage_each("zb", ranks, micro_batches, |stage| ranks_of_best[stage as usize].order.clone()))
 }
 
-/// No schedule is shorter: a stage waits for its first input, and then has all its work to do.
+/// Returns a lower bound on the makespan, in seconds: a stage waits for its first input and then has all its work to
+/// do.
 fn bound_s(micro_batches: u32, durations: &Durations) -> f64 {
     let mut fill_s = 0.0;
     let mut bound_s: f64 = 0.0;
@@ -113,11 +118,11 @@ fn bound_s(micro_batches: u32, durations: &Durations) -> f64 {
     bound_s
 }
 
-/// What a rank has done so far.
+/// State of one rank in a trial.
 #[derive(Debug, Clone, Default)]
 struct Rank {
     order: Vec<Action>,
-    /// Ends of its forwards and input gradients, by micro-batch.
+    /// End times of its forwards and of its input gradients, by micro-batch.
     forward_end_s: Vec<f64>,
     input_end_s: Vec<f64>,
     weights: usize,
@@ -126,16 +131,16 @@ struct Rank {
     after_forward: bool,
 }
 
-/// What a rank does next.
+/// The next forward or input gradient of a rank.
 #[derive(Debug, Clone, Copy)]
 struct Next {
     start_s: f64,
     forward: bool,
-    /// It needs a weight gradient first, to make room.
+    /// Whether a weight gradient must run first, to free an activation.
     forced: bool,
 }
 
-/// One try in virtual time.
+/// One trial: a combination of preferences, run in virtual time.
 struct Trial<'a> {
     durations: &'a Durations,
     micro_batches: usize,
@@ -157,21 +162,22 @@ impl<'a> Trial<'a> {
         Self { durations, micro_batches, cap: cap as usize, preference, ranks }
     }
 
-    /// Makespan, then the longest time between first start and last end of a rank.
+    /// Returns the makespan, then the longest time between first start and last end of a rank. The second decides ties.
     fn cost(&self) -> (f64, f64) {
         let fold = |of: fn(&Rank) -> f64| self.ranks.iter().map(of).fold(0.0, f64::max);
         (fold(|rank| rank.free_s), fold(|rank| rank.free_s - rank.start_s.unwrap_or(0.0)))
     }
 
-    /// Always carries out what starts first; only the neighbours' choices can change by that.
+    /// Runs the trial to its end. Always runs the action that starts first, because only its neighbors' choices can
+    /// change.
     fn run(&mut self, control: &Control) -> Result<()> {
         let mut queue = BinaryHeap::new();
         let mut choices: Vec<Option<Next>> = vec![None; self.ranks.len()];
         let mut changed = 0..self.ranks.len();
-        let mut looks = 0_u32;
+        let mut events = 0_u32;
         loop {
-            looks = looks.wrapping_add(1);
-            if looks.is_multiple_of(4096) {
+            events = events.wrapping_add(1);
+            if events.is_multiple_of(4096) {
                 control.check()?;
             }
             for at in changed.clone() {
@@ -181,7 +187,7 @@ impl<'a> Trial<'a> {
                 }
             }
             let Some(Reverse((Instant(start_s), at))) = queue.pop() else { break };
-            // An older entry of a rank that has chosen anew since is stale.
+            // A rank that has chosen again leaves its older event in the queue. Drop such an event.
             let choice = choices[at].take_if(|next| next.start_s.to_bits() == start_s.to_bits());
             changed = match choice {
                 Some(next) => {
@@ -212,8 +218,11 @@ impl<'a> Trial<'a> {
             None => f64::INFINITY,
         };
         let may_run_ahead = forwards < self.micro_batches && forwards - inputs < self.ahead(at);
+        // An activation is held from its forward to its weight gradient.
         let full = forwards - rank.weights >= self.cap;
         let forward_ready_s = match at.checked_sub(1) {
+            // A full rank without a pending weight gradient can't free an activation, so it needs an input gradient
+            // first.
             _ if !may_run_ahead || (full && rank.weights == inputs) => f64::INFINITY,
             None => 0.0,
             Some(before) => self.ranks[before]
@@ -221,6 +230,7 @@ impl<'a> Trial<'a> {
                 .get(forwards)
                 .map_or(f64::INFINITY, |end| end + self.durations.transfer_s),
         };
+        // A full rank must first run a weight gradient, which delays its forward.
         let room_s = if full { self.durations.weight_gradient_s[at] } else { 0.0 };
         let input_s = rank.free_s.max(input_ready_s);
         let forward_s = (rank.free_s + room_s).max(forward_ready_s);
@@ -254,6 +264,7 @@ impl<'a> Trial<'a> {
         }
         let weight_s = self.durations.weight_gradient_s[at];
         let latest_end_s = next.start_s + self.preference.overrun * weight_s + SAME_S;
+        // Fill the gap before the chosen pass with pending weight gradients, as far as the allowed overrun permits.
         while self.ranks[at].weights < self.ranks[at].input_end_s.len()
             && self.ranks[at].free_s + SAME_S < next.start_s
             && self.ranks[at].free_s + weight_s <= latest_end_s

@@ -1,7 +1,7 @@
-//! Which sends and receives stand between the actions of a rank.
+//! The order of sends and receives between the actions of a rank.
 //!
-//! Schedules order computation only. A backend with one in-order stream also needs the order of its messages; it is
-//! built here as `torch.distributed.pipelining` builds it, and written in its words: `0F0 0SEND_F0 2RECV_F0 …`.
+//! A [`Schedule`] orders computation only. A backend with one in-order stream also needs the order of its messages.
+//! This module builds it as `torch.distributed.pipelining` does, in PyTorch's notation: `0F0 0SEND_F0 2RECV_F0 …`.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ use super::{Costs, Inputs, Transfer};
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Kind, Schedule};
 
-/// One entry of a rank's list with communication.
+/// One operation in a rank's list of computation and communication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
-    /// Computes.
+    /// Computes one action of the schedule.
     Compute(Action),
     /// Sends the output of one of the rank's stages.
     Send(Message),
@@ -20,22 +20,22 @@ pub enum Operation {
     Receive(Message),
 }
 
-/// One tensor between two ranks.
+/// One tensor that is sent between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Message {
-    /// Which input it becomes, by [`Inputs`].
+    /// Index in [`Inputs`] of the input that the message provides.
     pub input: usize,
-    /// Gradient of an activation rather than an activation.
+    /// Whether the tensor is a gradient of an activation, rather than an activation.
     pub is_gradient: bool,
-    /// Stage that sends.
+    /// Stage that sends the tensor.
     pub from_stage: u32,
-    /// Stage that receives.
+    /// Stage that receives the tensor.
     pub to_stage: u32,
-    /// Micro-batch it belongs to.
+    /// Micro-batch of the tensor.
     pub micro_batch: u32,
 }
 
-/// As PyTorch writes it: `0SEND_F3`, `1RECV_F3`, `1SEND_B3`.
+/// Formats the operation in PyTorch's notation: `0SEND_F3`, `1RECV_F3`, `1SEND_B3`.
 impl fmt::Display for Operation {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (stage, verb, message) = match self {
@@ -48,7 +48,8 @@ impl fmt::Display for Operation {
 }
 
 impl Message {
-    /// What the end of an action (not an overlapped pair) sends to another rank.
+    /// Returns the message that the end of an action sends to another rank, or `None`. The action must not be an
+    /// overlapped pair.
     #[must_use]
     pub fn sent_by(action: Action, schedule: &Schedule, inputs: Inputs) -> Option<Self> {
         let input = inputs.made_ready_by(action)?;
@@ -62,20 +63,22 @@ impl Message {
             to_stage,
             micro_batch: u32::try_from(micro_batch).ok()?,
         };
+        // Stages on the same rank pass tensors in memory.
         (from_rank != schedule.rank_of_stage[stage]).then_some(message)
     }
 
-    /// What it costs.
+    /// Returns the time that the message takes.
     #[must_use]
     pub fn cost(self, costs: &Costs) -> Transfer {
         if self.is_gradient {
+            // Both lists belong to the boundary behind a stage, so a gradient's cost is at the stage that receives it.
             costs.gradient[self.to_stage as usize]
         } else {
             costs.activation[self.from_stage as usize]
         }
     }
 
-    /// Rank that sends and rank that receives.
+    /// Returns the rank that sends and the rank that receives.
     #[must_use]
     pub fn ranks(self, schedule: &Schedule) -> (usize, usize) {
         let rank = |stage: u32| schedule.rank_of_stage[stage as usize] as usize;
@@ -83,20 +86,23 @@ impl Message {
     }
 }
 
-/// PyTorch reduces the gradients of a stage and frees its weights behind its last backward, one turn each.
+/// Turns that a rank pauses after a stage's last backward: PyTorch then reduces the stage's gradients and frees its
+/// weights, with one turn for each.
 const TURNS_BEHIND_A_STAGE: u32 = 2;
 
-/// Every rank's list of actions, sends and receives.
+/// Returns every rank's list of actions, sends and receives.
 ///
-/// Ranks take turns, one action each (and two where PyTorch reduces and frees a stage's gradients), so that all of them see messages in one global order and no two streams block
-/// each other. A send follows its action. Its receive is posted at the same moment, or, if deferred, right before the
-/// action that needs it; then the lower rank of the two posts what it has deferred before it sends to the other.
+/// Ranks take turns and run one action in each. After a stage's last backward they pause for two turns, as in PyTorch.
+/// So all ranks see the messages in one global order, and no two streams block each other. A send follows its action.
+/// Its receive is posted at the same time or, if deferred, right before the action that needs it. With deferred
+/// receives, the lower rank of a pair posts its deferred receives from the other before it sends to it.
 ///
 /// # Errors
-/// [`Error::Schedule`] if the orders wait for each other.
+/// [`Error::Schedule`] if the actions wait for each other.
 pub fn with_communication(schedule: &Schedule, deferred_receives: bool) -> Result<Vec<Vec<Operation>>> {
     let inputs = Inputs::of(schedule);
     let mut known = vec![false; inputs.count()];
+    // The first stage of each chain has its inputs from the start: they are training data.
     for (chain, ids) in schedule.micro_batches.iter().enumerate() {
         for id in ids.clone() {
             let first = Action::forward(u32::try_from(chain).unwrap_or(0) * schedule.chain_length, id);
@@ -112,9 +118,11 @@ pub fn with_communication(schedule: &Schedule, deferred_receives: bool) -> Resul
     }
     let mut left = schedule.action_count();
     while left > 0 {
+        // One round over all ranks. If no rank moves or pauses in it, none ever will.
         let mut is_stuck = true;
         for (rank, order) in schedule.orders.iter().enumerate() {
             let Some(&action) = order.get(next[rank]) else { continue };
+            // A pause counts as progress, or a round in which all ranks pause would look like a deadlock.
             if pauses[rank] > 0 {
                 pauses[rank] -= 1;
                 is_stuck = false;
@@ -144,11 +152,12 @@ pub fn with_communication(schedule: &Schedule, deferred_receives: bool) -> Resul
         }
         if is_stuck {
             return Err(Error::schedule(
-                format!("the orders of `{}` wait for each other", schedule.name),
+                format!("the actions of `{}` wait for each other", schedule.name),
                 "validate the schedule to see the cycle of waiting actions",
             ));
         }
     }
+    // Moving receives afterwards keeps the global order of sends, which prevents deadlocks, in one place.
     if deferred_receives {
         for (rank, list) in lists.iter_mut().enumerate() {
             *list = defer(list, rank, schedule, inputs);
@@ -175,7 +184,8 @@ fn defer(list: &[Operation], rank: usize, schedule: &Schedule, inputs: Inputs) -
                 }
             }
             Operation::Send(sent) => {
-                // Two ranks that each send first would wait for ever: the lower one receives first.
+                // If both ranks of a pair sent first, each would wait forever for the other's receive. So the lower one
+                // receives first.
                 let peer = sent.ranks(schedule).1;
                 if rank < peer {
                     deferred.retain(|message| {

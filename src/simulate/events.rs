@@ -1,7 +1,8 @@
-//! Runs a schedule on a heap of events: whatever ends next decides what starts next.
+//! Simulation of a schedule with a heap of events: the event that occurs next decides what starts.
 //!
-//! Slower than the sweep and independent of it, but it also knows ranks that wait for their messages: one in-order
-//! stream a rank, and blocking sends and receives. Several steps run back to back.
+//! It is slower than [`super::fast_simulation`] and independent of it, so each checks the other. It also covers ranks
+//! that wait for their messages: one in-order stream per rank, and blocking sends and receives. Several steps can
+//! follow each other.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -14,11 +15,11 @@ use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Kind, Schedule};
 
-/// Runs `iterations` steps; a rank starts the next one when the optimizer steps of all its stages have ended.
+/// Simulates `iterations` steps. A rank starts the next step when the optimizer steps of all its stages have ended.
 ///
 /// # Errors
-/// [`Error::Argument`] if `costs` doesn't fit the schedule or `iterations` is 0, [`Error::Schedule`] if actions or
-/// messages wait for each other for ever, [`Error::Cancelled`] if `control` says so.
+/// [`Error::Argument`] if `costs` doesn't match the schedule or `iterations` is 0, [`Error::Schedule`] if actions or
+/// messages deadlock, and [`Error::Cancelled`] if `control` is cancelled.
 pub fn times(
     schedule: &Schedule,
     costs: &Costs,
@@ -28,39 +29,40 @@ pub fn times(
 ) -> Result<Times> {
     costs.check(schedule)?;
     if iterations == 0 {
-        return Err(Error::argument("`iterations` is 0", "simulate at least one step"));
+        return Err(Error::argument("`iterations` is 0", "set it to 1 or more"));
     }
     let mut machine = Machine::new(schedule, costs, communication, iterations as usize)?;
     machine.run(control)?;
     machine.finish()
 }
 
-/// Not there yet.
+/// Arrival time of an input that has not arrived.
 const ABSENT: f64 = f64::INFINITY;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     /// The running action of a rank ends.
     Computed { rank: usize },
-    /// A rank's communication stream has sent its head.
+    /// The communication stream of a rank has sent its first message.
     Sent { rank: usize },
-    /// A link can take its next message.
+    /// A link can transfer its next message.
     LinkFree { link: usize },
-    /// An input of an iteration is there.
+    /// A message of an iteration arrives at its receiver.
     Arrived { iteration: usize, message: usize },
     /// The optimizer step of one stage of a rank ends.
     Optimized { iteration: usize, rank: usize },
 }
 
-/// Where a rank stands; actions are counted over all iterations.
+/// Progress of a rank. Actions are counted over all iterations.
 #[derive(Debug, Clone, Default)]
 struct Lane {
     started: usize,
     ended: usize,
-    /// Sends and receives of a blocking group that are not through.
+    /// Sends and receives of the current blocking group that have not completed.
     in_group: usize,
-    /// Next entry of the communication stream, over all iterations, and whether the stream is busy with it.
+    /// Index of the next entry of the communication stream, over all iterations.
     next_message: usize,
+    /// Whether the stream is busy sending that entry.
     is_streaming: bool,
 }
 
@@ -70,12 +72,12 @@ struct LinkQueue {
     waiting: VecDeque<(usize, usize)>,
 }
 
-/// One entry of a communication stream.
+/// One entry of a communication stream: a send or a receive.
 #[derive(Debug, Clone, Copy)]
 struct StreamEntry {
     message: usize,
     is_send: bool,
-    /// It is issued behind this many actions of the iteration, and waits for them.
+    /// Number of actions of the iteration that must end before the entry is issued.
     behind: usize,
 }
 
@@ -89,19 +91,20 @@ struct Machine<'a> {
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     events_pushed: u64,
     lanes: Vec<Lane>,
-    /// All messages of an iteration, and which of them makes an input ready.
+    /// All messages of an iteration.
     messages: Vec<Message>,
+    /// Index of the message that makes an input available. Inputs that stay on their rank have none.
     message_of_input: FxHashMap<usize, usize>,
     link_of_ranks: FxHashMap<(usize, usize), usize>,
     links: Vec<LinkQueue>,
     streams: Vec<Vec<StreamEntry>>,
-    /// `[iteration][message]`: how many sides of a blocking message are there.
+    /// Number of sides (0 to 2) that have posted a blocking message, by `[iteration][message]`.
     sides: Vec<u8>,
-    /// `[iteration][input]`: received.
+    /// Whether an input has been received, by `[iteration][input]`.
     is_ready: Vec<bool>,
-    /// `[iteration][stage of the chain]`: backwards to come, over all chains.
+    /// Backwards that have not ended, over all chains, by `[iteration][stage of the chain]`.
     backwards_left: Vec<usize>,
-    /// `[iteration][rank]`: stages whose optimizer step hasn't ended.
+    /// Stages whose optimizer step hasn't ended, by `[iteration][rank]`.
     optimizers_left: Vec<usize>,
     times: Times,
 }
@@ -121,6 +124,7 @@ impl<'a> Machine<'a> {
                 backwards[half.stage as usize % chain] += 1;
             }
         }
+        // Messages get consecutive numbers, so that the state of each is an entry of a vector and not of a map.
         let message_of_input: FxHashMap<usize, usize> =
             messages.iter().enumerate().map(|(number, message)| (message.input, number)).collect();
         let mut link_of_ranks = FxHashMap::default();
@@ -138,12 +142,14 @@ impl<'a> Machine<'a> {
 
         let mut optimizers = vec![0; ranks];
         for (stage, &rank) in schedule.rank_of_stage.iter().enumerate() {
+            // Inference has no backwards and so no optimizer step to wait for.
             optimizers[rank as usize] += usize::from(backwards[stage % chain] > 0);
         }
         let mut arrival_s = vec![ABSENT; inputs.count()];
         for (index, ids) in schedule.micro_batches.iter().enumerate() {
             let first_stage = u32::try_from(index).unwrap_or(0) * schedule.chain_length;
             for input in ids.clone().flat_map(|id| inputs.of_action(Action::forward(first_stage, id))) {
+                // The first stage of each chain reads training data, which is available from the start.
                 arrival_s[input] = 0.0;
             }
         }
@@ -197,6 +203,7 @@ impl<'a> Machine<'a> {
                 Event::Computed { rank } => {
                     self.computed(rank);
                     ended += 1;
+                    // Check for cancellation rarely, because reading the shared flag for each event would cost time.
                     if ended.is_multiple_of(1 << 14) && control.is_cancelled() {
                         return Err(Error::Cancelled);
                     }
@@ -227,20 +234,23 @@ impl<'a> Machine<'a> {
         Err(self.stuck())
     }
 
-    /// After `delay_s`, `event`. Times are not negative, so their bits order as they do.
+    /// Schedules `event` to occur `delay_s` seconds from now.
     fn push(&mut self, delay_s: f64, event: Event) {
         self.events_pushed += 1;
+        // The bits of non-negative floats sort like their values, and are `Ord`. The counter makes simultaneous events
+        // occur in the order in which they were pushed, so results are reproducible.
         self.events.push(Reverse(((self.now_s + delay_s).to_bits(), self.events_pushed, event)));
     }
 
-    /// The action that a rank runs or would run next, its iteration and whether it is the first of it.
+    /// Returns the action at index `count` of a rank, its iteration, and whether it is the first of its iteration.
     fn action(&self, rank: usize, count: usize) -> Option<(Action, usize, bool)> {
         let order = &self.schedule.orders[rank];
         let (iteration, position) = (count.checked_div(order.len())?, count.checked_rem(order.len())?);
         (iteration < self.iterations).then(|| (order[position], iteration, position == 0))
     }
 
-    /// A rank has nothing running: posts what stands before its next action, and starts it if nothing is missing.
+    /// Continues a rank that has no running action: posts the messages before its next action, and starts the action if
+    /// its inputs are available.
     fn go_on(&mut self, rank: usize) {
         match self.communication {
             Communication::Stream { .. } => self.advance_stream(rank),
@@ -253,15 +263,18 @@ impl<'a> Machine<'a> {
     fn try_start(&mut self, rank: usize) {
         let lane = &self.lanes[rank];
         let Some((action, iteration, is_first)) = self.action(rank, lane.started) else { return };
+        // Wrapping is safe: in iteration 0 the result is unused.
         let last_optimizer = (iteration * self.lanes.len() + rank).wrapping_sub(self.lanes.len());
         let waits_for_optimizer = is_first && iteration > 0 && self.optimizers_left[last_optimizer] > 0;
         if lane.started > lane.ended || lane.in_group > 0 || waits_for_optimizer {
             return;
         }
+        // Read `is_ready`, not the arrival time: a message that has arrived may still wait for the receiver's stream.
         let base = iteration * self.inputs.count();
         if !self.inputs.of_action(action).all(|input| self.is_ready[base + input]) {
             return;
         }
+        // Events that occur at the same time may all call this. A rank that has started fails the test above.
         let place = self.times.offsets[rank] + lane.started;
         self.times.start_s[place] = self.now_s;
         self.lanes[rank].started += 1;
@@ -279,7 +292,7 @@ impl<'a> Machine<'a> {
             }
             let Some(input) = self.inputs.made_ready_by(half) else { continue };
             let Some(&message) = self.message_of_input.get(&input) else {
-                // It stays on the rank.
+                // The tensor stays on the rank, so it is available at once and needs no message.
                 self.times.arrival_s[iteration * self.inputs.count() + input] = self.now_s;
                 self.is_ready[iteration * self.inputs.count() + input] = true;
                 continue;
@@ -300,7 +313,8 @@ impl<'a> Machine<'a> {
         self.go_on(rank);
     }
 
-    /// One backward of a stage less to come; behind the last one of all its copies they synchronise.
+    /// Counts one backward of a stage. After the last backward of all its copies, schedules their gradient reduction
+    /// and optimizer steps.
     fn count_backward(&mut self, stage: usize, iteration: usize) {
         let stages = self.schedule.rank_of_stage.len();
         let chain = self.schedule.chain_length as usize;
@@ -331,8 +345,8 @@ impl<'a> Machine<'a> {
         self.push(cost.busy_s + cost.latency_s, Event::Arrived { iteration, message });
     }
 
-    /// Lets a rank's communication stream go on, as far as it can now: an entry waits for the actions before it, a
-    /// receive also for its message. A send leaves whether or not its receive is posted.
+    /// Advances a rank's communication stream as far as possible. An entry waits for the actions before it, and a
+    /// receive also for its message. A send starts whether or not its receive is posted.
     fn advance_stream(&mut self, rank: usize) {
         while let Some((iteration, entry)) = self.stream_head(rank) {
             let actions_before = iteration * self.schedule.orders[rank].len() + entry.behind;
@@ -355,7 +369,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// `(iteration, entry)` at which a rank's communication stream stands.
+    /// Returns `(iteration, entry)` of the next entry of a rank's communication stream.
     fn stream_head(&self, rank: usize) -> Option<(usize, StreamEntry)> {
         let (next, stream) = (self.lanes[rank].next_message, &self.streams[rank]);
         let iteration = next.checked_div(stream.len())?;
@@ -367,7 +381,7 @@ impl<'a> Machine<'a> {
         self.lanes[rank].next_message += 1;
     }
 
-    /// Posts what a blocking rank sends and receives between its last action and its next.
+    /// Posts the messages that a blocking rank sends and receives between its last action and its next.
     fn enter_group(&mut self, rank: usize) {
         let group = self.group(rank);
         self.lanes[rank].in_group = group.len();
@@ -376,7 +390,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// `(iteration, message)` of the sends behind the last action of a rank and the receives before its next.
+    /// Returns `(iteration, message)` of the sends after the last action of a rank and the receives before its next.
     fn group(&self, rank: usize) -> Vec<(usize, usize)> {
         let ended = self.lanes[rank].ended;
         let mut group = Vec::new();
@@ -391,7 +405,7 @@ impl<'a> Machine<'a> {
         group
     }
 
-    /// One side of a message waits for the other; with both there, it travels.
+    /// Posts one side of a message. The transfer starts when both sides have posted it.
     fn post(&mut self, iteration: usize, message: usize) {
         let sides = &mut self.sides[iteration * self.messages.len() + message];
         *sides += 1;
@@ -407,6 +421,7 @@ impl<'a> Machine<'a> {
         let input = iteration * self.inputs.count() + input;
         self.times.arrival_s[input] = self.now_s;
         match self.communication {
+            // An arrived message still waits for the receiver's stream, which may be blocked by an earlier entry.
             Communication::Stream { .. } => self.advance_stream(to),
             Communication::Latency | Communication::Link => {
                 self.is_ready[input] = true;
@@ -414,6 +429,7 @@ impl<'a> Machine<'a> {
             }
             Communication::Rendezvous => {
                 self.is_ready[input] = true;
+                // A blocking send also holds up its sender, so both ranks may continue now.
                 for rank in [from, to] {
                     self.lanes[rank].in_group -= 1;
                     self.try_start(rank);
@@ -422,7 +438,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// The error of a run that stopped early: follows from rank to rank what each of them waits for.
+    /// Returns the error of a run that stopped early. Follows from rank to rank which message each of them waits for.
     fn stuck(&self) -> Error {
         let mut waits = Vec::new();
         let unfinished = |rank: &usize| self.action(*rank, self.lanes[*rank].ended).is_some();
@@ -434,7 +450,7 @@ impl<'a> Machine<'a> {
             let (from, to) = message.ranks(self.schedule);
             let (operation, peer) =
                 if sends { (Operation::Send(message), to) } else { (Operation::Receive(message), from) };
-            waits.push(format!("rank {rank} stands at {operation} until rank {peer} comes to it"));
+            waits.push(format!("rank {rank} waits at {operation} for rank {peer}"));
             at = Some(peer);
         }
         if waits.is_empty() {
@@ -442,12 +458,12 @@ impl<'a> Machine<'a> {
             waits.push(format!("rank {rank} never gets the input of its next action"));
         }
         Error::schedule(
-            format!("`{}` never ends: {}", self.schedule.name, waits.join("; ")),
+            format!("`{}` deadlocks: {}", self.schedule.name, waits.join("; ")),
             "use asynchronous communication (`latency` or `link`), or validate the order of the actions",
         )
     }
 
-    /// The first blocking message at which a rank stands alone, and whether it sends it.
+    /// Returns the first blocking message that only this rank has posted, and whether the rank sends it.
     fn pending(&self, rank: usize) -> Option<(Message, bool)> {
         if self.communication != Communication::Rendezvous {
             return None;

@@ -1,8 +1,8 @@
-//! Runs static orders without an event heap.
+//! Simulation of fixed action lists without an event heap.
 //!
-//! The order of actions on a rank is fixed, so is the order of messages on a link: each action's times follow from
-//! those of its predecessors alone. A rank runs until it lacks an input, then lies down; the rank that delivers that
-//! input wakes it. Every action is looked at once or twice, whatever the schedule.
+//! The order of actions on a rank is fixed, and so is the order of messages on a link. So the times of each action
+//! follow from its predecessors alone. A rank runs until it lacks an input and then sleeps. The rank that delivers this
+//! input wakes it. Each action is visited at most twice, for any schedule.
 //!
 //! ```text
 //! rank 0   F0 F1 · · · B0 F2 …      asleep on "gradient of micro-batch 0 at stage 0"
@@ -15,80 +15,85 @@ use super::{Costs, StageTimes, Times, Transfer};
 use crate::error::{Error, Result};
 use crate::schedule::{Kind, Schedule};
 
-/// How messages share links. A link joins two ranks in one direction.
+/// Model of how messages share links. A link joins two ranks in one direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
     /// Every message has the link for itself.
     Free,
-    /// One message after the other, in the order in which they are sent; latencies overlap.
+    /// A link transfers one message at a time, in the order in which they are sent. Latencies overlap.
     Queued,
 }
 
-/// Evaluates schedules; keeps its memory between calls, so keep it and call it often.
+/// A simulator that keeps its buffers between calls. Reuse one for many calls.
 ///
-/// Schedules are trusted to be valid (every action once, on the rank of its stage, weight gradients behind input
-/// gradients); only an order that never ends is noticed here. A message between two stages of one rank costs nothing.
+/// Schedules must be valid: every action once, on the rank of its stage, and weight gradients after input gradients.
+/// Only a deadlock is detected here. A message between two stages of one rank takes no time.
 #[derive(Debug, Default)]
 pub struct Sweep {
-    /// When the input of each action is there, [`ABSENT`] before that: forwards `[micro-batch][stage]`, then backwards.
+    /// Time at which the input of each action is available, [`ABSENT`] before that: forwards by `[micro-batch][stage]`,
+    /// then backwards.
     ready_s: Vec<f64>,
     lanes: Vec<Lane>,
     awake: Vec<u32>,
-    /// What a forward delivers, by stage, then what a backward delivers.
+    /// Deliveries at the end of a forward, by stage, then deliveries at the end of a backward.
     deliveries: Vec<Delivery>,
     link_ids: FxHashMap<(u32, u32), u32>,
     link_free_s: Vec<f64>,
     last_backward_s: Vec<f64>,
 }
 
-/// Not delivered yet. Later than any time, so that the later of two inputs is absent if one of them is.
+/// Time of an input that has not been delivered. Infinite, so that the maximum of two inputs is absent if one of them
+/// is.
 const ABSENT: f64 = f64::INFINITY;
-/// `waits_for` of a rank that is awake.
+/// Value of `waits_for` for a rank that is awake.
 const NOTHING: usize = usize::MAX;
 
-/// Where a rank stands.
+/// Progress of a rank.
 #[derive(Debug, Clone, Copy)]
 struct Lane {
     next: usize,
     free_s: f64,
-    /// Index into `ready_s`.
+    /// Index into `ready_s` of the input that the rank waits for, or [`NOTHING`].
     waits_for: usize,
 }
 
-/// What the end of an action makes ready, and when.
+/// The input that the end of an action makes available, and the cost of its transfer.
 #[derive(Debug, Clone, Copy)]
 struct Delivery {
     cost: Transfer,
-    /// From the slot of the action to that of the input it makes ready; wraps around.
+    /// Difference between the slot of the input and the slot of the action. Wraps around for negative differences.
     offset: usize,
     link: u32,
-    /// Who waits for it; `NOBODY` behind the backward of a first stage.
+    /// Rank that receives the input, or [`NOBODY`] after the backward of a first stage.
     to_rank: u32,
 }
 
+// A constant instead of an `Option<u32>` keeps [`Delivery`] small: `deliver` reads one for each action.
 const NOBODY: u32 = u32::MAX;
 
 impl Sweep {
-    /// Seconds of one step: to the end of the last action, or of the last optimizer step if that is later.
+    /// Simulates one step. Returns its seconds: to the end of the last action, or of the last optimizer step if that is
+    /// later.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `costs` doesn't fit the schedule or holds a negative time, [`Error::Schedule`] if the
-    /// orders wait for each other.
+    /// [`Error::Argument`] if `costs` doesn't match the schedule or holds a negative time, [`Error::Schedule`] if
+    /// actions wait for each other.
     pub fn step_s(&mut self, schedule: &Schedule, costs: &Costs, links: Links) -> Result<f64> {
         self.start(schedule, costs)?;
         self.run(schedule, costs, links, |_, _, _, _| {})
     }
 
-    /// When the last backward of each stage ended in the last run; negative infinity if it has none.
+    /// Returns the end of the last backward of each stage in the last run, in seconds. Negative infinity if a stage has
+    /// none.
     #[must_use]
     pub fn last_backward_s(&self) -> &[f64] {
         &self.last_backward_s
     }
 
-    /// Start and end of every action.
+    /// Simulates one step. Returns start and end of every action.
     ///
     /// # Errors
-    /// As [`Sweep::step_s`].
+    /// The errors of [`Sweep::step_s`].
     pub fn times(&mut self, schedule: &Schedule, costs: &Costs, links: Links) -> Result<Times> {
         self.start(schedule, costs)?;
         let mut offsets = Vec::with_capacity(schedule.orders.len() + 1);
@@ -114,7 +119,7 @@ impl Sweep {
         })
     }
 
-    /// Puts every rank at time zero and prices every edge.
+    /// Sets every rank to time zero, and computes the delivery of every stage.
     fn start(&mut self, schedule: &Schedule, costs: &Costs) -> Result<()> {
         costs.check(schedule)?;
         let stages = schedule.rank_of_stage.len();
@@ -132,7 +137,7 @@ impl Sweep {
         let chain = schedule.chain_length as usize;
         for stage in 0..stages {
             let delivery = if (stage + 1) % chain == 0 {
-                // The loss turns around: its own backward is ready.
+                // At the end of the chain, the loss makes the stage's own backward available.
                 self.delivery(schedule, stage, stage, Transfer::default(), slots)
             } else {
                 self.delivery(schedule, stage, stage + 1, costs.activation[stage], 1)
@@ -148,6 +153,7 @@ impl Sweep {
             self.deliveries.push(delivery);
         }
         self.link_free_s.clear();
+        // One more entry than links, because deliveries to no rank refer to link 0 even if there are no links.
         self.link_free_s.resize(self.link_ids.len() + 1, 0.0);
 
         for (chain_index, ids) in schedule.micro_batches.iter().enumerate() {
@@ -162,11 +168,12 @@ impl Sweep {
         let (from_rank, to_rank) = (schedule.rank_of_stage[from], schedule.rank_of_stage[to]);
         let next = u32::try_from(self.link_ids.len()).unwrap_or(u32::MAX);
         let link = *self.link_ids.entry((from_rank, to_rank)).or_insert(next);
+        // Stages on the same rank exchange no message. Callers may pass a cost for this boundary anyway.
         let cost = if from_rank == to_rank { Transfer::default() } else { cost };
         Delivery { cost, offset, link, to_rank }
     }
 
-    /// Runs from the state that `start` left; `record(rank, position, start_s, end_s)` sees each action.
+    /// Runs the state that `start` prepared. Calls `record(rank, position, start_s, end_s)` for each action.
     fn run(
         &mut self,
         schedule: &Schedule,
@@ -176,17 +183,20 @@ impl Sweep {
     ) -> Result<f64> {
         let stages = schedule.rank_of_stage.len();
         let slots = stages * schedule.total_micro_batches() as usize;
-        // One row of costs a stage serves all micro-batches.
+        // A stride of 0 lets one row of costs per stage serve all micro-batches.
         let costs_stride = if costs.compute.len() == stages { 0 } else { stages };
         let queued = links == Links::Queued;
         let mut makespan_s: f64 = 0.0;
         let mut left: usize = schedule.orders.iter().map(Vec::len).sum();
 
         self.awake.clear();
+        // Start with rank 0, which has its inputs: the stack is popped from its end.
         self.awake.extend((0..schedule.orders.len()).rev().map(|rank| u32::try_from(rank).unwrap_or(NOBODY)));
         while let Some(rank) = self.awake.pop() {
             let rank = rank as usize;
             let order = &schedule.orders[rank];
+            // Copy the state into registers for the inner loop. `deliver` never changes the lane of the rank that runs:
+            // that rank is awake.
             let mut lane = self.lanes[rank];
             lane.waits_for = NOTHING;
             while let Some(action) = order.get(lane.next) {
@@ -218,6 +228,8 @@ impl Sweep {
                         self.deliver(stages + stage, slot, end_s, queued);
                     }
                     Kind::WeightGradient => {
+                        // Its input gradient ran earlier on this rank, so it never waits. The gradient reduction waits
+                        // for it, so it counts as a backward below.
                         let end_s = run_one(&mut lane, rank, 0.0, times.weight_gradient_s, &mut record);
                         self.last_backward_s[stage] = end_s;
                     }
@@ -227,6 +239,8 @@ impl Sweep {
                         let back_index = slots + back_slot;
                         let ready_s = self.ready_s[slot].max(self.ready_s[back_index]);
                         if ready_s == ABSENT {
+                            // Wait for one missing input at a time. If the other is missing too, the rank sleeps again
+                            // on that one.
                             lane.waits_for = if self.ready_s[slot] == ABSENT { slot } else { back_index };
                             break;
                         }
@@ -249,7 +263,7 @@ impl Sweep {
         Ok(makespan_s.max(self.tail_s(schedule, costs)))
     }
 
-    /// Makes ready what waits for the end of an action, and wakes the rank that sleeps on it.
+    /// Makes the input behind a delivery available, and wakes the rank that sleeps on it.
     #[inline]
     fn deliver(&mut self, delivery: usize, slot: usize, end_s: f64, queued: bool) {
         let delivery = self.deliveries[delivery];
@@ -258,6 +272,7 @@ impl Sweep {
         }
         let sent_s = if queued {
             let free_s = &mut self.link_free_s[delivery.link as usize];
+            // Ranks send in the order of their actions, so messages of a link are delivered here in sending order.
             *free_s = free_s.max(end_s) + delivery.cost.busy_s;
             *free_s
         } else {
@@ -272,9 +287,9 @@ impl Sweep {
         }
     }
 
-    /// The end of the last optimizer step; 0 if no stage has a backward.
+    /// Returns the end of the last optimizer step in seconds, or 0 if no stage has a backward.
     ///
-    /// Copies of a stage in several chains synchronise with each other: all wait for the last.
+    /// Copies of a stage in several chains reduce their gradients together, so all wait for the last of them.
     fn tail_s(&self, schedule: &Schedule, costs: &Costs) -> f64 {
         let chain = schedule.chain_length as usize;
         let stages = self.last_backward_s.len();
@@ -282,6 +297,7 @@ impl Sweep {
         for stage in 0..stages {
             let copies = (stage % chain..stages).step_by(chain);
             let last_s = copies.map(|copy| self.last_backward_s[copy]).fold(f64::NEG_INFINITY, f64::max);
+            // Stages without backwards have negative infinity. A stage that takes no time ends at 0, which counts.
             if last_s >= 0.0 {
                 tail_s = tail_s.max(last_s + costs.gradient_sync_s[stage] + costs.optimizer_s[stage]);
             }
@@ -289,7 +305,7 @@ impl Sweep {
         tail_s
     }
 
-    /// The error of a run that left actions over: names one of them.
+    /// Returns the error of a run that stopped early, with one of the waiting actions.
     fn stuck(&self, schedule: &Schedule) -> Error {
         let stages = schedule.rank_of_stage.len();
         let slots = self.ready_s.len() / 2;
@@ -302,7 +318,7 @@ impl Sweep {
         };
         Error::schedule(
             format!(
-                "the orders of `{}` wait for each other: rank {rank} never gets the input of {what} of micro-batch {} \
+                "the actions of `{}` wait for each other: rank {rank} never gets the input of {what} of micro-batch {} \
                  at stage {}",
                 schedule.name,
                 slot / stages,
@@ -313,7 +329,7 @@ impl Sweep {
     }
 }
 
-/// Runs one action on a lane and returns its end.
+/// Runs one action on a lane. Returns its end in seconds.
 #[inline]
 fn run_one(
     lane: &mut Lane,
@@ -330,7 +346,7 @@ fn run_one(
     end_s
 }
 
-/// Seconds of a forward and a whole backward run as one.
+/// Returns the duration of a fused forward and whole backward, in seconds.
 #[inline]
 fn overlapped_s(forward: &StageTimes, backward: &StageTimes) -> f64 {
     forward.overlapped_s.unwrap_or(forward.forward_s + backward.backward_s)

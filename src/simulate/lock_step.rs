@@ -1,7 +1,9 @@
-//! Lock step: all ranks step together, compute one action each and pass it on; the slowest ends the step.
+//! Lock-step simulation: in each step, all ranks compute one action and send its output. The slowest rank ends the
+//! step.
 //!
-//! A rank takes part in a step if the input of its next action was there when the step began. A step lasts until all
-//! its actions have ended and all their messages have arrived, so links never queue and nothing is received early.
+//! A rank takes part in a step if the input of its next action was available when the step began. A step lasts until
+//! all its actions have ended and all their messages have arrived. So links never queue, and no input arrives during a
+//! step.
 
 use super::communication::Message;
 use super::measures::until_cancelled;
@@ -10,15 +12,15 @@ use crate::control::Control;
 use crate::error::{Error, Result};
 use crate::schedule::{Action, Kind, Schedule};
 
-/// Runs `iterations` steps of training or inference, each from the end of the last optimizer step before it.
+/// Simulates `iterations` steps of training or inference. Each starts at the end of the last optimizer step before it.
 ///
 /// # Errors
-/// [`Error::Argument`] if `costs` doesn't fit the schedule or `iterations` is 0, [`Error::Schedule`] if actions wait for
-/// each other for ever.
+/// [`Error::Argument`] if `costs` doesn't match the schedule or `iterations` is 0, [`Error::Schedule`] if actions wait
+/// for each other forever.
 pub(super) fn times(schedule: &Schedule, costs: &Costs, iterations: u32) -> Result<Times> {
     costs.check(schedule)?;
     if iterations == 0 {
-        return Err(Error::argument("`iterations` is 0", "simulate at least one step"));
+        return Err(Error::argument("`iterations` is 0", "set it to 1 or more"));
     }
     let inputs = Inputs::of(schedule);
     let stages = schedule.rank_of_stage.len();
@@ -59,11 +61,14 @@ fn run_iteration(
             arrival_s[input] = times.step_s;
         }
     }
+    // Links need no queues here: a step ends only when all its messages have arrived.
     let mut next = vec![0; schedule.orders.len()];
     let mut left = schedule.action_count();
     let mut begin_s = times.step_s;
     while left > 0 {
         let mut over_s = begin_s;
+        // Compare with the start of the step, not with the current time: an output of this step may only be used in the
+        // next one.
         let is_ready = |action: Action| inputs.of_action(action).all(|input| arrival_s[input] <= begin_s);
         let running: Vec<(usize, Action)> = schedule
             .orders
@@ -74,7 +79,7 @@ fn run_iteration(
             .collect();
         if running.is_empty() {
             return Err(Error::schedule(
-                format!("the orders of `{}` wait for each other: no rank can take the next step", schedule.name),
+                format!("the actions of `{}` wait for each other: no rank can take the next step", schedule.name),
                 "validate the schedule to see the cycle of waiting actions",
             ));
         }
@@ -91,6 +96,7 @@ fn run_iteration(
                 }
                 let Some(input) = inputs.made_ready_by(half) else { continue };
                 let cost =
+                    // Stages on the same rank exchange no message, so their transfer takes no time.
                     Message::sent_by(half, schedule, inputs).map_or(Transfer::default(), |message| message.cost(costs));
                 arrival_s[input] = end_s + cost.busy_s + cost.latency_s;
                 over_s = over_s.max(arrival_s[input]);
@@ -100,18 +106,19 @@ fn run_iteration(
     }
     times.arrival_s.extend(arrival_s);
     let optimized_s = (0..stages).map(|stage| {
-        times.synchronised_from_s(schedule, iteration, stage) + costs.gradient_sync_s[stage] + costs.optimizer_s[stage]
+        times.synchronized_from_s(schedule, iteration, stage) + costs.gradient_sync_s[stage] + costs.optimizer_s[stage]
     });
     times.step_s = optimized_s.fold(begin_s, f64::max);
     Ok(())
 }
 
-/// How much later each action could end without making its step longer.
+/// Returns how much later each action could end without a longer step, in seconds. Ordered like [`Times`].
 pub(super) fn slack_s(schedule: &Schedule, times: &Times, control: &Control) -> Result<Vec<f64>> {
     let inputs = Inputs::of(schedule);
     let mut begins_s = times.start_s.clone();
     begins_s.push(times.step_s);
     begins_s.sort_by(f64::total_cmp);
+    // All ranks start a step together, so the distinct start times are the starts of the steps.
     begins_s.dedup();
     let mut slack_s = Vec::with_capacity(times.start_s.len());
     for (rank, order) in schedule.orders.iter().enumerate() {
@@ -120,6 +127,7 @@ pub(super) fn slack_s(schedule: &Schedule, times: &Times, control: &Control) -> 
             let count = place - times.offsets[rank];
             let (base, action) = (count / order.len() * inputs.count(), order[count % order.len()]);
             let made = action.halves().filter_map(|half| inputs.made_ready_by(half));
+            // An action has ended for others only when its output has arrived.
             let through_s = made.map(|input| times.arrival_s[base + input]).fold(times.end_s[place], f64::max);
             let step_ends_s = begins_s.get(begins_s.partition_point(|&begin_s| begin_s <= times.start_s[place]));
             slack_s.push((step_ends_s.copied().unwrap_or(times.step_s) - through_s).max(0.0));

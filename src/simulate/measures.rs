@@ -1,108 +1,109 @@
-//! What a simulated step amounts to: how long, how idle and why, how much memory, and what could be later.
+//! Results of a simulated step: makespan, idle time and its causes, memory, and slack.
 //!
-//! Tools disagree on the word "bubble", so several ratios stand side by side. `T` is the makespan, `b_r` the busy time of
-//! rank `r` of `p`.
+//! Publications define the bubble ratio differently, so the module computes several ratios. `T` is the makespan and
+//! `b_r` the busy time of rank `r` of `p`.
 
 use super::{Costs, Inputs, Times};
 use crate::control::Control;
 use crate::error::Result;
 use crate::schedule::{Action, Kind, Pace, Schedule};
 
-/// So many actions pass between two looks at whether somebody wants to stop: about a millisecond.
-const BETWEEN_LOOKS: usize = 1 << 16;
+/// Number of actions between two checks for cancellation. They take about a millisecond.
+const ACTIONS_PER_CHECK: usize = 1 << 16;
 
-/// Share of a sum that sums in another order may differ by: far more than a million terms do, far less than is shown.
+/// Largest relative difference between two sums that counts as rounding. A million terms in another order differ by far
+/// less, and reports show far fewer digits.
 const ROUNDING: f64 = 1e-9;
 
-/// `items`, ended by an error once `control` is cancelled.
+/// Iterates over `items`, and yields an error when `control` is cancelled.
 pub(crate) fn until_cancelled<T>(items: impl Iterator<Item = T>, control: &Control) -> impl Iterator<Item = Result<T>> {
     items.enumerate().map(|(count, item)| {
-        if count.is_multiple_of(BETWEEN_LOOKS) {
+        if count.is_multiple_of(ACTIONS_PER_CHECK) {
             control.check()?;
         }
         Ok(item)
     })
 }
 
-/// Why a rank stands idle.
+/// The cause of idle time on a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Cause {
-    /// Before its first action of a step.
+    /// The rank waits for its first action of a step.
     Fill,
-    /// Behind its last action of a step, gradient synchronisation and optimizer included.
+    /// The rank has ended its last action of a step. Includes gradient reduction and optimizer step.
     Drain,
-    /// The input isn't computed yet, for no reason below.
+    /// The input isn't computed yet, and the time is not an [`Cause::Imbalance`].
     Dependency,
-    /// The input is computed but not here, or a blocking send isn't through.
+    /// The input is computed but has not arrived, or a blocking send has not completed.
     Communication,
-    /// The input is being computed, by a rank that has more work in all than this one.
+    /// The input is being computed by a rank with more total work than this one.
     Imbalance,
 }
 
-/// A stretch of time in which a rank does nothing.
+/// An interval in which a rank computes nothing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Idle {
-    /// Who.
+    /// Rank that is idle.
     pub rank: usize,
-    /// From when, in seconds.
+    /// Start of the interval, in seconds.
     pub start_s: f64,
-    /// To when, in seconds.
+    /// End of the interval, in seconds.
     pub end_s: f64,
-    /// Why.
+    /// Cause of the idle time.
     pub cause: Cause,
 }
 
-/// Numbers of a whole simulation.
+/// Results of a whole simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measures {
-    /// `T`: the end of everything.
+    /// Makespan `T` in seconds: the end of the last action or optimizer step.
     pub makespan_s: f64,
-    /// The longest time from a rank's first start to its last end: what the zero-bubble papers call cost.
+    /// Longest time from a rank's first start to its last end, in seconds. The zero-bubble papers call it cost.
     pub max_rank_span_s: f64,
-    /// `b_r` of each rank.
+    /// Busy time `b_r` of each rank, in seconds.
     pub busy_s: Vec<f64>,
-    /// `1 - Σ b_r / (p T)`.
+    /// Idle share of all device time, `1 - Σ b_r / (p T)`.
     pub idle_over_total: f64,
-    /// `p T / Σ b_r - 1`.
+    /// Idle time relative to busy time, `p T / Σ b_r - 1`.
     pub idle_over_busy: f64,
-    /// `1 - max b_r / T`: the part that balancing alone can't win back.
+    /// Idle share of the busiest rank, `1 - max b_r / T`. Balancing the stages alone can't remove it.
     pub idle_over_busiest: f64,
-    /// Seconds of all ranks by [`Cause`], in its order.
+    /// Idle seconds over all ranks for each [`Cause`], in the order of its variants.
     pub idle_by_cause_s: [f64; 5],
-    /// Most chunk activations that each rank holds, freed at `B` or `W`.
+    /// Largest number of chunk activations that each rank holds, if they are freed at `B` or `W`.
     pub peak_in_flight: Vec<u32>,
-    /// The same if activations are freed at `B` or `I`.
+    /// Largest number of chunk activations that each rank holds, if they are freed at `B` or `I`.
     pub peak_in_flight_freed_at_input_gradient: Vec<u32>,
-    /// Messages between ranks.
+    /// Number of messages between ranks.
     pub messages: usize,
 }
 
-/// What one stage keeps in memory and sends. Bytes; activations, stash and output are those of one micro-batch.
+/// Memory and messages of one stage, in bytes. Activation, stash and output are for one micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StageBytes {
-    /// One version of the weights.
+    /// Bytes of one version of the weights.
     pub weights: f64,
-    /// Accumulated gradients.
+    /// Bytes of the accumulated gradients.
     pub gradients: f64,
-    /// Optimizer state.
+    /// Bytes of the optimizer state.
     pub optimizer: f64,
-    /// Kept from the start of `F` to the end of `B`, or of `I` where the backward is split. Where activations are
-    /// recomputed, this is the stage's input alone.
+    /// Activation bytes that are held from the start of `F` to the end of `B`, or of `I` where the backward is split.
+    /// With recomputation, this is the stage's input alone.
     pub activation: f64,
-    /// Kept from the end of `I` to the end of `W`.
+    /// Bytes that are held from the end of `I` to the end of `W`.
     pub weight_gradient_stash: f64,
-    /// Sent to the next stage, and back as a gradient.
+    /// Bytes sent to the next stage, and back as a gradient.
     pub output: f64,
-    /// What recomputation makes again: kept, beside `activation`, from the start of `B` or `I` to the end of `B`, or of
-    /// `I` where the backward is split.
+    /// Recomputed activation bytes. They are held beside `activation` from the start of `B` or `I` to the end of `B`,
+    /// or of `I` where the backward is split.
     pub recomputed: f64,
 }
 
-/// All measures but those that need bytes.
+/// Returns all results that need no bytes.
 ///
 /// # Errors
-/// [`Error::Cancelled`](crate::error::Error::Cancelled) if `control` says so.
+/// [`Error::Cancelled`](crate::error::Error::Cancelled) if `control` is cancelled.
 pub fn measure(schedule: &Schedule, costs: &Costs, times: &Times, control: &Control) -> Result<Measures> {
     let makespan_s = times.step_s;
     let busy_s = busy_s(schedule, times);
@@ -126,6 +127,7 @@ pub fn measure(schedule: &Schedule, costs: &Costs, times: &Times, control: &Cont
         max_rank_span_s: times
             .offsets
             .windows(2)
+            // A rank without actions has no span.
             .filter(|range| range[0] < range[1])
             .map(|range| times.end_s[range[1] - 1] - times.start_s[range[0]])
             .fold(0.0, f64::max),
@@ -140,7 +142,7 @@ pub fn measure(schedule: &Schedule, costs: &Costs, times: &Times, control: &Cont
     })
 }
 
-/// What is left of `whole` without `part`; nothing where they differ by rounding alone, which may leave less.
+/// Returns `whole` minus `part`, or 0 where they differ by rounding alone, which could make the difference negative.
 fn left_of(whole: f64, part: f64) -> f64 {
     let left = whole - part;
     if left.abs() <= ROUNDING * whole { 0.0 } else { left }
@@ -155,6 +157,7 @@ fn busy_s(schedule: &Schedule, times: &Times) -> Vec<f64> {
 }
 
 fn peak_freed_at_input_gradient(schedule: &Schedule) -> Vec<u32> {
+    // Without split backwards, both definitions of the peak agree.
     let has_split = schedule.orders.iter().flatten().any(|action| action.kind == Kind::InputGradient);
     if !has_split {
         return schedule.peak_in_flight();
@@ -175,10 +178,10 @@ fn peak_freed_at_input_gradient(schedule: &Schedule) -> Vec<u32> {
     schedule.orders.iter().map(peak).collect()
 }
 
-/// Every stretch of idle time, rank by rank in order of time; together with the actions it fills the makespan.
+/// Returns every idle interval by rank, in order of time. Together with the actions, the intervals fill the makespan.
 ///
 /// # Errors
-/// [`Error::Cancelled`](crate::error::Error::Cancelled) if `control` says so.
+/// [`Error::Cancelled`](crate::error::Error::Cancelled) if `control` is cancelled.
 pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times, control: &Control) -> Result<Vec<Idle>> {
     let inputs = Inputs::of(schedule);
     let chain = schedule.chain_length as usize;
@@ -187,7 +190,7 @@ pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times, control: &Control
     let mut stretches = Vec::new();
     for (rank, order) in schedule.orders.iter().enumerate() {
         let mut push = |start_s: f64, end_s: f64, cause: Cause| {
-            // Sums of times in another order differ in the last digits.
+            // Sums of the same times in another order differ in the last digits. Drop intervals that are only rounding.
             if end_s - start_s > 1e-12 * times.step_s {
                 stretches.push(Idle { rank, start_s, end_s, cause });
             }
@@ -199,12 +202,15 @@ pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times, control: &Control
             let (iteration, action) = (count / order.len(), order[count % order.len()]);
             let start_s = times.start_s[place];
             if count.is_multiple_of(order.len()) {
+                // Between two steps, a rank first waits for its own optimizer steps (drain), then for its first input
+                // (fill).
                 let over_s = if iteration == 0 { 0.0 } else { released_s(schedule, costs, times, rank, iteration - 1) };
                 let over_s = over_s.clamp(free_s, start_s);
                 push(free_s, over_s, Cause::Drain);
                 push(over_s, start_s, Cause::Fill);
             } else if start_s > free_s {
                 let base = iteration * inputs.count();
+                // Only the input that arrives last explains the wait.
                 let latest = inputs
                     .of_action(action)
                     .max_by(|&a, &b| times.arrival_s[base + a].total_cmp(&times.arrival_s[base + b]));
@@ -220,6 +226,8 @@ pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times, control: &Control
                     };
                     schedule.rank_of_stage[from] as usize
                 });
+                // If the sender has more work in all, moving layers away from it would shorten this wait. Otherwise the
+                // wait follows from the schedule. The tolerance ignores rounding.
                 if busy_s[producer] > busy_s[rank] * (1.0 + 1e-9) {
                     push(free_s, begun_s, Cause::Dependency);
                     push(begun_s, computed_s, Cause::Imbalance);
@@ -231,7 +239,7 @@ pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times, control: &Control
                     _ => start_s,
                 };
                 push(computed_s, there_s, Cause::Communication);
-                // In lock step it waits for the slowest rank.
+                // In lock-step, a rank with its input waits for the slowest rank to end the step.
                 push(there_s, start_s, Cause::Imbalance);
             }
             free_s = times.end_s[place];
@@ -241,19 +249,20 @@ pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times, control: &Control
     Ok(stretches)
 }
 
-/// When the optimizer steps of a rank's stages end in an iteration.
+/// Returns when the optimizer steps of all stages of a rank end in an iteration, in seconds.
 fn released_s(schedule: &Schedule, costs: &Costs, times: &Times, rank: usize, iteration: usize) -> f64 {
     let stages = schedule.rank_of_stage.len();
     (0..stages)
         .filter(|&stage| schedule.rank_of_stage[stage] as usize == rank)
         .map(|stage| {
-            let last_s = times.synchronised_from_s(schedule, iteration, stage);
+            let last_s = times.synchronized_from_s(schedule, iteration, stage);
             if last_s >= 0.0 { last_s + costs.gradient_sync_s[stage] + costs.optimizer_s[stage] } else { 0.0 }
         })
         .fold(0.0, f64::max)
 }
 
-/// Start and end of the action behind each input, iteration after iteration; 0 for what comes from outside.
+/// Returns start and end of the action that computes each input, by iteration and [`Inputs`]. Inputs from outside the
+/// pipeline have 0.
 fn produced(schedule: &Schedule, times: &Times, control: &Control) -> Result<Vec<(f64, f64)>> {
     let inputs = Inputs::of(schedule);
     let mut produced = vec![(0.0, 0.0); times.arrival_s.len()];
@@ -267,7 +276,7 @@ fn produced(schedule: &Schedule, times: &Times, control: &Control) -> Result<Vec
     Ok(produced)
 }
 
-/// An action of one iteration, and where its times lie.
+/// An action of one iteration, with its index in [`Times`].
 #[derive(Debug, Clone, Copy)]
 struct Placed {
     place: usize,
@@ -276,7 +285,7 @@ struct Placed {
     action: Action,
 }
 
-/// All actions of all iterations, in the order of [`Times`].
+/// Iterates over all actions of all iterations, in the order of [`Times`].
 fn placed<'a>(schedule: &'a Schedule, times: &'a Times) -> impl Iterator<Item = Placed> + 'a {
     let of_rank = move |(rank, order): (usize, &'a Vec<Action>)| {
         let iterations = 0..times.iterations as usize;
@@ -291,14 +300,14 @@ fn placed<'a>(schedule: &'a Schedule, times: &'a Times) -> impl Iterator<Item = 
     schedule.orders.iter().enumerate().flat_map(of_rank)
 }
 
-/// How much later each action could end with the same makespan, if orders stay and each message takes as long as it
-/// took. In the order of [`Times`]; the actions with 0 form the critical path.
+/// Returns how much later each action could end with the same makespan, in seconds, ordered like [`Times`]. The action
+/// lists and the durations of messages stay fixed. The actions with slack 0 form the critical path.
 ///
-/// An action's latest end is the least of what its successors allow: the next action on its rank, the actions that
-/// take its output, and the gradient synchronisation behind a stage's last backward.
+/// An action's latest end is the minimum over its successors: the next action on its rank, the actions that use its
+/// output, and the gradient reduction after a stage's last backward.
 ///
 /// # Errors
-/// [`Error::Cancelled`](crate::error::Error::Cancelled) if `control` says so.
+/// [`Error::Cancelled`](crate::error::Error::Cancelled) if `control` is cancelled.
 pub fn slack_s(schedule: &Schedule, costs: &Costs, times: &Times, control: &Control) -> Result<Vec<f64>> {
     const NONE: usize = usize::MAX;
     if schedule.pace == Pace::LockStep {
@@ -315,6 +324,8 @@ pub fn slack_s(schedule: &Schedule, costs: &Costs, times: &Times, control: &Cont
             producer[placed.iteration * inputs.count() + input] = placed.place;
         }
     }
+    // Process actions in reverse topological order (Kahn's algorithm): an action is ready when all its successors are
+    // done.
     let mut successors = vec![0_u8; all.len()];
     for placed in until_cancelled(all.iter(), control) {
         let &placed = placed?;
@@ -327,15 +338,16 @@ pub fn slack_s(schedule: &Schedule, costs: &Costs, times: &Times, control: &Cont
     limit_last_backwards(schedule, costs, times, &mut latest_s, control)?;
 
     let mut ready: Vec<usize> = (0..all.len()).filter(|&place| successors[place] == 0).collect();
-    for looks in until_cancelled(0.., control) {
-        let _: usize = looks?;
+    for event in until_cancelled(0.., control) {
+        let _: usize = event?;
         let Some(place) = ready.pop() else { break };
         let latest_start_s = latest_s[place] - (times.end_s[place] - times.start_s[place]);
         let is_first = place == times.offsets[all[place].rank];
         let before = (!is_first).then(|| (place - 1, times.end_s[place - 1]));
         let inputs_there = taken(all[place]).filter(|&input| producer[input] != NONE);
         let taken: Vec<(usize, f64)> = inputs_there.map(|input| (producer[input], times.arrival_s[input])).collect();
-        // A start behind all that is known here waited for a stream or a blocking send: a delay of the last of them.
+        // An action that starts later than its known predecessors allow has waited for a stream or a blocking send. Add
+        // this delay to the last of the predecessors, because the true cause is not recorded.
         let known_s = taken.iter().chain(&before).map(|&(_, time_s)| time_s).fold(0.0, f64::max);
         let unexplained_s = times.start_s[place] - known_s;
         for (predecessor, there_s) in taken.into_iter().chain(before) {
@@ -350,7 +362,8 @@ pub fn slack_s(schedule: &Schedule, costs: &Costs, times: &Times, control: &Cont
     Ok(latest_s.iter().zip(&times.end_s).map(|(latest_s, end_s)| (latest_s - end_s).max(0.0)).collect())
 }
 
-/// A stage's last backward must leave time for synchronisation and optimizer, its own and its copies'.
+/// Limits the latest end of each stage's last backward, so that gradient reduction and optimizer step of the stage and
+/// its copies fit before the makespan.
 fn limit_last_backwards(
     schedule: &Schedule,
     costs: &Costs,
@@ -379,13 +392,14 @@ fn limit_last_backwards(
     Ok(())
 }
 
-/// Memory of each rank as a step curve: times, and bytes from each of them to the next.
+/// Returns the memory of each rank over time as a step function: times in seconds, and the bytes from each of them to
+/// the next.
 ///
-/// A rank keeps its weights in as many versions as the schedule says. A schedule without backwards frees an activation
-/// at the end of its forward.
+/// Each rank holds the number of weight versions that the schedule states. A schedule without backwards frees an
+/// activation at the end of its forward.
 ///
 /// # Errors
-/// [`Error::Cancelled`](crate::error::Error::Cancelled) if `control` says so.
+/// [`Error::Cancelled`](crate::error::Error::Cancelled) if `control` is cancelled.
 pub fn memory(
     schedule: &Schedule,
     times: &Times,
@@ -395,6 +409,7 @@ pub fn memory(
     let trains = schedule.orders.iter().flatten().any(|action| action.kind != Kind::Forward);
     let curve = |(rank, order): (usize, &Vec<Action>)| {
         let kept = (0..stages.len()).filter(|&stage| schedule.rank_of_stage[stage] as usize == rank);
+        // Only weights have several versions. Gradients and optimizer state exist once.
         let versions = f64::from(schedule.weight_versions[rank]);
         let fixed: f64 = kept
             .map(|stage| versions * stages[stage].weights + stages[stage].gradients + stages[stage].optimizer)
@@ -402,6 +417,7 @@ pub fn memory(
         let (mut time_s, mut bytes) = (vec![0.0], vec![fixed]);
         let mut now = fixed;
         let mut change = |at_s: f64, by: f64| {
+            // Omit points without a change, so that curves of stages without activations stay short.
             if by != 0.0 {
                 now += by;
                 time_s.push(at_s);
@@ -410,12 +426,13 @@ pub fn memory(
         };
         for (count, place) in until_cancelled(times.offsets[rank]..times.offsets[rank + 1], control).enumerate() {
             let (place, action) = (place?, order[count % order.len()]);
+            // Allocate for both passes of a pair before freeing for either: they run at the same time.
             for half in action.halves() {
                 let StageBytes { activation, recomputed, .. } = stages[half.stage as usize];
                 let taken = match half.kind {
                     Kind::Forward => activation,
                     Kind::Backward | Kind::InputGradient => recomputed,
-                    Kind::WeightGradient | Kind::Overlapped => 0.0, // the latter is no half
+                    Kind::WeightGradient | Kind::Overlapped => 0.0, // `halves` yields no overlapped pair
                 };
                 change(times.start_s[place], taken);
             }

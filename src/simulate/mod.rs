@@ -1,7 +1,8 @@
-//! Gives a schedule a clock: who runs what from when to when, on stages and links of given cost.
+//! Simulation of a schedule: start and end of every action, on stages and links of given cost.
 //!
-//! `sweep` runs static orders in time linear in the actions; `events` runs anything on a heap of events. Both give
-//! [`Times`], which `measures` reads. All times are seconds.
+//! [`fast_simulation`] runs fixed action lists in time linear in the number of actions. [`events`] runs every mode of
+//! communication with a heap of events. Both return [`Times`], from which [`measures`] derives all results. All times
+//! are in seconds.
 
 pub mod communication;
 pub mod events;
@@ -16,23 +17,25 @@ use crate::schedule::{Action, Kind, LONGEST_S, Pace, Schedule};
 pub use fast_simulation::{Links, Sweep};
 pub use measures::{Cause, Idle, Measures, StageBytes, idle, measure, memory, slack_s};
 
-/// Seconds that one micro-batch takes on one stage.
+/// Durations of the passes of one micro-batch on one stage.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StageTimes {
-    /// Forward pass, `F`.
+    /// Duration of a forward pass, `F`, in seconds.
     pub forward_s: f64,
-    /// Whole backward pass, `B`.
+    /// Duration of a whole backward pass, `B`, in seconds.
     pub backward_s: f64,
-    /// Input gradient alone, `I`.
+    /// Duration of an input-gradient pass, `I`, in seconds.
     pub input_gradient_s: f64,
-    /// Weight gradient alone, `W`.
+    /// Duration of a weight-gradient pass, `W`, in seconds.
     pub weight_gradient_s: f64,
-    /// A forward of this stage run as one with a backward of any stage of the rank; `None`: the sum of the two.
+    /// Duration of an overlapped pair: a forward of this stage fused with a backward of any stage of the rank. `None`
+    /// means the sum of the two.
     pub overlapped_s: Option<f64>,
 }
 
 impl StageTimes {
-    /// From a forward and a whole backward pass; the two gradients take half of the backward each.
+    /// Creates durations from a forward and a whole backward pass. Each of the two gradients takes half of the
+    /// backward.
     #[must_use]
     pub fn new(forward_s: f64, backward_s: f64) -> Self {
         Self {
@@ -45,33 +48,33 @@ impl StageTimes {
     }
 }
 
-/// What one message costs.
+/// The cost of one message between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Transfer {
-    /// How long it occupies its link: bytes over bandwidth.
+    /// Time that the message occupies its link, in seconds: bytes divided by bandwidth.
     pub busy_s: f64,
-    /// Delay behind that, during which the link is free again.
+    /// Time after that until the message arrives, in seconds. The link is free during this time.
     pub latency_s: f64,
 }
 
-/// What a schedule costs on a cluster. Vectors have one entry for each stage of the schedule, all chains included.
+/// The costs of a schedule on a cluster. Each vector has one entry per stage of the schedule, over all chains.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Costs {
-    /// One row for each stage, or `[micro-batch][stage]` with one row for each pair.
+    /// Durations of passes: one row per stage, or `[micro-batch][stage]` with one row for each pair.
     pub compute: Vec<StageTimes>,
-    /// Output of the stage on its way to the next one; the entry of a chain's last stage is not used.
+    /// Transfer of the stage's output to the next stage. The entry of a chain's last stage is unused.
     pub activation: Vec<Transfer>,
-    /// Gradient of that output on its way back; the entry of a chain's last stage is not used.
+    /// Transfer of the gradient of that output back to the stage. The entry of a chain's last stage is unused.
     pub gradient: Vec<Transfer>,
-    /// Gradient synchronisation of the stage's replicas that remains after the stage's last backward. It runs beside
-    /// the compute lane.
+    /// Exposed gradient reduction over the stage's replicas, in seconds: the part after the stage's last backward. It
+    /// runs in parallel with computation.
     pub gradient_sync_s: Vec<f64>,
-    /// Optimizer step behind it.
+    /// Optimizer step after the gradient reduction, in seconds.
     pub optimizer_s: Vec<f64>,
 }
 
 impl Costs {
-    /// Costs of stages that only compute: transfers, synchronisation and optimizer take no time.
+    /// Creates the costs of stages that only compute. Transfers, gradient reduction and optimizer step take no time.
     #[must_use]
     pub fn of_stages(compute: Vec<StageTimes>) -> Self {
         let stages = compute.len();
@@ -84,10 +87,10 @@ impl Costs {
         }
     }
 
-    /// Checks lengths against `schedule`, and that every time is a number that is not negative.
+    /// Checks the lengths against `schedule`, and that every time is a number from 0.
     ///
     /// # Errors
-    /// [`Error::Argument`] naming the list, the place and the number.
+    /// [`Error::Argument`] with the list, the stage and the number.
     pub fn check(&self, schedule: &Schedule) -> Result<()> {
         let stages = schedule.rank_of_stage.len();
         let micro_batches = schedule.total_micro_batches() as usize;
@@ -95,7 +98,8 @@ impl Costs {
         if rows != stages && rows != stages * micro_batches {
             return Err(Error::argument(
                 format!(
-                    "compute times have {rows} rows, but the schedule has {stages} stages and {micro_batches} micro-batches"
+                    "compute times have {rows} rows, but the schedule has {stages} stages and {micro_batches} \
+                     micro-batches"
                 ),
                 "give one row for each stage, or one for each micro-batch and stage",
             ));
@@ -103,23 +107,24 @@ impl Costs {
         for (name, length) in [
             ("activation transfers", self.activation.len()),
             ("gradient transfers", self.gradient.len()),
-            ("gradient synchronisation times", self.gradient_sync_s.len()),
+            ("gradient reduction times", self.gradient_sync_s.len()),
             ("optimizer times", self.optimizer_s.len()),
         ] {
             if length != stages {
                 return Err(Error::argument(
                     format!("there are {length} {name}, but the schedule has {stages} stages"),
-                    "give one for each stage",
+                    "give one entry for each stage",
                 ));
             }
         }
+        // The range check also rejects NaN, which would break the ordering of events.
         let check = |name: &str, row: usize, time_s: f64| {
             if (0.0..=LONGEST_S).contains(&time_s) {
                 return Ok(());
             }
             Err(Error::argument(
                 format!("{name} of stage {} is {time_s:?} s", row % stages),
-                format!("times are numbers of seconds from 0 to {LONGEST_S:e}"),
+                format!("give a number of seconds from 0 to {LONGEST_S:e}"),
             ))
         };
         for (row, times) in self.compute.iter().enumerate() {
@@ -134,36 +139,38 @@ impl Costs {
                 check(&format!("the time on the link of the {name}"), stage, transfer.busy_s)?;
                 check(&format!("the latency of the {name}"), stage, transfer.latency_s)?;
             }
-            check("the gradient synchronisation", stage, self.gradient_sync_s[stage])?;
+            check("the gradient reduction", stage, self.gradient_sync_s[stage])?;
             check("the optimizer step", stage, self.optimizer_s[stage])?;
         }
         Ok(())
     }
 }
 
-/// How messages travel. See `communication` for the lists of sends and receives behind the last two.
+/// Model of communication between ranks. `communication` builds the lists of sends and receives for the last two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Communication {
-    /// Asynchronous; every message has its link for itself.
+    /// Asynchronous messages. Each has its link for itself.
     Latency,
-    /// Asynchronous; each link takes one message after the other, in the order in which they are sent.
+    /// Asynchronous messages. Each link transfers one message at a time, in the order in which they are sent.
     Link,
-    /// One in-order stream of sends and receives a rank, beside the compute lane, as NCCL runs point-to-point calls: a
-    /// receive that is posted early blocks the sends behind it. A send occupies the stream while the link is busy with
-    /// it, and doesn't wait for its receive.
+    /// Each rank has one in-order stream of sends and receives beside its computation, as NCCL runs point-to-point
+    /// calls. A receive that is posted early blocks the sends behind it. A send occupies the stream while it occupies
+    /// the link, and doesn't wait for its receive.
     Stream {
-        /// Receives are posted right before the action that needs them, rather than as soon as the sender has sent.
+        /// Whether receives are posted right before the action that needs them. Otherwise they are posted when the
+        /// sender has sent.
         deferred_receives: bool,
     },
-    /// Blocking: between two actions a rank sends the output of the first, receives the input of the second, and waits
-    /// for both.
+    /// Blocking messages: between two actions, a rank sends the output of the first, receives the input of the second,
+    /// and waits for both.
     Rendezvous,
 }
 
-/// Runs `iterations` steps of `schedule` one after the other.
+/// Simulates `iterations` steps of `schedule` one after the other.
 ///
-/// A rank starts its next step when the optimizer steps of all its stages have ended; see [`Schedule::without_flush`]
-/// for schedules that don't wait. A schedule in lock step communicates between its steps, whatever `communication` says.
+/// A rank starts its next step when the optimizer steps of all its stages have ended. [`Schedule::without_flush`]
+/// builds schedules that don't wait. A schedule in lock-step communicates between its steps and ignores
+/// `communication`.
 ///
 /// ```
 /// use hpgo::schedule::{Request, build};
@@ -178,8 +185,8 @@ pub enum Communication {
 /// ```
 ///
 /// # Errors
-/// [`Error::Argument`] if `costs` doesn't fit the schedule, [`Error::Schedule`] if actions or messages wait for each
-/// other for ever, [`Error::Cancelled`] if `control` says so.
+/// [`Error::Argument`] if `costs` doesn't match the schedule, [`Error::Schedule`] if actions or messages deadlock, and
+/// [`Error::Cancelled`] if `control` is cancelled.
 pub fn simulate(
     schedule: &Schedule,
     costs: &Costs,
@@ -191,44 +198,48 @@ pub fn simulate(
         return lock_step::times(schedule, costs, iterations);
     }
     match (communication, iterations) {
+        // The fast simulation covers one step with asynchronous messages. All other cases need the event heap: several
+        // steps, and ranks that wait for their own messages.
         (Communication::Latency, 1) => Sweep::default().times(schedule, costs, Links::Free),
         (Communication::Link, 1) => Sweep::default().times(schedule, costs, Links::Queued),
         _ => events::times(schedule, costs, communication, iterations, control),
     }
 }
 
-/// When everything happens. Actions lie rank by rank in the order of the schedule, iteration after iteration.
+/// Start and end of all actions. Actions are ordered by rank, then by iteration, then as in the schedule.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Times {
-    /// Steps that were run.
+    /// Number of simulated steps.
     pub iterations: u32,
-    /// Rank `r` owns the entries `offsets[r]..offsets[r + 1]` of the two vectors below.
+    /// Offsets into the two vectors below. Rank `r` owns the entries `offsets[r]..offsets[r + 1]`.
     pub offsets: Vec<usize>,
-    /// Start of each action.
+    /// Start of each action, in seconds.
     pub start_s: Vec<f64>,
-    /// End of each action.
+    /// End of each action, in seconds.
     pub end_s: Vec<f64>,
-    /// When the input of each action came to its rank, by [`Inputs`], iteration after iteration; a stream may receive it
+    /// Arrival of the input of each action at its rank in seconds, by iteration and [`Inputs`]. A stream may receive it
     /// later.
     pub arrival_s: Vec<f64>,
-    /// When the last backward of each stage ended, `[iteration][stage]`; negative infinity if it has none.
+    /// End of the last backward of each stage in seconds, by `[iteration][stage]`. Negative infinity if it has none.
     pub last_backward_s: Vec<f64>,
-    /// The end of everything: the last action, or the last optimizer step behind its synchronisation.
+    /// End of the simulation in seconds: of the last action, or of the last optimizer step if that is later.
     pub step_s: f64,
 }
 
 impl Times {
-    /// From when the gradients of a stage are synchronised: the last backward of it and of its copies in other chains.
-    /// Negative infinity if there is none.
+    /// Returns the time in seconds at which the gradient reduction of a stage starts: after the last backward of the
+    /// stage and of its copies in other chains. Negative infinity if there is none.
     #[must_use]
-    pub fn synchronised_from_s(&self, schedule: &Schedule, iteration: usize, stage: usize) -> f64 {
+    pub fn synchronized_from_s(&self, schedule: &Schedule, iteration: usize, stage: usize) -> f64 {
         let (chain, stages) = (schedule.chain_length as usize, schedule.rank_of_stage.len());
+        // Copies of a stage hold the same weights, so their gradients are reduced together.
         let copies = (stage % chain..stages).step_by(chain);
         copies.map(|copy| self.last_backward_s[iteration * stages + copy]).fold(f64::NEG_INFINITY, f64::max)
     }
 }
 
-/// Numbers the inputs of all actions of a step: forwards `[micro-batch][stage]`, then backwards alike.
+/// Indices of the inputs of all actions of a step: forwards by `[micro-batch][stage]`, then backwards in the same
+/// order.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs {
     stages: usize,
@@ -237,20 +248,21 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// The numbering for one schedule.
+    /// Creates the indices for one schedule.
     #[must_use]
     pub fn of(schedule: &Schedule) -> Self {
         let stages = schedule.rank_of_stage.len();
         Self { stages, chain: schedule.chain_length as usize, slots: stages * schedule.total_micro_batches() as usize }
     }
 
-    /// How many there are.
+    /// Returns the number of inputs of a step.
     #[must_use]
     pub fn count(self) -> usize {
         2 * self.slots
     }
 
-    /// What an action must have before it starts; weight gradients need nothing but their place in the order.
+    /// Iterates over the inputs that an action needs before it starts. Weight gradients need none: their place in the
+    /// action list is enough.
     pub fn of_action(self, action: Action) -> impl Iterator<Item = usize> {
         action.halves().filter_map(move |half| {
             let slot = half.micro_batch as usize * self.stages + half.stage as usize;
@@ -262,8 +274,8 @@ impl Inputs {
         })
     }
 
-    /// What the end of an action (not an overlapped pair) makes ready: the next stage's forward, the backward of the
-    /// same stage where the chain turns around, or the backward of the stage before.
+    /// Returns the input that the end of an action makes available: the next stage's forward, the backward of the same
+    /// stage at the end of the chain, or the backward of the stage before. The action must not be an overlapped pair.
     #[must_use]
     pub fn made_ready_by(self, action: Action) -> Option<usize> {
         let stage = action.stage as usize;
@@ -276,7 +288,7 @@ impl Inputs {
         }
     }
 
-    /// Whether an input is a gradient, its stage and its micro-batch.
+    /// Returns whether an input is a gradient, then its stage and its micro-batch.
     #[must_use]
     pub fn describe(self, input: usize) -> (bool, usize, usize) {
         let slot = input % self.slots;
@@ -285,10 +297,12 @@ impl Inputs {
 }
 
 impl Costs {
-    /// Seconds that an action takes.
+    /// Returns the duration of an action in seconds.
     #[must_use]
     pub fn duration_s(&self, action: Action) -> f64 {
+        // `compute` may have a row per micro-batch, so take the number of stages from another list.
         let stages = self.gradient_sync_s.len();
+        // A stride of 0 lets one row per stage serve all micro-batches, without copies of the rows.
         let stride = if self.compute.len() == stages { 0 } else { stages };
         let row = |stage: u32, micro_batch: u32| &self.compute[micro_batch as usize * stride + stage as usize];
         let times = row(action.stage, action.micro_batch);

@@ -1,6 +1,6 @@
 """Pictures of timelines: SVG, PNG, PDF, interactive HTML, Chrome/Perfetto traces, plain text and TikZ.
 
-`save` chooses by the ending of the file. matplotlib loads for PNG and PDF only.
+`save` chooses the format by the file's ending. matplotlib is loaded for PNG and PDF only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpgo.timing.timeline import Timeline
 
 TextEnding = Literal[".svg", ".html", ".json", ".txt", ".tex"]
-"""Of pictures that `render` makes: those of `ENDINGS` that need no matplotlib."""
+"""Endings of pictures that `render` can make: the ones in `ENDINGS` that need no matplotlib."""
 ENDINGS: dict[str, str] = {
     ".svg": "vector picture, text kept",
     ".png": "pixels (needs matplotlib)",
@@ -32,13 +32,14 @@ ENDINGS: dict[str, str] = {
 
 
 def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: Unpack[Chosen]) -> Path:
-    """Draws one timeline, or several on one time axis, into a file and returns its path.
+    """Draw one timeline, or several on one time axis, into a file. Return its path.
 
     The ending chooses the format (`hpgo.draw.ENDINGS`); the keywords are those of `hpgo.draw.options.DrawOptions`.
 
-    Raises ArgumentError for an unknown ending or option, HpgoError where matplotlib is missing or the file can't be
+    Raises ArgumentError for an unknown ending or option, and HpgoError if matplotlib is missing or the file can't be
     written.
     """
+    # These imports load numpy and the layout code, which would slow down `import hpgo`.
     from hpgo.base.files import as_path, writing
     from hpgo.draw import raster, scene
     from hpgo.draw.options import options_of
@@ -53,10 +54,13 @@ def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: 
             f"`{path.name}` would hold the data of one timeline, not a picture",
             "write it with `Timeline.save`; give a trace another name, such as `trace.json`",
         )
+    # `Path.suffix` can't be trusted with a NUL in the name, and no file can have one.
     if ending not in ENDINGS or "\0" in str(path):
         known = ", ".join(ENDINGS)
         raise ArgumentError(
-            f"no picture format ends in `{shorten(ending or path.name)}`", f"choose one of {known}", code="unknown_name"
+            f"no picture format has the ending `{shorten(ending or path.name)}`",
+            f"choose one of {known}",
+            code="unknown_name",
         )
     if ending in {".png", ".pdf"}:
         check_picture(drawn, ending)
@@ -70,9 +74,9 @@ def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: 
 
 
 def render(timelines: Timeline | Sequence[Timeline], ending: TextEnding, **options: Unpack[Chosen]) -> bytes:
-    """The picture that `save` would write for one of `ENDINGS` but PNG and PDF, as bytes.
+    """Return the picture that `save` would write, as bytes. PNG and PDF are not supported.
 
-    Raises ArgumentError for another ending, and what `save` raises.
+    Raises ArgumentError for another ending, and the errors of `save`.
 
     >>> import hpgo
     >>> step = hpgo.simulate(hpgo.schedule("gpipe", ranks=2, micro_batches=2))
@@ -87,6 +91,7 @@ def render(timelines: Timeline | Sequence[Timeline], ending: TextEnding, **optio
     if not isinstance(ending, str) or ending not in get_args(TextEnding):
         raise _no_text_ending(ending)
     check_picture(drawn, ending)
+    # Import one format at a time, because no call needs more than one.
     if ending == ".html":
         from hpgo.draw.html import html
 
@@ -112,20 +117,22 @@ def render(timelines: Timeline | Sequence[Timeline], ending: TextEnding, **optio
 
 def _no_text_ending(ending: object) -> ArgumentError:
     if isinstance(ending, str) and ending in ENDINGS:
-        return ArgumentError(f"`{ending}` is not text", "`hpgo.draw.save` writes .png and .pdf into a file")
+        return ArgumentError(
+            f"ending is `{ending}`, but `render` makes text formats only", "write .png and .pdf with `hpgo.draw.save`"
+        )
     known = list(get_args(TextEnding))
     dotted = f".{ending.lower().lstrip('.')}" if isinstance(ending, str) else ""
-    hint = f"with its dot: `{dotted}`" if dotted in known else f"choose one of {', '.join(known)}"
-    return ArgumentError(f"the ending is {safe_repr(ending)}", hint)
+    hint = f"write it with a dot: `{dotted}`" if dotted in known else f"choose one of {', '.join(known)}"
+    return ArgumentError(f"ending is {safe_repr(ending)}, but must be a known one", hint)
 
 
 def _several(timelines: Timeline | Sequence[Timeline]) -> list[Timeline]:
     from hpgo.timing.timeline import Timeline
 
-    hint = "give one that `hpgo.simulate` made, or a list of them"
+    hint = "pass a timeline of `hpgo.simulate`, or a list of timelines"
     several = [timelines] if isinstance(timelines, Timeline) else check_list("the timelines", timelines, hint=hint)
     if not several:
-        raise ArgumentError("no timeline to draw", "give at least one", code="missing")
+        raise ArgumentError("no timeline to draw", "pass at least one timeline", code="missing")
     for timeline in several:
         check_is("a timeline", timeline, Timeline, hint)
     return several

@@ -1,4 +1,4 @@
-"""Curves on axes that count something: how plans or runs change as it grows."""
+"""Curves of plans or runs over a quantity that grows, for instance micro-batches or devices."""
 
 from __future__ import annotations
 
@@ -26,25 +26,29 @@ _MARGIN, _WIDTH, _TALL, _SIDE = 16.0, 760.0, 190.0, 6.0
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """What one set of axes shows."""
+    """One set of axes with its curves."""
 
     label: str
     curves: Mapping[str, Sequence[float]]
-    """By name, a value for each of the curve's places on the axis."""
+    """Values of each curve, by name: one for each of the curve's positions on the axis."""
     percent: bool = False
     places: Mapping[str, Sequence[int]] | None = None
-    """Where on an axis of its own each curve has its values; None is the axis that all panels share."""
+    """Positions of each curve's values on a separate axis. None selects the axis that all panels share."""
 
 
 def check(path: str | os.PathLike[str]) -> None:
-    """Raises ArgumentError if no figure can be drawn to `path`, for its ending or for want of matplotlib."""
+    """Raise ArgumentError if no figure can be drawn to `path`: for its ending, or because matplotlib is missing."""
     ending = Path(path).suffix.lower()
     if ending not in still.ENDINGS:
-        raise ArgumentError(f"can't draw `{path}`", f"end it in {', '.join(still.ENDINGS)}", code="unsupported")
+        raise ArgumentError(
+            f"can't draw `{path}`: its ending is no picture format",
+            f"use one of {', '.join(still.ENDINGS)}",
+            code="unsupported",
+        )
     if ending in {".png", ".pdf"} and importlib.util.find_spec("matplotlib") is None:
         raise ArgumentError(
             f"drawing {ending} needs matplotlib",
-            "install it: `pip install matplotlib`, or end the name in .svg",
+            "run `pip install matplotlib`, or write .svg",
             code="missing_package",
         )
 
@@ -58,12 +62,12 @@ def save(
     title: str,
     columns: int = 1,
 ) -> Path:
-    """Writes the panels to `path`, `columns` of them beside each other, and returns it.
+    """Write the panels to `path`, with `columns` panels beside each other. Return the path.
 
-    `places` says where on the shared axis, which doubles from mark to mark, each curve has its values.
+    `places` has the positions of each curve's values on the shared axis, which is logarithmic.
 
-    Raises ArgumentError for another ending than those of `hpgo.draw.still`, or where matplotlib is missing, which PNG
-    and PDF need; HpgoError where the file can't be written.
+    Raises ArgumentError for an ending that `hpgo.draw.still` does not support, or if matplotlib is missing for PNG and
+    PDF. Raises HpgoError if the file can't be written.
     """
     check(path)
     return still.save(scene(panels, places, axis=axis, title=title, columns=columns), path)
@@ -72,7 +76,7 @@ def save(
 def scene(
     panels: Sequence[Panel], places: Mapping[str, Sequence[int]], *, axis: str, title: str, columns: int = 1
 ) -> Scene:
-    """The picture; the same panels give the same one."""
+    """Return the picture. Equal panels give an equal picture."""
     names = list(dict.fromkeys(name for panel in panels for name in panel.curves))
     style_of = {name: at % palette.CURVES for at, name in enumerate(names)}
     items: list[Item] = []
@@ -84,6 +88,7 @@ def scene(
         entries = [(f"curve-{style_of[name]}", printable(name)) for name in names]
         words, y = legend(entries, _MARGIN, y + 14, _WIDTH - 2 * _MARGIN)
         items += words
+    # All panels share one gutter, so that their axes are aligned.
     gutter = max(text_px(text, 11) for panel in panels for _, text in _marks(panel)) + 8
     wide = (_WIDTH - 2 * _MARGIN - (columns - 1) * 14) / columns
     for at, panel in enumerate(panels):
@@ -96,13 +101,14 @@ def scene(
 
 
 def _high(panel: Panel) -> float:
-    """What the height of its axes stands for."""
+    """Return the value at the top of the panel's axis."""
     most = max((value for values in panel.curves.values() for value in values), default=0.0)
+    # Leave 4 % above the highest point, so that its mark is not cut off.
     return 1.04 * most if 0 < most < math.inf else 1.0
 
 
 def _marks(panel: Panel) -> list[tuple[float, str]]:
-    """Round values of the axis at the left, and how they are written."""
+    """Return the round values of the left axis, each with its label."""
     if panel.percent:
         return [(mark / 100, f"{number_text(mark)} %") for mark in ticks(100 * _high(panel), at_most=6)]
     return [(mark, number_text(mark)) for mark in ticks(_high(panel), at_most=6)]
@@ -114,7 +120,7 @@ def _panel(
     style_of: Mapping[str, int],
     where: tuple[float, float, float, float],
 ) -> list[Item]:
-    """One set of axes: its label above, marks at its left and below, and its curves."""
+    """Return the items of one panel: label above, marks at the left and below, and curves."""
     left, top, x0, right = where
     high, scale = _high(panel), 100 if panel.percent else 1
     counts = sorted({place for name in panel.curves for place in places[name]})
@@ -138,6 +144,7 @@ def _panel(
         x, text = x_of(count), number_text(count)
         items.append(Line("axis", ((x, bottom), (x, bottom + 4))))
         half = text_px(text, 11) / 2
+        # Omit labels that would overlap the one before.
         if x - half > shown_to + 5:
             items.append(Words("tick", [x], [bottom + 16], [text]))
             shown_to = x + half

@@ -1,4 +1,4 @@
-"""Shares of time: what fraction of each column of a picture a rank spends on each kind of work.
+"""Shares of time: the fraction of each picture column that a rank spends on each kind of work.
 
 Pictures with more actions than pixels show these shares instead of boxes.
 """
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _AT_ONCE = 2**20
-"""So many intervals are summed up at a time, that a hundred million take no more memory, and Ctrl-C needn't wait."""
+"""Number of intervals that are processed together. It limits the memory for 100 million intervals, and the time until
+Ctrl-C takes effect. Not tuned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Stretches of time on ranks, sorted by rank and start; those of one rank do not overlap."""
+    """Intervals of time on ranks, sorted by rank and start. Intervals of one rank do not overlap."""
 
     rank: NDArray[np.integer]
     start_s: NDArray[np.floating]
@@ -29,18 +30,18 @@ class Intervals:
 
 
 def parts(count: int) -> Iterator[slice]:
-    """Slices of a column of `count` numbers, of a size that is dealt with in an instant."""
+    """Iterate over slices of a column of `count` numbers, each small enough to be processed at once."""
     return (slice(first, min(first + _AT_ONCE, count)) for first in range(0, count, _AT_ONCE))
 
 
 def equals(column: NDArray[Any], value: int) -> Callable[[slice], NDArray[np.bool_]]:
-    """For a slice of `column`, where it is `value`: a weight of `shares`."""
+    """Return a weight function for `shares`: for a slice of `column`, whether each entry is `value`."""
     return lambda part: column[part] == value
 
 
 def median_s(start_s: NDArray[np.floating], end_s: NDArray[np.floating]) -> float:
-    """The median length of stretches of time; of about a million of them, evenly chosen, where there are more."""
-    every = len(start_s) // _AT_ONCE | 1  # odd, since forward and backward take turns
+    """Return the median length of intervals. Above a million intervals, it uses evenly spaced samples."""
+    every = len(start_s) // _AT_ONCE | 1  # odd, because an even step would sample only forwards or only backwards
     return float(np.median(end_s[::every] - start_s[::every]))
 
 
@@ -51,9 +52,11 @@ def shares(
     ranks: int,
     ranks_per_row: int,
 ) -> NDArray[np.float64]:
-    """Share of each column `edges_s[i] .. edges_s[i + 1]` that intervals cover, averaged over the ranks of a row.
+    """Return the share of each column that intervals cover, averaged over the ranks of a row.
 
-    Each interval counts as `weight_of` says for a slice of them (numbers or truth values). Returns an array
+    Column i is from `edges_s[i]` to `edges_s[i + 1]`.
+
+    `weight_of` returns the weight of each interval in a slice, as numbers or truth values. The result is an array
     [rows, columns] of values in 0..1.
     """
     rows = -(-ranks // ranks_per_row)
@@ -62,7 +65,8 @@ def shares(
     for r in range(ranks):
         for part in parts(bounds[r + 1] - bounds[r]):
             here = slice(bounds[r] + part.start, bounds[r] + part.stop)
-            # Covered time up to t grows inside intervals and rests between them: a polyline, read off at the edges.
+            # The covered time up to t grows inside intervals and is constant between them. So it is a polyline, and
+            # interpolating it at the edges is exact and costs the same for any number of columns per interval.
             start_s, end_s = intervals.start_s[here], intervals.end_s[here]
             knots_s = np.column_stack((start_s, end_s)).ravel()
             growth_s = (end_s - start_s) * weight_of(here)

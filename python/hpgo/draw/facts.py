@@ -1,4 +1,4 @@
-"""What every picture says about a timeline beside its boxes: names, shares, chunks."""
+"""Texts and numbers about a timeline that all picture formats share: names, shares, chunks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from hpgo.timing.timeline import Timeline
 
 _BUBBLE = "Bubble: share of {0}s × step in which a {0} computes nothing."
-_HELD = "Activations held: most on one rank from F to B or W, in micro-batches of all its layers."
+_HELD = "Activations held: maximum on one rank from F to B or W, in micro-batches of all its layers."
 
 
 def names(timelines: Sequence[Timeline], labels: Sequence[str]) -> list[str]:
-    """A name for each timeline, fit to be drawn: its label, or its schedule, numbered where two share it."""
+    """Return a name for each timeline: its label or its schedule, numbered if two timelines have the same."""
     if labels:
         return [printable(label) for label in labels]
     schedules = [printable(timeline.schedule) for timeline in timelines]
@@ -34,7 +34,7 @@ def names(timelines: Sequence[Timeline], labels: Sequence[str]) -> list[str]:
 
 
 def title(timelines: Sequence[Timeline], labels: Sequence[str]) -> str:
-    """What is drawn: model and cluster, where they are known, what runs there, and how long a step of one alone is."""
+    """Return the title of a picture: model and cluster if known, the schedules, and the step time of one timeline."""
     what = labels[0] if len(labels) == 1 else " against ".join(labels) if len(labels) <= 3 else f"{len(labels)} runs"
     titles = list(dict.fromkeys(printable(timeline.title) for timeline in timelines if timeline.title))
     named = f"{' and '.join(titles)}: {what}" if len(titles) in {1, 2} else what
@@ -42,7 +42,7 @@ def title(timelines: Sequence[Timeline], labels: Sequence[str]) -> str:
 
 
 def rank_name(timeline: Timeline, rank: int, per_row: int = 1) -> str:
-    """What the row of `per_row` ranks is called that holds `rank`."""
+    """Return the name of the row that holds `rank`, if a row has `per_row` ranks."""
     if per_row > 1:
         first = rank // per_row * per_row
         return f"{timeline.row}s {first}–{min(first + per_row, timeline.ranks) - 1}"
@@ -50,7 +50,10 @@ def rank_name(timeline: Timeline, rank: int, per_row: int = 1) -> str:
 
 
 def _rank_of_stage(timeline: Timeline) -> NDArray[np.int64]:
-    """For each stage the rank that runs it; of several, replicas in a measured timeline, the last."""
+    """Return the rank of each stage.
+
+    If several ranks run it, as replicas of a measured timeline do, return the last.
+    """
     found, stages, ranks = np.zeros(timeline.stages, np.int64), timeline.stage, timeline.rank
     for part in parts(len(stages)):
         found[stages[part]] = ranks[part]
@@ -58,8 +61,9 @@ def _rank_of_stage(timeline: Timeline) -> NDArray[np.int64]:
 
 
 def sync_rows(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which synchronisations are drawn on which ranks: each on all that run its stage. Places of both, as columns."""
+    """Return two columns of equal length: indices of gradient reductions, and the ranks on which each is drawn."""
     one, stages, ranks = _rank_of_stage(timeline), timeline.stage, timeline.rank
+    # Measured timelines have several ranks per stage. Collect the pairs in slices, to limit the memory.
     holders = [np.stack([np.arange(timeline.stages), one], 1)]
     for part in parts(len(stages)):
         others = one[stages[part]] != ranks[part]
@@ -73,7 +77,7 @@ def sync_rows(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def chunk_of_stage(timeline: Timeline) -> NDArray[np.int64]:
-    """For each stage, the how-many-eth of its rank's stages it is, counted from 0."""
+    """Return the index of each stage among the stages of its rank, from 0."""
     rank_of_stage = _rank_of_stage(timeline)
     by_rank = np.argsort(rank_of_stage, kind="stable")
     firsts = np.searchsorted(rank_of_stage[by_rank], rank_of_stage[by_rank])
@@ -83,13 +87,13 @@ def chunk_of_stage(timeline: Timeline) -> NDArray[np.int64]:
 
 
 def bar_of_stage(timeline: Timeline) -> NDArray[np.float64]:
-    """For each stage, the part of its boxes that a bar covers: none of its rank's first stage, all of its last."""
+    """Return the fraction of each stage's boxes that a bar covers: 0 for the first stage of a rank, 1 for its last."""
     chunks = chunk_of_stage(timeline)
     return chunks / max(int(chunks.max(initial=0)), 1)
 
 
 def barred(timelines: Sequence[Timeline]) -> str:
-    """What the bars on boxes stand for; empty if there are none."""
+    """Return the meaning of the bars on boxes. Empty if there are none."""
     chunked = any(timeline.chunks > 1 for timeline in timelines)
     two_way = any(chunk_of_stage(timeline).max(initial=0) + 1 > timeline.chunks for timeline in timelines)
     meanings = [f"later chunk of the {timelines[0].row}"] * chunked + ["the other direction"] * two_way
@@ -97,36 +101,40 @@ def barred(timelines: Sequence[Timeline]) -> str:
 
 
 def peak_bytes(timeline: Timeline) -> float | None:
-    """Most bytes that any rank holds at any time; None where memory is not known."""
+    """Return the peak bytes of the fullest rank. None if memory is unknown."""
     peaks = timeline.measures.peak_memory_bytes
     return None if peaks is None else max(peaks)
 
 
 def drawn_caps(timeline: Timeline) -> tuple[float, ...] | None:
-    """The ranks' memory caps, or None where there are none, or where curves would be flat beside them."""
+    """Return the ranks' memory limits. None if there are none, or if memory curves would be flat beside them."""
     caps = timeline.memory_cap_bytes
+    # Above three times the peak, a curve uses less than a third of its height.
     return caps if caps and max(caps) <= 3 * (peak_bytes(timeline) or 0.0) else None
 
 
 def memory_top_bytes(timelines: Sequence[Timeline]) -> float:
-    """What the height of all memory curves stands for, so that they can be compared."""
+    """Return the bytes at the top of all memory curves.
+
+    It is the same for all timelines, so that they can be compared.
+    """
     return max(max([peak_bytes(timeline) or 0.0, *(drawn_caps(timeline) or ())]) for timeline in timelines)
 
 
 def far_cap(timeline: Timeline, label: str) -> str:
-    """The note on caps that are not drawn."""
+    """Return the note on a memory limit that is not drawn."""
     caps = range_text(timeline.memory_cap_bytes or (0.0,))
-    return f"{label}: the memory cap, {caps}, is far above what is in use and not drawn."
+    return f"{label}: the memory cap, {caps}, is far above the memory in use and not drawn."
 
 
 def range_text(values: Sequence[float]) -> str:
-    """Least and greatest of some sizes."""
+    """Return the range of some sizes as text."""
     least, most = format_bytes(min(values)), format_bytes(max(values))
     return least if least == most else f"{least} to {most}"
 
 
 def counted(number: int, noun: str) -> str:
-    """A count with its noun.
+    """Return a number with its noun in singular or plural.
 
     >>> counted(1, "rank"), counted(1024, "rank")
     ('1 rank', '1,024 ranks')
@@ -135,13 +143,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def summary(timeline: Timeline) -> str:
-    """One line: size, step, bubble, peak memory."""
+    """Return one line with size, step time, bubble and peak memory."""
     parts = [
         counted(timeline.ranks, timeline.row),
         counted(timeline.micro_batches, "micro-batch").replace("batchs", "batches"),
     ]
     if timeline.chunks > 1:
-        parts.append(f"{timeline.chunks} chunks a {timeline.row}")
+        parts.append(f"{timeline.chunks} chunks per {timeline.row}")
     parts += [f"step {format_seconds(timeline.makespan_s)}", f"bubble {100 * timeline.measures.idle_over_total:.1f} %"]
     peak = peak_bytes(timeline)
     if peak is not None:
@@ -150,9 +158,9 @@ def summary(timeline: Timeline) -> str:
 
 
 def comparison(timelines: Sequence[Timeline], labels: Sequence[str]) -> list[list[str]]:
-    """Rows of the table that sets timelines beside the first: a heading, then one row a timeline.
+    """Return the rows of the table that compares timelines with the first one: a heading, then one row per timeline.
 
-    Of one timeline alone there are no differences, and memory only where all timelines know it.
+    A single timeline has no columns of differences. Memory is left out unless all timelines have it.
     """
     first = timelines[0]
     rows = [["", "step", "against first", "bubble", "difference", "activations held", "peak memory", "against first"]]
@@ -178,7 +186,7 @@ def comparison(timelines: Sequence[Timeline], labels: Sequence[str]) -> list[lis
 
 
 def definitions(timelines: Sequence[Timeline], *, with_table: bool) -> str:
-    """What the words of a summary, and of the table where it is shown, mean."""
+    """Return the definitions of the words in a summary, and in the table if it is shown."""
     noun = "device" if any(timeline.devices for timeline in timelines) else "rank"
     bubble = _BUBBLE.format(noun)
     return f"{bubble} {_HELD}" if with_table else bubble

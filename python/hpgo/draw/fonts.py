@@ -1,13 +1,13 @@
-"""How wide text is, so that nothing runs into it: in DejaVu Sans, the widest of the fonts that readers may have.
+"""Text widths in DejaVu Sans, the widest of the fonts that readers may have, so that texts never overlap.
 
-PNG and PDF are set in it; browsers take Helvetica or Arial where there is one, which need a little less room.
+PNG and PDF use this font. Browsers use Helvetica or Arial if installed, which are slightly narrower.
 """
 
 from __future__ import annotations
 
 from unicodedata import east_asian_width
 
-# Advance widths of the characters from the space to `~`, in thousandths of the font's size.
+# Advance widths of the characters from the space to `~`, in 0.1 % of the font size. A table avoids loading matplotlib.
 _PLAIN = (
     318, 401, 460, 838, 636, 950, 780, 275, 390, 390, 500, 838, 318, 361, 318, 337, 636, 636, 636, 636, 636, 636, 636,
     636, 636, 636, 337, 337, 838, 838, 838, 531, 1000, 684, 686, 698, 770, 632, 575, 775, 752, 295, 295, 656, 557, 863,
@@ -24,12 +24,12 @@ _BOLD = (
 )  # fmt: skip
 _OTHERS = {"·": 380, "–": 500, "…": 1000, "×": 838}
 _USUAL, _WIDE = 720, 1050
-"""Of letters that no table has: of alphabets, and of scripts with square characters."""
+"""Assumed widths of other letters, in 0.1 % of the font size: of alphabets, and of scripts with square characters."""
 DIGIT_EM = 0.636
 
 
 def text_px(text: str, size_px: float, *, bold: bool = False) -> float:
-    """Pixels that `text` takes.
+    """Return the width of `text` in pixels.
 
     >>> round(text_px("rank 12", 11), 1), round(text_px("rank 12", 11, bold=True), 1)
     (42.1, 47.1)
@@ -46,17 +46,17 @@ def text_px(text: str, size_px: float, *, bold: bool = False) -> float:
 
 
 def fitted(text: str, size_px: float, room_px: float, *, bold: bool = False) -> str:
-    """`text`, or as much of it as takes no more than `room_px`.
+    """Return `text` shortened to at most `room_px` pixels.
 
-    What stands in parentheses goes first, from its end; what then is too long is cut and ended by `…`.
+    Parts in parentheses are dropped first, from the end. A text that is still too long is cut and ends in `…`.
 
     >>> [fitted("stage 0 (8 × V100, encoder 0–28)", 11, room_px) for room_px in (120, 60, 30)]
     ['stage 0 (8 × V100)', 'stage 0', 'sta…']
     """
     while text_px(text, size_px, bold=bold) > room_px and text.endswith(")"):
-        name, _, said = text[:-1].partition(" (")
-        said, _, _ = said.rpartition(", ")
-        text = f"{name} ({said})" if said else name
+        name, _, details = text[:-1].partition(" (")
+        details, _, _ = details.rpartition(", ")
+        text = f"{name} ({details})" if details else name
     if text_px(text, size_px, bold=bold) <= room_px:
         return text
     while text and text_px(f"{text}…", size_px, bold=bold) > room_px:

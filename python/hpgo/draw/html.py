@@ -1,7 +1,7 @@
-"""Timelines as one interactive HTML file: no server, no network, everything packed inside.
+"""Timelines as one interactive HTML file that needs no server and no network.
 
-Times become whole ticks of a power of ten seconds, columns become differences, and differences deflate well because
-schedules repeat: a million actions take a few megabytes. the scripts in `view/` unpack and draw them.
+Times are stored as whole ticks of a power of ten seconds, and columns as differences. Differences compress well,
+because schedules repeat: a million actions take a few megabytes. The scripts in `view/` unpack and draw them.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     from hpgo.timing.timeline import Timeline
 
 _SCRIPTS = ("state", "patterns", "data", "geometry", "paint", "pointing", "input")
-"""Parts of the page's script, in the order in which they build on each other."""
+"""Parts of the page's script, in order of dependency."""
 _CRITICAL = 8
-"""Bit that marks an action of the critical path in the column of kinds."""
+"""Bit in the column of kinds that marks an action on the critical path."""
 _MOST_TRANSFERS = 2_000_000
 _MOST_MEMORY_POINTS = 1_000_000
 
 
 def html(timelines: Sequence[Timeline], options: DrawOptions) -> bytes:
-    """The page, as UTF-8."""
+    """Return the page as UTF-8."""
     labels = names(timelines, options.labels)
     heading = options.title or title(timelines, labels)
     notes: list[str] = []
@@ -106,7 +106,7 @@ def html(timelines: Sequence[Timeline], options: DrawOptions) -> bytes:
         "META": json.dumps(meta, ensure_ascii=False).replace("<", "\\u003c"),
         "SCRIPT": "\n".join((here / f"{part}.js").read_text(encoding="utf-8") for part in _SCRIPTS),
     }
-    # The columns in bytes: they may be tens of megabytes.
+    # The columns stay bytes: they may be tens of megabytes, and decoding them would only copy them.
     before, after = (here / "page.html").read_text(encoding="utf-8").split("__COLUMNS__")
     return b"".join([filled(before, parts).encode(), *columns, filled(after, parts).encode()])
 
@@ -114,7 +114,7 @@ def html(timelines: Sequence[Timeline], options: DrawOptions) -> bytes:
 def _packed(
     timeline: Timeline, label: str, notes: list[str], top_bytes: float
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """What the page needs to know about one timeline: small facts, and columns by name."""
+    """Return the facts about one timeline that the page needs, and its columns by name."""
     tick_s = _tick_s(timeline.makespan_s)
 
     def ticks(times_s: NDArray[Any]) -> NDArray[np.int64]:
@@ -130,6 +130,7 @@ def _packed(
         "micro_batch": np.where(is_backward, timeline.backward_micro_batch, timeline.micro_batch),
         "start": start,
         "duration": ticks(timeline.end_s) - start,
+        # Limit the slack to 31 bits, the range that the packing can hold.
         "slack": np.minimum(ticks(np.maximum(timeline.slack_s, 0)), 2**31 - 1),
         "chunk_of_stage": chunk_of_stage(timeline),
     }
@@ -196,7 +197,10 @@ def _transfer_columns(timeline: Timeline, ticks: Any) -> dict[str, NDArray[Any]]
 def _memory_columns(
     timeline: Timeline, ticks: Any, label: str, notes: list[str], max_bytes: float
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Step curves of all ranks end to end, thinned to the maximum of each column where there are too many points."""
+    """Return the step curves of all ranks, joined.
+
+    Curves with too many points are reduced to the maximum of each column.
+    """
     assert timeline.memory is not None  # noqa: S101 -- the caller asked
     at_most = max(64, _MOST_MEMORY_POINTS // timeline.ranks)
     curves = []
@@ -205,6 +209,7 @@ def _memory_columns(
         curves.append((edges_s[:-1], thinned))
     if any(len(times_s) > at_most for times_s, _ in timeline.memory):
         notes.append(f"{label}: memory curves show the maximum of each of {at_most:,} columns.")
+    # Choose the unit so that sizes fit into 31 bits, as a power of two, so that the division is exact.
     unit_bytes = 2.0 ** max(0, math.ceil(math.log2(max(max_bytes, 1) / 2**31)))
     sizes = np.concatenate([sizes for _, sizes in curves])
     return (
@@ -218,7 +223,7 @@ def _memory_columns(
 
 
 def _tick_s(makespan_s: float) -> float:
-    """The finest power of ten in seconds of which `makespan_s` is less than 2^31.
+    """Return the smallest power of ten in seconds of which `makespan_s` has less than 2^31.
 
     A decimal tick holds decimal costs exactly, so that equal actions stay equal and pack well.
     """
@@ -228,10 +233,12 @@ def _tick_s(makespan_s: float) -> float:
 
 
 def _pack(values: NDArray[Any]) -> bytes:
-    """Differences modulo 2^32, folded so that small ones are small whatever their sign, deflated, in base64.
+    """Return the differences modulo 2^32, zigzag-encoded and compressed, as base64 text.
 
-    All lowest bytes come first, then all second ones, and so on: three quarters of small numbers are then one long run
-    of zeros.
+    Zigzag encoding keeps small negative numbers small.
+
+    All lowest bytes come first, then all second bytes, and so on. Three quarters of the bytes of small numbers are then
+    one long run of zeros, which compresses to almost nothing.
     """
     differences = np.diff(np.asarray(values).astype("<u4"), prepend=np.uint32(0)).view("<i4")
     folded = (differences << 1) ^ (differences >> 31)
@@ -240,7 +247,7 @@ def _pack(values: NDArray[Any]) -> bytes:
 
 
 def _marks() -> dict[str, Any]:
-    """For each kind of box its fill and the ink on it, in light and dark, and its pattern."""
+    """Return fill, ink and pattern of each kind of box, for light and dark mode."""
     boxes = [*palette.KIND_COLOURS, *(f"idle-{cause}" for cause in CAUSES), "chunk", "sync", "memory", "free"]
     boxes += [f"lane-{name}" for name in TRANSFER_KINDS]
     return {
@@ -256,9 +263,10 @@ def _lines() -> dict[str, Any]:
 
 
 def _present(timelines: Sequence[Timeline]) -> dict[str, Any]:
-    """What occurs at all: the legend and the switches offer nothing else."""
+    """Return the kinds that occur in the timelines. Legend and switches contain only these."""
     used = {KINDS[code] for timeline in timelines for code in np.unique(timeline.kind).tolist()}
     if "F‖B" in used:
+        # A fused pair is drawn as a forward above a backward, so both need a legend.
         used |= {"F", "B"}
     causes = {CAUSES[code] for timeline in timelines for code in np.unique(timeline.idle_cause).tolist()}
     sent = {

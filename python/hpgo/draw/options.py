@@ -1,4 +1,4 @@
-"""What a caller can choose about a picture, the same in every format that can show it."""
+"""Options of pictures, common to all formats that support them."""
 
 from __future__ import annotations
 
@@ -21,36 +21,38 @@ _CHOICES: dict[str, tuple[str, ...]] = {"transfers": get_args(Transfers), "theme
 
 @dataclass(frozen=True, slots=True)
 class DrawOptions(Record):
-    """Choices about a picture; a format ignores what it can't show (ASCII has no colours)."""
+    """Options of a picture. A format ignores options that it doesn't support, as plain text does colors."""
 
     labels: tuple[str, ...] = ()
-    """A name for each timeline, for example `("planned", "measured")`; schedule names otherwise."""
+    """A name for each timeline, for example `("planned", "measured")`. Empty means the names of the schedules."""
     title: str = ""
     transfers: Transfers = "none"
-    """`none`, `arrows` from sender to receiver, or `lanes` below each rank that show when it sends."""
+    """Transfers: `none`, `arrows` from sender to receiver, or `lanes` below each rank that show when it sends."""
     memory: bool = False
-    """A memory curve below each rank, with the cap where one is known."""
+    """Whether each rank has a memory curve below it, with the memory limit if there is one."""
     critical_path: bool = False
     bubbles: bool = True
-    """Shade idle time by its cause."""
+    """Whether idle time is shaded by its cause."""
     table: bool = True
-    """The table of differences, where there are several timelines."""
+    """Whether several timelines get a table of differences."""
     linked: bool = False
-    """An SVG has one shape for all boxes of a kind and a stage, which says in `data-stage`, `data-batches` and
-    `data-rank` what they stand for, so that a page can light them."""
+    """Whether an SVG has one shape for all boxes of a kind and stage. The attributes `data-stage`, `data-batches` and
+    `data-rank` identify it, so that a web page can highlight it."""
     hatch: bool = False
-    """Strong patterns, as SVG has them in print; faint ones otherwise, and none in TikZ."""
+    """Whether patterns are strong, as in a printed SVG. Otherwise they are faint, and TikZ has none."""
     theme: Theme = "auto"
-    """`auto` follows the reader's setting in SVG and HTML and is light elsewhere; or `light`, `dark`."""
+    """Colors: `light`, `dark`, or `auto`. With `auto`, SVG and HTML follow the reader's setting and other formats are
+    light."""
     width_px: int = 1200
     columns: int = 120
-    """Width of the text picture, in characters."""
+    """Width of the text picture in characters."""
     max_boxes: int = 20_000
-    """With more actions than this the picture shows shares of time instead of boxes, and says so."""
+    """Largest number of actions that are drawn as boxes. With more, the picture shows shares of time instead, and has a
+    note."""
 
 
 class Chosen(TypedDict, total=False):
-    """The fields of `DrawOptions`, as keywords of `save` and `render`."""
+    """The fields of `DrawOptions` as keywords of `save` and `render`."""
 
     labels: Iterable[str] | None
     title: str | None
@@ -68,7 +70,7 @@ class Chosen(TypedDict, total=False):
 
 
 def options_of(chosen: Mapping[str, Any], timelines: int) -> DrawOptions:
-    """The options in `chosen`, checked against each other and the number of timelines.
+    """Return the options in `chosen`, checked against each other and against the number of timelines.
 
     Raises ArgumentError for an unknown name, a value outside its choices, or a wrong number of labels.
     """
@@ -79,6 +81,7 @@ def options_of(chosen: Mapping[str, Any], timelines: int) -> DrawOptions:
     labels = chosen.get("labels")
     given_labels = () if labels is None else check_list("the labels", labels, hint="give a list of names")
     words = {
+        # Replace characters that can't be displayed, because they would make an invalid SVG or PDF.
         "labels": tuple(printable(one) if isinstance(one, str) else one for one in given_labels),
         "title": _shown_title(chosen.get("title")),
     }
@@ -89,11 +92,15 @@ def options_of(chosen: Mapping[str, Any], timelines: int) -> DrawOptions:
     options = DrawOptions(**{**chosen, **words})
     if options.labels and len(options.labels) != timelines:
         raise ArgumentError(
-            f"{len(options.labels)} labels for {timelines} timelines", "give one label for each timeline, or none"
+            f"there are {len(options.labels)} labels, but {timelines} timelines",
+            "give one label for each timeline, or none",
         )
     for name, least in (("width_px", 320), ("columns", 40), ("max_boxes", 0)):
         if getattr(options, name) < least:
-            raise ArgumentError(f"{name} is {getattr(options, name)}", f"give at least {least}")
+            raise ArgumentError(
+                f"{name} is {getattr(options, name)}, but must be at least {least}", f"set it to {least} or more"
+            )
+    # A larger picture would need gigabytes of memory as pixels.
     if options.width_px > 20_000 or options.columns > 10_000:
         raise ArgumentError("the picture is wider than 20,000 pixels or 10,000 characters", "choose a smaller width")
     return options

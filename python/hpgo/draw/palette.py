@@ -1,9 +1,9 @@
-"""Colours, patterns and line styles, once for all formats.
+"""Colors, patterns and line styles of all picture formats.
 
-Forward is blue, backward orange, input gradient teal, weight gradient green, as the field's papers have it. Bubbles are
-paler, coloured by what the rank waits for. Any two of the colours that can touch are at least 10 apart by CIEDE2000, in
-normal sight and without one kind of cones, and no two of the marks share both pattern and edge, so that grey prints
-tell them apart too. A colour means the same in every picture.
+Forward is blue, backward orange, input gradient teal and weight gradient green, as in publications. Bubbles are paler,
+and their color shows what the rank waits for. Any two colors that can touch are at least 10 apart by CIEDE2000, for
+normal vision and for each kind of color blindness. No two marks share both pattern and edge, so gray prints distinguish
+them too. A color has the same meaning in every picture.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ KIND_COLOURS = {"F": "#3b75c4", "B": "#f5a040", "I": "#5db69f", "W": "#2b6a1f"}
 
 CAUSE_NAMES = {
     "fill": "waits for the pipeline to fill",
-    "drain": "done, the others drain",
-    "dependency": "waits for a neighbour's result",
+    "drain": "done, other ranks drain",
+    "dependency": "waits for a neighbor's result",
     "communication": "waits for a transfer",
     "imbalance": "waits for a slower stage",
 }
 
 HATCH_PX, HATCH_LINE_PX = 6.0, 0.8
-"""Side of the tile that a pattern repeats, and how thick its lines are."""
+"""Side of the tile that a pattern repeats, and the width of its lines, in pixels."""
 HATCHES = {
     "/": "M0 6L6 0M-1 1L1 -1M5 7L7 5",
     "\\": "M0 0L6 6M-1 5L1 7M5 -1L7 1",
@@ -39,34 +39,35 @@ HATCHES = {
     "o": "M4.5 3A1.5 1.5 0 1 1 1.5 3A1.5 1.5 0 1 1 4.5 3",
     "+": "M3 0V6M0 3H6",
 }
-"""Patterns as the path of one tile, in SVG's words, which canvases read too."""
+"""Patterns as the path of one tile, in SVG syntax, which HTML canvases read too."""
 HATCH_OPACITY, PRINT_OPACITY = 0.26, 0.75
-"""Of a pattern's lines over its fill: on a screen, and in print or where patterns are asked for."""
+"""Opacity of a pattern's lines over its fill: on a screen, and in print or with `hatch`."""
 
 CLEAR_PX = 3.0
-"""Twice how far strong patterns stay away from numbers, which have their box's colour around them."""
+"""Twice the distance between strong pattern lines and numbers, in pixels. Numbers have an outline of this width in the
+color of their box."""
 
 INK = ("#1b1f24", "#e6e9ed")
-"""Text and lines: in light, in dark."""
+"""Color of text and lines: in light mode, in dark mode."""
 FAINT_INK = ("#5b6570", "#9aa4af")
 PAPER = ("#ffffff", "#14181d")
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one class of marks is painted; each colour is a pair (light, dark)."""
+    """Style of one class of marks. Each color is a pair (light mode, dark mode)."""
 
     fill: tuple[str, str] | None = None
     stroke: tuple[str, str] | None = None
     stroke_px: float = 0.0
     dash_px: tuple[float, ...] | None = None
     hatch: str = ""
-    """The pattern over the fill, one of `HATCHES`, or nothing."""
+    """Pattern over the fill: a key of `HATCHES`, or empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Font:
-    """How one class of text is set."""
+    """Style of one class of text."""
 
     size_px: float
     colour: tuple[str, str] = INK
@@ -120,7 +121,7 @@ _LOOKS = {
     "cap": Look(stroke=INK, stroke_px=1.0, dash_px=(5, 3)),
     "free": Look(fill=("#e6eaee", "#2a323a")),
     "rule": Look(stroke=("#c9d0d7", "#3a424b"), stroke_px=0.8),
-    # Over cells, which are as light in the dark.
+    # These lie over cells, which have the same light colors in dark mode. So both modes use the dark ink.
     "frame-tensor": Look(stroke=(INK[0],) * 2, stroke_px=1.8),
     "frame-context": Look(stroke=(_RED[0],) * 2, stroke_px=1.4, dash_px=(4, 2)),
     "frame-expert": Look(stroke=("#004c73",) * 2, stroke_px=1.4, dash_px=(1.5, 1.5)),
@@ -130,7 +131,8 @@ _LOOKS = {
     "rate": Look(fill=("#29305f", "#b4ccf0")),
 }
 STAGE_COLOURS = ("#4eb4f9", "#cf7b25", "#55a67c", "#d5da79", "#d381bd", "#c2d4ff", "#f1c0ae", "#c0c4c6")
-"""Of groups of GPUs with different layers; a number in them tells those apart that share a colour."""
+"""Colors of groups of GPUs with different layers. Groups beyond the last color repeat it and are distinguished by a
+number."""
 _STAGE_HATCHES = ("", "/", ".", "\\", "-", "|", "o", "x")
 _LOOKS |= {
     f"stage-{at}": Look(fill=(colour, colour), stroke=PAPER, stroke_px=0.6, hatch=hatch)
@@ -138,9 +140,10 @@ _LOOKS |= {
 }
 
 _CURVES = ("#0e3f9d", "#41a767", "#86531f", "#56cbf1", "#692c57", "#8d7c0d", "#8071c0")
+# Dashes distinguish curves in gray prints.
 _DASHES = (None, (8.0, 3.0), (2.0, 2.0), (8.0, 2.0, 2.0, 2.0), (5.0, 5.0), (12.0, 3.0), (1.5, 4.0))
 CURVES = len(_CURVES)
-"""How many curves one set of axes tells apart, by colour and dashes."""
+"""Largest number of curves that one set of axes distinguishes, by color and dashes."""
 _LOOKS |= {
     f"curve-{at}": Look(stroke=(colour, STAGE_COLOURS[at]), stroke_px=1.8, dash_px=_DASHES[at])
     for at, colour in enumerate(_CURVES)
@@ -149,18 +152,18 @@ _LOOKS |= {f"mark-{at}": Look(fill=(colour, STAGE_COLOURS[at])) for at, colour i
 
 
 def look(style: str) -> Look:
-    """How marks of class `style` are painted."""
+    """Return the style of marks of class `style`."""
     return _LOOKS[style]
 
 
 def ink(font: str, on: str, theme: int) -> str:
-    """The colour of words in `font`, or on boxes of style `on`, in light (0) or dark (1)."""
+    """Return the color of text in `font`, or of text on boxes of style `on`, in light (0) or dark (1) mode."""
     fill = _LOOKS[on].fill if on else None
     return ink_on(fill[theme]) if fill else FONTS[font].colour[theme]
 
 
 def ink_on(colour: str) -> str:
-    """Black or white, whichever reads better on `colour` (by WCAG relative luminance)."""
+    """Return black or white, the one with more contrast on `colour` by WCAG relative luminance."""
     linear = [value / 255 / 12.92 if value <= 10 else ((value / 255 + 0.055) / 1.055) ** 2.4 for value in _rgb(colour)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return "#ffffff" if 1.05 / (luminance + 0.05) > (luminance + 0.05) / 0.05 else "#000000"

@@ -1,8 +1,8 @@
-"""Where everything goes: timelines become a scene of boxes, steps, lines and words, in pixels from the top left.
+"""Layout of pictures: timelines become a scene of boxes, steps, lines and words, in pixels from the top left.
 
-The layout is decided here once; `svg`, `raster` and `tikz` only write it down. From top to bottom: title, then for each
-timeline a heading and one row a rank (with a lane of transfers and a memory curve below it where wanted), then the time
-axis they share, the legend of what is really there, the comparison table, and notes on what was left out.
+Only this module decides the layout; `svg`, `raster` and `tikz` only write it. A picture has, from top to bottom: the
+title, a heading and one row per rank for each timeline, the shared time axis, the legend of what occurs, the comparison
+table, and notes on what was omitted. A row may have a lane of transfers and a memory curve below it.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ _MOST_DENSITY_CELLS = 60_000
 _MOST_CURVE_POINTS = 60_000
 _MARGIN_PX = 16.0
 _NUMBER_PX = (6.5, 11.0)
-"""Least and greatest size of the numbers in boxes."""
+"""Smallest and largest font size of the numbers in boxes, in pixels."""
 _TALLEST_PX, _CURVE_PX, _BAR_PX = 34.0, 18.0, 3.0
-"""Greatest height of boxes, least of memory curves, and the height of the bars that tell chunks."""
+"""Largest height of boxes, smallest height of memory curves, and height of the bars that mark chunks, in pixels."""
 _WIDEST_NAME = 0.32
-"""Part of the picture's width that names of rows may take."""
+"""Largest fraction of the picture's width for the names of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """Rectangles of one style."""
+    """Rectangles of one style, in pixels."""
 
     style: str
     x: Floats
@@ -71,18 +71,18 @@ class Boxes:
     width: Floats
     height: Floats
     tips: Sequence[str] = ()
-    """What each is, where a reader can point at it; or nothing."""
+    """Tooltips of the rectangles. Empty if there are none."""
     mark: Mapping[str, str] = field(default_factory=dict)
-    """What they stand for, by which a page that holds the picture finds them; or nothing."""
+    """Attributes by which a web page finds the rectangles. Empty if there are none."""
 
     def where(self, chosen: NDArray[np.bool_], mark: Mapping[str, str]) -> Boxes:
-        """Some of them, with a mark of their own."""
+        """Return some of the rectangles, with other attributes."""
         return Boxes(self.style, self.x[chosen], self.y[chosen], self.width[chosen], self.height[chosen], mark=mark)
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The area below a staircase: `tops[i]` between `edges[i]` and `edges[i + 1]`, down to `base`."""
+    """The area below a step function: `tops[i]` between `edges[i]` and `edges[i + 1]`, down to `base`."""
 
     style: str
     edges: Floats
@@ -92,7 +92,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A polyline."""
+    """A polyline, with an arrow head at its end if `arrow`."""
 
     style: str
     points: tuple[tuple[float, float], ...]
@@ -101,17 +101,17 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Texts in one font; y is their baseline. `on` and `size_px` override the font's colour and size."""
+    """Texts in one font. `y` is the baseline. `on` and `size_px` override the font's color and size."""
 
     font: str
     x: Sequence[float]
     y: Sequence[float]
     texts: Sequence[str]
     on: str = ""
-    """Style of the boxes that they stand on, whose ink they have; or nothing."""
+    """Style of the boxes behind the texts, which determines their color. Empty if there are none."""
     size_px: float | None = None
     mark: Mapping[str, str] = field(default_factory=dict)
-    """What they stand for, as of boxes."""
+    """Attributes by which a web page finds the texts, like those of boxes."""
 
 
 Item = Boxes | Steps | Line | Words
@@ -119,7 +119,7 @@ Item = Boxes | Steps | Line | Words
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A whole picture."""
+    """A picture with all its items, in drawing order."""
 
     width_px: float
     height_px: float
@@ -130,7 +130,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class _Bars:
-    """Boxes still in seconds: from, to, top in pixels, and the height that all share."""
+    """Boxes with times instead of pixels: start, end, top in pixels, and the height that all have in common."""
 
     start_s: Floats
     end_s: Floats
@@ -138,7 +138,7 @@ class _Bars:
     height_px: float
 
     def half(self, number: int) -> _Bars:
-        """The upper (0) or lower (1) half of each."""
+        """Return the upper (0) or lower (1) half of each box."""
         return _Bars(self.start_s, self.end_s, self.y + number * self.height_px / 2, self.height_px / 2)
 
     def where(self, chosen: NDArray[np.bool_]) -> _Bars:
@@ -147,16 +147,16 @@ class _Bars:
 
 @dataclass
 class _Canvas:
-    """What is drawn so far, and what the legend and the notes have to mention."""
+    """The items drawn so far, and the entries for the legend and the notes."""
 
     options: DrawOptions
     x0: float
-    """Left end of the time axis."""
+    """Left end of the time axis, in pixels."""
     px_per_s: float
     end_s: float
     memory_top_bytes: float
     top: float = math.inf
-    """Of the first row."""
+    """Top of the first row, in pixels."""
     items: list[Item] = field(default_factory=list)
     legend: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -169,7 +169,7 @@ class _Canvas:
         return Boxes(style, x, bars.y, self.x(bars.end_s) - x, np.full(len(x), bars.height_px))
 
     def parted(self, style: str, bars: _Bars) -> Boxes:
-        """The boxes with a hair's breadth between neighbours, which takes little of thin ones."""
+        """Return the boxes with thin gaps between neighbors. The gap is smaller for thin boxes."""
         boxes = self.boxes(style, bars)
         return replace(boxes, width=boxes.width - np.minimum(0.7, 0.12 * boxes.width))
 
@@ -179,7 +179,7 @@ class _Canvas:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """How the ranks of one timeline stack up: each row holds `per_row` ranks and consists of up to three strips."""
+    """Vertical layout of the ranks of one timeline. Each row holds `per_row` ranks and has up to three strips."""
 
     top: float
     count: int
@@ -202,9 +202,10 @@ class _Rows:
 
 
 def scene(timelines: Sequence[Timeline], options: DrawOptions) -> Scene:
-    """Lays out one or several timelines on one time axis."""
+    """Lay out one or several timelines on one time axis."""
     end_s = drawn_span_s(timelines)
     labels = names(timelines, options.labels)
+    # The names determine the left margin, so measure them before anything else is placed.
     widest_px = _WIDEST_NAME * options.width_px
     named_px = max(text_px(fitted(name, 11, widest_px), 11) for one in timelines for name in _row_names(one))
     left_px = _MARGIN_PX + named_px + 8
@@ -235,7 +236,7 @@ def scene(timelines: Sequence[Timeline], options: DrawOptions) -> Scene:
 
 
 def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float, *, headed: bool) -> float:
-    """One timeline below `y`, with its name unless the title says it; returns where it ends."""
+    """Draw one timeline below `y`, with its name unless the title has it. Return the y of its end."""
     options = canvas.options
     facts, x_facts = summary(timeline), _MARGIN_PX
     if headed:
@@ -260,7 +261,7 @@ def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float, *, headed:
         box_px=box_px,
         lane_px=max(3.0, box_px / 4) if options.transfers == "lanes" else 0.0,
         curve_px=max(_CURVE_PX, box_px) if has_curve else 0.0,
-        # Arrows need room to be seen between the rows.
+        # Arrows need space to be visible between the rows.
         gap_px=1.0 if box_px <= 10 else 14.0 if options.transfers == "arrows" and not has_curve else 3.0,
     )
     canvas.top = min(canvas.top, rows.top)
@@ -271,7 +272,7 @@ def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float, *, headed:
     if crowded:
         columns = _density(canvas, timeline, rows)
         width = format_seconds(timeline.makespan_s / columns)
-        banded = f" and {per_row} {timeline.row}s a row" if per_row > 1 else ""
+        banded = f" and {per_row} {timeline.row}s per row" if per_row > 1 else ""
         canvas.notes.append(
             f"{label}: {counted(len(timeline.rank), 'action')}, {crowded}, so heights are shares of time, "
             f"summed over columns of {width}{banded}; `hpgo view` shows each action."
@@ -286,7 +287,7 @@ def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float, *, headed:
         _critical(canvas, timeline, rows, crowded != "")
     x_end = float(canvas.x0 + timeline.makespan_s * canvas.px_per_s)
     canvas.items.append(Line("end", ((x_end, rows.top - 4), (x_end, rows.bottom + 3))))
-    beside = x_end < x_facts + text_px(facts, 11.5)  # then above the end there is no room
+    beside = x_end < x_facts + text_px(facts, 11.5)  # the facts are where the label of the end would be
     y_end = rows.top + min(box_px, 14.0) if beside else rows.top - 4
     canvas.word("end", x_end + 4, y_end, format_seconds(timeline.makespan_s))
     return rows.bottom + 8
@@ -313,7 +314,7 @@ def _rank_labels(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> None:
 
 
 def _row_marks(canvas: _Canvas, rows: _Rows) -> None:
-    """A box behind each row that says whose it is."""
+    """Draw an invisible box behind each row that identifies its rank for a web page."""
     row = np.arange(rows.count)
     bars = _Bars(np.zeros(rows.count), np.full(rows.count, canvas.end_s), rows.y(row * rows.per_row), rows.box_px)
     boxes = canvas.boxes("row", bars)
@@ -321,7 +322,7 @@ def _row_marks(canvas: _Canvas, rows: _Rows) -> None:
 
 
 def _crowding(canvas: _Canvas, timeline: Timeline) -> str:
-    """Why boxes would not be seen, or nothing if they would."""
+    """Return the reason why single boxes would be invisible, or an empty string."""
     actions = len(timeline.rank)
     if actions > canvas.options.max_boxes:
         return f"more than the {canvas.options.max_boxes:,} drawn one by one"
@@ -363,7 +364,7 @@ def _kind_boxes(
     covered_of_stage: NDArray[np.floating],
     passes: tuple[NDArray[np.integer], NDArray[np.integer]],
 ) -> None:
-    """Boxes of one kind, a bar over the covered part of each, and its micro-batch's number where there is room."""
+    """Draw boxes of one kind, a bar over a part of each, and the number of its micro-batch if there is space."""
     stage, micro_batch = passes
     covered = covered_of_stage[stage]
     canvas.legend[kind] = palette.KIND_NAMES[kind]
@@ -381,7 +382,8 @@ def _kind_boxes(
     if has_bars:
         x, y, width = boxes.x[later], boxes.y[later], boxes.width[later] * covered[later]
         canvas.items.append(Boxes("chunk", x, y, width, np.full(len(x), bar_px)))
-    # One size for all of a kind: the greatest at which the longest number fits a typical box, or no numbers at all.
+    # All numbers of a kind have one size: the largest at which the longest number fits a typical box. If that is too
+    # small, there are no numbers.
     room_px = bars.height_px - (bar_px if has_bars else 0)
     longest = len(str(micro_batch.max()))
     typical_px = float(np.median(bars.end_s - bars.start_s)) * canvas.px_per_s
@@ -395,14 +397,14 @@ def _kind_boxes(
         if shown.any():
             centre = (boxes.x + boxes.width / 2)[shown].tolist()
             baseline = ((boxes.y + boxes.height - room_px / 2)[shown] + size_px * 0.36).tolist()
-            said = [texts[at] for at in np.flatnonzero(shown).tolist()]
-            canvas.items.append(Words("tick", centre, baseline, said, kind, size_px, mark))
+            labels = [texts[at] for at in np.flatnonzero(shown).tolist()]
+            canvas.items.append(Words("tick", centre, baseline, labels, kind, size_px, mark))
 
 
 def _density(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> int:
-    """Shares of time as stacked areas: forward at the foot, bubbles on top. Returns the number of columns."""
+    """Draw shares of time as stacked areas, forward at the bottom and bubbles on top. Return the number of columns."""
     plot_px = timeline.makespan_s * canvas.px_per_s
-    # Columns much wider than an action, or their edges would beat against the actions' and draw waves.
+    # Columns must be much wider than an action. Otherwise, their edges and the edges of actions make a moiré pattern.
     calm = timeline.makespan_s / (6 * median_s(timeline.start_s, timeline.end_s) or 1)
     columns = max(1, int(min(plot_px, _MOST_DENSITY_CELLS / rows.count, max(200, calm))))
     edges_s = np.linspace(0, timeline.makespan_s, columns + 1)
@@ -431,6 +433,7 @@ def _density(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> int:
                 canvas.legend[f"idle-{cause}"] = palette.CAUSE_NAMES[cause]
     stacked = np.cumsum([layer for _, layer in layers], axis=0)
     edges = canvas.x(edges_s)
+    # Draw from the top of the stack to the bottom, so that each area only needs its upper edge.
     for (style, _), heights in reversed(list(zip(layers, stacked, strict=True))):
         for row in range(rows.count):
             base = rows.top + row * rows.pitch_px + rows.box_px
@@ -446,7 +449,7 @@ def _sync(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> None:
     y = rows.y(ranks) + rows.box_px - height_px
     bars = _Bars(timeline.sync_start_s[syncs], timeline.sync_end_s[syncs], y, height_px)
     canvas.items.append(canvas.boxes("sync", bars))
-    canvas.legend["sync"] = "gradient synchronisation"
+    canvas.legend["sync"] = "gradient reduction"
 
 
 def _transfers(canvas: _Canvas, timeline: Timeline, rows: _Rows, label: str) -> None:
@@ -478,13 +481,16 @@ def _transfers(canvas: _Canvas, timeline: Timeline, rows: _Rows, label: str) -> 
 
 
 def _lane(canvas: _Canvas, timeline: Timeline, rows: _Rows, name: str, chosen: NDArray[np.bool_]) -> None:
-    """When each rank sends, activations in the upper half of the lane and gradients in the lower; overlaps merge."""
+    """Draw the times at which each rank sends: activations in the upper half of the lane, gradients in the lower.
+
+    Overlaps are merged.
+    """
     rank, start, end = (
         timeline.transfer_from_rank[chosen], timeline.transfer_start_s[chosen], timeline.transfer_end_s[chosen]
     )  # fmt: skip
     order = np.lexsort((start, rank // rows.per_row))
     row, start, end = (rank // rows.per_row)[order], start[order], end[order]
-    # Shift each row into an own stretch of time, so that one running maximum merges all rows at once.
+    # Shift each row into a separate interval of time, so that one running maximum merges the overlaps of all rows.
     shift_s = row * (2 * canvas.end_s + 1)
     reach_s = np.maximum.accumulate(end + shift_s)
     opens = np.ones(len(row), bool)
@@ -514,7 +520,7 @@ def _curves(canvas: _Canvas, timeline: Timeline, rows: _Rows, label: str) -> Non
             worst = max(over, key=lambda rank: peaks[rank] / caps[rank])
             held, cap = format_bytes(peaks[worst]), format_bytes(caps[worst])
             above = f"{counted(len(over), timeline.row)} above the memory cap"
-            canvas.notes.append(f"{label}: {above}, {timeline.row} {worst} most: {held} of {cap}.")
+            canvas.notes.append(f"{label}: {above}, {timeline.row} {worst} by the most: {held} of {cap}.")
     usable_px = rows.curve_px - 2
     points_a_row = _MOST_CURVE_POINTS // rows.count
     every = max(1, int(np.ceil(12 / rows.pitch_px)))
@@ -541,14 +547,16 @@ def _curves(canvas: _Canvas, timeline: Timeline, rows: _Rows, label: str) -> Non
 def staircase(
     times_s: NDArray[np.floating], sizes: NDArray[np.floating], end_s: float, at_most: int
 ) -> tuple[Floats, Floats]:
-    """A step curve as edges and values, thinned to at most `at_most` columns by taking each column's maximum.
+    """Return a step function as edges and values, with at most `at_most` columns.
+
+    Each column has the maximum of its values.
 
     `sizes[i]` holds from `times_s[i]` to `times_s[i + 1]`, the last one to `end_s`.
     """
     if len(times_s) <= at_most:
         return np.append(times_s, max(end_s, float(times_s[-1]))), np.asarray(sizes, np.float64)
     edges_s = np.linspace(0, end_s, at_most + 1)
-    # A column's maximum is over the steps inside it and the one that is under way when it opens.
+    # The maximum of a column covers the steps inside it, and the step that began before it.
     opening = np.clip(np.searchsorted(times_s, edges_s[:-1], side="right") - 1, 0, len(times_s) - 1)
     return edges_s, np.maximum.reduceat(np.asarray(sizes, np.float64), opening)
 
@@ -567,17 +575,19 @@ def _critical(canvas: _Canvas, timeline: Timeline, rows: _Rows, crowded: bool) -
     middle = y[order] + rows.box_px / 2
     xs = np.column_stack((canvas.x(start[order]), canvas.x(end[order]))).ravel()
     points = np.column_stack((xs, np.repeat(middle, 2)))
+    # Drop points that are closer than 0.3 pixels, which would only enlarge the file.
     keep = np.append(True, (np.abs(np.diff(points, axis=0)) > 0.3).any(axis=1))
     canvas.items.append(Line("critical", tuple(map(tuple, points[keep].tolist()))))
 
 
 def _axis(canvas: _Canvas, top: float, bottom: float) -> float:
-    """Grid lines behind all panels and the numbered axis below them; returns where it ends."""
+    """Draw grid lines behind all panels, and the numbered axis below them. Return the y of its end."""
     unit, unit_s = time_unit(canvas.end_s)
     width = canvas.end_s * canvas.px_per_s
     positions = ticks(canvas.end_s / unit_s, at_most=max(3, int(width / 90)))
     xs = [canvas.x0 + position * unit_s * canvas.px_per_s for position in positions]
     grid: list[Item] = [Line("grid", ((x, top), (x, bottom))) for x in xs]
+    # Grid lines go first in the list, so that everything else is drawn over them.
     canvas.items[:0] = grid
     canvas.items.append(Line("axis", ((canvas.x0, bottom), (canvas.x0 + width, bottom))))
     canvas.items.extend(Line("axis", ((x, bottom), (x, bottom + 4))) for x in xs)
@@ -587,7 +597,7 @@ def _axis(canvas: _Canvas, top: float, bottom: float) -> float:
 
 
 def _legend(canvas: _Canvas, y: float, bar: str) -> float:
-    """Only what the picture contains, in a fixed order and in columns."""
+    """Draw the legend with only those styles that the picture contains, in a fixed order. Return the y of its end."""
     if any(isinstance(item, Boxes) and item.style == "chunk" for item in canvas.items):
         canvas.legend["chunk"] = bar
     order = ["F", "B", "I", "W", "chunk", *(f"idle-{cause}" for cause in CAUSES)]
@@ -599,7 +609,10 @@ def _legend(canvas: _Canvas, y: float, bar: str) -> float:
 
 
 def legend(entries: Sequence[tuple[str, str]], x: float, y: float, room_px: float) -> tuple[list[Item], float]:
-    """A swatch and words for each style, in columns as wide as the longest, from the baseline `y` on; where it ends."""
+    """Return the swatch and text of each entry, in columns as wide as the longest, and the y of their end.
+
+    The first baseline is `y`.
+    """
     if not entries:
         return [], y
     wide_px = max(text_px(text, 11.5) for _, text in entries) + 24 + 18
@@ -641,7 +654,7 @@ def _table(canvas: _Canvas, rows: list[list[str]], y: float) -> float:
 
 
 def _by(members: Sequence[str], codes: NDArray[np.integer]) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Each member that occurs in `codes`, with the mask of where."""
+    """Iterate over the members that occur in `codes`, each with the mask of its entries."""
     for code, member in enumerate(members):
         chosen = codes == code
         if chosen.any():
@@ -649,7 +662,7 @@ def _by(members: Sequence[str], codes: NDArray[np.integer]) -> Iterator[tuple[st
 
 
 def _wrapped(text: str, room_px: float, size_px: float, *, bold: bool = False) -> list[str]:
-    """Lines that take no more than `room_px`, broken between words."""
+    """Return the text as lines of at most `room_px`, broken between words."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".strip()

@@ -1,4 +1,4 @@
-"""One scene in a file, by its ending: SVG, PNG, PDF, or a page of HTML that holds the SVG."""
+"""Saving a scene as SVG, PNG, PDF, or an HTML page with the SVG, chosen by the file's ending."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ENDINGS = (".svg", ".png", ".pdf", ".html")
 
 
 def check(path: str | os.PathLike[str]) -> Path:
-    """`path`, if its ending is one of `ENDINGS`; raises ArgumentError otherwise."""
+    """Return `path` if its ending is one of `ENDINGS`. Raise ArgumentError otherwise."""
     found = as_path(path, ArgumentError)
     if found.suffix.lower() not in ENDINGS:
         raise ArgumentError(
-            f"no such picture ends in `{shorten(found.suffix or found.name)}`",
+            f"no picture format has the ending `{shorten(found.suffix or found.name)}`",
             f"choose one of {', '.join(ENDINGS)}",
             code="unknown_name",
         )
@@ -35,9 +35,10 @@ def check(path: str | os.PathLike[str]) -> Path:
 
 
 def save(scene: Scene, path: str | os.PathLike[str], *, theme: Theme = "auto") -> Path:
-    """Writes the scene and returns its path.
+    """Write the scene. Return its path.
 
-    Raises ArgumentError for another ending or theme, HpgoError where matplotlib is missing or nothing can be written.
+    Raises ArgumentError for an unknown ending or theme, and HpgoError if matplotlib is missing or the file can't be
+    written.
     """
     found, options = check(path), options_of({"theme": theme}, 1)
     ending = found.suffix.lower()

@@ -1,4 +1,4 @@
-"""A scene as SVG: text stays text, the same scene gives the same bytes, and colours follow the reader's dark mode."""
+"""A scene as SVG. Text stays text, equal scenes give equal bytes, and colors follow the reader's dark mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FONT_FAMILY = "'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 
 
 def svg(scene: Scene, options: DrawOptions) -> str:
-    """The picture as one SVG document."""
+    """Return the picture as one SVG document."""
     styles = list(dict.fromkeys(item.style for item in scene.items if not isinstance(item, Words)))
     fonts = list(dict.fromkeys(item.font for item in scene.items if isinstance(item, Words)))
     grounds = list(dict.fromkeys(item.on for item in scene.items if isinstance(item, Words) and item.on))
@@ -34,7 +34,8 @@ def svg(scene: Scene, options: DrawOptions) -> str:
         f"<defs>{_definitions(styles)}</defs>",
         '<rect class="paper" width="100%" height="100%"/>',
     ]
-    # Neighbours of one style share a group; staircases of one style even a path, as there may be many.
+    # Adjacent items of one style share a group, and staircases of one style share a path. This keeps files with many
+    # items small.
     for (shape, style), group in groupby(scene.items, lambda item: (type(item), _style(item))):
         items = list(group)
         if shape is Boxes:
@@ -65,7 +66,7 @@ def _rects(boxes: Boxes) -> str:
 
 
 def _shape(boxes: Boxes) -> str:
-    """One path of them all: a browser lays out and lights thousands of boxes as soon as one."""
+    """Return one path for all boxes. A browser lays out and highlights it as fast as a single box."""
     d = "".join(f"M{x:g} {y:g}h{width:g}v{height:g}h{-width:g}z" for x, y, width, height in _corners(boxes))
     return f'<path d="{d}"{_mark(boxes)}/>'
 
@@ -75,12 +76,12 @@ def _mark(item: Boxes | Words) -> str:
 
 
 def _corners(boxes: Boxes) -> Iterator[tuple[float, float, float, float]]:
-    """Left, top, width and height of each."""
+    """Iterate over left, top, width and height of the boxes."""
     return zip(*map(_rounded, (boxes.x, boxes.y, boxes.width, boxes.height)), strict=True)
 
 
 def _staircase(steps: Steps) -> str:
-    """One closed path; steps of equal height are one."""
+    """Return one closed path. Consecutive steps of equal height become one."""
     tops = np.round(steps.tops, 1)
     turns = np.flatnonzero(np.append(True, tops[1:] != tops[:-1]))
     edges = _rounded(steps.edges[turns])
@@ -102,7 +103,7 @@ def _words(words: Words) -> str:
         f'<text x="{x:g}" y="{y:g}">{escape(text)}</text>'
         for x, y, text in zip(_rounded(words.x), _rounded(words.y), words.texts, strict=True)
     )
-    # A font's class would win over the size, so numbers in boxes have one without.
+    # The font size of a class would override the attribute, so numbers in boxes have a class without a size.
     name = f"number on-{words.on}" if words.on else f"t-{words.font}"
     return f'<g class="{name}"{size}{_mark(words)}>\n{texts}\n</g>'
 
@@ -118,7 +119,7 @@ def _stylesheet(styles: list[str], fonts: list[str], grounds: list[str], options
     ]
     if options.theme == "auto":
         rules += ["@media (prefers-color-scheme:dark){", *_coloured(styles, fonts, grounds, 1), "}"]
-    # Strong lines end before a number does.
+    # An outline in the box's color keeps strong pattern lines away from numbers.
     clear = f".number{{stroke-width:{palette.CLEAR_PX:g}px}}" if grounds else ""
     strong = f".hatch{{opacity:{palette.PRINT_OPACITY:g}}}{clear}"
     rules += (
@@ -144,7 +145,7 @@ def _font_css(font: palette.Font) -> str:
 
 
 def _coloured(styles: list[str], fonts: list[str], grounds: list[str], theme: int) -> list[str]:
-    """The rules that differ between light (0) and dark (1)."""
+    """Return the CSS rules that differ between light (0) and dark (1) mode."""
     rules = [f".paper{{fill:{palette.PAPER[theme]}}}"]
     for name in styles:
         look = palette.look(name)
@@ -181,10 +182,12 @@ def _definitions(styles: list[str]) -> str:
         for name in styles
         if name in {"activation", "gradient"}
     ]
+    # SVG markers don't inherit the color of their line, so each style needs its own arrow head.
     return "".join(patterns + heads)
 
 
 def _rounded(values: Iterable[float]) -> list[float]:
+    # Two decimals of a pixel are invisible, and keep files small and equal on all machines.
     rounded: list[float] = np.round(np.asarray(values, np.float64), 2).tolist()
     return rounded
 

@@ -1,8 +1,8 @@
 """Timelines as plain text, for logs and terminals.
 
-Each character is an equal share of the step. An action shows as its kind and micro-batch, stretched with `-` (F), `=`
-(B), `~` (I) or `+` (W); where there is no room for the number, by its kind's letter; idle time as dots. A character
-that several actions share shows the one that takes most of it.
+Each character is an equal share of the step. An action is its kind and micro-batch, stretched with `-` (F), `=` (B),
+`~` (I) or `+` (W). If there is no space for the number, it is only the letter of its kind. Idle time is dots. A
+character that several actions share shows the one with the largest share.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 64
 _ASCII = str.maketrans({"·": "|", "×": "x", "–": "-", "…": "~"})
-"""Logs are read in terminals of any encoding; labels of the caller stay as they are."""
+"""Replacements of characters outside ASCII, because logs are read in terminals of any encoding. The caller's labels are
+not changed."""
 _LETTERS = ("F", "B", "I", "W", "X")
 _STRETCH = ("-", "=", "~", "+", "#")
 _MEANINGS = (
@@ -39,7 +40,7 @@ _MEANINGS = (
 
 
 def text(timelines: Sequence[Timeline], options: DrawOptions) -> str:
-    """The timelines below each other on one time axis, each line at most `options.columns` characters."""
+    """Return the timelines below each other on one time axis. Each line has at most `options.columns` characters."""
     labels = names(timelines, options.labels)
     named = {id(timeline): _row_names(timeline, options.columns // 3) for timeline in timelines}
     gutter = max(len(name) for names in named.values() for name in names) + 2
@@ -70,9 +71,9 @@ def text(timelines: Sequence[Timeline], options: DrawOptions) -> str:
 
 
 def _columns(timelines: Sequence[Timeline], end_s: float, at_most: int) -> int:
-    """How many characters the step takes.
+    """Return the number of characters of the time axis.
 
-    Where there is room, the shortest action takes a whole number of them, so that equal actions look equal.
+    If possible, the shortest action takes a whole number of characters, so that equal actions look equal.
     """
     shortest_s = min(
         (float((timeline.end_s - timeline.start_s).min(initial=np.inf)) for timeline in timelines), default=np.inf
@@ -91,7 +92,7 @@ def _rows(timeline: Timeline, columns: int, end_s: float, named: Sequence[str], 
     by_kind = np.array(
         [shares(actions, equals(kinds, code), edges_s, timeline.ranks, per_row) for code in range(len(KINDS))]
     )
-    # A character stands for what fills most of it; idle only where it fills more than half.
+    # A character shows the kind with the largest share. It shows idle time only if that is more than half.
     busiest = by_kind.argmax(axis=0)
     letters = np.where(by_kind.sum(axis=0) >= 0.5, np.array(list(_LETTERS))[busiest], ".")
     characters = [list("".join(row)) for row in letters.tolist()]
@@ -99,12 +100,12 @@ def _rows(timeline: Timeline, columns: int, end_s: float, named: Sequence[str], 
         _write_actions(timeline, columns, end_s, characters)
     lines = [f"{named[row]:>{gutter - 2}} |{''.join(characters[row])}|" for row in range(count)]
     if per_row > 1:
-        lines.append(f"({counted(timeline.ranks, timeline.row)}, {per_row} a row)")
+        lines.append(f"({counted(timeline.ranks, timeline.row)}, {per_row} per row)")
     return lines
 
 
 def _write_actions(timeline: Timeline, columns: int, end_s: float, characters: list[list[str]]) -> None:
-    """Puts name and stretch of each action that covers at least two characters over the letters."""
+    """Write name and stretch of each action with at least two characters over the letters."""
     scale = columns / end_s if end_s > 0 else 0.0
     first = np.rint(timeline.start_s * scale).astype(np.int64)
     last = np.rint(timeline.end_s * scale).astype(np.int64)
@@ -130,7 +131,7 @@ def _axis(columns: int, end_s: float, gutter: int) -> list[str]:
 
 
 def _row_names(timeline: Timeline, room: int) -> list[str]:
-    """What rows are called: the short names where the long ones take more than `room` characters."""
+    """Return the names of rows. If the longest has more than `room` characters, return the short names."""
     per_row = -(-timeline.ranks // _MOST_ROWS)
     found = [rank_name(timeline, rank, per_row) for rank in range(0, timeline.ranks, per_row)]
     return found if max(map(len, found)) <= room else [name.partition(" (")[0] for name in found]

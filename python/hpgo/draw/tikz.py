@@ -1,4 +1,4 @@
-r"""A scene as TikZ, for papers: `\input` it inside a document that loads `tikz`; it scales to the line width."""
+r"""A scene as TikZ. `\input` it in a document that loads `tikz`; it scales to the line width."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PATTERNS = {
     "o": "crosshatch dots",
     "+": "grid",
 }
-"""What its library calls them."""
+"""Names of the patterns in TikZ's library `patterns`."""
 
 
 def tikz(scene: Scene, options: DrawOptions) -> str:
-    r"""The picture as a `tikzpicture` in a `\resizebox`, without preamble."""
+    r"""Return the picture as a `tikzpicture` in a `\resizebox`, without a preamble."""
     theme = 1 if options.theme == "dark" else 0
     styles = dict.fromkeys(item.style for item in scene.items if not isinstance(item, Words))
     lines = [
@@ -78,6 +78,7 @@ def _marks(item: Boxes | Steps | Line, hatch: bool) -> list[str]:
             item.x.tolist(), item.y.tolist(), item.width.tolist(), item.height.tolist(), strict=True
         )
     ]
+    # Papers are often printed in gray, so `hatch` draws the patterns over the fills.
     paths = [rf"\path[{', '.join(keys)}] {rectangle};" for rectangle in rectangles]
     if hatch and look.hatch:
         paths += [rf"\path[pattern={_PATTERNS[look.hatch]}] {rectangle};" for rectangle in rectangles]

@@ -1,8 +1,8 @@
-"""Timelines as Chrome trace JSON, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""Timelines as Chrome trace JSON, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-A rank is a process with a thread for compute and threads for what it sends and receives; transfers that overlap take
-further threads, as slices of one thread must nest. A flow arrow leads from each send to its receive, and a counter
-follows the memory. Times are microseconds, as the format asks.
+A rank is a process with a thread for computation and threads for messages that it sends and receives. Overlapping
+messages use further threads, because slices of one thread must nest. A flow arrow leads from each send to its receive,
+and a counter shows the memory. Times are in microseconds, as the format requires.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 _COMPUTE, _IDLE, _SYNC = 0, 1, 2
 _SEND, _RECEIVE = 10, 1000
-"""First thread of sends and of receives; overlapping ones count on from there."""
+"""Number of the first thread for sends and for receives. Overlapping messages use the following numbers."""
 _COLOURS = ("thread_state_running", "thread_state_iowait", "rail_response", "good", "thread_state_running")
 
 
 def trace(timelines: Sequence[Timeline], options: DrawOptions) -> bytes:
-    """The trace, as UTF-8 JSON; of several timelines, each has its own range of process numbers."""
+    """Return the trace as UTF-8 JSON. Each of several timelines has a separate range of process numbers."""
     events: list[str] = []
     labels = names(timelines, options.labels)
     about = []
@@ -73,6 +73,7 @@ def _events(timeline: Timeline, first_pid: int, prefix: str) -> Iterator[str]:
         kind = KINDS[code]
         name = f"F{batch} B{backward_batch}" if kind == "F‖B" else f"{kind}{batch if kind == 'F' else backward_batch}"
         yield (
+            # Format by hand, because `json.dumps` is slower and there may be millions of events.
             f'{{"ph":"X","cat":"compute","name":"{name}","pid":{first_pid + rank},"tid":{_COMPUTE},"ts":{ts!r},'
             f'"dur":{dur!r},"cname":"{_COLOURS[code]}","args":{{"kind":"{kind}","stage":{stage},"micro_batch":{batch},'
             f'"backward_stage":{backward_stage},"backward_micro_batch":{backward_batch},'
@@ -89,7 +90,7 @@ def _events(timeline: Timeline, first_pid: int, prefix: str) -> Iterator[str]:
 
 
 def _idle_events(timeline: Timeline, first_pid: int) -> Iterator[str]:
-    """Why a rank stands idle, on a thread of its own."""
+    """Yield the intervals of idle time, on a separate thread."""
     for rank in np.unique(timeline.idle_rank).tolist():
         yield _named(first_pid + rank, "thread_name", "idle, by cause", _IDLE)
     for rank, cause, ts, end in zip(
@@ -103,7 +104,7 @@ def _idle_events(timeline: Timeline, first_pid: int) -> Iterator[str]:
 
 
 def _transfer_events(timeline: Timeline, first_pid: int) -> Iterator[str]:
-    """For each transfer a slice where it is sent, one where it is received, and the arrow between them."""
+    """Yield two slices for each transfer, where it is sent and where it is received, and the arrow between them."""
     order = np.argsort(timeline.transfer_start_s, kind="stable")
     lanes: dict[tuple[int, int], _Lanes] = {}
     columns = zip(
@@ -134,14 +135,14 @@ def _transfer_events(timeline: Timeline, first_pid: int) -> Iterator[str]:
 
 
 class _Lanes:
-    """Threads for slices that may overlap: each slice takes one with nothing under way."""
+    """Threads for slices that may overlap. Each slice gets a thread that is free."""
 
     def __init__(self) -> None:
         self.busy: list[tuple[float, int]] = []
         self.free: list[int] = []
 
     def take(self, start: float, end: float) -> tuple[int, bool]:
-        """A lane that is free at `start`, busy until `end` from now on, and whether it is a new one."""
+        """Return a thread that is free at `start`, and whether it is new. Mark it as busy until `end`."""
         while self.busy and self.busy[0][0] <= start:
             heapq.heappush(self.free, heapq.heappop(self.busy)[1])
         is_new = not self.free
@@ -157,10 +158,10 @@ def _sync_events(timeline: Timeline, first_pid: int) -> Iterator[str]:
     columns = (timeline.sync_stage[syncs], ranks, timeline.sync_start_s[syncs], timeline.sync_end_s[syncs])
     for stage, rank, start_s, end_s in zip(*(column.tolist() for column in columns), strict=True):
         pid = first_pid + rank
-        yield _named(pid, "thread_name", "gradient synchronisation", _SYNC)
+        yield _named(pid, "thread_name", "gradient reduction", _SYNC)
         ts, dur = start_s * 1e6, (end_s - start_s) * 1e6
         yield (
-            f'{{"ph":"X","cat":"sync","name":"synchronise stage {stage}","pid":{pid},"tid":{_SYNC},"ts":{ts!r},'
+            f'{{"ph":"X","cat":"sync","name":"reduce gradients of stage {stage}","pid":{pid},"tid":{_SYNC},"ts":{ts!r},'
             f'"dur":{dur!r},"args":{{"stage":{stage}}}}}'
         )
 

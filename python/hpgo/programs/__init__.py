@@ -1,1 +1,1 @@
-"""Who does what in which order, without a clock: schedules, stages, and each rank's part."""
+"""Schedules, the stages that they run, and the part of each rank. Nothing here has a clock: `hpgo.timing` adds one."""

@@ -1,9 +1,9 @@
-"""A row of blocks: what frameworks know of a model, namely what comes before its blocks, the blocks, what comes after.
+"""A model as a row of blocks, as frameworks know it: layers before the blocks, the blocks, and layers after them.
 
-Frameworks build models themselves: so many transformer blocks, what embeds in front of them, what predicts behind. A
-profile says the same with its ids: blocks are the layers whose ids are one word with consecutive numbers, `layers.0`
-and so on, or several layers a block, `layers.0.attention` and `layers.0.mlp`. A model that isn't such a row is refused,
-since a framework would train another one.
+Frameworks build models themselves: an embedding, a number of transformer blocks, and a head. A profile shows the same
+structure in its layer ids. Blocks are the layers whose ids are one word with consecutive numbers, `layers.0` and so on.
+A block may also have several layers, `layers.0.attention` and `layers.0.mlp`. A model without this structure raises an
+error, because the framework would train another model.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ if TYPE_CHECKING:
     from hpgo.model.profile import Profile
 
 _PART = re.compile(r"(.*?)([0-9]+)\.([^0-9].*)", re.DOTALL)
-"""`layers.12.mlp`: the word, the number, and which part of the block it is."""
+"""Pattern of `layers.12.mlp`: the word, the number of the block, and the part within the block."""
 _WHOLE = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
-_ONE_OUTPUT = "frameworks pass on the output of each block to the next one, and nothing else"
-_LEAST_SHARE = 0.3
-"""Of the computing that blocks must do: below that, what frameworks call a head or an embedding would be the model."""
+_ONE_OUTPUT = "frameworks send the output of each block to the next block, and nothing else"
+_MIN_BLOCK_FRACTION = 0.3
+"""Smallest fraction of the model's compute time that its blocks must take. Below it, most of the model would be in the
+layers that frameworks treat as embedding or head. Not tuned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Record):
-    """The layers of a model as frameworks count them."""
+    """The layers of a model, split into blocks as frameworks do it."""
 
     stem: str
-    """What the blocks' ids begin with: `encoder-`."""
+    """Common start of the blocks' ids, for instance `encoder-`."""
     before: tuple[str, ...]
-    """Ids of the layers in front of the first block: what embeds, masks, what loads data."""
+    """Ids of the layers before the first block: embedding, masks, data loading."""
     blocks: tuple[tuple[str, ...], ...]
-    """Ids of the layers of each block."""
+    """Ids of the layers of each block, by block."""
     after: tuple[str, ...]
-    """Ids of the layers behind the last block: what predicts."""
+    """Ids of the layers after the last block: the head."""
 
     def __post_init__(self) -> None:
         if not all(self.blocks):
@@ -51,15 +52,16 @@ class Blocks(Record):
 
     @classmethod
     def of(cls, profile: Profile) -> Blocks:
-        """Finds them in a profile.
+        """Find the blocks of a profile.
 
-        Raises ArgumentError, with the layer that is in the way, for a model that isn't a row of blocks.
+        Raises ArgumentError, with the layer that prevents it, if the model is not a row of blocks.
 
         >>> import hpgo
         >>> found = Blocks.of(hpgo.read_profile("bert-48"))
         >>> found.stem, len(found.blocks), found.before[-1], found.after
         ('encoder-', 48, 'reshape', ('pooler',))
         """
+        # Frameworks load data outside the model, so the time of loading layers must not count as lost compute time.
         computing = profile.without_loading()
         seconds = {layer.id: layer.forward_s[-1] + layer.backward_s[-1] for layer in computing.layers}
         return cls.among(seconds, profile.edges, name=profile.name, seconds=seconds)
@@ -73,9 +75,9 @@ class Blocks(Record):
         name: str,
         seconds: dict[str, float] | None = None,
     ) -> Blocks:
-        """Finds them among ids of layers of a profile called `name`.
+        """Find the blocks among the layer ids of a profile called `name`.
 
-        Without `edges` each layer feeds the next one; without `seconds` nothing is said of what layers cost.
+        Without `edges`, each layer feeds the next one. Without `seconds`, the share of compute time is not checked.
         """
         ids = list(layers)
         stem, place_of = _places(ids, name)
@@ -89,7 +91,7 @@ class Blocks(Record):
                 raise ArgumentError(
                     f"profile `{shorten(name)}` has blocks `{shorten(stem)}{lower}` and `{shorten(stem)}{higher}`, but"
                     " none between them",
-                    "give blocks consecutive numbers",
+                    "number the blocks without gaps",
                 )
         _check_parts(place_of, stem)
         before, after = _ends(ids, list(pairwise(ids)) if edges is None else list(edges), number_of, stem)
@@ -98,9 +100,10 @@ class Blocks(Record):
         return cls(stem, before, tuple(tuple(members[number]) for number in numbers), after)
 
     def parts(self, *, min_blocks: int = 0) -> list[tuple[str, ...]]:
-        """Layers between which a pipeline may be cut, in a row.
+        """Return the parts of the model between which a pipeline may be cut, in order, as layer ids.
 
-        What embeds may be a stage of its own, and so may what predicts, unless each stage has `min_blocks` of 1.
+        The layers before the blocks may be a stage alone, and so may the layers after them. With `min_blocks` of 1,
+        each stage needs a block, so these layers join the first and the last block.
         """
         parts = list(self.blocks)
         if min_blocks:
@@ -110,7 +113,7 @@ class Blocks(Record):
         return [*([self.before] if self.before else []), *parts, *([self.after] if self.after else [])]
 
     def cuts(self, *, min_blocks: int = 0) -> tuple[tuple[str, ...], ...]:
-        """For each place between two of `parts`, the layers before it."""
+        """Return the layers before each possible cut, one entry for each cut between two of `parts`."""
         passed: list[str] = []
         states = []
         for part in self.parts(min_blocks=min_blocks)[:-1]:
@@ -119,13 +122,16 @@ class Blocks(Record):
         return tuple(states)
 
     def counts(self, stages: Iterable[Sequence[str]], framework: str) -> tuple[int, ...]:
-        """How many blocks each of `stages` has, given as ids of its layers.
+        """Return the number of blocks in each of `stages`, which are given as ids of their layers.
 
-        Raises ArgumentError for a stage that ends inside a block, or apart from what `framework` keeps together.
+        Raises ArgumentError for a stage that ends inside a block, or splits layers that `framework` keeps together.
         """
+        # A cut is valid if the layers before it are an entry of `cuts`, so only the set of layers passed so far
+        # matters. The empty and the full set are the ends of the pipeline, which a stage without blocks may repeat.
         allowed = {frozenset(), *map(frozenset, self.cuts()), frozenset(self._all())}
         passed: set[str] = set()
         counts = []
+        # A block counts for the stage that has its last layer.
         last_of = {block[-1] for block in self.blocks}
         for number, layers in enumerate(stages):
             passed |= set(layers)
@@ -143,34 +149,37 @@ class Blocks(Record):
 
 
 def _places(ids: list[str], name: str) -> tuple[str, dict[str, tuple[int, str]]]:
-    """The one word that numbered layers have, and for each the number of its block, and which part of it it is.
+    """Return the common word of the numbered layers, and for each of them the number of its block and its part.
 
-    Raises ArgumentError if there are more words.
+    Raises ArgumentError if there is no numbered layer, or more than one word.
     """
     words: Counter[str] = Counter()
     places: dict[str, tuple[int, str]] = {}
-    strangers: dict[str, str] = {}  # of each word, the first layer
+    first_layer: dict[str, str] = {}  # by word
     for layer in ids:
+        # Limit the length, because the patterns backtrack and the digits are converted to an integer.
         if len(layer) <= 1000 and (found := _PART.fullmatch(layer) or _WHOLE.fullmatch(layer)):
             word, number, *part = found.groups()
             words[word] += 1
-            strangers.setdefault(word, layer)
+            first_layer.setdefault(word, layer)
             places[layer] = int(number), part[0] if part else ""
-    hint = "frameworks take one row of blocks, with ids like `layers.0`, between what embeds and what predicts"
+    hint = "name the blocks `layers.0`, `layers.1` and so on"
     if not places:
-        raise ArgumentError(f"profile `{shorten(name)}` has no numbered layers", hint)
+        raise ArgumentError(
+            f"profile `{shorten(name)}` has no numbered layers, but frameworks need a row of blocks", hint
+        )
     (stem, _), *others = words.most_common()
     if others:
         raise ArgumentError(
-            f"layer `{shorten(strangers[others[0][0]])}` of profile `{shorten(name)}` stands beside or between the"
-            f" blocks `{shorten(stem)}…`",
-            f"{hint}; give a layer that is no block an id without a number",
+            f"layer `{shorten(first_layer[others[0][0]])}` of profile `{shorten(name)}` has a number, but is not one of"
+            f" the blocks `{shorten(stem)}…`",
+            f"{hint}, and give layers that are no blocks ids without numbers",
         )
     return stem, places
 
 
 def _check_parts(place_of: dict[str, tuple[int, str]], stem: str) -> None:
-    """Blocks of several layers have the same ones."""
+    """Check that all blocks have the same parts. Raise ArgumentError otherwise."""
     parts: dict[int, list[str]] = {}
     for number, part in place_of.values():
         parts.setdefault(number, []).append(part)
@@ -179,41 +188,43 @@ def _check_parts(place_of: dict[str, tuple[int, str]], stem: str) -> None:
     for number, these in parts.items():
         if sorted(these) != expected:
             raise ArgumentError(
-                f"blocks `{shorten(stem)}{first}` and `{shorten(stem)}{number}` have other layers",
-                "frameworks take blocks that are alike: give each the same layers, or make each block one layer",
+                f"blocks `{shorten(stem)}{first}` and `{shorten(stem)}{number}` have different layers",
+                "give each block the same layers, or make each block one layer",
             )
 
 
 def _ends(
     ids: list[str], edges: list[tuple[str, str]], number_of: dict[str, int], stem: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The layers before and after the row; raises ArgumentError where it isn't one."""
-    # Ways are followed outside the row alone: on any way from or to a block, one block is the last.
+    """Return the layers before and after the blocks. Raise ArgumentError if the blocks are not a row."""
+    # Follow paths outside the blocks only. Any path from or to a block passes a last block, from which the rest of the
+    # path lies outside. So this finds the same layers, and its time is linear in the edges.
     fed_by = _reached([(start, end) for start, end in edges if end not in number_of], number_of)
     feeding = _reached([(end, start) for start, end in edges if start not in number_of], number_of)
     outside = [layer for layer in ids if layer not in number_of]
     for layer in outside:
         if layer in fed_by and layer in feeding:
             raise ArgumentError(
-                f"layer `{shorten(layer)}` stands between the blocks `{shorten(stem)}…`",
+                f"layer `{shorten(layer)}` is between the blocks `{shorten(stem)}…`",
                 "make it part of a block: one layer in the profile, or `layers.0.norm` in each block",
             )
     last = max(number_of.values())
-    way_out: dict[int, str] = {}  # of each block, the layer whose output leaves it
+    output_layer: dict[int, str] = {}  # by block: the layer whose output leaves it
     for start, end in edges:
         number = number_of.get(start)
         if number is None or number_of.get(end) == number:
             continue
+        # Edges to layers after the blocks must come from the last block, so count them as block number `last + 1`.
         if number_of.get(end, last + 1) != number + 1:
             raise ArgumentError(
                 f"block `{shorten(start)}` feeds `{shorten(end)}`, past the blocks between them", _ONE_OUTPUT
             )
-        if way_out.setdefault(number, start) != start:
+        if output_layer.setdefault(number, start) != start:
             raise ArgumentError(
-                f"`{shorten(way_out[number])}` and `{shorten(start)}` of one block both feed what comes next",
+                f"`{shorten(output_layer[number])}` and `{shorten(start)}` of one block both feed later layers",
                 _ONE_OUTPUT,
             )
-    # What neither feeds blocks nor is fed by them, targets say, belongs to what predicts.
+    # Layers without any path to or from a block belong to the head: targets, for instance.
     return (
         tuple(layer for layer in outside if layer in feeding),
         tuple(layer for layer in outside if layer not in feeding),
@@ -221,7 +232,7 @@ def _ends(
 
 
 def _reached(edges: list[tuple[str, str]], starts: Mapping[str, object]) -> set[str]:
-    """Where one comes to from `starts` along `edges`, which lead to none of them."""
+    """Return the layers that are reachable from `starts` along `edges`. No edge may end in one of `starts`."""
     following: dict[str, list[str]] = {}
     for start, end in edges:
         following.setdefault(start, []).append(end)
@@ -238,10 +249,11 @@ def _reached(edges: list[tuple[str, str]], starts: Mapping[str, object]) -> set[
 def _check_cost(seconds: dict[str, float], number_of: dict[str, int], stem: str, name: str) -> None:
     inside_s = math.fsum(seconds[layer] for layer in number_of)
     total_s = math.fsum(seconds.values())
-    if inside_s < _LEAST_SHARE * total_s:
+    if inside_s < _MIN_BLOCK_FRACTION * total_s:
         longest = max((layer for layer in seconds if layer not in number_of), key=lambda layer: seconds[layer])
         raise ArgumentError(
             f"the blocks `{shorten(stem)}…` of profile `{shorten(name)}` take {100 * inside_s / total_s:.0f} % of its"
-            f" computing: layers outside them, like `{shorten(longest)}`, would be lost",
-            "frameworks take models whose blocks do the work; run this one rank by rank, with `Plan.for_rank`",
+            f" compute time, but {100 * _MIN_BLOCK_FRACTION:.0f} % are needed: frameworks drop layers outside them,"
+            f" like `{shorten(longest)}`",
+            "run the plan rank by rank, with `Plan.for_rank`",
         )

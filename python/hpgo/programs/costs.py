@@ -1,4 +1,4 @@
-"""What stages take and hold, for the simulator: seconds, transfers and bytes."""
+"""Costs of stages for the simulator: seconds, transfers and bytes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StageBytes:
-    """What each stage keeps in memory: one number for all stages, or one for each.
+    """Memory and messages of each stage, in bytes. Each field is one number for all stages, or one per stage.
 
-    Activation, stash and output are those of one micro-batch.
+    Activation, stash and output are bytes of one micro-batch.
 
     >>> import hpgo
     >>> held = hpgo.Costs(memory=hpgo.StageBytes(weights_bytes=4e9, activation_bytes=1e9))
@@ -27,26 +27,26 @@ class StageBytes:
     """
 
     weights_bytes: ArrayLike = 0.0
-    """Of one version; a rank keeps as many as the schedule's `weight_versions`."""
+    """Bytes of one version of the weights. A rank keeps the number of versions in the schedule's `weight_versions`."""
     gradients_bytes: ArrayLike = 0.0
     optimizer_bytes: ArrayLike = 0.0
     buffers_bytes: ArrayLike = 0.0
     activation_bytes: ArrayLike = 0.0
-    """Kept from the start of F to the end of B, or of I where the backward is split; of a stage that recomputes its
-    activations, the input."""
+    """Bytes that are held from the start of F to the end of B, or of I where the backward is split. A stage that
+    recomputes its activations holds only its input."""
     weight_gradient_stash_bytes: ArrayLike | None = None
-    """Kept from the end of I to the end of W; None is all of the activation, and what was recomputed, as if
-    W freed it."""
+    """Bytes that are held from the end of I to the end of W. None means all of the activation and of the recomputed
+    bytes, as if W freed them."""
     output_bytes: ArrayLike = 0.0
-    """Sent to the next stage, and back as a gradient."""
+    """Bytes that are sent to the next stage, and back as a gradient."""
     recomputed_bytes: ArrayLike = 0.0
-    """What recomputation makes again: kept, beside the activation, from the start of B or I to the end of B, or of I
-    where the backward is split."""
+    """Bytes that recomputation restores. They are held beside the activation from the start of B or I to the end of B,
+    or of I where the backward is split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds and bytes of the stages of a program; `hpgo.simulate` says what shape each may have.
+    """Seconds and bytes of the stages of a program. `hpgo.simulate` documents the shape of each field.
 
     >>> import hpgo
     >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
@@ -67,18 +67,22 @@ class Costs:
     optimizer_s: ArrayLike = 0.0
     memory: StageBytes | None = None
     memory_cap_bytes: ArrayLike | None = None
-    """Of each rank of the schedule."""
+    """Memory limit of each rank of the schedule, in bytes."""
 
     @classmethod
     def of_stages(cls, stages: Sequence[Stage], *, recompute: bool) -> Costs:
-        """Those of a plan's stages, if it recomputes activations or not; each of their groups is a rank."""
-        hint = "give those of a plan"
+        """Return the costs of a plan's stages. Each group of devices with the same stages is a rank of the schedule.
+
+        `recompute` is whether the plan recomputes activations.
+        """
+        hint = "pass the stages of a plan"
         stages = check_list("the stages", stages, hint=hint)
         for stage in stages:
             check_is("a stage", stage, Stage, hint)
         check_flag("recompute", recompute)
         edges = stages[:-1]
-        # Without either, halves are half of the backward each, which the simulator knows.
+        # Without recomputation and without measured gradients, each gradient takes half of the backward. The simulator
+        # assumes this too, so leave the fields out.
         splits = recompute or any(stage.weight_gradient_s is not None for stage in stages)
         halves_s = [stage.halves_s(recompute=recompute) for stage in stages]
         return cls(
@@ -87,6 +91,7 @@ class Costs:
             input_gradient_s=tuple(half_s for half_s, _ in halves_s) if splits else None,
             weight_gradient_s=tuple(half_s for _, half_s in halves_s) if splits else None,
             transfer_s=tuple(stage.transfer_busy_s for stage in edges),
+            # Both times may be rounded, so their difference may be slightly negative, which the simulator rejects.
             latency_s=tuple(max(0.0, stage.transfer_s - stage.transfer_busy_s) for stage in edges),
             gradient_sync_s=tuple(stage.sync_tail_s for stage in stages),
             memory=StageBytes(

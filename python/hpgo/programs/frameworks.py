@@ -1,8 +1,8 @@
-"""Frameworks, and what each of them runs: the one table that planning, exports and refusals go by.
+"""The table of frameworks and what each of them supports. Planning, exports and error checks all use this table.
 
-A row holds for one version of a framework. Where frameworks differ, they differ in what may be cut, which orders of
-forwards and backwards they know, and what they do with gradients and the optimizer's state. `check` refuses a plan that
-a framework can't run, `hpgo.plan(framework=…)` searches among those that it can.
+A row describes one version of a framework. Frameworks differ in where a model may be cut, which schedules they run, and
+how they handle gradients and the optimizer state. `check` rejects a plan that a framework can't run.
+`hpgo.plan(framework=…)` searches only plans that it can run.
 """
 
 from __future__ import annotations
@@ -25,62 +25,64 @@ TrainingFramework = Literal[
     "megatron", "megatron@0.16", "torchtitan", "torchtitan@0.2", "torchtitan@0.3", "deepspeed", "deepspeed@0.19",
     "torch", "torch@2.15",
 ]  # fmt: skip
-"""Frameworks that `hpgo.plan` plans for. Patches of these versions, as in `torchtitan@0.2.2`, are accepted, too."""
+"""Frameworks that `hpgo.plan` plans for. Patch releases of these versions, as in `torchtitan@0.2.2`, are accepted
+too."""
 
 ServingFramework = Literal[
     "vllm", "vllm@0.33", "sglang", "sglang@0.5", "llama.cpp", "accelerate", "accelerate@1.15", "tensorrt-llm",
 ]  # fmt: skip
-"""Frameworks that `hpgo.partition` cuts for."""
+"""Frameworks that `hpgo.partition` cuts models for."""
 
 Cuts = Literal["anywhere", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """What one version of a framework runs."""
+    """The features that one version of a framework supports."""
 
     name: str
-    """What `--framework` and `--to` call it: `megatron`."""
+    """Name in the options `--framework` and `--to`, for instance `megatron`."""
     version: str
-    """The release that this was tried with; later patches of it count too: `0.16`."""
+    """Release that was tested, for instance `0.16`. Later patch releases count as the same version."""
     title: str
-    """What people call it."""
+    """Name of the framework in reports and messages."""
     schedules: Mapping[str, str]
-    """Schedules that it runs, with the name that it has for each; the first is its own choice."""
+    """Schedules that it runs, with its own name for each. The first is its default."""
     cuts: Cuts
-    """Where stages may end: `anywhere`, or between `blocks`, with what embeds on the first stage and what predicts on
-    the last."""
+    """Places where stages may end: `anywhere`, or between `blocks`. With `blocks`, the embedding is on the first stage
+    and the head on the last."""
     equal_replicas: bool = True
-    """Whether each stage must have as many replicas, and whether each replica must get as many samples."""
+    """Whether all stages need the same number of replicas, and all replicas the same number of samples."""
     shards_optimizer: tuple[bool, ...] = (False, True)
-    """Whether replicas keep the whole optimizer state (False), a share of it (True, ZeRO stage 1), or either."""
+    """Supported placements of the optimizer state: every replica keeps all of it (False), or a shard of it (True, ZeRO
+    stage 1)."""
     overlaps: bool = True
-    """Whether it can sum gradients while backward passes still run."""
+    """Whether gradient reduction can overlap the backward passes."""
     recomputes: Literal["stage", "groups", "block", "no"] = "stage"
-    """What recomputation keeps of each micro-batch: the input of the stage, of equal groups of blocks, of each block,
-    or it has none. `hpgo.programs.recomputation` counts it."""
+    """Tensors that recomputation keeps of each micro-batch: the input of the stage, of equal groups of blocks, or of
+    each block. `no` means that the framework has no recomputation. `hpgo.programs.recomputation` computes the bytes."""
     tensor_parallel: bool = False
-    """Whether a device of the plan may stand for several GPUs that share each layer."""
+    """Whether a device of the plan may stand for several GPUs that shard each layer."""
     trains: bool = True
-    """Whether it runs training plans; else those of `hpgo partition`."""
+    """Whether it runs training plans. Otherwise it runs plans of `hpgo partition`."""
     min_blocks: int = 0
-    """Of each stage."""
+    """Smallest number of blocks in a stage."""
     ties: Literal["any", "ends", "none"] = "none"
-    """Weights that stages may share, whose gradients it sums: any, or what embeds and what predicts, or none."""
+    """Tied weights whose gradients it sums over stages: any, embedding and head only (`ends`), or none."""
     optimizers: tuple[OptimizerName, ...] = ()
-    """Optimizers that it has settings for; all if empty."""
+    """Optimizers that it has settings for. Empty means all."""
     shares_sgd: bool = True
-    """Whether replicas may share the state of SGD."""
+    """Whether replicas may shard the state of SGD."""
     shares_bf16: bool = False
-    """Whether replicas share the state of an optimizer of 16-bit weights in any case."""
+    """Whether replicas always shard the state of an optimizer with 16-bit weights."""
     single_v: bool = False
-    """Whether stages make at most one V on the ranks, where they do not make loops: two stages a rank in `hanayo`."""
+    """Whether stages on a rank form loops or a single V: it runs `hanayo` with 2 virtual stages per rank only."""
     widens_halves: bool = True
     """Whether gradients may be wider than weights where backward passes are split."""
 
     @property
     def label(self) -> str:
-        """Title and version.
+        """Title and version of the framework, for messages.
 
         >>> framework("megatron").label
         'Megatron-LM 0.16'
@@ -89,12 +91,14 @@ class Framework:
 
     @property
     def by_file(self) -> bool:
-        """Whether it takes orders of forwards and backwards from a file, and so runs them as planned."""
+        """Whether it reads the actions of each rank from a file, and so runs every planned order."""
         return _CSV in self.schedules.values()
 
 
 _CSV = "an order file"
-"""PyTorch's pipelining runs any order of one chain of stages that ends with a flush, given as a file."""
+"""Name for schedules that are passed as a file. PyTorch's pipelining runs any order of one chain of stages that ends
+with a flush."""
+# Schedules without a flush and schedules with two chains are missing, because PyTorch's runtime has neither.
 _BY_FILE = MappingProxyType(
     dict.fromkeys(
         (
@@ -106,7 +110,7 @@ _BY_FILE = MappingProxyType(
     )
 )  # fmt: skip
 _FSDP: tuple[OptimizerName, ...] = ("adam-fp32", "adam-bf16-fp32-gradients")
-"""torchtitan's optimizers are Adam's, and FSDP sums gradients in fp32."""
+"""Optimizers of torchtitan: variants of Adam. FSDP sums gradients in fp32."""
 
 TABLE: tuple[Framework, ...] = (
     Framework(
@@ -120,8 +124,8 @@ TABLE: tuple[Framework, ...] = (
         ties="ends",
         shares_sgd=False,
     ),
-    # Its data parallelism beside a pipeline is FSDP, which shares the optimizer's state. PyTorch's runtime sums
-    # gradients behind the last backward pass of the stage.
+    # Beside a pipeline, torchtitan's data parallelism is FSDP, which shards the optimizer state. PyTorch's runtime
+    # reduces gradients after the last backward pass of the stage, so nothing overlaps.
     Framework(
         "torchtitan",
         "0.2",
@@ -147,7 +151,7 @@ TABLE: tuple[Framework, ...] = (
         optimizers=_FSDP,
         single_v=True,
     ),
-    # Gradients are summed in one go once all backward passes are done.
+    # DeepSpeed's pipeline engine reduces all gradients at once after all backward passes.
     Framework(
         "deepspeed",
         "0.19",
@@ -158,7 +162,7 @@ TABLE: tuple[Framework, ...] = (
         ties="any",
         shares_bf16=True,
     ),
-    # `stage_backward_weight` assigns gradients of the type of the weights.
+    # PyTorch's `stage_backward_weight` assigns gradients in the data type of the weights.
     Framework(
         "torch", "2.15", "PyTorch", schedules=_BY_FILE, cuts="anywhere", overlaps=False, widens_halves=False,
     ),
@@ -170,19 +174,19 @@ TABLE: tuple[Framework, ...] = (
         )
     ),
 )  # fmt: skip
-"""What each framework runs, older versions first."""
+"""All supported frameworks. Older versions come first, because a name without a version selects the last row."""
 
 
 def framework(name: str) -> Framework:
-    """The row of the table for `NAME` or `NAME@VERSION`; the latest version if none is named.
+    """Return the row of the table for `NAME` or `NAME@VERSION`. A name without a version selects the latest one.
 
-    Raises ArgumentError for a framework that is unknown, or a version that nobody tried.
+    Raises ArgumentError for an unknown framework, or a version that is not supported.
 
     >>> framework("torchtitan").version, framework("torchtitan@0.2.2").version
     ('0.3', '0.2')
     """
     if not isinstance(name, str):
-        raise ArgumentError(f"the framework is {safe_repr(name)}", f"name one of {', '.join(NAMES)}")
+        raise ArgumentError(f"framework is {safe_repr(name)}, but must be a name", f"choose one of {', '.join(NAMES)}")
     return row_of(TABLE, name, "framework")
 
 
@@ -199,9 +203,10 @@ _Row = TypeVar("_Row", bound=_Versioned)
 
 
 def row_of(table: Sequence[_Row], name: str, kind: str) -> _Row:
-    """The row of `table`, older versions first, for `NAME` or `NAME@VERSION`; the latest version if none is named.
+    """Return the row of `table` for `NAME` or `NAME@VERSION`. A name without a version selects the latest one.
 
-    Raises ArgumentError, which calls what the table lists a `kind`, for an unknown name, or a version nobody tried.
+    `table` must list older versions first. Raises ArgumentError for an unknown name or a version that is not supported.
+    The message calls the rows of the table a `kind`.
 
     >>> row_of(TABLE, "megatron@0.16.1", "framework").version
     '0.16'
@@ -223,35 +228,37 @@ def row_of(table: Sequence[_Row], name: str, kind: str) -> _Row:
     if not at:
         return rows[-1]
     for row in rows:
+        # Patch releases keep the interfaces that exports use, so 0.16.1 counts as 0.16.
         if row.version and (version == row.version or version.startswith(f"{row.version}.")):
             return row
-    known = ", ".join(f"{base}@{row.version}" for row in rows if row.version)
+    known = " or ".join(f"`{base}@{row.version}`" for row in rows if row.version)
     raise ArgumentError(
-        f"nobody has tried {rows[-1].title} `{shorten(version)}`",
-        f"known: {known}" if known else f"leave the version out: `{base}`",
+        f"{rows[-1].title} `{shorten(version)}` is not a supported version",
+        f"use {known}" if known else f"leave the version out: `{base}`",
         code="unknown_name",
     )
 
 
 NAMES = tuple(dict.fromkeys(row.name for row in TABLE))
-"""Of all frameworks, whatever their versions."""
+"""Names of all frameworks, without versions."""
 
 
 def runs_as(framework: Framework, schedule: str) -> ScheduleName:
-    """The schedule that `framework` runs for a plan with `schedule`: the same, or 1F1B for eager 1F1B.
+    """Return the schedule that `framework` runs for a plan with `schedule`: the same one, or 1F1B for eager 1F1B.
 
-    Raises ArgumentError if it runs nothing near.
+    Raises ArgumentError if the framework runs neither.
 
     >>> runs_as(framework("megatron"), "eager_1f1b"), runs_as(framework("torch"), "eager_1f1b")
     ('1f1b', 'eager_1f1b')
     """
     if schedule in framework.schedules:
         return cast("ScheduleName", schedule)
+    # Eager 1F1B differs from 1F1B only in its warm-up, so the plan stays valid and loses only the overlap of transfers.
     if schedule == "eager_1f1b" and "1f1b" in framework.schedules:
         return "1f1b"
     if not framework.trains:
         raise ArgumentError(
-            f"{framework.title} trains nothing", "give it a plan of `hpgo partition`", code="unsupported"
+            f"{framework.title} does not train models", "make a plan with `hpgo partition`", code="unsupported"
         )
     raise ArgumentError(
         f"{framework.title} does not run `{schedule}`",
@@ -261,13 +268,15 @@ def runs_as(framework: Framework, schedule: str) -> ScheduleName:
 
 
 def sums_shared(framework: Framework, layers: Collection[str], blocks: Blocks | None) -> bool:
-    """Whether `framework` sums the gradients of a weight that these layers share where they are on several stages.
+    """Whether `framework` sums the gradients of a weight that `layers` on several stages share.
 
     >>> from hpgo.programs.blocks import Blocks
     >>> model = Blocks("layers.", ("embedding",), (("layers.0",), ("layers.1",)), ("head",))
     >>> [sums_shared(framework("megatron"), pair, model) for pair in (["embedding", "head"], ["layers.0", "head"])]
     [True, False]
     """
+    # `ends`: the framework has a process group of first and last stage for embedding and head, but none for other
+    # layers.
     if framework.ties != "ends" or blocks is None:
         return framework.ties == "any"
     return {*blocks.before, *blocks.after}.issuperset(layers)
@@ -276,37 +285,39 @@ def sums_shared(framework: Framework, layers: Collection[str], blocks: Blocks | 
 def check_optimizer(
     framework: Framework, optimizer: OptimizerName | None, *, shard_optimizer: bool, splits_backward: bool
 ) -> None:
-    """Raise ArgumentError, with the way out, if `framework` has no settings for what memory is priced with.
+    """Raise ArgumentError if `framework` can't use the optimizer for which the plan counts memory.
 
-    `shard_optimizer` is whether replicas share the optimizer's state, where there are several; `splits_backward` is
-    whether gradients of inputs and of weights are passes of their own. An `optimizer` of None is one without a preset.
+    `shard_optimizer` is whether replicas shard the optimizer state, where there are several. `splits_backward` is
+    whether the backward is split into input-gradient and weight-gradient passes. An `optimizer` of None has no preset.
     """
+    # Without a preset, the plan only has numbers of bytes, which no framework can check.
     if optimizer is None:
         return
-    sgd, priced = optimizer.startswith("sgd"), f"and the plan is priced for {optimizer}"
+    sgd, planned = optimizer.startswith("sgd"), f"but the plan assumes {optimizer}"
     if framework.optimizers and optimizer not in framework.optimizers:
-        why = "has no SGD" if sgd else "sums gradients in fp32"
+        reason = "has no SGD" if sgd else "sums gradients in fp32"
         raise ArgumentError(
-            f"{framework.title} {why}, {priced}",
+            f"{framework.title} {reason}, {planned}",
             f"plan with `--optimizer {' or '.join(framework.optimizers)}`",
             code="unsupported",
         )
     if sgd and shard_optimizer and not framework.shares_sgd:
         raise ArgumentError(
-            f"{framework.title} shares the state of Adam alone between replicas, {priced}",
+            f"{framework.title} shards the optimizer state of Adam only, {planned}",
             "plan without `--shard-optimizer`, or with `--optimizer adam-bf16-fp32-gradients`",
             code="unsupported",
         )
     if optimizer == "adam-bf16-fp32-gradients" and splits_backward and not framework.widens_halves:
         raise ArgumentError(
-            f"{framework.title} sums gradients in the type of the weights where backward passes are split, {priced}",
-            "plan with `--optimizer adam-bf16`, or with a schedule that does not split them, `--schedule 1f1b` say",
+            f"{framework.title} sums gradients in the data type of the weights where backward passes are split,"
+            f" {planned}",
+            "plan with `--optimizer adam-bf16`, or with a schedule that does not split them, as `--schedule 1f1b`",
             code="unsupported",
         )
     if optimizer == "adam-bf16-fp32-gradients" and not shard_optimizer and framework.shares_bf16:
         raise ArgumentError(
-            f"{framework.title} sums gradients of 16-bit weights in 32 bits only where replicas share the optimizer's"
-            f" state, {priced}",
+            f"{framework.title} sums gradients of 16-bit weights in 32 bits only if replicas shard the optimizer state,"
+            f" {planned}",
             "plan with `--shard-optimizer`, or with `--optimizer adam-bf16`",
             code="unsupported",
         )
@@ -322,29 +333,33 @@ def check(
     recompute: bool,
     gpus_per_device: int = 1,
 ) -> None:
-    """Raises ArgumentError, with the way out, for a training plan of this kind that `framework` does not run.
+    """Raise ArgumentError for a training plan that `framework` does not run. The hint states what to change.
 
-    `replicas` has one entry for each stage. Where stages may end is for `Blocks.counts` to say. A plan whose gradients
-    are summed earlier than `framework` does, or whose optimizer state it shares although the plan doesn't, runs, but
-    its step and memory are not what the plan says.
+    `replicas` has one entry for each stage. `Blocks.counts` checks where stages end. Two differences are accepted: a
+    framework may reduce gradients later than the plan assumes, and may shard an optimizer state that the plan does not
+    shard. Such a plan runs, but its step time and memory differ from the plan's numbers.
     """
     title, again = framework.title, f"plan for it, with `--framework {framework.name}`"
     runs_as(framework, schedule)
     if framework.equal_replicas and len(set(replicas)) > 1:
         raise ArgumentError(
-            f"{title} needs as many replicas of each stage, but the plan has {', '.join(map(str, replicas))}",
+            f"{title} needs the same number of replicas in each stage, but the plan has"
+            f" {', '.join(map(str, replicas))}",
             f"{again}; or run it rank by rank with `Plan.for_rank`",
             code="unsupported",
         )
+    # All stages have the same number of replicas here, so the first one stands for all.
     if framework.equal_replicas and micro_batch_size % replicas[0]:
         raise ArgumentError(
-            f"{title} needs equal shares, but {replicas[0]} replicas split {micro_batch_size} samples",
+            f"{title} needs the same number of samples on each replica, but {replicas[0]} replicas split"
+            f" {micro_batch_size}",
             f"{again}, or with `--equal-shares`",
             code="unsupported",
         )
+    # With a single replica, there is nothing to shard.
     if max(replicas) > 1 and shard_optimizer and True not in framework.shards_optimizer:
         raise ArgumentError(
-            f"{title} does not share the optimizer's state between replicas, but the plan does",
+            f"{title} does not shard the optimizer state over replicas, but the plan does",
             f"{again}, or without `--shard-optimizer`",
             code="unsupported",
         )
@@ -354,7 +369,7 @@ def check(
         )
     if gpus_per_device > 1 and not framework.tensor_parallel:
         raise ArgumentError(
-            f"a device of the plan is {gpus_per_device} GPUs, which {title} can't join",
+            f"a device of the plan is {gpus_per_device} GPUs, but {title} has no tensor parallelism with pipelines",
             "plan with a profile and a cluster of single GPUs",
             code="unsupported",
         )

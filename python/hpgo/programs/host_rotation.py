@@ -1,7 +1,7 @@
-"""Forward passes through stages whose hosts take turns: micro-batch after micro-batch, each on another host.
+"""Inference through stages with several hosts that take turns: each micro-batch runs on the next host of a stage.
 
-A route is the host of each stage that one micro-batch meets. With one host a stage there is one; with two and three
-hosts there are six, and every sixth micro-batch takes the same. Each route is a chain of the schedule.
+A route is the host of each stage that one micro-batch passes. With one host per stage there is one route. With 2 and 3
+hosts there are 6, and every sixth micro-batch takes the same route. Each route is a chain of the schedule.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _FORWARD_ONLY: ScheduleName = "forward_only"
 
 
 def routes_through(hosts: Sequence[int], micro_batches: int) -> list[tuple[int, ...]]:
-    """The hosts that so many micro-batches meet, or as many of them until hosts come again; each stage has so many.
+    """Return the routes of `micro_batches` micro-batches until they repeat. `hosts` is the number of hosts per stage.
 
-    Hosts are counted stage by stage. Those of the first stage take turns from the second one on, so that the first,
-    which hands the others their inputs, has handed out all of them before it begins with its own.
+    Hosts are numbered stage by stage. On the first stage, the turn starts with the second host. The first host sends
+    the inputs to the others, so it should have sent all of them before it starts to compute.
 
     >>> routes_through([1, 2], 8)
     [(0, 1), (0, 2)]
@@ -37,12 +37,13 @@ def routes_through(hosts: Sequence[int], micro_batches: int) -> list[tuple[int, 
     begins = list(accumulate(hosts, initial=0))
     return [
         tuple(begins[stage] + (number + (stage == 0)) % count for stage, count in enumerate(hosts))
+        # The least common multiple can be far larger than the number of micro-batches.
         for number in range(min(lcm(*hosts), micro_batches))
     ]
 
 
 def routes_of(program: Program) -> list[tuple[int, ...]]:
-    """The devices that micro-batches 0, 1 and so on of a program meet, until they come again.
+    """Return the devices that micro-batches 0, 1, … of a program pass, until the routes repeat.
 
     >>> import hpgo
     >>> routes = [(0, 1), (0, 2)]
@@ -57,7 +58,7 @@ def routes_of(program: Program) -> list[tuple[int, ...]]:
 
 
 def hosts_of(routes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """For each stage those that take turns at it, by number.
+    """Return the hosts of each stage, in ascending order.
 
     >>> hosts_of([(0, 1), (0, 2)])
     [(0,), (1, 2)]
@@ -66,7 +67,7 @@ def hosts_of(routes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def are_regular(routes: Sequence[tuple[int, ...]]) -> bool:
-    """Whether the hosts of each stage are others than those of all other stages, and come one after the other.
+    """Whether no host serves two stages, and the hosts of each stage take turns in a fixed order.
 
     >>> are_regular([(0, 1), (0, 2)]), are_regular([(0, 1), (1, 0)]), are_regular([(0, 1), (0, 1), (0, 2)])
     (True, False, False)
@@ -78,23 +79,26 @@ def are_regular(routes: Sequence[tuple[int, ...]]) -> bool:
         route[stage] == routes[number % len(known)][stage]
         for stage, known in enumerate(hosts)
         for number, route in enumerate(routes)
+        # Each host of a stage must also appear the same number of times.
     ) and all(len(routes) % len(known) == 0 for known in hosts)
 
 
 def along(routes: Sequence[tuple[int, ...]], micro_batches: int) -> Schedule:
-    """Orders of so many micro-batches along `routes`: ranks are the hosts that have any, by number.
+    """Return the schedule of `micro_batches` micro-batches along `routes`. Its ranks are the hosts that have work.
 
-    Micro-batches of a chain have numbers of their own, chain by chain.
+    Micro-batches are numbered chain by chain, so that each chain has a contiguous range.
 
     >>> along([(0, 1), (0, 2)], 3).orders
     [['0F0', '2F2', '0F1'], ['1F0', '1F1'], ['3F2']]
     """
+    # A single route is an ordinary pipeline. Use the standard family, so that reports and pictures call it by its name.
     if len(routes) == 1:
         return schedule(_FORWARD_ONLY, ranks=len(routes[0]), micro_batches=micro_batches)
     chains = min(len(routes), micro_batches)
     counts = [len(range(chain, micro_batches, chains)) for chain in range(chains)]
     begins = list(accumulate(counts, initial=0))
     lines: dict[int, list[str]] = {host: [] for host in sorted({host for route in routes[:chains] for host in route})}
+    # Build the lines in the order in which micro-batches enter, so that a host serves them in this order.
     for number in range(micro_batches):
         turn, chain = divmod(number, chains)
         for stage, host in enumerate(routes[chain]):

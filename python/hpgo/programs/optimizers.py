@@ -1,4 +1,4 @@
-"""What common optimizers keep for each parameter, in bytes."""
+"""Bytes per parameter that common optimizers need."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 from typing import Literal
 
 OptimizerName = Literal["adam-fp32", "adam-bf16", "adam-bf16-fp32-gradients", "sgd", "sgd-momentum"]
-"""The names of `OPTIMIZERS`, for type checkers and editors."""
+"""Names of the optimizers in `OPTIMIZERS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """Bytes of a parameter."""
+    """Bytes of one parameter."""
 
     weights: int
-    """As the profile has them: `parameter_bytes` of a layer is so many times its parameters."""
+    """Bytes of a weight as in the profile: a layer's `parameter_bytes` is this number times its parameters."""
     gradients: int
     state: int
     what: str
 
     @property
     def bytes_text(self) -> str:
-        """Bytes of weights, gradients and state.
+        """Bytes of weights, gradients and state, as text.
 
         >>> OPTIMIZERS["adam-bf16"].bytes_text
         '2 + 2 + 12'
@@ -38,9 +38,9 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         "16-bit weights and gradients, 32-bit moments and copy of the weights (ZeRO, Rajbhandari et al., 2020)",
     ),
     "adam-bf16-fp32-gradients": Optimizer(
-        2, 4, 12, "the same with gradients summed in 32 bits (Megatron-LM for bfloat16)"
+        2, 4, 12, "like adam-bf16, with gradients summed in 32 bits (Megatron-LM for bfloat16)"
     ),
     "sgd": Optimizer(4, 4, 0, "plain SGD"),
     "sgd-momentum": Optimizer(4, 4, 4, "SGD with a momentum"),
 }
-"""By name; the first is what a `hpgo.MemoryModel` counts on unless it is told."""
+"""Optimizers by name. The first is the default of `hpgo.MemoryModel`."""

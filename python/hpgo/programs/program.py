@@ -1,8 +1,8 @@
-"""The one record of what runs: stages on devices, their orders, what moves between them, and what that costs.
+"""A program: stages on devices, with their schedule, messages and costs.
 
-A schedule knows ranks that run actions of stages; a plan knows devices, replicas and rows. A `Program` says which is
-which: a rank of the schedule stands for all devices that hold its stages, and each of them runs its actions on rows of
-its own. The simulator, pictures, exporters and every process of a job read programs.
+A schedule has ranks that run actions of stages. A plan has devices, replicas and rows of a batch. A `Program` connects
+them: a rank of the schedule stands for all devices that hold its stages. Each of these devices runs the rank's actions
+on its own rows. The simulator, pictures, exporters and every process of a job read programs.
 """
 
 from __future__ import annotations
@@ -27,35 +27,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _VERSION = 1
-_SHOWN = ("model", "cluster", "device_types")
-"""Fields that files say only where they are known."""
+_OPTIONAL = ("model", "cluster", "device_types")
+"""Fields that the JSON file has only if they are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program(Record):
-    """What runs in each step: `hpgo.program` and `Plan.program` make it, and check that it can run."""
+    """The computation of one training or inference step.
+
+    `hpgo.program` and `Plan.program` create it and check that it can run.
+    """
 
     schedule: Schedule
-    """Orders of actions. One of its ranks stands for all devices that hold its stages."""
+    """Actions of each rank. One of its ranks stands for all devices that hold its stages."""
     stages: tuple[ProgramStage, ...]
-    """One for each stage of the schedule, the second chain of bidirectional ones included."""
+    """One entry for each stage of the schedule, including the second chain of bidirectional schedules."""
     micro_batch_size: int
     global_batch_size: int
     machines: tuple[int, ...]
-    """Devices of each machine; they are numbered machine by machine from 0, idle ones included."""
+    """Number of devices on each node. Devices are numbered node by node from 0, including idle ones."""
     recompute: bool = False
-    """Whether backward passes compute the activations of their stage anew."""
+    """Whether backward passes recompute the activations of their stage."""
     shard_optimizer: bool = False
-    """Whether the replicas of a stage share its optimizer state (ZeRO stage 1)."""
+    """Whether the replicas of a stage shard its optimizer state (ZeRO stage 1)."""
     gpus_per_device: int = 1
-    """How many GPUs each device stands for, those that share each layer."""
+    """Number of GPUs that each device stands for. They shard each layer."""
     costs: Costs | None = None
-    """What the stages take and hold, where that is known."""
+    """Times and memory of the stages. None if unknown."""
     model: str = ""
-    """What its layers are of, and the next two what runs them: for people, where that is known."""
+    """Name of the model, for titles. Empty if unknown, as the next two."""
     cluster: str = ""
+    # Type of the devices on each node, by node.
     device_types: tuple[str, ...] = ()
-    """Of the devices of each machine."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -63,12 +66,12 @@ class Program(Record):
 
     @property
     def world_size(self) -> int:
-        """Devices, and so processes, idle ones included."""
+        """Number of devices, and so of processes, including idle ones."""
         return sum(self.machines)
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches in a step, over all chains."""
+        """Number of micro-batches in a step, over all chains."""
         return self.schedule.total_micro_batches
 
     @property
@@ -78,23 +81,23 @@ class Program(Record):
 
     @property
     def row(self) -> str:
-        """What a row of a picture of it stands for: a `stage`, or a `group` of devices that hold the same stages."""
+        """Meaning of a row in a picture: a `stage`, or a `group` of devices that hold the same stages."""
         return "stage" if self.schedule.stages == self.schedule.ranks else "group"
 
     @property
     def devices_of_rank(self) -> tuple[int, ...]:
-        """For each rank of the schedule, how many devices hold its stages."""
+        """Number of devices that hold the stages of each rank of the schedule, by rank."""
         stage_of = dict(zip(self.schedule.rank_of_stage, self.stages, strict=True))
         return tuple(len(stage_of[rank].devices) for rank in range(self.schedule.ranks))
 
     @property
     def title(self) -> str:
-        """What runs on what, in a few words; nothing where neither is known."""
+        """Model and cluster in a few words. Empty if neither is known."""
         return " on ".join(name for name in (self.model, self.cluster) if name)
 
     @property
     def row_names(self) -> tuple[str, ...]:
-        """For each rank of the schedule, what it stands for: its number, its devices and its layers.
+        """Description of each rank of the schedule, by rank: its number, its devices and its layers.
 
         >>> import hpgo
         >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
@@ -105,7 +108,7 @@ class Program(Record):
         for rank, stage in zip(self.schedule.rank_of_stage, self.stages, strict=True):
             of_rank.setdefault(rank, []).append(stage)
         rows = [stage.layers for stage in self.stages]
-        said = dict(zip(rows, spans_of(rows), strict=True))
+        spans = dict(zip(rows, spans_of(rows), strict=True))
         kinds = [kind for kind, count in zip(self.device_types, self.machines, strict=False) for _ in range(count)]
         names = []
         for rank in range(self.schedule.ranks):
@@ -113,13 +116,14 @@ class Program(Record):
             here = sorted({kinds[device] for device in of_rank[rank][0].devices}) if kinds else []
             kind = " and ".join(here) or "devices"
             devices = [f"{count} × {kind}" if here else f"{count} {kind}"] if count > 1 else here
-            layers = [", ".join(dict.fromkeys(said[stage.layers] for stage in of_rank[rank]))]
+            # With two chains, a rank may hold the same layers twice. Name them once.
+            layers = [", ".join(dict.fromkeys(spans[stage.layers] for stage in of_rank[rank]))]
             names.append(f"{self.row} {rank} ({', '.join([*devices, *layers])})")
         return tuple(names)
 
     @property
     def sums(self) -> tuple[GradientSum, ...]:
-        """Which layers' gradients are summed over which ranks, in the order of the stages.
+        """Groups of layers, and the ranks over which their gradients are reduced, in the order of the stages.
 
         >>> import hpgo
         >>> orders = hpgo.schedule("gpipe", ranks=2, micro_batches=4)
@@ -131,15 +135,16 @@ class Program(Record):
         for stage in self.stages:
             for layer in stage.layers:
                 devices.setdefault(layer, set()).update(stage.devices)
+        # Layers with the same ranks share one reduction, so that the runtime starts fewer and larger collectives.
         layers: dict[tuple[int, ...], list[str]] = {}
         for layer, ranks in devices.items():
             layers.setdefault(tuple(sorted(ranks)), []).append(layer)
         return tuple(GradientSum(tuple(summed), ranks) for ranks, summed in layers.items())
 
     def for_rank(self, rank: int) -> RankProgram:
-        """What the process with this rank does; idle ranks get a part without stages and actions.
+        """Return the part of the program that the process with this rank runs. Idle ranks get no stages and no actions.
 
-        Raises ArgumentError for a rank that there isn't.
+        Raises ArgumentError for a rank outside 0 to `world_size` - 1.
 
         >>> import hpgo
         >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
@@ -152,10 +157,10 @@ class Program(Record):
         """
         number = as_whole(rank)
         if number is None:
-            raise ArgumentError(f"rank is {safe_repr(rank)}", "give a whole number, as the launcher's RANK")
+            raise ArgumentError(f"rank is {safe_repr(rank)}, but must be a whole number", "pass the launcher's RANK")
         if not 0 <= number < self.world_size:
             raise ArgumentError(
-                f"there is no rank {exactly(number)}: the program is for {self.world_size} devices",
+                f"rank is {exactly(number)}, but the program is for {self.world_size} devices",
                 f"start ranks 0 to {self.world_size - 1}",
             )
         machine, local_rank = 0, number
@@ -165,6 +170,7 @@ class Program(Record):
         chain = self.schedule.chain_length
         stages = rank_stages(number, self.stages, chain)
         sums = self.sums
+        # Each chain has a last stage with a loss. All their ranks take part in the mean loss.
         lasts = self.stages[chain - 1 :: chain]
         return RankProgram(
             rank=number,
@@ -182,14 +188,19 @@ class Program(Record):
             gpus_per_device=self.gpus_per_device,
             stages=stages,
             actions=rank_actions(stages, self.schedule),
+            # All stages of a device belong to one rank of the schedule, so the first one finds it.
             in_flight=self.schedule.peak_in_flight[self.schedule.rank_of_stage[stages[0].stage]] if stages else 0,
             sums=tuple(one for one in sums if number in one.ranks),
+            # Take the groups of all reductions, not only the rank's own: every rank must create them in the same order.
             groups=tuple(dict.fromkeys(one.ranks for one in sums if len(one.ranks) > 1)),
             loss_ranks=tuple(sorted({device for stage in lasts for device in stage.devices})),
         )
 
     def to_json(self) -> str:
-        """The program as versioned JSON, described in `docs/program.schema.json`; `Program.from_json` reads it back."""
+        """Return the program as versioned JSON, described in `docs/program.schema.json`.
+
+        `Program.from_json` reads it.
+        """
         stages = [
             {
                 "layers": stage.layers,
@@ -221,27 +232,29 @@ class Program(Record):
             "stages": stages,
             "costs": None if self.costs is None else _plain(asdict(self.costs)),
         }
-        document |= {name: value for name in _SHOWN if (value := getattr(self, name))}
+        document |= {name: value for name in _OPTIONAL if (value := getattr(self, name))}
         return json.dumps(document, indent=2, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the program") -> Program:
-        """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it."""
-        with hinted("make it again with `Program.save`"):
+        """Read the text that `to_json` wrote. Raise ArgumentError with `source` and the fault if it is invalid."""
+        with hinted("write the file with `Program.save`"):
             check_text("the source of a program", source)
             top = Section(parse(check_text(source, text), source, ArgumentError), source, ArgumentError)
+            # Check format and version first: a file of another kind should not be reported as a program with a missing
+            # key.
             if top.get("format", None) != "hpgo.program" or top.get("version", None) != _VERSION:
                 top.fail(f"is not a program of version {_VERSION}", code="wrong_kind_of_file")
             costs = None if top.get("costs") is None else _read_costs(top.within("costs"))
-            return top.build(_of_document, record(_Document, top, optional=_SHOWN), costs)
+            return top.build(_of_document, record(_Document, top, optional=_OPTIONAL), costs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the program as JSON. Raises ArgumentError if the file can't be written."""
+        """Write the program to a JSON file. Raise ArgumentError if the file can't be written."""
         write_text(path, self.to_json() + "\n", ArgumentError)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Program:
-        """Reads a program that `save` wrote. Raises ArgumentError naming the file."""
+        """Read a program that `save` wrote. Raise ArgumentError with the name of the file if it is invalid."""
         return cls.from_json(read_text(path, ArgumentError), source=str(path))
 
 
@@ -258,23 +271,23 @@ def program(
     gpus_per_device: int = 1,
     costs: Costs | None = None,
 ) -> Program:
-    """Puts the stages of a schedule on devices.
+    """Create a program: assign the stages of a schedule to devices.
 
     Args:
-        schedule: the orders, of `hpgo.schedule` say.
-        stages: for each stage of the schedule, the second chain of bidirectional ones included, the ids of its layers
-            and its devices. A device may hold several stages, if one rank of the schedule runs them.
+        schedule: the actions of each rank, for instance from `hpgo.schedule`.
+        stages: the ids of the layers and the devices of each stage of the schedule, including the second chain of
+            bidirectional schedules. A device may hold several stages if one rank of the schedule runs them.
         micro_batch_size: samples of a micro-batch, over all replicas of a stage.
-        global_batch_size: samples of a step: those of all micro-batches.
-        machines: devices of each machine; None is one machine that ends with the last device named.
-        crossings: for each stage what it gives to the next; None is the output of its last layer.
-        recompute: whether backward passes compute the activations of their stage anew.
-        shard_optimizer: whether the replicas of a stage share its optimizer state (ZeRO stage 1).
-        gpus_per_device: how many GPUs each device stands for, those that share each layer.
+        global_batch_size: samples of a step, over all micro-batches.
+        machines: number of devices on each node. None means one node that ends with the last device in `stages`.
+        crossings: tensors that each stage sends to the next. None means the output of its last layer.
+        recompute: whether backward passes recompute the activations of their stage.
+        shard_optimizer: whether the replicas of a stage shard its optimizer state (ZeRO stage 1).
+        gpus_per_device: number of GPUs that each device stands for. They shard each layer.
         costs: seconds and bytes, for `hpgo.simulate`.
 
-    Raises ArgumentError for what can't run: another number of stages, layers named twice in a chain, a device on two
-    ranks of the schedule, a micro-batch with fewer samples than a stage has replicas.
+    Raises ArgumentError for a program that can't run: a wrong number of stages, a layer twice in a chain, a device on
+    two ranks of the schedule, or a micro-batch with fewer samples than a stage has replicas.
 
     >>> import hpgo
     >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
@@ -282,7 +295,7 @@ def program(
     >>> two.stages[0].rows
     (range(0, 3), range(3, 5), range(5, 7))
     """
-    check_is("the schedule", schedule, Schedule, "make one, with `hpgo.schedule` say")
+    check_is("the schedule", schedule, Schedule, "make one with `hpgo.schedule`")
     micro_batch_size = check_int("micro_batch_size", micro_batch_size)
     parts = [_layers_and_devices(number, stage) for number, stage in enumerate(check_list("stages", stages))]
     chain = schedule.chain_length
@@ -290,6 +303,7 @@ def program(
         given = [() if (at + 1) % chain == 0 else (Crossing(layers[-1]),) for at, (layers, _) in enumerate(parts)]
     else:
         given = [tuple(check_list("crossings", crossing)) for crossing in check_list("crossings", crossings)]
+        # Callers list the boundaries between stages, of which there is one less than stages.
         given += [()] * (len(parts) - len(given))  # a chain's last stage may be left out
     used = 1 + max((device for _, devices in parts for device in devices), default=-1)
     return Program(
@@ -311,18 +325,19 @@ def program(
 
 
 def _check(given: Program) -> None:
-    """Raises ArgumentError for what can't run."""
+    """Raise ArgumentError if the program can't run."""
     orders, stages = given.schedule, given.stages
     check_int("gpus_per_device", given.gpus_per_device, most=MOST_GPUS)
     if len(stages) != orders.stages:
         raise ArgumentError(
             f"`{orders.name}` runs {orders.stages} stages, but layers and devices are given for {len(stages)}",
-            "give each stage its layers and its devices, those of a second chain too",
+            "give layers and devices for each stage, including a second chain",
         )
     if given.micro_batch_size * given.micro_batches != given.global_batch_size:
         raise ArgumentError(
             f"{given.micro_batches} micro-batches of {given.micro_batch_size} are"
-            f" {given.micro_batches * given.micro_batch_size} samples, not {given.global_batch_size}",
+            f" {given.micro_batches * given.micro_batch_size} samples, but global_batch_size is"
+            f" {given.global_batch_size}",
             "build the schedule for global_batch_size / micro_batch_size micro-batches",
         )
     rank_of_device: dict[int, int] = {}
@@ -334,7 +349,7 @@ def _check(given: Program) -> None:
                 raise ArgumentError(
                     f"device {device} holds stage {number}, which rank {orders.rank_of_stage[number]} of"
                     f" `{orders.name}` runs, beside a stage of rank {rank}",
-                    "a device may hold several stages only if one rank of the schedule runs them",
+                    "put stages of different ranks on different devices",
                 )
     chains = [stages[begin : begin + orders.chain_length] for begin in range(0, len(stages), orders.chain_length)]
     for chain in chains:
@@ -346,34 +361,40 @@ def _check(given: Program) -> None:
                 "give each layer to one stage of a chain",
                 code="duplicate",
             )
+        # Chains may cut the model at different places, but each must hold the same layers.
         if set(layers) != {layer for stage in chains[0] for layer in stage.layers}:
-            raise ArgumentError("the chains hold different layers", "each is a copy of the whole model")
+            raise ArgumentError(
+                "the chains hold different layers, but each must be a copy of the whole model",
+                "give all chains the same layers",
+            )
         for number, stage in enumerate(chain):
+            # A tensor of an earlier stage may cross several cuts. Each stage on its path sends it on.
             before = {layer for earlier in chain[: number + 1] for layer in earlier.layers} if stage.crossings else ()
             for crossing in stage.crossings:
                 if crossing.layer not in before or number == len(chain) - 1:
                     raise ArgumentError(
-                        f"stage {number} can't send on the output of {safe_repr(crossing.layer)}",
-                        "only layers of its own and earlier stages cross the cut behind it, and none the last stage's",
+                        f"stage {number} can't send the output of {safe_repr(crossing.layer)}",
+                        "send outputs of this stage or of earlier ones, and none from the last stage",
                     )
 
 
 def _check_stage(number: int, stage: ProgramStage, given: Program) -> None:
     if not stage.layers or not stage.devices:
-        raise ArgumentError(f"stage {number} has no {'devices' if stage.layers else 'layers'}", "give it some")
+        raise ArgumentError(f"stage {number} has no {'devices' if stage.layers else 'layers'}", "give it at least one")
     if len(set(stage.devices)) < len(stage.devices):
-        raise ArgumentError(f"stage {number} names a device twice", "name each once", code="duplicate")
+        raise ArgumentError(f"stage {number} names a device twice", "name each device once", code="duplicate")
     wrong = next((device for device in stage.devices if not 0 <= device < given.world_size), None)
     if wrong is not None:
         raise ArgumentError(
-            f"stage {number} is on device {wrong}, but machines of {given.world_size} devices are given",
-            "devices are numbered machine by machine from 0",
+            f"stage {number} is on device {wrong}, but the nodes have {given.world_size} devices",
+            f"choose devices from 0 to {given.world_size - 1}",
         )
+    # Consecutive rows make the rows that two replicas share a single range, which one message can carry.
     ends = [0, *(rows.stop for rows in stage.rows)]
     if [rows.start for rows in stage.rows] != ends[:-1] or ends[-1] != given.micro_batch_size or not all(stage.rows):
         raise ArgumentError(
-            f"stage {number}: the rows of its replicas don't make a micro-batch of {given.micro_batch_size}",
-            "give each replica the next rows, at least one",
+            f"stage {number}: the rows of its replicas don't add up to a micro-batch of {given.micro_batch_size}",
+            "give each replica the next rows, and at least one",
         )
     if len(stage.rows) != len(stage.devices):
         raise ArgumentError(f"stage {number} has {len(stage.devices)} devices, but rows for {len(stage.rows)}")
@@ -390,7 +411,7 @@ def _layers_and_devices(number: int, stage: object) -> tuple[tuple[str, ...], tu
             )
     devices = [device_number(number, device) for device in check_list(f"the devices of stage {number}", stage[1])]
     if not layers or not devices:
-        raise ArgumentError(f"stage {number} has no {'devices' if layers else 'layers'}", "give it some")
+        raise ArgumentError(f"stage {number} has no {'devices' if layers else 'layers'}", "give it at least one")
     return tuple(layers), tuple(devices)
 
 
@@ -399,7 +420,7 @@ def _layers_and_devices(number: int, stage: object) -> tuple[tuple[str, ...], tu
 
 @dataclass(frozen=True, slots=True)
 class _StageRow:
-    """A stage as JSON has it."""
+    """A stage in the JSON file."""
 
     layers: tuple[str, ...]
     devices: tuple[int, ...]
@@ -409,7 +430,7 @@ class _StageRow:
 
 @dataclass(frozen=True, slots=True)
 class _Orders:
-    """A schedule as JSON has it."""
+    """A schedule in the JSON file."""
 
     name: str
     pace: str
@@ -422,7 +443,7 @@ class _Orders:
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """A program as JSON has it, but for its costs."""
+    """A program in the JSON file, without its costs."""
 
     micro_batch_size: int
     global_batch_size: int
@@ -439,16 +460,19 @@ class _Document:
 
 def _of_document(document: _Document, costs: Costs | None) -> Program:
     given = document.schedule
+    # The text of the actions determines chains and placement. Files repeat them for other readers, so check that both
+    # agree.
     orders = Schedule.from_text("\n".join(given.orders), name=given.name)
     read = (orders.chain_length, orders.micro_batches, orders.rank_of_stage)
     if read != (given.chain_length, given.micro_batches, given.rank_of_stage):
-        raise ArgumentError("`orders` of the schedule are for other stages or micro-batches than it names")
+        raise ArgumentError("`orders` of the schedule have other stages or micro-batches than its other fields")
     paced = replace(orders, pace=given.pace, weight_versions=given.weight_versions)
+    # Text does not state the synchronization, and the copy above is unchecked. So validate it once more.
     _core.validate_schedule(paced)
     stages = []
     for number, stage in enumerate(document.stages):
         if not all(len(rows) == 2 for rows in stage.rows):
-            raise ArgumentError(f"stage {number}: `rows` are pairs of a first row and the one behind the last")
+            raise ArgumentError(f"stage {number}: `rows` must be pairs of a first row and the row after the last")
         stages.append(
             ProgramStage(stage.layers, stage.devices, tuple(range(*rows) for rows in stage.rows), stage.crossings)
         )
@@ -462,7 +486,7 @@ def _of_document(document: _Document, costs: Costs | None) -> Program:
         shard_optimizer=document.shard_optimizer,
         gpus_per_device=document.gpus_per_device,
         costs=costs,
-        **{name: getattr(document, name) for name in _SHOWN},
+        **{name: getattr(document, name) for name in _OPTIONAL},
     )
 
 
@@ -478,11 +502,12 @@ def _read_costs(section: Section) -> Costs:
 
 
 def _numbers(section: Section, key: str) -> Any:
-    """A number, tuples of them, or None."""
+    """Return a number, nested tuples of numbers, or None."""
 
     def check(value: object) -> Any:
         if isinstance(value, list):
             return tuple(map(check, value))
+        # In Python, True is an integer. In a file it is a mistake.
         if isinstance(value, bool) or not isinstance(value, int | float):
             section.wrong(key, "a number or a list of numbers", value)
         return value
@@ -492,9 +517,10 @@ def _numbers(section: Section, key: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers, lists and mappings for JSON, of tuples and arrays."""
+    """Convert tuples and arrays to lists, for JSON."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(inner) for inner in value]
+    # Costs may hold numpy arrays and numbers, which `json` can't write. Avoid importing numpy to test for them.
     return value.tolist() if hasattr(value, "tolist") else value

@@ -1,4 +1,4 @@
-"""A program as one process of a launcher sees it: its layers, its rows, and each action with its messages."""
+"""The part of a program that one process runs: its layers, its rows, and each action with its messages."""
 
 from __future__ import annotations
 
@@ -19,134 +19,136 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ProgramStage(Record):
-    """Layers, the devices that hold them, and the rows of each micro-batch that each device works on."""
+    """Layers, the devices that hold them, and the rows of each micro-batch that each device processes."""
 
     layers: tuple[str, ...]
-    """Layer ids, in an order in which they can run."""
+    """Layer ids, in an order in which the layers can run."""
     devices: tuple[int, ...]
-    """One replica each; the rank of a process is its device's number."""
+    """Devices, one replica each. The rank of a process is the number of its device."""
     rows: tuple[range, ...]
-    """For each replica its samples of a micro-batch, counted from 0; together they are all of it, each once."""
+    """Samples of a micro-batch that each replica processes, counted from 0. Together they contain every sample once."""
     crossings: tuple[Crossing, ...] = ()
-    """What it sends to the next stage of its chain; empty for a chain's last."""
+    """Tensors that it sends to the next stage of its chain. Empty for the last stage of a chain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Rows that one rank sends to another: outputs on the way forward, their gradients on the way back."""
+    """Rows that one rank sends to another: outputs in forward passes, their gradients in backward passes."""
 
     peer: int
-    """The rank at the other end; itself, if it holds both stages: then nothing travels."""
+    """Rank at the other end. It is the rank itself if it holds both stages, and then nothing is sent."""
     rows: range
-    """Samples of the micro-batch."""
+    """Samples of the micro-batch that are sent."""
     layers: tuple[str, ...]
-    """Whose outputs these are, in the order in which they are sent."""
+    """Layers whose outputs these are, in sending order."""
     from_stage: int
     to_stage: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankAction:
-    """One thing that a rank does, with what it waits for and what it passes on."""
+    """One action of a rank, with the messages that it waits for and the messages that it sends."""
 
     kind: str
-    """F forward, B backward, I its half for inputs, W its half for weights."""
+    """Kind of the action: F (forward), B (backward), I (input gradient) or W (weight gradient)."""
     stage: int
     micro_batch: int
     receives: tuple[Message, ...]
-    """What must have come before it starts: outputs of the stage before for F, gradients of the next for B and I."""
+    """Messages that must arrive before it starts: outputs of the stage before for F, gradients of the stage after for B
+    and I."""
     sends: tuple[Message, ...]
-    """What leaves when it has ended."""
+    """Messages that are sent when it has ended."""
     overlaps_next: bool = False
-    """Whether the schedule runs it and the next action as one; one after the other gives the same numbers."""
+    """Whether the schedule fuses it with the next action. Running both one after the other gives the same numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientSum:
-    """Layers whose gradients are summed over ranks when their last backward pass of a step has ended."""
+    """Layers whose gradients are reduced over ranks after their last backward pass of a step."""
 
     layers: tuple[str, ...]
     ranks: tuple[int, ...]
-    """In ascending order. One of them that holds two copies adds these up first, or keeps one."""
+    """Ranks in ascending order. A rank with two copies of the layers first adds up their gradients, or keeps only one
+    copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankStage:
-    """A stage, or one of the stages, that a rank holds."""
+    """A stage that a rank holds."""
 
     stage: int
     chain: int
-    """Copy of the model that the stage belongs to; 0 unless the schedule is bidirectional."""
+    """Copy of the model that the stage belongs to. It is 0 unless the schedule has several chains."""
     layers: tuple[str, ...]
     replica: int
     rows: range
-    """Its samples of each micro-batch."""
+    """Samples of each micro-batch that the rank processes."""
     peers: tuple[int, ...]
-    """Ranks that run the same stage, this one included."""
+    """Ranks that run the same stage, including this one."""
     is_first: bool
-    """Of its chain: it reads the inputs."""
+    """Whether it is the first stage of its chain, which reads the inputs."""
     is_last: bool
-    """Of its chain: it reads the targets and has the loss."""
+    """Whether it is the last stage of its chain, which reads the targets and computes the loss."""
     receives: tuple[Message, ...]
-    """Of each forward pass; backward passes send these rows' gradients back."""
+    """Messages before each forward pass. Backward passes send the gradients of these rows."""
     sends: tuple[Message, ...]
-    """After each forward pass; backward passes receive these rows' gradients."""
+    """Messages after each forward pass. Backward passes receive the gradients of these rows."""
 
 
+# Until a rank could hold several stages, these were attributes of the rank.
 _OLD = {"stage", "replica", "layers", "rows", "peers", "receives", "sends"}
 
 
 @dataclass(frozen=True, slots=True)
 class RankProgram(Record):
-    """What one process does in each step: all that it must know of a program.
+    """Everything that one process needs to know of a program to run its part of a step.
 
-    Any replication gives the gradient of one device if each rank adds up `loss_weight` × the loss of its rows, and
-    gradients are summed as `sums` says: every sample then counts once, with one weight.
-
-    >>> import hpgo
-    >>> mine = hpgo.plan("bert-48", "dapple-a", global_batch_size=64).for_rank(9)
-    >>> mine.machine, mine.local_rank, len(mine.actions)
-    (1, 1, 8)
+    With any replication, the result is the gradient of a single device if two rules hold. Each rank accumulates
+    `loss_weight` × the loss of its rows, and gradients are reduced as in `sums`. Every sample then counts once, with
+    the same weight. >>> import hpgo >>> mine = hpgo.plan("bert-48", "dapple-a", global_batch_size=64).for_rank(9) >>>
+    mine.machine, mine.local_rank, len(mine.actions) (1, 1, 8)
     """
 
     rank: int
     world_size: int
     machine: int
     local_rank: int
-    """Its number on its machine."""
+    """Index of the rank on its node."""
     schedule: str
     total_stages: int
     micro_batch_size: int
     micro_batches: int
-    """Of a step, over all chains."""
+    """Number of micro-batches in a step, over all chains."""
     global_batch_size: int
     loss_weight: float
-    """Of one sample in the mean over the global batch."""
+    """Weight of one sample's loss in the mean over the global batch."""
     recompute: bool
-    """Whether backward passes compute the activations of their stage anew."""
+    """Whether backward passes recompute the activations of their stage."""
     shard_optimizer: bool
-    """Whether the replicas of a stage share its optimizer state (ZeRO stage 1)."""
+    """Whether the replicas of a stage shard its optimizer state (ZeRO stage 1)."""
     gpus_per_device: int
-    """How many GPUs the rank's device stands for."""
+    """Number of GPUs that the rank's device stands for."""
     stages: tuple[RankStage, ...]
-    """Those that it holds, none if it is idle."""
+    """Stages that the rank holds. Empty if it is idle."""
     actions: tuple[RankAction, ...]
     in_flight: int
-    """Activations of a stage that it holds at once, at most."""
+    """Largest number of activations of a stage that it holds at once."""
     sums: tuple[GradientSum, ...]
-    """Gradients that it takes part in summing."""
+    """Gradient reductions that the rank takes part in."""
     groups: tuple[tuple[int, ...], ...]
-    """Ranks of every gradient sum over several, the same on all ranks: libraries want all to create all groups."""
+    """Ranks of every gradient reduction over several ranks. It is equal on all ranks, because communication libraries
+    require every rank to create all groups in the same order."""
     loss_ranks: tuple[int, ...]
-    """Ranks that hold a last stage."""
+    """Ranks that hold the last stage of a chain."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has nothing to do; it may still have to take part in starting up."""
+        """Whether the rank has no work. An idle rank may still have to take part in the rendezvous."""
         return not self.stages
 
     def __getattr__(self, name: str) -> Any:
-        """Names of the version before, for a rank with one stage."""
+        """Return the value of a name from the previous version, for a rank with one stage. Deprecated."""
+        # Such a name can't be translated for a rank with several stages, so it is an unknown attribute there.
         if name not in _OLD or len(self.stages) != 1:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         warnings.warn(f"`for_rank(…).{name}` is now `for_rank(…).stages[0].{name}`", DeprecationWarning, stacklevel=2)
@@ -155,25 +157,29 @@ class RankProgram(Record):
 
 
 def even_rows(micro_batch_size: int, replicas: int) -> tuple[range, ...]:
-    """Samples of a micro-batch for each replica: in order, the first ones one more where they don't come out even.
+    """Return the samples of a micro-batch for each replica, in order.
 
-    Raises ArgumentError if a replica would have none.
+    The first replicas get one more if there is a rest.
+
+    Raises ArgumentError if a replica would get none.
 
     >>> even_rows(5, 2)
     (range(0, 3), range(3, 5))
     """
     if micro_batch_size < replicas:
         raise ArgumentError(
-            f"{replicas} replicas can't share a micro-batch of {micro_batch_size}",
+            f"a micro-batch has {micro_batch_size} samples, but there are {replicas} replicas",
             f"choose a micro-batch size of at least {replicas}, or fewer replicas",
         )
+    # Give each replica consecutive rows. Replicas of neighboring stages then share few ranges, so there are few
+    # messages.
     base, longer = divmod(micro_batch_size, replicas)
     ends = [replica * base + min(replica, longer) for replica in range(replicas + 1)]
     return tuple(map(range, ends, ends[1:]))
 
 
 def rank_stages(rank: int, stages: Sequence[ProgramStage], chain_length: int) -> tuple[RankStage, ...]:
-    """Those of `stages` that `rank` holds."""
+    """Return the stages that `rank` holds."""
     found = []
     for number, stage in enumerate(stages):
         if rank not in stage.devices:
@@ -202,7 +208,8 @@ def rank_stages(rank: int, stages: Sequence[ProgramStage], chain_length: int) ->
 def _messages(
     rows: range, stages: Sequence[ProgramStage], sender: int, receiver: int, other: int
 ) -> tuple[Message, ...]:
-    """What replicas of the stage `other`, which is the sender or the receiver, have in common with `rows`."""
+    """Return the messages for the rows that replicas of the stage `other` (sender or receiver) share with `rows`."""
+    # Replicas of neighboring stages may divide a micro-batch differently, so a replica may have several peers.
     layers = tuple(crossing.layer for crossing in stages[sender].crossings)
     shared = (
         (device, range(max(rows.start, theirs.start), min(rows.stop, theirs.stop)))
@@ -212,31 +219,39 @@ def _messages(
 
 
 def rank_actions(stages: Sequence[RankStage], schedule: Schedule) -> tuple[RankAction, ...]:
-    """What a rank that holds `stages` does, in order; they are stages of one rank of the schedule."""
+    """Return the actions of a rank that holds `stages`, in order.
+
+    All stages must belong to one rank of the schedule.
+    """
     if not stages:
         return ()
     held = {stage.stage: stage for stage in stages}
     begin = schedule.rank_of_stage[stages[0].stage]
     rows = schedule.actions[schedule.rank_starts[begin] : schedule.rank_starts[begin + 1]].tolist()
+    # A backward pass mirrors its forward: it receives the gradients of what was sent, and sends those of what was
+    # received.
     backward = {number: (_reversed(stage.sends), _reversed(stage.receives)) for number, stage in held.items()}
     forward = {number: (stage.receives, stage.sends) for number, stage in held.items()}
     actions = []
 
     def add(letter: str, stage: int, micro_batch: int, *, overlaps_next: bool = False) -> None:
+        # The schedule's rank may run stages on several sets of devices. A device only runs the stages that it holds.
         if stage in held:
-            ways = ((), ()) if letter == "W" else (forward if letter == "F" else backward)[stage]
-            actions.append(RankAction(letter, stage, micro_batch, *ways, overlaps_next))
+            # A weight gradient stays on its device until the reduction.
+            messages = ((), ()) if letter == "W" else (forward if letter == "F" else backward)[stage]
+            actions.append(RankAction(letter, stage, micro_batch, *messages, overlaps_next))
 
     for kind, stage, micro_batch, backward_stage, backward_micro_batch in rows:
         letter = KINDS[kind]
         if len(letter) == 1:
             add(letter, stage, micro_batch)
         else:
+            # No process can start two passes at once from one thread, so a fused pair is two actions with a mark.
             add("F", stage, micro_batch, overlaps_next=backward_stage in held)
             add("B", backward_stage, backward_micro_batch)
     return tuple(actions)
 
 
 def _reversed(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The gradients of what these messages bring."""
+    """Return the messages for the gradients of the tensors in `messages`."""
     return tuple(Message(one.peer, one.rows, one.layers, one.to_stage, one.from_stage) for one in messages)

@@ -1,4 +1,4 @@
-"""What a stage keeps of activations where a framework recomputes groups of blocks instead of the whole stage."""
+"""Activation memory of a stage if a framework recomputes groups of blocks instead of the whole stage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def group_of(framework: Framework, counts: Sequence[int]) -> int | None:
-    """Blocks that `framework` recomputes at a time where stages have so many; None if a stage is recomputed as a whole.
+    """Return the number of blocks that `framework` recomputes at a time, if stages have `counts` blocks.
+
+    None means whole stages.
 
     >>> from hpgo.programs.frameworks import framework
     >>> [group_of(framework(name), [4, 6]) for name in ("megatron", "torchtitan", "deepspeed")]
@@ -25,17 +27,19 @@ def group_of(framework: Framework, counts: Sequence[int]) -> int | None:
     """
     if framework.recomputes == "block":
         return 1
+    # With equal counts, the group is the whole stage.
     if framework.recomputes == "stage" or len(set(counts)) == 1:
         return None
-    # Groups must divide the blocks of each stage: Megatron runs past the last one otherwise.
+    # The group size must divide the number of blocks of each stage, or Megatron-LM runs past the last block.
     return math.gcd(*counts)
 
 
 def activations_bytes(profile: Profile, blocks: Blocks, stage: Stage, group: int, in_flight: int) -> float:
-    """Bytes on one device: for each micro-batch in flight the inputs of its groups, and all of one group at a time.
+    """Return the activation bytes on one device.
 
-    Layers outside the blocks are not recomputed by frameworks and keep what they save. `group` is the blocks that are
-    recomputed at a time, counted from the first of the stage.
+    These are the inputs of all groups for each micro-batch in flight, and all activations of the largest group, which a
+    backward pass restores. Frameworks do not recompute layers outside the blocks, so these keep what they save. `group`
+    is the number of blocks that are recomputed at a time, counted from the first block of the stage.
     """
     layers = {layer.id: layer for layer in profile.layers}
     here = set(stage.layers)
@@ -50,7 +54,7 @@ def activations_bytes(profile: Profile, blocks: Blocks, stage: Stage, group: int
     kept_bytes = sum(saved_bytes(layer) for layer in stage.layers if layer not in recomputed)
     if not groups:
         return in_flight * kept_bytes
-    # What a block gives to the next is what that one's group keeps as its input; blocks are alike.
+    # The output of a block is the input that the next group keeps. All blocks are equal, so any block's output will do.
     output = layers[mine[0][-1]].activation_bytes
     input_bytes = at_batch(profile.batch_sizes, output, stage.share)
     largest_bytes = max(sum(saved_bytes(layer) for block in members for layer in block) for members in groups)

@@ -1,7 +1,7 @@
-"""Schedules: for each rank an ordered list of actions, without a clock.
+"""Pipeline schedules: an ordered list of actions for each rank, without times.
 
-`hpgo.schedule(name, ranks=…, micro_batches=…)` builds one of the known families, `Schedule.read` takes any other from a
-file; `hpgo.schedules()` is the table of families.
+`hpgo.schedule(name, ranks=…, micro_batches=…)` builds a published schedule. `Schedule.read` reads any other from a
+file. `hpgo.schedules()` is the table of schedule families.
 """
 
 from __future__ import annotations
@@ -34,51 +34,54 @@ if TYPE_CHECKING:
 
     _Actions = npt.NDArray[np.uint32]
 else:
-    _Actions = object  # looked at by `Schedule` itself: numpy takes long to load
+    _Actions = object  # `Schedule` checks the array itself. Importing numpy here would slow down every start.
 
 KINDS = ("F", "B", "I", "W", "F‖B")
-"""Letters of the numbers in the first column of `Schedule.actions`, and in `Timeline.kind`: forward, backward, input
-gradient, weight gradient, and a forward and a backward run as one."""
+"""Letters of the kinds in the first column of `Schedule.actions`, and in `Timeline.kind`: forward, backward, input
+gradient, weight gradient, and a fused pair of forward and backward."""
 
 MOST_ACTIONS = 200_000_000
-"""Of a schedule, and of a run; larger ones are refused by number."""
+"""Largest number of actions in a schedule or a simulation. Larger ones raise an error before memory is allocated."""
 BUILT_BYTES = 50
-"""Of memory for each action, measured: what a schedule takes while it is built."""
-_SQUEEZED_BYTES = 110  # the same for V shapes that are squeezed
+"""Bytes of memory for each action while a schedule is built, as measured."""
+_SQUEEZED_BYTES = 110  # V-Half and V-Min, which are squeezed from repeated blocks, as measured
 _SQUEEZED = ("v_half", "v_min")
-_TEXT_BYTES, _WORDS_BYTES = 30, 120  # of the text of an action, and of that text as words
-_READ_BYTES = 20  # for each character of orders that are read
+_TEXT_BYTES, _WORDS_BYTES = 30, 120  # for each action: its text, and the text as a Python string in a list
+_READ_BYTES = 20  # for each character of text that is read
 
 _TRANSFER = re.compile(r"(\d+)(SEND|RECV)_([FB])(\d+)")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule(Record):
-    """Who does what in which order.
+    """The placement of stages on ranks, and the actions of each rank in order.
 
-    Stages form one or more chains of equal length, each a copy of the whole model; data flows from each stage to the
-    next inside its chain. Bidirectional schedules have two chains, inference on hosts that take turns one for each
-    combination of hosts, all others one.
+    Stages form one or more chains of equal length. A chain is a pipeline replica: one copy of the whole model. Data
+    flows from each stage to the next inside its chain. Bidirectional schedules have two chains. Inference on
+    alternating hosts has one for each combination of hosts. All other schedules have one.
     """
 
     name: str
     chain_length: int
-    """Stages in a chain."""
+    """Number of stages in each chain."""
     micro_batches: tuple[tuple[int, int], ...]
-    """For each chain, the half-open range of micro-batches that run through it."""
+    """Half-open range of the micro-batches that run through each chain, by chain."""
     rank_of_stage: tuple[int, ...]
     actions: _Actions
-    """Shape (actions, 5): kind (see `KINDS`), stage, micro-batch, and stage and micro-batch of the backward half of a
-    fused pair (elsewhere the same two again). Rank by rank, each in its order; not writable."""
+    """Array of shape (actions, 5), ordered by rank and then in execution order, not writable. Columns: kind (see
+    `KINDS`), stage, micro-batch, and stage and micro-batch of the backward in a fused pair. For other actions, the last
+    two repeat the two before."""
     rank_starts: tuple[int, ...]
-    """Rank `r` runs rows `rank_starts[r]` to `rank_starts[r + 1]` of `actions`."""
+    """First row of each rank in `actions`, and the end: rank `r` runs rows `rank_starts[r]` to `rank_starts[r + 1]`."""
     pace: str = "flush"
-    """`flush`: each iteration ends with one; `asynchronous`: none does; `lock step`: all ranks step together, and a
-    step takes as long as its slowest rank. Text doesn't say it, so orders that were read have a flush."""
+    """Synchronization of the ranks. `flush`: each iteration ends with a flush. `asynchronous`: there is no flush.
+    `lock step`: all ranks start each step together, and a step takes as long as its slowest rank. Text has no such
+    field, so a schedule that was read has `flush`."""
     weight_versions: tuple[int, ...] = ()
-    """For each rank, how many versions of its weights it keeps; empty if one everywhere."""
+    """Number of weight versions that each rank keeps. Empty if every rank keeps one."""
     _checked: _core.CheckedSchedule | None = field(default=None, init=False, repr=False)
-    """Itself as the native side keeps it, where that built it; a copy with other actions is checked anew."""
+    """The validated schedule as a native object, if native code built it. A copy with other actions is validated
+    again."""
 
     def __post_init__(self) -> None:
         import numpy as np
@@ -92,6 +95,7 @@ class Schedule(Record):
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # The native object can't be pickled. Without it, the copy is validated when it is used.
         return Schedule, (
             self.name, self.chain_length, self.micro_batches, self.rank_of_stage, self.actions, self.rank_starts,
             self.pace, self.weight_versions,
@@ -99,7 +103,7 @@ class Schedule(Record):
 
     @property
     def ranks(self) -> int:
-        """Number of ranks."""
+        """Number of pipeline ranks."""
         return len(self.rank_starts) - 1
 
     @property
@@ -114,12 +118,13 @@ class Schedule(Record):
 
     @property
     def orders(self) -> list[list[str]]:
-        """For each rank its actions as PyTorch writes them.
+        """Actions of each rank as strings in PyTorch's notation, by rank.
 
         >>> import hpgo
         >>> hpgo.schedule("1f1b", ranks=2, micro_batches=2).orders[1]
         ['1F0', '1B0', '1F1', '1B1']
         """
+        # A list of strings takes four times the memory of the text, so check before building it.
         self._check_text(_WORDS_BYTES)
         return [line.split(",") if line else [] for line in self.to_text().splitlines()]
 
@@ -128,12 +133,13 @@ class Schedule(Record):
         check_room(f"the text of {pluralize(actions, 'action')}", actions * action_bytes, "ask for fewer micro-batches")
 
     def with_transfers(self, *, deferred_receives: bool = False) -> list[list[str]]:
-        """As `orders`, with sends and receives where PyTorch places them.
+        """Return `orders` with sends and receives where PyTorch places them.
 
-        The lists are there to read and to compare: PyTorch places these entries itself when it loads `to_text`, and
-        2.15 can't run lists that bring their own. A receive is posted when its send is, or, if deferred, right before
-        the action that needs it. Raises ScheduleError if deferral makes a rank receive in another order than its peer
-        sends: messages between two ranks carry no names, so one would be taken for the other (V shapes do so).
+        The lists are for reading and comparing. PyTorch places these entries itself when it loads `to_text`, and
+        PyTorch 2.15 can't run lists that contain them. A receive is posted when its send is posted or, if deferred,
+        right before the action that needs it. Raises ScheduleError if deferral makes a rank receive in another order
+        than its peer sends, as in V-shaped schedules: messages between two ranks have no names, so one would be taken
+        for the other.
 
         >>> import hpgo
         >>> hpgo.schedule("gpipe", ranks=2, micro_batches=1).with_transfers()[0]
@@ -147,7 +153,7 @@ class Schedule(Record):
         return lists
 
     def _check_pairs(self, lists: list[list[str]]) -> None:
-        """Raises ScheduleError unless each rank receives from each other one in the order in which that one sends."""
+        """Raise ScheduleError unless each rank receives from each other rank in the order in which that rank sends."""
         sent: dict[tuple[int, int], list[str]] = {}
         received: dict[tuple[int, int], list[str]] = {}
         for entry in (entry for line in lists for entry in line):
@@ -161,20 +167,23 @@ class Schedule(Record):
             for first, other in zip(messages, received[sender, receiver], strict=True):
                 if first != other:
                     raise ScheduleError(
-                        f"with deferred receives, rank {receiver} of `{self.name}` waits for what `{other}` makes while"
-                        f" rank {sender} sends what `{first}` made, and takes one for the other",
-                        "post receives early: leave `deferred_receives` out",
+                        f"with deferred receives, rank {receiver} of `{self.name}` expects the output of `{other}`"
+                        f" while rank {sender} sends the output of `{first}`",
+                        "leave `deferred_receives` out",
                     )
 
     @property
     def peak_in_flight(self) -> list[int]:
-        """For each rank the most chunk activations that it holds at once: from F to B, or to W of a split backward."""
+        """Largest number of chunk activations that each rank holds at once, by rank.
+
+        They are held from F to B, or to W of a split backward.
+        """
         return _core.peak_in_flight(self)
 
     def without_flush(self, iterations: int) -> Schedule:
-        """Several iterations as one, if the schedule is asynchronous; itself otherwise.
+        """Return several iterations of an asynchronous schedule joined into one. Return other schedules unchanged.
 
-        Raises ArgumentError for no iteration, or too many.
+        Raises ArgumentError if `iterations` is below 1, or the result has over 200,000,000 actions.
 
         >>> import hpgo
         >>> print(hpgo.schedule("pipedream", ranks=2, micro_batches=4).without_flush(3))
@@ -186,25 +195,25 @@ class Schedule(Record):
 
     @classmethod
     def from_text(cls, text: str, *, name: str = "custom") -> Schedule:
-        r"""Reads one line a rank, entries separated by commas or blanks; an empty cell is a bubble.
+        r"""Read a schedule with one line per rank. Commas or blanks separate the entries; an empty cell is a bubble.
 
-        Entries are PyTorch's: `2F0`, `2B0`, `2I0`, `2W0`, `(0F7;7B3)OVERLAP_F_B`. Sends, receives, waits and the
-        handling of sharded parameters (`2SEND_F0`, `2WAIT_SEND_F0`, `0UNSHARD`, …) are read over. Raises ScheduleError
-        that names the first wrong action, what is missing, or the cycle of actions that wait for each other.
+        Entries are in PyTorch's notation: `2F0`, `2B0`, `2I0`, `2W0`, `(0F7;7B3)OVERLAP_F_B`. Sends, receives, waits
+        and operations on sharded parameters (`2SEND_F0`, `2WAIT_SEND_F0`, `0UNSHARD`, …) are ignored. Raises
+        ScheduleError with the first invalid action, a missing action, or the cycle of actions in a deadlock.
 
         >>> Schedule.from_text("0F0 0B0\n1F0 1B0").orders
         [['0F0', '0B0'], ['1F0', '1B0']]
         """
         check_is("the orders", text, str, "give text, or a file to `Schedule.read`")
         check_text("the orders", text)
-        check_room("reading the orders", len(text) * _READ_BYTES, "read shorter ones")
+        check_room("reading the orders", len(text) * _READ_BYTES, "read a shorter schedule")
         check_text("a schedule's name", name)
         _load_arrays()
         return built(_core.read_schedule(name, text))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Schedule:
-        """Reads a CSV file as `from_text` does; its name is the file's."""
+        """Read a CSV file like `from_text`. The name of the file becomes the name of the schedule."""
         path = as_path(path, ScheduleError)
         with hinted("name a CSV file with one line a rank"):
             text = read_text(path, ScheduleError, most=MOST_BYTES_OF_RUNS)
@@ -214,9 +223,9 @@ class Schedule(Record):
             raise error.as_kind(ScheduleError, f"{path}: {error.message}") from None
 
     def to_text(self, *, in_steps: bool = False) -> str:
-        """One line a rank, entries separated by commas.
+        """Return the schedule as text, with one line per rank and commas between the entries.
 
-        With `in_steps`, column t holds what runs in step t if every action takes one, and empty cells are bubbles.
+        With `in_steps`, column t shows the actions of step t if every action takes one step. Empty cells are bubbles.
 
         >>> import hpgo
         >>> print(hpgo.schedule("1f1b", ranks=2, micro_batches=2).to_text(in_steps=True))
@@ -229,11 +238,14 @@ class Schedule(Record):
         return _core.write_schedule(self, in_steps)
 
     def save(self, path: str | os.PathLike[str], *, in_steps: bool = False) -> None:
-        """Writes `to_text` to a CSV file that PyTorch's `_load_csv` reads; raises ScheduleError if it can't."""
+        """Write `to_text` to a CSV file that PyTorch's `_load_csv` reads.
+
+        Raise ScheduleError if the file can't be written.
+        """
         write_text(path, self.to_text(in_steps=in_steps), ScheduleError)
 
     def __eq__(self, other: object) -> bool:
-        """Equal orders of equal stages; the name doesn't count."""
+        """Return whether both have equal actions of equal stages. The name doesn't count."""
         if not isinstance(other, Schedule):
             return NotImplemented
         return (
@@ -241,6 +253,7 @@ class Schedule(Record):
             and self.micro_batches == other.micro_batches
             and self.rank_of_stage == other.rank_of_stage
             and self.rank_starts == other.rank_starts
+            # Compare shapes first, because numpy can't compare arrays of different shapes element by element.
             and self.actions.shape == other.actions.shape
             and bool((self.actions == other.actions).all())
         )
@@ -254,9 +267,10 @@ class Schedule(Record):
         )
 
     def to_frame(self) -> Any:
-        """A row an action, as a frame of polars or pandas: rank by rank, each in its order.
+        """Return a data frame with a row per action, by rank and then in execution order.
 
-        Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
+        It is a frame of polars or pandas: of the one that is already imported, or else of the one that is installed.
+        Raises HpgoError if neither is.
         """
         return present("frame", self)
 
@@ -270,37 +284,37 @@ class Schedule(Record):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFamily:
-    """One row of the table of families.
+    """One row of the table of schedule families.
 
-    In formulas p is ranks, v chunks a rank, M micro-batches, r the rank, g the group size; F, B, I and W are seconds of
-    one action on one chunk.
+    In the formulas, p is the number of ranks, v of chunks (virtual stages) per rank, M of micro-batches, r the rank and
+    g the group size. F, B, I and W are seconds of one action on one chunk.
     """
 
     name: ScheduleName
     summary: str
     source: str
     limits: str
-    """What it asks of the sizes; empty if nothing."""
+    """Condition on the sizes. Empty if all are valid."""
     options: tuple[str, ...]
-    """Options of `hpgo.schedule` that it takes besides the sizes; only those with `durations` look at these."""
+    """Options of `hpgo.schedule` that it accepts besides the sizes. Families without `durations` ignore durations."""
     chunks: str
     chains: int
-    """Copies of the model."""
+    """Copies of the model: 2 for bidirectional schedules that keep two."""
     splits_backward: bool
     trains: bool
-    """Whether it has backwards."""
+    """Whether the schedule has backward passes."""
     pace: str
-    """`flush`, `asynchronous` or `lock step`."""
+    """Synchronization: `flush`, `asynchronous` or `lock step`."""
     weight_versions: str
     peak: str
-    """Most chunk activations in flight on rank r."""
+    """Formula for the largest number of chunk activations in flight on rank r."""
     bubble: str
-    """Seconds that a rank is not busy, for equal stages and free transfers."""
+    """Formula for the seconds in which a rank is idle, for equal stages and transfers that take no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Seconds of one micro-batch on each stage, for schedules that are fitted to them.
+    """Seconds of the passes of one micro-batch on each stage, for schedules that are fitted to them.
 
     >>> measured = Durations((1.0, 2.0), (1.0, 2.0), (1.0, 2.0), transfer_s=0.1)
     >>> print(schedule("zb", ranks=2, micro_batches=4, durations=measured))
@@ -311,7 +325,7 @@ class Durations:
     input_gradient_s: tuple[float, ...]
     weight_gradient_s: tuple[float, ...]
     transfer_s: float = 0.0
-    """From a stage to the next, or back."""
+    """Seconds of a transfer between neighboring stages, in either direction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,16 +350,17 @@ def schedule(
     max_in_flight: Sequence[int] | None = None,
     durations: Durations | None = None,
 ) -> Schedule:
-    """Builds the family `name`; what is left out is as the family has it.
+    """Build the schedule family `name`. Parameters that are left out have the family's defaults.
 
-    `chunks` is stages a rank, `group_size` the micro-batches that pass through a chunk before the next one's turn
-    (Megatron's `microbatch_group_size_per_vp_stage`), `cap` the most activations a rank may hold, `max_in_flight` the
-    forwards of each rank before its first backward, `durations` what a greedy schedule is fitted to. Raises
-    ScheduleError if there is no such family, ArgumentError if the request is outside its limits.
-
+    `chunks` is the number of virtual stages per rank. `group_size` is the number of micro-batches that pass through a
+    chunk before the next chunk's turn (Megatron-LM's `microbatch_group_size_per_vp_stage`). `cap` is the largest number
+    of activations that a rank may hold. `max_in_flight` is the number of forwards of each rank before its first
+    backward. `durations` are the times to which a searched schedule is fitted. Raises ScheduleError if there is no such
+    family, and ArgumentError if the request violates its limits.
     >>> print(schedule("zb_v", ranks=4, micro_batches=8))
     zb_v: 4 ranks, 8 stages, 8 micro-batches, 192 actions
     """
+    # Names outside ASCII can't match, and some can't be converted to the native side's strings.
     if not isinstance(name, str) or not name.isascii():
         raise ScheduleError(
             f"there is no schedule {safe_repr(name)}",
@@ -364,6 +379,7 @@ def schedule(
         durations=None if durations is None else _checked(durations),
     )
     _load_arrays()
+    # A build that runs out of memory is killed by the system without a message, so compare with the free memory first.
     actions = actions_of(name, request.ranks, request.micro_batches, request.chunks)
     check_room(
         f"`{name}` with {actions:,} actions",
@@ -374,7 +390,7 @@ def schedule(
 
 
 def actions_of(name: str, ranks: int, micro_batches: int, chunks: int | None) -> int:
-    """How many actions the family `name` has in these sizes; 0 if none, or if there are more than any may have.
+    """Return the number of actions of the family `name` in these sizes. 0 if it is unknown or has too many actions.
 
     >>> actions_of("zb_v", 4, 8, None), len(schedule("zb_v", ranks=4, micro_batches=8).actions)
     (192, 192)
@@ -382,13 +398,15 @@ def actions_of(name: str, ranks: int, micro_batches: int, chunks: int | None) ->
     family = next((family for family in schedules() if family.name == name), None)
     if family is None:
         return 0
+    # One action for F, one more for B, or two more for I and W.
     each = family.trains + 1 + family.splits_backward
+    # Families with a fixed number of chunks have 1 or 2. The others default to 2.
     actions = ranks * micro_batches * each * (chunks or (1 if family.chunks == "1" else 2))
     return actions if actions <= MOST_ACTIONS else 0
 
 
 def schedules() -> tuple[ScheduleFamily, ...]:
-    """The table of families, simplest first.
+    """Return the table of schedule families, from simple to complex.
 
     >>> [family.name for family in schedules() if family.chains == 2]
     ['dualpipe', 'chimera']
@@ -398,7 +416,7 @@ def schedules() -> tuple[ScheduleFamily, ...]:
 
 @cache
 def fitted() -> frozenset[str]:
-    """Families that look at durations."""
+    """Return the names of the families that use durations."""
     return frozenset(family.name for family in schedules() if "durations" in family.options)
 
 
@@ -425,10 +443,10 @@ def _families() -> tuple[ScheduleFamily, ...]:
 
 
 def asynchronous_max_in_flight(devices: Sequence[int]) -> list[int]:
-    """Warm-up forwards of stages that are replicated on `devices[s]` devices each, for `pipedream`.
+    """Return the warm-up forwards of stages with `devices[s]` replicas each, for `pipedream`.
 
-    A stage holds as many micro-batches as keep all devices behind it busy: ⌈devices from s on / devices of s⌉
-    (PipeDream's NOAM for the first stage, Narayanan et al., 2019).
+    A stage holds the number of micro-batches that keeps all devices from it to the last stage busy: ⌈devices from s on
+    / devices of s⌉. This generalizes PipeDream's NOAM, which is for the first stage (Narayanan et al., 2019).
 
     >>> asynchronous_max_in_flight([2, 1, 1])
     [2, 2, 1]
@@ -440,7 +458,10 @@ def asynchronous_max_in_flight(devices: Sequence[int]) -> list[int]:
 
 
 def _checked(durations: object) -> Durations:
-    """`durations` with numbers of Python's own; raises ArgumentError for what is none. The native side bounds them."""
+    """Return `durations` with Python's own numbers.
+
+    Raise ArgumentError for values that are no numbers. Native code checks their range.
+    """
     if not isinstance(durations, Durations):
         raise ArgumentError(f"`durations` is {safe_repr(durations)}", "make a `hpgo.Durations`")
 
@@ -457,6 +478,7 @@ def _checked(durations: object) -> Durations:
 
 
 def _seconds(name: str, value: object) -> float:
+    # In Python, True is an integer. As a duration it is a mistake.
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ArgumentError(f"`{name}` is {safe_repr(value)}", "give a number of seconds")
     return as_float(value)
@@ -464,7 +486,10 @@ def _seconds(name: str, value: object) -> float:
 
 @cache
 def _load_arrays() -> None:
-    """Loads numpy, here and on the native side, which could not pass on a Ctrl-C that comes meanwhile."""
+    """Load numpy in Python and in the native module.
+
+    Loading in native code can't report a Ctrl-C that arrives meanwhile.
+    """
     with uninterrupted():
         import numpy  # noqa: F401
 
@@ -472,7 +497,8 @@ def _load_arrays() -> None:
 
 
 def built(record: _core.ScheduleRecord) -> Schedule:
-    """What the native side built."""
+    """Return the Python object for a schedule that native code built."""
+    # The native side keeps a validated copy of this array. A change here would not reach it.
     record["actions"].flags.writeable = False
     made = Schedule(
         name=record["name"],
@@ -484,5 +510,6 @@ def built(record: _core.ScheduleRecord) -> Schedule:
         pace=record["pace"],
         weight_versions=tuple(record["weight_versions"]),
     )
+    # The dataclass is frozen, and `_checked` is no parameter: only native code may state that a schedule is valid.
     object.__setattr__(made, "_checked", record["checked"])
     return made

@@ -1,4 +1,4 @@
-"""Stages of a plan: layers on devices, what they take, and what they hold."""
+"""Stages of a plan: their layers, devices, times and memory."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Memory(Record):
-    """Bytes that one device of a stage holds at its peak."""
+    """Peak memory of one device of a stage, in bytes."""
 
     weights_bytes: float
     gradients_bytes: float
     optimizer_bytes: float
     activations_bytes: float
-    """Kept for the backward passes of all micro-batches in flight. Of a stage that shares its devices with others: when
-    all of them hold most."""
+    """Bytes that are kept for the backward passes of all micro-batches in flight. If several stages share the devices,
+    the bytes at the moment when all stages together hold most."""
     buffers_bytes: float
-    """An activation and a gradient on the way, on each side."""
+    """Bytes of transfer buffers: an activation and a gradient in transit, on each side of the stage."""
     kept_bytes: float | None = None
-    """The part of the activations that one micro-batch keeps from its forward on: of a stage that recomputes, its
-    input. None in plans of older files, which had the sum alone."""
+    """Activation bytes that one micro-batch keeps from its forward pass. With recomputation, the bytes of the stage's
+    input. None in plans of older files, which have only the sum."""
     recomputed_bytes: float = 0.0
-    """The part that one micro-batch has besides while it runs backward, made again by recomputation."""
+    """Further bytes of one micro-batch while its backward pass runs, restored by recomputation."""
 
     @property
     def total_bytes(self) -> float:
-        """All of it."""
+        """Sum of all bytes."""
         return (
             self.weights_bytes
             + self.gradients_bytes
@@ -44,7 +44,7 @@ class Memory(Record):
 
 @dataclass(frozen=True, slots=True)
 class Stage(Record):
-    """Layers in a row on devices that split each micro-batch among them. Times are seconds.
+    """Consecutive layers on devices that split each micro-batch among them. Times are in seconds.
 
     >>> import hpgo
     >>> stage = hpgo.plan("bert-48", "dapple-a", global_batch_size=64).stages[0]
@@ -55,49 +55,52 @@ class Stage(Record):
     layers: tuple[str, ...]
     """Layer ids, in topological order."""
     devices: tuple[int, ...]
-    """Device numbers, machine by machine from 0; one replica each."""
+    """Device numbers, one replica each. Devices are numbered node by node from 0."""
     share: int
-    """Samples of a micro-batch on the device that gets most."""
+    """Samples of a micro-batch on the device with the most."""
     in_flight: int
-    """Micro-batches whose activations it holds at once, at most; under 1F1B also the forwards before a backward."""
+    """Largest number of micro-batches whose activations it holds at once. Under 1F1B, also the number of forwards
+    before the first backward."""
     forward_s: float
-    """One micro-batch."""
+    """Seconds of the forward pass of one micro-batch."""
     backward_s: float
-    """One micro-batch, with the forward that recomputation repeats."""
+    """Seconds of the backward pass of one micro-batch, including the forward pass that recomputation repeats."""
     transfer_s: float
-    """Sending one micro-batch's output to the next stage, or its gradient back."""
+    """Seconds to send one micro-batch's output to the next stage, or its gradient back."""
     transfer_busy_s: float
-    """The part of it that occupies the fullest port; the rest is latency."""
+    """Seconds of the transfer that occupy the most loaded port. The rest is latency."""
     sync_s: float
-    """Summing gradients over the replicas."""
+    """Seconds of the gradient reduction over the replicas."""
     sync_tail_s: float
-    """The part of it that outlasts the last backward pass."""
+    """Exposed gradient reduction: its seconds after the last backward pass."""
     memory: Memory
     capacity_bytes: float
-    """Memory of its smallest device, less what is reserved."""
+    """Memory of its smallest device in bytes, minus what is reserved."""
     input_gradient_s: float | None = None
-    """One micro-batch's gradients of inputs alone, where a schedule splits the backward, without the forward that
-    recomputation repeats; None where the profile doesn't tell halves."""
+    """Seconds of the input-gradient pass of one micro-batch, without the forward pass that recomputation repeats. None
+    if the profile does not split backward passes."""
     weight_gradient_s: float | None = None
-    """Likewise the gradients of weights."""
+    """Seconds of the weight-gradient pass of one micro-batch. None if the profile does not split backward passes."""
 
     @property
     def replicas(self) -> int:
-        """Devices that run copies of it."""
+        """Number of devices, each of which runs a copy of the stage."""
         return len(self.devices)
 
     @property
     def kept_bytes(self) -> float:
-        """What one micro-batch keeps from its forward on: activations, or the stage's input if they are recomputed."""
+        """Bytes that one micro-batch keeps from its forward pass: activations, or with recomputation the input."""
+        # Older files hold only the sum over all micro-batches in flight.
         kept_bytes = self.memory.kept_bytes
         return self.memory.activations_bytes / max(1, self.in_flight) if kept_bytes is None else kept_bytes
 
     def halves_s(self, *, recompute: bool) -> tuple[float, float]:
-        """Seconds of I and W, where a schedule splits the backward: half of it each, where the profile doesn't say.
+        """Return the seconds of I and W for schedules that split the backward.
 
-        The forward that recomputation repeats is part of I.
+        Each is half of it if the profile has no split. The forward pass that recomputation repeats is part of I.
         """
         check_flag("recompute", recompute)
+        # `backward_s` contains the repeated forward, but the measured gradients do not.
         repeated_s = self.forward_s if recompute else 0.0
         half_s = (self.backward_s - repeated_s) / 2
         inputs_s, weights_s = self.input_gradient_s, self.weight_gradient_s
@@ -105,35 +108,36 @@ class Stage(Record):
 
     @property
     def headroom_bytes(self) -> float:
-        """Free memory, negative if the stage doesn't fit. `DeviceGroup` counts all stages of its devices."""
+        """Free memory in bytes. Negative if the stage doesn't fit. `DeviceGroup` counts all stages of its devices."""
         return self.capacity_bytes - self.memory.total_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceGroup(Record):
-    """Devices that hold the same stages, one replica of each: what a schedule calls a rank."""
+    """Devices that hold the same stages, one replica of each. They correspond to a rank of the schedule."""
 
     devices: tuple[int, ...]
     stages: tuple[int, ...]
-    """Numbers of its stages, ascending."""
+    """Numbers of its stages, in ascending order."""
     memory: Memory
-    """Of all its stages on one device, when that holds most."""
+    """Memory of all its stages on one device, at the moment when they hold most."""
     capacity_bytes: float
-    """Memory of its smallest device, less what is reserved."""
+    """Memory of its smallest device in bytes, minus what is reserved."""
 
     @property
     def headroom_bytes(self) -> float:
-        """Memory that stays free; negative if its stages don't fit."""
+        """Free memory in bytes. Negative if the stages don't fit."""
         return self.capacity_bytes - self.memory.total_bytes
 
 
 def groups_of(stages: Sequence[Stage]) -> tuple[DeviceGroup, ...]:
-    """The groups of devices that run `stages`, in the order of their first ones."""
+    """Return the groups of devices that run `stages`, ordered by their first stages."""
     return tuple(
         DeviceGroup(
             stages[own[0]].devices,
             tuple(own),
             _together([stages[at].memory for at in own]),
+            # A group's stages have the same devices, and so the same capacity.
             stages[own[0]].capacity_bytes,
         )
         for own in grouped(stages)
@@ -141,7 +145,8 @@ def groups_of(stages: Sequence[Stage]) -> tuple[DeviceGroup, ...]:
 
 
 def grouped(stages: Sequence[Stage]) -> list[list[int]]:
-    """Numbers of the stages that each group of devices runs, in the order of their first ones."""
+    """Return the numbers of the stages that each group of devices runs, ordered by their first stages."""
+    # A dict keeps insertion order, so groups are ordered by their first stages.
     numbers: dict[tuple[int, ...], list[int]] = {}
     for number, stage in enumerate(stages):
         numbers.setdefault(stage.devices, []).append(number)
@@ -151,6 +156,7 @@ def grouped(stages: Sequence[Stage]) -> list[list[int]]:
 def _together(parts: list[Memory]) -> Memory:
     if len(parts) == 1:
         return parts[0]
+    # Each stage's activations are already counted at the moment when the whole group holds most, so they can be added.
     return Memory(
         weights_bytes=sum(part.weights_bytes for part in parts),
         gradients_bytes=sum(part.gradients_bytes for part in parts),
@@ -162,9 +168,9 @@ def _together(parts: list[Memory]) -> Memory:
 
 @dataclass(frozen=True, slots=True)
 class Crossing(Record):
-    """What one layer gives to later stages, where a cut lies between it and a layer that reads it.
+    """The output of one layer that crosses a cut, because a layer in a later stage reads it.
 
-    What a stage further on reads crosses every cut on its way: each stage between passes it on.
+    A tensor for a stage further on crosses every cut in between: each stage on its path sends it on.
 
     >>> import hpgo
     >>> hpgo.plan("vgg-19", "dapple-c", global_batch_size=2048).crossings
@@ -172,6 +178,6 @@ class Crossing(Record):
     """
 
     layer: str
-    """Id of the layer whose output it is; its gradient takes the same way back."""
+    """Id of the layer whose output it is. The gradient crosses the same cuts in reverse."""
     bytes: float | None = None
-    """Of a whole micro-batch, over all replicas; None where it is not known."""
+    """Bytes for a whole micro-batch, over all replicas. None if unknown."""

@@ -1,1 +1,1 @@
-"""Programs on a clock: the simulator's entrance and the timelines that it, or a real run, makes."""
+"""Simulation of programs, and timelines of simulated or measured runs."""

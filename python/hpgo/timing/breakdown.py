@@ -1,4 +1,4 @@
-"""What a step is made of, stage by stage, so that a measured one can stand beside a predicted one."""
+"""The parts of a step by stage, to compare a measured step with a predicted one."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown(Record):
-    """Of one step. Tuples have an entry for each stage, None where the timeline has nothing of the kind."""
+    """The parts of one step. Tuples have one entry per stage, and None where the timeline has no such part."""
 
     step_s: float
     forward_s: tuple[float | None, ...]
-    """One micro-batch on average, on the slowest replica."""
+    """Seconds of a forward pass of one micro-batch: the mean on the slowest replica."""
     backward_s: tuple[float | None, ...]
-    """Likewise; both halves together where it is split."""
+    """Seconds of a backward pass of one micro-batch: the mean on the slowest replica. A split backward counts as the
+    sum of both parts."""
     transfer_s: tuple[float | None, ...]
-    """A message to the next stage, or one back; the median."""
+    """Seconds of a message to the next stage or back: the median."""
     sync_s: tuple[float | None, ...]
-    """Summing gradients over the replicas, as far as it outlasts the last backward pass."""
+    """Seconds of the exposed gradient reduction, after the last backward pass."""
     memory_bytes: tuple[float | None, ...]
-    """The peak of the fullest device that holds the stage, with all else that it holds."""
+    """Peak bytes on the fullest device that holds the stage, including all else on this device."""
     bubble: float
-    """The share of time in which devices that have work stand idle."""
+    """Idle share of the time of all devices that have work."""
     peak_memory_bytes: float | None
-    """Of the fullest device."""
+    """Peak bytes on the fullest device. None if memory is unknown."""
 
 
 def breakdown(timeline: Timeline) -> Breakdown:
-    """What the step of a simulated or measured timeline is made of.
+    """Return the parts of the step of a simulated or measured timeline.
 
     >>> import hpgo
     >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
@@ -51,6 +52,7 @@ def breakdown(timeline: Timeline) -> Breakdown:
     measures = timeline.measures
     counts = np.array(timeline.devices or (1,) * timeline.ranks)
     busy_s = np.array(measures.busy_s)
+    # A device without work, like a spare one, is no bubble of the schedule.
     working_s = float(counts[busy_s > 0].sum()) * timeline.makespan_s
     peaks = measures.peak_memory_bytes
     return Breakdown(
@@ -66,8 +68,12 @@ def breakdown(timeline: Timeline) -> Breakdown:
 
 
 def _passes(timeline: Timeline, kinds: str, counted: str) -> tuple[float | None, ...]:
-    """Seconds of all actions of `kinds` for each one of the kinds `counted`."""
+    """Return the mean seconds of a pass by stage.
+
+    The time of all actions of `kinds` is divided by the number of actions of the kinds `counted`.
+    """
     shape = timeline.stages, timeline.ranks
+    # One number per pair of stage and rank lets `bincount` sum both dimensions at once.
     place = timeline.stage.astype(np.int64) * timeline.ranks + timeline.rank
 
     def table(letters: str, weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -77,12 +83,16 @@ def _passes(timeline: Timeline, kinds: str, counted: str) -> tuple[float | None,
 
     spent_s = table(kinds, timeline.end_s - timeline.start_s)
     count = table(counted, np.ones(len(timeline.kind)))
+    # Stages without such an action get -1, which becomes None below. The maximum over ranks selects the slowest
+    # replica.
     mean_s = np.divide(spent_s, count, out=np.full(shape, -1.0), where=count > 0).max(axis=1)
     return tuple(None if one_s < 0 else one_s for one_s in mean_s.tolist())
 
 
 def _transfers(timeline: Timeline) -> tuple[float | None, ...]:
-    cut = timeline.transfer_stage.astype(np.int64) - timeline.transfer_kind  # gradients are the next stage's
+    cut = (
+        timeline.transfer_stage.astype(np.int64) - timeline.transfer_kind
+    )  # the next stage sends the gradient of a cut
     lasting_s = timeline.transfer_end_s - timeline.transfer_start_s
     return tuple(
         float(np.median(lasting_s[cut == stage])) if (cut == stage).any() else None for stage in range(timeline.stages)
@@ -94,6 +104,7 @@ def _syncs(timeline: Timeline) -> tuple[float | None, ...]:
     return tuple(
         float(lasting_s[chosen].max()) if chosen.any() else None
         for stage in range(timeline.stages)
+        # Stages on a single device reduce nothing. Their entries take no time, and are omitted.
         for chosen in [(timeline.sync_stage == stage) & (lasting_s > 0)]
     )
 

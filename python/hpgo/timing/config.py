@@ -1,4 +1,4 @@
-"""What a run is asked to be: the one record that the command line, its configuration files and the page fill in."""
+"""Settings of a simulation. The command line, its configuration files and the web page all create this record."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:
-    """Sizes, costs and memory of a run, under the names of the options, of the keys in files and of the address.
+    """Sizes, costs and memory of a simulation, with the names of options, of keys in files and of URL parameters.
 
-    Seconds and bytes are those of one micro-batch on a rank's part of the model, which its chunks share evenly, so that
-    schedules are compared at equal work. Each is one number for all ranks, one for each, or one for each stage of a
-    chain; a second chain has the same stages, and so the same numbers.
+    Seconds and bytes are for one micro-batch on a rank's part of the model. The chunks of a rank share them evenly, so
+    that schedules are compared at equal work. Each field is one number for all ranks, one per rank, or one per stage of
+    a chain. A second chain has the same stages, and so the same numbers.
     """
 
     num_stages: int | None = None
-    """Ranks; as many as times are given, or 4, if left out."""
+    """Number of pipeline ranks. None means the number of times that are given, or 4."""
     num_batches: int | None = None
-    """Micro-batches; 8 if left out."""
+    """Number of micro-batches. None means 8."""
     forward_times: tuple[float, ...] = (1.0,)
     backward_times: tuple[float, ...] = ()
-    """If left out, the sum of its halves where both are given, else 2 s."""
+    """Seconds of a backward pass. If empty, the sum of its two parts where both are given, else 2 s."""
     input_gradient_times: tuple[float, ...] = ()
-    """Half of the backward if left out."""
+    """Seconds of an input-gradient pass. If empty, half of the backward pass."""
     weight_gradient_times: tuple[float, ...] = ()
-    """Half of the backward if left out."""
+    """Seconds of a weight-gradient pass. If empty, half of the backward pass."""
     overlapped_times: tuple[float, ...] = ()
-    """A forward and a backward run as one; their sum if left out."""
+    """Seconds of a fused forward and backward. If empty, the sum of the two."""
     p2p_time: tuple[float, ...] = (0.0,)
-    """Latency of a message: one number, or one for each edge between stages."""
+    """Latency of a message in seconds: one number, or one per edge between stages."""
     transfer_time: tuple[float, ...] = (0.0,)
-    """How long a message occupies its link, likewise."""
+    """Seconds that a message occupies its link: one number, or one per edge between stages."""
     gradient_sync_times: tuple[float, ...] = (0.0,)
-    """Of a stage, whatever its share of the rank's part."""
+    """Exposed gradient reduction of a stage in seconds. Chunks of a rank do not share it."""
     optimizer_times: tuple[float, ...] = (0.0,)
     chunks: int | None = None
     group_size: int | None = None
@@ -50,15 +50,15 @@ class SimulationConfig:
     comm: Communication = "link"
     iterations: int = 1
     weight_bytes: tuple[float, ...] = ()
-    """Weights, gradients and optimizer state of a rank."""
+    """Bytes of weights, gradients and optimizer state of a rank."""
     activation_bytes: tuple[float, ...] = ()
-    """What one micro-batch keeps on a rank until its backward."""
+    """Bytes that one micro-batch keeps on a rank until its backward pass."""
     memory_cap: tuple[float, ...] = ()
-    """What a rank may hold: one number, or one for each."""
+    """Memory limit of a rank in bytes: one number, or one per rank."""
 
     @property
     def ranks(self) -> int:
-        """How many ranks a schedule is built for."""
+        """Number of ranks of the schedule."""
         if self.num_stages is not None:
             return self.num_stages
         timed = max(len(self.forward_times), len(self.backward_times))
@@ -66,26 +66,27 @@ class SimulationConfig:
 
     @property
     def micro_batches(self) -> int:
-        """How many micro-batches a schedule is built for."""
+        """Number of micro-batches of the schedule."""
         return 8 if self.num_batches is None else self.num_batches
 
     @property
     def backward(self) -> tuple[float, ...]:
-        """Times of the backward; empty where only its halves are known."""
+        """Seconds of the backward pass. Empty if only its two parts are given."""
         if self.backward_times or (self.input_gradient_times and self.weight_gradient_times):
             return self.backward_times
         return (2.0,)
 
 
 class SettingError(ArgumentError):
-    """A field of a `SimulationConfig` has a value that is none of its own, or that does not go with the others."""
+    """Error of a field of `SimulationConfig`: its value is invalid, or conflicts with other fields."""
 
     def __init__(self, message: str, hint: str = "", field: str = "", *, code: str = "", **fields: object) -> None:
         super().__init__(message, hint, code=code, **fields)
         self.field = field
-        """Its name."""
+        """Name of the field."""
 
 
+# Kinds of values. Work must take time, delays may be zero, and sizes accept units like GB.
 _COUNT, _WORK, _DELAY, _SIZE, _WORD = "count", "work", "delay", "size", "word"
 FIELDS = {
     "num_stages": _COUNT,
@@ -108,19 +109,20 @@ FIELDS = {
     "activation_bytes": _SIZE,
     "memory_cap": _SIZE,
 }
-"""The fields of `SimulationConfig`, and what kind of value each takes."""
+"""Kind of value of each field of `SimulationConfig`."""
 
 
 def from_text(name: str, text: str, called: str) -> Any:
-    """What `text` gives the field `name` of a `SimulationConfig`; the user calls the field `called`.
+    """Return the value of the field `name` of `SimulationConfig` that `text` means. Errors call the field `called`.
 
-    Times stand behind commas or blanks, sizes behind commas.
+    Commas or blanks separate times. Commas separate sizes.
 
     >>> from_text("forward_times", "1, 1.5 2 ms", "-f"), from_text("weight_bytes", "8 GB", "--weight-bytes")
     ((1.0, 1.5, 0.002), (8000000000.0,))
     """
     kind = FIELDS[name]
     if kind == _COUNT:
+        # Leave longer digit strings as text: Python does not convert thousands of digits, and no count is that large.
         return checked(name, int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else text, called)
     if kind == _SIZE:
         return checked(name, [part.strip() for part in text.split(",")], called)
@@ -131,14 +133,14 @@ def from_text(name: str, text: str, called: str) -> Any:
 
 _NUMBERS = "give seconds, or a unit as in 4ms: one number, or one for each rank"
 _TIME = re.compile(r"[^\s,]+(?:[ \t]+(?:s|ms|us|µs|μs|ns)(?![^\s,]))?")
-"""One of several times, with its unit."""
+"""Pattern of one time in a list, with its unit."""
 
 
 def checked(name: str, value: object, called: str) -> Any:
-    """Return `value` as the field `name` of `SimulationConfig` keeps it; errors call the field `called`.
+    """Return `value` as stored in the field `name` of `SimulationConfig`. Errors call the field `called`.
 
-    Times of work are above zero, for an action without a length has no place in a picture or a share of busy time.
-    Raises SettingError for what is none of the field's values.
+    Times of work must be above 0: an action of length 0 can't be drawn and has no share of busy time. Raises
+    SettingError for an invalid value.
     """
     try:
         return _checked(FIELDS[name], value, called)
@@ -151,7 +153,7 @@ def _checked(kind: str, value: object, called: str) -> Any:
         return check_int(f"`{called}`", value)
     if kind == _WORD:
         if not isinstance(value, str):
-            raise ArgumentError(f"`{called}` must be text, got {safe_repr(value)}", "quote it")
+            raise ArgumentError(f"`{called}` is {safe_repr(value)}, but must be text", "put it in quotes")
         return value
     given: list[Any] = value if isinstance(value, list) else [value]
     if kind == _SIZE:
@@ -163,11 +165,13 @@ def _checked(kind: str, value: object, called: str) -> Any:
     for one in given:
         number = _seconds(one, called) if isinstance(one, str) else one
         if isinstance(number, bool) or not isinstance(number, (int, float)):
-            raise ArgumentError(f"`{called}` must be numbers, got {safe_repr(value)}", "give seconds")
+            raise ArgumentError(
+                f"`{called}` is {safe_repr(value)}, but must be numbers", "give seconds, for instance 1.5"
+            )
         if kind == _WORK and not 0 < number < float("inf"):
-            raise ArgumentError(f"`{called}` holds {number}", "times of work are numbers of seconds above zero")
+            raise ArgumentError(f"`{called}` holds {number}, but a time of work is above 0", "give seconds above 0")
         if not 0 <= number < float("inf"):
-            raise ArgumentError(f"`{called}` holds {number}", "give numbers of seconds, zero or more")
+            raise ArgumentError(f"`{called}` holds {number}, but a delay is 0 or more", "give seconds from 0")
         numbers.append(float(number))
     if not given:
         raise ArgumentError(f"`{called}` is an empty list", _NUMBERS)
@@ -175,7 +179,8 @@ def _checked(kind: str, value: object, called: str) -> Any:
 
 
 def _seconds(text: str, called: str) -> float:
-    """A number of seconds, whatever its sign, or a time with a unit."""
+    """Return a number of seconds of any sign, or a time with a unit."""
+    # Try a plain number first. A negative one then reaches the range check, whose message states the rule.
     try:
         return float(text)
     except ValueError:

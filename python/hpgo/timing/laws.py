@@ -1,4 +1,4 @@
-"""Laws that simulated and measured runs keep. Every run is checked before it leaves; docs/proofs.md lists the laws."""
+"""Laws of simulated and measured runs: invariants that every run must satisfy. docs/proofs.md lists them."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ if TYPE_CHECKING:
 
 
 def check_makespan(makespan_s: float, schedule: Schedule, compute_s: NDArray[np.float64], iterations: int) -> None:
-    """Check the length of a simulated run, given what each kind of action takes: shape (stages or more, 5).
+    """Check the makespan of a simulated run against the work of each rank. Raise InternalError if it is too short.
 
-    Raises InternalError.
+    `compute_s` has the seconds of each kind of action, shape (stages or micro-batches × stages, 5).
     """
     if place := makespan_covers_work(makespan_s, schedule, compute_s, iterations):
         broken(f"the run of `{shorten(schedule.name)}`", makespan_covers_work, place)
 
 
 class Run(NamedTuple):
-    """What a run amounts to, and how many devices each rank stands for."""
+    """The measures of a run, and the number of devices that each rank stands for."""
 
     measures: Measures
     devices: Sequence[int]
 
     @property
     def total_s(self) -> float:
-        """Time of all devices."""
+        """Seconds of all devices together."""
         return sum(self.devices) * self.measures.makespan_s
 
     @property
     def busy_s(self) -> float:
-        """Time in which devices are busy."""
+        """Busy seconds of all devices together."""
         return sum(count * one_s for count, one_s in zip(self.devices, self.measures.busy_s, strict=True))
 
 
 def checked(schedule: str, measures: Measures, devices: Sequence[int] = (), *, measured: bool = False) -> Measures:
-    """Return the measures of a run of `schedule` if they keep all laws. Raises InternalError."""
-    # Clocks of processes differ, so measured stretches of idle time leave gaps.
+    """Return the measures of a run of `schedule` if they satisfy all laws. Raise InternalError otherwise."""
+    # Clocks of processes differ, so measured idle intervals do not exactly fill the gaps between actions.
     laws = RUN_LAWS if measured else (*RUN_LAWS, causes_make_the_idle_time)
     check(f"the run of `{shorten(schedule)}`", laws, Run(measures, devices or (1,) * len(measures.busy_s)))
     return measures
 
 
 def check_file(source: str, measures: Measures, devices: Sequence[int]) -> None:
-    """Raise ArgumentError, which names `source`, if the run of a file breaks a law."""
+    """Raise ArgumentError with the name `source` if the run in a file violates a law."""
     run = Run(measures, devices or (1,) * len(measures.busy_s))
-    check(f"{source}: the run", RUN_LAWS, run, error=ArgumentError, hint="make it again with `hpgo simulate`")
+    check(f"{source}: the run", RUN_LAWS, run, error=ArgumentError, hint="write the file again with `hpgo simulate`")
 
 
 def makespan_covers_work(makespan_s: float, schedule: Schedule, compute_s: NDArray[np.float64], iterations: int) -> str:
@@ -68,14 +68,15 @@ def makespan_covers_work(makespan_s: float, schedule: Schedule, compute_s: NDArr
     stages = schedule.stages
     stride = 0 if len(compute_s) == stages else stages
     kind, stage, micro_batch, back_stage, back_micro_batch = schedule.actions.T
-    # How often each number of `compute_s` is spent; counting cells takes a fraction of looking each action up.
+    # Count how often each entry of `compute_s` is used. This takes a fraction of the time of looking up each action.
     count = np.bincount((micro_batch * stride + stage) * 5 + kind, minlength=compute_s.size).reshape(compute_s.shape)
-    if count[:, 4].any():  # pairs without a time of their own take the sum of their halves
+    if count[:, 4].any():  # pairs without a separate time take the sum of their passes
         apart = np.isnan(compute_s[:, 4])
         pairs = (kind == 4) & apart[micro_batch * stride + stage]
         backs = np.bincount((back_micro_batch * stride + back_stage)[pairs], minlength=len(compute_s))
         count[:, 0] += np.where(apart, count[:, 4], 0)
         count[:, 1] += backs
+    # A cell that no action uses may be NaN, and NaN times 0 is NaN.
     spent_s = np.where(count > 0, count * compute_s, 0.0)
     spent_s[:, 4][np.isnan(spent_s[:, 4])] = 0.0
     of_stage_s = spent_s.sum(axis=1).reshape(-1, stages).sum(axis=0)
@@ -108,7 +109,7 @@ def ranks_are_busy_within_the_run(run: Run) -> str:
 
 
 def idle_time_is_a_share(run: Run) -> str:
-    """Shares of time in which ranks are idle are between 0 and 1, and follow from the times in which they are busy."""
+    """The idle shares of a run are between 0 and 1, and follow from the busy times of its ranks."""
     found = run.measures
     busiest_s = max(found.busy_s, default=0.0)
     for name, share, total_s, busy_s in (
@@ -122,10 +123,11 @@ def idle_time_is_a_share(run: Run) -> str:
 
 
 def causes_make_the_idle_time(run: Run) -> str:
-    """Idle time of all causes and busy time make all time of the devices."""
+    """The idle time of all causes and the busy time add up to the time of all devices."""
     spent_s = run.busy_s + sum(run.measures.idle_by_cause_s)
     return "" if is_equal(spent_s, run.total_s) else "`idle_by_cause_s`"
 
 
 RUN_LAWS = (measures_are_lengths, ranks_are_busy_within_the_run, idle_time_is_a_share)
-"""Laws of every run. The causes of idle time are those of a simulation."""
+"""Laws of every run. Measured runs have no exact causes of idle time, so the law about causes is for simulations
+only."""

@@ -1,4 +1,4 @@
-"""What a run amounts to, and the words for why ranks stand idle."""
+"""Results of a run, and the causes of idle time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from hpgo.base.validated import Record
 
 TRANSFER_KINDS = ("activation", "gradient")
 CAUSES = ("fill", "drain", "dependency", "communication", "imbalance")
-"""Why a rank stands idle: before its first action; behind its last; its input isn't computed yet; it is on the way; it
-is being computed, by a rank that has more work in all."""
+"""Causes of idle time on a rank. `fill`: before its first action. `drain`: after its last action. `dependency`: its
+input is not computed yet. `communication`: its input is in transit. `imbalance`: its input is being computed by a rank
+with more total work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measures(Record):
-    """Numbers of a whole run. T is the makespan, b_r the busy time of rank r of p.
+    """Results of a whole run. T is the makespan, b_r the busy time of rank r of p.
 
     >>> import hpgo
     >>> measures = hpgo.simulate(hpgo.schedule("1f1b", ranks=2, micro_batches=4)).measures
@@ -23,26 +24,27 @@ class Measures(Record):
     """
 
     makespan_s: float
-    """T: the end of everything."""
+    """Makespan T in seconds: the end of the last action or optimizer step."""
     max_rank_span_s: float
-    """The longest time from a rank's first start to its last end; the zero-bubble papers' cost."""
+    """Longest time from a rank's first start to its last end, in seconds. The zero-bubble papers call it cost."""
     busy_s: tuple[float, ...]
-    """b_r of each rank."""
+    """Busy time b_r of each rank, in seconds."""
     idle_over_total: float
-    """1 − Σ b_r / (p T), where a rank that stands for n devices counts n times, here and below; `Plan.bubble`."""
+    """Idle share of all device time, 1 − Σ b_r / (p T). Here and below, a rank that stands for n devices counts n
+    times. `Plan.bubble` is this number."""
     idle_over_busy: float
-    """p T / Σ b_r − 1; some tools call this the bubble rate."""
+    """Idle time relative to busy time, p T / Σ b_r − 1. Some tools call this the bubble rate."""
     idle_over_busiest: float
-    """1 − max b_r / T."""
+    """Idle share of the busiest rank, 1 − max b_r / T."""
     idle_by_cause_s: tuple[float, ...]
-    """Seconds of all ranks, or of all devices that they stand for, in the order of `CAUSES`."""
+    """Idle seconds over all ranks, or over all devices that they stand for, in the order of `CAUSES`."""
     peak_in_flight: tuple[int, ...]
-    """Most chunk activations that each rank holds, freed at B or W."""
+    """Largest number of chunk activations that each rank holds, if they are freed at B or W."""
     peak_in_flight_freed_at_input_gradient: tuple[int, ...]
-    """The same, freed at B or I."""
+    """Largest number of chunk activations that each rank holds, if they are freed at B or I."""
     messages: int
-    """Messages between ranks."""
+    """Number of messages between ranks."""
     peak_memory_bytes: tuple[float, ...] | None = None
-    """Of each rank; None where memory is not known."""
+    """Peak bytes of each rank. None if memory is unknown."""
     bytes_sent: tuple[float, ...] | None = None
-    """By each rank to others; None where sizes are not known."""
+    """Bytes that each rank sends to others. None if sizes are unknown."""

@@ -1,4 +1,4 @@
-"""Runs of a `SimulationConfig`: one schedule, a plan, or schedules at growing numbers of micro-batches."""
+"""Simulations for a `SimulationConfig`: one schedule, a plan, or a sweep over numbers of micro-batches."""
 
 from __future__ import annotations
 
@@ -23,23 +23,26 @@ if TYPE_CHECKING:
     from hpgo.timing.timeline import Timeline
 
 OPTIONS = ("chunks", "group_size", "cap")
-"""Fields of `SimulationConfig` that concern only the schedules that have such an option."""
+"""Fields of `SimulationConfig` that only schedules with such an option use."""
 BEYOND_A_PLAN = {
     "input_gradient_s": "input_gradient_times",
     "weight_gradient_s": "weight_gradient_times",
     "overlapped_s": "overlapped_times",
 }
-"""What a profile may not tell, and with it the plan: arguments of `simulate`, and the fields they come from."""
+"""Times that a profile, and so a plan, may not contain: arguments of `simulate` and their fields in
+`SimulationConfig`."""
 
 
 def order_of(setup: SimulationConfig, name: ScheduleName, *, called: Callable[[str], str] = "`{}`".format) -> Schedule:
-    """The schedule `name` in the sizes of `setup`; a family that takes durations is fitted to its times.
+    """Return the schedule `name` with the sizes of `setup`. A family that takes durations is fitted to its times.
 
-    Of the options, a family gets those that it has, so that one setup serves a comparison. Raises ScheduleError and
-    ArgumentError as `hpgo.schedule` does, SettingError as `run`.
+    A family gets only those options that it has, so that one configuration serves a comparison of several. Raises
+    ScheduleError and ArgumentError like `hpgo.schedule`, and SettingError like `run`.
     """
     known = next((family.options for family in schedules() if family.name == name), ())
     options = {key: getattr(setup, key) for key in OPTIONS if key in known}
+    # Check memory for building and running together: a schedule that can't be run should not be built for minutes
+    # first.
     actions = setup.iterations * actions_of(name, setup.ranks, setup.micro_batches, options.get("chunks"))
     check_room(
         f"a run of {actions:,} actions",
@@ -59,18 +62,21 @@ def order_of(setup: SimulationConfig, name: ScheduleName, *, called: Callable[[s
         if (given := inputs or weights) is None:
             inputs = weights = [time_s / 2 for time_s in backward]
         else:
-            # The simulator refuses a half that is longer than its backward pass.
+            # Not below 0: the simulator reports a part that is longer than the whole backward pass.
             rest = [max(0.0, whole_s - half_s) for whole_s, half_s in zip(backward, given, strict=True)]
             inputs, weights = (inputs or rest), (weights or rest)
+    # A fitted schedule takes one transfer time. The longest is safe: it never places an action before its input
+    # arrives.
     delay_s = max(setup.p2p_time) + max(setup.transfer_time)
     durations = Durations(tuple(forward), tuple(inputs), tuple(weights), delay_s)
     return schedule(name, ranks=setup.ranks, micro_batches=setup.micro_batches, **options, durations=durations)
 
 
 def run(setup: SimulationConfig, order: Schedule, *, called: Callable[[str], str] = "`{}`".format) -> Timeline:
-    """Simulates `order` with the costs of `setup`.
+    """Simulate `order` with the costs of `setup`.
 
-    Raises SettingError, which names fields as `called` does, where their numbers are not those of its ranks.
+    Raises SettingError if a field has the wrong number of entries. `called` maps a field's name to the user's name for
+    it.
     """
 
     def each(key: str, numbers: Sequence[float], *, shared: bool = True) -> list[float]:
@@ -82,11 +88,12 @@ def run(setup: SimulationConfig, order: Schedule, *, called: Callable[[str], str
         **{argument: (key, getattr(setup, key)) for argument, key in BEYOND_A_PLAN.items()},
     }
     costs: dict[str, Any] = {argument: each(key, times) for argument, (key, times) in work.items() if times}
+    # `simulate` would also report this, but under its own names for the arguments.
     halves = [argument for argument in ("input_gradient_s", "weight_gradient_s") if argument in costs]
     if len(halves) == 1 and any(map(gt, costs[halves[0]], costs["backward_s"])):
         key, other = BEYOND_A_PLAN[halves[0]], "weight" if halves[0].startswith("input") else "input"
         raise SettingError(
-            f"{called(key)} is longer than the backward pass that it is a part of",
+            f"{called(key)} is longer than the backward pass that contains it",
             f"give {called(f'{other}_gradient_times')} as well",
             key,
         )
@@ -120,9 +127,10 @@ def run(setup: SimulationConfig, order: Schedule, *, called: Callable[[str], str
 
 
 def run_program(setup: SimulationConfig, program: Program, *, called: Callable[[str], str] = "`{}`".format) -> Timeline:
-    """Simulates a plan's `program` with what `setup` adds to what a plan tells.
+    """Simulate `program`, which is a plan's, with the times in `setup` that a plan lacks.
 
-    Raises SettingError, which names fields as `called` does, where their numbers are not those of its stages.
+    Raises SettingError if a field has the wrong number of entries. `called` maps a field's name to the user's name for
+    it.
     """
     times: dict[str, Any] = {}
     for argument, key in BEYOND_A_PLAN.items():
@@ -145,9 +153,10 @@ def _one_or_each(numbers: tuple[float, ...]) -> float | tuple[float, ...]:
 def _per_stage(
     order: Schedule, key: str, numbers: Sequence[float], called: Callable[[str], str], *, shared: bool = True
 ) -> list[float]:
-    """One number for each stage, from one for all ranks, one a rank, or one a stage."""
+    """Return one number per stage, from one for all ranks, one per rank, or one per stage."""
     ranks, chain = order.ranks, order.chain_length
     chunks = max(1, chain // ranks)
+    # With equal ranks and stages, a list means stages, which are the same.
     if len(numbers) == 1:
         each = [numbers[0] / (chunks if shared else 1)] * chain
     elif len(numbers) == chain:
@@ -167,7 +176,7 @@ def _per_stage(
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One schedule at one number of micro-batches."""
+    """Results of one schedule at one number of micro-batches."""
 
     schedule: str
     micro_batches: int
@@ -177,7 +186,7 @@ class SweepPoint:
     stages_a_rank: int
     activations_held: float
     peak_memory_bytes: float | None
-    """None where memory is not known."""
+    """Peak bytes on the fullest rank. None if memory is unknown."""
 
 
 def sweep(
@@ -186,15 +195,17 @@ def sweep(
     timeline_of: Callable[[SimulationConfig, ScheduleName], Timeline],
     report: Callable[[float, str], object],
 ) -> list[SweepPoint]:
-    """Each schedule at growing numbers of micro-batches, up to those of `setup` or 64.
+    """Simulate each schedule at growing numbers of micro-batches, up to the number in `setup` or 64.
 
-    `report` hears the share that is done, and what is next. Numbers outside a schedule's limits are left out; raises
-    ArgumentError where a schedule runs with none of them.
+    `report` receives the fraction that is done and a description of the next run. Numbers that a schedule does not
+    support are left out. Raises ArgumentError if a schedule supports none of them.
     """
     most = 64 if setup.num_batches is None else setup.num_batches
+    # Powers of 2 and their multiples of 1.5 are about evenly spaced on the logarithmic axis of the figure.
     counts = sorted({most, *(step << shift for shift in range(32) for step in (2, 3) if step << shift < most), 1})
     points: list[SweepPoint] = []
     for at, name in enumerate(names):
+        # Some schedules need many micro-batches, so a number that is too small is no error by itself.
         refused = ""
         ran = len(points)
         for place, count in enumerate(counts):
@@ -219,5 +230,8 @@ def sweep(
                 )
             )
         if len(points) == ran:
-            raise ArgumentError(f"`{name}` runs with none of these micro-batches: {refused}", "raise `-b`")
+            raise ArgumentError(
+                f"`{name}` can't run with any of these numbers of micro-batches: {refused}",
+                "give a larger number with `-b`",
+            )
     return points

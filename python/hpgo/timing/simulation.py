@@ -1,4 +1,4 @@
-"""Gives a schedule, or a plan, a clock: `hpgo.simulate`."""
+"""Simulation of a schedule or a plan: `hpgo.simulate`."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from hpgo.programs.names import Communication, ScheduleName
 
 COMMUNICATION = {
-    "link": "asynchronous; each link takes one message after the other",
-    "latency": "asynchronous; links are never full",
-    "stream": "one in-order stream a rank, as NCCL; a receive posted early blocks later sends",
-    "stream_deferred": "the same, receives posted right before they are needed",
+    "link": "asynchronous; each link transfers one message at a time",
+    "latency": "asynchronous; messages never wait for a link",
+    "stream": "one in-order stream per rank, like NCCL; a receive posted early blocks later sends",
+    "stream_deferred": "like stream, with receives posted right before they are needed",
     "rendezvous": "blocking sends and receives",
 }
-"""How messages can travel."""
+"""Models of communication, with a description of each."""
 
 
 class CostOptions(TypedDict, total=False):
-    """The fields of `hpgo.Costs`, as arguments of `simulate`, which explains them."""
+    """The fields of `hpgo.Costs` as arguments of `simulate`, which documents them."""
 
     forward_s: ArrayLike
     backward_s: ArrayLike | None
@@ -53,29 +53,29 @@ class CostOptions(TypedDict, total=False):
 
 
 class Runnable(Protocol):
-    """What makes a program: a plan."""
+    """An object that can create a program: a plan."""
 
     def program(self, schedule: ScheduleName | None = None) -> Program:
-        """The program, run by its own schedule or another."""
+        """Return the program for the object's own schedule, or for another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What each stage of a schedule takes, all chains included, as the native simulator reads it."""
+    """Costs of each stage of a schedule over all chains, as the native simulator reads them."""
 
     compute_s: NDArray[np.float64]
-    """F, B, I, W and a fused pair: shape (stages, 5), or (micro-batches × stages, 5). NaN is a pair that takes the sum
-    of its halves."""
+    """Seconds of F, B, I, W and a fused pair: shape (stages, 5), or (micro-batches × stages, 5). NaN means that a pair
+    takes the sum of its two passes."""
     activation_s: NDArray[np.float64]
-    """How long a stage's output occupies its link, and its latency: shape (stages, 2)."""
+    """Seconds for which a stage's output occupies its link, and its latency: shape (stages, 2)."""
     gradient_s: NDArray[np.float64]
-    """The same of its gradient."""
+    """Seconds for which the gradient of that output occupies its link, and its latency: shape (stages, 2)."""
     gradient_sync_s: list[float]
     optimizer_s: list[float]
 
 
 def columns_of(schedule: Schedule, costs: Costs) -> Columns:
-    """`costs` in the shape of `schedule`. Raises ArgumentError for numbers that don't fit."""
+    """Return `costs` in the shape of `schedule`. Raise ArgumentError for arrays of the wrong shape."""
     return _Shape(schedule).columns(costs)
 
 
@@ -88,25 +88,25 @@ def simulate(
     costs: Costs | None = None,
     **numbers: Unpack[CostOptions],
 ) -> Timeline:
-    """Runs a schedule, a program or a plan: who does what from when to when, and with how much memory.
+    """Simulate a schedule, a program or a plan. Return start and end of every action, and the memory over time.
 
-    A plan makes a program, of the schedule that it was made for, or of the family named `schedule`; it brings its own
-    costs. One rank stands for all devices that run the same stages. A schedule needs the costs, as a `hpgo.Costs` or
-    its fields as arguments; what is given beside a program's own costs replaces them:
+    A plan is run with its own schedule, or with the family named `schedule`, and has its own costs. One rank then
+    stands for all devices that run the same stages. A schedule needs costs, as a `hpgo.Costs` or as its fields in
+    arguments. Arguments replace the fields of a program's own costs.
 
-    Times are seconds of one micro-batch: one number for all stages, one for each stage of a chain, one for each stage
-    of all chains, or (for what is computed) an array `[micro-batch][stage]`. `backward_s` is I + W where both are
-    given, else 2; I and W are half of it each where neither is given, and the rest of it where the other one is.
-    `overlapped_s` is a forward of a stage and a backward run as one, else their sum.
+    Times are seconds of one micro-batch: one number for all stages, one per stage of a chain, one per stage of all
+    chains, or (for computation) an array `[micro-batch][stage]`. `backward_s` defaults to I + W if both are given, else
+    to 2. If neither I nor W is given, each is half of `backward_s`. If one is given, the other is the rest.
+    `overlapped_s` is a fused forward and backward, by default their sum.
 
-    A message between ranks occupies its link for `transfer_s` and arrives `latency_s` later: one number, or one for
-    each edge from a stage to the next. Gradients take the same way back unless given. `gradient_sync_s` and
-    `optimizer_s` of a stage follow its last backward. `communication` is one of `COMMUNICATION`; `iterations` steps
-    run back to back, without a break if the schedule has no flush; in lock step the ranks communicate between
-    steps, whatever `communication` says. `memory_cap_bytes` (one number, or one a rank) is drawn beside the memory.
+    A message between ranks occupies its link for `transfer_s` and arrives `latency_s` later: one number, or one per
+    edge from a stage to the next. Gradients take the same time back unless it is given. `gradient_sync_s` and
+    `optimizer_s` of a stage follow its last backward. `communication` is one of `COMMUNICATION`. `iterations` steps
+    follow each other, without a break if the schedule has no flush. In lock-step, the ranks communicate between steps
+    and ignore `communication`. `memory_cap_bytes` (one number, or one per rank) is drawn beside the memory.
 
-    Ctrl-C ends a long simulation. Raises ArgumentError for numbers that don't fit, ScheduleError for an order that
-    can't be run.
+    Ctrl-C stops a long simulation. Raises ArgumentError for invalid numbers, and ScheduleError for a schedule that
+    can't run.
 
     >>> import hpgo
     >>> timeline = simulate(hpgo.schedule("1f1b", ranks=4, micro_batches=8))
@@ -118,6 +118,7 @@ def simulate(
     choice("communication mode", communication, COMMUNICATION)
     run, costs, program = _what_runs(what, schedule, costs)
     if numbers:
+        # Only type checkers compare keyword arguments with a TypedDict, so check the names here too.
         unknown = next((name for name in numbers if name not in CostOptions.__annotations__), None)
         if unknown is not None:
             raise TypeError(f"there is no argument `{unknown}`: {did_you_mean(unknown, CostOptions.__annotations__)}")
@@ -126,7 +127,7 @@ def simulate(
     actions = len(run.actions) * iterations
     if actions > MOST_ACTIONS:
         raise ArgumentError(
-            f"{actions:,} actions are more than {MOST_ACTIONS:,}",
+            f"the run has {actions:,} actions, but at most {MOST_ACTIONS:,} are supported",
             "lower the number of iterations or micro-batches",
             code="too_large",
         )
@@ -138,6 +139,7 @@ def simulate(
     stage_bytes = None if memory is None else shape.bytes(memory)
     cap = None if costs.memory_cap_bytes is None else shape.caps(costs.memory_cap_bytes)
     micro_batches, rounds = run.total_micro_batches, iterations
+    # Without a flush, iterations overlap. So simulate them as one long iteration instead of several in a row.
     if run.pace == "asynchronous" and iterations > 1:
         run, rounds = run.without_flush(iterations), 1
         if len(columns.compute_s) > shape.stages:  # a row for each micro-batch of one iteration
@@ -157,44 +159,51 @@ def simulate(
         row_names=() if program is None else program.row_names,
         notes=_notes(columns.compute_s),
     )
+    # The timeline still has the micro-batches and iterations that the caller asked for.
     return replace(timeline, micro_batches=micro_batches, iterations=iterations)
 
 
 RUN_BYTES = 60
-"""Of memory for each action, measured: what the simulator keeps, and takes while it runs."""
+"""Bytes of memory for each action that the simulator holds and uses while it runs, as measured."""
 
 
 def _notes(compute_s: NDArray[np.float64]) -> tuple[str, ...]:
-    """Return a note that schedules don't compare, if split backward passes are outside `SPLIT_RATIOS` of whole ones."""
+    """Return a note that steps aren't comparable, if split backward passes are outside `SPLIT_RATIOS` of whole ones."""
     whole_s, halves_s = compute_s[:, 1], compute_s[:, 2] + compute_s[:, 3]
     wrong = (halves_s < SPLIT_RATIOS[0] * whole_s) | (halves_s > SPLIT_RATIOS[1] * whole_s)
     if not wrong.any():
         return ()
     at = int(wrong.argmax())
-    share = percent(float(halves_s[at] / whole_s[at])) + " of B" if whole_s[at] else "time, and B none"
+    share = percent(float(halves_s[at] / whole_s[at])) + " of B" if whole_s[at] else "time, but B takes none"
     note = (
-        f"I and W together take {share}: schedules that split backward passes compute for other times than those that"
-        " don't, so their steps don't compare"
+        f"I and W together take {share}: schedules with split backward passes compute for other times than schedules"
+        " without them, so their steps can't be compared"
     )
     return (note,)
 
 
 def _what_runs(what: object, schedule: str | None, costs: Costs | None) -> tuple[Schedule, Costs, Program | None]:
-    """The orders, what they cost, and the program, where there is one, that says what their ranks stand for."""
+    """Return the schedule, its costs, and the program that describes its ranks.
+
+    The program is None for a plain schedule.
+    """
     check_is("costs", costs, Costs, "make a `hpgo.Costs`", or_none=True)
     if not isinstance(what, Schedule | Program):
+        # Plans belong to a package that imports this one, so recognize a plan by its method.
         make = getattr(type(what), "program", None)
         made = make(what, schedule) if callable(make) else what
         if not isinstance(made, Program):
             raise ArgumentError(
                 f"can't simulate {safe_repr(what)}",
-                "give a schedule, of `hpgo.schedule` say, or a plan",
+                "pass a schedule, for instance of `hpgo.schedule`, or a plan",
                 code="unsupported",
             )
         what, schedule = made, None
     if schedule is not None:
         raise ArgumentError(
-            f"`schedule` is {safe_repr(schedule)} beside a schedule", "it chooses how a plan is run", code="conflict"
+            f"`schedule` is {safe_repr(schedule)}, but the first argument is a schedule or program already",
+            "pass `schedule` only with a plan",
+            code="conflict",
         )
     if isinstance(what, Schedule):
         return what, costs or Costs(), None
@@ -202,7 +211,7 @@ def _what_runs(what: object, schedule: str | None, costs: Costs | None) -> tuple
 
 
 class _Shape:
-    """Brings numbers of a user into the shape of a schedule, or says what is wrong with them."""
+    """Converts a user's numbers to the shape of a schedule, or raises an error that states what is wrong."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.stages = schedule.stages
@@ -211,7 +220,7 @@ class _Shape:
         self.ranks = schedule.ranks
 
     def columns(self, costs: Costs) -> Columns:
-        """As the native simulator reads them."""
+        """Return the costs as the native simulator reads them."""
         import numpy as np
 
         given_i, given_w = costs.input_gradient_s, costs.weight_gradient_s
@@ -223,12 +232,14 @@ class _Shape:
             backward = self.times("backward_s", 2.0)
         halves_s = self.halves(backward, given_i, given_w)
         together = costs.overlapped_s
+        # NaN marks pairs without a separate time. Zero would be a time.
         columns = [
             self.times("forward_s", costs.forward_s),
             backward,
             *halves_s,
             np.array([[np.nan]]) if together is None else self.times("overlapped_s", together),
         ]
+        # Use one row per micro-batch only if a column has them: most callers give one row, which saves memory.
         compute = np.empty((max(len(column) for column in columns), self.stages, 5))
         for at, column in enumerate(columns):
             compute[:, :, at] = column
@@ -251,7 +262,10 @@ class _Shape:
     def halves(
         self, backward: NDArray[np.float64], inputs: ArrayLike | None, weights: ArrayLike | None
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Times of I and W. Raises ArgumentError if one is given alone and takes longer than the backward pass."""
+        """Return the seconds of I and W.
+
+        Raise ArgumentError if only one is given and takes longer than the backward pass.
+        """
         if inputs is None and weights is None:
             return backward / 2, backward / 2
         if inputs is not None and weights is not None:
@@ -263,13 +277,13 @@ class _Shape:
         rest = backward - given
         if rest.min() < 0:
             raise ArgumentError(
-                f"{name} is longer than the backward pass that it is a part of, by {-rest.min():g} s",
+                f"{name} is {-rest.min():g} s longer than the backward pass that contains it",
                 f"give `{other}` as well",
             )
         return (given, rest) if weights is None else (rest, given)
 
     def times(self, name: str, given: ArrayLike) -> NDArray[np.float64]:
-        """Shape (1 or micro-batches, stages)."""
+        """Return an array of shape (1 or micro-batches, stages)."""
         array = _numbers(name, given)
         if array.ndim == 2:
             if array.shape != (self.micro_batches, self.stages):
@@ -282,7 +296,7 @@ class _Shape:
         return self.each(name, array)[None, :]
 
     def each(self, name: str, given: ArrayLike) -> NDArray[np.float64]:
-        """Shape (stages,)."""
+        """Return an array of shape (stages,)."""
         import numpy as np
 
         array = _numbers(name, given)
@@ -298,7 +312,7 @@ class _Shape:
         )
 
     def edges(self, name: str, given: ArrayLike) -> NDArray[np.float64]:
-        """Shape (stages,); the entry of a chain's last stage is not used."""
+        """Return an array of shape (stages,). The entry of a chain's last stage is unused."""
         import numpy as np
 
         array = _numbers(name, given)
@@ -312,7 +326,7 @@ class _Shape:
         )
 
     def bytes(self, memory: StageBytes) -> NDArray[np.float64]:
-        """Shape (stages, 7)."""
+        """Return an array of shape (stages, 7)."""
         import numpy as np
 
         stash = memory.weight_gradient_stash_bytes
@@ -328,6 +342,7 @@ class _Shape:
         table = np.stack([self.each(name, column) for name, column in columns.items()], axis=-1)
         if stash is None:
             table[:, 4] = table[:, 3] + table[:, 6]
+        # Buffers exist for the whole run, like weights.
         table[:, 0] += self.each("buffers_bytes", memory.buffers_bytes)
         return table
 
@@ -351,12 +366,15 @@ def _numbers(name: str, given: ArrayLike) -> NDArray[np.float64]:
         array = np.asarray("ragged")
     if array.dtype.kind not in "iuf" or array.ndim > 2:
         is_list = isinstance(given, Sequence) and not isinstance(given, str)
-        what = "ragged lists" if is_list else repr(given)[:60] if isinstance(given, str) else safe_repr(given)
-        raise ArgumentError(f"`{name}` must be numbers, got {what}", "give one number, or a list of them")
+        what = "a ragged list" if is_list else repr(given)[:60] if isinstance(given, str) else safe_repr(given)
+        raise ArgumentError(f"`{name}` is {what}, but must be numbers", "give one number, or a list of numbers")
     array = array.astype(np.float64)
+    # The comparison is written so that NaN fails it.
     if array.size and not (array.min() >= 0 and array.max() < np.inf):
         wrong = array[~((array >= 0) & (array < np.inf))]
-        raise ArgumentError(f"`{name}` holds {wrong.flat[0]}", "give finite numbers, zero or more")
+        raise ArgumentError(
+            f"`{name}` holds {wrong.flat[0]}, but numbers must be finite and at least 0", "correct that entry"
+        )
     return array
 
 

@@ -1,7 +1,7 @@
-"""Timelines as files: JSON with every column, or npz with the columns of actions as arrays and JSON for the rest.
+"""Timelines as files: JSON with every column, or npz with arrays of the actions and JSON for the rest.
 
-Files come from anywhere, so everything is checked before it is used: sizes before memory is taken for them, and each
-column for its kind, its length and its range.
+Files may come from anywhere, so everything is checked before it is used. Sizes are checked before memory is allocated,
+and each column for its type, its length and its range.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ FIELDS = (
     "schedule", "ranks", "stages", "chunks", "micro_batches", "iterations", "communication", "memory_cap_bytes", "row",
     "devices", "title", "row_names", "notes",
 )  # fmt: skip
-"""What a timeline says beside its columns; the makespan is among the measures."""
+"""Fields of a timeline that are stored beside its columns. The makespan is one of the measures."""
 
 _FORMAT = "hpgo-timeline-1"
 _ACTION = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})|\((\d{1,9})F(\d{1,9});(\d{1,9})B(\d{1,9})\)OVERLAP_F_B")
 _COLUMNS = (
     "rank", "stage", "micro_batch", "kind", "backward_stage", "backward_micro_batch", "start_s", "end_s",
 )  # fmt: skip
-_MOST_BYTES = 2**31  # of what a file holds when it is unpacked
+_MOST_BYTES = 2**31  # limit on the unpacked size, because a small zip file can unpack to terabytes
 _MOST_RANKS = 2**24
 _HINT = "write it again with `Timeline.save`, as .npz or .timeline.json"
 
 
 def document(facts: Mapping[str, Any], parts: Any, texts: Sequence[str] | None) -> dict[str, Any]:
-    """A timeline as JSON has it; `texts` are its actions as PyTorch writes them, None where columns have them."""
+    """Return a timeline as a JSON document.
+
+    `texts` are its actions in PyTorch's notation, or None if columns hold them.
+    """
     measures = {field.name: getattr(parts["measures"], field.name) for field in fields(Measures)}
     measures["idle_by_cause_s"] = dict(zip(CAUSES, measures["idle_by_cause_s"], strict=True))
     written = {"format": _FORMAT} | dict(facts) | measures
@@ -69,20 +72,24 @@ def document(facts: Mapping[str, Any], parts: Any, texts: Sequence[str] | None) 
 
 
 def write_npz(file: BinaryIO, written: Mapping[str, Any], columns: Mapping[str, NDArray[Any]]) -> None:
-    """The columns of actions as arrays, and the document of everything else as text."""
+    """Write the columns of actions as arrays, and the document with everything else as text."""
     import numpy as np
 
     np.savez(file, document=np.array(json.dumps(written)), **{name: columns[name] for name in _COLUMNS})  # type: ignore[arg-type]  # `allow_pickle` is none of them
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Fields and parts of the timeline in a file. Raises ArgumentError that says what is wrong with which file."""
+    """Return the fields and parts of the timeline in a file.
+
+    Raise ArgumentError with the name of the file and the fault.
+    """
     path = as_path(path, ArgumentError)
     if path.suffix.lower() != ".npz":
         return of_text(read_text(path, ArgumentError, most=MOST_BYTES_OF_RUNS), str(path))
     try:
+        # An npz file is read from its end. A pipe has none, and reading a device may never stop.
         if path.exists() and not (path.is_file() or path.is_dir()):
-            _fail(path, "is a device or a pipe, and npz is read from its end")
+            _fail(path, "is a device or a pipe, but npz is read from its end")
         with path.open("rb") as file:
             text, columns = _unpacked(file, str(path))
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the path
@@ -95,13 +102,16 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
 def of_text(
     text: str, source: str, columns: dict[str, NDArray[Any]] | None = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same from JSON, which holds the actions, too, unless `columns` do. `source` is what errors call it."""
+    """Return the fields and parts of a timeline in JSON text. Raise ArgumentError with the name `source` and the fault.
+
+    The text also contains the actions, unless `columns` hold them.
+    """
     if not text.lstrip().startswith("{"):
-        _fail(source, "holds no timeline")
+        _fail(source, "is not a timeline")
     with hinted(_HINT):
         top = Section(parse(text, source, ArgumentError), source, ArgumentError)
         if top.get("format", None) != _FORMAT:
-            _fail(source, "holds no timeline")
+            _fail(source, "is not a timeline")
         return _parts(top, columns)
 
 
@@ -113,12 +123,13 @@ def _fail(path: object, message: str) -> NoReturn:
 
 
 def _unpacked(file: BinaryIO, path: str) -> tuple[str, dict[str, NDArray[Any]]]:
-    """The document and the columns of actions; no array is made before the bytes that it needs are there."""
+    """Return the document and the columns of actions. Creates each array only when its bytes have been read."""
     import numpy as np
 
     try:
         with zipfile.ZipFile(file) as archive:
             sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
+            # The archive's directory states the sizes, so this check needs no unpacking.
             if sum(sizes.values()) > _MOST_BYTES:
                 _fail(path, f"holds more than {_MOST_BYTES >> 20} MiB")
             arrays = {}
@@ -128,22 +139,24 @@ def _unpacked(file: BinaryIO, path: str) -> tuple[str, dict[str, NDArray[Any]]]:
                 with archive.open(f"{name}.npy") as member:
                     arrays[name] = _array(member.read(), name, path)
     except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError, RuntimeError, OSError) as failure:
+        # An error number means that reading failed. Without one, zipfile reports a damaged archive.
         if isinstance(failure, OSError) and failure.errno is not None:
             raise
         _fail(path, f"holds no timeline: {failure}")
+    # zlib and numpy raise many kinds of errors for damaged data, and none of them is a fault of hpgo.
     except Exception as failure:
         if isinstance(failure, ArgumentError):
             raise
         _fail(path, f"holds no timeline: {failure}")
     text = arrays.pop("document")
     if text.ndim != 0 or text.dtype.kind != "U":
-        _fail(path, "holds no timeline: `document` is no text")
-    # numpy hands out what lies there, characters or not.
+        _fail(path, "holds no timeline: `document` is not text")
+    # numpy reads the bytes as characters without checking that they are valid. Decoding checks it.
     codes = np.frombuffer(text.tobytes(), f"{text.dtype.str[0]}u4").astype("<u4")
     try:
         return codes.tobytes().decode("utf-32-le").rstrip("\0"), arrays
     except UnicodeDecodeError:
-        _fail(path, "holds no timeline: `document` is no text")
+        _fail(path, "holds no timeline: `document` is not text")
 
 
 def _array(data: bytes, name: str, path: str) -> NDArray[Any]:
@@ -151,13 +164,14 @@ def _array(data: bytes, name: str, path: str) -> NDArray[Any]:
 
     import numpy as np
 
+    # `np.load` would allocate what the header claims. Parse the header here, and compare it with the bytes that exist.
     stream = io.BytesIO(data)
     version = np.lib.format.read_magic(stream)
     if version not in {(1, 0), (2, 0)}:
-        _fail(path, f"holds no timeline: `{name}` is of an unknown version")
+        _fail(path, f"holds no timeline: `{name}` has an unknown version")
     header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # numpy guesses what headers of Python 2 mean, and says so
+        warnings.simplefilter("error")  # numpy only warns about headers of Python 2, whose meaning it guesses
         shape, _, kind = header(stream)
     begin = stream.tell()
     if kind.hasobject or kind.kind not in "iufU" or math.prod(shape) * kind.itemsize != len(data) - begin:
@@ -186,7 +200,7 @@ def _parts(top: Section, columns: dict[str, NDArray[Any]] | None) -> tuple[dict[
         "communication": top.text("communication"),
         "makespan_s": makespan_s,
         "memory_cap_bytes": _each_rank(top, "memory_cap_bytes", ranks, may_lack=True),
-        "row": top.text("row", "rank"),  # files of the version before don't say
+        "row": top.text("row", "rank"),  # older files have no such field
     }
     devices: tuple[int, ...] = ()
     if "devices" in top and top.items("devices"):
@@ -210,6 +224,7 @@ def _parts(top: Section, columns: dict[str, NDArray[Any]] | None) -> tuple[dict[
     count = len(actions["rank"]) if actions["rank"].ndim == 1 else 0
     limits = {"rank": ranks, "stage": stages, "backward_stage": stages, "kind": len(KINDS)}
     checked = {name: _checked(top, name, actions[name], count, limits.get(name, 2**31)) for name in _COLUMNS}
+    # The readers use the rows of a rank as one range.
     if (np.diff(checked["rank"]) < 0).any():
         top.fail("`rank` is not in order", _HINT)
     parts: dict[str, Any] = {
@@ -225,6 +240,7 @@ def _parts(top: Section, columns: dict[str, NDArray[Any]] | None) -> tuple[dict[
         "memory": _curves(top, ranks),
         "measures": _measures(top, ranks),
     }  # fmt: skip
+    # Mark the key as read: with columns from npz, nothing else reads it.
     if "actions" in top:
         top.get("actions")
     top.done()
@@ -236,7 +252,8 @@ def _parts(top: Section, columns: dict[str, NDArray[Any]] | None) -> tuple[dict[
 
 
 def _check_span(columns: Mapping[str, NDArray[Any]], makespan_s: float, where: str) -> None:
-    """Raises ArgumentError unless all of it starts before it ends, and ends before the run does."""
+    """Raise ArgumentError unless all entries start before they end, and end before the run does."""
+    # Allow for rounding of the numbers in the file.
     last_s = makespan_s * (1 + 1e-9)
     if (columns["end_s"] < columns["start_s"]).any():
         raise ArgumentError(f"{where}: `end_s` is before `start_s`")
@@ -261,10 +278,11 @@ def _part(top: Section, part: str, names: Sequence[str], limits: Mapping[str, in
 
 
 def _column(section: Section, key: str) -> NDArray[Any]:
-    """The list under `key` as an array of numbers."""
+    """Return the list under `key` as an array of numbers."""
     import numpy as np
 
     values = section.items(key)
+    # Compare types exactly: True is an instance of int, but no number in a file.
     if not all(type(value) in {int, float} for value in values):
         section.fail(f"`{key}` must be a list of numbers")
     try:
@@ -274,12 +292,15 @@ def _column(section: Section, key: str) -> NDArray[Any]:
 
 
 def _checked(section: Section, key: str, column: NDArray[Any], count: int, limit: int | None) -> NDArray[Any]:
-    """The column, if it has `count` numbers: whole ones below `limit`, or seconds from zero on where there is none."""
+    """Return the column if it has `count` numbers.
+
+    With a `limit`, they must be whole numbers below it. Without one, they are seconds from 0.
+    """
     import numpy as np
 
     if column.ndim != 1 or column.dtype.kind not in "iuf" or len(column) != count:
-        section.fail(f"`{key}` must be {count} numbers, as many as its neighbours have")
-    if column.dtype.kind == "f":  # halves can't be compared with limits, and what is beyond doubles is infinite
+        section.fail(f"`{key}` must have {count} numbers, like the other columns")
+    if column.dtype.kind == "f":  # 16-bit floats can't represent the limits, and values beyond doubles become infinite
         with np.errstate(over="ignore"):
             column = column.astype(np.float64)
     if not np.isfinite(column).all() or (column < 0).any():
@@ -330,9 +351,9 @@ def _measures(top: Section, ranks: int) -> Measures:
 
 
 def _number(section: Section, key: str) -> float:
-    """A number that may be infinite (a rate of something that takes no time), but neither negative nor NaN."""
+    """Return a number that is at least 0 and not NaN. It may be infinite: a rate of an action that takes no time."""
     number = section.number(key)
-    # Shares of time come out a rounding error below zero where nothing is idle.
+    # Without idle time, rounding can make a share slightly negative.
     return number if number >= -1e-6 else section.wrong(key, "a number, zero or more", number)
 
 
@@ -344,7 +365,7 @@ def _each_rank(top: Section, key: str, ranks: int, *, may_lack: bool = False) ->
 
 
 def _columns_of(top: Section, ranks: int) -> dict[str, NDArray[Any]]:
-    """The columns of actions from lines of text, one line a rank."""
+    """Return the columns of actions from lists of text, one list per rank."""
     import numpy as np
 
     lines = top.items("actions")
@@ -356,7 +377,7 @@ def _columns_of(top: Section, ranks: int) -> dict[str, NDArray[Any]]:
             top.wrong("actions", "lists of actions", line)
         for entry in line:
             if not isinstance(entry, dict) or entry.keys() != {"action", "start_s", "end_s"}:
-                top.fail(f"an entry of rank {rank} is no action with its start_s and end_s")
+                top.fail(f"an entry of rank {rank} is not an action with start_s and end_s")
             text, seconds = entry["action"], (entry["start_s"], entry["end_s"])
             match = _ACTION.fullmatch(text) if isinstance(text, str) else None
             if match is None or not all(type(second) in {int, float} for second in seconds):

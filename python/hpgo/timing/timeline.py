@@ -1,4 +1,4 @@
-"""A simulated or measured run: who did what from when to when, and what it amounts to."""
+"""Timelines: simulated or measured runs, with start and end of every action and the results derived from them."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from hpgo.programs.schedule import Schedule
 
 
-# Bytes of memory for each action, measured: of one part, and of what becomes a file.
+# Bytes of memory for each action, as measured: of one part of a timeline, and of the work to write each kind of file.
 _PART_BYTES, _JSON_BYTES, _NPZ_BYTES, _TRACE_BYTES, _PICTURE_BYTES = 80, 900, 650, 3500, 150
 
 
 def check_picture(timelines: Sequence[Timeline], ending: str) -> None:
-    """Raises HpgoError if a picture of `timelines` needs more memory than is free."""
+    """Raise HpgoError if a picture of `timelines` needs more memory than is free."""
     each = _TRACE_BYTES if ending == ".json" else _PICTURE_BYTES
     _check_room(sum(len(timeline.rank) for timeline in timelines), f"`{ending}`", each)
 
 
 def _check_room(actions: int, what: str, action_bytes: float) -> None:
-    hint = "ask for fewer micro-batches; `.svg` and `.npz` take least"
+    hint = "ask for fewer micro-batches, or write `.svg` or `.npz`, which need the least memory"
     check_room(f"{what} of {actions:,} actions", actions * action_bytes, hint)
 
 
 class _Parts:
-    """What a timeline computes only when it is asked for, and then keeps."""
+    """Parts of a timeline that are computed on first access and then kept."""
 
     __slots__ = ("_compute", "_known")
 
@@ -65,11 +65,13 @@ class _Parts:
         return self._known[name]
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # The function that computes parts refers to the native simulation, which can't be pickled. So compute all parts
+        # first.
         return _Parts, ({name: self[name] for name in self.NAMES}, None)
 
 
 class _Column:
-    """An array that belongs to one of the parts."""
+    """An array that is a column of one of the parts."""
 
     def __init__(self, part: str, name: str) -> None:
         self._place = (part, name)
@@ -84,68 +86,72 @@ class _Column:
 
 @dataclass(frozen=True, eq=False)
 class Timeline(Record):
-    """A run of a schedule. Arrays have one entry for each action, sorted by rank, then by start.
+    """A run of a schedule. Arrays have one entry per action, ordered by rank, then by start.
 
-    All arrays, memory and measures are computed when they are first asked for.
+    Arrays, memory and measures are computed on first access.
     """
 
     schedule: str
     ranks: int
     stages: int
-    """Over all chains."""
+    """Number of stages over all chains."""
     chunks: int
-    """Stages a rank in one chain; the most, where ranks differ."""
+    """Virtual stages per rank in one chain. The largest number if ranks differ."""
     micro_batches: int
-    """Of one iteration, over all chains."""
+    """Number of micro-batches in one iteration, over all chains."""
     iterations: int
     communication: str
     makespan_s: float
     memory_cap_bytes: tuple[float, ...] | None
-    """What each rank may hold."""
+    """Memory limit of each rank in bytes. None if there is none."""
     _parts: _Parts
     row: str = "rank"
-    """What a rank stands for: a `rank`; a `stage`, or a `group` of stages, where several devices may run it."""
+    """Meaning of a rank: a `rank`, a `stage`, or a `group` of stages. Several devices may run a stage or a group."""
     devices: tuple[int, ...] = ()
-    """How many devices each rank stands for; empty where it is one for all."""
+    """Number of devices that each rank stands for. Empty if each stands for one."""
     title: str = ""
-    """What runs on what, where that is known."""
+    """Model and cluster, for titles. Empty if unknown."""
     row_names: tuple[str, ...] = ()
-    """What each rank stands for, in words; empty where its number says it."""
+    """Description of each rank. Empty if the number is enough."""
     notes: tuple[str, ...] = ()
-    """What to know before the run is compared with others: halves of backward passes that don't add up, say."""
+    """Caveats for comparisons with other runs, for instance parts of backward passes that don't add up."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.schedule, str):  # names are only shown, whatever they hold
+        if isinstance(
+            self.schedule, str
+        ):  # names are only displayed, so invalid characters are replaced instead of rejected
             object.__setattr__(self, "schedule", in_whole_letters(self.schedule))
         check_fields(self)
         if not (self.ranks and self.stages and self.chunks):
             raise ArgumentError("a timeline has no ranks, stages or chunks", "make one with `hpgo.simulate`")
         if len(self.row_names) not in {0, self.ranks}:
-            raise ArgumentError(f"a timeline of {self.ranks} ranks names {len(self.row_names)}", "name each, or none")
+            raise ArgumentError(
+                f"a timeline of {self.ranks} ranks has {len(self.row_names)} row names", "name each rank, or none"
+            )
 
     rank = _Column("actions", "rank")
     stage = _Column("actions", "stage")
-    """The forward half's if a forward and a backward run as one."""
+    """Stage of the action. For a fused pair, the stage of the forward."""
     micro_batch = _Column("actions", "micro_batch")
-    """Counted on through iterations."""
+    """Micro-batch of the action, numbered through all iterations."""
     kind = _Column("actions", "kind")
-    """Index into `hpgo.programs.schedule.KINDS`."""
+    """Index of the action's kind in `hpgo.programs.schedule.KINDS`."""
     backward_stage = _Column("actions", "backward_stage")
-    """The backward half's; equal to `stage` unless a forward and a backward run as one."""
+    """Stage of the backward in a fused pair. Equal to `stage` for other actions."""
     backward_micro_batch = _Column("actions", "backward_micro_batch")
     start_s = _Column("times", "start_s")
     end_s = _Column("times", "end_s")
     transfer_from_rank = _Column("transfers", "from_rank")
     transfer_to_rank = _Column("transfers", "to_rank")
     transfer_stage = _Column("transfers", "stage")
-    """Stage that sends."""
+    """Stage that sends the message."""
     transfer_micro_batch = _Column("transfers", "micro_batch")
     transfer_kind = _Column("transfers", "kind")
-    """Index into `TRANSFER_KINDS`."""
+    """Index of the tensor's kind in `TRANSFER_KINDS`."""
     transfer_start_s = _Column("transfers", "start_s")
     transfer_end_s = _Column("transfers", "end_s")
     sync_stage = _Column("syncs", "stage")
-    """Stages whose gradients are synchronised; the optimizer step follows."""
+    """Stages whose gradients are reduced. The optimizer step follows."""
     sync_start_s = _Column("syncs", "start_s")
     sync_end_s = _Column("syncs", "end_s")
     optimizer_end_s = _Column("syncs", "optimizer_end_s")
@@ -153,21 +159,23 @@ class Timeline(Record):
     idle_start_s = _Column("idle", "start_s")
     idle_end_s = _Column("idle", "end_s")
     idle_cause = _Column("idle", "cause")
-    """Index into `CAUSES`."""
+    """Index of the cause in `CAUSES`."""
     slack_s = _Column("slack", "slack_s")
-    """How much later each action could end with the same makespan, if orders stay and messages take as long."""
+    """Seconds by which each action could end later with the same makespan, for fixed action lists and message
+    durations."""
 
     @property
     def critical(self) -> NDArray[np.bool_]:
-        """Whether each action lies on a critical path: it has no slack."""
+        """Whether each action is on a critical path, that is, has no slack."""
+        # Slack is a difference of sums, so rounding leaves small positive values.
         on_path: NDArray[np.bool_] = self.slack_s <= 1e-9 * self.makespan_s
         return on_path
 
     @property
     def activations_held(self) -> float:
-        """Most activations that a rank holds at once, as many of its whole part of the model.
+        """Largest number of activations that a rank holds at once, in units of its whole part of the model.
 
-        `Measures.peak_in_flight` counts those of single chunks, which are smaller where a rank has several.
+        `Measures.peak_in_flight` counts activations of single chunks, which are smaller if a rank has several.
 
         >>> import hpgo
         >>> hpgo.simulate(hpgo.schedule("interleaved", ranks=4, micro_batches=8)).activations_held
@@ -177,18 +185,19 @@ class Timeline(Record):
 
     @property
     def memory(self) -> tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...] | None:
-        """For each rank a step curve, times and bytes from each time on; None where memory is not known."""
+        """Memory of each rank as a step function: times, and the bytes from each time on. None if memory is unknown."""
         curves: tuple[tuple[NDArray[np.float64], NDArray[np.float64]], ...] | None = self._parts["memory"]
         return curves
 
     @property
     def measures(self) -> Measures:
-        """What the run amounts to."""
+        """Results of the run."""
         measures: Measures = self._parts["measures"]
         return measures
 
     def action_texts(self) -> list[str]:
-        """Each action as PyTorch writes it: `0F0`, or `(0F7;7B3)OVERLAP_F_B`."""
+        """Return each action in PyTorch's notation: `0F0`, or `(0F7;7B3)OVERLAP_F_B`."""
+        # Convert whole columns with `tolist`: reading numpy arrays one number at a time is many times slower.
         columns = (self.kind, self.stage, self.micro_batch, self.backward_stage, self.backward_micro_batch)
         return [
             f"{stage}{KINDS[kind]}{micro_batch}"
@@ -200,16 +209,17 @@ class Timeline(Record):
         ]
 
     def to_json(self) -> str:
-        """Everything, as one JSON document that `Timeline.read` reads from a file."""
+        """Return the whole timeline as a JSON document, which `Timeline.from_json` and `Timeline.read` accept."""
         _check_room(len(self.rank), "JSON", _JSON_BYTES)
         return json.dumps(self._document(), ensure_ascii=False)
 
     def save(self, path: str | os.PathLike[str], **options: Any) -> Path:
-        """Writes a picture or the data, chosen by the file's ending.
+        """Write a picture or the data, as the file's ending states. Return the path.
 
-        `.npz` and `.timeline.json` keep the data for `Timeline.read`; every other ending is a picture, with the
-        options of `hpgo.draw.save`. Raises ArgumentError for an unknown ending, HpgoError if the file can't be written.
+        `.npz` and `.timeline.json` keep the data for `Timeline.read`. Every other ending is a picture, with the options
+        of `hpgo.draw.save`. Raises ArgumentError for an unknown ending, HpgoError if the file can't be written.
         """
+        # Pictures are drawn by a package that imports this one, so reach it by its registered name.
         path = as_path(path, HpgoError)
         ending = path.suffix.lower()
         if ending != ".npz" and not path.name.lower().endswith(".timeline.json"):
@@ -227,13 +237,13 @@ class Timeline(Record):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Timeline:
-        """Reads what `save` wrote as `.npz` or `.timeline.json`; raises ArgumentError that says what is wrong."""
+        """Read a `.npz` or `.timeline.json` file that `save` wrote. Raise ArgumentError if it is invalid."""
         fields, parts = stored.read(path)
         return of_parts(parts, **fields)
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the timeline") -> Timeline:
-        """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it.
+        """Read text that `to_json` wrote. Raise ArgumentError with the name `source` and the fault if it is invalid.
 
         >>> import hpgo
         >>> timeline = hpgo.simulate(hpgo.schedule("1f1b", ranks=2, micro_batches=4))
@@ -245,9 +255,10 @@ class Timeline(Record):
         return of_parts(parts, **fields)
 
     def to_frame(self) -> Any:
-        """A row an action, as a frame of polars or pandas, sorted by rank, then by start.
+        """Return a data frame with a row per action, ordered by rank, then by start.
 
-        Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
+        It is a frame of polars or pandas: of the one that is already imported, or else of the one that is installed.
+        Raises HpgoError if neither is.
         """
         return present("frame", self)
 
@@ -265,7 +276,7 @@ class Timeline(Record):
 
 
 def of_parts(parts: dict[str, Any], **facts: Any) -> Timeline:
-    """The timeline of `facts`, its fields, and of `parts` that are all known."""
+    """Return the timeline with the fields `facts` and with `parts` that are all known."""
     return Timeline(**facts, _parts=_Parts(parts, None))
 
 
@@ -283,10 +294,11 @@ def of_simulation(
     row_names: tuple[str, ...],
     notes: tuple[str, ...],
 ) -> Timeline:
-    """The timeline of a native simulation; `stage_bytes` has the columns of `hpgo.StageBytes`."""
+    """Return the timeline of a native simulation. `stage_bytes` has the columns of `hpgo.StageBytes`."""
     import numpy as np
 
     def compute(part: str) -> Any:
+        # A part of a long run may need gigabytes, so compare with the free memory before computing it.
         _check_room(len(schedule.actions) * iterations, f"`{part}`", _PART_BYTES)
         if part == "slack":
             return {"slack_s": simulated.slack_s()}
@@ -305,14 +317,14 @@ def of_simulation(
         if stage_bytes is not None:
             values["peak_memory_bytes"] = tuple(float(held.max()) for _, held in parts["memory"])
             transfers = parts["transfers"]
-            # An activation is its sender's output, a gradient the output of the stage before.
+            # An activation is the output of its sender. A gradient has the size of the output of the stage before.
             sent = stage_bytes[transfers["stage"].astype(np.int64) - transfers["kind"], 5]
             by_rank = np.bincount(transfers["from_rank"], weights=sent, minlength=schedule.ranks)
             values["bytes_sent"] = tuple(by_rank.tolist())
         return checked(schedule.name, Measures(**values), devices)
 
     def weighed(busy_s: tuple[float, ...]) -> dict[str, Any]:
-        """Idle time of all devices, where each rank stands for several."""
+        """Return the idle time over all devices, if each rank stands for several."""
         counts, idle = np.array(devices), parts["idle"]
         total_s, all_busy_s = float(counts.sum()) * simulated.makespan_s, float(counts @ np.array(busy_s))
         lasting_s = (idle["end_s"] - idle["start_s"]) * counts[idle["rank"]]

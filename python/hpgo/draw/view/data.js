@@ -1,4 +1,4 @@
-// What the page carries: columns unpacked into typed arrays, and shares of time for frames that show too much.
+// Data of the page: unpacks columns into typed arrays, and precomputes shares of time for zoomed-out frames.
 
 function bytesOf(base64) {
   if (Uint8Array.fromBase64) return Uint8Array.fromBase64(base64);
@@ -61,8 +61,8 @@ async function open() {
   restore(waiting);
 }
 
-// For each rank and class, the share of each of a few thousand equal columns: what zoomed-out frames read instead of
-// the actions. Classes are F, B, I, W, then the causes of idle time.
+// Return the share of each class in a few thousand equal columns of each rank. Zoomed-out frames read it instead of the
+// actions, to be independent of their number. Classes are F, B, I, W, then the causes of idle time.
 async function overview(t) {
   const columns = Math.max(64, Math.min(4096, Math.floor(OVERVIEW_CELLS / t.ranks)));
   const ticks = t.makespan_s / t.tick_s / columns || 1;
@@ -79,7 +79,7 @@ async function overview(t) {
   t.overview = { columns, ticks, table };
 }
 
-// Adds the interval from..to, in units of cells, to cells[base ..]; each full cell counts `weight`.
+// Add the interval from..to, in units of cells, to cells[base ..]. A full cell counts `weight`.
 function spread(cells, base, count, from, to, weight) {
   const first = Math.max(0, Math.floor(from)), last = Math.min(count - 1, Math.floor(to));
   for (let i = first; i <= last; i++) cells[base + i] += weight * Math.max(0, Math.min(to, i + 1) - Math.max(from, i));
@@ -95,7 +95,7 @@ function eachInterval(t, rank, t0, t1, take) {
     take(4 + idle.cause[i], idle.start[i], idle.end[i], 1);
 }
 
-// Index of the first entry of ends[low .. high] greater than `time`; ends ascend there.
+// Return the index of the first entry of ends[low .. high] greater than `time`. The entries must ascend.
 function firstEndingAfter(ends, low, high, time) {
   while (low < high) { const middle = (low + high) >> 1; if (ends[middle] > time) high = middle; else low = middle + 1; }
   return low;

@@ -1,7 +1,7 @@
-// Where things are: times and ranks on the canvas, and the part of them that is in view.
+// Positions of times and ranks on the canvas, and the visible part of them.
 
 const nameOf = (t, rank) => t.names.length ? t.names[rank] : `${t.row} ${rank}`;
-// Names take what they need, but leave most of the width to the rows; then they are cut.
+// Names get the width they need, but are cut if they would leave too little width for the rows.
 function fitGutter() {
   if (guttered === width) return;
   guttered = width;
@@ -15,7 +15,7 @@ function fitted(text, px) {
   const key = `${px} ${text}`;
   if (!cut.has(key)) {
     const fits = (words) => context.measureText(words).width <= px;
-    let whole = text; // what stands in parentheses goes first, from its end
+    let whole = text; // parts in parentheses are dropped first, from the end
     while (!fits(whole) && /\)$/.test(whole)) whole = whole.includes(", ", whole.indexOf(" (")) ? whole.replace(/, [^,]*\)$/, ")") : whole.slice(0, whole.indexOf(" ("));
     let shown = whole;
     while (shown.length > 1 && !fits(shown === whole ? shown : `${shown}…`)) shown = shown.slice(0, -1);
@@ -33,9 +33,9 @@ function panels() {
   return timelines.map((t) => { const top = y + HEAD; y = top + t.ranks * view.rowPx + PANEL_GAP; return { t, top, bottom: top + t.ranks * view.rowPx }; });
 }
 
-// The strips of one rank's row: boxes on top, then the lane of transfers, then the memory curve.
+// Return the heights of a row's strips: boxes on top, then the lane of transfers, then the memory curve.
 function strips() {
-  const arrows = show.transfers === "arrows" && !show.memory && view.rowPx > 16; // they need room between the rows
+  const arrows = show.transfers === "arrows" && !show.memory && view.rowPx > 16; // arrows need space between the rows
   const gap = arrows ? Math.min(14, view.rowPx * 0.35) : view.rowPx > 9 ? 2 : 0, usable = view.rowPx - gap;
   const memory = show.memory ? Math.max(usable * 0.4, Math.min(12, usable - 4)) : 0, lane = show.transfers === "lanes" && usable > 6 ? Math.max(3, usable * 0.18) : 0;
   return { box: usable - memory - lane, lane, memory, usable };
@@ -47,7 +47,7 @@ function clampView() {
   view.t1 = view.t0 + span;
   const below = contentPx() - (height - AXIS);
   view.top = Math.max(0, Math.min(view.top, below));
-  canvas.style.touchAction = below > 1 ? "none" : "pan-y"; // a finger scrolls what is around rows that all fit
+  canvas.style.touchAction = below > 1 ? "none" : "pan-y"; // if all rows fit, a finger scrolls the page instead
 }
 
 function zoomTo(t0, t1) { view.t0 = t0; view.t1 = t1; redraw(); }
@@ -63,7 +63,7 @@ function fitRowPx() {
   return Math.min(show.memory ? 140 : 80, Math.max(show.memory ? CURVE_ROW_PX : 0.02, (height - AXIS - timelines.length * (HEAD + PANEL_GAP)) / Math.max(ranks, 1)));
 }
 function fit() { fitGutter(); view.t0 = 0; view.t1 = META.end_s || 1; view.top = 0; view.rowPx = fitRowPx(); redraw(); }
-// What the reader has looked at closely and switched, for a picture that takes this one's place.
+// Return the reader's zoom and switches, for a picture that replaces this one.
 function kept() {
   if (!state.ready) return waiting;
   const isWhole = view.t0 <= 0 && view.t1 >= (META.end_s || 1);

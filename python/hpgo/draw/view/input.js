@@ -1,6 +1,6 @@
-// Mouse, keys, switches, the reader's theme, and the start of it all.
+// Mouse, keys, switches, color theme, and the start of the page.
 
-// One finger or the mouse pans, two fingers zoom, and a tap tells what hovering does.
+// One finger or the mouse pans, two fingers zoom, and a tap shows what hovering shows.
 const held = new Map();
 let tapping = false, printing = false;
 const at = (event) => ({ x: event.offsetX, y: event.offsetY });
@@ -58,7 +58,7 @@ const keys = {
 };
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || !keys[event.key] || !state.ready) return;
-  if (byId("foot").contains(event.target) && /^(Arrow|Home)/.test(event.key)) return; // they scroll it
+  if (byId("foot").contains(event.target) && /^(Arrow|Home)/.test(event.key)) return; // these keys scroll the footer
   event.preventDefault();
   keys[event.key]();
 });
@@ -73,12 +73,12 @@ function chosen() {
   redraw();
 }
 
-// Only what the timelines contain and the switches show.
+// List only entries that the timelines contain and the switches show.
 function legend() {
   const entries = META.present.kinds.map((kind) => [kindNames[kind], swatch(kind)]);
   if (META.present.bar) entries.push([META.present.bar, swatch("F", (paint) => { paint.fillStyle = marks.chunk.fill[+dark]; paint.fillRect(0, 0, 16, 3); })]);
   if (show.bubbles) entries.push(...META.present.causes.map((cause) => [causeNames[cause], swatch(`idle-${cause}`)]));
-  if (META.present.sync) entries.push(["gradient synchronisation", swatch("sync")]);
+  if (META.present.sync) entries.push(["gradient reduction", swatch("sync")]);
   if (show.transfers === "arrows") entries.push(...META.present.transfers.map((name) => [`${name} transfer`, swatch("", dashed(name, 5))]));
   if (show.transfers === "lanes") entries.push(...META.present.transfers.map((name) => [`sending ${name}s`, swatch(`lane-${name}`)]));
   if (show.memory) { entries.push(["memory in use", swatch("memory")]); if (META.present.caps) entries.push(["memory cap", swatch("free", dashed("cap", 5))]); }
@@ -108,7 +108,7 @@ function theme() {
   if (state.ready) redraw();
 }
 
-// On paper: light, as wide as a page, in finer pixels, and at once, since the browser waits for no frame.
+// Print in light colors, as wide as a page and in finer pixels. Draw at once, because the browser does not wait for a frame.
 for (const [moment, on] of [["beforeprint", true], ["afterprint", false]]) addEventListener(moment, () => {
   printing = on;
   theme();
@@ -116,7 +116,7 @@ for (const [moment, on] of [["beforeprint", true], ["afterprint", false]]) addEv
   if (state.ready) draw();
 });
 
-// Within a page that names the picture and explains its words already.
+// An embedding page already has the title and the definitions, so hide them here.
 const within = self !== top;
 byId("title").hidden = within;
 byId("title").textContent = META.title;

@@ -1,4 +1,4 @@
-// One frame: axis, boxes or shares, memory, transfers, the critical path.
+// Drawing of one frame: axis, boxes or shares, memory, transfers, the critical path.
 
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -91,14 +91,14 @@ function box(t, kind, stage, batch, x, y, w, h, numbers) {
   const shown = w - Math.min(0.7, 0.12 * w), chunk = t.chunkOf[stage] ?? 0;
   context.fillStyle = patternOf(kind);
   context.fillRect(x, y, shown, h);
-  // All numbers stand below the bars that tell chunks.
+  // Place all numbers below the bars that mark chunks.
   const bar = t.stages > t.ranks ? Math.min(3, h / 4) : 0;
   if (chunk) { context.fillStyle = marks.chunk.fill[+dark]; context.fillRect(x, y, shown * chunk / t.lastChunk, bar); }
   y += bar; h -= bar;
   const size = Math.min(13, h * 0.75), text = String(batch);
   if (numbers && size >= 7 && w >= text.length * size * 0.58 + 3) {
     context.fillStyle = marks[kind].ink[0]; context.font = `${size}px Arial, sans-serif`;
-    // Keep the number in sight while a long box is only partly in view.
+    // Keep the number visible while a long box is only partly in view.
     const left = Math.max(x, GUTTER), right = Math.min(x + w, width - RIGHT);
     if (right - left > text.length * size * 0.58) context.fillText(text, (left + right) / 2, y + h / 2 + 0.5);
   }
@@ -107,7 +107,7 @@ function box(t, kind, stage, batch, x, y, w, h, numbers) {
 function packed(colour) { const v = parseInt(colour.slice(1), 16); return (0xff000000 | ((v & 255) << 16) | (v & 0xff00) | (v >> 16)) >>> 0; }
 
 // Several ranks share a row when rows are thinner than three pixels. Pixels are written one by one: for each row and
-// pixel column the classes' shares stack up from the foot of the row.
+// pixel column, the shares of the classes are stacked from the bottom of the row.
 function drawShares(t, top, first, last, t0, t1, s, paper) {
   const columns = Math.round(plotPx() * ratio), band = Math.max(1, Math.ceil(3 / view.rowPx));
   const yTop = Math.max(AXIS, top), yBottom = Math.min(height, top + t.ranks * view.rowPx), rowsPx = Math.round((yBottom - yTop) * ratio);
@@ -115,11 +115,11 @@ function drawShares(t, top, first, last, t0, t1, s, paper) {
   const classes = 4 + causes.length, image = context.createImageData(columns, rowsPx), pixels = new Uint32Array(image.data.buffer);
   pixels.fill(packed(paper));
   const fills = [...kinds.slice(0, 4), ...causes.map((cause) => `idle-${cause}`)].map(tile), side = fills[0].side;
-  // Where a pixel is in the tile of its pattern: a division for each would take most of a frame.
+  // Precompute each pixel's position in the tile of its pattern, because a division per pixel would take most of a frame.
   const ofRow = Int32Array.from({ length: rowsPx }, (_, y) => (y % side) * side), ofColumn = Int32Array.from({ length: columns }, (_, x) => x % side);
   const ticksPerPx = (view.t1 - view.t0) / t.tick_s / columns, from = view.t0 / t.tick_s;
   const under = t.overview && ticksPerPx >= t.overview.ticks * 0.5 ? cellsUnder(t.overview, from, ticksPerPx, columns) : null;
-  // Over less than some actions, shares would beat against the pixels and draw waves.
+  // Columns with only a few actions would make a moiré pattern with the pixels, so average over more pixels.
   const calmPx = Math.min(columns >> 2, Math.round(6 * t.makespan_s / t.tick_s * t.ranks / Math.max(t.actions, 1) / ticksPerPx));
   const acc = Array.from({ length: classes }, () => new Float32Array(columns));
   for (let row = Math.floor(first / band) * band; row < last; row += band) {
@@ -147,11 +147,11 @@ function drawShares(t, top, first, last, t0, t1, s, paper) {
   context.putImageData(image, Math.round(GUTTER * ratio), Math.round(yTop * ratio));
 }
 
-// Each column becomes the mean of the `px` around it, as far as there are some.
+// Replace each column by the mean of the `px` columns around it that exist.
 function calm(acc, px) {
   if (px < 2) return;
   const half = px >> 1, count = acc[0].length;
-  // Where the step begins and ends, nothing is beside it.
+  // At the start and the end of the step, only one side has columns.
   const from = Math.max(0, Math.round(xOf(0) - GUTTER) * ratio), to = Math.min(count, Math.round((xOf(META.end_s) - GUTTER) * ratio));
   const sums = new Float64Array(count + 1);
   for (const cells of acc) {
@@ -165,7 +165,7 @@ function calm(acc, px) {
   }
 }
 
-// Which cells of the overview lie under each pixel column, as half-open ranges.
+// Return the cells of the overview under each pixel column, as half-open ranges.
 function cellsUnder({ columns: cells, ticks }, from, ticksPerPx, columns) {
   const first = new Int32Array(columns), last = new Int32Array(columns);
   for (let x = 0; x < columns; x++) {
@@ -176,7 +176,7 @@ function cellsUnder({ columns: cells, ticks }, from, ticksPerPx, columns) {
   return { first, last };
 }
 
-// Adds the ranks row .. end to the pixel columns: first rank upon rank, cell by cell, then once from cells to pixels.
+// Add the ranks row .. end to the pixel columns: first sum the ranks cell by cell, then convert cells to pixels once.
 function addOverview({ columns: cells, table }, row, end, { first, last }, acc) {
   const low = first[0], high = last[last.length - 1], sums = new Float32Array(cells);
   for (let code = 0; code < table.length; code++) {
@@ -219,7 +219,7 @@ function drawMemory(t, top, first, last, s) {
     for (let i = start; i < high; i++) {
       const x = xOf(t.memoryTime[i] * t.tick_s), next = xOf(i + 1 < high ? t.memoryTime[i + 1] * t.tick_s : t.makespan_s);
       if (x > width) break;
-      // Steps thinner than a pixel join; the highest wins, as a cap is broken by peaks.
+      // Join steps thinner than a pixel and keep the highest, because peaks exceed a memory limit.
       const h = t.memorySize[i] * px;
       if (Math.floor(x) === mostX && h <= most) continue;
       mostX = Math.floor(x); most = h;

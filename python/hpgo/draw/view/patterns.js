@@ -1,8 +1,8 @@
-// What marks are filled with: a colour and, so that grey shows them apart, a pattern. Tiles are painted once.
+// Fills of marks: a color, and a pattern that distinguishes them in gray. Each tile is painted once.
 
 const tiles = new Map();
 
-// One tile of a mark's fill, in the pixels of the screen.
+// Return one tile of a mark's fill, in screen pixels.
 function tile(name) {
   const key = `${name} ${+dark} ${+printing} ${ratio}`;
   if (!tiles.has(key)) {
@@ -25,7 +25,7 @@ function tile(name) {
 
 const patternOf = (name) => tile(name).pattern;
 
-// A legend's swatch: a box in the fill, with what `over` draws on it.
+// Return a swatch for the legend: a box with the fill, on which `over` draws.
 function swatch(name, over) {
   const made = document.createElement("canvas"), paint = made.getContext("2d");
   made.style.cssText = "position:static;width:16px;height:10px";

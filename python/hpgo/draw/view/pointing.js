@@ -1,4 +1,4 @@
-// What lies under the pointer, and what is said about it.
+// The action or idle time under the pointer, and its description.
 
 function pick(x, y) {
   if (x < GUTTER || y < AXIS) return null;
@@ -7,7 +7,7 @@ function pick(x, y) {
   return found && { ...found, x, y };
 }
 
-// The action or the idle time of a rank at a time in ticks.
+// Return the action or the idle time of a rank at a time in ticks.
 function spot(t, rank, time) {
   const i = firstEndingAfter(t.end, t.bounds[rank], t.bounds[rank + 1], time);
   if (i < t.bounds[rank + 1] && t.start[i] <= time) return { t, rank, action: i };
@@ -15,7 +15,7 @@ function spot(t, rank, time) {
   return j < t.idle.bounds[rank + 1] && t.idle.start[j] <= time ? { t, rank, idle: j } : null;
 }
 
-// From when to when, in ticks, that is.
+// Return start and end of an action or idle time, in ticks.
 function spanOf({ t, action: i, idle: j }) { return i === undefined ? [t.idle.start[j], t.idle.end[j]] : [t.start[i], t.end[i]]; }
 
 function describe({ t, rank, action: i, idle: j }) {
@@ -60,20 +60,20 @@ function drawHover(top, s, ink) {
   context.strokeRect(x, top + rank * view.rowPx + 1, Math.max(xOf(end * t.tick_s) - x, 1), Math.max(s.box - 2, 1));
 }
 
-// For readers without a mouse: to the next or previous action of the rank; the view follows.
+// Go to the next or previous action of the rank, for readers without a mouse. The view follows.
 function step(by) {
   const t = hover?.t ?? timelines[0], rank = hover?.rank ?? 0;
   const from = hover?.action ?? firstEndingAfter(t.end, t.bounds[rank], t.bounds[rank + 1], hover ? spanOf(hover)[0] : 0) - (by > 0 ? 1 : 0);
   hold({ t, rank, action: Math.min(t.bounds[rank + 1] - 1, Math.max(t.bounds[rank], from + by)) });
 }
 
-// To what comes before or after, idle times included.
+// Go to the action or idle time before or after this one.
 function walk(by) {
   const [start, end] = spanOf(hover), found = spot(hover.t, hover.rank, by > 0 ? end : start - 1);
   if (found) hold(found);
 }
 
-// To what the row above or below, of the next timeline after the last, does at the time at which this was reached.
+// Go to the row above or below, or to the next timeline after the last row, at the time at which this item was reached.
 function walkRows(by) {
   const number = timelines.indexOf(hover.t), next = hover.rank + by;
   const t = timelines[number + (next < 0 ? -1 : next >= hover.t.ranks ? 1 : 0)];
@@ -83,7 +83,7 @@ function walkRows(by) {
   hold(spot(t, rank, time) ?? { t, rank, action: Math.min(last, firstEndingAfter(t.end, t.bounds[rank], last, time)) }, hover.time_s);
 }
 
-// Tells what a found thing is, and keeps it and its row in view; rows beside it are looked at at `time_s`.
+// Describe an item, and keep it and its row in view. `time_s` is the time at which `walkRows` continues.
 function hold(found, time_s) {
   const [start, end] = spanOf(found).map((ticks) => ticks * found.t.tick_s), span = view.t1 - view.t0;
   if (start < view.t0 || end > view.t1) { view.t0 = start - span / 3; view.t1 = view.t0 + span; }
