@@ -105,9 +105,9 @@ def test_each_neighbour_is_another_way_or_none() -> None:
 
 def test_prices_of_other_questions_are_not_compared() -> None:
     one = priced(tp=2)
-    with pytest.raises(hpgo.errors.ArgumentError, match="global_batch_size is 32 of one and 16 of the other"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="global_batch_size is 32 in one estimate and 16 in the other"):
         hpgo.compare(one, hpgo.estimate_llm(MODEL, CLUSTER, global_batch_size=16, seq_length=4096))
-    with pytest.raises(hpgo.errors.ArgumentError, match="a price is `x`"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="an estimate is `x`"):
         hpgo.compare(one, "x")
 
 

@@ -149,7 +149,8 @@ def test_what_leaves_nothing_is_refused_with_the_nearest_that_would_do(
 
 def shortage(**asked: Any) -> hpgo.errors.InfeasibleError:
     with pytest.raises(
-        hpgo.errors.InfeasibleError, match=r"no way fits: the leanest, .* needs .* of a GPU, which has"
+        hpgo.errors.InfeasibleError,
+        match=r"no configuration fits in memory: the smallest \(.*\) needs .* per GPU, but a GPU has",
     ) as caught:
         hpgo.plan_llm(**{"global_batch_size": 8, "seq_length": 8192, **asked})
     return caught.value
@@ -157,23 +158,23 @@ def shortage(**asked: Any) -> hpgo.errors.InfeasibleError:
 
 def test_less_headroom_is_the_first_that_helps() -> None:
     error = shortage(transformer="llama-3-8b", cluster=H100, headroom_bytes=79e9)
-    assert error.hint.startswith("leave ")
-    assert error.hint.endswith(" GB alone, or less")
-    left_gb = float(error.hint.split()[1])
+    assert error.hint.startswith("reserve at most ")
+    assert error.hint.endswith(" GB per GPU")
+    left_gb = float(error.hint.split()[3])
     hpgo.plan_llm("llama-3-8b", H100, global_batch_size=8, seq_length=8192, headroom_bytes=(left_gb - 0.01) * 1e9)
 
 
 def test_then_what_was_fixed_or_excluded() -> None:
     fixed = shortage(transformer="llama-3-8b", cluster=H100, fix={"zero_stage": 0, "tp": 1, "pp": 1, "cp": 1})
-    assert fixed.hint == "ways fit without its `--fix`: leave zero-stage open"
+    assert fixed.hint == "remove `--fix` of zero-stage: then a configuration fits"
     left = shortage(transformer="llama-3-8b", cluster=H100, exclude=["tp", "pp", "zero_stage"])
-    assert left.hint == "ways fit without its `--exclude`: leave tp open"
+    assert left.hint == "remove `--exclude` of tp: then a configuration fits"
 
 
 def test_then_more_machines_which_are_enough_in_fact() -> None:
     error = shortage(transformer="llama-3-70b", cluster=H100)
-    count = int(error.hint.split()[0])
-    assert "of these GPUs are enough" in error.hint
+    count = int(error.hint.split()[3])
+    assert "use at least" in error.hint
     larger = hpgo.Cluster.preset(f"h100:{count // 8}")
     assert hpgo.plan_llm("llama-3-70b", larger, global_batch_size=8, seq_length=8192, top=1).best.fits
     smaller = hpgo.Cluster.preset(f"h100:{count // 16}")
