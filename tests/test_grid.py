@@ -97,7 +97,7 @@ def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, to
     cluster = hpgo.Cluster.preset("h100").first(gpus)
     every = every_way(model, cluster, batch, 1024)
     if not every:
-        with pytest.raises(hpgo.errors.ArgumentError, match="no way parts"):
+        with pytest.raises(hpgo.errors.ArgumentError, match="no configuration divides"):
             hpgo.plan_llm(model, cluster, global_batch_size=batch, seq_length=1024, top=top)
         return
     # Some of them fit, or all, or none.
@@ -135,7 +135,7 @@ def test_nothing_that_fits_says_what_is_short() -> None:
 
 def test_a_number_of_gpus_that_nothing_divides_is_refused() -> None:
     with pytest.raises(
-        hpgo.errors.ArgumentError, match="no way parts `llama-3-8b` and a global batch of 8 among 37 GPUs"
+        hpgo.errors.ArgumentError, match="no configuration divides `llama-3-8b` and a global batch of 8 among 37 GPUs"
     ):
         hpgo.plan_llm("llama-3-8b", hpgo.Cluster.preset("h100:8"), global_batch_size=8, seq_length=8192, devices=37)
 

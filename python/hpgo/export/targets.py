@@ -83,7 +83,7 @@ class Target(Record):
         if not writer:
             known = ", ".join(dict.fromkeys(target.name for target in TARGETS if target.ways))
             raise ArgumentError(
-                f"no way of training a transformer is exported for {self.title}", f"known: {known}", code="unsupported"
+                f"LLM plans are not supported for {self.title}", f"use {known}", code="unsupported"
             )
         module, function = writer.split(":")
         write: Callable[[object, Target, Place], dict[str, str]] = getattr(importlib.import_module(module), function)

@@ -79,8 +79,9 @@ class Constants:
         check_fields(self)
 
     def slower(self, computing: float, exchange: float) -> Constants:
-        """Return the constants of a platform that needs `computing` times the time to compute, `exchange` times to
-        communicate.
+        """Return the constants of a slower platform.
+
+        It takes `computing` times as long to compute and `exchange` times as long to communicate.
 
         >>> CONSTANTS.slower(2.0, 1.0).gemm_efficiency == CONSTANTS.gemm_efficiency / 2
         True

@@ -141,8 +141,7 @@ class LayerContext:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes per value that gradient reduction sends: 2 for fp16, with `grad_reduce_in_bf16` and with ZeRO stage 3;
-        4 otherwise."""
+        """Bytes per value of gradient reduction: 2 in fp16, with `grad_reduce_in_bf16` or ZeRO stage 3; otherwise 4."""
         return 2 if self.reduces_in_16_bits or self.config.zero_stage == MOST_ZERO else 4
 
     @property
