@@ -567,7 +567,7 @@ def test_a_group_that_leaves_its_machine_shares_adapters() -> None:
         ({"pp": 2, "first_rank_layers": 0}, "first_rank_layers is 0", "whole number"),
         ({"pp": 4, "last_rank_layers": 3}, "pp 4 (last rank: 3 layers) does not split the 32 layers",
         "leave first_rank_layers"),
-        ({"sequence_parallel": True}, "sequence_parallel is on, but it needs tp above 1", "leave sequence_parallel out"),
+        ({"sequence_parallel": True}, "sequence_parallel is on, but it needs tp above 1", "leave sequence_"),
         ({"recompute_num_layers": 2}, "recompute_num_layers is 2, but recompute is none",
         "use recompute='full'"),
         ({"precision": "fp4"}, "does not compute GEMMs in fp4", "bf16"),

@@ -103,7 +103,7 @@ def test_torchtitan_is_told_the_same_in_both_forms() -> None:
         devices=16,
     )
     for one, more in ((plan, True), (counted, False)):
-        assert ("torchtitan holds more than was priced" in main(one, "torchtitan")) == more
+        assert ("torchtitan needs more memory than estimated" in main(one, "torchtitan")) == more
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_the_command_writes_a_platform_that_plans_read(tmp_path, run) -> None:
     steps.write_text(STEPS, encoding="utf-8")
     done = run("llm", "calibrate", steps, "-o", platform)
     assert "× on all terms" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert max(len(line) for line in done.stdout.splitlines() if str(platform) not in line) <= 80
     found = hpgo.Platform.read(platform)
     told = json.loads(run("llm", "calibrate", steps, "--json").stdout)
     assert told["platform"]["computing"] == found.computing

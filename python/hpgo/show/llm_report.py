@@ -33,6 +33,8 @@ UNCERTIFIED = (
 )
 _VARYING = ("activations", *LATER)
 """Memory columns that also depend on the position of a rank in the pipeline."""
+_SHORT = {"gradients": "grads", "framework_overhead": "overhead"}
+"""Shorter labels of memory columns, so that the table fits into 80 columns."""
 _MIN_SHARE = 5e-4
 """Share of a step below which a term is not listed: it would be shown as 0.0 %."""
 _MIN_SHOWN_BYTES = 5e7
@@ -82,7 +84,7 @@ def lines(estimate: LlmEstimate, width: int = WIDTH, *, title: str = "Configurat
         "",
         f"Memory per GPU (GB), by pipeline rank{merged}",
         *plain(
-            ["rank", "layers", *(COLUMNS[name].label.removeprefix("framework ") for name in columns), "total"],
+            ["rank", "layers", *(_SHORT.get(name, COLUMNS[name].label) for name in columns), "total"],
             [
                 (
                     where,
