@@ -342,7 +342,7 @@ def test_names_that_are_fixed_in_vain_together_are_left_open_together() -> None:
 def test_a_cluster_that_is_too_small_leads_to_a_larger_one_of_its_kind() -> None:
     with pytest.raises(hpgo.errors.ClusterError) as caught:
         hpgo.estimate_llm("gpt-2", "a100:2", global_batch_size=24, seq_length=512, devices=24)
-    assert caught.value.hint == "name a larger one, such as `a100:3`"
+    assert caught.value.hint == "use a larger cluster, such as `a100:3`"
     assert hpgo.estimate_llm("gpt-2", "a100:3", global_batch_size=24, seq_length=512, devices=24).gpus == 24
 
 
