@@ -41,10 +41,10 @@ class Rates:
     narrow_flop_per_s: Mapping[str, float] = field(default_factory=dict)
     """Peak operations per second of GEMMs in `fp8` or `fp4`."""
     reached: Mapping[str, float] = field(default_factory=dict)
-    """Measured shares of these peaks: of the best GEMMs in `bf16` (and `fp16`), `fp8` or `fp4`, and of fused `attention`
-    as a share of the peak in bfloat16. GEMMs: Bekman, *Machine Learning Engineering*, table of maximum achievable
-    matmul FLOPS. Attention: FlashAttention-2, whose kernels most published steps used, on an A100 (Dao, arXiv
-    2307.08691) and on an H100 (Shah et al., arXiv 2407.08608, who then double it)."""
+    """Measured shares of these peaks: of the best GEMMs in `bf16` (and `fp16`), `fp8` or `fp4`, and of fused
+    `attention` as a share of the peak in bfloat16. GEMMs: Bekman, *Machine Learning Engineering*, table of maximum
+    achievable matmul FLOPS. Attention: FlashAttention-2, whose kernels most published steps used, on an A100 (Dao,
+    arXiv 2307.08691) and on an H100 (Shah et al., arXiv 2407.08608, who then double it)."""
 
 
 _A100 = {"float32": 19.5e12, "tf32": 156e12, "float16": 312e12, "bfloat16": 312e12}
