@@ -803,7 +803,7 @@ def test_the_precision_that_was_priced_is_a_setting_or_a_refusal(target: str, op
     refused = {
         "torchtitan": "has no SGD" if sgd else "sums gradients in fp32" if sums else "",
         "verl": "" if narrow else "keeps weights in 16 bits",
-        "ms-swift": "with a shared optimizer state alone" if sums and not shard else "",
+        "ms-swift": "only with a sharded optimizer state" if sums and not shard else "",
         "deepspeed": "32 bits only where replicas share" if narrow and not sums and not shard else "",
     }.get(name, "")
     if target in FAMILY and sgd and shard:
@@ -892,7 +892,7 @@ def test_a_mean_loss_and_a_summed_one_give_pytorch_the_mean_over_the_batch(tmp_p
                 assert [float(part(output, target)) for _ in range(3)] == pytest.approx([float(mean) / 3] * 3)
     words, classes = torch.rand(4, 7), torch.tensor([1, -100, 2, -100])
     odd = module.ShareOfMean(torch.nn.functional.cross_entropy)
-    with pytest.raises(ValueError, match="must be their mean or their sum"):
+    with pytest.raises(ValueError, match="must be the mean or the sum of their single losses"):
         odd(torch.stack([words] * 3, dim=2), torch.stack([classes, classes.flip(0), classes], dim=1).clamp(-100, 2))
 
 

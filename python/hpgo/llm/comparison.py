@@ -111,7 +111,7 @@ def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> Paralle
             raise ArgumentError(
                 f"a configuration has no {safe_repr(name)}", did_you_mean(name if isinstance(name, str) else "", NAMES)
             )
-    # Without these adjustments most single changes would be refused: a user who asks for pp=1 does not want to be told
+    # Without these adjustments most single changes would be refused: a user who asks for pp=1 does not want to learn
     # that vpp must be 1, too. An explicit value always wins, and `ParallelismConfig` checks the result.
     asked: dict[str, Any] = dict(changes)
     if "tp" in asked and "sequence_parallel" not in asked:

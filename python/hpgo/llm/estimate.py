@@ -523,7 +523,7 @@ def model_flop(model: Transformer, seq_length: int, global_batch_size: int) -> f
     # Looking up an embedding takes no operations. A tied one counts once, for its use as the LM head.
     weights = model.active_parameters - (0 if model.tied else model.vocab * model.hidden)
     weights -= model.positions * model.hidden
-    # Each layer for multi-token prediction runs the LM head again. Its experts beyond those of a token are idle.
+    # Each layer for multi-token prediction runs the LM head again. The experts that a token does not use are idle.
     if model.further_tokens:
         idle = (model.experts - model.experts_per_token) * model.expert_parameters
         idle = idle if model.further_kind.experts else 0

@@ -178,7 +178,7 @@ def plan_llm(
     if devices is not None:
         cluster = cluster.first(devices)
     gpus = Gpus.of(cluster, precision)
-    # Kernel options are those of the framework. The search varies degrees, ZeRO, schedule and recomputation only.
+    # The framework decides the kernel options. The search varies degrees, ZeRO, schedule and recomputation only.
     config = ParallelismConfig(precision=precision, flatten_gradients=rules.flatten_gradients, dtensor=rules.dtensor)
     context = LayerContext(model, config, gpus, constants_of(cluster, platform), seq_length)
 

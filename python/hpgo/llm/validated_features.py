@@ -1,7 +1,7 @@
 """Features of a configuration, and which of them published steps have validated, by device.
 
 An estimate adds up terms. Terms of a feature that a published step used were compared with a measurement. Other terms
-are unvalidated. They tend to be optimistic, because costs that nobody measured are missing from them.
+are unvalidated. They tend to be optimistic, because costs that were never measured are missing from them.
 """
 
 from __future__ import annotations

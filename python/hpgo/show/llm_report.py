@@ -111,14 +111,15 @@ def _configuration(estimate: LlmEstimate, width: int) -> list[str]:
 def _answer(estimate: LlmEstimate, width: int) -> list[str]:
     """Return the rows on step time, throughput and memory."""
     known = estimate.measured_steps
-    basis = f"fitted to {pluralize(known, 'measured step')}" if known else "not measured"
+    fitted = f"estimated, with constants fitted to {pluralize(known, 'measured step')}"
+    basis = fitted if known else "estimated by the cost model, not measured"
     peak_bytes = estimate.fullest.peak_bytes
     fits = (
         f", {format_bytes(estimate.capacity_bytes - peak_bytes)} free"
         if estimate.fits
         else f": does not fit, over by {format_bytes(estimate.shortfall_bytes)}"
     )
-    step = f"{format_seconds(estimate.step_s)} ± {100 * estimate.error:.0f} % (estimated by the cost model, {basis})"
+    step = f"{format_seconds(estimate.step_s)} ± {100 * estimate.error:.0f} % ({basis})"
     throughput = (
         f"{estimate.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, {100 * estimate.utilization:.1f} % MFU"
         f" (peak {estimate.peak_flop_per_s / 1e12:g} TFLOP/s)"

@@ -80,7 +80,7 @@ def command(options: ExplainOptions) -> None:
     held = LlmPlan.read(options.plan)
     measured = read_platform(options.platform)
 
-    # The plan's own configuration is estimated again, so that both sides use the same constants: those of --platform,
+    # The plan's own configuration is estimated again, so that both sides use the same constants: from --platform,
     # or of this version.
     def estimated(changes: Mapping[str, object]) -> LlmEstimate:
         known = held.estimate

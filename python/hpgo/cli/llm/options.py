@@ -98,7 +98,7 @@ def read_platform(file: str | None) -> Platform | None:
 
 
 def draw(found: LlmEstimate, cluster: Cluster, outputs: Sequence[str]) -> None:
-    """Draw a configuration on its cluster into those of `outputs` that are pictures."""
+    """Draw a configuration on its cluster into the `outputs` that are pictures."""
     for output in outputs:
         if Path(output).suffix.lower() in STILL_ENDINGS:
             # Drawing loads numpy, which most calls of these commands do not need.
