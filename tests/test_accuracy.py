@@ -1,4 +1,4 @@
-"""docs/accuracy.md is what `make accuracy` gives, and the constants are those that it fitted."""
+"""docs/accuracy.md and its tables are what `make accuracy` gives, and the constants are those that it fitted."""
 
 from __future__ import annotations
 

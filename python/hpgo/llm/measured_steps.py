@@ -1,7 +1,7 @@
 """Fit of a platform's factors to measured steps: `hpgo.fit_platform`.
 
 The error of a step has two parts: one that all steps of its platform share, and one of its own. Published steps give
-the variance of both (research/accuracy-tables.md): about half of a single step's deviation belongs to its platform,
+the variance of both (docs/accuracy.md, *By platform*): about half of a single step's deviation belongs to its platform,
 and nearly all of the mean deviation of many steps. So the measured factors are applied with an exponent between 0 and
 1, and the platform records the error that remains.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 PLATFORM_SPREAD = 0.11
 """Standard deviation over platforms of the mean logarithm of measured over predicted step times
-(research/accuracy-tables.md, *one step known*)."""
+(docs/accuracy.md, *By platform*)."""
 STEP_SPREAD = 0.11
 """Standard deviation of that logarithm over the steps of one platform."""
 _PRIOR_STEPS = 4

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ERRORS = {"A100": 0.14, "H100": 0.15}
 """Mean relative error of step times on a device, with constants that were fitted without the platform of the step
-(research/accuracy-tables.md, *by device*). Only devices with steps of at least two platforms are listed."""
+(docs/accuracy.md, *By device*). Only devices with steps of at least two platforms are listed."""
 USUAL_ERROR = 0.12
 """Mean relative error of step times over all platforms, for other devices."""
 ERROR_WITH_EXPERTS = 0.17

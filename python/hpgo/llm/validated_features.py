@@ -64,7 +64,7 @@ VALIDATED: dict[str, tuple[str, ...]] = {
         "fp8", "bf16 gradient reduction",
     ),
 }  # fmt: skip
-"""Features of published steps by device: docs/accuracy.md, *what was measured*."""
+"""Features of published steps by device (docs/accuracy.md, *Validated features*)."""
 EVERYWHERE = frozenset(name for held in VALIDATED.values() for name in held)
 """Features that were validated on any device."""
 

@@ -129,7 +129,7 @@ class _Grid:
         per = max(counts)
         available = _WIDTH - 2 * _MARGIN - _GUTTER
         beside = -(-len(counts) // _TALLEST)
-        # Fewer columns make wider cells and a taller figure. Use the largest number of columns that keeps the cells visible.
+        # Fewer columns make wider cells and a taller figure. Use the largest number that keeps the cells visible.
         while True:
             width = min(_CELL, (available - (beside - 1) * 2 * _GAP) / (beside * per))
             if width >= _LEAST or beside == 1:
