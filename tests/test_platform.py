@@ -202,7 +202,7 @@ def test_the_command_writes_a_platform_that_plans_read(tmp_path, run) -> None:
         "--platform",
         platform,
     ).stdout
-    assert f"± {100 * found.error:.0f} % (estimated, with constants fitted to 2 measured steps)" in said
+    assert f"± {100 * found.error:.0f} % (estimated, fitted to 2 measured steps)" in said
     listed = run(
         "llm", "plan", "llama-3-8b", "-c", "h100:1", "-b", 32, "--seq-length", 8192, "--top", 3, "--platform", platform
     ).stdout

@@ -111,7 +111,7 @@ def _configuration(estimate: LlmEstimate, width: int) -> list[str]:
 def _answer(estimate: LlmEstimate, width: int) -> list[str]:
     """Return the rows on step time, throughput and memory."""
     known = estimate.measured_steps
-    fitted = f"estimated, with constants fitted to {pluralize(known, 'measured step')}"
+    fitted = f"estimated, fitted to {pluralize(known, 'measured step')}"
     basis = fitted if known else "estimated by the cost model, not measured"
     peak_bytes = estimate.fullest.peak_bytes
     fits = (
