@@ -172,7 +172,7 @@ class Point:
     @property
     def recipe(self) -> str:
         """Key of the recipe, which is equal for all releases of one recipe."""
-        # The hash of this text splits the points into halves, so its words are frozen, whatever fields are called now.
+        # The hash of this text splits the points into halves. Its words are frozen, regardless of renamed fields.
         words = [f"{word}={getattr(self.config, field)!r}" for word, field in _OF_A_RECIPE.items()]
         words += [f"expert={self.config.ep}"] if self.config.ep > 1 else []
         config = f"Way({', '.join(words)})"
@@ -199,7 +199,7 @@ class Point:
         """Return the constants under the conditions of the measurement."""
         return replace(constants, launch_overlap_fraction=0.0) if self.blocks else constants
 
-    def price(self, constants: Constants) -> LlmEstimate:
+    def estimate(self, constants: Constants) -> LlmEstimate:
         """Return the estimate of `hpgo.estimate_llm`."""
         return estimate_config(
             self.model,
@@ -248,6 +248,7 @@ def _why_not(row: dict[str, Any]) -> str | None:
 def _point(row: dict[str, Any]) -> Point:
     held = row["model"]
     micro_batch_size, chunks = row["mbs"], row["vpp"] or 1
+    # Some reports give the batch per replica instead of the micro-batch, in the note of the row.
     if (local := _LOCAL_BATCH.match(row["note"] or "")) and "micro-batch size" in row["note"]:
         # torchtitan's default has one micro-batch per pipeline rank, and two virtual stages per rank if it interleaves.
         micro_batch_size, chunks = max(1, int(local[1]) // row["pp"]), 2 if row["vpp"] is None else chunks
@@ -297,6 +298,7 @@ def _adds_up_in_16_bits(row: dict[str, Any]) -> bool:
 
 
 def _offloaded(row: dict[str, Any]) -> int:
+    # Reports do not state offloading. Only the recipes with FSDP use it.
     if row["zero"] != 3 or not _framework(row).startswith("Megatron-Bridge"):
         return 0
     return _OFFLOADED.get((row["model"]["name"], row["hw"], _PRECISIONS.get(row["precision"], row["precision"])), 0)
@@ -359,6 +361,7 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
             means.append(sum(errors) / len(errors))
         return sum(means) / len(means)
 
+    # Compare logarithms, so that a step predicted at half and at twice its time count the same.
     best = start or replace(CONSTANTS, **_START)
     least = loss(best)
     for step in (0.2, 0.1, 0.05) if start is None else (0.1, 0.05):
@@ -430,29 +433,29 @@ class Errors:
 def pages(points: Sequence[Point], left: Counter[str], kept: dict[str, dict[str, float]]) -> dict[Path, str]:
     """Return the texts of docs/accuracy.md, with the conclusions, and of research/accuracy-tables.md."""
     chosen = _of(kept["half"] | kept[EXPERTS])
-    prices = {point.id: point.price(chosen) for point in points}
+    estimates = {point.id: point.estimate(chosen) for point in points}
     steps = [point for point in points if point.step_s]
-    ratio = {point.id: prices[point.id].step_s / point.step_s for point in steps if point.step_s}
+    ratio = {point.id: estimates[point.id].step_s / point.step_s for point in steps if point.step_s}
     apart = _left_out(steps, kept)
-    platforms, orders = _platforms(steps, ratio, apart), _orders(steps, prices)
+    platforms, orders = _platforms(steps, ratio, apart), _orders(steps, estimates)
     experts = [point for point in steps if point.platform == EXPERTS]
     conclusions = [
         *_head(),
-        *_goals(platforms, orders, _memory_ratios(points, prices)),
+        *_goals(platforms, orders, _memory_ratios(points, estimates)),
         *_summary(platforms, apart),
         *_with_experts(experts, ratio, kept, _trust(apart)),
         *_in_order(orders),
-        *_worst_memory(points, prices),
-        *_that_ran(points, prices),
+        *_worst_memory(points, estimates),
+        *_that_ran(points, estimates),
         *_mechanisms(steps),
         *_METHOD,
     ]
     tables = [
         *_TABLES_HEAD,
         *_constants(kept),
-        *_memory(points, prices),
+        *_memory(points, estimates),
         *_left(left),
-        *_points(steps, prices, ratio),
+        *_points(steps, estimates, ratio),
         "",
     ]
     return {PAGE: "\n".join(conclusions), TABLES: "\n".join(tables)}
@@ -549,6 +552,7 @@ def _platforms(
     rows = {}
     for platform in PLATFORMS:
         held = [point for point in steps if point.platform == platform]
+        # The platform with experts has its own constants and its own table.
         if platform == EXPERTS:
             continue
         other = tuple(ratio[point.id] for point in held if not point.is_fitted)
@@ -713,7 +717,7 @@ def _with_experts(
     for model in dict.fromkeys(point.model.name for point in held):
         mine = [point for point in held if point.model.name == model]
         without = _of(kept["half"] | kept[_without(model)])
-        apart = {point.id: point.price(without).step_s / (point.step_s or math.nan) for point in mine}
+        apart = {point.id: point.estimate(without).step_s / (point.step_s or math.nan) for point in mine}
         every = [ratio[point.id] for point in mine]
         other = [ratio[point.id] for point in mine if not point.is_fitted]
         recipes: dict[str, list[float]] = defaultdict(list)
@@ -745,10 +749,10 @@ def _with_experts(
     )
     met = mean["apart"] <= _GOAL and once["all"] <= _GOAL_KNOWN
     goal = f"The goal is {100 * _GOAL:.0f} % of models left out, and {100 * _GOAL_KNOWN:.0f} % with one step known."
-    said = (
+    verdict = (
         "It is met." if met else "It is missed, so reports of such models state that their estimates are less reliable."
     )
-    return [*lines, "", f"{goal} {said}", ""]
+    return [*lines, "", f"{goal} {verdict}", ""]
 
 
 def _left_out(steps: Sequence[Point], kept: dict[str, dict[str, float]]) -> dict[str, list[tuple[Point, float]]]:
@@ -758,7 +762,7 @@ def _left_out(steps: Sequence[Point], kept: dict[str, dict[str, float]]) -> dict
         if platform not in UNFITTED and platform != EXPERTS:
             without = _of(kept[platform])
             found[platform] = [
-                (point, point.price(without).step_s / (point.step_s or math.nan))
+                (point, point.estimate(without).step_s / (point.step_s or math.nan))
                 for point in steps
                 if point.platform == platform
             ]
@@ -831,7 +835,7 @@ class Order:
         return max(self.regrets)
 
 
-def _orders(steps: Sequence[Point], prices: dict[str, LlmEstimate]) -> dict[str, Order]:
+def _orders(steps: Sequence[Point], estimates: dict[str, LlmEstimate]) -> dict[str, Order]:
     """Return the order of each platform with pairs of configurations whose measured steps are at least 5 % apart."""
     found = {}
     for platform in PLATFORMS:
@@ -854,10 +858,11 @@ def _orders(steps: Sequence[Point], prices: dict[str, LlmEstimate]) -> dict[str,
                 if one.config == two.config:
                     continue
                 measured = (one.step_s or 0.0) / (two.step_s or math.nan)
+                # Closer measurements may be in the wrong order themselves.
                 if not 1 / 1.05 < measured < 1.05:
                     apart += 1
-                    right += (prices[one.id].step_s < prices[two.id].step_s) == (measured < 1)
-            picked = min(held, key=lambda point: prices[point.id].step_s)
+                    right += (estimates[one.id].step_s < estimates[two.id].step_s) == (measured < 1)
+            picked = min(held, key=lambda point: estimates[point.id].step_s)
             regrets.append((picked.step_s or math.nan) / min(point.step_s or math.nan for point in held) - 1)
         if apart:
             found[platform] = Order(apart, right / apart, tuple(regrets))
@@ -934,7 +939,7 @@ def _constants(kept: dict[str, dict[str, float]]) -> list[str]:
     return [*lines, ""]
 
 
-def _memory(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> list[str]:
+def _memory(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> list[str]:
     lines = [
         "## Memory",
         "",
@@ -949,12 +954,12 @@ def _memory(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> list[str
         "| point | kind of measurement | measured | predicted | ratio |",
         "|---|---|---|---|---|",
     ]
-    return [*lines, *(row for _, row in _memory_rows(points, prices)), "", _memory_range(points, prices), ""]
+    return [*lines, *(row for _, row in _memory_rows(points, estimates)), "", _memory_range(points, estimates), ""]
 
 
-def _memory_rows(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> list[tuple[float, str]]:
+def _memory_rows(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> list[tuple[float, str]]:
     """Return the ratio and the table row of each published memory size."""
-    found = _memory_ratios(points, prices).ratios
+    found = _memory_ratios(points, estimates).ratios
     rows = []
     for point, ratio in zip((point for point in points if point.memory_bytes), found, strict=True):
         size = point.memory_bytes or math.nan
@@ -963,21 +968,21 @@ def _memory_rows(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> lis
     return rows
 
 
-def _memory_range(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> str:
-    found = _memory_ratios(points, prices)
+def _memory_range(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> str:
+    found = _memory_ratios(points, estimates)
     low, high = min(found.ratios) - 1, max(found.ratios) - 1
     return (
         f"{len(found.ratios)} points: mean error {_percent(found.mean)}, from {100 * low:.0f} % to +{100 * high:.0f} %."
     )
 
 
-def _worst_memory(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> list[str]:
+def _worst_memory(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> list[str]:
     """Return the memory sizes with the largest errors, for the page of conclusions."""
-    rows = sorted(_memory_rows(points, prices), key=lambda row: -abs(row[0] - 1))
+    rows = sorted(_memory_rows(points, estimates), key=lambda row: -abs(row[0] - 1))
     return [
         "## Memory",
         "",
-        f"Memory of the fullest GPU. {_memory_range(points, prices)} These {_WORST_SHOWN} are the furthest off:",
+        f"Memory of the fullest GPU. {_memory_range(points, estimates)} These {_WORST_SHOWN} are the furthest off:",
         "",
         "| point | kind of measurement | measured | predicted | ratio |",
         "|---|---|---|---|---|",
@@ -986,11 +991,11 @@ def _worst_memory(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> li
     ]
 
 
-def _memory_ratios(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> Errors:
+def _memory_ratios(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> Errors:
     """Return predicted over measured bytes of the fullest GPU."""
     return Errors(
         tuple(
-            max(_as_measured(point, stage) for stage in prices[point.id].stages) / point.memory_bytes
+            max(_as_measured(point, stage) for stage in estimates[point.id].stages) / point.memory_bytes
             for point in points
             if point.memory_bytes
         )
@@ -1018,7 +1023,7 @@ def _returned(point: Point) -> float:
     return 2 * VALUE * tokens * point.model.vocab / point.config.tp
 
 
-def _that_ran(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> list[str]:
+def _that_ran(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> list[str]:
     """Return the share of measured configurations that are predicted to fit, and those published as too large."""
     lines = [
         "### Configurations that ran",
@@ -1031,25 +1036,25 @@ def _that_ran(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> list[s
         "| platform | ran | predicted to fit | |",
         "|---|---|---|---|",
     ]
-    for platform, said in PLATFORMS.items():
-        ran = [prices[point.id] for point in points if point.platform == platform and point.step_s]
-        lines.append(f"| {said} | {len(ran)} | {sum(one.fits for one in ran)} | {_percent(_fitting(ran))} |")
+    for platform, title in PLATFORMS.items():
+        ran = [estimates[point.id] for point in points if point.platform == platform and point.step_s]
+        lines.append(f"| {title} | {len(ran)} | {sum(one.fits for one in ran)} | {_percent(_fitting(ran))} |")
     every = [point for point in points if point.step_s]
-    lines.append(f"| **all** | {len(every)} | | {_percent(_fitting([prices[point.id] for point in every]))} |")
+    lines.append(f"| **all** | {len(every)} | | {_percent(_fitting([estimates[point.id] for point in every]))} |")
     short = [
         f"`{point.id}` lacks {one.shortfall_bytes / 1e9:.1f} GB of {one.capacity_bytes / 1e9:.0f}"
         for point in every
-        if not (one := prices[point.id]).fits
+        if not (one := estimates[point.id]).fits
     ]
     large = [point for point in points if point.is_too_large]
-    refused = sum(not prices[point.id].fits for point in large)
+    refused = sum(not estimates[point.id].fits for point in large)
     lines += ["", f"Predicted not to fit: {'; '.join(short)}."] if short else []
     too_large = f"Of {len(large)} configurations published as too large, {refused} are predicted not to fit."
     return [*lines, "", too_large, ""]
 
 
-def _fitting(prices: Sequence[LlmEstimate]) -> float:
-    return sum(one.fits for one in prices) / len(prices)
+def _fitting(estimates: Sequence[LlmEstimate]) -> float:
+    return sum(one.fits for one in estimates) / len(estimates)
 
 
 def _left(left: Counter[str]) -> list[str]:
@@ -1057,11 +1062,11 @@ def _left(left: Counter[str]) -> list[str]:
     return [*lines, *(f"| {count} | {why} |" for why, count in left.most_common()), ""]
 
 
-def _points(steps: Sequence[Point], prices: dict[str, LlmEstimate], ratio: dict[str, float]) -> list[str]:
+def _points(steps: Sequence[Point], estimates: dict[str, LlmEstimate], ratio: dict[str, float]) -> list[str]:
     lines = ["## Every step", "", "*Fitted* points are in the half that constants were fitted to.", ""]
-    for platform, said in PLATFORMS.items():
+    for platform, title in PLATFORMS.items():
         lines += [
-            f"### {said}",
+            f"### {title}",
             "",
             f"From {SOURCES[platform]}.",
             "",
@@ -1070,7 +1075,7 @@ def _points(steps: Sequence[Point], prices: dict[str, LlmEstimate], ratio: dict[
         ]
         lines += [
             f"| {point.id} | {point.config.named()} | {point.config.world_size} | {point.step_s:.4g} s |"
-            f" {prices[point.id].step_s:.4g} s | {ratio[point.id]:.2f} | {'fitted' if point.is_fitted else ''} |"
+            f" {estimates[point.id].step_s:.4g} s | {ratio[point.id]:.2f} | {'fitted' if point.is_fitted else ''} |"
             for point in steps
             if point.platform == platform
         ]

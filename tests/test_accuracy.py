@@ -64,7 +64,7 @@ def test_ways_that_ran_are_said_to_fit_and_those_too_large_are_not(accuracy: Mod
     points, _ = accuracy.read()
     ran: dict[str, list[bool]] = {}
     for point in points:
-        fits = point.price(CONSTANTS).fits
+        fits = point.estimate(CONSTANTS).fits
         if point.step_s:
             ran.setdefault(point.platform, []).append(fits)
         assert not (point.is_too_large and fits)

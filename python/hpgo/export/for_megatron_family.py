@@ -74,20 +74,23 @@ def swift(given: object, target: Target, place: Place) -> dict[str, str]:
 def verl(given: object, target: Target, place: Place) -> dict[str, str]:
     """Return overrides of `verl.trainer.sft_trainer`, one per line and quoted for a shell."""
     job = ExportJob.of(given, target, place)
-    told = _all_settings(job)
+    chosen = _all_settings(job)
     # `++` adds a key or overrides it, while a plain key must exist in verl's configuration.
     overrides: dict[str, Value] = {
         "engine": "megatron",
         "optim": "megatron",
-        "data.train_batch_size": told["global_batch_size"],
-        "data.micro_batch_size_per_gpu": told["micro_batch_size"],
+        "data.train_batch_size": chosen["global_batch_size"],
+        "data.micro_batch_size_per_gpu": chosen["micro_batch_size"],
         "data.use_dynamic_bsz": False,
-        **{f"engine.{key}": told[key] for key in (*_DEGREES, *_single(told), "virtual_pipeline_model_parallel_size")},
-        "engine.use_distributed_optimizer": told["use_distributed_optimizer"],
-        **{f"++engine.override_ddp_config.{key}": told[key] for key in _OVERLAPS},
-        **{f"++engine.override_transformer_config.{key}": told[key] for key in _RECOMPUTATION},
         **{
-            f"++engine.override_transformer_config.{key}": told[key]
+            f"engine.{key}": chosen[key]
+            for key in (*_DEGREES, *_single(chosen), "virtual_pipeline_model_parallel_size")
+        },
+        "engine.use_distributed_optimizer": chosen["use_distributed_optimizer"],
+        **{f"++engine.override_ddp_config.{key}": chosen[key] for key in _OVERLAPS},
+        **{f"++engine.override_transformer_config.{key}": chosen[key] for key in _RECOMPUTATION},
+        **{
+            f"++engine.override_transformer_config.{key}": chosen[key]
             for key in ("pipeline_model_parallel_layout", _GROUP)
         },
     }
@@ -107,22 +110,22 @@ def verl(given: object, target: Target, place: Place) -> dict[str, str]:
 def nemo(given: object, target: Target, place: Place) -> dict[str, str]:
     """Return a Python module whose function `planned` applies the plan to a recipe."""
     job = ExportJob.of(given, target, place)
-    told = _all_settings(job)
+    chosen = _all_settings(job)
     values: dict[str, Value] = {
-        **{f"recipe.data.{key}": told[key] for key in ("global_batch_size", "micro_batch_size")},
+        **{f"recipe.data.{key}": chosen[key] for key in ("global_batch_size", "micro_batch_size")},
         **{
-            f"strategy.{key}": told[key]
+            f"strategy.{key}": chosen[key]
             for key in (
                 *_DEGREES,
-                *_single(told),
+                *_single(chosen),
                 "virtual_pipeline_model_parallel_size",
                 "pipeline_model_parallel_layout",
             )
         },
-        **{f"recipe.model.config.{key}": told[key] for key in (_GROUP, *_RECOMPUTATION)},
-        **{f"strategy.ddp.{key}": told[key] for key in ("use_distributed_optimizer", *_OVERLAPS)},
-        "recipe.optim.config.use_distributed_optimizer": told["use_distributed_optimizer"],
-        "recipe.optim.config.overlap_param_gather": told["overlap_param_gather"],
+        **{f"recipe.model.config.{key}": chosen[key] for key in (_GROUP, *_RECOMPUTATION)},
+        **{f"strategy.ddp.{key}": chosen[key] for key in ("use_distributed_optimizer", *_OVERLAPS)},
+        "recipe.optim.config.use_distributed_optimizer": chosen["use_distributed_optimizer"],
+        "recipe.optim.config.overlap_param_gather": chosen["overlap_param_gather"],
         **{f"recipe.optim.config.{key}": value for key, value in precision.optimizer(job).items()},
     }
     kept = precision.widths(job)
@@ -133,7 +136,7 @@ def nemo(given: object, target: Target, place: Place) -> dict[str, str]:
         *_comments(job, "recipe.optim.config.clip_grad"),
         "",
         *imports,
-        f"BLOCKS = {told['num_layers']}",
+        f"BLOCKS = {chosen['num_layers']}",
         "",
         "",
         "def planned(recipe):",
@@ -147,7 +150,7 @@ def nemo(given: object, target: Target, place: Place) -> dict[str, str]:
         "    # This callback would replace the settings of ddp.",
         '    for callback in getattr(recipe.trainer, "callbacks", None) or []:',
         '        if getattr(callback, "__fn_or_cls__", type(callback)).__name__ == "MegatronCommOverlapCallback":',
-        *(f"            callback.{key} = {in_python(told[key])}" for key in _OVERLAPS),
+        *(f"            callback.{key} = {in_python(chosen[key])}" for key in _OVERLAPS),
         "    return recipe",
     ]
     return {place.main or "planned.py": "\n".join(lines) + "\n"} | job.beside()
@@ -165,8 +168,8 @@ def _all_settings(job: ExportJob) -> dict[str, Value]:
     return nothing | off | chunks | single | settings(job)
 
 
-def _single(told: Mapping[str, Value]) -> list[str]:
-    return [key for key in (*_SINGLE, "sequence_parallel") if key in told]
+def _single(chosen: Mapping[str, Value]) -> list[str]:
+    return [key for key in (*_SINGLE, "sequence_parallel") if key in chosen]
 
 
 _IMPORTS = (

@@ -195,6 +195,7 @@ def _of_chain(plan: ChainPlan, target: Target) -> tuple[int, ...]:
                 "use `--max-replicas 1`, and serve copies of the whole model instead",
                 code="unsupported",
             )
+    # Different bit widths per boundary show quantization, even if the objective was another.
     if plan.objective == "bits" or len({hop.bits for hop in plan.hops}) > 1:
         raise ArgumentError(
             f"the plan quantizes activations between stages, which {target.title} can't do",
@@ -226,6 +227,7 @@ def _of_training(plan: Plan, target: Target) -> tuple[tuple[int, ...], list[str]
     if row is None:
         row = Blocks.among((layer for ids in layers for layer in ids), name=plan.profile)
     counts = row.counts(layers, target.title)
+    # Engines divide the list of blocks and start no stage without one.
     if 0 in counts:
         raise ArgumentError(
             f"stage {counts.index(0)} has no block, but {target.title} needs one on each",

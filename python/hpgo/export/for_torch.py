@@ -176,6 +176,7 @@ def module(given: object, target: Target, place: Place) -> dict[str, str]:
     job = ExportJob.of(given, target, place)
     program = job.program
     passed_on = [[one.layer for one in stage.crossings] for stage in program.stages]
+    # The module checks types and optimizer when it runs, because PyTorch has no configuration that could set them.
     weights, gradients = precision.widths(job) or (None, None)
     lines = [
         *(f"# {line}" for line in job.header()),

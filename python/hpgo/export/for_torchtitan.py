@@ -233,6 +233,7 @@ def _degrees(job: ExportJob) -> dict[str, int | str]:
 
 def _shape(job: ExportJob) -> str:
     """Return the PyTorch schedule that places stages on ranks as the plan does. The actions come from the file."""
+    # The file has only the actions. torchtitan takes the placement of stages on ranks from the schedule's name.
     ranks, stages = job.ranks, len(job.program.stages)
     placed = job.program.schedule.rank_of_stage
     if placed == tuple(stage % ranks for stage in range(stages)):

@@ -42,7 +42,7 @@ _CLIPPING = "gradients are clipped at norm 1, DeepSpeed's default: set it to 0 i
 def module(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     """Return a module with CONFIG and, for a pipeline, LAYERS, PARTS, REPLICAS and a PipelineModule."""
     job = LlmExportJob.of(plan, target, place)
-    config, price, model = job.config, job.plan.estimate, job.model
+    config, estimate, model = job.config, job.plan.estimate, job.model
     wide = config.precision == "bf16" and not config.grad_reduce_in_bf16
     # DeepSpeed accumulates gradients of 16-bit weights in 32 bits only with ZeRO. On one GPU ZeRO 1 shards nothing, so
     # it costs nothing there either.
@@ -50,9 +50,9 @@ def module(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     if config.zero_stage >= 1:
         zero["overlap_comm"] = config.overlap_dp_comm
     engine: dict[str, Any] = {
-        "train_batch_size": price.global_batch_size,
+        "train_batch_size": estimate.global_batch_size,
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
-        "gradient_accumulation_steps": price.micro_batches,
+        "gradient_accumulation_steps": estimate.micro_batches,
         "gradient_clipping": 1.0,
         ("fp16" if config.precision == "fp16" else "bf16"): {"enabled": True},
         "zero_optimization": zero,
@@ -62,7 +62,7 @@ def module(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     notes = [
         _CLIPPING,
         (
-            f"bring your own model, for sequences of {price.seq_length} tokens: check_model compares MODEL with it;"
+            f"bring your own model, for sequences of {estimate.seq_length} tokens: check_model compares MODEL with it;"
             " compare ARITHMETIC yourself"
         ),
     ]

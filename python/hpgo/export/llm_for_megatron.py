@@ -182,11 +182,11 @@ def _cp_comm_type(model: Transformer) -> tuple[str, ...]:
 
 
 def _batch(job: LlmExportJob) -> dict[str, Value]:
-    price = job.plan.estimate
+    estimate = job.plan.estimate
     return {
-        "micro-batch-size": price.parallelism.micro_batch_size,
-        "global-batch-size": price.global_batch_size,
-        "seq-length": price.seq_length,
+        "micro-batch-size": estimate.parallelism.micro_batch_size,
+        "global-batch-size": estimate.global_batch_size,
+        "seq-length": estimate.seq_length,
     }
 
 

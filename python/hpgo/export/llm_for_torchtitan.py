@@ -47,7 +47,7 @@ _REPLACED = {
 def toml(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     """Return the sections of a job's TOML, for 0.2."""
     job = LlmExportJob.of(plan, target, place)
-    config, price = job.config, job.plan.estimate
+    config, estimate = job.config, job.plan.estimate
     if config.tp > 1 and not config.sequence_parallel:
         raise ArgumentError(
             f"{target.label} always uses sequence parallelism with tp above 1, but the plan does not",
@@ -59,8 +59,8 @@ def toml(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         *(f"# {line}" for line in job.header(CLIPPING, *_notes(job))),
         *(["[model]", 'name = "llama3"', f'flavor = "{flavour}"', ""] if flavour else []),
         "[training]",
-        f"seq_len = {price.seq_length}",
-        f"global_batch_size = {price.global_batch_size}",
+        f"seq_len = {estimate.seq_length}",
+        f"global_batch_size = {estimate.global_batch_size}",
         f"local_batch_size = {_local_batch_size(job)}",
         'mixed_precision_param = "bfloat16"',
         "",
@@ -76,6 +76,7 @@ def toml(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
             *(f"  [{', '.join(map(in_toml, part))}]," for part in parts_of(job.counts, "output")),
             "]",
         ]
+    # Compile exactly the parts that the estimate assumes to be fused.
     compiled = _compiled(config)
     lines += ["", "[compile]", f"enable = {str(bool(compiled)).lower()}"]
     lines += [f"components = [{in_toml(compiled[0])}]"] if len(compiled) == 1 else []
@@ -86,10 +87,10 @@ def toml(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
 def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     """Return a module whose function `planned` applies the plan to a `Trainer.Config`, for 0.3."""
     job = LlmExportJob.of(plan, target, place)
-    config, price = job.config, job.plan.estimate
+    config, estimate = job.config, job.plan.estimate
     settings: dict[str, object] = {
-        "training.seq_len": price.seq_length,
-        "training.global_batch_size": price.global_batch_size,
+        "training.seq_len": estimate.seq_length,
+        "training.global_batch_size": estimate.global_batch_size,
         "training.local_batch_size": _local_batch_size(job),
         "training.mixed_precision_param": "bfloat16",
     } | {f"parallelism.{key}": value for key, value in _degrees(job).items()}
@@ -209,6 +210,7 @@ def _degrees(job: LlmExportJob) -> dict[str, int | str]:
         "context_parallel_degree": config.cp,
         "tensor_parallel_degree": config.tp,
     }
+    # "always" gathers weights in each pass (ZeRO stage 3), "never" once per step (stage 2).
     if config.dp_cp_size > 1:
         degrees["fsdp_reshard_after_forward"] = "always" if config.zero_stage == MOST_ZERO else "never"
     return degrees

@@ -113,6 +113,7 @@ def deepspeed(job: ExportJob) -> dict[str, object]:
     if (name := job.optimizer) is None:
         return {}
     blocks = dict(DEEPSPEED[name])
+    # DeepSpeed accumulates in 32 bits only with ZeRO, so stage 1 is on even if a single replica shards nothing.
     if name == "adam-bf16-fp32-gradients":
         blocks["zero_optimization"] = {"stage": 1}
     return blocks

@@ -142,7 +142,7 @@ class LlmEstimate(Record):
 
     @property
     def fullest(self) -> StageEstimate:
-        """The rank whose GPUs hold most; the first of equal ones."""
+        """The pipeline rank whose GPUs need the most memory; the first of equal ones."""
         return max(self.stages, key=lambda stage: stage.peak_bytes)
 
     @property
@@ -192,7 +192,7 @@ def estimate_llm(
 
     Args:
         transformer: a shape, its name, or a file with one (docs/profiles.md).
-        cluster: equal machines of devices whose rates are known; a device is a GPU.
+        cluster: equal nodes with devices whose rates are known; a device is a GPU.
         global_batch_size: sequences of a step.
         seq_length: tokens of a sequence.
         tp: degree of tensor parallelism.

@@ -115,6 +115,8 @@ class FrameworkSupport(Record):
     def _lacking_shape(self, model: Transformer) -> str | None:
         if self.shape == "any":
             return None
+        # Options of both frameworks describe whole families of models, so each combination without an option is listed.
+        # The most general difference comes first, because it is the most useful one to read.
         what = None
         if self.shape == "llama" and (model.experts or model.latent is not None):
             what = "experts" if model.experts else "latent attention"
@@ -156,6 +158,7 @@ class FrameworkSupport(Record):
             return why
         if config.zero_stage in self.zero_stages_of(config, micro_batches=micro_batches, experts=experts):
             return None
+        # The stage would be accepted with a single micro-batch, so the repeated reduction is the reason.
         if config.zero_stage in (known := self.zero_stages_of(config, micro_batches=1, experts=experts)):
             return (
                 f"reduces gradients in each of {micro_batches} backward passes without a pipeline, which the cost model"
@@ -166,6 +169,7 @@ class FrameworkSupport(Record):
 
     def broken_degrees(self, config: ParallelismConfig, *, tied: bool = False) -> str | None:
         """Return the first rule that `config` breaks, like `broken`, but without the rules for ZeRO stages."""
+        # The order decides which rule an error names: degrees first, which users choose themselves.
         schedule, pipeline = config.pp_schedule, config.named_pipeline()
         offloaded = f"{config.cpu_offload_num_layers} layers"
         rules = (
@@ -224,6 +228,7 @@ class FrameworkSupport(Record):
         >>> [TORCHTITAN.as_run(config).overlap_dp_comm for config in (ParallelismConfig(pp=2), ParallelismConfig(dp=2))]
         [False, True]
         """
+        # Estimates must not assume an overlap or a fused kernel that the framework never runs.
         overlap = config.overlap_dp_comm and (self.overlaps_piped or config.pp == 1)
         fused = config.fused_elementwise and not config.splits_backward
         if (overlap, fused) == (config.overlap_dp_comm, config.fused_elementwise):
@@ -301,6 +306,7 @@ def framework_support(name: str) -> tuple[Framework, FrameworkSupport]:
     >>> framework_support("megatron")[1].zero_stages
     (0, 1)
     """
+    # A framework without LLM plans gets a different error than an unknown one, so look up both tables.
     able = [one for one in TABLE if (one.name, one.version) in SUPPORT]
     is_known = isinstance(name, str) and name.partition("@")[0] in NAMES
     row = row_of(TABLE if is_known else able, name, "framework")

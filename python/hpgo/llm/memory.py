@@ -167,8 +167,8 @@ def optimizer_workspace(context: LayerContext, held: PipelineRankLayers) -> Amou
     """Return the bytes that the optimizer step allocates, beyond what activations and logits have released by then."""
     # Activations and logits peak during passes and the workspace after them, so they share memory: only the excess
     # counts. Their columns stay as they are, and the sum of all columns is the maximum of both moments.
-    made = _workspace(context, held)
-    return 0.0 if made is None else maximum(0.0, made - activations(context, held) - logits(context, held))
+    allocated = _workspace(context, held)
+    return 0.0 if allocated is None else maximum(0.0, allocated - activations(context, held) - logits(context, held))
 
 
 def allocator_cached_bytes(context: LayerContext, held: PipelineRankLayers) -> Amount:
@@ -178,8 +178,8 @@ def allocator_cached_bytes(context: LayerContext, held: PipelineRankLayers) -> A
     allocator releases cached blocks before memory runs out, so these bytes do not decide whether a configuration fits.
     `nvidia-smi` counts them.
     """
-    made = _workspace(context, held)
-    return 0.0 if made is None else minimum(made, activations(context, held) + logits(context, held))
+    allocated = _workspace(context, held)
+    return 0.0 if allocated is None else minimum(allocated, activations(context, held) + logits(context, held))
 
 
 def _workspace(context: LayerContext, held: PipelineRankLayers) -> Amount | None:

@@ -293,6 +293,7 @@ def stage_layers(layers: int, stages: int, *, laid_out: bool = False) -> tuple[i
     """
     if layers % stages == 0:
         return (layers // stages,) * stages
+    # Count the embedding and the LM head as a layer each: the end stages then have fewer other layers.
     each, rest = divmod(layers + 2, stages)
     if rest == 0 and stages > 1:
         return (each - 1, *(each,) * (stages - 2), each - 1)
@@ -350,6 +351,7 @@ class DegreeError(ArgumentError):
         self.degrees = degrees
         """Arguments of `hpgo.estimate_llm` for which another value may be accepted, the most likely cause first."""
 
+    # Exceptions are pickled by their positional arguments alone, which would lose `degrees` between processes.
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.hint, self.degrees)
 
@@ -459,7 +461,8 @@ def check_batch(config: ParallelismConfig, global_batch_size: int) -> None:
             ("micro_batch_size", "global_batch_size", "devices"),
         )
     micro_batches = config.micro_batches(global_batch_size)
-    # Interleaving runs each virtual stage for rounds of pp micro-batches. ZB-V has no rounds.
+    # Interleaving runs each virtual stage for rounds of pp micro-batches, and Megatron-LM refuses a partial round. ZB-V
+    # has no rounds.
     if config.vpp > 1 and config.pp_schedule != "zb_v" and micro_batches % config.pp:
         raise DegreeError(
             f"the number of micro-batches is {micro_batches}, but interleaving needs a multiple of pp {config.pp}",

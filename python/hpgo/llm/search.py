@@ -125,7 +125,7 @@ def plan_llm(
 
     Args:
         transformer: a shape, its name, or a file with one.
-        cluster: equal machines of devices whose rates are known; a device is a GPU.
+        cluster: equal nodes with devices whose rates are known; a device is a GPU.
         global_batch_size: sequences of a step.
         seq_length: tokens of a sequence.
         precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.

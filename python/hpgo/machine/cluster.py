@@ -301,6 +301,7 @@ class Cluster(Record):
         if devices > self.devices:
             from hpgo.machine.presets import PRESETS
 
+            # Only built-in clusters can be enlarged by their name.
             base = self.name.partition(":")[0]
             larger = f"{base}:{-(-devices // PRESETS[base].devices)}" if base in PRESETS else ""
             raise ClusterError(
@@ -324,6 +325,7 @@ class Cluster(Record):
         [{'count': 2, 'devices': 8, 'type': 'device', 'memory': 16000000000.0, 'speed': 1.0}]
         """
         machines = []
+        # Equal neighbors share a row with a count. Clusters of thousands of nodes stay small files.
         for machine, group in groupby(self.machines):
             device = machine.device
             row: dict[str, object] = {
@@ -465,6 +467,7 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
             section.fail(f"{count} × {machine.count} devices are too many", f"at most {MOST_DEVICES}", code="too_large")
         machines += [machine] * count
     intra = _link(top, "intra")
+    # With a single node the link between nodes is never used, so files may leave it out.
     inter = _link(top, "inter") if len(machines) > 1 or "inter" in top else intra
     name, source = top.text("name", stem), top.text("source", "")
     gpus = top.whole("gpus_per_device", 1, least=1)

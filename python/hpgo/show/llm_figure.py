@@ -156,6 +156,7 @@ def _machines(grid: _Grid) -> list[Item]:
     last = -100.0
     for machine, gpus in enumerate(grid.rows):
         top = grid.y[gpus[0]]
+        # A label is 11 pixels high. Nodes beside each other share one label.
         if top in tops or top - last < 11:
             continue
         tops.add(top)
@@ -264,6 +265,7 @@ def _legend(estimate: LlmEstimate, counts: Sequence[int], top: float) -> tuple[l
     config = estimate.parallelism
     items: list[Item] = []
     ranks = list(range(config.pp))
+    # Keep the last rank in a long legend, because it has the LM head and other memory.
     named = ranks if len(ranks) <= _MOST_NAMED else [*ranks[: _MOST_NAMED - 1], ranks[-1]]
     columns = 1 if len(named) == 1 else 2
     for at, rank in enumerate(named):

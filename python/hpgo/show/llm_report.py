@@ -187,6 +187,7 @@ def listed(choice: LlmPlanSearch, width: int = WIDTH) -> list[str]:
         for name, of in _DEGREES.items()
         if name not in varying and of(configs[0]) != _NEUTRAL.get(name, 1)
     ]
+    # The column of marks appears only if a mark is in it. Most lists have none.
     marks = any(one.unvalidated_features for one in choice.estimates)
     rows = [
         (
@@ -266,6 +267,7 @@ def next_commands(commands: Sequence[str], title: str = "Next:") -> list[str]:
 
 def _close(estimate: LlmEstimate) -> list[str]:
     """Return a warning if less memory is free than the mean error, and how to keep more free."""
+    # A configuration that does not fit has a clearer message already.
     error_bytes = MEMORY_ERROR * estimate.fullest.peak_bytes
     if not 0 <= estimate.capacity_bytes - estimate.fullest.peak_bytes < error_bytes:
         return []

@@ -31,6 +31,8 @@ def lines(fit: PlatformFit, width: int = WIDTH) -> list[str]:
         )
         for place, (one, predicted_s) in enumerate(zip(fit.steps, fit.foretold_s, strict=True), start=1)
     ]
+    # The factors in use differ from the measured ones by the exponent. Both are printed, because users compare the
+    # measured ones with their own division.
     alike = platform.computing == platform.exchange
     if alike:
         used, measured = f"{computing:.3g}× on all terms", f"{platform.computing:.3g}×"

@@ -129,6 +129,7 @@ def command(options: EstimateOptions) -> None:
     rate = options.nic_gbit_s
     cluster = Cluster.read(options.cluster) if rate is None else Cluster.preset(options.cluster, adapter_gbit_s=rate)
     platform = read_platform(options.platform)
+    # Errors of the library name arguments. `as_options` rewrites them into options of the command line.
     with as_options():
         found = estimate_llm(
             options.model,

@@ -58,6 +58,7 @@ def command(options: ShowOptions) -> None:
             f"--seq-length is {seq_length}, but {printable(model.name)} has positions for {model.positions} tokens",
             f"use --seq-length {model.positions}",
         )
+    # Attention grows with the square of the length, so operations per token depend on it.
     flop_per_token = model_flop(model, seq_length, 1) / seq_length
     if options.as_json:
         click.echo(json_text(_document(model, seq_length, flop_per_token)))
