@@ -102,8 +102,7 @@ def command(options: ExplainOptions) -> None:
         else:
             report = llm_report.lines(chosen, width())
             report += ["", *comparison_report.around(chosen, named, width())]
-            framework = held.framework.partition("@")[0]
-            click.echo("\n".join([*report, *llm_report.next_commands(_next(options.plan, framework, tried))]))
+            click.echo("\n".join([*report, *llm_report.next_commands(_next(options.plan, held, tried))]))
         return
     try:
         other = estimated(options.compare_with)
@@ -116,7 +115,8 @@ def command(options: ExplainOptions) -> None:
     if options.as_json:
         click.echo(json_text(comparison_report.document(found, forbidden)))
     else:
-        click.echo("\n".join(comparison_report.lines(found, forbidden, width())))
+        report = comparison_report.lines(found, forbidden, width())
+        click.echo("\n".join([*report, *llm_report.next_commands(_next(options.plan, held, []))]))
 
 
 def _with_remedy(error: HpgoError, held: LlmPlan, against: Mapping[str, object]) -> HpgoError:
@@ -166,12 +166,12 @@ def _around(held: LlmPlan, estimated: Callable[[Mapping[str, object]], LlmEstima
     return tried
 
 
-def _next(plan: str, framework: str, tried: _Tried) -> list[str]:
-    """Return the command that compares a plan with its fastest neighbor that fits, and the export."""
+def _next(plan: str, held: LlmPlan, tried: _Tried) -> list[str]:
+    """Return the command that compares a plan with its fastest neighbor that fits, if any, and the export."""
     fitting = [(one.step_s, _words(changes, "=")) for changes, one in tried if not isinstance(one, str) and one.fits]
     file = shell_words(plan)
     compare = [f"hpgo llm explain {file} --compare-with {min(fitting)[1]}"] if fitting else []
-    return [*compare, f"hpgo export {file} --to {framework}"]
+    return [*compare, f"hpgo export {file} --to {held.framework.partition('@')[0]}"]
 
 
 def _words(changes: Mapping[str, object], between: str) -> str:
