@@ -321,7 +321,7 @@ def test_several_degrees_that_are_refused_lead_to_options_that_are_accepted(opti
     refused = CliRunner().invoke(group, [*asked, *options.split()])
     assert isinstance(refused.exception, hpgo.errors.ArgumentError)
     said = refused.exception.hint
-    assert said.startswith("use `--") or "nearest" in said, said
+    assert said.startswith("use `--") or "fix" in said, said
     assert hint in said, said
     for one in re.split(r",? or ", said):
         changed = [word for part in one.split("`")[1::2] for word in part.split()]

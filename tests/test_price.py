@@ -72,7 +72,7 @@ def test_errors_name_the_degree_and_go_to_stderr(run) -> None:
     done = run(*LLAMA_70B, "--tp", 3, code=1)
     assert done.stdout == ""
     assert done.stderr.startswith("error: tp 3 does not divide the 64 heads")
-    assert "hint: the nearest that do are 2 and 4" in done.stderr
+    assert "hint: use `--tp 2` or `--tp 4`" in done.stderr
     done = run(*LLAMA_70B, "--micro-batch-size", 3, "--tp", 8, "--pp", 8, code=1)
     assert "does not divide a global batch of 128" in done.stderr
     run(*LLAMA_70B, "--zero-stage", 4, code=2)

@@ -221,12 +221,12 @@ def estimate_llm(
         grad_reduce_in_bf16: whether gradients are accumulated and reduced in 16 bits.
         cpu_offload_num_layers: number of layers whose activations wait in CPU memory for the backward pass.
         devices: GPUs to use, the first of the cluster; None is all. The degree of data parallelism follows.
-        platform: factors from steps that were measured there (`hpgo.Platform.read`); None is none.
+        platform: constants fitted to steps on your cluster (`hpgo.Platform.read`). None uses the published ones.
 
-    A configuration that does not fit memory is estimated, too: see `LlmEstimate.fits`.
+    A configuration that does not fit in memory is estimated, too: see `LlmEstimate.fits`.
 
-    Raises ArgumentError for degrees that do not divide, with the nearest that do; ClusterError for machines that
-    differ, or of unknown rates.
+    Raises ArgumentError for degrees that do not divide, with the nearest accepted values; ClusterError for nodes that
+    differ, and for devices of unknown rates.
 
     >>> import hpgo
     >>> cluster = hpgo.Cluster.preset("h100:8")

@@ -502,10 +502,10 @@ def nearest(wanted: int, fitting: Iterable[int]) -> str:
     """Return a hint with the nearest of `fitting` below and above `wanted`.
 
     >>> nearest(3, [1, 2, 4, 8]), nearest(9, [1, 2])
-    ('the nearest that do are 2 and 4', 'the nearest that does is 2')
+    ('use 2 or 4', 'use 2')
     """
     known = sorted(fitting)
     around = [*[d for d in known if d < wanted][-1:], *[d for d in known if d > wanted][:1]]
     if not around:
-        return f"there is none but {safe_repr(wanted)}"
-    return f"the nearest that {'do are' if len(around) > 1 else 'does is'} {' and '.join(map(str, around))}"
+        return f"no value other than {safe_repr(wanted)} is accepted"
+    return f"use {' or '.join(map(str, around))}"

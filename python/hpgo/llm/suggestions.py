@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hpgo.base.divisors import divisors
 from hpgo.base.messages import join_words
 from hpgo.errors import ArgumentError
-from hpgo.llm.parallelism import DEGREES, MOST_ZERO, DegreeError, check_batch, check_degrees, data_degree, nearest
+from hpgo.llm.parallelism import DEGREES, MOST_ZERO, DegreeError, check_batch, check_degrees, data_degree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
@@ -87,10 +87,7 @@ def with_accepted(
     # From the smallest change to the largest: the degrees that the error blames, other single degrees, pairs, and at
     # last a combination of several.
     blamed = [name for name in error.degrees if name in values]
-    found: list[str] = []
-    for name in blamed:
-        if fits := fitting(name):
-            found.append(_nearest(name, now[name], fits, first=not found))
+    found = [_nearest(name, now[name], fits) for name in blamed if (fits := fitting(name))]
     if "pp" in error.degrees and "first_rank_layers" not in kept and (ends := _ends(model, config, accepts)):
         found.append(f"change the layers of the end ranks: {' '.join(ends)}")
     if not found:
@@ -130,7 +127,7 @@ def with_open(
                 if value != now and has_ways(replace(space, fixed={**space.fixed, name: value}))
             ]  # fmt: skip
             if fits:
-                found.append(_nearest(name.replace("_", "-"), now, fits, verb="fix", first=not found))
+                found.append(_nearest(name.replace("_", "-"), now, fits, verb="fix"))
     if not found:
         names = [name for name in dict.fromkeys((*space.fixed, *space.excluded)) if has_ways(space.without(name))]
         found = [f"leave {join_words([name.replace('_', '-') for name in names], 'or')} open"] if names else []
@@ -155,11 +152,10 @@ def _blocking(space: SearchSpace, has_ways: Callable[[SearchSpace], bool]) -> li
     return [name for name in names if name not in left.fixed and name not in left.excluded]
 
 
-def _nearest(name: str, now: int, fitting: list[int], *, verb: str = "use", first: bool = False) -> str:
+def _nearest(name: str, now: int, fitting: list[int], *, verb: str = "use") -> str:
     """Return a hint with the nearest of `fitting` below and above `now` as arguments."""
     around = [*[one for one in fitting if one < now][-1:], *[one for one in fitting if one > now][:1]]
-    arguments = join_words([f"`{name}={value}`" for value in around], "or")
-    return f"{nearest(now, fitting)}: {verb} {arguments}" if first else f"{verb} {arguments}"
+    return f"{verb} {join_words([f'`{name}={value}`' for value in around], 'or')}"
 
 
 def _ends(model: Transformer, config: ParallelismConfig, accepts: Callable[[Mapping[str, int]], bool]) -> list[str]:
