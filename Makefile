@@ -92,7 +92,8 @@ site: build
 reproduce: build
 	$(BIN)/python research/reproduction.py --write PLANNER_REPRODUCTION.md --figures docs/reproduction
 
-# Prices of transformers beside published steps: fits the constants anew, a minute, and writes docs/accuracy.md.
+# Estimates of transformers beside published steps: fits the constants again, a minute, and writes docs/accuracy.md and
+# research/accuracy-tables.md.
 accuracy: build
 	$(BIN)/python research/accuracy.py
 

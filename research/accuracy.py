@@ -1,11 +1,12 @@
-"""Holds the prices of `hpgo.estimate_llm` against published steps and memory, and writes docs/accuracy.md.
+"""Compare the estimates of `hpgo.estimate_llm` with published steps and memory.
 
     python research/accuracy.py            # fit the constants again, leaving out one platform at a time; minutes
-    python research/accuracy.py --experts  # fit the constants of experts alone
-    python research/accuracy.py --page     # write the page with the fits that research/accuracy.json keeps
-    python research/accuracy.py --check    # exit with 1 if the page is not what `--page` writes
+    python research/accuracy.py --experts  # fit only the constants of experts
+    python research/accuracy.py --page     # write the pages with the fits that research/accuracy.json keeps
+    python research/accuracy.py --check    # exit with 1 if the pages are not what `--page` writes
 
-The measurements are those of `llm/measured.jsonl` in the folder that HPGO_REFERENCE names; they are read in place.
+The conclusions are written to docs/accuracy.md, every point to research/accuracy-tables.md. The measurements are in
+`llm/measured.jsonl` in the folder that HPGO_REFERENCE names. They are read in place.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.errors import HpgoError
 from hpgo.llm.constants import CONSTANTS, Constants
-from hpgo.llm.estimate import LlmEstimate, StageEstimate, estimate_config, stages_of
+from hpgo.llm.estimate import LlmEstimate, StageEstimate, estimate_config, estimate_llm, stages_of
 from hpgo.llm.layer_context import VALUE
 from hpgo.llm.parallelism import ParallelismConfig
 from hpgo.llm.step_time import PipelineStages
@@ -33,19 +34,20 @@ from hpgo.llm.validated_features import family, features_of
 from hpgo.machine.cluster import Cluster
 from hpgo.model.transformer import Latent, Transformer
 from hpgo.model.transformer_presets import TRANSFORMERS
+from hpgo.show import llm_report
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
 ROOT = Path(__file__).parent.parent
-PAGE, FITS = ROOT / "docs/accuracy.md", ROOT / "research/accuracy.json"
+PAGE, TABLES, FITS = ROOT / "docs/accuracy.md", ROOT / "research/accuracy-tables.md", ROOT / "research/accuracy.json"
 MEASURED = Path(os.environ.get("HPGO_REFERENCE", ROOT / "../shared/reference")) / "llm/measured.jsonl"
 
 PLATFORMS = {
     "megatron-a100": "Megatron-LM on A100 (SC21, Korthikanti, MT-NLG)",
     "vtrain-multi": "vTrain's 64 to 512 A100",
-    "vtrain-single": "vTrain's single machines of A100",
+    "vtrain-single": "vTrain's single nodes of A100",
     "bloom-a100": "BLOOM on A100 (Megatron-DeepSpeed)",
     "mpt-a100": "MPT on A100 (llm-foundry, FSDP)",
     "mpt-h100": "MPT on H100 (llm-foundry, FSDP)",
@@ -64,41 +66,43 @@ SOURCES = {
     "mpt-h100": "llm-foundry, scripts/train/benchmarking/README.md",
     "internevo-a100": "InternEvo, doc/en/train_performance.md",
     "torchtitan": "torchtitan, benchmarks/*.md",
-    "bridge-dense": "Megatron-Bridge, docs/performance-summary.md and its archive; where they don't say what is"
-    " computed anew, nothing is",
+    "bridge-dense": "Megatron-Bridge, docs/performance-summary.md and its archive; no recomputation is assumed where"
+    " they state none",
     "zero3-a100-2021": "arXiv 2104.04473, table 2",
-    "bridge-moe": "Megatron-Bridge, docs/performance-summary.md, and its archive; where they don't say what is"
-    " computed anew, nothing is",
+    "bridge-moe": "Megatron-Bridge, docs/performance-summary.md and its archive; no recomputation is assumed where they"
+    " state none",
 }
 UNFITTED = {"zero3-a100-2021"}
-"""Stacks that are no longer run: they are shown, and take part in no fit and no mean."""
+"""Outdated software stacks. Their steps are listed, but are part of no fit and no mean."""
 EXPERTS = "bridge-moe"
-"""The platform whose models have experts: their constants are fitted on it alone, when all others are."""
+"""Platform of models with experts. The constants of experts are fitted to it, after all other constants."""
 _CLUSTERS = {"a100-80": "a100", "h100-96-500w": "h100-96", "v100-32": "v100"}
 _PRECISIONS = {"fp8?": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 _RECOMPUTE: dict[str | None, Any] = {"none": "none", "full": "full", "selective": "selective", None: "none"}
 _WINDOWS = {"gpt-oss-120b": {"window": 128, "window_layers": tuple(range(0, 36, 2))}}
-"""Of models that are known by no name here: OpenAI's model card (arXiv 2508.10925)."""
+"""Sliding windows of models that are no presets. Source: OpenAI's model card (arXiv 2508.10925)."""
 _NO_OVERLAP = ("Megatron-LM", "Megatron-DeepSpeed", "DeepSpeed")
 _OF_SETS = {"internevo-mem": "InternEvo"}
 _UNFUSED = ("llm-foundry",)
 _UNFUSED_LOSS = ("Megatron-LM", "Megatron-DeepSpeed", "DeepSpeed", "torchtitan")
-"""Of the releases measured; llm-foundry takes flash-attention's loss, InternEvo too, Megatron-Bridge Transformer
-Engine's (scripts/performance/utils/overrides.py)."""
+"""Frameworks without a fused loss in the measured releases. llm-foundry and InternEvo use flash-attention's loss,
+Megatron-Bridge uses Transformer Engine's (scripts/performance/utils/overrides.py)."""
 _NARROW_GRADIENTS = ("Megatron-Bridge", "InternEvo")
-"""`grad_reduce_in_fp32 = False` in scripts/performance/configs, of all models; InternEvo's hybrid_zero_optim.py makes
-wide ones for the update."""
+"""Frameworks that accumulate gradients in 16 bits. Megatron-Bridge has `grad_reduce_in_fp32 = False` for all models in
+scripts/performance/configs. InternEvo's hybrid_zero_optim.py converts gradients to 32 bits for the optimizer step."""
 _FLAT_UPDATE = ("bloom-a100", "internevo-a100", "internevo-mem")
-"""deepspeed/runtime/zero/stage_1_and_2.py and fp16/fused_optimizer.py; InternEvo's hybrid_zero_optim.py. vTrain's steps
-were measured where such copies would have had no room, so by Megatron's own optimizer."""
+"""Sets of steps with flattened gradients. Source: deepspeed/runtime/zero/stage_1_and_2.py and fp16/fused_optimizer.py;
+InternEvo's hybrid_zero_optim.py. Such copies would not have fit into memory in vTrain's runs, so these used Megatron's
+own optimizer."""
 _UNFUSED_UPDATE = ("InternEvo",)
-"""Of its report: one flat tensor, updated by PyTorch 1.13, which has no fused Adam."""
+"""Frameworks without fused Adam. InternEvo's report has one flat tensor, updated by PyTorch 1.13, which lacks it."""
 _BLOCKING = ("bloom-a100",)
-"""With CUDA_LAUNCH_BLOCKING=1, without which steps hung on so many GPUs (chronicles-prequel.md, line 440)."""
+"""Sets with CUDA_LAUNCH_BLOCKING=1. BLOOM's steps hung on that many GPUs without it (chronicles-prequel.md, line 440).
+"""
 _LOCAL_BATCH = re.compile(r"local batch (\d+);")
 _RELEASE = re.compile(r"\(NeMo ([^)]+)\)")
 _WIDE_FROM = 899
-"""Line of BLOOM's chronicle from which gradients of 16-bit steps add up in 32 bits: "from now on"."""
+"""Line of BLOOM's chronicle from which on gradients of 16-bit steps accumulate in 32 bits: "from now on"."""
 _OFFLOADED = {
     ("llama3.1-70b", "gb300", "bf16"): 30, ("llama3.1-70b", "gb300", "fp8"): 20, ("llama3.1-70b", "gb200", "bf16"): 20,
     ("llama3.1-70b", "gb200", "fp8"): 40, ("llama3.1-70b", "b200", "fp8"): 5, ("llama3.1-405b", "gb300", "bf16"): 40,
@@ -113,13 +117,13 @@ _START: dict[str, Any] = {
     "collective_overhead_s": 2e-5, "layer_launch_s": 1e-3,
     "collective_launch_s": 5e-5, "backward_launch_factor": 1.3, "comm_overlap_fraction": 0.7,
 }  # fmt: skip
-"""Where fits begin: what one would guess."""
+"""Start values of the fit: plausible guesses."""
 _START_EXPERTS: dict[str, Any] = {"grouped_gemm_efficiency": 0.8, "routed_row_factor": 1.5, "expert_launch_s": 1e-3}
 _OF_TORCH = "GiB"
-"""What PyTorch's allocator counts of itself, which torchtitan prints: nothing of CUDA's context, or of NCCL's."""
+"""Prefix of sizes that PyTorch's allocator reports, as torchtitan prints them: without CUDA's context and NCCL."""
 _PASSING = {"framework_overhead", "logits", "optimizer_workspace", "grad_reduce_buffer"}
 _GOAL, _GOAL_KNOWN = 0.2, 0.12
-"""Mean errors below which prices of models with experts are worth what those of others are."""
+"""Goals of the mean error for models with experts: left out of the fit, and with one step known."""
 FITTED, FITTED_EXPERTS = tuple(_START), tuple(_START_EXPERTS)
 _LIMITS = {
     "gemm_efficiency": (0.6, 1.0), "tail_wave_loss": (0.0, 1.0), "attention_efficiency": (0.5, 1.2),
@@ -130,22 +134,23 @@ _LIMITS = {
     "backward_launch_factor": (1.0, 2.0), "comm_overlap_fraction": (0.3, 1.0), "grouped_gemm_efficiency": (0.3, 1.0),
     "routed_row_factor": (1.0, 4.0),
 }  # fmt: skip
-"""What anybody would believe: copies reach nine tenths of a memory's rate, rings three quarters of NVLink's, and old
-stacks launch a layer in three quarters of a millisecond."""
+"""Plausible ranges of constants, which keep a fit from using one constant to correct another. For instance, copies
+reach at most 92 % of the memory's rate and rings at most 85 % of NVLink's."""
 _OF_A_RECIPE = {
     "tensor": "tp", "sequence": "sequence_parallel", "context": "cp", "pipeline": "pp", "data": "dp", "chunks": "vpp",
     "micro_batch_size": "micro_batch_size", "recompute": "recompute", "recompute_layers": "recompute_num_layers",
     "zero": "zero_stage", "precision": "precision", "flash": "flash_attention", "fused": "fused_elementwise",
     "overlap": "overlap_dp_comm",
 }  # fmt: skip
-"""Fields by the words that a recipe's hash is made of, which stay as they are: they decide which half is fitted."""
+"""Fields by the words of a recipe's hash. These words must not change: they decide which half is fitted."""
 _MOST_OF_A_PLATFORM = 16
-"""Points in a fit, so that none takes most of the time; all count in errors."""
+"""Maximum number of points of a platform in a fit, so that no platform takes most of the time. Errors count all points.
+"""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One published step or size, and the way that it was measured with."""
+    """A published step time or memory size, with the configuration of the measurement."""
 
     id: str
     platform: str
@@ -158,27 +163,29 @@ class Point:
     memory_bytes: float | None
     memory_kind: str
     is_too_large: bool
-    """Whether it is published as too large for its GPUs."""
+    """Whether the configuration is published as too large for its GPUs."""
     blocks: bool
-    """Whether the processor waited for each kernel, with CUDA_LAUNCH_BLOCKING=1."""
+    """Whether the CPU waited for each kernel, with CUDA_LAUNCH_BLOCKING=1."""
     edition: str
-    """Release and numbers that it was measured with, where several are published: prices tell none of these apart."""
+    """Release and number format of the measurement. Estimates do not distinguish releases."""
 
     @property
     def recipe(self) -> str:
-        """The same for releases of one recipe."""
-        told = [f"{word}={getattr(self.config, field)!r}" for word, field in _OF_A_RECIPE.items()]
-        told += [f"expert={self.config.ep}"] if self.config.ep > 1 else []
-        config = f"Way({', '.join(told)})"
+        """Key of the recipe, which is equal for all releases of one recipe."""
+        # The hash of this text splits the points into halves. Its words are frozen, regardless of renamed fields.
+        words = [f"{word}={getattr(self.config, field)!r}" for word, field in _OF_A_RECIPE.items()]
+        words += [f"expert={self.config.ep}"] if self.config.ep > 1 else []
+        config = f"Way({', '.join(words)})"
         return f"{self.platform} {self.model.name} {config} {self.cluster.name} {self.seq} {self.batch}"
 
     @property
     def is_fitted(self) -> bool:
-        """Whether it is of the half that constants are fitted on, which follows from the recipe alone."""
+        """Whether the point is in the half that constants are fitted to. The recipe alone decides that."""
+        # By recipe and not by point: a release in one half would reveal the other releases of its recipe.
         return sha256(self.recipe.encode()).digest()[0] % 2 == 0 and self.platform not in UNFITTED
 
     def stages(self, constants: Constants) -> PipelineStages:
-        """Its terms."""
+        """Return the stages of the configuration, with their terms."""
         return stages_of(
             self.model,
             self.cluster,
@@ -189,11 +196,11 @@ class Point:
         )
 
     def under(self, constants: Constants) -> Constants:
-        """These, as they were where it was measured."""
+        """Return the constants under the conditions of the measurement."""
         return replace(constants, launch_overlap_fraction=0.0) if self.blocks else constants
 
-    def price(self, constants: Constants) -> LlmEstimate:
-        """As `hpgo.estimate_llm` gives it."""
+    def estimate(self, constants: Constants) -> LlmEstimate:
+        """Return the estimate of `hpgo.estimate_llm`."""
         return estimate_config(
             self.model,
             self.cluster,
@@ -205,7 +212,7 @@ class Point:
 
 
 def read() -> tuple[list[Point], Counter[str]]:
-    """All points that are priced, and why others are not."""
+    """Return all points that can be estimated, and the reasons against the others with their counts."""
     points, left = [], Counter[str]()
     for line in MEASURED.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -232,7 +239,7 @@ def _why_not(row: dict[str, Any]) -> str | None:
     if row["model"].get("experts") and not row["model"].get("moe_ffn"):
         return "sizes of its experts are not published"
     if row["recompute"] not in _RECOMPUTE:
-        return "it computes anew by a rule that is not priced"
+        return "its kind of recomputation has no term"
     if row["tp"] * row["cp"] * row["pp"] * row["dp"] != row["gpus"]:
         return "the published degrees don't multiply to the GPUs"
     return None
@@ -241,8 +248,9 @@ def _why_not(row: dict[str, Any]) -> str | None:
 def _point(row: dict[str, Any]) -> Point:
     held = row["model"]
     micro_batch_size, chunks = row["mbs"], row["vpp"] or 1
+    # Some reports give the batch per replica instead of the micro-batch, in the note of the row.
     if (local := _LOCAL_BATCH.match(row["note"] or "")) and "micro-batch size" in row["note"]:
-        # torchtitan makes as many micro-batches as there are ranks, and two stages of each where it interleaves.
+        # torchtitan's default has one micro-batch per pipeline rank, and two virtual stages per rank if it interleaves.
         micro_batch_size, chunks = max(1, int(local[1]) // row["pp"]), 2 if row["vpp"] is None else chunks
     sizes = {key: held[key] for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")}
     model = Transformer(
@@ -290,13 +298,14 @@ def _adds_up_in_16_bits(row: dict[str, Any]) -> bool:
 
 
 def _offloaded(row: dict[str, Any]) -> int:
+    # Reports do not state offloading. Only the recipes with FSDP use it.
     if row["zero"] != 3 or not _framework(row).startswith("Megatron-Bridge"):
         return 0
     return _OFFLOADED.get((row["model"]["name"], row["hw"], _PRECISIONS.get(row["precision"], row["precision"])), 0)
 
 
 def _experts(held: dict[str, Any]) -> dict[str, Any]:
-    """What a row says of experts and of latent attention, and what it leaves out of a model that is known."""
+    """Return the fields for experts and latent attention. Values that a row leaves out are taken from a preset."""
     if not held.get("experts"):
         return {}
     known, mla = TRANSFORMERS.get(held["name"]), held.get("mla")
@@ -317,13 +326,13 @@ def _experts(held: dict[str, Any]) -> dict[str, Any]:
 
 
 def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence[str] = FITTED) -> Constants:
-    """Constants with the least mean of platforms' mean absolute logarithms of predicted over measured steps.
+    """Return the constants that minimize the mean, over platforms, of mean |log(predicted / measured)|.
 
-    One constant after the other is moved by ever smaller steps, from a guess or from `start`; no chance is in it.
-    Steps are `PipelineStages.bound_s`, which takes a hundredth of a simulation's time and is close to it. Of platforms
-    with
-    many points some take part, for those with experts all.
+    Coordinate descent with shrinking steps, from `_START` or from `start`. It is deterministic. Predicted steps are
+    `PipelineStages.bound_s`, which takes 1 % of a simulation's time and is close to it. Large platforms take part with
+    a sample of their points, the platform with experts with all of them.
     """
+    # Each platform counts the same. Otherwise vTrain's 1,020 steps would decide every constant.
     by_platform: dict[str, list[Point]] = defaultdict(list)
     for point in points:
         by_platform[point.platform].append(point)
@@ -352,6 +361,7 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
             means.append(sum(errors) / len(errors))
         return sum(means) / len(means)
 
+    # Compare logarithms, so that a step predicted at half and at twice its time count the same.
     best = start or replace(CONSTANTS, **_START)
     least = loss(best)
     for step in (0.2, 0.1, 0.05) if start is None else (0.1, 0.05):
@@ -361,6 +371,7 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
             for name in names:
                 for factor in (1 + step, 1 / (1 + step)):
                     low, high = _LIMITS.get(name, (0.0, math.inf))
+                    # Three digits: more are not significant, and rounded values are the ones written to the code.
                     value = float(f"{min(high, max(low, getattr(best, name) * factor)):.3g}")
                     tried = replace(best, **{name: value})  # type: ignore[arg-type]  # all that are fitted are floats
                     found = loss(tried)
@@ -370,9 +381,10 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
 
 
 def fits(points: Sequence[Point]) -> dict[str, dict[str, float]]:
-    """Fitted constants: of one half, and of that half without each platform."""
+    """Return the fitted constants: of one half of the points, and of that half without each platform in turn."""
     half = [point for point in points if point.step_s and point.is_fitted and point.platform != EXPERTS]
-    found = {"half": fit(half)}  # those without a platform begin there
+    # Fits without a platform start from the full fit, which saves most of their time.
+    found = {"half": fit(half)}
     for platform in PLATFORMS:
         if platform not in UNFITTED and platform != EXPERTS:
             found[platform] = fit([point for point in half if point.platform != platform], found["half"])
@@ -382,7 +394,7 @@ def fits(points: Sequence[Point]) -> dict[str, dict[str, float]]:
 
 
 def fits_of_experts(points: Sequence[Point], rest: Constants) -> dict[str, dict[str, float]]:
-    """Constants of experts, all others as they are: of one half, and of that half without each model."""
+    """Return the constants of experts, with all others fixed: of one half, and of that half without each model."""
     half = [point for point in points if point.step_s and point.is_fitted and point.platform == EXPERTS]
     start = replace(rest, **_START_EXPERTS)
     found = {EXPERTS: fit(half, start, FITTED_EXPERTS)}
@@ -393,64 +405,121 @@ def fits_of_experts(points: Sequence[Point], rest: Constants) -> dict[str, dict[
 
 
 def _without(model: str) -> str:
-    """The key of a fit."""
+    """Return the key of the fit without a model."""
     return f"{EXPERTS} without {model}"
 
 
-# --- The page ---------------------------------------------------------------------------------------------------------
+# --- The pages --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Errors:
-    """How far predicted steps are from measured ones."""
+    """Errors of predicted steps or sizes."""
 
     ratios: tuple[float, ...]
+    """Predicted over measured values."""
 
     @property
     def mean(self) -> float:
-        """Of the shares by which they miss."""
+        """Mean relative error."""
         return sum(abs(ratio - 1) for ratio in self.ratios) / len(self.ratios)
 
     @property
     def worst(self) -> float:
-        """Of these shares."""
+        """Largest relative error."""
         return max(abs(ratio - 1) for ratio in self.ratios)
 
 
-def page(points: Sequence[Point], left: Counter[str], kept: dict[str, dict[str, float]]) -> str:
-    """The whole of docs/accuracy.md."""
+def pages(points: Sequence[Point], left: Counter[str], kept: dict[str, dict[str, float]]) -> dict[Path, str]:
+    """Return the texts of docs/accuracy.md, with the conclusions, and of research/accuracy-tables.md."""
     chosen = _of(kept["half"] | kept[EXPERTS])
-    prices = {point.id: point.price(chosen) for point in points}
+    estimates = {point.id: point.estimate(chosen) for point in points}
     steps = [point for point in points if point.step_s]
-    ratio = {point.id: prices[point.id].step_s / point.step_s for point in steps if point.step_s}
+    ratio = {point.id: estimates[point.id].step_s / point.step_s for point in steps if point.step_s}
     apart = _left_out(steps, kept)
-    platforms, orders = _platforms(steps, ratio, apart), _orders(steps, prices)
+    platforms, orders = _platforms(steps, ratio, apart), _orders(steps, estimates)
     experts = [point for point in steps if point.platform == EXPERTS]
-    return "\n".join(
-        [
-            *_HEAD,
-            *_goals(platforms, orders, _memory_ratios(points, prices)),
-            *_summary(platforms, apart),
-            *_with_experts(experts, ratio, kept, _trust(apart)),
-            *_in_order(orders),
-            *_mechanisms(steps),
-            *_constants(kept),
-            *_memory(points, prices),
-            *_left(left),
-            *_points(steps, prices, ratio),
-            "",
-        ]
-    )
+    conclusions = [
+        *_head(),
+        *_goals(platforms, orders, _memory_ratios(points, estimates)),
+        *_summary(platforms, apart),
+        *_with_experts(experts, ratio, kept, _trust(apart)),
+        *_in_order(orders),
+        *_worst_memory(points, estimates),
+        *_that_ran(points, estimates),
+        *_mechanisms(steps),
+        *_METHOD,
+    ]
+    tables = [
+        *_TABLES_HEAD,
+        *_constants(kept),
+        *_memory(points, estimates),
+        *_left(left),
+        *_points(steps, estimates, ratio),
+        "",
+    ]
+    return {PAGE: "\n".join(conclusions), TABLES: "\n".join(tables)}
 
 
-_HEAD = (
-    "# How far prices of transformers are from what was measured",
+_WORST_SHOWN = 10
+"""Number of memory points on the page of conclusions. Not tuned."""
+
+
+def _head() -> list[str]:
+    """Return the first screen of the page: what the errors are, where they are printed, and how to reduce them."""
+    one = estimate_llm("llama-3-8b", "h100:1", global_batch_size=32, seq_length=8192, tp=2)
+    shown = [line for line in llm_report.lines(one) if "±" in line]
+    return [
+        "# Accuracy of LLM estimates",
+        "",
+        "Every report of `hpgo llm` states the expected error of its numbers:",
+        "",
+        "```text",
+        "$ hpgo llm estimate llama-3-8b -c h100:1 -b 32 --seq-length 8192 --tp 2 | grep ±",
+        *shown,
+        "```",
+        "",
+        (
+            "The errors come from this comparison with about 1,500 published steps. Use them as follows. If two step"
+            " times differ by less than the error, do not rely on their order. If you can measure one step on your"
+            " cluster, run [`hpgo llm calibrate`](llm.md#fit-the-cost-model-to-your-cluster): it replaces the error"
+            " below by that of your platform. For models with experts, measure a step before you decide."
+        ),
+        "",
+        (
+            "`make accuracy` writes this page. [accuracy-tables.md](../research/accuracy-tables.md) has every step,"
+            " every memory size and the fitted constants. [cost-terms.md](cost-terms.md) explains the terms. No number"
+            " is corrected by platform."
+        ),
+        "",
+    ]
+
+
+_METHOD = (
+    "## Method",
     "",
     (
-        "`hpgo.estimate_llm` says what a way of training costs from a model's shape and the devices' datasheets"
-        " ([cost-terms.md](cost-terms.md)). Here each published step that it has terms for stands beside what it says."
-        " `make accuracy` writes this page, fits included; nothing is corrected by platform."
+        "*Predicted* values are those of `hpgo.estimate_llm`, *measured* values are published. The hash of a recipe's"
+        " degrees decides which half it belongs to, with all its releases. Constants are fitted to one half, in which"
+        " each platform counts the same. *Not fitted* is the other half."
     ),
+    "",
+    (
+        "*Left out* is a platform with constants that were fitted without it: the error to expect on a platform like"
+        " yours. *One step known* then corrects the other steps by one measured step, as `hpgo llm calibrate` does. It"
+        " is the mean over all points but that one, and over all choices of that one."
+    ),
+    "",
+    (
+        "The people who chose the terms had seen these steps. So steps that no constant was fitted to are not a blind"
+        " test either."
+    ),
+    "",
+)
+_TABLES_HEAD = (
+    "# Tables of the accuracy of LLM estimates",
+    "",
+    "`make accuracy` writes this file. [docs/accuracy.md](../docs/accuracy.md) has the conclusions and the method.",
     "",
 )
 
@@ -465,15 +534,16 @@ def _percent(value: float) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """Errors of one platform; some are not there for one that no constant is fitted on."""
+    """Errors of one platform. Outdated stacks have only some of them."""
 
     every: Errors
+    """Errors of all steps."""
     other: Errors | None
-    """Of the half that no constant is fitted on."""
+    """Errors of the half that is not fitted."""
     alone: Errors | None
-    """By constants that were fitted without the platform."""
+    """Errors with constants that were fitted without the platform."""
     known: float | None
-    """The mean of these, with one step known."""
+    """Mean error of a platform left out, with one step known."""
 
 
 def _platforms(
@@ -482,6 +552,7 @@ def _platforms(
     rows = {}
     for platform in PLATFORMS:
         held = [point for point in steps if point.platform == platform]
+        # The platform with experts has its own constants and its own table.
         if platform == EXPERTS:
             continue
         other = tuple(ratio[point.id] for point in held if not point.is_fitted)
@@ -497,7 +568,7 @@ def _platforms(
 
 
 def _means(platforms: dict[str, Row]) -> tuple[float, float, float, float]:
-    """Of the platforms that take part: of all steps, of the half not fitted, left out, with one step known."""
+    """Return means over platforms: of all steps, of the half not fitted, left out, and with one step known."""
     part = [row for row in platforms.values() if row.alone is not None]
     return (
         sum(row.every.mean for row in part) / len(part),
@@ -508,61 +579,57 @@ def _means(platforms: dict[str, Row]) -> tuple[float, float, float, float]:
 
 
 _ONE_KNOWN = (
-    "Largest on vTrain's single machines: small models on one to eight GPUs, whose ratios scatter most. Times of"
-    " products by size, measured instead of derived, would be needed."
+    "Largest on vTrain's single nodes: small models on 1 to 8 GPUs, whose ratios scatter most. GEMM times measured by"
+    " size would help."
 )
 _MEGATRON = (
-    "Most steps of 175B are priced too long, MT-NLG's on 2,240 and 2,800 GPUs too short. What those runs fused is not"
+    "Most steps of 175B are predicted too long, MT-NLG's on 2,240 and 2,800 GPUs too short. Their fused kernels are not"
     " published."
 )
-_VTRAIN = "Three ways at tp 4 and 8 took 1.3 to 1.9 times as long as they are priced, unlike their neighbours."
-_REGRET = "In one question of three: tp 4 with two stages is chosen where tp 8 without a pipeline was quicker."
+_VTRAIN = "Three configurations with tp 4 and 8 took 1.3 to 1.9 times the predicted time, unlike their neighbors."
+_REGRET = "In one comparison of three: tp 4 with two stages is chosen, but tp 8 without a pipeline was faster."
 _BLOOM = "Four of the five are 6 to 7 % apart."
 _INTERNLM = (
-    "All five have a step whose optimizer state 256 or 1,024 GPUs share. It took up to 1.6 times as long as that of the"
-    " same way with state that fewer of them share, for which there is no term."
+    "All five include a step whose optimizer state is sharded over 256 or 1,024 GPUs. It took up to 1.6 times as long"
+    " as the same configuration with fewer shards. No term covers that."
 )
 _MEMORY = (
-    "A run of BLOOM with micro-batches of 2, which took more than its like with 4. Three others lack 11 to 12 %: two of"
-    " BLOOM, and torchtitan's 405B on 262,144 tokens, which took 8 GB more than on half of these, as many for each GPU."
-    " To tell why, what allocators held would have to be published."
+    "A run of BLOOM with micro-batches of 2, which needed more than the same run with 4. Three others are 11 to 12 %"
+    " too low: two of BLOOM, and torchtitan's 405B on 262,144 tokens, which needed 8 GB more than on half of them with"
+    " the same number per GPU. The reason would need published allocator data."
 )
 
 
 def _goals(platforms: dict[str, Row], orders: dict[str, Order], memory: Errors) -> list[str]:
-    """What is aimed at, whether it is met, and what is known of why not."""
+    """Return the table of goals, the most clearly missed first, with the known reasons."""
     mean, _, alone, known = _means(platforms)
     megatron, vtrain = (platforms[name].every for name in ("megatron-a100", "vtrain-multi"))
     rows = (
         ("mean error of platforms", mean, 0.10, ""),
         ("mean error of a platform left out", alone, 0.15, ""),
-        ("… with one of its steps known", known, 0.08, _ONE_KNOWN),
+        ("mean error of a platform left out, one step known", known, 0.08, _ONE_KNOWN),
         ("Megatron-LM on A100, mean error", megatron.mean, 0.05, _MEGATRON),
-        ("… worst", megatron.worst, 0.15, ""),
+        ("Megatron-LM on A100, worst error", megatron.worst, 0.15, ""),
         ("vTrain's 64 to 512 A100, mean error", vtrain.mean, 0.10, _VTRAIN),
-        ("… worst regret", orders["vtrain-multi"].worst_regret, 0.03, _REGRET),
-        ("… pairs in the wrong order", 1 - orders["vtrain-multi"].right_share, 0.10, ""),
+        ("vTrain's 64 to 512 A100, worst regret", orders["vtrain-multi"].worst_regret, 0.03, _REGRET),
+        ("vTrain's 64 to 512 A100, pairs in the wrong order", 1 - orders["vtrain-multi"].right_share, 0.10, ""),
         ("BLOOM's pairs in the wrong order", 1 - orders["bloom-a100"].right_share, 0.10, _BLOOM),
         ("InternLM's pairs in the wrong order", 1 - orders["internevo-a100"].right_share, 0.10, _INTERNLM),
         ("memory, mean error", memory.mean, 0.08, ""),
-        ("… most that it is priced too low", 1 - min(memory.ratios), 0.10, _MEMORY),
+        ("memory, largest underestimate", 1 - min(memory.ratios), 0.10, _MEMORY),
     )
-    lines = [
-        "## Goals",
-        "",
-        (
-            "The terms were chosen by people who saw these steps: what no constant was fitted on is not blind, either."
-            " Goals of models with experts stand [below](#models-with-experts)."
-        ),
-        "",
-        "| | now | goal | | what it is made of |",
-        "|---|---|---|---|---|",
-    ]
+    # Worst first: by the ratio of the value to its goal.
+    ordered = sorted(rows, key=lambda row: -row[1] / row[2])
     return [
-        *lines,
+        "## Goals, worst first",
+        "",
+        "The goals for models with experts are [below](#models-with-experts).",
+        "",
+        "| | now | goal | | known reasons |",
+        "|---|---|---|---|---|",
         *(
             f"| {what} | {_percent(now)} | {100 * goal:.0f} % | {'met' if now <= goal else 'missed'} | {why} |"
-            for what, now, goal, why in rows
+            for what, now, goal, why in ordered
         ),
         "",
     ]
@@ -572,13 +639,7 @@ def _summary(platforms: dict[str, Row], apart: dict[str, list[tuple[Point, float
     lines = [
         "## By platform",
         "",
-        (
-            "Which half a recipe is of, with all releases of it, follows from a hash of its degrees. Constants are"
-            " fitted on one half, where each platform counts the same; *not fitted* is the other. *Left out* is all of"
-            " a platform priced with constants that were fitted without it. *One step known* corrects these by one"
-            " measured step, as `hpgo llm calibrate` does, with spreads of the other platforms: the mean over all"
-            " points but that one, and over all that may be it."
-        ),
+        "Platforms are sorted by the error that you can expect on a platform like them: *left out* of the fit.",
         "",
         (
             "| platform | steps | mean error | worst | predicted over measured, median | not fitted, mean"
@@ -586,7 +647,7 @@ def _summary(platforms: dict[str, Row], apart: dict[str, list[tuple[Point, float
         ),
         "|---|---|---|---|---|---|---|---|",
     ]
-    for platform, row in platforms.items():
+    for platform, row in sorted(platforms.items(), key=lambda one: -(one[1].alone or one[1].every).mean):
         cells = [
             PLATFORMS[platform],
             str(len(row.every.ratios)),
@@ -604,18 +665,23 @@ def _summary(platforms: dict[str, Row], apart: dict[str, list[tuple[Point, float
     lines += [
         "",
         (
-            f"Logarithms of steps that are left out, predicted over measured, have a standard deviation of {within:.2f}"
-            f" around their platform's mean, and these means one of {between:.2f} around 0."
+            f"The logarithms of predicted over measured left-out steps have a standard deviation of {within:.2f} around"
+            f" the mean of their platform, and these means one of {between:.2f} around 0. So of a single step's"
+            " deviation, about half belongs to the platform, and `hpgo llm calibrate` follows one measured step by that"
+            " much. ZeRO-3 of 2021 is an outdated stack: it is part of no fit and no mean."
         ),
         "",
         "## By device",
         "",
-        "Of platforms that were left out: the mean of each one's mean error on the device.",
+        (
+            "Mean over platforms that were left out of the fit. `hpgo llm` prints these errors for devices with at"
+            " least two platforms, and the mean of all platforms for the others."
+        ),
         "",
         "| device | platforms | steps | mean error |",
         "|---|---|---|---|",
     ]
-    for device, (count, steps, error) in _by_device(apart).items():
+    for device, (count, steps, error) in sorted(_by_device(apart).items(), key=lambda row: -row[1][2]):
         lines.append(f"| {device} | {count} | {steps} | {_percent(error)} |")
     return [*lines, ""]
 
@@ -623,17 +689,20 @@ def _summary(platforms: dict[str, Row], apart: dict[str, list[tuple[Point, float
 def _with_experts(
     held: Sequence[Point], ratio: dict[str, float], kept: dict[str, dict[str, float]], trust: float
 ) -> list[str]:
-    """Errors by model, and what the goal is."""
+    """Return the table of errors by model with experts, and the goal."""
     lines = [
         "## Models with experts",
         "",
         (
-            f"{PLATFORMS[EXPERTS]}, which take no part in the table above, nor in any constant of dense models: those"
-            " of experts are fitted on one half of these steps, by themselves. *Left out* is a model priced with"
-            " constants that were fitted without it. *One step known* corrects these by one step of the same model,"
-            " as above; *of its release* by one of the same release, too, as somebody would who measures his own. *By"
-            " releases alone* is what would be left of the former if each recipe had the mean of its releases as its"
-            " price: no price tells releases apart, of which the longest step is *longer* than the shortest by so much."
+            f"{PLATFORMS[EXPERTS]} are no part of the tables above. Their three constants are fitted to one half of"
+            " these steps. *Left out* is a model with constants that were fitted without it. *Of its release* corrects"
+            " it by one step of the same release, as you would with your own measurement."
+        ),
+        "",
+        (
+            "No estimate distinguishes releases of one recipe, but their measured steps differ: the slowest is longer"
+            " than the fastest by the last column. *By releases alone* is the error that would remain with one step"
+            " known if each recipe had the mean of its releases as its estimate."
         ),
         "",
         (
@@ -644,10 +713,11 @@ def _with_experts(
     ]
     found: dict[str, list[float]] = defaultdict(list)
     known: dict[str, list[float]] = defaultdict(list)
+    # Sort by the steps' own order, not by error: the row `all` must be last, and means are taken on the way.
     for model in dict.fromkeys(point.model.name for point in held):
         mine = [point for point in held if point.model.name == model]
         without = _of(kept["half"] | kept[_without(model)])
-        apart = {point.id: point.price(without).step_s / (point.step_s or math.nan) for point in mine}
+        apart = {point.id: point.estimate(without).step_s / (point.step_s or math.nan) for point in mine}
         every = [ratio[point.id] for point in mine]
         other = [ratio[point.id] for point in mine if not point.is_fitted]
         recipes: dict[str, list[float]] = defaultdict(list)
@@ -679,20 +749,20 @@ def _with_experts(
     )
     met = mean["apart"] <= _GOAL and once["all"] <= _GOAL_KNOWN
     goal = f"The goal is {100 * _GOAL:.0f} % of models left out, and {100 * _GOAL_KNOWN:.0f} % with one step known."
-    said = (
-        "It is met." if met else "It is missed: reports of such models say that their order of ways is not certified."
+    verdict = (
+        "It is met." if met else "It is missed, so reports of such models state that their estimates are less reliable."
     )
-    return [*lines, "", f"{goal} {said}", ""]
+    return [*lines, "", f"{goal} {verdict}", ""]
 
 
 def _left_out(steps: Sequence[Point], kept: dict[str, dict[str, float]]) -> dict[str, list[tuple[Point, float]]]:
-    """Predicted over measured steps of each platform, by constants that were fitted without it."""
+    """Return predicted over measured steps of each platform, with constants that were fitted without it."""
     found: dict[str, list[tuple[Point, float]]] = {}
     for platform in PLATFORMS:
         if platform not in UNFITTED and platform != EXPERTS:
             without = _of(kept[platform])
             found[platform] = [
-                (point, point.price(without).step_s / (point.step_s or math.nan))
+                (point, point.estimate(without).step_s / (point.step_s or math.nan))
                 for point in steps
                 if point.platform == platform
             ]
@@ -700,25 +770,29 @@ def _left_out(steps: Sequence[Point], kept: dict[str, dict[str, float]]) -> dict
 
 
 def _spreads(apart: dict[str, list[tuple[Point, float]]]) -> tuple[float, float]:
-    """Standard deviations of logarithms: of platforms' means around 0, and of steps around these; platforms alike."""
+    """Return standard deviations of logarithms: of platforms' means around 0, and of steps around these means.
+
+    Each platform counts the same.
+    """
     within, between = [], []
     for held in apart.values():
         logs = [math.log(one) for _, one in held]
         mean = sum(logs) / len(logs)
         spread = sum((one - mean) ** 2 for one in logs) / (len(logs) - 1)
         within.append(spread)
+        # The mean of a few steps scatters by itself. Subtract that variance, which belongs to the steps.
         between.append(mean**2 - spread / len(logs))
     return math.sqrt(max(0.0, sum(between) / len(between))), math.sqrt(sum(within) / len(within))
 
 
 def _trust(apart: dict[str, list[tuple[Point, float]]]) -> float:
-    """How much of a step's logarithm is its platform's."""
+    """Return the share of a step's squared logarithm that belongs to its platform."""
     between, within = _spreads(apart)
     return between**2 / (between**2 + within**2)
 
 
 def _by_device(apart: dict[str, list[tuple[Point, float]]]) -> dict[str, tuple[int, int, float]]:
-    """Platforms, steps and mean error of each device."""
+    """Return the number of platforms, the number of steps and the mean error of each device."""
     ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for platform, held in apart.items():
         for point, one in held:
@@ -736,32 +810,33 @@ def _median(values: Iterable[float]) -> float:
 
 
 def _one_known(ratios: Sequence[float], trust: float) -> float:
-    """Mean error when one point's ratio is known and corrects all others, by that power of it."""
-    if len(ratios) > 200:  # pairs are as many as tell
+    """Return the mean error if one ratio is known and corrects all others by its power `trust`, over all choices."""
+    # The number of pairs grows with the square. 200 points are enough for a mean.
+    if len(ratios) > 200:
         ratios = ratios[:: len(ratios) // 200]
     errors = [
         abs(one / known**trust - 1) for at, known in enumerate(ratios) for to, one in enumerate(ratios) if to != at
     ]
-    return sum(errors) / len(errors)
+    return float(sum(errors) / len(errors))
 
 
 @dataclass(frozen=True)
 class Order:
-    """How often a platform's prices order two ways rightly, and by how much the way that they choose is slower."""
+    """Reliability of the order of a platform's estimates."""
 
     pairs: int
     right_share: float
     regrets: tuple[float, ...]
-    """Of each question: a model on as many GPUs with one batch."""
+    """Regret of each comparison: of one model on the same number of GPUs with one batch."""
 
     @property
     def worst_regret(self) -> float:
-        """Of all questions."""
+        """Largest regret of all comparisons."""
         return max(self.regrets)
 
 
-def _orders(steps: Sequence[Point], prices: dict[str, LlmEstimate]) -> dict[str, Order]:
-    """Of platforms with pairs of ways whose measured steps are at least 5 % apart."""
+def _orders(steps: Sequence[Point], estimates: dict[str, LlmEstimate]) -> dict[str, Order]:
+    """Return the order of each platform with pairs of configurations whose measured steps are at least 5 % apart."""
     found = {}
     for platform in PLATFORMS:
         questions: dict[tuple[object, ...], list[Point]] = defaultdict(list)
@@ -783,10 +858,11 @@ def _orders(steps: Sequence[Point], prices: dict[str, LlmEstimate]) -> dict[str,
                 if one.config == two.config:
                     continue
                 measured = (one.step_s or 0.0) / (two.step_s or math.nan)
+                # Closer measurements may be in the wrong order themselves.
                 if not 1 / 1.05 < measured < 1.05:
                     apart += 1
-                    right += (prices[one.id].step_s < prices[two.id].step_s) == (measured < 1)
-            picked = min(held, key=lambda point: prices[point.id].step_s)
+                    right += (estimates[one.id].step_s < estimates[two.id].step_s) == (measured < 1)
+            picked = min(held, key=lambda point: estimates[point.id].step_s)
             regrets.append((picked.step_s or math.nan) / min(point.step_s or math.nan for point in held) - 1)
         if apart:
             found[platform] = Order(apart, right / apart, tuple(regrets))
@@ -795,18 +871,18 @@ def _orders(steps: Sequence[Point], prices: dict[str, LlmEstimate]) -> dict[str,
 
 def _in_order(orders: dict[str, Order]) -> list[str]:
     lines = [
-        "## Which of two ways is quicker",
+        "## Order of two configurations",
         "",
         (
-            "Of two ways to train one model on as many GPUs with one batch, measured with one release and in the same"
-            " numbers, where their steps are at least 5 % apart. *Regret* is by how much the way"
-            " that is predicted to be the quickest was measured slower than the quickest."
+            "Pairs are two configurations of one model on the same number of GPUs, with one batch, release and number"
+            " format, whose measured steps differ by at least 5 %. *Regret* is the measured time of the configuration"
+            " that is predicted to be the fastest, relative to the fastest."
         ),
         "",
-        "| platform | pairs | in the right order | questions | regret, mean | regret, worst |",
+        "| platform | pairs | in the right order | comparisons | regret, mean | regret, worst |",
         "|---|---|---|---|---|---|",
     ]
-    for platform, one in orders.items():
+    for platform, one in sorted(orders.items(), key=lambda row: row[1].right_share):
         lines.append(
             f"| {PLATFORMS[platform]} | {one.pairs} | {_percent(one.right_share)} | {len(one.regrets)} |"
             f" {_percent(sum(one.regrets) / len(one.regrets))} | {_percent(one.worst_regret)} |"
@@ -815,7 +891,7 @@ def _in_order(orders: dict[str, Order]) -> list[str]:
 
 
 def measured(steps: Iterable[Point]) -> dict[str, Counter[str]]:
-    """How many steps on each device have measured which mechanism; stacks that are no longer run don't count."""
+    """Return the number of steps with each feature by device. Outdated stacks do not count."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for point in steps:
         if point.platform not in UNFITTED:
@@ -827,11 +903,12 @@ def _mechanisms(steps: Sequence[Point]) -> list[str]:
     counts = sorted(measured(steps).items())
     names = list(dict.fromkeys(name for point in steps for name in features_of(point.config)))
     lines = [
-        "## What was measured",
+        "## Validated features",
         "",
         (
-            "How many of these steps were measured with what. Reports mark ways that rely on something else, and plans"
-            " prefer others within the error ([llm.md](llm.md#what-nobody-has-measured))."
+            "The table has the number of measured steps with each feature, by device. Reports mark configurations with"
+            " other features, and plans prefer configurations without them within the error"
+            " ([llm.md](llm.md#unvalidated-features))."
         ),
         "",
         f"| | {' | '.join(device for device, _ in counts)} |",
@@ -847,10 +924,9 @@ def _constants(kept: dict[str, dict[str, float]]) -> list[str]:
         "## Constants",
         "",
         (
-            f"{len(FITTED)} constants are fitted, the same for all platforms, and {len(FITTED_EXPERTS)} of experts;"
-            " rates are those of `hpgo.machine.rates`. The ranges are those of the fits that leave a platform out, or a"
-            " model with experts. What each means stands in"
-            " [cost-terms.md](cost-terms.md#constants)."
+            f"{len(FITTED)} constants are fitted, the same for all platforms, and {len(FITTED_EXPERTS)} for experts."
+            " The ranges are over the fits without one platform, or without one model with experts. Rates are from"
+            " `hpgo.machine.rates`. [cost-terms.md](../docs/cost-terms.md#constants) explains each constant."
         ),
         "",
         "| constant | fitted | without one platform, or one model |",
@@ -863,41 +939,63 @@ def _constants(kept: dict[str, dict[str, float]]) -> list[str]:
     return [*lines, ""]
 
 
-def _memory(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> list[str]:
+def _memory(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> list[str]:
     lines = [
         "## Memory",
         "",
         (
-            "Of the fullest GPU. No constant was fitted to it; a flat reserve is 3 GB. `nvidia-smi` also counts what"
-            " PyTorch's allocator keeps of values that are gone, and would give back before memory runs out:"
-            " `allocator_cached_bytes` of a price. That allocator's own count is compared without the reserve, and"
-            " papers that"
-            " count tensors alone also without what the loss and the optimizer hold for a while. Pipelines of"
-            " torchtitan's release returned all logits of a step to nobody, which is counted here alone."
+            "Memory of the fullest GPU. No constant was fitted to it; the framework overhead is a flat 3 GB. Predicted"
+            " values for `nvidia-smi` include `allocator_cached_bytes`. Values for the count of PyTorch's allocator"
+            " exclude the framework overhead. Values for papers that count tensors only also exclude the temporary"
+            " memory of the loss and the optimizer step. Pipelines of torchtitan's release returned all logits of a"
+            " step without using them. Only this table counts these."
         ),
         "",
-        "| point | what was measured | measured | predicted | ratio |",
+        "| point | kind of measurement | measured | predicted | ratio |",
         "|---|---|---|---|---|",
     ]
-    found = _memory_ratios(points, prices)
-    for point, ratio in zip((point for point in points if point.memory_bytes), found.ratios, strict=True):
-        measured = point.memory_bytes or math.nan
-        lines.append(
-            f"| {point.id} | {point.memory_kind} | {measured / 1e9:.1f} GB | {ratio * measured / 1e9:.1f} GB |"
-            f" {ratio:.2f} |"
-        )
+    return [*lines, *(row for _, row in _memory_rows(points, estimates)), "", _memory_range(points, estimates), ""]
+
+
+def _memory_rows(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> list[tuple[float, str]]:
+    """Return the ratio and the table row of each published memory size."""
+    found = _memory_ratios(points, estimates).ratios
+    rows = []
+    for point, ratio in zip((point for point in points if point.memory_bytes), found, strict=True):
+        size = point.memory_bytes or math.nan
+        cells = (point.id, point.memory_kind, f"{size / 1e9:.1f} GB", f"{ratio * size / 1e9:.1f} GB", f"{ratio:.2f}")
+        rows.append((ratio, f"| {' | '.join(cells)} |"))
+    return rows
+
+
+def _memory_range(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> str:
+    found = _memory_ratios(points, estimates)
     low, high = min(found.ratios) - 1, max(found.ratios) - 1
-    said = (
+    return (
         f"{len(found.ratios)} points: mean error {_percent(found.mean)}, from {100 * low:.0f} % to +{100 * high:.0f} %."
     )
-    return [*lines, "", said, "", *_that_ran(points, prices)]
 
 
-def _memory_ratios(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> Errors:
-    """Predicted over measured bytes of the fullest GPU."""
+def _worst_memory(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> list[str]:
+    """Return the memory sizes with the largest errors, for the page of conclusions."""
+    rows = sorted(_memory_rows(points, estimates), key=lambda row: -abs(row[0] - 1))
+    return [
+        "## Memory",
+        "",
+        f"Memory of the fullest GPU. {_memory_range(points, estimates)} These {_WORST_SHOWN} are the furthest off:",
+        "",
+        "| point | kind of measurement | measured | predicted | ratio |",
+        "|---|---|---|---|---|",
+        *(row for _, row in rows[:_WORST_SHOWN]),
+        "",
+    ]
+
+
+def _memory_ratios(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> Errors:
+    """Return predicted over measured bytes of the fullest GPU."""
     return Errors(
         tuple(
-            max(_as_measured(point, stage) for stage in prices[point.id].stages) / point.memory_bytes
+            max(_as_measured(point, stage) for stage in estimates[point.id].stages) / point.memory_bytes
             for point in points
             if point.memory_bytes
         )
@@ -905,7 +1003,7 @@ def _memory_ratios(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> E
 
 
 def _as_measured(point: Point, stage: StageEstimate) -> float:
-    """Bytes of what was measured."""
+    """Return the bytes that the kind of measurement of a point would show for a stage."""
     if point.platform == "memory-model":
         return sum(size for name, size in stage.memory_bytes if name not in _PASSING)
     outside = dict(stage.memory_bytes)["framework_overhead"] if point.memory_kind.startswith(_OF_TORCH) else 0.0
@@ -914,10 +1012,10 @@ def _as_measured(point: Point, stage: StageEstimate) -> float:
 
 
 def _returned(point: Point) -> float:
-    """Bytes of all logits of a step, and of these put together, which a pipeline of torchtitan returned to nobody.
+    """Return the bytes of all logits of a step, and of their concatenation, which torchtitan's pipelines returned.
 
-    Until #1922, *Update PP to release memory earlier*, of October 2025: `output_chunks` and `_merge_outputs` of
-    PyTorch's pipelining/schedules.py. By then what the loss took is free, but in smaller pieces.
+    torchtitan did so until #1922, *Update PP to release memory earlier*, of October 2025: `output_chunks` and
+    `_merge_outputs` of PyTorch's pipelining/schedules.py. The loss's memory is free by then, but in smaller pieces.
     """
     if point.platform != "torchtitan" or point.config.pp == 1:
         return 0.0
@@ -925,58 +1023,59 @@ def _returned(point: Point) -> float:
     return 2 * VALUE * tokens * point.model.vocab / point.config.tp
 
 
-def _that_ran(points: Sequence[Point], prices: dict[str, LlmEstimate]) -> list[str]:
-    """How many ways that ran are said to fit, and which are not; and those that are published as too large."""
+def _that_ran(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> list[str]:
+    """Return the share of measured configurations that are predicted to fit, and those published as too large."""
     lines = [
-        "### Ways that ran",
+        "### Configurations that ran",
         "",
         (
-            "All of these were measured, so each fits. Where a release doesn't say in how many bits gradients add up,"
-            " or how many layers' values wait in the host's memory, its recipes do."
+            "All of these ran, so all should be predicted to fit. If a release does not state the number format of"
+            " gradient accumulation or the number of offloaded layers, its recipes do."
         ),
         "",
-        "| platform | ran | said to fit | |",
+        "| platform | ran | predicted to fit | |",
         "|---|---|---|---|",
     ]
-    for platform, said in PLATFORMS.items():
-        ran = [prices[point.id] for point in points if point.platform == platform and point.step_s]
-        lines.append(f"| {said} | {len(ran)} | {sum(one.fits for one in ran)} | {_percent(_fitting(ran))} |")
+    for platform, title in PLATFORMS.items():
+        ran = [estimates[point.id] for point in points if point.platform == platform and point.step_s]
+        lines.append(f"| {title} | {len(ran)} | {sum(one.fits for one in ran)} | {_percent(_fitting(ran))} |")
     every = [point for point in points if point.step_s]
-    lines.append(f"| **all** | {len(every)} | | {_percent(_fitting([prices[point.id] for point in every]))} |")
+    lines.append(f"| **all** | {len(every)} | | {_percent(_fitting([estimates[point.id] for point in every]))} |")
     short = [
         f"`{point.id}` lacks {one.shortfall_bytes / 1e9:.1f} GB of {one.capacity_bytes / 1e9:.0f}"
         for point in every
-        if not (one := prices[point.id]).fits
+        if not (one := estimates[point.id]).fits
     ]
     large = [point for point in points if point.is_too_large]
-    refused = sum(not prices[point.id].fits for point in large)
-    lines += ["", f"Refused are: {'; '.join(short)}."] if short else []
-    return [*lines, "", f"Of {len(large)} ways published as too large, {refused} are refused.", ""]
+    refused = sum(not estimates[point.id].fits for point in large)
+    lines += ["", f"Predicted not to fit: {'; '.join(short)}."] if short else []
+    too_large = f"Of {len(large)} configurations published as too large, {refused} are predicted not to fit."
+    return [*lines, "", too_large, ""]
 
 
-def _fitting(prices: Sequence[LlmEstimate]) -> float:
-    return sum(one.fits for one in prices) / len(prices)
+def _fitting(estimates: Sequence[LlmEstimate]) -> float:
+    return sum(one.fits for one in estimates) / len(estimates)
 
 
 def _left(left: Counter[str]) -> list[str]:
-    lines = ["## What is not priced", "", "| points | why |", "|---|---|"]
+    lines = ["## Points without an estimate", "", "| points | reason |", "|---|---|"]
     return [*lines, *(f"| {count} | {why} |" for why, count in left.most_common()), ""]
 
 
-def _points(steps: Sequence[Point], prices: dict[str, LlmEstimate], ratio: dict[str, float]) -> list[str]:
-    lines = ["## Every step", "", "*Fitted* points are of the half that constants were fitted on.", ""]
-    for platform, said in PLATFORMS.items():
+def _points(steps: Sequence[Point], estimates: dict[str, LlmEstimate], ratio: dict[str, float]) -> list[str]:
+    lines = ["## Every step", "", "*Fitted* points are in the half that constants were fitted to.", ""]
+    for platform, title in PLATFORMS.items():
         lines += [
-            f"### {said}",
+            f"### {title}",
             "",
             f"From {SOURCES[platform]}.",
             "",
-            "| point | way | GPUs | measured | predicted | ratio | |",
+            "| point | configuration | GPUs | measured | predicted | ratio | |",
             "|---|---|---|---|---|---|---|",
         ]
         lines += [
             f"| {point.id} | {point.config.named()} | {point.config.world_size} | {point.step_s:.4g} s |"
-            f" {prices[point.id].step_s:.4g} s | {ratio[point.id]:.2f} | {'fitted' if point.is_fitted else ''} |"
+            f" {estimates[point.id].step_s:.4g} s | {ratio[point.id]:.2f} | {'fitted' if point.is_fitted else ''} |"
             for point in steps
             if point.platform == platform
         ]
@@ -985,21 +1084,23 @@ def _points(steps: Sequence[Point], prices: dict[str, LlmEstimate], ratio: dict[
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs what the words ask for; the exit code."""
+    """Run the command with these arguments and return its exit code."""
     points, left = read()
     if not words or "--experts" in words:
         kept = json.loads(FITS.read_text(encoding="utf-8")) if words else fits(points)
         kept |= fits_of_experts(points, _of(kept["half"])) if words else {}
         FITS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    text = page(points, left, json.loads(FITS.read_text(encoding="utf-8")))
+    texts = pages(points, left, json.loads(FITS.read_text(encoding="utf-8")))
     if "--check" in words:
-        return int(text != PAGE.read_text(encoding="utf-8"))
-    PAGE.write_text(text, encoding="utf-8")
+        return int(any(text != path.read_text(encoding="utf-8") for path, text in texts.items()))
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
     kept = json.loads(FITS.read_text(encoding="utf-8"))
     chosen = kept["half"] | kept[EXPERTS]
     changed = [name for name, value in chosen.items() if asdict(CONSTANTS)[name] != value]
+    # A fit does not edit the code: new constants change every estimate, so somebody has to decide.
     if changed:
-        print(f"python/hpgo/llm/constants.py has other {', '.join(changed)}", file=sys.stderr)
+        print(f"python/hpgo/llm/constants.py has other values of {', '.join(changed)}", file=sys.stderr)
     return 0
 
 

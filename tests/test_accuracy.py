@@ -1,4 +1,4 @@
-"""docs/accuracy.md is what `make accuracy` gives, and the constants are those that it fitted."""
+"""docs/accuracy.md and its tables are what `make accuracy` gives, and the constants are those that it fitted."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_ways_that_ran_are_said_to_fit_and_those_too_large_are_not(accuracy: Mod
     points, _ = accuracy.read()
     ran: dict[str, list[bool]] = {}
     for point in points:
-        fits = point.price(CONSTANTS).fits
+        fits = point.estimate(CONSTANTS).fits
         if point.step_s:
             ran.setdefault(point.platform, []).append(fits)
         assert not (point.is_too_large and fits)

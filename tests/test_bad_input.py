@@ -297,7 +297,7 @@ def test_a_stage_of_billions_of_devices_takes_no_memory():
         (lambda: hpgo.export.megatron("plan.json"), "the plan is `plan.json`"),
         (lambda: hpgo.export.save(None, None, "x"), "there is no exporter nothing"),
         (lambda: hpgo.Plan.from_json(b"{}"), "the plan is not a plan"),
-        (lambda: hpgo.Cluster.preset(None), "a cluster's name is text, not nothing"),
+        (lambda: hpgo.Cluster.preset(None), "a cluster's name is nothing, but it must be text"),
         (lambda: hpgo.Layer("a\ud800", "a", (1,), (2,), (8,), 8), "id holds half a character"),
         (lambda: hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=1, name="\ud800"), "half a character"),
     ],

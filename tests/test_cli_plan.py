@@ -110,7 +110,7 @@ def test_evaluate_reports_the_plan_that_was_asked_for() -> None:
         (["plan", "bert48", "-c", "dapple-a", "-b", "64"], 1, "did you mean `bert-48`"),
         (["plan", "bert-48", "-c", "daple-a", "-b", "64"], 1, "did you mean `dapple-a`"),
         (["plan", ".", "-c", "dapple-a", "-b", "64"], 1, "can't read"),
-        (["plan", "bert-48", "-c", ".", "-b", "64"], 1, "is no known cluster"),
+        (["plan", "bert-48", "-c", ".", "-b", "64"], 1, "unknown cluster: `.`"),
         (["plan", sys.executable, "-c", "dapple-a", "-b", "64"], 1, "not UTF-8 text"),
         (["plan", "bert-48", "-c", "dapple-a", "-b", "0"], 2, "no whole number"),
         (["plan", "bert-48", "-c", "dapple-a", "-b", "64,"], 2, "no whole number"),

@@ -89,7 +89,7 @@ def test_other_pipelines_are_even_unless_layers_are_asked_for() -> None:
         pp=8, dp=config.dp, zero_stage=config.zero_stage
     )
     assert differences(config, changed(config, {"last_rank_layers": None})) == "even last rank"
-    assert changed(config, read_changes("pp=2,first-rank-layers=7")).named_pipeline() == "pp 2 (7 layers first)"
+    assert changed(config, read_changes("pp=2,first-rank-layers=7")).named_pipeline() == "pp 2 (first rank: 7 layers)"
 
 
 def test_each_neighbour_is_another_way_or_none() -> None:
@@ -105,9 +105,9 @@ def test_each_neighbour_is_another_way_or_none() -> None:
 
 def test_prices_of_other_questions_are_not_compared() -> None:
     one = priced(tp=2)
-    with pytest.raises(hpgo.errors.ArgumentError, match="global_batch_size is 32 of one and 16 of the other"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="global_batch_size is 32 in one estimate and 16 in the other"):
         hpgo.compare(one, hpgo.estimate_llm(MODEL, CLUSTER, global_batch_size=16, seq_length=4096))
-    with pytest.raises(hpgo.errors.ArgumentError, match="a price is `x`"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="an estimate is `x`"):
         hpgo.compare(one, "x")
 
 
@@ -138,10 +138,10 @@ def test_the_report_says_what_is_next_to_a_plan(plan) -> None:
     done = CliRunner().invoke(group, ["llm", "explain", str(plan), "-o", str(picture)])
     assert done.exit_code == 0, done.output
     assert picture.read_text(encoding="utf-8").startswith("<svg")
-    assert "what is next to it" in done.stdout
-    assert "where the step goes" in done.stdout
-    assert "no tp" in done.stdout or "tp " in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "Change of one setting" in done.stdout
+    assert "Step time" in done.stdout
+    assert "tp " in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines() if str(plan) not in line) <= 80
 
 
 def test_another_way_stands_beside_the_plan(plan) -> None:
@@ -164,13 +164,13 @@ def test_what_does_not_fit_says_by_how_much(plan) -> None:
         group, ["llm", "explain", str(plan), "--compare-with", "tp=1,cp=1,pp=1,micro_batch_size=2,zero_stage=0"]
     )
     assert done.exit_code == 0, done.output
-    assert "It does not fit: the fullest GPU needs" in " ".join(done.stdout.split())
+    assert "The other configuration does not fit: the fullest GPU needs" in " ".join(done.stdout.split())
 
 
 def test_what_the_launcher_does_not_run_says_its_rule(plan) -> None:
     done = CliRunner().invoke(group, ["llm", "explain", str(plan), "--compare-with", "zero_stage=3"])
     assert done.exit_code == 0, done.output
-    assert "It is not run: Megatron-LM shares what replicas hold as zero 0 or 1, not 3." in " ".join(
+    assert "The other configuration does not run: Megatron-LM supports ZeRO stage 0 or 1, not 3." in " ".join(
         done.stdout.split()
     )
 
@@ -178,7 +178,7 @@ def test_what_the_launcher_does_not_run_says_its_rule(plan) -> None:
 def test_what_nobody_runs_says_the_rule(plan) -> None:
     done = CliRunner().invoke(group, ["llm", "explain", str(plan), "--compare-with", "tp=3"])
     assert done.exit_code == 0, done.output
-    assert "no framework runs it: tp 3 does not divide the 32 heads" in done.stdout
+    assert "No framework runs this configuration: tp 3 does not divide the 32 heads" in done.stdout
 
 
 @pytest.mark.parametrize(

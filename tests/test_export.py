@@ -332,7 +332,7 @@ def test_a_header_prices_gradients_where_the_launcher_sums_them() -> None:
     for target in TRAINING:
         overlaps = target in FAMILY
         assert said_step_s(early, target) == pytest.approx((early if overlaps else late).step_s, rel=1e-3), target
-        assert ("sums gradients when all backward passes have ended" in main(early, target)) == (not overlaps)
+        assert ("reduces gradients after all backward passes" in main(early, target)) == (not overlaps)
         assert said_step_s(late, target) == pytest.approx(late.step_s, rel=1e-3)
     # Without a pipeline torchtitan sums them in each pass.
     one = priced([3], replicas=2, micro_batches=5, cluster=cluster.first(2))
@@ -357,7 +357,7 @@ def test_headers_say_what_was_tried_and_that_gradients_are_clipped(bert: hpgo.Pl
         if target.framework:
             text = main(bert, f"{target.name}@{target.version}")
             assert f"for {target.title} {target.version}" in text
-            assert f"tried with {target.tested}" in text
+            assert f"tested with {target.tested}" in text
             assert "clipped" in text or target.name == "torch"
     assert assigned(export.deepspeed(bert))["CONFIG"]["gradient_clipping"] == 1.0
 
@@ -801,7 +801,7 @@ def test_the_precision_that_was_priced_is_a_setting_or_a_refusal(target: str, op
     refused = {
         "torchtitan": "has no SGD" if sgd else "sums gradients in fp32" if sums else "",
         "verl": "" if narrow else "keeps weights in 16 bits",
-        "ms-swift": "with a shared optimizer state alone" if sums and not shard else "",
+        "ms-swift": "only with a sharded optimizer state" if sums and not shard else "",
         "deepspeed": "32 bits only if replicas shard" if narrow and not sums and not shard else "",
     }.get(name, "")
     if target in FAMILY and sgd and shard:
@@ -812,7 +812,7 @@ def test_the_precision_that_was_priced_is_a_setting_or_a_refusal(target: str, op
         assert "plan with" in caught.value.hint
         return
     text = main(plan, target)
-    assert f"memory is priced for {optimizer}: " in text
+    assert f"memory is estimated for {optimizer}: " in text
     if name == "torch":
         told = assigned(text)
         assert told["OPTIMIZER"] == optimizer
@@ -852,9 +852,7 @@ def test_deepspeed_is_told_to_share_with_nobody_where_its_optimizer_asks_for_tha
     weights = hpgo.MemoryModel.preset("adam-bf16-fp32-gradients")
     assert assigned(export.deepspeed(priced([2, 2], weights=weights)))["CONFIG"]["zero_optimization"] == {"stage": 1}
     text = export.deepspeed(priced([2, 2], replicas=2, weights=hpgo.MemoryModel.preset("adam-bf16")))
-    assert (
-        "# DeepSpeed shares the optimizer's state between replicas with 16-bit weights, and the plan does not" in text
-    )
+    assert "# DeepSpeed shards the optimizer state of 16-bit weights over replicas, but the plan does not" in text
 
 
 def test_pytorch_widens_no_gradients_of_split_backward_passes() -> None:
@@ -892,7 +890,7 @@ def test_a_mean_loss_and_a_summed_one_give_pytorch_the_mean_over_the_batch(tmp_p
                 assert [float(part(output, target)) for _ in range(3)] == pytest.approx([float(mean) / 3] * 3)
     words, classes = torch.rand(4, 7), torch.tensor([1, -100, 2, -100])
     odd = module.ShareOfMean(torch.nn.functional.cross_entropy)
-    with pytest.raises(ValueError, match="must be their mean or their sum"):
+    with pytest.raises(ValueError, match="must be the mean or the sum of their single losses"):
         odd(torch.stack([words] * 3, dim=2), torch.stack([classes, classes.flip(0), classes], dim=1).clamp(-100, 2))
 
 

@@ -97,7 +97,7 @@ def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, to
     cluster = hpgo.Cluster.preset("h100").first(gpus)
     every = every_way(model, cluster, batch, 1024)
     if not every:
-        with pytest.raises(hpgo.errors.ArgumentError, match="no way parts"):
+        with pytest.raises(hpgo.errors.ArgumentError, match="no configuration divides"):
             hpgo.plan_llm(model, cluster, global_batch_size=batch, seq_length=1024, top=top)
         return
     # Some of them fit, or all, or none.
@@ -106,7 +106,7 @@ def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, to
     asked = {"global_batch_size": batch, "seq_length": 1024, "top": top, "headroom_bytes": 80e9 - room_bytes}
     fitting = listed(every, 80e9 - asked["headroom_bytes"])
     if not fitting:
-        with pytest.raises(hpgo.errors.InfeasibleError, match="no way fits: the leanest"):
+        with pytest.raises(hpgo.errors.InfeasibleError, match="no configuration fits in memory: the smallest"):
             hpgo.plan_llm(model, cluster, **asked)
         return
     found = hpgo.plan_llm(model, cluster, **asked)
@@ -127,14 +127,15 @@ def test_memory_that_is_left_alone_is_left_alone() -> None:
 
 def test_nothing_that_fits_says_what_is_short() -> None:
     with pytest.raises(
-        hpgo.errors.InfeasibleError, match=r"no way fits: the leanest, tp 8 with sp, .* needs .* which has 80"
+        hpgo.errors.InfeasibleError,
+        match=r"no configuration fits in memory: the smallest \(tp 8 .* needs .* a GPU has 80",
     ):
         hpgo.plan_llm("llama-3.1-405b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=8192)
 
 
 def test_a_number_of_gpus_that_nothing_divides_is_refused() -> None:
     with pytest.raises(
-        hpgo.errors.ArgumentError, match="no way parts `llama-3-8b` and a global batch of 8 among 37 GPUs"
+        hpgo.errors.ArgumentError, match="no configuration divides `llama-3-8b` and a global batch of 8 among 37 GPUs"
     ):
         hpgo.plan_llm("llama-3-8b", hpgo.Cluster.preset("h100:8"), global_batch_size=8, seq_length=8192, devices=37)
 

@@ -321,7 +321,7 @@ def test_several_degrees_that_are_refused_lead_to_options_that_are_accepted(opti
     refused = CliRunner().invoke(group, [*asked, *options.split()])
     assert isinstance(refused.exception, hpgo.errors.ArgumentError)
     said = refused.exception.hint
-    assert said.startswith("use `--") or "nearest" in said, said
+    assert said.startswith("use `--") or "fix" in said, said
     assert hint in said, said
     for one in re.split(r",? or ", said):
         changed = [word for part in one.split("`")[1::2] for word in part.split()]
@@ -342,7 +342,7 @@ def test_names_that_are_fixed_in_vain_together_are_left_open_together() -> None:
 def test_a_cluster_that_is_too_small_leads_to_a_larger_one_of_its_kind() -> None:
     with pytest.raises(hpgo.errors.ClusterError) as caught:
         hpgo.estimate_llm("gpt-2", "a100:2", global_batch_size=24, seq_length=512, devices=24)
-    assert caught.value.hint == "name a larger one, such as `a100:3`"
+    assert caught.value.hint == "use a larger cluster, such as `a100:3`"
     assert hpgo.estimate_llm("gpt-2", "a100:3", global_batch_size=24, seq_length=512, devices=24).gpus == 24
 
 

@@ -70,7 +70,7 @@ def test_megatron_is_told_what_is_computed_how(config: dict[str, Any], says: lis
 def test_values_that_wait_in_the_hosts_memory_are_said_or_refused() -> None:
     plan = made("llama-3-8b", tp=2, devices=16, cpu_offload_num_layers=9)
     assert {"--cpu-offloading", "--cpu-offloading-num-layers 9"} <= set(main(plan, "megatron").splitlines())
-    with pytest.raises(hpgo.errors.ArgumentError, match="DeepSpeed keeps what passes leave on GPUs here"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="DeepSpeed does not support offloading here"):
         export.files(made("llama-3-8b", devices=16, zero_stage=3, cpu_offload_num_layers=9), "deepspeed")
 
 
@@ -103,7 +103,7 @@ def test_torchtitan_is_told_the_same_in_both_forms() -> None:
         devices=16,
     )
     for one, more in ((plan, True), (counted, False)):
-        assert ("torchtitan holds more than was priced" in main(one, "torchtitan")) == more
+        assert ("torchtitan needs more memory than estimated" in main(one, "torchtitan")) == more
 
 
 @pytest.mark.parametrize(
@@ -155,28 +155,28 @@ def test_deepspeed_is_told_batches_and_what_replicas_share() -> None:
 @pytest.mark.parametrize(
     ("target", "config", "says"),
     [
-        ("torchtitan", {"tp": 8, "pp": 4}, "torchtitan shares what replicas hold beside a pipeline as zero 2, not 1"),
-        ("torchtitan", {"tp": 8, "zero_stage": 2}, "sums gradients in each of 16 passes"),
-        ("megatron", {"tp": 8, "pp": 4, "vpp": 2, "pp_schedule": "zb_v"}, "runs passes as 1f1b, not as zb_v"),
+        ("torchtitan", {"tp": 8, "pp": 4}, "torchtitan supports ZeRO stage 2 with a pipeline, not 1"),
+        ("torchtitan", {"tp": 8, "zero_stage": 2}, "reduces gradients in each of 16 backward passes"),
+        ("megatron", {"tp": 8, "pp": 4, "vpp": 2, "pp_schedule": "zb_v"}, "supports pipeline schedule 1f1b, not zb_v"),
         (
             "torchtitan",
             {"tp": 8, "pp": 4, "vpp": 2, "pp_schedule": "zb_v"},
-            "compiles no layers whose backward passes are",
+            "can't compile layers with split backward passes",
         ),
         (
             "torchtitan",
             {"tp": 8, "pp": 4, "vpp": 2, "pp_schedule": "zb_v", "fused_elementwise": False, "recompute": "full"},
-            "computes a layer anew for each of its weights where backward passes are split, as zb_v has them",
+            "recomputes a layer once for each of its weights with split backward passes (zb_v)",
         ),
         (
             "torchtitan",
             {"tp": 8, "zero_stage": 3, "grad_reduce_in_bf16": True},
-            "torchtitan adds gradients up in 32 bits here",
+            "torchtitan accumulates gradients in 32 bits here",
         ),
-        ("deepspeed", {"tp": 8, "pp": 4}, "DeepSpeed has no tensor parallelism here, and tp is 8"),
-        ("megatron", {"tp": 8, "zero_stage": 3}, "Megatron-LM shares what replicas hold as zero 0 or 1, not 3"),
-        ("vllm", {"tp": 8, "pp": 4}, "no way of training a transformer is exported for vLLM"),
-        ("nemo", {"tp": 8, "pp": 4}, "no way of training a transformer is exported for NeMo"),
+        ("deepspeed", {"tp": 8, "pp": 4}, "DeepSpeed does not support tensor parallelism here, but tp is 8"),
+        ("megatron", {"tp": 8, "zero_stage": 3}, "Megatron-LM supports ZeRO stage 0 or 1, not 3"),
+        ("vllm", {"tp": 8, "pp": 4}, "LLM plans are not supported for vLLM"),
+        ("nemo", {"tp": 8, "pp": 4}, "LLM plans are not supported for NeMo"),
     ],
 )
 def test_what_a_launcher_does_not_run_is_refused(target: str, config: dict[str, Any], says: str) -> None:
@@ -213,7 +213,10 @@ def test_the_command_exports_a_way(run, tmp_path) -> None:
     made(tp=8, pp=4, vpp=5).save(tmp_path / "llm-plan.json")
     done = run("export", "llm-plan.json", "--to", "megatron")
     assert "--num-layers 80" in done.stdout
-    assert "DeepSpeed has no tensor parallelism" in run("export", "llm-plan.json", "--to", "deepspeed", code=1).stderr
+    assert (
+        "DeepSpeed does not support tensor parallelism"
+        in run("export", "llm-plan.json", "--to", "deepspeed", code=1).stderr
+    )
 
 
 def test_every_field_of_a_models_arithmetic_is_a_setting_or_a_refusal_for_each_framework() -> None:
@@ -271,9 +274,9 @@ def test_torchtitan_0_3_ties_embeddings_without_a_pipeline() -> None:
     piped = hpgo.estimate_llm(
         TIED, H100, zero_stage=2, pp=2, overlap_dp_comm=False, devices=8, global_batch_size=8, seq_length=8192
     )
-    with pytest.raises(hpgo.errors.ArgumentError, match="no pipeline of models with tied embeddings, and pp is 2"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="a pipeline for models with tied embeddings, but pp is 2"):
         export.files(hpgo.LlmPlan.of(piped, TIED, H100), "torchtitan@0.3")
-    with pytest.raises(hpgo.errors.ArgumentError, match="no pipeline of models with tied embeddings"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="a pipeline for models with tied embeddings"):
         hpgo.plan_llm(TIED, H100, framework="torchtitan", global_batch_size=64, seq_length=8192, fix={"pp": 2})
     found = hpgo.plan_llm(TIED, H100, framework="torchtitan", global_batch_size=64, seq_length=8192)
     assert {one.parallelism.pp for one in found.estimates} == {1}
@@ -287,7 +290,7 @@ def test_deepspeed_adds_gradients_up_as_they_are_priced() -> None:
     )
     assert assigned(main(narrow, "deepspeed"))["CONFIG"]["data_types"] == {"grad_accum_dtype": "bf16"}
     wide = made("llama-3-8b", zero_stage=0, devices=16, recompute="full", pp=8, overlap_dp_comm=False)
-    with pytest.raises(hpgo.errors.ArgumentError, match="shares what replicas hold beside a pipeline as zero 1, not 0"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="supports ZeRO stage 1 with a pipeline, not 0"):
         export.files(wide, "deepspeed")
 
 
@@ -346,7 +349,7 @@ def test_layers_with_a_window_gather_keys_and_values_and_others_pass_them_round(
 
 
 def test_sequences_are_not_shared_without_fused_attention() -> None:
-    with pytest.raises(hpgo.errors.ArgumentError, match="shares sequences only with fused attention, and cp is 2"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="context parallelism only with flash attention, but cp is 2"):
         export.files(made(tp=8, pp=4, cp=2, flash_attention=False, recompute="full"), "megatron")
 
 

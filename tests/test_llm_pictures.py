@@ -185,7 +185,7 @@ def test_the_commands_draw(tmp_path) -> None:
     done = CliRunner().invoke(group, ["llm", "plan", *question, "-o", str(config), "--pareto", str(front)])
     assert done.exit_code == 0, done.output
     assert len(cells(config.read_text(encoding="utf-8"))) == 8
-    assert "time against memory" in front.read_text(encoding="utf-8")
+    assert "Pareto front of step time and memory" in front.read_text(encoding="utf-8")
     done = CliRunner().invoke(group, ["llm", "estimate", *question, "--tp", "2", "-o", str(tmp_path / "way.png")])
     assert done.exit_code == 0, done.output
 
@@ -194,7 +194,7 @@ def test_what_can_not_be_drawn_is_refused(tmp_path) -> None:
     one = hpgo.estimate_llm("llama-3-8b", CLUSTER, tp=2, pp=4, **ASKED)
     with pytest.raises(hpgo.errors.ArgumentError, match=r"no picture format has the ending `\.bmp`"):
         hpgo.draw_llm_plan(one, CLUSTER, tmp_path / "way.bmp")
-    with pytest.raises(hpgo.errors.ArgumentError, match="the way has 32 GPUs, and cluster `h100:1` 8"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="the estimate is for 32 GPUs, but cluster `h100:1` has 8"):
         hpgo.draw_llm_plan(one, hpgo.Cluster.preset("h100:1"), tmp_path / "way.svg")
     with pytest.raises(hpgo.errors.ArgumentError, match="no estimates to draw"):
         hpgo.draw_pareto_front([], tmp_path / "front.svg")

@@ -99,26 +99,26 @@ def altered(plan: hpgo.LlmPlan, *path: str, to: object = None, drop: bool = Fals
     ("path", "to", "says"),
     [
         (("version",), 2, "is of version 2, not 1"),
-        (("format",), "hpgo.plan", "no way of training"),
+        (("format",), "hpgo.plan", "is not a plan of a transformer"),
         (("colour",), "red", "`colour` is unknown"),
         (("estimate", "colour"), "red", "estimate: `colour` is unknown"),
         (("estimate", "parallelism", "tensors"), 2, "estimate, parallelism: `tensors` is unknown"),
         (("estimate", "parallelism", "tp"), "8", "estimate, parallelism: `tp` must be a whole number"),
-        (("estimate", "parallelism", "tp"), 4, "degrees for 32 GPUs"),
+        (("estimate", "parallelism", "tp"), 4, "the degrees need 32 GPUs"),
         (("estimate", "parallelism", "precision"), "int8", "precision of a ParallelismConfig is `int8`"),
         (("estimate", "parallelism", "pp"), 0, "pp is 0"),
         (("estimate", "step_s"), "fast", "`step_s` must be a number"),
         (("estimate", "step_s"), 0, "step_s"),
         (("estimate", "time_by_term_s", "linear"), -1, "linear"),
         (("estimate", "stages"), [], "no stages"),
-        (("estimate", "model"), "gpt-2", "a price of `gpt-2`"),
-        (("transformer", "layers"), 81, "don't hold each of 81 layers once"),
-        (("estimate", "stages", "0", "layers"), [[0, 2**31]], "don't hold each of 80 layers once"),
+        (("estimate", "model"), "gpt-2", "the estimate is for `gpt-2`"),
+        (("transformer", "layers"), 81, "must hold each of 81 layers exactly once"),
+        (("estimate", "stages", "0", "layers"), [[0, 2**31]], "must hold each of 80 layers exactly once"),
         (("transformer", "heads"), 65, "65 heads"),
         (("transformer", "depth"), 8, "transformer: `depth` is unknown"),
         (("cluster", "machines"), [], "cluster"),
         (("framework",), "megatorn", "did you mean `megatron`"),
-        (("framework",), "vllm", "no way of training a transformer is exported for vLLM"),
+        (("framework",), "vllm", "LLM plans are not supported for vLLM"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(plan: hpgo.LlmPlan, path: tuple[str, ...], to: object, says: str) -> None:
@@ -135,9 +135,9 @@ def test_a_key_that_is_missing_is_named(plan: hpgo.LlmPlan, key: str) -> None:
 
 
 def test_parts_that_contradict_each_other_are_refused(plan: hpgo.LlmPlan) -> None:
-    with pytest.raises(hpgo.errors.ArgumentError, match="degrees for 64 GPUs"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="the degrees need 64 GPUs"):
         replace(plan, cluster=H100.first(32))
-    with pytest.raises(hpgo.errors.ArgumentError, match="a price of `llama-3-70b`"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="the estimate is for `llama-3-70b`"):
         hpgo.LlmPlan.of(plan.estimate, "llama-3-8b", H100)
 
 
@@ -174,5 +174,5 @@ def test_commands_that_need_a_plan_say_what_they_were_given(run, saved: Path, wo
 def test_a_plan_is_no_way(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64).save(path)
-    with pytest.raises(hpgo.errors.ArgumentError, match=r"plan\.json: is no way of training a transformer"):
+    with pytest.raises(hpgo.errors.ArgumentError, match=r"plan\.json: is not a plan of a transformer"):
         hpgo.LlmPlan.read(path)

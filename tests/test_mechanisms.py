@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 A100, H100 = hpgo.Cluster.preset("a100:1"), hpgo.Cluster.preset("h100:1")
-KNOWN = ("tp", "sp", "cp", "pp", "vpp", "schedule zb_v", "zero 2", "zero 3", "zero 2 beside pp", "recompute full")
+KNOWN = ("tp", "sp", "cp", "pp", "vpp", "schedule zb_v", "zero 2", "zero 3", "zero 2 with pp", "recompute full")
 
 
 @given(known=st.sets(st.sampled_from(KNOWN)), top=st.sampled_from([1, 3]), error=st.sampled_from([0.02, 0.15, 0.6]))
@@ -95,10 +95,10 @@ def said_of(*words: object) -> str:
 
 def test_reports_name_it() -> None:
     ask = ["llm", "estimate", "llama-3-8b", "-b", 8, "--seq-length", 8192]
-    told = "No published step on such a device has measured cp: what that takes stands on terms alone."
+    told = "No published step on this device type has validated cp: this part of the estimate was never"
     assert told in said_of(*ask, "-c", "a100:1", "--tp", 4, "--cp", 2)
     folded = ["--tp", 2, "--pp", 4, "--vpp", 2, "--zero-stage", 0, "--pp-schedule", "zb_v"]
-    assert "No published step has measured schedule zb_v:" in said_of(*ask, "-c", "h100:1", *folded)
+    assert "No published step has validated schedule zb_v:" in said_of(*ask, "-c", "h100:1", *folded)
     assert "No published step" not in said_of(*ask, "-c", "h100:1", "--tp", 2)
 
 
@@ -107,15 +107,16 @@ def test_the_list_says_which_is_taken_and_explain_marks_what_is_next_to_it(tmp_p
     words = ["llm", "plan", "llama-3-70b", "-c", "a100:8", "-b", 128, "--seq-length", 8192]
     words += ["--framework", "torchtitan", "--top", 2]
     said = said_of(*words, "-o", path)
-    assert "?: No published step on such a device has measured cp" in said
-    assert "The plan is 3, which relies on none of that and is within the error of 1." in said
-    assert said.startswith(f"llama-3-70b on a100:8, 64 GPUs {hpgo.LlmPlan.read(path).estimate.parallelism.named()}")
+    assert "?: No published step on this device type has validated cp" in said
+    assert "So the best configuration is number 3: it uses none of these features" in said
+    assert said.startswith("llama-3-70b on a100:8 (64 GPUs), 8192 tokens per sequence, global batch 128 Best")
+    assert hpgo.LlmPlan.read(path).estimate.parallelism.named().rpartition(", ")[0] in said
     found = json.loads(said_of(*words, "--json"))
     assert (found["best"], len(found["estimates"])) == (3, 3)
     assert found["estimates"][2]["unvalidated_features"] == []
     assert "cp" in found["estimates"][0]["unvalidated_features"]
     against = ["llm", "explain", path, "--compare-with", "cp=2,tp=4"]
-    assert "has measured cp" in said_of(*against)
+    assert "has validated cp" in said_of(*against)
     assert json.loads(said_of(*against, "--json"))["unvalidated_features"] == ["cp"]
     said_of("llm", "plan", "llama-3-8b", "-c", "a100:1", "-b", 8, "--seq-length", 8192, "-o", path)
-    assert "fits; cp unmeasured" in said_of("llm", "explain", path)
+    assert "fits; cp not validated" in said_of("llm", "explain", path)

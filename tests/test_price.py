@@ -23,8 +23,9 @@ def asked(*words: object, code: int = 0):
 def test_the_report_says_gpus_degrees_and_where_time_and_memory_go() -> None:
     done = asked(*RECIPE)
     lines = done.stdout.splitlines()
-    assert lines[:2] == ["llama-3-70b on h100:8, 64 GPUs", "tp 8 with sp, pp 4 x 5, dp 2, zero 1, micro-batch 1"]
-    assert lines[2].startswith("64 micro-batches on each of 2 replicas")
+    assert lines[:2] == ["llama-3-70b on h100:8 (64 GPUs), 8192 tokens per sequence, global batch 128", ""]
+    assert lines[2:4] == ["Configuration:", "  tp 8 + sp, pp 4, vpp 5, dp 2, zero 1"]
+    assert lines[4].startswith("  micro-batch 1 (64 micro-batches per replica)")
     assert max(map(len, lines)) <= 80
     words = done.stdout.split()
     assert {"linear", "attention", "TP", "bubble", "optimizer", "weights", "activations"} <= set(words)
@@ -34,10 +35,10 @@ def test_the_report_says_gpus_degrees_and_where_time_and_memory_go() -> None:
 def test_a_way_with_less_room_than_memory_is_off_says_how_to_leave_more() -> None:
     question = ("llm", "plan", "llama-3-8b", "--cluster", "h100:1", "--global-batch-size", 16, "--seq-length", 8192)
     full = " ".join(asked(*question).stdout.split())
-    assert "152.7 MB to spare which is less than such figures are off; `hpgo llm plan --reserve 4GB`" in full
+    assert "152.7 MB free less is free than the error of the estimate: `hpgo llm plan --reserve 4GB`" in full
     roomy = asked(*question, "--reserve", "4GB").stdout
-    assert "GB to spare" in roomy
-    assert "headroom" not in roomy
+    assert "GB free" in roomy
+    assert "less is free" not in roomy
 
 
 def test_json_has_what_the_library_gives() -> None:
@@ -54,7 +55,7 @@ def test_json_has_what_the_library_gives() -> None:
 
 def test_a_way_that_does_not_fit_says_by_how_much_and_is_priced() -> None:
     done = asked(*LLAMA_70B, "--tp", "2")
-    assert "MORE THAN THERE IS" in done.stdout
+    assert "does not fit, over by" in done.stdout
     assert "it does not fit" in done.stderr
     one = hpgo.estimate_llm("llama-3-70b", hpgo.Cluster.preset("h100:8"), global_batch_size=128, seq_length=8192, tp=2)
     assert not one.fits
@@ -71,7 +72,7 @@ def test_errors_name_the_degree_and_go_to_stderr(run) -> None:
     done = run(*LLAMA_70B, "--tp", 3, code=1)
     assert done.stdout == ""
     assert done.stderr.startswith("error: tp 3 does not divide the 64 heads")
-    assert "hint: the nearest that do are 2 and 4" in done.stderr
+    assert "hint: use `--tp 2` or `--tp 4`" in done.stderr
     done = run(*LLAMA_70B, "--micro-batch-size", 3, "--tp", 8, "--pp", 8, code=1)
     assert "does not divide a global batch of 128" in done.stderr
     run(*LLAMA_70B, "--zero-stage", 4, code=2)

@@ -296,10 +296,10 @@ def test_ranks_of_a_way_that_hold_the_same_share_a_row_with_the_fullest_s_memory
     price = hpgo.estimate_llm("llama-3.1-405b", "h100:16", global_batch_size=32, seq_length=8192, tp=8, pp=16)
     lines = llm_report.lines(price)
     start = next(at for at, line in enumerate(lines) if line.startswith("rank"))
-    rows = [line.split() for line in lines[start + 1 : lines.index("", start)]]
+    rows = [line.split() for line in lines[start + 1 : [*lines, ""].index("", start)]]
     assert [row[:2] for row in rows] == [["0", "7"], ["1–14", "8"], ["15", "7"]]
     assert rows[1][-1] == f"{max(stage.peak_bytes for stage in price.stages[1:15]) / 1e9:.1f}"
-    assert "of ranks in one row it is that of the fullest" in " ".join(lines)
+    assert "of the fullest rank in each row" in " ".join(lines)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])

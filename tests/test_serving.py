@@ -206,10 +206,10 @@ def test_what_an_engine_can_not_do_is_refused_with_the_way_out(engine: str) -> N
     narrow = served(6, [1.0, 1.0], engine)
     narrow = replace(narrow, hops=(narrow.hops[0], replace(narrow.hops[1], bits=8), narrow.hops[2]))
     cases = [
-        (free, "does not count blocks"),
-        (shared, "2 hosts that take turns"),
-        (narrow, "narrows values"),
-        (replace(served(6, [1.0, 1.0], engine), objective="bits"), "narrows values"),
+        (free, "has no numbers of blocks"),
+        (shared, "2 hosts in turn"),
+        (narrow, "quantizes activations"),
+        (replace(served(6, [1.0, 1.0], engine), objective="bits"), "quantizes activations"),
         (hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-c"), global_batch_size=2048), "replicas"),
         ("plan.json", "the plan is `plan.json`"),
     ]

@@ -105,33 +105,34 @@ def test_what_is_fixed_and_excluded_is_what_the_list_of_everything_has_of_it(dat
         ({"framework": "megatorn"}, "there is no framework `megatorn`", "did you mean `megatron`?"),
         ({"framework": "foo"}, "there is no framework `foo`", "known: megatron, torchtitan, deepspeed"),
         ({"framework": 3}, "there is no framework 3", "known: megatron, torchtitan, deepspeed"),
-        ({"framework": "torch"}, "no way of training a transformer is exported for PyTorch", "megatron"),
-        ({"framework": "vllm"}, "no way of training a transformer is exported for vLLM", "megatron"),
+        ({"framework": "torch"}, "LLM plans are not supported for PyTorch", "megatron"),
+        ({"framework": "vllm"}, "LLM plans are not supported for vLLM", "megatron"),
         ({"fix": {"tpp": 2}}, "there is no degree `tpp`", "did you mean `tp`?"),
         ({"fix": {"tp": 0}}, "tp is 0", ""),
         ({"fix": {"zero_stage": 4}}, "zero_stage is 4", ""),
         ({"fix": {"recompute": "some"}}, "recompute is `some`", "selective"),
-        ({"fix": {"recompute": "selective"}}, "attention as one kernel", "take none, which is the same then, or full"),
-        ({"fix": {"tp": 3}}, "tp 3 does not divide the 8 GPUs of a machine", "2 and 4"),
-        ({"fix": {"tp": 16}}, "tp 16 does not divide the 8 GPUs of a machine", "does is 4: fix `tp=4`"),
-        ({"fix": {"tp": 8}}, "tp 8 does not divide the 4 heads with keys", "the nearest that does is 4"),
-        ({"fix": {"pp": 5}}, "pp 5 does not divide the 4 layers", "the nearest that does is 4: fix `pp=4`"),
-        ({"fix": {"cp": 3}}, "cp 3 does not part sequences of 512", "2 and 4"),
-        ({"fix": {"pp": 3}}, "pp 3 is 3 GPUs, which does not divide 8", "2 and 4: fix `pp=2` or `pp=4`"),
+        ({"fix": {"recompute": "selective"}}, "flash attention, which saves no scores", "use none"),
+        ({"fix": {"tp": 3}}, "tp 3 does not divide the 8 GPUs of a node", "fix `tp=2` or `tp=4`"),
+        ({"fix": {"tp": 16}}, "tp 16 does not divide the 8 GPUs of a node", "fix `tp=4`"),
+        ({"fix": {"tp": 8}}, "tp 8 does not divide the 4 heads with keys", "fix `tp=4`"),
+        ({"fix": {"pp": 5}}, "pp 5 does not divide the 4 layers", "fix `pp=4`"),
+        ({"fix": {"cp": 3}}, "cp 3 with tp 1 does not divide sequences of 512", "fix `cp=2` or `cp=4`"),
+        ({"fix": {"pp": 3}}, "pp 3 is 3 GPUs, which does not divide 8", "fix `pp=2` or `pp=4`"),
         ({"fix": {"tp": 4, "dp": 4}}, "dp 4 does not divide 2 GPUs", "2"),
-        ({"fix": {"micro_batch_size": 3}}, "micro-batches of 3 does not divide a global batch of 8", "2 and 4"),
+        ({"fix": {"micro_batch_size": 3}}, "micro-batches of 3 does not divide a global batch of 8", "size=2` or `"),
         ({"fix": {"vpp": 2, "pp": 1}}, "vpp 2 needs a pipeline", "fix `pp=2`"),
-        ({"fix": {"zero_stage": 3}}, "Megatron-LM does not share what replicas hold as zero 3", "1"),
+        ({"fix": {"zero_stage": 3}}, "Megatron-LM does not support zero-stage 3", "1"),
         ({"fix": {"zero_stage": 1}, "framework": "torchtitan"},
-        "torchtitan does not share what replicas hold as zero 1", "2"),
-        ({"fix": {"tp": 2}, "framework": "deepspeed"}, "DeepSpeed has no tensor parallelism here", "megatron"),
-        ({"fix": {"vpp": 2}, "framework": "deepspeed"}, "DeepSpeed has one stage on each GPU", "megatron"),
-        ({"precision": "fp8", "framework": "torchtitan"}, "torchtitan computes in bf16 here, not in fp8", "megatron"),
-        ({"fix": {"tp": 2}, "exclude": ["tp"]}, "tp is fixed to 2 and excluded", "leave tp out of one of them"),
-        ({"exclude": ["micro_batch_size"]}, "there is always a micro-batch", "micro-batch-size=1"),
+        "torchtitan does not support zero-stage 1", "2"),
+        ({"fix": {"tp": 2}, "framework": "deepspeed"}, "does not support tensor parallelism here", "megatron"),
+        ({"fix": {"vpp": 2}, "framework": "deepspeed"}, "DeepSpeed supports one stage per pipeline rank", "megatron"),
+        ({"precision": "fp8", "framework": "torchtitan"}, "supports precision bf16 here, not fp8", "megatron"),
+        ({"fix": {"tp": 2}, "exclude": ["tp"]}, "tp is fixed to 2, but that value is also excluded",
+         "remove tp from `fix` or from `exclude`"),
+        ({"exclude": ["micro_batch_size"]}, "micro-batch-size can't be excluded as a whole", "micro-batch-size=1"),
         ({"exclude": "cp"}, "`exclude` is `cp`", "cp"),
         ({"fix": [("tp", 2)]}, "fix is a list", "mapping"),
-        ({"exclude": ["tp", "cp", "pp", "dp"]}, "no way parts `tiny`", "leave cp or dp open"),
+        ({"exclude": ["tp", "cp", "pp", "dp"]}, "no configuration divides `tiny`", "leave cp or dp open"),
     ],
 )  # fmt: skip
 def test_what_leaves_nothing_is_refused_with_the_nearest_that_would_do(
@@ -149,7 +150,8 @@ def test_what_leaves_nothing_is_refused_with_the_nearest_that_would_do(
 
 def shortage(**asked: Any) -> hpgo.errors.InfeasibleError:
     with pytest.raises(
-        hpgo.errors.InfeasibleError, match=r"no way fits: the leanest, .* needs .* of a GPU, which has"
+        hpgo.errors.InfeasibleError,
+        match=r"no configuration fits in memory: the smallest \(.*\) needs .* per GPU, but a GPU has",
     ) as caught:
         hpgo.plan_llm(**{"global_batch_size": 8, "seq_length": 8192, **asked})
     return caught.value
@@ -157,23 +159,23 @@ def shortage(**asked: Any) -> hpgo.errors.InfeasibleError:
 
 def test_less_headroom_is_the_first_that_helps() -> None:
     error = shortage(transformer="llama-3-8b", cluster=H100, headroom_bytes=79e9)
-    assert error.hint.startswith("leave ")
-    assert error.hint.endswith(" GB alone, or less")
-    left_gb = float(error.hint.split()[1])
+    assert error.hint.startswith("reserve at most ")
+    assert error.hint.endswith(" GB per GPU")
+    left_gb = float(error.hint.split()[3])
     hpgo.plan_llm("llama-3-8b", H100, global_batch_size=8, seq_length=8192, headroom_bytes=(left_gb - 0.01) * 1e9)
 
 
 def test_then_what_was_fixed_or_excluded() -> None:
     fixed = shortage(transformer="llama-3-8b", cluster=H100, fix={"zero_stage": 0, "tp": 1, "pp": 1, "cp": 1})
-    assert fixed.hint == "ways fit without its `--fix`: leave zero-stage open"
+    assert fixed.hint == "remove `--fix` of zero-stage: then a configuration fits"
     left = shortage(transformer="llama-3-8b", cluster=H100, exclude=["tp", "pp", "zero_stage"])
-    assert left.hint == "ways fit without its `--exclude`: leave tp open"
+    assert left.hint == "remove `--exclude` of tp: then a configuration fits"
 
 
 def test_then_more_machines_which_are_enough_in_fact() -> None:
     error = shortage(transformer="llama-3-70b", cluster=H100)
-    count = int(error.hint.split()[0])
-    assert "of these GPUs are enough" in error.hint
+    count = int(error.hint.split()[3])
+    assert "use at least" in error.hint
     larger = hpgo.Cluster.preset(f"h100:{count // 8}")
     assert hpgo.plan_llm("llama-3-70b", larger, global_batch_size=8, seq_length=8192, top=1).best.fits
     smaller = hpgo.Cluster.preset(f"h100:{count // 16}")
@@ -207,7 +209,7 @@ def test_the_command_holds_the_search_to_its_options_and_writes_the_way(run, tmp
         (["-b", "8", "--fix", "tp"], 2, "--fix takes NAME=VALUE"),
         (["-b", "8", "--fix", "tp=2", "--fix", "tp=4"], 2, "--fix names tp twice"),
         (["-b", "8", "--framework", "megatorn"], 1, "did you mean `megatron`?"),
-        (["-b", "8", "--fix", "tp=3"], 1, "the nearest that do are 2 and 4"),
+        (["-b", "8", "--fix", "tp=3"], 1, "fix `tp=2` or `tp=4`"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(run, words: list[str], code: int, says: str) -> None:

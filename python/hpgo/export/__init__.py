@@ -1,4 +1,4 @@
-"""Plans for frameworks: each writer says what one framework accepts, and refuses what it can't run.
+"""Export of plans to frameworks: each writer makes the files of one framework, and refuses plans that it can't run.
 
 hpgo.export.files(plan, "torchtitan@0.3")  # texts by file name
 hpgo.export.save(plan, "torchtitan@0.3", "job/")  # writes them
@@ -27,13 +27,14 @@ __all__ = ["NAMES", "TARGETS", "Place", "Target", "deepspeed", "files", "find", 
 
 
 def files(plan: object, target: TargetName, *, path: str | os.PathLike[str] = "") -> dict[str, str]:
-    """What `target`, `NAME` or `NAME@VERSION`, needs to run `plan`: texts by file name, the main file first.
+    """Return the files that `target` needs to run `plan`: texts by file name, the main file first.
 
-    `path` is where the main file will lie. If it ends with a slash, the files keep their own names in that folder; else
-    those beside the main file are named after it: `job.toml` and `job.order.csv`.
+    `target` is `NAME` or `NAME@VERSION`. `path` is the path of the main file. If it ends with a slash, the files keep
+    their default names in that folder. Otherwise the other files are named after the main file: `job.toml` and
+    `job.order.csv`.
 
-    Raises ArgumentError for a target that is unknown or a version that nobody has run, and for a plan that it can't
-    run; InfeasibleError for a plan that doesn't fit the devices' memory.
+    Raises ArgumentError for a target or version that is unknown, and for a plan that the target can't run;
+    InfeasibleError for a plan that does not fit in the devices' memory.
 
     >>> import hpgo
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
@@ -46,15 +47,16 @@ def files(plan: object, target: TargetName, *, path: str | os.PathLike[str] = ""
 
 
 def save(plan: object, target: TargetName, path: str | os.PathLike[str]) -> list[Path]:
-    """Writes `files` and returns their paths.
+    """Write the files of a plan for `target` and return their paths.
 
-    If `path` is a folder, or ends with a slash, they go into it under their own names; else the main file is `path` and
-    the others lie beside it.
+    If `path` is a folder, or ends with a slash, the files are written into it under their default names. Otherwise the
+    main file is `path`, and the others are written beside it.
 
-    Raises as `files`, and ArgumentError if they can't be written.
+    Raises the errors of `files`, and ArgumentError if a file can't be written.
     """
     where = as_path(path, ArgumentError)
     into = _is_folder(path, where)
+    # Make all texts before the first file is written, so that a refused plan leaves no files.
     written = files(plan, target, path=f"{where}/" if into else where)
     folder = where if into else where.parent
     if into:
@@ -68,14 +70,15 @@ def save(plan: object, target: TargetName, path: str | os.PathLike[str]) -> list
 def _is_folder(path: object, where: Path) -> bool:
     try:
         return str(path).endswith(("/", os.sep)) or where.is_dir()
-    except OSError:  # a name that is too long; writing gives the reason
+    except OSError:
+        # The name is too long, say. Opening the file will fail, too, with a message that gives the reason.
         return False
 
 
 def megatron(plan: Plan | Program) -> str:
-    """The arguments of Megatron-LM, one a line, quoted for a shell, under comments.
+    """Return the arguments of Megatron-LM, one per line and quoted for a shell, after comments.
 
-    Raises as `files`.
+    Raises the errors of `files`.
 
     >>> import hpgo
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
@@ -86,9 +89,9 @@ def megatron(plan: Plan | Program) -> str:
 
 
 def torchtitan(plan: Plan | Program, version: str = "") -> str:
-    """The main file for torchtitan: sections of a job's TOML for 0.2, a Python module for 0.3, the latest.
+    """Return the main file for torchtitan: sections of a job's TOML for 0.2, or a Python module for 0.3 (the default).
 
-    Raises as `files`.
+    Raises the errors of `files`.
 
     >>> import hpgo
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
@@ -100,7 +103,9 @@ def torchtitan(plan: Plan | Program, version: str = "") -> str:
 
 
 def deepspeed(plan: Plan | Program) -> str:
-    """A Python module: PARTS, REPLICAS, CONFIG (for `deepspeed.initialize`) and a pipeline module. Raises as `files`.
+    """Return a Python module for DeepSpeed: PARTS, REPLICAS, CONFIG for `deepspeed.initialize`, and a pipeline module.
+
+    Raises the errors of `files`.
 
     >>> import hpgo
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)

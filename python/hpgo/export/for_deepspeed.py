@@ -1,6 +1,6 @@
-"""DeepSpeed: a Python module with the cuts of the layer list, the batch sizes, and a PipelineModule that obeys them.
+"""Export to DeepSpeed: a Python module with the cuts of the layer list, the batch sizes and a PipelineModule.
 
-DeepSpeed balances stages itself, by parameters or by type; only a subclass can say where to cut.
+DeepSpeed balances stages itself, by parameters or by type. Only a subclass can set the cuts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ IMPORTS = (
     "from deepspeed.runtime.activation_checkpointing import checkpointing",
     "from deepspeed.runtime.pipe.topology import PipeDataParallelTopology",
 )
-"""What MODULE needs."""
+"""Import statements that MODULE needs."""
 MODULE = '''
 
 class PlannedPipelineModule(PipelineModule):
@@ -46,14 +46,14 @@ class PlannedPipelineModule(PipelineModule):
 
 
 def planned_topology():
-    """Ranks stage by stage."""
+    """Return the topology of the plan: ranks are ordered stage by stage."""
     return PipeDataParallelTopology(num_pp=len(PARTS) - 1, num_dp=REPLICAS)
 '''
-"""Behind PARTS, REPLICAS and CHECKPOINT_INTERVAL."""
+"""Code of the module, which follows PARTS, REPLICAS and CHECKPOINT_INTERVAL."""
 
 
 def module(given: object, target: Target, place: Place) -> dict[str, str]:
-    """LAYERS, PARTS, REPLICAS, CONFIG (for `deepspeed.initialize`) and the pipeline module."""
+    """Return a module with LAYERS, PARTS, REPLICAS, CONFIG (for `deepspeed.initialize`) and the pipeline module."""
     job = ExportJob.of(given, target, place)
     config = {
         "train_batch_size": job.program.global_batch_size,
@@ -63,12 +63,12 @@ def module(given: object, target: Target, place: Place) -> dict[str, str]:
         "zero_optimization": {"stage": 1 if job.program.shard_optimizer and job.replicas > 1 else 0},
         **precision.deepspeed(job),
     }
-    # One group of all of a stage's layers: what the plan's memory counts with.
+    # The plan's memory counts the input of each stage only, so all layers of a stage are one checkpoint.
     interval = max(map(len, job.layers)) if job.program.recompute else 0
-    notes = ["gradients are clipped at norm 1, as DeepSpeed does unless told otherwise: 0 in CONFIG turns that off"]
+    notes = ["gradients are clipped at norm 1, DeepSpeed's default: set it to 0 in CONFIG to turn that off"]
     crossings = [[one.layer for one in stage.crossings] for stage in job.program.stages[:-1]]
     if any(len(names) > 1 for names in crossings):
-        notes.append("several tensors cross a cut: layers pass on tuples of those in PASSED_ON, in this order")
+        notes.append("several tensors cross a cut: layers pass on tuples of the tensors in PASSED_ON, in this order")
     lines = [
         '"""A plan for DeepSpeed: pass CONFIG to `deepspeed.initialize`, and a PlannedPipelineModule as its model."""',
         "",

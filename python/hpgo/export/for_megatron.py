@@ -1,4 +1,4 @@
-"""Megatron-LM and what builds on it: a layout of stages, and the arguments that say the same everywhere.
+"""Export to Megatron-LM: the layout of stages and the settings that all frameworks on Megatron Core share.
 
 Source: Megatron Core's user guide, "Custom Pipeline Model Parallel Layout": E embeds, t is a transformer layer, L
 computes the loss, and | ends a stage; stage s is on rank s mod p.
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 
 _NAMES = {"microbatch_group_size_per_vp_stage": "microbatch_group_size_per_virtual_pipeline_stage"}
-"""Settings that the command line calls otherwise."""
+"""Options of the command line whose name differs from the setting."""
 
 
 def arguments(given: object, target: Target, place: Place) -> dict[str, str]:
-    """One argument a line, each quoted for a shell, under comments."""
+    """Return the arguments of the command line, one per line and quoted for a shell, after comments."""
     job = ExportJob.of(given, target, place)
-    told = (settings(job) | precision.megatron(job)).items()
-    words = [f"--{_NAMES.get(key, key).replace('_', '-')}{_value(value)}" for key, value in told if value is not False]
+    items = (settings(job) | precision.megatron(job)).items()
+    # Megatron-LM's flags default to off and have no negative form, so a false setting is left out.
+    words = [f"--{_NAMES.get(key, key).replace('_', '-')}{_value(value)}" for key, value in items if value is not False]
     comments = job.header(
         "pass them on: grep -v '^#' FILE | xargs torchrun ... pretrain_gpt.py ...",
         CLIPPING.format("--clip-grad"),
@@ -36,11 +37,11 @@ def arguments(given: object, target: Target, place: Place) -> dict[str, str]:
     return {place.main or "arguments.txt": text} | job.beside()
 
 
-CLIPPING = "gradients are clipped at norm 1 unless {} says otherwise; the plan's price leaves that out"
+CLIPPING = "gradients are clipped at norm 1 unless {} changes that; the estimate leaves clipping out"
 
 
 def settings(job: ExportJob) -> dict[str, int | str | bool]:
-    """What Megatron is told, by the names of its configuration; raises ArgumentError for what it can't run."""
+    """Return settings of Megatron Core by their names. Raise ArgumentError for a plan that it can't run."""
     counts = job.block_counts
     chosen: dict[str, int | str | bool] = {
         "num_layers": sum(counts),
@@ -55,7 +56,7 @@ def settings(job: ExportJob) -> dict[str, int | str | bool]:
         chosen |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": group}
     if job.replicas > 1:
         shared = job.program.shard_optimizer
-        # Without the last one, weights would be gathered before the next step begins.
+        # Without overlap_param_gather, all weights are gathered before the next step begins, and nothing hides that.
         chosen |= {
             "use_distributed_optimizer": shared,
             "overlap_grad_reduce": job.overlap,
@@ -69,7 +70,9 @@ def settings(job: ExportJob) -> dict[str, int | str | bool]:
 
 
 def layout(counts: Sequence[int], further: int = 0) -> str:
-    """Stages with so many blocks each, in Megatron's words; the last one has those that predict `further` tokens.
+    """Return Megatron Core's layout string for the number of blocks of each stage.
+
+    The last stage also has the layers that predict `further` tokens (multi-token prediction).
 
     >>> layout([3, 0, 4]), layout([3, 0], further=1)
     ('Et*3||t*4L', 'Et*3|mL')

@@ -1,7 +1,7 @@
-"""Engines that serve models: how many blocks each stage of their pipeline gets.
+"""Export to engines that serve models: the number of blocks of each pipeline stage.
 
-An engine builds the model itself and counts nothing but transformer blocks: what embeds lies on its first stage and
-what predicts on its last, whatever is asked for. So plans are needed that cut there: `hpgo partition --framework NAME`.
+An engine builds the model itself and counts transformer blocks only. It always places the embedding on the first stage
+and the LM head on the last. So a plan must cut between blocks: `hpgo partition --framework NAME` makes such plans.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _SLOT = re.compile(r"(.*):([0-9]+)", re.DOTALL)
 _MODULE = '''
 
 def split_points(blocks="model.layers"):
-    """For `accelerate.prepare_pippy`: the first block of each process but the first. `blocks` is the model's list."""
+    """Return the first block of each process but the first, for `accelerate.prepare_pippy`. `blocks` names the list."""
     return [f"{blocks}.{sum(BLOCKS[:stage])}" for stage in range(1, len(BLOCKS))]
 
 
 def device_map(model, blocks="model.layers", devices=None):
-    """For `accelerate.dispatch_model`: what stands before the blocks goes with the first, what stands behind with the
-    last. `devices` are those of the stages, DEVICES unless given."""
+    """Return a device map for `accelerate.dispatch_model`: modules before the blocks are placed with the first block,
+    modules after them with the last. `devices` are the devices of the stages, DEVICES by default."""
     devices = DEVICES if devices is None else list(devices)
     if len(devices) != len(BLOCKS):
         raise ValueError(f"the plan has {len(BLOCKS)} stages, but {len(devices)} devices are given")
@@ -66,19 +66,21 @@ def device_map(model, blocks="model.layers", devices=None):
 
 @dataclass(frozen=True, slots=True)
 class _Serving:
-    """What an engine is told of a plan."""
+    """The part of a plan that an engine can use."""
 
     blocks: tuple[int, ...]
-    """Of each stage."""
+    """Number of blocks of each stage."""
     hosts: tuple[str, ...]
-    """For each stage, where it runs."""
+    """Host of each stage, `NAME` or `NAME:SLOT`."""
     gpus: int
-    """GPUs of each stage, which share its layers."""
+    """Number of GPUs that divide the layers of each stage."""
     notes: tuple[str, ...]
+    """Comments for the reader of the file."""
 
     @property
     def visible(self) -> str | None:
-        """The GPUs in the order of the stages, if all are of one machine that has several."""
+        """GPUs in the order of the stages, if all are on one node with several GPUs; otherwise None."""
+        # CUDA_VISIBLE_DEVICES acts on one node only. For several nodes, the user starts each stage on its host.
         slots = [_SLOT.fullmatch(host) for host in self.hosts]
         if not all(slots) or len({found[1] for found in slots if found}) > 1:
             return None
@@ -87,14 +89,14 @@ class _Serving:
 
 
 def vllm(given: object, target: Target, place: Place) -> dict[str, str]:
-    """A script that sets `VLLM_PP_LAYER_PARTITION` and the sizes, and serves the model that it is given."""
+    """Return a script that serves with `VLLM_PP_LAYER_PARTITION` and the sizes. The caller passes the model."""
     serving = _serving(given, target)
     sizes = f"--pipeline-parallel-size {len(serving.blocks)} --tensor-parallel-size {serving.gpus}"
     return _script(serving, place, "VLLM_PP_LAYER_PARTITION", f'vllm serve "$@" {sizes}')
 
 
 def sglang(given: object, target: Target, place: Place) -> dict[str, str]:
-    """A script that sets `SGLANG_PP_LAYER_PARTITION` and the sizes, and serves: `--model-path` is for its caller."""
+    """Return a script that serves with `SGLANG_PP_LAYER_PARTITION` and the sizes. The caller passes `--model-path`."""
     serving = _serving(given, target)
     sizes = f"--pp-size {len(serving.blocks)} --tp-size {serving.gpus}"
     return _script(serving, place, "SGLANG_PP_LAYER_PARTITION", f'python3 -m sglang.launch_server "$@" {sizes}')
@@ -111,14 +113,15 @@ def tensorrt_llm(given: object, target: Target, place: Place) -> dict[str, str]:
 
 
 def llama_cpp(given: object, target: Target, place: Place) -> dict[str, str]:
-    """A script that serves with `--tensor-split` by layers. The output counts as one more layer, on the last device."""
+    """Return a script that serves with `--tensor-split` by layers."""
     serving = _serving(given, target)
     if serving.gpus > 1:
         raise ArgumentError(
-            f"a host of the plan is {serving.gpus} GPUs, which llama.cpp can't join",
-            "plan with a host for each GPU",
+            f"a host of the plan is {serving.gpus} GPUs, but llama.cpp runs each stage on one GPU",
+            "plan with one host per GPU",
             code="unsupported",
         )
+    # llama.cpp counts the output as one more layer, which belongs to the last device.
     *most, last = serving.blocks
     split = ",".join(map(str, [*most, last + 1]))
     command = f'llama-server "$@" --split-mode layer --gpu-layers {sum(serving.blocks) + 1} --tensor-split {split}'
@@ -126,12 +129,12 @@ def llama_cpp(given: object, target: Target, place: Place) -> dict[str, str]:
 
 
 def accelerate(given: object, target: Target, place: Place) -> dict[str, str]:
-    """A Python module: BLOCKS of each stage, `split_points` for pipelines and `device_map` for one process."""
+    """Return a Python module: BLOCKS of each stage, `split_points` for pipelines and `device_map` for one process."""
     serving = _serving(given, target)
     if serving.gpus > 1:
         raise ArgumentError(
-            f"a host of the plan is {serving.gpus} GPUs, which accelerate can't join",
-            "plan with a host for each GPU",
+            f"a host of the plan is {serving.gpus} GPUs, but accelerate runs each stage on one GPU",
+            "plan with one host per GPU",
             code="unsupported",
         )
     visible = serving.visible
@@ -154,7 +157,7 @@ def _script(serving: _Serving, place: Place, variable: str, command: str) -> dic
 
 
 def _serving(given: object, target: Target) -> _Serving:
-    """Checks a plan for an engine; raises ArgumentError for one that it can't serve by."""
+    """Return the part of a plan that an engine can use. Raise ArgumentError for a plan that it can't run."""
     if isinstance(given, ChainPlan):
         blocks, hosts, gpus = (
             _of_chain(given, target),
@@ -170,34 +173,33 @@ def _serving(given: object, target: Target) -> _Serving:
         more = [f"a training plan: its stages balance forward and backward passes, not serving; {better}"]
     else:
         raise ArgumentError(
-            f"the plan is {safe_repr(given)}", f"make one, with `hpgo partition --framework {target.name}`"
+            f"the plan is {safe_repr(given)}", f"make one with `hpgo partition --framework {target.name}`"
         )
-    tried = [f"tried with {target.tested}"] if target.tested else []
+    tested = [f"tested with {target.tested}"] if target.tested else []
     rows = [
         f"stage {stage} on {in_comment(host)}: {pluralize(count, 'block')}"
         for stage, (host, count) in enumerate(zip(hosts, blocks, strict=True))
     ]
     made = f"made by hpgo {_core.__version__} for {target.label}"
-    return _Serving(blocks, tuple(hosts), gpus, (title, made, *tried, *more, *rows))
+    return _Serving(blocks, tuple(hosts), gpus, (title, made, *tested, *more, *rows))
 
 
 def _of_chain(plan: ChainPlan, target: Target) -> tuple[int, ...]:
     again = f"plan again with `hpgo partition --framework {target.name}`, for a profile and a cluster"
     if not plan.blocks:
-        raise ArgumentError(
-            f"the plan does not count blocks, which is all that {target.title} is told", again, code="unsupported"
-        )
+        raise ArgumentError(f"the plan has no numbers of blocks, which {target.title} needs", again, code="unsupported")
     for number, stage in enumerate(plan.stages, 1):
         if len(stage.hosts) > 1:
             raise ArgumentError(
-                f"stage {number} runs on {len(stage.hosts)} hosts that take turns, which {target.title} can't do",
-                "leave `--max-replicas` at 1, and serve copies of the whole model instead",
+                f"stage {number} runs on {len(stage.hosts)} hosts in turn, which {target.title} can't do",
+                "use `--max-replicas 1`, and serve copies of the whole model instead",
                 code="unsupported",
             )
+    # Different bit widths per boundary show quantization, even if the objective was another.
     if plan.objective == "bits" or len({hop.bits for hop in plan.hops}) > 1:
         raise ArgumentError(
-            f"the plan narrows values between stages, which {target.title} can't do",
-            "drop `--bits`, and plan for another objective",
+            f"the plan quantizes activations between stages, which {target.title} can't do",
+            "plan without `--bits`, for another objective",
             code="unsupported",
         )
     return plan.blocks
@@ -209,13 +211,13 @@ def _of_training(plan: Plan, target: Target) -> tuple[tuple[int, ...], list[str]
         if stage.replicas > 1:
             raise ArgumentError(
                 f"stage {number} of this training plan has {stage.replicas} replicas, which {target.title} can't run",
-                f"plan inference, with `hpgo partition --framework {target.name}`",
+                f"plan for inference with `hpgo partition --framework {target.name}`",
                 code="unsupported",
             )
         if stage.headroom_bytes < 0:
             raise InfeasibleError(
                 f"the plan does not fit: stage {number} lacks {-stage.headroom_bytes / 1e9:.3g} GB",
-                f"plan inference, with `hpgo partition --framework {target.name}`",
+                f"plan for inference with `hpgo partition --framework {target.name}`",
                 code="insufficient_memory",
             )
     layers = [stage.layers for stage in plan.stages]
@@ -225,10 +227,11 @@ def _of_training(plan: Plan, target: Target) -> tuple[tuple[int, ...], list[str]
     if row is None:
         row = Blocks.among((layer for ids in layers for layer in ids), name=plan.profile)
     counts = row.counts(layers, target.title)
+    # Engines divide the list of blocks and start no stage without one.
     if 0 in counts:
         raise ArgumentError(
             f"stage {counts.index(0)} has no block, but {target.title} needs one on each",
-            f"plan inference, with `hpgo partition --framework {target.name}`",
+            f"plan for inference with `hpgo partition --framework {target.name}`",
             code="unsupported",
         )
     names = [

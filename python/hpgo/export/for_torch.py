@@ -1,4 +1,8 @@
-"""torch.distributed.pipelining: a Python module that builds the schedule from the orders, and the orders as a file."""
+"""Export to torch.distributed.pipelining: a Python module that builds the schedule, and its action lists as a file.
+
+PyTorch's schedule classes build their own action lists. The module uses their common runtime class instead, which
+runs any action lists from a CSV file, so a plan's schedule runs exactly as it was simulated.
+"""
 
 from __future__ import annotations
 
@@ -25,44 +29,44 @@ _HEAD = '''"""A plan for torch.distributed.pipelining. In each process, once its
     sum_gradients(modules, mesh)
     optimizer.step()
 
-A module takes what PASSED_ON names of the stage before it, as arguments in that order, and returns what it names of its
-own stage. `loss(output, target)` is the mean or the sum over the samples of a micro-batch. The first micro-batch shows
-which it is, and gradients are those of the mean over the whole batch.
+A module takes the tensors that PASSED_ON lists for the stage before it, as arguments in that order, and returns the
+tensors that it lists for its own stage. `loss(output, target)` is the mean or the sum over the samples of a
+micro-batch. The first micro-batch shows which of the two. Gradients are of the mean over the whole batch.
 """
 '''
 
 _CODE = '''
 
 def planned_mesh(device_type):
-    """Ranks of the pipeline by replicas: rank r is replica r % REPLICAS of pipeline rank r // REPLICAS."""
+    """Return the mesh of pipeline ranks and replicas: rank r is replica r % REPLICAS of pipeline rank r // REPLICAS."""
     return init_device_mesh(device_type, (max(RANK_OF_STAGE) + 1, REPLICAS), mesh_dim_names=("pipeline", "data"))
 
 
 def my_stages(mesh):
-    """Stages of this process."""
+    """Return the stages of this process."""
     rank = mesh["pipeline"].get_local_rank()
     return [stage for stage, holder in enumerate(RANK_OF_STAGE) if holder == rank]
 
 
 def first(mesh):
-    """Whether this process reads inputs."""
+    """Return whether this process reads inputs."""
     return 0 in my_stages(mesh)
 
 
 def last(mesh):
-    """Whether this process computes the loss."""
+    """Return whether this process computes the loss."""
     return len(LAYERS) - 1 in my_stages(mesh)
 
 
 def my_rows(mesh):
-    """Its samples of a global batch, micro-batch by micro-batch."""
+    """Return this process's samples of a global batch, micro-batch by micro-batch."""
     begin = mesh["data"].get_local_rank() * SHARE
     size = GLOBAL_BATCH_SIZE // MICRO_BATCHES
     return [m * size + begin + row for m in range(MICRO_BATCHES) for row in range(SHARE)]
 
 
 def planned_schedule(modules, loss, mesh, device):
-    """A schedule of PyTorch's that runs the orders in ORDER. `modules` are those of this process, by stage."""
+    """Return a PyTorch schedule that runs the action lists in ORDER. `modules` are this process's modules by stage."""
     if sorted(modules) != my_stages(mesh):
         raise ValueError(f"this process runs stages {my_stages(mesh)}, but modules are given for {sorted(modules)}")
     if RECOMPUTE:
@@ -80,12 +84,12 @@ def planned_schedule(modules, loss, mesh, device):
 
 
 class ShareOfMean:
-    """What a micro-batch adds to the mean loss over the global batch, for a `loss` that is a mean or a sum."""
+    """Contribution of a micro-batch to the mean loss over the global batch, for a `loss` that is a mean or a sum."""
 
     def __init__(self, loss):
         self.loss = loss
-        self.factor = 1 / GLOBAL_BATCH_SIZE  # a sample's mean is its sum
-        self.checks = 2 if SHARE > 1 else 0  # PyTorch first tries the loss on memory that holds anything
+        self.factor = 1 / GLOBAL_BATCH_SIZE  # with one sample, its mean is its sum
+        self.checks = 2 if SHARE > 1 else 0  # two, because PyTorch first tries the loss on uninitialized memory
 
     def __call__(self, output, target):
         if self.checks:
@@ -93,7 +97,7 @@ class ShareOfMean:
         return self.loss(output, target) * self.factor
 
     def check(self, output, target):
-        """Compare the loss of a micro-batch with those of its samples."""
+        """Compare the loss of a micro-batch with the losses of its samples."""
         with torch.no_grad():
             whole = self.loss(output, target)
             each = [float(self.loss(*pair)) for pair in zip(samples(output), samples(target))]
@@ -104,8 +108,8 @@ class ShareOfMean:
         is_mean, is_sum = abs(float(whole) - total / SHARE) <= near, abs(float(whole) - total) <= near * SHARE
         if not is_mean and not is_sum:
             raise ValueError(
-                f"the loss of {SHARE} samples is {float(whole):.6g}, and alone they have {each}: it must be their mean"
-                " or their sum, or gradients are not those of the whole batch"
+                f"the loss of {SHARE} samples is {float(whole):.6g}, but it must be the mean or the sum of their single"
+                f" losses {each}, or gradients of the whole batch would be wrong"
             )
         if is_mean != is_sum:  # losses that add up to 0 show neither
             self.factor = SHARE / GLOBAL_BATCH_SIZE if is_mean else 1 / GLOBAL_BATCH_SIZE
@@ -113,17 +117,17 @@ class ShareOfMean:
 
 
 def samples(value):
-    """The samples of a micro-batch, each as a batch of one."""
+    """Return the samples of a micro-batch, each as a batch of one."""
     if isinstance(value, (tuple, list)):
         return list(zip(*map(samples, value)))
     parts = value.chunk(SHARE)
     if len(parts) != SHARE:
-        raise ValueError(f"a micro-batch has {SHARE} samples, and the loss is given {len(value)} rows")
+        raise ValueError(f"a micro-batch has {SHARE} samples, but the loss got {len(value)} rows")
     return parts
 
 
 def sum_gradients(modules, mesh):
-    """Adds up gradients over replicas, after each step of the schedule."""
+    """Sum gradients over replicas. Call it after each step of the schedule."""
     if REPLICAS > 1:
         for module in modules.values():
             for parameter in module.parameters():
@@ -132,7 +136,7 @@ def sum_gradients(modules, mesh):
 
 
 def planned_optimizer(modules, kind, mesh, **options):
-    """An optimizer of this kind for this process; replicas share its state if the plan says so (ZeRO stage 1)."""
+    """Return an optimizer of this kind for this process. Replicas shard its state if the plan does (ZeRO stage 1)."""
     parameters = [parameter for module in modules.values() for parameter in module.parameters()]
     for parameter in parameters if WEIGHTS else ():
         if parameter.dtype != getattr(torch, WEIGHTS):
@@ -156,7 +160,7 @@ def planned_optimizer(modules, kind, mesh, **options):
 
 
 class Recomputed(torch.nn.Module):
-    """Keeps its inputs only, and computes the rest again in the backward pass."""
+    """A module that keeps its inputs only and recomputes the rest in the backward pass."""
 
     def __init__(self, module):
         super().__init__()
@@ -168,10 +172,11 @@ class Recomputed(torch.nn.Module):
 
 
 def module(given: object, target: Target, place: Place) -> dict[str, str]:
-    """LAYERS, the sizes, and functions that build mesh, schedule and optimizer."""
+    """Return a module with LAYERS, the sizes, and functions that build mesh, schedule and optimizer."""
     job = ExportJob.of(given, target, place)
     program = job.program
     passed_on = [[one.layer for one in stage.crossings] for stage in program.stages]
+    # The module checks types and optimizer when it runs, because PyTorch has no configuration that could set them.
     weights, gradients = precision.widths(job) or (None, None)
     lines = [
         *(f"# {line}" for line in job.header()),

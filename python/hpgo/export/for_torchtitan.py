@@ -1,8 +1,8 @@
-"""torchtitan: the part of a job's configuration that says how to parallelise, and the orders as a file.
+"""Export to torchtitan: the parallelism part of a job's configuration, and the schedule as a file.
 
-Version 0.2 reads TOML; 0.3 is configured in Python, and its head is called `lm_head`. Both run any orders from a file,
-so eager and zero-bubble ones run as planned. Modules are named as in their Llama: `tok_embeddings`, `layers.0` and so
-on, `norm`, and the head.
+Version 0.2 reads TOML. Version 0.3 is configured in Python and calls its LM head `lm_head`. Both run any schedule from
+a file, so eager and zero-bubble schedules run as planned. Modules have the names of torchtitan's Llama:
+`tok_embeddings`, `layers.0` and so on, `norm`, and the head.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _START = (
     "",
     "    return planned(llama3_8b())",
 )
-"""Lines of a user's module, where a plan knows its blocks alone."""
+"""Lines of the user's module for a plan that knows only the number of blocks of the model."""
 _WHOLE_SHAPE = """
 
 def shapes_of(model):
-    \"\"\"The shape that each layer has a part in.\"\"\"
+    \"\"\"Yield the shape of the model as each of its layers has it.\"\"\"
     for layer in model.layers:
         attention, mlp = layer.attention, layer.feed_forward
         yield {
@@ -49,7 +49,7 @@ def shapes_of(model):
 
 
 def norms_of(model):
-    \"\"\"All norms of the model.\"\"\"
+    \"\"\"Yield all norms of the model.\"\"\"
     yield model.norm
     for layer in model.layers:
         yield from (layer.attention_norm, layer.ffn_norm)
@@ -57,16 +57,16 @@ def norms_of(model):
             yield layer.attention.qk_norm
 """.splitlines()
 """Functions that read a Llama or a Qwen3 of torchtitan 0.3 (`models/llama3`, `models/qwen3`)."""
-CLIPPING = "gradients are clipped at norm 1 unless training.max_norm says otherwise; the plan's price leaves that out"
+CLIPPING = "gradients are clipped at norm 1 unless training.max_norm changes that; the estimate leaves clipping out"
 
 
 def toml(given: object, target: Target, place: Place) -> dict[str, str]:
-    """Sections `training`, `parallelism` and `activation_checkpoint` of a job's TOML, for 0.2."""
+    """Return the sections `training`, `parallelism` and `activation_checkpoint` of a job's TOML, for 0.2."""
     job = ExportJob.of(given, target, place)
     job.check_recomputation()
     if job.replicas > 1 and job.gpus_per_device > 1 and job.ranks == 1 and not job.program.shard_optimizer:
         raise ArgumentError(
-            f"{target.label} can't replicate a model that tensor parallelism splits",
+            f"{target.label} can't combine tensor parallelism with replicas that are not sharded",
             "plan with `--shard-optimizer`",
             code="unsupported",
         )
@@ -95,7 +95,7 @@ def toml(given: object, target: Target, place: Place) -> dict[str, str]:
 
 
 def python(given: object, target: Target, place: Place) -> dict[str, str]:
-    """A module whose function `planned` sets what the plan decides in a `Trainer.Config`, for 0.3."""
+    """Return a module whose function `planned` applies the plan to a `Trainer.Config`, for 0.3."""
     job = ExportJob.of(given, target, place)
     job.check_recomputation()
     settings: dict[str, object] = {
@@ -105,7 +105,7 @@ def python(given: object, target: Target, place: Place) -> dict[str, str]:
     if (kept := precision.torchtitan(job)) is not None:
         settings["training.mixed_precision_param"] = kept
     if job.ranks > 1:
-        # It captures no CUDA graphs of a pipeline, and says so before it starts.
+        # torchtitan can't capture CUDA graphs of a pipeline. It refuses to start with both.
         settings["training.disable_cuda_graphs"] = True
         settings["parallelism.pipeline_parallel_schedule"] = _shape(job)
         settings["parallelism.pipeline_parallel_microbatch_size"] = job.share
@@ -128,10 +128,10 @@ def module(
     start: Sequence[str] = _START,
     arithmetic: Mapping[str, object] | None = None,
 ) -> str:
-    """A Python module that sets what `what` decides, for a model of this `shape`, by the names in `_WHOLE_SHAPE`.
+    """Return a Python module that applies `what` to a model of this `shape`, by the names in `_WHOLE_SHAPE`.
 
-    `parts` are the modules of each stage, none without a pipeline; `full` is whether layers are computed anew. `start`
-    are lines of a user's module, and `arithmetic` is set in the model: the epsilon of its norms, and fields of RoPE.
+    `parts` are the modules of each stage, empty without a pipeline. `full` selects full recomputation. `start` are
+    lines of the user's module. `arithmetic` is set in the model: the epsilon of its norms, and fields of RoPE.
     """
     whole = len(shape) > 1
     changed = dict(arithmetic or {})
@@ -150,9 +150,9 @@ def module(
             "]",
         ]
     lines = [
-        f'"""What {what} decides in torchtitan\'s configuration.',
+        f'"""Settings of {what} for torchtitan\'s configuration.',
         "",
-        "In a module of yours, say my_configs.py, for `--module my_configs --config mine`:",
+        "Put this into a module of yours, for instance my_configs.py, for `--module my_configs --config mine`:",
         "",
         *(f"    {line}" if line else "" for line in start),
         '"""',
@@ -171,7 +171,7 @@ def module(
         "",
         "",
         "def planned(config):",
-        '    """The same configuration, parallelised as planned."""',
+        '    """Apply the plan to a configuration and return it."""',
         "    model = config.model_spec.model",
         *(
             ["    for found in shapes_of(model):", "        if found != SHAPE:"]
@@ -191,7 +191,7 @@ def module(
         ),
         "    training, parallelism = config.training, config.parallelism",
         *assigned,
-        f"    return replace(config, activation_checkpoint={'FullAC.Config()' if full else 'None'})  # checks it anew",
+        f"    return replace(config, activation_checkpoint={'FullAC.Config()' if full else 'None'})  # checks it again",
     ]
     return "\n".join(lines) + "\n"
 
@@ -203,14 +203,14 @@ def _beside(job: ExportJob) -> dict[str, str]:
 
 def _notes(job: ExportJob) -> list[str]:
     blocks = sum(job.block_counts)
-    notes = [f"the model must have {blocks} blocks: what is not named here, torchtitan leaves out without a word"]
+    notes = [f"the model must have {blocks} blocks: torchtitan silently leaves out modules that are not named here"]
     if job.ranks > 1:
-        notes.append("pipeline_parallel_schedule_csv is looked for from where the job is started")
+        notes.append("pipeline_parallel_schedule_csv is relative to the directory in which the job is started")
     return notes
 
 
 def _local_batch_size(job: ExportJob) -> int:
-    """Samples of a replica between two sums of gradients: of the whole step, or of one pass without a pipeline."""
+    """Return the samples of a replica between two gradient reductions: of a step, or of a pass without a pipeline."""
     return job.share * job.program.micro_batches if job.ranks > 1 else job.share
 
 
@@ -225,14 +225,15 @@ def _degrees(job: ExportJob) -> dict[str, int | str]:
         "tensor_parallel_degree": job.gpus_per_device,
     }
     if shared:
-        # Weights stay gathered from the first forward pass to the last backward pass, so only the optimizer's state is
-        # shared, and weights travel once a step.
+        # Weights stay gathered from the first forward pass to the last backward pass. So only the optimizer state is
+        # sharded, and weights are gathered once per step, as the plan assumes.
         degrees["fsdp_reshard_after_forward"] = "never"
     return degrees
 
 
 def _shape(job: ExportJob) -> str:
-    """A schedule of PyTorch's whose stages lie on ranks as the plan's do; the orders themselves are in the file."""
+    """Return the PyTorch schedule that places stages on ranks as the plan does. The actions come from the file."""
+    # The file has only the actions. torchtitan takes the placement of stages on ranks from the schedule's name.
     ranks, stages = job.ranks, len(job.program.stages)
     placed = job.program.schedule.rank_of_stage
     if placed == tuple(stage % ranks for stage in range(stages)):
@@ -240,13 +241,13 @@ def _shape(job: ExportJob) -> str:
     if placed == (*range(ranks), *reversed(range(ranks))):
         return "ZBVZeroBubble"
     raise ArgumentError(
-        f"torchtitan puts stages on ranks in a loop or a V, but `{job.program.schedule.name}` does otherwise",
-        "choose another schedule",
+        f"torchtitan places stages on ranks in a loop or a V, but `{job.program.schedule.name}` does neither",
+        "plan with another schedule, for instance `--schedule 1f1b`",
     )
 
 
 def parts_of(counts: Sequence[int], head: str) -> list[list[str]]:
-    """Names of the modules of each stage.
+    """Return the names of the modules of each stage.
 
     >>> parts_of([1, 0], "output")
     [['tok_embeddings', 'layers.0'], ['norm', 'output']]

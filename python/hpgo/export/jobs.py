@@ -1,8 +1,8 @@
-"""A plan as one framework runs it: by its orders, on a grid of ranks, at its price. Writers read nothing else.
+"""A plan as one framework runs it: its schedule, its grid of ranks and its step time. All writers read this.
 
-Frameworks number ranks stage by stage, with as many replicas of each, and GPUs that stand for one device side by side.
-What a framework runs otherwise than the plan has it (1F1B instead of eager 1F1B, gradients summed behind the last
-backward pass) is priced that way, and the header says so.
+Frameworks number ranks stage by stage, with the same number of replicas per stage; GPUs of one device are adjacent. If
+a framework runs a plan differently (1F1B instead of eager 1F1B, gradients reduced after the last backward pass), the
+step is simulated as the framework runs it, and the header of the file states the difference.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """What one framework runs of a plan or a program."""
+    """A plan or a program that was checked for one framework."""
 
     target: Target
     place: Place
     framework: Framework
     program: Program
-    """With the orders that the framework runs."""
+    """The program with the schedule that the framework runs."""
     plan: Plan | None
-    """None for a program that no plan made."""
+    """The plan of the program; None for a program without a plan."""
     replicas: int
-    """Of each stage."""
+    """Number of replicas of each stage."""
     share: int
     """Samples of a micro-batch on a replica."""
     gpus_per_device: int
     overlap: bool
-    """Whether gradients are summed while backward passes still run."""
+    """Whether gradients are reduced while backward passes still run."""
     step_s: float | None
-    """By the framework's orders; None if the program has no costs."""
+    """Step time as the framework runs the plan; None if the program has no costs."""
     notes: tuple[str, ...]
-    """What runs otherwise than the plan says."""
+    """Differences between the plan and what the framework runs."""
 
     @classmethod
     def of(cls, given: object, target: Target, place: Place) -> ExportJob:
-        """Checks a plan or a program for `target`.
+        """Return the job of a plan or a program for `target`.
 
-        Raises ArgumentError for one that it can't run, InfeasibleError for one that doesn't fit memory.
+        Raises ArgumentError for a plan that the target can't run, InfeasibleError for one that does not fit in memory.
         """
         if not isinstance(given, Plan | Program):
-            raise ArgumentError(f"the plan is {safe_repr(given)}", "make one, with `hpgo.plan` or `hpgo.Plan.read` say")
+            raise ArgumentError(f"the plan is {safe_repr(given)}", "make one with `hpgo.plan` or `hpgo.Plan.read`")
         plan, program = (given, given.program()) if isinstance(given, Plan) else (None, given)
         row = framework(target.framework)
         gpus = program.gpus_per_device
@@ -101,7 +101,7 @@ class ExportJob:
         check_optimizer(
             row,
             job.optimizer,
-            # A single replica has nobody to share with, and may be told to.
+            # A single replica has nothing to shard, so frameworks that always shard 16-bit state are satisfied, too.
             shard_optimizer=program.shard_optimizer if replicas > 1 else row.shares_bf16,
             splits_backward=any("W" in action for order in runs.schedule.orders for action in order),
         )
@@ -110,34 +110,37 @@ class ExportJob:
 
     @property
     def optimizer(self) -> OptimizerName | None:
-        """The optimizer that memory was priced for; None for a program, and for a plan with ratios of its own."""
+        """Optimizer of the memory estimate; None for a program, and for a plan with custom ratios."""
         return None if self.plan is None else self.plan.assumed.memory.optimizer
 
     @property
     def ranks(self) -> int:
-        """Of the pipeline: each holds `chunks` stages."""
+        """Number of pipeline ranks. Each holds `chunks` stages."""
         return self.program.schedule.ranks
 
     @property
     def chunks(self) -> int:
-        """Stages on each rank of the pipeline."""
+        """Number of virtual stages per pipeline rank."""
         return self.program.schedule.stages // self.ranks
 
     @property
     def layers(self) -> list[tuple[str, ...]]:
-        """Ids of each stage's layers."""
+        """Ids of the layers of each stage."""
         return [stage.layers for stage in self.program.stages]
 
     @property
     def devices(self) -> list[int]:
-        """For each replica of each rank of the pipeline its device, in the order of the framework's ranks."""
+        """Device of each replica of each pipeline rank, in the order of the framework's ranks.
+
+        Raises ArgumentError if the stages of one pipeline rank are on different devices.
+        """
         of_rank: dict[int, tuple[int, ...]] = {}
         for number, stage in enumerate(self.program.stages):
             rank = self.program.schedule.rank_of_stage[number]
             if of_rank.setdefault(rank, stage.devices) != stage.devices:
                 raise ArgumentError(
-                    f"stage {number} has other devices than stage {self.program.schedule.rank_of_stage.index(rank)} on"
-                    f" rank {rank} of the pipeline, which {self.framework.title} can't run",
+                    f"stages {self.program.schedule.rank_of_stage.index(rank)} and {number} of pipeline rank {rank} are"
+                    f" on different devices, which {self.framework.title} can't run",
                     "give all stages of a rank the same devices, in the same order",
                     code="unsupported",
                 )
@@ -145,18 +148,19 @@ class ExportJob:
 
     @property
     def world_size(self) -> int:
-        """Processes of the job: one a GPU."""
+        """Number of processes of the job: one per GPU."""
         return len(self.devices) * self.gpus_per_device
 
     @property
     def profile(self) -> Profile | None:
-        """The plan's, where it was saved with it."""
+        """Layer profile of the plan; None if it was not saved with the plan."""
         profile = self.plan.assumed.profile if self.plan else None
         return profile if isinstance(profile, Profile) else None
 
     @property
     def blocks(self) -> Blocks:
-        """The model as a row of blocks; raises ArgumentError if it is none."""
+        """The model as a row of blocks; raises ArgumentError if it is not one."""
+        # Without a profile, blocks can only be recognized by the names of the layers.
         if self.plan is not None and self.plan.assumed.blocks is not None:
             return self.plan.assumed.blocks
         if self.profile is not None:
@@ -166,33 +170,33 @@ class ExportJob:
 
     @property
     def block_counts(self) -> tuple[int, ...]:
-        """Blocks of each stage; raises ArgumentError for stages that end elsewhere than between blocks."""
+        """Number of blocks of each stage; raises ArgumentError if a cut is inside a block."""
         return self.blocks.counts(self.layers, self.framework.title)
 
     def header(self, *notes: str) -> list[str]:
-        """Lines for whoever reads the file: what it is, its price, what was tried, what else to know."""
+        """Return comments for the reader of the file: the plan, its step time, tested versions and notes."""
         title = f"{in_comment(self.plan.profile)} on {in_comment(self.plan.cluster)}" if self.plan else "a program"
         if self.step_s is None:
-            price = "no costs are known, so no step is predicted"
+            speed = "no costs are known, so no step time is predicted"
         else:
             rate = self.program.global_batch_size / self.step_s if self.step_s else float("inf")
-            price = f"predicted step {self.step_s:.4g} s, {rate:.4g} samples/s"
-        lines = [f"{title}: {price}", f"made by hpgo {_core.__version__} for {self.target.label}"]
+            speed = f"predicted step {self.step_s:.4g} s, {rate:.4g} samples/s"
+        lines = [f"{title}: {speed}", f"made by hpgo {_core.__version__} for {self.target.label}"]
         if self.target.tested:
-            lines.append(f"tried with {self.target.tested}")
-        priced_for = note(self)
-        lines += [*self.notes, *([] if priced_for is None else [priced_for]), *notes]
+            lines.append(f"tested with {self.target.tested}")
+        memory = note(self)
+        lines += [*self.notes, *([] if memory is None else [memory]), *notes]
         if self.by_rank:
-            lines.append(f"start ranks where {self.place.name('ranks.csv')} says: not in the order of the devices")
+            lines.append(f"start the ranks on the GPUs of {self.place.name('ranks.csv')}, not in the order of devices")
         return lines
 
     @property
     def by_rank(self) -> bool:
-        """Whether a rank does not lie on the device of its number, or devices stay idle."""
+        """Whether a rank is not on the device of its number, or devices stay idle."""
         return self.devices != list(range(self.program.world_size))
 
     def beside(self) -> dict[str, str]:
-        """Files that any framework needs beside its own: where each rank belongs, if ranks are not in order."""
+        """Return files that every framework needs: a map of ranks to GPUs, if ranks are not in the order of devices."""
         return {self.place.name("ranks.csv"): self._ranks()} if self.by_rank else {}
 
     def _ranks(self) -> str:
@@ -208,7 +212,7 @@ class ExportJob:
         return "\n".join(lines) + "\n"
 
     def check_recomputation(self) -> None:
-        """Raises InfeasibleError if recomputing as many blocks at a time as the framework does holds too much."""
+        """Raise InfeasibleError if the groups of blocks that the framework recomputes need too much memory."""
         if not self.program.recompute or self.plan is None or self.profile is None:
             return
         group = group_of(self.framework, self.block_counts)
@@ -216,18 +220,19 @@ class ExportJob:
             return
         blocks, stages = self.blocks, self.plan.stages
         for rank, own in enumerate(self.plan.groups):
-            # Each rank runs the framework's orders; one with several stages the plan's.
+            # With one stage per rank, the framework's schedule may have more micro-batches in flight than the plan's.
+            # With several, both are the same.
             peak = self.program.schedule.peak_in_flight[rank] if self.chunks == 1 else None
             held_bytes = sum(
                 activations_bytes(self.profile, blocks, stages[at], group, peak or stages[at].in_flight)
                 for at in own.stages
             )
-            missing_bytes = held_bytes - own.memory.activations_bytes - own.headroom_bytes
-            if missing_bytes > 0:
+            shortfall_bytes = held_bytes - own.memory.activations_bytes - own.headroom_bytes
+            if shortfall_bytes > 0:
                 raise InfeasibleError(
                     f"{self.framework.title} recomputes {pluralize(group, 'block')} at a time, which keeps the input of"
-                    f" each: stage {own.stages[0]} lacks {format_bytes(missing_bytes)} for that",
-                    f"plan for it, with `--framework {self.framework.name}`, or reserve more memory (`--reserve`)",
+                    f" each: stage {own.stages[0]} lacks {format_bytes(shortfall_bytes)} for that",
+                    f"plan with `--framework {self.framework.name}`, or reserve more memory (`--reserve`)",
                     code="insufficient_memory",
                 )
 
@@ -238,41 +243,41 @@ def _check_memory(plan: Plan) -> None:
             raise InfeasibleError(
                 f"the plan does not fit: stage {group.stages[0]}"
                 f"{' and what else its devices run' if plan.chunks > 1 else ''} needs"
-                f" {format_bytes(group.memory.total_bytes)} on each device, which has"
+                f" {format_bytes(group.memory.total_bytes)} per device, but a device has"
                 f" {format_bytes(group.capacity_bytes)}",
-                "plan again: `hpgo plan` makes plans that fit",
+                "make a plan that fits with `hpgo plan`",
                 code="insufficient_memory",
             )
 
 
 def _check_chain(program: Program, row: Framework) -> None:
-    """Raises ArgumentError for two copies of a model, and for devices of one rank that hold different stages."""
+    """Raise ArgumentError for schedules with two copies of the model, such as bidirectional pipelines."""
     if program.schedule.chain_length != program.schedule.stages:
         raise ArgumentError(
             f"`{program.schedule.name}` runs two copies of the model, which {row.title} can't",
-            "choose another schedule",
+            "plan with another schedule, for instance `--schedule 1f1b`",
             code="unsupported",
         )
 
 
 def _check_ties(job: ExportJob) -> None:
-    """Raises ArgumentError for a weight that stages share and the framework doesn't sum."""
+    """Raise ArgumentError for a tied weight on several stages whose gradients the framework does not reduce."""
     for tie in () if job.plan is None else job.plan.parted:
         row = job.framework
         if sums_shared(row, tie.layers, job.blocks if row.ties == "ends" else None):
             continue
         which = " and ".join(f"`{shorten(layer)}`" for layer in tie.layers)
-        only = " other than what embeds and what predicts" if row.ties == "ends" else ""
+        only = " other than the embedding and the LM head" if row.ties == "ends" else ""
         raise ArgumentError(
-            f"{which} share a weight and are on different stages, and {row.title} doesn't sum the gradients of layers"
-            f" of several stages{only}",
-            f"plan for it, with `--framework {row.name}`, untie them, or run the plan with `hpgo run`",
+            f"{which} share a weight and are on different stages, but {row.title} does not reduce the gradients of"
+            f" layers on several stages{only}",
+            f"plan with `--framework {row.name}`, untie the layers, or run the plan with `hpgo run`",
             code="unsupported",
         )
 
 
 def _orders(planned: Schedule, row: Framework) -> Schedule:
-    """What the framework runs: the plan's orders if it takes them from a file, else its own."""
+    """Return the schedule that the framework runs: the plan's if the framework reads it from a file, else its own."""
     name = runs_as(row, planned.name)
     ranks, micro_batches = planned.ranks, planned.total_micro_batches
     if row.by_file:
@@ -281,19 +286,20 @@ def _orders(planned: Schedule, row: Framework) -> Schedule:
         return build(name, ranks=ranks, micro_batches=micro_batches)
     chunks, group = planned.stages // ranks, group_size(planned)
     own = None
-    if group >= ranks:  # what it asks for; the family asks for the rest
+    # Megatron-LM refuses smaller groups. `build` checks all other conditions.
+    if group >= ranks:
         own = build(name, ranks=ranks, micro_batches=micro_batches, chunks=chunks, group_size=group)
     if own != planned:
         raise ArgumentError(
-            f"{row.title} runs {row.schedules[name]}, but the orders are others, though they are called that",
-            f"build them with `hpgo.schedule('{name}', …)` for {ranks} micro-batches or more",
+            f"{row.title} runs {row.schedules[name]}, but the plan's action lists differ from that schedule",
+            f"build the schedule with `hpgo.schedule('{name}', …)` for at least {ranks} micro-batches",
             code="unsupported",
         )
     return planned
 
 
 def group_size(interleaved: Schedule) -> int:
-    """How many micro-batches pass through a stage of an interleaved schedule before the rank's next stage has its turn.
+    """Return the micro-batches that an interleaved schedule runs on one virtual stage before it switches to the next.
 
     >>> import hpgo
     >>> group_size(hpgo.schedule("interleaved", ranks=2, micro_batches=8, chunks=2, group_size=4))
@@ -304,12 +310,12 @@ def group_size(interleaved: Schedule) -> int:
 
 
 def _sums_each_pass(program: Program, row: Framework) -> bool:
-    """Whether gradients are summed in each backward pass: torchtitan does so where no pipeline asks it to wait."""
+    """Return whether gradients are reduced in each backward pass, as in torchtitan without a pipeline."""
     return row.name == "torchtitan" and program.schedule.ranks == 1 and len(program.stages[0].devices) > 1
 
 
 def _step_s(job: ExportJob) -> float | None:
-    """The step by the framework's orders, with gradients summed when it sums them."""
+    """Return the step time with the framework's schedule and its time of gradient reduction."""
     program, plan = job.program, job.plan
     if program.costs is None:
         return None
@@ -318,6 +324,7 @@ def _step_s(job: ExportJob) -> float | None:
     if _sums_each_pass(program, job.framework):
         (stage,) = plan.stages
         return plan.micro_batches * (stage.forward_s + stage.backward_s + stage.sync_tail_s)
+    # The framework runs the plan as it is: keep the plan's number, to the last digit, instead of simulating again.
     late = plan.assumed.overlap and not job.framework.overlaps
     if program.schedule == plan.orders() and not late:
         return plan.step_s
@@ -326,7 +333,7 @@ def _step_s(job: ExportJob) -> float | None:
 
 
 def _differences(job: ExportJob, planned: Program, step_s: float | None) -> Iterator[str]:
-    """What runs otherwise than the plan says, in words."""
+    """Yield a sentence for each difference between the plan and what the framework runs."""
     title, row = job.framework.title, job.framework
     if planned.schedule != job.program.schedule:
         name = row.schedules[runs_as(row, planned.schedule.name)]
@@ -337,13 +344,13 @@ def _differences(job: ExportJob, planned: Program, step_s: float | None) -> Iter
         and not planned.shard_optimizer
         and (job.optimizer or "").startswith("adam-bf16")
     ):
-        yield f"{title} shares the optimizer's state between replicas with 16-bit weights, and the plan does not"
+        yield f"{title} shards the optimizer state of 16-bit weights over replicas, but the plan does not"
     if _sums_each_pass(job.program, row):
         if job.program.micro_batches > 1:
-            yield f"{title} sums gradients in each of the {job.program.micro_batches} passes, not only in the last"
+            yield f"{title} reduces gradients in each of the {job.program.micro_batches} passes, not only in the last"
     elif job.plan and job.replicas > 1 and job.plan.assumed.overlap and not row.overlaps:
-        yield f"{title} sums gradients when all backward passes have ended, not while they run"
+        yield f"{title} reduces gradients after all backward passes, not while they run"
     if job.replicas > 1 and not planned.shard_optimizer and row.shards_optimizer == (True,) and job.ranks > 1:
-        yield f"{title} shares the optimizer's state between replicas, which the plan does not: less memory is needed"
+        yield f"{title} shards the optimizer state over replicas, but the plan does not: less memory is needed"
     if job.plan and step_s is not None and abs(step_s - job.plan.step_s) > 1e-9 * job.plan.step_s:
-        yield f"the plan itself would take {format_seconds(job.plan.step_s)} a step"
+        yield f"the plan itself would take {format_seconds(job.plan.step_s)} per step"

@@ -1,6 +1,6 @@
-"""DeepSpeed: a way of training a transformer as CONFIG for `deepspeed.initialize`, and where a pipeline is cut.
+"""Export of plans of transformers to DeepSpeed: CONFIG for `deepspeed.initialize`, and the cuts of a pipeline.
 
-The model is the user's: a list of layers for a pipeline, a module without one.
+The user brings the model: a list of layers for a pipeline, or a module without one.
 """
 
 from __future__ import annotations
@@ -25,33 +25,34 @@ _NAMES = {
     "attention_dropout": ("attention_dropout",),
     "init_std": ("initializer_range",),
 }
-"""Names of Hugging Face's configurations for fields of `Arithmetic`; a configuration has some of them."""
+"""Keys of Hugging Face configurations for fields of `Arithmetic`. A configuration has some of them."""
 _CHECK = '''
 
 def check_model(config):
-    """Raise ValueError if a Hugging Face `config` is of another model than MODEL, by the names that it has."""
+    """Raise ValueError if a key of a Hugging Face `config` has another value than in MODEL."""
     found = {name: getattr(config, name) for name in MODEL if getattr(config, name, None) is not None}
     wrong = [f"{name} is {value}, not {MODEL[name]}" for name, value in found.items() if value != MODEL[name]]
     if wrong:
-        raise ValueError(f"this is planned for another model: {', '.join(wrong)}")
+        raise ValueError(f"this plan is for another model: {', '.join(wrong)}")
 '''
-"""Behind MODEL."""
-_CLIPPING = "gradients are clipped at norm 1, as DeepSpeed does unless told otherwise: 0 in CONFIG turns that off"
+"""Code of the module, which follows MODEL."""
+_CLIPPING = "gradients are clipped at norm 1, DeepSpeed's default: set it to 0 in CONFIG to turn that off"
 
 
 def module(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
-    """CONFIG, and with a pipeline LAYERS, PARTS, REPLICAS and a module that obeys them."""
+    """Return a module with CONFIG and, for a pipeline, LAYERS, PARTS, REPLICAS and a PipelineModule."""
     job = LlmExportJob.of(plan, target, place)
-    config, price, model = job.config, job.plan.estimate, job.model
+    config, estimate, model = job.config, job.plan.estimate, job.model
     wide = config.precision == "bf16" and not config.grad_reduce_in_bf16
-    # DeepSpeed has 32-bit sums of gradients of 16-bit weights with ZeRO alone, which shares nothing on one GPU.
+    # DeepSpeed accumulates gradients of 16-bit weights in 32 bits only with ZeRO. On one GPU ZeRO 1 shards nothing, so
+    # it costs nothing there either.
     zero: dict[str, Any] = {"stage": config.zero_stage or int(wide)}
     if config.zero_stage >= 1:
         zero["overlap_comm"] = config.overlap_dp_comm
     engine: dict[str, Any] = {
-        "train_batch_size": price.global_batch_size,
+        "train_batch_size": estimate.global_batch_size,
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
-        "gradient_accumulation_steps": price.micro_batches,
+        "gradient_accumulation_steps": estimate.micro_batches,
         "gradient_clipping": 1.0,
         ("fp16" if config.precision == "fp16" else "bf16"): {"enabled": True},
         "zero_optimization": zero,
@@ -61,21 +62,23 @@ def module(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     notes = [
         _CLIPPING,
         (
-            f"the model is yours, with sequences of {price.seq_length} tokens: check_model compares MODEL,"
-            " and you ARITHMETIC"
+            f"bring your own model, for sequences of {estimate.seq_length} tokens: check_model compares MODEL with it;"
+            " compare ARITHMETIC yourself"
         ),
     ]
     if model.arithmetic is None:
-        notes.append("the planned model states no arithmetic: its activation, RoPE and epsilon are yours to choose")
+        notes.append("the plan's model states no arithmetic: choose its activation, RoPE and epsilon yourself")
     if config.recompute == "full":
-        how = "with CHECKPOINT_INTERVAL" if config.pp > 1 else "in your model: torch.utils.checkpoint around each"
-        notes.append(f"each layer is computed anew in backward passes, {how}")
+        how = (
+            "CHECKPOINT_INTERVAL does that" if config.pp > 1 else "put torch.utils.checkpoint around each in your model"
+        )
+        notes.append(f"each layer is recomputed in backward passes: {how}")
     doc = "pass CONFIG to `deepspeed.initialize`"
     if config.pp > 1:
         doc += ", and a PlannedPipelineModule as its model"
-    lines = [f'"""A way of training for DeepSpeed: {doc}."""', "", *(f"# {line}" for line in job.header(*notes)), ""]
-    told, other = _model(model)
-    checked = [f"MODEL = {in_python(told)}", f"ARITHMETIC = {in_python(other)}"]
+    lines = [f'"""A plan for DeepSpeed: {doc}."""', "", *(f"# {line}" for line in job.header(*notes)), ""]
+    named, other = _model(model)
+    checked = [f"MODEL = {in_python(named)}", f"ARITHMETIC = {in_python(other)}"]
     if config.pp == 1:
         return {
             place.main or "planned.py": "\n".join([*lines, *checked, f"CONFIG = {in_python(engine)}"]) + "\n" + _CHECK
@@ -98,8 +101,8 @@ def module(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
 
 
 def _model(model: Transformer) -> tuple[dict[str, object], dict[str, object]]:
-    """Return what `config.json` of Hugging Face says of the model by its names, and the rest of its arithmetic."""
-    told: dict[str, object] = {
+    """Return the model by the keys of Hugging Face's `config.json`, and the values of its arithmetic without a key."""
+    found: dict[str, object] = {
         "num_hidden_layers": model.layers,
         "hidden_size": model.hidden,
         "num_attention_heads": model.heads,
@@ -107,14 +110,15 @@ def _model(model: Transformer) -> tuple[dict[str, object], dict[str, object]]:
         "vocab_size": model.vocab,
         "tie_word_embeddings": model.tied,
     }
-    if not model.experts:  # else configurations mean experts by it, or what is beside them
-        told["intermediate_size"] = model.ffn
+    # With experts, this key is the size of an expert in some configurations and of shared experts in others.
+    if not model.experts:
+        found["intermediate_size"] = model.ffn
     if (arithmetic := model.arithmetic) is None:
-        return told, {}
+        return found, {}
     other = {
         name: value
         for name, value in asdict(arithmetic).items()
         if name not in _NAMES and (model.experts or not name.startswith("router_"))
     }
     named = {key: getattr(arithmetic, name) for name, keys in _NAMES.items() for key in keys}
-    return told | {key: value for key, value in named.items() if value is not None}, other
+    return found | {key: value for key, value in named.items() if value is not None}, other

@@ -1,4 +1,4 @@
-"""Megatron-LM: a way of training a transformer as arguments of its command line, the model's shape included."""
+"""Export of plans of transformers to Megatron-LM: arguments of its command line, including the model's shape."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 Value = int | float | str | bool | tuple[str, ...]
 
 _PADDED = 128
-"""To a multiple of so many, times those that share a matrix, the vocabulary is padded."""
+"""Megatron-LM's default of `--make-vocab-size-divisible-by`: it pads the vocabulary to a multiple of this × tp."""
 _LEAST_DIVISOR = 8
-"""Smallest multiple of words per GPU that is left without padding: matrix multiplications are slow for others.
+"""Smallest divisor of the vocabulary per GPU that is left without padding, since GEMMs of other sizes are slow.
 
 Source: NVIDIA, Matrix Multiplication Background, on tensor cores and 16-byte alignment.
 """
 _NATIVE_LOSS_BYTES = 2
-"""Bytes per logit that the native loss fusion holds beyond the price: fp32 softmax and bf16 gradient (6) instead of 4.
+"""Bytes per logit that the native loss fusion needs beyond the estimate: fp32 softmax and bf16 gradient (6), not 4.
 
 Source: Megatron-LM 0.19, `megatron/core/fusions/fused_cross_entropy.py`.
 """
@@ -37,7 +37,7 @@ _UNFUSED = ("masked-softmax", "bias-gelu", "bias-swiglu", "bias-dropout", "rope"
 
 
 def arguments(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
-    """One argument a line, each quoted for a shell, under comments."""
+    """Return the arguments of the command line, one per line and quoted for a shell, after comments."""
     job = LlmExportJob.of(plan, target, place)
     sections = (
         _model(job),
@@ -64,12 +64,13 @@ def _words(value: Value) -> str:
 
 
 def _arithmetic(job: LlmExportJob) -> dict[str, Value]:
-    """Return the settings that change results and no price; those that a configuration states replace earlier ones."""
+    """Return the settings that change results but not the estimate. They replace earlier settings of the same name."""
     return {"make-vocab-size-divisible-by": _divisor(job), **job.stated.settings}
 
 
 def _divisor(job: LlmExportJob) -> int:
-    """Return the largest divisor up to Megatron-LM's own that pads no vocabulary; its own if each pads."""
+    """Return the largest divisor up to Megatron-LM's default that needs no padding; the default if all need it."""
+    # The estimate counts the vocabulary without padding, and padded rows would change the size of checkpoints.
     divisor = gcd(job.model.vocab // job.config.tp, _PADDED) if job.model.vocab % job.config.tp == 0 else _PADDED
     return divisor if divisor >= _LEAST_DIVISOR else _PADDED
 
@@ -96,30 +97,30 @@ def _model(job: LlmExportJob) -> dict[str, Value]:
 def _attention(job: LlmExportJob) -> dict[str, Value]:
     model, latent = job.model, job.model.latent
     shares_keys = model.kv_heads != model.heads
-    told: dict[str, Value] = {}
+    found: dict[str, Value] = {}
     if latent is None:
-        told |= {
+        found |= {
             "kv-channels": model.head_dim,
             "group-query-attention": shares_keys,
             "num-query-groups": model.kv_heads if shares_keys else False,
             "qk-layernorm": model.head_norms,
         }
     else:
-        told |= {
+        found |= {
             "multi-latent-attention": True,
             "q-lora-rank": latent.q_rank or False,
             "kv-lora-rank": latent.kv_rank,
             "qk-head-dim": model.head_dim - latent.rope_dim,
             "qk-pos-emb-head-dim": latent.rope_dim,
             "v-head-dim": latent.value_dim,
-            "qk-layernorm": True,  # of the narrow vectors
+            "qk-layernorm": True,  # for latent attention this norms the compressed vectors
         }
     if model.window_layers:
-        # A token sees itself and those to its left.
-        told |= {"window-size": f"{model.window - 1},0"}
+        # Megatron-LM counts the tokens to the left and right of a token, without the token itself.
+        found |= {"window-size": f"{model.window - 1},0"}
         if len(model.window_layers) < model.layers:
-            told["window-attn-skip-freq"] = _pattern(at in model.window_layers for at in range(model.layers))
-    return told
+            found["window-attn-skip-freq"] = _pattern(at in model.window_layers for at in range(model.layers))
+    return found
 
 
 def _experts(job: LlmExportJob) -> dict[str, Value]:
@@ -132,7 +133,8 @@ def _experts(job: LlmExportJob) -> dict[str, Value]:
         "moe-layer-freq": _pattern(map(model.holds_experts, range(model.layers))) if model.dense_layers else False,
         "moe-ffn-hidden-size": model.expert_ffn,
         "moe-router-topk": model.experts_per_token,
-        "moe-router-pre-softmax": model.experts_per_token == 1,  # over one expert it would be 1
+        # With one expert per token, a softmax over the chosen experts would always be 1 and train no router.
+        "moe-router-pre-softmax": model.experts_per_token == 1,
         "moe-router-num-groups": model.expert_groups if grouped else False,
         "moe-router-group-topk": model.groups_per_token if grouped else False,
         "moe-shared-expert-intermediate-size": model.shared_ffn or False,
@@ -145,7 +147,7 @@ def _experts(job: LlmExportJob) -> dict[str, Value]:
 
 
 def _pattern(layers: Iterable[bool]) -> str:
-    """Which layers are of a kind, in Megatron's words.
+    """Return which layers are of a kind, as a Python expression that Megatron-LM evaluates.
 
     >>> _pattern([False] * 3 + [True] * 58)
     '[0]*3+[1]*58'
@@ -155,24 +157,24 @@ def _pattern(layers: Iterable[bool]) -> str:
 
 def _parallel(job: LlmExportJob) -> dict[str, Value]:
     config = job.config
-    told: dict[str, Value] = {
+    found: dict[str, Value] = {
         "tensor-model-parallel-size": config.tp,
         "sequence-parallel": config.sequence_parallel,
         "context-parallel-size": config.cp,
         "pipeline-model-parallel-size": config.pp,
     }
     if config.cp > 1:
-        told["cp-comm-type"] = _exchange(job.model)
+        found["cp-comm-type"] = _cp_comm_type(job.model)
     if config.pp > 1:
-        told["pipeline-model-parallel-layout"] = layout(job.counts, job.model.further_tokens)
-    return told
+        found["pipeline-model-parallel-layout"] = layout(job.counts, job.model.further_tokens)
+    return found
 
 
-def _exchange(model: Transformer) -> tuple[str, ...]:
-    """Return how the layers exchange keys and values: one word for all, or one for each layer.
+def _cp_comm_type(model: Transformer) -> tuple[str, ...]:
+    """Return the context-parallel communication of keys and values: one word for all layers, or one for each.
 
-    Transformer Engine refuses p2p in layers with a window. Its a2a needs heads of keys that tp × cp divides, so
-    all_gather is what all models have. Source: `attn_forward_func_with_cp` in
+    Transformer Engine refuses p2p in layers with a window. Its a2a needs a number of KV heads that tp × cp divides, so
+    only all_gather works for all models. Source: `attn_forward_func_with_cp` in
     `transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py`, 2.9 to 2.18.
     """
     each = ["all_gather" if at in model.window_layers else "p2p" for at in range(model.layers)]
@@ -180,28 +182,29 @@ def _exchange(model: Transformer) -> tuple[str, ...]:
 
 
 def _batch(job: LlmExportJob) -> dict[str, Value]:
-    price = job.plan.estimate
+    estimate = job.plan.estimate
     return {
-        "micro-batch-size": price.parallelism.micro_batch_size,
-        "global-batch-size": price.global_batch_size,
-        "seq-length": price.seq_length,
+        "micro-batch-size": estimate.parallelism.micro_batch_size,
+        "global-batch-size": estimate.global_batch_size,
+        "seq-length": estimate.seq_length,
     }
 
 
 def _memory(job: LlmExportJob) -> dict[str, Value]:
     config = job.config
-    told: dict[str, Value] = {"use-distributed-optimizer": config.zero_stage == 1}
+    found: dict[str, Value] = {"use-distributed-optimizer": config.zero_stage == 1}
     if config.recompute == "selective":
-        told["recompute-granularity"] = "selective"
+        found["recompute-granularity"] = "selective"
     elif config.recompute == "full":
-        # Groups of one layer keep the input of each, as priced; `block` recomputes so many of each stage.
+        # `uniform` with groups of one layer keeps the input of each layer, as the estimate assumes. `block` recomputes
+        # the first layers of each stage.
         some = config.recompute_num_layers
-        told |= {
+        found |= {
             "recompute-granularity": "full",
             "recompute-method": "uniform" if some is None else "block",
             "recompute-num-layers": some or 1,
         }
-    return told | {
+    return found | {
         "cpu-offloading": config.cpu_offload_num_layers > 0,
         "cpu-offloading-num-layers": config.cpu_offload_num_layers or False,
     }
@@ -209,7 +212,7 @@ def _memory(job: LlmExportJob) -> dict[str, Value]:
 
 def _precision(job: LlmExportJob) -> dict[str, Value]:
     config = job.config
-    told: dict[str, Value] = {
+    found: dict[str, Value] = {
         "bf16": config.precision != "fp16",
         "fp16": config.precision == "fp16",
         "accumulate-allreduce-grads-in-fp32": config.precision != "fp16" and not config.grad_reduce_in_bf16,
@@ -220,13 +223,15 @@ def _precision(job: LlmExportJob) -> dict[str, Value]:
         "attention-backend": "auto" if config.flash_attention else "unfused",
     }
     if config.precision == "fp8":
-        # Weights stay in 8 bits, in two orders, which is as much as they take in 16.
-        told |= {"fp8-format": "hybrid", "fp8-recipe": "tensorwise", "fp8-param-gather": config.zero_stage == 1}
+        # FP8 weights are stored row-wise and column-wise, so they take the same memory as in 16 bits. Gathering them in
+        # FP8 avoids a third copy.
+        found |= {"fp8-format": "hybrid", "fp8-recipe": "tensorwise", "fp8-param-gather": config.zero_stage == 1}
     elif config.precision == "fp4":
-        told["fp4-format"] = "e2m1"
-    if config.flash_attention:  # whose price has no dropout, which older stacks have
-        told |= {"attention-dropout": "0.0", "hidden-dropout": "0.0"}
-    return told | ({} if config.fused_elementwise else {f"no-{name}-fusion": True for name in _UNFUSED})
+        found["fp4-format"] = "e2m1"
+    # Megatron-LM's default dropout is 0.1. The estimate has dropout only for stacks without flash attention.
+    if config.flash_attention:
+        found |= {"attention-dropout": "0.0", "hidden-dropout": "0.0"}
+    return found | ({} if config.fused_elementwise else {f"no-{name}-fusion": True for name in _UNFUSED})
 
 
 def _overlap(job: LlmExportJob) -> dict[str, Value]:
@@ -239,48 +244,50 @@ def _notes(job: LlmExportJob) -> list[str]:
     config, model, seq_length = job.config, job.model, job.plan.estimate.seq_length
     notes = [CLIPPING.format("--clip-grad")]
     if config.flash_attention:
-        notes.append("attention is priced as one kernel, flash's or cuDNN's: --attention-backend picks one")
+        notes.append("attention is estimated as one kernel, flash's or cuDNN's: choose it with --attention-backend")
     if config.fused_cross_entropy:
         more_bytes = (
             _NATIVE_LOSS_BYTES * (1 + model.further_tokens) * config.micro_batch_size * seq_length * model.vocab
         )
         more = format_bytes(more_bytes / config.cp / config.tp)
-        notes.append(f"the native loss keeps the softmax in fp32: the last stage needs about {more} more than priced")
+        notes.append(
+            f"the native loss keeps the softmax in fp32: the last stage needs about {more} more than estimated"
+        )
     divisor = _divisor(job) * config.tp
     padded = -(-model.vocab // divisor) * divisor
     if padded != model.vocab:
-        notes.append(f"the vocabulary is padded to {padded} words, and priced as {model.vocab}")
-    notes += _defaults(model) if model.arithmetic is None else _priced_without(model.arithmetic)
+        notes.append(f"the vocabulary is padded to {padded} words, but estimated as {model.vocab}")
+    notes += _defaults(model) if model.arithmetic is None else _without_dropout(model.arithmetic)
     if model.positions and model.positions < seq_length:
-        notes.append(f"there are {model.positions} learned positions, and sequences of {seq_length} tokens")
+        notes.append(f"the model has {model.positions} learned positions, but sequences have {seq_length} tokens")
     if model.further_tokens:
-        notes.append("how much losses of further tokens count is for you to say: --mtp-loss-scaling-factor")
+        notes.append("choose the weight of multi-token prediction losses: --mtp-loss-scaling-factor")
     if model.experts:
         notes += [
-            "experts are priced as having equally many tokens",
-            "between machines each token is priced to go once to each: --moe-token-dispatcher-type flex does so",
+            "the estimate assumes the same number of tokens for each expert",
+            "the estimate sends each token once to each node, as --moe-token-dispatcher-type flex does",
         ]
     if config.precision in {"fp8", "fp4"} and not (config.precision == "fp8" and config.zero_stage == 1):
-        notes.append("copies of weights in fewer bits, which Transformer Engine keeps beside them, are not priced")
+        notes.append("the estimate leaves out the FP8 or FP4 copies of weights that Transformer Engine keeps")
     if config.tp > 1 or config.cp > 1:
-        notes.append("before Blackwell, it asks for CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment")
+        notes.append("before Blackwell, Megatron-LM needs CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment")
     if config.tp > 1:
-        notes.append("exchange of tensor parallelism is priced as not hidden: --tp-comm-overlap may hide some of it")
+        notes.append("the estimate does not overlap TP communication: --tp-comm-overlap may hide some of it")
     return notes
 
 
 def _defaults(model: Transformer) -> list[str]:
-    """Return the defaults that Megatron-LM trains where nobody stated the model's arithmetic."""
+    """Return a note on the defaults that Megatron-LM uses for a model whose arithmetic is not known."""
     rope = "" if model.positions else "--rotary-base 10000, --rotary-percent 1.0, "
     router = ", --moe-router-score-function softmax, --moe-aux-loss-coeff 0" if model.experts else ""
     activation = "SiLU (--swiglu)" if model.gated else "GELU"
     return [
-        "the model states no values that change results alone, so these are Megatron-LM's defaults:",
+        "the model does not state values that change results only, so these are Megatron-LM's defaults:",
         f"{rope}--norm-epsilon 1e-05, --init-method-std 0.02, {activation}{router}",
     ]
 
 
-def _priced_without(arithmetic: Arithmetic) -> list[str]:
-    """Return what the model's configuration states and the price leaves out."""
+def _without_dropout(arithmetic: Arithmetic) -> list[str]:
+    """Return a note if the model has dropout, which the estimate leaves out."""
     shares = (arithmetic.attention_dropout, arithmetic.hidden_dropout, arithmetic.embedding_dropout)
-    return ["dropout is not priced, and this model has some"] if any(shares) else []
+    return ["the estimate leaves out this model's dropout"] if any(shares) else []

@@ -1,6 +1,7 @@
-"""torchtitan: a way of training a Llama as settings of a job, TOML for 0.2 and a Python module for 0.3.
+"""Export of plans of transformers to torchtitan: settings of a job, as TOML for 0.2 and as a Python module for 0.3.
 
-Its models are named, not described: the files name or check the shape that was priced. Replicas are FSDP's.
+torchtitan selects models by name. So the files name the model, or check that it has the shape of the estimate. Replicas
+use FSDP.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _FLAVOURS: dict[tuple[int, ...], str] = {
     (80, 8192, 64, 8, 28672, 128256): "70B",
     (126, 16384, 128, 8, 53248, 128256): "405B",
 }
-"""Of its `llama3`: layers, width, heads, those with keys of their own, inner width, words."""
+"""Flavors of torchtitan's `llama3`, by layers, hidden size, heads, KV heads, FFN size and vocabulary."""
 _REGISTRY: dict[tuple[int, ...], tuple[str, str, str]] = {
     **{(*shape, 128, False, False): ("llama3", f"llama3_{name.lower()}", name) for shape, name in _FLAVOURS.items()},
     (16, 2048, 32, 8, 8192, 128256, 64, False, True): ("llama3", "llama3_8b", "1B"),
@@ -33,24 +34,24 @@ _REGISTRY: dict[tuple[int, ...], tuple[str, str, str]] = {
     (40, 5120, 40, 8, 17408, 151936, 128, True, False): ("qwen3", "qwen3_14b", "14B"),
     (64, 5120, 64, 8, 25600, 151936, 128, True, False): ("qwen3", "qwen3_32b", "32B"),
 }
-"""Package, function of its registry and flavour in torchtitan 0.3.0, by the shape above, head width, head norms and
-tied embeddings."""
+"""Package, registry function and flavor in torchtitan 0.3.0, by the key of `_FLAVOURS`, head width, head norms and tied
+embeddings."""
 _REPLACED = {
     "405B": "bfloat16, as planned, not its float8",
     "1B": "its own configuration is for 8B",
     "3B": "its own configuration is for 8B",
 }
-"""Flavours whose function of the registry has another model, and why."""
+"""Flavors that the registry function does not return, with the reason. The module then sets the model itself."""
 
 
 def toml(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
-    """Sections of a job's TOML, for 0.2."""
+    """Return the sections of a job's TOML, for 0.2."""
     job = LlmExportJob.of(plan, target, place)
-    config, price = job.config, job.plan.estimate
+    config, estimate = job.config, job.plan.estimate
     if config.tp > 1 and not config.sequence_parallel:
         raise ArgumentError(
-            f"{target.label} shares what lies between matrices, too, and the way does not",
-            "plan with sequence parallelism, or export for torchtitan@0.3",
+            f"{target.label} always uses sequence parallelism with tp above 1, but the plan does not",
+            "plan with sequence parallelism, or use `--to torchtitan@0.3`",
             code="unsupported",
         )
     flavour = _FLAVOURS.get(_shape(job))
@@ -58,8 +59,8 @@ def toml(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
         *(f"# {line}" for line in job.header(CLIPPING, *_notes(job))),
         *(["[model]", 'name = "llama3"', f'flavor = "{flavour}"', ""] if flavour else []),
         "[training]",
-        f"seq_len = {price.seq_length}",
-        f"global_batch_size = {price.global_batch_size}",
+        f"seq_len = {estimate.seq_length}",
+        f"global_batch_size = {estimate.global_batch_size}",
         f"local_batch_size = {_local_batch_size(job)}",
         'mixed_precision_param = "bfloat16"',
         "",
@@ -75,6 +76,7 @@ def toml(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
             *(f"  [{', '.join(map(in_toml, part))}]," for part in parts_of(job.counts, "output")),
             "]",
         ]
+    # Compile exactly the parts that the estimate assumes to be fused.
     compiled = _compiled(config)
     lines += ["", "[compile]", f"enable = {str(bool(compiled)).lower()}"]
     lines += [f"components = [{in_toml(compiled[0])}]"] if len(compiled) == 1 else []
@@ -83,18 +85,18 @@ def toml(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
 
 
 def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
-    """A module whose function `planned` sets what the way decides in a `Trainer.Config`, for 0.3."""
+    """Return a module whose function `planned` applies the plan to a `Trainer.Config`, for 0.3."""
     job = LlmExportJob.of(plan, target, place)
-    config, price = job.config, job.plan.estimate
+    config, estimate = job.config, job.plan.estimate
     settings: dict[str, object] = {
-        "training.seq_len": price.seq_length,
-        "training.global_batch_size": price.global_batch_size,
+        "training.seq_len": estimate.seq_length,
+        "training.global_batch_size": estimate.global_batch_size,
         "training.local_batch_size": _local_batch_size(job),
         "training.mixed_precision_param": "bfloat16",
     } | {f"parallelism.{key}": value for key, value in _degrees(job).items()}
     settings["parallelism.enable_sequence_parallel"] = config.sequence_parallel or config.tp == 1
     if config.pp > 1:
-        # It captures no CUDA graphs of a pipeline, and says so before it starts.
+        # torchtitan can't capture CUDA graphs of a pipeline. It refuses to start with both.
         settings["training.disable_cuda_graphs"] = True
         settings["parallelism.pipeline_parallel_schedule"] = _schedule(job)
         settings["parallelism.pipeline_parallel_microbatch_size"] = config.micro_batch_size
@@ -111,7 +113,7 @@ def python(plan: LlmPlan, target: Target, place: Place) -> dict[str, str]:
     parts = parts_of(job.counts, "lm_head") if config.pp > 1 else []
     comments = job.header(CLIPPING, *_split(job), *_unstated(job))
     text = module(
-        "a way of training",
+        "a plan",
         comments,
         shape=shape,
         settings=settings,
@@ -130,14 +132,14 @@ def _shape(job: LlmExportJob) -> tuple[int, ...]:
 
 
 def _start(job: LlmExportJob) -> list[str]:
-    """Return lines of a user's module that take torchtitan's own configuration of the model, if it has one."""
+    """Return lines of the user's module that start from torchtitan's own configuration of the model, if it has one."""
     model = job.model
     found = _REGISTRY.get((*_shape(job), model.head_dim, model.head_norms, model.tied))
     if found is None:
         kind = "qwen3" if model.head_norms else "llama3"
         return [
             "def mine():",
-            f"    config = ...  # none of torchtitan.models.{kind} has this SHAPE: make a Trainer.Config that has",
+            f"    config = ...  # no model of torchtitan.models.{kind} has this SHAPE: make a Trainer.Config for it",
             "    return planned(config)",
         ]
     package, function, flavour = found
@@ -152,10 +154,10 @@ def _start(job: LlmExportJob) -> list[str]:
 
 
 def _unstated(job: LlmExportJob) -> list[str]:
-    """Return what neither the model nor a setting says."""
-    weights = "initial weights are those of torchtitan's model"
+    """Return notes on values that neither the model nor a setting fixes."""
+    weights = "torchtitan's model sets the initial weights"
     if job.model.arithmetic is None:
-        return ["the model does not state RoPE and the epsilon of norms: those of your configuration stay", weights]
+        return ["the model does not state RoPE and the epsilon of norms: your configuration's values stay", weights]
     return [weights]
 
 
@@ -166,26 +168,26 @@ def _beside(job: LlmExportJob) -> dict[str, str]:
 def _notes(job: LlmExportJob) -> list[str]:
     layers, dim, heads, keys, ffn, words = _shape(job)
     shape = (
-        f"the model must have {layers} layers of width {dim} with {heads} heads, {keys} with keys of their own, inner"
-        f" width {ffn}, and {words} words"
+        f"the model must have {layers} layers, hidden size {dim}, {heads} heads, {keys} KV heads, FFN size {ffn} and a"
+        f" vocabulary of {words}"
     )
-    told = ", ".join(f"{name} {value}" for name, value in job.stated.settings.items())
-    arithmetic = [f"the model must have {told}, which no setting says: compare your flavour's"] if told else []
+    stated = ", ".join(f"{name} {value}" for name, value in job.stated.settings.items())
+    arithmetic = [f"the model must have {stated}, which has no setting: compare your flavor"] if stated else []
     notes = [shape, *arithmetic, *_split(job), *_unstated(job)]
     if job.config.pp > 1:
-        notes.append("pipeline_parallel_schedule_csv is looked for from where the job is started")
+        notes.append("pipeline_parallel_schedule_csv is relative to the directory in which the job is started")
     return notes
 
 
 def _compiled(config: ParallelismConfig) -> list[str]:
-    """What torchtitan compiles: layers, the loss, or both."""
+    """Return the components that torchtitan compiles: the model, the loss, or both."""
     return [
         name for name, fused in (("model", config.fused_elementwise), ("loss", config.fused_cross_entropy)) if fused
     ]
 
 
 def _split(job: LlmExportJob) -> list[str]:
-    """Why nothing is compiled, where it is for that."""
+    """Return a note if layers are not compiled because backward passes are split."""
     return (
         ["layers are not compiled: backward passes of compiled ones can't be split"]
         if job.config.splits_backward
@@ -194,7 +196,7 @@ def _split(job: LlmExportJob) -> list[str]:
 
 
 def _local_batch_size(job: LlmExportJob) -> int:
-    """Sequences of a replica between two sums of gradients: of the whole step, or of one pass without a pipeline."""
+    """Return the sequences of a replica between two gradient reductions: of a step, or of a pass without a pipeline."""
     config = job.config
     return config.micro_batch_size * (job.plan.estimate.micro_batches if config.pp > 1 else 1)
 
@@ -208,13 +210,14 @@ def _degrees(job: LlmExportJob) -> dict[str, int | str]:
         "context_parallel_degree": config.cp,
         "tensor_parallel_degree": config.tp,
     }
+    # "always" gathers weights in each pass (ZeRO stage 3), "never" once per step (stage 2).
     if config.dp_cp_size > 1:
         degrees["fsdp_reshard_after_forward"] = "always" if config.zero_stage == MOST_ZERO else "never"
     return degrees
 
 
 def _schedule(job: LlmExportJob) -> str:
-    """A schedule of PyTorch's whose stages lie on ranks as the way's do; the orders themselves are in the file."""
+    """Return the PyTorch schedule that places stages on ranks as the plan does. The actions come from the file."""
     if job.config.splits_backward:
         return {"interleaved_zb": "InterleavedZeroBubble", "zb_v": "ZBVZeroBubble"}[job.config.pp_schedule]
     return "1F1B" if job.config.vpp == 1 else "Interleaved1F1B"

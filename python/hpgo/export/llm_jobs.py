@@ -1,7 +1,7 @@
-"""A way of training a transformer as one framework runs it: what all writers of ways read and say.
+"""Plan of a transformer as one framework runs it: the common part of all writers for plans of transformers.
 
-Frameworks number ranks tensor first, then context, replicas, and stages of the pipeline, which is the order that prices
-count with; so ranks need no places of their own.
+Frameworks order ranks tp, cp, dp, pp, which is the order of the estimates. So the files need no mapping of ranks to
+GPUs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LlmExportJob:
-    """What one framework runs of a `LlmPlan`."""
+    """An `LlmPlan` that was checked for one framework."""
 
     target: Target
     place: Place
@@ -38,24 +38,25 @@ class LlmExportJob:
 
     @classmethod
     def of(cls, plan: LlmPlan, target: Target, place: Place) -> LlmExportJob:
-        """Checks a plan for `target`.
+        """Return the job of a plan for `target`.
 
-        Raises ArgumentError for one that it can't run, InfeasibleError for one that doesn't fit memory.
+        Raises ArgumentError for a plan that the target can't run, InfeasibleError for one that does not fit in memory.
         """
         row, rules = framework_support(target.framework)
-        price = plan.estimate
-        if not price.fits:
+        estimate = plan.estimate
+        if not estimate.fits:
             raise InfeasibleError(
-                f"the way does not fit: {price.parallelism.named()} lacks {format_bytes(price.shortfall_bytes)} of a"
-                f" GPU",
-                "plan again: `hpgo plan` makes plans that fit",
+                f"the plan does not fit: a GPU lacks {format_bytes(estimate.shortfall_bytes)} for"
+                f" {estimate.parallelism.named()}",
+                "make a plan that fits with `hpgo llm plan`",
                 code="insufficient_memory",
             )
         if lack := rules.lacking(plan.transformer):
             raise ArgumentError(f"{row.title} {lack.why}", lack.hint, code="unsupported")
+        # A plan may have been made for another framework, so its rules are checked again for this one.
         model = plan.transformer
         why = rules.broken(
-            price.parallelism, micro_batches=price.micro_batches, experts=bool(model.experts), tied=model.tied
+            estimate.parallelism, micro_batches=estimate.micro_batches, experts=bool(model.experts), tied=model.tied
         )
         if why:
             raise ArgumentError(
@@ -65,60 +66,63 @@ class LlmExportJob:
 
     @property
     def config(self) -> ParallelismConfig:
-        """Degrees, and what goes with them."""
+        """The parallelism configuration of the plan."""
         return self.plan.estimate.parallelism
 
     @property
     def model(self) -> Transformer:
-        """What is trained."""
+        """The transformer of the plan."""
         return self.plan.transformer
 
     @property
     def support(self) -> FrameworkSupport:
-        """What the framework runs."""
+        """The configurations that the framework runs."""
         return framework_support(self.target.framework)[1]
 
     @property
     def stated(self) -> ArithmeticSettings:
-        """The settings of the framework for the model's arithmetic."""
+        """The framework's settings for the model's arithmetic."""
         return self.support.stated(self.model)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Layers of each stage."""
+        """Number of layers of each stage."""
         return self.plan.layer_counts
 
     @property
     def orders(self) -> Schedule:
-        """Forwards and backwards of each rank of the pipeline."""
+        """The pipeline schedule of the plan, which some frameworks read from a file."""
         return orders_of(self.config, self.plan.estimate.micro_batches)
 
     def header(self, *notes: str) -> list[str]:
-        """Lines for whoever reads the file: what it is, its price, what the settings don't carry."""
-        price, config = self.plan.estimate, self.config
-        where = f"{in_comment(price.cluster)}, {pluralize(price.gpus, 'GPU')}"
+        """Return comments for the reader of the file: the plan, its estimate, and what the settings can't express."""
+        estimate, config = self.plan.estimate, self.config
+        where = f"{in_comment(estimate.cluster)}, {pluralize(estimate.gpus, 'GPU')}"
+        speed = f"{estimate.step_s:.4g} s, {estimate.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
         return [
-            f"{in_comment(price.model)} on {where}: {config.named()}",
-            f"predicted step {price.step_s:.4g} s, {price.tokens_per_s_per_gpu:,.0f} tokens/s/GPU: not measured",
+            f"{in_comment(estimate.model)} on {where}: {config.named()}",
+            f"estimated step time {speed}, not measured",
             f"made by hpgo {_core.__version__} for {self.target.label}",
-            f"tried with {self.target.tested}",
+            f"tested with {self.target.tested}",
             *self._assumed(),
             *notes,
         ]
 
     def _assumed(self) -> list[str]:
-        """What was priced and no setting says."""
-        price, config, model = self.plan.estimate, self.config, self.model
+        """Return the assumptions of the estimate that no setting expresses."""
+        estimate, config, model = self.plan.estimate, self.config, self.model
         runs = self.support
-        said = [f"data parallelism follows from the number of GPUs: {pluralize(config.dp, 'replica')}"]
+        notes = [f"data parallelism follows from the number of GPUs: {pluralize(config.dp, 'replica')}"]
         if runs.as_run(config).overlap_dp_comm != config.overlap_dp_comm:
-            said.append(
-                f"{self.framework.title} sums gradients after the last backward pass of a stage, and the price has them"
-                " summed meanwhile"
+            notes.append(
+                f"{self.framework.title} reduces gradients after the last backward pass of a stage, but the estimate"
+                " overlaps the two"
             )
         if runs.dtensor and not config.dtensor:
-            said.append(f"{self.framework.title} holds more than was priced: `hpgo llm estimate --dtensor` counts it")
-        if model.window and model.window < price.seq_length:
+            notes.append(
+                f"{self.framework.title} needs more memory than estimated: `hpgo llm estimate --dtensor` counts it"
+            )
+        if model.window and model.window < estimate.seq_length:
             layers = pluralize(len(model.window_layers), "layer")
-            said.append(f"priced with a window of {model.window} tokens in {layers}: the model has to have it")
-        return said
+            notes.append(f"estimated with a window of {model.window} tokens in {layers}: the model must have it")
+        return notes

@@ -1,4 +1,4 @@
-"""The precision and the optimizer that a plan's memory was priced with, as settings of each framework."""
+"""Precision and optimizer of a plan's memory estimate, as settings of each framework."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MEGATRON: Mapping[OptimizerName, Mapping[str, bool | float | str]] = {
     "adam-fp32": {},
     "adam-bf16": {"bf16": True, "grad_reduce_in_bf16": True},
     "adam-bf16-fp32-gradients": {"bf16": True, "accumulate_allreduce_grads_in_fp32": True},
-    # Its momentum is 0.9 unless told otherwise.
+    # Megatron-LM's default momentum is 0.9, so plain SGD has to turn it off.
     "sgd": {"optimizer": "sgd", "sgd_momentum": 0.0},
     "sgd-momentum": {"optimizer": "sgd"},
 }
-"""Names of its configuration. Source: `megatron/training/arguments.py`, 0.16.1 to 0.19."""
+"""Settings of Megatron-LM by optimizer. Source: `megatron/training/arguments.py`, 0.16.1 to 0.19."""
 DEEPSPEED: Mapping[OptimizerName, Mapping[str, object]] = {
     "adam-fp32": {},
     "adam-bf16": {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "bf16"}},
@@ -29,11 +29,11 @@ DEEPSPEED: Mapping[OptimizerName, Mapping[str, object]] = {
     "sgd": {"zero_allow_untested_optimizer": True},
     "sgd-momentum": {"zero_allow_untested_optimizer": True},
 }
-"""Blocks of its configuration; the optimizer itself is the user's argument of `deepspeed.initialize`."""
+"""Blocks of DeepSpeed's configuration by optimizer. The user passes the optimizer itself to `deepspeed.initialize`."""
 
 
 def widths(job: ExportJob) -> tuple[str, str] | None:
-    """Return PyTorch's names for the types of weights and gradients; None if no optimizer was priced."""
+    """Return PyTorch's names for the types of weights and gradients; None if the plan names no optimizer."""
     if (name := job.optimizer) is None:
         return None
     names = {2: "bfloat16", 4: "float32"}
@@ -41,12 +41,12 @@ def widths(job: ExportJob) -> tuple[str, str] | None:
 
 
 def megatron(job: ExportJob) -> dict[str, bool | float | str]:
-    """Return the settings for a plan's precision and optimizer; nothing if no optimizer was priced."""
+    """Return the settings for a plan's precision and optimizer; empty if the plan names no optimizer."""
     return {} if job.optimizer is None else dict(MEGATRON[job.optimizer])
 
 
 def optimizer(job: ExportJob) -> dict[str, Any]:
-    """Return the name of Megatron Core's optimizer and its momentum; nothing if no optimizer was priced."""
+    """Return the name of Megatron Core's optimizer and its momentum; empty if the plan names no optimizer."""
     if job.optimizer is None:
         return {}
     chosen = megatron(job)
@@ -55,7 +55,7 @@ def optimizer(job: ExportJob) -> dict[str, Any]:
 
 
 def verl(job: ExportJob) -> dict[str, str | bool]:
-    """Return `dtype`, and `grad_reduce_in_fp32`; nothing if no optimizer was priced.
+    """Return verl's `dtype` and `grad_reduce_in_fp32`; empty if the plan names no optimizer.
 
     Raises ArgumentError for weights in 32 bits, which verl's Megatron engine refuses
     (`McoreEngineConfig.__post_init__` in `verl/workers/config/engine.py`, 0.9.1).
@@ -65,7 +65,7 @@ def verl(job: ExportJob) -> dict[str, str | bool]:
     weights, gradients = kept
     if weights == "float32":
         raise ArgumentError(
-            f"{job.target.title} keeps weights in 16 bits, and the plan was priced for {job.optimizer}",
+            f"{job.target.title} keeps weights in 16 bits, but the plan is for {job.optimizer}",
             "plan with `--optimizer adam-bf16-fp32-gradients`, or `adam-bf16`",
             code="unsupported",
         )
@@ -73,58 +73,61 @@ def verl(job: ExportJob) -> dict[str, str | bool]:
 
 
 def swift(job: ExportJob) -> dict[str, str | bool]:
-    """Return ms-swift's arguments for the precision; nothing if no optimizer was priced.
+    """Return ms-swift's arguments for the precision; empty if the plan names no optimizer.
 
-    It sums gradients in fp32 unless `main_grads_dtype` is bf16, which Megatron Core takes with its precision-aware
-    optimizer alone, and that one needs the distributed optimizer (`_map_dtype` in
+    ms-swift accumulates gradients in fp32 unless `main_grads_dtype` is bf16. Megatron Core accepts that only with its
+    precision-aware optimizer, which needs the distributed optimizer (`_map_dtype` in
     `swift/megatron/arguments/megatron_args.py`, 4.5.2; `megatron/core/optimizer/optimizer_config.py`, 0.16.1).
 
-    Raises ArgumentError for 16-bit gradients without a shared optimizer state.
+    Raises ArgumentError for 16-bit gradients without a sharded optimizer state.
     """
     if (kept := widths(job)) is None:
         return {}
     weights, gradients = kept
-    told: dict[str, str | bool] = {"torch_dtype": weights, "bf16": weights == "bfloat16", "fp16": False}
+    settings: dict[str, str | bool] = {"torch_dtype": weights, "bf16": weights == "bfloat16", "fp16": False}
     if gradients == "bfloat16":
         if not job.program.shard_optimizer:
             raise ArgumentError(
-                f"{job.target.title} sums gradients in 16 bits with a shared optimizer state alone, and the plan was"
-                f" priced for {job.optimizer} without",
+                f"{job.target.title} accumulates gradients in 16 bits only with a sharded optimizer state, but the plan"
+                f" has {job.optimizer} without it",
                 "plan with `--shard-optimizer`, or with `--optimizer adam-bf16-fp32-gradients`",
                 code="unsupported",
             )
-        told |= {"use_distributed_optimizer": True, "use_precision_aware_optimizer": True, "main_grads_dtype": "bf16"}
-    return told
+        settings |= {
+            "use_distributed_optimizer": True, "use_precision_aware_optimizer": True, "main_grads_dtype": "bf16",
+        }  # fmt: skip
+    return settings
 
 
 def torchtitan(job: ExportJob) -> str | None:
-    """Return the value of `training.mixed_precision_param`; None if no optimizer was priced."""
+    """Return the value of `training.mixed_precision_param`; None if the plan names no optimizer."""
     return None if (kept := widths(job)) is None else kept[0]
 
 
 def deepspeed(job: ExportJob) -> dict[str, object]:
-    """Return the blocks of the configuration for a plan's precision; nothing if no optimizer was priced.
+    """Return the blocks of the configuration for a plan's precision; empty if the plan names no optimizer.
 
-    Source: `DeepSpeedEngine._do_optimizer_sanity_check` of 0.19.8, which takes 32-bit gradients of 16-bit weights with
-    ZeRO alone, and optimizers that it does not know, such as SGD, only if it is told to.
+    Source: `DeepSpeedEngine._do_optimizer_sanity_check` of 0.19.8. It accepts 32-bit gradients of 16-bit weights only
+    with ZeRO, and optimizers that it does not know, such as SGD, only with `zero_allow_untested_optimizer`.
     """
     if (name := job.optimizer) is None:
         return {}
     blocks = dict(DEEPSPEED[name])
+    # DeepSpeed accumulates in 32 bits only with ZeRO, so stage 1 is on even if a single replica shards nothing.
     if name == "adam-bf16-fp32-gradients":
         blocks["zero_optimization"] = {"stage": 1}
     return blocks
 
 
 def note(job: ExportJob) -> str | None:
-    """Return a comment on what memory was priced for; None for a program, which has no price of memory."""
+    """Return a comment on the optimizer of the memory estimate; None for a program, which has no memory estimate."""
     if job.plan is None:
         return None
     if (name := job.optimizer) is None:
         memory = job.plan.assumed.memory
         return (
-            f"memory is priced with gradients of {memory.gradients_per_weight:g} and optimizer state of"
+            f"memory is estimated with gradients of {memory.gradients_per_weight:g} and optimizer state of"
             f" {memory.optimizer_per_weight:g} times the weights: choose precision and optimizer to match"
         )
     each = OPTIMIZERS[name].bytes_text
-    return f"memory is priced for {name}: {each} bytes per parameter (weights, gradients, optimizer state)"
+    return f"memory is estimated for {name}: {each} bytes per parameter (weights, gradients, optimizer state)"

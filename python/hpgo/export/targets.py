@@ -1,6 +1,6 @@
-"""What a plan can be exported for: one row a target and version.
+"""Targets of exports: one row per framework and version.
 
-A row is all that a new target needs besides the module that writes it.
+A new target needs one row here and the module that writes its files.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Place(Record):
-    """Where the main file will lie, which says what the others are called."""
+    """Path of the main file, from which the names of the other files follow."""
 
     folder: str = ""
     main: str = ""
-    """Name of the main file; empty for its own."""
+    """Name of the main file; empty for the default name."""
 
     def name(self, own: str) -> str:
-        """Of a file that lies beside the main one.
+        """Return the name of a file beside the main one, given its default name.
 
         >>> Place().name("order.csv"), Place("jobs", "bert.toml").name("order.csv")
         ('order.csv', 'bert.order.csv')
@@ -37,7 +37,7 @@ class Place(Record):
         return f"{stem if dot and stem else self.main}.{own}" if self.main else own
 
     def path(self, own: str) -> str:
-        """The same with its folder.
+        """Return the path of a file beside the main one, given its default name.
 
         >>> Place("jobs", "bert.toml").path("order.csv")
         'jobs/bert.order.csv'
@@ -47,27 +47,27 @@ class Place(Record):
 
 @dataclass(frozen=True, slots=True)
 class Target(Record):
-    """One version of something that runs plans."""
+    """One version of a framework or an engine that runs plans."""
 
     name: str
     version: str
-    """The release that its files are for; its patches count too. Empty where one form serves all."""
+    """Release for which the files are written, patch releases included; empty if one form serves all releases."""
     title: str
-    """What people call it."""
+    """Name in messages."""
     tested: str
-    """What the files were tried with."""
+    """Release with which the files were tested; empty if they were not."""
     form: str
-    """What is written, in a few words."""
+    """Short description of the files."""
     writer: str
-    """`module:function`: of what was given, this row and the `Place`, texts by file name, the main file first."""
+    """`module:function` that returns texts by file name, the main file first, for a plan, this row and a `Place`."""
     framework: str = ""
-    """Its row in `hpgo.programs.frameworks`; empty for those that run no training plans."""
+    """Name of the row in `hpgo.programs.frameworks`; empty for engines that run no training plans."""
     ways: str = ""
-    """`module:function` of ways of training a transformer, likewise; empty for those that run none."""
+    """`module:function` for plans of transformers (`LlmPlan`), like `writer`; empty if they are not supported."""
 
     @property
     def label(self) -> str:
-        """Title and version.
+        """Title of the target with its version.
 
         >>> find("torchtitan@0.2.2").label
         'torchtitan 0.2'
@@ -75,16 +75,15 @@ class Target(Record):
         return f"{self.title} {self.version}" if self.version else self.title
 
     def write(self, plan: object, place: Place) -> dict[str, str]:
-        """Texts by file name, the main file first; raises ArgumentError for a plan that the target can't run."""
+        """Return texts by file name, the main file first. Raise ArgumentError for a plan that the target can't run."""
         check_is("the place", place, Place, "make a `hpgo.export.Place`")
-        from hpgo.llm.plan import LlmPlan  # a list of targets does without
+        # Imported late, like the writers: `hpgo export --help` lists the targets and needs neither.
+        from hpgo.llm.plan import LlmPlan
 
         writer = self.ways if isinstance(plan, LlmPlan) else self.writer
         if not writer:
             known = ", ".join(dict.fromkeys(target.name for target in TARGETS if target.ways))
-            raise ArgumentError(
-                f"no way of training a transformer is exported for {self.title}", f"known: {known}", code="unsupported"
-            )
+            raise ArgumentError(f"LLM plans are not supported for {self.title}", f"use {known}", code="unsupported")
         module, function = writer.split(":")
         write: Callable[[object, Target, Place], dict[str, str]] = getattr(importlib.import_module(module), function)
         return write(plan, self, place)
@@ -119,7 +118,7 @@ TARGETS: tuple[Target, ...] = (
            f"{_SERVING}:tensorrt_llm"),
     Target("accelerate", "1.15", "accelerate", "accelerate 1.15.0", "a Python module", f"{_SERVING}:accelerate"),
 )  # fmt: skip
-"""All targets, older versions first."""
+"""Rows of all targets, older versions first: `find` takes the last version of a name."""
 
 TargetName = Literal[
     "torch", "torch@2.15", "torchtitan", "torchtitan@0.2", "torchtitan@0.3", "megatron", "megatron@0.16",
@@ -127,15 +126,15 @@ TargetName = Literal[
     "deepspeed", "deepspeed@0.19", "vllm", "vllm@0.33", "sglang", "sglang@0.5", "llama.cpp", "tensorrt-llm",
     "accelerate", "accelerate@1.15",
 ]  # fmt: skip
-"""For type checkers and editors; patches of these versions, as in `torchtitan@0.2.2`, are taken, too."""
+"""Names for type checkers and editors. Patch releases of these versions, like `torchtitan@0.2.2`, are accepted, too."""
 NAMES = tuple(dict.fromkeys(target.name for target in TARGETS))
-"""Of all targets, whatever their versions."""
+"""Names of all targets, without versions."""
 
 
 def find(name: TargetName) -> Target:
-    """The row for `NAME` or `NAME@VERSION`; the latest version if none is named.
+    """Return the row of `NAME` or `NAME@VERSION`, with the latest version by default.
 
-    Raises ArgumentError for a target that is unknown, or a version that nobody has run.
+    Raises ArgumentError for an unknown target or version.
 
     >>> find("torchtitan").version
     '0.3'

@@ -1,1 +1,1 @@
-"""Ways to share a transformer among GPUs, and what each costs: time and memory by named terms."""
+"""Parallelism configurations of transformer training: their step time and memory, and the search for the fastest."""

@@ -17,9 +17,11 @@ def maximum(first: Amount, second: Amount) -> Amount:
     >>> maximum(1.0, 2.0)
     2.0
     """
+    # Numbers stay Python floats. One estimate without a pipeline then needs no numpy, which takes longer to import
+    # than the estimate takes to compute.
     if isinstance(first, float | int) and isinstance(second, float | int):
         return max(first, second)
-    import numpy as np  # not loaded for a single configuration without a pipeline
+    import numpy as np
 
     return np.maximum(first, second)
 
@@ -38,6 +40,7 @@ def minimum(first: Amount, second: Amount) -> Amount:
 
 def by_rank(values: list[float]) -> Amount:
     """Return the amount of one configuration, given its value on each pipeline rank."""
+    # A single rank is a number, not an array of one: `over_ranks` and `before_ranks` rely on that to skip numpy.
     if len(values) == 1:
         return values[0]
     import numpy as np

@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
 
 Setting = int | float | str | bool
-Told = dict[str, Setting] | str
-"""Settings by name, or what has no setting, in words that follow "has no setting for"."""
+Row = dict[str, Setting] | str
+"""Settings by name, or a description of the value that has no setting, in words that follow "has no setting for"."""
 
 _TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
-"""Names of the approximation of GELU by tanh, which is what Megatron-LM's fused kernel computes."""
+"""Names of GELU's approximation by tanh, which Megatron-LM's fused kernel computes."""
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _YARN = {"original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0}
-"""Values that Megatron-LM's rules for RoPE scaling have, without a setting."""
+"""Constants of Megatron-LM's RoPE scaling that no option changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArithmeticSettings:
-    """A model's arithmetic in the words of a framework."""
+    """A model's arithmetic as settings of a framework, and the values without a setting."""
 
     settings: Mapping[str, Setting]
     missing: tuple[str, ...]
-    """Each value that has no setting."""
+    """A description of each value that has no setting."""
 
 
-def stated(table: Mapping[str, Callable[[Transformer, Arithmetic], Told]], model: Transformer) -> ArithmeticSettings:
-    """Return what `table` says of a model's arithmetic; nothing if that is not known.
+def stated(table: Mapping[str, Callable[[Transformer, Arithmetic], Row]], model: Transformer) -> ArithmeticSettings:
+    """Return a model's arithmetic as settings of `table`; nothing if the arithmetic is not known.
 
     >>> from hpgo.model.transformer_presets import TRANSFORMERS
     >>> stated(MEGATRON, TRANSFORMERS["llama-3-8b"]).settings["rotary-base"]
@@ -50,26 +50,29 @@ def stated(table: Mapping[str, Callable[[Transformer, Arithmetic], Told]], model
     """
     if (arithmetic := model.arithmetic) is None or not table:
         return ArithmeticSettings({}, ())
-    told = [table[field.name](model, arithmetic) for field in fields(Arithmetic)]
-    settings = {name: value for one in told if not isinstance(one, str) for name, value in one.items()}
-    return ArithmeticSettings(settings, tuple(one for one in told if isinstance(one, str)))
+    # Index by the fields of `Arithmetic`: a new field without a row in some table then fails loudly.
+    rows = [table[field.name](model, arithmetic) for field in fields(Arithmetic)]
+    settings = {name: value for one in rows if not isinstance(one, str) for name, value in one.items()}
+    return ArithmeticSettings(settings, tuple(one for one in rows if isinstance(one, str)))
 
 
-def _only(name: str, plain: object, words: str) -> Callable[[Transformer, Arithmetic], Told]:
-    """Return a row that takes the value `plain` of a field alone."""
+def _only(name: str, plain: object, words: str) -> Callable[[Transformer, Arithmetic], Row]:
+    """Return a row that accepts only the value `plain` of a field, and describes any other value by `words`."""
 
-    def row(_: Transformer, arithmetic: Arithmetic) -> Told:
+    def row(_: Transformer, arithmetic: Arithmetic) -> Row:
         value = getattr(arithmetic, name)
         return {} if value == plain else words.format(value)
 
     return row
 
 
-def _activation(model: Transformer, arithmetic: Arithmetic) -> Told:
+def _activation(model: Transformer, arithmetic: Arithmetic) -> Row:
     name = arithmetic.activation
     if model.gated:
+        # Megatron-LM has no option for GEGLU: `--swiglu` is its only gated activation.
         silu = name in {"silu", "swish"}
         return {"swiglu": True} if silu else f"the activation {name} in a gated feed-forward network"
+    # The default fuses the bias with GELU by tanh. Without that fusion PyTorch's exact GELU is computed.
     if name in _TANH and model.ffn_bias:
         return {}
     if name == "gelu":
@@ -77,29 +80,30 @@ def _activation(model: Transformer, arithmetic: Arithmetic) -> Told:
     return {"squared-relu": True} if name == "relu2" else f"the activation {name}"
 
 
-def _theta(_: Transformer, arithmetic: Arithmetic) -> Told:
+def _theta(_: Transformer, arithmetic: Arithmetic) -> Row:
     theta = arithmetic.rope_theta
     if theta is None:
         return {}
+    # `--rotary-base` is parsed as an integer.
     return {"rotary-base": int(theta)} if theta == int(theta) else f"the RoPE theta {theta}, a fraction"
 
 
-def _interleaved(model: Transformer, arithmetic: Arithmetic) -> Told:
+def _interleaved(model: Transformer, arithmetic: Arithmetic) -> Row:
     if model.latent is not None:
         return {} if arithmetic.rope_interleaved else "latent attention without interleaved RoPE"
     return {"rotary-interleaved": True, "no-rope-fusion": True} if arithmetic.rope_interleaved else {}
 
 
-def _fraction(model: Transformer, arithmetic: Arithmetic) -> Told:
+def _fraction(model: Transformer, arithmetic: Arithmetic) -> Row:
     if model.latent is not None:
         return {} if arithmetic.rotary_fraction == 1 else "a rotary fraction in latent attention"
     return {} if arithmetic.rope_theta is None else {"rotary-percent": arithmetic.rotary_fraction}
 
 
-def _scaling(model: Transformer, arithmetic: Arithmetic) -> Told:
+def _scaling(model: Transformer, arithmetic: Arithmetic) -> Row:
     scaling = arithmetic.rope_scaling
     if scaling is None:
-        # Its fused kernel for latent attention knows YaRN alone.
+        # The fused kernel for latent attention computes YaRN only, so plain RoPE has to turn it off.
         return {} if model.latent is None else {"rope-type": "rope", "no-rope-fusion": True}
     kind, words = scaling.rope_type, f"the RoPE scaling {scaling.rope_type}"
     for name, value in {"llama3": _LLAMA3, "yarn": _YARN}.get(kind, {}).items():
@@ -112,39 +116,40 @@ def _scaling(model: Transformer, arithmetic: Arithmetic) -> Told:
     if kind == "linear" and model.latent is None and scaling.factor == int(scaling.factor):
         return {"rotary-seq-len-interpolation-factor": int(scaling.factor)}
     if kind == "yarn" and model.latent is not None and scaling.truncate is not False:
-        told: dict[str, Setting] = {"rope-type": "yarn", "rotary-scaling-factor": scaling.factor}
+        settings: dict[str, Setting] = {"rope-type": "yarn", "rotary-scaling-factor": scaling.factor}
         for name, own in (("mscale", scaling.mscale), ("mscale-all-dim", scaling.mscale_all_dim)):
-            told |= {} if own is None else {name: own}
-        return told
+            settings |= {} if own is None else {name: own}
+        return settings
     return words
 
 
-def _scale(model: Transformer, arithmetic: Arithmetic) -> Told:
+def _scale(model: Transformer, arithmetic: Arithmetic) -> Row:
     scale = arithmetic.attention_scale
+    # Configuration files round the usual scale, 1/√d, so compare with a tolerance.
     plain = scale is None or isclose(scale, model.head_dim**-0.5, rel_tol=1e-6)
     return {} if plain else f"the attention scale {scale:.6g}"
 
 
-def _attention_dropout(_: Transformer, arithmetic: Arithmetic) -> Told:
+def _attention_dropout(_: Transformer, arithmetic: Arithmetic) -> Row:
     return {"attention-dropout": arithmetic.attention_dropout}
 
 
-def _hidden_dropout(_: Transformer, arithmetic: Arithmetic) -> Told:
+def _hidden_dropout(_: Transformer, arithmetic: Arithmetic) -> Row:
     return {"hidden-dropout": arithmetic.hidden_dropout}
 
 
-def _embedding_dropout(_: Transformer, arithmetic: Arithmetic) -> Told:
-    # It has one share for both.
+def _embedding_dropout(_: Transformer, arithmetic: Arithmetic) -> Row:
+    # `--hidden-dropout` sets the dropout of embeddings, too.
     share = arithmetic.embedding_dropout
-    return {} if share == arithmetic.hidden_dropout else f"an embedding dropout of {share} beside another hidden one"
+    return {} if share == arithmetic.hidden_dropout else f"an embedding dropout of {share} unlike the hidden dropout"
 
 
-def _router_score(model: Transformer, arithmetic: Arithmetic) -> Told:
-    # Configurations compute the softmax over experts in fp32, whatever the layers are in.
+def _router_score(model: Transformer, arithmetic: Arithmetic) -> Row:
+    # Reference implementations compute the softmax over experts in fp32, regardless of the layers' precision.
     return {"moe-router-score-function": arithmetic.router_score, "moe-router-dtype": "fp32"} if model.experts else {}
 
 
-def _router_normalizes(model: Transformer, arithmetic: Arithmetic) -> Told:
+def _router_normalizes(model: Transformer, arithmetic: Arithmetic) -> Row:
     if not model.experts:
         return {}
     if arithmetic.router_score == "softmax":
@@ -159,12 +164,12 @@ def _router_normalizes(model: Transformer, arithmetic: Arithmetic) -> Told:
     return {}
 
 
-def _router_scale(model: Transformer, arithmetic: Arithmetic) -> Told:
+def _router_scale(model: Transformer, arithmetic: Arithmetic) -> Row:
     scale = arithmetic.router_scale
     return {"moe-router-topk-scaling-factor": scale} if model.experts and scale != 1 else {}
 
 
-def _router_bias(model: Transformer, arithmetic: Arithmetic) -> Told:
+def _router_bias(model: Transformer, arithmetic: Arithmetic) -> Row:
     if not (model.experts and arithmetic.router_bias):
         return {}
     if arithmetic.router_score != "sigmoid":
@@ -172,16 +177,17 @@ def _router_bias(model: Transformer, arithmetic: Arithmetic) -> Told:
     return {"moe-router-enable-expert-bias": True}
 
 
-def _router_group_top(model: Transformer, arithmetic: Arithmetic) -> Told:
+def _router_group_top(model: Transformer, arithmetic: Arithmetic) -> Row:
     if not model.experts or model.expert_groups == 1:
         return {}
-    theirs = model.experts_per_token // model.groups_per_token
-    if arithmetic.router_group_top == theirs:
+    # Megatron-LM scores a group by its best topk / groups-per-token experts and has no option for another number.
+    built_in = model.experts_per_token // model.groups_per_token
+    if arithmetic.router_group_top == built_in:
         return {}
-    return f"groups of experts scored by their best {arithmetic.router_group_top} (it takes {theirs})"
+    return f"groups of experts scored by their best {arithmetic.router_group_top} (it takes {built_in})"
 
 
-def _router_aux_loss(model: Transformer, arithmetic: Arithmetic) -> Told:
+def _router_aux_loss(model: Transformer, arithmetic: Arithmetic) -> Row:
     if not model.experts:
         return {}
     if not arithmetic.router_aux_loss:
@@ -190,11 +196,11 @@ def _router_aux_loss(model: Transformer, arithmetic: Arithmetic) -> Told:
     return {"moe-router-load-balancing-type": kind, "moe-aux-loss-coeff": arithmetic.router_aux_loss}
 
 
-def _nothing(_: Transformer, __: Arithmetic) -> Told:
+def _nothing(_: Transformer, __: Arithmetic) -> Row:
     return {}
 
 
-MEGATRON: Mapping[str, Callable[[Transformer, Arithmetic], Told]] = {
+MEGATRON: Mapping[str, Callable[[Transformer, Arithmetic], Row]] = {
     "activation": _activation,
     "norm_epsilon": lambda _, arithmetic: {"norm-epsilon": arithmetic.norm_epsilon},
     "norm_adds_one": lambda _, arithmetic: {"apply-layernorm-1p": arithmetic.norm_adds_one},
@@ -218,34 +224,34 @@ MEGATRON: Mapping[str, Callable[[Transformer, Arithmetic], Told]] = {
     "router_bias": _router_bias,
     "router_group_top": _router_group_top,
     "router_aux_loss": _router_aux_loss,
-    "router_aux_loss_per_sequence": _nothing,  # said with its coefficient
+    "router_aux_loss_per_sequence": _nothing,  # set together with its coefficient, in `_router_aux_loss`
     "router_jitter": _only("router_jitter", 0.0, "a jitter ({}) of the inputs of experts"),
     "init_std": lambda _, arithmetic: {"init-method-std": arithmetic.init_std},
 }  # fmt: skip
 
 
-def _titan_activation(_: Transformer, arithmetic: Arithmetic) -> Told:
+def _titan_activation(_: Transformer, arithmetic: Arithmetic) -> Row:
     return {} if arithmetic.activation in {"silu", "swish"} else f"the activation {arithmetic.activation}"
 
 
-def _titan_theta(_: Transformer, arithmetic: Arithmetic) -> Told:
+def _titan_theta(_: Transformer, arithmetic: Arithmetic) -> Row:
     return {} if arithmetic.rope_theta is None else {"theta": arithmetic.rope_theta}
 
 
-def _titan_scaling(_: Transformer, arithmetic: Arithmetic) -> Told:
+def _titan_scaling(_: Transformer, arithmetic: Arithmetic) -> Row:
     scaling = arithmetic.rope_scaling
     if scaling is None:
         return {"scaling": "none"}
     if scaling.rope_type != "llama3" or scaling.attention_factor is not None:
         return f"the RoPE scaling {scaling.rope_type}"
-    told: dict[str, Setting] = {"scaling": "llama"}
+    settings: dict[str, Setting] = {"scaling": "llama"}
     names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     for name, value in (("scaling_factor", scaling.factor), *((name, getattr(scaling, name)) for name in names)):
-        told |= {} if value is None else {name: value}
-    return told
+        settings |= {} if value is None else {name: value}
+    return settings
 
 
-TORCHTITAN: Mapping[str, Callable[[Transformer, Arithmetic], Told]] = {
+TORCHTITAN: Mapping[str, Callable[[Transformer, Arithmetic], Row]] = {
     **{name: row for name, row in MEGATRON.items() if name in {
         "rope_local_theta", "parallel_residual", "attention_scale", "attention_scale_by_layer",
         "attention_logit_softcap", "final_logit_softcap", "embedding_scale",
@@ -255,17 +261,17 @@ TORCHTITAN: Mapping[str, Callable[[Transformer, Arithmetic], Told]] = {
     "norm_adds_one": _only("norm_adds_one", False, "norms that add 1 to their weights"),
     "rope_theta": _titan_theta,
     "rotary_fraction": _only("rotary_fraction", 1.0, "a rotary fraction of {}"),
-    "rope_interleaved": _nothing,  # another order of the rows of two matrices
+    "rope_interleaved": _nothing,  # only permutes the rows of the query and key matrices, so training is equivalent
     "rope_scaling": _titan_scaling,
     "attention_dropout": _only("attention_dropout", 0.0, "dropout ({})"),
     "hidden_dropout": _only("hidden_dropout", 0.0, "dropout ({})"),
     "embedding_dropout": _only("embedding_dropout", 0.0, "dropout ({})"),
-    # Models with experts are refused by their shape.
+    # Its support for shapes refuses models with experts, so rows of the router are never evaluated.
     **{name: _nothing for name in MEGATRON if name.startswith("router_")},
-    "init_std": _nothing,  # its models say themselves how weights start, and the files say so
+    "init_std": _nothing,  # its models fix their own initialization, and a comment in the exported file notes that
 }  # fmt: skip
 """Settings of the norms and of RoPE in torchtitan 0.3.0 (`models/common/rope.py`, `models/llama3/__init__.py`)."""
-TABLES: Mapping[str, Mapping[str, Callable[[Transformer, Arithmetic], Told]]] = {
+TABLES: Mapping[str, Mapping[str, Callable[[Transformer, Arithmetic], Row]]] = {
     "megatron": MEGATRON, "llama": TORCHTITAN,
 }  # fmt: skip
-"""The settings by the kind of models that a framework describes, as `FrameworkSupport.shape` names it."""
+"""The tables of settings, by `FrameworkSupport.shape`."""

@@ -30,7 +30,7 @@ Not tuned: errors of 1e-15 occur, and estimates are compared to 1e-12."""
 
 
 class Candidate(NamedTuple):
-    """A configuration that may be worth an estimate."""
+    """A configuration that the search may have to estimate."""
 
     bound_s: float
     split: int
@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
     zero: int
     """Index of its ZeRO stage in the group."""
     recomputed: int
-    """Layers of each stage that are recomputed, or more; or `NONE` or `ALL`."""
+    """Lower bound on the recomputed layers of each stage; or `NONE` or `ALL`."""
 
 
 NONE, ALL = 0, -1
@@ -54,11 +54,12 @@ class GroupBounds:
     edge_s: float
     """Seconds of a transfer between pipeline ranks."""
     contexts: Callable[[], list[LayerContext]]
-    """Return a context for each ZeRO stage. Most groups are never asked for their memory."""
+    """Function that returns a context for each ZeRO stage. It is called late, since most groups are dropped by time."""
 
     @cached_property
     def _passes(self) -> tuple[StagePasses, StagePasses]:
         """Passes of each rank's first stage and of all its stages, by recomputation of all layers, split and rank."""
+        # One matrix product evaluates all splits: times per layer kind, times the number of such layers.
         first, ranks = (
             (self.costs.passes.T @ counts.reshape(len(counts), -1)).reshape(2, 3, *counts.shape[1:]).swapaxes(0, 1)
             for counts in (self.splits.first, self.splits.layers)
@@ -79,6 +80,7 @@ class GroupBounds:
     def _ranks_bytes(self) -> Array:
         """Lower bounds on memory, by ZeRO stage, recomputation of all layers, split and rank."""
         held = [self.splits.rank_layers(self.micro_batches, recomputed=again) for again in (False, True)]
+        # Only `STATE` depends on the ZeRO stage and only `MOVING` on recomputation, so each is computed once and added.
         moving = [sum(stage_memory(self.costs.context, one, MOVING).values()) for one in held]
         states = [self.splits.state_bytes(context, held[0]) for context in self.contexts()]
         return np.array([[kept + state for kept in moving] for state in states]) * (1 - SLACK)
@@ -91,6 +93,8 @@ class GroupBounds:
 
     def candidates(self, limit_bytes: float, recomputed: Iterable[bool], *, some: bool) -> list[Candidate]:
         """Return the configurations that may fit, the lowest bound first. `some` allows partial recomputation."""
+        # Consider partial recomputation only where a configuration without recomputation does not fit and one with full
+        # recomputation does: it is slower than the former and needs no less memory than the latter.
         fits = self.fullest_bytes <= limit_bytes
         found: list[tuple[Array, Whole, Whole, Whole]] = []
         for again in recomputed:
@@ -99,6 +103,7 @@ class GroupBounds:
         if some and (short := ~fits[:, :, 0] & fits[:, :, 1]).any():
             found.append(self._some(limit_bytes, *np.nonzero(short)))
         steps_s, *others = map(np.concatenate, zip(*found, strict=True))
+        # A stable sort keeps equal bounds in the order of the search space, so results do not depend on the sort.
         order = np.argsort(steps_s, kind="stable")
         return list(map(Candidate, steps_s[order].tolist(), *(other[order].tolist() for other in others)))
 
@@ -113,6 +118,7 @@ class GroupBounds:
         )
         again_bytes = has.any(axis=0) * min(context.once(UNCAST, kind) for kind in kinds)
         short = self._ranks_bytes[zero, 0, at] + again_bytes - limit_bytes
+        # Dividing by 1e-9 bytes instead of 0 asks for more layers than there are, so `few` drops the split below.
         layers = np.where(short > 0, short / np.maximum(each, 1e-9), 0.0).max(axis=1)
         layers = np.maximum(np.ceil(layers * (1 - SLACK)), 1.0)
         few = layers < most

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NAMES = tuple(field.name for field in fields(ParallelismConfig) if field.name != "dp")
-"""Fields that may be asked for; the degree of data parallelism follows from them."""
+"""Fields that a change may set. `dp` is not among them: it follows from the other degrees."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class Comparison(Record):
     @property
     def apart(self) -> bool:
         """Whether the step times differ by more than the error of the estimate."""
+        # Compare with the shorter one, so that the result does not depend on the order of the two.
         low, high = sorted((self.chosen.step_s, self.other.step_s))
         return high > low * (1 + self.chosen.error)
 
@@ -69,13 +70,13 @@ def compare(chosen: LlmEstimate, other: LlmEstimate) -> Comparison:
     True
     """
     for one in (chosen, other):
-        check_is("a price", one, LlmEstimate, "make one, with `hpgo.estimate_llm`")
+        check_is("an estimate", one, LlmEstimate, "make one with `hpgo.estimate_llm`")
     for field in ("model", "cluster", "gpus", "seq_length", "global_batch_size"):
         here, there = getattr(chosen, field), getattr(other, field)
         if here != there:
             raise ArgumentError(
-                f"{field} is {safe_repr(here)} of one and {safe_repr(there)} of the other",
-                "price both alike",
+                f"{field} is {safe_repr(here)} in one estimate and {safe_repr(there)} in the other",
+                f"estimate both with the same {field}",
                 code="mismatch",
             )
     return Comparison(
@@ -91,7 +92,7 @@ def _beside(here: Mapping[str, float], there: Mapping[str, float]) -> tuple[tupl
 
 
 def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> ParallelismConfig:
-    """Return `config` with other values, by the names of its fields. Other fields follow if nothing else is asked.
+    """Return `config` with other values, by the names of its fields, and adjust the fields that depend on these.
 
     Tensor parallelism above 1 keeps sequence parallelism. A single stage is not interleaved, and another number of
     stages runs as 1F1B. Layers of the end ranks go back to None if the pipeline changes.
@@ -108,8 +109,10 @@ def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> Paralle
             raise ArgumentError("dp follows from the other degrees and the GPUs", "change those, like `tp=8,pp=2`")
         if name not in NAMES:
             raise ArgumentError(
-                f"a way has no {safe_repr(name)}", did_you_mean(name if isinstance(name, str) else "", NAMES)
+                f"a configuration has no {safe_repr(name)}", did_you_mean(name if isinstance(name, str) else "", NAMES)
             )
+    # Without these adjustments most single changes would be refused: a user who asks for pp=1 does not want to learn
+    # that vpp must be 1, too. An explicit value always wins, and `ParallelismConfig` checks the result.
     asked: dict[str, Any] = dict(changes)
     if "tp" in asked and "sequence_parallel" not in asked:
         asked["sequence_parallel"] = asked["tp"] != 1 and (config.sequence_parallel or config.tp == 1)
@@ -119,7 +122,8 @@ def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> Paralle
         asked["pp_schedule"] = "1f1b"
     if asked.get("pp_schedule", "1f1b") != "1f1b" and "vpp" not in asked and config.vpp == 1:
         asked["vpp"] = 2
-    if "pp" in asked or "vpp" in asked:  # other ranks, or stages, have other layers
+    # Layers of the end ranks were chosen for one number of ranks and stages, and rarely divide another.
+    if "pp" in asked or "vpp" in asked:
         asked = {"first_rank_layers": None, "last_rank_layers": None} | asked
     if "recompute" in asked and "recompute_num_layers" not in asked:
         asked["recompute_num_layers"] = None
@@ -127,7 +131,9 @@ def changed(config: ParallelismConfig, changes: Mapping[str, object]) -> Paralle
 
 
 def read_changes(text: str) -> dict[str, object]:
-    """What `tp=8,pp=2` asks for. Raises ArgumentError for words that are no NAME=VALUE.
+    """Return the changes that a text like `tp=8,pp=2` asks for.
+
+    Raises ArgumentError for words that are no NAME=VALUE, for unknown names and for a name that is given twice.
 
     >>> read_changes("tp=8, recompute=full, flash_attention=no")
     {'tp': 8, 'recompute': 'full', 'flash_attention': False}
@@ -142,6 +148,7 @@ def read_changes(text: str) -> dict[str, object]:
             raise ArgumentError(f"there is no degree `{shorten(name)}`", did_you_mean(name, NAMES), code="unknown_name")
         if name in found:
             raise ArgumentError(f"`{name}` is given twice", "keep one of them", code="duplicate")
+        # Ten digits are no degree, and int() would accept thousands of digits.
         found[name] = (
             int(value) if value.isascii() and value.isdigit() and len(value) <= 9 else _FLAGS.get(value, value)
         )
@@ -166,7 +173,7 @@ def differences(config: ParallelismConfig, other: ParallelismConfig) -> str:
         name = "micro-batch" if field == "micro_batch_size" else field
         here, there = getattr(config, field), getattr(other, field)
         if here != there and there is None:
-            words += [_NONE[field]] if _said_apart(field, config, other) else []
+            words += [_NONE[field]] if _is_independent(field, config, other) else []
         elif here != there:
             words.append(f"{'no ' if there is False else ''}{name}{'' if isinstance(there, bool) else f' {there}'}")
     if config.sequence_parallel != other.sequence_parallel and (config.tp > 1) == (other.tp > 1):
@@ -177,20 +184,23 @@ def differences(config: ParallelismConfig, other: ParallelismConfig) -> str:
 _NONE = {
     "first_rank_layers": "even first rank",
     "last_rank_layers": "even last rank",
-    "recompute_num_layers": "all layers anew",
+    "recompute_num_layers": "recompute all layers",
 }
 """Names for fields that are None in the other configuration."""
 
 
-def _said_apart(field: str, config: ParallelismConfig, other: ParallelismConfig) -> bool:
-    """Return whether the change is not implied by another pipeline or another kind of recomputation."""
+def _is_independent(field: str, config: ParallelismConfig, other: ParallelismConfig) -> bool:
+    """Return whether a change to None is not implied by another pipeline or another kind of recomputation."""
     if field == "recompute_num_layers":
         return other.recompute == "full"
     return (config.pp, config.vpp) == (other.pp, other.vpp)
 
 
 def neighbours(config: ParallelismConfig) -> Iterator[dict[str, object]]:
-    """Yield changes to the neighbors of a configuration: degrees halved and doubled, ZeRO, recomputation."""
+    """Yield changes to the neighbors of a configuration: degrees halved and doubled, ZeRO, recomputation.
+
+    Many of them are invalid for a model or a cluster. The caller tries each and drops those that are refused.
+    """
     for name in ("tp", "cp", "ep", "pp", "vpp", "micro_batch_size"):
         degree = getattr(config, name)
         if degree % 2 == 0:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ConfigGroup:
-    """Configurations that differ in layer splits, in ZeRO stages, and in what is recomputed."""
+    """Configurations that differ only in layer splits, in ZeRO stages, and in recomputation."""
 
     costs: LayerCosts
     pp: int
@@ -39,19 +39,21 @@ class ConfigGroup:
     splits: LayerSplits
     zero_stages: tuple[int, ...]
     recomputed: tuple[bool, ...]
-    """Whether all layers are recomputed or none, or either."""
+    """Kinds of recomputation in the group: of no layers (False), of all layers (True), or both."""
     some: bool
     """Whether some layers of each stage may be recomputed."""
 
     @cached_property
     def bound_s(self) -> float:
-        """Lower bound on all step times: some rank has at least its share of the whole computation."""
+        """Lower bound on all step times: some rank has at least 1/pp of the whole computation."""
+        # No split is evaluated here: most groups are dropped by this bound alone. If the group has a configuration
+        # without recomputation, the bound must not count recomputation.
         all_s = self.costs.model_s[all(self.recomputed)]
         return self.micro_batches * all_s / self.pp * (1 - 3 * SLACK)
 
     @cached_property
     def min_s(self) -> float:
-        """Lower bound on all step times that is tighter, and takes longer to compute."""
+        """Tighter lower bound on all step times, which evaluates every layer split."""
         return self.bound_s if self.pp == 1 else float(self._bounds.steps_s.min())
 
     @property
@@ -62,7 +64,7 @@ class ConfigGroup:
 
     @property
     def count(self) -> int:
-        """Number of configurations."""
+        """Number of configurations in the group, partial recomputation included."""
         some = self.splits.some if self.some else 0
         return len(self.zero_stages) * (len(self.splits.found) * len(self.recomputed) + some)
 
@@ -98,6 +100,7 @@ class ConfigGroup:
 
     @cached_property
     def _bounds(self) -> GroupBounds:
+        # The context holds a shape, whose dp is 1, but the distance between pipeline ranks depends on the real dp.
         edge_s = sum(transfer(self.costs.context, dp=self.dp)) if self.pp > 1 else 0.0
         return GroupBounds(self.costs, self.splits, self.micro_batches, edge_s, self._contexts)
 
@@ -123,6 +126,8 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
         shape = replace(context.config, tp=tp, sequence_parallel=tp > 1, cp=cp)
         if gpus.count % shape.model_parallel_size or not _divides(shape, context):
             continue
+        # Groups of one tp and cp share costs: `costs` by everything that a layer's time depends on, and `without` also
+        # across ep, for layers without experts.
         costs: dict[tuple[int, int, bool, bool], LayerCosts] = {}
         without: dict[tuple[int, bool, bool], LayerCosts] = {}
         for pp in divisors(gpus.count // shape.model_parallel_size):
@@ -131,6 +136,7 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
                 continue
             if pp > 1 and model.tied and not rules.ties_piped:
                 continue
+            # An even split may count the embedding and the LM head as a layer each, hence the 2 (`stage_layers`).
             max_vpp = (model.layers + 2) // pp if pp > 1 else 1
             vpps = [count for count in range(1, max_vpp + 1) if takes("vpp", count)]
             eps = [each for each in divisors(model.experts or 1) if gpus.count // pp % each == 0 and takes("ep", each)]
@@ -147,6 +153,7 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
                 for size in sizes:
                     micro_batches = global_batch_size // dp // size
                     fitting = tuple(_fitting(vpps, schedule, whole_rounds=micro_batches % pp == 0))
+                    # Splits depend on the pipeline alone, so all tp, cp, dp and batches share them.
                     if (pp, schedule, fitting) not in known:
                         known[pp, schedule, fitting] = make(pp, fitting, schedule)
                     splits = known[pp, schedule, fitting]
@@ -168,7 +175,8 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
                         yield group(
                             costs[same], zero_stages=alike, recomputed=tuple(again), some=some and not splits_backward
                         )
-                    # With ZeRO stage 3 a layer takes longer, by how much depends on more fields.
+                    # With ZeRO stage 3 a layer's time includes gathering weights, which depends on dp, on the pipeline
+                    # and on recomputation (`ParallelismConfig.shape`). So each of these has its own costs and group.
                     for one in again if MOST_ZERO in zero_stages else ():
                         config = replace(
                             placed, micro_batch_size=size, zero_stage=MOST_ZERO, recompute="full" if one else "none"
@@ -178,7 +186,10 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
 
 
 def _fitting(vpps: Iterable[int], schedule: PipelineSchedule, *, whole_rounds: bool) -> Iterator[int]:
-    """Yield the numbers of virtual stages that a schedule can run, if micro-batches make whole rounds of pp or not."""
+    """Yield the numbers of virtual stages per rank that a schedule can run.
+
+    `whole_rounds` tells whether the number of micro-batches is a multiple of pp, which interleaving needs.
+    """
     for vpp in vpps:
         if schedule == "zb_v":
             fits = vpp == 2
@@ -191,7 +202,8 @@ def _fitting(vpps: Iterable[int], schedule: PipelineSchedule, *, whole_rounds: b
 
 
 def leanest(groups: Iterable[ConfigGroup]) -> PipelineStages | None:
-    """Return the configuration whose fullest GPU holds least; None without groups."""
+    """Return the configuration whose fullest GPU holds the least memory; None without groups."""
+    # Best-first search over lower bounds: evaluate a group only while its bound is below the best exact value.
     waiting = [(group.leanest()[0][0], at, group) for at, group in enumerate(groups)]
     heapify(waiting)
     best: tuple[float, PipelineStages] | None = None
@@ -210,9 +222,9 @@ def leanest(groups: Iterable[ConfigGroup]) -> PipelineStages | None:
 
 
 def min_recomputed(none: PipelineStages, limit_bytes: float, least: int) -> PipelineStages | None:
-    """Return the configuration that fits with the fewest recomputed layers per stage; None if all, or more, are needed.
+    """Return the configuration that fits with the fewest recomputed layers per stage.
 
-    The search starts with `least` layers.
+    The search starts with `least` layers. It returns None if nothing below full recomputation fits.
     """
     context = none.context
     assert context.config.zero_stage < MOST_ZERO, "its costs would be others"  # noqa: S101

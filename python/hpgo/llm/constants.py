@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from hpgo.base.validated import check_fields
 
-# Constants that a platform scales: a factor divides efficiencies and multiplies seconds.
+# Constants that a platform scales: a factor divides efficiencies and multiplies seconds. The other constants are ratios
+# and counts, which do not change with the speed of a platform.
 COMPUTING = (
     ("gemm_efficiency", "attention_efficiency", "unfused_attention_efficiency", "hbm_efficiency"),
     ("gemm_overhead_s", "layer_launch_s", "collective_launch_s", "expert_launch_s"),
@@ -18,33 +19,33 @@ EXCHANGE = (("nvlink_efficiency", "nic_efficiency", "all_to_all_nic_efficiency")
 class Constants:
     """Constants of the cost model. Efficiencies are shares of the best measured rates, which `Gpus` has.
 
-    *Fitted* constants were fitted to published steps. docs/accuracy.md lists these steps, and the errors for platforms
-    that were left out. All other constants are counted from what kernels and frameworks do.
+    *Fitted* constants were fitted to published steps (research/accuracy.py). docs/accuracy.md has the errors on
+    platforms that were left out of the fit. All other constants are counted from what kernels and frameworks do.
     """
 
     gemm_efficiency: float = 0.788
     """Fitted. Share of the best measured rate that GEMMs of a transformer's sizes reach, tile by tile."""
     gemm_tile: int = 128
-    """Counted: GEMMs are computed in whole tiles of this many results by twice as many (cuBLAS's largest)."""
+    """Counted: GEMMs are computed in whole tiles of `gemm_tile` × 2 `gemm_tile` results (cuBLAS's largest tile)."""
     tail_wave_loss: float = 0.417
-    """Fitted. Share of the idle processors of the last wave of tiles that nothing else uses."""
+    """Fitted. Share of the last wave's idle streaming multiprocessors that counts as lost. The rest does other work."""
     gemm_overhead_s: float = 5e-06
-    """Fitted. Additional seconds of each GEMM: launch, first loads, and last tiles that leave GPUs idle."""
+    """Fitted. Additional seconds of each GEMM for its launch, its first loads and the drain after its last tiles."""
     attention_efficiency: float = 0.618
-    """Fitted. Share of the best rate of attention as one kernel that it reaches with a model's heads."""
+    """Fitted. Share of fused attention's best measured rate that it reaches with the heads of models."""
     attention_backward_factor: float = 2.5
-    """Counted: operations of its backward pass per operation of the forward pass; scores are recomputed (Dao, arXiv
-    2307.08691)."""
+    """Counted: operations of fused attention's backward pass per operation of its forward pass; scores are recomputed
+    (Dao, arXiv 2307.08691)."""
     unfused_attention_efficiency: float = 0.476
     """Fitted. Share of the best rate that GEMMs of scores reach if attention is several kernels."""
     misaligned_head_factor: float = 0.25
-    """Fitted. Share of that rate that is left if a head's width is no multiple of 8, which tensor cores need."""
+    """Fitted. Factor on that rate if a head's width is not a multiple of 8, which tensor cores need."""
     hbm_efficiency: float = 0.92
     """Fitted. Share of the memory's rate that elementwise operations reach."""
     unfused_elementwise_factor: float = 2.99
     """Fitted. Memory accesses of elementwise operations without fused kernels, per access with them."""
     nvlink_efficiency: float = 0.85
-    """Fitted. Share of the rate of links inside a machine that collectives reach."""
+    """Fitted. Share of the rate of links inside a node that collectives reach."""
     nic_efficiency: float = 0.496
     """Fitted. Share of the rate of NICs that collectives reach."""
     collective_overhead_s: float = 2e-05
@@ -78,7 +79,9 @@ class Constants:
         check_fields(self)
 
     def slower(self, computing: float, exchange: float) -> Constants:
-        """Return the constants of a platform that takes so many times as long to compute, and to communicate.
+        """Return the constants of a slower platform.
+
+        It takes `computing` times as long to compute and `exchange` times as long to communicate.
 
         >>> CONSTANTS.slower(2.0, 1.0).gemm_efficiency == CONSTANTS.gemm_efficiency / 2
         True

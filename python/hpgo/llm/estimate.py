@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from hpgo.programs.names import ScheduleName
 
 _ROUNDING = 1e-12
-"""Relative rounding error of a step time, below which no bubble is reported."""
+"""Share of a step time below which a bubble is a rounding error and is not reported."""
 FLAGS = (
     "flash_attention", "fused_elementwise", "overlap_dp_comm", "fused_cross_entropy", "fused_adam", "flatten_gradients",
     "dtensor", "grad_reduce_in_bf16",
@@ -57,27 +57,28 @@ COUNTS = (*DEGREES, "first_rank_layers", "last_rank_layers", "recompute_num_laye
 
 @dataclass(frozen=True, slots=True)
 class StageEstimate(Record):
-    """Estimate of one pipeline rank. All its GPUs are alike."""
+    """Estimate of one pipeline rank. All its GPUs are equal."""
 
     layers: tuple[tuple[int, int], ...]
-    """First layer, and the layer after the last, of each stage of the rank; equal if a stage has none."""
+    """First layer, and the layer after the last, of each stage of the rank. Both are equal if a stage has no layer."""
     memory_bytes: tuple[tuple[str, float], ...]
     """Bytes of one GPU by column key."""
     forward_s: float
     """Seconds of one micro-batch, all stages of the rank together."""
     backward_s: float
     allocator_cached_bytes: float = 0.0
-    """Bytes that PyTorch's allocator caches besides and releases before memory runs out; `nvidia-smi` counts them."""
+    """Bytes that PyTorch's allocator caches in addition. It releases them before memory runs out, but `nvidia-smi`
+    counts them."""
 
     @property
     def peak_bytes(self) -> float:
-        """Sum of all columns."""
+        """Bytes of one GPU: the sum of all columns, without `allocator_cached_bytes`."""
         return sum(size for _, size in self.memory_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class LlmEstimate(Record):
-    """Step time and memory of one configuration, by the terms of docs/cost-terms.md. Nothing is measured.
+    """Estimated step time and memory of one configuration (docs/cost-terms.md). Nothing in it is measured.
 
     >>> import hpgo
     >>> found = hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=4096, tp=2)
@@ -108,7 +109,7 @@ class LlmEstimate(Record):
     has_experts: bool = False
     """Whether layers hold experts. Such estimates do not meet their accuracy goal yet (docs/accuracy.md)."""
     error: float = USUAL_ERROR
-    """Mean relative error of such step times: of the platform's steps, or of published steps on such a device."""
+    """Mean relative error of such step times: on the platform's steps, or on published steps on such a device."""
     measured_steps: int = 0
     """Number of steps that the platform was fitted to; 0 without a platform."""
     unvalidated_features: tuple[str, ...] = ()
@@ -131,7 +132,7 @@ class LlmEstimate(Record):
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
-        """Throughput."""
+        """Throughput in tokens per second and GPU."""
         return self.global_batch_size * self.seq_length / self.step_s / self.gpus
 
     @property
@@ -141,7 +142,7 @@ class LlmEstimate(Record):
 
     @property
     def fullest(self) -> StageEstimate:
-        """The rank whose GPUs hold most; the first of equal ones."""
+        """The pipeline rank whose GPUs need the most memory; the first of equal ones."""
         return max(self.stages, key=lambda stage: stage.peak_bytes)
 
     @property
@@ -151,7 +152,7 @@ class LlmEstimate(Record):
 
     @property
     def fits(self) -> bool:
-        """Whether memory suffices."""
+        """Whether the fullest GPU has enough memory."""
         return self.shortfall_bytes == 0
 
 
@@ -191,7 +192,7 @@ def estimate_llm(
 
     Args:
         transformer: a shape, its name, or a file with one (docs/profiles.md).
-        cluster: equal machines of devices whose rates are known; a device is a GPU.
+        cluster: equal nodes with devices whose rates are known; a device is a GPU.
         global_batch_size: sequences of a step.
         seq_length: tokens of a sequence.
         tp: degree of tensor parallelism.
@@ -220,12 +221,12 @@ def estimate_llm(
         grad_reduce_in_bf16: whether gradients are accumulated and reduced in 16 bits.
         cpu_offload_num_layers: number of layers whose activations wait in CPU memory for the backward pass.
         devices: GPUs to use, the first of the cluster; None is all. The degree of data parallelism follows.
-        platform: factors from steps that were measured there (`hpgo.Platform.read`); None is none.
+        platform: constants fitted to steps on your cluster (`hpgo.Platform.read`). None uses the published ones.
 
-    A configuration that does not fit memory is estimated, too: see `LlmEstimate.fits`.
+    A configuration that does not fit in memory is estimated, too: see `LlmEstimate.fits`.
 
-    Raises ArgumentError for degrees that do not divide, with the nearest that do; ClusterError for machines that
-    differ, or of unknown rates.
+    Raises ArgumentError for degrees that do not divide, with the nearest accepted values; ClusterError for nodes that
+    differ, and for devices of unknown rates.
 
     >>> import hpgo
     >>> cluster = hpgo.Cluster.preset("h100:8")
@@ -264,6 +265,7 @@ def estimate_llm(
     try:
         return estimate_on(model, cluster, ParallelismConfig(**asked), platform, **batch)
     except DegreeError as error:
+        # Finding degrees that are accepted means trying many configurations, so it is done only once this one failed.
         from hpgo.llm.suggestions import with_accepted
 
         try:
@@ -292,25 +294,27 @@ def constants_of(cluster: Cluster, platform: Platform | None) -> Constants:
     check_is("platform", platform, Platform, "read one with `hpgo.Platform.read`", or_none=True)
     if platform is None:
         return CONSTANTS
+    # Factors are relative to the measured rates of one device, so they do not apply to another.
     if not same_card(found := cluster.machines[0].device.name, platform.device):
         raise ArgumentError(
-            f"the platform was measured on `{shorten(platform.device)}`, and cluster `{shorten(cluster.name)}` is of"
+            f"the platform was measured on `{shorten(platform.device)}`, but cluster `{shorten(cluster.name)}` has"
             f" `{shorten(found)}`",
-            "name a platform of that device, or none",
+            "use a platform of that device, or none",
             code="mismatch",
         )
     return CONSTANTS.slower(*platform.factors)
 
 
 def with_error(found: LlmEstimate, cluster: Cluster, platform: Platform | None) -> LlmEstimate:
-    """Return an estimate with the error of its platform. For models with experts the error is that of published steps.
+    """Return an estimate with the error of its platform, and with the features that no step there has validated.
 
-    It also lists the features that nobody has validated there.
+    For models with experts, the error is at least that of published steps of such models.
     """
     known = () if platform is None else platform.mechanisms
     left = unvalidated_features(found.parallelism, cluster.machines[0].device.name, known)
     if platform is None:
         return replace(found, error=usual_error(cluster, has_experts=found.has_experts), unvalidated_features=left)
+    # A platform may be fitted to steps of dense models only, which do not test the terms of experts.
     error = max(platform.error, ERROR_WITH_EXPERTS) if found.has_experts else platform.error
     return replace(found, error=error, measured_steps=platform.steps, unvalidated_features=left)
 
@@ -327,7 +331,7 @@ def estimate_config(
 
 
 def estimate_stages(stages: PipelineStages, cluster: str, step_s: float, *, global_batch_size: int) -> LlmEstimate:
-    """Return the whole estimate of stages whose step was simulated."""
+    """Return the estimate of stages, given their simulated step time."""
     context, pp = stages.context, stages.context.config.pp
     model, seq_length = context.model, context.seq_length
     found = LlmEstimate(
@@ -355,6 +359,7 @@ def estimate_stages(stages: PipelineStages, cluster: str, step_s: float, *, glob
         peak_flop_per_s=context.gpus.peak_flop_per_s,
         has_experts=model.experts > 0,
     )
+    # Every estimate passes invariants that do not depend on the terms, such as layers that add up to the model.
     return checked_estimate(found, layers=model.layers, weights_bytes=VALUE * model.parameters)
 
 
@@ -362,7 +367,7 @@ def stages_of(
     model: Transformer, cluster: Cluster, config: ParallelismConfig, *, global_batch_size: int, seq_length: int,
     constants: Constants,
 ) -> PipelineStages:  # fmt: skip
-    """Return the stages of a configuration, which is checked. Raise what `estimate_llm` raises."""
+    """Check a configuration and return its stages. Raise what `estimate_llm` raises."""
     gpus = Gpus.of(cluster, config.precision)
     check_degrees(model, config, seq_length=seq_length)
     config = replace(config, dp=data_degree(config, gpus.count))
@@ -372,12 +377,10 @@ def stages_of(
 
 
 def max_memory_bytes(stages: PipelineStages) -> float:
-    """Return the bytes of the GPU that holds most.
-
-    Of ranks with equal layers the first one starts the most micro-batches, so it holds no less than the others, unless
-    backward passes are split.
-    """
+    """Return the bytes of the fullest GPU."""
     config = stages.context.config
+    # Of ranks with equal layers, the first one has the most micro-batches in flight and so needs the most memory. Only
+    # that one is evaluated. Split backward passes break this order, so each rank is evaluated there.
     firsts: dict[object, int] = {}
     for rank in range(config.pp):
         held = tuple(map(stages.held, config.stages_of(rank)))
@@ -387,12 +390,14 @@ def max_memory_bytes(stages: PipelineStages) -> float:
 
 
 def simulated_step_s(stages: PipelineStages) -> float:
-    """Return the seconds of a simulated step."""
+    """Return the simulated step time."""
     config, rows = stages.context.config, stages.stages
+    # Without a pipeline nothing overlaps but what the terms account for, so the step is a sum. It is returned before
+    # the simulation is imported: that loads numpy, which this case does not need.
     if config.pp == 1:
         only = rows[0]
         return stages.micro_batches * (only.forward_s + only.backward_s) + only.sync_s + only.optimizer_s
-    from hpgo.timing.simulation import simulate  # loads numpy, which an estimate without a pipeline does not need
+    from hpgo.timing.simulation import simulate
 
     busy_s, latency_s = stages.transfer
     splits = config.splits_backward
@@ -430,7 +435,8 @@ def _seconds(stages: PipelineStages, step_s: float) -> tuple[tuple[str, float], 
             for key, each_s in (*times.forward_s.items(), *times.backward_s.items()):
                 spent[key] = spent.get(key, 0.0) + count * each_s * stages.micro_batches
     mine = stages.of_rank(stages.slowest)
-    # A stage that ends before the rank's other stages is updated beside their passes. That time is not spent twice.
+    # A stage that ends before the rank's other stages reduces its gradients and updates its weights during their
+    # passes. That time is in the passes already, so these terms get at most what is left of the step.
     left_s = step_s - sum(spent.values())
     for key, needed_s in (
         ("grad_reduce", sum(one.sync_s for one in mine)),
@@ -457,21 +463,24 @@ def in_flight(config: ParallelismConfig, rank: int, micro_batches: int) -> tuple
         return max((held for held, _ in _moments(config, rank, micro_batches)), key=sum)
     if vpp == 1:
         return (min(pp - rank, micro_batches),)
+    # Megatron-LM's number of warm-up micro-batches for interleaving, and one more for the first steady-state forward.
     started = min(2 * (pp - rank - 1) + (vpp - 1) * pp + 1, vpp * micro_batches)
     rounds, rest = divmod(started, pp * vpp)
     return tuple(rounds * pp + min(pp, max(0, rest - stage * pp)) for stage in range(vpp))
 
 
 Moment = tuple[tuple[int, ...], tuple[int, ...]]
-"""Micro-batches in flight in each stage of a rank, and how many of them wait for gradients of weights."""
+"""Micro-batches in flight in each stage of a rank, and the number of those that wait for gradients of weights."""
 
 
 def _moments(config: ParallelismConfig, rank: int, micro_batches: int) -> tuple[Moment, ...]:
     """Return all different moments of a rank that splits backward passes, in their order."""
-    # Two rounds of micro-batches have as many in flight as any number of rounds.
+    # In steady state the schedule repeats, so two rounds of pp micro-batches reach every number in flight. Schedules
+    # of thousands of micro-batches need not be built.
     return _counted(config.pp_schedule, config.pp, config.vpp, min(micro_batches, 2 * config.pp))[rank]
 
 
+# The search asks for the same few schedules for thousands of configurations.
 @lru_cache(maxsize=4096)
 def _counted(schedule: PipelineSchedule, pp: int, vpp: int, micro_batches: int) -> tuple[tuple[Moment, ...], ...]:
     config = ParallelismConfig(pp=pp, vpp=vpp, pp_schedule=schedule)
@@ -485,6 +494,7 @@ def _counted(schedule: PipelineSchedule, pp: int, vpp: int, micro_batches: int) 
             held[stage] += KINDS[kind] == "F"
             waiting[stage] += KINDS[kind] == "I"
             seen[tuple(held.values()), tuple(waiting.values())] = None
+            # Release after recording: while a pass runs, its activations are still in memory.
             if KINDS[kind] == "W":
                 held[stage] -= 1
                 waiting[stage] -= 1
@@ -493,12 +503,14 @@ def _counted(schedule: PipelineSchedule, pp: int, vpp: int, micro_batches: int) 
 
 
 def _rank_layers(stages: PipelineStages, rank: int) -> PipelineRankLayers:
-    """Return what a rank holds at the moment when it holds most."""
+    """Return the layers and micro-batches of a rank at the moment when it needs the most memory."""
     config, context = stages.context.config, stages.context
 
     def at(held: tuple[int, ...], waiting: tuple[int, ...]) -> PipelineRankLayers:
         return PipelineRankLayers.from_stages(list(map(stages.rank_layers, config.stages_of(rank), held, waiting)))
 
+    # A recomputed micro-batch that waits for its weight gradients needs more memory than one in flight. So the largest
+    # number in flight does not decide, and the activations of each moment are compared.
     if config.splits_backward and config.recompute == "full":
         moments = (at(*moment) for moment in _moments(config, rank, stages.micro_batches))
         return max(moments, key=lambda held: activations(context, held))
@@ -508,9 +520,11 @@ def _rank_layers(stages: PipelineStages, rank: int) -> PipelineRankLayers:
 
 def model_flop(model: Transformer, seq_length: int, global_batch_size: int) -> float:
     """Return the operations that a step needs, forward and backward, as `LlmEstimate.model_flop` counts them."""
+    # Looking up an embedding takes no operations. A tied one counts once, for its use as the LM head.
     weights = model.active_parameters - (0 if model.tied else model.vocab * model.hidden)
     weights -= model.positions * model.hidden
-    if model.further_tokens:  # each layer for multi-token prediction has an LM head of its own
+    # Each layer for multi-token prediction runs the LM head again. The experts that a token does not use are idle.
+    if model.further_tokens:
         idle = (model.experts - model.experts_per_token) * model.expert_parameters
         idle = idle if model.further_kind.experts else 0
         weights += model.further_parameters + model.further_tokens * (model.vocab * model.hidden - idle)
@@ -523,10 +537,10 @@ def profile_of(
     estimate: LlmEstimate, transformer: Transformer | str | os.PathLike[str], cluster: Cluster, *,
     constants: Constants = CONSTANTS,
 ) -> Profile:  # fmt: skip
-    """Return the layers of an estimate as a profile, whose device is a group of GPUs that divide each layer.
+    """Return the layers of an estimate as a profile. A device of the profile is the group of GPUs that divide a layer.
 
-    Gradient reduction and the optimizer step are not in it: the planner estimates those itself. If more GPUs divide a
-    layer's experts than its other parts, all these are one device, which takes micro-batches of all of them.
+    The profile has no gradient reduction and no optimizer step, since the planner estimates them. If more GPUs divide
+    a layer's experts than its other parts, all these GPUs are one device, which processes the micro-batches of all.
 
     >>> import hpgo
     >>> cluster = hpgo.Cluster.preset("h100")
@@ -542,6 +556,7 @@ def profile_of(
         seq_length=estimate.seq_length, constants=constants,
     )  # fmt: skip
     context, config = stages.context, stages.context.config
+    # The smallest group whose GPUs divide both the dense parts (tp × cp) and the experts (ep) evenly.
     together = lcm(config.model_parallel_size, config.ep)
     sent = VALUE * context.tokens * model.hidden / context.between
     nothing = PipelineRankLayers({}, {}, embedding=False, head=False)

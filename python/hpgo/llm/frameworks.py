@@ -1,6 +1,6 @@
-"""Which configurations of a transformer each framework runs: the rules of the search and of the exports.
+"""Configurations of a transformer that each framework runs: the rules of the search and of the exports.
 
-`hpgo.llm.parallelism` checks what degrees must divide, which is the same for all frameworks.
+`hpgo.llm.parallelism` checks that degrees divide the model, which holds for all frameworks.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
 
 BY_HAND = (
-    "plan for deepspeed, which runs your own model; or set what `hpgo llm estimate` names in a recipe of that model"
+    "use `--framework deepspeed`, which runs your own model code; or copy the degrees of `hpgo llm estimate` into a"
+    " recipe for that model"
 )
 """The hint for a model that the settings of a framework do not describe."""
 FEWER_TOKENS = (
-    "do without: further_tokens, num_nextn_predict_layers in a config.json, is 0 then; if positions are not learned,"
-    " `--framework megatron` has them"
+    "set further_tokens (num_nextn_predict_layers in a config.json) to 0, or use `--framework megatron` if the model"
+    " does not learn positions"
 )
-"""The hint for further tokens that a framework does not predict."""
+"""The hint for a model with multi-token prediction that a framework does not support."""
 
 
 class Unsupported(NamedTuple):
-    """The reason why a framework runs no configuration of a model, and the way out."""
+    """The reason why a framework runs no configuration of a model, and a hint."""
 
     why: str
-    """In words that follow the framework's name."""
+    """Reason, in words that follow the framework's name."""
     hint: str
+    """Action that helps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,24 +69,22 @@ class FrameworkSupport(Record):
     grad_reduce_in_bf16: bool = False
     """Whether gradients may be accumulated in 16 bits."""
     flatten_gradients: bool = False
-    """Whether its optimizers copy 16-bit gradients into one flat tensor."""
+    """Whether the framework's optimizers copy 16-bit gradients into one flat tensor."""
     dtensor: bool = False
-    """Whether it shards matrices by DTensor and replicas by FSDP2."""
+    """Whether the framework shards matrices with DTensor and replicas with FSDP2."""
     shape: Literal["any", "llama", "megatron"] = "any"
-    """Models that its settings describe: any, since the model is the user's; torchtitan's Llama; or Megatron-LM's GPT.
-
-    `hpgo.llm.arithmetic.TABLES` has the settings for the arithmetic of the latter two.
-    """
+    """Models that the framework's settings describe: any model, because the user brings the code; torchtitan's Llama;
+    or Megatron-LM's GPT. `hpgo.llm.arithmetic.TABLES` has the settings of the latter two."""
     ties: bool = True
-    """Whether embeddings may be tied; always True for models that the user brings."""
+    """Whether embeddings may be tied. Always True for models that the user brings."""
     ties_piped: bool = True
-    """Whether embeddings may be tied beside a pipeline."""
+    """Whether embeddings may be tied if there is a pipeline."""
     widens_by_zero: bool = False
     """Whether gradients of 16-bit weights accumulate in 32 bits only with ZeRO, or with a single replica."""
     context_needs_flash: bool = False
     """Whether context parallelism needs flash attention."""
     further_tokens: bool = False
-    """Whether it has layers for multi-token prediction."""
+    """Whether multi-token prediction is supported."""
     cpu_offload: bool = False
     """Whether activations may wait in CPU memory."""
     overlaps_piped: bool = True
@@ -93,13 +93,13 @@ class FrameworkSupport(Record):
     """Whether each pass reduces gradients if there is no pipeline. Only ZeRO stage 3 has a term for this."""
 
     def stated(self, model: Transformer) -> ArithmeticSettings:
-        """Return the settings for the model's arithmetic, and what has none; nothing where the model is the user's."""
+        """Return the settings for the model's arithmetic and the values without one; empty if the user brings code."""
         return stated(TABLES.get(self.shape, {}), model)
 
     def lacking(self, model: Transformer) -> Unsupported | None:
-        """Return why the framework runs no configuration of `model`; None if it runs some.
+        """Return the reason why the framework runs no configuration of `model`; None if it runs some.
 
-        The search and the exports both ask this, so that a plan for a framework is one that can be exported for it.
+        The search and the exports both call this, so every plan for a framework can be exported for it.
         """
         if why := self._lacking_further(model):
             return Unsupported(why, FEWER_TOKENS)
@@ -115,11 +115,13 @@ class FrameworkSupport(Record):
     def _lacking_shape(self, model: Transformer) -> str | None:
         if self.shape == "any":
             return None
+        # Options of both frameworks describe whole families of models, so each combination without an option is listed.
+        # The most general difference comes first, because it is the most useful one to read.
         what = None
         if self.shape == "llama" and (model.experts or model.latent is not None):
             what = "experts" if model.experts else "latent attention"
         elif model.norms_per_layer != 2:
-            what = f"{model.norms_per_layer} norms a layer"
+            what = f"{model.norms_per_layer} norms per layer"
         elif self.shape == "llama":
             odd = not model.gated or model.centred_norms or model.positions
             biases = model.attention_bias != "none" or model.ffn_bias
@@ -137,78 +139,82 @@ class FrameworkSupport(Record):
             return None
         if not self.further_tokens:
             layers = pluralize(model.further_tokens, "layer")
-            return f"predicts no further tokens here, and `{model.name}` has {layers} for them"
+            return f"does not support multi-token prediction, but `{model.name}` has {layers} for it"
         if model.positions:
-            return f"predicts no further tokens of models that learn positions, and `{model.name}` does both"
+            return f"does not support multi-token prediction with learned positions, but `{model.name}` has both"
         return None
 
     def broken(
         self, config: ParallelismConfig, *, micro_batches: int, experts: bool = False, tied: bool = False
     ) -> str | None:
-        """Return why the framework does not run `config`, in words that follow its name; None if it does.
+        """Return the reason why the framework does not run `config`, to follow the framework's name; None if it does.
 
         `experts` and `tied` describe the model: whether layers hold experts, and whether embeddings are tied.
 
         >>> MEGATRON.broken(ParallelismConfig(dp=8, zero_stage=3), micro_batches=1)
-        'shares what replicas hold as zero 0 or 1, not 3'
+        'supports ZeRO stage 0 or 1, not 3'
         """
         if why := self.broken_degrees(config, tied=tied):
             return why
         if config.zero_stage in self.zero_stages_of(config, micro_batches=micro_batches, experts=experts):
             return None
+        # The stage would be accepted with a single micro-batch, so the repeated reduction is the reason.
         if config.zero_stage in (known := self.zero_stages_of(config, micro_batches=1, experts=experts)):
             return (
-                f"sums gradients in each of {micro_batches} passes where there is no pipeline, which is not priced with"
-                f" zero {config.zero_stage}"
+                f"reduces gradients in each of {micro_batches} backward passes without a pipeline, which the cost model"
+                f" does not cover for ZeRO stage {config.zero_stage}"
             )
-        beside = " beside a pipeline" if config.pp > 1 and self.zero_stages != self.zero_stages_with_pp else ""
-        return f"shares what replicas hold{beside} as zero {join_words(known, 'or')}, not {config.zero_stage}"
+        beside = " with a pipeline" if config.pp > 1 and self.zero_stages != self.zero_stages_with_pp else ""
+        return f"supports ZeRO stage {join_words(known, 'or')}{beside}, not {config.zero_stage}"
 
     def broken_degrees(self, config: ParallelismConfig, *, tied: bool = False) -> str | None:
-        """Return the first rule that `config` breaks, like `broken`, but for ZeRO stages."""
+        """Return the first rule that `config` breaks, like `broken`, but without the rules for ZeRO stages."""
+        # The order decides which rule an error names: degrees first, which users choose themselves.
         schedule, pipeline = config.pp_schedule, config.named_pipeline()
         offloaded = f"{config.cpu_offload_num_layers} layers"
         rules = (
             (config.pp > 1 and tied and not self.ties_piped,
-             f"has no pipeline of models with tied embeddings, and pp is {config.pp}"),
-            (config.tp > 1 and not self.tp, f"has no tensor parallelism here, and tp is {config.tp}"),
-            (config.cp > 1 and not self.cp, f"has no context parallelism here, and cp is {config.cp}"),
+             f"does not support a pipeline for models with tied embeddings, but pp is {config.pp}"),
+            (config.tp > 1 and not self.tp, f"does not support tensor parallelism here, but tp is {config.tp}"),
+            (config.cp > 1 and not self.cp, f"does not support context parallelism here, but cp is {config.cp}"),
             (config.cp > 1 and not config.flash_attention and self.context_needs_flash,
-             f"shares sequences only with fused attention, and cp is {config.cp}"),
-            (config.ep > 1 and not self.ep, f"has no expert parallelism here, and ep is {config.ep}"),
-            (config.vpp > 1 and not self.vpp, f"has one stage on each GPU, and vpp is {config.vpp}"),
+             f"supports context parallelism only with flash attention, but cp is {config.cp} without it"),
+            (config.ep > 1 and not self.ep, f"does not support expert parallelism here, but ep is {config.ep}"),
+            (config.vpp > 1 and not self.vpp, f"supports one stage per pipeline rank, but vpp is {config.vpp}"),
             (schedule not in self.pp_schedules,
-             f"runs passes as {join_words(self.pp_schedules, 'or')}, not as {schedule}"),
+             f"supports pipeline schedule {join_words(self.pp_schedules, 'or')}, not {schedule}"),
             (config.splits_backward and config.fused_elementwise,
-             f"compiles no layers whose backward passes are split, as {schedule} has them, and the way does"),
+             (f"can't compile layers with split backward passes ({schedule}), but the configuration has"
+              " fused_elementwise")),
             (config.splits_backward and config.recompute == "full",
-             (f"computes a layer anew for each of its weights where backward passes are split, as {schedule} has them,"
-              " which is not priced")),
+             (f"recomputes a layer once for each of its weights with split backward passes ({schedule}), which the cost"
+              " model does not cover")),
             (config.ends != (None, None) and not self.uneven_ends,
-             f"has as many layers on each rank, and not {pipeline}"),
+             f"needs the same number of layers on each rank, not {pipeline}"),
             (config.recompute not in self.recompute,
-             f"computes anew {join_words(self.recompute, 'or')}, not {config.recompute}"),
+             f"supports recompute {join_words(self.recompute, 'or')}, not {config.recompute}"),
             (config.recompute_num_layers is not None and not self.recompute_num_layers,
-             f"computes anew all layers or none, not {config.recompute_num_layers} of each stage"),
+             f"recomputes all layers or none, not {config.recompute_num_layers} of each stage"),
             (config.grad_reduce_in_bf16 and not self.grad_reduce_in_bf16,
-             "adds gradients up in 32 bits here, not in 16"),
+             "accumulates gradients in 32 bits here, not in 16"),
             (config.cpu_offload_num_layers and not self.cpu_offload,
-             f"keeps what passes leave on GPUs here, not that of {offloaded} in the host's memory"),
+             f"does not support offloading here, but the activations of {offloaded} are to be in CPU memory"),
             (config.precision not in self.precisions,
-             f"computes in {join_words(self.precisions, 'or')} here, not in {config.precision}"),
+             f"supports precision {join_words(self.precisions, 'or')} here, not {config.precision}"),
         )  # fmt: skip
         return next((why for is_broken, why in rules if is_broken), None)
 
     def zero_stages_of(
         self, config: ParallelismConfig, *, micro_batches: int, experts: bool = False
     ) -> tuple[int, ...]:
-        """Return the ZeRO stages of a configuration that have terms; only 0 if nothing has replicas.
+        """Return the ZeRO stages of a configuration that the cost model covers; only 0 if no weight has replicas.
 
-        `experts` tells whether layers hold experts, which may have replicas if other weights have none.
+        `experts` selects models with experts, which may have replicas even if other weights have none.
 
         >>> [TORCHTITAN.zero_stages_of(ParallelismConfig(dp=2), micro_batches=count) for count in (1, 4)]
         [(2, 3), (3,)]
         """
+        # Without replicas nothing can be sharded, and listing equal configurations once is enough.
         if max(config.dp_cp_size, config.expert_dp_size if experts else 1) == 1:
             return (0,)
         widens = self.widens_by_zero and config.precision == "bf16" and not config.grad_reduce_in_bf16
@@ -222,6 +228,7 @@ class FrameworkSupport(Record):
         >>> [TORCHTITAN.as_run(config).overlap_dp_comm for config in (ParallelismConfig(pp=2), ParallelismConfig(dp=2))]
         [False, True]
         """
+        # Estimates must not assume an overlap or a fused kernel that the framework never runs.
         overlap = config.overlap_dp_comm and (self.overlaps_piped or config.pp == 1)
         fused = config.fused_elementwise and not config.splits_backward
         if (overlap, fused) == (config.overlap_dp_comm, config.fused_elementwise):
@@ -243,9 +250,9 @@ MEGATRON = FrameworkSupport(
     shape="megatron",
     context_needs_flash=True,
 )
-"""Its FSDP, which shares more, excludes much else, and is not looked for.
+"""Megatron-LM. Its FSDP shards more, but excludes many other features, so the search leaves it out.
 
-Its attention is that of Transformer Engine, whose `UnfusedDotProductAttention` has no context parallelism
+Its attention is Transformer Engine's, whose `UnfusedDotProductAttention` has no context parallelism
 (`transformer_engine/pytorch/attention/dot_product_attention/utils.py`, 2.9 to 2.18).
 """
 TORCHTITAN = FrameworkSupport(
@@ -259,12 +266,13 @@ TORCHTITAN = FrameworkSupport(
     shape="llama",
     ties_piped=False,
 )
-"""Replicas are FSDP's: weights stay gathered from forward to backward, or are gathered in each; beside a pipeline they
-stay gathered for the step. It refuses to compile layers whose backward passes are split; DualPipeV, which it also has,
-runs the halves of its pairs one after the other, and so has nothing for its memory. Its Llamas and Qwen3s tie
-embeddings without a pipeline (`Decoder.Config.update_from_config`, 0.3.0)."""
+"""torchtitan 0.3. Replicas use FSDP: weights stay gathered from the forward to the backward pass (ZeRO stage 2), or are
+gathered in each pass (3); with a pipeline they stay gathered for the step. It refuses to compile layers with split
+backward passes. DualPipeV is left out: torchtitan runs the two passes of its pairs one after the other, so its
+additional memory gains nothing. Llama and Qwen3 tie embeddings only without a pipeline
+(`Decoder.Config.update_from_config`, 0.3.0)."""
 TORCHTITAN_02 = replace(TORCHTITAN, ties=False)
-"""Version 0.2 ties the matrices of Qwen3 alone, which it takes by name."""
+"""torchtitan 0.2, which ties the embeddings of Qwen3 only, and selects that model by name."""
 DEEPSPEED = FrameworkSupport(
     zero_stages=(0, 1, 2, 3),
     zero_stages_with_pp=(0, 1),
@@ -286,25 +294,27 @@ SUPPORT: Mapping[tuple[str, str], FrameworkSupport] = {
     ("torchtitan", "0.3"): TORCHTITAN,
     ("deepspeed", "0.19"): DEEPSPEED,
 }
-"""By name and version, as `hpgo.programs.frameworks` has them."""
+"""Supported configurations by the name and version of `hpgo.programs.frameworks`."""
 
 
 def framework_support(name: str) -> tuple[Framework, FrameworkSupport]:
     """Return the framework `NAME` or `NAME@VERSION`, and the configurations of a transformer that it runs.
 
-    Raise ArgumentError like `hpgo.programs.frameworks.framework`, and for a framework without such configurations.
+    Raises the errors of `hpgo.programs.frameworks.framework`, and ArgumentError for a framework without such
+    configurations.
 
     >>> framework_support("megatron")[1].zero_stages
     (0, 1)
     """
+    # A framework without LLM plans gets a different error than an unknown one, so look up both tables.
     able = [one for one in TABLE if (one.name, one.version) in SUPPORT]
     is_known = isinstance(name, str) and name.partition("@")[0] in NAMES
     row = row_of(TABLE if is_known else able, name, "framework")
     if row not in able:
         known = dict.fromkeys(one.name for one in able)
         raise ArgumentError(
-            f"no way of training a transformer is exported for {row.title}",
-            f"known: {', '.join(known)}",
+            f"LLM plans are not supported for {row.title}",
+            f"use {join_words(list(known), 'or')}",
             code="unsupported",
         )
     return row, SUPPORT[row.name, row.version]

@@ -1,4 +1,4 @@
-"""What one GPU of a cluster does, and what groups of them send each other."""
+"""Rates of one GPU of a cluster, and of rings of GPUs that communicate."""
 
 from __future__ import annotations
 
@@ -15,43 +15,49 @@ if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster, Link
 
 _KEPT = {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16", "fp4": "bfloat16"}
-"""What numbers outside of products are kept in."""
+"""Format of activations outside GEMMs, by precision."""
 USUAL_REACHED = 0.76
-"""Share of a peak that large products reach where nobody measured it: the mean of the devices that somebody did."""
+"""Share of the peak rate that large GEMMs reach on devices without a measurement: the mean of measured devices."""
 USUAL_ATTENTION = 0.5
-"""The same of attention as one kernel."""
+"""Share of the peak rate that fused attention reaches on devices without a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """Equal GPUs in machines: rates of one GPU in one direction, after what its best operations reach."""
+    """Equal GPUs in nodes: rates of one GPU, in one direction, that its best operations reach."""
 
     products_flop_per_s: float
-    """The best that large products reach, in the precision asked for."""
+    """Best rate of large GEMMs in the configuration's precision."""
     wide_flop_per_s: float
-    """The same in 16 bits, for what is never computed in fewer."""
+    """Best rate of large GEMMs in 16 bits, for operations that never use fewer bits."""
     attention_flop_per_s: float
+    """Best rate of fused attention, which computes in 16 bits."""
     peak_flop_per_s: float
-    """In the precision asked for; what shares of it are counted against."""
+    """Peak rate on the data sheet in the configuration's precision, against which MFU is counted."""
     memory_bytes_per_s: float
+    """Peak rate of the GPU's memory."""
     memory_bytes: float
+    """Memory of one GPU."""
     count: int
-    """All of them."""
+    """Number of GPUs in the cluster."""
     machine: int
-    """Of one machine."""
+    """Number of GPUs in a node."""
     inside: Link
-    """From a GPU to one of its machine."""
+    """Link between two GPUs of a node."""
     adapter_bytes_per_s: float
-    """Of a GPU's share of its machine's network."""
+    """Rate at which one GPU sends to other nodes: the node's network divided by its GPUs."""
     adapter_latency_s: float
+    """Latency of a message between nodes."""
     processors: int = 1
-    """Which compute a tile of a product each."""
+    """Number of streaming multiprocessors, which compute one GEMM tile each."""
     host_bytes_per_s: float = inf
-    """To the host's memory."""
+    """Rate between a GPU and CPU memory."""
 
     @classmethod
     def of(cls, cluster: Cluster, precision: Precision) -> Gpus:
-        """Those of `cluster`. Raises ClusterError if they differ, or if nobody knows how fast they compute.
+        """Return the GPUs of `cluster`.
+
+        Raises ClusterError if nodes differ, or if the rates of the device are not known in `precision`.
 
         >>> from hpgo.machine.cluster import Cluster
         >>> h100 = Gpus.of(Cluster.preset("h100:4"), "bf16")
@@ -59,36 +65,40 @@ class Gpus:
         (32, 8, 50000000000.0)
         """
         first, *others = cluster.machines
+        # `Cluster.first` may cut the last node short, so that one may have fewer GPUs.
         differ = any(one.device != first.device or one.count > first.count for one in others)
         if differ or any(one.count != first.count for one in others[:-1]):
             raise ClusterError(
-                f"the machines of cluster `{shorten(cluster.name)}` differ",
-                "a transformer is planned for equal ones, of which the last may have fewer devices",
+                f"the nodes of cluster `{shorten(cluster.name)}` differ, but the cost model needs equal GPUs",
+                "use a cluster of equal nodes; only the last one may have fewer devices",
             )
         if cluster.gpus_per_device != 1:
             raise ClusterError(
-                f"a device of cluster `{shorten(cluster.name)}` is {cluster.gpus_per_device} GPUs",
-                "name one with a device for each GPU: how many share a layer is part of the plan",
+                f"a device of cluster `{shorten(cluster.name)}` is {cluster.gpus_per_device} GPUs, but it must be one",
+                "use a cluster with one device per GPU: the search chooses how many GPUs divide a layer",
             )
-        # Of another speed, the name is that of a device to compare with, which may have other memory.
+        # A device with another speed is named after a reference device, whose memory may differ. So its memory size
+        # cannot help to tell variants of one card apart.
         memory_bytes = first.device.memory_bytes if first.device.speed == 1 else None
         rates, kept = rates_of(first.device.name, memory_bytes), _KEPT[precision]
         if kept not in rates.flop_per_s:
             known = [name for name in ("bf16", "fp16") if _KEPT[name] in rates.flop_per_s]
             raise ClusterError(
                 f"`{shorten(first.device.name)}` does not compute in {precision}",
-                f"it does in {' and '.join(known)}",
+                f"use precision {' or '.join(known)}",
                 code="unsupported",
             )
         wide = rates.flop_per_s[kept] * first.device.speed
         reached = rates.reached.get("bf16", USUAL_REACHED)
+        # FP8 and FP4 run only in GEMMs, so the 16-bit rates above still apply to everything else.
         peak, best = wide, wide * reached
         if precision in {"fp8", "fp4"}:
             if precision not in rates.narrow_flop_per_s:
                 raise ClusterError(
-                    f"`{shorten(first.device.name)}` has no products in {precision}", "take precision bf16"
+                    f"`{shorten(first.device.name)}` does not compute GEMMs in {precision}", "use precision bf16"
                 )
             peak = rates.narrow_flop_per_s[precision] * first.device.speed
+            # Few devices were measured in FP4. For the others, the share that FP8 reaches is the nearest measurement.
             best = peak * rates.reached.get(precision, rates.reached.get("fp8", USUAL_REACHED))
         return cls(
             products_flop_per_s=best,
@@ -107,29 +117,34 @@ class Gpus:
         )
 
     def ring(self, ranks: int, stride: int) -> Ring:
-        """How fast `ranks` GPUs, each `stride` after the one before, pass on their parts."""
+        """Return the ring of `ranks` GPUs whose numbers are `stride` apart."""
+        # Ranks fill one node after the other, so a node holds every `stride`-th of its GPUs, and at least one.
         together = max(1, min(ranks, self.machine // stride))
         latency_s = self.inside.latency_s * (together - 1)
         rate = self.inside.collective_bytes_per_s
         machines = -(-ranks // together)
         if machines > 1:
-            # Those of one machine each have an adapter, and rings through all of them.
+            # Each GPU has its own NIC. NCCL builds one ring through each NIC, so a node uses all of them at once.
             rate = min(rate, together * self.adapter_bytes_per_s)
-            # Small messages go by trees, of which a long ring is no slower for large ones.
+            # NCCL sends small messages through trees, so latency grows with the logarithm of the number of nodes. For
+            # large messages the rate decides, and a ring is no slower.
             latency_s += self.adapter_latency_s * (machines - 1).bit_length()
         return Ring(ranks, rate, latency_s, machines)
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """GPUs that gather or sum what each of them has a part of."""
+    """GPUs that run a collective together."""
 
     ranks: int
     bytes_per_s: float
+    """Rate of the slowest link of the ring, before efficiencies."""
     latency_s: float
+    """Latency of one pass around the ring."""
     machines: int
+    """Number of nodes that hold GPUs of the ring."""
 
     @property
     def across(self) -> bool:
-        """Whether it leaves a machine."""
+        """Whether the ring spans several nodes."""
         return self.machines > 1

@@ -17,23 +17,24 @@ if TYPE_CHECKING:
     from hpgo.llm.step_time import PipelineStages
     from hpgo.machine.cluster import Cluster
 
-_MOST_MACHINES = 64
-"""Largest multiple of the cluster's machines that is tried. A user who needs more has another problem. Not tuned."""
+_MAX_MULTIPLE = 64
+"""Largest multiple of the cluster's nodes that is tried. A user who needs more has another problem. Not tuned."""
 
 
 def nothing_fits(
     least: PipelineStages, cluster: Cluster, space: SearchSpace, global_batch_size: int, *, headroom_bytes: float
 ) -> InfeasibleError:
-    """Return the error for a search whose leanest configuration, `least`, needs more memory than there is.
+    """Return the error for a search whose smallest configuration, `least`, needs more memory than a GPU has.
 
-    The suggestion is the first that helps: less headroom, one fixed or excluded name left open, or more machines.
+    The hint is the first change that helps: less reserved memory, one fixed or excluded name left open, or more nodes.
     """
     needed_bytes, capacity_bytes = max_memory_bytes(least), least.context.gpus.memory_bytes
     limit_bytes = capacity_bytes - headroom_bytes
-    kept = f", {format_bytes(headroom_bytes)} of them left alone" if headroom_bytes else ""
+    reserved = f", {format_bytes(headroom_bytes)} of them reserved" if headroom_bytes else ""
     message = (
-        f"no way fits: the leanest, {least.context.config.named()}, needs {format_bytes(needed_bytes)} of a GPU, which"
-        f" has {format_bytes(capacity_bytes)}{kept}: {format_bytes(needed_bytes - limit_bytes)} too little"
+        f"no configuration fits in memory: the smallest ({least.context.config.named()}) needs"
+        f" {format_bytes(needed_bytes)} per GPU, but a GPU has {format_bytes(capacity_bytes)}{reserved}:"
+        f" {format_bytes(needed_bytes - limit_bytes)} too little"
     )
 
     def fits(within: SearchSpace, on: Cluster | None) -> bool:
@@ -43,23 +44,25 @@ def nothing_fits(
         )
         gpus = least.context.gpus if on is None else Gpus.of(on, precision)
         context = replace(least.context, gpus=gpus, config=config)
-        # Larger micro-batches hold no less, so the smallest ones suffice.
+        # Larger micro-batches never need less memory, so trying the smallest ones decides.
         one = leanest(config_groups(context, global_batch_size, _smallest(within)))
         return one is not None and max_memory_bytes(one) <= limit_bytes
 
     if needed_bytes <= capacity_bytes:
-        return InfeasibleError(message, f"leave {format_bytes(capacity_bytes - needed_bytes)} alone, or less")
+        return InfeasibleError(message, f"reserve at most {format_bytes(capacity_bytes - needed_bytes)} per GPU")
+    # Excluded names come first: they are usually a preference, while fixed ones describe an existing setup.
     for name in (*space.excluded, *space.fixed):
         if fits(space.without(name), None):
-            how = "without its `--fix`" if name in space.fixed else "without its `--exclude`"
-            return InfeasibleError(message, f"ways fit {how}: leave {name.replace('_', '-')} open")
-    times = 1  # as many whole machines, where only some GPUs of the last one are used
-    while times <= _MOST_MACHINES:
+            option = "--fix" if name in space.fixed else "--exclude"
+            return InfeasibleError(message, f"remove `{option}` of {name.replace('_', '-')}: then a configuration fits")
+    # Start at 1: if only some GPUs of the last node are in use, whole nodes may be enough.
+    times = 1
+    while times <= _MAX_MULTIPLE:
         larger = _repeated(cluster, times)
         if larger is not None and larger.devices > cluster.devices and fits(space, larger):
-            return InfeasibleError(message, f"{larger.devices} of these GPUs are enough; or name some with more memory")
+            return InfeasibleError(message, f"use at least {larger.devices} of these GPUs, or GPUs with more memory")
         times *= 2
-    return InfeasibleError(message, "name GPUs with more memory, or shorter sequences; more of these GPUs don't help")
+    return InfeasibleError(message, "use GPUs with more memory, or shorter sequences: more of these GPUs do not help")
 
 
 def _smallest(space: SearchSpace) -> SearchSpace:
@@ -70,7 +73,7 @@ def _smallest(space: SearchSpace) -> SearchSpace:
 
 
 def _repeated(cluster: Cluster, times: int) -> Cluster | None:
-    """Return `times` as many whole machines; None if that is no cluster."""
+    """Return the cluster with `times` the nodes, all of them whole; None if a cluster can't have that many."""
     try:
         return replace(cluster, machines=cluster.machines[:1] * (len(cluster.machines) * times))
     except ClusterError:

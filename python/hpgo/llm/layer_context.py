@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hpgo.model.transformer import Kind, Transformer
 
 VALUE = 2
-"""Bytes of an activation in 16 bits, and of a weight that is computed with."""
+"""Bytes of an activation in 16 bits, and of a weight as GEMMs read it."""
 NARROW = {"fp8": 1.0, "fp4": 0.5}
 """Bytes of a GEMM input in a narrow format. Transformer Engine saves the input for the backward pass in that format."""
 
@@ -32,13 +32,14 @@ def pairs_seen(kind: Kind, seq_length: int) -> float:
     >>> [pairs_seen(Kind(window=tokens), 4096) for tokens in (0, 4096, 1024)]
     [0.5, 0.5, 0.21875]
     """
+    # A band of this relative width below the diagonal: its parallelogram, minus the triangle cut off at the start.
     share = min(1.0, kind.window / seq_length) if kind.window else 1.0
     return share * (1 - share / 2)
 
 
 @dataclass(frozen=True)
 class LayerContext:
-    """Inputs of all terms. Sizes are those of one GPU unless stated otherwise."""
+    """Inputs of all terms. Sizes are per GPU unless stated otherwise."""
 
     model: Transformer
     config: ParallelismConfig
@@ -50,13 +51,13 @@ class LayerContext:
 
     def of(self, kind: Kind) -> LayerContext:
         """Return the context of a layer of another kind."""
-        # The search calls this thousands of times, and `dataclasses.replace` takes four times as long.
+        # The search calls this thousands of times, and `dataclasses.replace` is four times slower.
         if kind == self.kind:
             return self
         return LayerContext(self.model, self.config, self.gpus, self.constants, self.seq_length, kind)
 
     def once(self, term: Callable[[LayerContext], float], kind: Kind) -> float:
-        """Return `term` of a layer of a kind. Each context computes it once."""
+        """Return `term` of a layer of a kind. Each context computes it only once."""
         if (term, kind) not in self._known:
             self._known[term, kind] = term(self.of(kind))
         return self._known[term, kind]
@@ -68,6 +69,7 @@ class LayerContext:
     @property
     def holds_embedding_twice(self) -> bool:
         """Whether two pipeline ranks hold the embedding: it is also the LM head, or a layer for MTP reads it."""
+        # In a V schedule the first rank also has the last stage, so a single copy serves both uses.
         shared = self.model.tied or self.model.further_tokens > 0
         return shared and self.config.pp > 1 and not self.config.is_v_schedule
 
@@ -139,7 +141,7 @@ class LayerContext:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of a value that gradient reduction sends: 4, or 2 for float16 (which scales) and where 2 are asked."""
+        """Bytes per value of gradient reduction: 2 in fp16, with `grad_reduce_in_bf16` or ZeRO stage 3; otherwise 4."""
         return 2 if self.reduces_in_16_bits or self.config.zero_stage == MOST_ZERO else 4
 
     @property
@@ -150,27 +152,31 @@ class LayerContext:
     def gemm_s(self, rows: float, width: float, terms: float, *, wide: bool = False, count: float = 1) -> float:
         """Return the seconds of `count` equal GEMMs in one kernel, each with `rows` × `width` results of `terms` terms.
 
-        The GPU computes whole tiles, one on each of its processors at a time. In the last wave of tiles some processors
-        may be idle. `wide` asks for 16 bits whatever the configuration's precision is.
+        The GPU computes whole tiles, one on each streaming multiprocessor at a time. In the last wave of tiles some
+        multiprocessors may be idle. `wide` selects 16 bits regardless of the configuration's precision.
         """
         constants, short, long = self.constants, self.constants.gemm_tile, 2 * self.constants.gemm_tile
         rate = (self.gpus.wide_flop_per_s if wide else self.gpus.products_flop_per_s) * constants.gemm_efficiency
+        # A tile is twice as long as wide. cuBLAS picks the orientation with fewer tiles.
         tiles = count * min(-(-rows // short) * -(-width // long), -(-rows // long) * -(-width // short))
         tiles += constants.tail_wave_loss * (-(-tiles // self.gpus.processors) * self.gpus.processors - tiles)
         return 2 * tiles * short * long * terms / rate + constants.gemm_overhead_s
 
     def moved_s(self, moved_bytes: Amount) -> Amount:
-        """Return the seconds in which the GPU reads and writes so many bytes of its memory."""
+        """Return the seconds in which the GPU reads and writes `moved_bytes` of its memory in total."""
         return moved_bytes / (self.gpus.memory_bytes_per_s * self.constants.hbm_efficiency)
 
     def all_reduce_s(self, ring: Ring, whole_bytes: Amount) -> Amount:
         """Return the seconds of an all-reduce of `whole_bytes`: a reduce-scatter and an all-gather.
 
-        Between two machines NCCL uses trees, in which each machine sends everything only once (Sanders et al., 2009).
+        Between two nodes NCCL uses trees, in which each node sends all bytes only once (Sanders et al., 2009).
         """
         around_s = 2 * self.all_gather_s(ring, whole_bytes)
         if ring.machines != 2:
             return around_s
+        # Replace the ring's transfer time, but keep its latencies. The tree's bytes between the nodes and the bytes
+        # inside each node flow at the same time, so the slower of the two decides. It never takes longer than a ring,
+        # which NCCL would choose in that case.
         share = 2 * (ring.ranks - 1) / ring.ranks
         moved_s = whole_bytes / (ring.bytes_per_s * self.constants.nic_efficiency)
         inside_s = share * whole_bytes / (self.gpus.inside.collective_bytes_per_s * self.constants.nvlink_efficiency)

@@ -1,4 +1,4 @@
-"""How the layers of a transformer may be split among the ranks of a pipeline, counted for all splits at once."""
+"""Layer splits among the ranks of a pipeline, with counts and memory of all splits at once as arrays."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LayerSplit(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerSplits:
-    """All splits of a group of configurations, as arrays."""
+    """Layer splits of a group of configurations, as arrays over all of them."""
 
     pp: int
     found: tuple[LayerSplit, ...]
@@ -62,7 +62,11 @@ class LayerSplits:
         cls, kinds: tuple[Kind, ...], pp: int, vpp: Iterable[int], schedule: PipelineSchedule = "1f1b", *,
         uneven: bool = True, laid_out: bool = False,
     ) -> LayerSplits:  # fmt: skip
-        """Return the splits with so many virtual stages per rank. `uneven` adds fewer layers on the end ranks."""
+        """Return the splits for each number of virtual stages in `vpp`.
+
+        `uneven` adds splits with fewer layers on the end ranks. `laid_out` is explained at `stage_layers`.
+        """
+        # Layers for multi-token prediction are not split: they always follow the last layer, on the last stage.
         layers = sum(not kind.further for kind in kinds)
         found = [one for each in vpp for one in splits_of(layers, pp, each, uneven=uneven, laid_out=laid_out)]
         return cls(pp, tuple(sorted(found, key=lambda one: one.fullest)), kinds, schedule)
@@ -85,10 +89,12 @@ class LayerSplits:
     @cached_property
     def _stages(self) -> Array:
         """Counts by split, virtual stage of a rank, and rank: layers of each kind, then embeddings, then LM heads."""
+        # With prefix sums over layers, the counts of any stage are one subtraction.
         before = np.zeros((len(self.kinds) + 1, len(self.different)))
         before[1:] = np.cumsum([[kind == one for one in self.different] for kind in self.kinds], axis=0)
         vpp = max(one.vpp for one in self.found)
         found = np.zeros((len(self.found), vpp * self.pp, len(self.different) + 2))
+        # Splits with fewer virtual stages than `vpp` leave the rest of their row at 0.
         for each in {one.vpp for one in self.found}:
             alike = [at for at, one in enumerate(self.found) if one.vpp == each]
             starts = np.zeros((len(alike), each * self.pp + 1), dtype=int)
@@ -98,7 +104,8 @@ class LayerSplits:
             found[alike, each * self.pp - 1, -1] = 1
         found[:, 0, -2] = 1
         by_rank: Array = found.reshape(len(self.found), vpp, self.pp, len(self.different) + 2)
-        if self.schedule == "zb_v":  # the second stages run from the last rank to the first
+        # In a V the second stages are placed from the last rank to the first.
+        if self.schedule == "zb_v":
             by_rank[:, 1] = by_rank[:, 1, ::-1].copy()
         return by_rank
 
@@ -117,8 +124,9 @@ class LayerSplits:
         return {}
 
     def in_flight(self, micro_batches: int) -> tuple[Array, Array]:
-        """Return the micro-batches in flight when a rank holds most: summed over its stages, and over its layers."""
-        micro_batches = min(micro_batches, 2 * self.pp)  # more are never in flight
+        """Return the micro-batches in flight when a rank has the most: summed over its stages, and over its layers."""
+        # More are never in flight. The cap lets all larger batches share one entry of the cache.
+        micro_batches = min(micro_batches, 2 * self.pp)
         if (micro_batches,) not in self._known:
             found = np.zeros(self._stages.shape[:3])
             for at, one in enumerate(self.found):
@@ -130,7 +138,7 @@ class LayerSplits:
         return self._known[micro_batches,]
 
     def rank_layers(self, micro_batches: int, *, recomputed: bool) -> PipelineRankLayers:
-        """Return what all GPUs hold, by split and rank, with all layers recomputed or none."""
+        """Return the layers of all GPUs, by split and rank, with all layers recomputed or none."""
         layers, in_flight = (
             dict(zip(((kind, recomputed) for kind in self.different), counts, strict=False))
             for counts in (self.layers, self.in_flight(micro_batches)[1])
@@ -138,7 +146,7 @@ class LayerSplits:
         return PipelineRankLayers(layers, in_flight, embedding=self.layers[-2], head=self.layers[-1])
 
     def state_bytes(self, context: LayerContext, held: PipelineRankLayers) -> Array:
-        """Return the bytes of parameters, gradients and optimizer state, by split and rank, of what GPUs hold."""
+        """Return the bytes of parameters, gradients and optimizer state of the layers in `held`, by split and rank."""
         config = context.config
         degrees = config.tp, config.cp, config.dp, config.ep, config.zero_stage
         if degrees not in self._states:
@@ -147,12 +155,12 @@ class LayerSplits:
 
     @cached_property
     def _states(self) -> dict[tuple[int, ...], Array]:
-        # Micro-batch sizes share these bytes, which take longer to compute than all other columns.
+        # All micro-batch sizes share these bytes, and they take longer to compute than all other columns together.
         return {}
 
 
 def _kinds_first(counts: Array) -> Array:
-    # Contiguous arrays for each kind make all later operations about twice as fast.
+    # A contiguous array for each kind makes all later operations about twice as fast.
     return np.ascontiguousarray(np.moveaxis(counts, -1, 0))
 
 
@@ -163,9 +171,10 @@ def _in_flight(schedule: PipelineSchedule, pp: int, vpp: int, micro_batches: int
     return np.array([in_flight(config, rank, micro_batches) for rank in range(pp)], dtype=float).T
 
 
+# A search asks for the same split for every combination of tp, cp, dp and batch.
 @lru_cache(maxsize=4096)
 def splits_of(layers: int, pp: int, vpp: int, *, uneven: bool = True, laid_out: bool = False) -> tuple[LayerSplit, ...]:
-    """Return the splits with `vpp` virtual stages per rank. `uneven` adds fewer layers on the end ranks.
+    """Return the splits with `vpp` virtual stages per rank. `uneven` adds splits with fewer layers on the end ranks.
 
     >>> [one.counts for one in splits_of(6, 4, 1)], splits_of(5, 2, 1, uneven=False)
     ([(1, 2, 2, 1)], ())

@@ -25,18 +25,19 @@ class Term(NamedTuple):
     """A row of a table of terms."""
 
     label: str
-    """Name in reports."""
+    """Name of the term in reports."""
     time: Callable[[LayerContext], PassTime]
+    """Function that computes the term."""
 
 
 @dataclass(frozen=True)
 class LayerTime:
-    """Seconds of one layer by term key: forward, and backward with recomputation."""
+    """Seconds of one layer by term key: of its forward pass, and of its backward pass with recomputation."""
 
     forward_s: Mapping[str, float]
     backward_s: Mapping[str, float]
     weight_grad_s: float = 0.0
-    """Part of the backward that computes gradients of weights."""
+    """Part of the backward pass that computes gradients of weights."""
 
     @cached_property
     def total_forward_s(self) -> float:
@@ -76,6 +77,7 @@ class StagePasses(NamedTuple):
 
 def linear(context: LayerContext) -> PassTime:
     """Return the time of GEMMs with weights: four matrices, or five in gated layers; twice in the backward pass."""
+    # Each weight takes two GEMMs in the backward pass: one for the input's gradient and one for the weight's.
     tp, tokens, h, f = context.config.tp, context.tokens, context.model.hidden, context.ffn
     forward_s = _qkv_s(context) + context.gemm_s(tokens, h, context.mixed / tp)
     if f:
@@ -88,7 +90,8 @@ def _qkv_s(context: LayerContext) -> float:
     tp, tokens, latent = context.config.tp, context.tokens, context.model.latent
     if latent is None:
         return context.gemm_s(tokens, (context.queries + context.keys + context.values) / tp, context.model.hidden)
-    # Compressed vectors are computed once for each token, or by each tensor-parallel GPU without sequence parallelism.
+    # Tensor parallelism does not shard the matrices that compress. With sequence parallelism each GPU compresses its
+    # own tokens; without it, every tensor-parallel GPU compresses all of them.
     made_s = context.gemm_s(tokens / context.between, context.narrow, context.model.hidden)
     plain = context.model.heads * (context.model.head_dim - latent.rope_dim)
     made_s += context.gemm_s(tokens, (plain + context.values) / tp, latent.kv_rank)
@@ -100,6 +103,7 @@ def attention(context: LayerContext) -> PassTime:
     config, constants = context.config, context.constants
     pairs = config.micro_batch_size * context.seq_length * context.seq_length / config.cp
     flop = 2 * pairs * (context.queries + context.mixed) / config.tp
+    # Fused kernels skip blocks of masked scores. Unfused GEMMs compute all scores and mask them afterwards.
     if config.flash_attention:
         flop *= pairs_seen(context.kind, context.seq_length)
         rate = context.gpus.attention_flop_per_s * constants.attention_efficiency
@@ -116,6 +120,8 @@ def attention(context: LayerContext) -> PassTime:
 
 def elementwise(context: LayerContext) -> PassTime:
     """Return the time of norms, residual additions, activations and dropout, which memory bandwidth limits."""
+    # `outside` are the norms, dropout and residual additions between the GEMM pairs, which only sequence parallelism
+    # divides. `inside` are activations and position embeddings between GEMMs, which tensor parallelism divides.
     tokens = context.tokens
     outside = 20 * tokens * context.model.hidden / context.between
     inside = (4 + 2 * (context.inner - 1)) * tokens * context.ffn
@@ -141,7 +147,9 @@ def quantize(context: LayerContext) -> PassTime:
 def tp_comm(context: LayerContext) -> PassTime:
     """Return the time of two all-reduces of 2·T·h bytes in each pass, or of their halves with sequence parallelism."""
     moved, ring = VALUE * context.tokens * context.model.hidden, context.tensor_ring
-    halves = context.config.sequence_parallel  # a reduce-scatter and an all-gather, at different places
+    # Sequence parallelism replaces each all-reduce by a reduce-scatter and an all-gather at different places. These
+    # can't use NCCL's trees, so the time is that of two ring passes.
+    halves = context.config.sequence_parallel
     once_s = 2 * context.all_gather_s(ring, moved) if halves else context.all_reduce_s(ring, moved)
     return PassTime(2 * once_s, 2 * once_s)
 
@@ -151,17 +159,19 @@ def cp_comm(context: LayerContext) -> PassTime:
     config = context.config
     if config.cp == 1:
         return NOTHING
+    # The backward pass sends keys and values again, and their gradients: twice the bytes of the forward pass.
     held = VALUE * context.tokens * (context.keys + context.values) / config.tp
     ring_s = context.all_gather_s(context.context_ring, held * config.cp)
     if context.kind.window:
-        # Transformer Engine gathers keys and values before attention in layers with a window, so nothing hides it.
+        # In layers with a window, Transformer Engine gathers all keys and values before attention starts, so attention
+        # cannot hide it.
         return PassTime(ring_s, 2 * ring_s)
     hiding, hidden = attention(context), context.constants.comm_overlap_fraction
     return PassTime(max(0.0, ring_s - hidden * hiding.forward_s), max(0.0, 2 * ring_s - hidden * hiding.backward_s))
 
 
 def param_all_gather(context: LayerContext) -> PassTime:
-    """Return the time of ZeRO stage 3 for a layer: weights gathered, gradients reduced, where passes can't hide it."""
+    """Return the exposed time of ZeRO stage 3 for a layer: to gather its weights and to reduce its gradients."""
     config = context.config
     if not config.gathers_weights:
         return NOTHING
@@ -181,6 +191,7 @@ def param_all_gather(context: LayerContext) -> PassTime:
 
 def grad_accumulation(context: LayerContext) -> PassTime:
     """Return the time to add a micro-batch's 16-bit gradient to the accumulated one, after each backward pass."""
+    # With ZeRO stage 3 each pass reduces its gradients, and the reduce-scatter adds them up.
     if context.config.zero_stage == MOST_ZERO:
         return NOTHING
     each = 3 * VALUE if context.reduces_in_16_bits else context.constants.accumulation_bytes
@@ -207,7 +218,7 @@ def embedding(context: LayerContext) -> PassTime:
 
 
 def mtp(context: LayerContext) -> PassTime:
-    """Return what a layer for multi-token prediction adds: joining the token's embedding, and an LM head with its loss.
+    """Return the time that a layer for multi-token prediction adds: to join the token's embedding, and for an LM head.
 
     Source: Megatron-LM's `multi_token_prediction.py`, DeepSeek-V3 (arXiv 2412.19437).
     """
@@ -229,9 +240,10 @@ def mtp(context: LayerContext) -> PassTime:
 
 
 def layer_weights(context: LayerContext) -> float:
-    """Return the parameters of a layer on one GPU: matrices divided by tp, whole norms, and its own experts."""
+    """Return the parameters of a layer on one GPU: matrices divided by tp, whole norms, and the GPU's experts."""
     model = context.model
     norms = model.norms_per_layer + (3 if context.kind.further else 0)
+    # Norms, the compression of latent attention and the router are replicated over tensor-parallel GPUs.
     whole = norms * model.norm_parameters + model.latent_parameters
     all_experts = 0
     if context.kind.experts:
@@ -258,17 +270,18 @@ LAYER: dict[str, Term] = {
 HEAD: dict[str, Term] = {"lm_head": Term("LM head and loss", lm_head)}
 EMBEDDING: dict[str, Term] = {"embedding": Term("embedding", embedding)}
 LAUNCH = "launch_overhead"
-"""Seconds that the CPU still launches kernels of a layer when its GPU has computed all of them."""
+"""Key of the seconds by which the CPU's kernel launches of a layer take longer than its GPU's work."""
 
 
 def layer_times(context: LayerContext) -> tuple[LayerTime, LayerTime]:
-    """Return the times of a layer without recomputation (but of scores, where asked for), and with it."""
+    """Return the times of a layer without full recomputation and with it. Both may recompute attention scores."""
     passes = {key: term.time(context) for key, term in LAYER.items()}
     config, constants = context.config, context.constants
     launch_s = constants.layer_launch_s + (4 * constants.collective_launch_s if config.tp > 1 else 0.0)
     launch_s += constants.expert_launch_s if context.kind.experts else 0.0
 
     def with_launches(seconds: dict[str, float], factor: float) -> dict[str, float]:
+        # The CPU runs ahead of the GPU, so launches cost time only where they take longer than the work they start.
         hidden_s = constants.launch_overlap_fraction * min(factor * launch_s, sum(seconds.values()))
         return {**seconds, LAUNCH: factor * launch_s - hidden_s}
 
@@ -276,9 +289,10 @@ def layer_times(context: LayerContext) -> tuple[LayerTime, LayerTime]:
     kept_s = {key: one.backward_s for key, one in passes.items()}
     full_s = {key: one.backward_s + one.recompute_s for key, one in passes.items()}
     if config.recompute == "selective" and not config.flash_attention:
-        # Flash attention saves no scores, so it computes them again in any case.
+        # Flash attention saves no scores. Its backward pass always recomputes them, which its factor includes.
         kept_s["attention"] += passes["attention"].recompute_s
     weight_grad_s = sum(one.weight_grad_s for one in passes.values())
+    # Full recomputation also launches the forward pass again, hence 1 more.
     factor = constants.backward_launch_factor
     return (
         LayerTime(forward_s, with_launches(kept_s, factor), weight_grad_s),

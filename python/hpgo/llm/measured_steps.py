@@ -1,8 +1,9 @@
-"""From measured steps to a platform's factors: `hpgo.fit_platform`.
+"""Fit of a platform's factors to measured steps: `hpgo.fit_platform`.
 
-A step is off its prediction by what its platform has in common, and by what it has for itself. Published steps tell
-how much that is of each (docs/accuracy.md): of one step's ratio about a half is the platform's, of many steps' mean
-nearly all. So a platform follows what was measured by a power between 0 and 1, and knows the error that is left.
+The error of a step has two parts: one that all steps of its platform share, and one of its own. Published steps give
+the variance of both (docs/accuracy.md, *By platform*): about half of a single step's deviation belongs to its platform,
+and nearly all of the mean deviation of many steps. So the measured factors are applied with an exponent between 0 and
+1, and the platform records the error that remains.
 """
 
 from __future__ import annotations
@@ -34,23 +35,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 PLATFORM_SPREAD = 0.11
-"""Standard deviation of platforms' logarithms of measured over predicted steps: docs/accuracy.md, *one step known*."""
+"""Standard deviation over platforms of the mean logarithm of measured over predicted step times
+(docs/accuracy.md, *By platform*)."""
 STEP_SPREAD = 0.11
-"""The same of steps around their platform's."""
-_KNOWN_BEFORE = 4
-"""Steps that published platforms count for in a platform's own spread, which few steps of its own hardly tell."""
-_FARTHEST = 10.0
-"""Times as long, or as short, as predicted: beyond is no platform, but another step than was described."""
-_BOTH_FROM = 3
-"""Steps, of which two factors go through two whatever they are."""
-_BETTER = 0.75
-"""Share of the error of one factor that is left in steps not fitted, for two to be worth it."""
-_NOTHING_LEFT = 1e-3
-"""Share by which one factor may miss steps that are left out, and nothing is to be bettered."""
-_LEAST_APART = 0.02
-"""Of a step: shares of exchange that differ by less tell nothing."""
+"""Standard deviation of that logarithm over the steps of one platform."""
+_PRIOR_STEPS = 4
+"""Weight of `STEP_SPREAD` in a platform's own spread, as a number of steps. Few steps alone would give a poor estimate.
+Not tuned."""
+_MAX_RATIO = 10.0
+"""Largest ratio of measured to predicted step time, or of predicted to measured, that can be a platform. A larger one
+means that the step was described wrongly. Not tuned."""
+_MIN_STEPS_FOR_TWO = 3
+"""Minimum number of steps to fit two factors. Two factors match any two steps exactly, so these test nothing."""
+_MAX_ERROR_SHARE = 0.75
+"""Two factors are used if their error on left-out steps is at most this share of the error of one factor. Not tuned."""
+_EXACT = 1e-3
+"""Relative error on left-out steps below which one factor is exact enough not to try two. Not tuned."""
+_MIN_SHARE_RANGE = 0.02
+"""Minimum range of the communication share over the steps. A smaller range can't separate two factors. Not tuned."""
 _CLOSE = 1e-12
-"""Of a factor's logarithm: closer is rounding."""
+"""Change of a factor's logarithm below which iterations stop, because it is a rounding error."""
 _VERSION_KEY, _VERSION = "hpgo_steps", 1
 _FLAGS = ("sequence_parallel", *FLAGS)
 _COUNTS = (*COUNTS, "devices")
@@ -64,23 +68,24 @@ _KEYS = " ".join(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep(Record):
-    """One step that somebody measured, and what the terms say of it."""
+    """A measured step time and the estimate of the same step."""
 
     model: Transformer
     cluster: Cluster
     predicted: LlmEstimate
-    """Without any platform's factors."""
+    """Estimate without the factors of a platform."""
     measured_s: float
+    """Measured step time in seconds."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         number("a measured step", self.measured_s, above=0, hint="give its seconds")
         ratio = self.measured_s / self.predicted.step_s
-        if not 1 / _FARTHEST < ratio < _FARTHEST:
+        if not 1 / _MAX_RATIO < ratio < _MAX_RATIO:
             raise ArgumentError(
-                f"a measured step of {self.measured_s:.4g} s is {ratio:.3g} times the {self.predicted.step_s:.4g} s"
-                f" that {self.predicted.parallelism.named()} takes by terms",
-                "look at its unit, its batch and its degrees",
+                f"a measured step is {self.measured_s:.4g} s, but that is {ratio:.3g} times the estimate of"
+                f" {self.predicted.step_s:.4g} s for {self.predicted.parallelism.named()}",
+                "check its unit, its batch and its degrees",
             )
 
     @classmethod
@@ -91,7 +96,9 @@ class MeasuredStep(Record):
         predicted: LlmEstimate,
         measured_s: float,
     ) -> MeasuredStep:
-        """What `hpgo.estimate_llm` gave for a transformer on a cluster, and what it took. Raises what these two do.
+        """Return the step of an estimate that took `measured_s`.
+
+        Raises ArgumentError if the estimate and the measurement differ more than tenfold.
 
         >>> import hpgo
         >>> cluster = hpgo.Cluster.preset("h100:1")
@@ -99,36 +106,35 @@ class MeasuredStep(Record):
         >>> MeasuredStep.of("llama-3-8b", cluster, one, measured_s=4.41).measured_s
         4.41
         """
-        check_is("the price", predicted, LlmEstimate, "make one, with `hpgo.estimate_llm`")
-        check_is("the cluster", cluster, Cluster, "give the one that the step was priced on")
+        check_is("the estimate", predicted, LlmEstimate, "make one with `hpgo.estimate_llm`")
+        check_is("the cluster", cluster, Cluster, "give the cluster of the estimate")
         return cls(transformer_of(transformer), cluster.first(predicted.gpus), predicted, measured_s)
 
 
 @dataclass(frozen=True, slots=True)
 class PlatformFit(Record):
-    """A platform, and what it was made of.
+    """A platform with the steps that it was fitted to.
 
     >>> import hpgo
-    >>> price = hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=4096, tp=2)
-    >>> step = hpgo.MeasuredStep.of("llama-3-8b", hpgo.Cluster.preset("h100:1"), price, 1.1 * price.step_s)
+    >>> one = hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=4096, tp=2)
+    >>> step = hpgo.MeasuredStep.of("llama-3-8b", hpgo.Cluster.preset("h100:1"), one, 1.1 * one.step_s)
     >>> hpgo.fit_platform([step]).note
-    'one factor: 3 steps at least tell computing and exchange apart'
+    'one factor: separate factors for computation and communication need at least 3 steps'
     """
 
     platform: Platform
     steps: tuple[MeasuredStep, ...]
     foretold_s: tuple[float, ...]
-    """Each step with the platform's factors."""
+    """Predicted time of each step with the platform's factors."""
     note: str
-    """Why computing and exchange have one factor, or that they have two."""
+    """Number of factors, and the reason if computation and communication share one."""
 
 
 def read_steps(path: str | PathLike[str]) -> tuple[MeasuredStep, ...]:
-    """The steps in a file: YAML or JSON with a list `steps`, or CSV with a row for each.
+    """Return the steps in a file: YAML or JSON with a list `steps`, or CSV with a row for each step.
 
     Keys, or columns, are `model`, `cluster`, `seconds` and the arguments of `hpgo.estimate_llm`; docs/llm.md has an
-    example.
-    Raises ArgumentError naming file, row and key.
+    example. Raises ArgumentError naming file, row and key.
     """
     path = as_path(path, ArgumentError)
     file = printable(str(path))
@@ -141,12 +147,12 @@ def read_steps(path: str | PathLike[str]) -> tuple[MeasuredStep, ...]:
 
 
 def fit_platform(steps: Sequence[MeasuredStep] | str | PathLike[str]) -> PlatformFit:
-    """Factors of a platform from steps that were measured on it, with the error that is left.
+    """Return the platform that fits measured steps, with the error that remains.
 
-    One factor of computing and exchange alike, unless three steps or more tell them apart: steps that are left out are
-    to be foretold clearly better by two.
+    Computation and communication share one factor, unless there are at least 3 steps and two factors predict left-out
+    steps clearly better.
 
-    Raises ArgumentError for no steps, and for steps on devices that differ.
+    Raises ArgumentError for no steps, and for steps on different devices.
 
     >>> import hpgo
     >>> cluster = hpgo.Cluster.preset("h100:1")
@@ -167,29 +173,38 @@ def fit_platform(steps: Sequence[MeasuredStep] | str | PathLike[str]) -> Platfor
     devices = list(dict.fromkeys(one.cluster.machines[0].device.name for one in held))
     if not all(same_card(device, devices[0]) for device in devices):
         raise ArgumentError(
-            f"steps were measured on {' and '.join(f'`{shorten(device)}`' for device in devices)}",
-            "fit a platform to those of each",
+            f"steps were measured on {' and '.join(f'`{shorten(device)}`' for device in devices)}, but a platform has"
+            " one device",
+            "make one file of steps per device",
         )
+    # More factors always fit better. So two are used only if they also predict left-out steps clearly better, which
+    # needs enough steps that differ in their share of communication.
     alike, apart = _one_factor(held), None
-    note = f"one factor: {_BOTH_FROM} steps at least tell computing and exchange apart"
-    if len(held) >= _BOTH_FROM and alike.left_out < _NOTHING_LEFT:
-        note = "one factor: it foretells steps that are left out as they are"
-    elif len(held) >= _BOTH_FROM:
+    note = f"one factor: separate factors for computation and communication need at least {_MIN_STEPS_FOR_TWO} steps"
+    if len(held) >= _MIN_STEPS_FOR_TWO and alike.left_out < _EXACT:
+        note = "one factor: it predicts left-out steps exactly"
+    elif len(held) >= _MIN_STEPS_FOR_TWO:
         low, high = min(shares := [_exchange_share(one) for one in held]), max(shares)
-        note = f"one factor: exchange is {100 * low:.0f} to {100 * high:.0f} % of the steps, which tells little of it"
-        if high - low > _LEAST_APART:
+        note = (
+            f"one factor: communication is {100 * low:.0f} to {100 * high:.0f} % of the steps, too similar to separate"
+            " it from computation"
+        )
+        if high - low > _MIN_SHARE_RANGE:
             apart = _two_factors(held, alike)
-            if apart is None or apart.left_out > _BETTER * alike.left_out:
+            if apart is None or apart.left_out > _MAX_ERROR_SHARE * alike.left_out:
                 apart = None
-                note = "one factor: with two, steps that are left out would not be foretold clearly better"
+                note = "one factor: two would not predict left-out steps clearly better"
             else:
-                note = "two factors: steps that are left out are foretold better than with one"
+                note = "two factors: they predict left-out steps better than one"
     chosen = apart or alike
+    # Pool the residuals with a prior of `_PRIOR_STEPS` steps, so that a single step does not give a spread of 0.
     spread = sqrt(
-        (_KNOWN_BEFORE * STEP_SPREAD**2 + sum(one * one for one in chosen.residuals))
-        / (_KNOWN_BEFORE + len(held) - chosen.free)
+        (_PRIOR_STEPS * STEP_SPREAD**2 + sum(one * one for one in chosen.residuals))
+        / (_PRIOR_STEPS + len(held) - chosen.free)
     )
     trust = trusted(len(held), spread)
+    # Variance of a new step plus the variance of the shrunken mean. The mean absolute value of a normal deviation is
+    # √(2/π) of its standard deviation.
     left = sqrt(spread**2 + trust * spread**2 / len(held))
     platform = Platform(
         device=devices[0],
@@ -205,7 +220,9 @@ def fit_platform(steps: Sequence[MeasuredStep] | str | PathLike[str]) -> Platfor
 
 
 def trusted(steps: int, spread: float = STEP_SPREAD) -> float:
-    """How much of the mean of so many steps' logarithms is their platform's: variances of both, one over their sum.
+    """Return the share of the mean deviation of `steps` steps that belongs to their platform.
+
+    It is the platforms' variance over the sum of that and the variance of the mean.
 
     >>> 0 < trusted(1) < trusted(2) < trusted(100) < 1
     True
@@ -215,18 +232,20 @@ def trusted(steps: int, spread: float = STEP_SPREAD) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """Logarithms of factors, and of measured over foretold steps."""
+    """Fitted logarithms of factors, with the logarithms of measured over predicted step times."""
 
     computing: float
     exchange: float
     residuals: tuple[float, ...]
     weights: tuple[float, ...]
-    """How far each step draws the fit to itself: the diagonal of the matrix that makes foretold of measured ones."""
+    """Leverage of each step: the diagonal of the matrix that maps measured to predicted logarithms."""
     free: int
+    """Number of free factors."""
 
     @property
     def left_out(self) -> float:
-        """Mean distance of a step from what the others foretell."""
+        """Mean deviation of a step from the prediction of a fit to the other steps."""
+        # Dividing a residual by 1 − leverage gives the leave-one-out residual of a linear fit without another fit.
         far = [abs(one) / max(1 - weight, 1e-9) for one, weight in zip(self.residuals, self.weights, strict=True)]
         return sum(far) / len(far)
 
@@ -244,25 +263,28 @@ def _residuals(steps: Sequence[MeasuredStep], computing: float, exchange: float)
 
 
 def _one_factor(steps: Sequence[MeasuredStep]) -> _Fit:
-    """The factor whose logarithms of measured over foretold steps have mean 0."""
+    """Return the fit of one factor, for which the logarithms of measured over predicted times have mean 0."""
     factor = 0.0
+    # A factor does not scale the latencies of links, so the step is not proportional to it and one update is not
+    # enough.
     for _ in range(50):
         residuals = _residuals(steps, factor, factor)
         mean = sum(residuals) / len(steps)
-        factor += mean  # latencies of links stay as they are, so that once is not enough
+        factor += mean
         if abs(mean) < _CLOSE:
             break
     return _Fit(factor, factor, tuple(residuals), (1 / len(steps),) * len(steps), 1)
 
 
 def _exchange_share(one: MeasuredStep) -> float:
-    """By how much a step grows with its exchange."""
+    """Return the share of a step that grows with the factor of communication."""
     return _slope(one, 0.0, 0.0, lambda at: (0.0, at))
 
 
 def _slope(
     one: MeasuredStep, computing: float, exchange: float, moved: Callable[[float], tuple[float, float]]
 ) -> float:
+    # Central differences: 1e-4 is small enough for a constant slope, and large enough against rounding errors.
     far = 1e-4
     ends = []
     for at in (far, -far):
@@ -272,7 +294,7 @@ def _slope(
 
 
 def _two_factors(steps: Sequence[MeasuredStep], start: _Fit) -> _Fit | None:
-    """Least squares of the logarithms, by Gauss and Newton; None if it leads beyond all platforms."""
+    """Return the least-squares fit of two factors by Gauss-Newton; None if it is not determined by the steps."""
     import numpy as np
 
     computing, exchange = start.computing, start.exchange
@@ -288,9 +310,10 @@ def _two_factors(steps: Sequence[MeasuredStep], start: _Fit) -> _Fit | None:
             ]
         )
         moved = np.linalg.lstsq(slopes, residuals, rcond=None)[0]
+        # Halve the step while it leaves the allowed range or makes the residuals larger.
         for _ in range(8):
             more, beside = moved.tolist()
-            if max(abs(computing + more), abs(exchange + beside)) < log(_FARTHEST):
+            if max(abs(computing + more), abs(exchange + beside)) < log(_MAX_RATIO):
                 tried = np.array(_residuals(steps, computing + more, exchange + beside))
                 if tried @ tried <= residuals @ residuals:
                     break
@@ -300,6 +323,7 @@ def _two_factors(steps: Sequence[MeasuredStep], start: _Fit) -> _Fit | None:
         computing, exchange, residuals = computing + more, exchange + beside, tried
         if np.abs(moved).max() < _CLOSE:
             break
+    # If all steps have the same mix of computation and communication, many pairs of factors fit equally well.
     if np.linalg.matrix_rank(slopes) < len(moved):
         return None
     weights = np.einsum("ij,ji->i", slopes, np.linalg.pinv(slopes))
@@ -323,7 +347,7 @@ def _of_document(text: str, file: str) -> list[Section]:
 
 
 def _of_csv(text: str, file: str) -> list[Section]:
-    """A cell that is left empty is not given; words are numbers or truth values as in YAML."""
+    """Return a section for each row of a CSV file. Empty cells count as missing; values are read as in YAML."""
     from hpgo.base.documents import parse_yaml
 
     try:
@@ -332,14 +356,17 @@ def _of_csv(text: str, file: str) -> list[Section]:
         raise ArgumentError(f"{file}: not valid CSV: {failure}", "quotes must match", code="damaged_file") from None
     names = [name.strip() for name in rows[0]]
     if len(set(names)) < len(names):
-        raise ArgumentError(f"{file}: a column is there twice", "keep one of them", code="duplicate")
+        raise ArgumentError(f"{file}: a column appears twice", "keep one of them", code="duplicate")
     found = []
     for line, row in enumerate(rows[1:], start=2):
         if not any(cell.strip() for cell in row):
             continue
         where = f"{file}, line {line}"
         if len(row) != len(names):
-            raise ArgumentError(f"{where} has {len(row)} cells, and the first line {len(names)}", "give each a column")
+            raise ArgumentError(
+                f"{where} has {len(row)} cells, but the first line has {len(names)}", "give each cell a column"
+            )
+        # Names of models and clusters may look like numbers or dates in YAML, so they stay text.
         cells = {name: cell.strip() for name, cell in zip(names, row, strict=True) if cell.strip()}
         held = {
             name: cell if name in {"model", "cluster"} else parse_yaml(cell, where, ArgumentError)

@@ -1,10 +1,9 @@
 """Memory columns: bytes that one GPU of a pipeline holds.
 
 A column is a function of a `LayerContext` and of `PipelineRankLayers`, and a row of `COLUMNS`, which gives it a key
-and a
-label. The same functions compute one GPU, and arrays over all ranks of thousands of layer splits.
+and a label. The same functions compute one GPU, and arrays over all ranks of thousands of layer splits.
 
-Activations follow Korthikanti et al., arXiv 2205.05198, section 4, separated by what divides them.
+Activations follow Korthikanti et al., arXiv 2205.05198, section 4, grouped by the degrees that divide them.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ if TYPE_CHECKING:
 _ADAM = 12
 """Bytes per parameter of Adam's state: two moments and a copy of the weights in 32 bits."""
 _WIDENED, _UNFUSED = 4, 8
-"""Bytes per parameter that the optimizer step allocates: a gradient in 32 bits where gradients accumulate in 16, and
-without fused Adam the square root of a moment and the denominator."""
+"""Bytes per parameter that the optimizer step allocates: for a gradient in 32 bits if gradients accumulate in 16 bits,
+and, without fused Adam, for the square root of a moment and the denominator."""
 _FLAT, _BUCKET = 4, 1e9
-"""Bytes per parameter where 16-bit gradients are flattened: two copies in 16 bits of a replica's shard, one while they
-are reduced and one for the step, or one copy in 32 bits where nothing is sharded. And the bytes of the bucket."""
+"""Bytes per parameter of flattened 16-bit gradients, and bytes of the reduction bucket. With ZeRO these are two copies
+of the shard in 16 bits, one while it is reduced and one for the step; without it, one copy in 32 bits."""
 _SAVED_LOGITS, _FUSED_LOGITS, _SHARDED_LOGITS = 14, 4, 16
-"""Bytes per logit at the loss. Unfused: in 16 and 32 bits, the softmax, and its gradient in both. Fused: in 16 bits and
-a gradient of as many. DTensor's loss over a sharded vocabulary: four values in 32 bits as its backward pass ends, which
-are the log-softmax, its exponential, the gradient of the target words, and the sum of both."""
+"""Bytes per logit at the loss. Unfused: the logit in 16 and 32 bits, the softmax, and the gradient in both formats.
+Fused: the logit and its gradient in 16 bits. DTensor's loss over a sharded vocabulary: four values in 32 bits as its
+backward pass ends: the log-softmax, its exponential, the gradient of the target words, and the sum of both."""
 
 LayerAmounts = Mapping[tuple["Kind", bool], Amount]
 """An amount for the layers of each kind, and of each kind whose forward pass is recomputed (True)."""
@@ -49,7 +48,7 @@ class PipelineRankLayers:
     """Layers of one GPU of a pipeline; or of the GPUs of many configurations, if amounts are arrays."""
 
     layers: LayerAmounts
-    """Number of layers."""
+    """Number of layers of each kind."""
     in_flight: LayerAmounts
     """Maximum number of micro-batches between the forward and the backward pass, summed over layers."""
     embedding: Amount
@@ -71,7 +70,7 @@ class PipelineRankLayers:
         recomputed: Sequence[bool],
         waiting: int | None = None,
     ) -> PipelineRankLayers:
-        """Return the record of a stage, given its layers one by one. `waiting` is the same for all of them."""
+        """Return the record of a stage, given its layers one by one. `waiting` applies to each of them."""
         flying: Counter[tuple[Kind, bool]] = Counter()
         for kind, again, count in zip(kinds, recomputed, in_flight, strict=True):
             flying[kind, again] += count
@@ -81,7 +80,7 @@ class PipelineRankLayers:
 
     @classmethod
     def from_stages(cls, stages: Sequence[PipelineRankLayers]) -> PipelineRankLayers:
-        """Return the record of a rank, given those of its stages."""
+        """Return the record of a rank, given the records of its stages."""
 
         def added(held: Iterable[LayerAmounts]) -> LayerAmounts:
             found: dict[tuple[Kind, bool], Amount] = {}
@@ -101,6 +100,7 @@ class PipelineRankLayers:
 
 def _largest(layers: LayerAmounts, each: Callable[[Kind], float], *, recomputed: bool | None = None) -> Amount:
     """Return the maximum of `each` over the layers that a GPU holds, or over those with or without recomputation."""
+    # Multiplying by the comparison instead of branching makes this work on arrays of counts, too.
     found: Amount = 0.0
     for (kind, again), count in layers.items():
         if recomputed in {None, again}:
@@ -118,7 +118,7 @@ def parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
 
 
 def expert_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
-    """Return the part of `parameters` that experts have."""
+    """Return the part of `parameters` that belongs to experts."""
     return sum((count * context.once(expert_weights, kind) for (kind, _), count in held.layers.items()), 0.0)
 
 
@@ -136,16 +136,21 @@ def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
     whole, config = parameters(context, held) * VALUE, context.config
     if config.zero_stage < MOST_ZERO:
         return whole
+    # A single replica computes with its shard, which is everything, and gathers nothing.
     gathered = whole if config.dp_cp_size > 1 else 0.0
     if config.gathers_weights:
+        # Two at a time: the layer that is computed, and the next one, which is prefetched.
         largest = max(context.once(layer_weights, kind) for kind in {context.kind, *(kind for kind, _ in held.layers)})
         words = context.model.vocab * context.model.hidden / config.tp
         gathered = minimum(gathered, 2 * max(largest, words) * VALUE)
+    # The shard is kept in 32 bits, which also serves as the optimizer's copy (`optimizer`), or in 16 bits with
+    # `grad_reduce_in_bf16`.
     return (VALUE if config.grad_reduce_in_bf16 else 2 * VALUE) * sharded_parameters(context, held) + gathered
 
 
 def gradients(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the bytes of accumulated gradients. ZeRO stage 2 shards them, but not beside a pipeline."""
+    # Beside a pipeline, gradients are reduced once, after the last micro-batch. Until then each GPU accumulates all.
     sharded = context.config.zero_stage >= 2 and context.config.pp == 1
     count = (sharded_parameters if sharded else parameters)(context, held)
     return count * (VALUE if context.reduces_in_16_bits else 2 * VALUE)
@@ -160,18 +165,21 @@ def optimizer(context: LayerContext, held: PipelineRankLayers) -> Amount:
 
 def optimizer_workspace(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the bytes that the optimizer step allocates, beyond what activations and logits have released by then."""
-    made = _workspace(context, held)
-    return 0.0 if made is None else maximum(0.0, made - activations(context, held) - logits(context, held))
+    # Activations and logits peak during passes and the workspace after them, so they share memory: only the excess
+    # counts. Their columns stay as they are, and the sum of all columns is the maximum of both moments.
+    allocated = _workspace(context, held)
+    return 0.0 if allocated is None else maximum(0.0, allocated - activations(context, held) - logits(context, held))
 
 
 def allocator_cached_bytes(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the bytes that PyTorch's allocator caches during the optimizer step.
 
-    Activations left many small blocks, and the optimizer's tensors are large. The allocator releases cached blocks
-    before memory runs out, so that a configuration fits without them. `nvidia-smi` counts them.
+    Activations leave many small free blocks, and the optimizer's tensors are large, so new blocks are allocated. The
+    allocator releases cached blocks before memory runs out, so these bytes do not decide whether a configuration fits.
+    `nvidia-smi` counts them.
     """
-    made = _workspace(context, held)
-    return 0.0 if made is None else minimum(made, activations(context, held) + logits(context, held))
+    allocated = _workspace(context, held)
+    return 0.0 if allocated is None else minimum(allocated, activations(context, held) + logits(context, held))
 
 
 def _workspace(context: LayerContext, held: PipelineRankLayers) -> Amount | None:
@@ -189,7 +197,7 @@ def _workspace(context: LayerContext, held: PipelineRankLayers) -> Amount | None
 def saved_activation_bytes(context: LayerContext, *, recomputed: bool, cast: bool = True) -> float:
     """Return the bytes that one layer saves of one micro-batch from its forward to its backward pass.
 
-    `cast` tells whether inputs of FP8 and FP4 GEMMs are saved in their narrow format.
+    `cast` selects whether inputs of FP8 and FP4 GEMMs are saved in their narrow format.
     """
     model, config, tokens = context.model, context.config, context.tokens
     if recomputed:
@@ -215,7 +223,7 @@ def saved_activation_bytes(context: LayerContext, *, recomputed: bool, cast: boo
 SAVED = {recomputed: partial(saved_activation_bytes, recomputed=recomputed) for recomputed in (False, True)}
 """`saved_activation_bytes` by whether the layer is recomputed, for `LayerContext.once`."""
 UNCAST = partial(saved_activation_bytes, recomputed=False, cast=False)
-"""Bytes of the layer that is being recomputed, none of which are cast."""
+"""Bytes of the layer that is being recomputed, all of them in 16 bits: none of its values is cast."""
 
 
 def _recomputed_bytes(context: LayerContext) -> float:
@@ -230,6 +238,7 @@ def activations(context: LayerContext, held: PipelineRankLayers) -> Amount:
     micro-batch that waits for that.
     """
     found = sum(count * context.once(SAVED[again], kind) for (kind, again), count in held.in_flight.items())
+    # Layers are recomputed one at a time, so only the largest of them is counted with all its values.
     if held.waiting is None:
         return found + _largest(held.layers, partial(context.once, UNCAST), recomputed=True)
     waits = ((kind, count) for (kind, again), count in held.waiting.items() if again)
@@ -264,8 +273,9 @@ class Column(NamedTuple):
     """A row of the table of columns."""
 
     label: str
-    """Name in reports."""
+    """Name of the column in reports."""
     size: Callable[[LayerContext, PipelineRankLayers], Amount]
+    """Function that computes the bytes of one GPU."""
 
 
 COLUMNS: dict[str, Column] = {
@@ -279,11 +289,11 @@ COLUMNS: dict[str, Column] = {
     "framework_overhead": Column("framework overhead", framework_overhead),
 }
 STATE = ("weights", "gradients", "optimizer")
-"""Columns that depend on parameters and ZeRO alone."""
+"""Columns that depend only on parameters and the ZeRO stage."""
 LATER = ("optimizer_workspace", "grad_reduce_buffer")
-"""Columns of memory that is allocated as passes end. They are never negative, so that bounds leave them out."""
+"""Columns of memory that is allocated as passes end. They are never negative, so bounds may leave them out."""
 MOVING = tuple(key for key in COLUMNS if key not in (*STATE, *LATER))
-"""Columns that all configurations with one shape (`ParallelismConfig.shape`) have in common."""
+"""Columns that all configurations with one shape (`ParallelismConfig.shape`) share."""
 
 
 def stage_memory(context: LayerContext, held: PipelineRankLayers, keys: Iterable[str] = COLUMNS) -> dict[str, Amount]:

@@ -1,4 +1,4 @@
-"""The parallelism configuration of a transformer: degrees, and what is recomputed, sharded and fused."""
+"""The parallelism configuration of a transformer: degrees, recomputation, sharding, precision and fused kernels."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
 
 Recompute = Literal["none", "selective", "full"]
-"""What backward passes recompute: nothing, attention scores, or whole layers."""
+"""Activations that backward passes recompute: none, attention scores, or whole layers."""
 Precision = Literal["bf16", "fp16", "fp8", "fp4"]
 """Number format of matrix multiplications."""
 PipelineSchedule = Literal["1f1b", "interleaved_zb", "zb_v"]
-"""Order of a pipeline's passes."""
+"""Pipeline schedule: 1F1B (interleaved if `vpp` > 1), interleaved zero-bubble, or ZB-V."""
 MOST_ZERO = 3
 """The highest ZeRO stage."""
 DEGREES = ("tp", "cp", "ep", "pp", "vpp", "micro_batch_size")
@@ -32,9 +32,10 @@ DEGREES = ("tp", "cp", "ep", "pp", "vpp", "micro_batch_size")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelismConfig:
-    """How GPUs share a transformer, and what is recomputed, sharded and fused. Ranks count tp first, then cp, dp, pp.
+    """Distribution of a transformer over GPUs, with its memory and kernel options.
 
-    Expert parallelism reuses the GPUs of a stage and changes no other degree.
+    The number of GPUs is tp × cp × pp × dp. Expert parallelism reuses the GPUs of a pipeline rank and adds none. Ranks
+    are ordered tp, cp, dp, pp: ranks of one tensor-parallel group are adjacent.
 
     Raises ArgumentError for degrees below 1, and for combinations that no framework runs.
 
@@ -51,8 +52,8 @@ class ParallelismConfig:
     cp: int = 1
     """Degree of context parallelism: GPUs that divide each sequence."""
     ep: int = 1
-    """Degree of expert parallelism: GPUs that divide the experts of each layer. They are neighbors in a stage, whatever
-    else they divide. An all-to-all brings every token to its experts and back."""
+    """Degree of expert parallelism: GPUs that divide the experts of each layer, whole experts each. They are adjacent
+    GPUs of a stage, regardless of tp and cp. An all-to-all sends every token to its experts and back."""
     pp: int = 1
     """Degree of pipeline parallelism."""
     first_rank_layers: int | None = None
@@ -70,7 +71,7 @@ class ParallelismConfig:
     micro_batch_size: int = 1
     """Sequences of one micro-batch on one data-parallel replica."""
     recompute: Recompute = "none"
-    """What backward passes recompute: nothing, attention scores, or layers."""
+    """Activations that backward passes recompute: none, attention scores, or whole layers."""
     recompute_num_layers: int | None = None
     """Number of layers of each stage that are recomputed if `recompute` is full; None means all."""
     zero_stage: int = 0
@@ -99,6 +100,7 @@ class ParallelismConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        # Searches create thousands of configurations. Compare first, so that `check_int` runs only for its message.
         for field in (*DEGREES, "dp"):
             if getattr(self, field) < 1:
                 check_int(field, getattr(self, field))
@@ -108,44 +110,50 @@ class ParallelismConfig:
         check_int("cpu_offload_num_layers", self.cpu_offload_num_layers, least=0)
         if self.cpu_offload_num_layers and (self.pp > 1 or self.recompute == "full"):
             raise ArgumentError(
-                f"cpu_offload_num_layers is {self.cpu_offload_num_layers}, beside a pipeline or layers computed anew",
-                "values wait in the host's memory where there is neither: take one of them back",
+                f"cpu_offload_num_layers is {self.cpu_offload_num_layers}, but offloading excludes a pipeline and full"
+                " recomputation",
+                "use `cpu_offload_num_layers=0`, or pp 1 without full recomputation",
                 code="conflict",
             )
         for end in ("first_rank_layers", "last_rank_layers"):
             if getattr(self, end) is not None:
                 check_int(end, getattr(self, end))
                 if self.pp == 1:
-                    raise ArgumentError(f"{end} is of a pipeline, whose degree is 1", f"leave {end} out")
+                    raise ArgumentError(
+                        f"{end} is {getattr(self, end)}, but pp is 1, so there is no such rank", f"leave {end} out"
+                    )
         if self.sequence_parallel and self.tp == 1:
             raise ArgumentError(
-                "sequence parallelism needs tensor parallelism, whose degree is 1", "leave sequence_parallel out"
+                "sequence_parallel is on, but it needs tp above 1", "leave sequence_parallel out, or use tp 2"
             )
         if self.vpp > 1 and self.pp == 1:
-            raise DegreeError(
-                f"{self.vpp} stages on each GPU need a pipeline, whose degree is 1", "use `vpp=1`", ("pp", "vpp")
-            )
+            raise DegreeError(f"vpp is {self.vpp}, but virtual stages need pp above 1", "use `vpp=1`", ("pp", "vpp"))
         if self.splits_backward:
             self._check_split()
         if self.recompute_num_layers is not None and self.recompute != "full":
             raise ArgumentError(
-                f"recompute_num_layers is {self.recompute_num_layers}, but what is computed anew is {self.recompute}",
-                "use recompute='full', whose layers it counts",
+                f"recompute_num_layers is {self.recompute_num_layers}, but recompute is {self.recompute}: it counts"
+                " fully recomputed layers",
+                "use recompute='full'",
             )
 
     def _check_split(self) -> None:
         schedule = self.pp_schedule
         if self.vpp != 2 and (schedule == "zb_v" or self.vpp == 1):
-            several = "two stages" if schedule == "zb_v" else "several stages"
-            raise DegreeError(f"{schedule} has {several} on each GPU, not {self.vpp}", "use `vpp=2`", ("vpp",))
+            several = "2" if schedule == "zb_v" else "2 or more"
+            raise DegreeError(
+                f"vpp is {self.vpp}, but {schedule} needs {several} virtual stages per rank", "use `vpp=2`", ("vpp",)
+            )
+        # With embedding and LM head on one rank, neither end has more work to make up for.
         if schedule == "zb_v" and self.ends != (None, None):
             raise ArgumentError(
-                "the first GPU of a V has the last stage, too", "leave first_rank_layers and last_rank_layers out"
+                "zb_v places the first and the last stage on one rank, so the end ranks can't have other layers",
+                "leave first_rank_layers and last_rank_layers out",
             )
 
     @property
     def ends(self) -> tuple[int | None, int | None]:
-        """Layers of the first and of the last pipeline rank, None where they have as many as ranks in the middle."""
+        """Layers of the first and of the last pipeline rank. None means the number that ranks in the middle have."""
         return self.first_rank_layers, self.last_rank_layers
 
     @property
@@ -188,17 +196,17 @@ class ParallelismConfig:
 
     @property
     def dp_cp_size(self) -> int:
-        """Number of GPUs that hold the same part of the weights and reduce its gradient: dp × cp."""
+        """Number of GPUs that hold the same weights and reduce their gradients together: dp × cp."""
         return self.dp * self.cp
 
     @property
     def expert_dp_size(self) -> int:
-        """Number of GPUs that hold the same experts and reduce their gradients."""
+        """Number of GPUs that hold the same experts and reduce their gradients together: tp × cp × dp / ep."""
         return self.tp * self.dp_cp_size // self.ep
 
     @property
     def gathers_weights(self) -> bool:
-        """Whether each pass gathers the weights of its layers. Beside a pipeline they stay gathered for the step."""
+        """Whether each pass gathers the weights of its layers. With a pipeline they stay gathered for the step."""
         return self.zero_stage == MOST_ZERO and self.pp == 1 and self.dp_cp_size > 1
 
     @property
@@ -235,19 +243,20 @@ class ParallelismConfig:
         return check_int("global_batch_size", global_batch_size) // (self.dp * self.micro_batch_size)
 
     def named(self) -> str:
-        """Return a description in the letters that frameworks use.
+        """Return the configuration as one line, without the degrees that are 1.
 
         >>> ParallelismConfig(tp=4, sequence_parallel=True, pp=8, vpp=5, dp=2, zero_stage=1).named()
-        'tp 4 with sp, pp 8 x 5, dp 2, zero 1, micro-batch 1'
+        'tp 4 + sp, pp 8, vpp 5, dp 2, zero 1, micro-batch 1'
         """
-        parts = [f"tp {self.tp}{' with sp' if self.sequence_parallel else ''}"] if self.tp > 1 else []
+        parts = [f"tp {self.tp}{' + sp' if self.sequence_parallel else ''}"] if self.tp > 1 else []
         parts += [f"cp {self.cp}"] if self.cp > 1 else []
         parts += [f"ep {self.ep}"] if self.ep > 1 else []
         parts += [self.named_pipeline()] if self.pp > 1 else []
         parts += [f"dp {self.dp}"] if self.dp > 1 else []
         parts += [f"zero {self.zero_stage}"] if self.zero_stage else []
         if self.recompute != "none":
-            layers = "" if self.recompute_num_layers is None else f" of {pluralize(self.recompute_num_layers, 'layer')}"
+            count = self.recompute_num_layers
+            layers = "" if count is None else f" ({pluralize(count, 'layer')} per stage)"
             parts.append(f"recompute {self.recompute}{layers}")
         parts += [f"offload {pluralize(self.cpu_offload_num_layers, 'layer')}"] if self.cpu_offload_num_layers else []
         return ", ".join([*parts, f"micro-batch {self.micro_batch_size}"])
@@ -256,24 +265,26 @@ class ParallelismConfig:
         """Return the part of `named` that describes the pipeline.
 
         >>> ParallelismConfig(pp=8, vpp=2, last_rank_layers=6).named_pipeline()
-        'pp 8 x 2 (6 layers last)'
+        'pp 8 (last rank: 6 layers), vpp 2'
         >>> ParallelismConfig(pp=8, vpp=2, pp_schedule="zb_v").named_pipeline()
-        'pp 8 x 2 zb_v'
+        'pp 8, vpp 2, zb_v'
         """
         ends = zip(("first", "last"), self.ends, strict=True)
-        uneven = ", ".join(f"{pluralize(layers, 'layer')} {where}" for where, layers in ends if layers is not None)
-        stages = f" x {self.vpp}" if self.vpp > 1 else ""
-        schedule = f" {self.pp_schedule}" if self.splits_backward else ""
-        return f"pp {self.pp}{stages}{schedule}{f' ({uneven})' if uneven else ''}"
+        uneven = ", ".join(f"{end} rank: {pluralize(layers, 'layer')}" for end, layers in ends if layers is not None)
+        parts = [f"pp {self.pp}{f' ({uneven})' if uneven else ''}"]
+        parts += [f"vpp {self.vpp}"] if self.vpp > 1 else []
+        parts += [self.pp_schedule] if self.splits_backward else []
+        return ", ".join(parts)
 
 
 def stage_layers(layers: int, stages: int, *, laid_out: bool = False) -> tuple[int, ...] | None:
     """Return the number of layers of each stage of an even split; None if there is none.
 
-    All stages have equally many layers. Or the embedding and the LM head count as a layer each, and the first and the
-    last stage have one layer less, as with Megatron-LM's `--account-for-embedding-in-pipeline-split` and its twin for
-    the loss. If stages are `laid_out` one by one (`--pipeline-model-parallel-layout`), the last ones may also have what
-    is left of equal stages, and one of them only the LM head, as in recipes for DeepSeek-V3.
+    All stages have the same number of layers. Or the embedding and the LM head count as a layer each, and the first
+    and the last stage have one layer less (Megatron-LM's `--account-for-embedding-in-pipeline-split` and
+    `--account-for-loss-in-pipeline-split`). If stages are `laid_out` one by one (`--pipeline-model-parallel-layout`),
+    the last stages may also have the remainder of equal stages, and one of them only the LM head, as in recipes for
+    DeepSeek-V3.
 
     >>> stage_layers(80, 8), stage_layers(126, 4), stage_layers(80, 7)
     ((10, 10, 10, 10, 10, 10, 10, 10), (31, 32, 32, 31), None)
@@ -282,6 +293,7 @@ def stage_layers(layers: int, stages: int, *, laid_out: bool = False) -> tuple[i
     """
     if layers % stages == 0:
         return (layers // stages,) * stages
+    # Count the embedding and the LM head as a layer each: the end stages then have fewer other layers.
     each, rest = divmod(layers + 2, stages)
     if rest == 0 and stages > 1:
         return (each - 1, *(each,) * (stages - 2), each - 1)
@@ -295,10 +307,9 @@ def split_layers(
 ) -> tuple[int, ...] | None:
     """Return the number of layers of each stage, round by round through the ranks; None if there is no such split.
 
-    `ends` are the layers of the first and of the last rank, which may differ from the ranks in the middle. The stages
-    of
-    one rank have equally many (Megatron-LM's `--decoder-first-pipeline-num-layers` and its twin for the last). Without
-    `ends` the split is that of `stage_layers`.
+    `ends` are the layers of the first and of the last rank, which may differ from the ranks in the middle
+    (Megatron-LM's `--decoder-first-pipeline-num-layers` and `--decoder-last-pipeline-num-layers`). All stages of one
+    rank have the same number of layers. Without `ends`, the split is the one of `stage_layers`.
 
     >>> split_layers(21, 4, 1, (4, 5)), split_layers(20, 4, 2, (4, 4)), split_layers(20, 4, 2, (5, None))
     ((4, 6, 6, 5), (2, 3, 3, 2, 2, 3, 3, 2), None)
@@ -321,6 +332,7 @@ def ends_of(layers: int, pp: int, vpp: int) -> Iterator[tuple[int | None, int | 
     >>> [*ends_of(7, 2, 1)][:3], [*ends_of(6, 4, 1)]
     ([(1, None), (2, None), (3, None)], [(1, 1)])
     """
+    # With two ranks nothing is in the middle, so one end determines the other. The last rank's layers stay None.
     if pp == 2:
         yield from ((first, None) for first in range(vpp, layers, vpp))
     elif pp > 2:
@@ -332,13 +344,14 @@ def ends_of(layers: int, pp: int, vpp: int) -> Iterator[tuple[int | None, int | 
 
 
 class DegreeError(ArgumentError):
-    """A degree that does not divide what it splits."""
+    """Error about a degree that does not divide the heads, layers, tokens, GPUs or samples that it splits."""
 
     def __init__(self, message: str, hint: str = "", degrees: tuple[str, ...] = (), **fields: Any) -> None:
         super().__init__(message, hint, **fields)
         self.degrees = degrees
-        """Arguments of `hpgo.estimate_llm` whose other values may be accepted, those to blame first."""
+        """Arguments of `hpgo.estimate_llm` for which another value may be accepted, the most likely cause first."""
 
+    # Exceptions are pickled by their positional arguments alone, which would lose `degrees` between processes.
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.message, self.hint, self.degrees)
 
@@ -351,75 +364,80 @@ def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: 
     Traceback (most recent call last):
     hpgo.llm.parallelism.DegreeError: tp 3 does not divide the 32 heads of `llama-3-8b`
     """
-    model_said = f"of `{model.name}`"
+    of_model = f"of `{model.name}`"
     for count, what in (
         (model.heads, "heads"),
-        (model.kv_heads, "heads with keys and values of their own"),
+        (model.kv_heads, "heads with keys and values (GQA)"),
         (model.ffn, "inner width of feed-forward networks"),
         (model.shared_ffn, "inner width of shared experts"),
     ):
         if count % config.tp:
+            # The hint names divisors of all sizes at once. A divisor of this one could fail at the next.
             fitting = divisors(gcd(model.heads, model.kv_heads, model.ffn, model.shared_ffn))
-            said = f"the {count} {what}" if "heads" in what else f"the {what} {count}"
+            sizes = f"the {count} {what}" if "heads" in what else f"the {what} {count}"
             raise DegreeError(
-                f"tp {config.tp} does not divide {said} {model_said}", nearest(config.tp, fitting), ("tp",)
+                f"tp {config.tp} does not divide {sizes} {of_model}", nearest(config.tp, fitting), ("tp",)
             )
     if config.ep > 1 and not model.experts:
-        raise DegreeError(f"ep {config.ep} shares experts, of which `{model.name}` has none", "take ep 1", ("ep",))
+        raise DegreeError(f"ep is {config.ep}, but `{model.name}` has no experts", "use `ep=1`", ("ep",))
     if model.experts and model.experts % config.ep:
         raise DegreeError(
-            f"ep {config.ep} does not divide the {model.experts} experts {model_said}",
+            f"ep {config.ep} does not divide the {model.experts} experts {of_model}",
             nearest(config.ep, divisors(model.experts)),
             ("ep",),
         )
+    # Without sequence parallelism all tensor-parallel GPUs hold the same tokens and would send each one several times.
     if model.experts and config.tp > 1 and not config.sequence_parallel:
         raise ArgumentError(
-            f"tp {config.tp} with experts needs sequence parallelism, so that each GPU has tokens of its own",
-            "take it, or tp 1",
+            f"tp {config.tp} with experts needs sequence parallelism, so that each GPU routes different tokens",
+            "turn sequence parallelism on, or use tp 1",
         )
-    parts = 2 * config.cp if config.cp > 1 else 1  # each GPU has one part from the front and one from the end
+    # Each GPU of a context-parallel group has a chunk from the front of the sequence and one from its end, because
+    # causal attention gives later tokens more work.
+    parts = 2 * config.cp if config.cp > 1 else 1
     if seq_length % parts or (config.sequence_parallel and seq_length // config.cp % config.tp):
         fitting = _contexts(seq_length, config.tp)
         raise DegreeError(
-            f"cp {config.cp} does not part sequences of {seq_length} tokens into {parts} for each of {config.tp}",
-            nearest(config.cp, fitting) if fitting else "choose a length that is a power of two",
+            f"cp {config.cp} with tp {config.tp} does not divide sequences of {seq_length} tokens into {parts}"
+            f" equal parts of whole tokens per GPU",
+            nearest(config.cp, fitting) if fitting else "use a sequence length that is a power of 2",
             ("cp", "tp") if config.tp > 1 else ("cp",),
         )
     laid_out, ends = bool(model.experts), config.ends
     counts = split_layers(model.layers, config.pp, config.vpp, ends, laid_out=laid_out)
     if counts is not None and config.recompute_num_layers is not None and config.recompute_num_layers > max(counts):
         raise ArgumentError(
-            f"{pluralize(config.recompute_num_layers, 'layer')} of each stage are to be recomputed, and none has more"
-            f" than {max(counts)}",
-            "leave recompute_num_layers out: that is all of them",
+            f"recompute_num_layers is {config.recompute_num_layers}, but a stage has at most {max(counts)} layers",
+            "leave recompute_num_layers out to recompute all layers",
             code="too_large",
         )
     if counts is None:
         if ends != (None, None):
             raise ArgumentError(
-                f"{config.named_pipeline()} does not part the {model.layers} layers {model_said}",
-                "ranks between the ends have equally many layers, and each rank's stages, too",
+                f"{config.named_pipeline()} does not split the {model.layers} layers {of_model}: all ranks in the"
+                " middle, and all stages of a rank, need the same number",
+                "leave first_rank_layers and last_rank_layers out, or change pp",
             )
         fitting = _pipelines(model.layers, config.vpp, laid_out=laid_out)
-        degree = f"pp {config.pp}" + (f" with {config.vpp} stages each" if config.vpp > 1 else "")
+        degree = f"pp {config.pp}" + (f" with vpp {config.vpp}" if config.vpp > 1 else "")
         raise DegreeError(
-            f"{degree} does not divide the {model.layers} layers {model_said}, nor {model.layers + 2} with"
-            " the embedding and the head as one each",
-            nearest(config.pp, fitting) if fitting else "lower the number of stages on each GPU",
+            f"{degree} does not divide the {model.layers} layers {of_model}, nor {model.layers + 2} with the embedding"
+            " and the LM head as a layer each",
+            nearest(config.pp, fitting) if fitting else "use a smaller vpp",
             ("pp", "vpp") if config.vpp > 1 else ("pp",),
         )
 
 
 @lru_cache(maxsize=256)
 def _pipelines(layers: int, vpp: int, *, laid_out: bool) -> list[int]:
-    """Return the degrees of pipeline parallelism that split so many layers."""
+    """Return the degrees of pipeline parallelism that split this number of layers evenly."""
     degrees = range(1, layers + 3)
     return [d for d in degrees if stage_layers(layers, d * vpp, laid_out=laid_out) is not None]
 
 
 @lru_cache(maxsize=256)
 def _contexts(seq_length: int, tp: int) -> list[int]:
-    """Return the degrees of context parallelism that split a sequence."""
+    """Return the degrees of context parallelism up to 1,024 that split a sequence into equal chunks."""
     return [d for d in range(1, min(seq_length, 1024) + 1) if seq_length % (2 * d) == 0 and seq_length // d % tp == 0]
 
 
@@ -439,20 +457,22 @@ def check_batch(config: ParallelismConfig, global_batch_size: int) -> None:
             f" {global_batch_size}",
             f"for the micro-batch, {nearest(config.micro_batch_size, fitting)}"
             if fitting
-            else f"the degree of data parallelism follows from the others: {nearest(config.dp, sizes)}",
+            else f"for dp, which follows from the other degrees, {nearest(config.dp, sizes)}",
             ("micro_batch_size", "global_batch_size", "devices"),
         )
     micro_batches = config.micro_batches(global_batch_size)
+    # Interleaving runs each virtual stage for rounds of pp micro-batches, and Megatron-LM refuses a partial round. ZB-V
+    # has no rounds.
     if config.vpp > 1 and config.pp_schedule != "zb_v" and micro_batches % config.pp:
         raise DegreeError(
-            f"{micro_batches} micro-batches are no multiple of pp {config.pp}, as interleaving needs",
-            "lower the micro-batch or the degree of data parallelism, or take one stage on each GPU",
+            f"the number of micro-batches is {micro_batches}, but interleaving needs a multiple of pp {config.pp}",
+            "use a smaller micro-batch or dp, or `vpp=1`",
             ("micro_batch_size", "vpp", "global_batch_size"),
         )
 
 
 def data_degree(config: ParallelismConfig, gpus: int) -> int:
-    """Return the degree of data parallelism on so many GPUs. Raise ArgumentError with the nearest number of GPUs.
+    """Return the degree of data parallelism on `gpus` GPUs. Raise DegreeError with the nearest accepted numbers.
 
     >>> data_degree(ParallelismConfig(tp=4, pp=8), 64)
     2
@@ -466,7 +486,7 @@ def data_degree(config: ParallelismConfig, gpus: int) -> int:
         used = [name for name, degree in (("pp", config.pp), ("cp", config.cp), ("tp", config.tp)) if degree > 1]
         raise DegreeError(
             f"tp {config.tp} x cp {config.cp} x pp {config.pp} is {each} GPUs, which does not divide {gpus}",
-            f"take {' or '.join(str(count) for count in (below, beyond) if count)} GPUs, or {others}",
+            f"use {' or '.join(str(count) for count in (below, beyond) if count)} GPUs, or {others}",
             (*used, "devices"),
         )
     if (stage := gpus // config.pp) % config.ep:
@@ -479,13 +499,13 @@ def data_degree(config: ParallelismConfig, gpus: int) -> int:
 
 
 def nearest(wanted: int, fitting: Iterable[int]) -> str:
-    """Return a hint with the nearest of `fitting` below and above.
+    """Return a hint with the nearest of `fitting` below and above `wanted`.
 
     >>> nearest(3, [1, 2, 4, 8]), nearest(9, [1, 2])
-    ('the nearest that do are 2 and 4', 'the nearest that does is 2')
+    ('use 2 or 4', 'use 2')
     """
     known = sorted(fitting)
     around = [*[d for d in known if d < wanted][-1:], *[d for d in known if d > wanted][:1]]
     if not around:
-        return f"there is none but {safe_repr(wanted)}"
-    return f"the nearest that {'do are' if len(around) > 1 else 'does is'} {' and '.join(map(str, around))}"
+        return f"no value other than {safe_repr(wanted)} is accepted"
+    return f"use {' or '.join(map(str, around))}"

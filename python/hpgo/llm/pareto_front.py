@@ -1,4 +1,4 @@
-"""Step time against memory: for each memory limit of a GPU, the fastest configuration that needs no more."""
+"""The Pareto front of step time and memory: for each memory limit of a GPU, the fastest configuration within it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
     from hpgo.programs.names import LlmFramework
 
-_LESS = 0.01
-"""Relative difference of memory below which two configurations are one point. Not tuned."""
+_MIN_SAVING = 0.01
+"""Relative difference of memory below which two configurations count as one point. Not tuned."""
 MOST_POINTS = 100
 
 
@@ -43,19 +43,19 @@ def llm_pareto_front(
 
     Args:
         transformer: a shape, its name, or a file with one.
-        cluster: equal machines of devices whose rates are known; a device is a GPU.
+        cluster: equal nodes with devices whose rates are known; a device is a GPU.
         global_batch_size: sequences of a step.
         seq_length: tokens of a sequence.
         precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.
         devices: GPUs to use, the first of the cluster; None is all.
         framework: `megatron`, `torchtitan` or `deepspeed`, as for `plan_llm`.
-        fix: degrees that are given.
-        exclude: what to do without.
+        fix: values that all configurations must have, as for `plan_llm`.
+        exclude: features or values to leave out, as for `plan_llm`.
         headroom_bytes: memory of each GPU to leave free.
-        platform: factors from steps that were measured there.
+        platform: constants fitted to steps on your cluster.
         points: maximum number of points; each one after the first needs at least 1 % less memory than the one before.
 
-    The fastest configuration comes first. Raises what `plan_llm` does.
+    The fastest configuration comes first. Raises the errors of `plan_llm`.
 
     >>> import hpgo
     >>> ask = {"global_batch_size": 8, "seq_length": 4096}
@@ -69,6 +69,7 @@ def llm_pareto_front(
     exclude = check_list("exclude", exclude, hint="give a list: ['cp', 'zero_stage=3']")
     capacity = cluster.machines[0].device.memory_bytes
     found: list[LlmEstimate] = []
+    # Each search is limited to less memory than the last point needs, so its answer is the next point of the front.
     while len(found) < points:
         try:
             fastest = plan_llm(
@@ -80,8 +81,9 @@ def llm_pareto_front(
             if found:
                 break
             raise
+        # An equally fast configuration with less memory dominates the point before.
         if found and fastest.step_s <= found[-1].step_s:
-            found.pop()  # equally fast, and needs more
+            found.pop()
         found.append(fastest)
-        headroom_bytes = capacity - fastest.fullest.peak_bytes * (1 - _LESS)
+        headroom_bytes = capacity - fastest.fullest.peak_bytes * (1 - _MIN_SAVING)
     return tuple(found)

@@ -1,4 +1,4 @@
-"""Plans of transformers: a configuration with its estimate, the transformer, the cluster and the framework."""
+"""Plan files of transformers: a configuration with its estimate, the transformer, the cluster and the framework."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _AGAIN = "make it again: `hpgo llm plan MODEL … -o FILE`"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmPlan(Record):
-    """A way of training a transformer on a cluster, by the rules of a framework, and its estimate.
+    """A parallelism configuration of a transformer for a cluster and a framework, with its estimate.
 
     `hpgo.export` writes the files that the framework needs. Raises ArgumentError if the fields contradict each other.
 
@@ -60,33 +60,36 @@ class LlmPlan(Record):
     framework: str = "megatron"
     """Framework and version that run the configuration: `megatron@0.16`."""
     made_with: str = _core.__version__
-    """Version of hpgo."""
+    """Version of hpgo that wrote the plan."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         estimate, config = self.estimate, self.estimate.parallelism
+        # Store the version even if only a name was given, so that the plan means the same with a later hpgo.
         row, _ = framework_support(self.framework)
         object.__setattr__(self, "framework", f"{row.name}@{row.version}" if row.version else row.name)
         if not config.world_size == estimate.gpus == self.cluster.devices:
             raise ArgumentError(
-                f"degrees for {pluralize(config.world_size, 'GPU')} and a price of {estimate.gpus} don't go with"
-                f" {pluralize(self.cluster.devices, 'GPU')}",
+                f"the degrees need {pluralize(config.world_size, 'GPU')} and the estimate is for {estimate.gpus}, but"
+                f" the cluster has {pluralize(self.cluster.devices, 'GPU')}",
                 _AGAIN,
                 code="mismatch",
             )
         if estimate.model != self.transformer.name or estimate.cluster != self.cluster.name:
             raise ArgumentError(
-                f"a price of `{shorten(estimate.model)}` on `{shorten(estimate.cluster)}` doesn't go with"
+                f"the estimate is for `{shorten(estimate.model)}` on `{shorten(estimate.cluster)}`, but the plan is for"
                 f" `{shorten(self.transformer.name)}` on `{shorten(self.cluster.name)}`",
                 _AGAIN,
                 code="mismatch",
             )
+        # A stage without layers, such as one with the LM head alone, has an empty range that may start anywhere.
         parts = sorted(part for rank in estimate.stages for part in rank.layers if part[0] != part[1])
         alike = len(estimate.stages) == config.pp and {len(rank.layers) for rank in estimate.stages} == {config.vpp}
         ends = [0, *(end for _, end in parts)]
         if not alike or [*(begin for begin, _ in parts), self.transformer.layers] != ends or ends != sorted(ends):
             raise ArgumentError(
-                f"stages of {config.pp} ranks don't hold each of {pluralize(self.transformer.layers, 'layer')} once",
+                f"the stages of {config.pp} ranks must hold each of {pluralize(self.transformer.layers, 'layer')}"
+                " exactly once, but do not",
                 _AGAIN,
             )
 
@@ -118,8 +121,8 @@ class LlmPlan(Record):
         framework: LlmFramework = "megatron",
     ) -> LlmPlan:
         """Return the plan of an estimate. Raise ArgumentError if the estimate is of another transformer or cluster."""
-        check_is("estimate", estimate, LlmEstimate, "make one, with `hpgo.estimate_llm`")
-        check_is("cluster", cluster, Cluster, "make one, with `hpgo.Cluster.read` say")
+        check_is("estimate", estimate, LlmEstimate, "make one with `hpgo.estimate_llm`")
+        check_is("cluster", cluster, Cluster, "make one with `hpgo.Cluster.read`")
         part = cluster.first(estimate.gpus) if estimate.gpus <= cluster.devices else cluster
         return cls(estimate=estimate, transformer=transformer_of(transformer), cluster=part, framework=framework)
 
@@ -139,15 +142,16 @@ class LlmPlan(Record):
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the plan") -> LlmPlan:
-        """Read what `to_json` wrote. Raise ArgumentError that names `source` and what is wrong with it."""
+        """Return the plan that `to_json` wrote. Raise ArgumentError that names `source` and the fault."""
         with hinted(_AGAIN), as_kind(ArgumentError):
             check_text("the source of a plan", source)
             document = parse(check_text(source, text), source, ArgumentError)
             top = Section(document, source, ArgumentError)
             if top.get("format", None) != LLM_PLAN_FORMAT:
                 kind = kind_of_document(document)
-                hint = f"`hpgo evaluate {shorten(source)}` prices it" if kind == "a plan" else ""
-                top.fail("is no way of training a transformer" + (f", but {kind}" if kind else ""), hint)
+                hint = f"to evaluate it, run `hpgo evaluate {shorten(source)}`" if kind == "a plan" else ""
+                top.fail("is not a plan of a transformer" + (f", but {kind}" if kind else ""), hint)
+            # True == 1 in Python, but `true` is no version.
             version = top.get("version")
             if isinstance(version, bool) or version != _VERSION:
                 top.fail(f"is of version {safe_repr(version)}, not {_VERSION}")
@@ -169,7 +173,8 @@ class LlmPlan(Record):
 
 
 def facts(estimate: LlmEstimate) -> dict[str, Any]:
-    """Return all fields of an estimate for JSON: terms and columns are mappings."""
+    """Return all fields of an estimate for JSON, with terms and columns as mappings."""
+    # In the record they are tuples of pairs, so that estimates are immutable and keep their order.
     held = asdict(estimate)
     held["time_by_term_s"] = dict(estimate.time_by_term_s)
     for kept, stage in zip(held["stages"], estimate.stages, strict=True):

@@ -1,4 +1,4 @@
-"""How far terms are from a platform: its own factors, from steps measured there, and the error that is left."""
+"""Platforms: constants of the cost model fitted to one GPU type, software stack and network, with their error."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster
 
 ERRORS = {"A100": 0.14, "H100": 0.15}
-"""Mean share by which steps on a device were off what was measured, by constants that were fitted without the platform:
-docs/accuracy.md, *by device*. Those that two platforms at least were measured on."""
+"""Mean relative error of step times on a device, with constants that were fitted without the platform of the step
+(docs/accuracy.md, *By device*). Only devices with steps of at least two platforms are listed."""
 USUAL_ERROR = 0.12
-"""The same of all platforms there, for other devices."""
+"""Mean relative error of step times over all platforms, for other devices."""
 ERROR_WITH_EXPERTS = 0.17
-"""The same of models with experts, left out one by one: docs/accuracy.md, *models with experts*."""
+"""Mean relative error of step times of models with experts, each left out of the fit in turn (docs/accuracy.md)."""
 MEMORY_ERROR = 0.05
-"""Mean share by which memory was off what was measured: docs/accuracy.md, *goals*."""
+"""Mean relative error of memory (docs/accuracy.md)."""
 _VERSION = 1
 _KEY = "hpgo_platform"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform(Record):
-    """A platform's factors: how many times as long as by terms it takes.
+    """Factors between measured and estimated time on one GPU type, software stack and network.
 
-    `hpgo.fit_platform` makes one of measured steps, `save` and `Platform.read` keep it in a file.
+    `hpgo.fit_platform` computes them from measured steps. `save` and `Platform.read` store them in a file.
 
     >>> slow = Platform(device="H100-80GB", steps=1, computing=1.2, exchange=1.2, spread=0.1, trust=0.5, error=0.12)
     >>> round(slow.factors[0], 3)
@@ -44,21 +44,22 @@ class Platform(Record):
     """
 
     device: str
-    """What it was measured on, by its name in clusters."""
+    """Device of the measured steps, by its name in clusters."""
     steps: int
-    """How many were measured."""
+    """Number of measured steps."""
     computing: float
-    """How many times as long the measured steps computed."""
+    """Measured over estimated time of computation."""
     exchange: float
-    """How many times as long they exchanged; as `computing`, where steps don't tell them apart."""
+    """Measured over estimated time of communication; equal to `computing` if the steps do not separate the two."""
     spread: float
-    """By which share a step is off these factors, as a standard deviation."""
+    """Standard deviation of single steps around these factors, as a share of the step."""
     trust: float
-    """How far the factors are followed, as their exponent: so much of them is the platform's, not of single steps."""
+    """Exponent that is applied to the factors: the share of the deviation that belongs to the platform, not to single
+    steps."""
     error: float
-    """Mean share by which a step is expected to be off what is foretold with all this."""
+    """Expected mean relative error of a step time that is predicted with these factors."""
     mechanisms: tuple[str, ...] = ()
-    """What these steps relied on, as `LlmEstimate.unmeasured` calls it."""
+    """Features that the measured steps used, by the names of `LlmEstimate.unvalidated_features`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -71,25 +72,27 @@ class Platform(Record):
 
     @property
     def factors(self) -> tuple[float, float]:
-        """How many times as long computing and exchange are taken to be."""
+        """Factors of computation and of communication that estimates use: the measured ones to the power of `trust`."""
+        # Shrinkage: a few steps determine their platform only in part, so their mean is pulled towards 1.
         return self.computing**self.trust, self.exchange**self.trust
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Platform:
-        """The platform in a file that `save` wrote. Raises ArgumentError naming file and key."""
+        """Return the platform in a file that `save` wrote. Raises ArgumentError naming file and key."""
         with hinted("`hpgo llm calibrate FILE -o platform.yaml` writes such a file"):
             found = as_path(path, ArgumentError)
             file = printable(str(found))
             top = Section(parse(read_text(found, ArgumentError), file, ArgumentError), file, ArgumentError)
             version = top.get(_KEY, None)
             if version is None:
-                top.fail(f"`{_KEY}` is missing, so it is no platform", code="wrong_kind_of_file")
+                top.fail(f"`{_KEY}` is missing, so it is not a platform file", code="wrong_kind_of_file")
             if version != _VERSION:
                 top.fail(f"`{_KEY}` is {safe_repr(version)}", f"this hpgo reads version {_VERSION}")
+            # Files from before features were recorded lack `mechanisms`. Then no feature counts as validated there.
             return record(cls, top, optional={"mechanisms"})
 
     def yaml(self) -> str:
-        """The platform as a file.
+        """Return the platform as the text of a YAML file.
 
         >>> one = Platform(device="A100-80GB", steps=1, computing=1.1, exchange=1.1, spread=0.1, trust=0.5, error=0.12)
         >>> print(one.yaml().splitlines()[:2])
@@ -99,12 +102,14 @@ class Platform(Record):
         return "\n".join([f"{_KEY}: {_VERSION}", *rows, ""])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it into a file. Raises ArgumentError if that can't be done."""
+        """Write the platform to a file. Raise ArgumentError if the file can't be written."""
         write_text(path, self.yaml(), ArgumentError)
 
 
 def usual_error(cluster: Cluster, *, has_experts: bool = False) -> float:
-    """Of steps on a cluster that nobody has measured; of models with experts no less than theirs.
+    """Return the mean relative error of step times on a cluster without a platform.
+
+    For models with experts it is at least `ERROR_WITH_EXPERTS`.
 
     >>> from hpgo.machine.cluster import Cluster
     >>> usual_error(Cluster.preset("a100:1")) == ERRORS["A100"], usual_error(Cluster.preset("v100:1")) == USUAL_ERROR

@@ -1,8 +1,8 @@
-"""The fastest configurations of a transformer on GPUs: `hpgo.plan_llm` considers all that a framework runs.
+"""Search for the fastest configurations of a transformer on GPUs: `hpgo.plan_llm`.
 
-Groups of configurations are bounded together, and those of their configurations that may fit one by one. The search
-simulates configurations in the order of these bounds, until the next bound is no better than what it found. So the
-answer is that of trying every configuration.
+The search is best-first. It bounds groups of configurations together, then the configurations of a group that may fit
+one by one, and simulates them in the order of their bounds. It stops when the next bound is no better than the last
+result. So it returns the same configurations as a simulation of every configuration that the framework runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MOST_SHOWN = 1000
 
 @dataclass(frozen=True, slots=True)
 class LlmPlanSearch(Record):
-    """The fastest configurations that fit, and how many there were.
+    """The fastest configurations that fit, and the size of the search.
 
     >>> import hpgo
     >>> found = hpgo.plan_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=8192, framework="torchtitan")
@@ -53,9 +53,9 @@ class LlmPlanSearch(Record):
     """
 
     estimates: tuple[LlmEstimate, ...]
-    """Estimates, the fastest first. After as many as were asked for comes `best`, if it is none of them."""
+    """Estimates, the fastest first: `top` of them, and `best` after these if it is not among them."""
     configurations: int
-    """Number of all configurations whose degrees divide."""
+    """Number of all configurations of the search space."""
     bounded: int
     """Number of configurations that were bounded one by one. The bounds of groups sufficed for the others."""
     simulated: int
@@ -81,27 +81,27 @@ class LlmPlanSearch(Record):
 
     @property
     def best(self) -> LlmEstimate:
-        """Of the estimates within the error of the fastest, the one with the fewest unvalidated features.
+        """Estimate with the fewest unvalidated features among those within the error of the fastest.
 
-        Of equal ones it is the fastest. No configuration of the search space is better in that sense.
+        Among equal ones it is the fastest. No configuration of the search space is better in that sense.
         """
         return min(self.alike, key=lambda one: (len(one.unvalidated_features), one.step_s))
 
     def plan(self, place: int | None = None) -> LlmPlan:
         """Return the plan of the best configuration, or of the one at a place of the list, which starts with 1.
 
-        Raises ArgumentError if fewer were found.
+        Raises ArgumentError if the list is shorter.
 
         >>> import hpgo
         >>> found = hpgo.plan_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=8192)
         >>> found.plan(2).estimate == found.estimates[1]
         True
         """
-        from hpgo.llm.plan import LlmPlan  # not loaded unless a plan is asked for
+        from hpgo.llm.plan import LlmPlan
 
         chosen = self.best
         if place is not None:
-            hint = f"{len(self.estimates)} were asked for or found"
+            hint = f"the list has {len(self.estimates)} configurations"
             chosen = self.estimates[check_int("place", place, most=len(self.estimates), hint=hint) - 1]
         return LlmPlan(estimate=chosen, transformer=self.transformer, cluster=self.cluster, framework=self.framework)
 
@@ -121,37 +121,43 @@ def plan_llm(
     platform: Platform | None = None,
     top: int = 10,
 ) -> LlmPlanSearch:
-    """Find the fastest configurations of a transformer that fit, of all that a framework runs.
+    """Find the fastest configurations of a transformer that fit in memory, among all that a framework runs.
 
     Args:
         transformer: a shape, its name, or a file with one.
-        cluster: equal machines of devices whose rates are known; a device is a GPU.
+        cluster: equal nodes with devices whose rates are known; a device is a GPU.
         global_batch_size: sequences of a step.
         seq_length: tokens of a sequence.
         precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.
         devices: GPUs to use, the first of the cluster; None is all.
         framework: `megatron`, `torchtitan` or `deepspeed`, perhaps with a version: `megatron@0.16`.
-        fix: degrees that are given: `{"tp": 4, "zero_stage": 1}`; also `cp`, `ep`, `pp`, `vpp`, `pp_schedule`, `dp`,
-            `micro_batch_size` and `recompute`.
-        exclude: what to do without: `["cp"]`, or certain values: `["zero_stage=0", "micro_batch_size=1"]`.
-        headroom_bytes: memory of each GPU to leave free, beside what the columns count.
-        platform: factors from steps that were measured there (`hpgo.Platform.read`); None is none.
+        fix: values that all configurations must have: `{"tp": 4, "zero_stage": 1}`; also `cp`, `ep`, `pp`, `vpp`,
+            `pp_schedule`, `dp`, `micro_batch_size` and `recompute`.
+        exclude: features to leave out: `["cp"]`, or single values: `["zero_stage=0", "micro_batch_size=1"]`.
+        headroom_bytes: memory of each GPU to leave free, in addition to the columns of the estimate.
+        platform: constants fitted to steps on your cluster (`hpgo.Platform.read`). None uses the published ones.
         top: number of configurations to return.
 
-    The search space: tensor parallelism inside a machine, with sequence parallelism; context parallelism by powers of
-    two; all pipelines, interleaved or not, whose ranks have equally many layers, or those at the ends one less, or
-    nearly
-    as many for models with experts, and with Megatron-LM any fewer at the ends; 1F1B, and split backward passes if the
-    framework runs them; experts divided by any number of GPUs of a stage that divides both; every micro-batch size that
-    divides; all ZeRO stages of the framework; no layers recomputed, all, or, if the framework can, as few of each stage
-    as fit. All GPUs are used. Of configurations that differ only in the layers of the end ranks, the list has the
-    fastest.
+    The search space has:
 
-    If the fastest one relies on features that no published step on such devices has validated, the best one may be
-    another within the error that relies on fewer (`LlmPlanSearch.best`).
+    - tensor parallelism inside a node, with sequence parallelism;
+    - context parallelism by powers of 2;
+    - every pipeline, interleaved or not, whose ranks have the same number of layers, or one layer less on the end
+      ranks; for models with experts also stages with a remainder, and with Megatron-LM any smaller number of layers on
+      the end ranks;
+    - 1F1B, and schedules with split backward passes if the framework runs them;
+    - expert parallelism by every divisor of the experts and of the GPUs of a stage;
+    - every micro-batch size that divides the batch, and all ZeRO stages of the framework;
+    - no recomputation, recomputation of all layers, or, if the framework supports it, of the fewest layers per stage
+      that fit.
 
-    Raises InfeasibleError if none fits, with the shortfall and a suggestion; ArgumentError for what is fixed and does
-    not divide, or is nothing that the framework runs; and what `hpgo.estimate_llm` raises.
+    All GPUs are used. If configurations differ only in the layers of the end ranks, the list has only the fastest.
+
+    If the fastest configuration uses features that no published step on such devices has validated, the best one may
+    be another within the error that uses fewer of them (`LlmPlanSearch.best`).
+
+    Raises InfeasibleError if no configuration fits, with the shortfall and a suggestion; ArgumentError for fixed values
+    that do not divide or that the framework does not run; and what `hpgo.estimate_llm` raises.
 
     >>> import hpgo
     >>> found = hpgo.plan_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), global_batch_size=8, seq_length=8192)
@@ -172,6 +178,7 @@ def plan_llm(
     if devices is not None:
         cluster = cluster.first(devices)
     gpus = Gpus.of(cluster, precision)
+    # The framework decides the kernel options. The search varies degrees, ZeRO, schedule and recomputation only.
     config = ParallelismConfig(precision=precision, flatten_gradients=rules.flatten_gradients, dtensor=rules.dtensor)
     context = LayerContext(model, config, gpus, constants_of(cluster, platform), seq_length)
 
@@ -209,6 +216,7 @@ def plan_llm(
         validated = () if platform is None else platform.mechanisms
         return len(unvalidated_features(config, cluster.machines[0].device.name, validated))
 
+    # Full estimates are made only for the configurations that are returned. The search needs their step times alone.
     estimates = [estimated(*one) for one in search.fastest]
     max_s = estimates[0].step_s * (1 + estimates[0].error)
     estimates += [estimated(*one) for one in search.known(max_s, unknown)]
@@ -230,9 +238,9 @@ def _some(
     """Return the groups as a list. Raise DegreeError if there are none."""
     if not (found := list(groups)):
         raise DegreeError(
-            f"no way parts `{shorten(model.name)}` and a global batch of {global_batch_size} among {gpus} GPUs"
-            f"{space.said}",
-            "take a number of GPUs, and a batch, with more divisors"
+            f"no configuration divides `{shorten(model.name)}` and a global batch of {global_batch_size} among {gpus}"
+            f" GPUs{space.said}",
+            "use a number of GPUs, and a batch, with more divisors"
             + (", or fix and exclude less" if space.said else ""),
             tuple(space.fixed),
         )
@@ -241,16 +249,16 @@ def _some(
 
 @dataclass(slots=True)
 class _Bounded:
-    """One configuration that fits."""
+    """A configuration that fits in memory and has a bound."""
 
     stages: PipelineStages
     kind: tuple[object, ...]
-    """What it has in common with the configurations of which the list shows one."""
+    """Key of the configurations that differ only in layer splits, of which the list shows one."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """The candidates of a group that are not bounded one by one yet, the lowest bound first."""
+    """The candidates of a group that have no bound of their own yet, the lowest group bound first."""
 
     group: ConfigGroup
     found: list[Candidate]
@@ -259,7 +267,7 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Search:
-    """Evaluates groups and configurations in the order of their bounds; equal ones in the order of the search space."""
+    """Best-first search over groups and configurations. Equal bounds are taken in the order of the search space."""
 
     groups: list[ConfigGroup]
     limit_bytes: float
@@ -269,11 +277,13 @@ class _Search:
     bounded: int = 0
     simulated: int = 0
     _enough_s: float = inf
-    """Step time of the last configuration on the list."""
+    """Step time of the last configuration on the list: bounds from here on are useless. Infinite until it is full."""
     _heap: list[tuple[float, tuple[int, ...], ConfigGroup | _Waiting | _Bounded]] = field(default_factory=list)
 
     def run(self) -> None:
-        """Search until no bound is below the last configuration on the list."""
+        """Search until no bound is below the step time of the last configuration on the list."""
+        # The heap holds groups, candidates and configurations together, so always the lowest bound of any kind is
+        # refined next. The tuple in the middle breaks ties by position, which makes results reproducible.
         self._heap = [(group.bound_s, (at,), group) for at, group in enumerate(self.groups)]
         heapify(self._heap)
         while self._heap and self._heap[0][0] < self._enough_s:
@@ -282,10 +292,12 @@ class _Search:
     def known(self, max_s: float, unknown: Callable[[ParallelismConfig], int]) -> list[tuple[float, PipelineStages]]:
         """Return the configuration up to `max_s` with the fewest `unknown` features, unless it is on the list.
 
-        Of equal ones it is the fastest. Features that a group has in common are unknown of each of its configurations.
+        Among equal ones it is the fastest.
         """
         listed = self.fastest
         best = min((unknown(one.context.config), step_s) for step_s, one in self.best.values() if step_s <= max_s)
+        # Continue the same search with a lexicographic goal: fewer unknown features first, then a shorter step. The
+        # features that all configurations of a group use are a lower bound on the count, so groups are dropped whole.
         if best[0]:
             common = [unknown(group.common) for group in self.groups]
             least = min(common)
@@ -300,8 +312,9 @@ class _Search:
         return [] if any(chosen is one for one in listed) else [chosen]
 
     def _next(self) -> tuple[float, PipelineStages] | None:
-        """Take what has the lowest bound; return its step time and stages if it is a configuration."""
+        """Refine the entry with the lowest bound. Return step time and stages if it was simulated."""
         bound_s, at, one = heappop(self._heap)
+        # A group goes back once with its tighter bound. Many groups never come to the front again.
         if isinstance(one, ConfigGroup) and bound_s < one.min_s:
             heappush(self._heap, (one.min_s, at, one))
         elif isinstance(one, ConfigGroup):
@@ -323,6 +336,7 @@ class _Search:
         """Queue a candidate by its bound if it fits."""
         split = group.splits.found[one.split]
         kind = at, split.vpp, one.zero, ("none", "some", "full")[(one.recomputed > 0) + 2 * (one.recomputed == ALL)]
+        # The list shows one configuration of each kind, so a candidate that can't beat its kind's best is done.
         if kind in self.best and one.bound_s >= self.best[kind][0]:
             return
         found: PipelineStages | None = group.stages(one)
@@ -331,6 +345,7 @@ class _Search:
             found = min_recomputed(found, self.limit_bytes, one.recomputed)
         elif max_memory_bytes(found) > self.limit_bytes:
             found = None
+            # The group's bound on memory was too low for it. Recomputing some layers may still make it fit.
             if one.recomputed == NONE and group.some:
                 self._bound(group, one._replace(recomputed=1), at)
         if found is not None:
@@ -351,5 +366,5 @@ class _Search:
 
     @property
     def fastest(self) -> list[tuple[float, PipelineStages]]:
-        """The configurations of the list."""
+        """The fastest configurations of different kinds, at most `top`."""
         return nsmallest(self.top, self.best.values(), key=itemgetter(0))

@@ -1,4 +1,4 @@
-"""The search space: all configurations that a framework runs, restricted to what was fixed and excluded."""
+"""The search space: all configurations that a framework runs, restricted by fixed and excluded values."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Value = int | str
 _ALONE: dict[str, Value] = {
     "tp": 1, "cp": 1, "ep": 1, "pp": 1, "vpp": 1, "pp_schedule": "1f1b", "dp": 1, "zero_stage": 0, "recompute": "none",
 }  # fmt: skip
-"""Names that may be fixed or excluded, which are arguments of `hpgo.estimate_llm`, with the value that means none."""
+"""Arguments of `hpgo.estimate_llm` that may be fixed or excluded, with the value that switches each off."""
 _SIZE = "micro_batch_size"
 NAMES = (*_ALONE, _SIZE)
 _OPTIONAL = {"tp", "cp", "ep", "vpp"}
-"""Fields of `FrameworkSupport` that tell whether the degree may be above 1."""
+"""Degrees for which `FrameworkSupport` has a field of the same name: whether the degree may be above 1."""
 _WORDS = {"recompute": ("none", "selective", "full"), "pp_schedule": ("1f1b", "interleaved_zb", "zb_v")}
 
 
@@ -40,15 +40,16 @@ class SearchSpace:
     """Name of the framework in messages."""
     fixed: Mapping[str, Value]
     excluded: Mapping[str, frozenset[Value] | None]
-    """Values by name; None means every value but the one that means none."""
+    """Values by name; None excludes every value but the one that switches the feature off."""
 
     @classmethod
     def of(
         cls, rules: FrameworkSupport, title: str, *, fix: dict[str, Value] | None = None, exclude: Iterable[str] = ()
     ) -> SearchSpace:
-        """Return what a framework runs with the values of `fix` and without those of `exclude`: `cp`, `zero_stage=3`.
+        """Return the search space of a framework with the values of `fix` and without the values of `exclude`.
 
-        Raises ArgumentError for names and values that there are not, and for what is fixed and excluded.
+        An entry of `exclude` is a name (`cp`) or a value (`zero_stage=3`). Raises ArgumentError for unknown names and
+        values, and for values that are both fixed and excluded.
         """
         if not isinstance(fix, dict | None):
             raise ArgumentError(f"fix is {safe_repr(fix)}", "give a mapping: {'tp': 4}")
@@ -61,15 +62,18 @@ class SearchSpace:
             name, equals, text = word.partition("=")
             name = _name(name)
             if not equals and name == _SIZE:
-                raise ArgumentError("there is always a micro-batch", f"say which to exclude: `{_shown(_SIZE)}=1`")
+                raise ArgumentError(
+                    f"{_shown(_SIZE)} can't be excluded as a whole: each configuration has one",
+                    f"exclude single sizes: `{_shown(_SIZE)}=1`",
+                )
             known = left.get(name, frozenset())
             left[name] = known | {_value(name, text)} if equals and known is not None else None
         space = cls(rules, title, fixed, left)
         for name, value in fixed.items():
             if not space._is_left_in(name, value):
                 raise ArgumentError(
-                    f"{name} is fixed to {value} and excluded",
-                    f"leave {_shown(name)} out of one of them",
+                    f"{name} is fixed to {value}, but that value is also excluded",
+                    f"remove {_shown(name)} from `fix` or from `exclude`",
                     code="conflict",
                 )
         return space
@@ -93,7 +97,7 @@ class SearchSpace:
 
     @property
     def said(self) -> str:
-        """Description of what was fixed and excluded, to follow a list of configurations; empty if nothing was.
+        """Description of fixed and excluded values, to follow a list of configurations; empty without any.
 
         >>> from hpgo.llm.frameworks import MEGATRON
         >>> SearchSpace.of(MEGATRON, "Megatron-LM", fix={"tp": 4, "micro-batch-size": 1}, exclude=["cp",
@@ -105,7 +109,7 @@ class SearchSpace:
             _shown(name) + ("" if values is None else f" {' and '.join(map(str, sorted(values, key=str)))}")
             for name, values in self.excluded.items()
         ]
-        parts = [f"{word} {join_words(said)}" for word, said in (("with", fixed), ("without", left)) if said]
+        parts = [f"{word} {join_words(names)}" for word, names in (("with", fixed), ("without", left)) if names]
         return " " + ", ".join(parts) if parts else ""
 
     def without(self, name: str) -> SearchSpace:
@@ -117,7 +121,10 @@ class SearchSpace:
     def check(
         self, model: Transformer, gpus: Gpus, *, global_batch_size: int, seq_length: int, precision: Precision
     ) -> None:
-        """Raise ArgumentError if what is fixed leaves nothing, with the name to blame and the nearest value."""
+        """Raise ArgumentError if the fixed values leave no configuration, with the cause and the nearest value.
+
+        The search would find that out as well, but could not name the cause.
+        """
         rules, given = self.rules, self.fixed
         if lack := rules.lacking(model):
             raise ArgumentError(f"{self.title} {lack.why}", lack.hint, code="unsupported")
@@ -128,23 +135,22 @@ class SearchSpace:
         piped = max(degree["pp"], 2) if degree["vpp"] > 1 else degree["pp"]
         if degree["vpp"] > 1 and given.get("pp") == 1:
             what = f"vpp {degree['vpp']}" if "vpp" in given else f"pp_schedule {passes}"
-            raise DegreeError(f"{what} needs a pipeline, and pp is fixed to 1", "leave pp open", ("pp", "vpp"))
+            raise DegreeError(f"{what} needs a pipeline, but pp is fixed to 1", "leave pp open", ("pp", "vpp"))
         config = ParallelismConfig(
             tp=degree["tp"], sequence_parallel=degree["tp"] > 1, cp=degree["cp"], ep=degree["ep"],
-            pp=piped, vpp=degree["vpp"], precision=precision, recompute=given.get("recompute", "none"),  # type: ignore[arg-type]  # it was looked at
-            pp_schedule=passes,  # type: ignore[arg-type]  # it was, too
+            pp=piped, vpp=degree["vpp"], precision=precision, recompute=given.get("recompute", "none"),  # type: ignore[arg-type]  # checked by `_value`
+            pp_schedule=passes,  # type: ignore[arg-type]  # checked by `_value`, too
         )  # fmt: skip
         if given.get("recompute") == "selective":
             raise ArgumentError(
-                "recompute selective is of attention's scores, and attention as one kernel, which ways are looked for"
-                " with, keeps none",
-                "take none, which is the same then, or full; `hpgo llm estimate --no-flash-attention` knows attention"
-                " that keeps them",
+                "recompute is selective, but the search uses flash attention, which saves no scores to recompute",
+                "use none, which is equivalent here, or full; to save and recompute scores, use"
+                " `hpgo llm estimate --no-flash-attention`",
             )
         if why := rules.broken_degrees(rules.as_run(config), tied=model.tied):
             raise ArgumentError(
                 f"{self.title} {why}",
-                "leave that open, or plan for another framework with `--framework`: megatron runs most",
+                "leave that open, or choose another framework: `--framework megatron` runs the most configurations",
                 code="unsupported",
             )
         zero = given.get("zero_stage", 0)
@@ -152,27 +158,29 @@ class SearchSpace:
             {0, *(rules.zero_stages_with_pp if degree["pp"] > 1 else (*rules.zero_stages, *rules.zero_stages_with_pp))}
         )
         if zero not in known:
-            beside = " beside a pipeline" if degree["pp"] > 1 else ""
+            beside = " with a pipeline" if degree["pp"] > 1 else ""
             raise DegreeError(
-                f"{self.title} does not share what replicas hold as zero {zero}{beside}",
+                f"{self.title} does not support zero-stage {zero}{beside}",
                 nearest(int(zero), known),
                 ("zero_stage",),
                 code="unsupported",
             )
         if degree["tp"] not in divisors(gpus.machine):
             raise DegreeError(
-                f"tp {degree['tp']} does not divide the {gpus.machine} GPUs of a machine",
-                f"tensor parallelism is looked for inside machines: {nearest(degree['tp'], divisors(gpus.machine))}",
+                f"tp {degree['tp']} does not divide the {gpus.machine} GPUs of a node, and the search keeps tensor"
+                " parallelism inside a node",
+                nearest(degree["tp"], divisors(gpus.machine)),
                 ("tp",),
             )
-        # Ranks at the ends may have fewer layers where the framework can: then the search finds how many.
+        # If the framework allows fewer layers on the end ranks, the search finds their number. Then a pp that does not
+        # divide the layers is no error, and only the other degrees are checked.
         may_differ = rules.uneven_ends and any(True for _ in ends_of(model.layers, piped, degree["vpp"]))
-        lone = config if "pp" in given and not may_differ else replace(config, pp=1, vpp=1, pp_schedule="1f1b")
-        check_degrees(model, lone, seq_length=seq_length)
+        checked = config if "pp" in given and not may_differ else replace(config, pp=1, vpp=1, pp_schedule="1f1b")
+        check_degrees(model, checked, seq_length=seq_length)
         self._check_counts(gpus.count, degree, global_batch_size)
 
     def _check_counts(self, gpus: int, degree: Mapping[str, int], global_batch_size: int) -> None:
-        """Raise ArgumentError if fixed degrees do not divide the GPUs, or fixed parts of a batch the batch."""
+        """Raise ArgumentError if fixed degrees do not divide the GPUs, or dp and the micro-batch size the batch."""
         each = degree["tp"] * degree["cp"] * degree["pp"]
         data = int(self.fixed.get("dp", 1))
         named = " x ".join(f"{name} {degree[name]}" for name in ("tp", "cp", "pp") if name in self.fixed)
@@ -204,10 +212,10 @@ def _name(name: object) -> str:
     """Return the name of a degree that may be fixed, written with dashes or underscores."""
     known = name.strip().replace("-", "_") if isinstance(name, str) else ""
     if known not in NAMES:
-        said = shorten(name) if isinstance(name, str) else safe_repr(name)
+        text = shorten(name) if isinstance(name, str) else safe_repr(name)
         raise ArgumentError(
-            f"there is no degree `{said}` to fix or exclude",
-            did_you_mean(_shown(known or str(said)), [_shown(one) for one in NAMES]),
+            f"there is no degree `{text}` to fix or exclude",
+            did_you_mean(_shown(known or str(text)), [_shown(one) for one in NAMES]),
             code="unknown_name",
         )
     return known
@@ -218,6 +226,7 @@ def _value(name: str, value: object) -> Value:
         if not isinstance(value, str) or value not in words:
             raise ArgumentError(f"{name} is {safe_repr(value)}", f"it may be {', '.join(words)}")
         return value
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 10:  # longer ones are no degrees
+    # Ten digits are no degree, and int() refuses thousands of digits with an error that names neither.
+    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 10:
         value = int(value)
     return check_int(name, value, least=0, most=MOST_ZERO) if name == "zero_stage" else check_int(name, value)

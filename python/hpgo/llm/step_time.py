@@ -1,7 +1,7 @@
-"""From terms to a step: the stages of a pipeline, their passes, and what follows the last pass.
+"""Pipeline stages with the times of their passes, of gradient reduction and of the optimizer step.
 
-Nothing is simulated here. `passes_s` is a lower bound that no order of passes can beat, of one configuration or of
-arrays of them.
+Nothing is simulated here. `passes_s` is a lower bound that no order of passes can beat, for one configuration or for
+arrays of configurations.
 """
 
 from __future__ import annotations
@@ -30,33 +30,36 @@ LABELS = {key: term.label for key, term in {**LAYER, **HEAD, **EMBEDDING}.items(
     "optimizer_step": "optimizer step",
     "bubble": "pipeline bubble",
 }
-"""Names in reports of everything that a step spends time on, by key."""
+"""Labels in reports, by the key of each term of a step."""
 _UNFUSED_BYTES = 48
-"""Additional bytes per parameter without fused Adam: each of two moments three times, the root and the quotient."""
+"""Additional bytes of memory traffic per parameter without fused Adam: for two moments, three times each, the root and
+the quotient."""
 
 
 @dataclass(frozen=True, slots=True)
 class LlmStage:
-    """Consecutive layers on one group of GPUs, of each replica. Seconds of passes are those of one micro-batch."""
+    """Consecutive layers on one group of GPUs of each replica. Pass times are for one micro-batch."""
 
     layers: range
     forward_s: float
     backward_s: float
     weight_grad_s: float
-    """Part of the backward that computes gradients of weights; it can run later if backward passes are split."""
+    """Part of `backward_s` that computes gradients of weights. It can run later if backward passes are split."""
     sync_s: float
     """Exposed gradient reduction and parameter all-gather after the stage's last backward pass."""
     optimizer_s: float
 
 
 def transfer(context: LayerContext, *, dp: int) -> tuple[float, float]:
-    """Return the seconds that activations occupy a link between pipeline ranks, and the seconds of latency besides."""
+    """Return the seconds that activations occupy a link between pipeline ranks, and the additional latency."""
     config = context.config
     ring = context.gpus.ring(2, config.model_parallel_size * dp)
     share = context.constants.nic_efficiency if ring.across else context.constants.nvlink_efficiency
+    # Each tensor-parallel GPU sends to its peer through its own NIC, so the ring's shared rate does not apply.
     together = context.gpus.adapter_bytes_per_s if ring.across else ring.bytes_per_s
     moved = VALUE * context.tokens * context.model.hidden
-    # Tensor-parallel GPUs send a part each. Without sequence parallelism they gather the others' parts.
+    # Tensor-parallel GPUs hold the same activations and send 1/tp of them each. The receivers gather the rest, unless
+    # sequence parallelism needs only that part.
     gathered_s = 0.0 if config.sequence_parallel else context.all_gather_s(context.tensor_ring, moved)
     latency_s = ring.latency_s + context.constants.collective_overhead_s + gathered_s
     return moved / config.tp / (together * share), latency_s
@@ -64,18 +67,19 @@ def transfer(context: LayerContext, *, dp: int) -> tuple[float, float]:
 
 @lru_cache(maxsize=64)
 def kinds_of(model: Transformer) -> tuple[Kind, ...]:
-    """Return the kind of every layer, and of the layers for multi-token prediction behind them."""
+    """Return the kind of every layer, and then of the layers for multi-token prediction."""
     return (*map(model.kind, range(model.layers)), *(model.further_kind,) * model.further_tokens)
 
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """Times of a layer of each kind and of both ends, which all configurations of one shape share."""
+    """Times of a layer of each kind, of the embedding and of the LM head, which all configurations of a shape share."""
 
     context: LayerContext
-    """Its configuration is a shape (`ParallelismConfig.shape`), so no term can depend on anything else."""
+    """Inputs of the terms. The configuration is a shape (`ParallelismConfig.shape`), so no term can depend on other
+    fields."""
     like: LayerCosts | None = None
-    """Costs of a shape that differs in `ep` only: times without experts are the same."""
+    """Costs of a shape that differs in `ep` only. The times of layers without experts are taken from there."""
 
     @classmethod
     def from_context(cls, context: LayerContext, like: LayerCosts | None = None) -> LayerCosts:
@@ -110,6 +114,7 @@ class LayerCosts:
 
     def offloading(self, kind: Kind) -> LayerTime:
         """Return the exposed transfers of a layer whose activations wait in CPU memory."""
+        # Activations move to the CPU during the forward pass and back during the backward pass, which hide part of it.
         context, passes = self.context, self.layer[kind, False]
         rate = context.gpus.host_bytes_per_s * context.constants.nvlink_efficiency
         moved_s, hidden = context.once(SAVED[False], kind) / rate, context.constants.comm_overlap_fraction
@@ -133,7 +138,7 @@ class LayerCosts:
 
         Six columns: without recomputation and with it. The embedding and the LM head are never recomputed.
         """
-        import numpy as np  # only searches need it
+        import numpy as np
 
         rows = [[self.layer[kind, again] for again in (False, True)] for kind in dict.fromkeys(self.kinds)]
         rows += [[end, end] for end in (self.embedding, self.head)]
@@ -148,6 +153,8 @@ def passes_s(first: StagePasses, rank: StagePasses, micro_batches: int, edge_s: 
     before have finished their gradients of inputs.
     """
     all_s = micro_batches * (rank.forward_s + rank.backward_s)
+    # Nothing can start on a rank before one micro-batch has passed all ranks before it, nor end before the last one
+    # has passed back. In between the rank is at best never idle.
     if not splits:
         return over_ranks(before_ranks(first.forward_s + first.backward_s + 2 * edge_s) + all_s)
     there_s = before_ranks(first.forward_s + edge_s)
@@ -157,7 +164,7 @@ def passes_s(first: StagePasses, rank: StagePasses, micro_batches: int, edge_s: 
 
 @dataclass(frozen=True)
 class PipelineStages:
-    """All stages of a checked configuration. `ParallelismConfig.stages_of` tells which rank holds which."""
+    """All stages of a checked configuration. `ParallelismConfig.stages_of` maps ranks to stages."""
 
     context: LayerContext
     micro_batches: int
@@ -171,7 +178,7 @@ class PipelineStages:
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
-        """Number of layers of each stage, without layers for multi-token prediction."""
+        """Number of layers of each stage. Layers for multi-token prediction are not counted."""
         model, config = self.context.model, self.context.config
         counts = split_layers(model.layers, config.pp, config.vpp, config.ends, laid_out=bool(model.experts))
         assert counts is not None, "the configuration was checked"  # noqa: S101
@@ -188,7 +195,7 @@ class PipelineStages:
         return self.costs.kinds[layers.start : None if stage == len(self.counts) - 1 else layers.stop]
 
     def recomputed(self, stage: int) -> int:
-        """Return how many layers of a stage are recomputed."""
+        """Return the number of layers of a stage that are recomputed."""
         config = self.context.config
         if config.recompute != "full":
             return 0
@@ -197,7 +204,8 @@ class PipelineStages:
         return min(self.counts[stage], config.recompute_num_layers)
 
     def parts_of(self, stage: int) -> list[tuple[int, LayerTime]]:
-        """Return what a stage consists of: counts and times of layers, of offloading, of the embedding and the head."""
+        """Return counts and times of a stage's layers, of its offloading, and of the embedding and the LM head."""
+        # The first layers of a stage are recomputed: Megatron-LM's `--recompute-method block` does the same.
         again, costs, held = self.recomputed(stage), self.costs, self.held(stage)
         parts = [(count, costs.layer[kind, True]) for kind, count in Counter(held[:again]).items()]
         parts += [(count, costs.layer[kind, False]) for kind, count in Counter(held[again:]).items()]
@@ -216,7 +224,7 @@ class PipelineStages:
     def stages(self) -> tuple[LlmStage, ...]:
         """All stages, in the order of their layers."""
         last = len(self.counts) - 1
-        # Stages with equal layers take as long, and there may be hundreds of them.
+        # There may be hundreds of stages, but few different ones. Equal stages are computed once.
         known: dict[object, tuple[float, ...]] = {}
         found = []
         for at, layers in enumerate(self.ranges):
@@ -227,7 +235,7 @@ class PipelineStages:
         return tuple(found)
 
     def _seconds(self, at: int) -> tuple[float, ...]:
-        """Return the fields of an `LlmStage` behind its layers."""
+        """Return the times of an `LlmStage`, in the order of its fields."""
         context, config, passes = self.context, self.context.config, StagePasses.from_layers(self.parts_of(at))
         held = self.rank_layers(at, 0)
         mine = (sharded_parameters if config.zero_stage >= 1 else parameters)(context, held)
@@ -235,10 +243,14 @@ class PipelineStages:
         return *passes, self._sync_s(at, held, passes), context.moved_s(each * mine)
 
     def rank_layers(self, at: int, in_flight: int, waiting: int = 0) -> PipelineRankLayers:
-        """Return a stage as memory columns need it, with so many micro-batches in flight in each of its layers."""
+        """Return a stage for the memory columns, with `in_flight` micro-batches in flight in each of its layers.
+
+        `waiting` is the number of them that wait for gradients of weights, if backward passes are split.
+        """
         held, again = self.held(at), self.recomputed(at)
         count = len(held)
-        # Of the layers whose activations wait in CPU memory, two stay: the one that is computed, and the next.
+        # Two of the offloaded layers have their activations on the GPU: the layer that is computed, and the next one,
+        # which is transferred in the meantime.
         away = max(0, min(count, self.context.config.cpu_offload_num_layers) - 2)
         return PipelineRankLayers.from_layers(
             held,
@@ -258,6 +270,8 @@ class PipelineStages:
             rings = [(context.data_ring, parameters(context, held) - alone)]
             rings += [(context.expert_ring, alone)] if alone else []
             each = context.gradient_bytes
+            # With ZeRO: a reduce-scatter of gradients before, and an all-gather of 16-bit weights after the optimizer
+            # step. Otherwise one all-reduce, whose two halves are hidden separately below.
             if config.zero_stage:
                 reduced_s = sum(context.all_gather_s(ring, count * each) for ring, count in rings)
                 gathered_s = sum(context.all_gather_s(ring, count * VALUE) for ring, count in rings)
@@ -269,6 +283,8 @@ class PipelineStages:
                 reduced_s = max(reduced_s / layers, reduced_s - hidden * passes.backward_s)
                 gathered_s = max(gathered_s / layers, gathered_s - hidden * passes.forward_s)
             left_s = reduced_s + gathered_s
+        # Both copies of a tied embedding need the sum of their gradients. Nothing hides this all-reduce, because both
+        # ranks have to finish first.
         if context.holds_embedding_twice and at in {0, len(self.counts) - 1}:
             words = context.model.vocab * context.model.hidden / config.tp
             ring = context.gpus.ring(2, config.model_parallel_size * config.dp * (config.pp - 1))
@@ -277,7 +293,7 @@ class PipelineStages:
 
     @cached_property
     def ranks_s(self) -> tuple[float, ...]:
-        """Seconds of a micro-batch on each rank."""
+        """Forward and backward seconds of one micro-batch on each rank."""
         ranks = map(self.of_rank, range(self.context.config.pp))
         return tuple(sum(stage.forward_s + stage.backward_s for stage in stages) for stages in ranks)
 

@@ -1,7 +1,7 @@
-"""Suggestions of degrees for a refused configuration or search: only what was tried and is accepted.
+"""Suggestions of degrees for a refused configuration or search. Each suggestion was tried and is accepted.
 
-A degree that divides its own number may still be refused by another rule, so a hint that knows one rule only leads from
-one refusal to the next.
+A degree that satisfies one rule may still break another. A hint that considers one rule alone would lead from one error
+to the next.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hpgo.base.divisors import divisors
 from hpgo.base.messages import join_words
 from hpgo.errors import ArgumentError
-from hpgo.llm.parallelism import DEGREES, MOST_ZERO, DegreeError, check_batch, check_degrees, data_degree, nearest
+from hpgo.llm.parallelism import DEGREES, MOST_ZERO, DegreeError, check_batch, check_degrees, data_degree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from hpgo.llm.search_space import SearchSpace
     from hpgo.model.transformer import Transformer
 
-_MOST = 1024  # numbers of GPUs that are tried. Not tuned.
-_NEAR = 8  # values of each of two degrees that are tried together. Twice as many take four times as long. Not tuned.
+_MAX_GPU_COUNTS = 1024
+"""Maximum number of GPU counts to try. Not tuned."""
+_NEAR = 8
+"""Number of values of each of two degrees that are tried together. Doubling it takes four times as long. Not tuned."""
 
 
 def with_accepted(
@@ -40,8 +42,8 @@ def with_accepted(
 ) -> ArgumentError:
     """Return `error` with a hint whose arguments `hpgo.estimate_llm` accepts in place of the refused ones.
 
-    `asked` are the degrees that were refused, by the keys of `DEGREES`; what else is asked is in `way`. `gpus` are used
-    of `max_gpus` that the cluster has. Names that are `kept` can't be asked for otherwise.
+    `asked` has the refused degrees by the keys of `DEGREES`; `config` has all other fields. `gpus` of the cluster's
+    `max_gpus` GPUs are used. Names in `kept` can't be changed by the user, so the hint leaves them alone.
     """
     now = {**asked, "devices": gpus, "global_batch_size": global_batch_size}
 
@@ -50,7 +52,8 @@ def with_accepted(
         fields: dict[str, int | bool] = {name: degrees[name] for name in DEGREES}
         fields |= {name: value for name, value in changes.items() if name not in now}
         if degrees["tp"] == 1 or ("tp" in changes and asked["tp"] == 1):
-            fields["sequence_parallel"] = degrees["tp"] > 1  # as `hpgo.estimate_llm` has it if nothing is said
+            # The default of `hpgo.estimate_llm`, which the user gets by changing tp alone.
+            fields["sequence_parallel"] = degrees["tp"] > 1
         try:
             tried = replace(config, **fields)  # type: ignore[arg-type]  # all are whole numbers
             check_degrees(model, tried, seq_length=seq_length)
@@ -60,6 +63,7 @@ def with_accepted(
             return False
         return True
 
+    # Only divisors can be accepted for most degrees, which keeps the number of trials small.
     each = asked["tp"] * asked["cp"] * asked["pp"]
     degrees = sorted({*divisors(gpus), *divisors(max_gpus)})
     values: dict[str, Iterable[int]] = {
@@ -70,7 +74,7 @@ def with_accepted(
         "vpp": range(1, model.layers + 3),
         "micro_batch_size": divisors(global_batch_size),
         "devices": sorted(
-            {each * at for at in range(1, min(max_gpus // each, _MOST) + 1)}
+            {each * at for at in range(1, min(max_gpus // each, _MAX_GPU_COUNTS) + 1)}
             | {1 << power for power in range(max_gpus.bit_length())}
         ),
         "global_batch_size": _multiples(global_batch_size, max(1, gpus // each) * asked["micro_batch_size"]),
@@ -80,13 +84,12 @@ def with_accepted(
     def fitting(name: str) -> list[int]:
         return [value for value in values[name] if value != now[name] and accepts({name: value})]
 
+    # From the smallest change to the largest: the degrees that the error blames, other single degrees, pairs, and at
+    # last a combination of several.
     blamed = [name for name in error.degrees if name in values]
-    found: list[str] = []
-    for name in blamed:
-        if fits := fitting(name):
-            found.append(_nearest(name, now[name], fits, first=not found))
+    found = [_nearest(name, now[name], fits) for name in blamed if (fits := fitting(name))]
     if "pp" in error.degrees and "first_rank_layers" not in kept and (ends := _ends(model, config, accepts)):
-        found.append(f"give the ends another number of layers: {' '.join(ends)}")
+        found.append(f"change the layers of the end ranks: {' '.join(ends)}")
     if not found:
         others = (name for name in values if name not in blamed)
         found = [_nearest(name, now[name], fits) for name in others if (fits := fitting(name))][:2]
@@ -104,7 +107,10 @@ def with_open(
     global_batch_size: int,
     has_ways: Callable[[SearchSpace], bool],
 ) -> ArgumentError:
-    """Return `error` with a hint of what may be fixed instead, or left open, in the same search."""
+    """Return `error` with a hint to fix another value, or to leave names open, in the same search.
+
+    `has_ways` tells whether a search space has any configuration.
+    """
     values: dict[str, Iterable[int]] = {
         **dict.fromkeys(("tp", "cp", "pp", "dp"), divisors(gpus)),
         "ep": divisors(model.experts or 1),
@@ -121,22 +127,23 @@ def with_open(
                 if value != now and has_ways(replace(space, fixed={**space.fixed, name: value}))
             ]  # fmt: skip
             if fits:
-                found.append(_nearest(name.replace("_", "-"), now, fits, verb="fix", first=not found))
+                found.append(_nearest(name.replace("_", "-"), now, fits, verb="fix"))
     if not found:
         names = [name for name in dict.fromkeys((*space.fixed, *space.excluded)) if has_ways(space.without(name))]
         found = [f"leave {join_words([name.replace('_', '-') for name in names], 'or')} open"] if names else []
-    if not found and (names := _in_the_way(space, has_ways)):
+    if not found and (names := _blocking(space, has_ways)):
         found = [f"leave {join_words([name.replace('_', '-') for name in names])} open"]
     return error.as_kind(ArgumentError, hint=", or ".join(found))
 
 
-def _in_the_way(space: SearchSpace, has_ways: Callable[[SearchSpace], bool]) -> list[str]:
-    """Names that leave ways if all of them are open, where no single one does; none if that is not enough."""
+def _blocking(space: SearchSpace, has_ways: Callable[[SearchSpace], bool]) -> list[str]:
+    """Return a minimal set of names to leave open together, so that a configuration exists; empty if there is none."""
     names, left = list(dict.fromkeys((*space.fixed, *space.excluded))), space
     for name in names:
         left = left.without(name)
     if not has_ways(left):
         return []
+    # Start with everything open and restore each restriction that leaves a configuration. The rest is in conflict.
     for name in names:
         fixed = {key: space.fixed[key] for key in (name,) if key in space.fixed}
         excluded = {key: space.excluded[key] for key in (name,) if key in space.excluded}
@@ -145,18 +152,18 @@ def _in_the_way(space: SearchSpace, has_ways: Callable[[SearchSpace], bool]) -> 
     return [name for name in names if name not in left.fixed and name not in left.excluded]
 
 
-def _nearest(name: str, now: int, fitting: list[int], *, verb: str = "use", first: bool = False) -> str:
-    """The nearest of `fitting` below and above as arguments."""
+def _nearest(name: str, now: int, fitting: list[int], *, verb: str = "use") -> str:
+    """Return a hint with the nearest of `fitting` below and above `now` as arguments."""
     around = [*[one for one in fitting if one < now][-1:], *[one for one in fitting if one > now][:1]]
-    said = join_words([f"`{name}={value}`" for value in around], "or")
-    return f"{nearest(now, fitting)}: {verb} {said}" if first else f"{verb} {said}"
+    return f"{verb} {join_words([f'`{name}={value}`' for value in around], 'or')}"
 
 
 def _ends(model: Transformer, config: ParallelismConfig, accepts: Callable[[Mapping[str, int]], bool]) -> list[str]:
-    """Layers of the first and the last rank with which the layers of a pipeline divide, the most even ones."""
+    """Return arguments with the most even layers of the end ranks for which a pipeline's layers divide."""
     pipeline, chunks, found = config.pp, config.vpp, []
     for each in range(chunks, model.layers, chunks):
         ends = model.layers - each * (pipeline - 2)
+        # Equal ends are the most even. If they are not whole, one virtual stage more on the first rank comes next.
         half = -(-ends // (2 * chunks)) * chunks
         for first in (half, half + chunks):
             last = ends - first
@@ -166,8 +173,8 @@ def _ends(model: Transformer, config: ParallelismConfig, accepts: Callable[[Mapp
             elif first == each:
                 del given["first_rank_layers"]
             if min(first, last) >= chunks and accepts(given):
-                said = [f"`{name}={count}`" for name, count in given.items()]
-                found.append((max(each if pipeline > 2 else 0, first, last), len(said), said))
+                arguments = [f"`{name}={count}`" for name, count in given.items()]
+                found.append((max(each if pipeline > 2 else 0, first, last), len(arguments), arguments))
     return min(found)[-1] if found else []
 
 
@@ -177,7 +184,7 @@ def _pairs(
     now: Mapping[str, int],
     accepts: Callable[[Mapping[str, int]], bool],
 ) -> list[str]:
-    """Two degrees that are accepted together, where no single one is."""
+    """Return a hint with two degrees that are accepted together, if no single one is."""
     known = {name: _near(each, now[name]) for name, each in values.items()}
     for one in blamed or ["pp"]:
         for other in (name for name in known if name != one):
@@ -192,9 +199,10 @@ def _pairs(
 def _several(
     values: Mapping[str, Iterable[int]], now: Mapping[str, int], accepts: Callable[[Mapping[str, int]], bool]
 ) -> list[str]:
-    """Degrees that are accepted together, where no two are: each as near to what was asked as the ones before let it.
+    """Return a hint with several degrees that are accepted together, if no two are.
 
-    It begins with degrees of 1, or the pipeline that a schedule needs, and with a batch and GPUs that fit these.
+    The search starts with degrees of 1, or the pipeline that a schedule needs, and with a batch and GPUs that fit them.
+    Then it moves one degree after the other as near to the asked value as the earlier ones allow.
     """
     gpus, batch = now["devices"], now["global_batch_size"]
     one = dict.fromkeys(DEGREES, 1)
@@ -221,5 +229,5 @@ def _near(values: Iterable[int], now: int) -> list[int]:
 
 
 def _multiples(number: int, of: int) -> list[int]:
-    """Those next to `number`."""
+    """Return the multiples of `of` next to `number`, at most two, without 0."""
     return [at * of for at in (number // of, number // of + 1) if at]

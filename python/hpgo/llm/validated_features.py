@@ -1,7 +1,7 @@
 """Features of a configuration, and which of them published steps have validated, by device.
 
 An estimate adds up terms. Terms of a feature that a published step used were compared with a measurement. Other terms
-are unvalidated, and these are the most optimistic ones.
+are unvalidated. They tend to be optimistic, because costs that were never measured are missing from them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
 
 
 def features_of(config: ParallelismConfig) -> tuple[str, ...]:
-    """Return the features that a configuration uses. Layer splits and the number of recomputed layers are none.
+    """Return the features that a configuration uses, without layer splits and the number of recomputed layers.
 
     >>> from hpgo.llm.parallelism import ParallelismConfig
     >>> features_of(ParallelismConfig(tp=2, sequence_parallel=True, pp=4, dp=2, zero_stage=1))
     ('tp', 'sp', 'pp', 'zero 1', 'bf16')
     """
     piped, stage = config.pp > 1, config.zero_stage
-    # Beside a pipeline, sharded weights stay gathered for the step, and gradients stay whole.
-    zero = f"zero {min(stage, 2)} beside pp" if piped and stage > 1 else f"zero {stage}"
+    # With a pipeline, sharded weights stay gathered for the step and gradients stay whole. So ZeRO stage 3 costs the
+    # same as stage 2 there, and a step without a pipeline validates neither.
+    zero = f"zero {min(stage, 2)} with pp" if piped and stage > 1 else f"zero {stage}"
     held = (
         ("tp", config.tp > 1),
         ("sp", config.sequence_parallel),
@@ -37,8 +38,8 @@ def features_of(config: ParallelismConfig) -> tuple[str, ...]:
         (zero, config.zero_stage > 0),
         (f"recompute {config.recompute}", config.recompute != "none"),
         (config.precision, True),
-        ("narrow gradients", config.grad_reduce_in_bf16),
-        ("offloading", config.cpu_offload_num_layers > 0),
+        ("bf16 gradient reduction", config.grad_reduce_in_bf16),
+        ("activation offloading", config.cpu_offload_num_layers > 0),
     )
     return tuple(name for name, has in held if has)
 
@@ -46,28 +47,30 @@ def features_of(config: ParallelismConfig) -> tuple[str, ...]:
 VALIDATED: dict[str, tuple[str, ...]] = {
     "A100": (
         "tp", "sp", "pp", "vpp", "zero 1", "zero 3", "recompute selective", "recompute full", "bf16", "fp16",
-        "narrow gradients",
+        "bf16 gradient reduction",
     ),
-    "B200": ("tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "bf16", "fp8", "narrow gradients"),
-    "B300": ("ep", "pp", "vpp", "zero 1", "bf16", "fp8", "narrow gradients"),
+    "B200": ("tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "bf16", "fp8", "bf16 gradient reduction"),
+    "B300": ("ep", "pp", "vpp", "zero 1", "bf16", "fp8", "bf16 gradient reduction"),
     "GB200": (
-        "tp", "sp", "ep", "pp", "vpp", "zero 1", "zero 3", "bf16", "fp8", "fp4", "narrow gradients", "offloading",
+        "tp", "sp", "ep", "pp", "vpp", "zero 1", "zero 3", "bf16", "fp8", "fp4", "bf16 gradient reduction",
+        "activation offloading",
     ),
     "GB300": (
-        "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "zero 3", "bf16", "fp8", "fp4", "narrow gradients", "offloading",
+        "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "zero 3", "bf16", "fp8", "fp4", "bf16 gradient reduction",
+        "activation offloading",
     ),
     "H100": (
-        "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "zero 2", "zero 3", "zero 2 beside pp", "recompute full", "bf16",
-        "fp8", "narrow gradients",
+        "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "zero 2", "zero 3", "zero 2 with pp", "recompute full", "bf16",
+        "fp8", "bf16 gradient reduction",
     ),
 }  # fmt: skip
-"""Features of published steps by device: docs/accuracy.md, *what was measured*."""
+"""Features of published steps by device (docs/accuracy.md, *Validated features*)."""
 EVERYWHERE = frozenset(name for held in VALIDATED.values() for name in held)
 """Features that were validated on any device."""
 
 
 def family(device: str) -> str:
-    """Return the chip of a known card, by which published steps are counted, or the name itself of any other.
+    """Return the chip of a known card, by which published steps are grouped; for other devices their name.
 
     >>> family("A100-80GB"), family("NVIDIA H100 80GB HBM3"), family("H100-PCIe")
     ('A100', 'H100', 'H100-PCIe')
@@ -79,8 +82,8 @@ def family(device: str) -> str:
 def unvalidated_features(config: ParallelismConfig, device: str, besides: Collection[str] = ()) -> tuple[str, ...]:
     """Return the features of a configuration that no published step on such a `device` has validated.
 
-    Features in `besides` are validated, too. For a device without published steps, all features count that were
-    validated on any device.
+    Features in `besides` count as validated, too. For a device without published steps, a feature is validated if it
+    is on any device.
 
     >>> from hpgo.llm.parallelism import ParallelismConfig
     >>> config = ParallelismConfig(cp=2, pp=2, vpp=2, pp_schedule="zb_v")

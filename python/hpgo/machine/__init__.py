@@ -1,1 +1,1 @@
-"""What it runs on: devices, machines and the links between them."""
+"""Hardware: devices, nodes, the links between them, and the rates of known GPUs."""

@@ -1,7 +1,7 @@
-"""Clusters: machines of devices and the links between them.
+"""Clusters: nodes with devices, and the links inside and between nodes.
 
-A cluster comes from numbers (`Cluster.of`), from machine ends (`Cluster.from_seps`), by name (`Cluster.preset`) or from
-a YAML file (`Cluster.read`). The records check themselves: a `Cluster` that exists is usable.
+A cluster is made from numbers (`Cluster.of`), from the ends of nodes (`Cluster.from_seps`), by name (`Cluster.preset`)
+or from a YAML file (`Cluster.read`). The records check their fields, so every `Cluster` that exists is valid.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
 
+# Larger numbers are typing errors. Products of a few of them still fit into a float.
 _LARGEST = 1e18
 MOST_DEVICES = 2**20
+"""Maximum number of devices in a cluster."""
 _VERSION = 1
 _KEYS = "hpgo_cluster name source gpus_per_device machines intra inter"
 _MACHINE_KEYS = "count devices type memory speed name"
@@ -45,7 +47,7 @@ class Device:
     name: str
     memory_bytes: float
     speed: float = 1.0
-    """Compute speed relative to the device that the profile was measured on: times divide by it."""
+    """Compute speed relative to the device of the profile: times of layers are divided by it."""
 
     def __post_init__(self) -> None:
         check_text("a device's name", self.name, ClusterError)
@@ -63,8 +65,9 @@ class Link:
     bytes_per_s: float
     """Point-to-point rate of one port."""
     collective_bytes_per_s: float
-    """Rate that a ring all-reduce reaches on one port."""
+    """Rate of one port in a ring all-reduce. It differs from `bytes_per_s` if a port has several lanes or NICs."""
     latency_s: float = 0.0
+    """Latency of one message in seconds."""
 
     def __post_init__(self) -> None:
         _check_positive("a link's bytes_per_s", self.bytes_per_s)
@@ -74,7 +77,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Machine(Record):
-    """One machine: `count` devices of one type. Raises ClusterError for less than one device."""
+    """A node with `count` devices of one type. Raises ClusterError for less than one device."""
 
     device: Device
     count: int
@@ -88,21 +91,22 @@ class Machine(Record):
 
 @dataclass(frozen=True, slots=True)
 class Cluster(Record):
-    """Machines and their links. Devices are numbered machine by machine from 0.
+    """Nodes and their links. Devices are numbered node by node from 0.
 
-    Raises ClusterError for no machine, or for more than 2²⁰ devices.
+    Raises ClusterError for no node, or for more than 2²⁰ devices.
     """
 
     name: str
     machines: tuple[Machine, ...]
+    """The nodes, in the order of their devices."""
     intra: Link
-    """Between the devices of one machine: each device has one port."""
+    """Intra-node link. Each device has one port."""
     inter: Link
-    """Between machines: each machine has one port."""
+    """Inter-node link. Each node has one port."""
     source: str = ""
-    """Where the numbers come from."""
+    """Origin of the numbers."""
     gpus_per_device: int = 1
-    """How many GPUs each device stands for: those that share each layer, by tensor parallelism say."""
+    """Number of GPUs that a device stands for, for instance the GPUs of one tensor-parallel group."""
 
     def __post_init__(self) -> None:
         gpus = check_int(
@@ -118,13 +122,14 @@ class Cluster(Record):
 
     @property
     def devices(self) -> int:
-        """Devices of all machines."""
+        """Number of devices on all nodes."""
         return sum(machine.count for machine in self.machines)
 
     def to_frame(self) -> Any:
-        """A row a machine, as a frame of polars or pandas.
+        """Return a data frame with a row for each node.
 
-        Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
+        The frame is of polars or pandas: of the library that is imported already, or else of the one that is
+        installed. Raises HpgoError if neither is installed.
         """
         return present("frame", self)
 
@@ -150,12 +155,12 @@ class Cluster(Record):
         name: str = "",
         gpus_per_device: int = 1,
     ) -> Cluster:
-        """`nodes` equal machines; `inter_gbit_s` may be left out if there is only one.
+        """Return a cluster of `nodes` equal nodes. `inter_gbit_s` may be left out if there is only one node.
 
         `memory` of each device and `latency` of every link take units, or plain bytes and seconds. Collectives run at
-        the links' full rates.
+        the full rates of the links.
 
-        Raises ClusterError naming the argument.
+        Raises ClusterError that names the argument.
 
         >>> cluster = Cluster.of(nodes=2, devices_per_node=8, intra_gbit_s=1_200, inter_gbit_s=25, memory="32 GB")
         >>> cluster.name, cluster.devices, cluster.inter.bytes_per_s
@@ -165,7 +170,10 @@ class Cluster(Record):
         _count("nodes × devices_per_node", nodes * devices_per_node)
         if inter_gbit_s is None:
             if nodes > 1:
-                raise ClusterError(f"{nodes} nodes need `inter_gbit_s`", "the rate of each machine's network port")
+                raise ClusterError(
+                    f"inter_gbit_s is missing, but {nodes} nodes need it", "give the rate of each node's network port"
+                )
+            # A single node never uses the link, but the record needs one.
             inter_gbit_s = intra_gbit_s
         latency_s = _unit("latency", latency, parse_seconds)
         device = Device("device", _unit("memory", memory, parse_bytes))
@@ -179,17 +187,17 @@ class Cluster(Record):
 
     @classmethod
     def from_seps(cls, seps: Sequence[int], *, memory: str | float = "16 GB") -> Cluster:
-        """Machines that end before these device numbers: `[8, 16]` is two machines of eight.
+        """Return a cluster whose nodes end before these device numbers: `[8, 16]` is two nodes of eight devices.
 
-        Links are those of the original HPGO planner: 25 GB/s inside a machine; between machines 1 GB/s point to point
-        and 3 GB/s for collectives.
+        The links have the rates of the original HPGO planner: 25 GB/s inside a node; between nodes 1 GB/s point to
+        point and 3 GB/s for collectives.
 
         Raises ClusterError unless `seps` are whole numbers that ascend from at least 1.
 
         >>> [machine.count for machine in Cluster.from_seps([8, 11]).machines]
         [8, 3]
         """
-        hint = "`seps` are cumulative machine ends: [8, 16] is two machines of eight"
+        hint = "give the cumulative ends of nodes: [8, 16] is two nodes of eight devices"
         if not isinstance(seps, (list, tuple)) or not seps:
             raise ClusterError(f"seps must be a list of at least one machine end, got {_shown_list(seps)}", hint)
         start, counts = 0, []
@@ -211,11 +219,11 @@ class Cluster(Record):
 
     @classmethod
     def preset(cls, name: str, *, adapter_gbit_s: float | None = None) -> Cluster:
-        """A known cluster; `h100:16` is sixteen machines of it instead of its usual number.
+        """Return a built-in cluster. `h100:16` has 16 nodes instead of the default number.
 
-        `adapter_gbit_s` replaces the rate of each network adapter; a machine keeps as many of them as it has.
+        `adapter_gbit_s` replaces the rate of each NIC. The number of NICs per node stays.
 
-        Raises ClusterError with the nearest name if there is none, and for a rate that is not above 0.
+        Raises ClusterError with the nearest name if there is no such cluster, and for a rate that is not above 0.
 
         >>> Cluster.preset("dapple-a").devices, Cluster.preset("h100:16").devices
         (16, 128)
@@ -225,16 +233,17 @@ class Cluster(Record):
         from hpgo.machine.presets import PRESETS
 
         if not isinstance(name, str):
-            raise ClusterError(f"a cluster's name is text, not {safe_repr(name)}", did_you_mean("", PRESETS))
+            raise ClusterError(f"a cluster's name is {safe_repr(name)}, but it must be text", did_you_mean("", PRESETS))
         base, colon, count = name.partition(":")
         if base not in PRESETS:
             raise ClusterError(f"there is no cluster `{shorten(base)}`", _near(name), code="unknown_name")
         preset = PRESETS[base]
         machines = preset.machines
         if colon:
+            # int() would also accept signs, spaces, underscores and digits of other scripts.
             if not (count.isascii() and count.isdigit() and 1 <= len(count) <= 9):
                 raise ClusterError(
-                    f"`{shorten(name)}`: `{shorten(count)}` is no number of machines", f"like `{base}:4`"
+                    f"`{shorten(name)}`: `{shorten(count)}` is not a number of nodes", f"write it like `{base}:4`"
                 )
             machines = int(count)
             _count("machines", machines)
@@ -249,10 +258,10 @@ class Cluster(Record):
 
     @classmethod
     def read(cls, source: str | os.PathLike[str]) -> Cluster:
-        """The cluster of that name, or in that YAML or JSON file (docs/clusters.md describes it).
+        """Return the built-in cluster of that name, or the cluster in that YAML or JSON file (docs/clusters.md).
 
-        A preset's name wins; write `./h100` or `Path("h100")` for a file of that name. Raises ClusterError naming file,
-        line or key; or if it is neither.
+        A built-in name takes precedence. Write `./h100` or `Path("h100")` for a file of that name. Raises ClusterError
+        that names file, line or key, or if there is neither a cluster nor a file.
 
         >>> Cluster.read("dapple-c").name
         'dapple-c'
@@ -262,18 +271,21 @@ class Cluster(Record):
         if isinstance(source, str):
             if source.partition(":")[0] in PRESETS:
                 return cls.preset(source)
+            # A text without a suffix and a slash is more likely a mistyped name than a missing file.
             if Path(source).suffix not in {".yaml", ".yml", ".json"} and "/" not in source and not _is_file(source):
                 raise ClusterError(
-                    f"`{shorten(source)}` is no known cluster and no file", _near(source), code="unknown_name"
+                    f"unknown cluster: `{shorten(source)}` (no built-in cluster, no such file)",
+                    _near(source),
+                    code="unknown_name",
                 )
         with hinted("`hpgo clusters show dapple-a` prints such a file"):
             text, name = read_text(source, ClusterError), printable(str(source))
             return _from_document(parse(text, name, ClusterError), name, printable(Path(source).stem))
 
     def first(self, devices: int) -> Cluster:
-        """The part of the cluster that holds its first `devices` devices.
+        """Return the part of the cluster with its first `devices` devices; its last node may be only partly used.
 
-        Raises ClusterError if it has fewer.
+        Raises ClusterError if the cluster has fewer devices.
 
         >>> [machine.count for machine in Cluster.preset("dapple-a").first(12).machines]
         [8, 4]
@@ -282,11 +294,12 @@ class Cluster(Record):
         if devices > self.devices:
             from hpgo.machine.presets import PRESETS
 
+            # Only built-in clusters can be enlarged by their name.
             base = self.name.partition(":")[0]
             larger = f"{base}:{-(-devices // PRESETS[base].devices)}" if base in PRESETS else ""
             raise ClusterError(
                 f"cluster `{self.name}` has {self.devices} devices, not {devices}",
-                f"name a larger one, such as `{larger}`" if larger else f"use at most {self.devices}",
+                f"use a larger cluster, such as `{larger}`" if larger else f"use at most {self.devices}",
             )
         if devices == self.devices:
             return self
@@ -298,13 +311,14 @@ class Cluster(Record):
         return replace(self, name=f"{devices} of {self.name}", machines=tuple(machines))
 
     def document(self) -> dict[str, object]:
-        """The cluster as what a file of it holds, in bytes and seconds; `Cluster.from_document` reads it back.
+        """Return the content of the cluster's file, in bytes and seconds. `Cluster.from_document` reads it.
 
         >>> cluster = Cluster.of(nodes=2, devices_per_node=8, intra_gbit_s=1_200, inter_gbit_s=25)
         >>> cluster.document()["machines"]
         [{'count': 2, 'devices': 8, 'type': 'device', 'memory': 16000000000.0, 'speed': 1.0}]
         """
         machines = []
+        # Equal neighbors share a row with a count. Clusters of thousands of nodes stay small files.
         for machine, group in groupby(self.machines):
             device = machine.device
             row: dict[str, object] = {
@@ -330,9 +344,9 @@ class Cluster(Record):
 
     @classmethod
     def from_document(cls, document: object, *, file: str) -> Cluster:
-        """The cluster that a parsed file holds. Raises ClusterError naming `file` and key.
+        """Return the cluster of a parsed file. Raise ClusterError that names `file` and key.
 
-        Unlike what people write, it may have devices of one name that differ.
+        Unlike a file that a user wrote, it may have different devices of the same name.
 
         >>> cluster = Cluster.preset("dapple-a")
         >>> Cluster.from_document(cluster.document(), file="x.json") == cluster
@@ -341,7 +355,7 @@ class Cluster(Record):
         return _from_document(document, check_text("a file's name", file, ClusterError), "", may_differ=True)
 
     def yaml(self) -> str:
-        """The cluster as a file that `Cluster.read` takes, to edit.
+        """Return the cluster as the text of a file that `Cluster.read` accepts, for users to edit.
 
         >>> print(Cluster.of(nodes=2, devices_per_node=8, intra_gbit_s=1_200, inter_gbit_s=25).yaml(), end="")
         hpgo_cluster: 1
@@ -378,21 +392,21 @@ class Cluster(Record):
 
 
 def cluster_of(given: Cluster | str | os.PathLike[str]) -> Cluster:
-    """`given`, or the cluster that `Cluster.read` finds under this name.
+    """Return `given` if it is a cluster, else the cluster that `Cluster.read` returns for it.
 
-    Raises ClusterError for a name that says nothing; ArgumentError for what is neither.
+    Raises ClusterError for an unknown name, and ArgumentError for other types.
 
     >>> cluster_of("dapple-a:1").devices
     8
     """
     if isinstance(given, str | PathLike):
         return Cluster.read(given)
-    check_is("cluster", given, Cluster, "name one, like `dapple-a`, or a file, or make one with `hpgo.Cluster.of`")
+    check_is("cluster", given, Cluster, "give a name like `dapple-a` or a file, or make one with `hpgo.Cluster.of`")
     return given
 
 
 def _near(name: str) -> str:
-    """Return a hint at presets with names like `name`, with its number of machines if that is one."""
+    """Return a hint with built-in clusters of similar names. A valid number of nodes in `name` is kept."""
     from hpgo.machine.presets import PRESETS
 
     base, _, count = name.partition(":")
@@ -405,7 +419,7 @@ def _near(name: str) -> str:
 
 
 def _with_adapters(inter: tuple[float, float, float], gbit_s: float) -> Link:
-    """The link between machines of a preset, with adapters of another rate."""
+    """Return the inter-node link of a preset with NICs of another rate."""
     one, all_of_them, latency_s = inter
     rate = _check_positive("adapter_gbit_s", gbit_s) * 1e9 / 8
     return Link(rate, rate * (all_of_them / one), latency_s)
@@ -434,6 +448,7 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
             _measure(section, "memory", parse_bytes),
             section.number("speed", 1.0),
         )
+        # Placement and reports treat devices of one name as equal. Two kinds of one name are probably a typing error.
         if types.setdefault(device.name, device) != device and not may_differ:
             section.fail(
                 f"type `{device.name}` has another memory or speed above", "give it another name", code="mismatch"
@@ -445,6 +460,7 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
             section.fail(f"{count} × {machine.count} devices are too many", f"at most {MOST_DEVICES}", code="too_large")
         machines += [machine] * count
     intra = _link(top, "intra")
+    # With a single node the link between nodes is never used, so files may leave it out.
     inter = _link(top, "inter") if len(machines) > 1 or "inter" in top else intra
     name, source = top.text("name", stem), top.text("source", "")
     gpus = top.whole("gpus_per_device", 1, least=1)
@@ -476,7 +492,7 @@ def _measure(section: Section, key: str, parser: Callable[[str | float], float],
 
 
 def _written(value: float, form: Callable[[float], str], parser: Callable[[str | float], float]) -> str:
-    """`value` with a unit where that loses nothing."""
+    """Return `value` with a unit if that is exact, else as a plain number."""
     text = form(value)
     return text if parser(text) == value else repr(float(value))
 
@@ -506,5 +522,6 @@ def _shown_list(values: object) -> str:
 def _is_file(name: str) -> bool:
     try:
         return Path(name).is_file()
-    except (OSError, ValueError):  # ValueError: a NUL in the name
+    except (OSError, ValueError):
+        # A name may be too long for the file system (OSError) or contain a NUL character (ValueError).
         return False

@@ -1,7 +1,7 @@
-"""Known clusters. Figures are what datasheets promise, so upper limits: measure your own for exact predictions.
+"""Built-in clusters. Their rates are from datasheets and so upper limits: measure your links for exact predictions.
 
-Links are `(point-to-point bytes/s, collective bytes/s, latency s)`, one direction of one port: a device's inside a
-machine, a whole machine's between machines.
+Links are `(point-to-point bytes/s, collective bytes/s, latency s)` of one port in one direction: the port of a device
+inside a node, and of a whole node between nodes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Equal machines and the links between them."""
+    """A built-in cluster of equal nodes."""
 
     machines: int
-    """Unless the name says another number (`h100:16`)."""
+    """Default number of nodes; a name like `h100:16` sets another."""
     devices: int
-    """Of each machine."""
+    """Number of devices per node."""
     device: str
     memory_bytes: float
     intra: tuple[float, float, float]
@@ -24,17 +24,18 @@ class Preset:
     source: str
 
 
-# Datasheets count a GPU's memory in GiB, and call them GB; the driver keeps a little of them. Of Blackwell it is what
-# nvidia-smi gives as a GPU's total. Of earlier devices it is the datasheet's number in GB, so many times a billion, by
-# which plans have been made: that leaves some 5 GB alone on a GPU of 80.
+# Datasheets count a GPU's memory in GiB but write GB, and the driver reserves a little of it. For Blackwell we use the
+# total that nvidia-smi reports. For earlier devices we keep the datasheet's number times 10⁹, which earlier plans were
+# made with. On a GPU of 80 GB this leaves about 5 GB unused.
 _MIB = 2**20
 
-# What one hop adds in NCCL's cost model (src/graph/tuning.cc, hwLat: ring, Simple protocol).
+# Latency of one hop in NCCL's cost model (src/graph/tuning.cc, hwLat: ring, Simple protocol).
 _NVLINK_S = 3.4e-6
 _NETWORK_S = 9.6e-6
 
-# NVIDIA Tesla V100 datasheet, SXM2: 16 GB, NVLink 300 GB/s both directions together, that is six links of 25 GB/s each
-# way. NVIDIA DGX-1 white paper: in its hybrid cube mesh neighbours share one or two of them, rings use all six.
+# NVIDIA Tesla V100 datasheet, SXM2: 16 GB, NVLink 300 GB/s in both directions together, which are six links of 25 GB/s
+# per direction. NVIDIA DGX-1 white paper: in the hybrid cube mesh, two neighbors have one or two links between them.
+# Rings use all six.
 _V100 = ("V100-16GB", 16e9)
 _V100_NVLINK = (25e9, 150e9, _NVLINK_S)
 _ETHERNET_25 = (25e9 / 8, 25e9 / 8, _NETWORK_S)
@@ -43,11 +44,10 @@ _DAPPLE = "DAPPLE (PPoPP 2021), config"
 
 
 def _dgx(device: str, memory_bytes: float, *, nvlink: float, adapter: float, source: str, devices: int = 8) -> Preset:
-    """Two machines; rates are bytes per second in one direction, of a device and of an adapter.
+    """Return a preset of two nodes, given the rates of a device's NVLink and of a NIC in one direction (bytes/s).
 
-    Every device reaches every other through NVSwitch at its full NVLink rate; half of the datasheet's figure, which
-    counts both directions. Between machines each device has its own InfiniBand adapter: one sender fills one of them,
-    a collective all of them.
+    NVSwitch connects every pair of devices at the full NVLink rate, which is half of the datasheet's number for both
+    directions. Each device has its own InfiniBand NIC. One sender uses one NIC, a collective uses all of them.
     """
     inside = (nvlink, nvlink, _NVLINK_S)
     between = (adapter, devices * adapter, _NETWORK_S)
@@ -55,9 +55,10 @@ def _dgx(device: str, memory_bytes: float, *, nvlink: float, adapter: float, sou
 
 
 def _rack(device: str, memory_bytes: float, *, adapter: float, source: str) -> Preset:
-    """Two racks of 72 devices, each of which reaches every other of its rack through NVSwitch.
+    """Return a preset of two racks with 72 devices each, which NVSwitch connects.
 
-    What a machine is here is what its links join, not who boots: the eighteen hosts of such a rack are one machine.
+    A node of a cluster is the set of devices with fast links, not an operating system. So the 18 hosts of such a rack
+    are one node.
     """
     return _dgx(device, memory_bytes, nvlink=900e9, adapter=adapter, source=source, devices=72)
 

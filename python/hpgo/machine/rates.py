@@ -1,6 +1,6 @@
-"""What known devices do at most: floating-point operations and bytes of memory in a second, from their datasheets.
+"""Peak rates of known devices: floating-point operations and bytes of memory per second, from their datasheets.
 
-Operations are those of dense matrices; what a datasheet gives for sparse ones is halved.
+Rates are for dense matrices. Numbers that a datasheet gives for sparse matrices are halved.
 """
 
 from __future__ import annotations
@@ -17,31 +17,33 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DeviceName = Literal["v100", "a100", "a100-40", "h100", "h100-96", "h200", "b200", "b300", "gb200", "gb300"]
-"""The names of `RATES`, for type checkers and editors."""
+"""Keys of `RATES`, for type checkers and editors."""
 ComputeType = Literal["float32", "tf32", "float16", "bfloat16"]
-"""What devices compute in: the names of `WIDTHS`."""
+"""Number formats of computation: the keys of `WIDTHS`."""
 WIDTHS: dict[str, int] = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
-"""Bytes of a value, by what a device computes in; tf32 is float32 on tensor cores, rounded on the way in."""
+"""Bytes of a value in memory by number format. In tf32, tensor cores round float32 values as they read them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Peaks of one device, and how near to them large operations were measured to come."""
+    """Peak rates of one device, and the shares of them that large operations reach in measurements."""
 
     flop_per_s: Mapping[str, float]
-    """By what it computes in, a key of `WIDTHS`."""
+    """Peak operations per second by number format, a key of `WIDTHS`."""
     bytes_per_s: float
+    """Peak rate of the device's memory."""
     source: str
+    """Datasheet of the peak rates."""
     processors: int
-    """Streaming multiprocessors."""
+    """Number of streaming multiprocessors."""
     host_bytes_per_s: float
-    """To the host's memory, in one direction: PCIe of the datasheet's generation with 16 lanes, or NVLink-C2C."""
+    """Rate to CPU memory in one direction: PCIe of the datasheet's generation with 16 lanes, or NVLink-C2C."""
     narrow_flop_per_s: Mapping[str, float] = field(default_factory=dict)
-    """Of products in fewer bits than values are kept in, `fp8` or `fp4`."""
+    """Peak operations per second of GEMMs in `fp8` or `fp4`."""
     reached: Mapping[str, float] = field(default_factory=dict)
-    """Shares of these peaks that the best products reach, `bf16` (and `fp16`), `fp8` or `fp4`, and `attention` that is
-    one kernel, of the peak in bfloat16. Products: Bekman, *Machine Learning Engineering*, table of maximum achievable
-    matmul FLOPS; attention: FlashAttention-2, whose kernels most published steps were measured with, on an A100 (Dao,
+    """Measured shares of these peaks: of the best GEMMs in `bf16` (and `fp16`), `fp8` or `fp4`, and of fused
+    `attention` as a share of the peak in bfloat16. GEMMs: Bekman, *Machine Learning Engineering*, table of maximum
+    achievable matmul FLOPS. Attention: FlashAttention-2, whose kernels most published steps used, on an A100 (Dao,
     arXiv 2307.08691) and on an H100 (Shah et al., arXiv 2407.08608, who then double it)."""
 
 
@@ -50,12 +52,13 @@ _HOPPER = {"float32": 67e12, "tf32": 494.5e12, "float16": 989.5e12, "bfloat16": 
 _BLACKWELL = {"float32": 80e12, "tf32": 1100e12, "float16": 2250e12, "bfloat16": 2250e12}
 _GRACE_BLACKWELL = {"float32": 80e12, "tf32": 1250e12, "float16": 2500e12, "bfloat16": 2500e12}
 _HOPPER_FP8 = {"fp8": 1979e12}
-# Under large products clocks fall until power is at its limit, and power goes with their square, or a little more.
+# Large GEMMs run at the power limit, and power grows with about the square of the clock. So the reached rate of a card
+# with another limit is scaled by the square root of the ratio of the limits: 500 W to 700 W, and 1,400 W to 1,200 W.
 _LESS, _MORE = (5 / 7) ** 0.5, (14 / 12) ** 0.5
 _PCIE_3, _PCIE_4, _PCIE_5, _C2C = 16e9, 32e9, 64e9, 450e9
 
 RATES: dict[str, Rates] = {
-    # Without tensor cores for anything but float16.
+    # The V100 has tensor cores for float16 only, so it has no bfloat16 and no tf32.
     "v100": Rates({"float32": 15.7e12, "float16": 125e12}, 900e9, "NVIDIA V100 datasheet, SXM2", 80, _PCIE_3),
     "a100": Rates(
         _A100, 2039e9, "NVIDIA A100 datasheet, SXM 80 GB", 108, _PCIE_4, {}, {"bf16": 0.869, "attention": 0.6}
@@ -79,7 +82,7 @@ RATES: dict[str, Rates] = {
         132,
         _PCIE_5,
         _HOPPER_FP8,
-        # Of what the H100 reaches with 700 W.
+        # No measurement is known for this card. Scale the shares of the H100, which has 700 W.
         {"bf16": 0.803 * _LESS, "fp8": 0.709 * _LESS, "attention": 0.35 * _LESS},
     ),
     "h200": Rates(
@@ -125,8 +128,8 @@ RATES: dict[str, Rates] = {
         152,
         _C2C,
         {"fp8": 5000e12, "fp4": 15000e12},
-        # Of what the GB200 reaches with 1,200 W, where it has 1,400; that is taken to be the limit of fp4, too, whose
-        # peak alone is half as large again.
+        # Scale the shares of the GB200 from 1,200 W to 1,400 W. We assume that power limits fp4, too. Its peak is 1.5×
+        # the GB200's, so its share is 2/3.
         {"bf16": 0.729 * _MORE, "fp8": 0.723 * _MORE, "fp4": 0.723 * _MORE * 2 / 3},
     ),
 }
@@ -146,20 +149,20 @@ NAMES: dict[str, tuple[str, ...]] = {
     "gb200": ("GB200", "GB200-186GB", "GB200-NVL72"),
     "gb300": ("GB300", "GB300-288GB", "GB300-NVL72"),
 }  # fmt: skip
-"""Names of the card that a row of `RATES` describes, among them those of nvidia-smi and `torch.cuda.get_device_name`.
+"""Names of the card of each row of `RATES`, including the names of nvidia-smi and `torch.cuda.get_device_name`.
 
-The second name is the one that messages suggest. Each name stands for one card: cards of the same chip on PCIe, or with
-other memory, compute at other rates."""
+Messages suggest the second name. Each name stands for one card only: cards of the same chip with PCIe or with other
+memory have other rates."""
 
 
 _MEMORY = ({"a100-40": 40e9, "a100": 80e9}, {"h100": 80e9, "h100-96": 96e9})
-"""Bytes of memory of cards of one chip that share its bare name, the smallest first, from their datasheets."""
+"""Bytes of memory of the cards that share one chip's bare name, smallest first, from their datasheets."""
 _GIB_FOR_GB = 2**30 / 1e9 * 1.001
-"""Datasheets say GB and mean GiB, so a device has up to this many times the bytes that its datasheet promises."""
+"""Largest ratio of a device's memory to its datasheet's number: datasheets write GB and mean GiB, plus 0.1 %."""
 
 
 def _spelt(name: str) -> str:
-    """Return a name without what spelling varies: case, the maker in front, blanks or underscores for hyphens."""
+    """Return a name in normal form: lower case, hyphens for blanks and underscores, without the maker in front."""
     plain = "-".join(re.split(r"[-_\s]+", name.strip().lower()))
     return plain.removeprefix("nvidia-").removeprefix("tesla-")
 
@@ -188,8 +191,8 @@ def same_card(one: str, other: str) -> bool:
 def rates_of(device: str, memory_bytes: float | None = None) -> Rates:
     """Return the rates of a device by its name in a cluster, such as `H100-80GB`.
 
-    Raises ClusterError with the nearest names if the name is not one of `NAMES`, and if the device's memory, where it
-    is given, is that of another card of the chip.
+    Raises ClusterError with the nearest names if the name is not one of `NAMES`, and if `memory_bytes` is given but
+    belongs to another card of the chip.
 
     >>> rates_of("A100-40GB").bytes_per_s, rates_of("H100-80GB").narrow_flop_per_s["fp8"]
     (1555000000000.0, 1979000000000000.0)
@@ -201,6 +204,7 @@ def rates_of(device: str, memory_bytes: float | None = None) -> Rates:
         if memory_bytes is not None:
             _check_card(device, key, memory_bytes)
         return RATES[key]
+    # Imported here because only this error needs it.
     import difflib
 
     named = {_spelt(names[1]): names[1] for names in NAMES.values()}
@@ -208,13 +212,15 @@ def rates_of(device: str, memory_bytes: float | None = None) -> Rates:
     how = "the nearest known names are" if nearest else "known are"
     raise ClusterError(
         f"it is not known how fast a device of type `{shorten(device)}` computes",
-        f"{how} {', '.join(nearest or RATES)}: set `type` to the one to compare with, and `speed` to how many times as"
-        " fast yours is",
+        f"{how} {', '.join(nearest or RATES)}: set `type` to a similar device, and `speed` to the speed of yours"
+        " relative to it",
     )
 
 
 def _check_card(device: str, key: str, memory_bytes: float) -> None:
-    """Raise ClusterError if a name with `memory_bytes` doesn't tell which card of a chip is meant."""
+    """Raise ClusterError if a name with `memory_bytes` does not determine one card of a chip."""
+    # The bare name of a chip is refused if a smaller card of that chip also has enough memory, because the rates of the
+    # wrong card would go unnoticed.
     cards = next((cards for cards in _MEMORY if key in cards), {key: memory_bytes})
     fitting = [card for card, most in cards.items() if memory_bytes <= most * _GIB_FOR_GB]
     says_memory = _spelt(device) != _spelt(NAMES[key][0])
@@ -227,7 +233,7 @@ def _check_card(device: str, key: str, memory_bytes: float) -> None:
         known = join_words([f"`{NAMES[card][1]}`" for card in cards])
         raise ClusterError(
             f"a device of type `{shorten(device)}` has {size}, which none of its cards has: known are {known}",
-            "set `type` to the one to compare with, and `speed` to how many times as fast yours is",
+            "set `type` to a similar device, and `speed` to the speed of yours relative to it",
         )
     what = (
         "is not that card"

@@ -1,4 +1,4 @@
-"""Two ways of training beside each other, and what is next to one, for people: text of at most 80 columns."""
+"""Reports on two configurations side by side, and on the neighbors of one, as text of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpgo.base.units import format_bytes, format_seconds
 from hpgo.llm.comparison import differences
 from hpgo.llm.memory import COLUMNS
 from hpgo.llm.step_time import LABELS
-from hpgo.show.llm_report import untold
+from hpgo.show.llm_report import unvalidated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ WIDTH = 80
 
 
 def lines(found: Comparison, forbidden: str = "", width: int = WIDTH) -> list[str]:
-    """The whole report; `forbidden` is the rule of a framework that the other way breaks, if it does."""
+    """Return the lines of the report. `forbidden` is the rule of a framework that the other configuration breaks."""
     chosen, other = found.chosen, found.other
     seconds = [
         (
@@ -43,14 +43,15 @@ def lines(found: Comparison, forbidden: str = "", width: int = WIDTH) -> list[st
         if max(here, there) > 0
     ]
     here, there = chosen.fullest.peak_bytes, other.fullest.peak_bytes
+    # Rows are sorted by the size of the difference, so the reasons come first.
     return [
-        *textwrap.wrap(f"chosen: {chosen.parallelism.named()}", width, subsequent_indent="        "),
-        *textwrap.wrap(f"other:  {other.parallelism.named()}", width, subsequent_indent="        "),
+        *textwrap.wrap(f"chosen  {chosen.parallelism.named()}", width, subsequent_indent="        "),
+        *textwrap.wrap(f"other   {other.parallelism.named()}", width, subsequent_indent="        "),
         "",
         *textwrap.wrap(verdict(found, forbidden), width),
         "",
         *plain(
-            ["step", "chosen", "other", "difference"],
+            ["Step time (estimated)", "chosen", "other", "difference"],
             [
                 *seconds,
                 ("total", format_seconds(chosen.step_s), format_seconds(other.step_s),
@@ -60,7 +61,7 @@ def lines(found: Comparison, forbidden: str = "", width: int = WIDTH) -> list[st
         ),
         "",
         *plain(
-            ["fullest GPU", "chosen", "other", "difference"],
+            ["Memory of the fullest GPU", "chosen", "other", "difference"],
             [*memory, ("total", format_bytes(here), format_bytes(there), _signed(difference(there, here),
             format_bytes))],
             width,
@@ -69,47 +70,51 @@ def lines(found: Comparison, forbidden: str = "", width: int = WIDTH) -> list[st
 
 
 def verdict(found: Comparison, forbidden: str = "") -> str:
-    """Why not the other, in a sentence or two."""
+    """Return the difference between two configurations and its main reasons, as one paragraph."""
     chosen, other = found.chosen, found.other
-    said = []
+    # Reasons that rule the other configuration out come before its step time.
+    sentences = []
     if forbidden:
-        said.append(f"It is not run: {forbidden}.")
+        sentences.append(f"The other configuration does not run: {forbidden}.")
     if not other.fits:
         more = min(found.memory_bytes, key=lambda row: row[1] - row[2])
-        said.append(
-            f"It does not fit: the fullest GPU needs {format_bytes(other.fullest.peak_bytes)} of"
-            f" {format_bytes(other.capacity_bytes)}, {format_bytes(other.shortfall_bytes)} too much;"
-            f" most of the difference is {COLUMNS[more[0]].label}"
-            f" ({_signed(difference(more[2], more[1]), format_bytes)})."
+        sentences.append(
+            f"The other configuration does not fit: the fullest GPU needs {format_bytes(other.fullest.peak_bytes)}, but"
+            f" it has {format_bytes(other.capacity_bytes)}, {format_bytes(other.shortfall_bytes)} too little. Most of"
+            f" the difference is {COLUMNS[more[0]].label} ({_signed(difference(more[2], more[1]), format_bytes)})."
         )
     share = abs(other.step_s / chosen.step_s - 1)
     if found.longer_s == 0:
-        said.append("Its step is as long by the terms.")
+        sentences.append("Its estimated step time is the same.")
     else:
         sign = 1 if found.longer_s > 0 else -1
         name, here, there = max(found.time_by_term_s, key=lambda row: sign * (row[2] - row[1]))
-        said.append(
-            f"Its step is {100 * share:.1f} % {'longer' if sign > 0 else 'shorter'}, most by {LABELS.get(name, name)}"
-            f" ({_signed(difference(there, here), format_seconds)})."
+        sentences.append(
+            f"Its estimated step time is {100 * share:.1f} % {'longer' if sign > 0 else 'shorter'}, mostly because of"
+            f" {LABELS.get(name, name)} ({_signed(difference(there, here), format_seconds)})."
         )
     if not found.apart:
-        said.append(f"That is within {100 * chosen.error:.0f} %, the error of such steps: the terms don't tell.")
+        sentences.append(
+            f"The step times differ by less than the cost model's error ({100 * chosen.error:.0f} %), so their order is"
+            " not reliable."
+        )
     if other.unvalidated_features:
-        said.append(f"{untold(other)}.")
-    return " ".join(said)
+        sentences.append(f"{unvalidated(other)}.")
+    return " ".join(sentences)
 
 
 def around(chosen: LlmEstimate, tried: Sequence[tuple[str, LlmEstimate | str]], width: int = WIDTH) -> list[str]:
-    """What is next to a way: for each change its price, or why there is none."""
+    """Return a table of the neighbors of a configuration, given their estimates or the reason why there is none."""
     rows, refused = [], []
     for change, one in tried:
         if isinstance(one, str):
             refused.append((change, one))
             continue
         peak = one.fullest.peak_bytes
-        fits = "fits" if one.fits else f"{format_bytes(one.shortfall_bytes)} too much"
+        fits = "fits" if one.fits else f"over by {format_bytes(one.shortfall_bytes)}"
+        # Repeating what the chosen configuration also lacks would hide what the change adds.
         if untried := [name for name in one.unvalidated_features if name not in chosen.unvalidated_features]:
-            fits += f"; {join_words(untried)} unmeasured"
+            fits += f"; {join_words(untried)} not validated"
         share = f"{100 * difference(one.step_s, chosen.step_s) / chosen.step_s:+.1f} %"
         rows.append(
             (
@@ -120,14 +125,15 @@ def around(chosen: LlmEstimate, tried: Sequence[tuple[str, LlmEstimate | str]], 
                 fits,
             )
         )
-    found = plain(["what is next to it", "step", "longer", "memory", ""], rows, width)
+    found = plain(["Change of one setting", "step time", "", "memory", ""], rows, width)
+    found += ["", "Not possible"] if refused else []
     for change, why in refused:
-        found += textwrap.wrap(f"no {change}: {why}", width, subsequent_indent="  ")
+        found += textwrap.wrap(f"{change}: {why}", width, initial_indent="  ", subsequent_indent="    ")
     return found
 
 
 def document(found: Comparison, forbidden: str = "") -> dict[str, object]:
-    """All of it for JSON."""
+    """Return both configurations with all differences, for JSON."""
     return {
         "chosen": asdict(found.chosen.parallelism),
         "other": asdict(found.other.parallelism),

@@ -1,4 +1,7 @@
-"""A way of training on its cluster: machines are rows, GPUs cells in the colour of their layers, groups are framed."""
+"""Figure of a configuration on its cluster: nodes are rows, GPUs are cells in the color of their layers.
+
+Frames show the GPUs of a tensor-, context- or expert-parallel group.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,11 @@ if TYPE_CHECKING:
 _MARGIN, _WIDTH, _TOP = 16.0, 1040.0, 76.0
 _GUTTER, _CELL, _LOW, _GAP = 92.0, 54.0, 34.0, 8.0
 _LEAST, _NUMBERED, _RANKED, _LETTERED = 3.0, 19.0, 27.0, 46.0
-"""Pixels of a cell: at least; to tell its number; its rank of the pipeline, too; and all of its groups."""
+"""Width of a cell in pixels: the minimum; with room for the GPU's number; for its pipeline rank, too; for all ranks."""
 _FLAT = 22.0
-"""Of narrow cells in rows that have the whole width."""
+"""Height of narrow cells if a row has the whole width."""
 _TALLEST = 24
-"""Machines below each other before they also stand beside each other."""
+"""Maximum number of nodes in a column. More nodes are drawn in several columns."""
 _MOST_GPUS = 2**15
 _MOST_NAMED = 16
 _COLOURS = len(palette.STAGE_COLOURS)
@@ -40,19 +43,19 @@ _COLOURS = len(palette.STAGE_COLOURS)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which part of a model a GPU has: its number in each of its groups."""
+    """Ranks of a GPU in each of its groups, which determine its part of the model."""
 
     tensor: int
     context: int
     data: int
     rank: int
-    """Of the pipeline."""
+    """Pipeline rank."""
     expert: int
-    """Which of the groups of its stage that share experts."""
+    """Number of its expert-parallel group."""
 
 
 def place(config: ParallelismConfig, gpu: int) -> Place:
-    """Where a GPU stands, as frameworks place them: tensor first, then context, data, pipeline.
+    """Return the ranks of a GPU in the order of frameworks: tp first, then cp, dp, pp.
 
     >>> from hpgo.llm.parallelism import ParallelismConfig
     >>> place(ParallelismConfig(tp=2, dp=2, pp=2), 5)
@@ -67,63 +70,68 @@ def place(config: ParallelismConfig, gpu: int) -> Place:
 def draw_llm_plan(
     estimate: LlmEstimate, cluster: Cluster, path: str | os.PathLike[str], *, theme: Theme = "auto"
 ) -> Path:
-    """Draws a way on the cluster that it was priced on into a file that ends in .svg, .png, .pdf or .html.
+    """Draw an estimated configuration on its cluster into a file that ends in .svg, .png, .pdf or .html.
 
-    Raises ArgumentError for a cluster with fewer GPUs, for more than 32,768 of them, and for another ending; HpgoError
-    where matplotlib is missing, which PNG and PDF need, or the file can't be written.
+    Raises ArgumentError for a cluster with fewer GPUs, for more than 32,768 GPUs, and for another ending; HpgoError if
+    matplotlib is missing, which PNG and PDF need, or if the file can't be written.
     """
     still.check(path)
     return still.save(scene(estimate, cluster), path, theme=theme)
 
 
 def scene(estimate: LlmEstimate, cluster: Cluster) -> Scene:
-    """The picture; the same way gives the same one."""
-    check_is("the estimate", estimate, LlmEstimate, "make one, with `hpgo.estimate_llm`")
-    check_is("the cluster", cluster, Cluster, "give the one that the way was priced on")
+    """Return the scene of the figure. Equal estimates give equal scenes."""
+    check_is("the estimate", estimate, LlmEstimate, "make one with `hpgo.estimate_llm`")
+    check_is("the cluster", cluster, Cluster, "give the cluster of the estimate")
     config = estimate.parallelism
     if estimate.gpus > cluster.devices:
         raise ArgumentError(
-            f"the way has {estimate.gpus} GPUs, and cluster `{cluster.name}` {cluster.devices}",
-            "give the cluster that it was priced on",
+            f"the estimate is for {estimate.gpus} GPUs, but cluster `{cluster.name}` has {cluster.devices}",
+            "give the cluster of the estimate",
         )
     if estimate.gpus > _MOST_GPUS:
         raise ArgumentError(
-            f"{estimate.gpus} GPUs are more than a picture tells", f"draw {_MOST_GPUS} at most", code="too_large"
+            f"the estimate is for {estimate.gpus} GPUs, but a figure shows at most {_MOST_GPUS}",
+            f"draw a configuration of at most {_MOST_GPUS} GPUs",
+            code="too_large",
         )
     counts = [machine.count for machine in cluster.first(estimate.gpus).machines]
     grid = _Grid.of(counts)
     title = printable(f"{estimate.model} on {estimate.cluster}: {pluralize(estimate.gpus, 'GPU')}")
-    said = f"{config.named()} · a step of {format_seconds(estimate.step_s)} by terms"
-    facts = textwrap.wrap(printable(said), 150)
+    # The subtitle states that the time is estimated, because figures are shown without their report.
+    subtitle = f"{config.named()} · step time {format_seconds(estimate.step_s)} (estimated)"
+    facts = textwrap.wrap(printable(subtitle), 150)
     items: list[Item] = [Words("title", [_MARGIN], [_MARGIN + 16], [title])]
     items += [Words("fact", [_MARGIN], [_MARGIN + 36 + 15 * at], [line]) for at, line in enumerate(facts)]
     items += [*_machines(grid), *_cells(grid, estimate), *_frames(grid, config)]
     legend, bottom = _legend(estimate, counts, grid.bottom + 26)
-    described = f"{config.named()}: {pluralize(len(counts), 'machine')} of {counts[0]} GPUs"
+    described = f"{config.named()}: {pluralize(len(counts), 'node')} of {counts[0]} GPUs"
     return Scene(_WIDTH, bottom, title, printable(described), (*items, *legend))
 
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Where cells go."""
+    """Positions and sizes of the cells in pixels."""
 
     x: tuple[float, ...]
+    """Left edge of each GPU's cell."""
     y: tuple[float, ...]
-    """Of each GPU, its left and its upper edge."""
+    """Upper edge of each GPU's cell."""
     width: float
     height: float
     rows: tuple[tuple[int, ...], ...]
-    """GPUs of each machine."""
+    """GPUs of each node."""
     bottom: float
 
     @classmethod
     def of(cls, counts: Sequence[int]) -> _Grid:
-        """The largest cells that fit, machines one below the other, then in columns beside each other."""
+        """Return the largest cells that fit for the GPU counts of the nodes, in one column of nodes or in several."""
         per = max(counts)
-        room = _WIDTH - 2 * _MARGIN - _GUTTER
+        available = _WIDTH - 2 * _MARGIN - _GUTTER
         beside = -(-len(counts) // _TALLEST)
+        # Fewer columns make wider cells and a taller figure. Use the largest number that keeps the cells visible.
         while True:
-            width = min(_CELL, (room - (beside - 1) * 2 * _GAP) / (beside * per))
+            width = min(_CELL, (available - (beside - 1) * 2 * _GAP) / (beside * per))
             if width >= _LEAST or beside == 1:
                 break
             beside -= 1
@@ -142,17 +150,18 @@ class _Grid:
 
 
 def _machines(grid: _Grid) -> list[Item]:
-    """Their numbers, where there is room for them."""
+    """Return the numbers of nodes, without those that would overlap the number above."""
     texts, ys = [], []
     tops: set[float] = set()
     last = -100.0
     for machine, gpus in enumerate(grid.rows):
         top = grid.y[gpus[0]]
+        # A label is 11 pixels high. Nodes beside each other share one label.
         if top in tops or top - last < 11:
             continue
         tops.add(top)
         last = top
-        texts.append(f"machine {machine}")
+        texts.append(f"node {machine}")
         ys.append(top + grid.height / 2 + 4)
     return [Words("rank", [_MARGIN + _GUTTER - 10] * len(texts), ys, texts)]
 
@@ -195,25 +204,25 @@ def _words(grid: _Grid, gpus: Sequence[int], texts: Sequence[Sequence[str]], on:
 
 
 def _texts(config: ParallelismConfig, gpu: int, one: Place, width: float) -> list[str]:
-    """What a cell says: the GPU's number; and below, where there is room, its groups."""
+    """Return the lines of a cell: the GPU's number, and its ranks if the cell is wide enough."""
     known = (("p", one.rank, config.pp), ("d", one.data, config.dp), ("c", one.context, config.cp))
-    room = len(known) if width >= _LETTERED else 1 if width >= _RANKED else 0
-    groups = [f"{letter}{at}" for letter, at, degree in known[:room] if degree > 1]
+    shown = len(known) if width >= _LETTERED else 1 if width >= _RANKED else 0
+    groups = [f"{letter}{at}" for letter, at, degree in known[:shown] if degree > 1]
     return [str(gpu), " ".join(groups)] if groups else [str(gpu)]
 
 
 def _tip(estimate: LlmEstimate, gpu: int, one: Place) -> str:
     config = estimate.parallelism
-    said = [f"GPU {gpu}: {_layers_of(estimate, one.rank)}"]
-    said += [f"part {one.tensor} of {config.tp} of each matrix"] if config.tp > 1 else []
-    said += [f"part {one.context} of {config.cp} of each sequence"] if config.cp > 1 else []
-    said += [f"replica {one.data} of {config.dp}"] if config.dp > 1 else []
-    said.append(f"{estimate.stages[one.rank].peak_bytes / 1e9:.1f} GB")
-    return ", ".join(said)
+    facts = [f"GPU {gpu}: {_layers_of(estimate, one.rank)}"]
+    facts += [f"tp rank {one.tensor} of {config.tp}"] if config.tp > 1 else []
+    facts += [f"cp rank {one.context} of {config.cp}"] if config.cp > 1 else []
+    facts += [f"replica {one.data} of {config.dp}"] if config.dp > 1 else []
+    facts.append(f"{estimate.stages[one.rank].peak_bytes / 1e9:.1f} GB")
+    return ", ".join(facts)
 
 
 def _layers_of(estimate: LlmEstimate, rank: int) -> str:
-    """In few words, how many there may be."""
+    """Return the layers of a pipeline rank in a few words, or their number if there are many stages."""
     ranges = [(start, stop) for start, stop in estimate.stages[rank].layers if stop > start]
     named = [f"{start}" if stop == start + 1 else f"{start}–{stop - 1}" for start, stop in ranges]
     if len(named) > 3:
@@ -224,7 +233,8 @@ def _layers_of(estimate: LlmEstimate, rank: int) -> str:
 
 
 def _frames(grid: _Grid, config: ParallelismConfig) -> list[Item]:
-    """Round neighbours in a machine that share something; further out, what more GPUs share."""
+    """Return frames around the GPUs of each group inside a node. Larger groups have the outer frames."""
+    # On cells narrower than 5 pixels, frames would cover the colors.
     if grid.width < 5:
         return []
     found: list[Item] = []
@@ -255,6 +265,7 @@ def _legend(estimate: LlmEstimate, counts: Sequence[int], top: float) -> tuple[l
     config = estimate.parallelism
     items: list[Item] = []
     ranks = list(range(config.pp))
+    # Keep the last rank in a long legend, because it has the LM head and other memory.
     named = ranks if len(ranks) <= _MOST_NAMED else [*ranks[: _MOST_NAMED - 1], ranks[-1]]
     columns = 1 if len(named) == 1 else 2
     for at, rank in enumerate(named):
@@ -263,33 +274,33 @@ def _legend(estimate: LlmEstimate, counts: Sequence[int], top: float) -> tuple[l
         peak = format_bytes(estimate.stages[rank].peak_bytes)
         skipped = rank - at
         who = "each GPU" if config.pp == 1 else f"p{rank}"
-        more = f", after {pluralize(skipped, 'rank')} not named" if skipped else ""
-        said = f"{who}: {_layers_of(estimate, rank)}, {peak} of {format_bytes(estimate.capacity_bytes)}{more}"
-        items += [_swatch(f"stage-{rank % _COLOURS}", x, y - 9), Words("legend", [x + 24], [y], [said])]
+        more = f", after {pluralize(skipped, 'rank')} left out" if skipped else ""
+        text = f"{who}: {_layers_of(estimate, rank)}, {peak} of {format_bytes(estimate.capacity_bytes)}{more}"
+        items += [_swatch(f"stage-{rank % _COLOURS}", x, y - 9), Words("legend", [x + 24], [y], [text])]
     y = top + -(-len(named) // columns) * 19 + 6
     marks = []
     if config.tp > 1:
-        marks.append(("frame-tensor", f"share each matrix (tp {config.tp})"))
+        marks.append(("frame-tensor", f"tensor-parallel group (tp {config.tp})"))
     if config.cp > 1:
-        marks.append(("frame-context", f"share each sequence (cp {config.cp}), by c"))
+        marks.append(("frame-context", f"context-parallel group (cp {config.cp}), rank c"))
     if (expert := config.ep) > 1:
-        marks.append(("frame-expert", f"share the experts of a layer (ep {expert})"))
+        marks.append(("frame-expert", f"expert-parallel group (ep {expert})"))
     if config.dp_cp_size > 1:
-        shared = f"dp {config.dp}, by d" + (f", times cp {config.cp}" if config.cp > 1 else "")
-        same = "the same weights as GPU 0, but for experts," if expert > 1 else "the same weights as GPU 0,"
-        marks.append(("same-weights", f"hold {same} and sum gradients ({shared})"))
-    for at, (style, said) in enumerate(marks):
+        shared = f"dp {config.dp}, replica d" + (f", × cp {config.cp}" if config.cp > 1 else "")
+        same = "same weights as GPU 0 except experts" if expert > 1 else "same weights as GPU 0"
+        marks.append(("same-weights", f"{same}: reduce gradients together ({shared})"))
+    for at, (style, text) in enumerate(marks):
         x = _MARGIN + at % 2 * (_WIDTH - 2 * _MARGIN) / 2
         base = y - 9 + at // 2 * 19
         items += [
             _swatch("stage-0", x, base),
             _swatch(style, x, base),
-            Words("legend", [x + 24], [y + at // 2 * 19], [said]),
+            Words("legend", [x + 24], [y + at // 2 * 19], [text]),
         ]
     y += -(-len(marks) // 2) * 19
     sizes = (config.tp, config.model_parallel_size if config.cp > 1 else 1, config.ep)
     if any(machine % size for size in sizes for machine in counts):
-        items.append(Words("note", [_MARGIN], [y + 2], ["a frame ends where a machine does; its group may go on"]))
+        items.append(Words("note", [_MARGIN], [y + 2], ["frames end at the end of a node; a group may continue"]))
         y += 19
     return items, y + 6
 

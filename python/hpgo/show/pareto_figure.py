@@ -1,4 +1,4 @@
-"""Time against memory: ways of training of which none is quicker with less memory, as a staircase."""
+"""Figure of the Pareto front of step time and memory, as a staircase."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ _SIDE = 9.0
 
 
 def draw_pareto_front(estimates: Sequence[LlmEstimate], path: str | os.PathLike[str], *, theme: Theme = "auto") -> Path:
-    """Draws what `hpgo.llm_pareto_front` gives into a file that ends in .svg, .png, .pdf or .html.
+    """Draw the estimates of `hpgo.llm_pareto_front` into a file that ends in .svg, .png, .pdf or .html.
 
-    Raises ArgumentError for no estimates and for another ending; HpgoError where matplotlib is missing, which PNG and
-    PDF
-    need, or the file can't be written.
+    Raises ArgumentError for no estimates and for another ending; HpgoError if matplotlib is missing, which PNG and PDF
+    need, or if the file can't be written.
     """
     still.check(path)
     return still.save(scene(estimates), path, theme=theme)
 
 
 def scene(estimates: Sequence[LlmEstimate]) -> Scene:
-    """The picture; the same ways give the same one."""
-    held: list[LlmEstimate] = check_list("the estimates", estimates, hint="give what `hpgo.llm_pareto_front` gives")
+    """Return the scene of the figure. Equal estimates give equal scenes."""
+    hint = "give the result of `hpgo.llm_pareto_front`"
+    held: list[LlmEstimate] = check_list("the estimates", estimates, hint=hint)
     for one in held:
-        check_is("an estimate", one, LlmEstimate, "give what `hpgo.llm_pareto_front` gives")
+        check_is("an estimate", one, LlmEstimate, hint)
     if not held:
-        raise ArgumentError("no estimates to draw", "give one at least")
+        raise ArgumentError("there are no estimates to draw", hint)
     held.sort(key=lambda one: one.step_s)
     first = held[0]
     capacity = first.capacity_bytes
@@ -58,12 +58,18 @@ def scene(estimates: Sequence[LlmEstimate]) -> Scene:
     def y_of(step_s: float) -> float:
         return _TOP + _TALL * (1 - (step_s / unit_s - low_y) / (high_y - low_y))
 
-    title = printable(f"{first.model} on {first.cluster}: time against memory")
+    title = printable(f"{first.model} on {first.cluster}: Pareto front of step time and memory")
+    # The shaded band ends at the top of the plot if the error exceeds the range of the front.
     alike_s = min(first.step_s * (1 + first.error), high_y * unit_s)
     bottom = _TOP + _TALL
     items: list[Item] = [
         Words("title", [_MARGIN], [_MARGIN + 16], [title]),
-        Words("fact", [_MARGIN], [_MARGIN + 36], ["of the ways that were looked at, none is quicker with less memory"]),
+        Words(
+            "fact",
+            [_MARGIN],
+            [_MARGIN + 36],
+            ["No configuration of the search is faster with less memory (estimated)."],
+        ),
         _box("near", _LEFT, y_of(alike_s), _WIDE, y_of(first.step_s) - y_of(alike_s)),
     ]
     for mark in marks_x:
@@ -77,7 +83,7 @@ def scene(estimates: Sequence[LlmEstimate]) -> Scene:
         Line("axis", ((_LEFT, bottom), (_LEFT + _WIDE, bottom))),
         Line("axis", ((_LEFT, _TOP), (_LEFT, bottom))),
         Words("tick", [_LEFT + _WIDE / 2], [bottom + 34], ["memory of the fullest GPU (GB)"]),
-        Words("legend", [_MARGIN], [_TOP - 10], [f"step ({unit})"]),
+        Words("legend", [_MARGIN], [_TOP - 10], [f"step time ({unit})"]),
         Line("cap", ((x_of(capacity), _TOP), (x_of(capacity), bottom))),
         Words("cell", [x_of(capacity) - 6], [_TOP + 12], [f"{format_bytes(capacity)} of a GPU"]),
         Line("curve-0", tuple(_stairs([(x_of(one.fullest.peak_bytes), y_of(one.step_s)) for one in held]))),
@@ -85,20 +91,24 @@ def scene(estimates: Sequence[LlmEstimate]) -> Scene:
     y = bottom + 64
     for place, one in enumerate(held, start=1):
         at, high = x_of(one.fullest.peak_bytes), y_of(one.step_s)
-        said = f"{format_seconds(one.step_s)}, {format_bytes(one.fullest.peak_bytes)}: {one.parallelism.named()}"
-        items.append(_box("mark-0", at - _SIDE / 2, high - _SIDE / 2, _SIDE, _SIDE, tip=said))
+        text = f"{format_seconds(one.step_s)}, {format_bytes(one.fullest.peak_bytes)}: {one.parallelism.named()}"
+        items.append(_box("mark-0", at - _SIDE / 2, high - _SIDE / 2, _SIDE, _SIDE, tip=text))
         items.append(Words("cell", [at - 5], [high + 16], [str(place)]))
         items.append(Words("rank", [_MARGIN + 24], [y], [str(place)]))
-        items.append(Words("legend", [_MARGIN + 34], [y], [said]))
+        items.append(Words("legend", [_MARGIN + 34], [y], [text]))
         y += 18
-    said = f"shaded: within {100 * first.error:.0f} % of the quickest, which is the error of such steps"
-    items += [_box("near", _MARGIN + 8, y - 9, 16, 11), Words("legend", [_MARGIN + 34], [y], [said])]
+    shaded = f"shaded: within {100 * first.error:.0f} % of the fastest, the cost model's error"
+    items += [_box("near", _MARGIN + 8, y - 9, 16, 11), Words("legend", [_MARGIN + 34], [y], [shaded])]
     described = "; ".join(f"{format_seconds(one.step_s)} with {format_bytes(one.fullest.peak_bytes)}" for one in held)
     return Scene(_WIDTH, y + 20, title, described, tuple(items))
 
 
 def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """From the quickest, with most memory, to the leanest: what is had with less memory is the next step."""
+    """Return the corners of a staircase through points, from the fastest to the one with the least memory.
+
+    Between two points the line is at the slower one's time: with less memory than the faster one needs, the next
+    configuration is the best.
+    """
     found = []
     for (x, y), (_, following) in zip(points, [*points[1:], points[-1]], strict=True):
         found += [(x, y), (x, following)]
@@ -106,8 +116,9 @@ def _stairs(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _span(values: Sequence[float]) -> tuple[float, float, list[float]]:
-    """Round ends around the values, and round marks between them."""
+    """Return round ends of an axis around the values, and round marks between them."""
     low, high = min(values), max(values)
+    # Equal or nearly equal values would make an axis without length, so show at least 5 % of the largest value.
     far = max(high - low, 0.05 * high)
     power = 10.0 ** math.floor(math.log10(far / 4))
     step = next(power * many for many in (1, 2, 5, 10) if far / (power * many) <= 6)

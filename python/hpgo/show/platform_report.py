@@ -1,4 +1,4 @@
-"""What measured steps say of a platform, for people: text of at most 80 columns."""
+"""Report of the fit of a platform to measured steps, as text of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WIDTH = 80
 
 
 def lines(fit: PlatformFit, width: int = WIDTH) -> list[str]:
-    """The whole report."""
+    """Return the lines of the report: the platform's factors and error, then each step with its estimates."""
     platform, (computing, exchange) = fit.platform, fit.platform.factors
     rows = [
         (
@@ -26,53 +26,57 @@ def lines(fit: PlatformFit, width: int = WIDTH) -> list[str]:
             format_seconds(one.measured_s),
             format_seconds(one.predicted.step_s),
             _off(one.predicted.step_s, one.measured_s),
-            format_seconds(foretold_s),
-            _off(foretold_s, one.measured_s),
+            format_seconds(predicted_s),
+            _off(predicted_s, one.measured_s),
         )
-        for place, (one, foretold_s) in enumerate(zip(fit.steps, fit.foretold_s, strict=True), start=1)
+        for place, (one, predicted_s) in enumerate(zip(fit.steps, fit.foretold_s, strict=True), start=1)
     ]
+    # The factors in use differ from the measured ones by the exponent. Both are printed, because users compare the
+    # measured ones with their own division.
     alike = platform.computing == platform.exchange
-    took = (
-        f"a step takes {platform.computing:.3g} times as long as by terms"
-        if alike
-        else f"computing takes {platform.computing:.3g} times as long as by terms,"
-        f" exchange {platform.exchange:.3g} times"
-    )
-    followed = f"{computing:.3g}" if alike else f"{computing:.3g} and {exchange:.3g}"
+    if alike:
+        used, measured = f"{computing:.3g}× on all terms", f"{platform.computing:.3g}×"
+    else:
+        used = f"{computing:.3g}× on computation, {exchange:.3g}× on communication"
+        measured = f"{platform.computing:.3g}× and {platform.exchange:.3g}×"
     before = usual_error(fit.steps[0].cluster)
-    said = [
-        (
-            f"{printable(platform.device)}, {pluralize(platform.steps, 'step')}: {took}; single steps are"
-            f" {100 * platform.spread:.0f} % off that."
-        ),
-        f"({fit.note})",
-        (
-            f"Part of that is the steps' own, not the platform's: it is followed as {followed}, to the power of"
-            f" {platform.trust:.2f}. Other steps here are expected to be {100 * platform.error:.0f} % off, where they"
-            f" are {100 * before:.0f} % without what was measured."
-        ),
+    share = f"measured {measured}, applied with exponent {platform.trust:.2f}: the rest belongs to single steps"
+    error = f"± {100 * platform.error:.0f} % expected for other steps on this platform (± {100 * before:.0f} % without)"
+    facts = [
+        ("Factor" if alike else "Factors", used),
+        ("", share),
+        ("", fit.note),
+        ("Error", error),
+        ("Spread", f"{100 * platform.spread:.0f} % between single steps (standard deviation)"),
     ]
+    columns = ["Step", "measured", "estimated", "error", "with platform", "error"]
     return [
-        *plain(["step", "measured", "by terms", "off", "here", "off"], rows, width),
+        f"Platform {printable(platform.device)}, fitted to {pluralize(platform.steps, 'measured step')}",
         "",
-        *(line for one in said for line in textwrap.wrap(one, width)),
+        *(
+            line
+            for label, value in facts
+            for line in textwrap.wrap(value, width, initial_indent=label.ljust(9), subsequent_indent=" " * 9)
+        ),
+        "",
+        *plain(columns, rows, width),
     ]
 
 
 def document(fit: PlatformFit) -> dict[str, object]:
-    """All of it for JSON."""
+    """Return the platform and its steps, for JSON."""
     steps = [
         {
             "model": one.model.name,
             "way": asdict(one.predicted.parallelism),
             "measured_s": one.measured_s,
             "predicted_s": one.predicted.step_s,
-            "foretold_s": foretold_s,
+            "foretold_s": fitted_s,
         }
-        for one, foretold_s in zip(fit.steps, fit.foretold_s, strict=True)
+        for one, fitted_s in zip(fit.steps, fit.foretold_s, strict=True)
     ]
     return {"platform": asdict(fit.platform), "factors": fit.platform.factors, "note": fit.note, "steps": steps}
 
 
-def _off(foretold_s: float, measured_s: float) -> str:
-    return f"{100 * (foretold_s / measured_s - 1):+.1f} %"
+def _off(predicted_s: float, measured_s: float) -> str:
+    return f"{100 * (predicted_s / measured_s - 1):+.1f} %"

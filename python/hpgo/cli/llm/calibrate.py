@@ -6,12 +6,13 @@ import click
 
 from hpgo.base.documents import json_text
 from hpgo.cli.command import Options, argument, option, takes
+from hpgo.cli.llm.options import shell_words
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import AS_JSON, FILE, YAML
 
 
 class CalibrateOptions(Options):
-    """The measured steps, and where the platform goes."""
+    """File of measured steps, and output of the platform."""
 
     steps: str = argument(type=FILE, metavar="STEPS")
     output: str | None = option("-o", "--output", type=YAML, metavar="FILE", help="Write the platform: .yaml.")
@@ -43,11 +44,19 @@ def command(options: CalibrateOptions) -> None:
       hpgo llm calibrate steps.yaml -o platform.yaml
     """
     from hpgo.llm.measured_steps import fit_platform
+    from hpgo.show.llm_report import next_commands
     from hpgo.show.platform_report import document, lines
 
     found = fit_platform(options.steps)
+    # Save before printing, so that a closed pipe (`| head`) does not lose the platform.
     if options.output is not None:
         found.platform.save(options.output)
-    click.echo(json_text(document(found)) if options.as_json else "\n".join(lines(found, width())))
+    if options.as_json:
+        click.echo(json_text(document(found)))
+    else:
+        plan = "hpgo llm plan MODEL -c CLUSTER -b N --seq-length N --platform"
+        commands = [f"{plan} {shell_words(options.output or 'platform.yaml')}"]
+        title = "Next:" if options.output else "Save the platform with `-o platform.yaml`, then:"
+        click.echo("\n".join([*lines(found, width()), *next_commands(commands, title)]))
     if options.output is None:
-        say("note", "nothing was written: `-o platform.yaml` keeps the platform for --platform")
+        say("note", "the platform was not written: add -o platform.yaml to use it with --platform")

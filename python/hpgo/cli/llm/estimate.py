@@ -25,16 +25,16 @@ _BRIEF = (
     " no_sequence_parallel no_flash_attention no_fused_elementwise no_fused_cross_entropy no_fused_adam"
     " flatten_gradients dtensor grad_reduce_in_bf16 no_overlap_dp_comm nic_gbit_s"
 )
-"""Options of which `--help` lists the names alone, so that it fits on one screen."""
+"""Options that `--help` lists by name only, so that it fits on one screen. `hpgo help llm estimate` explains them."""
 _CONFIGURATION = (
     "tp pp vpp pp_schedule first_rank_layers last_rank_layers cp ep micro_batch_size recompute recompute_num_layers"
     " cpu_offload_num_layers precision flatten_gradients dtensor grad_reduce_in_bf16"
 )
-"""Options that are arguments of `hpgo.estimate_llm` as they are."""
+"""Options that `hpgo.estimate_llm` takes under the same name and with the same value."""
 
 
 class EstimateOptions(TrainingOptions):
-    """The configuration. The degree of data parallelism follows from the other degrees and the GPUs."""
+    """Options of a configuration. The degree of data parallelism follows from the other degrees and the GPUs."""
 
     tp: int = option("--tp", type=COUNT, default=1, metavar="N", help="Tensor-parallel degree.  [1]")
     pp: int = option("--pp", type=COUNT, default=1, metavar="N", help="Pipeline-parallel degree.  [1]")
@@ -124,11 +124,12 @@ def command(options: EstimateOptions) -> None:
     from hpgo.llm.estimate import constants_of, estimate_llm, profile_of
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import write_profile
-    from hpgo.show.llm_report import document, lines
+    from hpgo.show.llm_report import document, lines, next_commands
 
     rate = options.nic_gbit_s
     cluster = Cluster.read(options.cluster) if rate is None else Cluster.preset(options.cluster, adapter_gbit_s=rate)
     platform = read_platform(options.platform)
+    # Errors of the library name arguments. `as_options` rewrites them into options of the command line.
     with as_options():
         found = estimate_llm(
             options.model,
@@ -143,7 +144,12 @@ def command(options: EstimateOptions) -> None:
         for output in layers:
             write_profile(profile_of(found, options.model, cluster, constants=constants_of(cluster, platform)), output)
         draw(found, cluster, options.outputs)
-    click.echo(json_text(document(found)) if options.as_json else "\n".join(lines(found, width())))
+    if options.as_json:
+        click.echo(json_text(document(found)))
+    else:
+        search = f"hpgo llm plan {options.problem()}"
+        click.echo("\n".join([*lines(found, width()), *next_commands([search])]))
+    # A configuration that does not fit is no error: its report shows which column of memory to reduce.
     if not found.fits:
         say("warning", "it does not fit: raise a degree or --zero-stage, or recompute with --recompute full")
 

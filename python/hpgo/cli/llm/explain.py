@@ -1,4 +1,4 @@
-"""`hpgo llm explain`: where time and memory of a plan go, and why no other configuration was chosen."""
+"""`hpgo llm explain`: the time and memory of a plan by term, and the reasons against other configurations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from hpgo.base.documents import json_text
 from hpgo.cli.command import Options, argument, option, takes
-from hpgo.cli.llm.options import PLATFORM, draw, read_platform
+from hpgo.cli.llm.options import PLATFORM, draw, read_platform, shell_words
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import AS_JSON, PLAN, STILL, written
 from hpgo.errors import ArgumentError, HpgoError
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class _Changes(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
-    """`tp=8,pp=2`."""
+    """Type of the option --compare-with: changes like `tp=8,pp=2`."""
 
     name = "degrees"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, object]:
-        """Degrees by name."""
+        """Return the changes by name. Values that are no changes fail with the option's name."""
         if isinstance(value, dict):
             return value
         from hpgo.llm.comparison import read_changes
@@ -39,14 +39,14 @@ class _Changes(click.ParamType):  # type: ignore[type-arg]  # not generic before
 
 
 class ExplainOptions(Options):
-    """The plan, and what it is compared with."""
+    """Options on the plan and on the configuration to compare it with."""
 
     plan: str = argument(type=PLAN, metavar="LLM-PLAN.json")
     compare_with: dict[str, object] | None = option(
         "--compare-with",
         type=_Changes(),
         metavar="NAME=VALUE[,…]",
-        help="Another configuration, by what differs: `tp=8,pp=2` or `recompute=full`.",
+        help="Another configuration, by its differences: `tp=8,pp=2` or `recompute=full`.",
     )
     platform: str | None = PLATFORM
     outputs: tuple[str, ...] = written(STILL, "Draw the plan on its cluster: .svg, .png, .pdf or .html. Repeatable.")
@@ -63,7 +63,7 @@ def command(options: ExplainOptions) -> None:
     ZeRO stage, recomputation on or off.
 
     With --compare-with, it compares every term of the step time and of the memory. If the other configuration does not
-    fit, it says by how much. If no framework runs it, it names the rule.
+    fit, the report states the shortfall. If the framework does not run it, the report names the rule.
 
     \b
     Examples:
@@ -80,7 +80,9 @@ def command(options: ExplainOptions) -> None:
     held = LlmPlan.read(options.plan)
     measured = read_platform(options.platform)
 
-    def priced(changes: Mapping[str, object]) -> LlmEstimate:
+    # The plan's own configuration is estimated again, so that both sides use the same constants: from --platform,
+    # or of this version.
+    def estimated(changes: Mapping[str, object]) -> LlmEstimate:
         known = held.estimate
         return estimate_on(
             held.transformer, held.cluster, changed(known.parallelism, changes), measured,
@@ -88,31 +90,33 @@ def command(options: ExplainOptions) -> None:
         )  # fmt: skip
 
     if held.estimate.measured_steps and measured is None:
-        say("note", "the plan was made on a platform that was measured: name it with --platform")
-    chosen = priced({})
+        say("note", "the plan was made with a platform file, but this report has none: add --platform FILE")
+    chosen = estimated({})
     draw(chosen, held.cluster, options.outputs)
     if options.compare_with is None:
-        tried = _around(held, priced)
+        tried = _around(held, estimated)
+        named = [(_words(changes, " "), one) for changes, one in tried]
         if options.as_json:
-            kept = [{"change": name, **(_kept(one))} for name, one in tried]
+            kept = [{"change": name, **(_kept(one))} for name, one in named]
             click.echo(json_text({"chosen": llm_report.document(chosen), "next": kept}))
         else:
-            click.echo(
-                "\n".join([*llm_report.lines(chosen, width()), "", *comparison_report.around(chosen, tried, width())])
-            )
+            report = llm_report.lines(chosen, width())
+            report += ["", *comparison_report.around(chosen, named, width())]
+            click.echo("\n".join([*report, *llm_report.next_commands(_next(options.plan, held, tried))]))
         return
     try:
-        other = priced(options.compare_with)
+        other = estimated(options.compare_with)
     except HpgoError as error:
         error = _with_remedy(error, held, options.compare_with)
-        said = f"{error.message}: {error.hint}" if error.hint else error.message
-        click.echo(json_text({"refused": said}) if options.as_json else f"no framework runs it: {said}")
+        why = f"{error.message}: {error.hint}" if error.hint else error.message
+        click.echo(json_text({"refused": why}) if options.as_json else f"No framework runs this configuration: {why}")
         return
     found, forbidden = compare(chosen, other), _forbidden(held, other)
     if options.as_json:
         click.echo(json_text(comparison_report.document(found, forbidden)))
     else:
-        click.echo("\n".join(comparison_report.lines(found, forbidden, width())))
+        report = comparison_report.lines(found, forbidden, width())
+        click.echo("\n".join([*report, *llm_report.next_commands(_next(options.plan, held, []))]))
 
 
 def _with_remedy(error: HpgoError, held: LlmPlan, against: Mapping[str, object]) -> HpgoError:
@@ -129,7 +133,7 @@ def _with_remedy(error: HpgoError, held: LlmPlan, against: Mapping[str, object])
     if others.get("pp_schedule", "1f1b") != "1f1b" and "vpp" not in against:
         asked["vpp"] = 2
     try:
-        # Two stages on each of several ranks are of every schedule, so degrees can be tried from there.
+        # Every schedule accepts several ranks with two virtual stages, so degrees can be tried from there.
         base = changed(known.parallelism, {**others, "pp": max(2, asked["pp"]), "vpp": 2})
         if "pp" in against:
             base = replace(base, first_rank_layers=None, last_rank_layers=None)
@@ -142,28 +146,41 @@ def _with_remedy(error: HpgoError, held: LlmPlan, against: Mapping[str, object])
     )  # fmt: skip
 
 
-def _around(
-    held: LlmPlan, priced: Callable[[Mapping[str, object]], LlmEstimate]
-) -> list[tuple[str, LlmEstimate | str]]:
-    """Return the configurations that differ from a plan's in one degree, or why there is none."""
+_Tried = list[tuple[dict[str, object], "LlmEstimate | str"]]
+
+
+def _around(held: LlmPlan, estimated: Callable[[Mapping[str, object]], LlmEstimate]) -> _Tried:
+    """Return changes of one setting of a plan, each with its estimate or with the reason why it is impossible."""
     from hpgo.llm.comparison import neighbours
 
-    tried: list[tuple[str, LlmEstimate | str]] = []
+    tried: _Tried = []
     for changes in neighbours(held.estimate.parallelism):
+        # Without experts every ep is impossible for the same obvious reason.
         if "ep" in changes and not held.transformer.experts:
             continue
-        name = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in changes.items())
         try:
-            one = priced(changes)
-            why = _forbidden(held, one)
-            tried.append((name, why or one))
+            one = estimated(changes)
+            tried.append((changes, _forbidden(held, one) or one))
         except HpgoError as error:
-            tried.append((name, error.message))
+            tried.append((changes, error.message))
     return tried
 
 
+def _next(plan: str, held: LlmPlan, tried: _Tried) -> list[str]:
+    """Return the command that compares a plan with its fastest neighbor that fits, if any, and the export."""
+    fitting = [(one.step_s, _words(changes, "=")) for changes, one in tried if not isinstance(one, str) and one.fits]
+    file = shell_words(plan)
+    compare = [f"hpgo llm explain {file} --compare-with {min(fitting)[1]}"] if fitting else []
+    return [*compare, f"hpgo export {file} --to {held.framework.partition('@')[0]}"]
+
+
+def _words(changes: Mapping[str, object], between: str) -> str:
+    """Return changes as words: `micro-batch-size 2`, or with `=` between name and value."""
+    return ",".join(f"{name.replace('_', '-')}{between}{value}" for name, value in changes.items())
+
+
 def _forbidden(held: LlmPlan, other: LlmEstimate) -> str:
-    """Return which rule of the plan's framework a configuration breaks; an empty text if it runs it."""
+    """Return the rule of the plan's framework that a configuration breaks; an empty string if it breaks none."""
     from hpgo.llm.frameworks import framework_support
 
     rules, model = framework_support(held.framework)[1], held.transformer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hpgo.llm.platform import Platform
     from hpgo.machine.cluster import Cluster
 
+# Shared as values instead of repeated in each class, so that one option has one help text in all commands.
 COUNT = click.IntRange(min=1)
 MODEL: Any = argument(type=TRANSFORMER)
 SEQ_LENGTH: Any = option("--seq-length", type=COUNT, required=True, metavar="N", help="Tokens per sequence.")
@@ -26,7 +28,7 @@ PLATFORM: Any = option("--platform", type=FILE, metavar="FILE", help="File of `h
 
 
 class TrainingOptions(Options):
-    """The model, the GPUs and the batch of `hpgo llm plan` and `hpgo llm estimate`."""
+    """Options on the model, the GPUs and the batch, of `hpgo llm plan` and `hpgo llm estimate`."""
 
     model: str = MODEL
     cluster: str = cluster_option(required=True)
@@ -48,8 +50,20 @@ class TrainingOptions(Options):
     platform: str | None = PLATFORM
     as_json: bool = AS_JSON
 
+    def problem(self) -> str:
+        """Return the options on model, GPUs and batch as a command line, to suggest another command for them."""
+        words = [self.model, "-c", self.cluster, "-b", str(self.sequences()), "--seq-length", str(self.seq_length)]
+        words += [] if self.devices is None else ["--devices", str(self.devices)]
+        words += [] if self.precision == "bf16" else ["--precision", self.precision]
+        words += [] if self.platform is None else ["--platform", self.platform]
+        return shell_words(*words)
+
     def sequences(self) -> int:
-        """Return the sequences per step. Raises UsageError and ArgumentError."""
+        """Return the number of sequences per step.
+
+        Raises UsageError for both or neither of the two options, and ArgumentError for tokens that are not whole
+        sequences.
+        """
         if self.tokens_per_batch is None:
             if self.global_batch_size is None:
                 raise click.UsageError("Missing option '-b' / '--global-batch-size'.")
@@ -67,17 +81,27 @@ class TrainingOptions(Options):
         return whole
 
 
+def shell_words(*words: str) -> str:
+    """Return words as one command line, quoted where a shell needs it.
+
+    >>> shell_words("-o", "my plan.json")
+    "-o 'my plan.json'"
+    """
+    return shlex.join(words)
+
+
 def read_platform(file: str | None) -> Platform | None:
-    """Return the platform in `file`; None without one."""
+    """Return the platform in `file`; None without a file."""
     from hpgo.llm.platform import Platform
 
     return None if file is None else Platform.read(file)
 
 
 def draw(found: LlmEstimate, cluster: Cluster, outputs: Sequence[str]) -> None:
-    """Draw a configuration on its cluster into those of `outputs` that are pictures."""
+    """Draw a configuration on its cluster into the `outputs` that are pictures."""
     for output in outputs:
         if Path(output).suffix.lower() in STILL_ENDINGS:
+            # Drawing loads numpy, which most calls of these commands do not need.
             from hpgo.show.llm_figure import draw_llm_plan
 
             draw_llm_plan(found, cluster, output)

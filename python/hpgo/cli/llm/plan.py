@@ -10,7 +10,7 @@ import click
 from hpgo.base.documents import json_text
 from hpgo.base.messages import shorten
 from hpgo.cli.command import option, takes
-from hpgo.cli.llm.options import TrainingOptions, draw, read_platform
+from hpgo.cli.llm.options import TrainingOptions, draw, read_platform, shell_words
 from hpgo.cli.plan_options import RESERVE, as_options
 from hpgo.cli.terminal import width
 from hpgo.cli.values import LLM_PLAN_OUT, STILL, STILL_ENDINGS, framework_option, written
@@ -23,18 +23,18 @@ _SECTIONS = {
 
 
 class _Words(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
-    """`tp=4,pp=8`: words with commas between them."""
+    """Type of options like `tp=4,pp=8`: words with commas between them."""
 
     name = "words"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Return the words in the order given."""
+        """Return the words of an option in their order."""
         del param, ctx
         return value if isinstance(value, tuple) else tuple(word.strip() for word in str(value).split(","))
 
 
 class PlanOptions(TrainingOptions):
-    """The space of configurations, and where the best of them goes."""
+    """Options of the search space, and outputs for the best configuration."""
 
     framework: str | None = framework_option("megatron", "torchtitan", "deepspeed")
     fix: tuple[tuple[str, ...], ...] = option(
@@ -42,14 +42,14 @@ class PlanOptions(TrainingOptions):
         type=_Words(),
         multiple=True,
         metavar="NAME=VALUE[,…]",
-        help="Search only configurations with `tp=4`, say. Repeatable.",
+        help="Keep only configurations with this value: `tp=4`.",
     )
     exclude: tuple[tuple[str, ...], ...] = option(
         "--exclude",
         type=_Words(),
         multiple=True,
         metavar="NAME[=VALUE][,…]",
-        help="Leave out `cp`, or `tp=8` alone. Repeatable.",
+        help="Leave out a feature (`cp`) or a value (`tp=8`).",
     )
     reserve: float = RESERVE
     top: int = option(
@@ -74,9 +74,10 @@ def command(options: PlanOptions) -> None:
       hpgo llm plan llama-3-8b -c h100:2 -b 64 --seq-length 8192 --fix tp=2
       hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 -o llm-plan.json
     """
+    from hpgo.llm.frameworks import framework_support
     from hpgo.llm.search import plan_llm
     from hpgo.machine.cluster import Cluster
-    from hpgo.show.llm_report import document, lines, listed
+    from hpgo.show.llm_report import document, lines, listed, next_commands
 
     cluster = Cluster.read(options.cluster)
     problem: dict[str, Any] = {
@@ -102,17 +103,25 @@ def command(options: PlanOptions) -> None:
             from hpgo.show.pareto_figure import draw_pareto_front
 
             draw_pareto_front(llm_pareto_front(options.model, cluster, **problem), options.pareto)
-    finally:  # what was found is shown, even if it can't be saved
+    finally:
+        # Print the result even if a file can't be written: a search may have taken minutes.
         if options.as_json:
             facts = {"configurations": found.configurations, "simulated": found.simulated, "framework": found.framework}
             facts |= {"alike": len(found.alike), "best": found.estimates.index(found.best) + 1}
             click.echo(json_text(facts | {"estimates": [document(one) for one in found.estimates]}))
         else:
-            click.echo("\n".join([*lines(found.best, width()), "", *listed(found, width())]))
+            place = found.estimates.index(found.best)
+            title = "Best configuration" if place == 0 else f"Best configuration (number {place + 1} below)"
+            report = lines(found.best, width(), title=f"{title} for {framework_support(found.framework)[0].label}")
+            saved = [output for output in options.outputs if Path(output).suffix.lower() == ".json"]
+            file = shell_words(saved[0] if saved else "llm-plan.json")
+            commands = [f"hpgo llm explain {file}", f"hpgo export {file} --to {found.framework.partition('@')[0]}"]
+            then = "Next:" if saved else "Save the plan with `-o llm-plan.json`, then:"
+            click.echo("\n".join([*report, "", *listed(found, width()), *next_commands(commands, then)]))
 
 
 def _fixed(words: list[str]) -> dict[str, int | str]:
-    """Return `tp=4` as a name and a value. Raises UsageError."""
+    """Return words like `tp=4` as a mapping. Raises UsageError for other words and for a name that appears twice."""
     fixed: dict[str, int | str] = {}
     for word in words:
         name, equals, value = (part.strip() for part in word.partition("="))

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from hpgo.model.transformer import Kind, Transformer
 
 _SEQ_LENGTH = 4096
-"""Not tuned. Operations are counted for sequences of this length, or for the model's longest if that is shorter."""
+"""Default tokens per sequence to count operations, or the model's longest sequence if that is shorter. Not tuned."""
 
 
 class ShowOptions(Options):
-    """The model, and the sequences that operations are counted for."""
+    """Options on the model, and on the sequences for which operations are counted."""
 
     model: str = MODEL
     seq_length: int | None = option(
@@ -52,11 +52,13 @@ def command(options: ShowOptions) -> None:
 
     model = transformer_of(options.model)
     seq_length = options.seq_length or min(_SEQ_LENGTH, model.longest or _SEQ_LENGTH)
+    # Learned positions are a table, so longer sequences are impossible. With RoPE they are only untrained.
     if model.positions and seq_length > model.positions:
         raise ArgumentError(
             f"--seq-length is {seq_length}, but {printable(model.name)} has positions for {model.positions} tokens",
             f"use --seq-length {model.positions}",
         )
+    # Attention grows with the square of the length, so operations per token depend on it.
     flop_per_token = model_flop(model, seq_length, 1) / seq_length
     if options.as_json:
         click.echo(json_text(_document(model, seq_length, flop_per_token)))
