@@ -195,8 +195,8 @@ class Graph:
             value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
             if isinstance(value, torch.Tensor) and value.ndim == 0:
                 raise ArgumentError(
-                    f"{called} returns a single number as output {at}, like a model that computes its own loss, but each"
-                    " output needs a row for each sample",
+                    f"{called} returns a single number as output {at}, like a model that computes its own loss, but"
+                    " each output needs a row for each sample",
                     "return the inputs of the loss, and give the loss as `loss`, a function of outputs and targets",
                 )
 

@@ -1,4 +1,4 @@
-"""Measured timelines: what the ranks recorded of a step, put together as one run."""
+"""Timelines of measured steps, assembled from what the ranks recorded."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from hpgo.timing.timeline import Timeline
 
 _BUSIER = 1.02
-"""So much more work makes a rank busier than another; less is chance."""
+"""Ratio of busy times from which on a rank counts as busier than another. Smaller differences are noise. Not tuned."""
 _NOTHING = 1e-12
-"""Of the step: stretches that are no longer are none."""
+"""Length of idle time, relative to the step, below which it is dropped as a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,26 +37,26 @@ class Record:
     """Shape (actions, 2): start and end of each of the rank's actions."""
     begin_ns: float
     summed_ns: float
-    """When the sums of gradients that the rank takes part in were there."""
+    """End of the gradient reductions that include the rank."""
     end_ns: float
-    """When its optimizer had stepped, after loss and norm were summed over all ranks."""
+    """End of the optimizer step, after loss and norm were reduced over all ranks."""
     peak_bytes: int | None
-    """Most that the rank's device held; None where nothing counts it."""
+    """Peak memory of the rank's device; None where it is not counted."""
 
 
 def timeline_of(program: Program, records: Sequence[Record]) -> Timeline:
-    """The step that `records` tell of, one for each rank; rows of the timeline are ranks, idle ones too.
+    """Return the timeline of a step from the records of all ranks. Its rows are ranks, idle ones included.
 
-    Times count from the first start. A message lasts from the end of the action that gives it to the start of the one
-    that takes it if that waited for it, since only then is it known when it came; else as long as those that were
-    waited for at this cut, at most until it was taken.
+    Times count from the first start. The arrival of a message is known only if its receiver waited for it. Such a
+    message lasts from the end of the sending action to the start of the receiving action. Any other message lasts as
+    long as the median of those at the same cut that were waited for, but at most until its receiver starts.
     """
     return _Step(program, records).timeline()
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """A message from another rank: both ends as places among all actions."""
+    """A message from another rank, with the indices of its sending and receiving action."""
 
     by: int
     made: int
@@ -66,12 +66,12 @@ class _Taken:
 
     @property
     def cut(self) -> int:
-        """The stage before it."""
+        """The stage before the cut that the message crosses."""
         return self.from_stage - self.is_gradient
 
 
 class _Step:
-    """All actions of all ranks, rank by rank in their order."""
+    """All actions of all ranks in one list: rank by rank, each in its own order."""
 
     def __init__(self, program: Program, records: Sequence[Record]) -> None:
         self._program, self._records = program, records
@@ -94,13 +94,13 @@ class _Step:
         return list(zip(self._starts, self._starts[1:], strict=False))
 
     def _actions(self) -> Iterator[tuple[int, int, RankAction]]:
-        """Place, rank and action."""
+        """Yield the index, the rank and the action of each."""
         for rank, (mine, begin) in enumerate(zip(self._ranks, self._starts, strict=False)):
             for at, action in enumerate(mine.actions):
                 yield begin + at, rank, action
 
     def _messages(self) -> list[list[_Taken]]:
-        """What each action takes from other ranks."""
+        """Return the messages that each action takes from other ranks."""
         made = {
             (rank, action.kind == "F", action.stage, action.micro_batch): place
             for place, rank, action in self._actions()
@@ -122,7 +122,7 @@ class _Step:
         ]
 
     def timeline(self) -> Timeline:
-        """Everything together."""
+        """Return the timeline with all its parts."""
         program, orders = self._program, self._program.schedule
         actions = list(self._actions())
         stages = np.array([action.stage for _, _, action in actions], np.int32)
@@ -159,7 +159,7 @@ class _Step:
         )
 
     def _free_s(self, place: int, rank: int) -> float:
-        """When the rank had ended what comes before the action."""
+        """Return the end of the rank's previous action, from which on it could have started this one."""
         return self._end[place - 1] if place > self._starts[rank] else 0.0
 
     def _transfers(self) -> dict[str, NDArray[Any]]:
@@ -170,6 +170,8 @@ class _Step:
         was_waited_for = []
         for one, span_s in zip(taken, took_s, strict=True):
             latest_s = max(self._end[each.made] for each in self._taken[one.by])
+            # The receiver waited for this message if it ended after all other inputs and after the rank's previous
+            # action.
             known = self._end[one.made] >= max(latest_s, self._free_s(one.by, rank_of[one.by]))
             was_waited_for.append(known)
             if known:
@@ -189,11 +191,11 @@ class _Step:
             "micro_batch": np.array([one.micro_batch for one in taken], np.uint32),
             "kind": np.array([TRANSFER_KINDS.index(_KIND[one.is_gradient]) for one in taken], np.uint8),
             "start_s": start_s,
-            "end_s": np.maximum(start_s, np.minimum(end_s, begun_s)),  # not a digit behind it
+            "end_s": np.maximum(start_s, np.minimum(end_s, begun_s)),  # sums may round past the receiver's start
         }
 
     def _last_end_s(self, ranks: Sequence[int], stage: int) -> float:
-        """When the last of `ranks` had ended its last action of a stage."""
+        """Return the end of the last action of a stage on any of `ranks`."""
         ends = [
             self._end[self._starts[rank] + at]
             for rank in ranks
@@ -203,10 +205,11 @@ class _Step:
         return max(ends)
 
     def _syncs(self) -> dict[str, NDArray[Any]]:
-        """For each stage with weights that several ranks hold, their sums and the optimizer behind them."""
+        """Return gradient reduction and optimizer step of each stage with weights that several ranks hold."""
         shared = {layer for one in self._program.sums if len(one.ranks) > 1 for layer in one.layers}
         rows = []
         for number, stage in enumerate(self._program.stages):
+            # A stage without shared weights has no reduction, and its optimizer step is not visible in the records.
             if shared.isdisjoint(stage.layers):
                 continue
             records = [self._records[rank] for rank in stage.devices]
@@ -222,7 +225,7 @@ class _Step:
         }
 
     def _idle(self) -> dict[str, NDArray[Any]]:
-        """All stretches in which a rank did nothing, by the rules of the simulator."""
+        """Return all intervals in which a rank was idle, with their cause by the rules of the simulator."""
         rows: list[tuple[int, float, float, str]] = []
 
         def add(rank: int, start_s: float, end_s: float, cause: str) -> None:
@@ -242,6 +245,7 @@ class _Step:
                     continue
                 begun_s = min(max(self._begin[latest], free_s), start_s)
                 computed_s = min(max(self._end[latest], free_s), start_s)
+                # Waiting for a busier rank is imbalance. Waiting for an equally busy rank comes from the schedule.
                 if self._busy_s[rank_of[latest]] <= _BUSIER * self._busy_s[rank]:
                     begun_s = computed_s
                 add(rank, free_s, begun_s, "dependency")
@@ -256,10 +260,11 @@ class _Step:
         }
 
     def _slack_s(self) -> NDArray[np.float64]:
-        """How much later each action could have ended with the same makespan.
+        """Return how much later each action could have ended with the same makespan.
 
-        What an action started behind delays it by what passed between them; what was there before, not at all. A rank's
-        last action leaves time for its sums, and all sums end before the loss is summed over all ranks.
+        An action started at a known time after the latest of its predecessors. This delay is kept for that predecessor.
+        Earlier predecessors could end up to the start. A rank's last action leaves time for its gradient reductions,
+        and all reductions end before the loss is reduced over all ranks.
         """
         summed_s = max(self._seconds(record.summed_ns) for record in self._records)
         latest_s = [self._makespan_s] * len(self._end)
@@ -269,7 +274,8 @@ class _Step:
                 last_s = max(self._end[self._starts[peer + 1] - 1] for peer in together)
                 latest_s[end - 1] = summed_s - max(0.0, self._seconds(self._records[rank].summed_ns) - last_s)
         rank_of = [rank for _, rank, _ in self._actions()]
-        # By their ends, every action comes behind all that it takes from, but for what clocks are wrong by.
+        # In order of their ends, each action comes after all its predecessors, up to errors of the clocks. So a walk from
+        # the last end to the first sees all successors of an action before the action itself.
         for place in sorted(range(len(self._end)), key=self._end.__getitem__, reverse=True):
             before = [one.made for one in self._taken[place]]
             if place > self._starts[rank_of[place]]:
@@ -297,8 +303,8 @@ class _Step:
             idle_by_cause_s=tuple(
                 np.bincount(idle["cause"], idle["end_s"] - idle["start_s"], minlength=len(CAUSES)).tolist()
             ),
-            peak_in_flight=tuple(_most_held(rank, "BW") for rank in self._ranks),
-            peak_in_flight_freed_at_input_gradient=tuple(_most_held(rank, "BI") for rank in self._ranks),
+            peak_in_flight=tuple(_max_in_flight(rank, "BW") for rank in self._ranks),
+            peak_in_flight_freed_at_input_gradient=tuple(_max_in_flight(rank, "BI") for rank in self._ranks),
             messages=messages,
             peak_memory_bytes=None if None in peaks else tuple(float(peak or 0) for peak in peaks),
         )
@@ -308,10 +314,10 @@ class _Step:
 _KIND = {False: "activation", True: "gradient"}
 
 
-def _most_held(mine: RankProgram, frees: str) -> int:
-    """Most activations that a rank holds between a forward pass and what `frees` them."""
-    held = most = 0
+def _max_in_flight(mine: RankProgram, frees: str) -> int:
+    """Return the maximum number of activations that a rank holds. `frees` has the kinds of actions that free one."""
+    held = largest = 0
     for action in mine.actions:
         held += (action.kind == "F") - (action.kind in frees)
-        most = max(most, held)
-    return most
+        largest = max(largest, held)
+    return largest
