@@ -191,7 +191,7 @@ class _Step:
             "micro_batch": np.array([one.micro_batch for one in taken], np.uint32),
             "kind": np.array([TRANSFER_KINDS.index(_KIND[one.is_gradient]) for one in taken], np.uint8),
             "start_s": start_s,
-            "end_s": np.maximum(start_s, np.minimum(end_s, begun_s)),  # sums may round past the receiver's start
+            "end_s": np.maximum(start_s, np.minimum(end_s, begun_s)),  # sums may round past it
         }
 
     def _last_end_s(self, ranks: Sequence[int], stage: int) -> float:
@@ -274,8 +274,8 @@ class _Step:
                 last_s = max(self._end[self._starts[peer + 1] - 1] for peer in together)
                 latest_s[end - 1] = summed_s - max(0.0, self._seconds(self._records[rank].summed_ns) - last_s)
         rank_of = [rank for _, rank, _ in self._actions()]
-        # In order of their ends, each action comes after all its predecessors, up to errors of the clocks. So a walk from
-        # the last end to the first sees all successors of an action before the action itself.
+        # In order of their ends, each action comes after all its predecessors, up to errors of the clocks. So a walk
+        # from the last end to the first sees all successors of an action before the action itself.
         for place in sorted(range(len(self._end)), key=self._end.__getitem__, reverse=True):
             before = [one.made for one in self._taken[place]]
             if place > self._starts[rank_of[place]]:

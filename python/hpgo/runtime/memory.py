@@ -96,7 +96,7 @@ class Peak:
             before_bytes = _bytes(state())
             with LiveTensorCounter(held()) as self._alive:
                 yield
-            # The optimizer creates its state at the end of the first step. Later steps hold it during their passes, too.
+            # The optimizer creates its state at the end of the first step. Later steps hold it during their passes.
             self.bytes = max(self._alive.peak_bytes, self._of_passes + _bytes(state()) - before_bytes)
             self._alive = None
         else:

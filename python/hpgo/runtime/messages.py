@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from hpgo.runtime.stage_module import StageModule, Value
 
 AHEAD, AHEAD_BYTES = 16, 4 << 20
-"""At most so many receives from one peer are posted together: gloo tells the sender of each, which holds up its work,
-but many at once hardly more than one. At least one is ahead of what an action waits for, whatever its size."""
+"""Maximum number, and maximum bytes, of receives from one peer that are posted together.
+
+Gloo notifies the sender of each, which delays its computation, but many notifications at once cost little more than
+one. At least one receive is posted beyond the one that an action waits for, regardless of its size. Not tuned."""
 _ALL = slice(None)
 
 
@@ -100,8 +102,8 @@ def _taken_or_given(
         if not (forward or value.has_gradient):
             continue
         for message in messages:
-            # A tensor without rows is equal on all replicas. Its reader gets it from the replica that sends its first row, and
-            # returns the gradient there.
+            # A tensor without rows is equal on all replicas. Its reader gets it from the replica that sends its first
+            # row, and returns the gradient there.
             reader = program.stages[max(message.from_stage, message.to_stage)]
             if not value.by_row and all(message.rows.start != theirs.start for theirs in reader.rows):
                 continue
