@@ -52,8 +52,8 @@ class Notice:
         is_main = threading.current_thread() is threading.main_thread()
         if sys.platform == "win32" or not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
-        # Python runs handlers in the main thread, which may be blocked in a receive. The wake-up pipe lets a second thread
-        # see the signal at once.
+        # Python runs handlers in the main thread, which may be blocked in a receive. The wake-up pipe lets a second
+        # thread see the signal at once.
         read, write = os.pipe()
         # A handler must never block, not even on a full pipe.
         os.set_blocking(write, False)
