@@ -76,7 +76,7 @@ def unpack(room: torch.Tensor, bits: int, shape: tuple[int, ...], dtype: torch.d
 def _ends(numbers: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the lower bound, and the step, which is not 0."""
     low, high = torch.aminmax(numbers)
-    # With 16 bits, the steps are so fine that the clamp would lose more than it gains.
+
     if bits in _REACH:
         mean = numbers.mean()
         reach = _REACH[bits] * (numbers - mean).abs().mean()
