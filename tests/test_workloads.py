@@ -25,7 +25,7 @@ from torch import nn  # noqa: E402
 import hpgo.runtime  # noqa: E402
 from hpgo.model.builtin import MODELS as PROFILES  # noqa: E402
 from hpgo.runtime.models import MODELS  # noqa: E402
-from hpgo.runtime.module_equality import likeness  # noqa: E402
+from hpgo.runtime.module_equality import equivalence_key  # noqa: E402
 from hpgo.runtime.passes import running  # noqa: E402
 
 SMALL = {
@@ -99,7 +99,7 @@ def bent() -> hpgo.runtime.Workload:
 def test_layers_alike_are_seen_to_make_what_each_would_by_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = hpgo.runtime.Workload.read(SMALL[name]) if name in SMALL else bent()
     seen = workload.look(None)
-    monkeypatch.setattr("hpgo.runtime.cuts.likeness", lambda _: None)
+    monkeypatch.setattr("hpgo.runtime.cuts.equivalence_key", lambda _: None)
     made = hpgo.runtime.Workload.read(SMALL[name]) if name in SMALL else bent()
     assert seen == made.look(None)
 
@@ -107,9 +107,9 @@ def test_layers_alike_are_seen_to_make_what_each_would_by_itself(name: str, monk
 def test_modules_that_call_their_weights_otherwise_are_not_alike() -> None:
     one, other = nn.Module(), nn.Module()
     one.scale, other.shift = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
-    assert likeness(one) != likeness(other)
+    assert equivalence_key(one) != equivalence_key(other)
     other.scale, other.shift = other.shift, None
-    assert likeness(one) == likeness(other)
+    assert equivalence_key(one) == equivalence_key(other)
 
 
 @pytest.mark.parametrize("name", sorted(PROFILES.keys() & MODELS.keys()))

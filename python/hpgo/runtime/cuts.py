@@ -17,7 +17,7 @@ from torch import nn
 from hpgo.base.messages import did_you_mean, shorten
 from hpgo.errors import ArgumentError, HpgoError
 from hpgo.runtime import batch_norm, dropout
-from hpgo.runtime.module_equality import likeness
+from hpgo.runtime.module_equality import equivalence_key
 from hpgo.runtime.split_backward import Queue, install
 from hpgo.runtime.stage_module import Call, StageModule, Value, check_stages
 
@@ -61,7 +61,7 @@ def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) 
         dropout.install(layer, module, seed=0)
         batch_norm.install(module)
         modules[layer] = (module if dtype is None else module.to(dtype)).train()
-    alike = {layer: likeness(module) for layer, module in modules.items()}
+    alike = {layer: equivalence_key(module) for layer, module in modules.items()}
     runs = [_run(network, modules, inputs, dtype, rows, alike=alike) for rows in _TRIED]
     return {layer: _made(layer, runs[0][layer], runs[1][layer]) for layer in network.nodes}
 

@@ -20,12 +20,12 @@ def described(module: nn.Module) -> Iterator[Any]:
     yield from _described(module, plain=True)
 
 
-def likeness(module: nn.Module) -> tuple[Any, ...] | None:
+def equivalence_key(module: nn.Module) -> tuple[Any, ...] | None:
     """Return a key that is equal for modules that are sure to compute the same; None for a module with hooks.
 
     Settings that are no plain values must be the same objects. Hooks may do anything, so such modules equal no other.
 
-    >>> likeness(nn.Linear(2, 3)) == likeness(nn.Linear(2, 3)) != likeness(nn.Linear(2, 4))
+    >>> equivalence_key(nn.Linear(2, 3)) == equivalence_key(nn.Linear(2, 3)) != equivalence_key(nn.Linear(2, 4))
     True
     """
     if any(one._forward_hooks or one._forward_pre_hooks for one in module.modules()):

@@ -85,12 +85,13 @@ class MeasuredLayer:
     split: nn.Module
     """A module with the same weights, whose backward pass leaves weight gradients to `queue`."""
     queue: split_backward.Queue
-    likeness: str
+    key: str
+    """Equivalence key: equal for layers that compute the same on tensors of the same shapes."""
     saved_bytes: int = 0
     reads: tuple[bool, ...] = ()
     returns: tuple[tuple[int, int, int, bool], ...] = ()
-    made: list[Tensor] = field(default_factory=list)
-    taken: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
     spans_ns: list[tuple[int, int]] = field(default_factory=list)
     """Forward and backward time of each pass alone."""
     in_whole_ns: list[int] = field(default_factory=list)
