@@ -175,10 +175,10 @@ def test_what_does_not_fit_is_refused_and_leaves_the_weights(tmp_path: Path) -> 
         micro_batch_size=1, global_batch_size=2,
     )  # fmt: skip
     for change, words in (
-        ({"dtype": torch.bfloat16}, r"holds `layer\.0\.weight` in torch\.float32, and this run has it in torch\.bf"),
-        ({"seed": 3}, "saved with the seed 0, and this run has 3"),
-        ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}, "the optimizer AdamW, and this run has SGD"),
-        ({"plan": other}, "saved with the global batch 4, and this run has 2"),
+        ({"dtype": torch.bfloat16}, r"holds `layer\.0\.weight` in torch\.float32, but this run has it in torch\.bf"),
+        ({"seed": 3}, "saved with the seed 0, but this run has 3"),
+        ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}, "the optimizer AdamW, but this run has SGD"),
+        ({"plan": other}, "saved with the global batch 4, but this run has 2"),
         ({"workload": "runtime_models:chain"}, r"lacks `layer\.0\.linear\.weight`"),
     ):
         with Pipeline(**{"plan": alone(), "workload": noisy(), "optimizer": adamw} | change) as pipeline:

@@ -240,7 +240,7 @@ def test_too_few_ranks_are_told_once(folder: Path) -> None:
     assert code == 1
     assert [line for line in err.splitlines() if line.startswith(("error: ", "hint: "))] == [
         "error: the plan is for 4 ranks, and 2 were started",
-        "hint: start 4: one for each device of its cluster, idle ones too",
+        "hint: start 4 ranks, one for each device of its cluster, idle ones included",
     ]
 
 

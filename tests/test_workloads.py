@@ -173,7 +173,7 @@ def test_quarters_compute_what_their_blocks_do(name: str) -> None:
 
 @pytest.mark.parametrize("text", ["gpt:layers=2", "resnet-50"])
 def test_models_without_such_blocks_have_no_quarters(text: str) -> None:
-    with pytest.raises(hpgo.errors.ArgumentError, match="nobody knows the quarters") as raised:
+    with pytest.raises(hpgo.errors.ArgumentError, match="have no quarters") as raised:
         hpgo.runtime.Workload.read(text).by("quarter")
     assert "vit-base" in raised.value.hint
 
@@ -391,9 +391,9 @@ functional = nn.functional
         ),
         (Calls(lambda x: functional.dropout(x, 0.1)), ("unsupported", "dropout"), "make an nn.Dropout"),
         (nn.AlphaDropout(0.1), ("unsupported", "AlphaDropout"), "use nn.Dropout"),
-        (Calls(lambda x: x if x.sum() > 0 else -x), ("user_code", "2"), "branches on no number"),
-        (Calls(lambda x: [x.sum(), None]), ("user_code", "NoneType"), "a tuple of them"),
-        (nn.Linear(5, 5), ("user_code", "2", "RuntimeError"), "takes what the one before returns"),
+        (Calls(lambda x: x if x.sum() > 0 else -x), ("user_code", "2"), "branch on no number"),
+        (Calls(lambda x: [x.sum(), None]), ("user_code", "NoneType"), "a tuple of tensors"),
+        (nn.Linear(5, 5), ("user_code", "2", "RuntimeError"), "take what the one before returns"),
     ],
 )
 def test_layers_that_would_depend_on_the_plan_or_cannot_run_are_refused(
@@ -456,7 +456,7 @@ def test_plans_of_other_models_are_refused_with_the_first_difference(stages: obj
         (
             "mine:large",
             ("invalid_argument", "mine:large", "RuntimeError", "0"),
-            "make large layers within `torch.device('meta')`",
+            "create large layers within `torch.device('meta')`",
         ),
         ("mine:returns", ("user_code", "7"), "return a hpgo.runtime.Workload"),
     ],

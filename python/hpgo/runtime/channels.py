@@ -94,7 +94,7 @@ class Incoming:
         return self._places[0]
 
     def close(self) -> None:
-        """Stop recording arrivals."""
+        """Stop the recording of arrivals."""
         if self._arrivals is not None:
             self._arrivals.close()
 

@@ -160,19 +160,15 @@ class Emulation:
     def timeline(self, step: int | None = None) -> Timeline:
         """Return the last step as the ranks ran it, or one of the last 100 by its number from 0.
 
-        All ranks must call it.
-
-        Each rank gets the timeline of all ranks. Rows are ranks; times are those of the cluster. Raises ArgumentError
-        for a step that is not recorded, and RunError if another rank is lost.
+        All ranks must call it, and each gets the timeline of all. Rows are ranks; times are cluster times. Raises
+        ArgumentError for a step that is not recorded, and RunError if another rank is lost.
         """
         return self._recorder.timeline(self.steps - 1 if step is None else step)
 
     def usual_step(self) -> int:
         """Return the step of median length on rank 0, of the last 100 without the first of them.
 
-        All ranks must call it.
-
-        Raises ArgumentError before the first step, and RunError if another rank is lost.
+        All ranks must call it. Raises ArgumentError before the first step, and RunError if another rank is lost.
         """
         return self._recorder.usual_step()
 
@@ -206,6 +202,8 @@ class Durations:
         """Return the durations of F, B, I and W of a replica: one row for all micro-batches, or one for each."""
         # The cost model estimates the replica with the most rows. Another replica has less to do.
         share = len(stage.rows) / max(len(rows) for rows in self.program.stages[stage.stage].rows)
+        # Costs of a stage may be equal for all micro-batches, or differ: the table has one row per stage, or one per
+        # stage and micro-batch.
         rows = self.columns.compute_s[stage.stage :: len(self.program.stages), :4] * share
         return [[self._ns(time_s) for time_s in row] for row in rows.tolist()]
 
@@ -213,6 +211,8 @@ class Durations:
         """Return how long the output of an action occupies its link, and its latency."""
         rank_of = self.program.schedule.rank_of_stage
         for one in action.sends:
+            # A message within the rank takes no time. All messages of an action cross the same cut, so the first one
+            # decides.
             if rank_of[one.from_stage] == rank_of[one.to_stage]:
                 break
             forward = action.kind == "F"
@@ -247,6 +247,7 @@ def check(program: Program, scale: float) -> Durations:
             "emulate a plan, or make the program with `costs=hpgo.Costs(…)`",
         )
     columns = columns_of(program.schedule, program.costs)
+    # The column of fused pairs is NaN where a pair takes the sum of its two passes.
     max_s = scale * float(np.nanmax(columns.compute_s))
     if max_s > _LONGEST_S:
         raise ArgumentError(
@@ -321,10 +322,7 @@ class _Links(Messages):
 
 
 class _Sums:
-    """Gradient reductions.
-
-    They begin when the last replica has ended its last backward pass, and sleep for their time.
-    """
+    """Gradient reductions, which sleep from the end of the last replica's last backward pass."""
 
     def __init__(self, mine: RankProgram, durations: Durations) -> None:
         self._rank, self._chain, self._stages = mine.rank, durations.chain, len(durations.program.stages)
@@ -398,6 +396,7 @@ def _latest(ns: int) -> int:
 
 def _sleep_until(due_ns: int) -> None:
     while (left_ns := due_ns - perf_counter_ns()) > 0:
+        # Poll the clock at the end instead of sleeping, so that a late wake-up does not lengthen the pass.
         if left_ns > _AWAKE_NS:
             sleep((left_ns - _AWAKE_NS) / 1e9)
 

@@ -223,7 +223,7 @@ class Sums(Protocol):
     """Interface of gradient reductions for the engine, which reports its progress. `Gradients` reduces them."""
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin a step, before its first action."""
 
     def watch(self, stage: int) -> None:
         """Handle the start of the last backward pass of a stage."""

@@ -48,11 +48,11 @@ class Limits:
     """Timeouts of a run, in seconds."""
 
     timeout_s: float = 600.0
-    """How long a run may stand still while ranks wait, and how long all ranks may take to join."""
+    """Longest time that a run may stand still while ranks wait, and that all ranks may take to join."""
     silence_s: float = 5.0
-    """How long a rank may send no heartbeat; at most `timeout_s`."""
+    """Longest time for which a rank may send no heartbeat; at most `timeout_s`."""
     grace_s: float = 30.0
-    """How long a run may take to end after it was asked to."""
+    """Longest time that a run may take to end after it was asked to."""
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "silence_s", "grace_s"):
@@ -228,7 +228,7 @@ class Watch:
         return self._decide(FailureReport(message, hint, code), 4 * BEAT_S)
 
     def explain(self) -> FailureReport | None:
-        """Post that another rank is gone. Return the reason once it is known, or None."""
+        """Report that another rank is gone. Return the reason once it is known, or None."""
         HERE.is_lost = True
         return self._decide(None, self.limits.silence_s + 4 * BEAT_S)
 
@@ -304,7 +304,7 @@ class Watch:
                 return
 
     def _without_store(self) -> FailureReport:
-        """Return the reason when the store does not answer: rank 0 or the launcher, whichever keeps it, is gone."""
+        """Return the reason when the store does not answer: the rank or launcher that keeps it is gone."""
         report = self._judge.reports.get(0)
         hint = "it keeps the ranks' store; if it was only slow, allow more time with `--heartbeat-timeout`"
         if report is None or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:

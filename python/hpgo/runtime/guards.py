@@ -81,7 +81,7 @@ def notice() -> Notice | None:
 
 
 def charge(error: BaseException) -> None:
-    """Report to the others that this rank ends by `error`, unless it ends because they do."""
+    """Report `error` to the others as the end of this rank, unless it ends because they do."""
     watch = _here[-1].watch if _here else None
     # These two are consequences of another rank's end. Reporting them would hide the cause.
     if watch is None or isinstance(error, LostRankError | Preempted):

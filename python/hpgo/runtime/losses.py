@@ -67,9 +67,9 @@ class _Number(float):
     """A loss with the size in bytes of the type in which it was computed."""
 
     def __new__(cls, value: float, size: int) -> Self:
-        values = super().__new__(cls, value)
-        values.size = size
-        return values
+        number = super().__new__(cls, value)
+        number.size = size
+        return number
 
     size: int
 
@@ -137,7 +137,7 @@ def _of_pair(
         else:
             break
     if shown is None:
-        return Reduction("unknown", f"on values-up outputs it gives {reason}")
+        return Reduction("unknown", f"on random outputs it returns {reason}")
     first, second = weights or (1.0, 1.0)
 
     def holds(expected: Callable[[float, float], float], near: float) -> bool:
@@ -355,7 +355,7 @@ def _private(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 @contextmanager
 def _aside(device: torch.device) -> Iterator[None]:
-    """Keep the states of torch's generators, and neither record gradients nor warn."""
+    """Keep the states of torch's generators within this context, without gradients, autocast and warnings."""
     with (
         warnings.catch_warnings(),
         torch.random.fork_rng([device] if device.type == "cuda" else []),
@@ -367,7 +367,7 @@ def _aside(device: torch.device) -> Iterator[None]:
 
 
 def _pairs(targets: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Yield pairs of rows, far from each other; one row alone is paired with itself."""
+    """Yield pairs of rows that are half a batch apart. A single row is paired with itself."""
     rows = len(targets[0])
     half = (rows + 1) // 2
     step = max(1, half // _MOST_PAIRS)

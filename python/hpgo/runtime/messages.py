@@ -76,8 +76,8 @@ class Tensors:
     """Tensors that an action takes from other stages, or gives to them."""
 
     crossing: tuple[int, ...]
-    """For each tensor, the index of the tensor that crosses the cut, or whose gradient does. The gradient of a tensor
-    without rows appears once for each replica that it comes from. These are added up."""
+    """Index among the tensors of the cut, of each tensor or of the tensor whose gradient it is. The gradient of a
+    tensor without rows appears once for each replica that it comes from. These are added up."""
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     pieces: tuple[Piece, ...]
@@ -174,7 +174,7 @@ class Orders:
 
 
 class _Inbox:
-    """Tensors that one action takes, as they arrive."""
+    """Memory for the tensors that one action takes, filled as they arrive."""
 
     __slots__ = ("tensors", "waits", "wanted")
 
@@ -242,9 +242,9 @@ class _Work:
 
     box: _Inbox
     needed: dict[int, tuple[_Incoming, int]] = field(default_factory=dict)
-    """For each peer, the number of its pieces that must be posted before the action waits for its own."""
+    """Number of each peer's pieces that must be posted before the action waits for its own."""
     proven: dict[int, tuple[_Outgoing, int]] = field(default_factory=dict)
-    """For each peer, the number of sends to it that have arrived once this action's inputs have."""
+    """Number of sends to each peer that have arrived once this action's inputs have."""
     sends: list[tuple[Piece, _Outgoing]] = field(default_factory=list)
     stays: list[tuple[Piece, _Inbox, Piece]] = field(default_factory=list)
     """Pieces for other actions of this rank: the piece, the inbox of that action, and the piece there."""

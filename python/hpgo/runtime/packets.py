@@ -55,8 +55,8 @@ class Packet:
     pieces: dict[tuple[int, ...], list[torch.Tensor]] = field(default_factory=dict)
     """Pieces in which the packet is sent, by their ends."""
     values: dict[tuple[int, int], list[tuple[Value, int, torch.Tensor]]] = field(default_factory=dict)
-    """By bit width and rows: each value, the bits of its numbers or 0, and its part of the buffer, typed if unpacked.
-    """
+    """Values by bit width and rows: each value, the bits of its numbers or 0, and its part of the buffer, typed unless
+    packed."""
 
     def ending(self, ends: tuple[int, ...]) -> list[torch.Tensor]:
         """Return the pieces of the buffer that end at the byte offsets `ends`."""

@@ -46,11 +46,11 @@ class Figures:
     saved_bytes: int
     """Bytes kept until the backward pass, besides what the layer reads and returns."""
     reads: Sequence[bool]
-    """For each value that the layer reads, whether its backward pass needs it."""
+    """Whether the backward pass needs each value that the layer reads."""
     returns: Sequence[tuple[int, int, int, bool]]
-    """For each value that the layer returns: its bytes, the bytes of its memory, the owner of that memory, and whether
-    the backward pass needs it. The owner is the number of a value that the layer reads, or a number below 0, one for
-    each memory of its own."""
+    """Description of each value that the layer returns: its bytes, the bytes of its memory, the owner of that memory,
+    and whether the backward pass needs it. The owner is the number of a value that the layer reads, or a number below
+    0, one for each memory of its own."""
 
 
 @dataclass(frozen=True, slots=True)

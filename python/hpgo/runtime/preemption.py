@@ -48,7 +48,7 @@ class Notice:
         self._pipe: tuple[int, int] | None = None
 
     def listen(self) -> None:
-        """Install the handler."""
+        """Install the handler of SIGTERM."""
         is_main = threading.current_thread() is threading.main_thread()
         if sys.platform == "win32" or not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return

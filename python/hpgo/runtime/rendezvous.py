@@ -221,7 +221,7 @@ def _check_size(program: Program, size: int) -> None:
 
 
 def leave() -> None:
-    """Undo `RankSession.join`."""
+    """Leave the process group that `RankSession.join` created."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

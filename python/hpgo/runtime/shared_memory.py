@@ -56,7 +56,7 @@ class _Memory:
         self._end = 0
 
     def grow(self, size_bytes: int) -> range:
-        """Enlarge the memory by at least `size_bytes`, and at least to twice its size, so that few parts are mapped.
+        """Enlarge the memory by `size_bytes` or more, at least to twice its size, so that few parts are mapped.
 
         Returns the range of new offsets.
         """
@@ -121,7 +121,7 @@ class Neighbour:
         """Receive the ends that the other rank has created."""
         _, files, _, _ = socket.recv_fds(source, 1, 2)
         if len(files) != 2:
-            raise dist.DistError(f"rank {self.rank} of this machine is gone")
+            raise dist.DistError(f"rank {self.rank} of this node is gone")
         self._in, self._pipe_in = _Memory(files[0]), files[1]
         os.set_blocking(self._pipe_in, False)
         self._poll.register(self._pipe_in, select.POLLIN)
@@ -187,7 +187,7 @@ class Neighbour:
         except BlockingIOError:
             return False
         if not records:
-            raise dist.DistError(f"rank {self.rank} of this machine is gone")
+            raise dist.DistError(f"rank {self.rank} of this node is gone")
         for offset, number in _RECORD.iter_unpack(records):
             if offset >= 0:
                 self._arrived.append((offset, number))
@@ -213,7 +213,7 @@ class Neighbour:
         except BrokenPipeError:
             # The other rank may leave once it has all its messages. Only a message that it can't get is an error.
             if offset >= 0:
-                raise dist.DistError(f"rank {self.rank} of this machine is gone") from None
+                raise dist.DistError(f"rank {self.rank} of this node is gone") from None
 
     def _catch_up(self, backlog: SimpleQueue[bytes]) -> None:
         os.set_blocking(self._pipe_out, True)

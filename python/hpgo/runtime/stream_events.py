@@ -22,7 +22,7 @@ class Moment:
     """One event, with its start and end by `time.perf_counter_ns`."""
 
     kind: str
-    """One of `KINDS`."""
+    """Kind of the event, one of `KINDS`."""
     micro_batch: int
     begin_ns: int
     end_ns: int

@@ -90,11 +90,12 @@ class Workload:
         self._looks: dict[torch.dtype | None, dict[str, LayerRecording]] = {}
 
     def by(self, grain: str) -> Workload:
-        """Return the same workload with other layers: those of each `block`, `module` or operation (`op`) of its model.
+        """Return the same workload with other layers.
 
-        Only exported models have these. The layers of lists and networks are their blocks. Built-in BERT and vision
-        transformers can be cut into a `quarter` of a block each, as PipeEdge does. They then draw new initial weights.
-        Raises ArgumentError for any other unit of theirs.
+        They are those of each `block`, `module` or operation (`op`) of its model. Only exported models have these. The
+        layers of lists and networks are their blocks. Built-in BERT and vision transformers can be cut into a `quarter`
+        of a block each, as PipeEdge does. They then draw new initial weights. Raises ArgumentError for any other unit
+        of theirs.
 
         >>> from torch.nn.functional import mse_loss
         >>> class Twice(nn.Module):
@@ -316,10 +317,11 @@ class Workload:
         return found
 
     def loss_of(self, outputs: Tensor | Sequence[Tensor], targets: Tensor | Sequence[Tensor]) -> Tensor:
-        """Return the sum over rows of each sample's weight times its loss, so that the losses of micro-batches add up.
+        """Return the sum over rows of each sample's weight times its loss.
 
-        Divided by the sum of the global batch's weights, it is the mean loss. A `loss` that is a sum is returned
-        unchanged. Floating targets are cast like outputs. Raises ArgumentError if `loss` does not return one number.
+        So the losses of micro-batches add up, regardless of how a batch is split. Divided by the sum of the global
+        batch's weights, it is the mean loss. A `loss` that is a sum is returned unchanged. Floating targets are cast
+        like outputs. Raises ArgumentError if `loss` does not return one number.
         """
         made, given = _tensors("outputs", outputs), _tensors("targets", targets)
         if self._adds_up is None:
