@@ -207,7 +207,7 @@ def test_a_failed_save_is_a_warning_where_nobody_is_told(tmp_path: Path) -> None
         return made
 
     with pytest.warns(
-        RuntimeWarning, match=r"no checkpoint of step 1 .* the optimizer keeps `thoughts`, of type object"
+        RuntimeWarning, match=r"no checkpoint of step 1 .* the optimizer keeps `thoughts` of type object"
     ):
         train(1, optimizer=strange, folder=tmp_path)
     assert saved(tmp_path) == []

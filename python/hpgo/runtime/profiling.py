@@ -321,8 +321,8 @@ def _notes(
         )
     for holders in workload.ties:
         yield (
-            f"{' and '.join(f'`{name}` of `{layer}`' for layer, name in holders)} are one weight: if they are on"
-            f" different stages, each holds a copy{'' if inference else ', and the stages reduce its gradients'}"
+            f"{' and '.join(f'`{name}` of `{layer}`' for layer, name in holders)} are one weight:"
+            f" different stages keep a copy each{'' if inference else ', and reduce its gradients'}"
         )
 
 
