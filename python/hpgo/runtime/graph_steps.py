@@ -73,6 +73,7 @@ class Steps(nn.Module):
 
     def settings(self) -> list[Any]:
         """Return a description without value names, equal for layers that compute the same."""
+        # Names of values differ between equal layers, so number the values by their first use.
         numbers: dict[str, int] = {}
 
         def numbered(value: Any) -> Any:
@@ -105,8 +106,8 @@ class Steps(nn.Module):
             )
             for name in drops:
                 held.pop(name, None)
-        given_values = tuple(held[name] for name in self.gives)
-        return given_values[0] if len(given_values) == 1 else given_values
+        outputs = tuple(held[name] for name in self.gives)
+        return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _filled(held: Mapping[str, Any], rows: int, kind: Tensor, value: Any) -> Any:
@@ -177,6 +178,7 @@ class StepBuilder:
         if isinstance(value, torch.fx.Node):
             return self._of(value)
         if isinstance(value, torch.device):
+            # The graph has the device of the export, but the layer may run on another one.
             return _Device()
         if isinstance(value, torch.dtype):
             return _Kind() if value == self.graph.kind else value
@@ -188,6 +190,7 @@ class StepBuilder:
         if node.op == "get_attr":
             return getattr(self.graph.program.graph_module, node.target)
         if not is_value(node):
+            # Sizes follow from the number of rows, so that one exported graph runs batches of any size.
             return self.graph.size(node)
         if node in self.inside:
             return _Name(node.name)
@@ -221,6 +224,7 @@ def _addmm(builder: StepBuilder, node: Any) -> nn.Module | None:
 
 
 def _conv2d(builder: StepBuilder, node: Any) -> nn.Module | None:
+    # The graph leaves out trailing arguments that have their default.
     given = [*node.args, *(None, [1, 1], [0, 0], [1, 1], 1)[len(node.args) - 2 :]]
     weight = builder.tensor(given[1], "parameter")
     bias = builder.tensor(given[2], "parameter")
@@ -235,6 +239,7 @@ def _conv2d(builder: StepBuilder, node: Any) -> nn.Module | None:
 
 
 def _dropout(_: StepBuilder, node: Any) -> nn.Module | None:
+    # Only a module can hold the place by which masks are drawn.
     return _placed(nn.Dropout, node) if node.args[2] else None
 
 
@@ -253,6 +258,7 @@ def _batch_norm(builder: StepBuilder, node: Any) -> nn.Module | None:
     _, weight, bias, mean, variance, training, momentum, epsilon, _ = node.args
     if not training:
         return None
+    # A module, because `batch_norm.install` joins modules over replicas, and finds no function calls.
     given = [builder.tensor(one, "parameter") for one in (weight, bias)]
     kept = [builder.tensor(one, "buffer") for one in (mean, variance)]
     channels = node.args[0].meta["val"].shape[1]

@@ -120,6 +120,8 @@ class LayerProfiler:
                 self._runner.skip(node)
                 continue
             weights_bytes = self._runner.weights_bytes(self._network.make_on_meta(node.id))
+            # Weights are known before the layer exists. What it keeps besides is only known, and added, after its first
+            # run.
             fits = not segment or held_bytes + weights_bytes <= self._runner.memory_bytes
             kept_bytes = self._add(segment, node, key, done) if fits else None
             if kept_bytes is None:
@@ -181,6 +183,7 @@ class LayerProfiler:
     def _lack(self, error: RunError) -> None:
         """Measure layers one by one from now on, because memory ran out."""
         self.lacked = self.lacked or error.message
+        # No sum of bytes fits into -1, so each further segment has a single layer.
         self._runner.memory_bytes = -1.0
 
     def _repeat(self, segment: list[MeasuredLayer], done: int) -> Iterator[None]:

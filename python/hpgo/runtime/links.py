@@ -175,6 +175,8 @@ class _Meter:
 
     def _link(self, kind: str, fit: Fit, at_once: float) -> Link:
         """Return the link of a device within a node, or that of a node, which its devices share."""
+        # Inside nodes, measure every node with several ranks. Between nodes, one rank of each, as the others share its
+        # port.
         rings = (
             [of for of in self._of.values() if len(of) > 1]
             if kind == "intra"
@@ -195,6 +197,7 @@ class _Meter:
                 return
             other = mine[self._rank == mine[0]]
             there, here = self._buffer(size)
+            # The receive is posted before the send, as in runs, so that no message waits for its memory.
             coming = self._groups.of(other).recv([here], other, 0)
             if self._rank == mine[1]:
                 coming.wait()
@@ -308,6 +311,7 @@ def _about(device: torch.device) -> tuple[str, float]:
         kib = float(_MEMINFO.read_text(encoding="ascii").split("MemTotal:")[1].split()[0])
     except (OSError, IndexError, ValueError):
         kib = 16 * 2**20
+    # Round down to MB, so that nodes of the same type get the same number.
     return "cpu", float(kib * 1024 // (ranks * 10**6) * 10**6)
 
 

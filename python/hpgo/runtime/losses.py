@@ -101,6 +101,7 @@ def reduction(
     with _aside(targets[0].device):
         for pair in islice(_pairs(targets), 1 if _is_large(outputs) else _MOST_PAIRS):
             weights = None if weight is None else weight(pair).tolist()
+            # A row that does not count shows nothing about a mean.
             if weights is not None and min(weights) <= 0:
                 continue
             one = _of_pair(loss, weights, outputs, pair)
@@ -397,6 +398,7 @@ def _made_up(
             continue
         kind = dtype or value.dtype
         if is_wide:
+            # If both rows had about the same loss, a weighted mean would look like a mean. So the second row is larger.
             one = torch.randn(shape, generator=generator, dtype=kind, device=device)
             if value.by_row and rows > 1:
                 one[1] *= 4
@@ -431,6 +433,7 @@ def _losses(
 
 def _call(loss: Callable[[Any, Any], Any], outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> _Number:
     kind = next(one.dtype for one in outputs if one.is_floating_point())
+    # Like `Workload.loss_of`, cast floating targets to the type of the outputs.
     cast = [one.to(kind) if one.is_floating_point() else one for one in targets]
     result = loss(outputs[0] if len(outputs) == 1 else tuple(outputs), cast[0] if len(cast) == 1 else tuple(cast))
     if not isinstance(result, torch.Tensor) or result.numel() != 1:

@@ -101,6 +101,7 @@ class _Step:
 
     def _messages(self) -> list[list[_Taken]]:
         """Return the messages that each action takes from other ranks."""
+        # W passes send nothing, so the backward pass of a stage identifies the sender of a gradient.
         made = {
             (rank, action.kind == "F", action.stage, action.micro_batch): place
             for place, rank, action in self._actions()
@@ -270,6 +271,7 @@ class _Step:
         latest_s = [self._makespan_s] * len(self._end)
         for rank, (begin, end) in enumerate(self._spans):
             if begin < end:
+                # A reduction begins when the last of its ranks has ended its actions.
                 together = {rank}.union(*(one.ranks for one in self._ranks[rank].sums))
                 last_s = max(self._end[self._starts[peer + 1] - 1] for peer in together)
                 latest_s[end - 1] = summed_s - max(0.0, self._seconds(self._records[rank].summed_ns) - last_s)
@@ -287,6 +289,7 @@ class _Step:
             for one in before:
                 delay_s = self._begin[place] - known_s if self._end[one] == known_s else 0.0
                 latest_s[one] = min(latest_s[one], latest_start_s - delay_s)
+        # Errors of the clocks can make the difference slightly negative.
         return np.maximum(0.0, np.array(latest_s) - self._end_s)
 
     def _measures(self, idle: dict[str, NDArray[Any]], messages: int) -> Measures:

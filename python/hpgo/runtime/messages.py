@@ -107,6 +107,8 @@ def _taken_or_given(
             reader = program.stages[max(message.from_stage, message.to_stage)]
             if not value.by_row and all(message.rows.start != theirs.start for theirs in reader.rows):
                 continue
+            # Rows from several senders share one tensor. Gradients of a tensor without rows are added, so each gets its
+            # own.
             if not (crossing and crossing[-1] == at) or not (value.by_row or forward):
                 crossing.append(at)
                 shapes.append(value.shape_of(len(rows)))
@@ -268,6 +270,7 @@ class Messages:
         self._outgoing: list[_Outgoing] = []
         self.exchanges = mine.exchanges
         works = [_Work(_Inbox(one.takes)) for one in mine.exchanges]
+        # The plan of both sides is derived here, once. In the step loop, only tensors and counts are left.
         for peer in mine.peers:
             if peer == rank:
                 for at, piece, to, into in mine.sent_to(mine):

@@ -70,6 +70,7 @@ class Network:
         (('0', '1'),)
         """
         if isinstance(modules, (nn.Sequential, nn.ModuleList)):
+            # `named_children` would skip a module that appears a second time.
             named: dict[str, Any] = dict(modules._modules)
         else:
             hint = "give a list of torch.nn modules"
@@ -191,6 +192,7 @@ class Network:
             torch.manual_seed(_seed(seed, layer))
             module = node.make()
             if node.has_weights:
+                # A copy, so that a run does not train the user's own modules.
                 module = _filled(layer, _copied(layer, module))
         return module
 

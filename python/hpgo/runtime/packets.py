@@ -114,6 +114,7 @@ class PacketLayout:
 
     def head(self, packet: Packet) -> PacketHeader:
         """Return the header of a packet."""
+        # Read the bytes without creating a tensor, which would take longer than the rest.
         raw = packet.raw if packet.raw.is_cpu else packet.raw[: _WORDS.size].cpu()
         rows, ends, bits = _WORDS.unpack(ctypes.string_at(raw.data_ptr(), _WORDS.size))
         return PacketHeader(rows, bool(ends), bits)
@@ -154,6 +155,7 @@ def layouts(
     or None. `bits` has the width at each cut.
     """
     found = []
+    # Inputs enter the first stage unquantized, so its layout has 0 bits.
     for number, width in enumerate((0, *bits)):
         later = {value.name: value for one in parts[number:] for value in one.takes if value.is_input}
         inputs = [later[name] for name in sorted(later)]

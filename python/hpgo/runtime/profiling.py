@@ -152,7 +152,8 @@ def measure(
     kept = _Kept(None if keep is None else as_path(keep, FileError), setting)
     before = torch.get_num_threads()
     if where.type == "cpu":
-        keep_freed()  # as runs do
+        # Runs do this, too. Without it, times would include page faults that runs don't have.
+        keep_freed()
     torch.set_num_threads(threads)
     try:
         with _companions(ranks - 1, setting) as pids:
@@ -259,6 +260,7 @@ def _ties(workload: Workload, dtype: torch.dtype | None) -> tuple[tuple[SharedWe
 
 def _known(values: Iterable[float | None]) -> tuple[float, ...] | None:
     """Return the values as a tuple; None unless all of them are known."""
+    # Inference has no backward passes, so these times are None at every batch size.
     held = tuple(values)
     known = tuple(value for value in held if value is not None)
     return known if len(known) == len(held) else None
@@ -382,6 +384,7 @@ class _Kept:
         except OSError as failure:
             raise refused("read", path, failure, FileError, "name another file") from None
         held = parse(read_text(path, FileError), str(path), FileError)
+        # A measurement with other settings has other times, so start again and overwrite the file.
         if not isinstance(held, dict) or held.get("setting") != self._setting:
             return
         try:
@@ -427,6 +430,7 @@ class _Others:
         """Return the total time of all processors, the used part of it, and the part that this measurement used."""
         try:
             fields = [int(one) for one in _STAT.read_text(encoding="ascii").splitlines()[0].split()[1:9]]
+            # `/proc/stat` counts clock ticks, Python seconds.
             ours = time.process_time() * os.sysconf("SC_CLK_TCK")
             for pid in self._pids:
                 stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -474,6 +478,7 @@ def keep_busy(text: str) -> None:
     An empty line on stdout reports that it has begun.
     """
     setting = json.loads(text)
+    # Stdin closes when the parent ends for any reason, even by SIGKILL.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(setting["threads"])
     workload = Workload.read(setting["workload"], on_meta=True).by(setting["by"])

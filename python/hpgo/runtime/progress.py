@@ -24,6 +24,8 @@ ALL = "all"
 SAVE = "save"
 """Value of `waits` while a rank waits for the save that it takes part in."""
 _KINDS = {"F": "the forward pass", "B": "the backward pass", "I": "the backward pass", "W": "the backward pass"}
+# The order matters: of ranks between the same collective steps, one that works is behind one that waits for a
+# reduction, which is behind one that waits in the next collective step.
 _WORK, _SUMS, _MEETING = range(3)
 
 

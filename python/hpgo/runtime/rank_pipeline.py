@@ -126,6 +126,7 @@ class RankPipeline(ABC):
         read = Workload.read(workload, seed=self._options.seed) if isinstance(workload, str) else workload
         check_is("workload", read, Workload, "give a Workload, or a name such as `gpt:layers=2`")
         if not runnable.names_layers:
+            # A plan of `hpgo partition` only counts layers. The number shows which unit of layers it means.
             read = read.counting(int(self.program.stages[-1].layers[-1]))
             self.program = with_layers(self.program, read.layers)
         self.mine = self.program.for_rank(dist.get_rank())
@@ -170,6 +171,7 @@ class RankPipeline(ABC):
         found: list[StageModule] = []
         for begin in range(0, length * chains if chains else len(program.stages), length):
             layers = [stage.layers for stage in program.stages[begin : begin + length]]
+            # Of stages on other ranks, only the shapes at their cuts are needed.
             only = {stage - begin for stage in held if begin <= stage < begin + length}
             found += self.workload.parts(
                 layers, dtype=self._options.dtype, seed=self._options.seed, only=only, split_backward=splits

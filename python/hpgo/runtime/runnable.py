@@ -88,6 +88,7 @@ def check_orders(program: Program) -> None:
             "choose a schedule with the pace `flush`: `hpgo schedules` lists them",
             code="unsupported",
         )
+    # A user's own schedule belongs to no family.
     if family is not None and not family.trains:
         raise ArgumentError(
             f"`{orders.name}` has only forward passes, so it can't train",
@@ -104,6 +105,7 @@ def check_program(program: Program) -> None:
 def check_inference(program: Program) -> None:
     """Raise ArgumentError for a program that can't infer, with the reason."""
     orders = program.schedule
+    # Forward passes of `sequential` are a complete inference schedule, so it is the exception.
     if orders.name != _HALVED and any(KINDS[kind] != "F" for kind in set(orders.actions[:, 0].tolist())):
         raise ArgumentError(
             f"`{orders.name}` has backward passes, so it trains",

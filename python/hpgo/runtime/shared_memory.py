@@ -300,6 +300,7 @@ def _introduced(group: Any, timeout_s: float) -> dict[int, Neighbour]:
             door.listen(size)
             name = door.getsockname()
         doors: list[Any] = [None] * size
+        # Ranks without neighbors take part, too, because the gathering is collective.
         dist.all_gather_object(doors, (where, name), group=group)
         here = [other for other, (theirs, _) in enumerate(doors) if where and theirs == where]
         # Polling helps only if every rank has a core. Otherwise it would take time from the rank that is awaited.
@@ -322,6 +323,7 @@ def _introduced(group: Any, timeout_s: float) -> dict[int, Neighbour]:
             if user == os.geteuid():
                 calls[_CALLER.unpack(call.recv(_CALLER.size, socket.MSG_WAITALL))[0]] = call
         for other, call in calls.items():
+            # Hand out all ends before taking any in, so that no two ranks wait for each other.
             near[other].hand_out(call)
         for other, call in calls.items():
             near[other].take_in(call)

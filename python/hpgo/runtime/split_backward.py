@@ -132,6 +132,7 @@ _ADDMM = _Operation(
 
 def _convolution(stride: list[int], padding: list[int], dilation: list[int], groups: int) -> _Operation:
     def gradients(gradient: Tensor, given: Tensor, weight: Tensor, *wanted: bool) -> Any:
+        # The last flag is for the bias, whose gradient is a plain sum.
         mask = [*wanted, False]
         return torch.ops.aten.convolution_backward(
             gradient, given, weight, None, stride, padding, dilation, False, [0, 0], groups, mask

@@ -91,6 +91,7 @@ class StageModule(nn.Module):
         self.layers = layers
         self.takes, self.gives = takes, gives
         self._names = tuple(modules)
+        # A list, because layer ids may contain dots, which names of submodules may not.
         self._modules_in_order = nn.ModuleList(modules.values())
         # Look these up once. Finding a submodule or a missing attribute takes as long as a small layer.
         self._calls = tuple(

@@ -129,6 +129,7 @@ class Workload:
                 )
             return self
         other = copy.copy(self)
+        # `parameters` is a cached property, and the copy has other layers.
         other.__dict__.pop("parameters", None)
         other._take(self._graph.network(grain))
         return other
@@ -169,6 +170,7 @@ class Workload:
         if name.endswith(".json") or _is_folder(name):
             from hpgo.runtime.pretrained import pretrained  # its imports take seconds to load
 
+            # Transformers draws random weights from torch's global generator.
             torch.manual_seed(seed)
             read = pretrained(Path(name), rest, on_meta=on_meta)
             made = cls(read.model, read.inputs, read.targets, read.loss, weight=read.weight, name=text)
