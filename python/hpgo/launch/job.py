@@ -85,7 +85,7 @@ class LaunchJob(Record):
         >>> job.ranks, [node.ranks for node in job.nodes], job.command
         (16, [8, 8], ('python3', 'train.py', '--steps', '10'))
         """
-        check_is("the plan", plan, Plan, "make one, with `hpgo.plan` or `hpgo.Plan.read` say")
+        check_is("the plan", plan, Plan, "create one with `hpgo.plan` or `hpgo.Plan.read`")
         if not plan.fits:
             raise ArgumentError(
                 f"the plan does not fit: a device lacks {plan.missing_bytes / 1e9:.3g} GB",
@@ -212,14 +212,17 @@ def _check_grid(plan: Plan) -> None:
 
 def check_job(job: object) -> None:
     """Raise ArgumentError unless `job` is a LaunchJob."""
-    check_is("the job", job, LaunchJob, "make one, with `hpgo.launch.LaunchJob.of`")
+    check_is("the job", job, LaunchJob, "create one with `hpgo.launch.LaunchJob.of`")
 
 
 def checked_port(port: object) -> int:
     """Return `port`, at which rank 0 listens. Raise ArgumentError if it is none."""
     number = as_whole(port)
     if number is None or not 1 <= number < 2**16:
-        raise ArgumentError(f"the port is {safe_repr(port)}", "give a free port of the first node, like 29500")
+        raise ArgumentError(
+            f"the port is {safe_repr(port)}, but must be from 1 to 65535",
+            "give a free port of the first node, like 29500",
+        )
     return number
 
 
@@ -239,7 +242,7 @@ def master_port(port: object, seed: str) -> list[str]:
 
 
 def _cluster_of(plan: Plan, given: Cluster | None) -> Cluster:
-    check_is("the cluster", given, Cluster, "make one, with `hpgo.Cluster.read` say", or_none=True)
+    check_is("the cluster", given, Cluster, "create one, for instance with `hpgo.Cluster.read`", or_none=True)
     # A plan that embeds its cluster is checked against a given one. Without that, only the number of devices can be
     # compared.
     if plan.assumptions is not None:

@@ -106,8 +106,8 @@ def _run(
             _hold(held, layer, seen[layer].made)
             continue
         flat = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
-        # Autograd counts the in-place changes of each tensor. The counter shows mutations that a schema does not
-        # declare.
+        # Autograd counts the in-place changes of each tensor. The counter shows what a module changes, which nothing
+        # declares.
         versions = [tensor._version for tensor in flat]
         shapes: dict[str, tuple[int, ...]] = {}
         hooks = [

@@ -60,9 +60,13 @@ def device_of_rank(device: object) -> torch.device:
 def check_types(dtype: object, autocast: object) -> None:
     """Raise ArgumentError unless `dtype` is a torch type or None, and `autocast` is torch.bfloat16 or None."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise ArgumentError(f"dtype is {safe_repr(dtype)}", "give a type of torch, such as torch.float64, or None")
+        raise ArgumentError(
+            f"dtype is {safe_repr(dtype)}, but must be a torch.dtype or None",
+            "give a type such as torch.float64, or None",
+        )
     if autocast is not None and autocast is not torch.bfloat16:
         raise ArgumentError(
-            f"autocast is {autocast if isinstance(autocast, torch.dtype) else safe_repr(autocast)}",
+            f"autocast is {autocast if isinstance(autocast, torch.dtype) else safe_repr(autocast)}, but must be"
+            " torch.bfloat16 or None",
             "give torch.bfloat16; float16 needs loss scaling, which runs don't have",
         )

@@ -240,7 +240,7 @@ def check(program: Program, scale: float) -> Durations:
     check_orders(program)
     hint = f"give a number from {_LEAST_SCALE:g} to {_MOST_SCALE:,.0f}"
     if number("scale", scale, above=0, most=_MOST_SCALE, hint=hint) < _LEAST_SCALE:
-        raise ArgumentError(f"scale is {scale:g}", hint)
+        raise ArgumentError(f"scale is {scale:g}, but must be at least {_LEAST_SCALE:g}", hint)
     if program.costs is None:
         raise ArgumentError(
             "the program has no times, so there is nothing to emulate",
@@ -389,7 +389,7 @@ class _Sums:
 def _latest(ns: int) -> int:
     """Return the maximum of `ns` over all ranks."""
     latest = torch.tensor([ns])
-    with HERE.meets("the meeting between steps"):
+    with HERE.meets("the agreement on the time of a step"):
         dist.all_reduce(latest, dist.ReduceOp.MAX)
     return int(latest)
 

@@ -64,7 +64,8 @@ def as_share(what: str, given: object, size: int, device: torch.device | None) -
     tensors = (given,) if isinstance(given, torch.Tensor) else given
     if not isinstance(tensors, tuple | list) or not all(isinstance(one, torch.Tensor) for one in tensors):
         raise ArgumentError(
-            f"{what} are {safe_repr(given)}", "give a tensor, a tuple of tensors, or a `Share` of the loader"
+            f"{what} are {safe_repr(given)}, but must be tensors",
+            "give a tensor, a tuple of tensors, or a `Share` of the loader",
         )
     for one in tensors:
         if not one.dim() or len(one) != size:
@@ -111,7 +112,7 @@ class Loader:
         """Number of batches of this epoch that were yielded."""
         if not len(self):
             raise ArgumentError(
-                f"the data set has {pluralize(length, 'sample')}, fewer than a global batch of {self._size}",
+                f"the data set has {pluralize(length, 'sample')}, but a global batch takes {self._size}",
                 "give more data, or plan for a smaller global batch",
             )
 
@@ -180,7 +181,7 @@ def length_of(dataset: Any) -> int:
     """Return the number of samples. Raise ArgumentError for a data set without lengths or indices."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ArgumentError(
-            f"the data set is {safe_repr(dataset)}",
+            f"the data set is {safe_repr(dataset)}, but needs `len` and indices",
             "give one with `len(dataset)` and `dataset[i]`, such as a list of pairs",
         )
     try:
@@ -204,7 +205,7 @@ def collated(samples: list[Any]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.
     first = samples[0]
     if not isinstance(first, tuple | list) or len(first) != 2:
         raise ArgumentError(
-            f"a sample of the data set is {safe_repr(first)}",
+            f"a sample of the data set is {safe_repr(first)}, but must be a pair",
             "give pairs of inputs and targets; several inputs or targets are a tuple",
         )
     try:

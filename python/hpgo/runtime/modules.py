@@ -104,11 +104,14 @@ class Network:
         """Add a layer by its description, and return the network. Raise ArgumentError if it does not fit the others."""
         if not isinstance(node.id, str) or not node.id or node.id.startswith("input:"):
             raise ArgumentError(
-                f"a layer's id is {safe_repr(node.id)}", "give a name that does not begin with `input:`"
+                f"a layer's id is {safe_repr(node.id)}, but must be a name without `input:` in front",
+                "give another name",
             )
         if node.id in self.nodes:
             raise ArgumentError(
-                f"two layers have the id `{node.id}`", "feeds name layers by their id", code="duplicate"
+                f"two layers have the id `{node.id}`, but feeds name layers by their id",
+                "give each layer another id",
+                code="duplicate",
             )
         if not callable(node.make):
             raise ArgumentError(
@@ -139,7 +142,8 @@ class Network:
             pair = check_list("what is tied", holder, hint="give pairs of layer id and name of the parameter")
             if len(pair) != 2 or not all(isinstance(one, str) for one in pair):
                 raise ArgumentError(
-                    f"what is tied is {safe_repr(holder)}", "give pairs of layer id and parameter's name"
+                    f"tied is {safe_repr(holder)}, but ties are pairs of text",
+                    "give pairs of layer id and parameter name",
                 )
             layer = pair[0]
             if layer not in self.nodes:

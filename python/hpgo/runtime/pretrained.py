@@ -257,7 +257,9 @@ class Scores(nn.Module):
 def _of_text(config: Any, batch: int, tokens: int | None, *, is_causal: bool) -> _Example:
     most = getattr(config, "max_position_embeddings", None) or _MOST
     if tokens is not None and tokens > most:
-        raise ArgumentError(f"the model reads {most} tokens, not {tokens}", f"give a `length` up to {most}")
+        raise ArgumentError(
+            f"`length` is {tokens}, but the model reads at most {most} tokens", f"give a `length` up to {most}"
+        )
     length = tokens or min(_TOKENS, most)
     if not is_causal:
         # Classifiers take the score of the last token that is no padding, and refuse batches without a padding token.

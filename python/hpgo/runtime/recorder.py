@@ -34,7 +34,7 @@ class Recorder:
         """Compare clocks with the other ranks. Times of timelines are the recorded ones divided by `scale`."""
         self._program, self._clock, self._scale = program, clock, scale
         self._steps: deque[tuple[int, array[int], int | None, Program]] = deque(maxlen=_REMEMBERED)
-        with translate_errors("the ranks don't come together to compare clocks", LOST):
+        with translate_errors("not all ranks reached the comparison of clocks", LOST):
             clock.compare()
 
     def add(self, step: int, stamps_ns: Sequence[int], peak_bytes: int | None, program: Program | None = None) -> None:
@@ -67,7 +67,7 @@ class Recorder:
             self._clock.compare()
             *actions_ns, begin_ns, summed_ns, end_ns = (self._clock.by_rank_0(one) / self._scale for one in ns)
             mine = Record(np.array(actions_ns, np.float64).reshape(-1, 2), begin_ns, summed_ns, end_ns, peak_bytes)
-            with HERE.meets("the gathering of what was measured"):
+            with HERE.meets("the gathering of recorded steps"):
                 dist.all_gather_object(everyone, mine)
         return timeline_of(program, everyone)
 

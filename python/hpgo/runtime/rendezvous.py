@@ -58,7 +58,7 @@ def is_of_others(failure: Exception) -> bool:
 @contextmanager
 def together(words: str) -> Iterator[None]:
     """Report a collective step within this context. Raise RunError if another rank is lost."""
-    with HERE.meets(words), translate_errors(f"the ranks don't come together for {words}", LOST):
+    with HERE.meets(words), translate_errors(f"not all ranks reached {words}", LOST):
         yield
 
 
@@ -96,8 +96,8 @@ def place() -> tuple[int, int]:
     rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
         raise RunError(
-            f"RANK is `{rank}` and WORLD_SIZE is `{size}`",
-            "set both to whole numbers, with RANK from 0 to WORLD_SIZE - 1",
+            f"RANK is `{rank}` and WORLD_SIZE is `{size}`, but RANK must be a number below WORLD_SIZE",
+            "set RANK to a number from 0 to WORLD_SIZE - 1",,
         )
     return int(rank), int(size)
 
@@ -230,7 +230,7 @@ def agree(facts: dict[str, str]) -> None:
     """Compare the facts of all ranks with those of rank 0. All ranks raise RunError if one differs."""
     mine = {"version of hpgo": __version__, "version of torch": torch.__version__, **facts}
     everyone: list[Any] = [None] * dist.get_world_size()
-    with together("the comparison of what they run"):
+    with together("the comparison of plans and options"):
         dist.all_gather_object(everyone, mine)
     for rank, theirs in enumerate(everyone):
         for what, value in everyone[0].items():

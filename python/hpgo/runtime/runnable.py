@@ -75,7 +75,10 @@ class Runnable:
                 bits=tuple(hop.bits for hop in plan.hops[1:-1]),
                 names_layers=bool(plan.stages[0].layers),
             )
-        raise ArgumentError(f"the plan is {safe_repr(plan)}", "give a Plan, a Program, or the file of a plan")
+        raise ArgumentError(
+            f"the plan is {safe_repr(plan)}, but must be a Plan, a Program, or a file",
+            "give what `hpgo.plan` returned, or the file of a plan",
+        )
 
 
 def check_orders(program: Program) -> None:

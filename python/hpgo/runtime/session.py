@@ -35,7 +35,7 @@ class NeighbourGroups:
             self._made = [dist.new_group() for _ in range(2)]
             self.up, self.down = self._made
         elif shared_memory:
-            with together("the exchange of memory"):
+            with together("the setup of shared memory"):
                 self.up = self.down = self._neighbours = Neighbours(world, timeout_s)
         else:
             self.up = self.down = world
@@ -132,7 +132,7 @@ class RankSession:
             HERE.stages = stages_of(program, rank)
             guards.tell_now()
             with (
-                HERE.meets("the meeting of the ranks"),
+                HERE.meets("the rendezvous of the ranks"),
                 translate_errors(
                     "the ranks don't find each other", "check that all started, and that their nodes reach each other"
                 ),

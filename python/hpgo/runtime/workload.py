@@ -112,7 +112,8 @@ class Workload:
         """
         if not isinstance(grain, str) or grain not in {*GRAINS, QUARTER}:
             raise ArgumentError(
-                f"the unit of layers is {safe_repr(grain)}", f"give one of {', '.join((*GRAINS, QUARTER))}"
+                f"the unit of layers is {safe_repr(grain)}, which is unknown",
+                f"give one of {', '.join((*GRAINS, QUARTER))}",
             )
         if grain == QUARTER:
             if self._quartered is None:
@@ -238,7 +239,9 @@ class Workload:
         """
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             shown = dtype if isinstance(dtype, torch.dtype) else safe_repr(dtype)
-            raise ArgumentError(f"dtype is {shown}", "give a type of torch, such as torch.float64, or None")
+            raise ArgumentError(
+                f"dtype is {shown}, but must be a floating type of torch or None", "give torch.float64, for instance"
+            )
         hint = "give a list of layer ids for each stage"
         check_is("`stages`", stages, list | tuple, hint)
         layers = [check_list(f"the layers of stage {number}", stage, hint=hint) for number, stage in enumerate(stages)]
@@ -377,7 +380,9 @@ def _network(model: Any) -> Network:
         return model
     if isinstance(model, (nn.Sequential, nn.ModuleList, list, tuple, dict)):
         return Network.chain(model)
-    raise ArgumentError(f"`model` is {safe_repr(model)}", "give a torch.nn module, a list of them, or a Network")
+    raise ArgumentError(
+        f"`model` is {safe_repr(model)}, but must be a module, a list of modules or a Network", "give one of these"
+    )
 
 
 def _tensors(what: str, given: Any) -> tuple[Tensor, ...]:
