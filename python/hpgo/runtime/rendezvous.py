@@ -97,7 +97,7 @@ def place() -> tuple[int, int]:
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
         raise RunError(
             f"RANK is `{rank}` and WORLD_SIZE is `{size}`, but RANK must be a number below WORLD_SIZE",
-            "set RANK to a number from 0 to WORLD_SIZE - 1",,
+            "set RANK to a number from 0 to WORLD_SIZE - 1",
         )
     return int(rank), int(size)
 
