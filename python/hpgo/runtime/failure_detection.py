@@ -110,7 +110,7 @@ class FailureDetector:
         """Return the reason why the run is lost; None as long as it is not."""
         limits, now_s = self._limits, self._read_s
         silent_s = {rank: now_s - at_s for rank, at_s in enumerate(self._heard_s)}
-        # Check the longest silence first: a rank that dies may silence others that wait for it in the store.
+        # Blame the rank that has been silent for longest. The others may be silent because of it.
         for rank in sorted(self.reports, key=lambda one: -silent_s[one]):
             report = self.reports[rank]
             if silent_s[rank] > limits.silence_s and not report.has_left:
@@ -136,7 +136,7 @@ class FailureDetector:
             return None
         at, saving = min(waiting), False
         passed: list[tuple[int, bool]] = []
-        # Waits can form a cycle. Stop at the first pair that was visited before.
+        # Reports are from different moments, so waits may seem to form a cycle. Stop where one would close.
         while (at, saving) not in passed:
             passed.append((at, saving))
             report = self.reports[at]

@@ -192,7 +192,7 @@ class _Step:
             "micro_batch": np.array([one.micro_batch for one in taken], np.uint32),
             "kind": np.array([TRANSFER_KINDS.index(_KIND[one.is_gradient]) for one in taken], np.uint8),
             "start_s": start_s,
-            "end_s": np.maximum(start_s, np.minimum(end_s, begun_s)),  # sums may round past it
+            "end_s": np.maximum(start_s, np.minimum(end_s, begun_s)),  # start plus duration may round past it
         }
 
     def _last_end_s(self, ranks: Sequence[int], stage: int) -> float:
@@ -210,7 +210,7 @@ class _Step:
         shared = {layer for one in self._program.sums if len(one.ranks) > 1 for layer in one.layers}
         rows = []
         for number, stage in enumerate(self._program.stages):
-            # A stage without shared weights has no reduction, and its optimizer step is not visible in the records.
+            # Only stages with shared weights have a reduction to show.
             if shared.isdisjoint(stage.layers):
                 continue
             records = [self._records[rank] for rank in stage.devices]

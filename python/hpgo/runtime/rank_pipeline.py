@@ -165,8 +165,7 @@ class RankPipeline(ABC):
     def _stage_modules(self, held: set[int], *, chains: int | None = None) -> list[StageModule]:
         """Return the modules of all stages of the first `chains` chains, or of all; only `held` ones take memory."""
         program, length = self.program, self.program.schedule.chain_length
-        # Deferred weight gradients keep their inputs alive, so build split layers only for schedules that have W
-        # passes.
+        # Only schedules with W passes split backward passes. All others keep torch's own layers.
         splits = any(KINDS[kind] == "W" for kind in set(program.schedule.actions[:, 0].tolist()))
         found: list[StageModule] = []
         for begin in range(0, length * chains if chains else len(program.stages), length):
