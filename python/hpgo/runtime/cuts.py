@@ -68,7 +68,7 @@ def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    made: Any
+    output: Any
     mutates: tuple[int, ...]
     dropouts: dict[str, tuple[int, ...]]
 
@@ -102,8 +102,8 @@ def _run(
         # the depth.
         like = None if alike[layer] is None else (alike[layer], _shapes(arguments))
         if like in known:
-            seen[layer] = replace(known[like], made=_again(known[like].made))
-            _hold(held, layer, seen[layer].made)
+            seen[layer] = replace(known[like], output=_again(known[like].output))
+            _hold(held, layer, seen[layer].output)
             continue
         flat = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
         # Autograd counts the in-place changes of each tensor. The counter shows what a module changes, which nothing
@@ -115,13 +115,13 @@ def _run(
             for name, found in modules[layer].named_modules()
             if isinstance(found, dropout.DrawnDropout)
         ]
-        made = _call(layer, modules[layer], arguments, rows)
+        output = _call(layer, modules[layer], arguments, rows)
         for hook in hooks:
             hook.remove()
         changed = [tensor for tensor, version in zip(flat, versions, strict=True) if tensor._version != version]
         mutates = tuple(at for at, argument in enumerate(arguments) if any(argument is tensor for tensor in changed))
-        _hold(held, layer, made)
-        for tensor in _several(made):
+        _hold(held, layer, output)
+        for tensor in _several(output):
             if not isinstance(tensor, torch.Tensor):
                 raise ArgumentError(
                     f"layer `{layer}` returns a {type(tensor).__name__}, but layers return a tensor or a tuple of"
@@ -129,23 +129,23 @@ def _run(
                     "return a tensor, or a tuple of tensors",
                     code="user_code",
                 )
-        seen[layer] = _Seen(made, mutates, shapes)
+        seen[layer] = _Seen(output, mutates, shapes)
         # A result that aliases an argument must not be imitated by fresh tensors: the layers behind it would miss
         # in-place changes.
-        if like is not None and not _share(chain(*map(_several, arguments)), _several(made)):
+        if like is not None and not _share(chain(*map(_several, arguments)), _several(output)):
             known[like] = seen[layer]
     return seen
 
 
-def _several(made: Any) -> Sequence[Any]:
-    return made if isinstance(made, (tuple, list)) else (made,)
+def _several(output: Any) -> Sequence[Any]:
+    return output if isinstance(output, (tuple, list)) else (output,)
 
 
-def _hold(held: dict[str, Any], layer: str, made: Any) -> None:
+def _hold(held: dict[str, Any], layer: str, output: Any) -> None:
     """Keep the result of a layer under the names by which feeds refer to it."""
-    held[layer] = made
-    if isinstance(made, (tuple, list)):
-        held |= {f"{layer}:{number}": tensor for number, tensor in enumerate(made)}
+    held[layer] = output
+    if isinstance(output, (tuple, list)):
+        held |= {f"{layer}:{number}": tensor for number, tensor in enumerate(output)}
 
 
 def _shapes(given: Any) -> Any:
@@ -155,19 +155,19 @@ def _shapes(given: Any) -> Any:
     return type(given), *map(_shapes, given)
 
 
-def _again(made: Any) -> Any:
+def _again(output: Any) -> Any:
     """Return new tensors with the same shapes, strides and types."""
-    if isinstance(made, torch.Tensor):
-        fresh = torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device="meta")
+    if isinstance(output, torch.Tensor):
+        fresh = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device="meta")
         # `clone` makes it a non-leaf that requires a gradient, like the result of a layer. In-place changes of leaves
         # would raise.
-        return fresh.requires_grad_().clone() if made.requires_grad else fresh
-    return type(made)(map(_again, made))
+        return fresh.requires_grad_().clone() if output.requires_grad else fresh
+    return type(output)(map(_again, output))
 
 
-def _share(given: Iterable[Tensor], made: Sequence[Tensor]) -> bool:
+def _share(given: Iterable[Tensor], output: Sequence[Tensor]) -> bool:
     """Return whether a returned tensor shares memory with an argument or with another returned tensor."""
-    places = [tensor.untyped_storage()._cdata for tensor in made]
+    places = [tensor.untyped_storage()._cdata for tensor in output]
     return len(set(places)) < len(places) or any(tensor.untyped_storage()._cdata in places for tensor in given)
 
 
@@ -197,8 +197,8 @@ def _call(layer: str, module: nn.Module, arguments: list[Any], rows: int) -> Any
 
 
 def _made(layer: str, few: _Seen, more: _Seen) -> LayerRecording:
-    is_single = isinstance(few.made, torch.Tensor)
-    pairs = [(few.made, more.made)] if is_single else list(zip(few.made, more.made, strict=True))
+    is_single = isinstance(few.output, torch.Tensor)
+    pairs = [(few.output, more.output)] if is_single else list(zip(few.output, more.output, strict=True))
     values, dimensions, reasons = [], [], []
     for number, (one, other) in enumerate(pairs):
         name = layer if is_single else f"{layer}:{number}"
@@ -228,7 +228,7 @@ def _row_dimension(few: Sequence[int], more: Sequence[int]) -> tuple[int | None,
 
 def cut(
     network: Network,
-    made: dict[str, LayerRecording],
+    recordings: dict[str, LayerRecording],
     inputs: Sequence[Tensor],
     stages: Sequence[Sequence[str]],
     *,
@@ -245,7 +245,7 @@ def cut(
     check_stages(stages, network.layers)
     # Each process asks for its own stages only. The others are needed for the shapes of what they take and give, which
     # meta modules have.
-    crossing = _CrossingValue(network, made, inputs, stages)
+    crossing = _CrossingValue(network, recordings, inputs, stages)
     return [
         crossing.part(
             at,
@@ -264,13 +264,13 @@ class _CrossingValue:
     def __init__(
         self,
         network: Network,
-        made: dict[str, LayerRecording],
+        recordings: dict[str, LayerRecording],
         inputs: Sequence[Tensor],
         stages: Sequence[Sequence[str]],
     ) -> None:
-        self.network, self.made, self.inputs, self.stages = network, made, inputs, stages
+        self.network, self.recordings, self.inputs, self.stages = network, recordings, inputs, stages
         self.stage_of = {layer: at for at, stage in enumerate(stages) for layer in stage}
-        self.values = {value.name: value for one in made.values() for value in one.values}
+        self.values = {value.name: value for one in recordings.values() for value in one.values}
         self.readers: dict[str, list[str]] = {name: [] for name in self.values}
         self.last: dict[str, int] = {}
         """Last stage that reads each value that travels."""
@@ -293,7 +293,7 @@ class _CrossingValue:
 
     def names(self, feed: str) -> tuple[str, ...]:
         """Return the names of the values that a feed stands for."""
-        return (feed,) if feed not in self.made else tuple(value.name for value in self.made[feed].values)
+        return (feed,) if feed not in self.recordings else tuple(value.name for value in self.recordings[feed].values)
 
     def _made_in(self, name: str) -> int:
         maker = self.network.maker(name)
@@ -304,7 +304,7 @@ class _CrossingValue:
         return maker is not None and not self.network.nodes[maker].everywhere
 
     def _check(self) -> None:
-        for layer, one in self.made.items():
+        for layer, one in self.recordings.items():
             for value, reason in zip(one.values, one.uncuttable, strict=True):
                 if reason and self._travels(value.name) and self.last.get(value.name, -1) > self.stage_of[layer]:
                     raise ArgumentError(
@@ -358,7 +358,7 @@ class _CrossingValue:
         )
         number = {name: at for at, name in enumerate(takes)}
         for layer in runs:
-            for value in self.made[layer].values:
+            for value in self.recordings[layer].values:
                 number.setdefault(value.name, len(number))
         # Keep only values that are read or given, and drop each one after its last reader, so that a stage holds no
         # tensor longer than needed.
@@ -366,7 +366,7 @@ class _CrossingValue:
         last_read = {name: layer for layer in runs for feed in nodes[layer].feeds for name in self.names(feed)}
         calls = []
         for at, layer in enumerate(runs):
-            one, feeds = self.made[layer], nodes[layer].feeds
+            one, feeds = self.recordings[layer], nodes[layer].feeds
             reads = tuple(
                 number[feed] if feed in number else tuple(number[name] for name in self.names(feed)) for feed in feeds
             )
@@ -377,7 +377,7 @@ class _CrossingValue:
             calls.append(Call(at, reads, makes, received, drops))
         dimensions = {
             number[value.name]: dimension
-            for one in self.made.values()
+            for one in self.recordings.values()
             for value, dimension in zip(one.values, one.row_dimensions, strict=True)
             if dimension and value.name in {*takes, *gives}
         }
@@ -411,7 +411,7 @@ class _CrossingValue:
             module = self.network.make_on_meta(layer) if on_meta else self.network.make(layer, seed=seed)
             if queue is not None:
                 install(module, queue)
-            modules[layer] = ready(layer, module, self.made[layer], dtype=dtype, seed=seed)
+            modules[layer] = ready(layer, module, self.recordings[layer], dtype=dtype, seed=seed)
         for holders in self.network.ties:
             here = [holder for holder in holders if holder[0] in modules]
             if not here:
@@ -428,9 +428,11 @@ class _CrossingValue:
         return modules
 
 
-def ready(layer: str, module: nn.Module, made: LayerRecording, *, dtype: torch.dtype | None, seed: int) -> nn.Module:
+def ready(
+    layer: str, module: nn.Module, recording: LayerRecording, *, dtype: torch.dtype | None, seed: int
+) -> nn.Module:
     """Return the module of a layer with weights of `dtype`. Its dropout and normalization do not depend on the plan."""
-    dropout.install(layer, module, seed=seed, row_dimensions=made.dropouts)
+    dropout.install(layer, module, seed=seed, row_dimensions=recording.dropouts)
     batch_norm.install(module)
     return module if dtype is None else module.to(dtype)
 

@@ -161,8 +161,8 @@ class _Meter:
         by = "NCCL" if self._device.type == "cuda" else "shared memory and gloo"
         source = f"measured with {by}, {time.strftime('%Y-%m-%d')}: {text}; hpgo {__version__}"
         sizes = "x".join(map(str, (len(machines), machines[0].count)))
-        made = Cluster(name or f"measured-{sizes}", machines, intra, inter, source)
-        return Links(made, fits, messages, rates, both, at_once)
+        cluster = Cluster(name or f"measured-{sizes}", machines, intra, inter, source)
+        return Links(cluster, fits, messages, rates, both, at_once)
 
     def _within(self) -> list[tuple[int, int]]:
         return [(a, b) for a, b in self._pairs if self._ranks[a].machine == self._ranks[b].machine]
@@ -304,8 +304,8 @@ def _everyones(mine: Any) -> list[Any]:
 def _about(device: torch.device) -> tuple[str, float]:
     """Return the type of a rank's device and its memory; without a GPU, its share of the node's memory."""
     if device.type == "cuda":
-        made = torch.cuda.get_device_properties(device)
-        return made.name, float(made.total_memory)
+        properties = torch.cuda.get_device_properties(device)
+        return properties.name, float(properties.total_memory)
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     try:
         kib = float(_MEMINFO.read_text(encoding="ascii").split("MemTotal:")[1].split()[0])

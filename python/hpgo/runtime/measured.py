@@ -58,8 +58,8 @@ def timeline_of(program: Program, records: Sequence[Record]) -> Timeline:
 class _Taken:
     """A message from another rank, with the indices of its sending and receiving action."""
 
-    by: int
-    made: int
+    receiver: int
+    sender: int
     from_stage: int
     micro_batch: int
     is_gradient: bool
@@ -102,7 +102,7 @@ class _Step:
     def _messages(self) -> list[list[_Taken]]:
         """Return the messages that each action takes from other ranks."""
         # W passes send nothing, so the backward pass of a stage identifies the sender of a gradient.
-        made = {
+        action_of = {
             (rank, action.kind == "F", action.stage, action.micro_batch): place
             for place, rank, action in self._actions()
             if action.kind != "W"
@@ -110,8 +110,8 @@ class _Step:
         return [
             [
                 _Taken(
-                    by=place,
-                    made=made[message.peer, action.kind == "F", message.from_stage, action.micro_batch],
+                    receiver=place,
+                    sender=action_of[message.peer, action.kind == "F", message.from_stage, action.micro_batch],
                     from_stage=message.from_stage,
                     micro_batch=action.micro_batch,
                     is_gradient=action.kind != "F",
@@ -166,28 +166,28 @@ class _Step:
     def _transfers(self) -> dict[str, NDArray[Any]]:
         rank_of = [rank for _, rank, _ in self._actions()]
         taken = [one for each in self._taken for one in each]
-        took_s = [max(0.0, self._begin[one.by] - self._end[one.made]) for one in taken]
+        took_s = [max(0.0, self._begin[one.receiver] - self._end[one.sender]) for one in taken]
         waited: dict[int, list[float]] = {}
         was_waited_for = []
         for one, span_s in zip(taken, took_s, strict=True):
-            latest_s = max(self._end[each.made] for each in self._taken[one.by])
+            latest_s = max(self._end[each.sender] for each in self._taken[one.receiver])
             # The receiver waited for this message if it ended after all other inputs and after the rank's previous
             # action.
-            known = self._end[one.made] >= max(latest_s, self._free_s(one.by, rank_of[one.by]))
+            known = self._end[one.sender] >= max(latest_s, self._free_s(one.receiver, rank_of[one.receiver]))
             was_waited_for.append(known)
             if known:
                 waited.setdefault(one.cut, []).append(span_s)
         usual_s = {cut: median(spans_s) for cut, spans_s in waited.items()}
-        start_s = np.array([self._end[one.made] for one in taken], np.float64)
+        start_s = np.array([self._end[one.sender] for one in taken], np.float64)
         lasting_s = [
             span_s if known else min(span_s, usual_s.get(one.cut, span_s))
             for one, span_s, known in zip(taken, took_s, was_waited_for, strict=True)
         ]
         end_s = start_s + np.array(lasting_s, np.float64)
-        begun_s = np.array([self._begin[one.by] for one in taken], np.float64)
+        begun_s = np.array([self._begin[one.receiver] for one in taken], np.float64)
         return {
-            "from_rank": np.array([rank_of[one.made] for one in taken], np.uint32),
-            "to_rank": np.array([rank_of[one.by] for one in taken], np.uint32),
+            "from_rank": np.array([rank_of[one.sender] for one in taken], np.uint32),
+            "to_rank": np.array([rank_of[one.receiver] for one in taken], np.uint32),
             "stage": np.array([one.from_stage for one in taken], np.uint32),
             "micro_batch": np.array([one.micro_batch for one in taken], np.uint32),
             "kind": np.array([TRANSFER_KINDS.index(_KIND[one.is_gradient]) for one in taken], np.uint8),
@@ -240,7 +240,7 @@ class _Step:
                 if place == begin:
                     add(rank, 0.0, start_s, "fill")
                     continue
-                latest = max((one.made for one in self._taken[place]), key=self._end.__getitem__, default=None)
+                latest = max((one.sender for one in self._taken[place]), key=self._end.__getitem__, default=None)
                 if latest is None:
                     add(rank, free_s, start_s, "communication")
                     continue
@@ -279,7 +279,7 @@ class _Step:
         # In order of their ends, each action comes after all its predecessors, up to errors of the clocks. So a walk
         # from the last end to the first sees all successors of an action before the action itself.
         for place in sorted(range(len(self._end)), key=self._end.__getitem__, reverse=True):
-            before = [one.made for one in self._taken[place]]
+            before = [one.sender for one in self._taken[place]]
             if place > self._starts[rank_of[place]]:
                 before.append(place - 1)
             if not before:

@@ -68,11 +68,11 @@ class LiveTensorCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation, and count the tensors that it returns."""
-        made = func(*args, **(kwargs or {}))
-        for one in made if isinstance(made, (tuple, list)) else (made,):
+        output = func(*args, **(kwargs or {}))
+        for one in output if isinstance(output, (tuple, list)) else (output,):
             if isinstance(one, torch.Tensor):
                 self._count(one)
-        return made
+        return output
 
 
 class Peak:

@@ -134,7 +134,7 @@ class Orders:
         mine = program.for_rank(rank)
         self.rank, self.actions = rank, mine.actions
         rows_of = {stage.stage: stage.rows for stage in mine.stages}
-        made: dict[tuple[str, int], Exchange] = {}
+        by_kind_and_stage: dict[tuple[str, int], Exchange] = {}
 
         def exchange(action: RankAction) -> Exchange:
             def tensors(messages: Sequence[Message]) -> Tensors:
@@ -146,13 +146,15 @@ class Orders:
             return Exchange(tensors(action.receives), tensors(action.sends))
 
         for action in self.actions:
-            if (action.kind, action.stage) not in made:
-                made[action.kind, action.stage] = exchange(action)
-        self.exchanges = [made[action.kind, action.stage] for action in self.actions]
+            if (action.kind, action.stage) not in by_kind_and_stage:
+                by_kind_and_stage[action.kind, action.stage] = exchange(action)
+        self.exchanges = [by_kind_and_stage[action.kind, action.stage] for action in self.actions]
         self._place = {
             (one.kind == "F", one.stage, one.micro_batch): at for at, one in enumerate(self.actions) if one.kind != "W"
         }
-        self.peers = sorted({piece.peer for one in made.values() for piece in (*one.takes.pieces, *one.gives.pieces)})
+        self.peers = sorted(
+            {piece.peer for one in by_kind_and_stage.values() for piece in (*one.takes.pieces, *one.gives.pieces)}
+        )
 
     def sent_to(self, other: Orders) -> Iterator[tuple[int, Piece, int, Piece]]:
         """Yield everything that this rank sends to another, in order.

@@ -34,9 +34,9 @@ class Finder:
             raise RunError(f"{found} of `{name}` are nan or infinite", "leave such samples out of the data")
         self._watch(at, tensor)
 
-    def makes(self, layer: str, module: nn.Module, made: Iterable[tuple[int, Any]]) -> None:
+    def makes(self, layer: str, module: nn.Module, values: Iterable[tuple[int, Any]]) -> None:
         """Check the values that a layer returns, by number."""
-        for at, tensor in made:
+        for at, tensor in values:
             if found := _wrong(tensor):
                 words = f"{found} that layer `{layer}` makes are nan or infinite"
                 # Bad weights are an earlier step's fault, which the layer's own operations do not show.

@@ -179,12 +179,12 @@ def measure(
     finally:
         torch.set_num_threads(before)
     kept.remove()
-    made = _profile(read, sizes, benches, dtype, _circumstances(read, setting, where))
+    measured_profile = _profile(read, sizes, benches, dtype, _circumstances(read, setting, where))
     return Measurement(
-        made,
-        {layer.id: layer.spread or 0.0 for layer in made.layers},
+        measured_profile,
+        {layer.id: layer.spread or 0.0 for layer in measured_profile.layers},
         {rows: bench.whole for rows, bench in zip(sizes, benches, strict=True) if bench.whole is not None},
-        (*varying(made), *_notes(read, sizes, benches, noise, inference=inference)),
+        (*varying(measured_profile), *_notes(read, sizes, benches, noise, inference=inference)),
     )
 
 

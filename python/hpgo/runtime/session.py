@@ -95,8 +95,8 @@ class Groups:
         """Groups of stages whose layers exchange sums with their replicas, by stage."""
         self.pipelines: dict[tuple[int, ...], Any] = {ranks: dist.new_group(list(ranks)) for ranks in pipelines}
         """Groups of torch's pipelining, by their ranks."""
-        made = (*self.sums.values(), *self.replicas.values(), *self.pipelines.values())
-        self._made = [one for one in made if one is not world]
+        groups = (*self.sums.values(), *self.replicas.values(), *self.pipelines.values())
+        self._made = [one for one in groups if one is not world]
 
     def close(self) -> None:
         """Release the groups. The ranks stay together."""

@@ -164,19 +164,19 @@ class Workload:
         name, _, rest = text.partition(":")
         if name in MODELS:
             sized = built_in(name, rest)
-            made = cls(sized.network, sized.inputs, sized.targets, sized.loss, weight=sized.weight, name=text)
+            workload = cls(sized.network, sized.inputs, sized.targets, sized.loss, weight=sized.weight, name=text)
             if has_quarters(name):
-                made._quartered = partial(cls._by_quarter, name, rest, text)
-            return made
+                workload._quartered = partial(cls._by_quarter, name, rest, text)
+            return workload
         if name.endswith(".json") or _is_folder(name):
             from hpgo.runtime.pretrained import pretrained  # its imports take seconds to load
 
             # Transformers draws random weights from torch's global generator.
             torch.manual_seed(seed)
             read = pretrained(Path(name), rest, on_meta=on_meta)
-            made = cls(read.model, read.inputs, read.targets, read.loss, weight=read.weight, name=text)
-            made.is_on_meta, made.built = on_meta, read.built
-            return made
+            workload = cls(read.model, read.inputs, read.targets, read.loss, weight=read.weight, name=text)
+            workload.is_on_meta, workload.built = on_meta, read.built
+            return workload
         if not rest:
             raise ArgumentError(
                 f"there is no workload `{shorten(text)}`",
@@ -187,9 +187,9 @@ class Workload:
 
     @classmethod
     def _by_quarter(cls, name: str, sizes: str, text: str) -> Workload:
-        made = cls.read(f"{name}:{sizes},quarters")
-        made.name = text
-        return made
+        workload = cls.read(f"{name}:{sizes},quarters")
+        workload.name = text
+        return workload
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -269,12 +269,12 @@ class Workload:
 
     def outputs(self, dtype: torch.dtype | None) -> list[Value]:
         """Return the shapes and types of the tensors that the model returns, with weights of `dtype`."""
-        made = self.look(dtype)
-        known = {value.name: value for one in made.values() for value in one.values}
+        recordings = self.look(dtype)
+        known = {value.name: value for one in recordings.values() for value in one.values}
         return [
             value
             for feed in self.network.outputs
-            for value in (made[feed].values if feed in made else (known[feed],) if feed in known else ())
+            for value in (recordings[feed].values if feed in recordings else (known[feed],) if feed in known else ())
         ]
 
     @property
@@ -328,23 +328,23 @@ class Workload:
         batch's weights, it is the mean loss. A `loss` that is a sum is returned unchanged. Floating targets are cast
         like outputs. Raises ArgumentError if `loss` does not return one number.
         """
-        made, given = _tensors("outputs", outputs), _tensors("targets", targets)
+        tensors, given = _tensors("outputs", outputs), _tensors("targets", targets)
         if self._adds_up is None:
             rows = len(given[0])
             self.reduction(
                 [
                     Value("", by_row=len(one) == rows, has_gradient=True, shape=tuple(one.shape[1:]), dtype=one.dtype)
-                    for one in made
+                    for one in tensors
                 ],
-                made[0].device,
+                tensors[0].device,
             )
-        kind = next((tensor.dtype for tensor in made if tensor.is_floating_point()), None)
+        kind = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
         cast = tuple(tensor.to(kind) if kind and tensor.is_floating_point() else tensor for tensor in given)
         total = float(self.weight_of(given).sum()) if self.weight is not None else len(given[0])
         # The mean over no sample is NaN. Return 0, but keep the graph, because every rank must run its backward pass.
         if total == 0:
-            return sum((tensor.sum() * 0 for tensor in made if tensor.is_floating_point()), torch.zeros(()))
-        mean = self.loss(made[0] if len(made) == 1 else made, cast[0] if len(cast) == 1 else cast)
+            return sum((tensor.sum() * 0 for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
+        mean = self.loss(tensors[0] if len(tensors) == 1 else tensors, cast[0] if len(cast) == 1 else cast)
         if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
             shown = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, torch.Tensor) else safe_repr(mean)
             raise ArgumentError(
@@ -401,12 +401,12 @@ def _tensors(what: str, given: Any) -> tuple[Tensor, ...]:
 def _called(text: str, seed: int) -> Workload:
     """Return the workload that a user's function creates. Raise ArgumentError if it is none."""
     others = f"; built in are {', '.join(MODELS)}"
-    made = made_by(text, "workload", seed=seed, wanted="a hpgo.runtime.Workload", others=others)
-    if not isinstance(made, Workload):
+    workload = made_by(text, "workload", seed=seed, wanted="a hpgo.runtime.Workload", others=others)
+    if not isinstance(workload, Workload):
         raise ArgumentError(
-            f"the workload `{shorten(text)}` returns {safe_repr(made)}",
+            f"the workload `{shorten(text)}` returns {safe_repr(workload)}",
             "return a hpgo.runtime.Workload",
             code="user_code",
         )
-    made.name = made.name or text
-    return made
+    workload.name = workload.name or text
+    return workload
