@@ -342,7 +342,7 @@ def test_bits_are_those_asked_for_or_those_of_the_plan() -> None:
     assert bits_behind([8], 3, (4, 0)) == (4, 0)
     assert bits_behind(None, 1, 8) == ()
     for asked, words in (
-        (7, "can't travel in 7 bits"),
+        (7, "can't be sent in 7 bits"),
         ((8, 8), "bits are given for 2 cuts, and 2 stages have 1"),
         (-1, "the number of bits is -1"),
         ("8", "the number of bits is `8`"),
@@ -415,7 +415,7 @@ def test_plans_and_options_that_do_not_infer_are_refused() -> None:
         with refused(hpgo.errors.ArgumentError, "invalid_argument", "3"):
             pipeline.infer(3)
         assert list(pipeline.infer([])) == []
-    with pytest.raises(hpgo.errors.ArgumentError, match="forward passes alone"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="only forward passes"):
         Pipeline(one(), "runtime_models:chain")
 
 

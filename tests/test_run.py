@@ -264,7 +264,7 @@ def test_a_port_in_use_is_told(folder: Path) -> None:
         code, _, err = finish(start(folder, "one.json", *WORKLOAD, **place))
     assert code == 1
     assert err.startswith(f"error: the ranks don't meet at 127.0.0.1:{place['MASTER_PORT']}: ")
-    assert "hint: is the port free" in err
+    assert "hint: check that the port is free" in err
 
 
 @pytest.mark.parametrize("whom", ["the command", "all"])

@@ -343,7 +343,7 @@ def test_a_run_says_what_is_wrong_with_its_plan_and_options() -> None:
     for change, words in (
         ({"plan": 3}, "the plan is 3"),
         ({"plan": "absent.json"}, "file not found: `absent.json`"),
-        ({"plan": alone("forward_only")}, "forward passes alone"),
+        ({"plan": alone("forward_only")}, "only forward passes"),
         ({"plan": alone("pipedream")}, "pace `asynchronous`"),
         ({"plan": dataclasses.replace(alone(), gpus_per_device=2)}, "is 2 GPUs"),
         ({"workload": "mlp:layers=3,width=4"}, "layer 1 is `0`, but the workload has no such layer"),

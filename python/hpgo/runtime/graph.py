@@ -215,7 +215,7 @@ class Graph:
                 if root in self.sources or root not in at:
                     raise ArgumentError(
                         f"`{node.name}` changes a buffer, parameter or input of the model in place{source_line(node)}",
-                        "copy the tensor before you change it",
+                        "copy the tensor before you change it, and keep what changes out of buffers",
                     )
                 closed |= set(range(at[root] + 1, number + 1))
         layers: list[list[Any]] = []
