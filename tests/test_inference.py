@@ -343,7 +343,7 @@ def test_bits_are_those_asked_for_or_those_of_the_plan() -> None:
     assert bits_behind(None, 1, 8) == ()
     for asked, words in (
         (7, "can't be sent in 7 bits"),
-        ((8, 8), "bits are given for 2 cuts, and 2 stages have 1"),
+        ((8, 8), "bits are given for 2 cuts, but 2 stages have 1"),
         (-1, "the number of bits is -1"),
         ("8", "the number of bits is `8`"),
     ):

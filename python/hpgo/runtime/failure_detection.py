@@ -228,7 +228,7 @@ class Watch:
         return self._decide(FailureReport(message, hint, code), 4 * BEAT_S)
 
     def explain(self) -> FailureReport | None:
-        """Report that another rank is gone. Return the reason once it is known, or None."""
+        """Declare that another rank is gone. Return the reason once it is known, or None."""
         HERE.is_lost = True
         return self._decide(None, self.limits.silence_s + 4 * BEAT_S)
 

@@ -112,20 +112,20 @@ class Progress:
         self._meetings, self._phase = 0, _WORK
 
     def does(self, words: str) -> None:
-        """Set what the rank works on by itself."""
+        """Record what the rank works on by itself."""
         self._words, self._engine, self._phase = words, None, _WORK
 
     def acts(self, engine: Any) -> None:
-        """Set that the rank runs the actions of a step. `engine.last_action` is the current one."""
+        """Record that the rank runs the actions of a step. `engine.last_action` is the current one."""
         self._engine, self._phase = engine, _WORK
 
     def sums(self, words: str) -> None:
-        """Set that the rank has done its part, and waits for a reduction over some ranks."""
+        """Record that the rank has done its part, and waits for a reduction over some ranks."""
         self._words, self._engine, self._phase = words, None, _SUMS
 
     @contextmanager
     def meets(self, words: str) -> Iterator[None]:
-        """Set a collective step within this context. All ranks make these steps in the same order."""
+        """Record a collective step within this context. All ranks make these steps in the same order."""
         # No `finally`: if the step fails, other ranks must see where this one failed.
         before = self._words, self._engine
         self._words, self._engine, self._phase, self.waits = words, None, _MEETING, ALL
@@ -136,7 +136,7 @@ class Progress:
 
     @contextmanager
     def waiting(self, whom: int | tuple[int, ...] | str) -> Iterator[None]:
-        """Set within this context that the rank waits for others in the middle of something."""
+        """Record within this context that the rank waits for others in the middle of something."""
         self.waits = whom
         yield
         self.waits = None

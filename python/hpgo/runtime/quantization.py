@@ -12,7 +12,7 @@ _REACH = {2: 2.83, 3: 3.89, 4: 5.03, 5: 6.20, 6: 7.41, 8: 9.90}
 """Bounds of the clamp, in mean absolute deviations from the mean. They minimize the squared error for a Laplace
 distribution."""
 _TOGETHER = 8
-"""Number of values that are packed together, into as many bytes as each has bits."""
+"""Number of values that are packed together. Each group takes one byte per bit of width."""
 ENDS_BYTES = 16
 """Size of the header of packed values: the lower bound and the step, in double precision."""
 
@@ -27,7 +27,7 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 def pack(tensor: torch.Tensor, bits: int, room: torch.Tensor) -> None:
-    """Write the values of `tensor` into `room`, which has as many bytes as `packed_bytes` returns.
+    """Write the values of `tensor` into `room`, whose size in bytes is that of `packed_bytes`.
 
     Each value becomes the nearest of 2^bits steps from `low` to `high`. These are the smallest and the largest value,
     or the bounds of the clamp if they are nearer to the mean. The error of `unpack` is at most half a step, (high -

@@ -56,7 +56,7 @@ class _Memory:
         self._end = 0
 
     def grow(self, size_bytes: int) -> range:
-        """Enlarge the memory by `size_bytes` or more, at least to twice its size, so that few parts are mapped.
+        """Grow the memory by `size_bytes` or more, at least to twice its size, so that few parts are mapped.
 
         Returns the range of new offsets.
         """
