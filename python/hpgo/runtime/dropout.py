@@ -110,7 +110,7 @@ def install(
             whole = _MASKED_DIMENSIONS[type(found)]
             # Changing the class keeps hooks and references to the module.
             found.__class__ = DrawnDropout
-            # Operations of a graph keep their place, whatever layers it is cut into.
+            # Operations of a graph keep their place, because the graph may be cut into other layers.
             found.place = getattr(found, "place", place)
             found.seed, found.whole_dimensions = seed, whole
             found.row_dimension = (row_dimensions or {}).get(name, 0)

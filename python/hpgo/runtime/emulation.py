@@ -145,7 +145,7 @@ class Emulation:
             # step time.
             begin_ns = _latest(perf_counter_ns() + _LEAD_NS)
             _sleep_until(begin_ns)
-            # The engine, the messages and the waits are those of real runs. Only the work within a pass is replaced.
+            # A real run has the same engine, messages and waits. Only the work within a pass is replaced.
             self.engine.step(None)
             summed_ns = self._sums.finish()
             _sleep_until(self._sums.stepped_ns)

@@ -159,7 +159,7 @@ def _rank(  # noqa: PLR0917 -- as multiprocessing calls it
         work()
     except Preempted:
         code = CODE
-    except BaseException as error:  # noqa: BLE001 -- whatever it is, the others must not wait for this rank
+    except BaseException as error:  # noqa: BLE001 -- after any error, the others must not wait for this rank
         if isinstance(error, HpgoError):
             errors.put(guards.named(error))
         guards.charge(error)

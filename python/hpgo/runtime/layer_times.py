@@ -41,7 +41,7 @@ _MAX_PASSES = 200
 _MIN_LATE_PASSES = 2
 """Minimum number of passes of a layer once the time limit has passed. Quartiles need two."""
 _MAX_EXTRA_PASSES = 20
-"""Maximum number of passes of the whole model, and of split backward passes, between those of the layers. Not tuned."""
+"""Maximum number of passes of the whole model, and of split backward passes, in a segment. Not tuned."""
 SURE = 0.02
 """Default of `sure`: measuring ends when half of the uncertainty of the median time is below 2 % of it."""
 
@@ -142,7 +142,7 @@ class LayerProfiler:
         return activation_bytes(self._network, self.figures, self._runner.names)
 
     def saved_bytes(self) -> dict[str, int]:
-        """Return the bytes that each layer makes and that backward passes need: its own, or those of its readers.
+        """Return the bytes that each layer makes and that its own backward pass, or that of a reader, needs.
 
         Inputs of the model belong to the first layer that keeps them.
         """

@@ -45,7 +45,7 @@ _MIN_REPEATS, _MAX_REPEATS = 5, 500
 _PAIRS = 4
 """Number of pairs of each kind whose latency is measured. For the others, only the bandwidth is."""
 _ALL_PAIRS = 120
-"""Maximum number of pairs: those of 16 ranks. Of more ranks, the first 16 are measured."""
+"""Maximum number of pairs, which 16 ranks have. Of more ranks, the first 16 are measured."""
 _MEMINFO = Path("/proc/meminfo")
 
 

@@ -133,7 +133,7 @@ def _of_pair(
             ]
         except _IncomparableError as error:
             reason = str(error)
-        except Exception as error:  # noqa: BLE001 -- whatever the loss raises on what it was not made for
+        except Exception as error:  # noqa: BLE001 -- a loss may raise anything on made-up outputs
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         else:
             break
@@ -215,9 +215,8 @@ def remarks(
 ) -> dict[str, str]:
     """Return a sentence for each kind of remark on training with the loss: sum, mixed, unknown or tokens.
 
-    The loss gets `rows` samples at once, of a global batch of `batch`. Inputs and targets default to those of the
-    example. Raises ArgumentError if training would differ from training on one device, and the workload can be
-    corrected.
+    The loss gets `rows` samples at once, of a global batch of `batch`. Inputs and targets default to the example's.
+    Raises ArgumentError if training would differ from training on one device, and the workload can be corrected.
     """
     found: dict[str, str] = {}
     inputs, targets = inputs or workload.example_inputs, targets or workload.example_targets
@@ -344,7 +343,7 @@ def _ignores_last(
                 return None
             try:
                 return _call(loss, values, targets) == _call(loss, changed, targets)
-            except Exception:  # noqa: BLE001, S112 -- whatever the loss raises on what it was not made for
+            except Exception:  # noqa: BLE001, S112 -- a loss may raise anything on made-up outputs
                 continue
     return None
 

@@ -203,7 +203,7 @@ def typical(values: Sequence[float]) -> float:
 
 
 def _steady(values: Sequence[float]) -> list[float]:
-    """Return `values` with those of disturbed passes replaced by the typical one."""
+    """Return `values` with disturbed passes replaced by the typical one."""
     return [value if value <= _DISTURBED * min(values) else typical(values) for value in values]
 
 

@@ -67,7 +67,7 @@ class Pretrained:
 def pretrained(path: Path, sizes: str = "", *, on_meta: bool = False) -> Pretrained:
     """Return the model of a `config.json`, or of a folder with one. A folder's weights are used if it has any.
 
-    `sizes` are those of the example, such as `length=512,batch=2`. With `on_meta`, the weights take no memory.
+    `sizes` are sizes of the example, such as `length=512,batch=2`. With `on_meta`, the weights take no memory.
     `architectures` names the class to build: a causal language model predicts the next token, and a classifier the
     class of a sample. If the model uses dropout on attention weights, attention is computed by separate operations, so
     that it draws by sample. Raises ArgumentError if transformers is not installed, for other classes, and for
@@ -102,7 +102,7 @@ def pretrained(path: Path, sizes: str = "", *, on_meta: bool = False) -> Pretrai
         return Pretrained(Scores(model, inputs[0]), (inputs[1],), (targets,), loss, weight, built)
     except HpgoError:
         raise
-    except Exception as error:  # whatever transformers raises
+    except Exception as error:  # transformers may raise any error
         raise ArgumentError(
             f"transformers can't make the model of `{file}`: {type(error).__name__}: {shorten(str(error), 200)}",
             "use a model type that the installed version supports",

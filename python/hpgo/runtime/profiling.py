@@ -68,7 +68,7 @@ class Measurement:
 
 
 def profile(workload: Workload | str, **options: Any) -> Profile:
-    """Measure the layers of `workload` on this machine. The options are those of `measure`.
+    """Measure the layers of `workload` on this machine. `measure` has the same options.
 
     >>> mlp = profile("mlp:layers=2,width=8", batch_sizes=[2, 4], seconds=0)
     >>> mlp.batch_sizes, [layer.id for layer in mlp.layers], mlp.layers[0].parameter_bytes

@@ -227,7 +227,7 @@ def leave() -> None:
 
 
 def agree(facts: dict[str, str]) -> None:
-    """Compare the facts of all ranks with those of rank 0. All ranks raise RunError if one differs."""
+    """Compare the facts of all ranks with the facts of rank 0. All ranks raise RunError if one differs."""
     mine = {"version of hpgo": __version__, "version of torch": torch.__version__, **facts}
     everyone: list[Any] = [None] * dist.get_world_size()
     with together("the comparison of plans and options"):

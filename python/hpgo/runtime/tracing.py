@@ -49,7 +49,7 @@ def trace(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
             program = torch.export.export(
                 model, examples, dynamic_shapes=tuple({0: batch} for _ in examples), strict=False
             )
-    except Exception as error:  # whatever torch or the user's own module raises
+    except Exception as error:  # torch or the user's module may raise any error
         # If the model fails without export, too, its own error is the more helpful one.
         _check_example(model, inputs)
         raise ArgumentError(
@@ -86,7 +86,7 @@ def _check_example(model: nn.Module, inputs: Sequence[Tensor]) -> None:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             model.eval()(*inputs)  # so that running statistics stay as they are
-    except Exception as error:  # whatever the user's own module raises
+    except Exception as error:  # the user's module may raise any error
         given = ", ".join(str(tuple(one.shape)) for one in inputs)
         raise ArgumentError(
             f"{type(model).__name__} can't run on its example inputs of {given}{_blame(error)}: "

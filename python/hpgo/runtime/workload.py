@@ -92,7 +92,7 @@ class Workload:
     def by(self, grain: str) -> Workload:
         """Return the same workload with other layers.
 
-        They are those of each `block`, `module` or operation (`op`) of its model. Only exported models have these. The
+        Each is a `block`, a `module` or an operation (`op`) of its model. Only exported models have these. The
         layers of lists and networks are their blocks. Built-in BERT and vision transformers can be cut into a `quarter`
         of a block each, as PipeEdge does. They then draw new initial weights. Raises ArgumentError for any other unit
         of theirs.
@@ -193,7 +193,7 @@ class Workload:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Ids in the order in which layers run, like those of a profile of the workload."""
+        """Ids in the order in which layers run, as in a profile of the workload."""
         return self.network.layers
 
     @property
