@@ -119,6 +119,7 @@ class FailureDetector:
             if silent_s[rank] > limits.timeout_s:
                 hint = "check that all ranks start, and that their nodes reach each other"
                 return FailureReport(f"rank {rank} has not joined within {limits.timeout_s:g} s", hint)
+        # A rank may leave when no other needs it any more. Its leaving is a fault only if another rank has missed it.
         if any(report.is_lost for report in self.reports.values()):
             for report in self.reports.values():
                 if report.has_left:
@@ -152,6 +153,7 @@ class FailureDetector:
         if saving:
             if report.save is None or not report.save[1]:
                 return None
+            # Ranks save in rounds. A rank in an earlier round, or one that still writes its file, is behind.
             rounds = {rank: one.save or (0, False) for rank, one in self.reports.items()}
             behind = [(done, rank) for rank, (done, waits) in rounds.items() if done < report.save[0] or not waits]
             return (min(behind)[1], self.reports[min(behind)[1]].save is not None) if behind else None
@@ -162,6 +164,7 @@ class FailureDetector:
         if isinstance(report.waits, int):
             return report.waits, False
         ranks: Iterable[int] = self.reports if report.waits == ALL else report.waits  # type: ignore[assignment]
+        # In a collective step, a rank is late if it has completed fewer of them, or does not wait in this one yet.
         late = [
             (one.place, rank)
             for rank in ranks

@@ -177,6 +177,7 @@ class Network:
     @property
     def edges(self) -> tuple[tuple[str, str], ...]:
         """Pairs `(from, to)` of ids, each once."""
+        # A dict keeps the order of layers and drops repeated edges.
         found = {(self.maker(feed), node.id): None for node in self.nodes.values() for feed in node.feeds}
         return tuple((start, end) for start, end in found if start is not None and not self.nodes[start].is_hidden)
 

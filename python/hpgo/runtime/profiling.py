@@ -334,6 +334,7 @@ def _apart(rows: int, timing: WholeModelTiming, saved_bytes: int) -> Iterator[st
     `saved_bytes` is the sum of the layers' saved bytes.
     """
     more_s = timing.sum_s - timing.whole_s
+    # A scale of 1 here means that the passes disagree, so the profile keeps the layers' own times.
     if abs(more_s) > _APART * timing.whole_s and timing.scale == 1:
         yield (
             f"for a batch of {rows}, passes are too few or differ too much to compare the layers one by one"

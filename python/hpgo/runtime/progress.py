@@ -145,6 +145,8 @@ class Progress:
         return f"{who(self.rank, self.stages, socket.gethostname())}, {self._what()}"
 
     def _what(self) -> str:
+        # Build the text only when it is asked for: the engine changes its action thousands of times between two
+        # heartbeats.
         action = None if self._engine is None else self._engine.last_action
         words = self._words
         if action is not None:

@@ -116,6 +116,7 @@ class RankPipeline(ABC):
             if self._notice is not None:
                 self._notice.has_steps = True
             HERE.does("the time before the first step")
+        # The other ranks may wait for this one already, so tell them that it ends.
         except BaseException as error:
             self._fail(error)
             self.close()

@@ -36,6 +36,7 @@ class Queue:
     @contextmanager
     def filling(self, micro_batch: int) -> Iterator[None]:
         """Make backward passes within this context leave weight gradients for `run(micro_batch)`."""
+        # A second pass would mix its gradients with the ones that are still queued.
         if micro_batch in self._left:
             raise ArgumentError(
                 f"weight gradients of micro-batch {micro_batch} are already queued",

@@ -132,6 +132,7 @@ class StageModule(nn.Module):
             arguments: list[Any] = [
                 tuple(held[one] for one in at) if isinstance(at, tuple) else held[at] for at in call.reads
             ]
+            # In-place changes of leaves that require gradients raise in autograd.
             for position in call.keeps_leaves:
                 arguments[position] = arguments[position].clone()
             result = module(*arguments, rows=rows) if wants_rows else module(*arguments)
