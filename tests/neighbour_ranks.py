@@ -60,7 +60,7 @@ def many(ways: Neighbours, peer: int) -> dict[str, Any]:
         for number in numbers:
             ways.send([number], peer, 0)
         dist.barrier()
-        return {"filled": ways._of[peer]._unsaid is not None}
+        return {"filled": ways._of[peer]._backlog is not None}
     dist.barrier()
     into = torch.full_like(numbers, -1)
     waits = [ways.recv([one], peer, 0) for one in into]

@@ -175,10 +175,10 @@ def test_what_does_not_fit_is_refused_and_leaves_the_weights(tmp_path: Path) -> 
         micro_batch_size=1, global_batch_size=2,
     )  # fmt: skip
     for change, words in (
-        ({"dtype": torch.bfloat16}, r"holds `layer\.0\.weight` in torch\.float32, and this run has it in torch\.bf"),
-        ({"seed": 3}, "saved with the seed 0, and this run has 3"),
-        ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}, "the optimizer AdamW, and this run has SGD"),
-        ({"plan": other}, "saved with the global batch 4, and this run has 2"),
+        ({"dtype": torch.bfloat16}, r"holds `layer\.0\.weight` in torch\.float32, but this run has it in torch\.bf"),
+        ({"seed": 3}, "saved with the seed 0, but this run has 3"),
+        ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)}, "the optimizer AdamW, but this run has SGD"),
+        ({"plan": other}, "saved with the global batch 4, but this run has 2"),
         ({"workload": "runtime_models:chain"}, r"lacks `layer\.0\.linear\.weight`"),
     ):
         with Pipeline(**{"plan": alone(), "workload": noisy(), "optimizer": adamw} | change) as pipeline:
@@ -207,7 +207,7 @@ def test_a_failed_save_is_a_warning_where_nobody_is_told(tmp_path: Path) -> None
         return made
 
     with pytest.warns(
-        RuntimeWarning, match=r"no checkpoint of step 1 .* the optimizer keeps `thoughts`, of type object"
+        RuntimeWarning, match=r"no checkpoint of step 1 .* the optimizer keeps `thoughts` of type object"
     ):
         train(1, optimizer=strange, folder=tmp_path)
     assert saved(tmp_path) == []

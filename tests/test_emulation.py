@@ -211,7 +211,7 @@ def test_the_command_emulates_and_compares_with_what_was_predicted(tmp_path: Pat
         (["priced.json", "--scale", "1e-9"], 1, "scale is 1e-09"),
         (["priced.json", "--scale", "nan"], 1, "scale is nan"),
         (["priced.json", "--scale", "1e7"], 1, "scale is 1e+07"),
-        (["unpriced.json"], 1, "the program says no times, so there is nothing to emulate"),
+        (["unpriced.json"], 1, "the program has no times, so there is nothing to emulate"),
     ],
 )
 def test_what_can_not_be_emulated_is_told_before_anything_starts(

@@ -159,7 +159,7 @@ def test_a_grace_ends_what_comes_to_no_boundary(phase: str, runs: Runs, tmp_path
     ended = runs.finish()
     assert (ended.code, ended.left, ended.errors) == (143, [], []), ended.err
     assert ended.after_s < 5
-    why = "" if phase == "start" else ", and no step was over within 4 s"
+    why = "" if phase == "start" else ", but no step ended within 4 s"
     assert re.fullmatch(f"preempted: rank 0 of stage 0 on {HOST}, .*: asked to end by SIGTERM{why}\n", ended.err)
     assert list(tmp_path.iterdir()) == []
 

@@ -454,7 +454,7 @@ def test_models_that_cannot_be_cut_are_told_by_what_they_return_or_are() -> None
     assert "returns a dict of `hidden` and `out`" in error.message
     assert 'return a tuple instead, (outputs["hidden"], outputs["out"])' in error.hint
     error = refused(Two(lambda hidden, out: (out.square().mean(), hidden)))
-    assert "returns one number as output 0" in error.message
+    assert "returns a single number as output 0" in error.message
     assert "give the loss as `loss`" in error.hint
     error = refused(torch.compile(Two(lambda hidden, out: out), backend="eager"))
     assert "compiled by torch.compile" in error.message

@@ -342,8 +342,8 @@ def test_bits_are_those_asked_for_or_those_of_the_plan() -> None:
     assert bits_behind([8], 3, (4, 0)) == (4, 0)
     assert bits_behind(None, 1, 8) == ()
     for asked, words in (
-        (7, "can't travel in 7 bits"),
-        ((8, 8), "bits are given for 2 cuts, and 2 stages have 1"),
+        (7, "can't be sent in 7 bits"),
+        ((8, 8), "bits are given for 2 cuts, but 2 stages have 1"),
         (-1, "the number of bits is -1"),
         ("8", "the number of bits is `8`"),
     ):
@@ -404,7 +404,7 @@ def test_plans_and_options_that_do_not_infer_are_refused() -> None:
         ({"plan": of("1f1b")}, "`1f1b` has backward passes, so it trains"),
         ({"plan": shared}, "stage 0 has 2 replicas"),
         ({"plan": of("forward_only", gpus_per_device=2)}, "is 2 GPUs"),
-        ({"workload": "mlp:layers=3,width=4"}, "layer 1 is `0`, which the workload lacks"),
+        ({"workload": "mlp:layers=3,width=4"}, "layer 1 is `0`, but the workload has no such layer"),
     ):
         with pytest.raises(hpgo.errors.HpgoError, match=words) as caught:
             InferencePipeline(**{"plan": one(), "workload": "runtime_models:chain"} | change)
@@ -415,7 +415,7 @@ def test_plans_and_options_that_do_not_infer_are_refused() -> None:
         with refused(hpgo.errors.ArgumentError, "invalid_argument", "3"):
             pipeline.infer(3)
         assert list(pipeline.infer([])) == []
-    with pytest.raises(hpgo.errors.ArgumentError, match="forward passes alone"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="only forward passes"):
         Pipeline(one(), "runtime_models:chain")
 
 
@@ -440,7 +440,7 @@ def test_plans_of_partition_count_layers_as_the_workload_does(tmp_path: Path, on
         with InferencePipeline(planned, workload) as pipeline:
             outputs = list(pipeline.infer(inference_ranks.batches(workload, ROWS)))
         assert all(torch.equal(*pair) for pair in zip(outputs, expected("chain"), strict=True))
-    with pytest.raises(hpgo.errors.ArgumentError, match="the plan is for 7 layers, and the workload has 8: `0` to `7`"):
+    with pytest.raises(hpgo.errors.ArgumentError, match="the plan is for 7 layers, but the workload has 8: `0` to `7`"):
         InferencePipeline(plan(7), workload)
 
 

@@ -280,7 +280,7 @@ def test_what_is_not_known_is_told_once_the_first_batch_does_not_show_it_either(
         assert told == []
         run.step(inputs.float(), targets.float())
     assert len(told) == 1
-    assert "not found out: on made-up outputs it gives another number each time" in told[0]
+    assert "is unknown: on random outputs it returns another number each time" in told[0]
 
 
 class Counting(nn.Module):

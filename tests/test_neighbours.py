@@ -54,8 +54,8 @@ def test_a_send_is_done_once_the_other_has_a_place_for_it(tmp_path: Path) -> Non
 
 def test_a_rank_that_is_gone_ends_the_wait_for_it(tmp_path: Path) -> None:
     found, _ = ran("gone", tmp_path)
-    assert "rank 1 of this machine is gone" in found["receiving"]
-    assert "rank 1 of this machine is gone" in found["sending"]
+    assert "rank 1 of this node is gone" in found["receiving"]
+    assert "rank 1 of this node is gone" in found["sending"]
 
 
 def test_ranks_that_share_no_memory_use_the_group(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_schedules_are_those_of_the_options_or_told(tmp_path: Path, monkeypatch:
         ({"rank_order": (0, 2)}, "there is no rank 2 among 2"),
         ({"data_rank": 1}, "rank 1 has stage 1, and shall hold the data"),
         ({"data_rank": 5}, "there is no rank 5"),
-        ({"quantize": (7, 0)}, "can't travel in 7 bits"),
+        ({"quantize": (7, 0)}, "can't be sent in 7 bits"),
         ({"quantize": (8, 8, 8)}, "bits are given for 3 cuts"),
     ):
         with pytest.raises(hpgo.errors.ArgumentError, match=words) as caught:

@@ -411,7 +411,7 @@ def test_profile_then_plan_then_run_needs_no_number(tmp_path: Path, run: Callabl
         (["mlp", "-o", "nowhere/profile.yaml"], 1, "there is no folder `nowhere`"),
         (["mlp", "--batch-size", "1,2", "-o", "profile.txt"], 1, "holds one batch size"),
         (["mlp", "--batch-size", "0"], 2, "no whole number"),
-        (["mlp", "--by", "op"], 1, "not by op"),
+        (["mlp", "--by", "op"], 1, "can't be by op"),
         (["mlp:layers=1", "--ranks", "0"], 2, "--ranks"),
     ],
 )

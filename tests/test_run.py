@@ -239,8 +239,8 @@ def test_too_few_ranks_are_told_once(folder: Path) -> None:
     code, _, err = finish(start(folder, "three-one.json", *WORKLOAD, launcher=2))
     assert code == 1
     assert [line for line in err.splitlines() if line.startswith(("error: ", "hint: "))] == [
-        "error: the plan is for 4 ranks, and 2 were started",
-        "hint: start 4: one for each device of its cluster, idle ones too",
+        "error: the plan is for 4 ranks, but 2 were started",
+        "hint: start 4 ranks, one for each device of its cluster, idle ones included",
     ]
 
 
@@ -264,7 +264,7 @@ def test_a_port_in_use_is_told(folder: Path) -> None:
         code, _, err = finish(start(folder, "one.json", *WORKLOAD, **place))
     assert code == 1
     assert err.startswith(f"error: the ranks don't meet at 127.0.0.1:{place['MASTER_PORT']}: ")
-    assert "hint: is the port free" in err
+    assert "hint: check that the port is free" in err
 
 
 @pytest.mark.parametrize("whom", ["the command", "all"])
@@ -358,7 +358,7 @@ def test_a_run_goes_through_its_data_epoch_after_epoch_and_goes_on_where_it_stoo
 def test_data_that_is_none_is_told_once(runs: Runs) -> None:
     for data, said in (
         ("mine:absent", "the data `mine:absent`: module 'mine' has no attribute 'absent'"),
-        ("mine:few", "the data set has 27 samples, fewer than a global batch of 28"),
+        ("mine:few", "the data set has 27 samples, but a global batch takes 28"),
     ):
         code, _, err = ended(runs, "two.json", *WORKLOAD, "--data", data)
         assert code == 1

@@ -324,7 +324,7 @@ def test_samples_that_make_no_batch_are_refused() -> None:
     for samples, words in (
         ([1, 2, 3, 4], "a sample of the data set is 1"),
         ([(torch.zeros(at), 0) for at in range(4)], "don't make a batch"),
-        ([("a", 0)] * 4, "holds what is no number"),
+        ([("a", 0)] * 4, "has a value that is no number"),
     ):
         with pytest.raises(hpgo.errors.ArgumentError, match=words):
             next(iter(Loader(samples, global_batch_size=4, samples=[range(4)])))
@@ -343,10 +343,10 @@ def test_a_run_says_what_is_wrong_with_its_plan_and_options() -> None:
     for change, words in (
         ({"plan": 3}, "the plan is 3"),
         ({"plan": "absent.json"}, "file not found: `absent.json`"),
-        ({"plan": alone("forward_only")}, "forward passes alone"),
+        ({"plan": alone("forward_only")}, "only forward passes"),
         ({"plan": alone("pipedream")}, "pace `asynchronous`"),
         ({"plan": dataclasses.replace(alone(), gpus_per_device=2)}, "is 2 GPUs"),
-        ({"workload": "mlp:layers=3,width=4"}, "layer 1 is `0`, which the workload lacks"),
+        ({"workload": "mlp:layers=3,width=4"}, "layer 1 is `0`, but the workload has no such layer"),
         ({"workload": 7}, "workload is 7"),
         ({"clip_norm": 0.0}, "clip_norm is 0"),
         ({"autocast": torch.float16}, "autocast is torch.float16"),
@@ -408,7 +408,7 @@ def test_what_torchs_pipelining_cannot_run_is_refused_with_the_way_out(
 def test_a_step_says_what_is_wrong_with_its_batch_and_where_a_layer_raised() -> None:
     good = torch.zeros(4, runtime_models.WIDTH)
     with Pipeline(alone(), "runtime_models:chain") as pipeline:
-        for inputs, words in ((good[:3], "inputs have 3 rows, and a step takes 4"), (3, "inputs are 3")):
+        for inputs, words in ((good[:3], "inputs have 3 rows, but a step takes 4"), (3, "inputs are 3")):
             with pytest.raises(hpgo.errors.ArgumentError, match=words):
                 pipeline.step(inputs, good)
         assert pipeline.step(good, good) == pipeline.step(good, good)

@@ -25,7 +25,7 @@ from torch import nn  # noqa: E402
 import hpgo.runtime  # noqa: E402
 from hpgo.model.builtin import MODELS as PROFILES  # noqa: E402
 from hpgo.runtime.models import MODELS  # noqa: E402
-from hpgo.runtime.module_equality import likeness  # noqa: E402
+from hpgo.runtime.module_equality import equivalence_key  # noqa: E402
 from hpgo.runtime.passes import running  # noqa: E402
 
 SMALL = {
@@ -99,7 +99,7 @@ def bent() -> hpgo.runtime.Workload:
 def test_layers_alike_are_seen_to_make_what_each_would_by_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = hpgo.runtime.Workload.read(SMALL[name]) if name in SMALL else bent()
     seen = workload.look(None)
-    monkeypatch.setattr("hpgo.runtime.cuts.likeness", lambda _: None)
+    monkeypatch.setattr("hpgo.runtime.cuts.equivalence_key", lambda _: None)
     made = hpgo.runtime.Workload.read(SMALL[name]) if name in SMALL else bent()
     assert seen == made.look(None)
 
@@ -107,9 +107,9 @@ def test_layers_alike_are_seen_to_make_what_each_would_by_itself(name: str, monk
 def test_modules_that_call_their_weights_otherwise_are_not_alike() -> None:
     one, other = nn.Module(), nn.Module()
     one.scale, other.shift = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
-    assert likeness(one) != likeness(other)
+    assert equivalence_key(one) != equivalence_key(other)
     other.scale, other.shift = other.shift, None
-    assert likeness(one) == likeness(other)
+    assert equivalence_key(one) == equivalence_key(other)
 
 
 @pytest.mark.parametrize("name", sorted(PROFILES.keys() & MODELS.keys()))
@@ -173,7 +173,7 @@ def test_quarters_compute_what_their_blocks_do(name: str) -> None:
 
 @pytest.mark.parametrize("text", ["gpt:layers=2", "resnet-50"])
 def test_models_without_such_blocks_have_no_quarters(text: str) -> None:
-    with pytest.raises(hpgo.errors.ArgumentError, match="nobody knows the quarters") as raised:
+    with pytest.raises(hpgo.errors.ArgumentError, match="have no quarters") as raised:
         hpgo.runtime.Workload.read(text).by("quarter")
     assert "vit-base" in raised.value.hint
 
@@ -391,9 +391,9 @@ functional = nn.functional
         ),
         (Calls(lambda x: functional.dropout(x, 0.1)), ("unsupported", "dropout"), "make an nn.Dropout"),
         (nn.AlphaDropout(0.1), ("unsupported", "AlphaDropout"), "use nn.Dropout"),
-        (Calls(lambda x: x if x.sum() > 0 else -x), ("user_code", "2"), "branches on no number"),
-        (Calls(lambda x: [x.sum(), None]), ("user_code", "NoneType"), "a tuple of them"),
-        (nn.Linear(5, 5), ("user_code", "2", "RuntimeError"), "takes what the one before returns"),
+        (Calls(lambda x: x if x.sum() > 0 else -x), ("user_code", "2"), "branch on no number"),
+        (Calls(lambda x: [x.sum(), None]), ("user_code", "NoneType"), "a tuple of tensors"),
+        (nn.Linear(5, 5), ("user_code", "2", "RuntimeError"), "take what the one before returns"),
     ],
 )
 def test_layers_that_would_depend_on_the_plan_or_cannot_run_are_refused(
@@ -456,7 +456,7 @@ def test_plans_of_other_models_are_refused_with_the_first_difference(stages: obj
         (
             "mine:large",
             ("invalid_argument", "mine:large", "RuntimeError", "0"),
-            "make large layers within `torch.device('meta')`",
+            "create large layers within `torch.device('meta')`",
         ),
         ("mine:returns", ("user_code", "7"), "return a hpgo.runtime.Workload"),
     ],

@@ -1,4 +1,4 @@
-"""Jobs: what starts the processes of a plan, here or on a cluster, each rank on the device that the plan means.
+"""Launch jobs: files and commands that start the processes of a plan, each rank on its device, here or on a cluster.
 
 job = hpgo.launch.LaunchJob.of(plan, "train.py", ["--steps", "100"])
 hpgo.launch.slurm(job)  # text; hpgo.launch.save(job, "slurm", "job.sh") writes it
@@ -29,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 TargetName = Literal["local", "torchrun", "slurm", "kubeflow", "pytorchjob", "ray", "ssh-hosts"]
-"""The names of `TARGETS`, for type checkers and editors."""
+"""Names of `TARGETS`, for type checkers and editors."""
 TARGETS: dict[TargetName, Callable[..., str]] = {
     "local": local,
     "torchrun": torchrun,
@@ -39,14 +39,14 @@ TARGETS: dict[TargetName, Callable[..., str]] = {
     "ray": ray,
     "ssh-hosts": ssh_hosts,
 }
-"""What a job can be written for; each takes the job and keywords of its own."""
+"""Functions that write a job for a target. Each takes the job and its own keywords."""
 
 
 def text(job: LaunchJob, target: TargetName, **options: Any) -> str:
-    """What starts `job` on one of `TARGETS`, with the target's own `options`.
+    """Return the text that starts `job` on one of `TARGETS`, with the target's own `options`.
 
-    Raises ArgumentError for a target that there isn't, for options that it doesn't have or lacks, and for a job that it
-    can't start.
+    Raises ArgumentError for an unknown target, for unknown or missing options, and for a job that the target can't
+    start.
 
     >>> import hpgo
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
@@ -68,15 +68,19 @@ def text(job: LaunchJob, target: TargetName, **options: Any) -> str:
             )
     for option in known:
         if option.default is option.empty and option.name not in options:
-            raise ArgumentError(f"`{target}` needs `{option.name}`", "give it with that keyword", code="missing")
+            raise ArgumentError(
+                f"`{target}` needs `{option.name}`", f"give the keyword `{option.name}`", code="missing"
+            )
     return TARGETS[target](job, **options)
 
 
 def save(job: LaunchJob, target: TargetName, path: str | os.PathLike[str], **options: Any) -> None:
-    """Writes what `text` returns. Raises ArgumentError, also if the file can't be written."""
-    made = text(job, target, **options)
+    """Write the result of `text` to a file. Raise ArgumentError, also if the file can't be written."""
+    content = text(job, target, **options)
     if target == "ray" and as_path(path, ArgumentError).name == "ray.py":
         raise ArgumentError(
-            "a script named `ray.py` would be imported instead of Ray", "name it `start.py`, say", code="unsupported"
+            "a script named `ray.py` would be imported instead of Ray",
+            "give it another name, such as `start.py`",
+            code="unsupported",
         )
-    write_text(path, made, ArgumentError)
+    write_text(path, content, ArgumentError)

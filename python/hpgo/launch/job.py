@@ -1,4 +1,4 @@
-"""A job: which processes start on which machine, and what each of them runs."""
+"""Launch jobs: the processes that start on each node, and the command of each."""
 
 from __future__ import annotations
 
@@ -24,36 +24,35 @@ _HOST = re.compile(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.:-]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Node(Record):
-    """A machine of the job."""
+    """A node of the job."""
 
     ranks: int
-    """Processes that start on it: one for each GPU of its devices."""
+    """Number of processes that start on it: one for each GPU of its devices."""
     kind: str
-    """Its type of device, as the cluster names it."""
+    """Type of its devices, as the cluster names it."""
     name: str
-    """Its name in the cluster; may be empty."""
+    """Name of the node in the cluster; may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchJob(Record):
-    """What every target starts: one process a device of the cluster. Rank r runs on device r.
+    """Description of the processes that every target starts: one per device of the cluster. Rank r runs on device r.
 
-    Devices are numbered machine by machine, so the ranks of a machine follow each other, and the local rank is the
-    device's number within its machine. Devices that the plan leaves idle start too: `for_rank` gives them a part
-    without stages, and collectives want them counted. A device that stands for g GPUs gets g processes, whose ranks
-    follow each other.
+    Devices are numbered node by node. So the ranks of a node have consecutive numbers, and the local rank is the
+    device's number within its node. Devices that the plan leaves idle start, too: `for_rank` gives them a part without
+    stages, and collectives count them. A device that stands for g GPUs gets g processes, with consecutive ranks.
     """
 
     name: str
-    """For queues: lower-case letters, digits and hyphens."""
+    """Name for queues: lower-case letters, digits and hyphens."""
     title: str
-    """What runs, in words."""
+    """Description of the plan and its cluster."""
     nodes: tuple[Node, ...]
-    """In the order in which their devices are numbered."""
+    """Nodes, in the order in which their devices are numbered."""
     idle: tuple[int, ...]
-    """Ranks without a part in the plan."""
+    """Ranks without stages in the plan."""
     command: tuple[str, ...]
-    """What each process runs."""
+    """Command of each process."""
     gpus_per_device: int = 1
 
     @classmethod
@@ -67,18 +66,18 @@ class LaunchJob(Record):
         python: str = "python3",
         name: str | None = None,
     ) -> LaunchJob:
-        """The job that runs `plan`.
+        """Return the job that runs `plan`.
 
         Args:
-            plan: what shall run; it must fit the devices' memory.
-            script: Python file that each process runs, as the machines name it.
-            arguments: what the script is given.
-            cluster: the plan's cluster, for plans that were saved without.
-            python: the interpreter, as the machines name it.
-            name: for queues; the profile's if left out.
+            plan: the plan to run. It must fit the devices' memory.
+            script: path of the Python file that each process runs, on the nodes.
+            arguments: arguments of the script.
+            cluster: the plan's cluster, for plans that were saved without it.
+            python: the interpreter on the nodes.
+            name: name for queues. None is the profile's.
 
-        Raises ArgumentError for a plan that doesn't fit, without a cluster or with another one, for one made for a
-        launcher that would number its ranks otherwise, and for words that can't be an argument of a command.
+        Raises ArgumentError for a plan that does not fit, that has no cluster or another one, or that was made for a
+        framework whose ranks would run on other devices. Raises it also for words that can't be arguments of a command.
 
         >>> import hpgo
         >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
@@ -86,7 +85,7 @@ class LaunchJob(Record):
         >>> job.ranks, [node.ranks for node in job.nodes], job.command
         (16, [8, 8], ('python3', 'train.py', '--steps', '10'))
         """
-        check_is("the plan", plan, Plan, "make one, with `hpgo.plan` or `hpgo.Plan.read` say")
+        check_is("the plan", plan, Plan, "create one with `hpgo.plan` or `hpgo.Plan.read`")
         if not plan.fits:
             raise ArgumentError(
                 f"the plan does not fit: a device lacks {plan.missing_bytes / 1e9:.3g} GB",
@@ -97,15 +96,19 @@ class LaunchJob(Record):
         command = (python, script, *words)
         for word in command:
             if not isinstance(word, str) or "\0" in word:
-                raise ArgumentError(f"{safe_repr(word)} can't be an argument of a command", "give text without NUL")
+                raise ArgumentError(
+                    f"{safe_repr(word)} can't be an argument of a command", "give text without NUL characters"
+                )
             check_text("an argument of a command", word)
         for what, word in (("script", script), ("interpreter", python)):
             if not word.strip() or word.startswith("-"):
                 raise ArgumentError(
-                    f"the {what} is {safe_repr(word)}, which is no file's name", "write `./-name` for such a file"
+                    f"the {what} is {safe_repr(word)}, but a file name can't be empty or begin with `-`",
+                    "write `./-name` for a file whose name begins with `-`",
                 )
         _check_grid(plan)
         found = _cluster_of(plan, cluster)
+        # Frameworks and collectives count processes per GPU, even if the plan treats several GPUs as one device.
         gpus = found.gpus_per_device
         used = {device for stage in plan.stages for device in stage.devices}
         return cls(
@@ -119,133 +122,134 @@ class LaunchJob(Record):
 
     @property
     def ranks(self) -> int:
-        """Processes, idle ones included."""
+        """Number of processes, idle ones included."""
         return sum(node.ranks for node in self.nodes)
 
     @property
     def first_ranks(self) -> tuple[int, ...]:
-        """For each machine its first rank."""
+        """First rank of each node."""
         return tuple(accumulate((node.ranks for node in self.nodes[:-1]), initial=0))
 
     @property
     def equal(self) -> bool:
-        """Whether all machines have as many devices of the same type."""
+        """Whether all nodes have the same number of devices of the same type."""
         return len({(node.ranks, node.kind) for node in self.nodes}) == 1
 
     def need_equal(self, target: str) -> Node:
-        """What all machines are like. Raises ArgumentError if they differ, since `target` can't tell them apart."""
+        """Return the node that represents all.
+
+        Raise ArgumentError if they differ, because `target` can't distinguish them.
+        """
         check_text("the target", target)
         if not self.equal:
             kinds = dict.fromkeys(f"{node.ranks} × {node.kind}" for node in self.nodes)
             raise ArgumentError(
-                f"{target} starts equal machines, but the cluster mixes {', '.join(kinds)}",
-                "use `slurm`, which starts them as a heterogeneous job, or `ssh-hosts`, which names each machine",
+                f"{target} starts equal nodes, but the cluster mixes {', '.join(kinds)}",
+                "use `slurm`, which starts them as a heterogeneous job, or `ssh-hosts`, which names each node",
             )
         return self.nodes[0]
 
     def hosts(self, given: Sequence[str] | None) -> tuple[str, ...]:
-        """A host for each machine: `given`, or the machines' names in the cluster.
+        """Return a host for each node: `given`, or the nodes' names in the cluster.
 
-        Raises ArgumentError if there is not one for each, if two are the same, or if one can't be a host's name.
+        Raises ArgumentError if their number differs from the nodes', if two are equal, or if one can't be a host's
+        name.
         """
-        hint = "name one host for each machine, in the cluster's order: a line each in the file for `--hosts`"
+        hint = "name one host for each node in the cluster's order, each on a line of the file for `--hosts`"
         names = [node.name for node in self.nodes] if given is None else given
         hosts = tuple(check_list("the hosts", names, hint="give a list of names"))
         if given is None and not all(hosts):
-            raise ArgumentError(
-                f"the cluster does not name its {pluralize(len(hosts), 'machine')}", hint, code="missing"
-            )
+            raise ArgumentError(f"the cluster does not name its {pluralize(len(hosts), 'node')}", hint, code="missing")
         if len(hosts) != len(self.nodes):
-            raise ArgumentError(f"{pluralize(len(hosts), 'host')} for {pluralize(len(self.nodes), 'machine')}", hint)
+            raise ArgumentError(f"{pluralize(len(hosts), 'host')} given for {pluralize(len(self.nodes), 'node')}", hint)
         for at, host in enumerate(hosts):
             if not isinstance(host, str) or not _HOST.fullmatch(host):
                 raise ArgumentError(
-                    f"{safe_repr(host)} is no name of a host", "like `node-3`, `10.0.0.3` or `me@node-3`"
+                    f"{safe_repr(host)} is no host name", "give names like `node-3`, `10.0.0.3` or `me@node-3`"
                 )
             if host in hosts[:at]:
-                raise ArgumentError(f"host `{host}` is named for two machines", hint, code="duplicate")
+                raise ArgumentError(f"host `{host}` is named for two nodes", hint, code="duplicate")
         return hosts
 
     def header(self, *more: str) -> list[str]:
-        """Lines of comment for the top of a file: what starts, where each rank runs, and `more`."""
-        machines = pluralize(len(self.nodes), "machine")
+        """Return comment lines for the top of a file: what starts, where each rank runs, and `more`."""
+        nodes = pluralize(len(self.nodes), "node")
         gpus = self.gpus_per_device
         where = (
-            "one a device; rank r runs on device r"
+            "one per device; rank r runs on device r"
             if gpus == 1
-            else f"{gpus} a device; rank r runs on GPU r mod {gpus} of device r div {gpus}"
+            else f"{gpus} per device; rank r runs on GPU r mod {gpus} of device r div {gpus}"
         )
         lines = [
-            f"{self.title}: {pluralize(self.ranks, 'rank')} on {machines}, {where}",
-            *(
-                [f"the plan leaves {_listed(self.idle)} idle: started all the same, without a part"]
-                if self.idle
-                else []
-            ),
+            f"{self.title}: {pluralize(self.ranks, 'rank')} on {nodes}, {where}",
+            *([f"the plan leaves {_listed(self.idle)} idle: started too, but without stages"] if self.idle else []),
             *more,
         ]
         return [f"# {in_comment(check_text('a line of the header', line))}" for line in lines]
 
 
 def _check_grid(plan: Plan) -> None:
-    """Raises ArgumentError for a plan made for a launcher whose own numbers of ranks would land on other devices.
+    """Raise ArgumentError for a plan made for a framework whose own rank numbers would mean other devices.
 
-    Such launchers number ranks stage by stage, and take every process that starts for one of theirs.
+    Such frameworks number ranks stage by stage, and take every process that starts for one of their ranks.
     """
     devices = [device for group in plan.groups for device in group.devices]
     if plan.restriction is None or devices == list(range(plan.cluster_devices)):
         return
     idle = plan.cluster_devices - len(devices)
     why = (
-        f"leaves {pluralize(idle, 'device')} idle, whose processes {plan.restriction.label} would take for its ranks"
+        f"leaves {pluralize(idle, 'device')} idle, but {plan.restriction.label} would count their processes as ranks"
         if idle
-        else f"is on devices in another order than that in which {plan.restriction.label} numbers ranks"
+        else f"uses devices in another order than {plan.restriction.label} numbers ranks"
     )
     raise ArgumentError(
         f"the plan {why}",
         f"plan on fewer devices with `--devices {len(devices)}`"
         if idle
-        else "start each rank where `ranks.csv`, which `hpgo export` writes, says",
+        else "start each rank on the device that `ranks.csv` lists for it; `hpgo export` writes that file",
     )
 
 
 def check_job(job: object) -> None:
-    """Raises ArgumentError for what is no job."""
-    check_is("the job", job, LaunchJob, "make one, with `hpgo.launch.LaunchJob.of`")
+    """Raise ArgumentError unless `job` is a LaunchJob."""
+    check_is("the job", job, LaunchJob, "create one with `hpgo.launch.LaunchJob.of`")
 
 
 def checked_port(port: object) -> int:
-    """`port`, at which rank 0 listens; raises ArgumentError if it is none."""
+    """Return `port`, at which rank 0 listens. Raise ArgumentError if it is none."""
     number = as_whole(port)
     if number is None or not 1 <= number < 2**16:
-        raise ArgumentError(f"the port is {safe_repr(port)}", "give a free port of the first machine, like 29500")
+        raise ArgumentError(
+            f"the port is {safe_repr(port)}, but must be from 1 to 65535",
+            "give a free port of the first node, like 29500",
+        )
     return number
 
 
 def master_port(port: object, seed: str) -> list[str]:
     """Return lines of bash that set and export MASTER_PORT: `port`, or a free one if that is None.
 
-    The search begins at a port that follows from `seed`, a variable of the shell with a number, so that 2 jobs which
-    start at once on one machine try different ports. It stays below 32768, where Linux takes ports for connections.
-    The lines must run on the machine of rank 0. Raises ArgumentError for a port that is none.
+    The search begins at a port derived from `seed`, a shell variable with a number, so that 2 jobs that start at once
+    on one node try different ports. The lines must run on the node of rank 0. Raises ArgumentError for an invalid port.
     """
     if port is not None:
         return [f"export MASTER_PORT={checked_port(port)}"]
     return [
+        # The range stays below 32768, from where on Linux assigns ports to outgoing connections.
         f"export MASTER_PORT=$((20000 + {seed} % 10000))",
         'while (: < "/dev/tcp/127.0.0.1/$MASTER_PORT") 2> /dev/null; do MASTER_PORT=$((MASTER_PORT + 1)); done',
     ]
 
 
 def _cluster_of(plan: Plan, given: Cluster | None) -> Cluster:
-    check_is("the cluster", given, Cluster, "make one, with `hpgo.Cluster.read` say", or_none=True)
+    check_is("the cluster", given, Cluster, "create one, for instance with `hpgo.Cluster.read`", or_none=True)
+    # A plan that embeds its cluster is checked against a given one. Without that, only the number of devices can be
+    # compared.
     if plan.assumptions is not None:
         return known_source("cluster", plan.cluster, plan.assumptions.cluster, given)
-    hint = "give the cluster that it was made for: `--cluster NAME`, or `cluster=` in Python"
+    hint = "give the plan's cluster: `--cluster NAME`, or `cluster=` in Python"
     if given is None:
-        raise ArgumentError(
-            "the plan is from a file that does not say which machines its cluster has", hint, code="missing"
-        )
+        raise ArgumentError("the plan is from a file that does not list the nodes of its cluster", hint, code="missing")
     if given.devices != plan.cluster_devices:
         raise ArgumentError(
             f"cluster `{given.name}` has {given.devices} devices, but the plan is for {plan.cluster_devices}", hint
@@ -254,13 +258,17 @@ def _cluster_of(plan: Plan, given: Cluster | None) -> Cluster:
 
 
 def _queue_name(text: str) -> str:
-    """`text` as Kubernetes and SLURM take names: a label that begins with a letter, short enough for endings."""
+    """Return `text` as a valid name for Kubernetes and SLURM: a label that begins with a letter.
+
+    It is short enough for suffixes.
+    """
+    # Kubernetes allows 63 characters, and its controllers append suffixes for pods and hashes.
     words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     return (words if words[:1].isalpha() else f"job-{words}")[:40].rstrip("-")
 
 
 def _listed(ranks: tuple[int, ...]) -> str:
-    """Ranks in words: `rank 3`, `ranks 3, 5–8`."""
+    """Describe ranks in words: `rank 3`, `ranks 3, 5–8`."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

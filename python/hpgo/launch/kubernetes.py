@@ -1,4 +1,4 @@
-"""Kubeflow: jobs for its Trainer (TrainJob) and for its older Training Operator (PyTorchJob), as YAML."""
+"""Launch jobs for Kubeflow, as YAML: TrainJob for its Trainer, and PyTorchJob for its older Training Operator."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ def kubeflow(
     runtime: str = "torch-distributed",
     resource: str | None = "nvidia.com/gpu",
 ) -> str:
-    """A TrainJob of Kubeflow Trainer, for `kubectl create -f`: a pod a machine, in which torchrun starts the ranks.
+    """Return a TrainJob of Kubeflow Trainer, for `kubectl create -f`, with a pod per node.
+
+    torchrun starts the ranks of each pod.
 
     Args:
-        job: what shall run; all machines alike.
-        image: the container; the runtime's if left out.
+        job: the job to run. All nodes must be equal.
+        image: the container image. None is the runtime's.
         runtime: the ClusterTrainingRuntime to use, one for torch.
-        resource: Kubernetes' name for devices; None asks for none.
+        resource: Kubernetes' name for devices. None requests none.
 
-    Raises ArgumentError if machines differ.
+    Raises ArgumentError if nodes differ.
 
     >>> import hpgo, yaml
     >>> from hpgo.launch import LaunchJob
@@ -60,16 +62,16 @@ def kubeflow(
 
 
 def pytorchjob(job: LaunchJob, *, image: str, resource: str | None = "nvidia.com/gpu") -> str:
-    """A PyTorchJob of Kubeflow's Training Operator (version 1), for `kubectl create -f`.
+    """Return a PyTorchJob of Kubeflow's Training Operator (version 1), for `kubectl create -f`.
 
-    The master is machine 0, worker k is machine k + 1; in each pod torchrun starts the machine's ranks.
+    The master is node 0, and worker k is node k + 1. In each pod, torchrun starts the node's ranks.
 
     Args:
-        job: what shall run; all machines alike.
-        image: the container.
-        resource: Kubernetes' name for devices; None asks for none.
+        job: the job to run. All nodes must be equal.
+        image: the container image.
+        resource: Kubernetes' name for devices. None requests none.
 
-    Raises ArgumentError if machines differ.
+    Raises ArgumentError if nodes differ.
 
     >>> import hpgo, yaml
     >>> from hpgo.launch import LaunchJob
@@ -81,11 +83,12 @@ def pytorchjob(job: LaunchJob, *, image: str, resource: str | None = "nvidia.com
     check_job(job)
     node = job.need_equal("Kubeflow")
     container = {
-        "name": "pytorch",  # the operator looks for this name
+        "name": "pytorch",  # the operator sets its variables in the container of this name
         "image": _text("image", image),
         "command": _torchrun(job),
         **_resources("resources", resource, node.ranks),
     }
+    # As on every target, a rank that fails ends the job.
     replica = {"restartPolicy": "Never", "template": {"spec": {"containers": [container]}}}
     replicas = {"Master": {"replicas": 1, **replica}}
     if len(job.nodes) > 1:
@@ -96,14 +99,18 @@ def pytorchjob(job: LaunchJob, *, image: str, resource: str | None = "nvidia.com
             "apiVersion": "kubeflow.org/v1",
             "kind": "PyTorchJob",
             "metadata": {"name": job.name},
+            # The operator's schema has text here, because it also accepts words such as `auto`.
             "spec": {"nprocPerNode": str(node.ranks), "pytorchReplicaSpecs": replicas},
         },
     )
 
 
 def _torchrun(job: LaunchJob) -> list[str]:
-    """How many nodes and processes there are, and where, comes from the operator by environment variables."""
-    # Kubernetes reads `$$` in a command as a dollar, and `$(NAME)` as a variable.
+    """Return the command of a pod.
+
+    The operator sets the numbers of nodes and processes, and the address, as variables.
+    """
+    # Kubernetes expands `$(NAME)` in a command and reads `$$` as a dollar. Arguments must reach the script unchanged.
     python, *words = (word.replace("$", "$$") for word in job.command)
     return [python, "-m", "torch.distributed.run", *words]
 
@@ -114,7 +121,9 @@ def _resources(key: str, resource: str | None, devices: int) -> dict[str, Any]:
 
 def _text(what: str, value: object) -> str:
     if not isinstance(value, str) or not value or not value.isprintable() or " " in value:
-        raise ArgumentError(f"the {what} is {safe_repr(value)}", "give it as Kubernetes knows it: text without blanks")
+        raise ArgumentError(
+            f"the {what} is {safe_repr(value)}, but it must be text without spaces", "give its name in Kubernetes"
+        )
     return value
 
 

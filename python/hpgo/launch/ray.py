@@ -1,4 +1,4 @@
-"""Ray: a script for Ray Train, with one worker a machine that starts the machine's ranks."""
+"""Launch jobs for Ray: a script for Ray Train, with one worker per node that starts the node's ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
 
 def start_ranks(config):
-    """Runs on each machine: starts its ranks, and ends them all when one fails."""
+    """Start the ranks of this node, and end them all when one fails."""
     machine = get_context().get_world_rank()
     with socket.socket() as probe:
         probe.bind(("", 0))
@@ -74,16 +74,16 @@ if __name__ == "__main__":
 
 
 def ray(job: LaunchJob, *, resource: str | None = "GPU") -> str:
-    """A Python script that hands the job to Ray Train, version 2 (Ray 2.51 or later).
+    """Return a Python script that runs the job with Ray Train, version 2 (Ray 2.51 or later).
 
-    A worker has a whole machine, each on another one, and starts the machine's ranks with torchrun's environment
-    variables, so that the same training script runs under all targets.
+    Each worker occupies a whole node, and starts the node's ranks with torchrun's environment variables. So the same
+    training script runs on all targets.
 
     Args:
-        job: what shall run; all machines alike.
-        resource: Ray's name for devices: `GPU`, or one that the cluster defines; None asks for CPUs alone.
+        job: the job to run. All nodes must be equal.
+        resource: Ray's name for devices: `GPU`, or one that the cluster defines. None requests only CPUs.
 
-    Raises ArgumentError if machines differ.
+    Raises ArgumentError if nodes differ.
 
     >>> import hpgo
     >>> from hpgo.launch import LaunchJob
@@ -95,13 +95,16 @@ def ray(job: LaunchJob, *, resource: str | None = "GPU") -> str:
     check_job(job)
     node = job.need_equal("Ray Train")
     if resource is not None and (not isinstance(resource, str) or not resource):
-        raise ArgumentError(f"the resource is {safe_repr(resource)}", "give it as Ray knows it, like `GPU`")
+        raise ArgumentError(
+            f"the resource is {safe_repr(resource)}, but it must be text", "give its name in Ray, like `GPU`"
+        )
+    # Ray schedules by these numbers. One CPU per rank keeps other tasks of the cluster off these cores.
     resources = {"CPU": node.ranks} | ({} if resource in {None, "CPU"} else {resource: node.ranks})
     settings = {"machines": len(job.nodes), "devices": node.ranks, "command": list(job.command)}
     return "\n".join(
         [
             *job.header(
-                "start it with `ray job submit -- python FILE`, or with `python FILE` on a machine of the cluster"
+                "start it with `ray job submit -- python FILE`, or with `python FILE` on a node of the cluster"
             ),
             f"JOB = {in_python(settings)}",
             f"USE_GPU = {resource == 'GPU'}",

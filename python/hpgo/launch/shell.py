@@ -1,8 +1,8 @@
-"""Jobs without a scheduler, as bash scripts around torchrun: here, on hosts over ssh, or one script for each machine.
+"""Launch jobs without a scheduler, as bash scripts around torchrun: here, over ssh, or one script for each node.
 
-torchrun starts, watches and ends the ranks of a machine. Over ssh it lacks one thing, which the script adds: an agent
-learns neither of a connection that ends nor of a rank that fails on another host, since a static rendezvous has no
-heartbeat between agents.
+torchrun starts, supervises and ends the ranks of a node. Over ssh it lacks one thing, which the script adds: an agent
+does not notice a lost connection, or a rank that fails on another host, because a static rendezvous has no heartbeat
+between agents.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from hpgo.launch.job import LaunchJob
 
-# Runs on each host, where `bash -c '...' host COMMAND` starts the host's agent and ends it when the connection does. A
-# host learns of that by its input alone: sshd sends no signal to what has no terminal.
+# Runs on each host, where `bash -c '...' host COMMAND` starts the host's agent and ends it when the connection ends.
+# The end of its input is the only sign of that, because sshd sends no signal to processes without a terminal.
 _HOST = r"""exec 3<&0
 "$@" < /dev/null 3<&- & agent=$!
 { cat <&3; kill -TERM $agent; } > /dev/null 2>&1 & watcher=$!
@@ -47,13 +47,13 @@ wait
 
 
 def local(job: LaunchJob, *, port: int | None = None) -> str:
-    """Return a bash script in which one torchrun starts all ranks on this machine, whatever machines the plan has.
+    """Return a bash script in which one torchrun starts all ranks on this node, regardless of the plan's nodes.
 
-    For a plan of one machine this is the job. For others it tries the training script where it was written, and local
-    ranks count all ranks. When a rank fails, or on Ctrl-C or SIGTERM, torchrun ends the others and exits with 1. Rank 0
-    listens at `port`; None is a free one, found at the start.
+    For a plan of one node, this is the job. For others, it tests the training script where it was written, and the
+    local rank of each process is its rank. When a rank fails, or after Ctrl-C or SIGTERM, torchrun ends the others and
+    exits with 1. Rank 0 listens at `port`; None is a free one, found at the start.
 
-    Raises ArgumentError for a port that is none.
+    Raises ArgumentError for an invalid port.
 
     >>> import hpgo
     >>> from hpgo.launch import LaunchJob
@@ -64,13 +64,13 @@ def local(job: LaunchJob, *, port: int | None = None) -> str:
     """
     check_job(job)
     machines = len(job.nodes)
-    here = [f"all ranks of {pluralize(machines, 'machine')} start on this one"] if machines > 1 else []
+    note = [f"all ranks of {pluralize(machines, 'node')} start on this one"] if machines > 1 else []
     _, *words = job.command
     where = f'--node-rank=0 --nproc-per-node={job.ranks} --master-addr=127.0.0.1 --master-port="$MASTER_PORT"'
     return "\n".join(
         [
             "#!/usr/bin/env bash",
-            *job.header(*here),
+            *job.header(*note),
             *master_port(port, "$$"),
             f"exec {_agent(job, 1)} {where} {_words(words)}",
             "",
@@ -79,13 +79,13 @@ def local(job: LaunchJob, *, port: int | None = None) -> str:
 
 
 def ssh_hosts(job: LaunchJob, *, hosts: Sequence[str] | None = None, port: int = 29500) -> str:
-    """Return a bash script that starts torchrun on each machine over ssh, in the folder of the same name on every host.
+    """Return a bash script that starts torchrun on each node over ssh, in a folder of the same name on every host.
 
-    `hosts` are `name` or `user@name`, one for each machine; the cluster's names of its machines if left out. Hosts
-    need bash, PyTorch and a login without a password. When a rank fails, or the script is interrupted or loses a
-    connection, the ranks of all hosts end.
+    `hosts` are `name` or `user@name`, one for each node; None takes the cluster's names of its nodes. Hosts need bash,
+    PyTorch and a login without a password. When a rank fails, or when the script is interrupted or loses a connection,
+    the ranks of all hosts end.
 
-    Raises ArgumentError for hosts that don't match the machines, and for a port that is none.
+    Raises ArgumentError for hosts that do not match the nodes, and for an invalid port.
 
     >>> import hpgo
     >>> from hpgo.launch import LaunchJob
@@ -113,13 +113,13 @@ def ssh_hosts(job: LaunchJob, *, hosts: Sequence[str] | None = None, port: int =
 
 
 def torchrun(job: LaunchJob, *, hosts: Sequence[str] | None = None, port: int | None = None) -> str:
-    """A bash script that takes the number of the machine where it is started, and calls torchrun there.
+    """Return a bash script that takes the number of the node on which it is started, and calls torchrun there.
 
-    The ranks of a machine follow each other because the rendezvous is static; machines may have different numbers of
-    devices. `hosts` as for `ssh_hosts`, but only the first is named; a plan of one machine needs none. `port` None is
-    a free one on one machine, and 29500 on several, which have to agree.
+    The rendezvous is static, so the ranks of a node have consecutive numbers. Nodes may have different numbers of
+    devices. `hosts` are as in `ssh_hosts`, but only the first is used; a plan of one node needs none. With `port` None,
+    it is a free port on one node, and 29500 on several, which must agree.
 
-    Raises ArgumentError for hosts that don't match the machines, and for a port that is none.
+    Raises ArgumentError for hosts that do not match the nodes, and for an invalid port.
 
     >>> import hpgo
     >>> from hpgo.launch import LaunchJob
@@ -137,19 +137,20 @@ def torchrun(job: LaunchJob, *, hosts: Sequence[str] | None = None, port: int | 
         for machine, node in enumerate(job.nodes)
     ]
     _, *words = job.command
-    chosen = master_port(None, "$$") if machines == 1 and port is None else []
-    told = '"$MASTER_PORT"' if chosen else checked_port(29500 if port is None else port)
-    where = f"--master-addr={_address(names[0])} --master-port={told}"
-    how = ["start it on every machine, with the machine's number: `bash FILE 0` on the first"] if machines > 1 else []
+    # On several nodes, each runs this script separately, so a free port found on one would be unknown on the others.
+    port_lines = master_port(None, "$$") if machines == 1 and port is None else []
+    port_word = '"$MASTER_PORT"' if port_lines else checked_port(29500 if port is None else port)
+    where = f"--master-addr={_address(names[0])} --master-port={port_word}"
+    note = ["start it on every node, with the node's number: `bash FILE 0` on the first"] if machines > 1 else []
     return "\n".join(
         [
             "#!/usr/bin/env bash",
-            *job.header(*how),
+            *job.header(*note),
             f"case ${{1-{0 if machines == 1 else ''}}} in",
             *rows,
-            f'  *) echo "which machine is this? give a number from 0 to {machines - 1}" >&2; exit 2 ;;',
+            f'  *) echo "give the number of this node, from 0 to {machines - 1}" >&2; exit 2 ;;',
             "esac",
-            *chosen,
+            *port_lines,
             f'exec {_agent(job, machines)} {where} "$@" {_words(words)}',
             "",
         ]
@@ -157,7 +158,7 @@ def torchrun(job: LaunchJob, *, hosts: Sequence[str] | None = None, port: int | 
 
 
 def _agent(job: LaunchJob, machines: int) -> str:
-    """Return the words that start torchrun, the agent of one of `machines` machines, quoted for a shell."""
+    """Return the words that start torchrun, the agent of one of `machines` nodes, quoted for a shell."""
     return f"{in_shell(job.command[0])} -m torch.distributed.run --nnodes={machines}"
 
 

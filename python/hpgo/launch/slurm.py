@@ -1,4 +1,4 @@
-"""SLURM: a batch script that starts one task a rank; machines that differ make a heterogeneous job."""
+"""Launch jobs for SLURM: a batch script with one task per rank. Nodes that differ make a heterogeneous job."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 
     from hpgo.launch.job import LaunchJob, Node
 
-# What places the ranks, and so is the plan's to say.
+# Options that place ranks. The plan decides that, so users may not set them.
 _PLACED = {"nodes", "ntasks", "ntasks-per-node", "gres", "gpus", "gpus-per-node", "gpus-per-task", "distribution",
            "overcommit", "job-name", "array"}  # fmt: skip
 _OPTION = re.compile(r"([a-z][a-z-]*)(=[\w./:,@%+\[\]=*#-]+)?", re.ASCII)
-# Pyxis's options and SLURM's own for OCI containers.
+# Options of Pyxis, and SLURM's own for OCI containers. They apply to tasks, not to the batch script.
 _CONTAINER = re.compile(r"(no-)?container\b")
 _NAME = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
-# SLURM numbers tasks node by node, over all components of a heterogeneous job.
+# SLURM numbers tasks node by node, over all components of a heterogeneous job. So its numbers are the plan's ranks.
 _TASK = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID"
 _COUNT = r'read -ra devices <<< "$DEVICES"; export LOCAL_WORLD_SIZE=${devices[SLURM_NODEID]}; exec "$@"'
 
 
 def slurm(job: LaunchJob, *, port: int | None = None, resource: str | None = "gpu", sbatch: Iterable[str] = ()) -> str:
-    """A script for `sbatch`, with a task for each rank.
+    """Return a script for `sbatch`, with a task for each rank.
 
-    Machines that follow each other and are alike make one component of the job; if there are several, it is a
-    heterogeneous job, and devices are asked for by type, named as the cluster names it.
+    Consecutive equal nodes form one component of the job. With several components, it is a heterogeneous job, and
+    devices are requested by type, as the cluster names it.
 
     Args:
-        job: what shall run.
-        port: where rank 0 listens, on the first machine; None is a free one, found when the job starts.
-        resource: SLURM's name for devices (`--gres`); None asks for none.
-        sbatch: more options, without the hyphens in front: `partition=gpu`. Every component gets them. Options of a
-            container go to `srun`: the batch script itself needs the host's `srun` and `scontrol`.
+        job: the job to run.
+        port: port of rank 0 on the first node. None is a free one, found when the job starts.
+        resource: SLURM's name for devices (`--gres`). None requests none.
+        sbatch: more options, without leading hyphens: `partition=gpu`. Every component gets them. Options of a
+            container go to `srun`, because the batch script itself needs the host's `srun` and `scontrol`.
 
-    Raises ArgumentError for options that would place ranks elsewhere, and for names that SLURM can't have.
+    Raises ArgumentError for options that would place ranks elsewhere, and for names that SLURM does not allow.
 
     >>> import hpgo
     >>> from hpgo.launch import LaunchJob
@@ -56,6 +56,7 @@ def slurm(job: LaunchJob, *, port: int | None = None, resource: str | None = "gp
     more = [f"#SBATCH --{option}" for option in options if not _CONTAINER.match(option)]
     contained = "".join(f" {in_shell(f'--{option}')}" for option in options if _CONTAINER.match(option))
     parts = [list(alike) for _, alike in groupby(job.nodes, key=lambda node: (node.ranks, node.kind))]
+    # With one type, the script needs no types, which may have other names in SLURM's configuration.
     typed = len({node.kind for node in job.nodes}) > 1
     directives: list[str] = [f"#SBATCH --job-name={job.name}"]
     for at, nodes in enumerate(parts):
@@ -67,6 +68,7 @@ def slurm(job: LaunchJob, *, port: int | None = None, resource: str | None = "gp
             *more,
         ]
     groups = f" --het-group=0-{len(parts) - 1}" if len(parts) > 1 else ""
+    # Without `--kill-on-bad-exit`, the other ranks would wait for a failed one until the job's time limit.
     srun = f"srun{groups} --kill-on-bad-exit=1 --distribution=block{contained}"
     devices = " ".join(str(node.ranks) for node in job.nodes)
     return "\n".join(
@@ -90,13 +92,15 @@ def slurm(job: LaunchJob, *, port: int | None = None, resource: str | None = "gp
 
 def _devices(node: Node, resource: str, *, typed: bool) -> str:
     if not isinstance(resource, str) or not _NAME.fullmatch(resource):
-        raise ArgumentError(f"{safe_repr(resource)} is no resource of SLURM", "like `gpu`; `sinfo -o %G` lists them")
+        raise ArgumentError(
+            f"{safe_repr(resource)} is no resource of SLURM", "give a name like `gpu`; `sinfo -o %G` lists them"
+        )
     if not typed:
         return f"{resource}:{node.ranks}"
     if not _NAME.fullmatch(node.kind):
         raise ArgumentError(
-            f"SLURM has no type of device {safe_repr(node.kind)}",
-            "name types in the cluster's file as SLURM does: `sinfo -o %G` lists them",
+            f"{safe_repr(node.kind)} is no device type of SLURM",
+            "name types in the cluster file as SLURM does; `sinfo -o %G` lists them",
         )
     return f"{resource}:{node.kind}:{node.ranks}"
 
@@ -111,7 +115,7 @@ def _option(option: str) -> str:
         )
     if found[1] in _PLACED:
         raise ArgumentError(
-            f"`{found[1]}` would start other ranks than the plan has, or elsewhere", "leave it out: the plan says it"
+            f"`{found[1]}` would change the number or place of ranks, but the plan sets both", "leave it out"
         )
     return option
 

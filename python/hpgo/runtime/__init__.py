@@ -1,6 +1,7 @@
-"""Runs plans: workloads, cut into stages, on `torch.distributed`, and measures them. The only room that needs torch.
+"""Run plans on `torch.distributed`: cut workloads into stages, train or infer with them, and measure them.
 
-The public names below load on first use; without torch they raise an HpgoError that says how to install it.
+This is the only package that needs torch. The public names below are loaded on first use. Without torch, they raise an
+HpgoError that explains how to install it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from hpgo.runtime.workload import Workload as Workload
     from hpgo.timing.flow import Flow as Flow
 
-# public name -> module that defines it
+# Public name -> module that defines it. A table instead of imports, so that `import hpgo` works without torch and does
+# not wait for torch to load.
 _PUBLIC: dict[str, str] = {
     "Emulation": "hpgo.runtime.emulation",
     "Flow": "hpgo.timing.flow",
@@ -59,15 +61,17 @@ def __getattr__(name: str) -> Any:
 
 
 def check_torch() -> None:
-    """Raises HpgoError where torch can't be imported."""
+    """Raise HpgoError if torch can't be imported."""
     try:
         importlib.import_module("torch")
     except ImportError as error:
         raise HpgoError(
             f"running and measuring models needs torch, which can't be imported: {error}",
-            _WAY_OUT,
+            _INSTALL_TORCH,
             code="missing_package",
         ) from error
 
 
-_WAY_OUT = "install torch in this environment: `pip install torch`; planning, simulating and drawing need none of it"
+_INSTALL_TORCH = (
+    "install torch in this environment: `pip install torch`; planning, simulating and drawing work without it"
+)

@@ -1,4 +1,4 @@
-"""A workload as PipeEdge's files describe a model: a chain of layers, what each keeps, and what crosses each cut."""
+"""A workload in the format of PipeEdge: its chain of layers, their memory, and the values that cross each cut."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def described(workload: Workload, *, name: str, dtype: torch.dtype | None = None) -> tuple[PipeEdgeModel, str]:
-    """The model `name` that the layers of `workload` are in a row, and the dtype of its weights; nothing is computed.
+    """Return the model `name` with the layers of `workload` as a chain, and the dtype of its weights. Computes nothing.
 
-    Memory is that of weights and buffers. Behind each layer, every tensor that a later one reads counts once, also if
-    it only passes by, and inputs of the model that later layers read do, since they come in at the first host. Raises
-    ArgumentError where no cut can come between two layers.
+    Memory counts weights and buffers. Each tensor that a later layer reads counts once behind every layer that it
+    passes, even if the layers between do not read it. Inputs of the model that later layers read count, too, because
+    they enter at the first host. Raises ArgumentError if no cut is possible between two layers.
 
     >>> from hpgo.runtime import Workload
     >>> model, dtype = described(Workload.read("mlp:layers=2,width=8"), name="mlp")
@@ -30,10 +30,13 @@ def described(workload: Workload, *, name: str, dtype: torch.dtype | None = None
     behind: set[str] = set()
     values_out = []
     counts = {value.name: math.prod(value.shape) for part in parts for value in (*part.takes, *part.gives)}
+    # Walk from the last layer to the first: an input is carried from the first host to its last reader, so `behind`
+    # grows by the inputs that each earlier layer reads.
     for part in reversed(parts):
         values_out.append(sum(counts[name] for name in behind.union(value.name for value in part.gives)))
         behind |= {value.name for value in part.takes if value.is_input}
     held = [[*part.parameters(), *part.buffers()] for part in parts]
+    # A model without floating weights, such as a chain of activations, takes its dtype from what its layers return.
     kinds = [
         *(tensor.dtype for tensor in chain.from_iterable(held) if tensor.is_floating_point()),
         *(value.dtype for part in parts for value in part.gives if value.dtype.is_floating_point),

@@ -1,4 +1,4 @@
-"""What two ranks of a stream send each other: packets in order, into places that are used again and again."""
+"""Channels between two ranks of an inference stream. They carry packets in order, through buffers that are reused."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ if TYPE_CHECKING:
 
 
 class Outgoing:
-    """What one rank sends to another, from places that are filled again once it is taken."""
+    """Sender of one rank to another. A buffer is reused once the receiver has taken its packet."""
 
-    def __init__(self, ways: NeighbourGroups, peer: int, places: Sequence[Packet], *, tag: int = 0) -> None:
-        self._peer, self._way, self._tag = peer, ways.to(peer), tag
+    def __init__(self, groups: NeighbourGroups, peer: int, places: Sequence[Packet], *, tag: int = 0) -> None:
+        self._peer, self._group, self._tag = peer, groups.to(peer), tag
         self._free = deque(places)
         self._sent: deque[tuple[list[Any], Packet]] = deque()
 
     def place(self) -> Packet:
-        """One to fill, as soon as there is one."""
+        """Return a buffer to fill, as soon as one is free."""
+        # The oldest packet is taken first, because messages between two ranks keep their order.
         if not self._free:
             self._take_back()
         return self._free.popleft()
 
     def send(self, place: Packet, ends: tuple[int, ...]) -> None:
-        """Sends what was filled, in pieces that end after so many bytes, and does not wait."""
-        waits = [self._way.send([piece], self._peer, self._tag) for piece in place.ending(ends)]
+        """Send a filled buffer without waiting, in pieces that end at the byte offsets `ends`."""
+        # Several pieces instead of one message, so that the receiver can record when each tensor has arrived.
+        waits = [self._group.send([piece], self._peer, self._tag) for piece in place.ending(ends)]
         self._sent.append((waits, place))
 
     def settle(self) -> None:
-        """Waits until all that was sent is taken."""
+        """Wait until the receiver has taken all packets."""
         while self._sent:
             self._take_back()
 
@@ -50,33 +52,37 @@ class Outgoing:
 
 
 class Incoming:
-    """What one rank receives from another, in turn into each of its places."""
+    """Receiver of one rank from another. Packets go into its buffers in rotation."""
 
     def __init__(
-        self, ways: NeighbourGroups, peer: int, places: deque[Packet], *, tag: int = 0, is_timed: bool = False
+        self, groups: NeighbourGroups, peer: int, places: deque[Packet], *, tag: int = 0, is_timed: bool = False
     ) -> None:
-        """Ranks that send to this one in turn may share `places`.
+        """Prepare to receive into `places`, which may be shared by ranks that send to this one in turn.
 
-        If `is_timed`, the arrival of each piece is noted, whatever this rank does meanwhile.
+        If `is_timed`, a thread records when each piece arrives, even while this rank computes.
         """
-        self._peer, self._way, self._tag = peer, ways.of(peer), tag
+        self._peer, self._group, self._tag = peer, groups.of(peer), tag
         self._places = places
         self._waits: list[Any] = []
         self._arrivals = _Arrivals() if is_timed else None
         self.arrived_ns: list[int] = []
-        """When the pieces of the last packet had come, if that is noted."""
+        """Arrival times of the pieces of the last packet, by `perf_counter_ns`. Empty unless `is_timed`."""
 
     def post(self, ends: tuple[int, ...]) -> None:
-        """Makes ready for the next one, if that is not done yet; then the place of the one before the last is lost."""
+        """Post the receive of the next packet, unless that is done.
+
+        It reuses the buffer of the packet before the last one.
+        """
         if self._waits:
             return
+        # The packet of the last `take` stays valid while the next one arrives: the receive goes to the buffer after it.
         self._places.rotate(1)
-        self._waits = [self._way.recv([piece], self._peer, self._tag) for piece in self._places[0].ending(ends)]
+        self._waits = [self._group.recv([piece], self._peer, self._tag) for piece in self._places[0].ending(ends)]
         if self._arrivals is not None:
             self._arrivals.expect(self._waits)
 
     def take(self, ends: tuple[int, ...]) -> Packet:
-        """The next one, as soon as it is there."""
+        """Return the next packet, as soon as it has arrived."""
         self.post(ends)
         with HERE.waiting(self._peer):
             if self._arrivals is not None:
@@ -88,42 +94,47 @@ class Incoming:
         return self._places[0]
 
     def close(self) -> None:
-        """Notes no more arrivals."""
+        """Stop the recording of arrivals."""
         if self._arrivals is not None:
             self._arrivals.close()
 
 
 class _Arrivals:
-    """A thread that waits for what comes, and looks at the clock when it is there."""
+    """A thread that waits for each piece and records the time of its arrival."""
 
     def __init__(self) -> None:
         self._expected: SimpleQueue[list[Any] | None] = SimpleQueue()
-        self._come: SimpleQueue[list[int] | Exception] = SimpleQueue()
+        self._recorded: SimpleQueue[list[int] | Exception] = SimpleQueue()
+        # A separate thread, because the main thread computes while packets arrive and would record the arrival too
+        # late.
         threading.Thread(target=self._note, daemon=True).start()
 
     def expect(self, waits: list[Any]) -> None:
-        """The pieces of one packet more."""
+        """Add the pieces of one more packet."""
         self._expected.put(waits)
 
     def next(self) -> list[int]:
-        """When those of the next packet had come, as soon as they have. Raises what torch does if a rank is lost."""
-        come = self._come.get()
-        if isinstance(come, Exception):
-            raise come
-        return come
+        """Return the arrival times of the next packet's pieces, once all have arrived.
+
+        Raises torch's error if a rank is lost.
+        """
+        recorded = self._recorded.get()
+        if isinstance(recorded, Exception):
+            raise recorded
+        return recorded
 
     def close(self) -> None:
-        """Ends the thread, when it has no more to wait for."""
+        """End the thread after the packets that it still waits for."""
         self._expected.put(None)
 
     def _note(self) -> None:
         while (waits := self._expected.get()) is not None:
-            come_ns = []
+            arrived_ns = []
             try:
                 for one in waits:
                     one.wait()
-                    come_ns.append(perf_counter_ns())
+                    arrived_ns.append(perf_counter_ns())
             except Exception as failure:  # noqa: BLE001 -- the main thread raises it
-                self._come.put(failure)
+                self._recorded.put(failure)
                 return
-            self._come.put(come_ns)
+            self._recorded.put(arrived_ns)

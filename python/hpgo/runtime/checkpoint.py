@@ -1,7 +1,7 @@
-"""Checkpoints: what a run has learnt, under names that no plan is part of, so that any other plan goes on from it.
+"""Checkpoints: the state of a run under names that do not depend on the plan, so that any other plan can resume it.
 
-A checkpoint is a folder `step-N`: files of tensors, each written by one rank, and `checkpoint.json`, which says which
-file has what. It is written as `.step-N.tmp` and takes its name when all of it is on the disk.
+A checkpoint is a folder `step-N`. It holds files of tensors, each written by one rank, and `checkpoint.json`, which
+maps each tensor to its file. It is written as `.step-N.tmp` and gets its final name once everything is on the disk.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _ANOTHER = "resume with the workload and the options of the run that saved it"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One that is whole."""
+    """A complete checkpoint on the disk."""
 
     path: Path
     facts: dict[str, Any]
-    """What `checkpoint.json` says."""
+    """Content of `checkpoint.json`."""
 
     @property
     def steps(self) -> int:
-        """Steps that had been done."""
+        """Number of steps done before the checkpoint was written."""
         return int(self.facts["steps"])
 
 
 def whole_ones(folder: Path) -> tuple[list[Checkpoint], list[Path]]:
-    """The checkpoints in a folder, the oldest first, and those that look like one but lack something."""
+    """Return the complete checkpoints in a folder, oldest first, and the paths of incomplete ones."""
     found: list[Checkpoint] = []
     torn: list[Path] = []
     for path in folder.glob("step-*") if folder.is_dir() else ():
@@ -69,7 +69,7 @@ def whole_ones(folder: Path) -> tuple[list[Checkpoint], list[Path]]:
 
 
 def _facts(path: Path) -> dict[str, Any] | None:
-    """What the index of a checkpoint says, if all that it names is there."""
+    """Return the content of a checkpoint's index, or None unless all the files that it lists have their full size."""
     try:
         facts = json.loads(read_text(path / INDEX, RunError, most=MOST_BYTES_OF_RUNS))
         if facts["format"] != FORMAT or facts["version"] != VERSION or f"step-{facts['steps']}" != path.name:
@@ -84,21 +84,25 @@ def _facts(path: Path) -> dict[str, Any] | None:
 
 
 def latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
-    """The newest whole checkpoint, the same for all ranks, all of which must ask; None if there is none yet.
+    """Return the newest complete checkpoint, the same on all ranks, or None if there is none yet.
 
-    Raises RunError if there are only damaged ones, or another rank doesn't see what rank 0 sees.
+    All ranks must call it.
+
+    Raises RunError if all checkpoints are damaged, or if a rank sees another newest checkpoint than rank 0.
     """
     path = as_path(folder, RunError)
     try:
         found, torn = whole_ones(path)
     except OSError as failure:
         raise refused("read", path, failure, RunError, "name a folder that can be read") from None
+    # A shared file system may show files to ranks at different times. Ranks that resumed from different steps would
+    # train a mixed model without an error, so compare first.
     mine = found[-1].steps if found else None
     everyone = gather_at("the search for a checkpoint", (mine, not found and torn))
     first, damaged = everyone[0]
     if damaged:
         raise RunError(
-            f"`{damaged[-1]}` is damaged or of another version, and there is no other one",
+            f"`{damaged[-1]}` is damaged or has another version, and the folder has no other checkpoint",
             "name another folder",
             code="damaged_file",
         )
@@ -106,27 +110,27 @@ def latest(folder: str | os.PathLike[str]) -> Checkpoint | None:
         if steps != first:
             seen = "no checkpoint" if steps is None else f"step {steps}"
             raise RunError(
-                f"the newest in `{path}` is step {first} on rank 0, and {seen} on rank {rank}",
-                "put the folder on a disk that all machines share",
+                f"the newest checkpoint in `{path}` is step {first} on rank 0, but {seen} on rank {rank}",
+                "put the folder on a disk that all nodes share",
             )
     return found[-1] if found else None
 
 
-def gather_all(mine: Any, group: Any) -> list[Any]:
-    """What each rank says."""
+def gather_all(value: Any, group: Any) -> list[Any]:
+    """Return the objects of all ranks, in the order of ranks."""
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine, group=group)
+    dist.all_gather_object(everyone, value, group=group)
     return everyone
 
 
-def gather_at(words: str, mine: Any) -> list[Any]:
-    """What each rank says, asked where all of them come together."""
+def gather_at(words: str, value: Any) -> list[Any]:
+    """Return the objects of all ranks, as a collective step that progress reports call `words`."""
     with together(words):
-        return gather_all(mine, None)
+        return gather_all(value, None)
 
 
 class RankState:
-    """What a rank holds of the model and its optimizer, and how it is called in checkpoints."""
+    """State of the model and the optimizer on one rank, with its names in checkpoints."""
 
     def __init__(
         self,
@@ -138,21 +142,25 @@ class RankState:
         stepper: ShardedOptimizer | None,
         seed: int | None,
     ) -> None:
-        """Without a `seed`, only what layers hold is taken over, whatever run has saved it."""
+        """Name the tensors of this rank.
+
+        Without a `seed`, as for inference, `load` reads only what layers hold, from any run.
+        """
         self._program, self._parts, self._layers, self._seed = program, parts, workload.layers, seed
         self._stepped = [] if stepper is None else stepper.stepped
         self._optimizer = None if stepper is None else stepper.optimizer
         self._rank = dist.get_rank()
-        # Replicas write in turns, so that each has a share of the work.
+        # The replicas of a stage hold the same layers. Assign the layers to them in rotation, so that each writes some.
         writers = {layer: one.ranks[at % len(one.ranks)] for one in program.sums for at, layer in enumerate(one.layers)}
         self._written = {layer for layer, rank in writers.items() if rank == self._rank}
         order = {layer: at for at, layer in enumerate(workload.layers)}
+        # A tied weight is one tensor under several names. Save its optimizer state once, under its first layer's name.
         tied = {name: min(names, key=lambda one: (order[one[0]], one[1])) for names in workload.ties for name in names}
         self._names = {id(weight): tied.get(weight.name, weight.name) for weight in weights}
         self._plan = hashlib.sha256(program.to_json().encode()).hexdigest()
 
     def facts(self) -> dict[str, Any]:
-        """What the run that goes on is compared with."""
+        """Return the properties of the run that a checkpoint stores and that a resumed run is compared with."""
         return {
             "plan": self._plan,
             "seed": self._seed,
@@ -162,7 +170,10 @@ class RankState:
         }
 
     def collect(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Copies of what this rank is to write, on the CPU, and what of it are no tensors."""
+        """Return CPU copies of the tensors that this rank writes, and the optimizer state that is no tensor.
+
+        Raises RunError if the optimizer keeps state that a checkpoint can't hold.
+        """
         tensors: dict[str, torch.Tensor] = {}
         values: dict[str, Any] = {}
         for part in self._parts.values():
@@ -172,21 +183,26 @@ class RankState:
                         tensors.setdefault(f"layer.{layer}.{name}", _copy(tensor))
         state = {} if self._optimizer is None else self._optimizer.state
         for weight in self._stepped:
-            alone = self._program.shard_optimizer and len(weight.ranks) > 1  # then nobody else steps it
+            # With a sharded optimizer only this rank has the state of the weight, so it writes it. Otherwise the
+            # replica that writes the layer does.
+            alone = self._program.shard_optimizer and len(weight.ranks) > 1
             layer, name = self._names[id(weight)]
             if not alone and layer not in self._written:
                 continue
             for key, value in state.get(weight.copies[0], {}).items():
                 if not isinstance(key, str) or "." in key:
-                    raise RunError(f"the optimizer keeps `{key}`, which a checkpoint has no name for", _ANOTHER)
+                    raise RunError(
+                        f"the optimizer keeps `{key}`, but names in a checkpoint are text without dots", _ANOTHER
+                    )
                 if isinstance(value, torch.Tensor):
                     tensors[f"opt.{layer}.{name}.{key}"] = _copy(value)
                 elif value is None or isinstance(value, bool | int | float | str):
                     values[f"opt.{layer}.{name}.{key}"] = value
                 else:
                     raise RunError(
-                        f"the optimizer keeps `{key}`, of type {type(value).__name__}",
-                        "checkpoints hold tensors, numbers and text: use an optimizer that keeps these",
+                        f"the optimizer keeps `{key}` of type {type(value).__name__}, but checkpoints hold"
+                        " tensors, numbers and text",
+                        "use an optimizer that keeps tensors, numbers and text",
                     )
         if self._parts:
             tensors[f"rng.{self._rank}"] = torch.get_rng_state()
@@ -195,7 +211,7 @@ class RankState:
         return tensors, values
 
     def load(self, source: Checkpoint) -> None:
-        """Takes over what this rank holds, as it was saved. Raises RunError if that doesn't fit, with nothing taken."""
+        """Load the saved state that this rank holds. Raises RunError, before any change, if it does not fit."""
         facts, path = source.facts, source.path
         self._check_facts(source)
         with ExitStack() as opened:
@@ -217,13 +233,16 @@ class RankState:
             ]
             for key, tensor in wanted:
                 _check_kind(path, key, file_of(key), tensor)
+            # Read and check everything before the first copy, so that a checkpoint that does not fit leaves the state
+            # unchanged.
             states = self._states(facts, file_of)
             for key, tensor in wanted:
                 tensor.detach().copy_(file_of(key).read(key))
             if self._optimizer is not None:
                 self._optimizer.state.update(states)
             key = f"rng.{self._rank}"
-            if facts["plan"] == self._plan and key in facts["tensors"]:  # other plans run other passes on each rank
+            # Under another plan, each rank runs other passes, so the saved generator states have no meaning there.
+            if facts["plan"] == self._plan and key in facts["tensors"]:
                 torch.set_rng_state(file_of(key).read(key))
                 if torch.cuda.is_initialized() and f"{key}.cuda" in facts["tensors"]:
                     torch.cuda.set_rng_state(file_of(f"{key}.cuda").read(f"{key}.cuda"))
@@ -233,9 +252,10 @@ class RankState:
         if saved["layers"] != mine["layers"]:
             raise RunError(f"`{path}` holds the layers of another workload", _ANOTHER, code="mismatch")
         for what, words in (("seed", "seed"), ("global_batch_size", "global batch"), ("optimizer", "optimizer")):
-            if saved[what] != mine[what] and mine[what] is not None:  # who infers has none, idle ranks no optimizer
+            # None means that this rank does not use it: inference has no seed or batch, idle ranks have no optimizer.
+            if saved[what] != mine[what] and mine[what] is not None:
                 raise RunError(
-                    f"`{path}` was saved with the {words} {saved[what]}, and this run has {mine[what]}",
+                    f"`{path}` was saved with the {words} {saved[what]}, but this run has {mine[what]}",
                     _ANOTHER,
                     code="mismatch",
                 )
@@ -243,13 +263,18 @@ class RankState:
     def _states(
         self, facts: dict[str, Any], file_of: Callable[[str], TensorFile]
     ) -> dict[torch.nn.Parameter, dict[str, Any]]:
-        """The optimizer's state of each parameter that this rank steps, where the optimizer keeps it."""
+        """Return the saved optimizer state of each parameter that this rank updates.
+
+        Tensors are on the device that the optimizer expects.
+        """
         if self._optimizer is None:
             return {}
         keys: dict[str, list[str]] = {}
         for key in (*facts["tensors"], *facts["values"]):
             keys.setdefault(key.rpartition(".")[0], []).append(key)
-        stays = {  # counts of steps stay on the CPU unless the optimizer counts on the device
+        # Torch's optimizers keep the `step` count on the CPU, unless they are capturable or fused. On the wrong device,
+        # the next step would fail.
+        stays = {
             id(copy): not (group.get("capturable") or group.get("fused"))
             for group in self._optimizer.param_groups
             for copy in group["params"]
@@ -276,28 +301,31 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_kind(path: Path, key: str, file: TensorFile, tensor: torch.Tensor) -> None:
-    """Torch would convert types without a word."""
+    """Raise RunError unless a saved tensor has the type and shape of `tensor`.
+
+    Torch's `copy_` would convert types silently.
+    """
     if file.dtype(key) != tensor.dtype:
         raise RunError(
-            f"`{path}` holds `{shorten(key)}` in {file.dtype(key)}, and this run has it in {tensor.dtype}",
+            f"`{path}` holds `{shorten(key)}` in {file.dtype(key)}, but this run has it in {tensor.dtype}",
             "resume with the `dtype` of the run that saved it",
             code="mismatch",
         )
     if file.shape(key) != tuple(tensor.shape):
         raise RunError(
-            f"`{path}` holds `{shorten(key)}` of shape {file.shape(key)}, and this run has {tuple(tensor.shape)}",
+            f"`{path}` holds `{shorten(key)}` of shape {file.shape(key)}, but this run has {tuple(tensor.shape)}",
             _ANOTHER,
             code="mismatch",
         )
 
 
 def load(source: Checkpoint, state: RankState) -> None:
-    """Loads on all ranks; if one can't, all raise what it raised."""
+    """Load a checkpoint on all ranks. If one rank fails, all raise RunError with its message."""
     failure = None
     try:
         state.load(source)
     except HpgoError as error:
         failure = error.message, error.hint
-    for rank, said in enumerate(gather_at("the loading of a checkpoint", failure)):
-        if said is not None:
-            raise RunError(f"rank {rank}: {said[0]}", said[1])
+    for rank, failed in enumerate(gather_at("the loading of a checkpoint", failure)):
+        if failed is not None:
+            raise RunError(f"rank {rank}: {failed[0]}", failed[1])

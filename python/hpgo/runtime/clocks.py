@@ -1,8 +1,8 @@
-"""Clocks of ranks: when actions of a GPU ran, and how far each machine's clock is ahead of rank 0's.
+"""Clocks of ranks: times of actions on a device, and the offset of each node's clock to that of rank 0.
 
-`time.perf_counter_ns` is one clock for all processes of a machine. Another machine's is elsewhere and runs at another
-speed. Rank 0 tells it its time; half of the shortest round trips is what the telling took. Twice told, at the start of
-a run and at its end, it knows what to add at each moment between.
+`time.perf_counter_ns` is one clock for all processes of a node. The clock of another node has another offset and runs
+at another speed. Rank 0 sends its time to one rank of each node. The message takes about half of the shortest round
+trips. The offset is measured at the start and at the end of a run, and interpolated for all times between them.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ if TYPE_CHECKING:
 
 _TRIPS = 100
 _BEST = 5
-"""Of the round trips, those that took least: nothing held them up on either way."""
+"""Number of round trips, the shortest ones, that are averaged. Nothing delayed these in either direction. Not tuned."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How far a clock was ahead of rank 0's."""
+    """Offset of a clock to that of rank 0, at one time."""
 
     at_ns: float
-    """When, by this clock."""
+    """Time of the reading, by this clock."""
     ahead_ns: float
 
 
 class RankClock:
-    """A rank's clock beside that of rank 0. All ranks `compare` together, as often as they like."""
+    """Clock of a rank, compared with the clock of rank 0. All ranks call `compare` together, as often as they like."""
 
     def __init__(
         self, device: torch.device, now_ns: Callable[[], int] = perf_counter_ns, machine: str | None = None
     ) -> None:
-        """`machine` is the name of who shares the clock; None is this machine as it has started."""
+        """Prepare the clock. `machine` names the processes that share it. None means this node since its last boot."""
         self._device, self._now_ns = device, now_ns
         self._machine = machine_name() if machine is None else machine
         self._readings: list[Reading] = []
 
     def compare(self) -> None:
-        """Reads how far the clock is ahead; the first reading and the last one count."""
+        """Measure the offset to rank 0's clock. The first and the latest reading are kept."""
         with HERE.meets("the comparison of clocks"):
             self._compare()
 
@@ -56,16 +56,19 @@ class RankClock:
         rank = dist.get_rank()
         machines = _everyones(self._machine)
         mine = Reading(self._now_ns(), 0.0)
+        # All processes of a node share one clock, so the first rank of each node measures for all of them.
         for other in sorted({machines.index(name) for name in machines} - {0}):
             if rank == 0:
                 self._answer(other)
             elif rank == other:
                 mine = self._ask()
         reading: Reading = _everyones(mine)[machines.index(self._machine)]
+        # The first and the last reading are farthest apart. Their difference gives the drift with the smallest relative
+        # error.
         self._readings = [*self._readings[:1], reading]
 
     def by_rank_0(self, ns: float) -> float:
-        """What rank 0's clock showed when this one showed `ns`."""
+        """Return the time of rank 0's clock at the moment when this clock showed `ns`."""
         first, last = self._readings[0], self._readings[-1]
         ahead_ns = first.ahead_ns
         if last.at_ns > first.at_ns:
@@ -73,29 +76,32 @@ class RankClock:
         return ns - ahead_ns
 
     def _ask(self) -> Reading:
-        told = torch.zeros(1, dtype=torch.int64, device=self._device)
+        message = torch.zeros(1, dtype=torch.int64, device=self._device)
         trips = []
         for _ in range(_TRIPS):
             begin_ns = self._now_ns()
-            dist.send(told, 0)
-            dist.recv(told, 0)
-            theirs_ns = int(told.item())
+            dist.send(message, 0)
+            dist.recv(message, 0)
+            theirs_ns = int(message.item())
             end_ns = self._now_ns()
             middle_ns = (begin_ns + end_ns) / 2
             trips.append((end_ns - begin_ns, middle_ns, middle_ns - theirs_ns))
+        # Delays only lengthen a round trip. The shortest ones are the most symmetric, so the error of their middle is
+        # smallest.
         best = sorted(trips)[:_BEST]
         return Reading(sum(trip[1] for trip in best) / _BEST, sum(trip[2] for trip in best) / _BEST)
 
     def _answer(self, other: int) -> None:
-        told = torch.zeros(1, dtype=torch.int64, device=self._device)
+        message = torch.zeros(1, dtype=torch.int64, device=self._device)
         for _ in range(_TRIPS):
-            dist.recv(told, other)
-            told.item()  # what a GPU receives is there only now
-            dist.send(told.fill_(self._now_ns()), other)
+            dist.recv(message, other)
+            # A receive on a GPU is asynchronous. Reading the value waits for it, so that the time is taken after it.
+            message.item()
+            dist.send(message.fill_(self._now_ns()), other)
 
 
 def machine_name() -> str:
-    """Of this machine as it has started: who shares it shares a clock."""
+    """Return a name of this node since its last boot. Processes with the same name share a clock."""
     try:
         boot = _BOOT.read_text().strip()
     except OSError:
@@ -110,12 +116,15 @@ def _everyones(mine: Any) -> list[Any]:
 
 
 class Stamps:
-    """Takes the time at places of a program. A GPU runs behind it, and takes the time itself when it comes there."""
+    """Time stamps within a sequence of operations.
+
+    A GPU runs them later than the CPU, so its stamps are CUDA events.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.take: Callable[[], Any] = self._event if device.type == "cuda" else perf_counter_ns
-        """Returns a stamp of this moment."""
+        """Return a stamp of this moment."""
 
     def _event(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)
@@ -123,9 +132,10 @@ class Stamps:
         return event
 
     def in_ns(self, stamps: Sequence[Any]) -> list[int]:
-        """The stamps by `time.perf_counter_ns`; waits until a GPU has passed all of them."""
+        """Return the times of the stamps by `time.perf_counter_ns`. Waits until a GPU has reached all of them."""
         if self._device.type != "cuda":
             return list(stamps)
+        # CUDA events have no absolute time. Record one now, and count back from it on the CPU's clock.
         now = self._event()
         now.synchronize()
         now_ns = perf_counter_ns()

@@ -1,8 +1,8 @@
-"""Cuts a network between layers: what crosses each cut, and the part between two of them.
+"""Cutting a network between layers: the values that cross each cut, and the module of each stage.
 
-Every layer is run on meta tensors with batches of two sizes, which shows what counts samples, what has gradients and
-what is changed in place; of layers that are sure to do the same, one. A value that is read behind several cuts passes
-through each part between.
+Every layer runs on meta tensors with batches of two sizes. This shows which dimensions count samples, which values have
+gradients and which are changed in place. Of layers that are sure to compute the same, only one runs. A value that is
+read behind several cuts passes through each stage between.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 from hpgo.base.messages import did_you_mean, shorten
 from hpgo.errors import ArgumentError, HpgoError
 from hpgo.runtime import batch_norm, dropout
-from hpgo.runtime.module_equality import likeness
+from hpgo.runtime.module_equality import equivalence_key
 from hpgo.runtime.split_backward import Queue, install
 from hpgo.runtime.stage_module import Call, StageModule, Value, check_stages
 
@@ -29,31 +29,31 @@ if TYPE_CHECKING:
     from hpgo.runtime.modules import Network
 
 _TRIED = (2, 3)
-"""Sizes of batches at which shapes are looked at: what grows counts samples."""
+"""Batch sizes at which shapes are compared. A dimension that grows from the first to the second counts samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerRecording:
-    """What one layer was seen to do."""
+    """Observed behavior of one layer."""
 
     values: tuple[Value, ...]
     row_dimensions: tuple[int, ...]
-    """Which dimension of each value counts samples; 0 where none does."""
+    """Dimension of each value that counts samples; 0 where none does."""
     uncuttable: tuple[str, ...]
-    """Why each value can't cross a cut; empty where it can."""
+    """Reason why each value can't cross a cut; empty where it can."""
     mutates: tuple[int, ...]
-    """Which of its feeds, by position, it changes in place."""
+    """Positions of the feeds that the layer changes in place."""
     is_single: bool
-    """Whether it returns a tensor, not a tuple."""
+    """Whether the layer returns a tensor, not a tuple."""
     dropouts: dict[str, int | None]
-    """Which dimension counts samples in what each of its dropouts gets, by name; None where none does."""
+    """Dimension that counts samples in the input of each of its dropouts, by name; None where none does."""
 
 
 def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) -> dict[str, LayerRecording]:
-    """What each layer makes of inputs like these, with weights of `dtype`; nothing is computed.
+    """Return what each layer returns for inputs like these, with weights of `dtype`. Computes no values.
 
-    Raises ArgumentError for a layer that can't run on meta tensors, returns something else than tensors, or drops where
-    nobody can say what it draws.
+    Raises ArgumentError for a layer that can't run on meta tensors, returns something else than tensors, or draws
+    random numbers that can't be seeded by sample.
     """
     modules: dict[str, nn.Module] = {}
     for layer in network.nodes:
@@ -61,14 +61,14 @@ def look(network: Network, inputs: Sequence[Tensor], dtype: torch.dtype | None) 
         dropout.install(layer, module, seed=0)
         batch_norm.install(module)
         modules[layer] = (module if dtype is None else module.to(dtype)).train()
-    alike = {layer: likeness(module) for layer, module in modules.items()}
+    alike = {layer: equivalence_key(module) for layer, module in modules.items()}
     runs = [_run(network, modules, inputs, dtype, rows, alike=alike) for rows in _TRIED]
     return {layer: _made(layer, runs[0][layer], runs[1][layer]) for layer in network.nodes}
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    made: Any
+    output: Any
     mutates: tuple[int, ...]
     dropouts: dict[str, tuple[int, ...]]
 
@@ -95,15 +95,19 @@ def _run(
                 raise ArgumentError(
                     f"layer `{layer}` reads `{feed}`, but "
                     + (f"there are {len(inputs)} inputs" if feed.startswith("input:") else "that layer makes fewer"),
-                    "give the workload an example of each input; they are counted from 0",
+                    "give the workload an example of each input; inputs are counted from 0",
                 )
             arguments.append(held[feed])
+        # Deep models repeat one block many times. Running each distinct layer once keeps this step from growing with
+        # the depth.
         like = None if alike[layer] is None else (alike[layer], _shapes(arguments))
         if like in known:
-            seen[layer] = replace(known[like], made=_again(known[like].made))
-            _hold(held, layer, seen[layer].made)
+            seen[layer] = replace(known[like], output=_again(known[like].output))
+            _hold(held, layer, seen[layer].output)
             continue
         flat = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        # Autograd counts the in-place changes of each tensor. The counter shows what a module changes, which nothing
+        # declares.
         versions = [tensor._version for tensor in flat]
         shapes: dict[str, tuple[int, ...]] = {}
         hooks = [
@@ -111,54 +115,59 @@ def _run(
             for name, found in modules[layer].named_modules()
             if isinstance(found, dropout.DrawnDropout)
         ]
-        made = _call(layer, modules[layer], arguments, rows)
+        output = _call(layer, modules[layer], arguments, rows)
         for hook in hooks:
             hook.remove()
         changed = [tensor for tensor, version in zip(flat, versions, strict=True) if tensor._version != version]
         mutates = tuple(at for at, argument in enumerate(arguments) if any(argument is tensor for tensor in changed))
-        _hold(held, layer, made)
-        for tensor in _several(made):
+        _hold(held, layer, output)
+        for tensor in _several(output):
             if not isinstance(tensor, torch.Tensor):
                 raise ArgumentError(
-                    f"layer `{layer}` returns a {type(tensor).__name__}",
-                    "layers return a tensor, or a tuple of them",
+                    f"layer `{layer}` returns a {type(tensor).__name__}, but layers return a tensor or a tuple of"
+                    " tensors",
+                    "return a tensor, or a tuple of tensors",
                     code="user_code",
                 )
-        seen[layer] = _Seen(made, mutates, shapes)
-        if like is not None and not _share(chain(*map(_several, arguments)), _several(made)):
+        seen[layer] = _Seen(output, mutates, shapes)
+        # A result that aliases an argument must not be imitated by fresh tensors: the layers behind it would miss
+        # in-place changes.
+        if like is not None and not _share(chain(*map(_several, arguments)), _several(output)):
             known[like] = seen[layer]
     return seen
 
 
-def _several(made: Any) -> Sequence[Any]:
-    return made if isinstance(made, (tuple, list)) else (made,)
+def _several(output: Any) -> Sequence[Any]:
+    return output if isinstance(output, (tuple, list)) else (output,)
 
 
-def _hold(held: dict[str, Any], layer: str, made: Any) -> None:
-    """Keeps what a layer made by the names that feeds call it."""
-    held[layer] = made
-    if isinstance(made, (tuple, list)):
-        held |= {f"{layer}:{number}": tensor for number, tensor in enumerate(made)}
+def _hold(held: dict[str, Any], layer: str, output: Any) -> None:
+    """Keep the result of a layer under the names by which feeds refer to it."""
+    held[layer] = output
+    if isinstance(output, (tuple, list)):
+        held |= {f"{layer}:{number}": tensor for number, tensor in enumerate(output)}
 
 
 def _shapes(given: Any) -> Any:
-    """What layers that are alike must be given alike."""
+    """Return the properties of arguments that must be equal for layers to behave alike."""
     if isinstance(given, torch.Tensor):
         return tuple(given.shape), given.stride(), given.dtype, given.requires_grad
     return type(given), *map(_shapes, given)
 
 
-def _again(made: Any) -> Any:
-    """Other tensors like these."""
-    if isinstance(made, torch.Tensor):
-        fresh = torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device="meta")
-        return fresh.requires_grad_().clone() if made.requires_grad else fresh
-    return type(made)(map(_again, made))
+def _again(output: Any) -> Any:
+    """Return new tensors with the same shapes, strides and types."""
+    if isinstance(output, torch.Tensor):
+        fresh = torch.empty_strided(output.shape, output.stride(), dtype=output.dtype, device="meta")
+        # `clone` makes it a non-leaf that requires a gradient, like the result of a layer. In-place changes of leaves
+        # would raise.
+        return fresh.requires_grad_().clone() if output.requires_grad else fresh
+    return type(output)(map(_again, output))
 
 
-def _share(given: Iterable[Tensor], made: Sequence[Tensor]) -> bool:
-    """Whether a tensor that a layer made lies in the memory of one that it was given, or of another that it made."""
-    places = [tensor.untyped_storage()._cdata for tensor in made]
+def _share(given: Iterable[Tensor], output: Sequence[Tensor]) -> bool:
+    """Return whether a returned tensor shares memory with an argument or with another returned tensor."""
+    places = [tensor.untyped_storage()._cdata for tensor in output]
     return len(set(places)) < len(places) or any(tensor.untyped_storage()._cdata in places for tensor in given)
 
 
@@ -178,18 +187,18 @@ def _call(layer: str, module: nn.Module, arguments: list[Any], rows: int) -> Any
     except HpgoError:
         raise
     except Exception as error:
-        told = shorten(str(error).strip().splitlines()[0] if str(error).strip() else "", 200)
+        text = shorten(str(error).strip().splitlines()[0] if str(error).strip() else "", 200)
         raise ArgumentError(
-            f"layer `{layer}` can't run on a batch of {rows}: {type(error).__name__}: {told}",
-            "each layer takes what the one before returns, the first one the example inputs, keeps a row for each "
-            "sample, and branches on no number that it computed",
+            f"layer `{layer}` can't run on a batch of {rows}: {type(error).__name__}: {text}",
+            "let each layer take what the one before returns, keep a row for each sample, and branch on no number "
+            "that it computed",
             code="user_code",
         ) from error
 
 
 def _made(layer: str, few: _Seen, more: _Seen) -> LayerRecording:
-    is_single = isinstance(few.made, torch.Tensor)
-    pairs = [(few.made, more.made)] if is_single else list(zip(few.made, more.made, strict=True))
+    is_single = isinstance(few.output, torch.Tensor)
+    pairs = [(few.output, more.output)] if is_single else list(zip(few.output, more.output, strict=True))
     values, dimensions, reasons = [], [], []
     for number, (one, other) in enumerate(pairs):
         name = layer if is_single else f"{layer}:{number}"
@@ -204,7 +213,7 @@ def _made(layer: str, few: _Seen, more: _Seen) -> LayerRecording:
 
 
 def _row_dimension(few: Sequence[int], more: Sequence[int]) -> tuple[int | None, str]:
-    """Which dimension counts samples, if any; and why the tensor can't be taken apart by samples."""
+    """Return the dimension that counts samples, or None, and the reason why the tensor can't be split by samples."""
     if len(few) != len(more):
         return None, "the number of its dimensions follows from the batch size"
     grown = [at for at, sizes in enumerate(zip(few, more, strict=True)) if sizes[0] != sizes[1]]
@@ -219,7 +228,7 @@ def _row_dimension(few: Sequence[int], more: Sequence[int]) -> tuple[int | None,
 
 def cut(
     network: Network,
-    made: dict[str, LayerRecording],
+    recordings: dict[str, LayerRecording],
     inputs: Sequence[Tensor],
     stages: Sequence[Sequence[str]],
     *,
@@ -228,13 +237,15 @@ def cut(
     only: Collection[int] | None = None,
     split_backward: bool = False,
 ) -> list[StageModule]:
-    """The parts of `network` that hold `stages`, in order; those not in `only` are on meta.
+    """Return the modules of `network` for `stages`, in order. Stages that are not in `only` stay on the meta device.
 
-    Raises ArgumentError where stages don't hold its layers, each once, a value would travel backwards, or a cut comes
-    where a tensor can't be taken apart by samples.
+    Raises ArgumentError if the stages don't hold each layer exactly once, if a value would travel backwards, or if a
+    value that can't be split by samples crosses a cut.
     """
     check_stages(stages, network.layers)
-    crossing = _CrossingValue(network, made, inputs, stages)
+    # Each process asks for its own stages only. The others are needed for the shapes of what they take and give, which
+    # meta modules have.
+    crossing = _CrossingValue(network, recordings, inputs, stages)
     return [
         crossing.part(
             at,
@@ -248,21 +259,21 @@ def cut(
 
 
 class _CrossingValue:
-    """What crosses each cut of one network."""
+    """Values that cross each cut of one network."""
 
     def __init__(
         self,
         network: Network,
-        made: dict[str, LayerRecording],
+        recordings: dict[str, LayerRecording],
         inputs: Sequence[Tensor],
         stages: Sequence[Sequence[str]],
     ) -> None:
-        self.network, self.made, self.inputs, self.stages = network, made, inputs, stages
+        self.network, self.recordings, self.inputs, self.stages = network, recordings, inputs, stages
         self.stage_of = {layer: at for at, stage in enumerate(stages) for layer in stage}
-        self.values = {value.name: value for one in made.values() for value in one.values}
+        self.values = {value.name: value for one in recordings.values() for value in one.values}
         self.readers: dict[str, list[str]] = {name: [] for name in self.values}
         self.last: dict[str, int] = {}
-        """Of each value that travels, the stage that reads it last."""
+        """Last stage that reads each value that travels."""
         for node in network.nodes.values():
             for name in (name for feed in node.feeds for name in self.names(feed)):
                 if not name.startswith("input:"):
@@ -272,7 +283,7 @@ class _CrossingValue:
                         raise ArgumentError(
                             f"layer `{node.id}` of stage {self.stage_of[node.id]} reads `{name}` of stage "
                             f"{self._made_in(name)}, which runs later",
-                            "stages follow each other: give layers that feed others to the same or an earlier stage",
+                            "give layers that feed others to the same or an earlier stage",
                         )
                     self.last[name] = max(self.last.get(name, 0), self.stage_of[node.id])
         for name in (name for output in network.outputs for name in self.names(output)):
@@ -281,8 +292,8 @@ class _CrossingValue:
         self._check()
 
     def names(self, feed: str) -> tuple[str, ...]:
-        """The values that a feed stands for."""
-        return (feed,) if feed not in self.made else tuple(value.name for value in self.made[feed].values)
+        """Return the names of the values that a feed stands for."""
+        return (feed,) if feed not in self.recordings else tuple(value.name for value in self.recordings[feed].values)
 
     def _made_in(self, name: str) -> int:
         maker = self.network.maker(name)
@@ -293,11 +304,12 @@ class _CrossingValue:
         return maker is not None and not self.network.nodes[maker].everywhere
 
     def _check(self) -> None:
-        for layer, one in self.made.items():
+        for layer, one in self.recordings.items():
             for value, reason in zip(one.values, one.uncuttable, strict=True):
                 if reason and self._travels(value.name) and self.last.get(value.name, -1) > self.stage_of[layer]:
                     raise ArgumentError(
-                        f"no cut can come behind `{layer}`, since `{value.name}` can't be sent row by row: {reason}",
+                        f"no cut is possible behind `{layer}`, because `{value.name}` can't be sent row by row:"
+                        f" {reason}",
                         "cut elsewhere, or let the layer return a tensor with one dimension for samples",
                         code="unsupported",
                     )
@@ -307,16 +319,19 @@ class _CrossingValue:
                     others = [reader for reader in self.readers.get(name, ()) if reader != layer]
                     if others:
                         raise ArgumentError(
-                            f"layer `{layer}` changes `{name}` in place, which `{others[0]}` reads too",
-                            "use the operation that makes a new tensor (`inplace=False`)",
+                            f"layer `{layer}` changes `{name}` in place, but `{others[0]}` reads it, too",
+                            "use the operation that returns a new tensor (`inplace=False`)",
                         )
 
     def takes(self, stage: int) -> list[str]:
-        """What crosses the cut before a stage, in the order of layers."""
+        """Return the values that cross the cut before a stage, in the order of layers."""
         return [name for name in self.values if name in self.last and self._made_in(name) < stage <= self.last[name]]
 
     def runs(self, stage: int) -> list[str]:
-        """Layers that a stage computes: its own, and those computed everywhere that it needs, in order."""
+        """Return the layers that a stage computes, in order.
+
+        These are its own layers, and the layers computed everywhere that it needs.
+        """
         wanted = {layer for layer in self.stages[stage] if not self.network.nodes[layer].everywhere}
         feeds = list(self.network.outputs) if stage == len(self.stages) - 1 else []
         feeds += [feed for layer in wanted for feed in self.network.nodes[layer].feeds]
@@ -330,7 +345,7 @@ class _CrossingValue:
     def part(
         self, stage: int, dtype: torch.dtype | None, seed: int, *, on_meta: bool, queue: Queue | None
     ) -> StageModule:
-        """The part that holds a stage."""
+        """Build the module of a stage."""
         runs, nodes = self.runs(stage), self.network.nodes
         is_last = stage == len(self.stages) - 1
         read = {feed for layer in runs for feed in nodes[layer].feeds if feed.startswith("input:")}
@@ -343,23 +358,26 @@ class _CrossingValue:
         )
         number = {name: at for at, name in enumerate(takes)}
         for layer in runs:
-            for value in self.made[layer].values:
+            for value in self.recordings[layer].values:
                 number.setdefault(value.name, len(number))
+        # Keep only values that are read or given, and drop each one after its last reader, so that a stage holds no
+        # tensor longer than needed.
         needed = {name for layer in runs for feed in nodes[layer].feeds for name in self.names(feed)} | set(gives)
         last_read = {name: layer for layer in runs for feed in nodes[layer].feeds for name in self.names(feed)}
         calls = []
         for at, layer in enumerate(runs):
-            one, feeds = self.made[layer], nodes[layer].feeds
+            one, feeds = self.recordings[layer], nodes[layer].feeds
             reads = tuple(
                 number[feed] if feed in number else tuple(number[name] for name in self.names(feed)) for feed in feeds
             )
             makes = tuple(number[value.name] if value.name in needed else -1 for value in one.values)
+            # Received tensors are leaves of autograd, which must not be changed in place. The stage copies them first.
             received = tuple(position for position in one.mutates if feeds[position] in takes)
             drops = tuple(number[name] for name, reader in last_read.items() if reader == layer and name not in gives)
             calls.append(Call(at, reads, makes, received, drops))
         dimensions = {
             number[value.name]: dimension
-            for one in self.made.values()
+            for one in self.recordings.values()
             for value, dimension in zip(one.values, one.row_dimensions, strict=True)
             if dimension and value.name in {*takes, *gives}
         }
@@ -393,13 +411,14 @@ class _CrossingValue:
             module = self.network.make_on_meta(layer) if on_meta else self.network.make(layer, seed=seed)
             if queue is not None:
                 install(module, queue)
-            modules[layer] = ready(layer, module, self.made[layer], dtype=dtype, seed=seed)
+            modules[layer] = ready(layer, module, self.recordings[layer], dtype=dtype, seed=seed)
         for holders in self.network.ties:
             here = [holder for holder in holders if holder[0] in modules]
             if not here:
                 continue
             first = parameter_of(modules[here[0][0]], here[0])
-            if here[0] != holders[0] and not on_meta:  # it begins as one that another stage holds
+            # All copies of a tied weight start with the values of its first holder, which another stage may hold.
+            if here[0] != holders[0] and not on_meta:
                 other = parameter_of(self.network.make(holders[0][0], seed=seed), holders[0])
                 with torch.no_grad():
                     first.copy_(other)
@@ -409,15 +428,20 @@ class _CrossingValue:
         return modules
 
 
-def ready(layer: str, module: nn.Module, made: LayerRecording, *, dtype: torch.dtype | None, seed: int) -> nn.Module:
-    """The module of a layer, with dropout and normalisation as plans need them, and weights of `dtype`."""
-    dropout.install(layer, module, seed=seed, row_dimensions=made.dropouts)
+def ready(
+    layer: str, module: nn.Module, recording: LayerRecording, *, dtype: torch.dtype | None, seed: int
+) -> nn.Module:
+    """Return the module of a layer with weights of `dtype`. Its dropout and normalization do not depend on the plan."""
+    dropout.install(layer, module, seed=seed, row_dimensions=recording.dropouts)
     batch_norm.install(module)
     return module if dtype is None else module.to(dtype)
 
 
 def parameter_of(module: nn.Module, holder: tuple[str, str]) -> nn.Parameter:
-    """The parameter of a layer's module that `(layer id, name)` means."""
+    """Return the parameter of a layer's module that `(layer id, name)` refers to.
+
+    Raise ArgumentError if it has none.
+    """
     try:
         return module.get_parameter(holder[1])
     except AttributeError:

@@ -1,4 +1,4 @@
-"""What is computed on, and in which types, as users name them."""
+"""Devices and number types of a run, as users name them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hpgo.base.messages import safe_repr
 from hpgo.errors import ArgumentError, RunError
 from hpgo.runtime.rendezvous import translate_errors
 
-_UNUSABLE = "the device can't be used", "name one as torch does: cpu, cuda, cuda:0"
+_UNUSABLE = "the device can't be used", "name a device as torch does: cpu, cuda, cuda:0"
 
 
 def device_named(device: object) -> torch.device:
-    """The device that `device` names. Raises RunError for one that there isn't here.
+    """Return the device that `device` names. Raises RunError if torch does not know it, or if there is no GPU.
 
     >>> device_named("cpu")
     device(type='cpu')
@@ -23,7 +23,7 @@ def device_named(device: object) -> torch.device:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError, ValueError):
-        raise RunError(f"{what}: torch knows no {safe_repr(device)}", hint, code="unknown_name") from None
+        raise RunError(f"{what}: torch does not know {safe_repr(device)}", hint, code="unknown_name") from None
     if found.type == "cuda" and not torch.cuda.is_available():
         raise RunError(
             f"{what}: torch finds no GPU here", "run on `cpu`, or install torch with CUDA and the GPU's driver"
@@ -32,30 +32,41 @@ def device_named(device: object) -> torch.device:
 
 
 def device_of_rank(device: object) -> torch.device:
-    """What a rank of a run computes on: the device that `device` names, of several GPUs that of its local number.
+    """Return the device of this rank: the named one; with several GPUs, the GPU of its local rank.
 
-    None is a GPU if its machine has one for each rank there, else the CPU. Raises RunError for one that can't be used.
+    If `device` is None, it is a GPU if the node has one for each of its ranks, else the CPU. Raises RunError for a
+    device that can't be used.
     """
     here, ranks = (int(os.environ.get(name, default)) for name, default in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)))
     if device is None:
+        # Use GPUs only if every rank of the node gets one. Ranks on different kinds of devices would not share a
+        # communication library.
         device = "cuda" if max(here + 1, ranks) <= torch.cuda.device_count() else "cpu"
     found = device_named(device)
     if found.type != "cuda":
         return found
     found = torch.device("cuda", here if found.index is None else found.index)
     if found.index >= torch.cuda.device_count():
-        raise RunError(f"{ranks} ranks here and {torch.cuda.device_count()} GPUs", "run on `cpu`, or start fewer")
+        raise RunError(
+            f"this node has {ranks} ranks, but {torch.cuda.device_count()} GPUs",
+            "run with `--device cpu`, or start fewer ranks",
+        )
+    # NCCL and allocations without a device use the current one, so it must be set before the process group is created.
     with translate_errors(*_UNUSABLE):
         torch.cuda.set_device(found)
     return found
 
 
 def check_types(dtype: object, autocast: object) -> None:
-    """Raises ArgumentError unless these are a type of weights and what `torch.autocast` may compute in, or None."""
+    """Raise ArgumentError unless `dtype` is a torch type or None, and `autocast` is torch.bfloat16 or None."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise ArgumentError(f"dtype is {safe_repr(dtype)}", "give one of torch's, such as torch.float64, or None")
+        raise ArgumentError(
+            f"dtype is {safe_repr(dtype)}, but must be a torch.dtype or None",
+            "give a type such as torch.float64, or None",
+        )
     if autocast is not None and autocast is not torch.bfloat16:
         raise ArgumentError(
-            f"autocast is {autocast if isinstance(autocast, torch.dtype) else safe_repr(autocast)}",
-            "give torch.bfloat16: float16 needs losses to be scaled, which this does not do",
+            f"autocast is {autocast if isinstance(autocast, torch.dtype) else safe_repr(autocast)}, but must be"
+            " torch.bfloat16 or None",
+            "give torch.bfloat16; float16 needs loss scaling, which runs don't have",
         )

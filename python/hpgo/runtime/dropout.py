@@ -1,7 +1,8 @@
-"""Dropout that draws by layer, step and sample, so that every plan drops the same.
+"""Dropout with masks that depend on layer, step and sample, so that every plan drops the same values.
 
-A sample's mask comes from a generator seeded by its number in the global batch, the step, the place in the model and
-how often that place has drawn in this pass: which replica holds the sample, in which micro-batch, does not show.
+The mask of a sample comes from a seeded generator. The seed combines the sample's number in the global batch, the step,
+the place in the model, and the number of draws at that place in this pass. So the mask does not depend on the replica
+or micro-batch that holds the sample.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _MASKED_DIMENSIONS = {nn.Dropout: None, nn.Dropout1d: 1, nn.Dropout2d: 2, nn.Dropout3d: 3}
-"""Of an input, those behind which all is kept or dropped as one; None for each number by itself."""
+"""Number of trailing dimensions that are kept or dropped as one; None where each value is dropped separately."""
 
 
 class DrawnDropout(nn.Module):
-    """What `install` makes of a dropout; `place`, `row_dimension` and `seed` say what it draws by."""
+    """A dropout after `install`. `place`, `row_dimension` and `seed` determine its masks."""
 
     p: float
     place: str
     seed: int
     whole_dimensions: int | None
     row_dimension: int | None
-    """Which dimension of its input counts samples; None if it holds what all samples share."""
+    """Dimension of the input that counts samples; None if all samples share the input."""
 
     def forward(self, given: Tensor) -> Tensor:
-        """`given` with some numbers, or channels, set to zero and the others enlarged."""
+        """Return `given` with some values or channels set to 0, and the others scaled by 1 / (1 - p)."""
         if not self.training or self.p == 0:
             return given
         shape = list(given.shape)
@@ -47,16 +48,21 @@ class DrawnDropout(nn.Module):
         return given * kept(self.place, self.p, shape, row_dimension=self.row_dimension, seed=self.seed, like=given)
 
     def extra_repr(self) -> str:
-        """As torch's own say it."""
+        """Return the text that torch prints for its own dropouts."""
         return f"p={self.p}"
 
 
 def kept(place: str, p: float, shape: list[int], *, row_dimension: int | None, seed: int, like: Tensor) -> Tensor:
-    """0 where dropped with probability `p`, else 1 / (1 - p), as `like` in dtype and device."""
+    """Return a mask in the dtype and on the device of `like`: 0 with probability `p`, else 1 / (1 - p).
+
+    Raises ArgumentError if the row dimension does not match the number of samples in this pass.
+    """
     if like.is_meta:
         return like.new_empty(shape)
     if p == 1:
         return like.new_zeros(shape)
+    # A place that draws twice in one pass, such as a shared module, must get another mask each time. The counter is
+    # part of the key.
     one = current()
     one.calls[place] += 1
     key = f"{seed} {place} {one.calls[place]} {one.step}"
@@ -72,52 +78,58 @@ def kept(place: str, p: float, shape: list[int], *, row_dimension: int | None, s
         rows = shape[row_dimension]
         if rows != len(one.samples):
             raise ArgumentError(
-                f"the dropout `{place}` got {rows} rows, but {len(one.samples)} samples are running",
-                "an engine says which samples run; layers must keep a row for each",
+                f"the dropout `{place}` got {rows} rows, but the pass has {len(one.samples)} samples",
+                "let each layer keep a row for each sample",
             )
         rest = [*shape[:row_dimension], *shape[row_dimension + 1 :]]
+        # One generator call for each sample, because a single draw for the batch would depend on which samples are in
+        # it.
         drawn = torch.stack([draw(rest, str(sample)) for sample in one.samples], dim=row_dimension)
     return (drawn >= p).to(like.dtype) / (1 - p)
 
 
 def _number(text: str) -> int:
-    """63 bits that follow from `text`, on every machine."""
+    """Return 63 bits derived from `text`, the same on every node."""
+    # `hash()` differs between processes, so it can't seed ranks that must agree.
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
 def install(
     layer: str, module: nn.Module, *, seed: int, row_dimensions: Mapping[str, int | None] | None = None
 ) -> None:
-    """Makes every dropout in `module`, which is the layer `layer`, draw by sample.
+    """Make every dropout in `module`, the module of `layer`, draw by sample.
 
-    `row_dimensions` says for each, by its name in the module, which dimension of what it gets counts samples.
+    `row_dimensions` has, for each dropout by its name in the module, the input dimension that counts samples.
 
-    Raises ArgumentError for one that can't: inside an attention or a recurrent layer of torch, or of another kind.
+    Raises ArgumentError for a dropout that can't draw by sample: inside an attention or recurrent layer of torch, or of
+    another class.
     """
     for name, found in module.named_modules():
         place = f"{layer}.{name}" if name else layer
         if type(found) in _MASKED_DIMENSIONS:
             whole = _MASKED_DIMENSIONS[type(found)]
+            # Changing the class keeps hooks and references to the module.
             found.__class__ = DrawnDropout
-            # Operations of a graph keep their place, whatever layers it is cut into.
+            # Operations of a graph keep their place, because the graph may be cut into other layers.
             found.place = getattr(found, "place", place)
             found.seed, found.whole_dimensions = seed, whole
             found.row_dimension = (row_dimensions or {}).get(name, 0)
-            found.inplace = False  # the mask is multiplied
+            found.inplace = False  # multiplying by the mask returns a new tensor
         elif isinstance(found, (nn.MultiheadAttention, nn.RNNBase)) and found.dropout > 0:
             hidden(place, type(found).__name__)
         elif isinstance(found, nn.modules.dropout._DropoutNd) and found.p > 0:
             raise ArgumentError(
-                f"layer `{layer}`: `{place}` is a {type(found).__name__}, whose draws would follow from the plan",
+                f"layer `{layer}`: `{place}` is a {type(found).__name__}, whose random numbers would depend on the"
+                " plan",
                 "use nn.Dropout, Dropout1d, Dropout2d or Dropout3d, which draw by sample here, or set p=0",
                 code="unsupported",
             )
 
 
 def hidden(place: str, what: str) -> None:
-    """Raises ArgumentError: dropout happens where nobody can say what it draws."""
+    """Raise ArgumentError for dropout inside a fused operation, whose random numbers can't be seeded by sample."""
     raise ArgumentError(
-        f"`{place}` drops inside a fused {what}, so its draws would follow from the plan",
+        f"`{place}` drops inside a fused {what}, so its random numbers would depend on the plan",
         "set its dropout to 0, or write the attention out with an nn.Dropout module on its weights (for Hugging Face "
         "models `attn_implementation='eager'`)",
         code="unsupported",
@@ -126,11 +138,12 @@ def hidden(place: str, what: str) -> None:
 
 @contextmanager
 def watching(layer: str) -> Iterator[None]:
-    """Within it, raises ArgumentError when the layer drops otherwise than by a module."""
+    """Raise ArgumentError when the layer drops within this context by other means than a module."""
     with _Watch(layer):
         yield
 
 
+# Functions draw from torch's global generator, whose state depends on which passes a rank has run before.
 _FREE = {
     functional.dropout,
     functional.dropout1d,
@@ -156,7 +169,7 @@ class _Watch(TorchFunctionMode):
             hidden(self._layer, "attention")
         if func in _FREE and _chance(func, args, kwargs) > 0:
             raise ArgumentError(
-                f"layer `{self._layer}` calls `{func.__name__}`, whose draws would follow from the plan",
+                f"layer `{self._layer}` calls `{func.__name__}`, whose random numbers would depend on the plan",
                 "make an nn.Dropout in the module's `__init__` and call that: such modules draw by sample here",
                 code="unsupported",
             )
@@ -164,7 +177,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _chance(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
-    """The probability with which such a call drops, 0 where it is not training."""
+    """Return the probability with which such a call drops values; 0 if it is not training."""
     if func is functional.scaled_dot_product_attention:
         return float(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
     if func is functional.multi_head_attention_forward:

@@ -1,8 +1,8 @@
-"""Emulates a cluster on one machine: the engine runs a plan's orders, but a pass sleeps for as long as it is priced.
+"""Emulation of a cluster on one node: the engine runs a plan's schedule, but passes sleep for their estimated times.
 
-Nothing replays what was simulated. A rank starts an action when it has ended the one before and has received what the
-action takes. What it sends, at the end of an action, says from when on it may be used: it occupies its link first, and
-then is late by a latency. Whatever ranks, messages and sums really wait for shows in the time that a step took.
+Nothing replays the simulation. A rank starts an action once the previous one has ended and the action's inputs have
+arrived. Each message carries the time from which it may be used: it first occupies its link, and then arrives after the
+latency. So the step time shows how ranks, messages and gradient reductions really wait for each other.
 """
 
 from __future__ import annotations
@@ -51,23 +51,25 @@ if TYPE_CHECKING:
 
 _CPU = torch.device("cpu")
 _FROM = Value("from when on", by_row=True, has_gradient=True, shape=(), dtype=torch.int64)
-"""What crosses every cut: for each row the moment before which its reader must not use it."""
+"""The tensor that crosses every cut: for each row, the time before which its reader must not use it."""
 _AWAKE_NS = 60_000
-"""The end of each sleep is waited for awake, since sleepers are woken late."""
+"""Last part of each sleep, in ns, that is spent polling the clock, because the system wakes sleepers late. Not tuned.
+"""
 _LEAST_SCALE, _MOST_SCALE, _LONGEST_S = 1e-3, 1e6, 1e6
 _LEAD_NS = 20_000_000
-"""So long before its begin ranks agree on when a step begins."""
+"""Time in ns between agreeing on the start of a step and the start, so that the agreement reaches all ranks before. Not
+tuned."""
 _TAG = 1
-"""Of moments that ranks tell each other; messages have 0."""
+"""Tag of times that ranks exchange. Messages have tag 0."""
 _PR_SET_TIMERSLACK = 29
 _LEAST_SLACK_NS = 1
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
 _SLICE_NS = 100_000
-"""Who asks for short turns comes sooner."""
+"""Requested scheduler slice, in ns. Linux runs a thread earlier if it asks for shorter slices."""
 
 
 class Emulation:
-    """One rank's part of a plan on a cluster that isn't there. Every rank makes one, and all step together.
+    """One rank's part of a plan on an emulated cluster. Every rank creates one, and all step together.
 
     >>> import hpgo
     >>> orders = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
@@ -82,18 +84,18 @@ class Emulation:
     def __init__(
         self, plan: Plan | Program | Runnable | str | os.PathLike[str], *, scale: float = 1.0, timeout_s: float = 600.0
     ) -> None:
-        """Joins the other ranks, which are processes of the same machine.
+        """Join the other ranks, which are processes of the same node.
 
         Args:
             plan: a plan, or a program with costs, or the file of one.
-            scale: how many times as long as on the cluster everything takes here; what is measured is divided by it.
-            timeout_s: for how long the run may stand still while ranks wait: longer than any pass here.
+            scale: factor by which everything takes longer here than on the cluster. Measured times are divided by it.
+            timeout_s: how long the run may stand still while ranks wait. It must exceed the longest pass here.
 
-        Raises ArgumentError for a plan that says no times or can't be run, and RunError if the ranks don't find each
-        other, or differ in plan, options or versions.
+        Raises ArgumentError for a plan without times or one that can't be run. Raises RunError if the ranks don't find
+        each other, or differ in plan, options or versions.
         """
         self.program = Runnable.from_plan(plan).program
-        prices = check(self.program, scale)
+        durations = check(self.program, scale)
         self.scale = float(scale)
         limits = Limits(timeout_s)
         self._patience_s = limits.patience_s
@@ -102,44 +104,48 @@ class Emulation:
         self._session = RankSession(limits)
         try:
             self._session.join(self.program, _CPU)
-            self._build(prices)
+            self._build(durations)
         except BaseException:
             self.close()
             raise
 
-    def _build(self, prices: Prices) -> None:
+    def _build(self, durations: Durations) -> None:
         program = self.program
         facts = {"plan": hashlib.sha256(program.to_json().encode()).hexdigest()[:12], "scale": str(self.scale)}
-        agree(facts | {"machine": machine_name()})  # whose processes share a clock
+        # All times are compared on one clock, so ranks on several nodes can't take part.
+        agree(facts | {"machine": machine_name()})
         self.mine = program.for_rank(dist.get_rank())
-        chain = prices.chain
+        chain = durations.chain
         cuts = [
             () if stage % chain == chain - 1 else (PassedTensor(0, 0, _FROM),) for stage in range(len(program.stages))
         ]
-        ways = NeighbourGroups(_CPU, self._patience_s)
-        self._session.hold(ways)
-        links = _Links(self.mine, prices, cuts, ways)
-        self._sums = _Sums(self.mine, prices)
-        stages = {stage.stage: _SleepingStage(stage, prices) for stage in self.mine.stages}
+        groups = NeighbourGroups(_CPU, self._patience_s)
+        self._session.hold(groups)
+        links = _Links(self.mine, durations, cuts, groups)
+        self._sums = _Sums(self.mine, durations)
+        stages = {stage.stage: _SleepingStage(stage, durations) for stage in self.mine.stages}
         self.engine = Engine(self.mine, stages, links, self._sums, Stamps(_CPU))
         self._recorder = Recorder(program, RankClock(_CPU), scale=self.scale)
         self.steps = 0
-        """Steps that have been done."""
+        """Number of steps done."""
 
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """Rank of this process."""
         return self.mine.rank
 
     def step(self) -> float:
-        """Runs one step; returns how many seconds it would have taken, the same on every rank.
+        """Run one step. Return its time on the cluster in seconds, the same on every rank.
 
         Raises RunError if another rank is lost.
         """
         HERE.step = self.steps
         with lost(str(HERE)):
+            # A common start, because ranks leave the all-reduce at different times and the differences would count as
+            # step time.
             begin_ns = _latest(perf_counter_ns() + _LEAD_NS)
             _sleep_until(begin_ns)
+            # A real run has the same engine, messages and waits. Only the work within a pass is replaced.
             self.engine.step(None)
             summed_ns = self._sums.finish()
             _sleep_until(self._sums.stepped_ns)
@@ -152,22 +158,22 @@ class Emulation:
         return (last_ns - begin_ns) / 1e9 / self.scale
 
     def timeline(self, step: int | None = None) -> Timeline:
-        """The last step as the ranks ran it, or one of the last 100, counted from 0. Every rank must ask, and gets all.
+        """Return the last step as the ranks ran it, or one of the last 100 by its number from 0.
 
-        Rows are ranks; times are those of the cluster. Raises ArgumentError for a step that is not known, RunError if
-        another rank is lost.
+        All ranks must call it, and each gets the timeline of all. Rows are ranks; times are cluster times. Raises
+        ArgumentError for a step that is not recorded, and RunError if another rank is lost.
         """
         return self._recorder.timeline(self.steps - 1 if step is None else step)
 
     def usual_step(self) -> int:
-        """The step of median length, by rank 0, of the last 100 without the first of them. Every rank must ask.
+        """Return the step of median length on rank 0, of the last 100 without the first of them.
 
-        Raises ArgumentError before the first step, RunError if another rank is lost.
+        All ranks must call it. Raises ArgumentError before the first step, and RunError if another rank is lost.
         """
         return self._recorder.usual_step()
 
     def close(self) -> None:
-        """Leaves the other ranks."""
+        """Leave the other ranks."""
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -182,8 +188,8 @@ class Emulation:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
-    """How long everything takes here, in nanoseconds."""
+class Durations:
+    """Durations of all actions and messages in the emulation, in nanoseconds."""
 
     program: Program
     columns: Columns
@@ -193,16 +199,20 @@ class Prices:
         return round(1e9 * self.scale * time_s)
 
     def passes(self, stage: RankStage) -> list[list[int]]:
-        """F, B, I and W of a replica: one row for all micro-batches, or one for each."""
-        # The price is that of the replica that has most rows; another one has less to do.
+        """Return the durations of F, B, I and W of a replica: one row for all micro-batches, or one for each."""
+        # The cost model estimates the replica with the most rows. Another replica has less to do.
         share = len(stage.rows) / max(len(rows) for rows in self.program.stages[stage.stage].rows)
+        # Costs of a stage may be equal for all micro-batches, or differ: the table has one row per stage, or one per
+        # stage and micro-batch.
         rows = self.columns.compute_s[stage.stage :: len(self.program.stages), :4] * share
         return [[self._ns(time_s) for time_s in row] for row in rows.tolist()]
 
     def message(self, action: RankAction) -> tuple[int, int]:
-        """For how long what an action gives occupies its link, and its latency."""
+        """Return how long the output of an action occupies its link, and its latency."""
         rank_of = self.program.schedule.rank_of_stage
         for one in action.sends:
+            # A message within the rank takes no time. All messages of an action cross the same cut, so the first one
+            # decides.
             if rank_of[one.from_stage] == rank_of[one.to_stage]:
                 break
             forward = action.kind == "F"
@@ -211,59 +221,64 @@ class Prices:
         return 0, 0
 
     def sums(self, stage: int) -> tuple[int, int]:
-        """Of a stage's gradients, beyond its last backward pass, and the optimizer's step."""
+        """Return the exposed gradient reduction of a stage, and its optimizer step."""
         return self._ns(self.columns.gradient_sync_s[stage]), self._ns(self.columns.optimizer_s[stage])
 
     def holders(self, stage: int) -> tuple[int, ...]:
-        """The ranks that hold a stage, or its copy in another chain."""
+        """Return the ranks that hold a stage or its copy in another pipeline replica."""
         copies = self.program.stages[stage % self.chain :: self.chain]
         return tuple(sorted({device for copy in copies for device in copy.devices}))
 
     @property
     def chain(self) -> int:
-        """Stages of a chain."""
+        """Number of stages of one pipeline replica."""
         return self.program.schedule.chain_length
 
 
-def check(program: Program, scale: float) -> Prices:
-    """What takes how long. Raises ArgumentError for a program, or a scale, that can't be emulated."""
+def check(program: Program, scale: float) -> Durations:
+    """Return the durations. Raise ArgumentError for a program or a scale that can't be emulated."""
     check_orders(program)
     hint = f"give a number from {_LEAST_SCALE:g} to {_MOST_SCALE:,.0f}"
     if number("scale", scale, above=0, most=_MOST_SCALE, hint=hint) < _LEAST_SCALE:
-        raise ArgumentError(f"scale is {scale:g}", hint)
+        raise ArgumentError(f"scale is {scale:g}, but must be at least {_LEAST_SCALE:g}", hint)
     if program.costs is None:
         raise ArgumentError(
-            "the program says no times, so there is nothing to emulate",
-            "give one of a plan, or make it with `costs=hpgo.Costs(…)`",
+            "the program has no times, so there is nothing to emulate",
+            "emulate a plan, or make the program with `costs=hpgo.Costs(…)`",
         )
     columns = columns_of(program.schedule, program.costs)
+    # The column of fused pairs is NaN where a pair takes the sum of its two passes.
     max_s = scale * float(np.nanmax(columns.compute_s))
     if max_s > _LONGEST_S:
-        raise ArgumentError(f"one pass would last {max_s:.3g} s here", "lower `scale`", code="too_large")
-    return Prices(program, columns, float(scale))
+        raise ArgumentError(
+            f"one pass would take {max_s:.3g} s here, but the limit is {_LONGEST_S:g} s",
+            f"set `scale` to at most {scale * _LONGEST_S / max_s:.3g}",
+            code="too_large",
+        )
+    return Durations(program, columns, float(scale))
 
 
 class _SleepingStage:
-    """A stage whose passes sleep."""
+    """A stage whose passes sleep instead of computing."""
 
-    def __init__(self, stage: RankStage, prices: Prices) -> None:
+    def __init__(self, stage: RankStage, durations: Durations) -> None:
         self.stage = stage
-        self._times_ns = prices.passes(stage)
+        self._times_ns = durations.passes(stage)
 
     def forward(
         self, micro_batch: int, _batch: None, exchange: Exchange, _received: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Sleeps; returns what travels on, to be filled in when it is sent."""
+        """Sleep for a forward pass. Return the tensors to send, which are filled in when they are sent."""
         return self._pass("F", micro_batch, exchange)
 
     def backward(
         self, kind: str, micro_batch: int, _batch: None, exchange: Exchange, _received: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor]:
-        """Sleeps; returns what travels back, to be filled in when it is sent."""
+        """Sleep for a backward pass. Return the tensors to send, which are filled in when they are sent."""
         return self._pass(kind, micro_batch, exchange)
 
     def finish_weights(self, micro_batch: int) -> None:
-        """Sleeps."""
+        """Sleep for a weight-gradient pass."""
         self._sleep("W", micro_batch)
 
     def _pass(self, kind: str, micro_batch: int, exchange: Exchange) -> list[torch.Tensor]:
@@ -277,28 +292,29 @@ class _SleepingStage:
 
 
 class _Links(Messages):
-    """Messages that say from when on they may be used, and are waited for until then."""
+    """Messages that carry the time from which they may be used. Their receiver waits until then."""
 
     def __init__(
-        self, mine: RankProgram, prices: Prices, cuts: Sequence[Sequence[PassedTensor]], ways: NeighbourGroups
+        self, mine: RankProgram, durations: Durations, cuts: Sequence[Sequence[PassedTensor]], groups: NeighbourGroups
     ) -> None:
-        super().__init__(prices.program, mine.rank, cuts, ways, _CPU)
-        self._costs_ns = [prices.message(action) for action in mine.actions]
+        super().__init__(durations.program, mine.rank, cuts, groups, _CPU)
+        self._costs_ns = [durations.message(action) for action in mine.actions]
         self._free_ns: dict[int, int] = {}
-        """For each peer from when on the link to it is free."""
+        """Time from which the link to each peer is free."""
 
     def take(self, action: int) -> list[torch.Tensor]:
-        """What an action of the rank takes, as soon as it may be used."""
+        """Return the inputs of an action, as soon as they may be used."""
         tensors = super().take(action)
         if tensors:
             _sleep_until(max(ns for tensor in tensors for ns in tensor.tolist()))
         return tensors
 
     def give(self, action: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Sends what an action made, on the link to each who takes rows of it."""
+        """Send the output of an action on the link to each rank that takes rows of it."""
         now_ns = perf_counter_ns()
         busy_ns, latency_ns = self._costs_ns[action]
         for piece in self.exchanges[action].gives.pieces:
+            # A link carries one message after the other. The latency does not occupy it.
             sent_ns = max(now_ns, self._free_ns.get(piece.peer, 0)) + busy_ns
             self._free_ns[piece.peer] = sent_ns
             tensors[piece.tensor][piece.rows].fill_(sent_ns + latency_ns)
@@ -306,30 +322,34 @@ class _Links(Messages):
 
 
 class _Sums:
-    """Sums of gradients: they begin when the last replica has ended its last backward pass, and are slept for."""
+    """Gradient reductions, which sleep from the end of the last replica's last backward pass."""
 
-    def __init__(self, mine: RankProgram, prices: Prices) -> None:
-        self._rank, self._chain, self._stages = mine.rank, prices.chain, len(prices.program.stages)
-        self._holders = {stage.stage: prices.holders(stage.stage) for stage in mine.stages}
-        self._costs_ns = {stage.stage: prices.sums(stage.stage) for stage in mine.stages}
+    def __init__(self, mine: RankProgram, durations: Durations) -> None:
+        self._rank, self._chain, self._stages = mine.rank, durations.chain, len(durations.program.stages)
+        self._holders = {stage.stage: durations.holders(stage.stage) for stage in mine.stages}
+        self._costs_ns = {stage.stage: durations.sums(stage.stage) for stage in mine.stages}
         self._ended: dict[tuple[int, ...], torch.Tensor] = {}
-        """For each group of ranks when it ended the last backward passes of stages; 0 of those that it doesn't hold."""
+        """For each group of ranks, the end of the last backward pass of each stage; 0 for stages that it does not hold.
+        """
         self.stepped_ns = 0
-        """When the optimizer has stepped."""
+        """Time at which the optimizer has stepped."""
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step: forget the times of the last one."""
         self._ended = {ranks: torch.zeros(self._stages, dtype=_FROM.dtype) for ranks in self._holders.values()}
 
     def watch(self, stage: int) -> None:
-        """Before the last backward pass of a stage; what is summed beside it is not in the price."""
+        """Ignore the start of the last backward pass.
+
+        The estimated time of the reduction excludes what overlaps with it.
+        """
 
     def passed(self, stage: int) -> None:
-        """The last backward pass of a stage has ended."""
+        """Record that the last backward pass of a stage has ended."""
         self._ended[self._holders[stage]][stage] = perf_counter_ns()
 
     def finish(self) -> int:
-        """Sleeps until all is summed that this rank has a part in; returns when it was."""
+        """Sleep until all gradient reductions that include this rank are done. Return the time at which they were."""
         HERE.sums("the sums of gradients")
         self._exchange()
         summed_ns = self.stepped_ns = 0
@@ -342,7 +362,10 @@ class _Sums:
         return perf_counter_ns()
 
     def _exchange(self) -> None:
-        """The latest of each moment in a group, by way of its first rank: others would be woken one after the other."""
+        """Exchange the latest time of each stage within a group, through the group's first rank.
+
+        A chain of messages would wake the ranks one after the other.
+        """
         groups = sorted((ranks, ended) for ranks, ended in self._ended.items() if len(ranks) > 1)
         sent = [dist.isend(ended, ranks[0], tag=_TAG) for ranks, ended in groups if ranks[0] != self._rank]
         for ranks, ended in groups:
@@ -352,6 +375,7 @@ class _Sums:
                 with HERE.waiting(ranks):
                     for wait in waits:
                         wait.wait()
+                # The first rank collects all times and returns their maximum, so that every rank computes the same end.
                 torch.maximum(ended, theirs.amax(0), out=ended)
                 sent += [dist.isend(ended, peer, tag=_TAG) for peer in ranks[1:]]
         for ranks, ended in groups:
@@ -363,27 +387,29 @@ class _Sums:
 
 
 def _latest(ns: int) -> int:
-    """The largest that any rank says."""
-    said = torch.tensor([ns])
-    with HERE.meets("the meeting between steps"):
-        dist.all_reduce(said, dist.ReduceOp.MAX)
-    return int(said)
+    """Return the maximum of `ns` over all ranks."""
+    latest = torch.tensor([ns])
+    with HERE.meets("the agreement on the time of a step"):
+        dist.all_reduce(latest, dist.ReduceOp.MAX)
+    return int(latest)
 
 
 def _sleep_until(due_ns: int) -> None:
     while (left_ns := due_ns - perf_counter_ns()) > 0:
+        # Poll the clock at the end instead of sleeping, so that a late wake-up does not lengthen the pass.
         if left_ns > _AWAKE_NS:
             sleep((left_ns - _AWAKE_NS) / 1e9)
 
 
 def _wake_in_time() -> None:
-    """Asks Linux to wake this thread, and those that it starts, at once and ahead of what computes.
+    """Ask Linux to wake this thread, and the threads it starts, on time and ahead of threads that compute.
 
-    Both are free to all users. Elsewhere, and where it is refused, sleepers wake a little later.
+    Any user may set both options. On other systems, or where they are refused, sleepers wake a little later.
     """
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)
+    # By default Linux may delay the end of a sleep by 50 µs, to wake several threads together.
     libc.prctl(_PR_SET_TIMERSLACK, _LEAST_SLACK_NS)
     call = _SCHED_SETATTR.get(platform.machine())
     if call is not None:

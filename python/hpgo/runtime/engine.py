@@ -1,7 +1,7 @@
-"""Executes the actions of one rank, one after the other, as its program says.
+"""Engine of one rank: it executes the rank's actions one after the other, in the order of its program.
 
-A forward pass keeps what its backward pass needs; a backward pass adds to the `grad` of parameters. What travels is the
-business of `messages`, what is summed that of `gradients`.
+A forward pass keeps what its backward pass needs. A backward pass adds to the `grad` of parameters. `messages`
+transfers tensors, and `gradients` reduces gradients.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ _OUTSIDE = "input:"
 
 @dataclass(slots=True)
 class Batch:
-    """What a step works on."""
+    """Data and loss of one step."""
 
     step: int
     inputs: Share
     targets: Share
     scale: torch.Tensor | float
-    """What the weighted loss of a sample counts in the mean over the global batch."""
+    """Weight of a sample's weighted loss in the mean over the global batch."""
     loss: torch.Tensor
-    """This rank's part of the mean loss, added up here."""
+    """This rank's part of the mean loss, accumulated here."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """What a forward pass leaves for its backward pass."""
+    """Tensors that a forward pass leaves for its backward pass."""
 
     values: list[torch.Tensor]
-    """What the part took."""
+    """Inputs of the stage module."""
     outputs: Sequence[torch.Tensor]
-    """What it gave, or the loss; empty if the backward pass computes it anew."""
+    """Outputs of the stage module, or the loss; empty if the backward pass recomputes them."""
     generators: Any = None
-    """States of torch's own before the forward pass, if it is to be repeated."""
+    """States of torch's generators before the forward pass, if it is to be repeated."""
 
 
 class StageRun:
-    """One stage that a rank holds, with the micro-batches that are between their forward and their backward pass."""
+    """One stage of a rank, with the micro-batches that are between their forward and their backward pass."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class StageRun:
         recompute: bool,
         autocast: Callable[[], AbstractContextManager[Any]],
     ) -> None:
-        """`cuts` are what crosses before the stage, and behind it."""
+        """Prepare the stage. `cuts` are the tensors that cross the cut before it, and the cut behind it."""
         self.stage, self.part, self._workload = stage, part, workload
         self._before, self._behind = cuts
         self._size, self._start, self._rows = micro_batch_size, stage.rows.start, len(stage.rows)
@@ -83,9 +83,11 @@ class StageRun:
     def forward(
         self, micro_batch: int, batch: Batch, exchange: Exchange, received: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Runs the part forward; returns what travels on."""
+        """Run the stage forward. Return the tensors to send to later stages."""
         values = self.values(micro_batch, batch, exchange.takes.crossing, received)
         if self.recompute:
+            # Layers that draw from torch's own generators must draw the same numbers in the recomputation, so keep the
+            # states.
             kept = _Kept(values, (), _generators(batch.loss.device))
             with torch.no_grad():
                 outputs = self.run(values, micro_batch, batch, again=False)
@@ -95,7 +97,7 @@ class StageRun:
         self._kept[micro_batch] = kept
         if self.stage.is_last:
             batch.loss += outputs[0].detach()
-        # In the dtype that was agreed on, which autocast may have left.
+        # The receiver has allocated the agreed dtype, but autocast may have changed it.
         return [
             outputs[crossing.given].detach().to(crossing.value.dtype)
             for crossing in map(self._behind.__getitem__, exchange.gives.crossing)
@@ -104,10 +106,11 @@ class StageRun:
     def backward(
         self, kind: str, micro_batch: int, batch: Batch, exchange: Exchange, received: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor]:
-        """Runs the part backward, or its half for inputs; returns the gradients that travel back."""
+        """Run the stage backward, or only its input-gradient pass. Return the gradients to send to earlier stages."""
         kept = self._kept.pop(micro_batch)
         outputs = kept.outputs
         if kept.generators is not None:
+            # Later forward passes must not see the generators go back, so the recomputation uses a copy of the state.
             with torch.random.fork_rng(_devices(batch.loss.device)):
                 _restore(kept.generators, batch.loss.device)
                 outputs = self.run(kept.values, micro_batch, batch, again=True)
@@ -123,6 +126,7 @@ class StageRun:
                     roots.append(root)
                     gradients.append(gradient.to(root.dtype))
         with self.part.queueing(micro_batch) if kind == "I" else nullcontext():
+            # A stage without weights and without inputs that need gradients has no graph to run backward.
             if roots and roots[0].requires_grad:
                 torch.autograd.backward(roots, gradients)
         self.look_at_gradients()
@@ -132,22 +136,26 @@ class StageRun:
         ]
 
     def finish_weights(self, micro_batch: int) -> None:
-        """Computes the gradients of weights that the half for inputs has left."""
+        """Compute the weight gradients that an input-gradient pass has deferred."""
         self.part.run_weight_gradients(micro_batch)
         self.look_at_gradients()
 
     def look_at_gradients(self) -> None:
-        """After a backward pass: those of weights must be numbers, if somebody asks."""
+        """Check that weight gradients are finite after a backward pass, if the run looks for NaN."""
         if self.part.finder is not None:
             self.part.finder.gradients(self.part.by_layer())
 
     def values(
         self, micro_batch: int, batch: Batch, crossing: Iterable[int], received: Iterable[torch.Tensor]
     ) -> list[Any]:
-        """What the part takes: tensors that were received, numbered as they cross the cut, and inputs of the batch."""
+        """Return the inputs of the stage module: received tensors and inputs of the batch.
+
+        `crossing` has, for each received tensor, its number among the tensors that cross the cut.
+        """
         values: list[Any] = [None] * len(self.part.takes)
         for at, tensor in zip(crossing, received, strict=True):
             one = self._before[at]
+            # Received tensors are leaves, so that autograd leaves their gradients in `grad`, to be sent back.
             values[one.taken] = tensor.requires_grad_() if one.value.has_gradient else tensor
         if self._inputs:
             begin = micro_batch * self._size + self._start
@@ -159,7 +167,7 @@ class StageRun:
     def run(
         self, values: Sequence[torch.Tensor], micro_batch: int, batch: Batch, *, again: bool
     ) -> Sequence[torch.Tensor]:
-        """What the part gives, or of the last stage the loss; `again` if it computes it anew."""
+        """Return the outputs of the stage module, or the loss for the last stage. `again` marks a recomputation."""
         begin = micro_batch * self._size + self._start
         end = begin + self._rows
         with running(step=batch.step, samples=range(begin, end), again=again), self._autocast():
@@ -173,7 +181,7 @@ class StageRun:
 
 
 def _gradient(leaf: torch.Tensor) -> torch.Tensor:
-    """Of what a stage received; nothing in it counted if autograd has left none."""
+    """Return the gradient of a received tensor; zeros if nothing in the stage depends on it."""
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
@@ -182,7 +190,7 @@ def _devices(device: torch.device) -> list[torch.device]:
 
 
 def _generators(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The states that random numbers of torch come from, for layers that draw by themselves."""
+    """Return the states of torch's generators, for layers that draw from them."""
     return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
 
@@ -193,57 +201,57 @@ def _restore(states: tuple[torch.Tensor, torch.Tensor | None], device: torch.dev
 
 
 class Runs(Protocol):
-    """What the engine has a stage do; a `StageRun` computes."""
+    """Interface of a stage for the engine. `StageRun` computes; the emulation sleeps."""
 
     stage: RankStage
 
     def forward(
         self, micro_batch: int, batch: Any, exchange: Exchange, received: Sequence[torch.Tensor], /
     ) -> list[torch.Tensor]:
-        """Returns what travels on."""
+        """Run the stage forward. Return the tensors to send."""
 
     def backward(
         self, kind: str, micro_batch: int, batch: Any, exchange: Exchange, received: Sequence[torch.Tensor | None], /
     ) -> list[torch.Tensor]:
-        """Returns what travels back."""
+        """Run the stage backward. Return the gradients to send."""
 
     def finish_weights(self, micro_batch: int) -> None:
-        """What a backward pass that is only for inputs has left."""
+        """Compute the weight gradients that an input-gradient pass has deferred."""
 
 
 class Sums(Protocol):
-    """What the engine tells of how far gradients are; `Gradients` sums them."""
+    """Interface of gradient reductions for the engine, which reports its progress. `Gradients` reduces them."""
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step, before its first action."""
 
     def watch(self, stage: int) -> None:
-        """The last backward pass of a stage begins."""
+        """Handle the start of the last backward pass of a stage."""
 
     def passed(self, stage: int) -> None:
-        """It has ended."""
+        """Handle the end of the last backward pass of a stage."""
 
 
 class Actions:
-    """What a rank does in a step, and how far it is."""
+    """Actions of a rank in a step, and the progress through them."""
 
     def __init__(self, mine: RankProgram, gradients: Sums, stamps: Stamps) -> None:
         self.actions = mine.actions
         self.at = -1
-        """The action that runs, or ran last; -1 before the first."""
+        """Index of the action that runs or ran last; -1 before the first."""
         self.clock_ns: list[int] = []
-        """Start and end of each action of the last step, one after the other, by `time.perf_counter_ns`."""
+        """Start and end of each action of the last step, in turn, by `time.perf_counter_ns`."""
         self._gradients, self._stamps = gradients, stamps
         self._last = {action.stage: at for at, action in enumerate(mine.actions) if action.kind != "F"}
 
     @property
     def last_action(self) -> RankAction | None:
-        """The action that runs, or ran last."""
+        """The action that runs or ran last; None before the first."""
         return self.actions[self.at] if self.at >= 0 else None
 
 
 class Engine(Actions):
-    """Runs one rank's actions, step by step."""
+    """Runner of one rank's actions, step by step."""
 
     def __init__(
         self,
@@ -255,15 +263,16 @@ class Engine(Actions):
     ) -> None:
         super().__init__(mine, gradients, stamps)
         self._messages = messages
+        # Look everything up once. In the step loop, each lookup would delay all actions behind it.
         self._plan = [
             (at, one.kind, stages[one.stage], one.micro_batch, exchange, self._last.get(one.stage) == at)
             for at, (one, exchange) in enumerate(zip(mine.actions, messages.exchanges, strict=True))
         ]
 
     def step(self, batch: Any) -> None:
-        """Runs all actions; afterwards the gradients of this rank are complete, and sums over others may still run.
+        """Run all actions on `batch`.
 
-        `batch` is what its stages work on.
+        Afterwards this rank's gradients are complete; reductions over ranks may still run.
         """
         messages, gradients = self._messages, self._gradients
         taken: list[Any] = []
@@ -277,18 +286,22 @@ class Engine(Actions):
             received = messages.take(at)
             taken.append(stamp())
             if kind == "F":
-                made = stage.forward(micro_batch, batch, exchange, received)
+                given = stage.forward(micro_batch, batch, exchange, received)
             elif kind == "W":
-                made = []
+                given = []
                 stage.finish_weights(micro_batch)
             else:
+                # Reduction may overlap with a whole backward pass only. With split passes, weight gradients come after
+                # it, in W.
                 if is_last and kind == "B":
                     gradients.watch(stage.stage.stage)
-                made = stage.backward(kind, micro_batch, batch, exchange, received)
+                given = stage.backward(kind, micro_batch, batch, exchange, received)
             taken.append(stamp())
-            if made:
-                messages.give(at, made)
+            if given:
+                messages.give(at, given)
             if is_last:
                 gradients.passed(stage.stage.stage)
+        # Settle all sends of the step, because `begin` counts them from 0 again.
         messages.finish()
+        # Convert the stamps after the step: on a GPU this waits for all its work.
         self.clock_ns = self._stamps.in_ns(taken)

@@ -1,9 +1,8 @@
-"""The watch over the ranks of a run: whichever of them is lost, all end, and all say which one it was.
+"""Failure detection between the ranks of a run: when one is lost, all end, and all report the same reason.
 
-Each rank has two threads beside its work. One writes into the store of the launch, twice a second, what the rank does,
-and reads what all others have written; the other one looks at what was read, and so is never stuck in a store that does
-not answer. The rank that is to blame is found by a `FailureDetector`, which a process that starts
-ranks on its machine asks, too.
+Each rank has two threads beside its work. One writes what the rank does into the launch's store, twice a second, and
+reads what all others have written. The other thread evaluates what was read, so a store that does not answer can't
+block it. A `FailureDetector` finds the rank to blame. A process that starts ranks on its node uses one, too.
 """
 
 from __future__ import annotations
@@ -26,56 +25,60 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 BEAT_S = 0.5
+"""Interval in seconds at which each rank writes its progress and reads that of the others."""
 LEAVE_S = 1.0
-"""How long a rank has to end by itself, as others need not end it, once it is known that the run is over."""
+"""Time in seconds that a rank has to end by itself once the run is over. Then it is ended."""
 _HELD_UP_S = 3 * BEAT_S
-_MOST_S = 1e6
-"""Eleven days; what waits in C++ counts milliseconds in 32 bits."""
+"""Gap between two readings from which on this process was itself stopped. Not tuned."""
+_MAX_TIMEOUT_S = 1e6
+"""Longest timeout, in seconds: 11 days. Waits in C++ count milliseconds in 32 bits."""
 _STDERR = 2
-_SILENT = "it was stopped or killed, or its machine is gone; `--heartbeat-timeout` says how long a rank may be silent"
-_STILL = "`--timeout` says for how long a run may stand still: for longer than any action"
+_SILENT = (
+    "it was stopped or killed, or its node is gone; if it was only slow, allow more time with `--heartbeat-timeout`"
+)
+_STILL = "if an action may take that long, allow more time with `--timeout`"
 
 
 class LostRankError(RunError):
-    """Another rank has gone while this one waited for it."""
+    """Another rank was lost while this one waited for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of patience, in seconds."""
+    """Timeouts of a run, in seconds."""
 
     timeout_s: float = 600.0
-    """For which a run may stand still while ranks wait, and in which all ranks come together."""
+    """Longest time that a run may stand still while ranks wait, and that all ranks may take to join."""
     silence_s: float = 5.0
-    """For which a rank may give no sign of life; never longer than `timeout_s`."""
+    """Longest time for which a rank may send no heartbeat; at most `timeout_s`."""
     grace_s: float = 30.0
-    """In which a run that is asked to end does."""
+    """Longest time that a run may take to end after it was asked to."""
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "silence_s", "grace_s"):
-            object.__setattr__(self, name, number(name, getattr(self, name), above=0, most=_MOST_S))
+            object.__setattr__(self, name, number(name, getattr(self, name), above=0, most=_MAX_TIMEOUT_S))
         object.__setattr__(self, "silence_s", min(self.silence_s, self.timeout_s))
 
     @property
     def patience_s(self) -> float:
-        """When the watch, which knows more, must have ended whatever still waits."""
+        """Timeout of anything that waits in torch. Failure detection, which knows more, ends the run before."""
         return self.timeout_s + self.silence_s + 2 * BEAT_S + LEAVE_S
 
 
 @dataclass(frozen=True, slots=True)
 class FailureReport:
-    """Why a run is over."""
+    """Reason why a run is over."""
 
     message: str
     hint: str
     code: int = 1
-    """With which its processes end."""
+    """Exit code of the run's processes."""
     culprit: int | None = None
-    """The rank that can't end itself any more, so that others must."""
+    """The rank that can't end itself any more, so that others must; None if there is none."""
 
 
 class FailureDetector:
-    """Finds the rank that a run is lost with, by what all ranks have written."""
+    """Detector that finds the lost rank from what all ranks have written."""
 
     def __init__(self, size: int, limits: Limits, now_s: float) -> None:
         self._limits, self._read_s = limits, now_s
@@ -85,49 +88,56 @@ class FailureDetector:
         self.reports: dict[int, ProgressEvent] = {}
 
     def read(self, values: Mapping[int, bytes], now_s: float) -> None:
-        """Takes what was read at a moment, by rank; ranks that have written nothing are missing."""
-        if now_s - self._read_s > _HELD_UP_S:  # who was stopped itself has not heard the others, and can't blame them
+        """Evaluate the values read at `now_s`, by rank. Ranks that have written nothing are missing."""
+        # If this process was stopped itself, it has missed the others' heartbeats and can't blame them. Move their last
+        # ones forward by the time of the stop.
+        if now_s - self._read_s > _HELD_UP_S:
             held_s = now_s - self._read_s - BEAT_S
             self._heard_s = [at_s + held_s for at_s in self._heard_s]
             self._moved_s += held_s
         self._read_s = now_s
         for rank, raw in values.items():
+            # Each write has another beat number, so equal bytes mean that the rank has not written since.
             if raw == self._raw[rank]:
                 continue
             self._heard_s[rank], self._raw[rank] = now_s, raw
             report = ProgressEvent.read(raw)
+            # A heartbeat alone is no progress. Only a change of what the rank does resets the stall timer.
             if report != self.reports.get(rank):
                 self.reports[rank], self._moved_s = report, now_s
 
     def verdict(self) -> FailureReport | None:
-        """What the run is lost with; None as long as it is not."""
+        """Return the reason why the run is lost; None as long as it is not."""
         limits, now_s = self._limits, self._read_s
         silent_s = {rank: now_s - at_s for rank, at_s in enumerate(self._heard_s)}
+        # Blame the rank that has been silent for longest. The others may be silent because of it.
         for rank in sorted(self.reports, key=lambda one: -silent_s[one]):
             report = self.reports[rank]
             if silent_s[rank] > limits.silence_s and not report.has_left:
                 return FailureReport(f"{report}: no sign of life for {limits.silence_s:g} s", _SILENT, culprit=rank)
         for rank in silent_s.keys() - self.reports.keys():
             if silent_s[rank] > limits.timeout_s:
-                hint = "do all ranks start, and do their machines reach each other?"
-                return FailureReport(f"rank {rank} has not come within {limits.timeout_s:g} s", hint)
+                hint = "check that all ranks start, and that their nodes reach each other"
+                return FailureReport(f"rank {rank} has not joined within {limits.timeout_s:g} s", hint)
+        # A rank may leave when no other needs it any more. Its leaving is a fault only if another rank has missed it.
         if any(report.is_lost for report in self.reports.values()):
             for report in self.reports.values():
                 if report.has_left:
                     return FailureReport(
-                        f"{report}: it left while others waited for it", "all ranks must do the same steps"
+                        f"{report}: it left while others waited for it", "run the same number of steps on all ranks"
                     )
         if now_s - self._moved_s > limits.timeout_s and len(self.reports) == len(self._raw):
             return self._stalled()
         return None
 
     def _stalled(self) -> FailureReport | None:
-        """Goes from a rank that waits to whom it waits for, until one waits for nobody; None if nobody waits."""
+        """Follow the chain of waiting ranks to one that waits for no other. Return None if no rank waits."""
         waiting = [rank for rank, one in self.reports.items() if one.waits is not None]
         if not waiting:
             return None
         at, saving = min(waiting), False
         passed: list[tuple[int, bool]] = []
+        # Reports are from different moments, so waits may seem to form a cycle. Stop where one would close.
         while (at, saving) not in passed:
             passed.append((at, saving))
             report = self.reports[at]
@@ -139,10 +149,11 @@ class FailureDetector:
         return FailureReport(f"{report}: the run has stood still for {self._limits.timeout_s:g} s", _STILL)
 
     def _next(self, report: ProgressEvent, *, saving: bool) -> tuple[int, bool] | None:
-        """Whom a rank waits for, or the save that it takes part in."""
+        """Return the rank that a rank waits for, and whether it waits for its save; None if it waits for no rank."""
         if saving:
             if report.save is None or not report.save[1]:
                 return None
+            # Ranks save in rounds. A rank in an earlier round, or one that still writes its file, is behind.
             rounds = {rank: one.save or (0, False) for rank, one in self.reports.items()}
             behind = [(done, rank) for rank, (done, waits) in rounds.items() if done < report.save[0] or not waits]
             return (min(behind)[1], self.reports[min(behind)[1]].save is not None) if behind else None
@@ -153,6 +164,7 @@ class FailureDetector:
         if isinstance(report.waits, int):
             return report.waits, False
         ranks: Iterable[int] = self.reports if report.waits == ALL else report.waits  # type: ignore[assignment]
+        # In a collective step, a rank is late if it has completed fewer of them, or does not wait in this one yet.
         late = [
             (one.place, rank)
             for rank in ranks
@@ -163,7 +175,7 @@ class FailureDetector:
 
 
 def key(rank: int) -> str:
-    """Under which a rank writes what it does."""
+    """Return the store's key under which a rank writes its progress."""
     return f"rank/{rank}"
 
 
@@ -171,8 +183,9 @@ _VERDICT = "verdict"
 
 
 def agreed(store: Any, mine: FailureReport | None = None) -> FailureReport | None:
-    """The verdict of all: that which was given first, maybe `mine`."""
+    """Return the report that all ranks agree on: the first that was posted, possibly `mine`. None if there is none."""
     if mine is not None:
+        # Compare-and-set makes the first reason win, so that all ranks report the same one.
         text = store.compare_set(_VERDICT, "", json.dumps(asdict(mine)))
     elif store.check([_VERDICT]):
         text = store.get(_VERDICT)
@@ -182,29 +195,30 @@ def agreed(store: Any, mine: FailureReport | None = None) -> FailureReport | Non
 
 
 def readings(store: Any, ranks: Iterable[int]) -> dict[int, bytes]:
-    """What those of `ranks` have written that have written anything."""
+    """Return what each of `ranks` has written, without ranks that have written nothing."""
     there = [rank for rank in ranks if store.check([key(rank)])]
+    # `multi_get` blocks until all keys exist, so ask for existing ones only.
     return dict(zip(there, store.multi_get([key(rank) for rank in there]), strict=True)) if there else {}
 
 
 class Watch:
-    """That of one rank, from `begin` to `end`."""
+    """Failure detection of one rank, from `begin` to `end`."""
 
     def __init__(self, store: Any, rank: int, size: int, limits: Limits) -> None:
         self.limits = limits
         self.verdict: FailureReport | None = None
         self._store, self._rank, self._ranks = store, rank, range(size)
         self._judge = FailureDetector(size, limits, time.monotonic())
-        self._charge: FailureReport | None = None  # of this rank, to be posted
+        self._charge: FailureReport | None = None  # reason that this rank posts
         self._found: tuple[dict[int, bytes], FailureReport | None] = {}, None
         self._rounds = 0
-        self._is_heard = False  # the verdict: then whoever gave it can tell
-        self._ends_itself = False  # the main thread has said or asked why, and is on its way out
+        self._is_heard = False  # whether a verdict was read, so that the rank that posted it can report it
+        self._ends_itself = False  # whether the main thread knows the reason and is about to exit
         self._wake, self._over, self._known = threading.Event(), threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
 
     def begin(self, last_words: Callable[[RunError], None]) -> None:
-        """`last_words` are said where this process must be ended, because the run is over and its main thread waits."""
+        """Start the threads. `last_words` gets the error if this process must be ended while its main thread waits."""
         self._threads = [
             threading.Thread(target=self._carry, daemon=True),
             threading.Thread(target=self._look, args=(last_words,), daemon=True),
@@ -213,11 +227,11 @@ class Watch:
             one.start()
 
     def charge(self, message: str, hint: str = "", *, code: int = 1) -> FailureReport | None:
-        """Says why the run is over; returns what all say, or None if that can't be known any more."""
+        """Post a reason why the run is over. Return the one that all ranks agree on, or None if it can't be known."""
         return self._decide(FailureReport(message, hint, code), 4 * BEAT_S)
 
     def explain(self) -> FailureReport | None:
-        """Says that another rank is gone, and returns which one, when that is known."""
+        """Declare that another rank is gone. Return the reason once it is known, or None."""
         HERE.is_lost = True
         return self._decide(None, self.limits.silence_s + 4 * BEAT_S)
 
@@ -229,28 +243,30 @@ class Watch:
         return self.verdict
 
     def tell_now(self) -> None:
-        """Others hear at once what this rank is, not only at the next beat."""
+        """Write the progress of this rank now instead of at the next beat."""
         self._wake.set()
 
     def is_first_to_tell(self) -> bool:
-        """Whether no other rank has said yet why the run is over."""
+        """Return whether no other rank has reported yet why the run is over."""
         try:
             first: bytes = self._store.compare_set("told", "", str(self._rank))
-        except RuntimeError:  # it went with rank 0, which spoke first, or was lost without a word
+        except RuntimeError:
+            # The store is gone with rank 0. Rank 0 has reported first, or it was lost silently, and rank 1 reports.
             return self._rank == 1 and not self._is_heard
         return first.decode() == str(self._rank)
 
     def end(self) -> None:
-        """The rank leaves, well or not, and its process may go on."""
+        """Stop the threads. The rank leaves the run, but its process may go on."""
         self._over.set()
         self._wake.set()
         for one in self._threads:
-            one.join(self.limits.silence_s)  # and no longer, if the store does not answer
+            one.join(self.limits.silence_s)  # no longer, because the store may not answer
         faulthandler.cancel_dump_traceback_later()
 
     def _carry(self) -> None:
-        """Writes and reads, twice a second; the thread that may be stuck in the store."""
-        with suppress(RuntimeError):  # torch's: whoever kept the store is gone, and no round follows
+        """Write and read the store twice a second. Only this thread can be blocked by the store."""
+        # Torch raises RuntimeError once the process that keeps the store is gone. Then no round can follow.
+        with suppress(RuntimeError):
             while not self._over.is_set():
                 self._store.set(key(self._rank), HERE.report().written(self._rounds))
                 verdict = agreed(self._store, self._charge)
@@ -261,12 +277,18 @@ class Watch:
             self._store.set(key(self._rank), HERE.report(has_left=True).written(self._rounds))
 
     def _look(self, last_words: Callable[[RunError], None]) -> None:
-        """Judges, twice a second. If it can't, as somebody holds Python's lock, faulthandler ends the process."""
+        """Evaluate the readings twice a second.
+
+        If another thread holds Python's lock and this one can't run, faulthandler ends the process.
+        """
         rounds, answered_s, looked_s = -1, time.monotonic(), time.monotonic()
         while not self._over.wait(BEAT_S):
+            # Rearmed in each round. It runs in a C thread, so it fires even if a call into a library never releases
+            # Python's lock.
             faulthandler.dump_traceback_later(self.limits.patience_s, exit=True, file=_STDERR)
             now_s = time.monotonic()
-            if now_s - looked_s > _HELD_UP_S:  # the process was stopped
+            # The time that this process was stopped must not count as silence of the store.
+            if now_s - looked_s > _HELD_UP_S:
                 answered_s += now_s - looked_s
             looked_s = now_s
             verdict = None
@@ -285,31 +307,35 @@ class Watch:
                 return
 
     def _without_store(self) -> FailureReport:
-        """Who keeps the store is gone, or stopped: rank 0, unless a launcher does."""
+        """Return the reason when the store does not answer: the rank or launcher that keeps it is gone."""
         report = self._judge.reports.get(0)
-        hint = "it keeps what the ranks tell each other; `--heartbeat-timeout` says how long it may be silent"
+        hint = "it keeps the ranks' store; if it was only slow, allow more time with `--heartbeat-timeout`"
         if report is None or "TORCHELASTIC_USE_AGENT_STORE" in os.environ:
             return FailureReport(f"the launcher has given no sign of life for {self.limits.silence_s:g} s", hint)
         return FailureReport(f"{report}: no sign of life for {self.limits.silence_s:g} s", hint, culprit=0)
 
     def _leave(self, verdict: FailureReport, last_words: Callable[[RunError], None]) -> None:
-        """Ends this process, unless it ends by itself, and a stopped one beside it."""
+        """End this process, unless it ends by itself, and a stopped one on the same node."""
         self.verdict = verdict
         self._known.set()
         culprit = None if verdict.culprit is None else self._judge.reports.get(verdict.culprit)
         if culprit is not None:
             _kill(culprit)
-        if self._over.wait(LEAVE_S if verdict.code == 1 else 0):  # a grace is over when it is over
+        # After a failure, the main thread gets LEAVE_S to report it. After SIGTERM, its grace period is over already.
+        if self._over.wait(LEAVE_S if verdict.code == 1 else 0):
             return
         if self._ends_itself and self._over.wait(self.limits.silence_s):
             return
         last_words(LostRankError(verdict.message, verdict.hint))
+        # A normal exit would run destructors of communication libraries, which may wait for ranks that are gone.
         os._exit(verdict.code)
 
 
 def _kill(report: ProgressEvent) -> None:
-    """Ends the process of another rank, if it is on this machine and still the same."""
+    """End the process of another rank, if it is on this node and still the same process."""
     mine = HERE.report()
+    # Process ids are reused. The start time shows that this is still the process of the rank.
     if report.born and report.machine == mine.machine and report.pid != mine.pid and born(report.pid) == report.born:
-        with suppress(OSError):  # it has just ended, or is another user's
+        # The process may have ended meanwhile, or belong to another user.
+        with suppress(OSError):
             os.kill(report.pid, signal.SIGKILL)

@@ -1,10 +1,10 @@
-"""Any model as a network: its graph by `torch.export`, with a layer for each operation that can be cut off.
+"""Network of any model, from its graph by `torch.export`, with a layer for each operation that can be cut off.
 
-Operations run in the order of the graph. A cut may come between two of them unless a value that lives there can't be
-sent row by row, is a tuple, or is changed in place behind it; what lies between two such cuts is one layer, or part of
-one, where layers are asked for by module or by block. Operations that follow from inputs alone, as masks and positions
-do, are no layers: each stage that needs them computes them. Sizes that grow with the batch are computed from the number
-of rows.
+Operations run in the order of the graph. A cut is possible between two operations unless a value that is still needed
+can't be sent row by row, is a tuple, or is changed in place later. The operations between two possible cuts form one
+layer, or part of one if layers are modules or blocks. Operations that depend only on inputs, such as masks and
+positions, are no layers: each stage that needs them computes them. Sizes that grow with the batch are computed from the
+number of rows.
 """
 
 from __future__ import annotations
@@ -39,27 +39,30 @@ if TYPE_CHECKING:
 
 _CHECKS = {"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range_for_size"}
 _HELPERS = "inputs' own"
-"""Id of what follows from inputs alone."""
+"""Id of the hidden layer with all operations that depend only on inputs."""
 
 
 def exported(model: nn.Module, inputs: Sequence[Tensor]) -> Graph:
-    """What makes networks of `model`, for inputs with a batch of any size from 1 as their first dimension.
+    """Export `model`, for inputs whose first dimension is a batch of any size from 1.
 
-    Raises ArgumentError where torch can't export it, with the line of the user's that is to blame, and where it draws
-    random numbers other than by dropout or changes a buffer.
+    Return the graph to build networks from.
+
+    Raises ArgumentError if torch can't export the model, naming the user's line to blame, and if the model draws random
+    numbers other than by dropout or changes a buffer.
     """
     program, batch = trace(model, inputs)
     return Graph(model, program, batch)
 
 
 class Graph:
-    """An exported program on its way to a network."""
+    """An exported program, as the source of networks."""
 
     def __init__(self, model: nn.Module, program: Any, batch: Any) -> None:
         self.model, self.program, self.batch = model, program, batch
+        # Constants of this dtype in the graph stand for the type of weights, which a run may change.
         self.kind = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
         self.sources: dict[Any, tuple[str, Any]] = {}
-        """Of placeholders, `input` and its number, `parameter` and its tensor, or `buffer`, and its tensor."""
+        """For each placeholder: `input` and its number, `parameter` and its tensor, or `buffer` and its tensor."""
         inline(program)
         self._place()
         self.operations = [node for node in program.graph.nodes if node.op == "call_function" and not self._skips(node)]
@@ -67,7 +70,10 @@ class Graph:
         self.real = [node for node in self.operations if node not in self.pure and is_value(node)]
 
     def network(self, by: str) -> Network:
-        """A layer for what lies between two cuts, or for a module or block: `by` is one of `grouping.GRAINS`."""
+        """Return a network with a layer for the operations between two cuts, or for each module or block.
+
+        `by` is one of `grouping.GRAINS`.
+        """
         returned = self._returned()
         layers, network = self._layers(returned), Network()
         ids = [layer_id(nodes[-1]) for nodes in layers]
@@ -78,6 +84,7 @@ class Graph:
         helped: list[Any] = []
         for node in [*self.real, *self.pure]:
             readers = {where.get(user) for user in node.users if user in where}
+            # A layer returns only what other layers or the caller read, because returned tensors may have to be sent.
             if node in where and (node in returned or readers - {where[node]}):
                 gives[where[node]].append(node)
             elif node in self.pure and (node in returned or readers):
@@ -91,9 +98,10 @@ class Graph:
             self._add(network, _HELPERS, wanted, helped, value_of)
         held: dict[int, list[tuple[str, str]]] = {}
         for number, nodes in enumerate(layers):
-            made = self._add(network, ids[number], nodes, gives[number], value_of)
-            for name, tensor in made.named_parameters():
+            module = self._add(network, ids[number], nodes, gives[number], value_of)
+            for name, tensor in module.named_parameters():
                 held.setdefault(id(tensor), []).append((ids[number], name))
+        # A parameter that several layers use is one tensor under several names: a tied weight.
         for holders in held.values():
             if len(holders) > 1:
                 network.tie(*holders)
@@ -116,15 +124,20 @@ class Graph:
                 self.sources[node] = ("buffer", self.program.constants[spec.target] if held is None else held)
 
     def _skips(self, node: Any) -> bool:
-        """Checks of export's, and counts of batches, which normalisations keep themselves."""
+        """Return whether to skip an operation: a check by `torch.export`, or a batch count.
+
+        `batch_norm` keeps batch counts itself.
+        """
         name = operation_name(node.target)
         return name in _CHECKS or (
             name == "add_" and node.args[0].op == "placeholder" and node.args[0].name.endswith("num_batches_tracked")
         )
 
     def _pure(self) -> dict[Any, None]:
-        """Operations that follow from inputs and constants alone, and that nothing else changes."""
+        """Return the operations that depend only on inputs and constants, and whose results stay unchanged."""
         barred: set[Any] = set()
+        # An operation may look pure until a later one changes its result in place. Repeat without such results until
+        # none is left.
         while True:
             pure: dict[Any, None] = {}
             changed = set()
@@ -158,21 +171,21 @@ class Graph:
         ]
         if not found or any(node in self.sources for node in found):
             raise ArgumentError(
-                f"{type(self.model).__name__} returns an input or a parameter as it is",
-                "return tensors it computes",
+                f"{type(self.model).__name__} returns an input or a parameter unchanged",
+                "return tensors that the model computes",
                 code="user_code",
             )
         return found
 
     def _check_returned(self, output: Any) -> None:
-        """Raises ArgumentError where a model returns what no stage can send: a dict, or a number without rows."""
+        """Raise ArgumentError if the model returns what no stage can send: a dict, or a number without rows."""
         called, spec = type(self.model).__name__, self.program.call_spec.out_spec
         if spec.type is dict:
             keys = [str(key) for key in spec.context]
             read = ", ".join(f'outputs["{key}"]' for key in keys[:4])
             raise ArgumentError(
-                f"{called} returns a dict of {join_words([f'`{shorten(key)}`' for key in keys[:4]])}, and a loss is"
-                " given a tensor or a tuple of them",
+                f"{called} returns a dict of {join_words([f'`{shorten(key)}`' for key in keys[:4]])}, but a loss gets"
+                " a tensor or a tuple of tensors",
                 f"return a tuple instead, ({read}), and read `outputs[0]` and so on in the loss",
                 code="user_code",
             )
@@ -182,15 +195,15 @@ class Graph:
             value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
             if isinstance(value, torch.Tensor) and value.ndim == 0:
                 raise ArgumentError(
-                    f"{called} returns one number as output {at}, as a model does that computes its own loss, and not a"
-                    " row for each sample",
-                    "return what the loss is computed of, and give the loss as `loss`: a function of outputs and"
-                    " targets",
+                    f"{called} returns a single number as output {at}, like a model that computes its own loss, but"
+                    " each output needs a row for each sample",
+                    "return the inputs of the loss, and give the loss as `loss`, a function of outputs and targets",
                 )
 
     def _layers(self, returned: list[Any]) -> list[list[Any]]:
-        """The real operations, parted where a cut may come."""
+        """Return the operations with weights or data of the batch, split wherever a cut is possible."""
         at = {node: number for number, node in enumerate(self.real)}
+        # A value that can't be sent closes all positions from its operation to its last reader.
         closed: set[int] = set()  # positions before an operation
         for node, number in at.items():
             last = max([at[user] for user in node.users if user in at], default=number)
@@ -201,8 +214,8 @@ class Graph:
                 root = root_of(node.args[0])
                 if root in self.sources or root not in at:
                     raise ArgumentError(
-                        f"`{node.name}` changes what the model holds or is given{source_line(node)}",
-                        "keep what changes in the forward pass out of buffers, or make a copy of it first",
+                        f"`{node.name}` changes a buffer, parameter or input of the model in place{source_line(node)}",
+                        "copy the tensor before you change it, and keep what changes out of buffers",
                     )
                 closed |= set(range(at[root] + 1, number + 1))
         layers: list[list[Any]] = []
@@ -213,7 +226,7 @@ class Graph:
                 layers.append([node])
         if not layers:
             raise ArgumentError(
-                f"{type(self.model).__name__} computes nothing with weights", "give a model that learns"
+                f"{type(self.model).__name__} has no operation with weights", "give a model with parameters"
             )
         return layers
 
@@ -222,17 +235,19 @@ class Graph:
         return Place(module_path(node), has_weights=holds)
 
     def size(self, node: Any) -> int | Size:
-        """What a node that is a size comes to."""
+        """Return the value of a node that is a size. Raise ArgumentError unless it is linear in the batch size."""
         value = node.meta.get("val")
         if not isinstance(value, torch.SymInt):
             return value
         expression = value.node.expr
         offset = expression.subs(self.batch, 0)
+        # Evaluate the symbolic size at 0 and 1 to get the offset and the factor, then check that it is linear indeed.
         factor = expression.subs(self.batch, 1) - offset
         if expression - factor * self.batch - offset != 0 or not (factor.is_Integer and offset.is_Integer):
             raise ArgumentError(
-                f"`{layer_id(node)}` is a size of {expression}{source_line(node)}",
-                "sizes grow in proportion to the batch, or not",
+                f"`{layer_id(node)}` has the size {expression}{source_line(node)}, but sizes must be linear in the"
+                " batch",
+                "compute the size from the batch by a constant factor and offset",
             )
         return Size(int(factor), int(offset))
 
@@ -250,11 +265,13 @@ class Graph:
     def _add(
         self, network: Network, layer: str, operations: list[Any], gives: list[Any], value_of: dict[Any, str]
     ) -> nn.Module:
-        """Adds a layer of these operations; returns its module."""
+        """Add a layer with these operations to `network`. Return its module."""
         builder = StepBuilder(self, set(operations))
         steps = [builder.step(one) for one in operations]
         takes = list(builder.takes)
         module = Steps(steps, [one.name for one in takes], [one.name for one in gives])
+        # An empty buffer that follows `.to()`. It tells the layer its current device and dtype, even if it has no
+        # weights.
         module.register_buffer("kind", torch.zeros((), dtype=self.kind), persistent=False)
         for name, held in builder.held.items():
             if isinstance(held, nn.Module):

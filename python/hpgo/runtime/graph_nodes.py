@@ -1,4 +1,4 @@
-"""Questions about one operation of an exported graph: its name, its module, whether it draws or changes values."""
+"""Properties of one operation of an exported graph: its name, its module, and whether it draws or changes values."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hpgo.runtime import dropout
 
 
 def operation_name(target: Any) -> str:
-    """`add_` of `aten.add_.Tensor`."""
+    """Return the name of an operation without its overload, such as `add_` for `aten.add_.Tensor`."""
     return str(getattr(target, "_opname", getattr(target, "__name__", target)))
 
 
 def layer_id(node: Any) -> str:
-    """Path of the module that an operation is in, and its own name."""
+    """Return the path of an operation's module, followed by the operation's own name."""
     path = module_path(node)
     return f"{path}.{node.name}" if path else str(node.name)
 
@@ -28,22 +28,23 @@ def module_path(node: Any) -> str:
 
 
 def is_value(node: Any) -> bool:
-    """Whether it is a tensor, or a tuple of them; else it is a size, or nothing."""
+    """Return whether a node is a tensor or a tuple of tensors, and not a size or nothing."""
     value = node.meta.get("val")
     return node.op == "get_attr" or isinstance(value, (torch.Tensor, list, tuple))
 
 
 def mutates(node: Any) -> bool:
-    """Whether an operation changes one of its arguments in place."""
+    """Return whether an operation changes one of its arguments in place."""
     schema = getattr(node.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
 
 
+# The schemas of these declare no alias, but they return their argument or a view of it where they can.
 _MAY_BE_VIEWS = {"contiguous", "flatten", "reshape", "to", "type_as", "unflatten", "getitem"}
 
 
 def root_of(node: Any) -> Any:
-    """The operation whose memory a view shows."""
+    """Return the operation whose memory a view shares; the node itself if it is no view."""
     while isinstance(node, torch.fx.Node) and node.op == "call_function" and node.args:
         schema = getattr(node.target, "_schema", None)
         is_view = schema is not None and any(one.alias_info is not None for one in schema.returns)
@@ -54,31 +55,33 @@ def root_of(node: Any) -> Any:
 
 
 def draws(node: Any) -> bool:
-    """Whether an operation draws random numbers."""
+    """Return whether an operation draws random numbers."""
+    # Torch tags each operation that uses a generator, so new ones are found without a list of names.
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def check_draws(node: Any) -> None:
-    """Raises ArgumentError for an operation of a graph whose draws would follow from the plan."""
+    """Raise ArgumentError for an operation whose random numbers would depend on the plan."""
     name = operation_name(node.target)
     if name == "scaled_dot_product_attention":
         given = dict(zip(("query", "key", "value", "attn_mask", "dropout_p"), node.args, strict=False)) | node.kwargs
         if given.get("dropout_p", 0.0) > 0:
             dropout.hidden(f"{layer_id(node)}{source_line(node)}", "attention")
     elif name in {"lstm", "gru", "rnn_tanh", "rnn_relu"}:
+        # Packed sequences have another signature, in which dropout is not at these positions. Only `.input` overloads
+        # are checked.
         chance, is_training = node.args[5:7] if str(node.target).endswith(".input") else (0.0, False)
         if is_training and chance > 0:
             dropout.hidden(f"{layer_id(node)}{source_line(node)}", name)
     elif draws(node) and str(node.target) not in {"aten.dropout.default", "aten.feature_dropout.default"}:
         raise ArgumentError(
-            f"`{layer_id(node)}` draws random numbers by `{name}`{source_line(node)}, and they would follow from the"
-            " plan",
-            "draw by nn.Dropout, or give the numbers as an input",
+            f"`{layer_id(node)}` draws random numbers by `{name}`{source_line(node)}, which would depend on the plan",
+            "draw by nn.Dropout, or pass the random numbers as an input",
             code="unsupported",
         )
 
 
 def source_line(node: Any) -> str:
-    """Where the user has written an operation."""
+    """Return the user's source line of an operation, in parentheses; empty if it is unknown."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if "File " in line]
     return f" ({lines[-1]})" if lines else ""

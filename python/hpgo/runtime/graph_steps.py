@@ -1,4 +1,4 @@
-"""Modules that run operations of a graph, one after the other, for any number of rows."""
+"""Modules that run operations of an exported graph one after the other, for any number of rows."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation of a layer; its arguments name values."""
+    """One operation of a layer. Its arguments name values."""
 
     call: Callable[..., Any] | str
-    """A function, or the name of a module of the layer."""
+    """A function, or the name of a submodule of the layer."""
     arguments: Any
     options: Any
     makes: str
@@ -33,35 +33,36 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """In arguments, the value of this name."""
+    """Placeholder in arguments for the value of this name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """In arguments, `factor * rows + offset`."""
+    """Placeholder in arguments for `factor * rows + offset`."""
 
     factor: int
     offset: int
 
 
 class _Device:
-    """In arguments, the device that the layer is on."""
+    """Placeholder in arguments for the device that the layer is on."""
 
 
 class _Kind:
-    """In arguments, the type that the layer's weights have."""
+    """Placeholder in arguments for the dtype of the layer's weights."""
 
 
 class Steps(nn.Module):
-    """Operations of a graph, one after the other."""
+    """A layer that runs operations of a graph one after the other."""
 
     wants_rows = True
 
     def __init__(self, steps: Sequence[Step], takes: Sequence[str], gives: Sequence[str]) -> None:
         super().__init__()
         self.steps, self.takes, self.gives = list(steps), tuple(takes), tuple(gives)
+        # Drop each value after its last reader, so that the layer holds no more memory than the user's own code would.
         last: dict[str, int] = {}
         for at, step in enumerate(self.steps):
             last |= dict.fromkeys(_names((step.arguments, step.options)), at)
@@ -71,7 +72,8 @@ class Steps(nn.Module):
         ]
 
     def settings(self) -> list[Any]:
-        """What it computes, whatever its values are called: equal for layers that compute the same."""
+        """Return a description without value names, equal for layers that compute the same."""
+        # Names of values differ between equal layers, so number the values by their first use.
         numbers: dict[str, int] = {}
 
         def numbered(value: Any) -> Any:
@@ -93,7 +95,7 @@ class Steps(nn.Module):
         return [*found, [numbered(_Name(name)) for name in self.gives]]
 
     def forward(self, *given: Tensor, rows: int) -> Tensor | tuple[Tensor, ...]:
-        """What the graph has for the values that the layer gives."""
+        """Run the operations. Return the values that the layer gives, as a tensor or a tuple."""
         held: dict[str, Any] = dict(zip(self.takes, given, strict=True))
         held |= dict(self.named_parameters(recurse=False)) | dict(self.named_buffers(recurse=False))
         filled = partial(_filled, held, rows, self.kind)
@@ -104,12 +106,12 @@ class Steps(nn.Module):
             )
             for name in drops:
                 held.pop(name, None)
-        made = tuple(held[name] for name in self.gives)
-        return made[0] if len(made) == 1 else made
+        outputs = tuple(held[name] for name in self.gives)
+        return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _filled(held: Mapping[str, Any], rows: int, kind: Tensor, value: Any) -> Any:
-    """`value` with what its placeholders stand for, the names of `held` among them."""
+    """Return `value` with its placeholders replaced. `held` has the values by name."""
     if isinstance(value, _Name):
         return held[value.name]
     if isinstance(value, Size):
@@ -135,7 +137,7 @@ def _names(value: Any) -> Iterable[str]:
 
 
 class StepBuilder:
-    """Turns operations of a graph into steps of a layer, and collects what the layer holds and takes."""
+    """Builder of a layer's steps, which collects the tensors that the layer holds and takes."""
 
     def __init__(self, graph: Graph, inside: set[Any]) -> None:
         self.graph, self.inside = graph, inside
@@ -144,7 +146,7 @@ class StepBuilder:
         self._named: dict[Any, str] = {}
 
     def step(self, node: Any) -> Step:
-        """The step of one operation; what has weights, draws or normalises becomes a module of its own."""
+        """Return the step of one operation. Operations with weights, dropout and normalization become submodules."""
         name = operation_name(node.target)
         check_draws(node)
         make = _MODULES.get(str(node.target))
@@ -162,19 +164,21 @@ class StepBuilder:
             and schema is not None
             and any(one.name == "dtype" for one in schema.arguments)
         ):
-            options["dtype"] = _Kind()  # one of those that make tensors of nothing
+            # Operations such as `zeros` create a tensor from no other. Without this, it would keep the exported dtype.
+            options["dtype"] = _Kind()
         return Step(node.target, self.filled(node.args), options, node.name)
 
     def tensor(self, node: Any, kind: str) -> Any:
-        """The parameter or buffer that a node is, if it is one."""
+        """Return the parameter or buffer that a node stands for; None if it is none of this kind."""
         found, tensor = self.graph.sources.get(node, ("", None)) if isinstance(node, torch.fx.Node) else ("", None)
         return tensor if found == kind else None
 
     def filled(self, value: Any) -> Any:
-        """An argument with names in place of values."""
+        """Return an argument with placeholders instead of nodes."""
         if isinstance(value, torch.fx.Node):
             return self._of(value)
         if isinstance(value, torch.device):
+            # The graph has the device of the export, but the layer may run on another one.
             return _Device()
         if isinstance(value, torch.dtype):
             return _Kind() if value == self.graph.kind else value
@@ -186,6 +190,7 @@ class StepBuilder:
         if node.op == "get_attr":
             return getattr(self.graph.program.graph_module, node.target)
         if not is_value(node):
+            # Sizes follow from the number of rows, so that one exported graph runs batches of any size.
             return self.graph.size(node)
         if node in self.inside:
             return _Name(node.name)
@@ -200,15 +205,17 @@ class StepBuilder:
 
 
 def _linear(builder: StepBuilder, node: Any) -> nn.Module | None:
+    # A module instead of a function, because split backward passes replace the linear layers and convolutions they
+    # find.
     weight, bias = builder.tensor(node.args[1], "parameter"), None
     if len(node.args) > 2 and node.args[2] is not None:
         bias = builder.tensor(node.args[2], "parameter")
         weight = None if bias is None else weight
     if weight is None:
         return None
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    made.weight, made.bias = weight, bias
-    return made
+    module = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    module.weight, module.bias = weight, bias
+    return module
 
 
 def _addmm(builder: StepBuilder, node: Any) -> nn.Module | None:
@@ -217,6 +224,7 @@ def _addmm(builder: StepBuilder, node: Any) -> nn.Module | None:
 
 
 def _conv2d(builder: StepBuilder, node: Any) -> nn.Module | None:
+    # The graph leaves out trailing arguments that have their default.
     given = [*node.args, *(None, [1, 1], [0, 0], [1, 1], 1)[len(node.args) - 2 :]]
     weight = builder.tensor(given[1], "parameter")
     bias = builder.tensor(given[2], "parameter")
@@ -225,12 +233,13 @@ def _conv2d(builder: StepBuilder, node: Any) -> nn.Module | None:
     stride, padding, dilation, groups = (tuple(one) if isinstance(one, list) else one for one in given[3:])
     channels = weight.shape[1] * groups, weight.shape[0]
     options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    made = nn.Conv2d(*channels, tuple(weight.shape[2:]), bias=bias is not None, device="meta", **options)
-    made.weight, made.bias = weight, bias
-    return made
+    module = nn.Conv2d(*channels, tuple(weight.shape[2:]), bias=bias is not None, device="meta", **options)
+    module.weight, module.bias = weight, bias
+    return module
 
 
 def _dropout(_: StepBuilder, node: Any) -> nn.Module | None:
+    # Only a module can hold the place by which masks are drawn.
     return _placed(nn.Dropout, node) if node.args[2] else None
 
 
@@ -240,26 +249,27 @@ def _feature_dropout(_: StepBuilder, node: Any) -> nn.Module | None:
 
 
 def _placed(kind: Callable[[float], nn.Module], node: Any) -> nn.Module:
-    made = kind(node.args[1])
-    made.place = layer_id(node)
-    return made
+    module = kind(node.args[1])
+    module.place = layer_id(node)
+    return module
 
 
 def _batch_norm(builder: StepBuilder, node: Any) -> nn.Module | None:
     _, weight, bias, mean, variance, training, momentum, epsilon, _ = node.args
     if not training:
         return None
+    # A module, because `batch_norm.install` joins modules over replicas, and finds no function calls.
     given = [builder.tensor(one, "parameter") for one in (weight, bias)]
     kept = [builder.tensor(one, "buffer") for one in (mean, variance)]
     channels = node.args[0].meta["val"].shape[1]
-    made = nn.BatchNorm2d(
+    module = nn.BatchNorm2d(
         channels, epsilon, momentum, affine=weight is not None, track_running_stats=mean is not None, device="meta"
     )
-    made.weight, made.bias = given
+    module.weight, module.bias = given
     if mean is not None:
-        made.running_mean, made.running_var = kept
-        made.num_batches_tracked = torch.zeros((), dtype=torch.long)
-    return made
+        module.running_mean, module.running_var = kept
+        module.num_batches_tracked = torch.zeros((), dtype=torch.long)
+    return module
 
 
 _MODULES: dict[str, Callable[[StepBuilder, Any], nn.Module | None]] = {

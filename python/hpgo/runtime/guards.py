@@ -1,4 +1,4 @@
-"""What guards this process as a rank: a watch over all ranks, and the notice to end. There is one of each at most."""
+"""Guards of this process as a rank: failure detection over all ranks, and the handler of SIGTERM. At most one each."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ class _Guards:
     tell: Tell | None
 
 
+# A list instead of a variable, so that functions change it without `global`. It has at most one element.
 _here: list[_Guards] = []
 
 
 def say(error: RunError) -> None:
-    """As Python says what nobody has caught."""
+    """Print an error like Python prints an uncaught one."""
     sys.excepthook(type(error), error, None)
 
 
 def are_there() -> bool:
-    """Whether this process is guarded."""
+    """Return whether this process is guarded."""
     return bool(_here)
 
 
 def begin(store: Any, rank: int, size: int, limits: Limits, tell: Tell | None = say) -> bool:
-    """Begins to guard this process; returns False if it is guarded already.
+    """Begin to guard this process. Return False if it is guarded already.
 
-    `store` is a connection to what all ranks share, of nobody else, or None. `tell` says why the run is over where the
-    main thread does not come to it; None if another process says it.
+    `store` is a separate connection to the store that all ranks share, or None. `tell` reports why the run is over
+    where the main thread can't; None if another process reports it.
     """
     if _here:
         return False
@@ -59,14 +60,14 @@ def begin(store: Any, rank: int, size: int, limits: Limits, tell: Tell | None = 
 
 
 def tell_now() -> None:
-    """Lets the other ranks know at once what this one is, if they are there."""
+    """Write the progress of this rank now, so that the other ranks see it at once."""
     for guards in _here:
         if guards.watch is not None:
             guards.watch.tell_now()
 
 
 def end() -> None:
-    """Ends what `begin` has begun."""
+    """End what `begin` has begun."""
     while _here:
         guards = _here.pop()
         guards.notice.close()
@@ -75,34 +76,40 @@ def end() -> None:
 
 
 def notice() -> Notice | None:
-    """That of this process."""
+    """Return the SIGTERM handler of this process; None if there is none."""
     return _here[-1].notice if _here else None
 
 
 def charge(error: BaseException) -> None:
-    """Tells the others that this rank ends by `error`, unless it ends because they do."""
+    """Report `error` to the others as the end of this rank, unless it ends because they do."""
     watch = _here[-1].watch if _here else None
+    # These two are consequences of another rank's end. Reporting them would hide the cause.
     if watch is None or isinstance(error, LostRankError | Preempted):
         return
     if isinstance(error, HpgoError):
         watch.charge(error.message, named(error).hint)
     elif isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
-        watch.charge(f"{HERE}: left before the run had ended, with exit code {code}", "something called `sys.exit`")
+        watch.charge(f"{HERE}: left before the run had ended, with exit code {code}", "look for a call of `sys.exit`")
     else:
         watch.charge(f"{HERE}: {type(error).__name__}: {error}")
 
 
 def named(error: HpgoError) -> HpgoError:
-    """The error, with the rank and what it did in its hint where hpgo only passes on what something else has raised."""
+    """Return the error with the rank and its action in the hint, if hpgo only passes on another library's error."""
     cause = error.__cause__
     if not _here or error.message.startswith("rank ") or cause is None or isinstance(cause, HpgoError):
         return error
-    return error.reworded(error.message, f"{error.hint}; that was in {HERE}" if error.hint else f"that was in {HERE}")
+    return error.reworded(
+        error.message, f"{error.hint}; it happened in {HERE}" if error.hint else f"it happened in {HERE}"
+    )
 
 
 def lost() -> LostRankError | None:
-    """Who is gone, if the main thread has noticed that somebody is; takes as long as that is not known."""
+    """Return an error that names the lost rank, if another rank is known to be lost; else None.
+
+    Blocks until that is known. Raises Preempted if the run was asked to end.
+    """
     watch = _here[-1].watch if _here else None
     verdict = None if watch is None else watch.explain()
     if verdict is None:
@@ -113,7 +120,7 @@ def lost() -> LostRankError | None:
 
 
 def is_first_to_tell() -> bool:
-    """Whether this rank is the first to say why the run is over, and so the one to do it."""
+    """Return whether this rank is the first to report why the run is over, and so the one to print it."""
     watch = _here[-1].watch if _here else None
     return watch is None or watch.is_first_to_tell()
 
@@ -124,13 +131,14 @@ def _last_words(error: RunError) -> None:
         tell(error)
 
 
-def _end(why: str) -> None:
-    """Ends this process, asked to by SIGTERM, and so all others."""
+def _end(reason: str) -> None:
+    """End this process after SIGTERM, and so all others."""
     watch = _here[-1].watch if _here else None
     if watch is not None:
         if watch.verdict is not None:
-            return  # and that ends it
-        watch.charge(f"{HERE}: {why}", code=CODE)
-        time.sleep(BEAT_S)  # until the others have read it, which need this process if it keeps the store
-    _last_words(RunError(f"{HERE}: {why}"))
+            return  # the watch ends the process already
+        watch.charge(f"{HERE}: {reason}", code=CODE)
+        # The others must read the reason before this process ends, because it may keep the store.
+        time.sleep(BEAT_S)
+    _last_words(RunError(f"{HERE}: {reason}"))
     os._exit(CODE)

@@ -1,4 +1,4 @@
-"""Processes of a run on this machine: one a rank, forked after torch was loaded once, and watched until they end."""
+"""Processes of a run on this node: one per rank, forked after torch was loaded once, and supervised until they end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _WATCH = "hpgo/watch"
-_LOOK = "what it wrote before may say why; where memory is short, systems end processes with SIGKILL"
+_LOOK = "read its output above; the system sends SIGKILL when memory runs out"
 _HERE = "127.0.0.1"
 
 
@@ -52,14 +52,15 @@ def run_here(
     limits: Limits | None = None,
     stages_of: Callable[[int], tuple[int, ...]] | None = None,
 ) -> None:
-    """Runs `work` in `world_size` processes, each with the variables of a launcher, and waits for all of them.
+    """Run `work` in `world_size` processes, each with a launcher's environment variables, and wait for all of them.
 
-    `stages_of` says which stages a rank will hold, for what is said of one that is lost before it does.
+    `stages_of` returns the stages that a rank will hold, to name a rank that is lost before it knows them.
 
-    Raises what the first rank raised that was not only told of another's end; RunError for one that was lost, and
-    Preempted if SIGTERM has ended them. All processes have ended then, also after Ctrl-C.
+    Raises the first rank's error that is no consequence of another's, RunError for a lost rank, and Preempted if
+    SIGTERM has ended the ranks. All processes have ended then, also after Ctrl-C.
     """
-    import torch._dynamo  # noqa: F401 -- seconds, which every rank would take when it first looks at tensors on meta
+    # Loading it takes seconds, and each rank would need it at its first meta tensor. Load it once, before the forks.
+    import torch._dynamo  # noqa: F401
 
     limits = limits or Limits()
     stages = [None if stages_of is None else stages_of(rank) for rank in range(world_size)]
@@ -67,12 +68,14 @@ def run_here(
     listener = socket.create_server((_HERE, 0))
     port = listener.getsockname()[1]
     errors = context.SimpleQueue()
-    alive, held = os.pipe()  # the end that is held closes with this process
+    # The kernel closes `held` when this process ends, even by SIGKILL. Ranks see that at the other end of the pipe.
+    alive, held = os.pipe()
     ranks: list[ForkProcess] = []
     with _notice() as notice:
         try:
             with uninterrupted(), warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside the threads that numpy may have
+                # Python warns of forks in a process with threads, which numpy may have started.
+                warnings.simplefilter("ignore", DeprecationWarning)
                 for rank in range(world_size):
                     place = _variables(rank, world_size, port)
                     given = (place, work, errors, (alive, held), listener, stages[rank], limits)
@@ -92,20 +95,20 @@ def run_here(
 
 @contextmanager
 def _notice() -> Iterator[list[int]]:
-    """What comes in meanwhile of SIGTERM, which the ranks answer."""
-    came: list[int] = []
+    """Collect the SIGTERM signals that arrive within this context. The ranks handle them."""
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield came
+        yield received
         return
-    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
-        yield came
+        yield received
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def _variables(rank: int, world_size: int, port: int) -> dict[str, str]:
-    """What torchrun would set, for a store that is there already."""
+    """Return the variables that torchrun would set, for a store that exists already."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(world_size),
@@ -129,16 +132,18 @@ def _rank(  # noqa: PLR0917 -- as multiprocessing calls it
     stages: tuple[int, ...] | None,
     limits: Limits,
 ) -> None:
-    """One process: takes its place, works, and says what went wrong."""
+    """Run one process: set it up as a rank, do the work, and report errors."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     listener.close()
     alive, held = pipe
     os.close(held)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
+    # A terminal sends Ctrl-C to all processes. The parent handles it and ends the ranks, with one message.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, args=(alive,), daemon=True).start()
     os.environ.update(place)
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(_Lasting(1, "w", closefd=False)), line_buffering=True)
     if sys.platform == "linux":
+        # All ranks are on this node. The loopback interface works without a network and behind firewalls.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     rank, size = int(place["RANK"]), int(place["WORLD_SIZE"])
     store = dist.TCPStore(_HERE, int(place["MASTER_PORT"]), is_master=False, wait_for_workers=False)
@@ -147,29 +152,34 @@ def _rank(  # noqa: PLR0917 -- as multiprocessing calls it
     if "OMP_NUM_THREADS" not in os.environ:
         import torch
 
+        # By default every process starts a thread per core, and the ranks would compete for cores.
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // size))
     code = 0
     try:
         work()
     except Preempted:
         code = CODE
-    except BaseException as error:  # noqa: BLE001 -- whatever it is, the others must not wait for this rank
+    except BaseException as error:  # noqa: BLE001 -- after any error, the others must not wait for this rank
         if isinstance(error, HpgoError):
             errors.put(guards.named(error))
         guards.charge(error)
         code = 1
+        # Errors of hpgo are reported once, by the parent. Others are faults of the user's code or of hpgo, so show
+        # where.
         if not isinstance(error, HpgoError | SystemExit):
             traceback.print_exception(error)
     guards.end()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # threads of communication libraries may still wait for ranks that are gone
+    # A normal exit would join threads of communication libraries, which may wait for ranks that are gone.
+    os._exit(code)
 
 
 class _Lasting(io.FileIO):
-    """A stream whose reader may leave, as `| head` does: a run goes on without it."""
+    """An output stream whose reader may leave, as `| head` does. The run goes on without it."""
 
     def write(self, given: ReadableBuffer, /) -> int:
+        """Write bytes, or discard them if there is no reader any more."""
         try:
             return super().write(given)
         except BrokenPipeError:
@@ -177,12 +187,13 @@ class _Lasting(io.FileIO):
 
 
 def _end_with_parent(alive: int) -> None:
-    os.read(alive, 1)  # nothing is ever written: it ends when the other end closes
+    # Nothing is ever written. The read returns when the other end closes.
+    os.read(alive, 1)
     os._exit(1)
 
 
 class _Overseer:
-    """Waits for the ranks, and sees which of them is lost: by its end, or as they see it themselves."""
+    """Supervisor that waits for the ranks, and finds the one that is lost, by its exit or from what the ranks write."""
 
     def __init__(
         self, ranks: list[ForkProcess], stages: list[tuple[int, ...] | None], store: Any, limits: Limits
@@ -191,7 +202,7 @@ class _Overseer:
         self._judge = FailureDetector(len(ranks), limits, time.monotonic())
 
     def wait(self, notice: list[int]) -> FailureReport | None:
-        """Until all have ended, or those that are left have had their time; returns what the run was lost with."""
+        """Wait until all have ended, or the rest has had its time. Return the reason why the run was lost, or None."""
         verdict: FailureReport | None = None
         until_s = math.inf
         is_passed_on = False
@@ -211,19 +222,21 @@ class _Overseer:
         return verdict
 
     def _verdict(self) -> FailureReport | None:
-        codes = [one.exitcode for one in self._ranks]  # before the reading: ranks first say that they leave
+        # Take the exit codes before the readings. A rank writes that it leaves before it exits, so that no normal exit
+        # looks like a loss.
+        codes = [one.exitcode for one in self._ranks]
         self._judge.read(readings(self._store, range(len(self._ranks))), time.monotonic())
         mine = self._ended(codes) or self._judge.verdict()
         return agreed(self._store, mine)
 
     def _ended(self, codes: list[int | None]) -> FailureReport | None:
-        """Of ranks that have ended without a word, that which a signal has ended, or else the first."""
+        """Return the reason if a rank has ended without reporting one: a rank ended by a signal, or else the first."""
         for at, code in sorted(enumerate(codes), key=lambda place: place[1] or 0):
             report = self._judge.reports.get(at)
             if code is None or code == CODE or (code == 0 and report is not None and report.has_left):
                 continue
             name = report or who(at, self._stages[at], socket.gethostname())
-            if code == -signal.SIGTERM:  # before it could answer
+            if code == -signal.SIGTERM:  # it came before the rank had installed its handler
                 return FailureReport(f"{name}: ended by SIGTERM", "", CODE)
             how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
             return FailureReport(f"{name}: {how}", _LOOK)
@@ -231,7 +244,7 @@ class _Overseer:
 
 
 def _end(ranks: list[ForkProcess]) -> None:
-    """Kills those that are left, stopped ones too."""
+    """Kill the ranks that are left, stopped ones included."""
     for one in ranks:
         if one.exitcode is None:
             one.kill()
@@ -240,17 +253,18 @@ def _end(ranks: list[ForkProcess]) -> None:
 
 
 def _raise_first(errors: Any, verdict: FailureReport | None, ranks: list[ForkProcess]) -> None:
-    said: list[HpgoError] = []
+    reported: list[HpgoError] = []
     while not errors.empty():
-        said.append(errors.get())
-    for error in said:
+        reported.append(errors.get())
+    for error in reported:
         if not isinstance(error, LostRankError):
             raise error
     if verdict is not None and verdict.code == CODE:
         raise Preempted(verdict.message)
     if verdict is not None:
         raise RunError(verdict.message, verdict.hint)
-    for error in said:
+    for error in reported:
         raise error
-    if any(one.exitcode for one in ranks):  # asked to end, at a boundary or, where that took too long, anywhere
+    # No error and no verdict, but exit codes: the ranks were asked to end.
+    if any(one.exitcode for one in ranks):
         raise Preempted

@@ -1,8 +1,9 @@
-"""Links between ranks, measured as runs use them: messages between two ranks, and sums over many.
+"""Measurement of the links between ranks, as runs use them: messages between two ranks, and all-reduces over many.
 
-A message of n bytes takes a + n / B: the latency a and the rate B are fitted to half of what a message and its answer
-take, for sizes from 8 bytes to some megabytes. Each time counts by its share, so that small messages weigh as much as
-large ones. A message takes no longer than a larger one: one that did was held up, and counts as the larger one.
+A message of n bytes takes a + n / B. The latency a and the bandwidth B are fitted to half of the round-trip times of
+messages from 8 bytes to 16 MiB. The fit minimizes relative errors, so that small messages weigh as much as large ones.
+A message can't take longer than a larger one. If it was measured so, it was delayed, and gets the time of the larger
+one.
 """
 
 from __future__ import annotations
@@ -36,47 +37,48 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _SIZES = tuple(8 * 8**step for step in range(8))
-"""Bytes of messages: 8 to 16 Mi."""
+"""Message sizes in bytes, from 8 to 16 Mi."""
 _LARGE = _SIZES[-1]
 _SUM_BYTES = 2**24
-_LEAST, _MOST = 5, 500
-"""How often each is measured, besides once to warm up."""
+_MIN_REPEATS, _MAX_REPEATS = 5, 500
+"""Numbers of repetitions of each measurement, besides one to warm up. Not tuned."""
 _PAIRS = 4
-"""Of each kind, those whose latency is measured; of the others, the rate alone."""
+"""Number of pairs of each kind whose latency is measured. For the others, only the bandwidth is."""
 _ALL_PAIRS = 120
-"""As many pairs as sixteen ranks have: of more ranks, the first ones'."""
+"""Maximum number of pairs, which 16 ranks have. Of more ranks, the first 16 are measured."""
 _MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A line through the times of messages."""
+    """A straight line through the times of messages."""
 
     latency_s: float
     bytes_per_s: float
     residual: float
-    """The median distance of a time from the line, as a share of the time."""
+    """Median distance of a time from the line, relative to the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What was measured, the same on every rank."""
+    """Measured links, the same on every rank."""
 
     cluster: Cluster
     fits: dict[str, Fit]
-    """Of messages `intra` a machine and `inter` machines, as far as there are such pairs."""
+    """Fits of messages within a node (`intra`) and between nodes (`inter`), where such pairs exist."""
     messages: dict[str, tuple[tuple[int, float], ...]]
-    """`(bytes, seconds)` of messages that the fits are of."""
+    """`(bytes, seconds)` of the messages that were fitted."""
     pairs: dict[tuple[int, int], float]
-    """Bytes per second between two ranks, alone."""
+    """Bandwidth between two ranks in bytes per second, while no other pair communicates."""
     both_ways: dict[str, float]
-    """What each way reaches if both are used at once, as a share of one way alone."""
+    """Bandwidth of each direction while both are used, relative to one direction alone."""
     at_once: dict[str, float]
-    """What all pairs together reach that share no rank, in bytes per second; between two machines for `inter`."""
+    """Total bandwidth of all pairs that share no rank, at the same time, in bytes per second; for `inter`, between two
+    nodes."""
 
     @property
     def machine_of(self) -> list[int]:
-        """The number of each rank's machine."""
+        """The number of each rank's node."""
         return [number for number, machine in enumerate(self.cluster.machines) for _ in range(machine.count)]
 
 
@@ -88,25 +90,25 @@ def measure_links(
     timeout_s: float = 600.0,
     machine: str | None = None,
 ) -> Links:
-    """Measures the links between the ranks of this launch; every rank calls it, and gets the same.
+    """Measure the links between the ranks of this launch. Every rank calls it and gets the same result.
 
     Args:
-        name: of the cluster; None counts its machines and devices.
-        device: `cpu` (gloo) or `cuda` (NCCL); None is `cuda` where each rank has a GPU.
-        seconds: for all of it, about; each message is sent five times at least.
+        name: name of the cluster. If empty, it counts its nodes and devices, such as `measured-2x8`.
+        device: `cpu` (gloo) or `cuda` (NCCL). None is `cuda` if each rank has a GPU.
+        seconds: approximate time for the whole measurement. Each message is sent at least five times.
         timeout_s: how long a rank waits for another.
-        machine: which machine this rank is on; None asks the system. Ranks of a machine follow each other.
+        machine: name of this rank's node. None asks the system. Ranks of a node must have consecutive numbers.
 
-    Raises RunError where ranks don't find each other, one is lost, or there is one alone.
+    Raises RunError if ranks don't find each other, if one is lost, or if there is only one.
     """
     seconds = number("seconds", seconds, above=0)
     where = device_of_rank(device)
     with _joined(where, timeout_s), lost(f"measuring links on {socket.gethostname()}"):
         ranks = [_Rank(*one) for one in _everyones((machine_name() if machine is None else machine, *_about(where)))]
         if len(ranks) < 2:
-            raise RunError("one rank alone has no links", "start two at least, one for each device")
-        with closing(NeighbourGroups(where, timeout_s)) as ways:
-            return _Meter(ranks, ways, where, seconds).measure(name)
+            raise RunError("there is 1 rank, but links need at least 2", "start one rank for each device")
+        with closing(NeighbourGroups(where, timeout_s)) as groups:
+            return _Meter(ranks, groups, where, seconds).measure(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +119,10 @@ class _Rank:
 
 
 class _Meter:
-    """Sends messages between ranks, all of which go through the same calls."""
+    """Timer of messages between ranks. All ranks go through the same calls."""
 
-    def __init__(self, ranks: Sequence[_Rank], ways: NeighbourGroups, device: torch.device, seconds: float) -> None:
-        self._ranks, self._ways, self._device, self._rank = ranks, ways, device, dist.get_rank()
+    def __init__(self, ranks: Sequence[_Rank], groups: NeighbourGroups, device: torch.device, seconds: float) -> None:
+        self._ranks, self._groups, self._device, self._rank = ranks, groups, device, dist.get_rank()
         self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._machines = list(dict.fromkeys(one.machine for one in ranks))
         self._of = {name: [at for at, one in enumerate(ranks) if one.machine == name] for name in self._machines}
@@ -129,12 +131,12 @@ class _Meter:
         self._share_s = seconds / (2 * _PAIRS * len(_SIZES) + len(self._pairs) + 8)
         if any(self._of[name] != list(range(self._of[name][0], self._of[name][-1] + 1)) for name in self._machines):
             raise RunError(
-                "the ranks of a machine don't follow each other",
-                "devices are numbered machine by machine: start ranks so",
+                "the ranks of a node don't have consecutive numbers, but devices are numbered node by node",
+                "start the ranks node by node",
             )
 
     def measure(self, name: str) -> Links:
-        """Everything, one after the other."""
+        """Measure all links one after the other, and return them as a cluster called `name`."""
         kinds = {kind: pairs for kind, pairs in (("intra", self._within()), ("inter", self._between())) if pairs}
         messages = {kind: self._messages(pairs[:_PAIRS]) for kind, pairs in kinds.items()}
         fits = {kind: fitted(times) for kind, times in messages.items()}
@@ -159,8 +161,8 @@ class _Meter:
         by = "NCCL" if self._device.type == "cuda" else "shared memory and gloo"
         source = f"measured with {by}, {time.strftime('%Y-%m-%d')}: {text}; hpgo {__version__}"
         sizes = "x".join(map(str, (len(machines), machines[0].count)))
-        made = Cluster(name or f"measured-{sizes}", machines, intra, inter, source)
-        return Links(made, fits, messages, rates, both, at_once)
+        cluster = Cluster(name or f"measured-{sizes}", machines, intra, inter, source)
+        return Links(cluster, fits, messages, rates, both, at_once)
 
     def _within(self) -> list[tuple[int, int]]:
         return [(a, b) for a, b in self._pairs if self._ranks[a].machine == self._ranks[b].machine]
@@ -172,18 +174,22 @@ class _Meter:
         return tuple((size, self._there_and_back([pair], size)) for pair in pairs for size in _SIZES)
 
     def _link(self, kind: str, fit: Fit, at_once: float) -> Link:
-        """A port of a device inside a machine; between machines, a port of a machine, which its devices share."""
-        groups = (
+        """Return the link of a device within a node, or that of a node, which its devices share."""
+        # Inside nodes, measure every node with several ranks. Between nodes, one rank of each, as the others share its
+        # port.
+        rings = (
             [of for of in self._of.values() if len(of) > 1]
             if kind == "intra"
             else [[of[0] for of in self._of.values()]]
         )
-        summed = median(self._sum(group) for group in groups)
+        bus_bandwidth = median(self._sum(group) for group in rings)
+        # One pair may not use a node's full bandwidth, because one process or stream limits it. All pairs together come
+        # closer.
         rate = max(fit.bytes_per_s, at_once) if kind == "inter" else fit.bytes_per_s
-        return Link(*(float(f"{one:.4g}") for one in (rate, summed, fit.latency_s)))
+        return Link(*(float(f"{one:.4g}") for one in (rate, bus_bandwidth, fit.latency_s)))
 
     def _there_and_back(self, pairs: Sequence[tuple[int, int]], size: int) -> float:
-        """Half of what a message and its answer take, in seconds; the slowest of `pairs`, which do so at once."""
+        """Return half of the round-trip time of a message in seconds, on the slowest of `pairs`, all at once."""
         mine = next((pair for pair in pairs if self._rank in pair), None)
 
         def once() -> None:
@@ -191,31 +197,32 @@ class _Meter:
                 return
             other = mine[self._rank == mine[0]]
             there, here = self._buffer(size)
-            coming = self._ways.of(other).recv([here], other, 0)
+            # The receive is posted before the send, as in runs, so that no message waits for its memory.
+            coming = self._groups.of(other).recv([here], other, 0)
             if self._rank == mine[1]:
                 coming.wait()
-            self._ways.to(other).send([there], other, 0).wait()
+            self._groups.to(other).send([there], other, 0).wait()
             if self._rank == mine[0]:
                 coming.wait()
 
         return self._median(once) / 2
 
     def _both_ways(self, pair: tuple[int, int], size: int) -> float:
-        """What a message takes while one of the same size travels the other way."""
+        """Return the time of a message while one of the same size travels in the other direction."""
 
         def once() -> None:
             if self._rank not in pair:
                 return
             other = pair[self._rank == pair[0]]
             there, here = self._buffer(size)
-            coming = self._ways.of(other).recv([here], other, 0)
-            self._ways.to(other).send([there], other, 0).wait()
+            coming = self._groups.of(other).recv([here], other, 0)
+            self._groups.to(other).send([there], other, 0).wait()
             coming.wait()
 
         return self._median(once)
 
     def _sum(self, group: Sequence[int]) -> float:
-        """What a ring all-reduce over some ranks reaches on each port, in bytes per second (NCCL's bus bandwidth)."""
+        """Return the bandwidth per port of a ring all-reduce over some ranks, in bytes/s (NCCL's bus bandwidth)."""
         over = dist.new_group(list(group))
         tensor = torch.zeros(_SUM_BYTES // 4, device=self._device)
 
@@ -226,13 +233,16 @@ class _Meter:
         seconds = self._median(once)
         if self._rank in group:
             dist.destroy_process_group(over)
+        # A ring sends each byte (n - 1) / n times in the reduce-scatter, and as often in the all-gather.
         return 2 * (len(group) - 1) / len(group) * _SUM_BYTES / seconds
 
     def _median(self, once: Callable[[], None]) -> float:
-        """The median of what `once` takes on the slowest rank; all ranks run it as often."""
+        """Return the median time of `once` on the slowest rank. All ranks repeat it equally often."""
         self._timed(once)
         first_s = max(_everyones(self._timed(once)))
-        count = int(min(_MOST, max(_LEAST, self._share_s / max(first_s, 1e-9))))
+        # One measurement decides the number of repetitions, from the slowest rank, so that all ranks agree on it.
+        count = int(min(_MAX_REPEATS, max(_MIN_REPEATS, self._share_s / max(first_s, 1e-9))))
+        # All ranks must start each measurement together, or the first one would include waiting for the slowest.
         dist.barrier()
         return float(max(_everyones(median(self._timed(once) for _ in range(count)))))
 
@@ -250,26 +260,28 @@ class _Meter:
 
 
 def fitted(messages: Sequence[tuple[int, float]]) -> Fit:
-    """The line `latency + bytes / rate` that is closest to times of messages, each by its share.
+    """Fit a line `latency + bytes / bandwidth` to times of messages, minimizing relative errors.
 
     >>> fit = fitted([(size, 2e-5 + size / 1e9) for size in (8, 4096, 2**20)])
     >>> round(fit.latency_s * 1e6), round(fit.bytes_per_s / 1e6), fit.residual < 1e-6
     (20, 1000, True)
     """
     sizes, measured = (np.array(column, dtype=float) for column in zip(*sorted(messages), strict=True))
+    # A delay only adds time, so a later, larger message that was faster is a better measurement of this size.
     times = np.minimum.accumulate(measured[::-1])[::-1]
+    # Divide both sides by the time. Least squares then minimizes relative instead of absolute errors.
     rows = np.stack([1 / times, sizes / times], axis=1)
     (latency_s, per_byte), *_ = np.linalg.lstsq(rows, np.ones(len(times)), rcond=None)
     if latency_s < 0:
         latency_s, per_byte = 0.0, float(np.median(times / sizes))
-    elif per_byte <= 0:  # as slow for one byte as for many: the largest tell at least what is reached
+    elif per_byte <= 0:  # large messages took no longer than small ones: take the bandwidth that was reached at least
         per_byte = float(np.min(times / sizes))
     residual = float(np.median(np.abs(latency_s + sizes * per_byte - measured) / measured))
     return Fit(float(latency_s), float(1 / per_byte), residual)
 
 
 def _apart(pairs: Sequence[tuple[int, int]], ranks: Sequence[_Rank] | None) -> list[tuple[int, int]]:
-    """Pairs that share no rank; with `ranks`, all between the same two machines."""
+    """Return pairs that share no rank. With `ranks`, all are between the same two nodes."""
     taken: set[int] = set()
     found: list[tuple[int, int]] = []
     for a, b in pairs:
@@ -290,21 +302,22 @@ def _everyones(mine: Any) -> list[Any]:
 
 
 def _about(device: torch.device) -> tuple[str, float]:
-    """The kind of a rank's device, and its memory; a rank without a GPU has its share of the machine's."""
+    """Return the type of a rank's device and its memory; without a GPU, its share of the node's memory."""
     if device.type == "cuda":
-        made = torch.cuda.get_device_properties(device)
-        return made.name, float(made.total_memory)
+        properties = torch.cuda.get_device_properties(device)
+        return properties.name, float(properties.total_memory)
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     try:
         kib = float(_MEMINFO.read_text(encoding="ascii").split("MemTotal:")[1].split()[0])
     except (OSError, IndexError, ValueError):
         kib = 16 * 2**20
+    # Round down to MB, so that nodes of the same type get the same number.
     return "cpu", float(kib * 1024 // (ranks * 10**6) * 10**6)
 
 
 @contextmanager
 def _joined(device: torch.device, timeout_s: float) -> Iterator[None]:
-    """All ranks of the launch are one group; it is left behind."""
+    """Make all ranks of the launch one process group within this context, and leave it afterwards."""
     if not is_launched():
         raise RunError(
             "this process has no rank", "start it with torchrun, or as `hpgo measure-links --ranks 2` on this machine"
@@ -312,7 +325,9 @@ def _joined(device: torch.device, timeout_s: float) -> Iterator[None]:
     rank, size = place()
     store = dist.PrefixStore("hpgo/links", meet(timeout_s))
     backend = "nccl" if device.type == "cuda" else "gloo"
-    with translate_errors("the ranks don't find each other", "did all start, and do their machines reach each other?"):
+    with translate_errors(
+        "the ranks don't find each other", "check that all started, and that their nodes reach each other"
+    ):
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
     try:
         yield

@@ -1,4 +1,4 @@
-"""Batches: from a data set each rank reads the samples whose rows it works on, and no others."""
+"""Batches of a data set. Each rank reads only the samples whose rows it works on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Share:
-    """The rows of a global batch that one rank reads, as tensors: `rows(begin, end)` finds samples by their number.
+    """Rows of a global batch that one rank reads, as tensors. `rows(begin, end)` finds samples by their number.
 
     >>> import torch
     >>> share = Share((torch.tensor([[2.0], [3.0], [6.0], [7.0]]),), [range(2, 4), range(6, 8)])
@@ -27,7 +27,7 @@ class Share:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], samples: Sequence[range]) -> None:
-        """`samples` are the numbers in the global batch of the tensors' rows, in order."""
+        """Store the tensors. `samples` are the numbers in the global batch of their rows, in order."""
         self.tensors = tuple(check_list("the tensors", tensors))
         for tensor in self.tensors:
             check_is("one of the tensors", tensor, torch.Tensor, "give tensors with a row for each sample")
@@ -40,12 +40,14 @@ class Share:
             here += len(one)
 
     def rows(self, begin: int, end: int) -> tuple[torch.Tensor, ...]:
-        """Samples `begin` to `end` - 1 of the global batch, of each tensor."""
+        """Return samples `begin` to `end` - 1 of the global batch, one tensor for each of `tensors`."""
+        # A micro-batch never spans two ranges, so the shift of its first sample holds for all of them.
         shift = self._shifts[bisect_right(self._starts, begin) - 1]
         return tuple(tensor[begin + shift : end + shift] for tensor in self.tensors)
 
     def to(self, device: torch.device) -> Share:
-        """The same on a device."""
+        """Return a copy on a device."""
+        # The samples were checked at construction. Copying the fields avoids checking them again in every step.
         moved = Share((), ())
         moved.tensors = tuple(tensor.to(device, non_blocking=True) for tensor in self.tensors)
         moved._starts, moved._shifts = self._starts, self._shifts
@@ -53,29 +55,35 @@ class Share:
 
 
 def as_share(what: str, given: object, size: int, device: torch.device | None) -> Share:
-    """A `Share` as it is, or of tensors that hold the whole global batch of `size` samples; on `device`, if any."""
+    """Return a `Share` unchanged, or make one of tensors with all `size` samples of a global batch.
+
+    It is moved to `device`, unless that is None. Raises ArgumentError for anything else.
+    """
     if isinstance(given, Share):
         return given if device is None else given.to(device)
     tensors = (given,) if isinstance(given, torch.Tensor) else given
     if not isinstance(tensors, tuple | list) or not all(isinstance(one, torch.Tensor) for one in tensors):
         raise ArgumentError(
-            f"{what} are {safe_repr(given)}", "give a tensor, a tuple of tensors, or what the loader gives"
+            f"{what} are {safe_repr(given)}, but must be tensors",
+            "give a tensor, a tuple of tensors, or a `Share` of the loader",
         )
     for one in tensors:
         if not one.dim() or len(one) != size:
             raise ArgumentError(
-                f"{what} have {pluralize(len(one) if one.dim() else 0, 'row')}, and a step takes {size}",
-                "give the whole global batch, on every rank, or what `Pipeline.loader` gives",
+                f"{what} have {pluralize(len(one) if one.dim() else 0, 'row')}, but a step takes {size}",
+                "give the whole global batch on every rank, or use `Pipeline.loader`",
             )
     return Share(tensors if device is None else [one.to(device) for one in tensors], [range(size)])
 
 
 class Loader:
-    """Goes through a map-style data set, a global batch a step, in an order that `seed` and the epoch decide.
+    """Loader of a map-style data set.
 
-    Every rank of a run sees the same order and reads its own samples of it. Going through it once is an epoch; the next
-    one goes on where the last has ended, also after `load_state_dict`. A last batch that is short is left out:
-    `dropped` samples of each epoch.
+    It yields one global batch per step, in an order given by `seed` and the epoch.
+
+    Every rank of a run sees the same order and reads its own samples of it. One iteration is an epoch. The next one
+    continues where the last has ended, also after `load_state_dict`. A last, incomplete batch is left out: `dropped`
+    samples of each epoch.
     """
 
     def __init__(
@@ -88,9 +96,10 @@ class Loader:
         shuffle: bool = True,
         workers: int = 0,
     ) -> None:
-        """`samples` are the numbers in the global batch that this rank reads; `workers` processes read ahead.
+        """Check the data set. `samples` are the numbers in the global batch that this rank reads.
 
-        Raises ArgumentError for a data set without lengths or indices, or one smaller than a global batch.
+        `workers` processes read ahead. Raises ArgumentError for a data set without lengths or indices, or one smaller
+        than a global batch.
         """
         length = length_of(dataset)
         check_flag("shuffle", shuffle)
@@ -100,46 +109,47 @@ class Loader:
         self._shuffle, self._workers = shuffle, check_int("workers", workers, least=0)
         self.epoch = 0
         self.position = 0
-        """Batches of this epoch that have been handed out."""
+        """Number of batches of this epoch that were yielded."""
         if not len(self):
             raise ArgumentError(
-                f"the data set has {pluralize(length, 'sample')}, fewer than a global batch of {self._size}",
+                f"the data set has {pluralize(length, 'sample')}, but a global batch takes {self._size}",
                 "give more data, or plan for a smaller global batch",
             )
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Return the number of batches of an epoch."""
         return len(self._dataset) // self._size
 
     @property
     def dropped(self) -> int:
-        """Samples that each epoch leaves out, since they do not fill a batch."""
+        """Number of samples that each epoch leaves out, because they do not fill a batch."""
         return len(self._dataset) % self._size
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is; `load_state_dict` goes on there."""
+        """Return the position in the data. `load_state_dict` continues there."""
         return {"seed": self._seed, "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Goes on where `state` was taken. Raises ArgumentError if that is no place in this data set."""
+        """Continue where `state` was taken. Raise ArgumentError if this data set has no such position."""
         check_is("the loader's state", state, dict, "give what `state_dict` gave")
         position = check_int("position", state.get("position"), least=0)
         if position > len(self):
             raise ArgumentError(
-                f"the loader stopped behind batch {position} of an epoch, and this data set has {len(self)}",
+                f"the loader stopped behind batch {position} of an epoch, but this data set has {len(self)}",
                 "resume with the same data set and global batch",
             )
         self._seed = check_int("seed", state.get("seed"), least=0, most=MOST_SEED)
         self.epoch, self.position = check_int("epoch", state.get("epoch"), least=0), position
 
     def order(self) -> list[int]:
-        """The data set's indices in the order of this epoch."""
+        """Return the data set's indices in the order of this epoch."""
         if not self._shuffle:
             return list(range(len(self._dataset)))
         order: list[int] = torch.randperm(len(self._dataset), generator=self._generator()).tolist()
         return order
 
     def _generator(self) -> torch.Generator:
+        # A large prime keeps the pairs of seed and epoch apart, so that epoch 1 of seed 0 is not epoch 0 of seed 1.
         return torch.Generator().manual_seed((self._seed * 1_000_003 + self.epoch) % MOST_SEED)
 
     def __iter__(self) -> Iterator[tuple[Share, Share]]:
@@ -148,8 +158,10 @@ class Loader:
         order = self.order()
         mine = [at for samples in self._samples for at in samples]
         begins = range(self.position * self._size, len(self) * self._size, self._size)
+        # Indices of one rank only: other samples are never read here, which matters where decoding is slow.
         indices = [[order[begin + at] for at in mine] for begin in begins]
         if not mine:
+            # An idle rank reads nothing, but counts the same batches as the others.
             batches: Any = ((), ()), *(((), ()) for _ in begins[1:])
         else:
             batches = DataLoader(
@@ -157,7 +169,8 @@ class Loader:
                 batch_sampler=indices,
                 num_workers=self._workers,
                 collate_fn=collated,
-                generator=self._generator(),  # else it draws from torch's own, once more where a run is resumed
+                # Without it, the loader draws from torch's generator at each start, so a resumed run would differ.
+                generator=self._generator(),
             )
         for inputs, targets in batches:
             self.position += 1
@@ -165,22 +178,22 @@ class Loader:
 
 
 def length_of(dataset: Any) -> int:
-    """How many samples there are. Raises ArgumentError for a data set without lengths or indices."""
+    """Return the number of samples. Raise ArgumentError for a data set without lengths or indices."""
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ArgumentError(
-            f"the data set is {safe_repr(dataset)}",
-            "give one with `len(dataset)` and `dataset[i]`, a list of pairs say",
+            f"the data set is {safe_repr(dataset)}, but needs `len` and indices",
+            "give one with `len(dataset)` and `dataset[i]`, such as a list of pairs",
         )
     try:
         return len(dataset)
     except Exception as failure:
         raise ArgumentError(
-            f"the data set's length can't be asked for: {type(failure).__name__}", "give one with `len(dataset)`"
+            f"`len(dataset)` raises {type(failure).__name__}", "give one with `len(dataset)`"
         ) from failure
 
 
 def _ranges(samples: object) -> list[range]:
-    """The numbers of samples, if they are what they should be."""
+    """Return the sample numbers as a list of ranges. Raise ArgumentError if they are anything else."""
     found = check_list("the samples", samples, hint="give ranges of numbers")
     for one in found:
         check_is("one of the samples", one, range, "give ranges of numbers")
@@ -188,11 +201,12 @@ def _ranges(samples: object) -> list[range]:
 
 
 def collated(samples: list[Any]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    """The inputs and the targets of samples, each with a row for a sample."""
+    """Return the inputs and the targets of samples as tensors with a row for each sample."""
     first = samples[0]
     if not isinstance(first, tuple | list) or len(first) != 2:
         raise ArgumentError(
-            f"a sample of the data set is {safe_repr(first)}", "give pairs: inputs, and targets; several are a tuple"
+            f"a sample of the data set is {safe_repr(first)}, but must be a pair",
+            "give pairs of inputs and targets; several inputs or targets are a tuple",
         )
     try:
         inputs, targets = default_collate(samples)
@@ -206,11 +220,11 @@ def collated(samples: list[Any]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.
 def _tuple(given: Any) -> tuple[torch.Tensor, ...]:
     tensors = (given,) if isinstance(given, torch.Tensor) else tuple(given)
     if not all(isinstance(one, torch.Tensor) for one in tensors):
-        raise ArgumentError("a sample of the data set holds what is no number", "give tensors or numbers")
+        raise ArgumentError("a sample of the data set has a value that is no number", "give tensors or numbers")
     return tensors
 
 
 def repeated(tensors: Sequence[torch.Tensor], samples: Sequence[range]) -> Share:
-    """The rows of an example as often as a global batch needs them: sample i is row i modulo their number."""
+    """Return the rows of an example, repeated to fill a global batch: sample i is row i modulo their number."""
     index = torch.tensor([at for one in samples for at in one], dtype=torch.int64)
     return Share([tensor[index % len(tensor)] for tensor in tensors], samples)

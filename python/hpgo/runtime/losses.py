@@ -1,7 +1,8 @@
-"""Checks of a loss: how it adds up samples, and whether language models are given the tokens that they read.
+"""Checks of a loss: how it combines samples, and whether a language model gets the input tokens as targets.
 
-Parts of a batch add up to the whole batch only if the loss is a mean or a sum over samples. The checks compare pairs of
-rows together and alone, on outputs that are made up: the model does not run, and torch's generators keep their states.
+The losses of micro-batches add up to that of the whole batch only if the loss is a mean or a sum over samples. The
+checks compare pairs of rows together and alone, on random outputs. The model does not run, and torch's generators keep
+their states.
 """
 
 from __future__ import annotations
@@ -32,45 +33,49 @@ if TYPE_CHECKING:
 
 Kind = Literal["mean", "sum", "weighted", "mixed", "unknown"]
 _IGNORED = -100
-"""Targets that Hugging Face and `cross_entropy` leave out."""
+"""Target value that Hugging Face and `cross_entropy` leave out."""
 _MOST_PAIRS = 4
-"""Pairs of rows that are compared. Not tuned: each costs 8 calls of the loss."""
+"""Maximum number of pairs of rows to compare. Not tuned: each costs 8 calls of the loss."""
 _LARGE = 2**24
-"""Numbers of a row of outputs from which on one pair is compared, in the run's own type: 2**24 take 128 MiB in float64.
-Not tuned. At half, fewer losses are checked in float64; at twice, the check takes twice the memory."""
+"""Number of values in a row of outputs from which on only one pair is compared, in the run's own type.
+
+2**24 values take 128 MiB in float64. Not tuned. At half, fewer losses are checked in float64. At twice, the check takes
+twice the memory."""
 _NEAR = 1e-5
-"""Relative difference of losses that are equal but for rounding, in 32 bits. Not tuned."""
+"""Relative difference of losses that are equal up to rounding, in 32 bits. Not tuned."""
 _ROUGH = 1e-2
-"""The same where the loss computes in 16 bits, which have 8 of them for digits. Not tuned."""
+"""Relative difference of losses that are equal up to rounding, in 16 bits, where bf16 has 8 significant bits. Not
+tuned."""
 _NOTHING = 1e-3
-"""Difference between shares of a mean that trains as if there were none. Not tuned."""
+"""Difference between weights in a mean that has no effect on training. Not tuned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """How a loss adds up the samples that it is given."""
+    """Result of the check: how a loss combines samples."""
 
     kind: Kind
     """`mean` and `sum` are over samples, and a `mean` may be weighted by the workload's `weight`. `weighted`: each
-    sample counts by something in the targets that `weight` doesn't say. `mixed`: samples have no loss of their own."""
+    sample counts by something in the targets that `weight` does not state. `mixed`: samples have no loss of their own.
+    """
     reason: str = ""
-    """Numbers that show it, or why it is unknown; empty for `mean` and `sum`."""
+    """Numbers that show the kind, or the reason why it is unknown; empty for `mean` and `sum`."""
     hint: str = ""
 
 
 class _Number(float):
-    """A loss, with the bytes of the type that it is computed in."""
+    """A loss with the size in bytes of the type in which it was computed."""
 
     def __new__(cls, value: float, size: int) -> Self:
-        made = super().__new__(cls, value)
-        made.size = size
-        return made
+        number = super().__new__(cls, value)
+        number.size = size
+        return number
 
     size: int
 
 
 class _IncomparableError(Exception):
-    """A loss that is no finite number on made-up outputs."""
+    """A loss that is no finite number on random outputs."""
 
 
 def reduction(
@@ -79,7 +84,9 @@ def reduction(
     outputs: Sequence[Value],
     targets: Sequence[Tensor],
 ) -> Reduction:
-    """Find out how `loss` adds up rows of outputs like `outputs` and `targets`; `weight` says what each row counts.
+    """Find out how `loss` combines rows of outputs like `outputs` and `targets`.
+
+    `weight` gives the weight of each row.
 
     >>> from hpgo.runtime.stage_module import Value
     >>> scores = [Value("head", by_row=True, has_gradient=True, shape=(3,), dtype=torch.float32)]
@@ -88,11 +95,13 @@ def reduction(
     """
     if not any(value.by_row and value.dtype.is_floating_point for value in outputs):
         return Reduction("unknown", "the model's outputs have no row for each sample")
+    # A loss module may have buffers, such as running statistics, which the check must not change.
     loss = _private(loss)
     found: list[Reduction] = []
     with _aside(targets[0].device):
         for pair in islice(_pairs(targets), 1 if _is_large(outputs) else _MOST_PAIRS):
             weights = None if weight is None else weight(pair).tolist()
+            # A row that does not count shows nothing about a mean.
             if weights is not None and min(weights) <= 0:
                 continue
             one = _of_pair(loss, weights, outputs, pair)
@@ -101,8 +110,10 @@ def reduction(
     kinds = {one.kind for one in found}
     if not found:
         return Reduction("unknown", "no two samples of it count")
+    # A single pair can look like both, so contradicting pairs mean that the loss depends on which samples are together.
     if {"sum", "mean"} <= kinds:
         return Reduction("mixed", "some pairs of samples are added up, and others averaged")
+    # Report the kind that restricts training most: one counterexample outweighs pairs that happen to look like a mean.
     order = ["mixed", "weighted", "sum", "mean", "unknown"]
     return min(found, key=lambda one: order.index(one.kind))
 
@@ -113,6 +124,8 @@ def _of_pair(
     """Compare two rows together and alone; return None if all their losses are 0."""
     shown: list[tuple[_Number, _Number, _Number]] | None = None
     reason = ""
+    # Try float64 first, where rounding can't be mistaken for a weight. Losses that need probabilities or 16 bits raise
+    # there, so fall back.
     for is_wide, dtype in product((True, False), (None,) if _is_large(outputs) else (torch.float64, None)):
         try:
             shown = [
@@ -120,12 +133,12 @@ def _of_pair(
             ]
         except _IncomparableError as error:
             reason = str(error)
-        except Exception as error:  # noqa: BLE001 -- whatever the loss raises on what it was not made for
+        except Exception as error:  # noqa: BLE001 -- a loss may raise anything on made-up outputs
             reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         else:
             break
     if shown is None:
-        return Reduction("unknown", f"on made-up outputs it gives {reason}")
+        return Reduction("unknown", f"on random outputs it returns {reason}")
     first, second = weights or (1.0, 1.0)
 
     def holds(expected: Callable[[float, float], float], near: float) -> bool:
@@ -150,7 +163,8 @@ def _of_pair(
     numbers = f"two samples give {one:.4g} and {other:.4g} alone, and {both:.4g} together"
     known = [share for share in shares if share is not None]
     if len(known) == len(shares):
-        # What rounding makes of a mean differs from draw to draw.
+        # Rounding errors differ between the two draws, a true weight does not. Accept only weights that differ clearly
+        # from the expected one, compared with their difference between draws.
         apart = max(known) - min(known)
         if apart < 5 * _ROUGH and abs(known[0] - first / (first + second)) > 2 * apart + _NOTHING:
             return _weighted(known[0], weights, pair, numbers)
@@ -164,7 +178,8 @@ def _of_pair(
 def _share(both: float, one: float, other: float) -> float | None:
     """Return what the first of two rows counts in the mean of both, from 0 to 1; None if `both` is no such mean."""
     if not math.isfinite(one) or not math.isfinite(other):
-        alone, share = (other, 0.0) if math.isfinite(other) else (one, 1.0)  # the other has nothing that counts
+        # A row whose targets are all ignored has no finite loss alone, and weight 0 in the mean.
+        alone, share = (other, 0.0) if math.isfinite(other) else (one, 1.0)
         return share if math.isfinite(alone) and abs(both - alone) <= _NEAR * abs(both) else None
     if abs(one - other) <= _NEAR * max(abs(one), abs(other)):
         return None
@@ -176,13 +191,15 @@ def _weighted(share: float, weights: list[float] | None, pair: tuple[Tensor, ...
     """Describe a mean in which the first of two rows counts `share`, and the second the rest."""
     counts = f"two samples count {share:.3g} and {1 - share:.3g} in it"
     if weights is not None:
-        counts += f", and `weight` says {weights[0]:.4g} and {weights[1]:.4g}"
-    hint = "say what each sample counts in it: `Workload(…, weight=lambda targets: …)`, one number for each row"
+        counts += f", and `weight` gives {weights[0]:.4g} and {weights[1]:.4g}"
+    hint = "give the weight of each sample: `Workload(…, weight=lambda targets: …)`, one number for each row"
     for tensor in pair:
         targets = (tensor != _IGNORED).flatten(1).sum(1).tolist() if tensor.dim() > 1 else [0, 0]
         if sum(targets) and abs(targets[0] / sum(targets) - share) < _NOTHING:
             dims = "1" if tensor.dim() == 2 else str(tuple(range(1, tensor.dim())))
-            hint = f"say what each sample counts: `Workload(…, weight=lambda targets: (targets != -100).sum({dims}))`"
+            hint = (
+                f"give the weight of each sample: `Workload(…, weight=lambda targets: (targets != -100).sum({dims}))`"
+            )
     return Reduction("weighted", f"{counts}: {numbers}", hint)
 
 
@@ -198,15 +215,15 @@ def remarks(
 ) -> dict[str, str]:
     """Return a sentence for each kind of remark on training with the loss: sum, mixed, unknown or tokens.
 
-    `rows` samples are given to the loss at once, of a global batch of `batch`. Inputs and targets are those of the
-    example if left out. Raises ArgumentError where training would not be that of one device, and can be mended.
+    The loss gets `rows` samples at once, of a global batch of `batch`. Inputs and targets default to the example's.
+    Raises ArgumentError if training would differ from training on one device, and the workload can be corrected.
     """
     found: dict[str, str] = {}
     inputs, targets = inputs or workload.example_inputs, targets or workload.example_targets
     one = workload.reduction(outputs, device, targets)
     if one.kind == "weighted" and rows < batch:
         raise ArgumentError(
-            f"`loss` is given {pluralize(rows, 'sample')} at once, of a global batch of {batch}, but it is not the mean"
+            f"`loss` gets {pluralize(rows, 'sample')} at once, of a global batch of {batch}, but it is not the mean"
             f" over samples: {one.reason}",
             one.hint,
             code="mismatch",
@@ -222,20 +239,20 @@ def remarks(
             f" micro-batches and numbers of replicas train differently, and so does one device ({one.reason})"
         )
     elif one.kind == "unknown" and rows < batch:
-        found["unknown"] = f"whether the loss is a mean over samples was not found out: {one.reason}"
+        found["unknown"] = f"whether the loss is a mean over samples is unknown: {one.reason}"
     where = reads_its_targets(
         workload.loss, outputs, [tensor.to(device) for tensor in inputs], [tensor.to(device) for tensor in targets]
     )
     if where:
-        said, hint = _SHIFTED[where]
+        message, hint = _SHIFTED[where]
         if workload.loss is next_token_loss:
-            raise ArgumentError(said, hint)
-        found["tokens"] = f"{said}: {hint}"
+            raise ArgumentError(message, hint)
+        found["tokens"] = f"{message}: {hint}"
     return found
 
 
 def note(found: Reduction) -> str | None:
-    """Return the remark on a loss in a profile, whose batches are not known yet; None for a mean."""
+    """Return the remark on a loss for a profile, whose batches are not known yet. None for a mean."""
     return {
         "mean": None,
         "sum": "the loss is the sum over samples, not their mean: runs train on the sum over the global batch",
@@ -243,7 +260,7 @@ def note(found: Reduction) -> str | None:
         f" {found.hint}",
         "mixed": "the loss depends on which samples it is given together, so runs train differently with other"
         f" micro-batches and numbers of replicas ({found.reason})",
-        "unknown": f"whether the loss is a mean over samples was not found out: {found.reason}",
+        "unknown": f"whether the loss is a mean over samples is unknown: {found.reason}",
     }[found.kind]
 
 
@@ -280,6 +297,7 @@ def reads_its_targets(
         if given.dim() > 1 and given.shape[1] > 1 and given.shape == wanted.shape and _are_tokens(given, wanted)
     ]
     relations = {(at, *_relation(*pair)) for at, pair in enumerate(pairs)}
+    # If inputs match both relations, or none, the data does not show which one is meant.
     is_same, is_next = (any(one[place] for one in relations) for place in (1, 2))
     if is_same == is_next:
         return ""
@@ -314,18 +332,18 @@ def _ignores_last(
     """Return whether outputs at the last place of a text change nothing; None if that can't be computed."""
     with _aside(targets[0].device):
         for dtype in (None,) if _is_large(outputs) else (torch.float64, None):
-            made = _made_up(outputs, targets, 0, dtype, is_wide=True)
-            changed = list(made)
-            for at, (value, one) in enumerate(zip(outputs, made, strict=True)):
+            values = _made_up(outputs, targets, 0, dtype, is_wide=True)
+            changed = list(values)
+            for at, (value, one) in enumerate(zip(outputs, values, strict=True)):
                 place = next((dim for dim, size in enumerate(value.shape, start=1) if size == length), None)
                 if value.by_row and one.is_floating_point() and place is not None:
                     changed[at] = one.clone()
                     changed[at].select(place, length - 1).mul_(-1)
-            if all(one is other for one, other in zip(made, changed, strict=True)):
+            if all(one is other for one, other in zip(values, changed, strict=True)):
                 return None
             try:
-                return _call(loss, made, targets) == _call(loss, changed, targets)
-            except Exception:  # noqa: BLE001, S112 -- whatever the loss raises on what it was not made for
+                return _call(loss, values, targets) == _call(loss, changed, targets)
+            except Exception:  # noqa: BLE001, S112 -- a loss may raise anything on made-up outputs
                 continue
     return None
 
@@ -337,7 +355,7 @@ def _private(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 @contextmanager
 def _aside(device: torch.device) -> Iterator[None]:
-    """Keep the states of torch's generators, and neither record gradients nor warn."""
+    """Keep the states of torch's generators within this context, without gradients, autocast and warnings."""
     with (
         warnings.catch_warnings(),
         torch.random.fork_rng([device] if device.type == "cuda" else []),
@@ -349,7 +367,7 @@ def _aside(device: torch.device) -> Iterator[None]:
 
 
 def _pairs(targets: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Yield pairs of rows, far from each other; one row alone is paired with itself."""
+    """Yield pairs of rows that are half a batch apart. A single row is paired with itself."""
     rows = len(targets[0])
     half = (rows + 1) // 2
     step = max(1, half // _MOST_PAIRS)
@@ -371,14 +389,15 @@ def _made_up(
     """
     device, rows = targets[0].device, len(targets[0])
     generator = torch.Generator(device).manual_seed(draw)
-    made = []
+    values = []
     for value in outputs:
         shape = value.shape_of(rows)
         if not value.dtype.is_floating_point:
-            made.append(torch.zeros(shape, dtype=value.dtype, device=device))
+            values.append(torch.zeros(shape, dtype=value.dtype, device=device))
             continue
         kind = dtype or value.dtype
         if is_wide:
+            # If both rows had about the same loss, a weighted mean would look like a mean. So the second row is larger.
             one = torch.randn(shape, generator=generator, dtype=kind, device=device)
             if value.by_row and rows > 1:
                 one[1] *= 4
@@ -386,23 +405,24 @@ def _made_up(
             one = 0.05 + 0.9 * torch.rand(shape, generator=generator, dtype=kind, device=device)
             if value.by_row and rows > 1:
                 one[1] *= one[1]
-        made.append(one)
-    return made
+        values.append(one)
+    return values
 
 
 def _losses(
-    loss: Callable[[Any, Any], Any], outputs: Sequence[Value], made: Sequence[Tensor], targets: Sequence[Tensor]
+    loss: Callable[[Any, Any], Any], outputs: Sequence[Value], values: Sequence[Tensor], targets: Sequence[Tensor]
 ) -> tuple[_Number, _Number, _Number]:
     """Return the loss of two rows together, and of each alone. Raises _IncomparableError."""
-    both = _call(loss, made, targets)
+    both = _call(loss, values, targets)
     if not math.isfinite(both):
         raise _IncomparableError(str(both))
-    if _call(loss, made, targets) != both:
+    # A loss that draws random numbers differs between equal calls, so comparing rows would show nothing.
+    if _call(loss, values, targets) != both:
         raise _IncomparableError("another number each time")
     one, other = (
         _call(
             loss,
-            [tensor[at : at + 1] if value.by_row else tensor for value, tensor in zip(outputs, made, strict=True)],
+            [tensor[at : at + 1] if value.by_row else tensor for value, tensor in zip(outputs, values, strict=True)],
             [tensor[at : at + 1] for tensor in targets],
         )
         for at in (0, 1)
@@ -412,8 +432,9 @@ def _losses(
 
 def _call(loss: Callable[[Any, Any], Any], outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> _Number:
     kind = next(one.dtype for one in outputs if one.is_floating_point())
+    # Like `Workload.loss_of`, cast floating targets to the type of the outputs.
     cast = [one.to(kind) if one.is_floating_point() else one for one in targets]
-    made = loss(outputs[0] if len(outputs) == 1 else tuple(outputs), cast[0] if len(cast) == 1 else tuple(cast))
-    if not isinstance(made, torch.Tensor) or made.numel() != 1:
+    result = loss(outputs[0] if len(outputs) == 1 else tuple(outputs), cast[0] if len(cast) == 1 else tuple(cast))
+    if not isinstance(result, torch.Tensor) or result.numel() != 1:
         raise _IncomparableError("no single number")
-    return _Number(float(made), made.dtype.itemsize)
+    return _Number(float(result), result.dtype.itemsize)

@@ -1,4 +1,4 @@
-"""Measured timelines: what the ranks recorded of a step, put together as one run."""
+"""Timelines of measured steps, assembled from what the ranks recorded."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from hpgo.timing.timeline import Timeline
 
 _BUSIER = 1.02
-"""So much more work makes a rank busier than another; less is chance."""
+"""Ratio of busy times from which on a rank counts as busier than another. Smaller differences are noise. Not tuned."""
 _NOTHING = 1e-12
-"""Of the step: stretches that are no longer are none."""
+"""Length of idle time, relative to the step, below which it is dropped as a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,41 +37,41 @@ class Record:
     """Shape (actions, 2): start and end of each of the rank's actions."""
     begin_ns: float
     summed_ns: float
-    """When the sums of gradients that the rank takes part in were there."""
+    """End of the gradient reductions that include the rank."""
     end_ns: float
-    """When its optimizer had stepped, after loss and norm were summed over all ranks."""
+    """End of the optimizer step, after loss and norm were reduced over all ranks."""
     peak_bytes: int | None
-    """Most that the rank's device held; None where nothing counts it."""
+    """Peak memory of the rank's device; None where it is not counted."""
 
 
 def timeline_of(program: Program, records: Sequence[Record]) -> Timeline:
-    """The step that `records` tell of, one for each rank; rows of the timeline are ranks, idle ones too.
+    """Return the timeline of a step from the records of all ranks. Its rows are ranks, idle ones included.
 
-    Times count from the first start. A message lasts from the end of the action that gives it to the start of the one
-    that takes it if that waited for it, since only then is it known when it came; else as long as those that were
-    waited for at this cut, at most until it was taken.
+    Times count from the first start. The arrival of a message is known only if its receiver waited for it. Such a
+    message lasts from the end of the sending action to the start of the receiving action. Any other message lasts as
+    long as the median of those at the same cut that were waited for, but at most until its receiver starts.
     """
     return _Step(program, records).timeline()
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """A message from another rank: both ends as places among all actions."""
+    """A message from another rank, with the indices of its sending and receiving action."""
 
-    by: int
-    made: int
+    receiver: int
+    sender: int
     from_stage: int
     micro_batch: int
     is_gradient: bool
 
     @property
     def cut(self) -> int:
-        """The stage before it."""
+        """The stage before the cut that the message crosses."""
         return self.from_stage - self.is_gradient
 
 
 class _Step:
-    """All actions of all ranks, rank by rank in their order."""
+    """All actions of all ranks in one list: rank by rank, each in its own order."""
 
     def __init__(self, program: Program, records: Sequence[Record]) -> None:
         self._program, self._records = program, records
@@ -94,14 +94,15 @@ class _Step:
         return list(zip(self._starts, self._starts[1:], strict=False))
 
     def _actions(self) -> Iterator[tuple[int, int, RankAction]]:
-        """Place, rank and action."""
+        """Yield the index, the rank and the action of each."""
         for rank, (mine, begin) in enumerate(zip(self._ranks, self._starts, strict=False)):
             for at, action in enumerate(mine.actions):
                 yield begin + at, rank, action
 
     def _messages(self) -> list[list[_Taken]]:
-        """What each action takes from other ranks."""
-        made = {
+        """Return the messages that each action takes from other ranks."""
+        # W passes send nothing, so the backward pass of a stage identifies the sender of a gradient.
+        action_of = {
             (rank, action.kind == "F", action.stage, action.micro_batch): place
             for place, rank, action in self._actions()
             if action.kind != "W"
@@ -109,8 +110,8 @@ class _Step:
         return [
             [
                 _Taken(
-                    by=place,
-                    made=made[message.peer, action.kind == "F", message.from_stage, action.micro_batch],
+                    receiver=place,
+                    sender=action_of[message.peer, action.kind == "F", message.from_stage, action.micro_batch],
                     from_stage=message.from_stage,
                     micro_batch=action.micro_batch,
                     is_gradient=action.kind != "F",
@@ -122,7 +123,7 @@ class _Step:
         ]
 
     def timeline(self) -> Timeline:
-        """Everything together."""
+        """Return the timeline with all its parts."""
         program, orders = self._program, self._program.schedule
         actions = list(self._actions())
         stages = np.array([action.stage for _, _, action in actions], np.int32)
@@ -159,41 +160,43 @@ class _Step:
         )
 
     def _free_s(self, place: int, rank: int) -> float:
-        """When the rank had ended what comes before the action."""
+        """Return the end of the rank's previous action, from which on it could have started this one."""
         return self._end[place - 1] if place > self._starts[rank] else 0.0
 
     def _transfers(self) -> dict[str, NDArray[Any]]:
         rank_of = [rank for _, rank, _ in self._actions()]
         taken = [one for each in self._taken for one in each]
-        took_s = [max(0.0, self._begin[one.by] - self._end[one.made]) for one in taken]
+        took_s = [max(0.0, self._begin[one.receiver] - self._end[one.sender]) for one in taken]
         waited: dict[int, list[float]] = {}
         was_waited_for = []
         for one, span_s in zip(taken, took_s, strict=True):
-            latest_s = max(self._end[each.made] for each in self._taken[one.by])
-            known = self._end[one.made] >= max(latest_s, self._free_s(one.by, rank_of[one.by]))
+            latest_s = max(self._end[each.sender] for each in self._taken[one.receiver])
+            # The receiver waited for this message if it ended after all other inputs and after the rank's previous
+            # action.
+            known = self._end[one.sender] >= max(latest_s, self._free_s(one.receiver, rank_of[one.receiver]))
             was_waited_for.append(known)
             if known:
                 waited.setdefault(one.cut, []).append(span_s)
         usual_s = {cut: median(spans_s) for cut, spans_s in waited.items()}
-        start_s = np.array([self._end[one.made] for one in taken], np.float64)
+        start_s = np.array([self._end[one.sender] for one in taken], np.float64)
         lasting_s = [
             span_s if known else min(span_s, usual_s.get(one.cut, span_s))
             for one, span_s, known in zip(taken, took_s, was_waited_for, strict=True)
         ]
         end_s = start_s + np.array(lasting_s, np.float64)
-        begun_s = np.array([self._begin[one.by] for one in taken], np.float64)
+        begun_s = np.array([self._begin[one.receiver] for one in taken], np.float64)
         return {
-            "from_rank": np.array([rank_of[one.made] for one in taken], np.uint32),
-            "to_rank": np.array([rank_of[one.by] for one in taken], np.uint32),
+            "from_rank": np.array([rank_of[one.sender] for one in taken], np.uint32),
+            "to_rank": np.array([rank_of[one.receiver] for one in taken], np.uint32),
             "stage": np.array([one.from_stage for one in taken], np.uint32),
             "micro_batch": np.array([one.micro_batch for one in taken], np.uint32),
             "kind": np.array([TRANSFER_KINDS.index(_KIND[one.is_gradient]) for one in taken], np.uint8),
             "start_s": start_s,
-            "end_s": np.maximum(start_s, np.minimum(end_s, begun_s)),  # not a digit behind it
+            "end_s": np.maximum(start_s, np.minimum(end_s, begun_s)),  # start plus duration may round past it
         }
 
     def _last_end_s(self, ranks: Sequence[int], stage: int) -> float:
-        """When the last of `ranks` had ended its last action of a stage."""
+        """Return the end of the last action of a stage on any of `ranks`."""
         ends = [
             self._end[self._starts[rank] + at]
             for rank in ranks
@@ -203,10 +206,11 @@ class _Step:
         return max(ends)
 
     def _syncs(self) -> dict[str, NDArray[Any]]:
-        """For each stage with weights that several ranks hold, their sums and the optimizer behind them."""
+        """Return gradient reduction and optimizer step of each stage with weights that several ranks hold."""
         shared = {layer for one in self._program.sums if len(one.ranks) > 1 for layer in one.layers}
         rows = []
         for number, stage in enumerate(self._program.stages):
+            # Only stages with shared weights have a reduction to show.
             if shared.isdisjoint(stage.layers):
                 continue
             records = [self._records[rank] for rank in stage.devices]
@@ -222,7 +226,7 @@ class _Step:
         }
 
     def _idle(self) -> dict[str, NDArray[Any]]:
-        """All stretches in which a rank did nothing, by the rules of the simulator."""
+        """Return all intervals in which a rank was idle, with their cause by the rules of the simulator."""
         rows: list[tuple[int, float, float, str]] = []
 
         def add(rank: int, start_s: float, end_s: float, cause: str) -> None:
@@ -236,12 +240,13 @@ class _Step:
                 if place == begin:
                     add(rank, 0.0, start_s, "fill")
                     continue
-                latest = max((one.made for one in self._taken[place]), key=self._end.__getitem__, default=None)
+                latest = max((one.sender for one in self._taken[place]), key=self._end.__getitem__, default=None)
                 if latest is None:
                     add(rank, free_s, start_s, "communication")
                     continue
                 begun_s = min(max(self._begin[latest], free_s), start_s)
                 computed_s = min(max(self._end[latest], free_s), start_s)
+                # Waiting for a busier rank is imbalance. Waiting for an equally busy rank comes from the schedule.
                 if self._busy_s[rank_of[latest]] <= _BUSIER * self._busy_s[rank]:
                     begun_s = computed_s
                 add(rank, free_s, begun_s, "dependency")
@@ -256,22 +261,25 @@ class _Step:
         }
 
     def _slack_s(self) -> NDArray[np.float64]:
-        """How much later each action could have ended with the same makespan.
+        """Return how much later each action could have ended with the same makespan.
 
-        What an action started behind delays it by what passed between them; what was there before, not at all. A rank's
-        last action leaves time for its sums, and all sums end before the loss is summed over all ranks.
+        An action started at a known time after the latest of its predecessors. This delay is kept for that predecessor.
+        Earlier predecessors could end up to the start. A rank's last action leaves time for its gradient reductions,
+        and all reductions end before the loss is reduced over all ranks.
         """
         summed_s = max(self._seconds(record.summed_ns) for record in self._records)
         latest_s = [self._makespan_s] * len(self._end)
         for rank, (begin, end) in enumerate(self._spans):
             if begin < end:
+                # A reduction begins when the last of its ranks has ended its actions.
                 together = {rank}.union(*(one.ranks for one in self._ranks[rank].sums))
                 last_s = max(self._end[self._starts[peer + 1] - 1] for peer in together)
                 latest_s[end - 1] = summed_s - max(0.0, self._seconds(self._records[rank].summed_ns) - last_s)
         rank_of = [rank for _, rank, _ in self._actions()]
-        # By their ends, every action comes behind all that it takes from, but for what clocks are wrong by.
+        # In order of their ends, each action comes after all its predecessors, up to errors of the clocks. So a walk
+        # from the last end to the first sees all successors of an action before the action itself.
         for place in sorted(range(len(self._end)), key=self._end.__getitem__, reverse=True):
-            before = [one.made for one in self._taken[place]]
+            before = [one.sender for one in self._taken[place]]
             if place > self._starts[rank_of[place]]:
                 before.append(place - 1)
             if not before:
@@ -281,6 +289,7 @@ class _Step:
             for one in before:
                 delay_s = self._begin[place] - known_s if self._end[one] == known_s else 0.0
                 latest_s[one] = min(latest_s[one], latest_start_s - delay_s)
+        # Errors of the clocks can make the difference slightly negative.
         return np.maximum(0.0, np.array(latest_s) - self._end_s)
 
     def _measures(self, idle: dict[str, NDArray[Any]], messages: int) -> Measures:
@@ -297,8 +306,8 @@ class _Step:
             idle_by_cause_s=tuple(
                 np.bincount(idle["cause"], idle["end_s"] - idle["start_s"], minlength=len(CAUSES)).tolist()
             ),
-            peak_in_flight=tuple(_most_held(rank, "BW") for rank in self._ranks),
-            peak_in_flight_freed_at_input_gradient=tuple(_most_held(rank, "BI") for rank in self._ranks),
+            peak_in_flight=tuple(_max_in_flight(rank, "BW") for rank in self._ranks),
+            peak_in_flight_freed_at_input_gradient=tuple(_max_in_flight(rank, "BI") for rank in self._ranks),
             messages=messages,
             peak_memory_bytes=None if None in peaks else tuple(float(peak or 0) for peak in peaks),
         )
@@ -308,10 +317,10 @@ class _Step:
 _KIND = {False: "activation", True: "gradient"}
 
 
-def _most_held(mine: RankProgram, frees: str) -> int:
-    """Most activations that a rank holds between a forward pass and what `frees` them."""
-    held = most = 0
+def _max_in_flight(mine: RankProgram, frees: str) -> int:
+    """Return the maximum number of activations that a rank holds. `frees` has the kinds of actions that free one."""
+    held = largest = 0
     for action in mine.actions:
         held += (action.kind == "F") - (action.kind in frees)
-        most = max(most, held)
-    return most
+        largest = max(largest, held)
+    return largest

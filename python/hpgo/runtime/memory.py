@@ -1,8 +1,8 @@
-"""How much memory the tensors of a process hold at their peak.
+"""Peak memory of the tensors of a process.
 
-A GPU's allocator counts that. On the CPU operations are watched as torch dispatches them: memory that tensors share
-counts once, from the operation that made it until nobody holds it any more. What an operation takes and gives back by
-itself is not seen there.
+On a GPU, the allocator counts it. On the CPU, torch's dispatcher shows each operation. Memory that tensors share counts
+once, from the operation that allocated it until no tensor uses it any more. Temporary memory inside an operation is not
+counted there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LiveTensorCounter(TorchDispatchMode):
-    """Counts bytes of tensors that are alive, within it; what is computed stays as it is, only slower.
+    """Counter of the bytes of all live tensors. Results within its context do not change, but take longer.
 
     >>> here = torch.zeros(100)
     >>> with LiveTensorCounter([here]) as alive:
@@ -35,17 +35,18 @@ class LiveTensorCounter(TorchDispatchMode):
     """
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:
-        """`held` are tensors that are there already, and count, too."""
+        """Start the count with `held`, tensors that exist already."""
         super().__init__()
         self._references: dict[int, weakref.ref[Any]] = {}
-        self._gone: list[int] = []  # by whatever thread lets go, so that only one counts
+        # Any thread may free a tensor. They only append here, and one thread subtracts, so no lock is needed.
+        self._gone: list[int] = []
         self._bytes = self.peak_bytes = 0
         for tensor in held:
             self._count(tensor)
 
     @property
     def bytes(self) -> int:
-        """Now."""
+        """Bytes of the tensors that are alive now."""
         while self._gone:
             self._bytes -= self._gone.pop()
         return self._bytes
@@ -53,8 +54,10 @@ class LiveTensorCounter(TorchDispatchMode):
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         at = storage._cdata
+        # Meta tensors have sizes but no memory.
         if at not in self._references and not tensor.is_meta:
             size_bytes = storage.nbytes()
+            # Count storages, not tensors: views share one. The weak reference reports when the last of them is gone.
             self._references[at] = weakref.ref(storage, partial(self._lose, at, size_bytes))
             self._bytes += size_bytes
             self.peak_bytes = max(self.peak_bytes, self.bytes)
@@ -64,27 +67,27 @@ class LiveTensorCounter(TorchDispatchMode):
         self._gone.append(size_bytes)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation, and counts what it has made."""
-        made = func(*args, **(kwargs or {}))
-        for one in made if isinstance(made, (tuple, list)) else (made,):
+        """Run an operation, and count the tensors that it returns."""
+        output = func(*args, **(kwargs or {}))
+        for one in output if isinstance(output, (tuple, list)) else (output,):
             if isinstance(one, torch.Tensor):
                 self._count(one)
-        return made
+        return output
 
 
 class Peak:
-    """The most that a rank holds in a step: on the CPU found in its first step, since that makes it slower."""
+    """Peak memory of a rank in a step. On the CPU it is counted in the first step only, because counting is slow."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.bytes: int | None = None
-        """Once a step has ended."""
+        """Peak of a step; None until the first step has ended."""
         self._alive: LiveTensorCounter | None = None
         self._of_passes = 0
 
     @contextmanager
     def step(self, held: Callable[[], Iterable[Tensor]], state: Callable[[], Iterable[Tensor]]) -> Iterator[None]:
-        """Within it a step runs. `held` are tensors that outlive it, `state` those of the optimizer among them."""
+        """Count the memory of a step. `held` returns tensors that outlive it, `state` the optimizer's among them."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             yield
@@ -93,20 +96,20 @@ class Peak:
             before_bytes = _bytes(state())
             with LiveTensorCounter(held()) as self._alive:
                 yield
-            # What the optimizer makes at the end of its first step, all later ones hold from their begin.
+            # The optimizer creates its state at the end of the first step. Later steps hold it during their passes.
             self.bytes = max(self._alive.peak_bytes, self._of_passes + _bytes(state()) - before_bytes)
             self._alive = None
         else:
             yield
 
     def passes_end(self) -> None:
-        """In a step: the optimizer comes next."""
+        """Mark the end of the passes, before the optimizer step."""
         if self._alive is not None:
             self._of_passes = self._alive.peak_bytes
 
 
 class MemoryGrowth:
-    """How much more memory the tensors of a process hold than before.
+    """Growth of the memory of a process's tensors within a context.
 
     >>> here = torch.zeros(100)
     >>> with MemoryGrowth(torch.device("cpu"), [here]) as growth:
@@ -118,16 +121,16 @@ class MemoryGrowth:
     """
 
     def __init__(self, device: torch.device, held: Iterable[Tensor]) -> None:
-        """`held` are the tensors that are there before and stay; a GPU's allocator knows them by itself."""
+        """Prepare to count. `held` are existing tensors that stay; a GPU's allocator knows them already."""
         self._device = device
         self._alive = LiveTensorCounter(held)
         self._before_bytes = self._alive.bytes
         self.peak_bytes = 0
-        """At most, once it has ended."""
+        """Largest growth; set at the end of the context."""
 
     @property
     def bytes(self) -> int:
-        """Now."""
+        """Growth up to now, in bytes."""
         now_bytes = torch.cuda.memory_allocated(self._device) if self._device.type == "cuda" else self._alive.bytes
         return now_bytes - self._before_bytes
 
@@ -149,7 +152,8 @@ class MemoryGrowth:
 
 
 def lacks_memory(failure: Exception) -> bool:
-    """Whether Python or torch raises it because there is none left."""
+    """Return whether Python or torch has raised `failure` because memory is exhausted."""
+    # Torch has no common class for this: CUDA raises OutOfMemoryError, the CPU's allocator a plain RuntimeError.
     return isinstance(failure, MemoryError) or (isinstance(failure, RuntimeError) and "memory" in str(failure).lower())
 
 

@@ -1,8 +1,8 @@
-"""What travels between ranks: a sequence of tensors for each pair and direction, known before the first step.
+"""Messages between ranks: a sequence of tensors for each pair and direction, known before the first step.
 
-Sender and receiver work out the same sequence from the program, so that messages need no names: a library that has none
-(NCCL) pairs the n-th send with the n-th receive. Receives are posted in the sender's order, ahead of need; sends never
-wait, and their tensors are kept until something shows that they have arrived.
+Sender and receiver derive the same sequence from the program, so messages need no tags. NCCL has none: it pairs the
+n-th send with the n-th receive. Receives are posted in the sender's order, before they are needed. Sends never wait.
+Their tensors are kept until something proves that they have arrived.
 """
 
 from __future__ import annotations
@@ -26,24 +26,26 @@ if TYPE_CHECKING:
     from hpgo.runtime.stage_module import StageModule, Value
 
 AHEAD, AHEAD_BYTES = 16, 4 << 20
-"""At most so many receives from one peer are posted together: gloo tells the sender of each, which holds up its work,
-but many at once hardly more than one. At least one is ahead of what an action waits for, whatever its size."""
+"""Maximum number, and maximum bytes, of receives from one peer that are posted together.
+
+Gloo notifies the sender of each, which delays its computation, but many notifications at once cost little more than
+one. At least one receive is posted beyond the one that an action waits for, regardless of its size. Not tuned."""
 _ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True)
 class PassedTensor:
-    """A tensor that one stage gives to the next of its chain."""
+    """A tensor that one stage sends to the next of its pipeline replica."""
 
     given: int
-    """Its place in what the stage gives."""
+    """Index in what the stage gives."""
     taken: int
-    """Its place in what the next stage takes."""
+    """Index in what the next stage takes."""
     value: Value
 
 
 def crossings(parts: Sequence[StageModule], chain_length: int) -> list[tuple[PassedTensor, ...]]:
-    """For each stage what crosses the cut behind it; nothing behind the last of a chain."""
+    """Return the tensors that cross the cut behind each stage; none behind the last stage of a pipeline replica."""
     found: list[tuple[PassedTensor, ...]] = []
     for number, part in enumerate(parts):
         if number % chain_length == chain_length - 1:
@@ -60,28 +62,28 @@ def crossings(parts: Sequence[StageModule], chain_length: int) -> list[tuple[Pas
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A tensor, or some rows of it, that one rank gives to another."""
+    """A tensor, or some rows of it, that one rank sends to another."""
 
     peer: int
     tensor: int
-    """Its place in `Tensors`."""
+    """Index of the tensor in `Tensors`."""
     rows: slice
-    """Counted from the first row of the replica."""
+    """Rows, counted from the first row of the replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """What an action takes from other stages, or gives to them."""
+    """Tensors that an action takes from other stages, or gives to them."""
 
     crossing: tuple[int, ...]
-    """For each tensor which of the cut's crossings it is, or whose gradient. The gradient of a tensor without rows has
-    a place for each replica that it comes from; they are to be added."""
+    """Index among the tensors of the cut, of each tensor or of the tensor whose gradient it is. The gradient of a
+    tensor without rows appears once for each replica that it comes from. These are added up."""
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     pieces: tuple[Piece, ...]
 
     def size_bytes(self, tensor: int) -> int:
-        """Of one of them."""
+        """Return the size of one tensor in bytes."""
         return math.prod(self.shapes[tensor]) * self.dtypes[tensor].itemsize
 
 
@@ -91,7 +93,7 @@ _NOTHING = Tensors((), (), (), ())
 def _taken_or_given(
     program: Program, cut: Sequence[PassedTensor], rows: range, messages: Sequence[Message], *, forward: bool
 ) -> Tensors:
-    """The tensors of `messages`, which all cross one cut to or from a replica with these `rows`."""
+    """Return the tensors of `messages`, which all cross one cut to or from a replica with these `rows`."""
     crossing: list[int] = []
     shapes: list[tuple[int, ...]] = []
     pieces: list[Piece] = []
@@ -100,10 +102,13 @@ def _taken_or_given(
         if not (forward or value.has_gradient):
             continue
         for message in messages:
-            # A tensor without rows comes from whom its reader gets its first row, and its gradient returns there.
+            # A tensor without rows is equal on all replicas. Its reader gets it from the replica that sends its first
+            # row, and returns the gradient there.
             reader = program.stages[max(message.from_stage, message.to_stage)]
             if not value.by_row and all(message.rows.start != theirs.start for theirs in reader.rows):
                 continue
+            # Rows from several senders share one tensor. Gradients of a tensor without rows are added, so each gets its
+            # own.
             if not (crossing and crossing[-1] == at) or not (value.by_row or forward):
                 crossing.append(at)
                 shapes.append(value.shape_of(len(rows)))
@@ -116,20 +121,20 @@ def _taken_or_given(
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What one action of a rank takes from other stages and gives to them."""
+    """Tensors that one action of a rank takes from other stages, and tensors that it gives to them."""
 
     takes: Tensors
     gives: Tensors
 
 
 class Orders:
-    """One rank's actions, with what each of them takes and gives."""
+    """Actions of one rank, with the tensors that each takes and gives."""
 
     def __init__(self, program: Program, rank: int, cuts: Sequence[Sequence[PassedTensor]]) -> None:
         mine = program.for_rank(rank)
         self.rank, self.actions = rank, mine.actions
         rows_of = {stage.stage: stage.rows for stage in mine.stages}
-        made: dict[tuple[str, int], Exchange] = {}
+        by_kind_and_stage: dict[tuple[str, int], Exchange] = {}
 
         def exchange(action: RankAction) -> Exchange:
             def tensors(messages: Sequence[Message]) -> Tensors:
@@ -141,16 +146,21 @@ class Orders:
             return Exchange(tensors(action.receives), tensors(action.sends))
 
         for action in self.actions:
-            if (action.kind, action.stage) not in made:
-                made[action.kind, action.stage] = exchange(action)
-        self.exchanges = [made[action.kind, action.stage] for action in self.actions]
+            if (action.kind, action.stage) not in by_kind_and_stage:
+                by_kind_and_stage[action.kind, action.stage] = exchange(action)
+        self.exchanges = [by_kind_and_stage[action.kind, action.stage] for action in self.actions]
         self._place = {
             (one.kind == "F", one.stage, one.micro_batch): at for at, one in enumerate(self.actions) if one.kind != "W"
         }
-        self.peers = sorted({piece.peer for one in made.values() for piece in (*one.takes.pieces, *one.gives.pieces)})
+        self.peers = sorted(
+            {piece.peer for one in by_kind_and_stage.values() for piece in (*one.takes.pieces, *one.gives.pieces)}
+        )
 
     def sent_to(self, other: Orders) -> Iterator[tuple[int, Piece, int, Piece]]:
-        """All that this rank gives to another, in order: its action, the piece, the other's action, the piece there."""
+        """Yield everything that this rank sends to another, in order.
+
+        Each item has the action here, the piece here, the action there and the piece there.
+        """
         for at, (action, exchange) in enumerate(zip(self.actions, self.exchanges, strict=True)):
             gives = exchange.gives
             for piece in gives.pieces:
@@ -168,7 +178,7 @@ class Orders:
 
 
 class _Inbox:
-    """Where the tensors that one action takes gather."""
+    """Memory for the tensors that one action takes, filled as they arrive."""
 
     __slots__ = ("tensors", "waits", "wanted")
 
@@ -176,10 +186,10 @@ class _Inbox:
         self.wanted = wanted
         self.tensors: list[torch.Tensor | None] = [None] * len(wanted.shapes)
         self.waits: list[tuple[int, Any]] = []
-        """Receives that are posted, with whom they are from."""
+        """Posted receives, each with its sender."""
 
     def room(self, piece: Piece, device: torch.device) -> torch.Tensor:
-        """Where a piece shall go."""
+        """Return the memory into which a piece is received, allocated at its first piece."""
         at = piece.tensor
         tensor = self.tensors[at]
         if tensor is None:
@@ -190,17 +200,17 @@ class _Inbox:
 
 @dataclass(slots=True)
 class _Incoming:
-    """Everything that one peer sends in a step, in its order."""
+    """All pieces that one peer sends in a step, in its order."""
 
     peer: int
     group: Any
     expected: list[tuple[_Inbox, Piece]] = field(default_factory=list)
     stops: list[int] = field(default_factory=list)
-    """Numbers of pieces at which posting pauses, in order; the last is that of all."""
+    """Numbers of pieces at which posting pauses, ascending. The last one is the number of all pieces."""
     posted: int = 0
 
     def plan_posts(self) -> None:
-        """Finds the `stops`."""
+        """Compute `stops` from the limits on count and bytes."""
         begin, size_bytes = 0, 0
         for at, (box, piece) in enumerate(self.expected, start=1):
             size_bytes += box.wanted.size_bytes(piece.tensor)
@@ -209,22 +219,22 @@ class _Incoming:
                 begin, size_bytes = at, 0
 
     def ahead(self, needed: int) -> int:
-        """How many are posted before an action waits for the first `needed`."""
+        """Return the number of receives to post before an action waits for the first `needed`."""
         return self.stops[min(bisect_right(self.stops, needed), len(self.stops) - 1)]
 
 
 @dataclass(slots=True)
 class _Outgoing:
-    """What is on its way to one peer."""
+    """Sends to one peer that may not have arrived yet."""
 
     peer: int
     group: Any
     kept: deque[tuple[Any, torch.Tensor]] = field(default_factory=deque)
     arrived: int = 0
-    """How many of this step's sends certainly have."""
+    """Number of this step's sends that have certainly arrived."""
 
     def settle(self, arrived: int) -> None:
-        """Lets go of what has arrived."""
+        """Release the tensors of the first `arrived` sends of this step."""
         for _ in range(arrived - self.arrived):
             self.kept.popleft()[0].wait()
         self.arrived = arrived
@@ -236,50 +246,55 @@ class _Work:
 
     box: _Inbox
     needed: dict[int, tuple[_Incoming, int]] = field(default_factory=dict)
-    """For each peer how many of its pieces are posted before the action waits for its own."""
+    """Number of each peer's pieces that must be posted before the action waits for its own."""
     proven: dict[int, tuple[_Outgoing, int]] = field(default_factory=dict)
-    """For each peer how many sends to it have arrived once this has been received."""
+    """Number of sends to each peer that have arrived once this action's inputs have."""
     sends: list[tuple[Piece, _Outgoing]] = field(default_factory=list)
     stays: list[tuple[Piece, _Inbox, Piece]] = field(default_factory=list)
-    """What another action of this rank takes: the piece, the box of that action, the piece there."""
+    """Pieces for other actions of this rank: the piece, the inbox of that action, and the piece there."""
 
 
 class Messages:
-    """Sends and receives of one rank, action by action; `begin` starts a step, `finish` ends it."""
+    """Sends and receives of one rank, action by action. `begin` starts a step and `finish` ends it."""
 
     def __init__(
         self,
         program: Program,
         rank: int,
         cuts: Sequence[Sequence[PassedTensor]],
-        ways: NeighbourGroups,
+        groups: NeighbourGroups,
         device: torch.device,
     ) -> None:
-        """`ways` carry messages to other ranks."""
+        """Derive all messages of the rank from the program. `groups` transport them."""
         self._device = device
         mine = Orders(program, rank, cuts)
         self._incoming: list[_Incoming] = []
         self._outgoing: list[_Outgoing] = []
         self.exchanges = mine.exchanges
         works = [_Work(_Inbox(one.takes)) for one in mine.exchanges]
+        # The plan of both sides is derived here, once. In the step loop, only tensors and counts are left.
         for peer in mine.peers:
             if peer == rank:
                 for at, piece, to, into in mine.sent_to(mine):
                     works[at].stays.append((piece, works[to].box, into))
                 continue
             theirs = Orders(program, peer, cuts)
-            incoming = _Incoming(peer, ways.of(peer))
-            outgoing = _Outgoing(peer, ways.to(peer))
+            incoming = _Incoming(peer, groups.of(peer))
+            outgoing = _Outgoing(peer, groups.to(peer))
             self._incoming.append(incoming)
             self._outgoing.append(outgoing)
-            taken: list[int] = []  # of the peer's actions the one by which it has taken the first, the first two, …
+            # For each n, the peer's action at whose start it has received the first n of our pieces.
+            taken: list[int] = []
             for at, piece, to, _ in mine.sent_to(theirs):
                 works[at].sends.append((piece, outgoing))
                 taken.append(max(to, taken[-1]) if taken else to)
-            last: dict[int, int] = {}  # of the pieces of an action the number of the last
+            # For each action of ours, the number of the last piece that it takes from the peer.
+            last: dict[int, int] = {}
             for at, _, to, into in theirs.sent_to(mine):
                 incoming.expected.append((works[to].box, into))
                 last[to] = len(incoming.expected)
+                # The peer sent this piece after its action `at`, so everything that this action took has arrived there.
+                # This proof makes explicit acknowledgments unnecessary.
                 works[to].proven[peer] = (outgoing, bisect_right(taken, at))
             incoming.plan_posts()
             for to, needed in last.items():
@@ -289,21 +304,23 @@ class Messages:
         ]
 
     def begin(self) -> None:
-        """Posts the first receives of a step."""
+        """Post the first receives of a step."""
         for way in self._outgoing:
             way.arrived = 0
         for channel in self._incoming:
             channel.posted = 0
             if channel.stops:
+                # Post before the first action, so that messages of fast peers find their memory ready.
                 self._post(channel, channel.stops[0])
 
     def take(self, action: int) -> list[torch.Tensor]:
-        """What an action of the rank takes, as soon as it is there."""
+        """Return the inputs of an action, as soon as they have arrived."""
         box, needed, proven, _, _ = self._works[action]
         for channel, until in needed:
             if channel.posted < until:
                 self._post(channel, until)
         if box.waits:
+            # Set `HERE.waits` directly. A context manager per message would slow down every action.
             for peer, wait in box.waits:
                 HERE.waits = peer
                 wait.wait()
@@ -317,10 +334,12 @@ class Messages:
         return tensors
 
     def give(self, action: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Sends what an action made, and does not wait; the tensors must not change afterwards."""
+        """Send the outputs of an action without waiting. The tensors must not change afterwards."""
         _, _, _, sends, stays = self._works[action]
         for piece, way in sends:
             tensor = tensors[piece.tensor]
+            # Communication libraries send contiguous memory. Whole rows of a contiguous tensor are contiguous, so this
+            # copies rarely.
             part = (tensor if piece.rows is _ALL else tensor[piece.rows]).contiguous()
             way.kept.append((way.group.send([part], way.peer, 0), part))
         for piece, box, into in stays:
@@ -332,7 +351,7 @@ class Messages:
                 box.room(into, self._device).copy_(part)
 
     def finish(self) -> None:
-        """Waits until all that was sent has arrived."""
+        """Wait until everything that was sent has arrived."""
         for way in self._outgoing:
             with HERE.waiting(way.peer):
                 way.settle(way.arrived + len(way.kept))

@@ -1,4 +1,4 @@
-"""Which modules compute the same on tensors of the same shapes, as far as their settings tell."""
+"""Equality of modules: which ones compute the same on tensors of the same shapes, as far as their settings show."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
-_TORCHS = frozenset(vars(nn.Module()))
-"""What each module has: tensors and children, which are described by themselves, and hooks."""
+_TORCH_ATTRIBUTES = frozenset(vars(nn.Module()))
+"""Attributes of every module: tensors and children, which are described separately, and hooks."""
 
 
 def described(module: nn.Module) -> Iterator[Any]:
-    """What a module computes, as text can tell: its settings of plain types, and the shapes of its weights."""
+    """Yield a description of what a module computes: its settings of plain types, and the shapes of its weights."""
     yield from _described(module, plain=True)
 
 
-def likeness(module: nn.Module) -> tuple[Any, ...] | None:
-    """Equal for modules that are sure to compute the same: settings that are no plain values must be the same objects.
+def equivalence_key(module: nn.Module) -> tuple[Any, ...] | None:
+    """Return a key that is equal for modules that are sure to compute the same; None for a module with hooks.
 
-    None for a module with hooks, which may do anything.
+    Settings that are no plain values must be the same objects. Hooks may do anything, so such modules equal no other.
 
-    >>> likeness(nn.Linear(2, 3)) == likeness(nn.Linear(2, 3)) != likeness(nn.Linear(2, 4))
+    >>> equivalence_key(nn.Linear(2, 3)) == equivalence_key(nn.Linear(2, 3)) != equivalence_key(nn.Linear(2, 4))
     True
     """
     if any(one._forward_hooks or one._forward_pre_hooks for one in module.modules()):
@@ -40,13 +40,16 @@ def _described(module: nn.Module, *, plain: bool) -> Iterator[Any]:
     else:
         yield type(module).__qualname__ if plain else type(module)
         for name, value in sorted(vars(module).items()):
-            if name == "place" or (name in _TORCHS and name != "training"):
+            # `place` is the key of a dropout's generator. It differs between equal layers, and no shape or type depends
+            # on it.
+            if name == "place" or (name in _TORCH_ATTRIBUTES and name != "training"):
                 continue
             if not plain:
+                # Text can't show a function or another object, so exact keys use its identity.
                 yield name, _hashable(value)
             elif isinstance(value, (*_PLAIN, tuple)) and value is not None and not name.startswith("_"):
                 yield name, value
-    # Operations of a graph are the same whatever their tensors are called; other modules look for theirs by name.
+    # Steps of a graph compute the same regardless of the names of their tensors. Other modules look up theirs by name.
     for name, tensor in chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False)):
         yield "" if settings else name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad
     for name, child in module.named_children():
@@ -55,7 +58,7 @@ def _described(module: nn.Module, *, plain: bool) -> Iterator[Any]:
 
 
 def _hashable(value: Any) -> Any:
-    """Equal for equal plain values and lists of them; for all else the thing itself, which is kept so."""
+    """Return a key that is equal for equal plain values and lists of them, and for identical objects otherwise."""
     if isinstance(value, _PLAIN):
         return type(value), value
     if isinstance(value, (list, tuple)):
@@ -64,7 +67,7 @@ def _hashable(value: Any) -> Any:
 
 
 class _Itself:
-    """Equal to another of the same object alone, whatever that says of equality."""
+    """Wrapper that compares an object by identity, even if its class defines equality."""
 
     def __init__(self, value: Any) -> None:
         self._value = value

@@ -1,8 +1,8 @@
-"""Models as layers by id, each naming what feeds it.
+"""Models as layers by id, each with the names of the values that feed it.
 
-A `Network` is what every workload becomes: built-in models are written as one, a list of modules is a chain, and an
-exported graph becomes one. Layers are made one at a time, each from a seed of its own, so a process holds the layers of
-its stages and no others, and their first weights are the same under every plan.
+Every workload becomes a `Network`: built-in models are written as one, a list of modules is a chain, and an exported
+graph is converted. Layers are created one at a time, each from its own seed. So a process holds only the layers of its
+stages, and the initial weights are the same under every plan.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ class NetworkLayer:
     id: str
     make: Callable[[], nn.Module]
     feeds: tuple[str, ...]
-    """Names of values: `input:<number>`, a layer's id, or `<id>:<number>` for one of several that it returns."""
+    """Names of values: `input:<number>`, a layer's id, or `<id>:<number>` for one of several tensors that it returns.
+    """
     everywhere: bool = False
-    """Whether each stage that needs it computes it anew, from inputs alone."""
+    """Whether each stage that needs the layer computes it again, from inputs alone."""
     has_weights: bool = False
-    """Whether `make` returns a module that holds its weights; else it initialises one."""
+    """Whether `make` returns a module with its weights; otherwise it initializes new ones."""
     is_hidden: bool = False
-    """Whether it is no layer of its own: computed everywhere, it is named in no stage."""
+    """Whether the layer is computed everywhere and no stage names it."""
 
 
 class Network:
-    """Layers in the order in which they run, and what feeds each.
+    """Layers in the order in which they run, and the values that feed each.
 
     >>> toy = Network().add("tokens", nn.Identity, "input:0", everywhere=True)
     >>> _ = toy.add("first", lambda: nn.Embedding(9, 4), "tokens").add("second", lambda: nn.Linear(4, 9), "first")
@@ -56,17 +57,20 @@ class Network:
     def __init__(self) -> None:
         self.nodes: dict[str, NetworkLayer] = {}
         self.ties: list[tuple[tuple[str, str], ...]] = []
-        """Parameters `(layer id, name)` that are one tensor."""
+        """Groups of parameters `(layer id, name)` that are one tensor."""
         self._outputs: tuple[str, ...] = ()
 
     @classmethod
     def chain(cls, modules: nn.Sequential | Mapping[str, nn.Module] | Iterable[nn.Module]) -> Network:
-        """Modules that feed each other in order, with names as ids, or numbers from 0. Shared parameters stay shared.
+        """Return a network of modules that feed each other in order, with names as ids, or numbers from 0.
+
+        Shared parameters stay shared. Raises ArgumentError for anything but modules.
 
         >>> Network.chain(nn.Sequential(nn.Linear(2, 2), nn.Tanh())).edges
         (('0', '1'),)
         """
         if isinstance(modules, (nn.Sequential, nn.ModuleList)):
+            # `named_children` would skip a module that appears a second time.
             named: dict[str, Any] = dict(modules._modules)
         else:
             hint = "give a list of torch.nn modules"
@@ -86,28 +90,34 @@ class Network:
         return network
 
     def add(self, layer: str, make: Callable[[], nn.Module], *feeds: str, everywhere: bool = False) -> Network:
-        """Adds the layer `layer`: `make()` returns its module, which is called with the values `feeds`.
+        """Add the layer `layer`, and return the network.
+
+        `make()` returns its module, which is called with the values `feeds`.
 
         A feed is `input:<number>`, the id of a layer before it, or `<id>:<number>` for one of several tensors that it
-        returns; an id alone stands for what it returns as a whole. A layer that is computed `everywhere` has no
-        parameters and reads inputs and other such layers only: each stage that needs it runs it, and nothing travels.
-        Returns the network.
+        returns. An id alone stands for the whole result. A layer that is computed `everywhere` has no parameters and
+        reads only inputs and other such layers: each stage that needs it runs it, and nothing is sent.
         """
         return self.put(NetworkLayer(layer, make, feeds, everywhere))
 
     def put(self, node: NetworkLayer) -> Network:
-        """Adds a layer as it is described; returns the network."""
+        """Add a layer by its description, and return the network. Raise ArgumentError if it does not fit the others."""
         if not isinstance(node.id, str) or not node.id or node.id.startswith("input:"):
             raise ArgumentError(
-                f"a layer's id is {safe_repr(node.id)}", "give a name that does not begin with `input:`"
+                f"a layer's id is {safe_repr(node.id)}, but must be a name without `input:` in front",
+                "give another name",
             )
         if node.id in self.nodes:
             raise ArgumentError(
-                f"two layers have the id `{node.id}`", "feeds name layers by their id", code="duplicate"
+                f"two layers have the id `{node.id}`, but feeds name layers by their id",
+                "give each layer another id",
+                code="duplicate",
             )
         if not callable(node.make):
             raise ArgumentError(
-                f"layer `{node.id}` is made by {safe_repr(node.make)}", "give a function or a class", code="user_code"
+                f"layer `{node.id}` has {safe_repr(node.make)} as `make`",
+                "give a function or a class",
+                code="user_code",
             )
         check_flag("everywhere", node.everywhere)
         for feed in node.feeds:
@@ -115,24 +125,25 @@ class Network:
             maker = self.maker(feed)
             if maker is None and not feed.startswith("input:"):
                 raise ArgumentError(
-                    f"layer `{node.id}` reads `{feed}`, but no layer before it is called so",
+                    f"layer `{node.id}` reads `{feed}`, but no layer before it has this id",
                     did_you_mean(feed, self.nodes),
                 )
             if node.everywhere and maker is not None and not self.nodes[maker].everywhere:
                 raise ArgumentError(
-                    f"layer `{node.id}` is to be computed everywhere, but reads `{feed}`, which is not",
-                    "such layers read inputs and each other",
+                    f"layer `{node.id}` is computed everywhere, but reads `{feed}`, which is not",
+                    "let it read only inputs and other layers that are computed everywhere",
                 )
         self.nodes[node.id] = node
         return self
 
     def tie(self, *holders: tuple[str, str]) -> Network:
-        """Makes parameters `(layer id, name)` one; all start as the first of them does. Returns the network."""
+        """Make parameters `(layer id, name)` one tensor, with the initial values of the first. Return the network."""
         for holder in holders:
             pair = check_list("what is tied", holder, hint="give pairs of layer id and name of the parameter")
             if len(pair) != 2 or not all(isinstance(one, str) for one in pair):
                 raise ArgumentError(
-                    f"what is tied is {safe_repr(holder)}", "give pairs of layer id and parameter's name"
+                    f"tied is {safe_repr(holder)}, but ties are pairs of text",
+                    "give pairs of layer id and parameter name",
                 )
             layer = pair[0]
             if layer not in self.nodes:
@@ -143,34 +154,35 @@ class Network:
         return self
 
     def end(self, *outputs: str) -> Network:
-        """Says which values the model returns; without it, what the last layer does. Returns the network."""
+        """Set the values that the model returns; the default is the last layer's result. Return the network."""
         for value in outputs:
             check_is("what the model returns", value, str, "name layers by their id")
             if self.maker(value) is None:
                 raise ArgumentError(
-                    f"the model returns `{value}`, which no layer makes", did_you_mean(value, self.nodes)
+                    f"the model returns `{value}`, but no layer makes it", did_you_mean(value, self.nodes)
                 )
         self._outputs = outputs
         return self
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Ids in the order in which they run."""
+        """Ids of the layers in the order in which they run, without hidden ones."""
         return tuple(layer for layer, node in self.nodes.items() if not node.is_hidden)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Values that the model returns."""
+        """Names of the values that the model returns."""
         return self._outputs or self.layers[-1:]
 
     @property
     def edges(self) -> tuple[tuple[str, str], ...]:
-        """`(from, to)` ids, each once."""
+        """Pairs `(from, to)` of ids, each once."""
+        # A dict keeps the order of layers and drops repeated edges.
         found = {(self.maker(feed), node.id): None for node in self.nodes.values() for feed in node.feeds}
         return tuple((start, end) for start, end in found if start is not None and not self.nodes[start].is_hidden)
 
     def maker(self, value: str) -> str | None:
-        """The layer that makes this value; None for inputs and unknown names."""
+        """Return the layer that makes this value; None for inputs and unknown names."""
         check_is("the value", value, str, "name layers by their id")
         if value in self.nodes:
             return value
@@ -178,34 +190,37 @@ class Network:
         return layer if layer in self.nodes and number.isdecimal() else None
 
     def make(self, layer: str, *, seed: int) -> nn.Module:
-        """The module of a layer with its first weights, which follow from `seed` unless they were given."""
+        """Return the module of a layer with its initial weights, which depend on `seed` unless they were given."""
         node = self.nodes[layer]
+        # One seed per layer, not one for the model: the weights must not depend on which layers a process creates.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_seed(seed, layer))
             module = node.make()
             if node.has_weights:
+                # A copy, so that a run does not train the user's own modules.
                 module = _filled(layer, _copied(layer, module))
         return module
 
     def make_on_meta(self, layer: str) -> nn.Module:
-        """The module of a layer without memory for its weights."""
+        """Return the module of a layer on the meta device, without memory for its weights."""
         node = self.nodes[layer]
         with torch.device("meta"):
             module = node.make()
         if not node.has_weights:
             return module
+        # Given modules have their weights already. Copy everything else, and put meta tensors in their place.
         tensors = chain(module.parameters(), module.buffers())
         return _copied(layer, module, {id(tensor): _on_meta(tensor) for tensor in tensors})
 
 
 class Given:
-    """Returns the module that it was made with."""
+    """Function that returns the module it was created with."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
 
     def __call__(self) -> nn.Module:
-        """The module."""
+        """Return the module of this layer."""
         return self._module
 
 
@@ -226,7 +241,10 @@ def _copied(layer: str, module: nn.Module, known: dict[int, Any] | None = None) 
 
 
 def _filled(layer: str, module: nn.Module) -> nn.Module:
-    """`module`, with its own initialisation where its weights are on meta."""
+    """Return `module`, with parameters on the meta device replaced by their own initialization.
+
+    Raises ArgumentError if such a module has no `reset_parameters`.
+    """
     for name, found in module.named_modules():
         own = [*found.parameters(recurse=False), *found.buffers(recurse=False)]
         if not any(tensor.is_meta for tensor in own):
@@ -234,14 +252,17 @@ def _filled(layer: str, module: nn.Module) -> nn.Module:
         reset = getattr(found, "reset_parameters", None)
         if reset is None:
             raise ArgumentError(
-                f"layer `{layer}`: `{name or type(found).__name__}` is on meta, and no one says how it begins",
-                "give it a method `reset_parameters()`, or make it on the CPU",
+                f"layer `{layer}`: `{name or type(found).__name__}` is on the meta device, but has no"
+                " `reset_parameters`",
+                "give it a method `reset_parameters()`, or create it on the CPU",
             )
+        # Children initialize themselves when their turn comes.
         found.to_empty(device="cpu", recurse=False)
         reset()
     return module
 
 
 def _seed(seed: int, layer: str) -> int:
-    """63 bits that follow from both, on every machine."""
+    """Return 63 bits derived from both arguments, the same on every node."""
+    # `hash()` differs between processes, so it can't seed ranks that must start from equal weights.
     return int.from_bytes(hashlib.blake2b(f"{seed} {layer}".encode(), digest_size=8).digest()) >> 1

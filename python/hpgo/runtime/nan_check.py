@@ -1,7 +1,7 @@
-"""Finds the layer that makes the first number which is none, forward or backward.
+"""Search for the layer that first makes a NaN or infinite value, forward or backward.
 
-Every tensor is looked at as soon as it is there, so what is found first came first on this rank, and what other ranks
-get from it has not been sent. Minus infinity is let pass on the way forward: masks of attention are made of it.
+Every tensor is checked as soon as it exists. So the first finding is the first on this rank, and nothing computed from
+it has been sent. Minus infinity is allowed in forward passes, because attention masks contain it.
 """
 
 from __future__ import annotations
@@ -16,46 +16,48 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-_ITSELF = "what it was given are numbers: look for a division by 0, a logarithm of 0 or an overflow in it"
-_WEIGHTS = "the step before has made them so: try a smaller learning rate, or clip gradients"
-_FLAT = "what came to it are numbers: look for a slope that has no end, as that of a root or a norm at 0"
+_ITSELF = "its inputs are finite: look for a division by 0, a logarithm of 0 or an overflow in it"
+_WEIGHTS = "the last optimizer step did this: try a smaller learning rate, or clip gradients"
+_FLAT = "the gradient that it received is finite: look for an infinite slope, such as that of a root or a norm at 0"
 
 
 class Finder:
-    """Looks at what the layers of one part make. Raises RunError for what is no number."""
+    """Checker of everything that the layers of one stage make. Raises RunError for NaN or infinite values."""
 
     def __init__(self, readers: Mapping[int, tuple[str, ...]]) -> None:
-        """`readers` are the layers that read each value, by number: its gradient comes from them."""
+        """Store `readers`, the layers that read each value, by number. They produce the value's gradient."""
         self._readers = readers
 
     def takes(self, name: str, at: int, tensor: Tensor, *, is_input: bool) -> None:
-        """What comes from outside of the part: an input, or what was received and has been looked at."""
+        """Check an input of the model. Watch the gradient of any value that the stage takes."""
         if is_input and (found := _wrong(tensor)):
-            raise RunError(f"{found} of `{name}` are nan or infinite", "the data is so: leave such samples out")
+            raise RunError(f"{found} of `{name}` are nan or infinite", "leave such samples out of the data")
         self._watch(at, tensor)
 
-    def makes(self, layer: str, module: nn.Module, made: Iterable[tuple[int, Any]]) -> None:
-        """What a layer has made, numbered."""
-        for at, tensor in made:
+    def makes(self, layer: str, module: nn.Module, values: Iterable[tuple[int, Any]]) -> None:
+        """Check the values that a layer returns, by number."""
+        for at, tensor in values:
             if found := _wrong(tensor):
                 words = f"{found} that layer `{layer}` makes are nan or infinite"
+                # Bad weights are an earlier step's fault, which the layer's own operations do not show.
                 if any(_wrong(weight, infinite=True) for weight in module.parameters()):
-                    raise RunError(f"{words}, and so are weights of it", _WEIGHTS)
+                    raise RunError(f"{words}, and so are some of its weights", _WEIGHTS)
                 raise RunError(words, _ITSELF)
             self._watch(at, tensor)
 
     def loss(self, tensor: Tensor, outputs: Iterable[Tensor]) -> None:
-        """The loss of a micro-batch, and what it was computed of."""
+        """Check the loss of a micro-batch, and the gradients that it returns for `outputs`."""
         if _wrong(tensor, infinite=True):
             raise RunError(
-                f"the loss is {float(tensor.detach())}, of outputs that are numbers",
-                "look at the targets, and at the loss",
+                f"the loss is {float(tensor.detach())}, but its outputs are finite",
+                "check the targets, and the loss function",
             )
         for one in outputs:
             _when_back(one, "the loss passes back")
 
     def gradients(self, by_layer: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Those of the weights, after a backward pass."""
+        """Check the weight gradients after a backward pass."""
+        # Gradients flow from the last layer to the first, so the first bad one in this order is the cause.
         for layer, weights in reversed(list(by_layer.items())):
             for name, weight in weights.items():
                 if weight.grad is not None and (found := _wrong(weight.grad, infinite=True)):
@@ -69,21 +71,23 @@ class Finder:
 
 
 def _when_back(tensor: Any, whose: str) -> None:
-    """Looks at the gradient of a tensor, once it is known."""
+    """Check the gradient of a tensor as soon as autograd has computed it."""
 
     def look(gradient: torch.Tensor) -> None:
         if found := _wrong(gradient, infinite=True):
             raise RunError(f"{found} of the gradient that {whose} are nan or infinite", _FLAT)
 
+    # A hook runs before the gradient reaches the next layer, so the reader of this tensor is to blame.
     if getattr(tensor, "requires_grad", False):
         tensor.register_hook(look)
 
 
 def _wrong(tensor: Any, *, infinite: bool = False) -> str:
-    """How many of its numbers are none, if any; minus infinity counts if `infinite`."""
+    """Describe how many values of a tensor are NaN or infinite; empty if none. Minus infinity counts if `infinite`."""
     if not (getattr(tensor, "is_floating_point", bool)() and not tensor.is_meta):
         return ""
     given = tensor.detach()
+    # The common case is a single reduction. Count only after it fails.
     if bool(given.isfinite().all()):
         return ""
     wrong = int((~given.isfinite() if infinite else given.isnan() | given.isposinf()).sum())

@@ -1,7 +1,7 @@
-"""What crosses a cut in inference: all tensors of a micro-batch in one piece of memory, behind a head.
+"""Packets of inference: all tensors of a micro-batch that cross a cut, in one buffer behind a header.
 
-The piece is as long as a whole micro-batch needs, so that its receiver can make room before it knows how many rows
-come, or whether any do.
+The buffer has the size of a full micro-batch. So its receiver can allocate it before it knows how many rows arrive, or
+whether any do.
 """
 
 from __future__ import annotations
@@ -22,43 +22,44 @@ if TYPE_CHECKING:
     from hpgo.runtime.stage_module import StageModule, Value
 
 _ALIGNED = 64
-"""Bytes, as memory of torch's own: libraries may add up in another order where tensors lie otherwise."""
+"""Alignment in bytes, like that of torch's own memory. Libraries may add up in another order at other alignments."""
 HEAD_BYTES = _ALIGNED
-"""Of a packet, before its tensors."""
+"""Size of a packet's header in bytes."""
 _WORDS = struct.Struct("=qqq")
-"""The numbers in it."""
+"""Layout of the header: three 64-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)
 class PacketHeader:
-    """What a packet begins with."""
+    """Header at the start of a packet."""
 
     rows: int
-    """Of the micro-batch; 0 behind the last one, with nothing that follows."""
+    """Rows of the micro-batch; 0 after the last one, with no tensors behind the header."""
     ends: bool
-    """Whether a rank was asked to end, so that no more micro-batches shall enter."""
+    """Whether a rank was asked to end, so that no more micro-batches may enter."""
     bits: int = 0
-    """In which numbers travel in the packet behind this one, so that its receiver knows how long that is."""
+    """Bit width of values in the next packet, so that its receiver knows its size."""
 
 
 @dataclass(slots=True, eq=False)
 class Packet:
-    """Memory that one packet after the other goes through.
+    """Buffer that is reused for one packet after the other.
 
-    Views of it are made once: beside a pass that has used the caches, one takes ten to twenty microseconds to make.
+    Views of it are cached. When a pass has filled the caches, creating a view takes 10 to 20 µs.
     """
 
     raw: torch.Tensor
-    """Its bytes."""
+    """The buffer as bytes."""
     head: PacketHeader | None = None
-    """What was written last."""
+    """The header that was written last."""
     pieces: dict[tuple[int, ...], list[torch.Tensor]] = field(default_factory=dict)
-    """What it travels in, by where each ends."""
+    """Pieces in which the packet is sent, by their ends."""
     values: dict[tuple[int, int], list[tuple[Value, int, torch.Tensor]]] = field(default_factory=dict)
-    """For bits and rows: each value, the bits of its numbers or 0, and its part, as it lies there if that is 0."""
+    """Values by bit width and rows: each value, the bits of its numbers or 0, and its part of the buffer, typed unless
+    packed."""
 
     def ending(self, ends: tuple[int, ...]) -> list[torch.Tensor]:
-        """The pieces that end after so many bytes."""
+        """Return the pieces of the buffer that end at the byte offsets `ends`."""
         found = self.pieces.get(ends)
         if found is None:
             found = [self.raw[begin:end] for begin, end in zip((0, *ends), ends, strict=False)]
@@ -67,7 +68,7 @@ class Packet:
 
 
 class PacketLayout:
-    """Where the tensors of a cut lie in its packets.
+    """Positions of a cut's tensors in its packets.
 
     >>> from hpgo.runtime.stage_module import Value
     >>> cut = PacketLayout([Value("a", by_row=True, has_gradient=False, shape=(3,), dtype=torch.float32)], rows=2)
@@ -78,7 +79,10 @@ class PacketLayout:
     """
 
     def __init__(self, values: Sequence[Value], rows: int, bits: int = 0) -> None:
-        """`rows` are those of a whole micro-batch. Floating numbers travel in `bits`, unless that is 0."""
+        """Compute the layout.
+
+        `rows` is that of a full micro-batch. Floats are quantized to `bits`, unless that is 0.
+        """
         self.values, self.bits, self._rows = tuple(values), bits, rows
         self._begins: list[int] = []
         self.size_bytes = HEAD_BYTES
@@ -87,16 +91,17 @@ class PacketLayout:
             self.size_bytes += -(-self._size_bytes(value, rows) // _ALIGNED) * _ALIGNED
 
     def at(self, bits: int) -> PacketLayout:
-        """The same tensors with numbers in `bits`."""
+        """Return the layout of the same tensors with floats quantized to `bits`."""
         return self if bits == self.bits else PacketLayout(self.values, self._rows, bits)
 
     def empty(self, device: torch.device) -> Packet:
-        """Room for a packet."""
+        """Allocate a packet's buffer on a device."""
         return Packet(torch.empty(self.size_bytes, dtype=torch.uint8, device=device))
 
     def write(self, packet: Packet, head: PacketHeader, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Fills a packet; tensors become of the type that the cut has them in."""
-        if head != packet.head:  # mostly it is that of the one before
+        """Fill a packet. Tensors are converted to the types of the cut."""
+        # Most headers equal the one before, and writing to a GPU's memory from the CPU is slow.
+        if head != packet.head:
             words = torch.frombuffer(bytearray(_WORDS.pack(head.rows, head.ends, head.bits)), dtype=torch.uint8)
             packet.raw[: _WORDS.size].copy_(words)
             packet.head = head
@@ -108,15 +113,16 @@ class PacketLayout:
                     piece.copy_(tensors[value.name])
 
     def head(self, packet: Packet) -> PacketHeader:
-        """What a packet begins with."""
+        """Return the header of a packet."""
+        # Read the bytes without creating a tensor, which would take longer than the rest.
         raw = packet.raw if packet.raw.is_cpu else packet.raw[: _WORDS.size].cpu()
         rows, ends, bits = _WORDS.unpack(ctypes.string_at(raw.data_ptr(), _WORDS.size))
         return PacketHeader(rows, bool(ends), bits)
 
     def read(self, packet: Packet, rows: int) -> dict[str, torch.Tensor]:
-        """The tensors of a packet by name, where they lie, or unpacked."""
+        """Return the tensors of a packet by name: views of the buffer, or unpacked copies."""
         return {
-            # A view of its own, since a layer may change its shape.
+            # A new view each time, because a layer may change the shape of its input in place.
             value.name: unpack(piece, bits, value.shape_of(rows), value.dtype) if bits else piece.view(piece.shape)
             for value, bits, piece in self._pieces(packet, rows)
         }
@@ -131,7 +137,7 @@ class PacketLayout:
         return found
 
     def _bits_of(self, value: Value) -> int:
-        """In which a number travels; 0 if as it is."""
+        """Return the bits of one number of a value; 0 if it is sent as it is."""
         is_less = self.bits < 8 * value.dtype.itemsize and math.prod(value.shape) > 0
         return self.bits if value.dtype.is_floating_point and is_less else 0
 
@@ -143,16 +149,17 @@ class PacketLayout:
 def layouts(
     parts: Sequence[StageModule], rows: int, dtype: torch.dtype | None, bits: Sequence[int]
 ) -> list[PacketLayout]:
-    """What comes into the first of `parts`, for each cut between two what crosses it, and what leaves the last.
+    """Return the layouts before the first of `parts`, at each cut between two, and behind the last.
 
-    Inputs come in at the first part alone, and are passed on to later ones that read them; weights are of `dtype`, as
-    far as that is given. `bits` are those of each cut.
+    Inputs enter at the first stage, and are passed on to later stages that read them. `dtype` is that of the weights,
+    or None. `bits` has the width at each cut.
     """
     found = []
+    # Inputs enter the first stage unquantized, so its layout has 0 bits.
     for number, width in enumerate((0, *bits)):
         later = {value.name: value for one in parts[number:] for value in one.takes if value.is_input}
         inputs = [later[name] for name in sorted(later)]
-        if dtype is not None:  # data is cast as weights are
+        if dtype is not None:  # floating inputs are cast like weights
             inputs = [replace(one, dtype=dtype) if one.dtype.is_floating_point else one for one in inputs]
         found.append(PacketLayout([*(parts[number - 1].gives if number else ()), *inputs], rows, width))
     return [*found, PacketLayout(parts[-1].gives, rows)]

@@ -1,4 +1,4 @@
-"""Statistics of passes of layers: typical times, their error, and how layers add up to the model."""
+"""Statistics of measured passes: typical times, their error, and how the times of layers add up to the model's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 MIN_PASSES = 5
-"""How often a layer runs at least, besides once to warm up."""
+"""Minimum number of passes of a layer, besides one to warm up."""
 _DISTURBED = 2.0
 """Ratio to a layer's fastest pass from which on a pass was disturbed and does not count.
 
@@ -31,89 +31,91 @@ then the median alone is wrong. Not tuned. At 4, passes count that waited for a 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was seen of layers that are alike."""
+    """Measurements of equal layers."""
 
     forward_s: float
     backward_s: float
     input_gradient_s: float | None
-    """The backward pass that leaves gradients of weights to a queue, as runs split it; None for inference."""
+    """Time of the input-gradient pass, as split backward passes run it; None for inference."""
     weight_gradient_s: float | None
-    """What that queue takes."""
+    """Time of the weight-gradient pass; None for inference."""
     spread: float
-    """Of forward and backward together: width of the middle half of all passes, disturbed ones too, as a share of the
-    typical time."""
+    """Width of the middle half of all passes, disturbed ones included, relative to the typical time. It counts forward
+    and backward together."""
     parameter_bytes: int
     saved_bytes: int
-    """Kept until the backward pass, besides what the layer reads and returns."""
+    """Bytes kept until the backward pass, besides what the layer reads and returns."""
     reads: Sequence[bool]
-    """Of each value that it reads, whether its backward pass needs it."""
+    """Whether the backward pass needs each value that the layer reads."""
     returns: Sequence[tuple[int, int, int, bool]]
-    """Of each value: its bytes, those of its memory, whose that is (the number of a value that it reads, or -1 and
-    below: one for each memory of its own), and whether its backward pass needs it."""
+    """Description of each value that the layer returns: its bytes, the bytes of its memory, the owner of that memory,
+    and whether the backward pass needs it. The owner is the number of a value that the layer reads, or a number below
+    0, one for each memory of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeModelTiming:
-    """All layers run as one graph."""
+    """Times of all layers run as one graph."""
 
     whole_s: float
     sum_s: float
-    """What the layers took by themselves."""
+    """Sum of the times of the layers alone."""
     forward_s: float
-    """Of `whole_s`, the forward passes of the layers."""
+    """Forward part of `whole_s`."""
     forwards_s: float
-    """Of `sum_s`, the same."""
+    """Forward part of `sum_s`."""
     furthest: tuple[str, float, float]
-    """The layer whose forward pass contributes most to the difference between `sum_s` and `whole_s`: its id, how long
-    it took in the model, and by itself."""
+    """The layer whose forward pass contributes most to the difference between `sum_s` and `whole_s`: its id, its time
+    in the model, and its time alone."""
     scale: float
-    """Factor that times of layers were multiplied by, to add up to the model's; 1 where passes disagree on it."""
+    """Factor applied to the layers' times, so that they add up to the model's; 1 where passes disagree on it."""
     kept_bytes: tuple[int, int] | None
-    """What tensors hold behind the forward pass besides weights: without what the model is given and returns, and with
-    it. None for inference."""
+    """Bytes that tensors hold after the forward pass besides weights: without the model's inputs and outputs, and with
+    them. None for inference."""
     peak_bytes: int | None
-    """What they hold at most meanwhile, and in the backward pass."""
+    """Peak bytes of tensors in the forward and backward pass, besides weights. None for inference."""
 
 
 @dataclass(slots=True)
 class MeasuredLayer:
-    """A layer that is being measured."""
+    """A layer while it is being measured."""
 
     node: NetworkLayer
     module: nn.Module
     split: nn.Module
-    """The same weights, in layers that leave their gradients to `queue`."""
+    """A module with the same weights, whose backward pass leaves weight gradients to `queue`."""
     queue: split_backward.Queue
-    likeness: str
+    key: str
+    """Equivalence key: equal for layers that compute the same on tensors of the same shapes."""
     saved_bytes: int = 0
     reads: tuple[bool, ...] = ()
     returns: tuple[tuple[int, int, int, bool], ...] = ()
-    made: list[Tensor] = field(default_factory=list)
-    taken: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
     spans_ns: list[tuple[int, int]] = field(default_factory=list)
-    """Forward and backward, of each time that it ran."""
+    """Forward and backward time of each pass alone."""
     in_whole_ns: list[int] = field(default_factory=list)
-    """Forward, of each time that it ran in the model as a whole."""
+    """Forward time of each pass within the whole model."""
     halves_ns: list[tuple[int, int]] = field(default_factory=list)
-    """The backward pass in its halves, of each time that it was split."""
+    """Input-gradient and weight-gradient time of each split backward pass."""
     loss_ns: list[int] = field(default_factory=list)
-    """Forward passes of the loss, which `spans_ns` includes and `in_whole_ns` does not; empty if there is none."""
+    """Forward times of the loss, which `spans_ns` includes and `in_whole_ns` does not; empty if there is none."""
 
     @property
     def loss_forward_ns(self) -> float:
-        """Typical time of the loss, if the layer ends the model."""
+        """Typical forward time of the loss, if the layer ends the model; else 0."""
         return typical(self.loss_ns[1:]) if self.loss_ns[1:] else 0.0
 
     @property
     def forward_ns(self) -> float:
-        """Typical time of a forward pass. Where few ran alone, those in the model as a whole count as well."""
+        """Typical time of a forward pass. If few ran alone, those within the whole model count as well."""
         alone = [forward_ns for forward_ns, _ in self.spans_ns[1:]]
         within = [forward_ns + self.loss_forward_ns for forward_ns in self.in_whole_ns[1:]]
         return typical(alone if len(alone) >= MIN_PASSES else [*alone, *within])
 
     @property
     def backward_ns(self) -> float:
-        """Typical time of a backward pass. Where few ran whole, split ones count as well."""
+        """Typical time of a backward pass. If few ran whole, split ones count as well."""
         whole = [backward_ns for _, backward_ns in self.spans_ns[1:]]
         return typical(whole if len(whole) >= MIN_PASSES else [*whole, *map(sum, self.halves_ns[1:])])
 
@@ -132,7 +134,7 @@ def timing_of_whole(
     kept_bytes: tuple[int, int] | None,
     peak_bytes: int | None,
 ) -> WholeModelTiming:
-    """What is known of the model as a whole; the first of all runs warmed up."""
+    """Return the timing of the whole model. The first of all passes warmed up and does not count."""
     forward_s = {
         one.node.id: (typical(one.in_whole_ns[1:]) / 1e9, (one.forward_ns - one.loss_forward_ns) / 1e9)
         for one in segment
@@ -140,13 +142,13 @@ def timing_of_whole(
     backward_s = sum(one.backward_ns for one in segment) / 1e9
     whole_s = typical(wholes_ns[1:]) / 1e9
     sum_s = sum(one.forward_ns for one in segment) / 1e9 + backward_s
-    way = 1 if sum_s > whole_s else -1
+    sign = 1 if sum_s > whole_s else -1
     return WholeModelTiming(
         whole_s=whole_s,
         sum_s=sum_s,
         forward_s=sum(within for within, _ in forward_s.values()),
         forwards_s=sum(alone for _, alone in forward_s.values()),
-        furthest=max(((layer, *both) for layer, both in forward_s.items()), key=lambda one: way * (one[2] - one[1])),
+        furthest=max(((layer, *both) for layer, both in forward_s.items()), key=lambda one: sign * (one[2] - one[1])),
         scale=scale,
         kept_bytes=kept_bytes,
         peak_bytes=peak_bytes,
@@ -154,19 +156,24 @@ def timing_of_whole(
 
 
 def median_error(segment: Sequence[MeasuredLayer]) -> float:
-    """Half of what the median time of the segment may be off by, as a share of it.
+    """Return half of the uncertainty of the segment's median time, relative to that time.
 
     It is the notch of a box plot (McGill, Tukey, Larsen 1978).
     """
+    # Add up the layers of each sweep first: a disturbance hits neighbors together, so errors of layers are not
+    # independent.
     totals = [sum(map(sum, spans)) for spans in zip(*(one.spans_ns[1:] for one in segment), strict=True)]
     return 1.57 * _spread(totals) / sqrt(len(totals))
 
 
 def scale_to_whole(segment: Sequence[MeasuredLayer], wholes_ns: Sequence[int]) -> float:
-    """What to multiply times of layers with so that they add up to the model's, run by run.
+    """Return the factor by which the layers' times add up to the model's, compared pass by pass.
 
-    What slows down the one slows down the other beside it. 1 unless three of four runs agree on which takes longer.
+    A disturbance slows down both passes that run one after the other, so their ratio is steady. Returns 1 unless three
+    of four pairs agree on which takes longer.
     """
+    # Replace disturbed passes instead of dropping them, so that pass n of each layer stays paired with pass n of the
+    # model.
     each = (_steady([sum(span) for span in one.spans_ns[1:]]) for one in segment)
     layers_ns = map(sum, zip(*each, strict=True))
     return _agreed([whole / layers for whole, layers in zip(_steady(wholes_ns[1:]), layers_ns, strict=False)])
@@ -191,11 +198,12 @@ def typical(values: Sequence[float]) -> float:
     >>> typical([1.0, 1.1, 1.2]), typical([1.0, 1.1, 190.0, 200.0, 210.0])
     (1.1, 1.05)
     """
+    # The minimum is never disturbed, so a limit relative to it works even if most passes are.
     return median(value for value in values if value <= _DISTURBED * min(values))
 
 
 def _steady(values: Sequence[float]) -> list[float]:
-    """Return `values` with those of disturbed passes replaced by the typical one."""
+    """Return `values` with disturbed passes replaced by the typical one."""
     return [value if value <= _DISTURBED * min(values) else typical(values) for value in values]
 
 
@@ -213,5 +221,7 @@ def split_ratios(alike: Sequence[MeasuredLayer]) -> tuple[float, float]:
     ]
     if not pairs:
         return 1.0, 0.5
+    # Profiles accept no ratio above this limit, and a split pass can't take less than a whole one, which does the same
+    # work.
     ratio = min(_agreed([split / whole for split, _, whole in pairs]), SPLIT_RATIOS[1])
     return max(1.0, ratio), median(first / split for split, first, _ in pairs)

@@ -1,6 +1,6 @@
-"""Which pass is running: of which step, over which samples. Layers that draw or keep statistics ask here.
+"""Context of the forward pass that is running: its step and its samples, for layers that draw or keep statistics.
 
-An engine says it around each forward pass; a module that asks while nobody has said it raises.
+An engine sets it around each forward pass. A module that needs it outside of one raises ArgumentError.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 MOST_SEED = 2**63 - 1
-"""Of first weights, of what layers draw, and of the order of a data set."""
+"""Largest seed, for initial weights, for random numbers of layers and for the order of a data set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +27,26 @@ class Pass:
 
     step: int
     samples: range
-    """Numbers of the rows in the step's global batch."""
+    """Numbers of the rows in the global batch of the step."""
     again: bool = False
-    """Whether it repeats a pass, so that its backward pass has activations to work on."""
+    """Whether it repeats a pass to recompute activations for the backward pass."""
     calls: Counter[object] = field(default_factory=Counter)
-    """How often each module has drawn in this pass."""
+    """Number of draws of each module in this pass."""
 
 
+# Per thread, because other threads, such as loaders, may run modules at the same time.
 _running = threading.local()
 
 
 @contextmanager
 def running(*, step: int, samples: range, again: bool = False) -> Iterator[Pass]:
-    """Within it, layers know that they run `samples` of `step`, possibly `again`, for recomputation.
+    """Set the pass within this context: `samples` of `step`, possibly `again` for recomputation.
 
     >>> with running(step=3, samples=range(8, 11)) as one:
     ...     print(current() is one, len(current().samples))
     True 3
     """
+    # Restore the outer pass: a recomputation may run within another pass.
     before = getattr(_running, "one", None)
     _running.one = Pass(step, samples, again)
     try:
@@ -54,24 +56,24 @@ def running(*, step: int, samples: range, again: bool = False) -> Iterator[Pass]
 
 
 def current() -> Pass:
-    """The pass that is running in this thread; raises ArgumentError if none is."""
+    """Return the pass that is running in this thread. Raise ArgumentError if none is."""
     one: Pass | None = getattr(_running, "one", None)
     if one is None:
         raise ArgumentError(
-            "a layer that draws for each sample runs, but nobody said which samples",
+            "a layer that draws random numbers for each sample runs outside of a pass, so its samples are unknown",
             "call it within `hpgo.runtime.passes.running(step=…, samples=…)`, or set it to `eval()`",
         )
     return one
 
 
 def begin_layers() -> None:
-    """Counts draws from 0 again: the layers that run now have not run in this pass before."""
+    """Count draws from 0 again, because the layers that run now have not run in this pass before."""
     one: Pass | None = getattr(_running, "one", None)
     if one is not None:
         one.calls.clear()
 
 
 def is_again() -> bool:
-    """Whether a pass is running that repeats one."""
+    """Return whether the running pass repeats one, for recomputation."""
     one: Pass | None = getattr(_running, "one", None)
     return one is not None and one.again

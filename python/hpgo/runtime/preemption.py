@@ -1,4 +1,4 @@
-"""SIGTERM is a notice: the run is to end at the next boundary of a step, and before some time is over."""
+"""Preemption: SIGTERM asks a run to end at the next step boundary, within a grace period."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CODE = 128 + signal.SIGTERM
-"""With which processes end that were asked to."""
+"""Exit code of processes that were asked to end."""
 _NO_MORE = b"\0"
 _LAST_S = 2.0
-"""Of the grace, in which ranks hear from each other that it is over."""
+"""Last part of the grace period in seconds, in which ranks learn from each other that it is over."""
 
 
 class Preempted(SystemExit):
-    """The run was asked to end by SIGTERM, and here it can: a process that lets this pass ends with exit code 143.
+    """The run was asked to end by SIGTERM. If nothing catches this, the process ends with exit code 143.
 
     >>> Preempted().code
     143
@@ -28,35 +28,40 @@ class Preempted(SystemExit):
     def __init__(self, why: str = "") -> None:
         super().__init__(CODE)
         self.why = why
-        """Which rank could not go on to the end of a step; empty if all have."""
+        """Which rank could not reach the end of a step; empty if all did."""
 
 
 class Notice:
-    """Waits for SIGTERM in this process, from `listen` to `close`, unless somebody else here answers it."""
+    """Handler of SIGTERM in this process, from `listen` to `close`, unless the process has another handler."""
 
     def __init__(self, grace_s: float, end: Callable[[str], None]) -> None:
-        """`end` ends the process and says why: at once where it does no steps yet, or else when the grace is over."""
+        """Store `end`, which ends the process and reports why.
+
+        It is called at once if the process runs no steps yet, or else when the grace period is over.
+        """
         self.is_given = False
         self.has_steps = False
-        """Whether a boundary comes at which the process ends by itself."""
+        """Whether the process reaches step boundaries, at which it ends by itself."""
         self._grace_s, self._end = grace_s, end
         self._once = threading.Lock()
         self._timer: threading.Timer | None = None
         self._pipe: tuple[int, int] | None = None
 
     def listen(self) -> None:
-        """Begins to wait."""
+        """Install the handler of SIGTERM."""
         is_main = threading.current_thread() is threading.main_thread()
         if sys.platform == "win32" or not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
-        # Handlers run in the main thread, which may wait for a message meanwhile: a thread that reads hears at once.
+        # Python runs handlers in the main thread, which may be blocked in a receive. The wake-up pipe lets a second
+        # thread see the signal at once.
         read, write = os.pipe()
+        # A handler must never block, not even on a full pipe.
         os.set_blocking(write, False)
         before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         if before == -1:
             self._pipe = read, write
             threading.Thread(target=self._read, args=(read,), daemon=True).start()
-        else:  # somebody's loop waits for signals by that
+        else:  # another event loop uses the wake-up descriptor, so leave it alone
             signal.set_wakeup_fd(before)
             os.close(read)
             os.close(write)
@@ -64,7 +69,7 @@ class Notice:
         _listening.append(self)
 
     def close(self) -> None:
-        """Answers no more: SIGTERM ends the process as it ends others."""
+        """Remove the handler, so that SIGTERM ends the process as usual."""
         if self._timer is not None:
             self._timer.cancel()
         if self in _listening:
@@ -75,7 +80,7 @@ class Notice:
                 os.close(self._pipe[1])
 
     def forget(self) -> None:
-        """Undoes what `listen` has set for the process."""
+        """Undo the process-wide settings of `listen`."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if self._pipe is not None:
             signal.set_wakeup_fd(-1)
@@ -87,13 +92,16 @@ class Notice:
         os.close(pipe)
 
     def _give(self) -> None:
+        # Both the handler and the reading thread call this. The lock is never released, so the second call does
+        # nothing.
         if not self._once.acquire(blocking=False):
             return
         if not self.has_steps:
-            self._end("asked to end by SIGTERM")  # not at a boundary that the main thread may still come to
+            # Without steps, no boundary follows at which the main thread could end the process.
+            self._end("asked to end by SIGTERM")
             return
         self.is_given = True
-        words = f"asked to end by SIGTERM, and no step was over within {self._grace_s:g} s"
+        words = f"asked to end by SIGTERM, but no step ended within {self._grace_s:g} s"
         self._timer = threading.Timer(max(self._grace_s - _LAST_S, self._grace_s / 2), self._end, (words,))
         self._timer.daemon = True
         self._timer.start()
@@ -106,4 +114,5 @@ def _forget_in_child() -> None:
 
 _listening: list[Notice] = []
 if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_forget_in_child)  # readers of data, say, whose ends are not the run's
+    # A forked child, such as a data loader's worker, must end on SIGTERM without ending the run.
+    os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,6 +1,6 @@
-"""Models of Hugging Face, from a `config.json` that lies here: with random weights, or those beside it.
+"""Models of Hugging Face from a local `config.json`, with random weights or those in the same folder.
 
-Nothing is looked up anywhere else. The model is exported, so it is cut between any of its operations.
+Nothing is downloaded. The model is exported, so it can be cut between any of its operations.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROWS = 4
-"""Samples of the example."""
+"""Number of samples of the example."""
 _MOST = 2**20
 _TOKENS = 64
-"""Tokens of a sample of it, where the model reads as many."""
+"""Tokens of an example's sample, if the model reads at least that many."""
 _PIXELS = 224
-"""Width and height of its images, where the configuration says none."""
+"""Width and height of an example's image, if the configuration sets none."""
 _CAUSAL, _TEXTS, _IMAGES = "CAUSAL_LM", "SEQUENCE_CLASSIFICATION", "IMAGE_CLASSIFICATION"
 _AUTO = {
     _CAUSAL: "AutoModelForCausalLM",
@@ -44,11 +44,11 @@ _ENDS = {
     _TEXTS: ("ForSequenceClassification",),
     _IMAGES: ("ForImageClassification", "ForImageClassificationWithTeacher"),
 }
-"""How names of classes with each head end. Others in the tables of transformers read more than texts or images."""
+"""Endings of class names for each head. Other classes in the tables of transformers read more than texts or images."""
 _OWN = "write a workload function `my.py:model` that returns the model, an example and the loss, and name it `my:model`"
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _Example: TypeAlias = "tuple[tuple[str, Tensor], Tensor, Any, Any]"
-"""Name and values of the input, targets, the loss, and what each sample counts in it."""
+"""Name and values of the input, targets, the loss, and the weights of samples in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +61,17 @@ class Pretrained:
     loss: Any
     weight: Any
     built: str
-    """Class of transformers that the model is an instance of, with the version of transformers."""
+    """Name of the model's class in transformers, with the version of transformers."""
 
 
 def pretrained(path: Path, sizes: str = "", *, on_meta: bool = False) -> Pretrained:
-    """The model of a `config.json`, or of a folder with one; weights in the folder are used if it is the folder.
+    """Return the model of a `config.json`, or of a folder with one. A folder's weights are used if it has any.
 
-    `sizes` are the example's, such as `length=512,batch=2`. With `on_meta` its weights take no memory.
-    `architectures` names the class that is built: a causal language model predicts the next token, a classifier learns
-    the class of a sample. Where it drops attention weights, attention is written out, so that it draws by sample.
-    Raises ArgumentError where transformers is not installed, for classes that are neither of these, and for files that
-    contradict themselves.
+    `sizes` are sizes of the example, such as `length=512,batch=2`. With `on_meta`, the weights take no memory.
+    `architectures` names the class to build: a causal language model predicts the next token, and a classifier the
+    class of a sample. If the model uses dropout on attention weights, attention is computed by separate operations, so
+    that it draws by sample. Raises ArgumentError if transformers is not installed, for other classes, and for
+    inconsistent files.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -83,12 +83,13 @@ def pretrained(path: Path, sizes: str = "", *, on_meta: bool = False) -> Pretrai
     batch, tokens = _sizes(sizes)
     if not isinstance(held, dict) or "model_type" not in held:
         raise ArgumentError(
-            f"`{file}` is no configuration of a model: it has no `model_type`",
+            f"`{file}` is no configuration of a model, because it has no `model_type`",
             "name a config.json",
             code="wrong_kind_of_file",
         )
     transformers = _transformers()
     try:
+        # Libraries that transformers loads write progress and hints to stderr.
         with contextlib.redirect_stderr(io.StringIO()):
             config = transformers.AutoConfig.for_model(**held)
             with torch.device("meta") if on_meta else contextlib.nullcontext():
@@ -101,22 +102,22 @@ def pretrained(path: Path, sizes: str = "", *, on_meta: bool = False) -> Pretrai
         return Pretrained(Scores(model, inputs[0]), (inputs[1],), (targets,), loss, weight, built)
     except HpgoError:
         raise
-    except Exception as error:  # whatever transformers raises
+    except Exception as error:  # transformers may raise any error
         raise ArgumentError(
             f"transformers can't make the model of `{file}`: {type(error).__name__}: {shorten(str(error), 200)}",
-            "it must be of a kind that the installed version knows",
+            "use a model type that the installed version supports",
         ) from error
 
 
 def _sizes(text: str) -> tuple[int, int | None]:
-    """Samples of the example, and tokens of each if they are given."""
+    """Return the number of samples of the example, and the tokens of each, or None if that is not given."""
     found: dict[str, int] = {"batch": _ROWS}
     for item in filter(None, text.split(",")):
         key, _, value = item.partition("=")
         if key not in {"batch", "length"} or not (value.isdecimal() and 0 < int(value[:20]) <= _MOST):
             raise ArgumentError(
                 f"`{shorten(item)}` is no size of a configuration's example",
-                "`batch=4,length=512` are samples, and tokens of each",
+                "give sizes like `batch=4,length=512`: the samples, and the tokens of each",
                 code="unknown_name",
             )
         found[key] = int(value)
@@ -129,9 +130,10 @@ def _transformers() -> Any:
     except ImportError as error:
         raise ArgumentError(
             f"configurations of Hugging Face models need transformers, which can't be imported: {error}",
-            "`pip install transformers`; models by name and of your own need none of it",
+            "`pip install transformers`; built-in models and your own work without it",
             code="missing_package",
         ) from error
+    # Its warnings about new weights and missing checkpoints are expected here.
     logging.getLogger("transformers").setLevel(logging.ERROR)
     return transformers
 
@@ -140,13 +142,17 @@ def _model(transformers: Any, config: Any, file: str, folder: Path | None) -> nn
     """Build the model of the class that `architectures` names."""
     name = _named(transformers, config, file)
     kind = getattr(transformers, _AUTO[_head(name)])
+    # A cache of keys and values is for generation. In training it would only add outputs.
     config.use_cache = False
     drops = any(getattr(config, key, 0) for key in ("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob"))
+    # Fused attention draws inside a kernel, where masks can't be seeded by sample. Without dropout, it stays fused.
     options = {"attn_implementation": "eager"} if drops else {}
     if folder is not None and any(any(folder.glob(pattern)) for pattern in _WEIGHTS):
         model = kind.from_pretrained(folder, config=config, local_files_only=True, **options)
     else:
         model = kind.from_config(config, **options)
+    # The Auto classes may map a `model_type` to another class than the file names. Building that one silently would
+    # train another model.
     if type(model).__name__ != name:
         raise ArgumentError(
             f"`architectures` of `{file}` names `{name}`, but transformers {transformers.__version__} builds"
@@ -167,10 +173,10 @@ def _named(transformers: Any, config: Any, file: str) -> str:
     known = {head: _classes(transformers, head, config.model_type) for head in _AUTO}
     names = config.architectures
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
-        said = "is missing" if not names else f"is {shorten(str(names))}"
+        state = "is missing" if not names else f"is {shorten(str(names))}"
         choices = [one for classes in known.values() for one in classes]
         raise ArgumentError(
-            f"`architectures` of `{file}` {said}, but it must name the one class to build",
+            f"`architectures` of `{file}` {state}, but it must name the one class to build",
             f'write one of its classes into the file: `"architectures": ["{choices[0]}"]`'
             + "".join(f' or `["{other}"]`' for other in choices[1:3])
             if choices
@@ -216,13 +222,13 @@ def _check_objective(model: Any, name: str, file: str) -> None:
     if _head(name) == _CAUSAL:
         if config.model_type in _reading_ahead() and not getattr(config, "is_decoder", False):
             raise ArgumentError(
-                f"`{name}` of `{file}` is not causal: without `is_decoder`, it reads the tokens that it shall predict",
+                f"`{name}` of `{file}` is not causal: without `is_decoder`, it reads the tokens that it predicts",
                 'write `"is_decoder": true` into the file, or name a class of another kind',
             )
     elif getattr(config, "problem_type", None) not in {None, "single_label_classification"} or config.num_labels < 2:
-        said = getattr(config, "problem_type", None) or f"regression, with {config.num_labels} label"
+        task = getattr(config, "problem_type", None) or f"regression, with {config.num_labels} label"
         raise ArgumentError(
-            f"`{file}` is for {said}, but a classifier that is built from a config.json learns one of several classes",
+            f"`{file}` is for {task}, but a classifier that is built from a config.json learns one of several classes",
             _OWN,
         )
 
@@ -236,14 +242,14 @@ def _reading_ahead() -> set[str]:
 
 
 class Scores(nn.Module):
-    """What a model says, without what else it returns."""
+    """Wrapper that returns only the scores of a model, without its other outputs."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
         super().__init__()
         self.model, self.name = model, name
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        """Scores of tokens, or of classes."""
+        """Return the scores of tokens or of classes."""
         scores: torch.Tensor = self.model(**{self.name: given}).logits
         return scores
 
@@ -251,14 +257,18 @@ class Scores(nn.Module):
 def _of_text(config: Any, batch: int, tokens: int | None, *, is_causal: bool) -> _Example:
     most = getattr(config, "max_position_embeddings", None) or _MOST
     if tokens is not None and tokens > most:
-        raise ArgumentError(f"the model reads {most} tokens, not {tokens}", f"give a `length` up to {most}")
+        raise ArgumentError(
+            f"`length` is {tokens}, but the model reads at most {most} tokens", f"give a `length` up to {most}"
+        )
     length = tokens or min(_TOKENS, most)
     if not is_causal:
+        # Classifiers take the score of the last token that is no padding, and refuse batches without a padding token.
         config.pad_token_id = getattr(config, "pad_token_id", None) or 0
         text, labels = seeded(
             lambda: (torch.randint(1, config.vocab_size, (batch, length)), torch.randint(config.num_labels, (batch,)))
         )
         return ("input_ids", text), labels, functional.cross_entropy, None
+    # One token more than the length, so that inputs and targets are shifted by one.
     text = seeded(lambda: (torch.randint(config.vocab_size, (batch, length + 1)),))[0]
     inputs, following = text[:, :-1].contiguous(), text[:, 1:].contiguous()
     return ("input_ids", inputs), following, next_token_loss, tokens_that_count

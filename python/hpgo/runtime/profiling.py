@@ -1,4 +1,4 @@
-"""Profiles of workloads, measured here: what `hpgo plan` reads, without a number typed by hand."""
+"""Profiles of workloads, measured on this machine, as input of `hpgo plan`."""
 
 from __future__ import annotations
 
@@ -40,35 +40,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 _SHARE = 0.5
-"""Of the memory that is free, what measuring may fill with layers."""
+"""Fraction of the free memory that layers under measurement may fill."""
 _APART = 0.1
-"""From so large a difference on, the sum of layers and the whole model are told apart."""
+"""Relative difference between the sum of the layers and the whole model from which on a note reports it."""
 _MANIFOLD = 10.0
-"""From so many times the model's time on, the layers' is told as a factor, not as a percentage."""
+"""Ratio of the layers' time to the model's from which on it is reported as a factor, not as a percentage."""
 _NOISE = 0.1
-"""From so large a share on, what others compute meanwhile is told."""
+"""Fraction of processor time used by other processes from which on a note reports it."""
 _LONG_S = 60.0
-"""For which companions run a batch size."""
+"""Time in seconds for which companion processes run one batch size."""
 _STAT = Path("/proc/stat")
 _COMPANION = "import sys; from hpgo.runtime.profiling import keep_busy; keep_busy(sys.argv[1])"
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A profile, and how far to trust it."""
+    """A profile, and information on how far to trust it."""
 
     profile: Profile
     spreads: dict[str, float]
-    """Of each layer, at the batch size where it is largest: width of the middle half of all passes, as a share of the
-    typical time."""
+    """Spread of each layer, at the batch size where it is largest: width of the middle half of all passes, relative to
+    the typical time."""
     wholes: dict[int, WholeModelTiming]
-    """Of each batch size at which the whole model ran at once."""
+    """Timing of the whole model, for each batch size at which it ran at once."""
     notes: tuple[str, ...]
-    """What a reader should know, a sentence each."""
+    """Remarks for the reader, a sentence each."""
 
 
 def profile(workload: Workload | str, **options: Any) -> Profile:
-    """What the layers of `workload` take on this machine; options are those of `measure`.
+    """Measure the layers of `workload` on this machine. `measure` has the same options.
 
     >>> mlp = profile("mlp:layers=2,width=8", batch_sizes=[2, 4], seconds=0)
     >>> mlp.batch_sizes, [layer.id for layer in mlp.layers], mlp.layers[0].parameter_bytes
@@ -92,33 +92,36 @@ def measure(
     keep: str | os.PathLike[str] | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> Measurement:
-    """Measures the layers of `workload` on this machine, one after the other, forward and backward.
+    """Measure the layers of `workload` on this machine, one after the other, forward and backward.
 
     Args:
-        workload: what is measured, or its name as `Workload.read` takes it. The weights of a configuration's model
-            take memory only while their layer is measured, and so do those of built-in models and networks.
-        batch_sizes: how many samples a batch has; layers are measured at each.
-        by: what a layer is, in models that are exported: `block`, `module`, or `op`; in built-in BERT and vision
-            transformers also `quarter`, of a block.
-        dtype: of weights, gradients and what travels; None is the workload's own.
-        autocast: what to compute in, whatever the weights are.
-        inference: whether layers run forward alone, without the loss, and as models that are not training do; backward
-            times and saved bytes are 0 then.
-        device: `cpu` or `cuda`; None is `cuda` if there is one.
-        ranks: how many processes will share this machine; as many measure at once, each with its share of the cores.
-        seconds: for each batch size; measuring ends before if times are sure to 2 %, and never before each layer has
-            run three times.
-        memory_bytes: what layers may fill at once; None is half of what is free.
-        keep: a file for what has been measured; the same call goes on from it, and removes it at its end.
-        progress: called with the fraction done, and a remark.
+        workload: the model to measure, or its name as `Workload.read` takes it. The weights of a named workload take
+            memory only while their layer is measured, if it is a configuration's model, a built-in model or a network.
+        batch_sizes: numbers of samples in a batch. Layers are measured at each.
+        by: unit of a layer in exported models: `block`, `module`, or `op`; in built-in BERT and vision transformers
+            also `quarter`, of a block.
+        dtype: type of weights, gradients and messages. None is the workload's own.
+        autocast: type in which layers compute, regardless of the type of weights. None is no autocast.
+        inference: whether layers run forward only, without the loss and in evaluation mode. Backward times and saved
+            bytes are 0 then.
+        device: `cpu` or `cuda`. None is `cuda` if there is a GPU.
+        ranks: number of processes that will share this machine. As many measure at once, each with its share of the
+            cores.
+        seconds: time for each batch size. Measuring ends before if times are sure to 2 %, and never before each layer
+            has run three times.
+        memory_bytes: memory that layers may fill at once. None is half of what is free.
+        keep: a file for results. The same call continues from it, and removes it at its end.
+        progress: function that is called with the fraction done and a remark.
 
-    Raises ArgumentError for what can't be asked, RunError where a layer can't run, FileError where `keep` can't be read
-    or written.
+    Raises ArgumentError for invalid options, RunError if a layer can't run, and FileError if `keep` can't be read or
+    written.
     """
     sizes = tuple(sorted({check_int("the batch size", one) for one in check_list("batch_sizes", batch_sizes)}))
     if not sizes:
         raise ArgumentError(
-            "there is no batch size to measure at", "give one, such as batch_sizes=[8]", code="unknown_name"
+            "batch_sizes is empty, but needs at least one size",
+            "give one, such as batch_sizes=[8]",
+            code="unknown_name",
         )
     ranks = check_int("ranks", ranks, most=2**10)
     seconds = number("seconds", seconds)
@@ -130,9 +133,12 @@ def measure(
     check_is("inference", inference, bool, "give True or False")
     if ranks > 1 and not isinstance(workload, str):
         raise ArgumentError(
-            "a workload without a name can't be measured by several processes", "name `module:function`", code="missing"
+            "a workload without a name can't be measured by several processes",
+            "give `module:function` as the workload",
+            code="missing",
         )
     where = device_named(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    # Each rank of a run gets its share of the cores, so times must be measured with the same number of threads.
     threads = max(1, (os.cpu_count() or 1) // ranks)
     if memory_bytes is None:
         memory_bytes = _SHARE * (torch.cuda.mem_get_info(where)[0] if where.type == "cuda" else free_bytes() / ranks)
@@ -146,7 +152,8 @@ def measure(
     kept = _Kept(None if keep is None else as_path(keep, FileError), setting)
     before = torch.get_num_threads()
     if where.type == "cpu":
-        keep_freed()  # as runs do
+        # Runs do this, too. Without it, times would include page faults that runs don't have.
+        keep_freed()
     torch.set_num_threads(threads)
     try:
         with _companions(ranks - 1, setting) as pids:
@@ -172,19 +179,19 @@ def measure(
     finally:
         torch.set_num_threads(before)
     kept.remove()
-    made = _profile(read, sizes, benches, dtype, _circumstances(read, setting, where))
+    measured_profile = _profile(read, sizes, benches, dtype, _circumstances(read, setting, where))
     return Measurement(
-        made,
-        {layer.id: layer.spread or 0.0 for layer in made.layers},
+        measured_profile,
+        {layer.id: layer.spread or 0.0 for layer in measured_profile.layers},
         {rows: bench.whole for rows, bench in zip(sizes, benches, strict=True) if bench.whole is not None},
-        (*varying(made), *_notes(read, sizes, benches, noise, inference=inference)),
+        (*varying(measured_profile), *_notes(read, sizes, benches, noise, inference=inference)),
     )
 
 
 def _bench(
     workload: Workload, rows: int, *, autocast: torch.dtype | None, device: torch.device, **options: Any
 ) -> LayerProfiler:
-    """One batch size, measured."""
+    """Measure one batch size. Return its profiler."""
     if autocast is not None:
         options["autocast"] = partial(torch.autocast, device.type, autocast)
     bench = LayerProfiler(workload, rows, device=device, **options)
@@ -195,7 +202,7 @@ def _bench(
 def _teller(
     progress: Callable[[float, str], None] | None, sizes: Sequence[int], at: int, layers: int
 ) -> Callable[[int, str], None]:
-    """What tells how far measuring at one of the sizes is."""
+    """Return the function that reports progress at one of the batch sizes."""
 
     def tell(done: int, remark: str) -> None:
         if progress is not None:
@@ -234,7 +241,7 @@ def _profile(
 
 
 def _ties(workload: Workload, dtype: torch.dtype | None) -> tuple[tuple[SharedWeight, ...], dict[str, int]]:
-    """Weights that layers share, and for each layer the bytes of those that another one counts."""
+    """Return the weights that layers share, and the bytes of each layer that another layer counts already."""
     place = {layer: at for at, layer in enumerate(workload.layers)}
     shared: dict[tuple[str, ...], int] = {}
     copied: dict[str, int] = {}
@@ -252,14 +259,15 @@ def _ties(workload: Workload, dtype: torch.dtype | None) -> tuple[tuple[SharedWe
 
 
 def _known(values: Iterable[float | None]) -> tuple[float, ...] | None:
-    """Those values, if all of them are known."""
+    """Return the values as a tuple; None unless all of them are known."""
+    # Inference has no backward passes, so these times are None at every batch size.
     held = tuple(values)
     known = tuple(value for value in held if value is not None)
     return known if len(known) == len(held) else None
 
 
 def _circumstances(workload: Workload, setting: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """What a profile says about where it was measured."""
+    """Return the fields of a profile that describe where and how it was measured."""
     network = workload.network
     tensors = (one for layer in network.nodes for one in network.make_on_meta(layer).parameters())
     held = [setting["dtype"]] if setting["dtype"] else sorted({_name(one.dtype) or "" for one in tensors})
@@ -301,26 +309,32 @@ def _notes(
     workload: Workload, sizes: tuple[int, ...], benches: list[LayerProfiler], noise: float, *, inference: bool
 ) -> Iterator[str]:
     if workload.built:
-        yield f"the model is {workload.built}, as `architectures` says"
-    if benches[0].reduction is not None and (said := note(benches[0].reduction)):
-        yield said
+        yield f"the model is {workload.built}, as `architectures` names it"
+    if benches[0].reduction is not None and (remark := note(benches[0].reduction)):
+        yield remark
     for rows, bench in zip(sizes, benches, strict=True):
         if bench.lacked is not None:
             yield f"there was no memory to measure layers together, and they ran one by one: {bench.lacked}"
         if bench.whole is not None:
             yield from _apart(rows, bench.whole, sum(bench.saved_bytes().values()))
     if noise > _NOISE:
-        yield f"others used {100 * noise:.0f} % of this machine's processors meanwhile: times are too long"
+        yield (
+            f"other processes used {100 * noise:.0f} % of this machine's processors meanwhile, so times are too long"
+        )
     for holders in workload.ties:
         yield (
-            f"{' and '.join(f'`{name}` of `{layer}`' for layer, name in holders)} are one weight: stages that part "
-            f"them hold a copy each{'' if inference else ', and sum its gradients together'}"
+            f"{' and '.join(f'`{name}` of `{layer}`' for layer, name in holders)} are one weight:"
+            f" different stages keep a copy each{'' if inference else ', and reduce its gradients'}"
         )
 
 
 def _apart(rows: int, timing: WholeModelTiming, saved_bytes: int) -> Iterator[str]:
-    """Where the layers by themselves and the model as a whole differ, which holds `saved_bytes` by the profile."""
+    """Yield notes on differences between the layers one by one and the whole model.
+
+    `saved_bytes` is the sum of the layers' saved bytes.
+    """
     more_s = timing.sum_s - timing.whole_s
+    # A scale of 1 here means that the passes disagree, so the profile keeps the layers' own times.
     if abs(more_s) > _APART * timing.whole_s and timing.scale == 1:
         yield (
             f"for a batch of {rows}, passes are too few or differ too much to compare the layers one by one"
@@ -336,13 +350,13 @@ def _apart(rows: int, timing: WholeModelTiming, saved_bytes: int) -> Iterator[st
             else "mostly in backward passes"
         )
         ratio = timing.sum_s / timing.whole_s
-        much = (
+        amount = (
             f"{percent(abs(ratio - 1))} {'more' if more_s > 0 else 'less'} one by one than"
             if ratio < _MANIFOLD
             else f"{ratio:.0f} × as long one by one as"
         )
         yield (
-            f"for a batch of {rows}, the layers take {much} the model as a whole: {where}; times in the profile are"
+            f"for a batch of {rows}, the layers take {amount} the model as a whole: {where}; times in the profile are"
             " scaled to the model's"
         )
     if timing.kept_bytes is not None:
@@ -355,10 +369,12 @@ def _apart(rows: int, timing: WholeModelTiming, saved_bytes: int) -> Iterator[st
 
 
 class _Kept:
-    """What has been measured, in a file, for the same measurement to go on."""
+    """Finished measurements in a file, from which the same measurement can continue."""
 
     def __init__(self, path: Path | None, setting: dict[str, Any]) -> None:
         self._path = path
+        # Memory may differ between the calls without changing the times. The round trip makes tuples lists, as in the
+        # file.
         self._setting = json.loads(json.dumps({key: one for key, one in setting.items() if key != "memory_bytes"}))
         self._found: dict[int, dict[str, Figures]] = {}
         if path is None:
@@ -369,6 +385,7 @@ class _Kept:
         except OSError as failure:
             raise refused("read", path, failure, FileError, "name another file") from None
         held = parse(read_text(path, FileError), str(path), FileError)
+        # A measurement with other settings has other times, so start again and overwrite the file.
         if not isinstance(held, dict) or held.get("setting") != self._setting:
             return
         try:
@@ -378,45 +395,48 @@ class _Kept:
             }
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise FileError(
-                f"{path} holds no measurements: {error}", "remove it, and measure anew", code="damaged_file"
+                f"{path} holds no measurements: {error}", "remove the file, and measure again", code="damaged_file"
             ) from error
 
     def of(self, rows: int) -> dict[str, Figures]:
-        """By likeness of layers; to be filled."""
+        """Return the figures at one batch size, by equivalence key of layers. The caller adds to them."""
         return self._found.setdefault(rows, {})
 
     def write(self) -> None:
-        """Keeps what there is."""
+        """Write all figures to the file."""
         if self._path is not None:
             batches = {rows: {alike: astuple(one) for alike, one in of.items()} for rows, of in self._found.items()}
             write_text(self._path, json.dumps({"setting": self._setting, "batches": batches}), FileError)
 
     def remove(self) -> None:
-        """There is no need for it any more."""
+        """Remove the file after the measurement is complete."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
 
 class _Others:
-    """How busy others keep the processors of this machine, where the system tells (Linux)."""
+    """Load of this machine's processors by other processes, as far as the system reports it (Linux)."""
 
     def __init__(self, pids: Collection[int]) -> None:
         self._pids = pids
         self._begin = self._read()
 
     def share(self) -> float:
-        """Of all processors' time since it was made."""
+        """Return the fraction of all processor time that other processes used since this object was created."""
         begin, end = self._begin, self._read()
         whole_s = end[0] - begin[0]
         return max(0.0, (end[1] - begin[1]) - (end[2] - begin[2])) / whole_s if whole_s > 0 else 0.0
 
     def _read(self) -> tuple[float, float, float]:
-        """All processors' time, what of it was used, and what we used."""
+        """Return the total time of all processors, the used part of it, and the part that this measurement used."""
         try:
             fields = [int(one) for one in _STAT.read_text(encoding="ascii").splitlines()[0].split()[1:9]]
+            # `/proc/stat` counts clock ticks, Python seconds.
             ours = time.process_time() * os.sysconf("SC_CLK_TCK")
             for pid in self._pids:
                 stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+                # Fields 14 and 15 of the file are user and system time. `rpartition` skips the first two, because a
+                # process name may contain spaces.
                 ours += int(stat[11]) + int(stat[12])
         except (OSError, ValueError, IndexError):
             return 0.0, 0.0, 0.0
@@ -425,19 +445,24 @@ class _Others:
 
 @contextlib.contextmanager
 def _companions(count: int, setting: dict[str, Any]) -> Iterator[list[int]]:
-    """Processes that run the same layers meanwhile, so that cores and memory are as busy as in a run."""
+    """Start processes that measure the same layers meanwhile, so that cores and memory are as busy as in a run.
+
+    Yields their process ids. Raises RunError if one of them ends at its start.
+    """
     running: list[subprocess.Popen[bytes]] = []
     words = [sys.executable, "-c", _COMPANION, json.dumps(setting)]
     pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
     try:
+        # A new session, because Ctrl-C at the terminal is for this process, which then ends the companions.
         running.extend(
             subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=nowhere, start_new_session=True)  # noqa: S603
             for _ in range(count)
         )
+        # Wait until each companion computes. Before that, the machine is less busy than in a run.
         if not all(one.stdout.readline() for one in running if one.stdout is not None):
             raise RunError(
                 "a process that measures beside this one has ended",
-                "is there memory for so many ranks?",
+                "free memory, or measure with fewer `ranks`",
                 code="wrong_state",
             )
         yield [one.pid for one in running]
@@ -449,8 +474,12 @@ def _companions(count: int, setting: dict[str, Any]) -> Iterator[list[int]]:
 
 
 def keep_busy(text: str) -> None:
-    """Measures what `text` says again and again, until stdin is closed. A line on stdout says that it has begun."""
+    """Repeat the measurement that the JSON `text` describes until stdin is closed.
+
+    An empty line on stdout reports that it has begun.
+    """
     setting = json.loads(text)
+    # Stdin closes when the parent ends for any reason, even by SIGKILL.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(setting["threads"])
     workload = Workload.read(setting["workload"], on_meta=True).by(setting["by"])
@@ -458,14 +487,14 @@ def keep_busy(text: str) -> None:
     device = torch.device(setting["device"])
     if device.type == "cpu":
         keep_freed()
-    has_told = False
+    has_reported = False
 
-    def told(_done: int, _remark: str) -> None:
-        nonlocal has_told
-        if not has_told:
+    def report_start(_done: int, _remark: str) -> None:
+        nonlocal has_reported
+        if not has_reported:
             sys.stdout.write("\n")
             sys.stdout.flush()
-        has_told = True
+        has_reported = True
 
     while True:
         for rows in setting["batch_sizes"]:
@@ -479,7 +508,7 @@ def keep_busy(text: str) -> None:
                 memory_bytes=setting["memory_bytes"],
                 seconds=_LONG_S,
                 found={},
-                tell=told,
+                tell=report_start,
                 measured=lambda: None,
             )
 

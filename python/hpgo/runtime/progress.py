@@ -1,4 +1,7 @@
-"""What this process does, and whom it waits for: for those who watch it. A rank is a process, so there is one of it."""
+"""Progress of this process: what it does, and which ranks it waits for. Failure detection reads it.
+
+A rank is a process, so there is one object per process.
+"""
 
 from __future__ import annotations
 
@@ -17,54 +20,57 @@ if TYPE_CHECKING:
     from hpgo.programs.program import Program
 
 ALL = "all"
-"""Waits for every rank."""
+"""Value of `waits` while a rank waits for every rank."""
 SAVE = "save"
-"""Waits for the save that this rank takes part in."""
+"""Value of `waits` while a rank waits for the save that it takes part in."""
 _KINDS = {"F": "the forward pass", "B": "the backward pass", "I": "the backward pass", "W": "the backward pass"}
+# The order matters: of ranks between the same collective steps, one that works is behind one that waits for a
+# reduction, which is behind one that waits in the next collective step.
 _WORK, _SUMS, _MEETING = range(3)
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressEvent:
-    """What a rank does at a moment."""
+    """Progress of a rank at one moment."""
 
     rank: int
     stages: tuple[int, ...] | None
-    """That it holds; None before it knows."""
+    """Stages that the rank holds; None before it knows them."""
     host: str
     machine: str
-    """Where `pid` means the same process."""
+    """Name of the scope in which `pid` identifies a process."""
     pid: int
     born: str
-    """When the process began, as its system counts: numbers of processes are used again."""
+    """Start time of the process, by its system's clock, because process ids are reused."""
     does: str
     place: tuple[int, int]
-    """How far it is: meetings of all ranks that are behind it, and work, sums or the next meeting."""
+    """Progress of the rank: the number of its completed collective steps, and whether it works, reduces or is in the
+    next one."""
     waits: int | tuple[int, ...] | str | None
-    """For a rank, for the last of some, for `ALL` or `SAVE`."""
+    """The rank that this one waits for, ranks of which it waits for the last, `ALL`, `SAVE`, or None."""
     save: tuple[int, bool] | None
-    """How far a save is that runs beside the steps, and whether it waits for the other ranks."""
+    """Progress of a save beside the steps, and whether it waits for other ranks; None if there is none."""
     is_lost: bool
-    """Whether it has heard that another rank is gone, and not which one."""
+    """Whether the rank knows that another rank is gone, but not which one."""
     has_left: bool
 
     def __str__(self) -> str:
         return f"{who(self.rank, self.stages, self.host)}, last seen in {self.does}"
 
     def written(self, beat: int) -> bytes:
-        """For `read`; another `beat` makes it another text."""
+        """Return the event as bytes for `read`. Another `beat` makes other bytes."""
         return f"{beat} {json.dumps(asdict(self))}".encode()
 
     @classmethod
     def read(cls, raw: bytes) -> ProgressEvent:
-        """What was written."""
+        """Return the event that `written` has encoded."""
         given: dict[str, Any] = json.loads(raw.partition(b" ")[2])
         lists: dict[str, Any] = {name: tuple(value) for name, value in given.items() if isinstance(value, list)}
         return cls(**{**given, **lists})
 
 
 def who(rank: int, stages: Sequence[int] | None, host: str) -> str:
-    """A rank in words.
+    """Describe a rank in words.
 
     >>> who(3, (1,), "box")
     'rank 3 of stage 1 on box'
@@ -77,48 +83,50 @@ def who(rank: int, stages: Sequence[int] | None, host: str) -> str:
 
 
 def stages_of(program: Program, rank: int) -> tuple[int, ...]:
-    """The stages that a rank holds."""
+    """Return the stages that a rank holds."""
     held = [number for number, stage in enumerate(program.stages) if rank in stage.devices]
-    if not program.schedule.actions[:, 0].any():  # forward alone: a host's stage is the same on all its routes
+    # In inference, a host has the same stage in all pipeline replicas that it serves, so name it once.
+    if not program.schedule.actions[:, 0].any():
         held = sorted({number % program.schedule.chain_length for number in held})
     return tuple(held)
 
 
 class Progress:
-    """Whoever does something that may take long, or waits for other ranks, says so here, before."""
+    """Progress of this process. Code reports here before it does something long or waits for other ranks."""
 
     def __init__(self) -> None:
         self.begin(0)
 
     def begin(self, rank: int, stages: tuple[int, ...] | None = None) -> None:
-        """Makes this process a rank of a run; nothing of an earlier one counts."""
+        """Make this process a rank of a run, and forget earlier progress."""
         self.rank, self.stages = rank, stages
         self.waits: int | tuple[int, ...] | str | None = None
         self.step: int | None = None
-        """The one that runs."""
+        """Number of the step that runs; None between steps."""
         self.save: tuple[int, bool] | None = None
         self.saves = ""
-        """What is saved beside the steps; empty if nothing is."""
+        """Description of the save that runs beside the steps; empty if there is none."""
         self.is_lost = False
         self._words = "the start"
         self._engine: Any = None
         self._meetings, self._phase = 0, _WORK
 
     def does(self, words: str) -> None:
-        """It works at something by itself."""
+        """Record what the rank works on by itself."""
         self._words, self._engine, self._phase = words, None, _WORK
 
     def acts(self, engine: Any) -> None:
-        """It runs the actions of a step; `engine.last_action` says which."""
+        """Record that the rank runs the actions of a step. `engine.last_action` is the current one."""
         self._engine, self._phase = engine, _WORK
 
     def sums(self, words: str) -> None:
-        """It has done its part, and waits for sums over some ranks."""
+        """Record that the rank has done its part, and waits for a reduction over some ranks."""
         self._words, self._engine, self._phase = words, None, _SUMS
 
     @contextmanager
     def meets(self, words: str) -> Iterator[None]:
-        """All ranks come together, in the same order of such meetings. If that fails, it stays what this rank does."""
+        """Record a collective step within this context. All ranks make these steps in the same order."""
+        # No `finally`: if the step fails, other ranks must see where this one failed.
         before = self._words, self._engine
         self._words, self._engine, self._phase, self.waits = words, None, _MEETING, ALL
         yield
@@ -128,7 +136,7 @@ class Progress:
 
     @contextmanager
     def waiting(self, whom: int | tuple[int, ...] | str) -> Iterator[None]:
-        """It waits for others in the middle of something."""
+        """Record within this context that the rank waits for others in the middle of something."""
         self.waits = whom
         yield
         self.waits = None
@@ -137,6 +145,8 @@ class Progress:
         return f"{who(self.rank, self.stages, socket.gethostname())}, {self._what()}"
 
     def _what(self) -> str:
+        # Build the text only when it is asked for: the engine changes its action thousands of times between two
+        # heartbeats.
         action = None if self._engine is None else self._engine.last_action
         words = self._words
         if action is not None:
@@ -144,7 +154,7 @@ class Progress:
         return words if self.step is None else f"step {self.step}, {words}"
 
     def report(self, *, has_left: bool = False) -> ProgressEvent:
-        """As it is now."""
+        """Return the progress as it is now."""
         pid = os.getpid()
         machine, born = _identity(pid)
         return ProgressEvent(
@@ -164,22 +174,24 @@ class Progress:
 
 
 HERE = Progress()
-"""Of this process."""
+"""Progress of this process."""
 
 
 def born(pid: int) -> str:
-    """When a process of this machine began, in ticks of its clock; empty where there is none, or nobody knows."""
+    """Return the start time of a process on this node, in clock ticks; empty if it can't be read."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
 
 
-@cache  # by process, since processes fork
+# A forked child has another id, so the cache has an entry for each process.
+@cache
 def _identity(pid: int) -> tuple[str, str]:
-    """Where the number of this process counts, and when it began."""
+    """Return the scope in which this process's id is valid, and its start time."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        # Containers number their processes separately, so an id is valid in its namespace only.
         space = Path("/proc/self/ns/pid").readlink()
     except OSError:
         return "", ""

@@ -1,4 +1,4 @@
-"""Numbers in few bits: uniform steps between two ends, after a clamp, packed without gaps."""
+"""Quantization of floats to few bits: uniform steps between two bounds, after a clamp, packed without gaps."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import math
 import torch
 
 BITS = (2, 3, 4, 5, 6, 8, 16)
-"""Widths that values may travel in."""
+"""Bit widths of quantized values."""
 _REACH = {2: 2.83, 3: 3.89, 4: 5.03, 5: 6.20, 6: 7.41, 8: 9.90}
-"""Of the clamp, in mean distances from the mean: there, numbers of a Laplace distribution lose least squared error."""
+"""Bounds of the clamp, in mean absolute deviations from the mean. They minimize the squared error for a Laplace
+distribution."""
 _TOGETHER = 8
-"""Numbers that are packed into as many bytes as each has bits."""
+"""Number of values that are packed together. Each group takes one byte per bit of width."""
 ENDS_BYTES = 16
-"""In front of packed numbers: the lower end and the step, in double precision."""
+"""Size of the header of packed values: the lower bound and the step, in double precision."""
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Of so many numbers with their ends.
+    """Return the size in bytes of `count` packed values with their header.
 
     >>> packed_bytes(1024, 4) - ENDS_BYTES
     512
@@ -26,12 +27,14 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 def pack(tensor: torch.Tensor, bits: int, room: torch.Tensor) -> None:
-    """Writes the numbers into `room`, as many bytes as `packed_bytes` says.
+    """Write the values of `tensor` into `room`, whose size in bytes is that of `packed_bytes`.
 
-    Each becomes the nearest of 2^bits steps from `low` to `high`, which are the least and the largest number, or nearer
-    to the mean where the clamp is: what `unpack` gives is off by half a step, (high - low) / (2^bits - 1) / 2, at most,
-    and beyond the clamp by what lies beyond it, too.
+    Each value becomes the nearest of 2^bits steps from `low` to `high`. These are the smallest and the largest value,
+    or the bounds of the clamp if they are nearer to the mean. The error of `unpack` is at most half a step, (high -
+    low) / (2^bits - 1) / 2. A clamped value also has the error of its distance to the clamp.
     """
+    # In double precision, half a step bounds the error even for 16 bits, where 32-bit arithmetic would add its own
+    # rounding.
     numbers = tensor.reshape(-1).to(torch.float64)
     low, step = _ends(numbers, bits)
     room[:ENDS_BYTES].view(torch.float64).copy_(torch.stack([low, step]))
@@ -47,12 +50,13 @@ def pack(tensor: torch.Tensor, bits: int, room: torch.Tensor) -> None:
         packed.copy_(rows)
         return
     shifts = torch.arange(_TOGETHER, device=rows.device) * bits
+    # Eight codes of at most 6 bits fit into one 64-bit word, so a single sum packs them.
     words = (rows << shifts).sum(1)
     packed.copy_(words.view(torch.uint8).view(-1, 8)[:, :bits])
 
 
 def unpack(room: torch.Tensor, bits: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """The numbers that `pack` wrote."""
+    """Return the values that `pack` has written, as a tensor of this shape and dtype."""
     low, step = room[:ENDS_BYTES].view(torch.float64)
     packed = room[ENDS_BYTES:].view(-1, bits)
     if bits == 16:
@@ -70,11 +74,13 @@ def unpack(room: torch.Tensor, bits: int, shape: tuple[int, ...], dtype: torch.d
 
 
 def _ends(numbers: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The lower end, and a step, which is no zero."""
+    """Return the lower bound, and the step, which is not 0."""
     low, high = torch.aminmax(numbers)
+
     if bits in _REACH:
         mean = numbers.mean()
         reach = _REACH[bits] * (numbers - mean).abs().mean()
         low, high = torch.maximum(low, mean - reach), torch.minimum(high, mean + reach)
     step = (high - low) / (2**bits - 1)
+    # Equal values give a step of 0, and 0 / 0 in `pack`. With any other step, all codes are 0 and unpack exactly.
     return low, torch.where(step > 0, step, torch.ones_like(step))

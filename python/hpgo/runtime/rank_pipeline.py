@@ -1,4 +1,4 @@
-"""The base of both pipelines: a rank joins the others, builds its stages, and leaves."""
+"""Base of the training and inference pipelines: a rank joins the others, builds its stages, and leaves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankOptions:
-    """Options of a rank, whether it trains or infers. All ranks have the same."""
+    """Options of a rank for training and inference. All ranks have the same."""
 
     seed: int
     dtype: torch.dtype | None
@@ -69,7 +69,7 @@ class RankOptions:
         find_nan: bool,
         shared_memory: bool,
     ) -> RankOptions:
-        """Check the arguments of `Pipeline` and `InferencePipeline` and find the device. Raises ArgumentError."""
+        """Check the arguments of `Pipeline` and `InferencePipeline` and find the device. Raise ArgumentError."""
         found = device_of_rank(device)
         seed = check_int("seed", seed, least=0, most=MOST_SEED)
         limits = Limits(timeout_s, silence_s, grace_s)
@@ -79,27 +79,28 @@ class RankOptions:
         return cls(seed, dtype, autocast, found, limits, find_nan, shared_memory)
 
     def cast(self) -> AbstractContextManager[Any]:
-        """Return the context in which layers compute."""
+        """Return the autocast context in which layers compute; a null context without autocast."""
         return nullcontext() if self.autocast is None else torch.autocast(self.device.type, dtype=self.autocast)
 
 
 class RankPipeline(ABC):
-    """The stages of one rank, and its session among the other ranks.
+    """Stages of one rank, and its session among the other ranks.
 
-    A subclass says in `_kind` and `_facts` what ranks must agree on, and builds its stages in `_build`.
+    A subclass returns in `_kind` and `_facts` what ranks must agree on, and builds its stages in `_build`.
     """
 
     _state: RankState
     parts: dict[int, StageModule]
-    """The layers that this rank holds, by stage."""
+    """Layers that this rank holds, by stage."""
 
     def __init__(self, runnable: Runnable, workload: Workload | str, options: RankOptions) -> None:
         self.program, self.device, self._options = runnable.program, options.device, options
         self._failed = False
         self.preempted = False
-        """Whether SIGTERM has asked a rank to end, the same on all ranks."""
+        """Whether SIGTERM has asked a rank to end; the same on all ranks."""
         if self.device.type == "cpu":
             keep_freed()
+        # Before joining: a wrong number of ranks would otherwise only show as a timeout.
         check_place(self.program)
         self._session = RankSession(options.limits)
         try:
@@ -110,11 +111,12 @@ class RankPipeline(ABC):
             self._build(runnable)
             self._recorder = Recorder(self.program, RankClock(self.device))
             self.steps = 0
-            """Steps that have been done, or streams that have passed."""
+            """Number of steps done, or of streams for inference."""
             self._notice = guards.notice()
             if self._notice is not None:
                 self._notice.has_steps = True
             HERE.does("the time before the first step")
+        # The other ranks may wait for this one already, so tell them that it ends.
         except BaseException as error:
             self._fail(error)
             self.close()
@@ -125,6 +127,7 @@ class RankPipeline(ABC):
         read = Workload.read(workload, seed=self._options.seed) if isinstance(workload, str) else workload
         check_is("workload", read, Workload, "give a Workload, or a name such as `gpt:layers=2`")
         if not runnable.names_layers:
+            # A plan of `hpgo partition` only counts layers. The number shows which unit of layers it means.
             read = read.counting(int(self.program.stages[-1].layers[-1]))
             self.program = with_layers(self.program, read.layers)
         self.mine = self.program.for_rank(dist.get_rank())
@@ -135,7 +138,8 @@ class RankPipeline(ABC):
         options, workload = self._options, self.workload
         agree(
             {
-                "way to run": self._kind(),
+                "kind of run": self._kind(),
+                # A hash, because a plan of many ranks is long and every rank sends its facts to all others.
                 "plan": hashlib.sha256(self.program.to_json().encode()).hexdigest()[:12],
                 "workload": hashlib.sha256(repr((workload.layers, workload.ties)).encode()).hexdigest()[:12],
                 "kind of device": self.device.type,
@@ -162,10 +166,12 @@ class RankPipeline(ABC):
     def _stage_modules(self, held: set[int], *, chains: int | None = None) -> list[StageModule]:
         """Return the modules of all stages of the first `chains` chains, or of all; only `held` ones take memory."""
         program, length = self.program, self.program.schedule.chain_length
+        # Only schedules with W passes split backward passes. All others keep torch's own layers.
         splits = any(KINDS[kind] == "W" for kind in set(program.schedule.actions[:, 0].tolist()))
         found: list[StageModule] = []
         for begin in range(0, length * chains if chains else len(program.stages), length):
             layers = [stage.layers for stage in program.stages[begin : begin + length]]
+            # Of stages on other ranks, only the shapes at their cuts are needed.
             only = {stage - begin for stage in held if begin <= stage < begin + length}
             found += self.workload.parts(
                 layers, dtype=self._options.dtype, seed=self._options.seed, only=only, split_backward=splits
@@ -187,22 +193,26 @@ class RankPipeline(ABC):
         return self.mine.rank
 
     def timeline(self, step: int | None = None) -> Timeline:
-        """The last step as the ranks ran it, or one of the last 100, counted from 0. Every rank must ask, and gets all.
+        """Return the last step as the ranks ran it, or one of the last 100 by its number from 0.
 
-        Rows are ranks. All times are by the clock of rank 0, to which this adds what other machines' clocks are ahead.
-        Raises ArgumentError for a step that is not known, RunError if another rank is lost.
+        All ranks must call it.
+
+        Rows are ranks. All times are by the clock of rank 0, corrected for the offsets of other nodes' clocks. Raises
+        ArgumentError for a step that is not recorded, and RunError if another rank is lost.
         """
         return self._recorder.timeline(self.steps - 1 if step is None else step)
 
     def usual_step(self) -> int:
-        """The step of median length, by rank 0, of the last 100 without the first of them. Every rank must ask.
+        """Return the step of median length on rank 0, of the last 100 without the first of them.
 
-        Raises ArgumentError before the first step, RunError if another rank is lost.
+        All ranks must call it.
+
+        Raises ArgumentError before the first step, and RunError if another rank is lost.
         """
         return self._recorder.usual_step()
 
     def _load(self, folder: str | os.PathLike[str]) -> Checkpoint | None:
-        """Load the newest checkpoint in `folder`; None if there is none."""
+        """Load the newest checkpoint in `folder`. Return None if there is none."""
         found = latest(folder)
         if found is not None:
             load(found, self._state)
@@ -214,8 +224,8 @@ class RankPipeline(ABC):
             raise Preempted
         if self._failed:
             raise RunError(
-                "a step of this run has failed, and left it half done",
-                f"make another {type(self).__name__}",
+                "a step of this run has failed, so its state is incomplete",
+                f"create another {type(self).__name__}",
                 code="wrong_state",
             )
 
@@ -234,22 +244,23 @@ class RankPipeline(ABC):
         self.close()
 
     def _fail(self, error: BaseException) -> None:
-        """Let the other ranks hear of an error. They may be gone, and can't help to save any more."""
+        """Report an error to the other ranks. They may be gone, so nothing more is saved with them."""
         self._failed = True
         guards.charge(error)
         if self._session.guards and not isinstance(error, SystemExit):
-            guards.is_first_to_tell()  # as Python does, when it ends by the error
+            # Python prints the error when this process ends by it. Claim the report, so that no other rank repeats it.
+            guards.is_first_to_tell()
 
 
 @contextmanager
 def naming_rank(hint: str) -> Iterator[None]:
-    """Name the rank and what it did in errors that pass; `hint` says where those come from that aren't hpgo's."""
+    """Add the rank and its action to errors within this context. `hint` is for errors that are not hpgo's."""
     try:
         yield
     except HpgoError as failure:
         raise failure.reworded(f"{HERE}: {failure.message}") from failure
     except Exception as failure:
-        said = f"{HERE}: {type(failure).__name__}: {first_line(failure)}"
+        message = f"{HERE}: {type(failure).__name__}: {first_line(failure)}"
         if is_of_others(failure):
-            raise guards.lost() or LostRankError(said, LOST) from failure
-        raise RunError(said, hint) from failure
+            raise guards.lost() or LostRankError(message, LOST) from failure
+        raise RunError(message, hint) from failure

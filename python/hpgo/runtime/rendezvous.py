@@ -1,4 +1,4 @@
-"""How ranks find each other, and make sure that they run the same."""
+"""Rendezvous: ranks find each other, and check that they run the same."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from hpgo.runtime.failure_detection import Limits
 
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What launchers set for each process."""
+"""Environment variables that launchers set for each process."""
 _met: list[tuple[Any, int]] = []
-"""The store of this process, and how often its ranks have joined by it."""
+"""The store of this process, and the number of runs that it has joined."""
 _watches = itertools.count()
 _ANSWER_S = 0.05
-"""How often rank 0 looks for ranks that ask for the name of their attempt."""
+"""Interval in seconds at which rank 0 checks for ranks that ask for the name of their attempt."""
 LOST = "another rank was lost, or took too long"
 
 
 @contextmanager
 def translate_errors(what: str, hint: str) -> Iterator[None]:
-    """Makes an error of hpgo of what torch raises."""
+    """Convert errors of torch within this context to errors of hpgo."""
     try:
         yield
     except HpgoError:
@@ -50,74 +50,88 @@ def translate_errors(what: str, hint: str) -> Iterator[None]:
 
 
 def is_of_others(failure: Exception) -> bool:
-    """Whether torch raises it because something is wrong with another rank."""
+    """Return whether torch raises `failure` because something is wrong with another rank."""
+    # Gloo raises a plain RuntimeError, so its name in the text is the only mark.
     return isinstance(failure, dist.DistError) or "gloo" in str(failure)
 
 
 @contextmanager
 def together(words: str) -> Iterator[None]:
-    """What all ranks do together; raises RunError if another one is lost."""
-    with HERE.meets(words), translate_errors(f"the ranks don't come together for {words}", LOST):
+    """Report a collective step within this context. Raise RunError if another rank is lost."""
+    with HERE.meets(words), translate_errors(f"not all ranks reached {words}", LOST):
         yield
 
 
 @contextmanager
 def lost(where: str) -> Iterator[None]:
-    """Makes a LostRankError of what torch raises where all that can go wrong is that another rank is gone."""
+    """Convert RuntimeErrors of torch within this context to LostRankError.
+
+    It is for code that can only fail because another rank is gone.
+    """
     try:
         yield
     except HpgoError:
         raise
     except RuntimeError as failure:
-        said = f"{where}: {type(failure).__name__}: {first_line(failure)}"
-        raise guards.lost() or LostRankError(said, LOST) from failure
+        message = f"{where}: {type(failure).__name__}: {first_line(failure)}"
+        raise guards.lost() or LostRankError(message, LOST) from failure
 
 
 def first_line(failure: BaseException) -> str:
-    """What an exception says first, without the place in C++ that torch may put before it, and advice behind it."""
+    """Return the first line of an exception's text, without the C++ location and the advice that torch may add."""
     line = str(failure).strip().partition("\n")[0]
     return re.sub(r"^\[[^]]*\.c(c|pp):[0-9]+\] ", "", line).partition(". This is typically")[0]
 
 
 def is_launched() -> bool:
-    """Whether a launcher has given this process a place among others."""
+    """Return whether a launcher has given this process a place among others."""
     return all(name in os.environ for name in LAUNCHED)
 
 
 def place() -> tuple[int, int]:
-    """The rank that a launcher has given this process, and how many there are. Raises RunError if they are none."""
+    """Return the rank that a launcher gave this process, and the number of ranks.
+
+    Raise RunError if they are invalid.
+    """
     rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
     if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
         raise RunError(
-            f"RANK is `{rank}` and WORLD_SIZE is `{size}`", "launchers set both to whole numbers, rank 0 first"
+            f"RANK is `{rank}` and WORLD_SIZE is `{size}`, but RANK must be a number below WORLD_SIZE",
+            "set RANK to a number from 0 to WORLD_SIZE - 1",
         )
     return int(rank), int(size)
 
 
 def meet(timeout_s: float) -> Any:
-    """The store that all ranks of this launch share, and none before them. Raises RunError if it can't be reached."""
+    """Return the store that all ranks of this launch share, without keys of earlier ones.
+
+    Raise RunError if it can't be reached.
+    """
     if not _met:
         rank, size = place()
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         with translate_errors(
-            f"the ranks don't meet at {where}", "is the port free, the address that of rank 0, and do all start?"
+            f"the ranks don't meet at {where}",
+            "check that the port is free, that the address is that of rank 0, and that all ranks start",
         ):
             store = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))))[0]
             if _may_be_used_before():
                 store = dist.PrefixStore(f"hpgo/{_attempt(store, rank, size)}", store)
+            # Keep the store open for the whole process: if rank 0 closed it between runs, other ranks could not meet
+            # again.
             _met.append((store, 0))
     return _met[0][0]
 
 
 def store_of_run(timeout_s: float) -> Any:
-    """The part of that store which this run alone uses: a process may join one run after the other."""
+    """Return the part of that store that only this run uses, because a process may join several runs in turn."""
     store = meet(timeout_s)
     _met[0] = store, _met[0][1] + 1
     return dist.PrefixStore(f"hpgo/{_met[0][1]}", store)
 
 
 def _may_be_used_before() -> bool:
-    """Whether the launcher keeps the store, and may start its ranks again."""
+    """Return whether the launcher keeps the store and may restart its ranks."""
     return (
         os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
         and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
@@ -125,13 +139,15 @@ def _may_be_used_before() -> bool:
 
 
 def _attempt(store: Any, rank: int, size: int) -> str:
-    """A name that the ranks which have been started together share, and none of those before them knew.
+    """Return a name that is shared by the ranks started together, and unknown to ranks started before them.
 
-    How often torchrun has started them is none: each of its agents counts for itself. In a store that was used before,
-    only what answers a question of one's own is new, so rank 0 draws the name, and tells it to those that ask.
+    The number of torchrun's restarts is no such name, because each of its agents counts separately. In a store with old
+    keys, only the answer to a new question is certain to be new. So rank 0 draws the name and sends it to each rank
+    that asks.
     """
     if rank == 0:
         name = uuid4().hex
+        # A clone has its own connection. A thread that waits on a shared one would block the main thread's requests.
         threading.Thread(target=_answer, args=(store.clone(), name, size), daemon=True).start()
         return name
     question = uuid4().hex
@@ -142,9 +158,9 @@ def _attempt(store: Any, rank: int, size: int) -> str:
 
 
 def _answer(store: Any, name: str, size: int) -> None:
-    """Tells all other ranks the name; what those before them have asked is answered, too, and nobody hears it."""
+    """Send the name to all other ranks. Old questions get an answer, too, which no process reads."""
     left = set(range(1, size))
-    with suppress(RuntimeError):  # torch's: whoever kept the store is gone
+    with suppress(RuntimeError):  # torch raises it when the process that keeps the store is gone
         while left:
             for rank in [one for one in left if store.check([_asks(one)])]:
                 store.set(_answers(store.get(_asks(rank)).decode()), name)
@@ -165,14 +181,15 @@ def _knows(name: str, rank: int) -> str:
 
 
 def guard(limits: Limits, tell: Callable[[RunError], None] = guards.say) -> bool:
-    """Guards this process as a rank of its launch; returns whether `guards.end` must follow.
+    """Guard this process as a rank of its launch. Return whether `guards.end` must follow.
 
-    `tell` says why the run is over where the main thread does not come to it.
+    `tell` reports why the run is over where the main thread can't.
     """
     if guards.are_there():
         return False
     if is_launched():
         rank, size = place()
+        # Each run has its own prefix, so that a verdict on one run does not end the next.
         store = dist.PrefixStore(f"hpgo/watch/{next(_watches)}", meet(limits.timeout_s))
         HERE.begin(rank)
         return guards.begin(store.clone(), rank, size, limits, tell)
@@ -181,7 +198,7 @@ def guard(limits: Limits, tell: Callable[[RunError], None] = guards.say) -> bool
 
 
 def check_place(program: Program) -> None:
-    """Raises RunError unless this launch has a rank for each device of `program`; waits for nobody."""
+    """Raise RunError unless this launch has a rank for each device of `program`. Does not wait for other ranks."""
     if dist.is_initialized():
         _check_size(program, dist.get_world_size())
     elif is_launched():
@@ -189,7 +206,7 @@ def check_place(program: Program) -> None:
     elif program.world_size > 1:
         missing = ", ".join(name for name in LAUNCHED if name not in os.environ)
         raise RunError(
-            f"the plan is for {program.world_size} ranks, and this process is alone: {missing} not set",
+            f"the plan is for {program.world_size} ranks, but this process is alone: {missing} not set",
             f"start it with `torchrun --nproc-per-node {program.world_size}`, or run the plan with `hpgo run`",
         )
 
@@ -197,23 +214,23 @@ def check_place(program: Program) -> None:
 def _check_size(program: Program, size: int) -> None:
     if size != program.world_size:
         raise RunError(
-            f"the plan is for {program.world_size} ranks, and {size} were started",
-            f"start {program.world_size}: one for each device of its cluster, idle ones too",
+            f"the plan is for {program.world_size} ranks, but {size} were started",
+            f"start {program.world_size} ranks, one for each device of its cluster, idle ones included",
             code="wrong_state",
         )
 
 
 def leave() -> None:
-    """Undoes `RankSession.join`."""
+    """Leave the process group that `RankSession.join` created."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def agree(facts: dict[str, str]) -> None:
-    """Compares what the ranks are about to run with what rank 0 is; all of them raise RunError where one differs."""
+    """Compare the facts of all ranks with the facts of rank 0. All ranks raise RunError if one differs."""
     mine = {"version of hpgo": __version__, "version of torch": torch.__version__, **facts}
     everyone: list[Any] = [None] * dist.get_world_size()
-    with together("the comparison of what they run"):
+    with together("the comparison of plans and options"):
         dist.all_gather_object(everyone, mine)
     for rank, theirs in enumerate(everyone):
         for what, value in everyone[0].items():

@@ -1,4 +1,4 @@
-"""One rank's session: it joins the other ranks, holds the process groups of a run, and gives them back."""
+"""Session of one rank: it joins the other ranks, holds the process groups of a run, and releases them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class NeighbourGroups:
-    """What carries messages to higher ranks, and to lower ones; every rank makes it."""
+    """Transport of messages to higher and to lower ranks. Every rank creates it."""
 
     def __init__(self, device: torch.device, timeout_s: float, *, shared_memory: bool = True) -> None:
-        """On CPUs, ranks of one machine pass tensors on in memory that they share, unless `shared_memory` is off."""
+        """Create the transport. On CPUs, ranks of one node use shared memory, unless `shared_memory` is False."""
         world = dist.group.WORLD
         self._made: list[Any] = []
         self._neighbours: Neighbours | None = None
@@ -35,35 +35,35 @@ class NeighbourGroups:
             self._made = [dist.new_group() for _ in range(2)]
             self.up, self.down = self._made
         elif shared_memory:
-            with together("the exchange of memory"):
+            with together("the setup of shared memory"):
                 self.up = self.down = self._neighbours = Neighbours(world, timeout_s)
         else:
             self.up = self.down = world
 
     def to(self, peer: int) -> Any:
-        """What carries messages to a rank."""
+        """Return the transport of messages to a rank."""
         return self.up if peer > dist.get_rank() else self.down
 
     def of(self, peer: int) -> Any:
-        """What brings those from a rank."""
+        """Return the transport of messages from a rank."""
         return self.up if peer < dist.get_rank() else self.down
 
     def close(self) -> None:
-        """Gives it back; the ranks stay together."""
+        """Release the transport. The ranks stay together."""
         if self._neighbours is not None:
             self._neighbours.close()
         destroy(self._made)
 
 
 def destroy(groups: Sequence[Any]) -> None:
-    """Gives back process groups, as far as this rank is in them."""
+    """Release process groups, as far as this rank is a member."""
     for one in groups:
         if one is not dist.GroupMember.NON_GROUP_MEMBER:
             dist.destroy_process_group(one)
 
 
 class Groups:
-    """Process groups for sums, and for torch's pipelining; every rank makes all of them, in one order."""
+    """Process groups for reductions and for torch's pipelining. Every rank creates all of them, in the same order."""
 
     def __init__(
         self,
@@ -73,49 +73,54 @@ class Groups:
         *,
         pipelines: Sequence[tuple[int, ...]] = (),
     ) -> None:
-        """`sums` are the ranks of each sum of gradients, `joining` the stages whose layers sum over their replicas.
+        """Create the groups. `sums` are the ranks of each gradient reduction.
 
-        `pipelines` are the ranks of each replica, where torch passes tensors on.
+        `joining` are the stages whose layers exchange sums with their replicas. `pipelines` are the ranks of each
+        pipeline replica, for torch's pipelining.
         """
         everyone = tuple(range(program.world_size))
         world = dist.group.WORLD
         self.sums: dict[tuple[int, ...], Any] = {
-            ranks: world if ranks == everyone else dist.new_group(list(ranks)) for ranks in sums
+            # The world group exists anyway. A second group of the same ranks would open another connection between all
+            # of them.
+            ranks: world if ranks == everyone else dist.new_group(list(ranks))
+            for ranks in sums
         }
-        """Those that sum gradients, by ranks."""
+        """Groups of gradient reductions, by their ranks."""
         self.replicas: dict[int, Any] = {
             number: dist.new_group(list(program.stages[number].devices))
             for number in joining
             if len(program.stages[number].devices) > 1
         }
-        """Those whose layers ask for sums over the replicas of their stage, by stage."""
+        """Groups of stages whose layers exchange sums with their replicas, by stage."""
         self.pipelines: dict[tuple[int, ...], Any] = {ranks: dist.new_group(list(ranks)) for ranks in pipelines}
-        """Those that torch's pipelining passes tensors on in, by ranks."""
-        made = (*self.sums.values(), *self.replicas.values(), *self.pipelines.values())
-        self._made = [one for one in made if one is not world]
+        """Groups of torch's pipelining, by their ranks."""
+        groups = (*self.sums.values(), *self.replicas.values(), *self.pipelines.values())
+        self._made = [one for one in groups if one is not world]
 
     def close(self) -> None:
-        """Gives them back; the ranks stay together."""
+        """Release the groups. The ranks stay together."""
         destroy(self._made)
 
 
 class RankSession:
-    """One process as a rank of a run, from `join` to `close`, and the groups that it gives back at the end."""
+    """One process as a rank of a run, from `join` to `close`, with the groups that it releases at the end."""
 
     def __init__(self, limits: Limits) -> None:
-        """Guards this process, unless it is guarded already."""
+        """Guard this process, unless it is guarded already."""
         self._patience_s = limits.patience_s
         self._joined = False
         self._held: list[Groups | NeighbourGroups] = []
         self.guards = guard(limits)
-        """Whether the guards end with it."""
+        """Whether the guards end with this session."""
 
     def join(self, program: Program, device: torch.device) -> None:
-        """Makes this process one of the ranks of `program`.
+        """Make this process one of the ranks of `program`.
 
-        It takes the place that the launcher's variables give it, or, where a process group is there already, its rank
-        in that, which `check_place` has found to fit. Raises RunError if the ranks don't find each other.
+        It takes the rank of the launcher's variables, or of an existing process group, which `check_place` has checked.
+        Raises RunError if the ranks don't find each other.
         """
+        # A user's own process group is used as it is, and stays after the session.
         self._joined = not dist.is_initialized()
         if self._joined:
             backend = "nccl" if device.type == "cuda" else "gloo"
@@ -127,9 +132,9 @@ class RankSession:
             HERE.stages = stages_of(program, rank)
             guards.tell_now()
             with (
-                HERE.meets("the meeting of the ranks"),
+                HERE.meets("the rendezvous of the ranks"),
                 translate_errors(
-                    "the ranks don't find each other", "did all start, and do their machines reach each other?"
+                    "the ranks don't find each other", "check that all started, and that their nodes reach each other"
                 ),
             ):
                 timeout = timedelta(seconds=self._patience_s)
@@ -137,13 +142,14 @@ class RankSession:
         HERE.rank, HERE.stages = dist.get_rank(), stages_of(program, dist.get_rank())
 
     def hold(self, given: Groups | NeighbourGroups) -> None:
-        """Gives that back, too, in the end, before what was held earlier."""
+        """Release `given` at the end, before everything that was held earlier."""
         self._held.append(given)
 
     def close(self) -> None:
-        """Leaves the other ranks."""
+        """Release everything held, and leave the other ranks."""
         HERE.does("the end")
         with HERE.waiting(ALL):
+            # The reverse order of creation, on every rank, because destroying a group may be collective.
             while self._held:
                 self._held.pop().close()
             if self._joined:

@@ -1,9 +1,9 @@
-"""Messages between processes of one machine, through memory that both of them see.
+"""Messages between processes of one node, through shared memory.
 
-What gloo carries is copied into the system and out of it, by a thread that has to wake up before it can wake up the one
-that waits. Here the sender copies a tensor into shared memory and says in a pipe where it lies; the receiver, which
-looks into that pipe again and again before it sleeps, copies it out. Memory is used again once it was copied out, so
-there is as much of it as is under way at once. Messages arrive in the order in which they were sent.
+Gloo copies a message into the kernel and out of it, by a thread that must wake up before it can wake the waiting one.
+Here the sender copies a tensor into shared memory and writes its position into a pipe. The receiver polls that pipe
+before it sleeps, and copies the tensor out. Memory is reused once its message was copied out, so its size is that of
+the messages under way. Messages arrive in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     import torch
 
 _SPIN_S = 0.002
-"""For how long a rank looks for a message, if it has a core of its own, before it sleeps until there is one. To wake up
-takes a tenth of a millisecond or more."""
+"""Time in seconds for which a rank with a core of its own polls for a message before it sleeps. Waking up takes 0.1 ms
+or more."""
 _RECORD, _CALLER = struct.Struct("=qq"), struct.Struct("=q")
 _READY, _TAKEN = -1, -2
-"""Instead of a place in memory: so many receives are posted, so many messages were copied out."""
+"""Kinds of records instead of a position: the number of receives posted, and of messages copied out."""
 _ALIGNED = 64
-"""Bytes, as memory of torch's own."""
+"""Alignment in bytes, like that of torch's own memory."""
 _READ_BYTES = 256 * _RECORD.size
 _copy = ctypes.memmove
-"""Of bytes. Beside a pass that has used the caches, each function of torch takes some twenty microseconds to call."""
+"""Copy bytes. When a pass has filled the caches, a call of a torch function takes about 20 µs, which this avoids."""
 
 
 class _Memory:
-    """A file without a name that one of two processes writes and the other one reads. It only grows."""
+    """An anonymous file that one of two processes writes and the other reads. It only grows."""
 
     def __init__(self, file: int) -> None:
         self.file = file
@@ -56,14 +56,17 @@ class _Memory:
         self._end = 0
 
     def grow(self, size_bytes: int) -> range:
-        """Makes it at least so much larger, and twice as large at least: few parts are to be mapped. Returns where."""
+        """Grow the memory by `size_bytes` or more, at least to twice its size, so that few parts are mapped.
+
+        Returns the range of new offsets.
+        """
         begin, pages = self._end, -(-size_bytes // mmap.ALLOCATIONGRANULARITY)
         os.ftruncate(self.file, begin + max(pages * mmap.ALLOCATIONGRANULARITY, begin))
         self._map()
         return range(begin, self._end)
 
     def address(self, offset: int) -> int:
-        """Of one of its bytes; those that it grew by at once follow each other."""
+        """Return the address of the byte at `offset`. Bytes from one call of `grow` are contiguous."""
         if offset >= self._end:
             self._map()
         part = bisect_right(self._begins, offset) - 1
@@ -73,56 +76,58 @@ class _Memory:
         begin, self._end = self._end, os.fstat(self.file).st_size
         self._begins.append(begin)
         size_bytes = self._end - begin
+        # Parts stay mapped at their addresses while the file grows, so positions of messages under way stay valid.
         self._parts.append((ctypes.c_char * size_bytes).from_buffer(mmap.mmap(self.file, size_bytes, offset=begin)))
         self._addresses.append(ctypes.addressof(self._parts[-1]))
 
     def close(self) -> None:
-        """It is gone once the other process has closed it, too."""
+        """Close the file. The memory is freed once the other process has closed it, too."""
         self._parts.clear()
         os.close(self.file)
 
 
 class Neighbour:
-    """Another rank of this machine."""
+    """Connection to another rank of this node."""
 
     def __init__(self, rank: int, *, is_alone: bool, timeout_s: float) -> None:
-        """`is_alone` if this process has a core of its own to wait on."""
+        """Create the sending end. `is_alone` means that this process has a core of its own, on which it can poll."""
         self.rank, self._spin_s, self._timeout_s = rank, _SPIN_S * is_alone, timeout_s
         self._out = _Memory(os.memfd_create(f"hpgo-to-{rank}", os.MFD_CLOEXEC))
-        self._given, self._says = os.pipe()
-        os.set_blocking(self._says, False)
-        self._unsaid: SimpleQueue[bytes] | None = None
+        self._given, self._pipe_out = os.pipe()
+        # A sender that blocked on a full pipe could deadlock with a receiver that does the same.
+        os.set_blocking(self._pipe_out, False)
+        self._backlog: SimpleQueue[bytes] | None = None
         self._fresh = range(0)
-        """Memory that no message has used."""
+        """Range of memory that no message has used yet."""
         self._free: dict[int, list[int]] = {}
-        """By size, places that are empty again."""
+        """Positions that are free again, by size."""
         self._under_way: deque[tuple[int, int]] = deque()
-        """Offset and bytes of what was sent and not copied out."""
+        """Position and size of messages that were sent and not copied out."""
         self._sent = self._posted = 0
         self.ready = self.received = 0
-        """How many receives the other has posted, and how many of its messages were copied out here."""
+        """Number of receives that the other rank has posted, and number of its messages copied out here."""
         self._expected: deque[torch.Tensor] = deque()
         self._arrived: deque[tuple[int, int]] = deque()
         self._in: _Memory
-        self._hears: int
+        self._pipe_in: int
         self._poll = select.poll()
 
     def hand_out(self, to: socket.socket) -> None:
-        """Gives the other one its ends of what this one has made."""
+        """Send the other rank its ends of the pipe and of the memory."""
         socket.send_fds(to, [b"!"], [self._out.file, self._given])
         os.close(self._given)
 
     def take_in(self, source: socket.socket) -> None:
-        """Gets the ends of what the other one has made."""
+        """Receive the ends that the other rank has created."""
         _, files, _, _ = socket.recv_fds(source, 1, 2)
         if len(files) != 2:
-            raise dist.DistError(f"rank {self.rank} of this machine is gone")
-        self._in, self._hears = _Memory(files[0]), files[1]
-        os.set_blocking(self._hears, False)
-        self._poll.register(self._hears, select.POLLIN)
+            raise dist.DistError(f"rank {self.rank} of this node is gone")
+        self._in, self._pipe_in = _Memory(files[0]), files[1]
+        os.set_blocking(self._pipe_in, False)
+        self._poll.register(self._pipe_in, select.POLLIN)
 
     def send(self, tensor: torch.Tensor) -> _Send:
-        """Sends a tensor that lies in one piece; what it becomes afterwards does not matter."""
+        """Send a contiguous tensor. It may be changed right afterwards."""
         size_bytes = tensor.nbytes
         room_bytes = -(-size_bytes // _ALIGNED) * _ALIGNED
         offset = self._place(room_bytes)
@@ -130,11 +135,11 @@ class Neighbour:
             _copy(self._out.address(offset), tensor.data_ptr(), size_bytes)
         self._sent += 1
         self._under_way.append((offset, room_bytes))
-        self._say(offset, size_bytes)
+        self._write(offset, size_bytes)
         return _Send(self, self._sent)
 
     def _place(self, room_bytes: int) -> int:
-        """Where there is room for a message."""
+        """Return the offset of free memory for a message."""
         free = self._free.setdefault(room_bytes, [])
         if not free:
             self._read()
@@ -147,14 +152,14 @@ class Neighbour:
         return offset
 
     def receive(self, tensor: torch.Tensor) -> _Receive:
-        """The next message that has not been asked for goes into this tensor, which lies in one piece."""
+        """Receive the next message into `tensor`, which must be contiguous."""
         self._posted += 1
         self._expected.append(tensor)
-        self._say(_READY, self._posted)
+        self._write(_READY, self._posted)
         return _Receive(self, self._posted)
 
     def deliver(self) -> None:
-        """Copies out the next message, as soon as it is there."""
+        """Copy out the next message, as soon as it has arrived."""
         while not self._arrived:
             self.listen()
         offset, size_bytes = self._arrived.popleft()
@@ -164,26 +169,26 @@ class Neighbour:
         if size_bytes:
             _copy(tensor.data_ptr(), self._in.address(offset), size_bytes)
         self.received += 1
-        self._say(_TAKEN, self.received)
+        self._write(_TAKEN, self.received)
 
     def listen(self) -> None:
-        """Waits until the other one has said something."""
+        """Wait until the other rank has written a record."""
         until_s = time.perf_counter() + self._spin_s
         while not self._read():
             if time.perf_counter() < until_s:
                 os.sched_yield()
             elif not self._poll.poll(1e3 * self._timeout_s):
-                raise dist.DistError(f"rank {self.rank} has said nothing for {self._timeout_s:g} s")
+                raise dist.DistError(f"rank {self.rank} has sent nothing for {self._timeout_s:g} s")
 
     def _read(self) -> bool:
-        """Takes note of all that the other one has said since; whether there was anything."""
+        """Process all records that the other rank has written. Return whether there were any."""
         try:
-            said = os.read(self._hears, _READ_BYTES)
+            records = os.read(self._pipe_in, _READ_BYTES)
         except BlockingIOError:
             return False
-        if not said:
-            raise dist.DistError(f"rank {self.rank} of this machine is gone")
-        for offset, number in _RECORD.iter_unpack(said):
+        if not records:
+            raise dist.DistError(f"rank {self.rank} of this node is gone")
+        for offset, number in _RECORD.iter_unpack(records):
             if offset >= 0:
                 self._arrived.append((offset, number))
             elif offset == _READY:
@@ -193,41 +198,43 @@ class Neighbour:
                 self._free[room_bytes].append(place)
         return True
 
-    def _say(self, offset: int, number: int) -> None:
+    def _write(self, offset: int, number: int) -> None:
         record = _RECORD.pack(offset, number)
-        if self._unsaid is not None:
-            self._unsaid.put(record)
+        if self._backlog is not None:
+            self._backlog.put(record)
             return
         try:
-            os.write(self._says, record)
-        except BlockingIOError:  # thousands wait there; from now on a thread does that waits for room
-            self._unsaid = SimpleQueue()
-            self._unsaid.put(record)
-            threading.Thread(target=self._catch_up, args=(self._unsaid,), daemon=True).start()
+            os.write(self._pipe_out, record)
+        except BlockingIOError:
+            # The pipe is full with thousands of records. From now on a thread writes, because it may block.
+            self._backlog = SimpleQueue()
+            self._backlog.put(record)
+            threading.Thread(target=self._catch_up, args=(self._backlog,), daemon=True).start()
         except BrokenPipeError:
-            if offset >= 0:  # else it has all that it wanted
-                raise dist.DistError(f"rank {self.rank} of this machine is gone") from None
+            # The other rank may leave once it has all its messages. Only a message that it can't get is an error.
+            if offset >= 0:
+                raise dist.DistError(f"rank {self.rank} of this node is gone") from None
 
-    def _catch_up(self, unsaid: SimpleQueue[bytes]) -> None:
-        os.set_blocking(self._says, True)
+    def _catch_up(self, backlog: SimpleQueue[bytes]) -> None:
+        os.set_blocking(self._pipe_out, True)
         with suppress(BrokenPipeError):
-            while record := unsaid.get():
-                os.write(self._says, record)
-        os.close(self._says)
+            while record := backlog.get():
+                os.write(self._pipe_out, record)
+        os.close(self._pipe_out)
 
     def close(self) -> None:
-        """The other one hears that this one has gone, once it has heard all before."""
+        """Close the connection. The other rank sees it after all records before."""
         for memory in (self._out, self._in):
             memory.close()
-        os.close(self._hears)
-        if self._unsaid is None:
-            os.close(self._says)
+        os.close(self._pipe_in)
+        if self._backlog is None:
+            os.close(self._pipe_out)
         else:
-            self._unsaid.put(b"")
+            self._backlog.put(b"")
 
 
 class _Send:
-    """A message on its way out."""
+    """A message that was sent."""
 
     __slots__ = ("_number", "_to")
 
@@ -235,13 +242,13 @@ class _Send:
         self._to, self._number = to, number
 
     def wait(self) -> None:
-        """Until the other rank has a place for it."""
+        """Wait until the other rank has posted the receive of it."""
         while self._to.ready < self._number:
             self._to.listen()
 
 
 class _Receive:
-    """A message on its way in."""
+    """A message to be received."""
 
     __slots__ = ("_from", "_number")
 
@@ -249,53 +256,59 @@ class _Receive:
         self._from, self._number = source, number
 
     def wait(self) -> None:
-        """Until it is there."""
+        """Wait until the message has been copied into the tensor."""
         while self._from.received < self._number:
             self._from.deliver()
 
 
 class Neighbours:
-    """Carries messages as a process group does, past that group where both ranks are on one machine."""
+    """Transport with the interface of a process group, which bypasses the group between ranks of one node."""
 
     def __init__(self, group: Any, timeout_s: float) -> None:
-        """All ranks of `group` make it together. Raises what torch raises where one is lost."""
+        """Connect to the ranks of this node.
+
+        All ranks of `group` call it together. Raises torch's error if one is lost.
+        """
         self._group, self._of = group, _introduced(group, timeout_s)
 
     def send(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> Any:
-        """Sends one tensor, and does not wait; `wait` of what it returns does."""
+        """Send one tensor without waiting. The result's `wait` waits for the receive."""
         near = self._of.get(peer)
         return self._group.send(tensors, peer, tag) if near is None else near.send(tensors[0])
 
     def recv(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> Any:
-        """Has the next message of a rank go into a tensor; it is there after `wait` of what it returns."""
+        """Receive the next message of a rank into a tensor. It has arrived after `wait` of the result."""
         near = self._of.get(peer)
         return self._group.recv(tensors, peer, tag) if near is None else near.receive(tensors[0])
 
     def close(self) -> None:
-        """Undoes it; the process group stays."""
+        """Close all connections. The process group stays."""
         for near in self._of.values():
             near.close()
         self._of.clear()
 
 
 def _introduced(group: Any, timeout_s: float) -> dict[int, Neighbour]:
-    """All other ranks of this machine, with which this one has exchanged ends of pipes and memory."""
+    """Return connections to all other ranks of this node, with which it has exchanged ends of pipes and memory."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     where, name = _where(), b""
     with ExitStack() as open_:
         if where:
             door = open_.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             door.settimeout(timeout_s)
-            door.bind("")  # the system gives it a name that no file has
+            door.bind("")  # Linux chooses an abstract name, which leaves no file behind
             door.listen(size)
             name = door.getsockname()
         doors: list[Any] = [None] * size
+        # Ranks without neighbors take part, too, because the gathering is collective.
         dist.all_gather_object(doors, (where, name), group=group)
         here = [other for other, (theirs, _) in enumerate(doors) if where and theirs == where]
+        # Polling helps only if every rank has a core. Otherwise it would take time from the rank that is awaited.
         is_alone = len(here) <= len(os.sched_getaffinity(0)) if here else False
         near = {other: Neighbour(other, is_alone=is_alone, timeout_s=timeout_s) for other in here if other != rank}
         calls: dict[int, socket.socket] = {}
         for other in near:
+            # The higher rank of each pair calls, so that each pair has exactly one connection.
             if other < rank:
                 call = open_.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 call.settimeout(timeout_s)
@@ -305,10 +318,12 @@ def _introduced(group: Any, timeout_s: float) -> dict[int, Neighbour]:
         while len(calls) < len(near):
             call = open_.enter_context(door.accept()[0])
             call.settimeout(timeout_s)
+            # An abstract socket has no file permissions, so check that the caller runs as the same user.
             _, user, _ = struct.unpack("=iII", call.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if user == os.geteuid():
                 calls[_CALLER.unpack(call.recv(_CALLER.size, socket.MSG_WAITALL))[0]] = call
         for other, call in calls.items():
+            # Hand out all ends before taking any in, so that no two ranks wait for each other.
             near[other].hand_out(call)
         for other, call in calls.items():
             near[other].take_in(call)
@@ -316,7 +331,7 @@ def _introduced(group: Any, timeout_s: float) -> dict[int, Neighbour]:
 
 
 def _where() -> str:
-    """What processes have in common that may share memory; empty where the system has none that lies in no file."""
+    """Return a name shared by the processes that can share memory; empty if the system has no anonymous files."""
     try:
         os.close(os.memfd_create("hpgo"))
         space = str(Path("/proc/self/ns/net").readlink())

@@ -1,8 +1,8 @@
-"""Backward passes in two halves: gradients of inputs at once, those of weights when somebody asks for them.
+"""Backward passes in two parts: input gradients at once, and weight gradients later.
 
-Linear layers and convolutions become functions of autograd whose backward pass returns the gradient of what they read
-and puts that of their weights into a queue. All other parameters have theirs after the first half: little is to be
-computed for them. Outside of `Queue.filling`, a backward pass is whole.
+Linear layers and convolutions become autograd functions. Their backward pass returns the gradient of their input, and
+puts the computation of the weight gradient into a queue. All other parameters get their gradients in the first part,
+because these cost little. Outside of `Queue.filling`, a backward pass is complete.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ if TYPE_CHECKING:
 
 
 class Queue:
-    """Gradients of weights that are still to be computed, by micro-batch."""
+    """Queue of weight gradients that are still to be computed, by micro-batch."""
 
     def __init__(self) -> None:
         self._left: dict[int, list[Callable[[], None]]] = {}
         self._now: int | None = None
 
     def __deepcopy__(self, _: Any) -> Queue:
-        return self  # modules that are copied stay in their part
+        return self  # copied modules must share the queue of their stage
 
     @contextmanager
     def filling(self, micro_batch: int) -> Iterator[None]:
-        """Within it, backward passes leave gradients of weights for `run(micro_batch)`."""
+        """Make backward passes within this context leave weight gradients for `run(micro_batch)`."""
+        # A second pass would mix its gradients with the ones that are still queued.
         if micro_batch in self._left:
             raise ArgumentError(
-                f"gradients of weights of micro-batch {micro_batch} are already waiting",
-                "run them before they are new",
+                f"weight gradients of micro-batch {micro_batch} are already queued",
+                "call `run` for this micro-batch first",
                 code="wrong_state",
             )
         self._now, self._left[micro_batch] = micro_batch, []
@@ -49,22 +50,22 @@ class Queue:
             self._now = None
 
     def run(self, micro_batch: int) -> None:
-        """Computes what `filling(micro_batch)` left, and adds it to the `grad` of parameters."""
+        """Compute the weight gradients that `filling(micro_batch)` left, and add them to the `grad` of parameters."""
         if micro_batch not in self._left:
             raise ArgumentError(
-                f"no gradients of weights of micro-batch {micro_batch} are waiting",
-                "its half for inputs comes first",
+                f"no weight gradients of micro-batch {micro_batch} are queued",
+                "run its input-gradient pass first",
                 code="wrong_state",
             )
         for compute in self._left.pop(micro_batch):
             compute()
 
     def clear(self) -> None:
-        """Drops what is left, after a step that failed."""
+        """Drop all deferred computations, after a step that failed."""
         self._left.clear()
 
     def later(self, compute: Callable[[], None]) -> bool:
-        """Keeps `compute` and returns True, unless backward passes are whole now."""
+        """Queue `compute` and return True. If backward passes are complete now, do nothing and return False."""
         if self._now is None:
             return False
         self._left[self._now].append(compute)
@@ -72,10 +73,11 @@ class Queue:
 
 
 def install(module: nn.Module, queue: Queue) -> None:
-    """Makes the linear layers and convolutions in `module` leave gradients of weights to `queue`."""
+    """Make the linear layers and convolutions in `module` leave weight gradients to `queue`."""
     for found in module.modules():
         if type(found) is nn.Linear:
             found.__class__, found.queue = SplitLinear, queue
+        # Other padding modes and padding by name compute the padding outside of the convolution.
         elif type(found) is nn.Conv2d and found.padding_mode == "zeros" and not isinstance(found.padding, str):
             found.__class__, found.queue = SplitConv2d, queue
         elif isinstance(found, Addmm):
@@ -83,33 +85,34 @@ def install(module: nn.Module, queue: Queue) -> None:
 
 
 class SplitLinear(nn.Linear):
-    """What `install` makes of a linear layer."""
+    """A linear layer after `install`."""
 
     queue: Queue
 
     def forward(self, given: Tensor) -> Tensor:
-        """As before."""
+        """Compute the same result as torch's layer."""
         return linear(given, self.weight, self.bias, self.queue)
 
 
 class SplitConv2d(nn.Conv2d):
-    """What `install` makes of a convolution."""
+    """A convolution after `install`."""
 
     queue: Queue
 
     def forward(self, given: Tensor) -> Tensor:
-        """As before."""
+        """Compute the same result as torch's layer."""
         options = {name: list(getattr(self, name)) for name in ("stride", "padding", "dilation")}
         return conv2d(given, self.weight, self.bias, self.queue, **options, groups=self.groups)
 
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """An operation on an input, a weight and possibly a bias, and its three gradients."""
+    """An operation on an input, a weight and possibly a bias, with its three gradients."""
 
     run: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     inputs: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """Of the output's gradient, the input and the weight; so is the next."""
+    """Gradient of the input, from the output's gradient, the input and the weight. `weights` takes the same arguments.
+    """
     weights: Callable[[Tensor, Tensor, Tensor], Tensor]
     bias: Callable[[Tensor], Tensor]
 
@@ -130,6 +133,7 @@ _ADDMM = _Operation(
 
 def _convolution(stride: list[int], padding: list[int], dilation: list[int], groups: int) -> _Operation:
     def gradients(gradient: Tensor, given: Tensor, weight: Tensor, *wanted: bool) -> Any:
+        # The last flag is for the bias, whose gradient is a plain sum.
         mask = [*wanted, False]
         return torch.ops.aten.convolution_backward(
             gradient, given, weight, None, stride, padding, dilation, False, [0, 0], groups, mask
@@ -148,7 +152,7 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 class Addmm(nn.Module):
-    """A linear layer whose weight is kept transposed."""
+    """A linear layer whose weight is stored transposed."""
 
     queue: Queue | None = None
 
@@ -157,28 +161,28 @@ class Addmm(nn.Module):
         self.bias, self.weight = bias, weight
 
     def forward(self, given: Tensor) -> Tensor:
-        """`given @ weight + bias`."""
+        """Return `given @ weight + bias`."""
         if self.queue is None:
             return torch.addmm(self.bias, given, self.weight)
         return addmm(self.bias, given, self.weight, self.queue)
 
 
 def linear(given: Tensor, weight: Tensor, bias: Tensor | None, queue: Queue) -> Tensor:
-    """`torch.nn.functional.linear`; `weight` and `bias` are parameters."""
-    made: Tensor = _Split.apply(given, weight, bias, queue, _LINEAR)
-    return made
+    """Compute `torch.nn.functional.linear`. `weight` and `bias` are parameters."""
+    output: Tensor = _Split.apply(given, weight, bias, queue, _LINEAR)
+    return output
 
 
 def addmm(bias: Tensor, given: Tensor, weight: Tensor, queue: Queue) -> Tensor:
-    """`torch.addmm`; `weight` and `bias` are parameters."""
-    made: Tensor = _Split.apply(given, weight, bias, queue, _ADDMM)
-    return made
+    """Compute `torch.addmm`. `weight` and `bias` are parameters."""
+    output: Tensor = _Split.apply(given, weight, bias, queue, _ADDMM)
+    return output
 
 
 def conv2d(given: Tensor, weight: Tensor, bias: Tensor | None, queue: Queue, **options: Any) -> Tensor:
-    """`torch.nn.functional.conv2d`; `weight` and `bias` are parameters, and `options` all that follows them."""
-    made: Tensor = _Split.apply(given, weight, bias, queue, _convolution(**options))
-    return made
+    """Compute `torch.nn.functional.conv2d`. `weight` and `bias` are parameters, `options` all arguments after them."""
+    output: Tensor = _Split.apply(given, weight, bias, queue, _convolution(**options))
+    return output
 
 
 class _Split(torch.autograd.Function):
@@ -187,13 +191,14 @@ class _Split(torch.autograd.Function):
         ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, queue: Queue, operation: _Operation
     ) -> Tensor:
         ctx.save_for_backward(given, weight)
+        # The parameters themselves, besides the saved tensors, because the deferred computation writes to their `grad`.
         ctx.weight, ctx.bias, ctx.queue, ctx.operation = weight, bias, queue, operation
         return operation.run(given, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         operation, weight, bias = ctx.operation, ctx.weight, ctx.bias
-        given, held = (tensor.to(gradient.dtype) for tensor in ctx.saved_tensors)  # autocast may have left others
+        given, held = (tensor.to(gradient.dtype) for tensor in ctx.saved_tensors)  # autocast saves other types
         for_given, for_weight, for_bias = ctx.needs_input_grad[:3]
         inputs = operation.inputs(gradient, given, held) if for_given else None
 
@@ -209,6 +214,7 @@ class _Split(torch.autograd.Function):
                 if found is not None:
                     parameter.grad = found if parameter.grad is None else parameter.grad.add_(found)
 
+        # Autograd accepts None as the gradient of a parameter. The queue adds the real one to `grad` later.
         if not (for_weight or for_bias) or ctx.queue.later(add):
             return inputs, None, None, None, None
         return inputs, *compute(), None, None

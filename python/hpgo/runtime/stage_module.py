@@ -1,4 +1,4 @@
-"""Parts of a model: the layers of one stage as a module, which takes and gives the tensors that cross its two cuts."""
+"""Stage modules: the layers of one stage, with the tensors that cross the cuts before and behind it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A tensor that crosses a cut, or comes from outside.
+    """A tensor that crosses a cut, or an input of the model.
 
     >>> import torch
     >>> Value("block-1", by_row=True, has_gradient=True, shape=(8,), dtype=torch.float32).shape_of(3)
@@ -34,44 +34,44 @@ class Value:
     """
 
     name: str
-    """`<layer id>`, with `:<number>` behind it if the layer makes several; or `input:<number>`."""
+    """`<layer id>`, followed by `:<number>` if the layer returns several; or `input:<number>`."""
     by_row: bool
-    """Whether dimension 0 counts samples, so that rows travel by themselves; if not, it travels whole."""
+    """Whether dimension 0 counts samples, so that rows can be sent separately. If not, the whole tensor is sent."""
     has_gradient: bool
     shape: tuple[int, ...]
-    """Of one sample if `by_row`, else of the whole."""
+    """Shape of one sample if `by_row`, else of the whole tensor."""
     dtype: torch.dtype
 
     @property
     def is_input(self) -> bool:
-        """Whether it comes from outside of the model."""
+        """Whether it is an input of the model."""
         return self.name.startswith("input:")
 
     def shape_of(self, rows: int) -> tuple[int, ...]:
-        """Its whole shape where a pass has so many rows."""
+        """Return the whole shape in a pass of `rows` rows."""
         return (rows, *self.shape) if self.by_row else self.shape
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One layer as a part calls it; values are numbered from 0, those that the part takes first."""
+    """Call of one layer in a stage. Values are numbered from 0, those that the stage takes first."""
 
     module: int
     reads: tuple[int | tuple[int, ...], ...]
-    """Its arguments; some are tuples of values."""
+    """Arguments of the layer. Some are tuples of values."""
     makes: tuple[int, ...]
-    """Of what it returns, in order; -1 where nobody reads it."""
+    """Numbers of the returned values, in order; -1 for a value that nothing reads."""
     keeps_leaves: tuple[int, ...]
-    """Which of `reads`, by position, it would change in place: received ones are copied before."""
+    """Positions in `reads` that the layer changes in place. Received tensors are copied before."""
     drops: tuple[int, ...]
-    """Values that nobody reads any more."""
+    """Values that no later layer reads."""
 
 
 class StageModule(nn.Module):
-    """Layers of one stage, nothing else of the model; made by `Workload.parts`.
+    """Layers of one stage, without any other layer of the model. Created by `Workload.parts`.
 
-    `part(*values, rows=…)` takes what `takes` says, in that order, and returns a tuple as `gives` says. Values that
-    only pass through are returned as they came.
+    `part(*values, rows=…)` takes the values listed in `takes`, in that order, and returns a tuple as listed in `gives`.
+    Values that only pass through are returned unchanged.
     """
 
     def __init__(
@@ -91,8 +91,9 @@ class StageModule(nn.Module):
         self.layers = layers
         self.takes, self.gives = takes, gives
         self._names = tuple(modules)
+        # A list, because layer ids may contain dots, which names of submodules may not.
         self._modules_in_order = nn.ModuleList(modules.values())
-        # Found once: looking a module up, or what it lacks, takes as long as a small layer.
+        # Look these up once. Finding a submodule or a missing attribute takes as long as a small layer.
         self._calls = tuple(
             (module, getattr(module, "wants_rows", False), call)
             for call, module in ((call, self._modules_in_order[call.module]) for call in calls)
@@ -100,27 +101,30 @@ class StageModule(nn.Module):
         self._given, self._row_dimensions, self._dtype = given, row_dimensions, dtype
         self._queue = queue
         self.finder: Finder | None = None
-        """Looks at all that layers make, once `find_nan` was called."""
+        """Checker of all values that layers make, once `find_nan` was called; else None."""
 
     def forward(self, *values: Tensor, rows: int) -> tuple[Tensor, ...]:
-        """Runs the layers on `rows` samples."""
+        """Run the layers on `rows` samples. Raise ArgumentError for tensors of wrong number or shape."""
         if len(values) != len(self.takes):
             raise ArgumentError(
-                f"the part from `{self.layers[0] if self.layers else ''}` got {pluralize(len(values), 'tensor')}, "
+                f"the stage from `{self.layers[0] if self.layers else ''}` got {pluralize(len(values), 'tensor')}, "
                 f"but it takes {len(self.takes)}",
-                "see its `takes`",
+                "give the tensors listed in its `takes`",
             )
-        begin_layers()  # those computed everywhere have run in other parts, and draw the same again
+        # Layers computed everywhere run in several stages of one pass, and must draw the same numbers in each.
+        begin_layers()
         held: dict[int, Tensor] = {}
         finder = self.finder
         for at, (value, tensor) in enumerate(zip(self.takes, values, strict=True)):
             if tensor.shape != value.shape_of(rows):
                 raise ArgumentError(
-                    f"`{value.name}` has the shape {tuple(tensor.shape)}, not {value.shape_of(rows)}",
-                    "inputs have the shapes of the workload's example, with a row for each sample",
+                    f"`{value.name}` has the shape {tuple(tensor.shape)}, but must have {value.shape_of(rows)}",
+                    "give inputs with the shapes of the workload's example, with a row for each sample",
                 )
             if value.is_input and self._dtype is not None and tensor.is_floating_point():
-                tensor = tensor.to(self._dtype)  # noqa: PLW2901 -- data is cast as weights are
+                tensor = tensor.to(self._dtype)  # noqa: PLW2901 -- inputs are cast like weights
+            # Tensors travel with samples in dimension 0, so that rows are contiguous. Layers get them in their own
+            # order.
             held[at] = tensor.movedim(0, self._row_dimensions[at]) if self._row_dimensions.get(at) else tensor
             if finder is not None:
                 finder.takes(value.name, at, held[at], is_input=value.is_input)
@@ -128,13 +132,15 @@ class StageModule(nn.Module):
             arguments: list[Any] = [
                 tuple(held[one] for one in at) if isinstance(at, tuple) else held[at] for at in call.reads
             ]
+            # In-place changes of leaves that require gradients raise in autograd.
             for position in call.keeps_leaves:
                 arguments[position] = arguments[position].clone()
-            made = module(*arguments, rows=rows) if wants_rows else module(*arguments)
-            made = made if isinstance(made, (tuple, list)) else (made,)
+            result = module(*arguments, rows=rows) if wants_rows else module(*arguments)
+            result = result if isinstance(result, (tuple, list)) else (result,)
             if finder is not None:
-                finder.makes(self._names[call.module], module, zip(call.makes, made, strict=True))
-            held |= {at: tensor for at, tensor in zip(call.makes, made, strict=True) if at >= 0}
+                finder.makes(self._names[call.module], module, zip(call.makes, result, strict=True))
+            held |= {at: tensor for at, tensor in zip(call.makes, result, strict=True) if at >= 0}
+            # Without this, values would live until the end of the stage, and its peak memory would grow with its depth.
             for at in call.drops:
                 del held[at]
         return tuple(
@@ -143,7 +149,7 @@ class StageModule(nn.Module):
         )
 
     def by_layer(self) -> dict[str, dict[str, Tensor]]:
-        """Parameters and kept buffers of each layer that has any, by name: `{layer id: {name: tensor}}`."""
+        """Return parameters and persistent buffers of each layer that has any: `{layer id: {name: tensor}}`."""
         found = {
             layer: dict(module.state_dict(keep_vars=True))
             for layer, module in zip(self._names, self._modules_in_order, strict=True)
@@ -152,45 +158,45 @@ class StageModule(nn.Module):
 
     @property
     def joins(self) -> bool:
-        """Whether it has layers that exchange sums with the other replicas of the stage, once they have been joined."""
+        """Whether the stage has layers that exchange sums with its other replicas, once they are joined."""
         return any(batch_norm.joinable(self))
 
     def join(self, group: Any) -> None:
-        """Lets batch normalisations count the rows of all ranks in `group`, the replicas of this stage.
+        """Make batch normalizations count the rows of all ranks in `group`, the replicas of this stage.
 
-        Forward and backward passes then exchange their sums in it, so it must be used for nothing else meanwhile, and
-        all of its ranks must run the same passes. Without, each replica normalises its own rows.
+        Forward and backward passes then communicate in the group. So nothing else may use it, and all its ranks must
+        run the same passes. Without this call, each replica normalizes its own rows.
         """
         for one in batch_norm.joinable(self):
             one.group = group
 
     def queueing(self, micro_batch: int) -> AbstractContextManager[None]:
-        """Within it, backward passes leave the gradients of linear layers and convolutions for later.
+        """Make backward passes within this context defer weight gradients of linear layers and convolutions.
 
-        Raises ArgumentError unless the part was made with `split_backward`.
+        Raises ArgumentError unless the module was created with `split_backward`.
         """
         return self._queued().filling(micro_batch)
 
     def run_weight_gradients(self, micro_batch: int) -> None:
-        """Computes what `queueing(micro_batch)` left, and adds it to the `grad` of parameters."""
+        """Compute the gradients that `queueing(micro_batch)` deferred, and add them to the `grad` of parameters."""
         self._queued().run(micro_batch)
 
     def forget(self) -> None:
-        """Drops what is left of a step that failed."""
+        """Drop the deferred gradients of a step that failed."""
         if self._queue is not None:
             self._queue.clear()
 
     def _queued(self) -> Queue:
         if self._queue is None:
             raise ArgumentError(
-                "this part makes whole backward passes",
-                "ask `Workload.parts` for one with `split_backward=True`",
+                "this stage can't split backward passes",
+                "create it by `Workload.parts` with `split_backward=True`",
                 code="wrong_state",
             )
         return self._queue
 
     def find_nan(self) -> None:
-        """From now on all that layers make is looked at, and what is no number raises RunError with the layer."""
+        """Check all values that layers make from now on. A NaN or infinite value raises RunError with the layer."""
         readers: dict[int, tuple[str, ...]] = {}
         for _, _, call in self._calls:
             for one in call.reads:
@@ -199,24 +205,24 @@ class StageModule(nn.Module):
         self.finder = Finder(readers)
 
     def layer(self, name: str) -> nn.Module:
-        """The module of one layer. Raises ArgumentError if it has none of this name."""
+        """Return the module of one layer. Raise ArgumentError if the stage has no layer of this name."""
         check_is("the layer", name, str, "give its id")
         if name not in self._names:
             raise ArgumentError(
-                f"the part has no layer `{shorten(name)}`", did_you_mean(name, self._names), code="unknown_name"
+                f"the stage has no layer `{shorten(name)}`", did_you_mean(name, self._names), code="unknown_name"
             )
         return self._modules_in_order[self._names.index(name)]
 
 
 def check_stages(stages: Sequence[Sequence[str]], layers: Sequence[str]) -> None:
-    """Raises ArgumentError unless `stages` hold `layers`, each once; names what differs first."""
+    """Raise ArgumentError unless `stages` hold each of `layers` once. The message names the first difference."""
     asked = [layer for stage in stages for layer in stage]
     known = set(layers)
     for at, layer in enumerate(asked):
         if layer not in known:
             here = layers[at] if at < len(layers) else None
             raise ArgumentError(
-                f"the plan's layer {at + 1} is `{layer}`, which the workload lacks; "
+                f"the plan's layer {at + 1} is `{layer}`, but the workload has no such layer; "
                 + (f"its layer {at + 1} is `{here}`" if here is not None else f"it has {len(layers)} layers"),
                 "plan with a profile of this workload, or name the workload that the plan was made for",
             )

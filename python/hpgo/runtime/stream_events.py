@@ -1,4 +1,4 @@
-"""What a rank has done with one micro-batch of a stream, and when: for those who watch it."""
+"""Events of a micro-batch in an inference stream on one rank, for observers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ if TYPE_CHECKING:
     Watch = Callable[["Moment"], object]
 
 KINDS = ("pass", "pack", "send", "receive", "unpack", "output")
-"""What there is: the pass through a stage's layers; the filling of a packet, the time until its place is free again, as
-far as the rank has looked; the wait for one, and its reading; and an output that is handed to whoever infers."""
+"""Kinds of events.
+
+They are the pass through a stage's layers, the filling of a packet, the time until its buffer is free again (as far as
+the rank has observed it), the wait for a packet, its reading, and the delivery of an output to the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One thing, from its begin to its end by `time.perf_counter_ns`."""
+    """One event, with its start and end by `time.perf_counter_ns`."""
 
     kind: str
-    """One of `KINDS`."""
+    """Kind of the event, one of `KINDS`."""
     micro_batch: int
     begin_ns: int
     end_ns: int
     samples: int
     size_bytes: int = 0
-    """Of the packet, if it is one's."""
+    """Size of the packet; 0 if the event has none."""
     bits: int = 0
-    """In which the packet's numbers travel; 0 as they are."""
+    """Bit width of the packet's values; 0 if they are not quantized."""

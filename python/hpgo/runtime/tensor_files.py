@@ -1,8 +1,9 @@
 """Files of named tensors in the format of safetensors.
 
-The library `safetensors` reads them. A checkpoint is written beside training steps, and for that the library's writer
-costs too much: 512 MiB take 0.15 to 0.57 s of a processor through the system's cache, and 0.08 to 0.10 s past it
-(ext4, one thread, the file synced in both cases). So `write` lays out the header itself and goes past the cache.
+The library `safetensors` reads them. Checkpoints are written while training continues, and the library's writer needs
+too much processor time for that: 512 MiB take 0.15 to 0.57 s of a core through the page cache, and 0.08 to 0.10 s
+around it (ext4, one thread, the file synced in both cases). So `write` creates the header itself and bypasses the
+cache.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ _TYPES = {
 }
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 _LENGTH_BYTES = 8
-_PAST_CACHE = getattr(os, "O_DIRECT", 0)
-"""Files go past the system's cache where it lets them: keeping there what nobody reads soon takes more of a processor
-than all else, beside steps that want it."""
+_DIRECT = getattr(os, "O_DIRECT", 0)
+"""Flag to bypass the page cache, where the system has one. Caching data that is not read soon takes more processor time
+than the rest of the write, at the cost of the training steps."""
 _BLOCK_BYTES = 2**23
-_ANOTHER = "resume from another one"
+_ANOTHER = "resume from another checkpoint"
 
 
 def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
@@ -69,29 +70,34 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> int:
     header, end = {}, 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
-            raise RunError(f"`{name}` is of {tensor.dtype}, which files of tensors don't hold", "use another type")
+            raise RunError(
+                f"`{name}` has the type {tensor.dtype}, which the safetensors format lacks", "use another type"
+            )
         begin, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
+    # The format pads the header with spaces, so that tensors start at a multiple of 8 bytes.
     text += b" " * (-len(text) % _LENGTH_BYTES)
     head = np.frombuffer(len(text).to_bytes(_LENGTH_BYTES, "little") + text, dtype=np.uint8)
     pieces = [head, *map(_bytes_of, tensors.values())]
     try:
         try:
-            _write(path, pieces, past_cache=_PAST_CACHE)
+            _write(path, pieces, direct=_DIRECT)
         except OSError as failure:
-            if failure.errno != errno.EINVAL:  # which is what a file system says that can't do without
+            # File systems without direct writes, such as some versions of tmpfs, return EINVAL.
+            if failure.errno != errno.EINVAL:
                 raise
-            _write(path, pieces, past_cache=0)
+            _write(path, pieces, direct=0)
     except OSError as failure:
-        raise refused("write", path, failure, RunError, "make room, or name another folder") from None
+        raise refused("write", path, failure, RunError, "free disk space, or name another folder") from None
     return _LENGTH_BYTES + len(text) + end
 
 
-def _write(path: Path, pieces: Sequence[Bytes], *, past_cache: int) -> None:
-    """Writes bytes one behind the other, in whole pages and from memory that begins with one, and cuts off the rest."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | past_cache, 0o666)
+def _write(path: Path, pieces: Sequence[Bytes], *, direct: int) -> None:
+    """Write pieces one after the other, in whole pages from page-aligned memory, and truncate the rest."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | direct, 0o666)
     try:
+        # Memory from mmap starts at a page, as direct writes require.
         block = np.frombuffer(mmap.mmap(-1, _BLOCK_BYTES), dtype=np.uint8)
         filled = 0
         for piece in pieces:
@@ -103,6 +109,7 @@ def _write(path: Path, pieces: Sequence[Bytes], *, past_cache: int) -> None:
                 if filled == _BLOCK_BYTES:
                     _write_all(file, block)
                     filled = 0
+        # Direct writes must be whole pages. The truncation below removes what the last one adds.
         _write_all(file, block[: -(-filled // mmap.PAGESIZE) * mmap.PAGESIZE])
         os.ftruncate(file, sum(map(len, pieces)))
         os.fsync(file)
@@ -112,36 +119,38 @@ def _write(path: Path, pieces: Sequence[Bytes], *, past_cache: int) -> None:
 
 def _write_all(file: int, block: Bytes) -> None:
     rest = block.data
+    # A signal or a full disk may cut a write short.
     while rest:
         rest = rest[os.write(file, rest) :]
 
 
 def _bytes_of(tensor: torch.Tensor) -> Bytes:
-    """The memory of a tensor on the CPU."""
+    """Return the memory of a CPU tensor as bytes."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
 class TensorFile:
-    """A file of tensors that is open for reading. Iterating over it gives the names."""
+    """A file of tensors, open for reading. Iterating over it yields the names."""
 
     def __init__(self, path: Path) -> None:
         """Raise FileError if the file can't be read, and RunError if it holds no tensors or is damaged."""
         self._path = path
         safetensors = library("safetensors", extra="torch", task="checkpoints and weights")
         try:
-            path.open("rb").close()  # the library's own errors of the system have no message fit to show
+            # Open it first, because the library's own errors for missing files have no clear message.
+            path.open("rb").close()
             self._file = safetensors.safe_open(path, framework="pt")
             self._names = tuple(self._file.keys())
         except OSError as failure:
-            raise refused("read", path, failure, RunError, "all ranks need the folder, on a disk they share") from None
+            raise refused("read", path, failure, RunError, "put the folder on a disk that all ranks share") from None
         except safetensors.SafetensorError:
-            raise RunError(f"`{path}` is no file of tensors, or a damaged one", _ANOTHER, code="damaged_file") from None
+            raise RunError(f"`{path}` is no safetensors file, or is damaged", _ANOTHER, code="damaged_file") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the type of one tensor. Raises RunError if the file lacks it, or if torch has no such type."""
+        """Return the dtype of one tensor. Raise RunError if the file lacks it, or if torch has no such type."""
         kind = self._of(name).get_dtype()
         if kind not in _TYPES:
             raise RunError(
@@ -150,11 +159,11 @@ class TensorFile:
         return _TYPES[kind]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of one tensor. Raises RunError if the file lacks it."""
+        """Return the shape of one tensor. Raise RunError if the file lacks it."""
         return tuple(self._of(name).get_shape())
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one tensor on the CPU, in memory of its own. Raises RunError like `dtype`."""
+        """Return a copy of one tensor on the CPU. Raise RunError like `dtype`."""
         self.dtype(name)
         # The library maps the file into memory. Without the copy, a tensor would change or vanish with its file.
         tensor: torch.Tensor = self._file.get_tensor(name).clone()

@@ -1,4 +1,4 @@
-"""Tracing a model with `torch.export`, and errors that name the line of the user's model."""
+"""Tracing of a model with `torch.export`, with errors that name the line of the user's model."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
 
 def trace(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
-    """Return the exported program of a model, and the symbol of its batch size; None if no size depends on it.
+    """Return the exported program of a model and the symbol of its batch size; None if no size depends on it.
 
-    Raises ArgumentError where torch can't export it.
+    Raises ArgumentError if torch can't export the model.
     """
     if isinstance(original := getattr(model, "_orig_mod", None), nn.Module):
         raise ArgumentError(
             f"{type(original).__name__} was compiled by torch.compile, which hides the layers between which it is cut",
-            "give the model as it was before, `model._orig_mod`; or compile it in place, by `model.compile()`",
+            "give the uncompiled model, `model._orig_mod`, or compile it in place by `model.compile()`",
         )
-    rows = max(2, len(inputs[0]))  # a batch of one would be taken for a constant
+    # Torch takes a dimension of 1 for a constant, so the batch must have at least 2 rows to be symbolic.
+    rows = max(2, len(inputs[0]))
     examples = tuple(one if len(one) == rows else one[:1].expand(rows, *one.shape[1:]) for one in inputs)
     weights = list(model.parameters())
     if weights and all(one.is_meta for one in weights):
@@ -41,18 +42,20 @@ def trace(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
         examples = tuple(one.to("meta") if one.is_floating_point() else one for one in examples)
     batch = torch.export.Dim("batch", min=1, max=2**20)
     was_training = model.training
+    # Export in training mode, so that dropout and batch normalization are in the graph.
     model.train()
     try:
-        with _told_once():
+        with _silence_torch():
             program = torch.export.export(
                 model, examples, dynamic_shapes=tuple({0: batch} for _ in examples), strict=False
             )
-    except Exception as error:  # whatever torch or the user's own module raises
+    except Exception as error:  # torch or the user's module may raise any error
+        # If the model fails without export, too, its own error is the more helpful one.
         _check_example(model, inputs)
         raise ArgumentError(
             f"torch can't export {type(model).__name__}{_blame(error)}: {type(error).__name__}: "
             f"{shorten(_first_line(error), 200)}",
-            "change that line: forward passes branch on no values, and keep a row for each sample; or give the model "
+            "change that line so that it branches on no values and keeps a row for each sample, or give the model "
             "as a list of modules or a hpgo.runtime.Network",
             code="unsupported",
         ) from error
@@ -64,26 +67,26 @@ def trace(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Any, Any]:
 
 
 @contextmanager
-def _told_once() -> Iterator[None]:
-    """Within it, torch writes nothing to stderr beside an exception, which would be its logs and its whole graph."""
-    disabled, said = logging.root.manager.disable, io.StringIO()
+def _silence_torch() -> Iterator[None]:
+    """Suppress what torch writes to stderr beside an exception: its logs and the whole graph."""
+    disabled, captured = logging.root.manager.disable, io.StringIO()
     logging.disable(logging.ERROR)
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(captured):
             yield
-        sys.stderr.write(said.getvalue())
+        sys.stderr.write(captured.getvalue())
     finally:
         logging.disable(disabled)
 
 
 def _check_example(model: nn.Module, inputs: Sequence[Tensor]) -> None:
-    """Raises ArgumentError for a model that does not even run on its example."""
+    """Raise ArgumentError if the model can't even run on its example."""
     if any(one.is_meta for one in model.parameters()):
         return
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             model.eval()(*inputs)  # so that running statistics stay as they are
-    except Exception as error:  # whatever the user's own module raises
+    except Exception as error:  # the user's module may raise any error
         given = ", ".join(str(tuple(one.shape)) for one in inputs)
         raise ArgumentError(
             f"{type(model).__name__} can't run on its example inputs of {given}{_blame(error)}: "
@@ -98,7 +101,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _blame(error: BaseException) -> str:
-    """The last line of the traceback that is neither torch's nor ours."""
+    """Describe the last line of the traceback that belongs neither to torch nor to hpgo; empty if there is none."""
     theirs = (str(Path(torch.__file__).parent), str(Path(__file__).parent), str(Path(traceback.__file__).parent))
     frames = [
         frame
@@ -109,7 +112,10 @@ def _blame(error: BaseException) -> str:
 
 
 def inline(program: Any) -> None:
-    """Puts what runs within `torch.no_grad()`, detached, and what runs without autocast where it is called."""
+    """Replace calls of subgraphs by their operations.
+
+    Those under `torch.no_grad()` are detached. Those without autocast are unchanged.
+    """
     graph = program.graph_module.graph
     for node in list(graph.nodes):
         name = operation_name(node.target)
@@ -138,10 +144,10 @@ def inline(program: Any) -> None:
             graph.erase_node(user)
         graph.erase_node(node)
     if any(operation_name(node.target).startswith("wrap_with_") for node in graph.nodes):
-        inline(program)  # one within another
+        inline(program)  # subgraphs can be nested
 
 
 def _detached(graph: Any, node: Any) -> Any:
-    made = graph.call_function(torch.ops.aten.detach.default, (node,))
-    made.meta = dict(node.meta)
-    return made
+    detached = graph.call_function(torch.ops.aten.detach.default, (node,))
+    detached.meta = dict(node.meta)
+    return detached

@@ -1,4 +1,4 @@
-"""Functions of the user's that make something, by name: `module:function`."""
+"""User functions that create objects, named as `module:function`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from hpgo.runtime.rendezvous import first_line
 
 
 def made_by(text: str, what: str, *, seed: int, wanted: str, others: str = "") -> Any:
-    """What the function returns that `text` names, called without arguments and with torch seeded by `seed`.
+    """Call the function that `text` names, without arguments and with torch seeded by `seed`, and return its result.
 
-    It is a module of the folder that the process is in, or of PYTHONPATH. Errors call it the `what`; `wanted` is what
-    it shall return, `others` what else could be named. Raises ArgumentError if there is none, or it raises.
+    The module is in the current folder or on PYTHONPATH. Errors call the result `what`. `wanted` describes the expected
+    type, and `others` the alternatives to such a function. Raises ArgumentError if there is no such function, or if it
+    raises.
     """
     module, _, function = text.partition(":")
+    # A console script has its own folder in `sys.path`, not the current one as `python -m` does.
     if (here := str(Path.cwd())) not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -38,6 +40,7 @@ def made_by(text: str, what: str, *, seed: int, wanted: str, others: str = "") -
             f"`module:function` names a module of the folder you are in or of PYTHONPATH{others}",
             code="user_code",
         ) from error
+    # All ranks must create the same random weights and examples.
     torch.manual_seed(seed)
     try:
         return build()
@@ -46,6 +49,6 @@ def made_by(text: str, what: str, *, seed: int, wanted: str, others: str = "") -
     except Exception as error:
         hint = f"`{function}` takes no arguments and returns {wanted}"
         if lacks_memory(error):
-            hint = "make large layers within `torch.device('meta')`: they get weights one by one, where they are needed"
-        said = f"the {what} `{shorten(text)}` raises {type(error).__name__}: {first_line(error)}"
-        raise ArgumentError(said, hint) from error
+            hint = "create large layers within `torch.device('meta')`; each gets its weights where it is needed"
+        message = f"the {what} `{shorten(text)}` raises {type(error).__name__}: {first_line(error)}"
+        raise ArgumentError(message, hint) from error

@@ -1,4 +1,4 @@
-"""What is run: a model, an example of its inputs and targets, and a loss; by name, by function or as it is given."""
+"""Workloads: a model, an example of its inputs and targets, and a loss; by name, by function, or as objects."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 class Workload:
     """A model with an example of its data and its loss.
 
-    `model` is a `Network`, or a list, `nn.Sequential` or dict of modules that feed each other in order. The examples
-    have the batch as their first dimension; without a data set, they are repeated. `loss(outputs, targets)` is the mean
-    over the samples that it is given, or their sum; where samples count differently, `weight(targets)` gives the number
-    that each counts, and `loss` is the mean weighted by them.
+    `model` is a `Network`, or a list, `nn.Sequential` or dict of modules that feed each other in order, or any other
+    module, which is exported. The first dimension of the examples is the batch. Without a data set, the examples are
+    repeated. `loss(outputs, targets)` is the mean over the samples that it gets, or their sum. If samples count
+    differently, `weight(targets)` returns the weight of each, and `loss` is the mean weighted by them.
 
     >>> toy = Workload([nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)], torch.zeros(2, 4), torch.zeros(2, 2),
     ...                loss=nn.functional.mse_loss)
@@ -73,27 +73,29 @@ class Workload:
         check_is("`name`", name, str, "give text")
         self.loss, self.weight, self.name = loss, weight, name
         self.is_on_meta = False
-        """Whether its weights have no values, and take no memory."""
+        """Whether its weights are on the meta device, without values or memory."""
         self.built = ""
-        """Class of transformers that a configuration's model is, with the version of transformers; else empty."""
-        self._adds_up: bool | None = None  # until it is found out
+        """Name of the transformers class of a configuration's model, with the version of transformers; else empty."""
+        self._adds_up: bool | None = None  # None until `reduction` was called
         self._quartered: Callable[[], Workload] | None = None
+        # Keep the graph of an exported model. Each unit of layers is another network of the same graph.
         self._graph = _graph(model, self.example_inputs)
         self._take(_network(model) if self._graph is None else self._graph.network("op"))
 
     def _take(self, network: Network) -> None:
         self.network = network
-        """What it is made of."""
+        """The layers of the model."""
         if not network.layers:
             raise ArgumentError("the model has no layers", "give it at least one")
         self._looks: dict[torch.dtype | None, dict[str, LayerRecording]] = {}
 
     def by(self, grain: str) -> Workload:
-        """The same workload with other layers: those of each `block`, `module` or operation (`op`) of its model.
+        """Return the same workload with other layers.
 
-        Only models that were exported have these; the layers of lists and networks are their blocks. Those of BERT and
-        of vision transformers by name can be cut into a `quarter` of a block each, as PipeEdge does, and draw their
-        first weights anew. Raises ArgumentError for another grain of them.
+        Each is a `block`, a `module` or an operation (`op`) of its model. Only exported models have these. The
+        layers of lists and networks are their blocks. Built-in BERT and vision transformers can be cut into a `quarter`
+        of a block each, as PipeEdge does. They then draw new initial weights. Raises ArgumentError for any other unit
+        of theirs.
 
         >>> from torch.nn.functional import mse_loss
         >>> class Twice(nn.Module):
@@ -109,47 +111,51 @@ class Workload:
         ('blocks.0.0.linear', 'blocks.0.1.tanh', 'blocks.1.0.linear_1', 'blocks.1.1.tanh_1')
         """
         if not isinstance(grain, str) or grain not in {*GRAINS, QUARTER}:
-            raise ArgumentError(f"layers by {safe_repr(grain)}", f"give one of {', '.join((*GRAINS, QUARTER))}")
+            raise ArgumentError(
+                f"the unit of layers is {safe_repr(grain)}, which is unknown",
+                f"give one of {', '.join((*GRAINS, QUARTER))}",
+            )
         if grain == QUARTER:
             if self._quartered is None:
                 raise ArgumentError(
-                    f"nobody knows the quarters of `{self.name or 'this workload'}`'s blocks",
-                    f"these have them: {', '.join(name for name in MODELS if has_quarters(name))}",
+                    f"the blocks of `{self.name or 'this workload'}` have no quarters",
+                    f"these models have them: {', '.join(name for name in MODELS if has_quarters(name))}",
                 )
             return self._quartered()
         if self._graph is None:
             if grain != "block":
                 raise ArgumentError(
-                    f"the layers of `{self.name or 'this workload'}` are as it gives them, not by {grain}",
-                    "leave it out; models that are exported have layers by block, module and op",
+                    f"the layers of `{self.name or 'this workload'}` are fixed, so they can't be by {grain}",
+                    "leave the option out; only exported models have layers by block, module and op",
                 )
             return self
         other = copy.copy(self)
+        # `parameters` is a cached property, and the copy has other layers.
         other.__dict__.pop("parameters", None)
         other._take(self._graph.network(grain))
         return other
 
     def holding(self, layers: Collection[str]) -> Workload:
-        """The same workload by the grain that has these layers; itself if none has."""
+        """Return the same workload in the unit that has these layers; itself if no unit has."""
         if set(layers) == set(self.layers):
             return self
         grains = GRAINS if self._graph is not None else (QUARTER,) if self._quartered is not None else ()
         return next((one for one in map(self.by, grains) if set(one.layers) == set(layers)), self)
 
     def counting(self, layers: int) -> Workload:
-        """The same workload by the grain that has so many layers; itself if none has."""
+        """Return the same workload in the unit that has `layers` layers; itself if no unit has."""
         if self._graph is None or layers == len(self.layers):
             return self
         return next((one for one in map(self.by, GRAINS) if len(one.layers) == layers), self)
 
     @classmethod
     def read(cls, text: str, *, seed: int = 0, on_meta: bool = False) -> Workload:
-        """The workload that `text` names.
+        """Return the workload that `text` names.
 
-        `gpt:layers=12,hidden=768` is a built-in model with sizes, `my_model:build` a function without arguments in a
-        module, which is called with torch seeded by `seed`, and a `config.json`, or a folder with one, a model of
+        `gpt:layers=12,hidden=768` is a built-in model with sizes. `my_model:build` is a function without arguments in a
+        module, which is called with torch seeded by `seed`. A `config.json`, or a folder with one, is a model of
         Hugging Face's transformers, with random weights or those in the folder; with `on_meta`, its weights take no
-        memory. Raises ArgumentError where there is none, or where the function raises.
+        memory. Raises ArgumentError if there is no such workload, or if the function raises.
 
         >>> Workload.read("mlp:layers=2,width=4").layers
         ('linear-1', 'linear-2')
@@ -158,18 +164,19 @@ class Workload:
         name, _, rest = text.partition(":")
         if name in MODELS:
             sized = built_in(name, rest)
-            made = cls(sized.network, sized.inputs, sized.targets, sized.loss, weight=sized.weight, name=text)
+            workload = cls(sized.network, sized.inputs, sized.targets, sized.loss, weight=sized.weight, name=text)
             if has_quarters(name):
-                made._quartered = partial(cls._by_quarter, name, rest, text)
-            return made
+                workload._quartered = partial(cls._by_quarter, name, rest, text)
+            return workload
         if name.endswith(".json") or _is_folder(name):
-            from hpgo.runtime.pretrained import pretrained  # what reads them takes seconds to load
+            from hpgo.runtime.pretrained import pretrained  # its imports take seconds to load
 
+            # Transformers draws random weights from torch's global generator.
             torch.manual_seed(seed)
             read = pretrained(Path(name), rest, on_meta=on_meta)
-            made = cls(read.model, read.inputs, read.targets, read.loss, weight=read.weight, name=text)
-            made.is_on_meta, made.built = on_meta, read.built
-            return made
+            workload = cls(read.model, read.inputs, read.targets, read.loss, weight=read.weight, name=text)
+            workload.is_on_meta, workload.built = on_meta, read.built
+            return workload
         if not rest:
             raise ArgumentError(
                 f"there is no workload `{shorten(text)}`",
@@ -180,18 +187,18 @@ class Workload:
 
     @classmethod
     def _by_quarter(cls, name: str, sizes: str, text: str) -> Workload:
-        made = cls.read(f"{name}:{sizes},quarters")
-        made.name = text
-        return made
+        workload = cls.read(f"{name}:{sizes},quarters")
+        workload.name = text
+        return workload
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Ids in the order in which they run; a profile of the workload has the same."""
+        """Ids in the order in which layers run, as in a profile of the workload."""
         return self.network.layers
 
     @property
     def edges(self) -> tuple[tuple[str, str], ...]:
-        """`(from, to)` ids."""
+        """Pairs `(from, to)` of layer ids."""
         return self.network.edges
 
     @property
@@ -201,7 +208,10 @@ class Workload:
 
     @cached_property
     def parameters(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """Shapes of the parameters of each layer that has any, by name; tied ones in each layer that holds them."""
+        """Shapes of the parameters of each layer that has any, by name.
+
+        Tied ones appear in each layer that holds them.
+        """
         shapes = {
             layer: {
                 name: tuple(tensor.shape)
@@ -220,15 +230,18 @@ class Workload:
         only: Collection[int] | None = None,
         split_backward: bool = False,
     ) -> list[StageModule]:
-        """The model cut into `stages`, lists of layer ids that together hold each layer once.
+        """Return the model cut into `stages`, lists of layer ids that together hold each layer once.
 
-        Weights are the workload's own first ones, drawn by `seed` where they weren't given, then cast to `dtype`. With
-        `only`, the other stages' parts are there without memory, on meta. With `split_backward`, backward passes can be
-        made in two halves, see `StageModule.queueing`. Raises ArgumentError for stages that don't hold each layer once.
+        Weights are the workload's own initial ones, drawn by `seed` where they weren't given, then cast to `dtype`.
+        With `only`, the modules of the other stages are on the meta device, without memory. With `split_backward`,
+        backward passes can be split, see `StageModule.queueing`. Raises ArgumentError for stages that don't hold each
+        layer once.
         """
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            said = dtype if isinstance(dtype, torch.dtype) else safe_repr(dtype)
-            raise ArgumentError(f"dtype is {said}", "give one of torch's, such as torch.float64, or None")
+            shown = dtype if isinstance(dtype, torch.dtype) else safe_repr(dtype)
+            raise ArgumentError(
+                f"dtype is {shown}, but must be a floating type of torch or None", "give torch.float64, for instance"
+            )
         hint = "give a list of layer ids for each stage"
         check_is("`stages`", stages, list | tuple, hint)
         layers = [check_list(f"the layers of stage {number}", stage, hint=hint) for number, stage in enumerate(stages)]
@@ -249,19 +262,19 @@ class Workload:
         )
 
     def look(self, dtype: torch.dtype | None) -> dict[str, LayerRecording]:
-        """What each layer makes, with weights of `dtype`; nothing is computed."""
+        """Return the recordings of each layer, with weights of `dtype`. Computes no values."""
         if dtype not in self._looks:
             self._looks[dtype] = look(self.network, self.example_inputs, dtype)
         return self._looks[dtype]
 
     def outputs(self, dtype: torch.dtype | None) -> list[Value]:
         """Return the shapes and types of the tensors that the model returns, with weights of `dtype`."""
-        made = self.look(dtype)
-        known = {value.name: value for one in made.values() for value in one.values}
+        recordings = self.look(dtype)
+        known = {value.name: value for one in recordings.values() for value in one.values}
         return [
             value
             for feed in self.network.outputs
-            for value in (made[feed].values if feed in made else (known[feed],) if feed in known else ())
+            for value in (recordings[feed].values if feed in recordings else (known[feed],) if feed in known else ())
         ]
 
     @property
@@ -270,31 +283,36 @@ class Workload:
         return bool(self._adds_up)
 
     def weight_of(self, targets: Tensor | Sequence[Tensor]) -> Tensor:
-        """What each sample counts, of the shape `(rows,)` in float64: 1 unless the workload says otherwise."""
+        """Return the weight of each sample, of the shape `(rows,)` in float64: 1 unless the workload has a `weight`.
+
+        Raises ArgumentError if `weight` returns anything but one number per sample.
+        """
         given = _tensors("targets", targets)
         if self.weight is None:
             return torch.ones(len(given[0]), dtype=torch.float64, device=given[0].device)
         weights = self.weight(given[0] if len(given) == 1 else given)
         if not isinstance(weights, torch.Tensor) or weights.shape != (len(given[0]),):
-            said = tuple(weights.shape) if isinstance(weights, torch.Tensor) else safe_repr(weights)
+            shown = tuple(weights.shape) if isinstance(weights, torch.Tensor) else safe_repr(weights)
             raise ArgumentError(
-                f"`weight` gave {said} for {len(given[0])} samples", "give one number a sample", code="user_code"
+                f"`weight` returned {shown} for {len(given[0])} samples",
+                "return one number for each sample",
+                code="user_code",
             )
         return weights.detach().to(torch.float64)
 
     def reduction(
         self, outputs: Sequence[Value], device: torch.device, targets: Sequence[Tensor] | None = None
     ) -> Reduction:
-        """Find out how the loss adds up samples, for such `outputs`; `targets` are the example's if left out.
+        """Find out how the loss combines samples, for such `outputs`. `targets` default to the example's.
 
-        Calls the loss on `device`, with made-up outputs. The first call decides whether `loss_of` takes the loss for a
-        sum. Raises ArgumentError for a sum in a workload with a `weight`, and for one that was no sum before.
+        Calls the loss on `device`, with random outputs. The first call decides whether `loss_of` takes the loss for a
+        sum. Raises ArgumentError for a sum in a workload with a `weight`, and for a sum if the first call found none.
         """
         given = tuple(one.to(device) for one in (self.example_targets if targets is None else targets))
         found = reduction(self.loss, None if self.weight is None else self.weight_of, outputs, given)
         if found.kind == "sum" and (self.weight is not None or self._adds_up is False):
             raise ArgumentError(
-                "`loss` is the sum over the samples that it is given, but "
+                "`loss` is the sum over the samples that it gets, but "
                 + ("`weight` is for a mean" if self.weight is not None else "the example's targets did not show it"),
                 'give the mean, such as `reduction="mean"`'
                 + (", or leave `weight` out" if self.weight is not None else ", or an example whose samples count"),
@@ -304,47 +322,55 @@ class Workload:
         return found
 
     def loss_of(self, outputs: Tensor | Sequence[Tensor], targets: Tensor | Sequence[Tensor]) -> Tensor:
-        """The sum over rows of each sample's weight times its loss: parts of a batch add up, however it is parted.
+        """Return the sum over rows of each sample's weight times its loss.
 
-        Divided by the sum of the global batch's weights, it is the mean loss. A `loss` that is a sum is given as it is.
-        Floating targets are cast as outputs are.
+        So the losses of micro-batches add up, regardless of how a batch is split. Divided by the sum of the global
+        batch's weights, it is the mean loss. A `loss` that is a sum is returned unchanged. Floating targets are cast
+        like outputs. Raises ArgumentError if `loss` does not return one number.
         """
-        made, given = _tensors("outputs", outputs), _tensors("targets", targets)
+        tensors, given = _tensors("outputs", outputs), _tensors("targets", targets)
         if self._adds_up is None:
             rows = len(given[0])
             self.reduction(
                 [
                     Value("", by_row=len(one) == rows, has_gradient=True, shape=tuple(one.shape[1:]), dtype=one.dtype)
-                    for one in made
+                    for one in tensors
                 ],
-                made[0].device,
+                tensors[0].device,
             )
-        kind = next((tensor.dtype for tensor in made if tensor.is_floating_point()), None)
+        kind = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), None)
         cast = tuple(tensor.to(kind) if kind and tensor.is_floating_point() else tensor for tensor in given)
         total = float(self.weight_of(given).sum()) if self.weight is not None else len(given[0])
-        if total == 0:  # the mean of nothing is no number, but all layers take part in the backward pass
-            return sum((tensor.sum() * 0 for tensor in made if tensor.is_floating_point()), torch.zeros(()))
-        mean = self.loss(made[0] if len(made) == 1 else made, cast[0] if len(cast) == 1 else cast)
+        # The mean over no sample is NaN. Return 0, but keep the graph, because every rank must run its backward pass.
+        if total == 0:
+            return sum((tensor.sum() * 0 for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
+        mean = self.loss(tensors[0] if len(tensors) == 1 else tensors, cast[0] if len(cast) == 1 else cast)
         if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
-            said = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, torch.Tensor) else safe_repr(mean)
-            raise ArgumentError(f"`loss` gave {said}", "give the mean over the samples, one number", code="user_code")
+            shown = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, torch.Tensor) else safe_repr(mean)
+            raise ArgumentError(
+                f"`loss` returned {shown}, but must return one number",
+                "return the mean over the samples",
+                code="user_code",
+            )
         if self._adds_up:
             return mean.reshape(())
+        # Multiply by the total weight, because micro-batches are added up and divided once, by the weight of the global
+        # batch.
         return (mean.reshape(()) if mean.dim() else mean) * total
 
 
 def _is_folder(name: str) -> bool:
     try:
         return bool(name) and Path(name).is_dir()
-    except OSError:  # no name of a file, however long
+    except OSError:  # the name is too long for a file, for instance
         return False
 
 
 def _graph(model: Any, inputs: Sequence[Tensor]) -> Graph | None:
-    """What a module was exported to; None for lists, networks and what is no model."""
+    """Return the exported graph of a module; None for lists, networks and anything that is no module."""
     if not isinstance(model, nn.Module) or isinstance(model, (nn.Sequential, nn.ModuleList)):
         return None
-    from hpgo.runtime.graph import exported  # what exports takes a second to load
+    from hpgo.runtime.graph import exported  # its imports take a second to load
 
     return exported(model, inputs)
 
@@ -354,7 +380,9 @@ def _network(model: Any) -> Network:
         return model
     if isinstance(model, (nn.Sequential, nn.ModuleList, list, tuple, dict)):
         return Network.chain(model)
-    raise ArgumentError(f"`model` is {safe_repr(model)}", "give a torch.nn module, a list of them, or a Network")
+    raise ArgumentError(
+        f"`model` is {safe_repr(model)}, but must be a module, a list of modules or a Network", "give one of these"
+    )
 
 
 def _tensors(what: str, given: Any) -> tuple[Tensor, ...]:
@@ -371,14 +399,14 @@ def _tensors(what: str, given: Any) -> tuple[Tensor, ...]:
 
 
 def _called(text: str, seed: int) -> Workload:
-    """What a function of the user's returns."""
+    """Return the workload that a user's function creates. Raise ArgumentError if it is none."""
     others = f"; built in are {', '.join(MODELS)}"
-    made = made_by(text, "workload", seed=seed, wanted="a hpgo.runtime.Workload", others=others)
-    if not isinstance(made, Workload):
+    workload = made_by(text, "workload", seed=seed, wanted="a hpgo.runtime.Workload", others=others)
+    if not isinstance(workload, Workload):
         raise ArgumentError(
-            f"the workload `{shorten(text)}` returns {safe_repr(made)}",
+            f"the workload `{shorten(text)}` returns {safe_repr(workload)}",
             "return a hpgo.runtime.Workload",
             code="user_code",
         )
-    made.name = made.name or text
-    return made
+    workload.name = workload.name or text
+    return workload
