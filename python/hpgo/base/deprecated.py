@@ -1,4 +1,4 @@
-"""Public names of the version before, which work once more."""
+"""Warnings for public names of the previous version, which still work."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import warnings
 
 
 def renamed(old: str, new: str, *, stacklevel: int = 3) -> None:
-    """Warns that `old` is now called `new`, at the line that calls the function which calls this.
+    """Warn that `old` is now called `new`. With the default `stacklevel`, the warning points at the caller's caller.
 
     >>> import warnings
     >>> with warnings.catch_warnings(record=True) as caught:

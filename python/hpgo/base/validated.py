@@ -1,7 +1,7 @@
-"""Records that hold what they declare: each field is looked at once, when the record is made.
+"""Records that check their fields once, when they are created.
 
-What a field may hold is read off its type, so that a new field needs no check of its own. Numbers of other libraries
-become Python's, so that files and reports need to know no others.
+The type of a field determines its allowed values, so new fields need no checks. Numbers of other libraries are
+converted to Python's, so files and reports handle no other types.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Record:
-    """Base of dataclasses that hold what they declare.
+    """Base of dataclasses whose fields are checked against their types.
 
-    Whole numbers are those from 0 on; numbers may be infinite, but are not NaN; rows are tuples. Raises ArgumentError
-    for all else. A record with more to check calls `check_fields` in a `__post_init__` of its own.
+    Integers must be at least 0, numbers must not be NaN but may be infinite, sequences must be tuples. Other values
+    raise ArgumentError. A record with further checks defines `__post_init__` and calls `check_fields` in it.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Record:
 
 
 def check_fields(record: object, error: type[HpgoError] = ArgumentError) -> None:
-    """Raises `error` unless every field of the dataclass `record` holds what its type says; for `__post_init__`."""
+    """Raise `error` unless each field of the dataclass `record` matches its type; call it from `__post_init__`."""
     for name, kind in _kinds(type(record)):
         value = getattr(record, name)
         if not kind.holds(value):
@@ -59,16 +59,16 @@ def check_fields(record: object, error: type[HpgoError] = ArgumentError) -> None
 
 
 class _NoneOfIt(Exception):
-    """A value is of another kind."""
+    """A value does not match the type of its field."""
 
 
 class _Kind(NamedTuple):
-    """What a field takes."""
+    """Check and conversion for the values of a field."""
 
     holds: Callable[[Any], bool]
-    """Whether a value may stay as it is; it is quick."""
+    """Function that returns whether a value is valid as it is. It must be fast."""
     made: Callable[[Any], object]
-    """The value to keep instead of one that may not; raises _NoneOfIt if there is none."""
+    """Function that converts a value that is not valid as it is, or raises _NoneOfIt."""
     wanted: str
 
 
@@ -97,7 +97,7 @@ def _is_text(value: object) -> bool:
         return False
     try:
         value.encode()
-    except UnicodeEncodeError:  # half a character
+    except UnicodeEncodeError:  # an unpaired surrogate
         return False
     return True
 
@@ -164,7 +164,7 @@ def _either(kinds: list[_Kind], *, or_none: bool) -> _Kind:
         raise _NoneOfIt
 
     wanted = ", or ".join([*(kind.wanted for kind in kinds), *(["None"] if or_none else [])])
-    if len(kinds) == 1:  # then the other is None
+    if len(kinds) == 1:  # the only alternative is None
         holds = kinds[0].holds
         return _Kind(lambda value: value is None or holds(value), converted, wanted)
     return _Kind(
