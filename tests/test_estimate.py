@@ -323,7 +323,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     (
         "doubles",
         model([node("MatMul", "x w", "y")], {"w": [64, 4]}, kind=TensorProto.DOUBLE),
-        "no figure of a100 is known for float64",
+        "the peak of a100 for float64 is unknown",
         "float32, tf32, float16, bfloat16",
     ),
 ]

@@ -159,7 +159,7 @@ def test_one_batch_size_needs_no_brackets_and_no_edges_mean_a_chain(tmp_path):
         ("hpgo_profile: 1", "hpgo_profile: true", "`hpgo_profile` is true", "version 1"),
         ("name: tiny", "name: tiny\nname: tiny", "line 3: the key `name` is given twice", ""),
         ("name: tiny", "nam: tiny", "`nam` is unknown", "did you mean `name`?"),
-        ("batch_sizes: [8, 16]", "batch_sizes: [16, 8]", "batch size 8 stands behind 16", ""),
+        ("batch_sizes: [8, 16]", "batch_sizes: [16, 8]", "batch size 8 comes after 16", ""),
         ("batch_sizes: [8, 16]", "batch_sizes: [0, 16]", "batch size is 0", ""),
         (
             "batch_sizes: [8, 16]",

@@ -1,6 +1,6 @@
-"""A transformer's operations, from its shape alone, as `hpgo.model.operations` counts them.
+"""Operations of a transformer, derived from its shape, for the counts of `hpgo.model.operations`.
 
-Turning queries and keys by their place is left out: kernels do it on the way.
+The rotation of queries and keys is left out, since fused kernels do it without extra memory traffic.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 DTYPE = "bfloat16"
-"""What a shape computes in where nobody says more."""
+"""Number format that is assumed for a shape without one."""
 
 
 class TransformerShape:
-    """The network of a transformer, at whatever batch size is asked for."""
+    """Builder of a transformer's network for any batch size."""
 
     batch_size = None
-    """It fixes none."""
+    """Always None: a shape does not fix the batch size."""
 
-    def __init__(self, transformer: Transformer, said: str) -> None:
-        """`said` names it in messages."""
-        self.name, self.file, self._transformer = transformer.name, said, transformer
+    def __init__(self, transformer: Transformer, description: str) -> None:
+        """Use `description` as the name in messages."""
+        self.name, self.file, self._transformer = transformer.name, description, transformer
 
     def at(self, batch_size: int, dims: Mapping[str, int], width: float | None) -> Network:
-        """Operations of a step over `batch_size` sequences of `tokens`, which `dims` says, in values of `width` bytes.
+        """Return the operations of a step over `batch_size` sequences, with `width` bytes per value.
 
-        Raises ArgumentError if `dims` lacks it, or names other sizes.
+        `dims` must give the sequence length as `tokens`. Raises ArgumentError if it does not, or if it has other names.
 
         >>> from hpgo.model.transformer import Transformer
         >>> tiny = Transformer(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=256, vocab=1000)
@@ -46,23 +46,26 @@ class TransformerShape:
         for name in dims:
             if name != "tokens":
                 raise ArgumentError(
-                    f"`{shorten(name)}` is no size of {self.file}",
-                    "it has one, `tokens` of a sequence",
+                    f"`{shorten(name)}` is not a dimension of {self.file}",
+                    "set `tokens`, the sequence length, which is the only one",
                     code="unknown_name",
                 )
         if "tokens" not in dims:
             usual = self._transformer.longest or 4096
             raise ArgumentError(
-                f"how long sequences of {self.file} are is not said",
-                f"say it, as dims={{'tokens': {usual}}}; on the command line `--dim tokens={usual}`",
+                f"the sequence length of {self.file} is not given",
+                f"give it as dims={{'tokens': {usual}}}; on the command line `--dim tokens={usual}`",
             )
         tokens, longest = dims["tokens"], self._transformer.positions
         if longest and tokens > longest:
-            raise ArgumentError(f"{self.file} has places for {longest:,} tokens, not {tokens:,}", "ask for fewer")
+            raise ArgumentError(
+                f"{self.file} has positions for {longest:,} tokens, but `tokens` is {tokens:,}",
+                f"set `tokens` to at most {longest}",
+            )
         if self._transformer.further_tokens:
             raise ArgumentError(
-                f"{self.file} has layers that predict further tokens, whose operations are not counted here",
-                "leave them out: further_tokens 0, which is num_nextn_predict_layers in a config.json",
+                f"{self.file} has multi-token prediction layers, whose operations can't be estimated",
+                "set further_tokens to 0, which is num_nextn_predict_layers in a config.json",
                 code="unsupported",
             )
         build = _Builder(batch_size, tokens, width or WIDTHS[DTYPE])
@@ -70,7 +73,7 @@ class TransformerShape:
 
 
 class _Builder:
-    """Operations one after the other; tensors by name."""
+    """Operations in execution order, and tensors by name."""
 
     def __init__(self, batch_size: int, tokens: int, width: float) -> None:
         self._batch, self._tokens, self._width = batch_size, tokens, width
@@ -79,7 +82,7 @@ class _Builder:
         self.roots: dict[str, str] = {}
 
     def whole(self, model: Transformer) -> list[Operation]:
-        """All operations, from tokens to the loss."""
+        """Return all operations from the tokens to the loss."""
         rows = (self._batch, self._tokens)
         self.tensors["tokens"] = Tensor(rows, 8)
         table = self._weight("embedding.weight", model.vocab, model.hidden)
@@ -105,7 +108,7 @@ class _Builder:
         return name
 
     def _do(self, kind: str, name: str, inputs: tuple[str, ...], shape: tuple[int, ...], **attributes: object) -> str:
-        """An operation with one result, which is trained; the result's name."""
+        """Add an operation with one trained result, and return the result's name."""
         result = f"{name}.out"
         self.tensors[result] = Tensor(shape, self._width, trained=True)
         self._operations.append(Operation(kind, name, inputs, (result,), attributes))
@@ -145,7 +148,7 @@ class _Builder:
         return self._joined(model, f"layers.{layer}.attention", x, given)
 
     def _joined(self, model: Transformer, name: str, x: str, given: str) -> str:
-        """With what went around, behind a norm where layers have four."""
+        """Add the residual connection, after one more norm if layers have four."""
         if model.norms_per_layer == 4:
             given = self._norm(model, f"{name}_end_norm", given)
         return self._do("Add", f"{name}.sum", (x, given), self.tensors[x].shape)
@@ -175,7 +178,7 @@ class _Builder:
         narrow = self._norm(model, f"{at}.key_norm", narrow, latent.kv_rank)
         plain = model.head_dim - latent.rope_dim
         wide = self._linear(f"{at}.key_value", narrow, model.heads * (plain + latent.value_dim))
-        # Every head's keys end with the one part that carries the place.
+        # The keys of all heads end with the same part, which carries the position.
         key = self._do("Concat", f"{at}.key", (wide, down), (*rows, model.heads * model.head_dim))
         value = self._do("Slice", f"{at}.value", (wide,), (*rows, model.heads * latent.value_dim))
         return (
@@ -203,7 +206,7 @@ class _Builder:
         return self._joined(model, at, x, given)
 
     def _network(self, model: Transformer, at: str, x: str, width: int, experts: int = 0) -> str:
-        """A feed-forward network, or those of `experts`, whose matrices stand side by side."""
+        """Add a feed-forward network, or `experts` networks with batched matrices, and return its result."""
         *rows, hidden = self.tensors[x].shape
         many = (experts,) if experts else ()
 
