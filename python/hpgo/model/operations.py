@@ -30,7 +30,7 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements in the tensor."""
         return math.prod(self.shape)
 
     @property
@@ -186,6 +186,7 @@ def _backward(
             flop += product.flop
             moved += out_bytes + (0.0 if own is None else tensors[own].bytes)
             if other is not None:
+                # Weights stay in memory anyway, so only activations count as saved.
                 moved += tensors[other].bytes
                 saved |= {} if tensors[other].is_weight else {other: None}
     sides = {side for product in products for side in (product.left, product.right)}

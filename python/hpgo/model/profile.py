@@ -310,6 +310,7 @@ class Profile:
                 )
 
     def _check_ties(self) -> None:
+        # A layer may own several tied weights, and their sum must not exceed its own bytes.
         left_bytes = {layer.id: layer.parameter_bytes for layer in self.layers}
         for tie in self.ties:
             for layer_id in tie.layers:

@@ -65,6 +65,7 @@ def given_cuts(profile: Profile, cuts: Iterable[Collection[str]]) -> States:
     for cut in [(), *cuts, tuple(index_of)]:
         layers = tuple(index_of[layer] for layer in cut)
         inside, held = set(cut), [profile.layers[index] for index in layers]
+        # A layer with several readers after the cut sends its output once.
         senders = {start for start, end in profile.edges if start in inside and end not in inside}
         sent = [layer for layer in held if layer.id in senders]
         states.append(

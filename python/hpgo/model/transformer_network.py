@@ -94,6 +94,7 @@ class _Builder:
             x = self._feed_forward(model, layer, self._attention(model, layer, x))
         x = self._norm(model, "norm", x)
         if model.tied:
+            # The head is the embedding's weight under another name: the common root makes it count once.
             head = "head.weight"
             self.tensors[head], self.roots[head] = self.tensors[table], table
         else:

@@ -50,7 +50,7 @@ class Measured:
     type: str
     """Name of such a device in hpgo."""
     said: str
-    """Description for reports."""
+    """Description of the hardware for reports."""
 
 
 _MEASURED = {
