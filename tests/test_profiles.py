@@ -74,7 +74,7 @@ def test_pipedream_description_may_contain_the_separator_and_a_stage_may_follow(
         (", parameter_size=1792", "", "`parameter_size` is missing"),
         ("parameter_size=1792", "size=1792", "`size` is unknown"),
         ("parameter_size=1792", "parameter_size=1792, parameter_size=2", "`parameter_size` is given twice"),
-        ("=1792", "=1792 -- stage=2", "`stage=2` stands behind its costs"),
+        ("=1792", "=1792 -- stage=2", "`stage=2` comes after its costs"),
         ("n2 -- Linear", "n2 Linear", "line 2: no ` -- forward_compute_time=` in the line of `n2 Linear`"),
     ],
 )

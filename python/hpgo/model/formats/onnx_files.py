@@ -234,7 +234,7 @@ class OnnxFile:
     def _inferred(self, model: Any) -> Any:
         from onnx import shape_inference
 
-        # Exporters compute the targets of reshapes from other shapes. Only propagated values (`data_prop`) resolve them.
+        # Exporters compute targets of reshapes from other shapes. Only propagated values (`data_prop`) resolve them.
         try:
             return shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
         except Exception as failure:  # noqa: BLE001 -- native code raises undocumented types
