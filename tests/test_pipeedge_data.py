@@ -216,7 +216,7 @@ def test_words_are_parted_as_transformers_parts_them(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_without_the_pieces_of_every_text_is_refused() -> None:
-    with pytest.raises(hpgo.errors.ArgumentError, match=r"the vocabulary lacks `\[UNK\]`"):
+    with pytest.raises(hpgo.errors.ArgumentError, match=r"the vocabulary has no `\[UNK\]`"):
         WordPieces(["the", "boat"])
 
 

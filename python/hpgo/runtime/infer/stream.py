@@ -386,7 +386,7 @@ class Stream:
                 )
             if rows > position.rows:
                 raise ArgumentError(
-                    f"{what} has {pluralize(rows, 'row')}, and the plan is for {position.rows}",
+                    f"{what} has {pluralize(rows, 'row')}, but the plan is for {position.rows}",
                     "split it, or plan for a larger micro-batch; fewer rows are fine",
                 )
             casts = position.casts and one.is_floating_point() and example.is_floating_point()
