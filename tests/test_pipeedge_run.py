@@ -182,7 +182,7 @@ def test_schedules_are_those_of_the_options_or_told(tmp_path: Path, monkeypatch:
     assert decide(asked(**files, hosts=("right", "left"), data_rank=None)).data_rank == 1
     assert decide(asked(world=3, rank_order=(2, 1), data_rank=None)).data_rank == 0
     for how, words in (
-        ({}, "nobody says which rank that is"),
+        ({}, "but its rank is unknown"),
         ({"hosts": ("left",)}, "`-H` names 1 host, but there are 2 ranks"),
         ({"hosts": ("left", "other")}, "`right`, which `-H` doesn't name"),
         ({"layers": 96, "hosts": ("left", "right")}, "has 48 layers"),
