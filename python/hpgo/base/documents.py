@@ -167,14 +167,14 @@ class Section:
         if not isinstance(value, dict):
             self.fail(f"must be a mapping of keys, got {safe_repr(value)}")
         self._values: dict[str, Any] = value
-        self._asked: list[str] = []
+        self._requested: list[str] = []
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
     def get(self, key: str, default: object = ...) -> object:
         """Return the unchecked value of a key. Without a default, a missing key is an error."""
-        self._asked.append(key)
+        self._requested.append(key)
         if key in self._values:
             return self._values[key]
         if default is ...:
@@ -262,13 +262,13 @@ class Section:
 
     def unread(self) -> list[str]:
         """Return the keys that were never requested."""
-        asked = set(self._asked)
-        return [key for key in self._values if key not in asked]
+        requested = set(self._requested)
+        return [key for key in self._values if key not in requested]
 
     def done(self) -> None:
         """Raise an error if the mapping has a key that was never requested."""
         for key in self.unread():
-            known = dict.fromkeys([*self._asked, *sorted(self._keys)])
+            known = dict.fromkeys([*self._requested, *sorted(self._keys)])
             hint = did_you_mean(str(key), [one for one in known if one not in self])
             self.fail(f"`{shorten(str(key))}` is unknown", hint, code="unknown_name", name=str(key))
 

@@ -88,7 +88,7 @@ def read_bytes(path: str | os.PathLike[str], error: type[HpgoError], *, most: in
 
 
 def unpacked(data: bytes, path: str | os.PathLike[str], error: type[HpgoError], *, most: int) -> bytes:
-    """Return decompressed gzip data; raise `error` naming the file `path` if it is damaged or has more than `most` bytes.
+    """Return decompressed gzip data; raise `error` for the file `path` if it is damaged or above `most` bytes.
 
     >>> import gzip
     >>> from hpgo.errors import HpgoError

@@ -78,8 +78,8 @@ def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> l
 
 def _has_words(name: str, typed: str) -> bool:
     """Return whether `typed` is one or several whole words of `name`, as `zero` is of `zero_stage`."""
-    words, asked = (_SEPARATORS.sub(" ", text).strip() for text in (name, typed))
-    return len(asked) > 2 and f" {asked} " in f" {words} "
+    words, wanted = (_SEPARATORS.sub(" ", text).strip() for text in (name, typed))
+    return len(wanted) > 2 and f" {wanted} " in f" {words} "
 
 
 def _is_one_slip(typed: str, name: str) -> bool:

@@ -52,13 +52,13 @@ def check_fields(record: object, error: type[HpgoError] = ArgumentError) -> None
         value = getattr(record, name)
         if not kind.holds(value):
             try:
-                object.__setattr__(record, name, kind.made(value))
-            except _NoneOfIt:
+                object.__setattr__(record, name, kind.convert(value))
+            except _MismatchError:
                 message = f"{name} of a {type(record).__name__} is {safe_repr(value)}"
                 raise error(message, f"give {kind.wanted}") from None
 
 
-class _NoneOfIt(Exception):
+class _MismatchError(Exception):
     """A value does not match the type of its field."""
 
 
@@ -67,28 +67,28 @@ class _Kind(NamedTuple):
 
     holds: Callable[[Any], bool]
     """Function that returns whether a value is valid as it is. It must be fast."""
-    made: Callable[[Any], object]
-    """Function that converts a value that is not valid as it is, or raises _NoneOfIt."""
+    convert: Callable[[Any], object]
+    """Function that converts a value that is not valid as it is, or raises _MismatchError."""
     wanted: str
 
 
 def _refused(_: object) -> object:
-    raise _NoneOfIt
+    raise _MismatchError
 
 
 def _whole(value: object) -> int:
     number = as_whole(value)
     if number is None or not 0 <= number <= MOST:
-        raise _NoneOfIt
+        raise _MismatchError
     return number
 
 
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise _NoneOfIt
+        raise _MismatchError
     number = as_float(value)
     if isnan(number):
-        raise _NoneOfIt
+        raise _MismatchError
     return value if isinstance(value, int) and isfinite(number) else number
 
 
@@ -133,12 +133,12 @@ def _kind(declared: Any) -> _Kind:
 
 
 def _row(inner: _Kind) -> _Kind:
-    holds, made = inner.holds, inner.made
+    holds, convert = inner.holds, inner.convert
 
     def converted(value: object) -> tuple[object, ...]:
         if not isinstance(value, tuple):
-            raise _NoneOfIt
-        return tuple(one if holds(one) else made(one) for one in value)
+            raise _MismatchError
+        return tuple(one if holds(one) else convert(one) for one in value)
 
     return _Kind(
         lambda value: type(value) is tuple and all(map(holds, value)), converted, f"a tuple, and in it {inner.wanted}"
@@ -148,8 +148,8 @@ def _row(inner: _Kind) -> _Kind:
 def _pair(inner: tuple[_Kind, ...]) -> _Kind:
     def converted(value: object) -> tuple[object, ...]:
         if not isinstance(value, tuple) or len(value) != len(inner):
-            raise _NoneOfIt
-        return tuple(starmap(_kept, zip(inner, value, strict=True)))
+            raise _MismatchError
+        return tuple(starmap(_accept, zip(inner, value, strict=True)))
 
     return _Kind(lambda _: False, converted, f"a tuple of {len(inner)}: {', '.join(one.wanted for one in inner)}")
 
@@ -158,10 +158,10 @@ def _either(kinds: list[_Kind], *, or_none: bool) -> _Kind:
     def converted(value: object) -> object:
         for kind in kinds:
             try:
-                return kind.made(value)
-            except _NoneOfIt:
+                return kind.convert(value)
+            except _MismatchError:
                 continue
-        raise _NoneOfIt
+        raise _MismatchError
 
     wanted = ", or ".join([*(kind.wanted for kind in kinds), *(["None"] if or_none else [])])
     if len(kinds) == 1:  # the only alternative is None
@@ -172,5 +172,5 @@ def _either(kinds: list[_Kind], *, or_none: bool) -> _Kind:
     )
 
 
-def _kept(kind: _Kind, value: object) -> object:
-    return value if kind.holds(value) else kind.made(value)
+def _accept(kind: _Kind, value: object) -> object:
+    return value if kind.holds(value) else kind.convert(value)

@@ -124,10 +124,10 @@ class _Builder:
 
     def _linear(self, name: str, x: str, width: int, *, bias: bool = False) -> str:
         *rows, terms = self.tensors[x].shape
-        made = self._do("MatMul", name, (x, self._weight(f"{name}.weight", terms, width)), (*rows, width))
+        output = self._do("MatMul", name, (x, self._weight(f"{name}.weight", terms, width)), (*rows, width))
         if not bias:
-            return made
-        return self._do("Add", f"{name}.bias", (made, self._weight(f"{name}.bias", width)), (*rows, width))
+            return output
+        return self._do("Add", f"{name}.bias", (output, self._weight(f"{name}.bias", width)), (*rows, width))
 
     def _heads(self, name: str, x: str, heads: int, dim: int) -> str:
         return self._do("Reshape", f"{name}.heads", (x,), (self._batch, heads, self._tokens, dim))
@@ -158,8 +158,8 @@ class _Builder:
         bias = model.attention_bias != "none"
 
         def heads(name: str, count: int, *, normed: bool) -> str:
-            made = self._heads(name, self._linear(name, x, count * model.head_dim, bias=bias), count, model.head_dim)
-            return self._norm(model, f"{name}_norm", made, model.head_dim) if normed else made
+            output = self._heads(name, self._linear(name, x, count * model.head_dim, bias=bias), count, model.head_dim)
+            return self._norm(model, f"{name}_norm", output, model.head_dim) if normed else output
 
         return (
             heads(f"{at}.query", model.heads, normed=model.head_norms),
@@ -212,13 +212,13 @@ class _Builder:
         many = (experts,) if experts else ()
 
         def product(name: str, x: str, terms: int, width: int) -> str:
-            made = self._do(
+            output = self._do(
                 "MatMul", f"{at}.{name}", (x, self._weight(f"{at}.{name}.weight", *many, terms, width)), (*rows, width)
             )
             if not model.ffn_bias:
-                return made
+                return output
             return self._do(
-                "Add", f"{at}.{name}.bias", (made, self._weight(f"{at}.{name}.bias", *many, width)), (*rows, width)
+                "Add", f"{at}.{name}.bias", (output, self._weight(f"{at}.{name}.bias", *many, width)), (*rows, width)
             )
 
         inner = self._do("Gelu", f"{at}.activation", (product("up", x, hidden, width),), (*rows, width))

@@ -457,8 +457,8 @@ def _end(section: Section, key: str) -> End | None:
 def check_names(links: Links, known: Iterable[str], file: str) -> None:
     """Raise ClusterError if `links` name a host or type that is not in `known`."""
     names = set(known)
-    asked = [name for line in links.lines for name in (line.senders, line.receivers)]
-    asked += [end.host for end in (links.input, links.output) if end is not None and end.host is not None]
-    for name in asked:
+    used = [name for line in links.lines for name in (line.senders, line.receivers)]
+    used += [end.host for end in (links.input, links.output) if end is not None and end.host is not None]
+    for name in used:
         if name not in names:
             raise ClusterError(f"{file}: there is no host or type `{shorten(name)}`", did_you_mean(name, sorted(names)))

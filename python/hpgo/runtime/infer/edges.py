@@ -75,9 +75,11 @@ class Sender:
         """Call `note` with the kind, begin, rows and layout of each operation on a packet."""
         self._cut, self._note = BoundaryChannel(layout, holds=holds), note
         self._out = Outgoing(groups, peer, [self._cut.empty(device)])
-        self._asked = Incoming(groups, peer, _words(1), tag=_ASKING) if holds else None
-        self._given = self._heard = 0
-        self._under_way: tuple[int, int, PacketLayout] | None = None  # begin, rows and layout of the packet in transfer
+        self._requests = Incoming(groups, peer, _words(1), tag=_ASKING) if holds else None
+        self._packets_sent = self._requests_read = 0
+        self._in_transfer: tuple[int, int, PacketLayout] | None = (
+            None  # begin, rows and layout of the packet in transfer
+        )
         self.sent_bits: Counter[int] = Counter()
         """Number of micro-batches sent by bit width."""
 
@@ -85,40 +87,40 @@ class Sender:
         """Send a micro-batch, or the end of the stream, as soon as a place is free."""
         place = self._out.place()
         # There is a single place, so the packet before has been received by now.
-        self._is_taken()
+        self._note_transfer()
         layout, ends = self._cut.layout, self._cut.ends
         # The receiver answers each packet, and the answer to packet n has arrived when packet n + 2 is filled. Reading
         # it earlier would wait for the receiver.
-        if self._asked is not None and self._given - self._heard >= 2:
-            self._hear(self._asked)
+        if self._requests is not None and self._packets_sent - self._requests_read >= 2:
+            self._read_request(self._requests)
         begin_ns = perf_counter_ns()
         layout.write(place, replace(head, bits=self._cut.bits), tensors)
         if head.rows:
             self._note("pack", begin_ns, head.rows, layout)
             self.sent_bits[layout.bits] += 1
-            self._given += 1
-            self._under_way = perf_counter_ns(), head.rows, layout
+            self._packets_sent += 1
+            self._in_transfer = perf_counter_ns(), head.rows, layout
         self._out.send(place, ends)
 
     def settle(self) -> None:
         """Wait until all sent packets are received."""
         self._out.settle()
-        self._is_taken()
+        self._note_transfer()
 
     def finish(self) -> None:
         """Wait until the other end has sent all its requests."""
         self.settle()
-        while self._asked is not None and self._heard < self._given:
-            self._hear(self._asked)
+        while self._requests is not None and self._requests_read < self._packets_sent:
+            self._read_request(self._requests)
 
-    def _hear(self, asked: Incoming) -> None:
-        self._cut.bits = int(asked.take((1,)).raw[0])
-        self._heard += 1
+    def _read_request(self, requests: Incoming) -> None:
+        self._cut.bits = int(requests.take((1,)).raw[0])
+        self._requests_read += 1
 
-    def _is_taken(self) -> None:
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            self._note("send", *under_way)
+    def _note_transfer(self) -> None:
+        in_transfer, self._in_transfer = self._in_transfer, None
+        if in_transfer is not None:
+            self._note("send", *in_transfer)
 
 
 class Receiver:
@@ -140,12 +142,12 @@ class Receiver:
         """
         self._cut, self._note = cut, note
         self._in = Incoming(groups, peer, places, is_timed=cut.holds)
-        self._asks = self._widths = None
+        self._requests = self._widths = None
         if within_s is not None:
             # Only the part after the header is timed, so sizes exclude the header.
             sizes_bytes = {bits: one.size_bytes - HEAD_BYTES for bits, one in cut.layouts.items()}
             self._widths = Widths(sizes_bytes, within_s, cut.bits)
-            self._asks = Outgoing(groups, peer, _words(2), tag=_ASKING)
+            self._requests = Outgoing(groups, peer, _words(2), tag=_ASKING)
 
     def post(self) -> None:
         """Post the receive of the next packet, unless it is posted. This invalidates the packet before the last one."""
@@ -162,11 +164,11 @@ class Receiver:
         if not head.rows:
             return head, {}
         self._note("receive", begin_ns, head.rows, layout)
-        if self._asks is not None and self._widths is not None:
+        if self._requests is not None and self._widths is not None:
             first_ns, last_ns = self._in.arrived_ns
-            word = self._asks.place()
+            word = self._requests.place()
             word.raw[0] = self._widths.after(layout.size_bytes - HEAD_BYTES, (last_ns - first_ns) * 1e-9)
-            self._asks.send(word, (1,))
+            self._requests.send(word, (1,))
         # The header announces the width of the next packet. Set it before the next receive is posted.
         self._cut.bits = head.bits
         begin_ns = perf_counter_ns()
@@ -176,8 +178,8 @@ class Receiver:
 
     def finish(self) -> None:
         """Wait until the sender has received all requests."""
-        if self._asks is not None:
-            self._asks.settle()
+        if self._requests is not None:
+            self._requests.settle()
 
     def close(self) -> None:
         """Stop the timing of arrivals."""

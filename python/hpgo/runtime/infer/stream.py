@@ -133,12 +133,12 @@ class Stream:
         With `hold_samples_per_s`, each link uses as many bits as it sustains at that rate.
         """
         self._position, self._stamps, self._in_flight, self._watch = position, stamps, in_flight, watch
-        self._number, self._gone = -1, 0
+        self._number, self._departed = -1, 0
         self._rows: deque[int] = deque(maxlen=REMEMBERED)
-        self._taken: deque[Any] = deque(maxlen=2 * REMEMBERED)
+        self._pass_stamps: deque[Any] = deque(maxlen=2 * REMEMBERED)
         self.is_cut_short = False
         """Whether a rank was asked to end, so that no more micro-batches enter."""
-        self._own: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._waiting_outputs: dict[int, tuple[torch.Tensor, ...]] = {}
         """Outputs of this rank as the sink that wait for earlier micro-batches of other hosts."""
         rank, groups, device, note = position.rank, position.groups, position.device, self._note
         own_routes = [number for number, route in enumerate(position.routes) if route[position.stage] == rank]
@@ -149,7 +149,7 @@ class Stream:
         places = 0 if rank == position.source else 1 if position.lock_step else 2
         receive_places = deque(BoundaryChannel(before, holds=rate is not None).empty(device) for _ in range(places))
         givers = Counter(peer for peer in map(position.before, own_routes) if peer != rank)
-        self._from = {
+        self._receivers = {
             peer: Receiver(
                 groups, peer, BoundaryChannel(before, holds=rate is not None), receive_places, note,
                 # Each of several links that take turns carries only a part of the micro-batches, so each packet has
@@ -159,14 +159,14 @@ class Stream:
             for peer, many in givers.items()
         }  # fmt: skip
         holds = hold_samples_per_s is not None and position.stage >= position.before_stages and not position.is_last
-        self._to = {
+        self._senders = {
             peer: Sender(groups, peer, behind, device, note, holds=holds)
             for peer in set(map(position.behind, own_routes)) - {rank}
         }
-        self._dealt: dict[int, Sender] = {}
+        self._distributed: dict[int, Sender] = {}
         if rank == position.source:
             others = [peer for peer in position.hosts(0) if peer != rank]
-            self._dealt = {peer: Sender(groups, peer, before, device, note) for peer in others}
+            self._distributed = {peer: Sender(groups, peer, before, device, note) for peer in others}
         # The sink posts these receives at once, so that other hosts of the last stage can send while it computes.
         self._results: dict[int, Receiver] = {}
         if rank == position.sink:
@@ -179,18 +179,20 @@ class Stream:
                 one.post()
         self._ended: set[int] = set()
         """Hosts of the last stage whose results are complete."""
-        self._word = position.cuts[-1] if position.is_returned else PacketLayout((), position.rows)
+        self._departure_layout = position.cuts[-1] if position.is_returned else PacketLayout((), position.rows)
         """Layout of the message from the sink to the source for each micro-batch that has left."""
         self._returned: deque[tuple[torch.Tensor, ...]] = deque()
-        self._gone_from = self._gone_to = None
+        self._departures_in = self._departures_out = None
         if position.source != position.sink and rank in {position.source, position.sink}:
             if rank == position.source:
-                self._gone_from = Incoming(groups, position.sink, deque([self._word.empty(device)]))
+                self._departures_in = Incoming(groups, position.sink, deque([self._departure_layout.empty(device)]))
             else:
                 # With a place for each micro-batch in flight, the sink never waits for the source. This rules out a
                 # deadlock.
-                self._gone_to = Outgoing(groups, position.source, [self._word.empty(device) for _ in range(in_flight)])
-        self._handed_ns = perf_counter_ns()
+                self._departures_out = Outgoing(
+                    groups, position.source, [self._departure_layout.empty(device) for _ in range(in_flight)]
+                )
+        self._handed_over_ns = perf_counter_ns()
 
     @property
     def last_action(self) -> RankAction | None:
@@ -201,12 +203,12 @@ class Stream:
     @property
     def sent_bits(self) -> Counter[int]:
         """Number of micro-batches that this rank has sent, by bit width."""
-        return sum((one.sent_bits for one in self._to.values()), Counter())
+        return sum((one.sent_bits for one in self._senders.values()), Counter())
 
     @property
     def clock_ns(self) -> list[int]:
         """Begin and end of the last passes in turn, on the clock of `time.perf_counter_ns`."""
-        return self._stamps.in_ns(list(self._taken))
+        return self._stamps.in_ns(list(self._pass_stamps))
 
     @property
     def rows(self) -> list[int]:
@@ -222,7 +224,7 @@ class Stream:
         try:
             yield from self._run(batches)
         finally:
-            for one in self._from.values():
+            for one in self._receivers.values():
                 one.close()
 
     def _run(self, batches: Iterator[Any]) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -235,15 +237,15 @@ class Stream:
             self._number = number
             HERE.acts(self)
             if position.rank == position.sink:  # frees the place in flight that this micro-batch needs
-                yield from self._leave(number - self._in_flight + 1)
+                yield from self._yield_outputs(number - self._in_flight + 1)
             head, held = self._enter(batches) if position.rank == position.source else self._receive(number)
-            yield from self._given_back()
+            yield from self._returned_outputs()
             self.is_cut_short |= head.ends
             if not head.rows:
                 break
             # The source has read a micro-batch of another host of the first stage, so hand it over.
             if host != position.rank:
-                self._give(self._dealt[host], head.rows, held)
+                self._give(self._distributed[host], head.rows, held)
                 continue
             named: dict[str, torch.Tensor] = {}
             if position.part is not None:
@@ -252,41 +254,41 @@ class Stream:
                 self.is_cut_short |= _is_asked_to_end()
                 if position.is_last and position.rank == position.sink:
                     # The packet's memory is reused for the next micro-batch, so outputs that wait must not refer to it.
-                    self._own[number] = tuple(self._kept(outputs, held))
-                    yield from self._leave(number + 1)
+                    self._waiting_outputs[number] = tuple(self._owned_outputs(outputs, held))
+                    yield from self._yield_outputs(number + 1)
                     continue
                 named = {value.name: tensor for value, tensor in zip(position.part.gives, outputs, strict=True)}
-            self._give(self._to[position.behind(number)], head.rows, held | named)
+            self._give(self._senders[position.behind(number)], head.rows, held | named)
         yield from self._end()
 
     def _end(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Send the end of the stream to others, and receive it from them; on the sink, yield the remaining outputs."""
         position = self._position
-        for one in (*self._dealt.values(), *self._to.values()):
+        for one in (*self._distributed.values(), *self._senders.values()):
             self._give(one, 0, {})
             one.finish()
         # The end came from the rank of the last number. The other senders send their own end, which must be received,
         # too.
         ended = position.before(self._number)
-        for peer, incoming in self._from.items():
+        for peer, incoming in self._receivers.items():
             if peer != ended:
                 incoming.take()
         if position.rank == position.sink:
-            yield from self._leave(None)
-        while self._gone_from is not None and self._gone < self._number:
-            self._hear(self._gone_from)
-            yield from self._given_back()
-        if self._gone_to is not None:
-            self._gone_to.settle()
-        for incoming in self._from.values():
+            yield from self._yield_outputs(None)
+        while self._departures_in is not None and self._departed < self._number:
+            self._await_departure(self._departures_in)
+            yield from self._returned_outputs()
+        if self._departures_out is not None:
+            self._departures_out.settle()
+        for incoming in self._receivers.values():
             incoming.finish()
 
-    def _leave(self, end: int | None) -> Iterator[tuple[torch.Tensor, ...]]:
+    def _yield_outputs(self, end: int | None) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield outputs of micro-batches before `end` that have not left, in order; with None, all that there are."""
         position = self._position
         values = position.cuts[-1].values
-        while end is None or self._gone < end:
-            host = position.host(position.stage, self._gone)
+        while end is None or self._departed < end:
+            host = position.host(position.stage, self._departed)
             if host in self._ended:
                 break
             if host != position.rank:
@@ -298,39 +300,39 @@ class Stream:
                 # Copy the outputs before the next receive into the same packet is posted.
                 outputs = tuple(held[value.name].clone() for value in values)
                 self._results[host].post()
-            elif self._gone in self._own:
-                outputs = self._own.pop(self._gone)
+            elif self._departed in self._waiting_outputs:
+                outputs = self._waiting_outputs.pop(self._departed)
             else:
                 break
-            self._gone += 1
-            if self._gone_to is not None:
-                place = self._gone_to.place()
+            self._departed += 1
+            if self._departures_out is not None:
+                place = self._departures_out.place()
                 named = {value.name: tensor for value, tensor in zip(values, outputs, strict=True)}
-                self._word.write(place, PacketHeader(len(outputs[0]), self.is_cut_short), named)
-                self._gone_to.send(place, (self._word.size_bytes,))
-            if self._gone_to is None or not position.is_returned:
-                yield self._handed(outputs, self._gone - 1)
+                self._departure_layout.write(place, PacketHeader(len(outputs[0]), self.is_cut_short), named)
+                self._departures_out.send(place, (self._departure_layout.size_bytes,))
+            if self._departures_out is None or not position.is_returned:
+                yield self._hand_over(outputs, self._departed - 1)
                 HERE.acts(self)
         if end is None:
             for peer in self._results.keys() - self._ended:
                 self._results[peer].take()
 
-    def _kept(self, outputs: Sequence[torch.Tensor], held: dict[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+    def _owned_outputs(self, outputs: Sequence[torch.Tensor], held: dict[str, torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yield outputs that own their memory, in the number format of other hosts' outputs if the stage is shared."""
         for value, tensor in zip(self._position.cuts[-1].values, outputs, strict=True):
-            yield _apart(tensor.to(value.dtype) if self._results else tensor, held)
+            yield _own_memory(tensor.to(value.dtype) if self._results else tensor, held)
 
-    def _given_back(self) -> Iterator[tuple[torch.Tensor, ...]]:
+    def _returned_outputs(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield the outputs that were returned to the source."""
         while self._returned:
-            yield self._handed(self._returned.popleft(), self._gone - len(self._returned) - 1)
+            yield self._hand_over(self._returned.popleft(), self._departed - len(self._returned) - 1)
 
-    def _handed(self, outputs: tuple[torch.Tensor, ...], number: int) -> tuple[torch.Tensor, ...]:
+    def _hand_over(self, outputs: tuple[torch.Tensor, ...], number: int) -> tuple[torch.Tensor, ...]:
         """Return outputs to the caller of `infer`, and record it, since the caller may take any amount of time."""
         HERE.does(f"the time behind micro-batch {number}")
         if self._watch is not None:
-            begin_ns, self._handed_ns = self._handed_ns, perf_counter_ns()
-            self._watch(Moment("output", number, begin_ns, self._handed_ns, len(outputs[0])))
+            begin_ns, self._handed_over_ns = self._handed_over_ns, perf_counter_ns()
+            self._watch(Moment("output", number, begin_ns, self._handed_over_ns, len(outputs[0])))
         return outputs
 
     def _note(self, kind: str, begin_ns: int, samples: int, layout: PacketLayout | None = None) -> None:
@@ -341,11 +343,11 @@ class Stream:
 
     def _enter(self, batches: Iterator[Any]) -> tuple[PacketHeader, dict[str, torch.Tensor]]:
         """Return the next micro-batch of the source, once one more may be in flight."""
-        while self._gone_from is not None and self._number - self._gone >= self._in_flight:
-            self._hear(self._gone_from)
+        while self._departures_in is not None and self._number - self._departed >= self._in_flight:
+            self._await_departure(self._departures_in)
         # Post the receive early, so that the sink's next message is not delayed by this rank's pass.
-        if self._gone_from is not None and self._gone < self._number:
-            self._gone_from.post((self._word.size_bytes,))
+        if self._departures_in is not None and self._departed < self._number:
+            self._departures_in.post((self._departure_layout.size_bytes,))
         if self.is_cut_short or _is_asked_to_end():
             return PacketHeader(0, ends=True), {}
         HERE.does(f"the wait for micro-batch {self._number}")
@@ -401,22 +403,22 @@ class Stream:
     def _receive(self, number: int) -> tuple[PacketHeader, dict[str, torch.Tensor]]:
         """Receive a micro-batch from the stage before, and post the next receive before this one runs."""
         position = self._position
-        head, held = self._from[position.before(number)].take()
+        head, held = self._receivers[position.before(number)].take()
         # In lock step there is a single place, which holds this micro-batch until it has been processed.
         if head.rows and not position.lock_step:
             following = next(one for one in count(number + 1) if position.host(position.stage, one) == position.rank)
-            self._from[position.before(following)].post()
+            self._receivers[position.before(following)].post()
         return head, held
 
     def _compute(self, part: StageModule, rows: int, held: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         """Run the stage's layers on a micro-batch and return their outputs."""
         stamp, begin_ns = self._stamps.take, perf_counter_ns()
-        self._taken.append(stamp())
+        self._pass_stamps.append(stamp())
         with torch.no_grad(), self._position.autocast():
-            made = part(*(held[value.name] for value in part.takes), rows=rows)
-        self._taken.append(stamp())
+            outputs = part(*(held[value.name] for value in part.takes), rows=rows)
+        self._pass_stamps.append(stamp())
         self._note("pass", begin_ns, rows)
-        return list(made)
+        return list(outputs)
 
     def _give(self, to: Sender, rows: int, tensors: dict[str, torch.Tensor]) -> None:
         """Send a micro-batch or the end; in lock step, wait until it is received."""
@@ -424,15 +426,15 @@ class Stream:
         if self._position.lock_step:
             to.settle()
 
-    def _hear(self, sink: Incoming) -> None:
+    def _await_departure(self, sink: Incoming) -> None:
         """Wait until one more micro-batch has left."""
-        packet = sink.take((self._word.size_bytes,))
-        head = self._word.head(packet)
+        packet = sink.take((self._departure_layout.size_bytes,))
+        head = self._departure_layout.head(packet)
         self.is_cut_short |= head.ends
-        self._gone += 1
+        self._departed += 1
         if self._position.is_returned:
-            read = self._word.read(packet, head.rows)
-            self._returned.append(tuple(read[value.name].clone() for value in self._word.values))
+            read = self._departure_layout.read(packet, head.rows)
+            self._returned.append(tuple(read[value.name].clone() for value in self._departure_layout.values))
 
 
 def _is_asked_to_end() -> bool:
@@ -440,7 +442,7 @@ def _is_asked_to_end() -> bool:
     return notice is not None and notice.is_given
 
 
-def _apart(tensor: torch.Tensor, held: dict[str, torch.Tensor]) -> torch.Tensor:
+def _own_memory(tensor: torch.Tensor, held: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return a tensor that does not share memory with a received packet, whose memory is reused."""
     begins = {one.untyped_storage().data_ptr() for one in held.values()}
     return tensor.clone() if tensor.untyped_storage().data_ptr() in begins else tensor

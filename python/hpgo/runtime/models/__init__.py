@@ -124,11 +124,11 @@ def _value(model: str, key: str, text: str, default: Any) -> Any:
     raise ArgumentError(f"the model `{model}`: `{key}` is `{shorten(text)}`", f"{wanted}; its default is {default}")
 
 
-def seeded(made: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+def seeded(make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """Return random examples that are the same in every process."""
     import torch
 
     # Restore the generator's state, so that examples don't change the random numbers of the run.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return made()
+        return make()

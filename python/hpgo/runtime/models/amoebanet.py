@@ -132,8 +132,8 @@ class Halve(nn.Module):
         given = torch.relu(given)
         # The second convolution reads the pixels in odd rows and columns, which the first one skips.
         beside = nn.functional.pad(given[:, :, 1:, 1:], (0, 1, 0, 1))
-        made: torch.Tensor = self.norm(torch.cat([self.one(given), self.other(beside)], dim=1))
-        return made
+        output: torch.Tensor = self.norm(torch.cat([self.one(given), self.other(beside)], dim=1))
+        return output
 
 
 def _convolution(inputs: int, outputs: int, *sizes: int | tuple[int, int], stride: int = 1) -> nn.Module:

@@ -79,8 +79,8 @@ class Embedding(nn.Module):
         places = torch.arange(tokens.shape[1], device=tokens.device)
         # All tokens belong to segment 0, since the examples are single texts.
         embedded = self.tokens(tokens) + self.positions(places) + self.segments(torch.zeros_like(places))
-        made: torch.Tensor = self.dropout(self.norm(embedded))
-        return made
+        output: torch.Tensor = self.dropout(self.norm(embedded))
+        return output
 
 
 class Pooler(nn.Module):
@@ -93,5 +93,5 @@ class Pooler(nn.Module):
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
         """Return vectors `(rows, hidden)` of numbers between -1 and 1, or logits `(rows, classes)`."""
-        made: torch.Tensor = self.classify(torch.tanh(self.linear(given[:, 0])))
-        return made
+        output: torch.Tensor = self.classify(torch.tanh(self.linear(given[:, 0])))
+        return output

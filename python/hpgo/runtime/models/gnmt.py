@@ -87,8 +87,8 @@ class Lstm(nn.Module):
         """Return hidden states `(rows, length, hidden)`, starting at `state` of the shape `(rows, hidden)` or at 0."""
         # The cell state starts with the same values, since a stage receives one state per layer.
         first = None if state is None else (state[None].contiguous(), state[None].contiguous())
-        made: torch.Tensor = self.lstm(given, first)[0]
-        return made
+        output: torch.Tensor = self.lstm(given, first)[0]
+        return output
 
 
 class BothWays(nn.Module):

@@ -89,8 +89,8 @@ class Block(nn.Module):
 
     def joined(self, read: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         """Project the result of attention, and add it to the input."""
-        made: torch.Tensor = given + self.dropout_1(self.join(read))
-        return made if self.norm_first else self.norm_1(made)
+        output: torch.Tensor = given + self.dropout_1(self.join(read))
+        return output if self.norm_first else self.norm_1(output)
 
     def widened(self, given: torch.Tensor) -> torch.Tensor:
         """Return the hidden layer of the feed-forward network, `(rows, length, 4 * hidden)`."""
@@ -98,8 +98,8 @@ class Block(nn.Module):
 
     def narrowed(self, wide: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         """Project the hidden layer, and add it to the feed-forward network's input."""
-        made: torch.Tensor = given + self.dropout_2(self.narrow(wide))
-        return made if self.norm_first else self.norm_2(made)
+        output: torch.Tensor = given + self.dropout_2(self.narrow(wide))
+        return output if self.norm_first else self.norm_2(output)
 
 
 _QUARTERS = {"attend": {"attend"}, "join": {"join", "dropout_1"}, "widen": {"widen"}, "narrow": {"narrow", "dropout_2"}}
@@ -139,10 +139,10 @@ class Quarter(nn.Module):
             return self.block.joined(*given)
         if self.part == "widen":
             return self.block.widened(*given)
-        made = self.block.narrowed(*given)
+        output = self.block.narrowed(*given)
         if self.behind is not None:
-            made = self.behind(made)
-        return made
+            output = self.behind(output)
+        return output
 
 
 def add_quarters(

@@ -59,8 +59,8 @@ class Patches(nn.Module):
         """Return vectors of the shape `(rows, wholes + patches, hidden)`."""
         patches = self.convolve(images).flatten(2).transpose(1, 2)
         whole = self.whole.expand(len(images), -1, -1)
-        made: torch.Tensor = self.dropout(torch.cat([whole, patches], dim=1) + self.positions)
-        return made
+        output: torch.Tensor = self.dropout(torch.cat([whole, patches], dim=1) + self.positions)
+        return output
 
 
 class Head(nn.Module):

@@ -78,8 +78,8 @@ class Positions(nn.Module):
         """Return `(rows, 2 * length, hidden)`, for distances from `length` down to `1 - length`."""
         rows, length = tokens.shape
         angles = torch.arange(length, -length, -1, device=tokens.device)[:, None] * self.waves
-        made: torch.Tensor = self.dropout(torch.cat([angles.sin(), angles.cos()], dim=1).repeat(rows, 1, 1))
-        return made
+        output: torch.Tensor = self.dropout(torch.cat([angles.sin(), angles.cos()], dim=1).repeat(rows, 1, 1))
+        return output
 
 
 class Segments(nn.Module):
@@ -135,8 +135,8 @@ class Layer(nn.Module):
         read = torch.einsum("rhqk,rkhs->rqhs", self.dropouts[0](weights), values).reshape(rows, length, hidden)
         given = self.norm_1(given + self.dropouts[1](self.join(read)))
         fed = self.narrow(self.dropouts[2](nn.functional.gelu(self.widen(given))))
-        made: torch.Tensor = self.norm_2(given + self.dropouts[3](fed))
-        return made
+        output: torch.Tensor = self.norm_2(given + self.dropouts[3](fed))
+        return output
 
 
 def shifted(scores: torch.Tensor) -> torch.Tensor:

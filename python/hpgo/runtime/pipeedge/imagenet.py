@@ -51,11 +51,11 @@ def pictures(root: Path, split: str) -> Iterator[Picture]:
         raise FileError(f"ImageNet has no split `{shorten(split)}` with classes", "choose train or val")
     try:
         if (root / name).is_dir():
-            yield from _unpacked(root / name)
+            yield from _folder_images(root / name)
         elif name == "train":
-            yield from _trained(_there(root, _TRAIN))
+            yield from _train_images(_archive(root, _TRAIN))
         else:
-            yield from _validated(_there(root, _VALIDATION), _there(root, _KIT))
+            yield from _validation_images(_archive(root, _VALIDATION), _archive(root, _KIT))
     except FileError:
         raise
     except (OSError, tarfile.TarError, EOFError, UnicodeDecodeError) as failure:
@@ -64,7 +64,7 @@ def pictures(root: Path, split: str) -> Iterator[Picture]:
         ) from failure
 
 
-def _there(root: Path, archive: str) -> Path:
+def _archive(root: Path, archive: str) -> Path:
     if not (root / archive).is_file():
         raise FileError(
             f"there is no {archive} in `{root}`",
@@ -74,14 +74,14 @@ def _there(root: Path, archive: str) -> Path:
     return root / archive
 
 
-def _unpacked(folder: Path) -> Iterator[Picture]:
+def _folder_images(folder: Path) -> Iterator[Picture]:
     # Folders have the names of synsets, so their sorted order gives the classes.
     for label, synset in enumerate(sorted(one for one in folder.iterdir() if one.is_dir())):
         for file in sorted(synset.iterdir()):
             yield Picture(file.read_bytes, label)
 
 
-def _trained(archive: Path) -> Iterator[Picture]:
+def _train_images(archive: Path) -> Iterator[Picture]:
     """Yield the images of an archive that contains an archive for each synset."""
     with tarfile.open(archive) as outer:
         for label, synset in enumerate(sorted(outer.getmembers(), key=lambda one: one.name)):
@@ -90,10 +90,10 @@ def _trained(archive: Path) -> Iterator[Picture]:
                     # The inner archives are not compressed, so an image is a contiguous range of the outer file. It can
                     # be read later without opening either archive.
                     begin = synset.offset_data + member.offset_data
-                    yield Picture(partial(_piece, archive, begin, member.size), label)
+                    yield Picture(partial(_read_range, archive, begin, member.size), label)
 
 
-def _validated(archive: Path, kit: Path) -> Iterator[Picture]:
+def _validation_images(archive: Path, kit: Path) -> Iterator[Picture]:
     labels = _labels(kit)
     with tarfile.open(archive) as held:
         members = sorted((one for one in held.getmembers() if one.isfile()), key=lambda one: one.name)
@@ -102,7 +102,7 @@ def _validated(archive: Path, kit: Path) -> Iterator[Picture]:
             f"{archive} has {len(members)} images, but {kit} has {len(labels)} labels", "download both again"
         )
     for member, label in zip(members, labels, strict=True):
-        yield Picture(partial(_piece, archive, member.offset_data, member.size), label)
+        yield Picture(partial(_read_range, archive, member.offset_data, member.size), label)
 
 
 def _labels(kit: Path) -> list[int]:
@@ -146,7 +146,7 @@ def synsets(raw: bytes) -> dict[int, str]:
         ) from failure
 
 
-def _piece(archive: Path, begin: int, size: int) -> bytes:
+def _read_range(archive: Path, begin: int, size: int) -> bytes:
     with archive.open("rb") as file:
         file.seek(begin)
         return file.read(size)

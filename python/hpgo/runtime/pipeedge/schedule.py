@@ -87,7 +87,7 @@ class Assignment:
         )
 
 
-def decide(asked: ScheduleOptions) -> Assignment:
+def decide(options: ScheduleOptions) -> Assignment:
     """Return the assignment of layers to ranks.
 
     Raises ArgumentError for options that contradict each other or are out of range, and for a host that is no rank.
@@ -97,40 +97,40 @@ def decide(asked: ScheduleOptions) -> Assignment:
     >>> decide(two).stages, decide(two).ranks, decide(two).bits
     (((1, 24), (25, 48)), (0, 1), (8,))
     """
-    if asked.partition is not None:
-        found = _from_options(asked)
-    elif asked.quantize is not None or asked.rank_order is not None:
-        option = "-q" if asked.quantize is not None else "-r"
+    if options.partition is not None:
+        found = _from_options(options)
+    elif options.quantize is not None or options.rank_order is not None:
+        option = "-q" if options.quantize is not None else "-r"
         raise ArgumentError(f"`{option}` is given, but `-pt` is not", f"add `-pt`, or leave out `{option}`")
-    elif asked.world == 1:
-        found = _assignment(asked, ((1, asked.layers),), (0,), (0,))
-    elif asked.files is None:
-        raise ArgumentError(f"the assignment of {asked.layers} layers to {asked.world} ranks is not given", _FILES)
+    elif options.world == 1:
+        found = _assignment(options, ((1, options.layers),), (0,), (0,))
+    elif options.files is None:
+        raise ArgumentError(f"the assignment of {options.layers} layers to {options.world} ranks is not given", _FILES)
     else:
-        found = _planned(asked, asked.files)
+        found = _planned(options, options.files)
     _check_ranks(found)
     return found
 
 
 def _assignment(
-    asked: ScheduleOptions, stages: tuple[tuple[int, int], ...], ranks: tuple[int, ...], bits: Sequence[int]
+    options: ScheduleOptions, stages: tuple[tuple[int, int], ...], ranks: tuple[int, ...], bits: Sequence[int]
 ) -> Assignment:
     """Build an assignment. `bits` may have an entry for the last stage, which is ignored, as in PipeEdge."""
     given = tuple(bits)[: len(stages) - 1] if len(bits) == len(stages) else tuple(bits)
     return Assignment(
-        model=asked.model,
-        micro_batch_size=asked.micro_batch_size,
+        model=options.model,
+        micro_batch_size=options.micro_batch_size,
         stages=stages,
         ranks=ranks,
         bits=bits_behind(None, len(stages), given),
-        data_rank=_data_rank(asked, ranks),
-        world=asked.world,
-        hold_samples_per_s=asked.hold_samples_per_s,
+        data_rank=_data_rank(options, ranks),
+        world=options.world,
+        hold_samples_per_s=options.hold_samples_per_s,
     )
 
 
-def _from_options(asked: ScheduleOptions) -> Assignment:
-    numbers = asked.partition or ()
+def _from_options(options: ScheduleOptions) -> Assignment:
+    numbers = options.partition or ()
     text = ",".join(map(str, numbers))
     if not numbers or len(numbers) % 2:
         raise ArgumentError(f"`-pt {text}` has {pluralize(len(numbers), 'number')}", "give two for each stage")
@@ -142,78 +142,78 @@ def _from_options(asked: ScheduleOptions) -> Assignment:
                 f"`-pt {text}`: stage {at} has the layers {first} to {last}, but must begin with layer {begins[at]}",
                 "list stages without gaps, starting at layer 1",
             )
-    if stages[-1][1] != asked.layers:
+    if stages[-1][1] != options.layers:
         raise ArgumentError(
-            f"`-pt {text}` ends with layer {stages[-1][1]}, but `{asked.model}` has {asked.layers}",
+            f"`-pt {text}` ends with layer {stages[-1][1]}, but `{options.model}` has {options.layers}",
             "end the last stage with the last layer",
         )
-    if len(stages) > asked.world:
+    if len(stages) > options.world:
         raise ArgumentError(
-            f"`-pt {text}` has {len(stages)} stages for {pluralize(asked.world, 'rank')}", "start more ranks"
+            f"`-pt {text}` has {len(stages)} stages for {pluralize(options.world, 'rank')}", "start more ranks"
         )
-    ranks = asked.rank_order or tuple(range(len(stages)))
+    ranks = options.rank_order or tuple(range(len(stages)))
     if len(ranks) != len(stages):
         raise ArgumentError(
             f"`-r` names {pluralize(len(ranks), 'rank')} for {pluralize(len(stages), 'stage')}",
             "name one for each stage",
         )
-    return _assignment(asked, stages, ranks, asked.quantize or (0,) * len(stages))
+    return _assignment(options, stages, ranks, options.quantize or (0,) * len(stages))
 
 
-def _planned(asked: ScheduleOptions, files: tuple[str, str, str]) -> Assignment:
-    if asked.hosts is not None and len(asked.hosts) != asked.world:
+def _planned(options: ScheduleOptions, files: tuple[str, str, str]) -> Assignment:
+    if options.hosts is not None and len(options.hosts) != options.world:
         raise ArgumentError(
-            f"`-H` names {pluralize(len(asked.hosts), 'host')}, but there are {pluralize(asked.world, 'rank')}",
+            f"`-H` names {pluralize(len(options.hosts), 'host')}, but there are {pluralize(options.world, 'rank')}",
             "name the host of each rank, in order",
         )
     models, device_types, devices = files
-    rate = asked.hold_samples_per_s
+    rate = options.hold_samples_per_s
     plan = partition_files(
         models,
         device_types,
         devices,
-        model=asked.model,
-        batch_size=asked.micro_batch_size,
+        model=options.model,
+        batch_size=options.micro_batch_size,
         objective="throughput" if rate is None else "bits",
         samples_per_s=rate,
         bits=() if rate is None else BITS,
     )
     # The file is of another model if the plan does not end with the model's last layer.
-    if not plan.stages or plan.stages[-1].last != asked.layers:
+    if not plan.stages or plan.stages[-1].last != options.layers:
         has = plan.stages[-1].last if plan.stages else 0
         raise ArgumentError(
-            f"{models} has {pluralize(has, 'layer')} for `{asked.model}`, but the model has {asked.layers}",
+            f"{models} has {pluralize(has, 'layer')} for `{options.model}`, but the model has {options.layers}",
             "measure it: `hpgo profile … --by quarter --format pipeedge`",
         )
-    ranks = tuple(_rank_of(stage.hosts[0], asked) for stage in plan.stages)
+    ranks = tuple(_rank_of(stage.hosts[0], options) for stage in plan.stages)
     bits = bits_behind([hop.bits for hop in plan.hops[1:-1]], len(plan.stages), None)
     return Assignment(
-        model=asked.model,
-        micro_batch_size=asked.micro_batch_size,
+        model=options.model,
+        micro_batch_size=options.micro_batch_size,
         stages=tuple((stage.first, stage.last) for stage in plan.stages),
         ranks=ranks,
         bits=bits,
-        data_rank=_data_rank(asked, ranks),
-        world=asked.world,
-        hold_samples_per_s=asked.hold_samples_per_s,
+        data_rank=_data_rank(options, ranks),
+        world=options.world,
+        hold_samples_per_s=options.hold_samples_per_s,
         forward_s=tuple(stage.compute_s for stage in plan.stages),
         transfer_s=tuple(hop.seconds for hop in plan.hops[1:-1]),
         remarks=plan.remarks,
     )
 
 
-def _data_rank(asked: ScheduleOptions, ranks: tuple[int, ...]) -> int:
-    if asked.data_rank is not None:
-        return asked.data_rank
+def _data_rank(options: ScheduleOptions, ranks: tuple[int, ...]) -> int:
+    if options.data_rank is not None:
+        return options.data_rank
     # The data must be on the first stage or on a rank without a stage, so rank 0 can't hold it in a later stage.
     return ranks[0] if 0 in ranks[1:] else 0
 
 
-def _rank_of(host: str, asked: ScheduleOptions) -> int:
+def _rank_of(host: str, options: ScheduleOptions) -> int:
     """Return the rank on a host of the plan."""
-    if asked.hosts is not None:
-        if host in asked.hosts:
-            return asked.hosts.index(host)
+    if options.hosts is not None:
+        if host in options.hosts:
+            return options.hosts.index(host)
         raise ArgumentError(
             f"the plan gives layers to `{shorten(host)}`, which `-H` doesn't name", "name it, or leave it out of `-sd`"
         )

@@ -117,7 +117,7 @@ def with_weights(workload: Workload, path: Path) -> Workload:
     Weights are read when a layer is built. Raises FileError for a file that can't be read, and ArgumentError for one
     with an unknown naming scheme.
     """
-    tensors = _opened(path)
+    tensors = _open(path)
     for mark in _SCHEMES:
         # Models with a task head put a prefix such as `bert.` before all names. The shortest match has the model's own
         # prefix.
@@ -161,7 +161,7 @@ class _Published:
         """Return the weight that a layer of a block calls `name`, in the layout of hpgo's modules."""
         if name in self._beside:  # a single tensor, such as an embedding of positions
             stems = self._beside[name][: shape[0]]  # only distilled models have the second token
-            pieces = [self._tensors[self._found(stem, ("",))]() for stem in stems]
+            pieces = [self._tensors[self._resolve(stem, ("",))]() for stem in stems]
             return self._checked(name, torch.cat([piece.reshape(-1, shape[-1]) for piece in pieces]), shape)
         # Queries, keys and values are one matrix here, so concatenate the file's three.
         inner = name.removeprefix("block.")
@@ -173,10 +173,10 @@ class _Published:
             stems = tuple(root + one for one in self._in_blocks.get(stem, ()))
         if not stems:
             raise ArgumentError(f"`{self._path}` has no `{stem}` as this model has it", _GIVEN)
-        found = [self._found(one, _WEIGHT if kind == "weight" else _BIAS) for one in stems]
-        return self._checked(name, torch.cat([self._turned(one) for one in found]), shape)
+        found = [self._resolve(one, _WEIGHT if kind == "weight" else _BIAS) for one in stems]
+        return self._checked(name, torch.cat([self._to_torch_layout(one) for one in found]), shape)
 
-    def _found(self, stem: str, endings: tuple[str, ...]) -> str:
+    def _resolve(self, stem: str, endings: tuple[str, ...]) -> str:
         # Task heads have no prefix, even if all other names have one.
         names = [f"{start}{stem}{ending}" for start in (self._prefix, "") for ending in endings]
         for name in names:
@@ -184,7 +184,7 @@ class _Published:
                 return name
         raise ArgumentError(f"`{self._path}` lacks `{names[0]}`", _GIVEN, code="missing")
 
-    def _turned(self, name: str) -> torch.Tensor:
+    def _to_torch_layout(self, name: str) -> torch.Tensor:
         """Return a tensor with its outputs first, and one row for all heads."""
         tensor = self._tensors[name]()
         if name.endswith("/kernel"):
@@ -205,7 +205,7 @@ class _Published:
         return tensor
 
 
-def _opened(path: Path) -> Tensors:
+def _open(path: Path) -> Tensors:
     """Return functions that read tensors, by name."""
     if path.is_dir():
         found = next((files for kind in _FILES if (files := sorted(path.glob(kind)))), [])

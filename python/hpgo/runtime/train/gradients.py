@@ -107,7 +107,7 @@ class Gradients:
         self._rank = dist.get_rank()
         self._started: dict[tuple[int, ...], int] = {}
         self._sums: list[tuple[tuple[int, ...], Any]] = []
-        self._left: set[tuple[int, int]] = set()  # id of weight, and stage, whose last pass has ended
+        self._finished: set[tuple[int, int]] = set()  # id of weight, and stage, whose last pass has ended
         self._hooks: list[Any] = []
 
     @property
@@ -118,7 +118,7 @@ class Gradients:
     def begin(self) -> None:
         """Set all gradients to zero."""
         self._started = dict.fromkeys(self._buckets, 0)
-        self._left.clear()
+        self._finished.clear()
         # Zero in place instead of `zero_grad(set_to_none=True)`, because gradients are views into buckets.
         for buckets in self._buckets.values():
             for bucket in buckets:
@@ -140,7 +140,7 @@ class Gradients:
                     self._hooks.append(copy.register_post_accumulate_grad_hook(self._hook(weight, stage)))
 
     def _hook(self, weight: Weight, stage: int) -> Callable[[torch.Tensor], None]:
-        return lambda _: self._leave(weight, stage)
+        return lambda _: self._mark_finished(weight, stage)
 
     def passed(self, stage: int) -> None:
         """Finish the last backward pass of a stage, or its last weight-gradient pass if passes are split."""
@@ -150,12 +150,12 @@ class Gradients:
         # Weights without a gradient in this pass have triggered no hook, so mark all weights of the stage.
         if self._overlap:
             for weight in self._of_stage[stage]:
-                self._leave(weight, stage)
+                self._mark_finished(weight, stage)
 
-    def _leave(self, weight: Weight, stage: int) -> None:
-        if (id(weight), stage) in self._left:
+    def _mark_finished(self, weight: Weight, stage: int) -> None:
+        if (id(weight), stage) in self._finished:
             return
-        self._left.add((id(weight), stage))
+        self._finished.add((id(weight), stage))
         # A weight in several stages of this rank is final only after the last pass of each of them.
         bucket = self._bucket_of[id(weight)]
         bucket.missing -= 1

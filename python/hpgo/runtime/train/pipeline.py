@@ -128,7 +128,7 @@ class Pipeline(RankPipeline):
         self._has_stepped = False
         self._saver: Saver | None = None
         self._loader: Loader | None = None
-        self._place: dict[str, int] | None = None  # position in the data, for the next loader
+        self._data_position: dict[str, int] | None = None  # position in the data, for the next loader
         options = RankOptions.from_arguments(
             seed=seed,
             dtype=dtype,
@@ -166,7 +166,7 @@ class Pipeline(RankPipeline):
         self._reads_inputs = any(value.is_input for part in self.parts.values() for value in part.takes)
         self._reads_targets = any(stage.is_last for stage in mine.stages)
         self._outputs = workload.outputs(self._options.dtype) if self._reads_targets else []
-        self._look_at_loss(stacklevel=5)
+        self._check_loss(stacklevel=5)
         for stage, part in self.parts.items():
             if stage in groups.replicas:
                 part.join(groups.replicas[stage])
@@ -264,9 +264,9 @@ class Pipeline(RankPipeline):
             shuffle=shuffle,
             workers=workers,
         )
-        if self._place is not None:
-            self._loader.load_state_dict(self._place)
-            self._place = None
+        if self._data_position is not None:
+            self._loader.load_state_dict(self._data_position)
+            self._data_position = None
         return self._loader
 
     def example(self) -> tuple[Share, Share]:
@@ -297,7 +297,7 @@ class Pipeline(RankPipeline):
         with naming_rank("it is what a layer or the loss raised"):
             # Check the loss only now: the first batch can have properties that the workload's example lacks.
             if not self._has_stepped:
-                self._look_at_loss(batch, stacklevel=3)
+                self._check_loss(batch, stacklevel=3)
                 self._has_stepped = True
             loss = self._step(batch)
         self._failed = False
@@ -330,7 +330,7 @@ class Pipeline(RankPipeline):
         self._saver.news()
         # `preempted` is equal on all ranks, so all of them take part in the save.
         if self.steps and (self.steps % every == 0 or self.preempted):
-            place = self._place if self._loader is None else self._loader.state_dict()
+            place = self._data_position if self._loader is None else self._loader.state_dict()
             self._saver.save(self.steps, place, self._state)
 
     def resume(self, folder: str | os.PathLike[str]) -> bool:
@@ -344,10 +344,10 @@ class Pipeline(RankPipeline):
         if found is None:
             return False
         self.steps = found.steps
-        self._place = found.facts["loader"]
-        if self._loader is not None and self._place is not None:
-            self._loader.load_state_dict(self._place)
-            self._place = None
+        self._data_position = found.facts["loader"]
+        if self._loader is not None and self._data_position is not None:
+            self._loader.load_state_dict(self._data_position)
+            self._data_position = None
         return True
 
     def _finish_saving(self) -> None:
@@ -358,7 +358,7 @@ class Pipeline(RankPipeline):
 
     def _step(self, batch: Batch) -> float:
         stamp = self._stamps.take
-        with self._peak.step(lambda: self._held(batch), self._optimizer_state):
+        with self._peak.step(lambda: self._persistent_tensors(batch), self._optimizer_state):
             begin = stamp()
             batch.scale = self._scale(batch.targets)
             self.engine.step(batch)
@@ -387,7 +387,7 @@ class Pipeline(RankPipeline):
         self._recorder.add(self.steps, [*self.engine.clock_ns, *ends_ns], self._peak.bytes)
         return float(loss)
 
-    def _look_at_loss(self, batch: Batch | None = None, *, stacklevel: int) -> None:
+    def _check_loss(self, batch: Batch | None = None, *, stacklevel: int) -> None:
         """Report remarks about the loss before the first step, based on the example or on samples of the first batch.
 
         Raises ArgumentError for a loss that would train differently than on one device.
@@ -405,8 +405,8 @@ class Pipeline(RankPipeline):
                 self.device,
                 rows=len(stage.rows),
                 batch=self.program.global_batch_size,
-                inputs=_chosen(batch.inputs, samples) if batch else (),
-                targets=_chosen(batch.targets, samples) if batch else (),
+                inputs=_select_rows(batch.inputs, samples) if batch else (),
+                targets=_select_rows(batch.targets, samples) if batch else (),
             )
             # Only the first rank with the loss reports, so that each remark appears once.
             if stage.chain == 0 and stage.rows.start == 0:
@@ -422,7 +422,7 @@ class Pipeline(RankPipeline):
                         warnings.warn(found[kind], RuntimeWarning, stacklevel=stacklevel)
                 self._reported |= found.keys()
 
-    def _held(self, batch: Batch) -> Iterator[torch.Tensor]:
+    def _persistent_tensors(self, batch: Batch) -> Iterator[torch.Tensor]:
         """Yield the tensors that exist before and after a step."""
         for part in self.parts.values():
             yield from part.parameters()
@@ -470,7 +470,7 @@ def _check_tell(tell: object) -> None:
         raise ArgumentError(f"tell is {safe_repr(tell)}", "give a function of a sentence, or None")
 
 
-def _chosen(share: Share, samples: Sequence[int]) -> tuple[torch.Tensor, ...]:
+def _select_rows(share: Share, samples: Sequence[int]) -> tuple[torch.Tensor, ...]:
     """Return the rows of these samples, for each tensor."""
     rows = [share.rows(at, at + 1) for at in samples] if share.tensors else []
     return tuple(torch.cat(tensors) for tensors in zip(*rows, strict=True))

@@ -147,7 +147,7 @@ class TorchEngine(Actions):
             if is_last and kind == "B":
                 self._gradients.watch(stage)
             self._taken[2 * at] = self._stamps.take()
-            made = compute()
+            output = compute()
             self._taken[2 * at + 1] = self._stamps.take()
             if is_last:
                 self._gradients.passed(stage)
@@ -157,7 +157,7 @@ class TorchEngine(Actions):
             raise _Raised(cause if isinstance(cause, Exception) else failure) from failure
         # torch does not report for whom it waits, so assume the senders of the next action.
         HERE.waits = self._awaits[at + 1]
-        return made
+        return output
 
 
 def _row(mine: RankProgram) -> str:
@@ -209,8 +209,8 @@ class _Module(nn.Module):
 
 def _to_send(tensor: torch.Tensor, value: Value) -> torch.Tensor:
     """Return a contiguous tensor in the number format of the cut, which autocast may have changed."""
-    made = (tensor if value.has_gradient else tensor.detach()).to(value.dtype)
-    return made.contiguous()
+    output = (tensor if value.has_gradient else tensor.detach()).to(value.dtype)
+    return output.contiguous()
 
 
 def _example(value: Value, rows: int) -> torch.Tensor:
