@@ -217,6 +217,7 @@ def model_of(profile: Profile, global_batch_size: int) -> Model:
         )
     states = _core.legacy_states(profile, global_batch_size)
     layers = []
+    # States have cumulative sums, so a layer is the difference to the state before.
     before = (0.0, 0.0, 0.0)
     for place, (description, compute_s, activation_bytes, output_bytes, parameter_bytes) in enumerate(states):
         sums = (compute_s, activation_bytes, parameter_bytes)

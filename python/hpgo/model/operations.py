@@ -190,7 +190,7 @@ def _backward(
                 moved += tensors[other].bytes
                 saved |= {} if tensors[other].is_weight else {other: None}
     sides = {side for product in products for side in (product.left, product.right)}
-    # The gradient of a bias is a sum over the gradient of the result. Only the write counts here.
+    # The gradient of a bias is a sum over the gradient of the result, whose read is counted above.
     moved += math.fsum(tensors[name].bytes for name in inputs if name not in sides and tensors[name].trained)
     return flop, moved, tuple(saved)
 

@@ -51,7 +51,7 @@ def beside(path: Path) -> dict[int, Path]:
     if found is None:
         return {}
     names = {path.name}
-    with suppress(OSError):  # a folder may be readable without being listable
+    with suppress(OSError):  # a folder may allow access to its files without being listable
         names |= {other.name for other in path.parent.iterdir()}
     alike = map(_NAME.fullmatch, names)
     sizes = {int(other[3]) for other in alike if other is not None and other.group(1, 2) == found.group(1, 2)}

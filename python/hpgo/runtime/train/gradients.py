@@ -171,7 +171,7 @@ class Gradients:
             return
         buckets = self._buckets[ranks]
         at = self._started[ranks]
-        # Stop at the first bucket that is not complete, even if later ones are.
+        # Stop at the first incomplete bucket, even if later ones are complete, since all ranks must keep one order.
         while at < len(buckets) and (all_of_them or not buckets[at].missing):
             self._sums.append((ranks, dist.all_reduce(buckets[at].flat, group=self._groups[ranks], async_op=True)))
             at += 1
