@@ -279,7 +279,7 @@ def _no_such(name: str) -> str:
             f"make a profile of it: `hpgo estimate {name} --device h100 --dim tokens=4096 -o {name}.yaml`",
         )
     raise ProfileError(
-        f"`{shorten(name)}` is neither a built-in model nor a file", did_you_mean(name, MODELS), code="unknown_name"
+        f"`{shorten(name)}` is no built-in model and no file", did_you_mean(name, MODELS), code="unknown_name"
     )
 
 
