@@ -133,16 +133,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 @pytest.mark.parametrize(
     ("file", "given", "said"),
     [
-        ("program.json", {}, "program.json doesn't say what it was planned from, and elastic runs plan again"),
-        ("bare.json", {}, "bare.json was saved without profile and cluster, and elastic runs plan again"),
-        ("unlike.json", {}, "the machines of cluster `.*` differ, and nobody tells which of them are left"),
+        ("program.json", {}, "program.json is not a plan of `hpgo plan`, but elastic runs have to plan again"),
+        ("bare.json", {}, "bare.json has no profile and cluster, but elastic runs have to plan again"),
+        ("unlike.json", {}, "the nodes of cluster `.*` differ, but it is unknown which of them are left"),
         ("absent.json", {}, "file not found: `absent.json`"),
         ("tight.json", {}, "for 1 rank, no plan fits: .* 32.06 MB short"),
-        ("pairs.json", {}, "torchrun has started 1 rank on this machine, and those of cluster `2x2` have 2 devices"),
+        ("pairs.json", {}, "torchrun has started 1 rank on this node, but nodes of cluster `2x2` have 2 devices"),
         (
             "plan.json",
             {"TORCHELASTIC_USE_AGENT_STORE": "True"},  # and so the launcher's store, which is there
-            "torchrun keeps one store for all that it starts, on a machine that may be the one which is lost",
+            "torchrun keeps the store of the run on one node, but this node may be lost",
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_more_ranks_than_devices_are_told_once(tmp_path: Path) -> None:
         )  # fmt: skip
     assert done.returncode == 1
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert errors == ["error: 3 ranks were started, and cluster `2x1` has 2 devices"], done.stderr
+    assert errors == ["error: 3 ranks were started, but cluster `2x1` has 2 devices"], done.stderr
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     (
         "a foreign operation",
         model([node("MatMul", "x w", "a"), node("Magic", "a", "y", domain="com.example")], {"w": [64, 4]}),
-        "node 2 (`Magic`): `com.example.Magic` is none of ONNX's own operations",
+        "node 2 (`Magic`): `com.example.Magic` is not an operation of ONNX",
         "hpgo profile",
     ),
     (
@@ -305,7 +305,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     (
         "the wrong order",
         model([node("MatMul", "a w", "y"), node("Relu", "x", "a")], {"w": [64, 4]}),
-        "nothing before it makes `a`",
+        "no node before it writes `a`",
         "export",
     ),
     (
@@ -317,13 +317,13 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     (
         "an equation that onnx reads for ever",
         model([node("Einsum", "x w", "y", equation="ab,bc-")], {"w": [64, 4]}),
-        "node 1 (`Einsum`): its equation has a `-` that begins no `->`",
+        "node 1 (`Einsum`): its equation has a `-` outside of `->`",
         "export",
     ),
     (
         "doubles",
         model([node("MatMul", "x w", "y")], {"w": [64, 4]}, kind=TensorProto.DOUBLE),
-        "no figure of a100 is known for float64",
+        "the peak of a100 for float64 is unknown",
         "float32, tf32, float16, bfloat16",
     ),
 ]

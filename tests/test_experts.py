@@ -495,7 +495,7 @@ def test_configurations_are_read_to_the_last_parameter(document, parameters: int
         ({"n_group": 3}, "8 experts in 3 groups"),
         ({"num_experts_per_tok": 9}, "a token goes to 9"),
         ({"kv_lora_rank": None}, "`kv_lora_rank` must be a whole number from 1"),
-        ({"expert_choice": 2}, "`expert_choice` of a model of type `deepseek_v3` is not known"),
+        ({"expert_choice": 2}, "`expert_choice` of a model of type `deepseek_v3` is unknown"),
     ],
 )
 def test_configurations_of_experts_that_make_no_model_are_refused(change, says: str) -> None:

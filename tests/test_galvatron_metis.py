@@ -139,7 +139,7 @@ def test_a_plan_for_one_device_takes_what_galvatron_s_layers_take(tmp_path: Path
     assert json.loads(done.stdout)["step_s"] == pytest.approx(2 * 3 * (3 * 16e-3 + 12e-3))
     asked = CliRunner().invoke(group, words).exception
     assert isinstance(asked, hpgo.errors.ProfileError)
-    assert "does not say how many layers" in asked.message
+    assert "does not contain the number of layers" in asked.message
     assert "--profile-layer-counts 32" in asked.hint
 
 
@@ -148,10 +148,10 @@ WRONG: list[tuple[str, tuple[Any, ...], Any, str]] = [
     ("times", ("layertype_0_bsz4_seq64",), -1, "must be a finite number from 0"),
     ("times", ("layertype_0_bsz4_seq64",), 1e300, "forward_s is 4e+297"),
     ("times", ("layertype_other_bsz1_seq64",), ..., "`layertype_other_bsz1_seq64` is missing"),
-    ("times", ("layertype_1_bsz1_seq64",), 1.0, "2 types of layers, where `layer_counts` has 1"),
+    ("times", ("layertype_1_bsz1_seq64",), 1.0, "the file has 2 types of layers, but `layer_counts` has 1"),
     ("times", ("layertype_0_bsz1_seq128",), 1.0, "layers of type 0 were measured at sequences of 64, 128"),
     ("memory", ("layertype_0_sp",), ..., "memory_profiling_tiny.json: `layertype_0` is missing"),
-    ("memory", ("layertype_0_sp",), {"128": {}}, "layertype_0_sp: no sequence of 64, as in the file of times"),
+    ("memory", ("layertype_0_sp",), {"128": {}}, "layertype_0_sp: there is no entry for sequence length 64"),
     ("memory", ("layertype_0_sp", "64"), [], "must be a mapping of keys"),
     ("memory", ("layertype_0_sp", "64", "parameter_size"), math.nan, "`parameter_size` must be a finite number"),
     ("memory", ("layertype_0_sp", "64", "tp_activation_per_bsz_dict", "1"), ..., "`1` is missing"),
@@ -270,9 +270,9 @@ def test_a_metis_file_is_read_for_no_other_batch_size_and_degree_than_its_name_s
     [
         (("execution_time", "layer_compute_total_ms", 1), "x", "`layer_compute_total_ms 1` must be a number"),
         (("execution_time", "layer_compute_total_ms", 1), math.inf, "must be a finite number"),
-        (("execution_time", "layer_compute_total_ms"), [], "has 4 entries where times are of 0 layers"),
+        (("execution_time", "layer_compute_total_ms"), [], "has 4 entries, but times have 0 layers"),
         (("execution_memory",), ..., "`execution_memory` is missing"),
-        (("execution_memory", "layer_memory_total_mb"), [1], "has 1 entries where times are of 4 layers"),
+        (("execution_memory", "layer_memory_total_mb"), [1], "has 1 entries, but times have 4 layers"),
         (("model", "parameters", "parameters_per_layer_bytes", 0), -1, "must be a finite number from 0"),
         (("model", "parameters", "parameters_per_layer_bytes", 0), 1e300, "parameter_bytes is 1e+300"),
         (("model", "model_name"), 7, "`model_name` must be text"),

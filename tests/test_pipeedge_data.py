@@ -174,7 +174,7 @@ def test_weights_that_do_not_fit_are_told(tmp_path: Path) -> None:
     for change, words in (
         ({"head/kernel": np.zeros((16, 7), np.float32)}, r"has the shape \(7, 16\) for `behind.linear.weight`"),
         ({"head/kernel": None}, "lacks `head.weight`"),
-        ({"embedding/kernel": None}, "nobody knows whose weights"),
+        ({"embedding/kernel": None}, "the naming scheme of"),
     ):
         arrays = {key: array for key, array in (whole | change).items() if array is not None}
         np.savez(tmp_path / "x.npz", **arrays)
@@ -216,7 +216,7 @@ def test_words_are_parted_as_transformers_parts_them(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_without_the_pieces_of_every_text_is_refused() -> None:
-    with pytest.raises(hpgo.errors.ArgumentError, match=r"the vocabulary lacks `\[UNK\]`"):
+    with pytest.raises(hpgo.errors.ArgumentError, match=r"the vocabulary has no `\[UNK\]`"):
         WordPieces(["the", "boat"])
 
 

@@ -156,17 +156,17 @@ def test_schedules_are_those_of_the_options_or_told(tmp_path: Path, monkeypatch:
     assert (found.ranks, found.data_rank) == ((2, 1), 0)
     assert type(found).from_json(found.to_json()) == found
     for how, words in (
-        ({"partition": (1, 24, 26, 48)}, "stage 1 has the layers 26 to 48, and begins with layer 25"),
+        ({"partition": (1, 24, 26, 48)}, "stage 1 has the layers 26 to 48, but must begin with layer 25"),
         ({"partition": (1, 24, 25)}, "has 3 numbers"),
         ({"partition": (1, 24, 25, 47)}, "ends with layer 47"),
         ({"world": 1}, "has 2 stages for 1 rank"),
-        ({"partition": None}, "nobody says how 2 ranks share 48 layers"),
-        ({"partition": None, "quantize": (8,)}, "`-q` is for stages"),
-        ({"partition": None, "rank_order": (1, 0)}, "`-r` is for stages"),
+        ({"partition": None}, "the assignment of 48 layers to 2 ranks is not given"),
+        ({"partition": None, "quantize": (8,)}, "`-q` is given, but `-pt` is not"),
+        ({"partition": None, "rank_order": (1, 0)}, "`-r` is given, but `-pt` is not"),
         ({"rank_order": (1,)}, "`-r` names 1 rank for 2 stages"),
         ({"rank_order": (0, 0)}, "a rank has two stages"),
         ({"rank_order": (0, 2)}, "there is no rank 2 among 2"),
-        ({"data_rank": 1}, "rank 1 has stage 1, and shall hold the data"),
+        ({"data_rank": 1}, "the data rank is 1, but this rank has stage 1"),
         ({"data_rank": 5}, "there is no rank 5"),
         ({"quantize": (7, 0)}, "can't be sent in 7 bits"),
         ({"quantize": (8, 8, 8)}, "bits are given for 3 cuts"),
@@ -182,8 +182,8 @@ def test_schedules_are_those_of_the_options_or_told(tmp_path: Path, monkeypatch:
     assert decide(asked(**files, hosts=("right", "left"), data_rank=None)).data_rank == 1
     assert decide(asked(world=3, rank_order=(2, 1), data_rank=None)).data_rank == 0
     for how, words in (
-        ({}, "nobody says which rank that is"),
-        ({"hosts": ("left",)}, "`-H` names 1 host, and there are 2 ranks"),
+        ({}, "but its rank is unknown"),
+        ({"hosts": ("left",)}, "`-H` names 1 host, but there are 2 ranks"),
         ({"hosts": ("left", "other")}, "`right`, which `-H` doesn't name"),
         ({"layers": 96, "hosts": ("left", "right")}, "has 48 layers"),
     ):
@@ -220,7 +220,7 @@ def test_what_rank_0_can_not_decide_ends_all(ranks: Ranks) -> None:
     ended = ranks.finish()
     assert [code for code, _, _ in ended] == [1, 1]
     errors = [line for _, _, err in ended for line in err.splitlines() if line.startswith("error: ")]
-    assert errors == ["error: `-pt 1,24,26,48`: stage 1 has the layers 26 to 48, and begins with layer 25"]
+    assert errors == ["error: `-pt 1,24,26,48`: stage 1 has the layers 26 to 48, but must begin with layer 25"]
 
 
 def test_ranks_of_two_models_are_told(ranks: Ranks) -> None:
@@ -230,7 +230,7 @@ def test_ranks_of_two_models_are_told(ranks: Ranks) -> None:
     assert [code for code, _, _ in ended] == [1, 1]
     errors = [line for _, _, err in ended for line in err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
-    assert "rank 1 is to run `facebook/deit-small" in errors[0]
+    assert "the model of rank 1 is `facebook/deit-small" in errors[0]
 
 
 @pytest.mark.parametrize(

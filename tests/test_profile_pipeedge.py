@@ -173,22 +173,22 @@ def _devices(folder: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("model", "device", "size", "said", "hint"),
     [
-        (NET, Device("mb", 511.0), 1, "`mem_MB: 512`, not 511", "leave the option out"),
-        (NET, Device("mb", None, 10.0), 1, "`bw_Mbps: 100`, not 10", "leave the option out"),
-        (NET, Device("new", 512.0), 1, "no type `new` yet", "--device-bandwidth"),
+        (NET, Device("mb", 511.0), 1, "`mem_MB: 512`, not 511", "leave out the option"),
+        (NET, Device("mb", None, 10.0), 1, "`bw_Mbps: 100`, not 10", "leave out the option"),
+        (NET, Device("new", 512.0), 1, "type `new` is new", "--device-bandwidth"),
         (NET, Device("mb"), 8, "at batch size 8 in torch.float32 already", "--overwrite"),
         (
             PipeEdgeModel("net", (1.0,), 4, (2,)),
             Device("mb"),
             1,
-            "2 layers that take in 4 values and send 10",
+            "2 layers with 4 input and 10 output values",
             "--model-name",
         ),
         (
             PipeEdgeModel("other", (1.0, 1.0), 4, (2, 2)),
             Device("mb"),
             1,
-            "1 entries where the model has 2 layers",
+            "1 entries, but the model has 2 layers",
             "each",
         ),
     ],

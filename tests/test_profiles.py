@@ -74,7 +74,7 @@ def test_pipedream_description_may_contain_the_separator_and_a_stage_may_follow(
         (", parameter_size=1792", "", "`parameter_size` is missing"),
         ("parameter_size=1792", "size=1792", "`size` is unknown"),
         ("parameter_size=1792", "parameter_size=1792, parameter_size=2", "`parameter_size` is given twice"),
-        ("=1792", "=1792 -- stage=2", "`stage=2` stands behind its costs"),
+        ("=1792", "=1792 -- stage=2", "`stage=2` comes after its costs"),
         ("n2 -- Linear", "n2 Linear", "line 2: no ` -- forward_compute_time=` in the line of `n2 Linear`"),
     ],
 )
@@ -159,7 +159,7 @@ def test_one_batch_size_needs_no_brackets_and_no_edges_mean_a_chain(tmp_path):
         ("hpgo_profile: 1", "hpgo_profile: true", "`hpgo_profile` is true", "version 1"),
         ("name: tiny", "name: tiny\nname: tiny", "line 3: the key `name` is given twice", ""),
         ("name: tiny", "nam: tiny", "`nam` is unknown", "did you mean `name`?"),
-        ("batch_sizes: [8, 16]", "batch_sizes: [16, 8]", "batch size 8 stands behind 16", ""),
+        ("batch_sizes: [8, 16]", "batch_sizes: [16, 8]", "batch size 8 comes after 16", ""),
         ("batch_sizes: [8, 16]", "batch_sizes: [0, 16]", "batch size is 0", ""),
         (
             "batch_sizes: [8, 16]",

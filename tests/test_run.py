@@ -308,10 +308,10 @@ def test_ranks_end_with_the_command_that_started_them(folder: Path) -> None:
     ("words", "said"),
     [
         (["one.json", "--optimizer", "sdg"], "there is no optimizer `sdg`"),
-        (["one.json", "--optimizer", "sgd:lr"], "option `lr` of `sgd` is no NAME=NUMBER"),
+        (["one.json", "--optimizer", "sgd:lr"], "option `lr` of `sgd` must be NAME=NUMBER"),
         (["one.json", "--optimizer", "sgd:speed=1"], "unexpected keyword argument 'speed'"),
         (["none.json"], "file not found"),
-        (["three-one.json", "--backend", "torch"], "stage 1 has 1 replica and stage 0 has 3"),
+        (["three-one.json", "--backend", "torch"], "stage 1 has 1 replica but stage 0 has 3"),
         (["one.json", "--timeline", "absent/run.npz"], "there is no folder `absent`"),
         (["one.json", "--timeline", "run.png"], "can't tell what to write into `run.png`"),
         (["chain.json"], "is a plan of inference"),

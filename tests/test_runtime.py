@@ -402,7 +402,7 @@ def test_what_torchs_pipelining_cannot_run_is_refused_with_the_way_out(
 ) -> None:
     with refused(hpgo.errors.ArgumentError, *words) as caught:
         Pipeline(program, "runtime_models:chain", backend="torch")
-    assert str(caught.value.hint).startswith("leave out `backend`: the engine of hpgo runs it")
+    assert str(caught.value.hint).startswith("leave out `backend` to use hpgo's engine")
 
 
 def test_a_step_says_what_is_wrong_with_its_batch_and_where_a_layer_raised() -> None:

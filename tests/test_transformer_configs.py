@@ -445,7 +445,7 @@ def test_all_keys_that_may_change_the_arithmetic_are_refused_at_once() -> None:
     [
         ({"use_bidirectional_attention": True, "model_type": "gemma"}, "`use_bidirectional_attention`"),
         ({"model_type": "gemma", "attention_bias": None}, "`attention_bias` must not be null"),
-        ({"rope_scaling": {"rope_type": "spiral", "factor": 2}}, "`spiral` is not known"),
+        ({"rope_scaling": {"rope_type": "spiral", "factor": 2}}, "`spiral` is unknown"),
         ({"rope_scaling": {"rope_type": "linear"}}, "`factor` is missing"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2, "twist": 1}}, "`twist` is unknown"),
         ({"partial_rotary_factor": 0.5}, "`partial_rotary_factor` is not 1"),
@@ -481,7 +481,7 @@ def refusal_of(held: dict[str, Any]) -> hpgo.errors.HpgoError:
 def test_a_misspelt_key_is_named_with_the_one_that_is_meant_and_never_read_as_left_out(key) -> None:
     wrong = key[:2] + key[3:]
     error = refusal_of({wrong if name == key else name: value for name, value in SMALL.items()})
-    assert f"`{wrong}` of a model of type `llama` is not known" in error.message
+    assert f"`{wrong}` of a model of type `llama` is unknown" in error.message
     assert error.hint == f"rename `{wrong}` to `{key}`"
 
 
@@ -505,7 +505,7 @@ def test_all_keys_that_are_not_known_are_named_at_once_with_those_that_are_missp
         ({"num_attention_heads": 6}, "set the width to 66, or the heads to a number that divides it"),
         (
             {"architectures": ["LlamaForSequenceClassification"]},
-            'write `"architectures": ["LlamaForCausalLM"]` into the file to take it for a language model',
+            'write `"architectures": ["LlamaForCausalLM"]` into the file to read it as a language model',
         ),
         ({"rope_scaling": {"rope_theta": None}}, ""),
         (

@@ -116,10 +116,10 @@ LLAMA = {
     [
         ({"hidden_size": None}, "`hidden_size` must be a whole number from 1"),
         ({"model_type": "deepseek_v2"}, "`num_experts_per_tok` is missing"),
-        ({"num_key_value_heads": 3}, "4 heads, which don't part evenly into 3"),
-        ({"model_type": "mamba"}, "models of type `mamba` are not known"),
-        ({"model_type": ...}, "neither `model_type`"),
-        ({"linear_attention_every": 4}, "`linear_attention_every` of a model of type `llama` is not known"),
+        ({"num_key_value_heads": 3}, "4 heads, which can't be divided evenly among 3"),
+        ({"model_type": "mamba"}, "model type `mamba` is unknown"),
+        ({"model_type": ...}, "the keys `model_type`"),
+        ({"linear_attention_every": 4}, "`linear_attention_every` of a model of type `llama` is unknown"),
         ({"num_hidden_layers": 4_000_000_000}, "num_hidden_layers is 4000000000"),
         ({"num_hidden_layers": "many"}, "`num_hidden_layers` must be a whole number from 1, got `many`"),
     ],
@@ -219,10 +219,10 @@ def test_every_kind_of_transformer_makes_a_chain_that_is_planned(name) -> None:
 @pytest.mark.parametrize(
     ("source", "dims", "message"),
     [
-        ("llama-3-8b", {}, "how long sequences of `llama-3-8b` are is not said"),
-        ("llama-3-8b", {"length": 8}, "`length` is no size of `llama-3-8b`"),
-        ("gpt-2", {"tokens": 4096}, "`gpt-2` has places for 1,024 tokens, not 4,096"),
-        ("lama-3-8b", {"tokens": 8}, "`lama-3-8b` is no known transformer"),
+        ("llama-3-8b", {}, "the sequence length of `llama-3-8b` is not given"),
+        ("llama-3-8b", {"length": 8}, "`length` is not a dimension of `llama-3-8b`"),
+        ("gpt-2", {"tokens": 4096}, "`gpt-2` has positions for 1,024 tokens, but `tokens` is 4,096"),
+        ("lama-3-8b", {"tokens": 8}, "`lama-3-8b` is not a known transformer"),
     ],
 )
 def test_estimates_say_what_they_lack(source, dims, message) -> None:

@@ -442,10 +442,10 @@ def test_plans_of_other_models_are_refused_with_the_first_difference(stages: obj
         ("mlp:layers=99999999", ("invalid_argument", "layers", "99999999"), "from 1 to 16384"),
         (f"mlp:layers={'9' * 5000}", ("invalid_argument", "layers", "9"), "from 1 to 16384"),
         ("gpt:layer=2", ("unknown_name", "layer"), "did you mean `layers`?"),
-        ("gpt:layers=two", ("invalid_argument", "layers", "two"), "whole number from 1; 12 is what it is else"),
+        ("gpt:layers=two", ("invalid_argument", "layers", "two"), "whole number from 1; its default is 12"),
         ("gpt:dropout=1", ("invalid_argument", "dropout", "1"), "0 to below 1"),
         ("vgg-19:flat=7", ("invalid_argument", "flat", "7"), "write it alone"),
-        ("gpt:hidden=10,heads=3", ("invalid_argument", "10", "3"), "a multiple"),
+        ("gpt:hidden=10,heads=3", ("invalid_argument", "10", "3"), "set hidden to 9"),
         (
             "absent_module:build",
             ("user_code", "absent_module:build", "absent_module", "ModuleNotFoundError"),

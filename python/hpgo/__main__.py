@@ -1,4 +1,4 @@
-"""`python -m hpgo` is the command `hpgo`."""
+"""Entry point that makes `python -m hpgo` run the command `hpgo`."""
 
 from hpgo.cli.entry import hpgo
 

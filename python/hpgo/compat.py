@@ -1,8 +1,8 @@
-"""The interface of the original HPGO planner (0.9), as `import HPGO` had it, with its answers.
+"""The interface of the original HPGO planner (0.9) after `import HPGO`, with the same results.
 
-`py_orchestrate` tries the original's plan families with the original's score, so its published figures come out again.
-It is a poor planner: it tries few uneven pipelines, takes its link speeds from the program, and never looks at memory.
-`Conductor.plan` asks the planner of this package the same question.
+`py_orchestrate` searches the original's plan families with the original's score, and so reproduces its published
+numbers. It is a poor planner: it tries few uneven pipelines, takes link speeds from the program, and ignores memory.
+`Conductor.plan` solves the same problem with the planner of this package.
 """
 
 from __future__ import annotations
@@ -44,41 +44,41 @@ Stage = tuple[int, int, int, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """What one state adds to the state before it, at the global batch size. Seconds and bytes.
+    """The difference of one state to the state before it, at the global batch size, in seconds and bytes.
 
-    On branching models states are not nested in their order, so a difference may be negative.
+    In branching models, consecutive states are not nested, so a difference may be negative.
     """
 
     id: int
     name: str | None
     desc: str
     compute_time: float
-    """Forward plus backward on one device."""
+    """Forward plus backward time on one device."""
     activation_size: float
     output_activation_size: float
-    """Outputs that cross the cut behind the state: not a difference."""
+    """Bytes of outputs that cross the cut after the state. This is not a difference."""
     parameter_size: float
 
 
 @dataclass(slots=True)
 class Model:
-    """A profile scaled to the global batch size. The last three settings may be changed at any time."""
+    """A profile scaled to the global batch size. The last three fields may be changed at any time."""
 
     profile: Profile = field(repr=False)
     profile_batch_size: int
     global_batch_size: int
     layers: list[Layer] = field(repr=False)
     min_micro_batch_size: int = 1
-    """Samples in a micro-batch, over all replicas of a stage."""
+    """Samples in a micro-batch over all replicas of a stage."""
     optimizer_memory_scaling: float = 1
-    """Bytes for weights and optimizer, as a multiple of the weights; read by `columns` only."""
+    """Bytes of weights and optimizer states as a multiple of the weights. Only `columns` reads it."""
     peak_activation_per_batch: float = 0.0
-    """Bytes that one sample keeps for the backward pass; read by `columns` only."""
+    """Bytes that one sample saves for the backward pass. Only `columns` reads it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Machines by their cumulative ends: `[8, 16]` is two machines of eight devices.
+    """Nodes by their cumulative ends: `[8, 16]` is two nodes of eight devices.
 
     Raises ClusterError unless these are whole numbers that ascend from at least 1.
     """
@@ -86,27 +86,28 @@ class Devices:
     seps: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        # `Cluster` checks the ends. Rebuilding them normalizes all iterables to a tuple of ints.
         cluster = Cluster.from_seps(self.seps)
         if cluster.devices > 1024:
             raise ClusterError(
-                f"seps end at {cluster.devices}", "the compatible planner takes 1024 devices; use `hpgo.plan`"
+                f"seps end at {cluster.devices}", "the compatible planner allows 1024 devices; use `hpgo.plan`"
             )
         object.__setattr__(self, "seps", tuple(accumulate(machine.count for machine in cluster.machines)))
 
     @property
     def num_machines(self) -> int:
-        """Number of machines."""
+        """Number of nodes in the cluster."""
         return len(self.seps)
 
     @property
     def num_gpus(self) -> int:
-        """Number of devices."""
+        """Number of devices in the cluster."""
         return self.seps[-1]
 
     def all_reduce_s(self, devices: Sequence[int], size: float) -> float:
-        """Seconds to sum `size` bytes among `devices`, at the original's link speeds.
+        """Return the seconds of an all-reduce of `size` bytes among `devices`, at the original's link speeds.
 
-        Raises ArgumentError for a device that `seps` lacks, or a size that is no amount.
+        Raises ArgumentError for a device beyond `seps`, or an invalid size.
 
         >>> devices_from_seps([8, 16]).all_reduce_s(range(8), 1e9)
         0.0175
@@ -114,9 +115,9 @@ class Devices:
         return _core.legacy_all_reduce_s(list(self.seps), _numbers("devices", devices), _bytes(size))
 
     def split_concat_s(self, senders: Sequence[int], receivers: Sequence[int], size: float) -> float:
-        """Seconds until `size` bytes spread over `senders` are spread over `receivers`.
+        """Return the seconds to move `size` bytes, split over `senders`, to `receivers`, which split them in turn.
 
-        Raises ArgumentError for a device that `seps` lacks, or a size that is no amount.
+        Raises ArgumentError for a device beyond `seps`, or an invalid size.
 
         >>> devices_from_seps([8, 16]).split_concat_s([0, 1, 8, 9], [10, 11, 12, 13], 1e9)
         0.5
@@ -132,53 +133,56 @@ class Result:
     speedup: float
     stages: list[Stage]
     rp: int
-    """Pipelines side by side; stages' replicas do not count them."""
+    """Number of parallel pipelines. The replicas of stages do not include them."""
 
 
 @dataclass(slots=True)
 class Conductor:
-    """A model on devices, and what the last `py_orchestrate` found."""
+    """A model on devices, with the results of the last `py_orchestrate`."""
 
     m: Model
     d: Devices
     res: list[Result] = field(default_factory=list)
 
     def py_orchestrate(self) -> tuple[float, list[Stage]]:
-        """The original's answer: speed-up over one device, and the stages. `res` then holds the best of each family.
+        """Return the original's speed-up over one device and its stages. `res` then holds the best plan of each family.
 
         Raises ArgumentError if `m.min_micro_batch_size` is below 1 or above the global batch size.
         """
-        check_is("m", self.m, Model, "make one, with `model_from_torch_graph`")
-        check_is("d", self.d, Devices, "make them, with `devices_from_seps`")
+        check_is("m", self.m, Model, "create one with `model_from_torch_graph`")
+        check_is("d", self.d, Devices, "create them with `devices_from_seps`")
         smallest = _count("min_micro_batch_size", self.m.min_micro_batch_size)
         plans = _core.legacy_plans(self.m.profile, list(self.d.seps), self.m.global_batch_size, smallest)
         for speedup, stages, _ in plans:
             check_original(self.m.profile.name, Original((speedup,), self.d.num_gpus, len(self.m.layers), stages))
         self.res = [Result(speedup, stages, rp) for speedup, stages, rp in plans]
-        best = max(reversed(self.res), key=lambda result: result.speedup)  # of equals the last, as the original
+        best = max(
+            reversed(self.res), key=lambda result: result.speedup
+        )  # the original prefers the last of equal plans
         return best.speedup, best.stages
 
     def layers(self, stages: Sequence[Stage]) -> list[tuple[str, ...]]:
-        """Layer ids of each of `stages`, as `hpgo.evaluate` takes them.
+        """Return the layer ids of each of `stages`, as `hpgo.evaluate` accepts them.
 
-        Inputs and unused outputs, which the states leave out, go with a neighbour.
+        Inputs and unused outputs, which the states leave out, join a neighbor.
 
-        Raises ArgumentError for a state that the model lacks.
+        Raises ArgumentError for a state that the model does not have.
         """
         hint = "give what `py_orchestrate` returned"
         rows = check_list("stages", stages, hint=hint)
         if not rows or not all(isinstance(row, tuple | list) and len(row) >= 2 for row in rows):
             raise ArgumentError(f"stages are {safe_repr(stages)}", hint)
         ends = _numbers("stages", [row[1] for row in rows])
+        # Ends of stages are exclusive, except for the last one. Convert them to last states.
         found = _core.legacy_stage_layers(self.m.profile, [end - 1 for end in ends[:-1]] + ends[-1:])
         return [tuple(self.m.profile.layers[index].id for index in stage) for stage in found]
 
     def plan(self, **options: Any) -> Plan:
-        """The plan of `hpgo.plan` for this model, these machines and this global batch size.
+        """Return the plan of `hpgo.plan` for this model, cluster and global batch size.
 
-        The links are the original's. `options` go to `hpgo.plan`; `cluster` replaces the machines.
+        Links have the original's speeds. `options` are passed to `hpgo.plan`; `cluster` replaces the nodes.
 
-        Raises what `hpgo.plan` raises.
+        Raises the errors of `hpgo.plan`.
         """
         from hpgo.planning.planner import plan
 
@@ -188,9 +192,10 @@ class Conductor:
 
 
 def model_from_torch_graph(filename: str | os.PathLike[str], pbs: int, gbs: int) -> Model:
-    """The model in a PipeDream graph file that was profiled with `pbs` samples, scaled to `gbs` samples.
+    """Read a PipeDream graph file that was profiled with `pbs` samples, and scale it to `gbs` samples.
 
-    Raises ProfileError naming file and line; ArgumentError for batch sizes that are not whole numbers of at least 1.
+    Raises ProfileError naming file and line. Raises ArgumentError for batch sizes that are not whole numbers of at
+    least 1.
     """
     from hpgo.model.formats import read_profile
 
@@ -200,9 +205,9 @@ def model_from_torch_graph(filename: str | os.PathLike[str], pbs: int, gbs: int)
 
 
 def model_of(profile: Profile, global_batch_size: int) -> Model:
-    """The model of a profile that has one batch size, as the original sees it.
+    """Return the original's model of a profile with a single batch size.
 
-    Raises ArgumentError if the profile has several batch sizes: the original knows one.
+    Raises ArgumentError if the profile has several batch sizes, which the original does not support.
     """
     if len(profile.batch_sizes) != 1:
         raise ArgumentError(
@@ -212,6 +217,7 @@ def model_of(profile: Profile, global_batch_size: int) -> Model:
         )
     states = _core.legacy_states(profile, global_batch_size)
     layers = []
+    # States have cumulative sums, so a layer is the difference to the state before.
     before = (0.0, 0.0, 0.0)
     for place, (description, compute_s, activation_bytes, output_bytes, parameter_bytes) in enumerate(states):
         sums = (compute_s, activation_bytes, parameter_bytes)
@@ -219,34 +225,36 @@ def model_of(profile: Profile, global_batch_size: int) -> Model:
         layers.append(Layer(place, None, description, compute, activation, output_bytes, parameters))
         before = sums
     batch_size = profile.batch_sizes[0]
-    # As the original: outputs of all layers, for one of the samples profiled.
+    # The original defines it as the outputs of all layers for one of the profiled samples.
     peak = before[1] / global_batch_size
     return Model(profile, batch_size, global_batch_size, layers, peak_activation_per_batch=peak)
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Speed-ups of data parallelism over one device, as the original's guide prints them."""
+    """Speed-ups of data parallelism over one device, as in the tables of the original's guide."""
 
     no_overlap: float
-    """Gradients are summed behind the backward pass."""
+    """Gradients are reduced after the backward pass."""
     p3: float | None
-    """Layers sum their gradients during the backward and the next forward pass (P3); None if weights and optimizer
-    leave a device of 16 GB no memory for one sample."""
+    """Layers reduce their gradients during the backward and the next forward pass (P3).
+
+    None if weights and optimizer leave a device of 16 GB no memory for one sample.
+    """
     overlap: float | None
-    """Layers sum their gradients during the backward pass."""
+    """Layers reduce their gradients during the backward pass."""
 
 
 def columns(model: Model, devices: Devices) -> Columns:
-    """The guide's columns for data parallelism on all devices.
+    """Return the guide's columns for data parallelism on all devices.
 
-    Overlap happens in the last of as many accumulation steps as `model.optimizer_memory_scaling` and
-    `model.peak_activation_per_batch` ask for.
+    Reductions overlap with the last gradient accumulation step. The number of steps follows from
+    `model.optimizer_memory_scaling` and `model.peak_activation_per_batch`.
 
     Raises ArgumentError for a setting that is not a positive number.
     """
-    check_is("model", model, Model, "make one, with `model_from_torch_graph`")
-    check_is("devices", devices, Devices, "make them, with `devices_from_seps`")
+    check_is("model", model, Model, "create one with `model_from_torch_graph`")
+    check_is("devices", devices, Devices, "create them with `devices_from_seps`")
     scaling, peak = (
         number(setting, getattr(model, setting), above=0, most=1e300, hint="it must be a number above 0")
         for setting in ("optimizer_memory_scaling", "peak_activation_per_batch")
@@ -259,22 +267,22 @@ def columns(model: Model, devices: Devices) -> Columns:
 
 
 def devices_from_seps(seps: Sequence[int]) -> Devices:
-    """Machines by their cumulative ends.
+    """Return nodes from their cumulative ends.
 
     Raises ClusterError unless `seps` are whole numbers that ascend from at least 1.
 
     >>> devices_from_seps([8, 16]).num_machines
     2
     """
-    return Devices(seps)  # type: ignore[arg-type]  # it makes a tuple of them
+    return Devices(seps)  # type: ignore[arg-type]  # converted to a tuple
 
 
 def conductor_from_torch_graph_and_seps(
     filename: str | os.PathLike[str], pbs: int, gbs: int, seps: Sequence[int]
 ) -> Conductor:
-    """A conductor for the model in `filename` on the machines `seps`.
+    """Return a conductor for the model in `filename` on the nodes `seps`.
 
-    Raises what `model_from_torch_graph` and `devices_from_seps` raise.
+    Raises the errors of `model_from_torch_graph` and `devices_from_seps`.
     """
     return Conductor(model_from_torch_graph(filename, pbs, gbs), devices_from_seps(seps))
 

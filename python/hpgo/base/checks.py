@@ -1,4 +1,4 @@
-"""What callers give, checked in one way and refused in the same words everywhere."""
+"""Checks of arguments, which report every kind of wrong value in the same words."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 _Word = TypeVar("_Word", bound=str)
 
 MOST = 2**32 - 1
-"""What counts may be at most: the native side keeps them in 32 bits."""
+"""Largest count that is accepted. The Rust core stores counts in 32 bits."""
 MOST_LISTED = 2**20
-"""What a list may hold at most, unless a caller knows better: some never end."""
+"""Default limit on the items of a list. An iterable may be endless, so reading it has to stop somewhere."""
 MOST_GPUS = 2**12
-"""What a device of a plan may stand for at most."""
+"""Largest number of GPUs that one device of a plan may represent."""
 
 
 def check_int(
@@ -33,7 +33,7 @@ def check_int(
     error: type[HpgoError] = ArgumentError,
     hint: str = "",
 ) -> int:
-    """`value` as an int, numpy's integers too.
+    """Return `value` as an int. Integers of numpy are accepted, too.
 
     Raises `error`, which calls the value `what`, unless it is a whole number from `least` to `most`.
 
@@ -48,6 +48,7 @@ def check_int(
     """
     number = as_whole(value)
     if number is None or not least <= number <= most:
+        # Name the upper limit only if the caller set one or the value exceeds it: 2**32 - 1 means nothing to a user.
         beyond = most != MOST or (number is not None and number > most)
         wanted = f"give a whole number from {least} {f'to {most}' if beyond else 'on'}"
         raise error(f"{what} is {exactly(value)}", hint or wanted, name=what)
@@ -64,10 +65,10 @@ def number(
     error: type[HpgoError] = ArgumentError,
     hint: str = "",
 ) -> float:
-    """`value` as a float, numbers of other libraries too.
+    """Return `value` as a float. Real numbers of other libraries are accepted, too.
 
-    Raises `error`, which calls the value `what`, unless it is a number from 0, or above `above`, to `most`; an infinite
-    one only where that is allowed.
+    Raises `error`, which calls the value `what`, unless it is at least 0, or greater than `above` if that is given, and
+    at most `most`. Infinity is accepted only with `infinite`, NaN never.
 
     >>> number("tolerance", 1)
     1.0
@@ -76,6 +77,7 @@ def number(
     hpgo.errors.ArgumentError: deadline_s is 0
     """
     found = math.nan if isinstance(value, bool) or not isinstance(value, Real) else as_float(value)
+    # Each comparison with NaN is false, so NaN fails the first test.
     if not (found >= 0 if above is None else found > above) or found > most or (found == math.inf and not infinite):
         wanted = "a number from 0" if above is None else f"a number above {above:g}"
         raise error(
@@ -87,7 +89,7 @@ def number(
 
 
 def check_flag(what: str, value: object) -> None:
-    """Raises ArgumentError, which calls `value` `what`, unless it is True or False.
+    """Raise ArgumentError, which calls the value `what`, unless it is True or False.
 
     >>> check_flag("overlap", "yes")
     Traceback (most recent call last):
@@ -98,7 +100,7 @@ def check_flag(what: str, value: object) -> None:
 
 
 def check_is(what: str, value: object, kind: type | UnionType, hint: str, *, or_none: bool = False) -> None:
-    """Raises ArgumentError, which calls `value` `what`, unless it is of this kind, or possibly None.
+    """Raise ArgumentError, which calls the value `what`, unless it is an instance of `kind`, or None with `or_none`.
 
     >>> check_is("the job", "train.py", dict, "make one")
     Traceback (most recent call last):
@@ -109,7 +111,7 @@ def check_is(what: str, value: object, kind: type | UnionType, hint: str, *, or_
 
 
 def choice(kind: str, value: object, known: Iterable[_Word], error: type[HpgoError] = ArgumentError) -> _Word:
-    """`value`, if it is one of the names `known`; raises `error`, with the nearest of them, if there is no such `kind`.
+    """Return `value` if it is one of the names `known`; raise `error`, which suggests similar names, if it is not.
 
     >>> choice("objective", "latncy", ["throughput", "latency"])
     Traceback (most recent call last):
@@ -127,7 +129,7 @@ def choice(kind: str, value: object, known: Iterable[_Word], error: type[HpgoErr
 
 
 def check_progress(progress: object) -> None:
-    """Raises ArgumentError unless it can be called, or is None."""
+    """Raise ArgumentError unless `progress` is callable or None."""
     if progress is not None and not callable(progress):
         raise ArgumentError(f"progress is {safe_repr(progress)}", "give a function of the best value and the bound")
 
@@ -140,17 +142,20 @@ def check_list(
     error: type[HpgoError] = ArgumentError,
     hint: str = "give a list",
 ) -> list[Any]:
-    """`values` as a list of at most so many. Raises `error`, which calls them `name`, for text and for one value.
+    """Return `values` as a list.
+
+    Raises `error`, which calls them `name`, if they are text, a single value, or more than `most`.
 
     >>> check_list("devices", range(3))
     [0, 1, 2]
     """
     are = "is" if name.startswith("`") else "are"
+    # Text is iterable, but a list of its letters is never meant.
     if isinstance(values, str | bytes):
         raise error(f"{name} {are} {safe_repr(values)}", hint, name=name.strip("`"))
     try:
         found = list(islice(values, most + 1))
-    except Exception as failure:  # noqa: BLE001 -- no list, or what it raised on the way
+    except Exception as failure:  # noqa: BLE001 -- not iterable, or its iterator failed
         raise error(f"{name} {are} {safe_repr(values)}", hint, name=name.strip("`")) from (
             None if isinstance(failure, TypeError) else failure
         )
@@ -160,7 +165,7 @@ def check_list(
 
 
 def device_number(stage: int, value: object) -> int:
-    """The number of a device that the stage of that number names; raises ArgumentError for what is none.
+    """Return `value` as the number of a device of stage `stage`; raise ArgumentError if it is not a valid number.
 
     >>> device_number(2, -1)
     Traceback (most recent call last):
@@ -174,9 +179,9 @@ def device_number(stage: int, value: object) -> int:
 
 
 def check_text(what: str, value: object, error: type[HpgoError] = ArgumentError) -> str:
-    r"""`value`, if it is text that files and other programs can hold.
+    r"""Return `value` if it is text that can be encoded in UTF-8.
 
-    Raises `error`, which calls the value `what`, for what is no text, or has half a character.
+    Raises `error`, which calls the value `what`, for other types and for text with an unpaired surrogate.
 
     >>> check_text("a profile's name", "bert")
     'bert'
@@ -191,7 +196,7 @@ def check_text(what: str, value: object, error: type[HpgoError] = ArgumentError)
     except UnicodeEncodeError:
         raise error(
             f"{what} holds half a character",
-            "write it anew: large ones are pairs of `\\u` escapes",
+            "write characters above U+FFFF as pairs of `\\u` escapes",
             code="damaged_file",
         ) from None
     return value

@@ -1,4 +1,4 @@
-"""Whole numbers that divide another one."""
+"""Divisors of whole numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, the smallest first.
+    """Return all divisors of a positive number in increasing order.
 
     >>> divisors(12)
     [1, 2, 3, 4, 6, 12]

@@ -1,7 +1,7 @@
-"""Files of text: strict reading of the YAML and JSON that people write by hand, records from it, and writing.
+"""Strict reading of the YAML and JSON files that people write, conversion to records, and writing.
 
-A key given twice, an alias to itself, a tag, and a nesting deeper than any format here needs are errors; each names
-file and line. Plain words mean what YAML 1.2 says: `1e9` is a number, `no` is text, dates are text.
+Duplicate keys, recursive aliases, tags and deep nesting are errors that name file and line. Plain scalars follow YAML
+1.2: `1e9` is a number, while `no` and dates are text.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 _DEEPEST = 32
-_WIDEST = 200  # characters of a line of JSON with more than numbers in it
+_WIDEST = 200  # longest line of JSON in characters, except for lists of numbers
 _WORDS: dict[str, object] = {"true": True, "false": False, "null": None, "~": None, "": None} | {
     ".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-inf"), ".nan": float("nan")
 }  # fmt: skip
 _JSON = re.compile(r'\s*\{\s*(["}]|\Z)')
-"""How a JSON object begins; text that ends there is damaged JSON."""
+"""Start of a JSON object. Text that ends right after the brace counts as damaged JSON."""
 _INT = re.compile(r"[-+]?[0-9]{1,400}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 
 
 @contextmanager
 def hinted(hint: str) -> Iterator[None]:
-    """Gives errors that pass this hint, if they have none."""
+    """Add this hint to errors of the block that have none."""
     try:
         yield
     except HpgoError as error:
@@ -48,7 +48,7 @@ def hinted(hint: str) -> Iterator[None]:
 
 @contextmanager
 def as_kind(kind: type[HpgoError]) -> Iterator[None]:
-    """Raises errors that pass as `kind`: what is wrong with a part of a document is wrong with the document."""
+    """Convert errors of the block to `kind`, since an error in a part of a document is an error of the document."""
     try:
         yield
     except HpgoError as error:
@@ -56,9 +56,10 @@ def as_kind(kind: type[HpgoError]) -> Iterator[None]:
 
 
 def read_text(path: str | os.PathLike[str], error: type[HpgoError], *, most: int = MOST_BYTES) -> str:
-    """The text in the file `path`, which may be packed by gzip, whatever its name.
+    """Return the text of the file `path`, decompressed if it is a gzip file, regardless of its name.
 
-    Raises `error` naming the file if there is none, or more than `most` bytes, packed or not.
+    Raises `error` naming the file if it can't be read, is not UTF-8 text, is empty, or has more than `most` bytes,
+    before or after decompression.
     """
     data = read_bytes(path, error, most=most, hint="name a text file")
     if data.startswith(GZIP):
@@ -77,13 +78,13 @@ def read_text(path: str | os.PathLike[str], error: type[HpgoError], *, most: int
 
 
 def write_text(path: str | os.PathLike[str], text: str, error: type[HpgoError]) -> None:
-    """Writes `text` into the file `path`; raises `error` naming the file if that can't be done."""
+    """Write `text` to the file `path`; raise `error` naming the file if that fails."""
     with writing(path, error) as file:
         file.write(text.encode())
 
 
 def make_folder(path: Path) -> None:
-    """Makes the folder `path` and those above it; raises ArgumentError if that can't be done."""
+    """Create the folder `path` and its parents; raise ArgumentError if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as failure:
@@ -108,7 +109,7 @@ _FORMATS = {
 
 
 def kind_of_document(document: object) -> str:
-    """Return what a parsed file is, in words, or an empty text for what no part of hpgo reads.
+    """Return a description of a parsed file, or an empty text for a document that no part of hpgo reads.
 
     >>> kind_of_document({"hpgo_cluster": 1}), kind_of_document({"format": "hpgo.plan"}), kind_of_document([])
     ('a cluster', 'a plan', '')
@@ -117,13 +118,13 @@ def kind_of_document(document: object) -> str:
         return ""
     form = document.get("format")
     found = _FORMATS.get(form, "") if isinstance(form, str) else ""
-    return found or next((said for key, said in _KINDS.items() if key in document), "")
+    return found or next((description for key, description in _KINDS.items() if key in document), "")
 
 
 def parse(text: str, file: str, error: type[HpgoError]) -> object:
-    r"""Return what `text` holds, which is JSON or YAML. Raises `error` naming `file` and line.
+    r"""Parse `text` as JSON or YAML. Raises `error` naming `file` and line.
 
-    Text that begins with a brace and a quoted key is JSON, except in a file whose name says that it is YAML.
+    Text that begins with a brace and a quoted key is JSON, except in a file with a YAML suffix.
 
     >>> parse("rate: 1e9\nnames: [no, 'off']", "x.yaml", HpgoError)
     {'rate': 1000000000.0, 'names': ['no', 'off']}
@@ -135,6 +136,7 @@ def parse(text: str, file: str, error: type[HpgoError]) -> object:
     try:
         return _json(text, file, error)
     except _NotJson as failure:
+        # YAML flow mappings can look like JSON, so a file with a YAML suffix gets a second attempt.
         if file.lower().endswith((".yaml", ".yml")):
             with suppress(error):
                 return parse_yaml(text, file, error)
@@ -150,12 +152,13 @@ class _NotJson(Exception):
 
 
 class Section:
-    """One mapping of a document: hands out values by key, checked, and refuses keys that nobody asked for."""
+    """One mapping of a document, which returns checked values by key and refuses keys that were never requested."""
 
     def __init__(self, value: object, where: str, error: type[HpgoError], *, keys: str = "", whence: str = "") -> None:
-        """`where` names the mapping in messages: the file, then the path of keys; `whence` hints at missing ones.
+        """Read the mapping `value`.
 
-        `keys` are all that the mapping may have, with blanks between them. They tell a misspelt key from a missing one.
+        `where` names the mapping in messages: the file, then the path of keys. `whence` is the hint for missing
+        keys. `keys` are the allowed keys, separated by blanks. They distinguish a misspelled key from a missing one.
         """
         self.where = where
         self._keys = set(keys.split())
@@ -164,14 +167,14 @@ class Section:
         if not isinstance(value, dict):
             self.fail(f"must be a mapping of keys, got {safe_repr(value)}")
         self._values: dict[str, Any] = value
-        self._asked: list[str] = []
+        self._requested: list[str] = []
 
     def __contains__(self, key: str) -> bool:
         return key in self._values
 
     def get(self, key: str, default: object = ...) -> object:
-        """The value, whatever it is; without a default the key must be there."""
-        self._asked.append(key)
+        """Return the unchecked value of a key. Without a default, a missing key is an error."""
+        self._requested.append(key)
         if key in self._values:
             return self._values[key]
         if default is ...:
@@ -179,15 +182,15 @@ class Section:
         return default
 
     def expect(self, keys: Iterable[str]) -> None:
-        """Adds `keys` to those that the mapping may have."""
+        """Add `keys` to the allowed keys."""
         self._keys.update(keys)
 
     def _missing(self, key: str) -> NoReturn:
-        """Raises: `key` is missing, or misspelt."""
+        """Raise an error for a key that is missing or misspelled."""
         self.check_spelling()
         if self._keys:
             self.fail(f"`{key}` is missing", self.whence, code="missing", name=key)
-        # Which of the other keys are right is not known here.
+        # The allowed keys are unknown here, so only a very similar unread key counts as a misspelling.
         alike = [str(other) for other in self.unread() if nearest_names(key, [str(other)], least=0.8)]
         self.fail(
             f"`{key}` is missing",
@@ -197,21 +200,21 @@ class Section:
         )
 
     def check_spelling(self) -> None:
-        """Raises if a key is none of the known ones and like one that is not given."""
+        """Raise an error if an unknown key resembles an allowed key that is absent."""
         absent = sorted(self._keys - {*self._values})
         for other in [str(other) for other in self.unread() if other not in self._keys]:
             if hint := similar(other, absent):
                 self.fail(f"`{shorten(other)}` is unknown", hint, code="unknown_name", name=other)
 
     def text(self, key: str, default: str = ...) -> str:  # type: ignore[assignment]
-        """Text."""
+        """Return the value of a key, which must be text."""
         value = self.get(key, default)
         if not isinstance(value, str):
             self.wrong(key, "text", value)
         return value
 
     def whole(self, key: str, default: int = ..., *, least: int = 0) -> int:  # type: ignore[assignment]
-        """A whole number from `least`."""
+        """Return the value of a key, which must be a whole number of at least `least`."""
         value = self.get(key, default)
         try:
             return check_int(key, value, least=least)
@@ -219,38 +222,38 @@ class Section:
             self.wrong(key, f"a whole number from {least}", value)
 
     def number(self, key: str, default: float = ...) -> float:  # type: ignore[assignment]
-        """A number, possibly infinite or NaN."""
+        """Return the value of a key, which must be a number; infinity and NaN are allowed."""
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             self.wrong(key, "a number", value)
         return as_float(value)
 
     def finite(self, key: str) -> float:
-        """A number that is neither infinite nor NaN."""
+        """Return the value of a key, which must be a number other than infinity and NaN."""
         number = self.number(key)
         return number if math.isfinite(number) else self.wrong(key, "a finite number", number)
 
     def amount(self, key: str) -> float:
-        """A finite number from 0."""
+        """Return the value of a key, which must be a finite number of at least 0."""
         number = self.number(key)
         return number if 0 <= number < math.inf else self.wrong(key, "a finite number from 0", number)
 
     def flag(self, key: str) -> bool:
-        """True or false."""
+        """Return the value of a key, which must be true or false."""
         value = self.get(key)
         return value if isinstance(value, bool) else self.wrong(key, "true or false", value)
 
     def items(self, key: str, default: list[object] = ...) -> list[object]:  # type: ignore[assignment]
-        """A list."""
+        """Return the value of a key, which must be a list."""
         value = self.get(key, default)
         return value if isinstance(value, list) else self.wrong(key, "a list", value)
 
     def within(self, key: str) -> Section:
-        """The mapping under `key`."""
+        """Return the mapping under a key as a section."""
         return Section(self.get(key), f"{self.where}, {key}", self._error)
 
     def rows(self, key: str) -> Section:
-        """The list under `key`, by names that tell a row's place."""
+        """Return the list under a key as a section, whose keys are `key` with the number of the item."""
         rows = {f"{key} {at}": row for at, row in enumerate(self.items(key))}
         return Section(rows, self.where, self._error)
 
@@ -258,26 +261,26 @@ class Section:
         return iter(self._values)
 
     def unread(self) -> list[str]:
-        """Keys that nobody has asked for."""
-        asked = set(self._asked)
-        return [key for key in self._values if key not in asked]
+        """Return the keys that were never requested."""
+        requested = set(self._requested)
+        return [key for key in self._values if key not in requested]
 
     def done(self) -> None:
-        """Raises if the document has a key that was not asked for."""
+        """Raise an error if the mapping has a key that was never requested."""
         for key in self.unread():
-            known = dict.fromkeys([*self._asked, *sorted(self._keys)])
+            known = dict.fromkeys([*self._requested, *sorted(self._keys)])
             hint = did_you_mean(str(key), [one for one in known if one not in self])
             self.fail(f"`{shorten(str(key))}` is unknown", hint, code="unknown_name", name=str(key))
 
     def build(self, record: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        """`record(...)`, with this section named in what it raises."""
+        """Return `record(*args, **kwargs)`, and add the name of this section to errors that it raises."""
         try:
             return record(*args, **kwargs)
         except HpgoError as error:
             self.reraise(error)
 
     def wrong(self, key: str, wanted: str, value: object) -> NoReturn:
-        """Raises: the value of `key` is of the wrong kind."""
+        """Raise an error for a value of the wrong type."""
         self.fail(f"`{key}` must be {wanted}, got {safe_repr(value)}", name=key)
 
     def reraise(self, error: HpgoError, message: str | None = None, hint: str | None = None) -> NoReturn:
@@ -294,11 +297,11 @@ class Section:
 def record(
     kind: type[_R], section: Section, *, optional: Container[str] = (), known: Mapping[str, object] | None = None
 ) -> _R:
-    """The dataclass `kind` from a section with a key for each field, but for those `optional`; numbers are finite.
+    """Build the dataclass `kind` from a section with one key per field. Numbers must be finite.
 
-    Fields are text, words, numbers, truth values, such dataclasses, tuples of any of these, or possibly None;
-    `optional` names those of all of them. Fields that are `known` are not read: a caller that knows them from keys of
-    the section has asked for these keys.
+    Field types are text, literals, numbers, flags, such dataclasses, tuples of these, or None. Fields named in
+    `optional` may be absent, in nested dataclasses, too. Fields in `known` are not read: the caller derived them from
+    keys of the section, which it has requested itself.
     """
     known = known or {}
     section.expect(_types(kind))
@@ -326,7 +329,7 @@ def _value(kind: Any, section: Section, key: str, optional: Container[str]) -> o
         return record(kind, section.within(key), optional=optional)  # type: ignore[arg-type]  # it is a type
     inner = get_args(kind)
     if get_origin(kind) is Literal:
-        return section.text(key)  # the record knows which words there are
+        return section.text(key)  # the record checks the word itself
     if get_origin(kind) is tuple:
         rows = section.rows(key)
         return tuple(_value(inner[0], rows, row, optional) for row in rows)
@@ -342,7 +345,7 @@ _CHECKED: dict[type, Callable[[Section, str], object]] = {
 
 
 def json_text(value: object, margin: str = "") -> str:
-    """`value` as JSON: what fits a line stands on one, numbers in a row always do; all else has a line for each item.
+    """Return `value` as JSON. Lists of numbers and items that fit are written on one line, all else on a line per item.
 
     >>> print(json_text({"devices": list(range(4)), "layers": ["encoder"] * 2}))
     {"devices": [0, 1, 2, 3], "layers": ["encoder", "encoder"]}
@@ -382,6 +385,7 @@ def _json(text: str, file: str, error: type[HpgoError]) -> object:
 
     try:
         document = json.loads(text, object_pairs_hook=pairs)
+        # Only an escape can produce an unpaired surrogate, so most documents skip the costly encoding.
         if re.search(r"\\u[dD]", text):
             json.dumps(document, ensure_ascii=False).encode()
     except json.JSONDecodeError as failure:
@@ -389,9 +393,11 @@ def _json(text: str, file: str, error: type[HpgoError]) -> object:
         raise _NotJson(f"{file}, line {failure.lineno}: not valid JSON: {message}") from None
     except UnicodeEncodeError:
         raise error(
-            f"{file}: text holds half a character", "large ones are a pair of `\\u` escapes", code="damaged_file"
+            f"{file}: text holds half a character",
+            "write characters above U+FFFF as pairs of `\\u` escapes",
+            code="damaged_file",
         ) from None
-    except error:  # a key given twice; it may be a ValueError too
+    except error:  # a duplicate key; `error` may be a subclass of ValueError
         raise
     except (RecursionError, ValueError):  # ValueError: a number of thousands of digits
         raise error(f"{file}: not valid JSON: nested too deep, or a number too long", "", code="damaged_file") from None
@@ -400,22 +406,22 @@ def _json(text: str, file: str, error: type[HpgoError]) -> object:
 
 @dataclass(slots=True)
 class _Open:
-    """A collection whose end has not come yet."""
+    """A collection that the parser has entered and not left yet."""
 
     into: list[object] | dict[str, object]
     anchor: str | None = None
     key: str | None = None
-    """In a mapping: the key that waits for its value."""
+    """Key of a mapping that has no value yet."""
 
 
 def parse_yaml(text: str, file: str, error: type[HpgoError]) -> object:
-    """What the YAML `text` holds, braces around it or not. Raises `error` naming `file` and line."""
-    # From libyaml's events: its own loader overflows the stack on deep nesting.
+    """Parse YAML in block or flow style. Raises `error` naming `file` and line."""
+    # Build the document from libyaml's events, because its own loader overflows the stack on deep nesting.
     import yaml
 
     document: list[object] = []
     stack = [_Open(document)]
-    anchors: dict[str, object] = {}  # an alias works once its anchor is complete, so nothing holds itself
+    anchors: dict[str, object] = {}  # registered when complete, so that no value can contain itself
 
     def fail(event: Any, message: str, hint: str = "") -> NoReturn:
         raise error(f"{file}, line {event.start_mark.line + 1}: {message}", hint)

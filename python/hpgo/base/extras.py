@@ -1,4 +1,4 @@
-"""Libraries that hpgo needs for one task only, and the extra of the package that installs them."""
+"""Import of libraries that only one task needs, and the extra of the package that installs each."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 from hpgo.errors import ArgumentError
 
 _DISTRIBUTIONS = {"PIL": "pillow"}
-"""Names on the package index that differ from the package's."""
+"""Names on the package index that differ from the name of the module."""
 
 
 def library(module: str, *, extra: str, task: str) -> Any:
     """Import an optional module and return it.
 
     Args:
-        module: its name.
-        extra: extra of the package `hpgo` that installs it, one of pyproject.toml.
-        task: what needs it, as the subject of the error's sentence, in the plural.
+        module: name of the module.
+        extra: extra of `hpgo` in pyproject.toml that installs it.
+        task: the feature that needs it, as a plural subject of the error message.
 
     Raises ArgumentError, whose hint names the extra, if the module can't be imported.
 

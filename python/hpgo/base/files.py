@@ -1,8 +1,8 @@
-"""Reading files up to a size, and writing them whole or not at all.
+"""Size-limited reading of files, and atomic writing.
 
-What is written goes to a new file beside the old one, which then takes its name in one step: whoever reads meanwhile
-sees the old content or the new, and an interrupted program leaves the old. A pipe or a device has no name to take, and
-is written to as it stands.
+New content is written to a temporary file in the same folder, which is then renamed. Concurrent readers see either the
+old or the new content, and an interrupted program leaves the old file intact. Pipes and devices can't be replaced by a
+rename, so they are written to directly.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from hpgo.errors import FileError, HpgoError
 
 MOST_BYTES = 2**26
-"""Of a file that people write, or that one question or answer fills."""
+"""Largest size in bytes of a file that people write, or that holds one request or one response."""
 MOST_BYTES_OF_RUNS = 2**29
-"""Of a file with a line, or an entry, for each action of a run."""
+"""Largest size in bytes of a file that has a line or an entry for each action of a run."""
 GZIP = b"\x1f\x8b"
-"""The first bytes of what gzip packed."""
+"""First two bytes of a gzip file."""
 _PIECE = 2**20
 _ENDING = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,9}")
-"""Of a file's name, unlike the end of a version in the name of a model."""
+"""A suffix that marks a file name: unlike `.5-72b` in the model name `qwen2.5-72b`, it starts with a letter."""
 
 
 def as_path(path: str | os.PathLike[str], error: type[HpgoError]) -> Path:
-    """`path`, whatever a caller may have given; raises `error` if it is none."""
+    """Return `path` as a Path; raise `error` if it is not a valid path."""
     try:
         return Path(path)
-    except Exception:  # noqa: BLE001 -- a TypeError, or what other people's paths raise
-        raise error(f"{safe_repr(path)} is no path of a file", "give text or a `pathlib.Path`") from None
+    except Exception:  # noqa: BLE001 -- a TypeError, or any error of a foreign `__fspath__`
+        raise error(f"{safe_repr(path)} is not a path", "give text or a `pathlib.Path`") from None
 
 
 def may_be_file(path: Path) -> bool:
-    """Whether `path` is meant as a file or a folder: it exists, or it is written as one.
+    """Return whether `path` is meant as a file or a folder: it exists, or it has a suffix or a separator.
 
     >>> may_be_file(Path("model.yaml")), may_be_file(Path("models/mine")), may_be_file(Path("qwen2.5-72b"))
     (True, True, False)
@@ -51,11 +51,14 @@ def may_be_file(path: Path) -> bool:
     try:
         return path.exists() or _ENDING.fullmatch(path.suffix) is not None or len(path.parts) > 1
     except (OSError, ValueError):  # ValueError: a NUL in the name
-        return True  # reading it gives the reason
+        return True  # the later attempt to read it reports the reason
 
 
 def is_folder(path: Path) -> bool:
-    """Whether `path` names a folder; not if it can't be looked up, whose reason reading it gives."""
+    """Return whether `path` is an existing folder.
+
+    Return False for names that the operating system rejects. The attempt to read them reports the reason.
+    """
     try:
         return path.is_dir()
     except (OSError, ValueError):  # a name that is too long, or holds a NUL
@@ -63,9 +66,11 @@ def is_folder(path: Path) -> bool:
 
 
 def read_bytes(path: str | os.PathLike[str], error: type[HpgoError], *, most: int = MOST_BYTES, hint: str) -> bytes:
-    """What the file `path` holds, read once; raises `error` naming it if there is none, or more than `most` bytes.
+    """Return the content of the file `path`.
 
-    That holds for a device or a pipe that never ends, too. `hint` says what file to name instead.
+    Raises `error` if the file can't be read or has more than `most` bytes. At most `most` + 1 bytes are read, so
+    endless devices and pipes are safe, too. `hint` is the error's hint if the operating system refuses to read the
+    file.
     """
     path = as_path(path, error)
     data = bytearray()
@@ -83,7 +88,7 @@ def read_bytes(path: str | os.PathLike[str], error: type[HpgoError], *, most: in
 
 
 def unpacked(data: bytes, path: str | os.PathLike[str], error: type[HpgoError], *, most: int) -> bytes:
-    """Return what gzip packed into `data`; raises `error` naming the file `path` if it is damaged or has more bytes.
+    """Return decompressed gzip data; raise `error` for the file `path` if it is damaged or above `most` bytes.
 
     >>> import gzip
     >>> from hpgo.errors import HpgoError
@@ -95,7 +100,7 @@ def unpacked(data: bytes, path: str | os.PathLike[str], error: type[HpgoError], 
     import zlib
 
     try:
-        # A few bytes may hold very many: no more than `most` are unpacked.
+        # A few bytes can expand to gigabytes, so decompression stops after `most` bytes.
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             found = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as failure:
@@ -117,7 +122,7 @@ def stem(path: Path) -> str:
 
 
 def _beside(path: Path) -> str:
-    """Return a hint at a file in the folder of `path` with a name like its own, or at a folder that is absent."""
+    """Return a hint that names a similar file in the folder of `path`, or that reports a missing folder."""
     try:
         if not path.parent.is_dir():
             return f"check the folder: `{path.parent}` is not there either"
@@ -129,9 +134,10 @@ def _beside(path: Path) -> str:
 
 @contextmanager
 def writing(path: str | os.PathLike[str], error: type[HpgoError]) -> Iterator[BinaryIO]:
-    """A file to write to, that is there as `path` when the block has ended well; raises `error` if it can't be.
+    """Open a file for writing that replaces `path` when the block ends without an exception.
 
-    A link stays one, and what it leads to is written; a file that was there keeps its mode.
+    A symbolic link is kept, and its target is written. An existing file keeps its mode. Raises `error` if `path` can't
+    be written.
 
     >>> import tempfile
     >>> from hpgo.errors import HpgoError
@@ -154,10 +160,13 @@ def writing(path: str | os.PathLike[str], error: type[HpgoError]) -> Iterator[Bi
         )
     try:
         target = _led_to(path)
+        # A rename would replace a device or a pipe by a regular file, so write to it directly.
         if target.exists() and not target.is_file():
             with target.open("wb") as file:
                 yield file
             return
+        # A rename needs write permission on the folder only. Check the file itself, so that read-only files stay
+        # protected.
         if target.exists() and not os.access(target, os.W_OK):
             raise PermissionError(13, os.strerror(13))
         beside = target.with_name(f".{os.urandom(8).hex()}.tmp")
@@ -173,21 +182,21 @@ def writing(path: str | os.PathLike[str], error: type[HpgoError]) -> Iterator[Bi
             raise
     except OSError as failure:
         full = failure.errno in {errno.ENOSPC, errno.EDQUOT}
-        hint = "make room there, or name a file elsewhere" if full else "name a file in a folder that exists"
+        hint = "delete files there, or name a file on another disk" if full else "name a file in a folder that exists"
         raise refused("write", path, failure, error, hint) from None
 
 
 def _led_to(path: Path) -> Path:
-    """What a link leads to in the end, or the path itself; raises OSError for a link that leads to itself."""
+    """Return the final target of a symbolic link, or the path itself; raise OSError for a cyclic link."""
     try:
         return path.resolve() if path.is_symlink() else path
-    except RuntimeError:  # of Python before 3.13
+    except RuntimeError:  # Python before 3.13 raises this for a cycle
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
 
 
 def refused(
     to_do: str, path: str | os.PathLike[str], failure: OSError | ValueError, error: type[HpgoError], hint: str
 ) -> FileError:
-    """The error that says why the operating system won't `read` or `write` the file `path`, in its words."""
+    """Return an error that quotes the reason why the operating system can't `read` or `write` the file `path`."""
     reason = failure.strerror if isinstance(failure, OSError) and failure.strerror else str(failure)
     return file_error(error)(f"can't {to_do} `{path}`: {reason}", hint, code="not_writable")

@@ -1,6 +1,7 @@
-"""Laws that results keep: how one is checked before a result leaves, and how far rounding may take it.
+"""Checks of the laws that results must satisfy, and comparisons with a tolerance for rounding.
 
-A law is a function of a result. Its docstring is the statement; it returns where the law is broken, or nothing.
+A law is a function of a result. Its docstring states the law. It returns a description of the place where the law is
+broken, or an empty text.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     Result = TypeVar("Result")
 
 ROUNDING = 1e-9
-"""Share by which two ways of computing one number may differ. Not tuned: sums of a million terms differ by 1e-10."""
+"""Relative difference that rounding may cause between two computations of one number.
+
+Not tuned: sums of a million terms differ by 1e-10.
+"""
 _REPORT = "this is a fault of hpgo: report it with the input files and the command that led here"
 
 

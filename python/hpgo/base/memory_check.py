@@ -1,7 +1,7 @@
-"""Memory that is free, asked for before work that would need more of it than there is.
+"""Check of free memory before work that may need more than there is.
 
-An allocation that fails ends a process without a word; work whose size is known is refused before that, with both
-numbers.
+Linux ends a process that runs out of memory without a message. So work of known size is refused before it starts, with
+the needed and the free amount.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from hpgo.base.units import format_bytes
 from hpgo.errors import HpgoError
 
-_SMALL_BYTES = 2**26  # not worth asking for
-_BESIDE_BYTES = 2**28  # stacks and arenas of threads, and what Python takes meanwhile
+_SMALL_BYTES = 2**26  # smaller work is not worth a check
+_BESIDE_BYTES = 2**28  # thread stacks, allocator arenas, and what Python allocates in between
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -23,7 +23,7 @@ class RoomError(HpgoError):
 
 
 def check_room(what: str, needed_bytes: float, hint: str) -> None:
-    """Raises RoomError, with the numbers, if `what` needs more bytes than are free.
+    """Raise RoomError if the work `what` needs more bytes than are free. Work below 64 MiB is not checked.
 
     >>> check_room("a schedule of 8 actions", 800, "ask for fewer micro-batches")
     >>> check_room("a schedule of 10^15 actions", 1e17, "ask for fewer micro-batches")  # doctest: +ELLIPSIS
@@ -39,7 +39,9 @@ def check_room(what: str, needed_bytes: float, hint: str) -> None:
 
 
 def free_bytes() -> float:
-    """What this process may still take: of the machine's memory, its limits, and its container's; infinite if unknown.
+    """Return the bytes that this process may still allocate, or infinity if unknown.
+
+    This is the minimum of what the machine, the limits of the process and its container leave.
 
     >>> free_bytes() > 0
     True
@@ -59,7 +61,7 @@ def _machine() -> float:
 
 
 def _limits() -> float:
-    """Of `ulimit -v` and `ulimit -d`."""
+    """Return the bytes that `ulimit -v` and `ulimit -d` leave."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -76,12 +78,16 @@ def _limits() -> float:
 
 
 def _container() -> float:
-    """Of the control groups, version 2, that the process is in; files that can be dropped count as free."""
+    """Return the bytes that all enclosing control groups (version 2) leave.
+
+    Inactive page cache counts as free, since the kernel drops it when memory is short.
+    """
     free = float("inf")
     with contextlib.suppress(OSError, ValueError):
         lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
         own = next((line[3:] for line in lines if line.startswith("0::")), None)
         folder = None if own is None else _CGROUPS / own.lstrip("/")
+        # Each level of the hierarchy may set a limit, and the smallest applies.
         while folder is not None and folder.is_relative_to(_CGROUPS):
             with contextlib.suppress(OSError, ValueError):
                 most = float((folder / "memory.max").read_text(encoding="ascii"))  # a ValueError for `max`: no limit

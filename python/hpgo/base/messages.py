@@ -1,4 +1,4 @@
-"""Small pieces of messages: near names, and values shown in a few safe words."""
+"""Building blocks of messages: similar names, counts, and safe short forms of values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
 _SEPARATORS = re.compile(r"[-_. ]")
-_MOST_NEAREST = 3  # equally near names that a hint lists; of more, it lists one
+_MOST_NEAREST = 3  # a hint lists at most this number of equally similar names; of more, it lists only the first
 
 
 def did_you_mean(wanted: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: the nearest of `known`, or a few of them.
+    """Return a hint for a misspelled name: the most similar of `known`, or the first 12 if none is similar.
 
     >>> did_you_mean("vgg19", ["vgg-16", "vgg-19"])
     'did you mean `vgg-19`?'
@@ -29,7 +29,7 @@ def did_you_mean(wanted: str, known: Iterable[str]) -> str:
 
 
 def similar(wanted: str, known: Iterable[str], *, least: float = 0.6) -> str:
-    """Return the nearest of `known` as a hint, if one is near: see `nearest_names`.
+    """Return a hint that names the most similar of `known`, or an empty text; see `nearest_names`.
 
     >>> similar("vgg19", ["vgg-16", "vgg-19"]), similar("x", ["vgg-16", "vgg-19"])
     ('did you mean `vgg-19`?', '')
@@ -41,10 +41,11 @@ def similar(wanted: str, known: Iterable[str], *, least: float = 0.6) -> str:
 
 
 def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> list[str]:
-    """Return the nearest of `known`: several if they are equally near, none if none shares `least` of its letters.
+    """Return the most similar names of `known`.
 
-    Names that differ in case and separators only are nearest, then those one typing slip away, then those that have it
-    as whole words. Of equally near names, those are taken whose beginning agrees with `wanted` for longest.
+    Several are returned if they are equally similar, none if the similarity of all is below `least` (from 0 to 1).
+    Names that differ in case and separators only come first, then names one typing slip away, then names that contain
+    `wanted` as whole words. Among equally similar names, those with the longest common prefix win.
 
     >>> nearest_names("H100", ["v100", "h100"]), nearest_names("1f1v", ["1f1b", "1f1b_overlap"])
     (['h100'], ['1f1b'])
@@ -54,7 +55,7 @@ def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> l
     from difflib import SequenceMatcher
     from itertools import islice, takewhile
 
-    # Comparing is quadratic in the length of names, and there may be very many.
+    # The comparison is quadratic in the length of names, and `known` may be huge: limit both.
     short = [name for name in islice(known, 5000) if len(name) <= 100]
     typed = wanted[:100].casefold()
     bare = _SEPARATORS.sub("", typed)
@@ -76,13 +77,13 @@ def nearest_names(wanted: str, known: Iterable[str], *, least: float = 0.6) -> l
 
 
 def _has_words(name: str, typed: str) -> bool:
-    """Whether `typed` is one or several whole words of `name`, as `zero` is of `zero_stage`."""
-    words, asked = (_SEPARATORS.sub(" ", text).strip() for text in (name, typed))
-    return len(asked) > 2 and f" {asked} " in f" {words} "
+    """Return whether `typed` is one or several whole words of `name`, as `zero` is of `zero_stage`."""
+    words, wanted = (_SEPARATORS.sub(" ", text).strip() for text in (name, typed))
+    return len(wanted) > 2 and f" {wanted} " in f" {words} "
 
 
 def _is_one_slip(typed: str, name: str) -> bool:
-    """Whether one letter more, less or other, or two that changed places, are all that differs."""
+    """Return whether one inserted, deleted, replaced or swapped letter accounts for the whole difference."""
     if min(len(typed), len(name)) < 2 or abs(len(typed) - len(name)) > 1:
         return False
     begin = 0
@@ -93,7 +94,7 @@ def _is_one_slip(typed: str, name: str) -> bool:
 
 
 def span_of(names: Sequence[str]) -> tuple[list[str], str]:
-    """Return names in a row as their ends and what stands behind these, which is a range if they count on.
+    """Return the ends of a list of consecutive names, and a suffix: a range if the names are numbered consecutively.
 
     >>> span_of(["encoder-1", "encoder-2", "encoder-3"]), span_of(["input", "embedding", "encoder-1"])
     ((['encoder'], ' 1–3'), (['input', 'encoder-1'], ''))
@@ -106,7 +107,7 @@ def span_of(names: Sequence[str]) -> tuple[list[str], str]:
 
 
 def spans_of(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return several rows of names, each told by its ends: different names are never told alike.
+    """Return a short text for each row of names, made of its first and last name. Different names get different texts.
 
     >>> spans_of([["embedding", "encoder-1"], ["encoder-2", "encoder-3"]])
     ['embedding … encoder-1', 'encoder 2–3']
@@ -117,9 +118,9 @@ def spans_of(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def short_names(names: Iterable[str], *, most: int = 16) -> dict[str, str]:
-    """Return a short text for each name, which no other one has.
+    """Return a unique short text for each name.
 
-    Names with more than `most` characters lose the beginning that they share, and then their middle.
+    Names with more than `most` characters lose their common beginning, and then their middle.
 
     >>> short_names(["transformer.h.0.attn.c_proj", "transformer.h.11.mlp"])
     {'transformer.h.0.attn.c_proj': '…h.0.attn.c_proj', 'transformer.h.11.mlp': '…h.11.mlp'}
@@ -128,24 +129,28 @@ def short_names(names: Iterable[str], *, most: int = 16) -> dict[str, str]:
     """
     whole = list(dict.fromkeys(names))
     shared = _shared([name for name in whole if len(name) > most])
-    room = 2 * most
+    limit = 2 * most
+    # Two names may become equal without their middle. Allow twice the length until all texts differ.
     while True:
-        short = {name: _short(name, shared if len(name) > most else 0, room) for name in whole}
+        short = {name: _short(name, shared if len(name) > most else 0, limit) for name in whole}
         if len(set(short.values())) == len(whole):
             return short
-        if room > max(map(len, whole)):
+        if limit > max(map(len, whole)):
             return {name: name for name in whole}
-        room *= 2
+        limit *= 2
 
 
-def _short(name: str, shared: int, room: int) -> str:
+def _short(name: str, shared: int, limit: int) -> str:
     text = f"…{name[shared:]}" if shared else name
-    head = room // 4
-    return text if len(text) <= room else f"{text[:head]}…{text[head + 1 - room :]}"
+    head = limit // 4
+    return text if len(text) <= limit else f"{text[:head]}…{text[head + 1 - limit :]}"
 
 
 def _shared(names: Sequence[str]) -> int:
-    """How many characters of the names' common beginning may be left out: whole parts, and no name before a number."""
+    """Return the number of leading characters that all names share and that may be dropped.
+
+    The cut is at a separator, and never directly before a number, which means nothing without its word.
+    """
     if len(names) < 2:
         return 0
     first, last = min(names), max(names)
@@ -156,7 +161,7 @@ def _shared(names: Sequence[str]) -> int:
 
 
 def pluralize(number: int, thing: str) -> str:
-    """So many of a thing.
+    """Return a number with its noun in the singular or the plural.
 
     >>> pluralize(1, "sample"), pluralize(64, "sample"), pluralize(2, "micro-batch")
     ('1 sample', '64 samples', '2 micro-batches')
@@ -166,7 +171,7 @@ def pluralize(number: int, thing: str) -> str:
 
 
 def join_words(words: Collection[object], joint: str = "and") -> str:
-    """The words with commas between them, and `joint` before the last.
+    """Join words with commas, and with `joint` before the last.
 
     >>> join_words(["tp", "cp", "pp"]), join_words([0, 1], "or"), join_words(["tp"])
     ('tp, cp and pp', '0 or 1', 'tp')
@@ -176,7 +181,7 @@ def join_words(words: Collection[object], joint: str = "and") -> str:
 
 
 def above(gap: float) -> str:
-    """How far above the best a value with this `gap` may be.
+    """Return a phrase for a relative optimality gap.
 
     >>> above(0.0123), above(2.466)
     ('at most 1.2 % above the best', 'at most 3.47 × the best')
@@ -189,7 +194,7 @@ def above(gap: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return `share` in percent: two digits, or all before the point, and never an exponent.
+    """Return `share` in percent with two significant digits, or all digits before the point, and never an exponent.
 
     >>> percent(0.0123), percent(2.466), percent(2e-14), percent(0)
     ('1.2 %', '247 %', 'less than 0.01 %', '0 %')
@@ -200,7 +205,7 @@ def percent(share: float) -> str:
 
 
 def times(ratio: float) -> str:
-    """Return a part of something in percent, or how many times it from 1 on.
+    """Return a ratio in percent below 1, and as a multiple from 1 on.
 
     >>> times(0.392), times(3.42)
     ('39 %', '3.4 ×')
@@ -209,7 +214,7 @@ def times(ratio: float) -> str:
 
 
 def safe_repr(value: object) -> str:
-    """What `value` is, short whatever it holds.
+    """Return a short, safe description of any value.
 
     >>> safe_repr(3.5), safe_repr("a"), safe_repr([1, 2]), safe_repr(None)
     ('3.5', '`a`', 'a list', 'nothing')
@@ -228,7 +233,7 @@ def safe_repr(value: object) -> str:
 
 
 def exactly(value: object) -> str:
-    """As `safe_repr`, with all digits of a whole number that has few.
+    """Return the same as `safe_repr`, but with all digits of integers below 2^100.
 
     >>> safe_repr(12345678), exactly(12345678)
     ('1.23457e+07', '12345678')
@@ -238,15 +243,15 @@ def exactly(value: object) -> str:
 
 
 def as_float(value: Real | float) -> float:
-    """`value` as a float; a whole number that is too large for one is infinite."""
+    """Return `value` as a float, or infinity if it is too large for one."""
     try:
         return float(value)
-    except Exception:  # noqa: BLE001 -- too large, or what other people's numbers raise
+    except Exception:  # noqa: BLE001 -- too large, or any error of a foreign number type
         return float("inf")
 
 
 def as_whole(value: object) -> int | None:
-    """`value` as an int, numpy's integers too; None if it is no whole number, as True is none.
+    """Return `value` as an int. Integers of numpy are accepted; other types, bools among them, give None.
 
     >>> as_whole(64), as_whole(64.0), as_whole(True)
     (64, None, None)
@@ -254,13 +259,13 @@ def as_whole(value: object) -> int | None:
     if isinstance(value, bool):
         return None
     try:
-        return operator.index(value)  # type: ignore[arg-type]  # it tells
-    except Exception:  # noqa: BLE001 -- a TypeError, or what other people's numbers raise
+        return operator.index(value)  # type: ignore[arg-type]  # other types raise
+    except Exception:  # noqa: BLE001 -- a TypeError, or any error of a foreign number type
         return None
 
 
 def shorten(text: str, most: int = 40) -> str:
-    r"""At most so many characters of `text`, printable ones.
+    r"""Return `text` in printable characters, cut to at most `most`.
 
     >>> shorten("a\nb"), shorten("x" * 50, most=4)
     ('a b', 'xxx…')
@@ -269,7 +274,7 @@ def shorten(text: str, most: int = 40) -> str:
 
 
 def brief(kind: str, text: str) -> str:
-    """The `repr` of a record: one line of less than 120 characters.
+    """Return the `repr` of a record: one line of less than 120 characters.
 
     >>> brief("Cluster", "mine"), len(brief("Plan", "of a model " * 50))
     ('<Cluster mine>', 119)
@@ -278,7 +283,9 @@ def brief(kind: str, text: str) -> str:
 
 
 def printable(text: str) -> str:
-    r"""`text` on one line, without what would steer a terminal, break a document of XML or be half a character.
+    r"""Return `text` with each unprintable character replaced by a blank.
+
+    The result is one line that can't control a terminal or break an XML document, and has no unpaired surrogates.
 
     >>> printable("red\x1b[31m\nhint: none")
     'red [31m hint: none'

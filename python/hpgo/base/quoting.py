@@ -1,7 +1,7 @@
-"""Names and values as text of another language: names of profiles, clusters and layers are data, never code.
+"""Quoting of names and values for other languages. Names of profiles, clusters and layers are data, never code.
 
-One function a language. Whatever a name holds (quotes, newlines, control characters, half a character), what comes out
-is one literal, or one line of a comment, and reads back as the name wherever the language can hold it.
+There is one function per language. A name may hold quotes, newlines, control characters or unpaired surrogates. The
+result is always one literal, or one line of a comment. It reads back as the name if the language can hold it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _TEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#
         "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''", "ß": r"\ss{}", "æ": r"\ae{}",
         "Æ": r"\AE{}", "œ": r"\oe{}", "Œ": r"\OE{}", "ø": r"\o{}", "Ø": r"\O{}", "ł": r"\l{}",
         "Ł": r"\L{}"}  # fmt: skip
-# Accents behind their letter in Unicode, before it in TeX.
+# Unicode puts a combining accent after its letter, TeX puts the command before it.
 _TEX_ACCENTS = {"\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0304": "=", "\u0306": "u", "\u0307": ".",
                 "\u0308": '"', "\u030a": "r", "\u030b": "H", "\u030c": "v", "\u0327": "c"}  # fmt: skip
 _ANSI_C = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\\": r"\\", "'": r"\'"}
 
 
 def in_python(value: Any) -> str:
-    r"""Text, numbers, flags, None, and lists, tuples and dicts of them as a literal of ASCII.
+    r"""Return text, numbers, flags, None, and lists, tuples and dicts of these as an ASCII literal.
 
     >>> print(in_python(["head\nimport os", 2]))
     ['head\nimport os', 2]
@@ -39,7 +39,7 @@ def in_python(value: Any) -> str:
 
 
 def in_toml(text: str) -> str:
-    r"""A basic string.
+    r"""Return a basic string of TOML.
 
     >>> print(in_toml('a "b"\n[training]'))
     "a \"b\"\n[training]"
@@ -48,7 +48,9 @@ def in_toml(text: str) -> str:
 
 
 def in_yaml(value: Any) -> str:
-    """Text, numbers, and lists, tuples and dicts of them on one line; text is bare where it can't be misread.
+    """Return a value in YAML flow style on one line. Text stays unquoted only where it can't be misread.
+
+    Values are text, numbers, and lists, tuples and dicts of these.
 
     >>> in_yaml("V100-16GB"), in_yaml("1e9"), in_yaml("a: b")
     ('V100-16GB', '"1e9"', '"a: b"')
@@ -63,7 +65,7 @@ def in_yaml(value: Any) -> str:
         return str(value)
     if not isinstance(value, str):
         number = repr(float(value))
-        return number if "." in number else number.replace("e", ".0e")  # older YAML takes 1e-05 for text
+        return number if "." in number else number.replace("e", ".0e")  # parsers of YAML 1.1 read 1e-05 as text
     text = value
     if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED:
         return text
@@ -71,7 +73,7 @@ def in_yaml(value: Any) -> str:
 
 
 def in_shell(text: str) -> str:
-    r"""One word of bash, on one line. NUL, which no argument can hold, becomes U+FFFD.
+    r"""Return one word of bash on one line. NUL, which no argument can hold, becomes U+FFFD.
 
     >>> print(in_shell("Et*3|tL"), in_shell("two\nlines"), in_shell("--num-layers"))
     'Et*3|tL' $'two\nlines' --num-layers
@@ -81,7 +83,7 @@ def in_shell(text: str) -> str:
         import shlex
 
         return shlex.quote(whole)
-    # `$'…'` takes bytes in octal; three digits, so that a digit behind them stays one.
+    # `$'…'` accepts bytes in octal. Always write three digits, so that a digit that follows is not read as part of it.
     letters = (
         letter if letter.isprintable() and letter not in "\\'" else _ANSI_C.get(letter) or _octal(letter)
         for letter in whole
@@ -90,7 +92,7 @@ def in_shell(text: str) -> str:
 
 
 def in_tex(text: str) -> str:
-    r"""Words of a paragraph in ASCII, so that any TeX sets them; a letter of other scripts is told by its number.
+    r"""Return text of a TeX paragraph in ASCII. Letters that ASCII and accents can't express become their code point.
 
     >>> print(in_tex("27.3 % of zb_h1\n\\end{document}"))
     27.3 \% of zb\_h1 \textbackslash{}end\{document\}
@@ -114,7 +116,7 @@ def _tex_letter(letter: str) -> str:
 
 
 def in_comment(text: str) -> str:
-    r"""One line of at most 120 characters that cannot leave a comment; what does not print is escaped.
+    r"""Return one line of at most 120 characters that can't end a comment. Unprintable characters are escaped.
 
     >>> print("#", in_comment("toy\nimport os"))
     # toy\nimport os
@@ -126,7 +128,7 @@ def in_comment(text: str) -> str:
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:
-    """`template` with `__NAME__` replaced by each of the `parts`, in which such marks are left as they are.
+    """Replace each `__NAME__` in `template` by its value in `parts`. Such marks within the values stay as they are.
 
     >>> filled("<h1>__TITLE__</h1> __BODY__", {"TITLE": "__BODY__", "BODY": "text"})
     '<h1>__BODY__</h1> text'
@@ -139,7 +141,7 @@ def _octal(letter: str) -> str:
 
 
 def in_whole_letters(text: str) -> str:
-    """`text` with half characters, which no file of UTF-8 can hold, replaced by U+FFFD."""
+    """Replace unpaired surrogates, which UTF-8 can't encode, by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

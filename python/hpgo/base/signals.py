@@ -1,4 +1,4 @@
-"""Ctrl-C, kept back where it must not come in between."""
+"""Deferred handling of Ctrl-C in places that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _PAUSE_S = 0.01
 
 
 def answer_between_imports() -> None:
-    """Lets Ctrl-C interrupt this process as before, but not in the middle of an import, anywhere: then when it is over.
+    """Keep Ctrl-C working in this process, but defer it while any import is running.
 
-    For commands, whose functions import what they need. An interrupted import is not always told from a failed one:
-    Python wraps what interrupts the making of a class, and compiled modules take it for a broken installation.
+    This is for commands, whose functions import what they need. An interrupted import can't always be distinguished
+    from a failed one: Python wraps an exception that interrupts the creation of a class, and compiled modules report a
+    broken installation.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _unless_importing)
@@ -31,6 +32,7 @@ def _unless_importing(number: int, frame: FrameType | None) -> None:
     at = frame
     while at is not None:
         if at.f_code.co_filename == "<frozen importlib._bootstrap>":
+            # Signal handlers run in the main thread, so another thread has to wait and send the signal again.
             _thread.start_new_thread(_interrupt_again, (threading.get_ident(),))
             return
         at = at.f_back
@@ -42,27 +44,27 @@ def _interrupt_again(main_thread: int) -> None:
     if sys.platform == "win32":
         _thread.interrupt_main()
     else:
-        signal.pthread_kill(main_thread, signal.SIGINT)  # which also ends a wait that the main thread may be in
+        signal.pthread_kill(main_thread, signal.SIGINT)  # also ends a blocking call of the main thread
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Answers a Ctrl-C that comes meanwhile only when the block has ended.
+    """Defer Ctrl-C until the block has ended.
 
-    For imports of compiled modules, which take an exception in the middle for a broken installation, or crash.
+    This is for imports of compiled modules, which take an exception in between for a broken installation, or crash.
 
     >>> with uninterrupted():
     ...     import json
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield  # only the main thread is interrupted; and where Ctrl-C is ignored, it stays so
+        yield  # only the main thread gets signals, and an ignored Ctrl-C stays ignored
         return
-    came: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    received: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: received.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
+    if received:
         signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Rows and columns as text: plain, or Markdown."""
+"""Tables as plain text or Markdown."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hpgo.base.messages import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# 3, -1.5, 12 %, 3.1 GB, 25 Gbit/s, 2 × 8, 13.1 ×, 34–35, 1.5–0.2 GB, 1-12; or nothing
+# Matches 3, -1.5, 12 %, 3.1 GB, 25 Gbit/s, 2 × 8, 13.1 ×, 34–35, 1.5–0.2 GB, 1-12, and the empty text.
 _NUMBER = re.compile(
     r"[-+~]?[0-9][0-9.,]*(e[-+]?[0-9]+)?([–-][0-9][0-9.,]*| ?×( ?[0-9]+)?)*( ?[a-zA-Zµ%][a-zA-Zµ/%]*)?|[-–—]?"
 )
 
-_PIECE = re.compile(r"[^ /-]+[ /-]?|[ /-]")  # of a name: up to where it may be broken
+_PIECE = re.compile(r"[^ /-]+[ /-]?|[ /-]")  # part of a column name, up to a place for a line break
 
 
 def plain(columns: Sequence[str], rows: Iterable[Sequence[object]], width: int | None = None) -> list[str]:
-    r"""Lines of the names of `columns`, and one for each row; numbers, with or without a unit, stand to the right.
+    r"""Return the lines of a table. Columns of numbers, with or without units, are aligned to the right.
 
-    Where a line would be longer than `width`, names go on several.
+    Column names take several lines if the table would be wider than `width`.
 
     >>> print("\n".join(plain(["model", "micro-batch"], [("bert", 16), ("gnmt", 8)])))
     model  micro-batch
@@ -49,7 +49,7 @@ def plain(columns: Sequence[str], rows: Iterable[Sequence[object]], width: int |
 
 
 def folded(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int | None) -> list[list[str]]:
-    """The lines of each column's name: one, unless the table would be wider than `width`.
+    """Return the lines of each column's name: one, unless the table would be wider than `width`.
 
     >>> folded(["model", "micro-batch"], [["bert", "16"]], width=13)
     [['model'], ['micro-', 'batch']]
@@ -62,7 +62,7 @@ def folded(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int | 
 
 
 def _lines(name: str, width: int) -> list[str]:
-    """`name` on lines of at most `width`, broken between its words only."""
+    """Split `name` between words into lines of at most `width` characters. A longer word gets a line to itself."""
     lines = [""]
     for piece in _PIECE.findall(name):
         if lines[-1] and len((lines[-1] + piece).rstrip()) > width:
@@ -73,12 +73,12 @@ def _lines(name: str, width: int) -> list[str]:
 
 
 def cells_of(rows: Iterable[Sequence[object]]) -> list[list[str]]:
-    """What stands in `rows`, fit to be printed."""
+    """Return all cells as printable text."""
     return [[printable(str(cell)) for cell in row] for row in rows]
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    r"""A table as GitHub and most others render it.
+    r"""Return a Markdown table as GitHub and most other tools render it.
 
     >>> print("\n".join(markdown(["model", "step"], [("bert", "837 ms")])))
     | model | step |
@@ -92,5 +92,5 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> list[s
 
 
 def numeric(cells: Sequence[Sequence[str]], columns: int) -> list[bool]:
-    """Which columns hold only numbers."""
+    """Return for each column whether it holds only numbers."""
     return [all(_NUMBER.fullmatch(row[index]) for row in cells) for index in range(columns)]

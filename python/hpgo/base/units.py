@@ -1,4 +1,4 @@
-"""Seconds, bytes and bytes per second as people write them: `5 us`, `16 GiB`, `25 Gbit/s`.
+"""Parsing and formatting of seconds, bytes and bytes per second: `5 us`, `16 GiB`, `25 Gbit/s`.
 
 Prefixes are decimal (`k`, `M`, `G`, `T`) unless written `Ki`, `Mi`, `Gi`, `Ti`. A plain number is in base units:
 seconds, bytes, bytes per second.
@@ -23,16 +23,16 @@ _RATES = (
     | {f"{prefix}bit/s": factor / 8 for prefix, factor in _PREFIXES.items()}
     | {f"{prefix}b{per}": factor / 8 for prefix, factor in _DECIMAL.items() for per in ("ps", "/s")}
 )
-# What sizes and times are said in, the largest first.
-_SAID_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_SAID_BYTES = {f"{prefix}B": factor for prefix, factor in reversed(_DECIMAL.items())}
+# Units of formatted values, in descending order. `_format` takes the first that fits.
+_SHOWN_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_SHOWN_BYTES = {f"{prefix}B": factor for prefix, factor in reversed(_DECIMAL.items())}
 
 _LONGEST = 100
 _NUMBER = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*")
 
 
 def parse_seconds(value: str | float) -> float:
-    """A time; raises ArgumentError if `value` is none.
+    """Return a time in seconds; raise ArgumentError if `value` is not a time.
 
     >>> parse_seconds("5 us"), parse_seconds(0.25)
     (5e-06, 0.25)
@@ -41,7 +41,7 @@ def parse_seconds(value: str | float) -> float:
 
 
 def parse_bytes(value: str | float) -> float:
-    """A size; raises ArgumentError if `value` is none.
+    """Return a size in bytes; raise ArgumentError if `value` is not a size.
 
     >>> parse_bytes("16 GB"), parse_bytes("16 GiB")
     (16000000000.0, 17179869184.0)
@@ -50,7 +50,7 @@ def parse_bytes(value: str | float) -> float:
 
 
 def parse_bytes_per_s(value: str | float) -> float:
-    """A rate in bytes per second; raises ArgumentError if `value` is none.
+    """Return a rate in bytes per second; raise ArgumentError if `value` is not a rate.
 
     >>> parse_bytes_per_s("25 Gbit/s"), parse_bytes_per_s("450 GB/s")
     (3125000000.0, 450000000000.0)
@@ -59,25 +59,25 @@ def parse_bytes_per_s(value: str | float) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """At most four digits.
+    """Return a time in a fitting unit with at most four significant digits.
 
     >>> format_seconds(0.0123456), format_seconds(5e-6), format_seconds(0)
     ('12.35 ms', '5 us', '0 s')
     """
-    return _format(seconds, _SAID_SECONDS)
+    return _format(seconds, _SHOWN_SECONDS)
 
 
 def format_bytes(size_bytes: float) -> str:
-    """At most four digits, decimal.
+    """Return a size in a fitting decimal unit with at most four significant digits.
 
     >>> format_bytes(16e9), format_bytes(2**30)
     ('16 GB', '1.074 GB')
     """
-    return _format(size_bytes, _SAID_BYTES)
+    return _format(size_bytes, _SHOWN_BYTES)
 
 
 def format_bytes_per_s(bytes_per_s: float) -> str:
-    """At most four digits, decimal.
+    """Return a rate in a fitting decimal unit with at most four significant digits.
 
     >>> format_bytes_per_s(25e9 / 8)
     '3.125 GB/s'
@@ -100,7 +100,7 @@ def _parse(value: object, what: str, factors: dict[str, float], example: str) ->
     else:
         raise ArgumentError(f"a {what} can't be a {type(value).__name__}", example)
     factor = factors[unit] if unit else 1.0
-    # 5 us are 5 / 1e6 s, rounded once; 5 * 1e-6 would be rounded twice.
+    # 5 us are 5 / 1e6 s, which is rounded once. 5 * 1e-6 would be rounded twice.
     base = number * factor if factor >= 1 else number / round(1 / factor)
     if not 0 <= base < float("inf"):
         raise ArgumentError(f"a {what} of {base:g} makes no sense", "it is finite and at least 0")
@@ -108,7 +108,7 @@ def _parse(value: object, what: str, factors: dict[str, float], example: str) ->
 
 
 def _format(value: float, factors: dict[str, float]) -> str:
-    """`value` in the largest of `factors` (descending) that leaves at least 1; nothing in the unit itself."""
+    """Format `value` in the largest unit of `factors` (descending) that leaves at least 1; 0 is in the base unit."""
     rounded = float(f"{value:.4g}")
     size = abs(rounded) or 1.0
     unit = next((unit for unit, factor in factors.items() if size >= factor), next(reversed(factors)))

@@ -1,7 +1,7 @@
-"""Records that hold what they declare: each field is looked at once, when the record is made.
+"""Records that check their fields once, when they are created.
 
-What a field may hold is read off its type, so that a new field needs no check of its own. Numbers of other libraries
-become Python's, so that files and reports need to know no others.
+The type of a field determines its allowed values, so new fields need no checks. Numbers of other libraries are
+converted to Python's, so files and reports handle no other types.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Record:
-    """Base of dataclasses that hold what they declare.
+    """Base of dataclasses whose fields are checked against their types.
 
-    Whole numbers are those from 0 on; numbers may be infinite, but are not NaN; rows are tuples. Raises ArgumentError
-    for all else. A record with more to check calls `check_fields` in a `__post_init__` of its own.
+    Integers must be at least 0, numbers must not be NaN but may be infinite, sequences must be tuples. Other values
+    raise ArgumentError. A record with further checks defines `__post_init__` and calls `check_fields` in it.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True, slots=True)
@@ -47,48 +47,48 @@ class Record:
 
 
 def check_fields(record: object, error: type[HpgoError] = ArgumentError) -> None:
-    """Raises `error` unless every field of the dataclass `record` holds what its type says; for `__post_init__`."""
+    """Raise `error` unless each field of the dataclass `record` matches its type; call it from `__post_init__`."""
     for name, kind in _kinds(type(record)):
         value = getattr(record, name)
         if not kind.holds(value):
             try:
-                object.__setattr__(record, name, kind.made(value))
-            except _NoneOfIt:
+                object.__setattr__(record, name, kind.convert(value))
+            except _MismatchError:
                 message = f"{name} of a {type(record).__name__} is {safe_repr(value)}"
                 raise error(message, f"give {kind.wanted}") from None
 
 
-class _NoneOfIt(Exception):
-    """A value is of another kind."""
+class _MismatchError(Exception):
+    """A value does not match the type of its field."""
 
 
 class _Kind(NamedTuple):
-    """What a field takes."""
+    """Check and conversion for the values of a field."""
 
     holds: Callable[[Any], bool]
-    """Whether a value may stay as it is; it is quick."""
-    made: Callable[[Any], object]
-    """The value to keep instead of one that may not; raises _NoneOfIt if there is none."""
+    """Function that returns whether a value is valid as it is. It must be fast."""
+    convert: Callable[[Any], object]
+    """Function that converts a value that is not valid as it is, or raises _MismatchError."""
     wanted: str
 
 
 def _refused(_: object) -> object:
-    raise _NoneOfIt
+    raise _MismatchError
 
 
 def _whole(value: object) -> int:
     number = as_whole(value)
     if number is None or not 0 <= number <= MOST:
-        raise _NoneOfIt
+        raise _MismatchError
     return number
 
 
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise _NoneOfIt
+        raise _MismatchError
     number = as_float(value)
     if isnan(number):
-        raise _NoneOfIt
+        raise _MismatchError
     return value if isinstance(value, int) and isfinite(number) else number
 
 
@@ -97,7 +97,7 @@ def _is_text(value: object) -> bool:
         return False
     try:
         value.encode()
-    except UnicodeEncodeError:  # half a character
+    except UnicodeEncodeError:  # an unpaired surrogate
         return False
     return True
 
@@ -133,12 +133,12 @@ def _kind(declared: Any) -> _Kind:
 
 
 def _row(inner: _Kind) -> _Kind:
-    holds, made = inner.holds, inner.made
+    holds, convert = inner.holds, inner.convert
 
     def converted(value: object) -> tuple[object, ...]:
         if not isinstance(value, tuple):
-            raise _NoneOfIt
-        return tuple(one if holds(one) else made(one) for one in value)
+            raise _MismatchError
+        return tuple(one if holds(one) else convert(one) for one in value)
 
     return _Kind(
         lambda value: type(value) is tuple and all(map(holds, value)), converted, f"a tuple, and in it {inner.wanted}"
@@ -148,8 +148,8 @@ def _row(inner: _Kind) -> _Kind:
 def _pair(inner: tuple[_Kind, ...]) -> _Kind:
     def converted(value: object) -> tuple[object, ...]:
         if not isinstance(value, tuple) or len(value) != len(inner):
-            raise _NoneOfIt
-        return tuple(starmap(_kept, zip(inner, value, strict=True)))
+            raise _MismatchError
+        return tuple(starmap(_accept, zip(inner, value, strict=True)))
 
     return _Kind(lambda _: False, converted, f"a tuple of {len(inner)}: {', '.join(one.wanted for one in inner)}")
 
@@ -158,13 +158,13 @@ def _either(kinds: list[_Kind], *, or_none: bool) -> _Kind:
     def converted(value: object) -> object:
         for kind in kinds:
             try:
-                return kind.made(value)
-            except _NoneOfIt:
+                return kind.convert(value)
+            except _MismatchError:
                 continue
-        raise _NoneOfIt
+        raise _MismatchError
 
     wanted = ", or ".join([*(kind.wanted for kind in kinds), *(["None"] if or_none else [])])
-    if len(kinds) == 1:  # then the other is None
+    if len(kinds) == 1:  # the only alternative is None
         holds = kinds[0].holds
         return _Kind(lambda value: value is None or holds(value), converted, wanted)
     return _Kind(
@@ -172,5 +172,5 @@ def _either(kinds: list[_Kind], *, or_none: bool) -> _Kind:
     )
 
 
-def _kept(kind: _Kind, value: object) -> object:
-    return value if kind.holds(value) else kind.made(value)
+def _accept(kind: _Kind, value: object) -> object:
+    return value if kind.holds(value) else kind.convert(value)

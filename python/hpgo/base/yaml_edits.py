@@ -1,4 +1,4 @@
-"""Changes single values of a YAML text; every other letter of it stays as it is, comments and order too."""
+"""Changes of single values in a YAML text that keep all other text, comments and order."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ if TYPE_CHECKING:
     from hpgo.errors import HpgoError
 
 _WIDTH = 100
-"""Of lines of numbers."""
+"""Width of lines of numbers, in characters."""
 
 
 @dataclass(slots=True)
 class _Node:
-    """A value, and where it stands in the text."""
+    """A value and its position in the text."""
 
     start: int
     end: int
-    """Of a block: the end of its last value."""
+    """End offset in the text. For a block collection, this is the end of its last value."""
     column: int
     is_flow: bool
-    """Whether it has brackets; a block has its items on lines of their own."""
+    """Whether the value is a scalar or in flow style, with brackets. Block collections have one item per line."""
     items: dict[str, _Node] | list[_Node] | None
-    """None for scalars."""
+    """Children of a collection, None for scalars."""
 
 
 def put(text: str, path: Sequence[str | int], value: object, file: str, error: type[HpgoError]) -> str:
-    r"""`text` with `value` at `path`: names of keys and numbers of items; whatever is missing on the way is added.
+    r"""Return `text` with `value` at `path`, a sequence of keys and item numbers. Missing parents are added.
 
-    Values are mappings, lists, text and numbers; a list is added to by the number behind its last item. Raises `error`
-    naming `file` if the text is no YAML that is read here, or holds aliases: what is behind them stands elsewhere.
+    Values are mappings, lists, text and numbers. To append to a list, use the number after its last item. Raises
+    `error` naming `file` if the text is not YAML that hpgo reads, or contains aliases, since the value of an alias is
+    defined elsewhere in the text.
 
     >>> from hpgo.errors import HpgoError
     >>> print(put("a: 1 # one\nb:\n  c: [2]\n\n# end\n", ["b", "d"], {"e": [3, 4.5]}, "x.yml", HpgoError), end="")
@@ -56,6 +57,7 @@ def put(text: str, path: Sequence[str | int], value: object, file: str, error: t
         changed = "\n".join([text.rstrip("\n"), *lines, ""] if text else [*lines, ""])
     else:
         changed = _changed(text, root, path, value)
+    # Parse the result and compare it with the intended document, so that an edit never corrupts a file silently.
     if parse_yaml(changed, file, error) != _with(before, path, value):
         where = " → ".join(f"`{step}`" for step in path)
         raise error(f"{file}: can't tell where {where} belongs in this text", "write it as YAML without brackets")
@@ -63,7 +65,7 @@ def put(text: str, path: Sequence[str | int], value: object, file: str, error: t
 
 
 def _tree(text: str, file: str, error: type[HpgoError]) -> _Node | None:
-    """The document in `text`, which has been parsed before."""
+    """Return the tree of the document in `text`, which was parsed without errors before."""
     import yaml
 
     root: _Node | None = None
@@ -118,7 +120,7 @@ def _stretch(blocks: list[_Node], end: int) -> None:
 
 
 def _changed(text: str, node: _Node, path: Sequence[str | int], value: object) -> str:
-    """`text` with `value` at `path` below the collection `node`."""
+    """Return `text` with `value` at `path` below the collection `node`."""
     child = _child(node, path[0])
     if child is None:
         return _added(text, node, path[0], _nested(path[1:], value))
@@ -134,7 +136,7 @@ def _child(node: _Node, step: str | int) -> _Node | None:
 
 
 def _added(text: str, node: _Node, step: str | int, value: object) -> str:
-    """`text` with one item more in the collection `node`, behind the last."""
+    """Return `text` with an item added after the last one of the collection `node`."""
     is_mapping = isinstance(node.items, dict)
     if node.is_flow:
         item = f"{in_yaml(step)}: {in_yaml(value)}" if is_mapping else in_yaml(value)
@@ -145,11 +147,11 @@ def _added(text: str, node: _Node, step: str | int, value: object) -> str:
 
 
 def _replaced(text: str, parent: _Node, child: _Node, value: object) -> str:
-    """`text` with `value` in the place of `child`."""
+    """Return `text` with `child` replaced by `value`."""
     is_empty = child.start == child.end
     if is_empty and not parent.is_flow and isinstance(value, dict):
         return _behind(text, child.end, _block(value, parent.column + 2))
-    # A list on lines of its own may begin as far to the left as its key; what takes its place may not.
+    # A block list may be indented as little as its key. The flow text that replaces it must be indented further.
     margin = " " * (1 if is_empty else 0 if child.is_flow else max(0, parent.column + 2 - child.column))
     first = child.column + len(margin)
     flow = in_yaml(value) if parent.is_flow else "\n".join(_wrapped(value, parent.column + 2, first=first))
@@ -157,8 +159,8 @@ def _replaced(text: str, parent: _Node, child: _Node, value: object) -> str:
 
 
 def _behind(text: str, at: int, lines: list[str]) -> str:
-    """`text` with `lines` below the one in which `at` stands."""
-    if at and text[at - 1] == "\n":  # what ends there has taken its line with it
+    """Return `text` with `lines` inserted after the line that contains offset `at`."""
+    if at and text[at - 1] == "\n":  # a block scalar ends after its newline
         at -= 1
     end = text.find("\n", at)
     end = len(text) if end < 0 else end
@@ -177,14 +179,14 @@ def _values(node: _Node) -> list[_Node]:
 
 
 def _nested(path: Sequence[str | int], value: object) -> object:
-    """What has nothing but `value`, at `path`."""
+    """Return `value` wrapped in one mapping or one-item list for each step of `path`."""
     for step in reversed(path):
         value = {step: value} if isinstance(step, str) else [value]
     return value
 
 
 def _with(document: object, path: Sequence[str | int], value: object) -> object:
-    """`document` with `value` at `path`."""
+    """Return a copy of `document` with `value` at `path`."""
     if not path:
         return value
     changed: Any = copy.deepcopy(document)
@@ -201,7 +203,7 @@ def _with(document: object, path: Sequence[str | int], value: object) -> object:
 
 
 def _block(value: object, column: int) -> list[str]:
-    """Lines of a mapping, or of a list of items; lists without mappings stand in brackets."""
+    """Return the lines of a collection in block style. Lists without mappings are written in flow style."""
     margin = " " * column
     lines: list[str] = []
     if isinstance(value, list):
@@ -222,7 +224,7 @@ def _block(value: object, column: int) -> list[str]:
 
 
 def _wrapped(value: object, column: int, *, first: int | None = None) -> list[str]:
-    """`value` with brackets, a list of many numbers on several lines; `first` is the column of its first letter."""
+    """Return the lines of `value` in flow style. Long lists of numbers are wrapped. `first` is the start column."""
     text = in_yaml(value)
     if not isinstance(value, list) or not all(isinstance(one, int | float) for one in value):
         return [text]

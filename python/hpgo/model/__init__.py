@@ -1,1 +1,1 @@
-"""What is to be trained: layers with their costs, read from files or built in, and where they may be cut."""
+"""Models to train: layers with their costs, built in or read from files, and the points where they may be cut."""

@@ -1,7 +1,7 @@
-"""The parts of a transformer that change what it computes, but not what it costs.
+"""The values of a transformer that change its results, but neither time nor memory.
 
-Two models of one shape take the same time and memory with another rotary base, norm epsilon or router score. They are
-different models all the same, so an export has to state these values.
+Two models of equal shape take the same time and memory even if their rotary base, norm epsilon or router score differ.
+They are different models, so an export has to state these values.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ ACTIVATIONS = (
     "hardswish", "laplace", "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu",
     "sqrtsoftplus", "swish", "tanh",
 )  # fmt: skip
-"""The activation functions of transformers, without the two that have parameters, `prelu` and `xielu`."""
+"""Activation functions of transformers, without `prelu` and `xielu`, which have parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """Rotary position embeddings stretched to longer sequences; the fields have Hugging Face's names.
+    """Scaling of rotary position embeddings (RoPE) to longer sequences; the fields have Hugging Face's names.
 
     None in a field means that the model's configuration does not state it. Raises ArgumentError for a factor that is
     not positive.
@@ -37,22 +37,22 @@ class RopeScaling:
     """Rule of the scaling: linear, dynamic, yarn, longrope, llama3, proportional or mrope."""
     factor: float | None = None
     original_max_position_embeddings: int | None = None
-    """Longest sequence of the training before the scaling."""
+    """Maximum sequence length in tokens of the training before the scaling."""
     low_freq_factor: float | None = None
     high_freq_factor: float | None = None
     beta_fast: float | None = None
     beta_slow: float | None = None
     attention_factor: float | None = None
-    """Factor of the rotated queries and keys; None if it follows from `factor` and the two below."""
+    """Factor of the rotated queries and keys. None: it follows from `factor`, `mscale` and `mscale_all_dim`."""
     mscale: float | None = None
     mscale_all_dim: float | None = None
-    """In latent attention, scores are multiplied by (0.1 × this × ln(factor) + 1)², if it is stated (YaRN)."""
+    """YaRN's m in latent attention: scores are multiplied by (0.1 × m × ln(factor) + 1)². None: they are not."""
     truncate: bool | None = None
-    """Whether YaRN rounds the limits of its ramp to whole dimensions; None is True."""
+    """Whether YaRN rounds the limits of its ramp to whole dimensions. None means True."""
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
     mrope_section: tuple[int, ...] | None = None
-    """Frequencies that turn by time, by height and by width, in models of pictures."""
+    """Number of frequencies that encode time, height and width, in models of images."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -63,24 +63,27 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """The parts of a transformer that change its results, but neither time nor memory of a step.
+    """The values of a transformer that change its results, but neither time nor memory of a step.
 
-    Fields with a default have the value of a plain Llama. Raises ArgumentError for values without a meaning, such as a
-    negative epsilon.
+    Defaults are the values of a plain Llama. Raises ArgumentError for values outside their range, such as a negative
+    epsilon.
 
     >>> Arithmetic(activation="silu", norm_epsilon=1e-5, rope_theta=500_000).router_score
     'softmax'
     """
 
     activation: str
-    """Activation function of the feed-forward networks, as Hugging Face names it: silu, gelu, gelu_pytorch_tanh, …"""
+    """Activation function of the feed-forward networks by Hugging Face's name: silu, gelu, gelu_pytorch_tanh, …"""
     norm_epsilon: float
     norm_adds_one: bool = False
     """Whether norms multiply by 1 + weight, and weights start at 0 (Gemma)."""
     rope_theta: float | None = None
-    """Base of the rotary frequencies; None if positions are learned."""
+    """Base of the rotary frequencies. None: positions are learned."""
     rope_local_theta: float | None = None
-    """Their base in layers with a sliding window, where `rope_scaling` does not apply; None if all layers are alike."""
+    """Base of the rotary frequencies in layers with a sliding window, where `rope_scaling` does not apply.
+
+    None: layers with a window use `rope_theta`, too.
+    """
     rotary_fraction: float = 1.0
     """Share of each head's dimensions that is rotated."""
     rope_interleaved: bool = False
@@ -89,38 +92,38 @@ class Arithmetic:
     parallel_residual: bool = False
     """Whether attention and feed-forward network both read the layer's input (GPT-NeoX)."""
     attention_scale: float | None = None
-    """Factor of the scores before the softmax; None is 1 / sqrt(head_dim)."""
+    """Factor of the scores before the softmax. None means 1 / sqrt(head_dim)."""
     attention_scale_by_layer: bool = False
     """Whether scores of layer *i*, counted from 0, are also divided by *i* + 1 (an option of GPT-2)."""
     attention_logit_softcap: float | None = None
-    """Scores become cap × tanh(score / cap); None if they stay as they are."""
+    """Cap of the attention scores, which become cap × tanh(score / cap). None: scores are not capped."""
     final_logit_softcap: float | None = None
-    """The LM head's logits likewise."""
+    """Cap of the LM head's logits, which become cap × tanh(logit / cap). None: logits are not capped."""
     embedding_scale: float = 1.0
-    """Factor of token embeddings: sqrt(hidden) in Gemma."""
+    """Factor of token embeddings, which is sqrt(hidden) in Gemma."""
     attention_dropout: float = 0.0
-    """Share of attention weights that training sets to 0."""
+    """Fraction of attention weights that dropout sets to 0 in training."""
     hidden_dropout: float = 0.0
-    """Share of the results of attention and feed-forward networks that training sets to 0."""
+    """Fraction of the outputs of attention and feed-forward networks that dropout sets to 0 in training."""
     embedding_dropout: float = 0.0
     router_score: RouterScore = "softmax"
-    """Function over all experts that makes a token's scores of the router's logits."""
+    """Function that turns the router's logits over all experts into a token's scores."""
     router_normalizes: bool = False
     """Whether the scores of the chosen experts are divided by their sum."""
     router_scale: float = 1.0
     """Factor of the chosen experts' scores, after `router_normalizes`."""
     router_bias: bool = False
-    """Whether experts are chosen by score plus a bias of each, and weighted by the score alone (DeepSeek-V3)."""
+    """Whether experts are chosen by score plus a bias per expert, but weighted by the score alone (DeepSeek-V3)."""
     router_group_top: int = 1
-    """Best scores of a group of experts whose sum is the group's score, where tokens choose groups first."""
+    """Number of best scores in a group of experts whose sum is the group's score, if tokens choose groups first."""
     router_aux_loss: float = 0.0
-    """Coefficient of the loss that balances experts."""
+    """Coefficient of the load-balancing loss."""
     router_aux_loss_per_sequence: bool = False
-    """Whether that loss looks at each sequence by itself, instead of at the whole micro-batch."""
+    """Whether the load-balancing loss is computed per sequence instead of per micro-batch."""
     router_jitter: float = 0.0
-    """Inputs of experts are multiplied by a random number from 1 − this to 1 + this in training."""
+    """Jitter j of the experts' inputs, which training multiplies by a random number from 1 − j to 1 + j."""
     init_std: float = 0.02
-    """Standard deviation of initial weights."""
+    """Standard deviation of the initial weights."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -1,8 +1,8 @@
-"""What the layers of a network would take on a device that is not at hand: the roofline, from shapes and datasheets.
+"""Estimates of layer times on a device that is not available, by the roofline model, from shapes and datasheets.
 
-An operation takes as long as its arithmetic at the device's peak, or as its bytes at the memory's, whichever is longer
-(Williams, Waterman and Patterson, *Roofline*, CACM 2009), and no layer reaches the peaks: `efficiency` says how much of
-them. docs/profiles.md compares such estimates with measurements.
+An operation takes the maximum of two times: that of its arithmetic at the device's peak, and that of its memory traffic
+at the memory's peak (Williams, Waterman and Patterson, *Roofline*, CACM 2009). No layer reaches the peaks: `efficiency`
+is the fraction that it does reach. docs/profiles.md compares such estimates with measurements.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from hpgo.model.operations import Network, Operation
 
 Grain = Literal["block", "op"]
-"""What a layer is."""
+"""Granularity of layers: a block between single-tensor boundaries, or one operation with a weight matrix."""
 EFFICIENCY = 0.5
-"""Of a device's peaks, where nobody says another."""
+"""Default fraction of a device's peaks that layers reach."""
 ESTIMATED = "estimated for "
-"""How the `source` of such a profile begins."""
+"""Beginning of the `source` of an estimated profile."""
 _MOST = 2**20
 
 
@@ -49,22 +49,22 @@ def estimate(
     dims: Mapping[str, int] | None = None,
     efficiency: float = EFFICIENCY,
 ) -> Profile:
-    """A profile of a network that nobody has run, with what its layers would take on `device`.
+    """Return a profile of a network that was never run, with the estimated times of its layers on `device`.
 
     Args:
-        source: an ONNX file, with weights or with their shapes alone; or a transformer, its name, its `config.json`,
-            or a file with `hpgo_transformer`.
+        source: an ONNX file, with weights or with their shapes alone; or a transformer: its name, its `config.json`,
+            a file with `hpgo_transformer`, or a `Transformer`.
         device: one of `v100`, `a100`, `a100-40`, `h100`, `h100-96`, `h200`, `b200`, `b300`, `gb200`, `gb300`.
-        dtype: what it computes in and keeps, `float32`, `tf32`, `float16` or `bfloat16`; if left out, that of an ONNX
-            file's weights, and `bfloat16` for a transformer.
-        batch_sizes: samples in a batch; the file's own if it fixes them, or else 1.
-        by: what a layer is: a `block`, which one tensor enters and one leaves, or an `op` that holds a matrix of
-            weights. Either has what follows it up to the next.
-        dims: other sizes that the file leaves open, by name; of a transformer `tokens`, the length of a sequence.
-        efficiency: how much of the device's peaks layers reach; 1 is the roofline itself.
+        dtype: number format of computation and storage, `float32`, `tf32`, `float16` or `bfloat16`. Default: the format
+            of an ONNX file's weights, and `bfloat16` for a transformer.
+        batch_sizes: samples in a batch. Default: the batch size that the file fixes, or else 1.
+        by: granularity of layers: a `block` has one tensor as input and one as output; an `op` has one operation with a
+            weight matrix. Both include the operations that follow, up to the next layer.
+        dims: sizes of other open dimensions of the file, by name; for a transformer `tokens`, the sequence length.
+        efficiency: fraction of the device's peaks that layers reach; 1 is the roofline itself.
 
-    Raises ArgumentError for arguments that make no sense, or without the package `onnx`; ProfileError for a file that
-    is none, and for operations and shapes that are not told before the network runs.
+    Raises ArgumentError for invalid arguments, or without the package `onnx`. Raises ProfileError for a file that is
+    not a model, and for operations and shapes that are only known when the network runs.
 
     >>> estimate("llama-3-8b", device="h100", dims={"tokens": 4096}).layers[1].id
     'layers.0.attention.query'
@@ -86,9 +86,7 @@ def estimate(
     computed = first.dtype if dtype is None else dtype
     if computed not in rates.flop_per_s:
         known = ", ".join(rates.flop_per_s)
-        raise ArgumentError(
-            f"no figure of {device} is known for {computed}", f"say what to compute in, as dtype: {known}"
-        )
+        raise ArgumentError(f"the peak of {device} for {computed} is unknown", f"set dtype to one of: {known}")
     parts = _parts(first, by)
     if not parts:
         raise ProfileError(f"{file.file}: no operation uses a matrix of weights", "export the model that is trained")
@@ -105,14 +103,14 @@ def estimate(
         )
         for at, part in enumerate(parts)
     )
-    said = f"{ESTIMATED}{device} in {computed} at {100 * efficiency:g} % of its peaks, not measured: {file.file}"
+    description = f"{ESTIMATED}{device} in {computed} at {100 * efficiency:g} % of its peaks, not measured: {file.file}"
     return Profile(
-        file.name, tuple(networks), layers, _edges(parts), said, ties=_ties(parts, first), dtype=computed
+        file.name, tuple(networks), layers, _edges(parts), description, ties=_ties(parts, first), dtype=computed
     )  # fmt: skip
 
 
 def _network(source: str | os.PathLike[str] | Transformer) -> OnnxFile | TransformerShape:
-    """What gives the network for a batch size."""
+    """Return the reader that builds the network for a batch size."""
     if isinstance(source, Transformer):
         return TransformerShape(source, f"transformer `{source.name}`")
     if isinstance(source, str) and source in TRANSFORMERS:
@@ -122,13 +120,13 @@ def _network(source: str | os.PathLike[str] | Transformer) -> OnnxFile | Transfo
         return TransformerShape(read_transformer(path), str(path))
     if not may_be_file(path) and (hint := similar(str(path), TRANSFORMERS)):
         raise ProfileError(
-            f"`{path}` is no known transformer, and an ONNX file ends in .onnx", hint, code="unknown_name"
+            f"`{path}` is not a known transformer, and an ONNX file ends in .onnx", hint, code="unknown_name"
         )
     return OnnxFile(path)
 
 
 def is_estimate(profile: Profile) -> bool:
-    """Whether its times were estimated, not measured.
+    """Return whether the times of `profile` were estimated, not measured.
 
     >>> is_estimate(Profile.chain("toy", batch_size=1, forward_s=[1], backward_s=[2], activation_bytes=[8],
     ...     parameter_bytes=[4], source="estimated for a100 in float16"))
@@ -139,19 +137,19 @@ def is_estimate(profile: Profile) -> bool:
 
 @dataclass(slots=True)
 class _EstimatedLayer:
-    """A layer: what runs in it, and what it sends."""
+    """A layer with its operations and the tensors that it sends."""
 
     id: str = ""
     operations: list[int] = field(default_factory=list)
     weights: set[str] = field(default_factory=set)
-    """Those that no layer before it reads."""
+    """Weights that no earlier layer reads. They count in this layer's parameters."""
     sent: set[str] = field(default_factory=set)
     readers: set[str] = field(default_factory=set)
-    """Ids of layers that read what it sends."""
+    """Ids of the layers that read the sent tensors."""
 
 
 def _ties(parts: Sequence[_EstimatedLayer], network: Network) -> tuple[SharedWeight, ...]:
-    """Weights that several layers read."""
+    """Return the weights that several layers read."""
     readers: dict[str, list[str]] = {}
     for part in parts:
         read = (name for at in part.operations for name in network.operations[at].inputs if name in network.roots)
@@ -189,10 +187,10 @@ def _dims(given: Mapping[str, int] | None) -> dict[str, int]:
 
 
 def _parts(network: Network, by: str) -> list[_EstimatedLayer]:
-    """Layers, in an order in which none reads what a later one sends.
+    """Return the layers in topological order.
 
-    Operations stand in the order they run in, and a layer is a run of them. What no weight goes into, such as masks,
-    belongs to the first layer that reads it.
+    Operations are in execution order, and each layer is a run of them. Operations that depend on no weight, such as
+    masks, belong to the first layer that reads their result.
     """
     tensors = network.tensors
     trained = [
@@ -206,6 +204,7 @@ def _parts(network: Network, by: str) -> list[_EstimatedLayer]:
         read = dict.fromkeys(name for at in run for name in network.operations[at].inputs if name)
         own = [name for name in read if tensors[name].is_weight]
         matrices = [name for name in own if len(tensors[name].shape) > 1]
+        # Operations before the first weight matrix join the first layer, and each later matrix starts a new one.
         if not parts or (matrices and parts[-1].id):
             parts.append(_EstimatedLayer())
         part = parts[-1]
@@ -221,7 +220,7 @@ def _parts(network: Network, by: str) -> list[_EstimatedLayer]:
 
 
 def _runs(network: Network, trained: Sequence[int], by: str) -> Iterable[list[int]]:
-    """Operations one by one, or those between places where one tensor alone goes on."""
+    """Return the operations one by one, or as runs between points where a single tensor is live."""
     if by == "op":
         return [[at] for at in trained]
     last = {name: at for at in trained for name in network.operations[at].inputs if name}
@@ -229,6 +228,7 @@ def _runs(network: Network, trained: Sequence[int], by: str) -> Iterable[list[in
     crossing: set[str] = set()
     for at in trained:
         runs[-1].append(at)
+        # Only trained tensors count: a mask that every block reads would otherwise prevent all cuts.
         crossing = {name for name in crossing if last[name] > at}
         crossing |= {
             name for name in network.operations[at].outputs if last.get(name, -1) > at and network.tensors[name].trained
@@ -239,8 +239,13 @@ def _runs(network: Network, trained: Sequence[int], by: str) -> Iterable[list[in
 
 
 def _id(network: Network, run: Sequence[int], matrix: str, seen: Container[str]) -> str:
-    """The weight's name without its last word; its operation's where an exporter made that up, or it was `seen`."""
+    """Return a layer id: the name of its weight without `.weight`.
+
+    The operation's name is used instead if the exporter made the weight's name up, or if an earlier layer has the
+    weight.
+    """
     root = network.roots[matrix]
+    # Exporters of PyTorch name unnamed constants `onnx::…` or `val_…`.
     made_up = root.startswith(("onnx::", "val_"))
     if made_up or root in seen:
         reader = next(network.operations[at] for at in run if matrix in network.operations[at].inputs)
@@ -250,7 +255,7 @@ def _id(network: Network, run: Sequence[int], matrix: str, seen: Container[str])
 
 
 def _number_alike(parts: Sequence[_EstimatedLayer]) -> None:
-    """Gives ids that are there already a number."""
+    """Append a number to ids that occurred before."""
     taken: set[str] = set()
     for part in parts:
         name, count = part.id, 1
@@ -261,15 +266,16 @@ def _number_alike(parts: Sequence[_EstimatedLayer]) -> None:
 
 
 def _connect(network: Network, parts: Sequence[_EstimatedLayer]) -> None:
-    """Puts what no weight goes into where it is read first, and notes what layers send each other."""
+    """Assign operations without weights to the first layer that reads them, and record what layers send."""
     home = {at: part for part in parts for at in part.operations}
     maker = {name: at for at, operation in enumerate(network.operations) for name in operation.outputs if name}
     place = {part.id: number for number, part in enumerate(parts)}
     wanted: dict[int, _EstimatedLayer] = {}
+    # Walk backwards, so that all readers of an operation are assigned before the operation itself.
     for at in range(len(network.operations) - 1, -1, -1):
         reader = home.get(at) or wanted.get(at)
         if reader is None:
-            continue  # nothing that is trained reads it
+            continue  # no trained operation reads it
         for name in network.operations[at].inputs:
             if not name or name not in maker:
                 continue
@@ -305,6 +311,7 @@ def _figures(
             done = work(network.operations[at], network.tensors)
             forward_s += max(done.forward_flop / flop_per_s, done.forward_bytes / bytes_per_s)
             backward_s += max(done.backward_flop / flop_per_s, done.backward_bytes / bytes_per_s)
+            # A view and its base share memory, so count a tensor once if both are saved.
             saved |= {base.get(name, name) for name in done.saved}
         found.append(
             _Figures(
@@ -319,7 +326,7 @@ def _figures(
 
 
 def _bases(network: Network) -> dict[str, str]:
-    """For each view, whose memory it shows."""
+    """Return for each view the tensor whose memory it shows."""
     base: dict[str, str] = {}
 
     def look(operation: Operation) -> None:

@@ -1,9 +1,8 @@
-"""What an operation of a network has to do, forward and backward, from the shapes of its tensors.
+"""Arithmetic and memory traffic of a network's operations, forward and backward, from the shapes of their tensors.
 
-Names and meaning of operations are those of ONNX. A matrix product costs two floating-point operations for each value
-of its result and each term of the sum behind it; all others are told by the bytes that they move alone, since devices
-do far more operations in a second than they move values. Nothing is fused: each operation reads what goes in and
-writes what comes out, once.
+Operations have the names and the meaning of ONNX. A matrix multiplication takes two floating-point operations for each
+result value and summand. All other operations count only the bytes that they move, since devices compute much faster
+than they move values. Nothing is fused: each operation reads its inputs and writes its outputs once.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """What goes from operation to operation."""
+    """A value that operations pass on."""
 
     shape: tuple[int, ...]
     width: float
-    """Bytes of a value."""
+    """Bytes of one element."""
     trained: bool = False
-    """Whether it depends on weights, so that a gradient of it is wanted; weights do."""
+    """Whether it depends on weights and therefore needs a gradient. Weights are trained, too."""
     is_weight: bool = False
 
     @property
     def size(self) -> int:
-        """Number of values."""
+        """Number of elements in the tensor."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> float:
-        """Of all of them."""
+        """Size of all elements in bytes."""
         return self.size * self.width
 
 
@@ -45,42 +44,42 @@ class Operation:
     """One node of a network."""
 
     kind: str
-    """Its name in ONNX's operator sets."""
+    """Operator name in ONNX."""
     name: str
     inputs: tuple[str, ...]
-    """Tensors; an empty name where an optional one is left out."""
+    """Names of tensors. An omitted optional input has an empty name."""
     outputs: tuple[str, ...]
     attributes: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """Operations, and tensors by name."""
+    """Operations in execution order, and their tensors by name."""
 
     operations: tuple[Operation, ...]
-    """Without those that make constants of constants, such as a transposed weight."""
+    """Operations without those that only derive constants from constants, such as the transpose of a weight."""
     tensors: Mapping[str, Tensor]
     roots: Mapping[str, str]
-    """For each weight that operations read, the one in the file that it was made of; mostly itself."""
+    """Name in the file for each weight that operations read. It differs for derived weights, such as transposes."""
     dtype: str
-    """What most weights are of."""
+    """Number format of most weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an operation does in each pass."""
+    """Arithmetic and traffic of one operation in each pass."""
 
     forward_flop: float
     forward_bytes: float
     backward_flop: float
     backward_bytes: float
     saved: tuple[str, ...]
-    """Tensors that it keeps from the forward to the backward pass."""
+    """Names of the tensors saved from the forward to the backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product of two tensors; None for one that is made on the way, of what goes in."""
+    """A matrix multiplication. A side is None if the operation computes it internally."""
 
     flop: float
     left: str | None
@@ -88,17 +87,17 @@ class _Product:
 
 
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Expand", "Shape", "Size", "Constant"})
-"""Operations that move nothing."""
+"""Operations that move no data."""
 _ROWS = frozenset({"Gather", "GatherND", "GatherElements", "Slice", "Split"})
-"""They read as much as they write, not all that goes in."""
+"""Operations that read only as much as they write, not their whole input."""
 _LINEAR = frozenset(
     {"Add", "Sub", "Neg", "Sum", "Mean", "Concat", "Transpose", "Pad", "Cast", "AveragePool", "GlobalAveragePool",
      "ReduceSum", "ReduceMean", "Tile", "Resize", "Upsample", "DepthToSpace", "SpaceToDepth", "ScatterND",
      "ScatterElements", "Trilu", "Where"}
 ) | _ROWS | VIEWS  # fmt: skip
-"""Their gradients need no values of the forward pass."""
+"""Operations whose gradients need no values of the forward pass."""
 _BY_RESULT = frozenset({"Relu", "Sigmoid", "Tanh", "Softmax", "LogSoftmax", "Exp", "Sqrt", "Reciprocal", "Dropout"})
-"""Their gradients are told from the result."""
+"""Operations whose gradients need only the result."""
 _BRANCHES = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _UNKNOWN = frozenset(
     {"DeformConv", "DFT", "STFT", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "StringNormalizer",
@@ -107,12 +106,13 @@ _UNKNOWN = frozenset(
 
 
 def work(operation: Operation, tensors: Mapping[str, Tensor]) -> Work:
-    """What `operation` does with tensors of these shapes.
+    """Return the arithmetic and traffic of `operation` for tensors of these shapes.
 
-    Of a product, the gradient of either side is a product of the other side and the gradient of the result, with as
-    many operations: two for one, where both sides have a gradient (docs/profiles.md).
+    The gradient of either side of a matrix multiplication is a multiplication of the other side with the gradient of
+    the result, which has the same number of operations. So the backward pass takes twice the operations of the forward
+    pass if both sides need gradients (docs/profiles.md).
 
-    Raises ProfileError for an operation that this can't be told of.
+    Raises ProfileError for an operation whose work does not follow from shapes.
 
     >>> shapes = {"x": Tensor((8, 64), 4, True), "w": Tensor((64, 16), 4, True, True), "y": Tensor((8, 16), 4, True)}
     >>> done = work(Operation("MatMul", "fc", ("x", "w"), ("y",), {}), shapes)
@@ -135,6 +135,7 @@ def work(operation: Operation, tensors: Mapping[str, Tensor]) -> Work:
         return Work(forward_flop, in_bytes + out_bytes, flop, moved, saved)
     wanted = [name for name in inputs if tensors[name].trained]
     gradients = out_bytes if operation.kind in _ROWS else math.fsum(tensors[name].bytes for name in wanted)
+    # Save what the gradient needs: nothing, the result, or all inputs except scalars.
     if operation.kind in _LINEAR:
         kept: list[str] = []
     elif operation.kind in _BY_RESULT:
@@ -147,7 +148,7 @@ def work(operation: Operation, tensors: Mapping[str, Tensor]) -> Work:
 
 
 def check_kind(operation: Operation) -> None:
-    """Raises ProfileError for an operation whose work depends on values, or is not known."""
+    """Raise ProfileError for an operation whose work depends on values or is not known."""
     where = f"operation `{operation.name or operation.kind}`"
     if operation.kind in _BRANCHES:
         raise ProfileError(
@@ -156,7 +157,7 @@ def check_kind(operation: Operation) -> None:
         )
     if operation.kind in _UNKNOWN:
         raise ProfileError(
-            f"{where} is `{operation.kind}`, whose work can't be told from shapes",
+            f"{where} is `{operation.kind}`, whose work does not follow from shapes",
             "export the model without it, or measure it: `hpgo profile`",
         )
 
@@ -168,7 +169,7 @@ def _products(operation: Operation, tensors: Mapping[str, Tensor]) -> list[_Prod
         return _PRODUCTS[operation.kind](operation, tensors)
     except (KeyError, IndexError, ValueError):
         raise ProfileError(
-            f"operation `{operation.name or operation.kind}` (`{operation.kind}`) lacks an operand, or a size of one",
+            f"operation `{operation.name or operation.kind}` (`{operation.kind}`) lacks an input or its size",
             "export the model again",
         ) from None
 
@@ -176,7 +177,7 @@ def _products(operation: Operation, tensors: Mapping[str, Tensor]) -> list[_Prod
 def _backward(
     products: Sequence[_Product], inputs: Sequence[str], out_bytes: float, tensors: Mapping[str, Tensor]
 ) -> tuple[float, float, tuple[str, ...]]:
-    """Operations, bytes, and saved tensors of gradients of products."""
+    """Return operations, bytes and saved tensors of the gradients of matrix multiplications."""
     flop, moved, saved = 0.0, 0.0, dict[str, None]()
     for product in products:
         for own, other in ((product.left, product.right), (product.right, product.left)):
@@ -185,10 +186,11 @@ def _backward(
             flop += product.flop
             moved += out_bytes + (0.0 if own is None else tensors[own].bytes)
             if other is not None:
+                # Weights stay in memory anyway, so only activations count as saved.
                 moved += tensors[other].bytes
                 saved |= {} if tensors[other].is_weight else {other: None}
     sides = {side for product in products for side in (product.left, product.right)}
-    # Biases and the like, whose gradient is a sum of the result's.
+    # The gradient of a bias is a sum over the gradient of the result, whose read is counted above.
     moved += math.fsum(tensors[name].bytes for name in inputs if name not in sides and tensors[name].trained)
     return flop, moved, tuple(saved)
 
@@ -218,7 +220,8 @@ def _conv_transpose(operation: Operation, tensors: Mapping[str, Tensor]) -> list
 
 def _recurrent(operation: Operation, tensors: Mapping[str, Tensor]) -> list[_Product]:
     data, weights, again = operation.inputs[:3]
-    rows = math.prod(tensors[data].shape[:2])  # steps × samples, in either layout
+    # The layout is steps × samples or samples × steps. Either gives the same number of rows.
+    rows = math.prod(tensors[data].shape[:2])
     return [
         _Product(2 * rows * tensors[weights].size, data, weights),
         _Product(2 * rows * tensors[again].size, None, again),
@@ -231,7 +234,8 @@ def _attention(operation: Operation, tensors: Mapping[str, Tensor]) -> list[_Pro
     if len(operation.inputs) > 4 and (past := operation.inputs[4]):
         length += tensors[past].shape[-2]
     elif operation.attributes.get("is_causal"):
-        # The keys up to a query's own place, but no more than `window`, on average.
+        # A query attends to the keys up to its own position, and to at most `window` of them. Take the average over
+        # queries.
         window = min(int(str(operation.attributes.get("window") or length)), length)
         length = window - window * (window - 1) / (2 * length)
     return [
@@ -246,8 +250,8 @@ def _einsum(operation: Operation, tensors: Mapping[str, Tensor]) -> list[_Produc
     for letters, name in zip(given, operation.inputs, strict=False):
         if "." in letters or len(letters) != len(tensors[name].shape):
             raise ProfileError(
-                f"operation `{operation.name or 'Einsum'}` sums over dimensions that have no letters",
-                "write all of them into its equation, or measure it: `hpgo profile`",
+                f"operation `{operation.name or 'Einsum'}` has dimensions without letters in its equation",
+                "export it with a letter for every dimension, or measure it: `hpgo profile`",
             )
         for letter, size in zip(letters, tensors[name].shape, strict=True):
             sizes[letter] = max(sizes.get(letter, 1), size)

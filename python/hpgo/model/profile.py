@@ -1,6 +1,6 @@
-"""A layer profile: what each layer of a model costs at one or more batch sizes, and which feeds which.
+"""A layer profile: the cost of each layer of a model at one or more batch sizes, and the edges between layers.
 
-Times are seconds, sizes are bytes. The records check themselves: a `Profile` that exists is usable.
+Times are in seconds, sizes in bytes. The records check themselves, so every existing `Profile` is valid.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     import networkx
 
 LARGEST = 1e18
-"""Limit for seconds and bytes: far above any layer, far below where products of them overflow."""
+"""Limit for seconds and bytes: far above any layer, and low enough that multiplying two of them can't overflow."""
 SPLIT_RATIOS = (0.98, 2.0)
-"""Least and most that the two passes of a split backward pass may take together, as a share of `backward_s`.
+"""Minimum and maximum of `input_gradient_s` + `weight_gradient_s` as a multiple of `backward_s`.
 
-Less than 1 is impossible: both do the work of the whole pass. 0.98 allows for rounded numbers, which are raised to 1.
-More than 1 is the cost of splitting: 1.03 to 1.7 in layers of 76 ms to 20 us on a CPU. Beyond 2 the passes and
+Less than 1 is impossible: both passes do the work of the whole pass. 0.98 allows for rounded numbers, which are raised
+to 1. More than 1 is the cost of splitting: 1.03 to 1.7 in layers of 76 ms to 20 us on a CPU. Beyond 2, the passes and
 `backward_s` were not measured together. With a limit of 4, such errors are taken for that cost; with 1.5, the cost of
 layers of a few microseconds is lost.
 """
 _ROUNDED = 1 + 1e-12
-"""Factor by which rounding may move the sum of two passes."""
+"""Factor by which rounding may change the sum of the two passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer. The tuples have one entry for each of `Profile.batch_sizes`, for that whole batch.
 
-    Raises ProfileError for a number that is not finite, negative, or above 1e18, for tuples of unequal length, and for
-    a split backward pass that takes no time where the whole one takes some, or the reverse.
+    Raises ProfileError for a number that is negative, not finite or above 1e18, and for tuples of unequal length. Also
+    raises it if either the split or the whole backward pass takes no time, but the other does.
 
     >>> Layer("fc1", "Linear", forward_s=(0.002,), backward_s=(0.004,), activation_bytes=(4e6,), parameter_bytes=-1)
     Traceback (most recent call last):
@@ -48,26 +48,31 @@ class Layer:
     """
 
     id: str
-    """Unique in its profile; edges name it."""
+    """Id, unique in the profile, by which edges refer to the layer."""
     name: str
-    """What people call it; need not be unique."""
+    """Name for people, which need not be unique."""
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     activation_bytes: tuple[float, ...]
-    """Output that crosses a cut behind this layer."""
+    """Size of the output in bytes, which crosses a cut after this layer."""
     parameter_bytes: float
     saved_bytes: tuple[float, ...] | None = None
-    """Kept from forward to backward; None means the output."""
+    """Bytes saved from the forward to the backward pass. None means the size of the output."""
     stage: int | None = None
-    """Stage that the file assigns (PipeDream's `stage_id`); planning ignores it."""
+    """Stage that the file assigns (PipeDream's `stage_id`). The planner ignores it."""
     input_gradient_s: tuple[float, ...] | None = None
-    """The backward pass's half for gradients of inputs, alone; given if and only if `weight_gradient_s` is. Schedules
-    that split backward passes take both instead of `backward_s`, of which None is half each."""
+    """Time of the input-gradient pass in seconds, given if and only if `weight_gradient_s` is.
+
+    Schedules that split backward passes use both instead of `backward_s`. None means half of `backward_s` each.
+    """
     weight_gradient_s: tuple[float, ...] | None = None
-    """The half for gradients of weights. Both together may take more than `backward_s`, since splitting has a cost.
-    Plans rescale both to `backward_s` where their sum is outside `SPLIT_RATIOS`; see `with_consistent_split`."""
+    """Time of the weight-gradient pass in seconds.
+
+    Both passes together may exceed `backward_s`, since splitting has a cost. The planner scales both so that their sum
+    is `backward_s` if it is outside `SPLIT_RATIOS`; see `with_consistent_split`.
+    """
     spread: float | None = None
-    """By what share of their median its measured times differ: the middle half of them. Prices don't heed it."""
+    """Interquartile range of the layer's measured times divided by their median. It does not affect costs."""
 
     def __post_init__(self) -> None:
         for field in ("id", "name"):
@@ -76,7 +81,9 @@ class Layer:
             raise ProfileError(f"layer `{self.name}` has an empty id", "edges name layers by their id")
         if (self.input_gradient_s is None) != (self.weight_gradient_s is None):
             lacking = "input_gradient_s" if self.input_gradient_s is None else "weight_gradient_s"
-            raise ProfileError(f"layer `{self.id}` has no {lacking}", "give both halves of the backward, or neither")
+            raise ProfileError(
+                f"layer `{self.id}` has no {lacking}", "give both passes of the split backward pass, or neither"
+            )
         optional = ("saved_bytes", "input_gradient_s", "weight_gradient_s")
         given = [field for field in optional if getattr(self, field) is not None]
         for field in ("forward_s", "backward_s", "activation_bytes", *given):
@@ -92,6 +99,7 @@ class Layer:
                     "one number for each batch size of the profile",
                 )
             object.__setattr__(self, field, tuple(self._number(field, value) for value in values))
+        # If one of the two is 0, no factor can rescale the passes to `backward_s`.
         for split_s, whole_s in zip(self._split_s, self.backward_s, strict=False):
             if (split_s > 0) != (whole_s > 0):
                 raise ProfileError(
@@ -115,7 +123,7 @@ class Layer:
 
     @property
     def split_ratios(self) -> tuple[float, ...]:
-        """Time of the split backward pass divided by `backward_s`, for each batch size; 1 where there is neither.
+        """Ratio of the split backward pass's time to `backward_s`, for each batch size; 1 if it is 0 or not split.
 
         >>> Layer("fc", "Linear", (1,), (4,), (8,), 4, input_gradient_s=(1,), weight_gradient_s=(2,)).split_ratios
         (0.75,)
@@ -125,15 +133,15 @@ class Layer:
 
     @property
     def has_wrong_split(self) -> bool:
-        """Whether a split backward pass takes less or more, together, than `SPLIT_RATIOS` of the whole pass."""
+        """Whether the ratio of split to whole backward pass is outside `SPLIT_RATIOS` at any batch size."""
         least, most = SPLIT_RATIOS
         return any(not least <= ratio <= most * _ROUNDED for ratio in self.split_ratios)
 
     def with_consistent_split(self) -> Layer:
-        """Return the layer with `input_gradient_s` and `weight_gradient_s` that `backward_s` allows.
+        """Return the layer with `input_gradient_s` and `weight_gradient_s` that are consistent with `backward_s`.
 
-        Where their sum is less than `backward_s`, or more than twice as much, both are multiplied by one factor that
-        makes the sum `backward_s`.
+        If their sum is below `backward_s` or above twice `backward_s`, both are multiplied by the factor that makes the
+        sum equal to `backward_s`.
 
         >>> layer = Layer("fc", "Linear", (1,), (4,), (8,), 4, input_gradient_s=(1,), weight_gradient_s=(1,))
         >>> layer.with_consistent_split().input_gradient_s
@@ -143,6 +151,7 @@ class Layer:
         if inputs is None or weights is None or all(map(_is_consistent, self.split_ratios)):
             return self
         pairs = []
+        # The second pass is the difference to `backward_s`, so that the sum is exact.
         for one_s, other_s, whole_s, ratio in zip(inputs, weights, self.backward_s, self.split_ratios, strict=True):
             first_s = one_s if _is_consistent(ratio) else one_s / (one_s + other_s) * whole_s
             pairs.append((first_s, other_s if _is_consistent(ratio) else whole_s - first_s))
@@ -153,7 +162,7 @@ class Layer:
         )
 
     def _number(self, field: str, value: object) -> float:
-        """`value`, checked; one of Python's own, so that files and reports need to know no others."""
+        """Return `value` as a checked Python number, so that files and reports handle no other number types."""
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ProfileError(f"layer `{self.id}`: {field} must be a number, got {safe_repr(value)}")
         if not 0 <= as_float(value) <= LARGEST:  # NaN fails every comparison
@@ -166,29 +175,36 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class SharedWeight:
-    """A weight that several layers share: a tie.
+    """A weight that several layers share (a tied weight).
 
-    Raises ProfileError for fewer than two layers, one that is named twice, and a size that is no number from 0 to 1e18.
+    Raises ProfileError for fewer than two layers, for a layer named twice, and for a size that is not a number from 0
+    to 1e18.
 
     >>> SharedWeight(("embedding",), 4e6)
     Traceback (most recent call last):
-    hpgo.errors.ProfileError: a tie of `embedding` joins no two layers
+    hpgo.errors.ProfileError: the weight tied over `embedding` needs two different layers
     """
 
     layers: tuple[str, ...]
-    """Ids of those that have it. The first counts it in its `parameter_bytes`, and the others don't."""
+    """Ids of the layers that share the weight. Only the first counts it in its `parameter_bytes`."""
     parameter_bytes: float
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, tuple) or not all(isinstance(layer, str) for layer in self.layers):
-            raise ProfileError(f"a tie's layers are {safe_repr(self.layers)}", "give a tuple of layer ids")
+            raise ProfileError(f"layers of a tied weight are {safe_repr(self.layers)}", "give a tuple of layer ids")
         for layer in self.layers:
-            check_text("a tie's layer", layer, ProfileError)
+            check_text("a layer of a tied weight", layer, ProfileError)
         if len(set(self.layers)) < max(2, len(self.layers)):
             named = ", ".join(f"`{shorten(layer)}`" for layer in self.layers[:3]) or "no layer"
-            raise ProfileError(f"a tie of {named} joins no two layers", "name two or more, each once", code="duplicate")
+            raise ProfileError(
+                f"the weight tied over {named} needs two different layers",
+                "name two or more, each once",
+                code="duplicate",
+            )
         size = self.parameter_bytes
-        size = number(f"the parameter_bytes of a tie of `{self.layers[0]}`", size, most=LARGEST, error=ProfileError)
+        size = number(
+            f"the parameter_bytes of the tied weight of `{self.layers[0]}`", size, most=LARGEST, error=ProfileError
+        )
         object.__setattr__(self, "parameter_bytes", size)
 
 
@@ -196,32 +212,36 @@ class SharedWeight:
 class Profile:
     """A directed acyclic graph of layers, in the order of the file.
 
-    Raises ProfileError for: no layer, no or unsorted batch sizes, a layer with another number of measurements, an id
-    given twice, an edge given twice or to an unknown layer, and a cycle, which the message names.
+    Raises ProfileError if there is no layer, if batch sizes are missing or not ascending, if a layer has another number
+    of measurements, if an id or an edge occurs twice, if an edge names an unknown layer, and for a cycle, which the
+    message names.
     """
 
     name: str
     batch_sizes: tuple[int, ...]
-    """Samples in a batch, ascending, for each measurement."""
+    """Samples in the batch of each measurement, in ascending order."""
     layers: tuple[Layer, ...]
     edges: tuple[tuple[str, str], ...]
-    """`(from, to)` layer ids."""
+    """Pairs of layer ids: the sender, and the receiver of its output."""
     source: str = ""
-    """Where the numbers come from."""
+    """Origin of the numbers."""
     gpus_per_device: int = 1
-    """How many GPUs shared each layer when it was measured, by tensor parallelism say; plans take them for one."""
+    """Number of GPUs that shared each layer in the measurement, such as a tensor-parallel group.
+
+    Plans treat such a group as one device.
+    """
     ties: tuple[SharedWeight, ...] = ()
-    """Weights that layers share."""
+    """Weights that several layers share."""
     device: str = ""
-    """What layers were measured on: the name of a GPU or of a processor. Prices don't heed this, nor what follows."""
+    """Name of the GPU or processor of the measurement. This field and those below do not affect costs."""
     machine: str = ""
-    """The host's name."""
+    """Host name of the measurement."""
     dtype: str = ""
-    """Of weights, and of what is computed in where that differs: `float32`, or `float32, autocast to bfloat16`."""
+    """Number format of weights, and of computation if it differs: `float32`, or `float32, autocast to bfloat16`."""
     date: str = ""
-    """Of the measurement, as `2026-05-03`."""
+    """Date of the measurement as `2026-05-03`."""
     versions: tuple[tuple[str, str], ...] = ()
-    """Of what it was measured with: `(("torch", "2.15.0"),)`."""
+    """Names and versions of the software of the measurement: `(("torch", "2.15.0"),)`."""
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -276,26 +296,27 @@ class Profile:
         for layer in self.layers:
             if not isinstance(layer, Layer):
                 raise ProfileError(
-                    f"profile `{self.name}`: {safe_repr(layer)} is no layer", "give `hpgo.Layer` records"
+                    f"profile `{self.name}`: {safe_repr(layer)} is not a layer", "give `hpgo.Layer` records"
                 )
         for tie in self.ties:
             if not isinstance(tie, SharedWeight):
                 raise ProfileError(
-                    f"profile `{self.name}`: {safe_repr(tie)} is no tie", "give `hpgo.SharedWeight` records"
+                    f"profile `{self.name}`: {safe_repr(tie)} is not a tied weight", "give `hpgo.SharedWeight` records"
                 )
         for edge in self.edges:
             if not (isinstance(edge, tuple) and len(edge) == 2 and all(isinstance(end, str) for end in edge)):
                 raise ProfileError(
-                    f"profile `{self.name}`: {safe_repr(edge)} is no edge", "an edge is a tuple of two layer ids"
+                    f"profile `{self.name}`: {safe_repr(edge)} is not an edge", "an edge is a tuple of two layer ids"
                 )
 
     def _check_ties(self) -> None:
+        # A layer may own several tied weights, and their sum must not exceed its own bytes.
         left_bytes = {layer.id: layer.parameter_bytes for layer in self.layers}
         for tie in self.ties:
             for layer_id in tie.layers:
                 if layer_id not in left_bytes:
                     raise ProfileError(
-                        f"a tie names `{layer_id}`: there is no such layer",
+                        f"a tied weight names `{layer_id}`, but there is no such layer",
                         did_you_mean(layer_id, left_bytes),
                         code="unknown_name",
                     )
@@ -303,8 +324,8 @@ class Profile:
             left_bytes[first] -= tie.parameter_bytes
             if left_bytes[first] < 0:
                 raise ProfileError(
-                    f"layer `{first}` shares more bytes than the parameter_bytes that it has",
-                    "the first layer of a tie counts the weight in its parameter_bytes",
+                    f"layer `{first}` shares more bytes than its parameter_bytes",
+                    "add the tied weight to the parameter_bytes of the first layer that shares it",
                 )
 
     def _check_circumstances(self) -> None:
@@ -313,6 +334,7 @@ class Profile:
                 day = date.fromisoformat(self.date)
             except ValueError:
                 day = None
+            # `fromisoformat` also accepts forms such as 20260503. Only one form is stored.
             if day is None or day.isoformat() != self.date:
                 raise ProfileError(f"profile `{self.name}`: date is {safe_repr(self.date)}", "write it as 2026-05-03")
         if not isinstance(self.versions, tuple) or not all(
@@ -344,9 +366,9 @@ class Profile:
         names: Iterable[str] | None = None,
         source: str = "",
     ) -> Profile:
-        """Layers that feed each other in order: one entry of each column for each layer.
+        """Return a profile of layers that feed each other in order. Each column has one entry per layer.
 
-        Ids and, unless given, names are `layer0`, `layer1`, …
+        Ids are `layer0`, `layer1`, …, and so are names unless given.
 
         Raises ProfileError if the columns differ in length.
 
@@ -387,9 +409,10 @@ class Profile:
         return cls(name, (batch_size,), tuple(layers), tuple(pairwise(ids)), source)
 
     def to_frame(self) -> Any:
-        """A row a layer and batch size, as a frame of polars or pandas.
+        """Return a frame of polars or pandas with a row for each layer and batch size.
 
-        Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
+        The library is the one that is already imported, or else one that is installed. Raises HpgoError if there is
+        neither.
         """
         return present("frame", self)
 
@@ -406,33 +429,32 @@ class Profile:
 
     @property
     def parameter_bytes(self) -> float:
-        """Weights of the whole model; those that layers share count once."""
+        """Bytes of all weights. A weight that layers share counts once."""
         return sum(layer.parameter_bytes for layer in self.layers)
 
     @property
     def spread(self) -> float | None:
-        """By what share of their median measured times differ, on the average over the time that layers take.
-
-        None where no layer tells.
+        """Average of the layers' `spread`, weighted by their times at the largest batch size. None: no layer has one.
 
         >>> toy = Profile.chain(
         ...     "toy", batch_size=1, forward_s=[1], backward_s=[2], activation_bytes=[8], parameter_bytes=[4])
         >>> toy.spread, replace(toy, layers=(replace(toy.layers[0], spread=0.03),)).spread
         (None, 0.03)
         """
-        told = [
+        measured = [
             (layer.spread, layer.forward_s[-1] + layer.backward_s[-1])
             for layer in self.layers
             if layer.spread is not None
         ]
-        whole_s = sum(seconds for _, seconds in told)
-        return sum(spread * (seconds / whole_s) for spread, seconds in told) if whole_s else None
+        whole_s = sum(seconds for _, seconds in measured)
+        return sum(spread * (seconds / whole_s) for spread, seconds in measured) if whole_s else None
 
     @property
     def loading(self) -> tuple[Layer, ...]:
-        """Layers that load data and compute nothing: no inputs, no backward time, no weights, a name in `Input…`.
+        """Layers that load data and compute nothing: no inputs, no backward time, no weights, and a name in `Input…`.
 
-        Profilers time them like layers, but loaders work ahead: PipeDream's optimizer and HPGO leave them out too.
+        Profilers time them like layers, but data loaders work ahead. PipeDream's optimizer and HPGO leave them out,
+        too.
         """
         fed = {to for _, to in self.edges}
         return tuple(
@@ -445,7 +467,7 @@ class Profile:
         )
 
     def without_loading(self) -> Profile:
-        """The same profile, but `loading` layers take no time.
+        """Return the profile with zero times for all `loading` layers.
 
         >>> toy = Profile.chain(
         ...     "toy", batch_size=1, forward_s=[5, 1], backward_s=[0, 2], activation_bytes=[8, 8],
@@ -461,12 +483,12 @@ class Profile:
         return replace(self, layers=tuple(layers)) if loading else self
 
     def with_consistent_split(self) -> Profile:
-        """Return the profile with layers as `Layer.with_consistent_split` makes them; planning reads no other."""
+        """Return the profile with `Layer.with_consistent_split` applied to all layers. Plans use only such profiles."""
         layers = tuple(layer.with_consistent_split() for layer in self.layers)
         return self if layers == self.layers else replace(self, layers=layers)
 
     def without_ties(self) -> Profile:
-        """The same profile, but each layer counts the weights that it shares among its own.
+        """Return the profile without tied weights: each layer counts the weights that it shares as its own.
 
         >>> toy = Profile.chain(
         ...     "toy", batch_size=1, forward_s=[1, 1], backward_s=[2, 2], activation_bytes=[8, 8],
@@ -485,7 +507,7 @@ class Profile:
         return replace(self, layers=layers, ties=())
 
     def networkx(self) -> networkx.DiGraph[str]:
-        """The graph for networkx: layer ids as nodes, each with its `Layer` as attribute `layer`.
+        """Return the graph for networkx. Nodes are layer ids, with the `Layer` as attribute `layer`.
 
         >>> toy = Profile.chain(
         ...     "toy", batch_size=1, forward_s=[1], backward_s=[2], activation_bytes=[8], parameter_bytes=[4])
@@ -501,7 +523,7 @@ class Profile:
 
 
 def _is_consistent(ratio: float) -> bool:
-    """Whether a split backward pass of `ratio` times the whole one is possible, but for rounding."""
+    """Return whether a split backward pass of `ratio` times the whole pass is possible, up to rounding."""
     return 1 <= ratio * _ROUNDED <= SPLIT_RATIOS[1] * _ROUNDED**2
 
 
@@ -513,18 +535,21 @@ def _column(what: str, values: Any) -> list[Any]:
 
 def _batch_sizes(name: str, given: tuple[object, ...]) -> tuple[int, ...]:
     if not given:
-        raise ProfileError(f"profile `{name}` has no batch size", "say for how many samples it was measured")
+        raise ProfileError(f"profile `{name}` has no batch size", "give the number of samples in each measured batch")
     sizes = [
         check_int(f"profile `{name}`: batch size", value, error=ProfileError, hint="count samples") for value in given
     ]
     for smaller, larger in pairwise(sizes):
         if smaller >= larger:
-            raise ProfileError(f"profile `{name}`: batch size {larger} stands behind {smaller}", "sort them, each once")
+            raise ProfileError(
+                f"profile `{name}`: batch size {larger} comes after {smaller}",
+                "sort batch sizes in ascending order, each once",
+            )
     return tuple(sizes)
 
 
 def _cycle(ids: Iterable[str], edges: Iterable[tuple[str, str]]) -> list[str]:
-    """Layers of one cycle, the first again at the end; empty if there is none."""
+    """Return the layers of one cycle, with the first repeated at the end; empty if there is none."""
     after: dict[str, list[str]] = {layer_id: [] for layer_id in ids}
     waiting = dict.fromkeys(after, 0)
     for start, end in edges:
@@ -540,7 +565,8 @@ def _cycle(ids: Iterable[str], edges: Iterable[tuple[str, str]]) -> list[str]:
                 ready.append(end)
     if not waiting:
         return []
-    # Everything left waits for something left: walking back against the edges must come round.
+    # Each layer that is left has a predecessor that is left. So a walk against the edges must return to a visited
+    # layer.
     before = {end: start for start, end in edges if start in waiting and end in waiting}
     walked: dict[str, None] = {}
     at = min(waiting)

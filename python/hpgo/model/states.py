@@ -1,7 +1,7 @@
-"""Where a model may be cut, what lies before each cut, and what crosses it.
+"""Cut points of a model: the layers before each cut, and the data that crosses it.
 
-A cut puts some layers before it and the rest behind it, and no edge leads back: the layers before it are a *down-set*
-of the graph, as in PipeDream's antichain states. A stage is the difference of two nested states.
+No edge leads from a layer after a cut to a layer before it. So the layers before a cut are a *down-set* of the graph,
+as in PipeDream's antichain states. A stage is the difference of two nested states.
 """
 
 from __future__ import annotations
@@ -31,25 +31,27 @@ class State:
     parameter_bytes: float
     saved_bytes: tuple[float, ...]
     boundary_bytes: tuple[float, ...]
-    """Outputs that layers behind the cut read; 0 where nothing is behind it."""
+    """Size of the outputs that layers after the cut read; 0 at the end of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """The cut points of a profile: from no layer to all of them, each after its subsets."""
+    """The cut points of a profile, from no layer to all layers. Each state comes after its subsets."""
 
     states: tuple[State, ...]
     one_order: str | None
-    """Why these are the prefixes of one order of the layers; None if they are all cut points."""
+    """Reason why the states are the prefixes of a single layer order. None: the states are all cut points."""
 
     @property
     def exact(self) -> bool:
-        """Whether every useful cut is among the states."""
+        """Whether the states include every useful cut."""
         return self.one_order is None
 
 
 def given_cuts(profile: Profile, cuts: Iterable[Collection[str]]) -> States:
-    """The cut points with these layers before them, each a superset of the last, and both ends: before and behind all.
+    """Return the states for given cuts: the ids of the layers before each cut, each a superset of the previous one.
+
+    The states of no layer and of all layers are added at the ends.
 
     >>> from hpgo.model.profile import Profile
     >>> toy = Profile.chain("toy", batch_size=1, forward_s=[0.1, 0.2, 0.3], backward_s=[0.2, 0.4, 0.6],
@@ -63,6 +65,7 @@ def given_cuts(profile: Profile, cuts: Iterable[Collection[str]]) -> States:
     for cut in [(), *cuts, tuple(index_of)]:
         layers = tuple(index_of[layer] for layer in cut)
         inside, held = set(cut), [profile.layers[index] for index in layers]
+        # A layer with several readers after the cut sends its output once.
         senders = {start for start, end in profile.edges if start in inside and end not in inside}
         sent = [layer for layer in held if layer.id in senders]
         states.append(
@@ -85,12 +88,12 @@ def given_cuts(profile: Profile, cuts: Iterable[Collection[str]]) -> States:
 
 
 def cut_points(profile: Profile, *, bound: int = 10_000) -> States:
-    """All cut points of `profile`, or those of one good order of its layers if they are more than `bound`.
+    """Return all cut points of `profile`, or the prefixes of one good layer order if there are more than `bound`.
 
-    Layers without time and parameters follow a neighbour where no cut becomes dearer by that. A search for plans heeds
-    what they save, too, and takes some cuts only of long chains: docs/states.md.
+    Layers without time and parameters are merged with a neighbor where that increases the cost of no cut. The planner
+    also considers the activations that they save, and takes only some cuts of long chains: see docs/states.md.
 
-    Raises ArgumentError if `bound` is below two.
+    Raises ArgumentError if `bound` is below 2.
 
     >>> from hpgo.model.profile import Profile
     >>> toy = Profile.chain("toy", batch_size=1, forward_s=[0.1, 0.2], backward_s=[0.2, 0.4],
@@ -99,8 +102,8 @@ def cut_points(profile: Profile, *, bound: int = 10_000) -> States:
     [((), (0.0,)), ((0,), (4000000.0,)), ((0, 1), (0.0,))]
     """
     if not isinstance(profile, Profile):
-        raise ArgumentError(f"profile is {safe_repr(profile)}", "make one, with `hpgo.read_profile` say")
-    most = check_int("bound", bound, least=2, hint="there are at least two cuts: before and behind everything")
+        raise ArgumentError(f"profile is {safe_repr(profile)}", "create one, for example with `hpgo.read_profile`")
+    most = check_int("bound", bound, least=2, hint="every model has two cuts: before and after all layers")
     one_order, rows = _core.states(profile, most)
     states = []
     for layers, totals in rows:

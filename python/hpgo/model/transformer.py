@@ -1,7 +1,8 @@
-"""A transformer by its shape alone: what a configuration says before anybody has measured anything.
+"""Shape of a transformer, as its configuration states it, without any measurement.
 
-Decoders that predict the next token: attention with heads that may share keys and values, or with latent ones, and a
-feed-forward network a layer, dense or of experts. `b` tokens of width `hidden` go through every layer.
+Transformers are decoders that predict the next token. Each layer has attention and a feed-forward network. Heads may
+share keys and values, or compute them from a latent vector. The feed-forward network is dense or has experts. All
+tokens have the width `hidden` between layers.
 """
 
 from __future__ import annotations
@@ -20,54 +21,55 @@ if TYPE_CHECKING:
     import os
 
 MOST_LAYERS = 10_000
-"""Of a transformer; each becomes a row of numbers."""
+"""Maximum number of layers of a transformer. Each layer becomes a row of numbers."""
 AttentionBias = Literal["none", "qkv", "all"]
 
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Attention whose keys and values are made from a narrow vector a token (DeepSeek-V2, arXiv 2405.04434, 2.1).
+    """Multi-head latent attention: keys and values come from one narrow vector per token.
 
-    A head's queries and keys are `Transformer.head_dim` wide, of which the last `rope_dim` carry the position; that
-    part of the keys is one for all heads, and comes straight from the layer's input.
+    See DeepSeek-V2, arXiv 2405.04434, 2.1. Queries and keys of a head have the width `Transformer.head_dim`. Their last
+    `rope_dim` dimensions carry the position. This part of the keys is shared by all heads and is computed directly from
+    the layer's input.
 
     >>> Latent(kv_rank=512, rope_dim=64, value_dim=128, q_rank=1536).kv_rank
     512
     """
 
     kv_rank: int
-    """Width of the vector that keys and values are made from."""
+    """Width of the latent vector of keys and values."""
     rope_dim: int
     value_dim: int
     """Width of a head's values."""
     q_rank: int | None = None
-    """Width of the vector that queries are made from; None if they come from the layer's input."""
+    """Width of the latent vector of queries. None: queries are computed from the layer's input."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 class Kind(NamedTuple):
-    """What sets layers of one transformer apart."""
+    """Properties in which layers of one transformer differ."""
 
     experts: bool = False
-    """Whether it holds experts in place of a dense feed-forward network."""
+    """Whether the layer has experts instead of a dense feed-forward network."""
     window: int = 0
-    """Tokens that it looks back at; 0 is the whole sequence."""
+    """Number of tokens in the attention window; 0 means the whole sequence."""
     further: bool = False
-    """Whether it stands behind all others and predicts a token beyond the next."""
+    """Whether this is a multi-token prediction layer, which follows all others and predicts a token after the next."""
 
 
 PLAIN = Kind()
-"""A dense layer that looks back at the whole sequence."""
+"""A dense layer with attention over the whole sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """A decoder of equal layers, but for which of them hold experts, and which look back at a window alone.
+    """A decoder of equal layers, except that only some may have experts, and only some a sliding window.
 
-    Raises ArgumentError for shapes that make no model: heads that don't part into groups with keys and values of their
-    own, experts without a width, more experts for a token than there are.
+    Raises ArgumentError for inconsistent shapes: heads that can't be grouped evenly by their keys and values, experts
+    without a width, or more experts per token than experts.
 
     >>> tiny = Transformer(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=256, vocab=1000)
     >>> tiny.parameters, tiny.parameters == sum(tiny.parameters_by_part().values())
@@ -80,54 +82,62 @@ class Transformer:
     """Width of a token between layers."""
     heads: int
     kv_heads: int
-    """Heads with keys and values of their own; `heads / kv_heads` heads share one."""
+    """Number of heads with separate keys and values; `heads / kv_heads` query heads share one."""
     head_dim: int
     """Width of a head's queries and keys."""
     ffn: int
-    """Inner width of a dense feed-forward network; 0 if all layers hold experts."""
+    """Inner width of a dense feed-forward network; 0 if all layers have experts."""
     gated: bool = True
-    """Whether it has a third matrix whose output weighs the first's (Shazeer, arXiv 2002.05202)."""
+    """Whether the feed-forward network has a third matrix whose output multiplies that of the first.
+
+    See Shazeer, arXiv 2002.05202.
+    """
     vocab: int
     tied: bool = False
-    """Whether the head has the embedding's matrix."""
+    """Whether the LM head shares the embedding's matrix."""
     experts: int = 0
-    """In each layer that holds experts; 0 if none does."""
+    """Number of experts in each layer that has experts; 0 if none has."""
     experts_per_token: int = 0
     expert_ffn: int = 0
     """Inner width of one expert."""
     shared_ffn: int = 0
-    """Inner width of the experts that every token goes through, all together."""
+    """Inner width of the shared experts, which process every token, all together."""
     shared_gate: bool = False
-    """Whether a number from each token weighs what shared experts give."""
+    """Whether a gate computed from each token scales the output of the shared experts."""
     expert_groups: int = 1
-    """Groups of as many experts each, of which a token goes to those of `groups_per_token` (DeepSeek-V2, 2.2.2)."""
+    """Number of equal groups of experts. A token goes to the experts of `groups_per_token` groups.
+
+    See DeepSeek-V2, 2.2.2.
+    """
     groups_per_token: int = 1
     dense_layers: tuple[int, ...] = ()
-    """Layers without experts, counted from 0, of a model that has some."""
+    """Indices of the layers without experts, counted from 0, in a model with experts."""
     latent: Latent | None = None
     attention_bias: AttentionBias = "none"
-    """Which matrices of attention add a vector: none, those to queries, keys and values, or the last one, too."""
+    """Matrices of attention that have biases: none, the matrices of queries, keys and values, or also the output's."""
     ffn_bias: bool = False
-    """Whether the matrices of feed-forward networks do."""
+    """Whether the matrices of feed-forward networks have biases."""
     centred_norms: bool = False
-    """Whether norms subtract the mean and add a vector (LayerNorm), or only scale (RMSNorm)."""
+    """Whether norms subtract the mean and have biases (LayerNorm), or only scale (RMSNorm)."""
     norms_per_layer: int = 2
     head_norms: bool = False
-    """Whether queries and keys of each head are normalised, by weights that the heads share."""
+    """Whether queries and keys of each head are normalized, with weights that the heads share."""
     positions: int = 0
-    """Learned vectors for places in the sequence; 0 where positions turn queries and keys."""
+    """Number of learned position embeddings; 0 if positions rotate queries and keys."""
     window: int = 0
-    """Tokens that a layer with a window looks back at."""
+    """Number of tokens in the attention window of layers with a window."""
     window_layers: tuple[int, ...] = ()
-    """Layers with a window, counted from 0; all others look back at the whole sequence."""
+    """Indices of the layers with a window, counted from 0. All others attend to the whole sequence."""
     further_tokens: int = 0
-    """Tokens beyond the next that training predicts, too, each by a layer more: like the last one, and from its result
-    and the embedding of the token before (DeepSeek-V3, arXiv 2412.19437, 2.2). `parameters` leave them out, as
-    published counts do."""
+    """Number of multi-token prediction layers, each of which predicts one token beyond the next.
+
+    Each has the kind of the last layer. Its input is the result of the layer before and the embedding of the token
+    before (DeepSeek-V3, arXiv 2412.19437, 2.2). `parameters` leave them out, as published counts do.
+    """
     longest: int = 0
-    """Tokens of the longest sequence that it is made for; 0 if nobody says."""
+    """Maximum sequence length in tokens of the model; 0 if it is not stated."""
     arithmetic: Arithmetic | None = None
-    """Values that change results, but not costs; None if they are not stated."""
+    """Values that change results, but not costs. None: they are not stated."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -137,8 +147,8 @@ class Transformer:
         check_int(f"transformer `{self.name}`: layers", self.layers, most=MOST_LAYERS)
         if self.heads % self.kv_heads:
             raise ArgumentError(
-                f"transformer `{self.name}` has {pluralize(self.heads, 'head')}, which don't part evenly into"
-                f" {self.kv_heads} with keys and values of their own",
+                f"transformer `{self.name}` has {pluralize(self.heads, 'head')}, which can't be divided evenly among"
+                f" {pluralize(self.kv_heads, 'head')} of keys and values",
                 f"set `kv_heads` to {max(d for d in divisors(self.heads) if d <= self.kv_heads)}",
             )
         for field in ("dense_layers", "window_layers"):
@@ -149,8 +159,8 @@ class Transformer:
                 )
         if self.experts and not (self.expert_ffn and 0 < self.experts_per_token <= self.experts):
             raise ArgumentError(
-                f"transformer `{self.name}` has {pluralize(self.experts, 'expert')} of width {self.expert_ffn}, and a"
-                f" token goes to {self.experts_per_token}",
+                f"transformer `{self.name}` has {pluralize(self.experts, 'expert')} of width {self.expert_ffn}, but a"
+                f" token goes to {self.experts_per_token} of them",
                 f"set `experts_per_token` to a whole number from 1 to {self.experts}"
                 if self.expert_ffn
                 else f"set `expert_ffn`, the width of each, such as {self.hidden}",
@@ -158,20 +168,20 @@ class Transformer:
         grouped = 0 < self.groups_per_token <= self.expert_groups and self.experts % self.expert_groups == 0
         if self.experts and not grouped:
             raise ArgumentError(
-                f"transformer `{self.name}` has {pluralize(self.experts, 'expert')} in {self.expert_groups} groups, and"
+                f"transformer `{self.name}` has {pluralize(self.experts, 'expert')} in {self.expert_groups} groups, but"
                 f" a token goes to {self.groups_per_token} of them",
                 f"set `expert_groups` to {min(divisors(self.experts), key=lambda d: abs(d - self.expert_groups))}"
                 if self.experts % self.expert_groups
                 else f"set `groups_per_token` to a whole number from 1 to {self.expert_groups}",
             )
-        told = self.experts_per_token or self.expert_ffn or self.shared_ffn or self.dense_layers
-        if not self.experts and (told or self.expert_groups != 1):
+        described = self.experts_per_token or self.expert_ffn or self.shared_ffn or self.dense_layers
+        if not self.experts and (described or self.expert_groups != 1):
             raise ArgumentError(
-                f"transformer `{self.name}` has no experts, but says what they are like", "set `experts`"
+                f"transformer `{self.name}` has no experts, but sizes of experts are given", "set `experts`"
             )
         if not self.ffn and len(self.dense_layers if self.experts else range(self.layers)):
             raise ArgumentError(
-                f"transformer `{self.name}` has layers without experts, and `ffn` is 0",
+                f"transformer `{self.name}` has layers without experts, but `ffn` is 0",
                 f"set `ffn`, such as {4 * self.hidden}",
             )
         rotated = self.head_dim if self.latent is None else self.latent.rope_dim
@@ -188,14 +198,14 @@ class Transformer:
             )
 
     def holds_experts(self, layer: int) -> bool:
-        """Whether a layer, counted from 0, does. Raises ArgumentError if there is no such layer."""
+        """Return whether a layer, counted from 0, has experts. Raise ArgumentError if there is no such layer."""
         layer = check_int(f"the layer of transformer `{self.name}`", layer, least=0, most=self.layers - 1)
         return bool(self.experts) and layer not in self.dense_layers
 
     def kind(self, layer: int) -> Kind:
-        """What a layer, counted from 0, is. Raises ArgumentError if there is no such layer.
+        """Return the kind of a layer, counted from 0. Raise ArgumentError if there is no such layer.
 
-        Those that predict further tokens are told by `further_kind`.
+        See `further_kind` for multi-token prediction layers.
 
         >>> Transformer(
         ...     layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, ffn=16, vocab=10, window=4, window_layers=(1,)
@@ -206,14 +216,14 @@ class Transformer:
 
     @property
     def further_kind(self) -> Kind:
-        """What the layers are that predict further tokens."""
+        """Kind of the multi-token prediction layers."""
         return self.kind(self.layers - 1)._replace(further=True)
 
     @classmethod
     def read(cls, source: str | os.PathLike[str]) -> Transformer:
-        """The transformer in a Hugging Face `config.json`, a folder with one, or a file of hpgo's own keys.
+        """Read a Hugging Face `config.json`, a folder with one, or a file with hpgo's own keys.
 
-        Raises ProfileError naming the file and the key that is missing, wrong or not known (docs/profiles.md).
+        Raises ProfileError naming the file and the key that is missing, wrong or unknown (docs/profiles.md).
         """
         from hpgo.model.formats.transformers import read_transformer
 
@@ -221,31 +231,33 @@ class Transformer:
 
     @property
     def expert_layers(self) -> int:
-        """How many layers hold experts."""
+        """Number of layers with experts."""
         return self.layers - len(set(self.dense_layers)) if self.experts else 0
 
     @property
     def norm_parameters(self) -> int:
-        """Of one norm over a token."""
+        """Parameters of one norm over a token."""
         return self.hidden * (2 if self.centred_norms else 1)
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer's attention, without the norm before it."""
+        """Parameters of one layer's attention, without the norm before it."""
         h, q, kv = self.hidden, self.heads * self.head_dim, self.kv_heads * self.head_dim
         if (latent := self.latent) is None:
             matrices = h * (q + 2 * kv) + q * h
             biases = {"none": 0, "qkv": q + 2 * kv, "all": q + 2 * kv + h}[self.attention_bias]
             return matrices + biases + (2 * self.head_dim if self.head_norms else 0)
         plain = self.head_dim - latent.rope_dim
-        queries = h * q if latent.q_rank is None else (h + 1 + q) * latent.q_rank  # 1: the norm between
+        queries = (
+            h * q if latent.q_rank is None else (h + 1 + q) * latent.q_rank
+        )  # the 1 is the norm of the latent vector
         keys_and_values = h * (latent.kv_rank + latent.rope_dim) + latent.kv_rank
         keys_and_values += latent.kv_rank * self.heads * (plain + latent.value_dim)
         return queries + keys_and_values + self.heads * latent.value_dim * h
 
     @property
     def latent_parameters(self) -> int:
-        """Of one layer's attention, those that make narrow vectors of a token: no part of any head."""
+        """Parameters of one layer that compute latent vectors of a token. They belong to no head."""
         if (latent := self.latent) is None:
             return 0
         queries = 0 if latent.q_rank is None else (self.hidden + 1) * latent.q_rank
@@ -257,17 +269,17 @@ class Transformer:
         return self.head_dim if self.latent is None else self.latent.value_dim
 
     def ffn_parameters(self, width: int) -> int:
-        """Of a feed-forward network of inner width `width`. Raises ArgumentError for one that is none."""
+        """Return the parameters of a feed-forward network. Raise ArgumentError if its inner width is negative."""
         width = check_int("the width", width, least=0)
         biases = width * (2 if self.gated else 1) + self.hidden if self.ffn_bias else 0
         return (3 if self.gated else 2) * self.hidden * width + biases
 
     def layer_parameters(self, layer: int) -> int:
-        """All of one layer, counted from 0. Raises ArgumentError if there is no such layer."""
+        """Return the parameters of one layer, counted from 0. Raise ArgumentError if there is no such layer."""
         return self.kind_parameters(self.kind(layer))
 
     def kind_parameters(self, kind: Kind) -> int:
-        """All of one layer of a kind. Raises ArgumentError for what is none."""
+        """Return the parameters of one layer of a kind. Raise ArgumentError if `kind` is not a Kind."""
         check_is("the kind of a layer", kind, Kind, "take it from `kind`")
         common = self.attention_parameters + self.norms_per_layer * self.norm_parameters
         common += self.joining_parameters + 3 * self.norm_parameters if kind.further else 0
@@ -277,15 +289,15 @@ class Transformer:
 
     @property
     def joining_parameters(self) -> int:
-        """Of the matrix that joins a token's embedding to what was made of those before it, to predict a further one.
+        """Parameters of the matrix that joins embedding and previous result in a multi-token prediction layer.
 
-        Beside it such a layer has three norms, of both and of its result.
+        Beside the matrix, such a layer has three more norms: of both inputs and of its result.
         """
         return 2 * self.hidden * self.hidden
 
     @property
     def expert_parameters(self) -> int:
-        """Of one expert."""
+        """Parameters of one expert."""
         return self.ffn_parameters(self.expert_ffn)
 
     @property
@@ -294,11 +306,11 @@ class Transformer:
 
     @property
     def router_parameters(self) -> int:
-        """Of what chooses a token's experts, in one layer."""
+        """Parameters of the router in one layer."""
         return self.hidden * self.experts
 
     def parameters_by_part(self) -> dict[str, int]:
-        """Parameters of the whole model, part by part.
+        """Return the parameters of the whole model by part.
 
         >>> tiny = Transformer(
         ...     layers=2, hidden=8, heads=2, kv_heads=1, head_dim=4, ffn=0, vocab=10, experts=4, experts_per_token=1,
@@ -319,12 +331,12 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """All, each once, but those of `further_parameters`."""
+        """Number of parameters, each counted once, without `further_parameters`."""
         return sum(self.parameters_by_part().values())
 
     @property
     def further_parameters(self) -> int:
-        """Of the layers that predict further tokens; their embedding and head are the model's.
+        """Parameters of all multi-token prediction layers, which share embedding and LM head with the model.
 
         >>> from dataclasses import replace
         >>> from hpgo.model.transformer_presets import TRANSFORMERS
@@ -335,6 +347,6 @@ class Transformer:
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token meets: of the experts of a layer only its own."""
+        """Parameters used for one token: of the experts in a layer, only the chosen ones count."""
         idle = self.expert_layers * (self.experts - self.experts_per_token) * self.expert_parameters
         return self.parameters - idle

@@ -1,6 +1,6 @@
-"""A transformer's operations, from its shape alone, as `hpgo.model.operations` counts them.
+"""Operations of a transformer, derived from its shape, for the counts of `hpgo.model.operations`.
 
-Turning queries and keys by their place is left out: kernels do it on the way.
+The rotation of queries and keys is left out, since fused kernels do it without extra memory traffic.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 DTYPE = "bfloat16"
-"""What a shape computes in where nobody says more."""
+"""Number format that is assumed for a shape without one."""
 
 
 class TransformerShape:
-    """The network of a transformer, at whatever batch size is asked for."""
+    """Builder of a transformer's network for any batch size."""
 
     batch_size = None
-    """It fixes none."""
+    """Always None: a shape does not fix the batch size."""
 
-    def __init__(self, transformer: Transformer, said: str) -> None:
-        """`said` names it in messages."""
-        self.name, self.file, self._transformer = transformer.name, said, transformer
+    def __init__(self, transformer: Transformer, description: str) -> None:
+        """Use `description` as the name in messages."""
+        self.name, self.file, self._transformer = transformer.name, description, transformer
 
     def at(self, batch_size: int, dims: Mapping[str, int], width: float | None) -> Network:
-        """Operations of a step over `batch_size` sequences of `tokens`, which `dims` says, in values of `width` bytes.
+        """Return the operations of a step over `batch_size` sequences, with `width` bytes per value.
 
-        Raises ArgumentError if `dims` lacks it, or names other sizes.
+        `dims` must give the sequence length as `tokens`. Raises ArgumentError if it does not, or if it has other names.
 
         >>> from hpgo.model.transformer import Transformer
         >>> tiny = Transformer(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, ffn=256, vocab=1000)
@@ -46,23 +46,26 @@ class TransformerShape:
         for name in dims:
             if name != "tokens":
                 raise ArgumentError(
-                    f"`{shorten(name)}` is no size of {self.file}",
-                    "it has one, `tokens` of a sequence",
+                    f"`{shorten(name)}` is not a dimension of {self.file}",
+                    "set `tokens`, the sequence length, which is the only one",
                     code="unknown_name",
                 )
         if "tokens" not in dims:
             usual = self._transformer.longest or 4096
             raise ArgumentError(
-                f"how long sequences of {self.file} are is not said",
-                f"say it, as dims={{'tokens': {usual}}}; on the command line `--dim tokens={usual}`",
+                f"the sequence length of {self.file} is not given",
+                f"give it as dims={{'tokens': {usual}}}; on the command line `--dim tokens={usual}`",
             )
         tokens, longest = dims["tokens"], self._transformer.positions
         if longest and tokens > longest:
-            raise ArgumentError(f"{self.file} has places for {longest:,} tokens, not {tokens:,}", "ask for fewer")
+            raise ArgumentError(
+                f"{self.file} has positions for {longest:,} tokens, but `tokens` is {tokens:,}",
+                f"set `tokens` to at most {longest}",
+            )
         if self._transformer.further_tokens:
             raise ArgumentError(
-                f"{self.file} has layers that predict further tokens, whose operations are not counted here",
-                "leave them out: further_tokens 0, which is num_nextn_predict_layers in a config.json",
+                f"{self.file} has multi-token prediction layers, whose operations can't be estimated",
+                "set further_tokens to 0, which is num_nextn_predict_layers in a config.json",
                 code="unsupported",
             )
         build = _Builder(batch_size, tokens, width or WIDTHS[DTYPE])
@@ -70,7 +73,7 @@ class TransformerShape:
 
 
 class _Builder:
-    """Operations one after the other; tensors by name."""
+    """Operations in execution order, and tensors by name."""
 
     def __init__(self, batch_size: int, tokens: int, width: float) -> None:
         self._batch, self._tokens, self._width = batch_size, tokens, width
@@ -79,7 +82,7 @@ class _Builder:
         self.roots: dict[str, str] = {}
 
     def whole(self, model: Transformer) -> list[Operation]:
-        """All operations, from tokens to the loss."""
+        """Return all operations from the tokens to the loss."""
         rows = (self._batch, self._tokens)
         self.tensors["tokens"] = Tensor(rows, 8)
         table = self._weight("embedding.weight", model.vocab, model.hidden)
@@ -91,6 +94,7 @@ class _Builder:
             x = self._feed_forward(model, layer, self._attention(model, layer, x))
         x = self._norm(model, "norm", x)
         if model.tied:
+            # The head is the embedding's weight under another name: the common root makes it count once.
             head = "head.weight"
             self.tensors[head], self.roots[head] = self.tensors[table], table
         else:
@@ -105,7 +109,7 @@ class _Builder:
         return name
 
     def _do(self, kind: str, name: str, inputs: tuple[str, ...], shape: tuple[int, ...], **attributes: object) -> str:
-        """An operation with one result, which is trained; the result's name."""
+        """Add an operation with one trained result, and return the result's name."""
         result = f"{name}.out"
         self.tensors[result] = Tensor(shape, self._width, trained=True)
         self._operations.append(Operation(kind, name, inputs, (result,), attributes))
@@ -120,10 +124,10 @@ class _Builder:
 
     def _linear(self, name: str, x: str, width: int, *, bias: bool = False) -> str:
         *rows, terms = self.tensors[x].shape
-        made = self._do("MatMul", name, (x, self._weight(f"{name}.weight", terms, width)), (*rows, width))
+        output = self._do("MatMul", name, (x, self._weight(f"{name}.weight", terms, width)), (*rows, width))
         if not bias:
-            return made
-        return self._do("Add", f"{name}.bias", (made, self._weight(f"{name}.bias", width)), (*rows, width))
+            return output
+        return self._do("Add", f"{name}.bias", (output, self._weight(f"{name}.bias", width)), (*rows, width))
 
     def _heads(self, name: str, x: str, heads: int, dim: int) -> str:
         return self._do("Reshape", f"{name}.heads", (x,), (self._batch, heads, self._tokens, dim))
@@ -145,7 +149,7 @@ class _Builder:
         return self._joined(model, f"layers.{layer}.attention", x, given)
 
     def _joined(self, model: Transformer, name: str, x: str, given: str) -> str:
-        """With what went around, behind a norm where layers have four."""
+        """Add the residual connection, after one more norm if layers have four."""
         if model.norms_per_layer == 4:
             given = self._norm(model, f"{name}_end_norm", given)
         return self._do("Add", f"{name}.sum", (x, given), self.tensors[x].shape)
@@ -154,8 +158,8 @@ class _Builder:
         bias = model.attention_bias != "none"
 
         def heads(name: str, count: int, *, normed: bool) -> str:
-            made = self._heads(name, self._linear(name, x, count * model.head_dim, bias=bias), count, model.head_dim)
-            return self._norm(model, f"{name}_norm", made, model.head_dim) if normed else made
+            output = self._heads(name, self._linear(name, x, count * model.head_dim, bias=bias), count, model.head_dim)
+            return self._norm(model, f"{name}_norm", output, model.head_dim) if normed else output
 
         return (
             heads(f"{at}.query", model.heads, normed=model.head_norms),
@@ -175,7 +179,7 @@ class _Builder:
         narrow = self._norm(model, f"{at}.key_norm", narrow, latent.kv_rank)
         plain = model.head_dim - latent.rope_dim
         wide = self._linear(f"{at}.key_value", narrow, model.heads * (plain + latent.value_dim))
-        # Every head's keys end with the one part that carries the place.
+        # The keys of all heads end with the same part, which carries the position.
         key = self._do("Concat", f"{at}.key", (wide, down), (*rows, model.heads * model.head_dim))
         value = self._do("Slice", f"{at}.value", (wide,), (*rows, model.heads * latent.value_dim))
         return (
@@ -203,18 +207,18 @@ class _Builder:
         return self._joined(model, at, x, given)
 
     def _network(self, model: Transformer, at: str, x: str, width: int, experts: int = 0) -> str:
-        """A feed-forward network, or those of `experts`, whose matrices stand side by side."""
+        """Add a feed-forward network, or `experts` networks with batched matrices, and return its result."""
         *rows, hidden = self.tensors[x].shape
         many = (experts,) if experts else ()
 
         def product(name: str, x: str, terms: int, width: int) -> str:
-            made = self._do(
+            output = self._do(
                 "MatMul", f"{at}.{name}", (x, self._weight(f"{at}.{name}.weight", *many, terms, width)), (*rows, width)
             )
             if not model.ffn_bias:
-                return made
+                return output
             return self._do(
-                "Add", f"{at}.{name}.bias", (made, self._weight(f"{at}.{name}.bias", *many, width)), (*rows, width)
+                "Add", f"{at}.{name}.bias", (output, self._weight(f"{at}.{name}.bias", *many, width)), (*rows, width)
             )
 
         inner = self._do("Gelu", f"{at}.activation", (product("up", x, hidden, width),), (*rows, width))

@@ -1,4 +1,4 @@
-"""Transformers by name, with the shapes that their publishers state."""
+"""Named transformers with the shapes and values that their publishers state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _shape(  # noqa: PLR0917 -- a row of a table
 
 
 def _gpt(layers: int, hidden: int, heads: int, vocab: int, **more: Any) -> Transformer:
-    """As GPT-2 has it: vectors added everywhere, norms that centre, learned positions, the embedding as head."""
+    """Return a transformer of GPT-2's type: biases everywhere, LayerNorm, learned positions and a tied LM head."""
     plain = {"gated": False, "attention_bias": "all", "ffn_bias": True, "centred_norms": True, "tied": True}
     return _shape(layers, hidden, heads, heads, 4 * hidden, vocab, **{**plain, **more})
 
@@ -59,7 +59,7 @@ def _deepseek(mscale: float, **router: Any) -> Arithmetic:
     )  # fmt: skip
 
 
-# The values of the published configurations.
+# These are the values of the published configurations.
 _GPT2 = Arithmetic(
     activation="gelu_new", norm_epsilon=1e-5, attention_dropout=0.1, hidden_dropout=0.1, embedding_dropout=0.1
 )
@@ -83,7 +83,7 @@ _BY_SIGMOID = {
 }  # fmt: skip
 
 _ARITHMETIC: dict[str, Arithmetic] = {
-    # Not of GPT-3: its paper does not state dropout, and no configuration was published.
+    # GPT-3 is missing: its paper does not state dropout, and no configuration was published.
     "gpt-2": _GPT2, "gpt-2-xl": _GPT2, "gpt-neox-20b": _NEOX,
     "llama-2-7b": _LLAMA_2, "llama-2-13b": _LLAMA_2, "llama-2-70b": _LLAMA_2,
     "llama-3-8b": _LLAMA_3, "llama-3-70b": _LLAMA_3, "llama-3.1-405b": _LLAMA_31,
@@ -171,4 +171,4 @@ _SHAPES: dict[str, Transformer] = {
 TRANSFORMERS: dict[str, Transformer] = {
     name: replace(shape, name=name, arithmetic=_ARITHMETIC.get(name)) for name, shape in _SHAPES.items()
 }
-"""By name."""
+"""All named transformers by name."""

@@ -1,4 +1,4 @@
-"""Built-in models: profiles that papers and their code published, rebuilt from architecture and per-layer figures."""
+"""Built-in models: published profiles, rebuilt from the architecture and the published per-layer numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BuiltinModel:
-    """Where a model is built, and the name of its file among the published profiles."""
+    """Function that builds a model, and the name of its file among the published profiles."""
 
     file: str
     module: str
@@ -45,23 +45,23 @@ MODELS: dict[str, BuiltinModel] = {
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Where the figures of a built-in model were measured."""
+    """Hardware on which the numbers of a built-in model were measured."""
 
     type: str
-    """A name of such a device."""
+    """Name of such a device in hpgo."""
     said: str
-    """In words."""
+    """Description of the hardware for reports."""
 
 
 _MEASURED = {
     "AlibabaPAI/DAPPLE": Measured("V100", "V100s"),
     "msr-fiddle/pipedream": Measured("V100", "a device that its publishers don't name, V100s perhaps"),
 }
-"""By how `Profile.source` begins."""
+"""Hardware by the beginning of `Profile.source`."""
 
 
 def measured_on(profile: Profile) -> Measured | None:
-    """What a built-in model was measured on; None for any other profile.
+    """Return the hardware on which a built-in model was measured, or None for any other profile.
 
     >>> measured_on(built_in("bert-48")).said
     'V100s'
@@ -71,13 +71,13 @@ def measured_on(profile: Profile) -> Measured | None:
     return next(where for start, where in _MEASURED.items() if profile.source.startswith(start))
 
 
-@cache  # every plan that is priced asks
+@cache  # called for every plan that is estimated
 def _source(name: str) -> str:
     return built_in(name).source
 
 
 def built_in(name: str) -> Profile:
-    """The built-in model `name`; raises ProfileError with the nearest name if there is none.
+    """Return the built-in model `name`; raise ProfileError, which suggests similar names, if there is none.
 
     >>> built_in("bert-48").batch_sizes
     (2,)

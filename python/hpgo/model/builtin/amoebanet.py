@@ -1,4 +1,4 @@
-"""AmoebaNet-D with 18 or 36 cells: each cell reads the two before it."""
+"""AmoebaNet-D with 18 or 36 cells. Each cell reads the outputs of the two cells before it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 _SOURCE = "AlibabaPAI/DAPPLE (Fan et al., PPoPP 2021)"
 _CLASSES = 1001
 
-# Three resolutions: (width of the image, channels), then the milliseconds forward and backward of eight samples and
-# the MiB of parameters of each cell. From the third cell on, four kinds repeat.
+# Each row is one of three resolutions: image width, channels, then for each cell the forward and backward time of eight
+# samples in ms and the MiB of parameters. From the third cell on, four cells repeat.
 _RESOLUTIONS = (
     (28, 2048, ((7.78, 19.01, 8), (8.30, 18.76, 11.25)),
      ((8.89, 24.29, 13.75), (8.35, 18.23, 13.75), (8.61, 20.91, 13.75), (8.28, 18.61, 13.75))),
@@ -27,9 +27,9 @@ _REDUCTIONS = ((14, 3072, (9.31, 20.04, 29.75)), (7, 6144, (10.15, 27.38, 119)))
 
 
 def amoebanet(cells: int, *, batch_size: int) -> Profile:
-    """`cells` cells, a third of them at each resolution, for 8 samples or for 1.
+    """Return AmoebaNet-D with `cells` cells, a third of them at each resolution, for a batch of 8 samples or of 1.
 
-    The published 36-cell profile holds an eighth of the times and sizes of eight samples.
+    The published profile with 36 cells has 1/8 of the times and sizes of eight samples.
     """
     build = Builder(batch_size)
     path: list[str] = []  # a cell reads the last two of these
@@ -47,7 +47,7 @@ def amoebanet(cells: int, *, batch_size: int) -> Profile:
         )
 
     def cell(name: str, width: int, channels: int, cost: tuple[float, float, float], outputs: int = 2) -> None:
-        # Two outputs: what the cell computed, and what it read from the cell before, resized.
+        # A cell has two outputs: its result, and its resized input from the previous cell.
         path.append(add(name, *path[-2:], width=width, channels=channels, cost=cost, outputs=outputs))
 
     image = build.add("Input", activation_bytes=batch_size * (224**2 * 3 + _CLASSES) * FLOAT_BYTES)
@@ -66,13 +66,13 @@ def amoebanet(cells: int, *, batch_size: int) -> Profile:
     classifier_mib = (8192 + 1) * _CLASSES * FLOAT_BYTES / 2**20
     classifier = add("classifier", path[-1], width=1, channels=_CLASSES, cost=(1.03, 0.79, classifier_mib))
     add("loss", classifier, width=0, channels=0, cost=(0.28, 0.03, 0))
-    # The labels go to the loss; the published 36-cell profile sends them to the layer that has the loss's number in
-    # the 18-cell one.
+    # Keep a difference of the published files: labels go to the loss in the 18-cell profile. The 36-cell profile sends
+    # them to the layer that has the loss's number in the 18-cell one.
     build.feed(image, "loss" if cells == 18 else "cell-21")
     return build.profile(f"amoebanet-{cells}", _SOURCE)
 
 
 def _scaled(ms: float, batch_size: int) -> float:
-    """`ms` of eight samples at `batch_size`, rounded to hundredths as published."""
+    """Scale `ms` from eight samples to `batch_size`, and round to hundredths as published."""
     exact = Decimal(str(ms)) * batch_size / 8
     return float(exact.quantize(Decimal("0.01"), ROUND_HALF_UP))

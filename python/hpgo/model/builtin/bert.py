@@ -1,4 +1,4 @@
-"""BERT-Large widened to 24 or 48 layers: a chain of equal layers that all read the attention mask."""
+"""BERT-Large with 24 or 48 layers: a chain of equal layers that all read the attention mask."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _SOURCE = "AlibabaPAI/DAPPLE (Fan et al., PPoPP 2021)"
 _HIDDEN = 1024
 _VOCABULARY, _POSITIONS, _SEGMENTS = 30_522, 512, 2
 _OUTPUT_BYTES = 528 * _HIDDEN * FLOAT_BYTES
-"""Of one sample."""
+"""Output size of one sample in bytes."""
 _MASK_BYTES = 6 * 384 * 384 * FLOAT_BYTES
-"""At both batch sizes: the published 48-layer profile kept the value of six samples."""
+"""Mask size in bytes at both batch sizes: the published 48-layer profile kept the value of six samples."""
 
 
 def bert(layers: int, *, batch_size: int, layer_ms: tuple[float, float]) -> Profile:
-    """`layers` encoder layers that take `layer_ms` forward and backward each."""
+    """Return BERT with `layers` encoder layers. `layer_ms` are the ms of a layer's forward and backward pass."""
     build = Builder(batch_size)
     output_bytes = batch_size * _OUTPUT_BYTES
     tokens = build.add("tokens", ms=(0.01, 0), activation_bytes=6 * 384 * FLOAT_BYTES)
@@ -39,7 +39,7 @@ def bert(layers: int, *, batch_size: int, layer_ms: tuple[float, float]) -> Prof
             mask,
             ms=layer_ms,
             activation_bytes=output_bytes,
-            # Attention 4 h², feed-forward 8 h²; 13 h in biases and the two normalisations.
+            # Attention has 4 h² parameters, the feed-forward network 8 h²; biases and the two norms have 13 h.
             parameter_bytes=(12 * _HIDDEN**2 + 13 * _HIDDEN) * FLOAT_BYTES,
         )
     build.add("pooler", last, parameter_bytes=(_HIDDEN**2 + _HIDDEN) * FLOAT_BYTES)

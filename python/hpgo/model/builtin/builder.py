@@ -1,6 +1,6 @@
-"""Writes a model down layer by layer, each naming what feeds it.
+"""Builder of a model from layers, each of which names its inputs.
 
-Published profiles give milliseconds; sizes follow from the architecture, four bytes a number.
+Published profiles have milliseconds. Sizes follow from the architecture, with four bytes per number.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Builder:
         activation_bytes: float = 0,
         parameter_bytes: float = 0,
     ) -> str:
-        """Adds the layer `layer_id`, fed by the layers `feeds`; returns its id, to feed others.
+        """Add the layer `layer_id`, fed by the layers `feeds`, and return its id.
 
-        `name` may differ from the id; `ms` are milliseconds forward and backward.
+        `name` may differ from the id. `ms` are the milliseconds of its forward and backward pass.
         """
-        # 2.69 ms are the float that `0.00269` means; a division by 1000 may be its neighbour.
+        # Parse "2.69e-3" instead of dividing by 1000: 2.69 / 1000 may be a neighbor of the float 0.00269.
         forward_s, backward_s = (float(f"{time}e-3") for time in ms)
         layer = Layer(layer_id, name or layer_id, (forward_s,), (backward_s,), (activation_bytes,), parameter_bytes)
         self._layers.append(layer)
@@ -47,9 +47,9 @@ class Builder:
         return layer_id
 
     def feed(self, start: str, end: str) -> None:
-        """Adds an edge between two layers that are there."""
+        """Add an edge between two layers that were added before."""
         self._edges.append((start, end))
 
     def profile(self, name: str, source: str) -> Profile:
-        """What was added so far."""
+        """Return the profile of all layers added so far."""
         return Profile(name, (self.batch_size,), tuple(self._layers), tuple(self._edges), source)

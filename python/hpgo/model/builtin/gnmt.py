@@ -1,8 +1,8 @@
 """GNMT with 16 or 32 LSTM layers: an encoder, and a decoder whose layers all read the attention.
 
-Every LSTM passes its sequence on through a selector; from the third layer of each half on, a residual sum joins it with
-what the layer before received. Outputs that nobody reads are left out. Names say the kind of a layer; PipeDream's
-planner visits layers in the order of their names.
+Each LSTM passes its sequence on through a selector. From the third layer of each half on, a residual sum adds the input
+of the previous layer. Unused outputs are left out. A layer's name is its kind; PipeDream's planner visits layers in the
+order of their names.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ _BATCH = 64
 _HIDDEN = 1024
 _VOCABULARY = 36_560
 _STATE_BYTES = _BATCH * _HIDDEN * FLOAT_BYTES
-"""A hidden state, or one position of a sequence."""
+"""Size in bytes of a hidden state, or of one position of a sequence."""
 _LSTM_PARAMETERS = 8 * _HIDDEN**2 + 8 * _HIDDEN
 _WIDE_LSTM_PARAMETERS = 12 * _HIDDEN**2 + 8 * _HIDDEN
-"""Reads a sequence of twice the width: both directions, or the attention beside the layer before."""
+"""Parameters of an LSTM whose input is twice as wide: both directions, or attention and the previous layer."""
 
 _Times = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Half:
-    """Milliseconds forward and backward in the encoder or the decoder, layer by layer."""
+    """Forward and backward times in ms of the encoder's or the decoder's layers."""
 
     length: int
-    """Positions of the sequence."""
+    """Number of positions in the sequence."""
     embedding: tuple[float, float]
     first: tuple[float, float]
-    """The bidirectional LSTM, or the attention."""
+    """Time of the bidirectional LSTM in the encoder, or of the attention in the decoder."""
     dropouts: _Times
     lstms: _Times
 
 
 def _columns(forward: str, backward: str) -> _Times:
-    """Pairs from two rows of microseconds."""
+    """Return pairs of forward and backward times in ms from two rows of microseconds."""
     rows = zip(forward.split(), backward.split(), strict=True)
     return tuple((float(f"{ahead}e-3"), float(f"{back}e-3")) for ahead, back in rows)
 
 
 def gnmt_16() -> Profile:
-    """GNMT with eight layers on each side."""
+    """Return GNMT with eight layers in encoder and decoder each."""
     encoder = _Half(
         length=35,
         embedding=(0.074, 11.748),
@@ -67,7 +67,7 @@ def gnmt_16() -> Profile:
 
 
 def gnmt_32() -> Profile:
-    """GNMT with sixteen layers on each side."""
+    """Return GNMT with sixteen layers in encoder and decoder each."""
     encoder = _Half(
         length=38,
         embedding=(0.087, 11.587),
@@ -125,7 +125,7 @@ def _embed(build: Builder, layer: str, feed: str, half: _Half) -> str:
 
 
 def _lstm(build: Builder, layer: str, *feeds: str, ms: tuple[float, float], length: int, wide: bool) -> str:
-    """The LSTM and the selector of its sequence."""
+    """Add an LSTM and the selector of its output sequence; return the selector's id."""
     lstm = build.add(
         layer,
         *feeds,
@@ -138,7 +138,7 @@ def _lstm(build: Builder, layer: str, *feeds: str, ms: tuple[float, float], leng
 
 
 def _add(build: Builder, layer: str, sequence: str, skipped: str, sequence_bytes: int) -> str:
-    """The residual sum behind an LSTM."""
+    """Add the residual sum after an LSTM, and return its id."""
     return build.add(f"{layer}-sum", sequence, skipped, name="add", activation_bytes=sequence_bytes)
 
 
@@ -172,7 +172,7 @@ def _decoder(build: Builder, half: _Half, encoded: str, encoded_length: int, len
     sequence_bytes = half.length * _STATE_BYTES
     scores_bytes = _BATCH * half.length * encoded_length * FLOAT_BYTES
     embedding = _embed(build, "target-embedding", build.add("Input-target"), half)
-    state = build.add("state")  # of every decoder layer, at the start
+    state = build.add("state")  # initial state of every decoder layer
     first = build.add(
         "decoder-1",
         embedding,
@@ -182,7 +182,7 @@ def _decoder(build: Builder, half: _Half, encoded: str, encoded_length: int, len
         name="recurrent attention",
         ms=half.first,
         activation_bytes=2 * sequence_bytes + 2 * _STATE_BYTES + scores_bytes,
-        # The LSTM, and the attention: two square matrices and a vector.
+        # These are the parameters of the LSTM and of the attention: two square matrices and a vector.
         parameter_bytes=(_LSTM_PARAMETERS + 2 * _HIDDEN**2 + _HIDDEN) * FLOAT_BYTES,
     )
     last = build.add("decoder-1-sequence", first, name="select 0", activation_bytes=sequence_bytes)

@@ -1,6 +1,6 @@
 """ResNet-50: a chain of sixteen bottleneck blocks.
 
-Inside a block a cut crosses the shortcut as well, so no stage gains by ending there: blocks are whole here.
+A cut inside a block also crosses the shortcut, so no stage gains by ending there. Each block is one layer here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from hpgo.model.builtin.builder import FLOAT_BYTES, Builder
 if TYPE_CHECKING:
     from hpgo.model.profile import Profile
 
-# Channels inside the blocks of each group; milliseconds forward and backward of each block, the sum of its layers.
+# Each row has the inner channels of a group of blocks, and the forward and backward ms of each block, summed over its
+# layers.
 _GROUPS = (
     (64, ((18.284, 24.659), (12.754, 20.337), (12.641, 22.954))),
     (128, ((16.174, 30.097), (9.029, 11.295), (8.527, 11.275), (8.450, 13.123))),
@@ -22,7 +23,7 @@ _GROUPS = (
 
 
 def resnet_50() -> Profile:
-    """ResNet-50 in PipeDream's profile; a batch of 128 follows from the sizes of its outputs."""
+    """Return ResNet-50 in PipeDream's profile. The batch size of 128 follows from the sizes of its outputs."""
     batch_size = 128
     build = Builder(batch_size)
 
@@ -66,5 +67,5 @@ def resnet_50() -> Profile:
 
 
 def _normalise(channels: int) -> int:
-    """Parameters of a batch normalisation."""
+    """Return the number of parameters of a batch norm."""
     return 2 * channels

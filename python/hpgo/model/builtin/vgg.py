@@ -1,4 +1,4 @@
-"""VGG-16 and VGG-19: five groups of convolutions, each halved by a pooling, then three linear layers."""
+"""VGG-16 and VGG-19: five groups of convolutions, each with a pooling layer at its end, then linear layers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LINEAR = (4096, 4096, 1000)
 
 
 def vgg_16() -> Profile:
-    """VGG-16 in PipeDream's profile; a batch of 128 follows from the sizes of its outputs."""
+    """Return VGG-16 in PipeDream's profile. The batch size of 128 follows from the sizes of its outputs."""
     batch_size = 128
     build = Builder(batch_size)
-    # Milliseconds forward and backward of each group's convolutions with their activations, then of its pooling.
+    # Forward and backward ms of each group's convolutions and their activations, then of its pooling.
     groups = (
         ((22.307, 24.613), (4.446, 5.553), (46.201, 113.330), (4.455, 5.311), (3.795, 5.579)),
         ((15.155, 39.648), (2.359, 2.738), (22.062, 53.379), (2.513, 2.620), (2.211, 2.788)),
@@ -62,7 +62,7 @@ def vgg_16() -> Profile:
             activation_bytes=output_bytes,
             parameter_bytes=(inputs + 1) * features * FLOAT_BYTES,
         )
-        for activation_ms in activations_ms:  # none behind the last
+        for activation_ms in activations_ms:  # the last linear layer has none
             last = build.add(f"linear-{index}-relu", last, ms=activation_ms, activation_bytes=output_bytes)
             last = build.add(f"linear-{index}-dropout", last, activation_bytes=output_bytes)
         inputs = features
@@ -70,10 +70,10 @@ def vgg_16() -> Profile:
 
 
 def vgg_19() -> Profile:
-    """VGG-19 in DAPPLE's profile, at batch size 32; a backward pass takes twice its forward pass."""
+    """Return VGG-19 in DAPPLE's profile at batch size 32. A backward pass takes twice the time of its forward pass."""
     batch_size = 32
     build = Builder(batch_size)
-    # Milliseconds forward of each group's convolutions, then of its pooling; megabytes of an output of one sample.
+    # Forward ms of each group's convolutions, then of its pooling; megabytes of one sample's output.
     groups = (
         ((3.4, 7.2, 0.65), 12),
         ((3.4, 5.0, 0.3), 6),
@@ -114,5 +114,5 @@ def vgg_19() -> Profile:
 
 
 def _as_published(parameters: int) -> int:
-    """Bytes of `parameters`; the published profile has mebibytes times a million."""
+    """Return the bytes of `parameters` as published, which are the mebibytes times a million."""
     return parameters * FLOAT_BYTES * 10**6 // 2**20

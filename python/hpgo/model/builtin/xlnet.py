@@ -14,7 +14,7 @@ _MB = 1e6
 
 
 def xlnet(layers: int) -> Profile:
-    """`layers` two-stream layers; times and (rounded) megabytes as published, for one sample."""
+    """Return XLNet with `layers` two-stream layers. Times and (rounded) megabytes of one sample are as published."""
     build = Builder(batch_size=1)
     inputs = build.add("Input", ms=(17, 0), activation_bytes=4000)
     tokens = build.add("token-embedding", inputs, ms=(0.007, 0), activation_bytes=2 * _MB, parameter_bytes=131 * _MB)

@@ -1,4 +1,4 @@
-"""Profile files: one module a format; `read_profile` tells them apart by their content."""
+"""Readers and writers of profile files, with one module per format. `read_profile` detects the format."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MOST_LAYERS = 100_000
-"""Of one type: as many as a chain is ever planned with."""
+"""Maximum number of layers of one type, which is the longest chain that hpgo plans."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """What the caller says, of what files may leave open."""
+class _Given:
+    """Values from the caller that a file may leave open."""
 
     batch_size: int | None
     gpus_per_device: int | None
@@ -43,16 +43,21 @@ def read_profile(
     layer_counts: int | Sequence[int] | None = None,
     boundary_bytes: float | None = None,
 ) -> Profile:
-    """The profile in the file `source`, or the built-in model of that name.
+    """Return the profile in the file `source`, or the built-in model of that name.
 
-    A name wins; write `./vgg-19` or `Path("vgg-19")` for a file of that name. PipeDream text, and files of some other
-    tools, do not say how many samples their times are for. `batch_size` says it, or else the file name:
-    `vgg-19-pbs-32.txt` was measured with 32. Where a file has measurements of several tensor-parallel degrees,
-    `gpus_per_device` picks one; it is 1 otherwise. `layer_counts` says how many layers of each type a model has, for
-    Galvatron's files, and `boundary_bytes` what one sample sends from layer to layer, for Metis' and Galvatron's.
-    docs/profiles.md lists the formats.
+    A built-in name takes precedence; write `./vgg-19` or `Path("vgg-19")` for a file of that name. docs/profiles.md
+    lists the formats.
 
-    Raises ProfileError naming file and line, or entry and key; ArgumentError for what the profile contradicts.
+    Args:
+        source: name of a built-in model, or a file.
+        batch_size: samples of the measured batch, for PipeDream text and other formats without it. A file name can
+            state it, too: `vgg-19-pbs-32.txt` was measured with 32.
+        gpus_per_device: tensor-parallel degree to pick if a file has measurements of several; otherwise 1.
+        layer_counts: number of layers of each type, for Galvatron's files.
+        boundary_bytes: bytes that one sample sends from layer to layer, for Metis' and Galvatron's files.
+
+    Raises ProfileError naming file and line, or entry and key. Raises ArgumentError for values that contradict the
+    profile.
 
     >>> read_profile("xlnet-36").batch_sizes
     (1,)
@@ -61,48 +66,50 @@ def read_profile(
         batch_size = check_int("the batch size", batch_size, error=ProfileError, hint="count samples")
     if gpus_per_device is not None:
         gpus_per_device = check_int("`gpus_per_device`", gpus_per_device, most=MOST_GPUS)
-    said = _Said(batch_size, gpus_per_device, _counts(layer_counts), _bytes(boundary_bytes))
+    given = _Given(batch_size, gpus_per_device, _counts(layer_counts), _bytes(boundary_bytes))
     if isinstance(source, str) and source in MODELS:
-        return _at(built_in(source), said)
+        return _at(built_in(source), given)
     path = as_path(source, ProfileError)
     with hinted("`hpgo models show vgg-16` prints such a file, `hpgo help plan` names the others that are read"):
         text = _text(path) if may_be_file(path) else _no_such(str(source))
-        return _parse(text, path, said)
+        return _parse(text, path, given)
 
 
-def _parse(text: str, path: Path, said: _Said) -> Profile:
+def _parse(text: str, path: Path, given: _Given) -> Profile:
     from hpgo.model.formats import dnn_partitioning, galvatron, kineto, metis, native, pipedream, piper, table
 
     file = str(path)
     document: object = None
+    # Text formats come first, since they are recognized by their first line. All others need a parsed document.
     if pipedream.looks_like(text):
-        name, size = _named(path, "PipeDream text", said.batch_size)
-        return _at(pipedream.parse(text, name=name, batch_size=size, file=file), replace(said, batch_size=size))
+        name, size = _named(path, "PipeDream text", given.batch_size)
+        return _at(pipedream.parse(text, name=name, batch_size=size, file=file), replace(given, batch_size=size))
     if table.looks_like(text):
-        name, size = _named(path, table.WHAT, said.batch_size)
-        return _at(table.parse(text, name=name, batch_size=size, file=file), replace(said, batch_size=size))
+        name, size = _named(path, table.WHAT, given.batch_size)
+        return _at(table.parse(text, name=name, batch_size=size, file=file), replace(given, batch_size=size))
     if text.lstrip().startswith("{"):
         document = parse_document(text, file, ProfileError)
         if piper.looks_like(document):
-            name, size = _named(path, piper.WHAT, said.batch_size)
-            gpus = said.gpus_per_device or 1
+            name, size = _named(path, piper.WHAT, given.batch_size)
+            gpus = given.gpus_per_device or 1
             found = piper.parse(document, name=name, batch_size=size, gpus_per_device=gpus, file=file)
-            return _at(found, replace(said, batch_size=size))
+            return _at(found, replace(given, batch_size=size))
         if dnn_partitioning.looks_like(document):
-            name, size = _named(path, dnn_partitioning.WHAT, said.batch_size)
+            name, size = _named(path, dnn_partitioning.WHAT, given.batch_size)
             found = dnn_partitioning.parse(document, name=name, batch_size=size, file=file)
-            return _at(found, replace(said, batch_size=size))
+            return _at(found, replace(given, batch_size=size))
         if kineto.looks_like(document):
-            name, size = _named(path, kineto.WHAT, said.batch_size)
-            return _at(kineto.parse(document, name=name, batch_size=size, file=file), replace(said, batch_size=size))
+            name, size = _named(path, kineto.WHAT, given.batch_size)
+            return _at(kineto.parse(document, name=name, batch_size=size, file=file), replace(given, batch_size=size))
         if metis.looks_like(document):
-            return _metis(document, path, said)
+            return _metis(document, path, given)
         if galvatron.looks_like(document):
-            return _galvatron(document, path, said)
+            return _galvatron(document, path, given)
         if isinstance(document, dict) and native.VERSION_KEY in document:
-            return _at(native.of_document(document, name=stem(path), file=file), said)
+            return _at(native.of_document(document, name=stem(path), file=file), given)
     elif native.VERSION_KEY in text:
-        return _at(native.parse(text, name=stem(path), file=file), said)
+        return _at(native.parse(text, name=stem(path), file=file), given)
+    # The file is no profile. Parse it nevertheless, so that the error can name what it is.
     elif path.suffix.lower() in {".yaml", ".yml"}:
         document = parse_document(text, file, ProfileError)
     if kind := kind_of_document(document):
@@ -114,31 +121,31 @@ def _parse(text: str, path: Path, said: _Said) -> Profile:
     )
 
 
-def _metis(document: object, path: Path, said: _Said) -> Profile:
-    """With the files beside it that are of the same devices and of other batch sizes, if its name says which it is."""
+def _metis(document: object, path: Path, given: _Given) -> Profile:
+    """Read a file of Metis. If its name states degree and batch size, read the files of other sizes beside it, too."""
     from hpgo.model.formats import metis
 
-    if (named := metis.said(path)) is None:
-        _, size = _named(path, metis.WHAT, said.batch_size)
-        gpus, documents = said.gpus_per_device or 1, {size: (str(path), document)}
+    if (named := metis.degree_and_batch_size(path)) is None:
+        _, size = _named(path, metis.WHAT, given.batch_size)
+        gpus, documents = given.gpus_per_device or 1, {size: (str(path), document)}
     else:
         gpus, own = named
         documents = {
             size: (str(other), document if size == own else parse_document(_text(other), str(other), ProfileError))
             for size, other in metis.beside(path).items()
         }
-    found = metis.parse(documents, gpus_per_device=gpus, boundary_bytes=said.boundary_bytes)
-    return _at(found, replace(said, batch_size=None if named is None else said.batch_size, boundary_bytes=None))
+    found = metis.parse(documents, gpus_per_device=gpus, boundary_bytes=given.boundary_bytes)
+    return _at(found, replace(given, batch_size=None if named is None else given.batch_size, boundary_bytes=None))
 
 
-def _galvatron(document: object, path: Path, said: _Said) -> Profile:
-    """With the file beside it that is of the same model."""
+def _galvatron(document: object, path: Path, given: _Given) -> Profile:
+    """Read a file of Galvatron with the file of the same model beside it."""
     from hpgo.model.formats import galvatron
 
-    if said.layer_counts is None:
+    if given.layer_counts is None:
         raise ProfileError(
-            f"{path} is {galvatron.WHAT}, which does not say how many layers the model has",
-            "give them as layer_counts=32, say; 24,24 where there are two types",
+            f"{path} is {galvatron.WHAT}, which does not contain the number of layers",
+            "give it, for example as layer_counts=32, or as 24,24 for two types",
             code="wrong_kind_of_file",
         )
     files = galvatron.both(path)
@@ -146,9 +153,9 @@ def _galvatron(document: object, path: Path, said: _Said) -> Profile:
         document if other == path else parse_document(_text(other), str(other), ProfileError) for other in files
     )
     found = galvatron.parse(
-        times, memory, files=files, layer_counts=said.layer_counts, boundary_bytes=said.boundary_bytes
+        times, memory, files=files, layer_counts=given.layer_counts, boundary_bytes=given.boundary_bytes
     )
-    return _at(found, replace(said, layer_counts=None, boundary_bytes=None))
+    return _at(found, replace(given, layer_counts=None, boundary_bytes=None))
 
 
 def _counts(given: int | Sequence[int] | None) -> tuple[int, ...] | None:
@@ -167,12 +174,12 @@ def _bytes(given: float | None) -> float | None:
 
 
 def _named(path: Path, what: str, batch_size: int | None) -> tuple[str, int]:
-    """The profile's name, and its batch size as the caller or the file's name says it."""
+    """Return the profile's name, and the batch size from the caller or else from the file name."""
     name, in_name = _split_name(stem(path))
     size = in_name if batch_size is None else batch_size
     if size is None:
         raise ProfileError(
-            f"{path} is {what}, which does not say how many samples its times are for",
+            f"{path} is {what}, which does not contain the batch size of its times",
             _batch_size_hint(path),
             code="wrong_kind_of_file",
         )
@@ -180,9 +187,9 @@ def _named(path: Path, what: str, batch_size: int | None) -> tuple[str, int]:
 
 
 def profile_of(given: Profile | str | os.PathLike[str]) -> Profile:
-    """`given`, or the profile that `read_profile` finds under this name.
+    """Return `given`, or the profile that `read_profile` finds under this name.
 
-    Raises ProfileError for a name or a file that says nothing; ArgumentError for what is neither.
+    Raises ProfileError for an unknown name or a file that is not a profile, ArgumentError for other types.
 
     >>> len(profile_of("bert-48").layers)
     53
@@ -194,17 +201,17 @@ def profile_of(given: Profile | str | os.PathLike[str]) -> Profile:
 
 
 def write_profile(profile: Profile, path: str | os.PathLike[str], *, batch_size: int | None = None) -> None:
-    """Writes `profile` as the file's ending says: `.json`, `.yaml` or `.yml` (native), `.txt` (PipeDream).
+    """Write `profile` in the format of the file's suffix: `.json`, `.yaml` or `.yml` (native), `.txt` (PipeDream).
 
     PipeDream text holds one batch size: `batch_size`, which may be left out if the profile has only one.
 
-    Raises ArgumentError for another ending, or a batch size that the profile does not have; ProfileError if the file
-    can't be written.
+    Raises ArgumentError for another suffix, or a batch size that the profile does not have. Raises ProfileError if the
+    file can't be written.
     """
     from hpgo.model.formats import native, pipedream
 
     if not isinstance(profile, Profile):
-        raise ArgumentError(f"profile is {safe_repr(profile)}", "make one, with `hpgo.read_profile` say")
+        raise ArgumentError(f"profile is {safe_repr(profile)}", "create one, for example with `hpgo.read_profile`")
     path = as_path(path, ProfileError)
     if batch_size is not None:
         batch_size = check_int("batch_size", batch_size)
@@ -217,30 +224,30 @@ def write_profile(profile: Profile, path: str | os.PathLike[str], *, batch_size:
     elif path.suffix in {".yaml", ".yml"}:
         text = native.write_yaml(profile)
     else:
-        raise ArgumentError(f"can't tell the format of `{path}`", "end it in .json, .yaml, .yml or .txt")
+        raise ArgumentError(f"the format of `{path}` is unknown", "end it in .json, .yaml, .yml or .txt")
     write_text(path, text, ProfileError)
 
 
-def _at(profile: Profile, said: _Said) -> Profile:
-    """`profile`, unless the caller says that it is something else, or what its file had no need of."""
-    if said.batch_size is not None and profile.batch_sizes != (said.batch_size,):
+def _at(profile: Profile, given: _Given) -> Profile:
+    """Return `profile`; raise ArgumentError if a value from the caller contradicts it or is not needed for its file."""
+    if given.batch_size is not None and profile.batch_sizes != (given.batch_size,):
         sizes = ", ".join(map(str, profile.batch_sizes))
         raise ArgumentError(
-            f"profile `{profile.name}` was measured at batch size {sizes}, not {said.batch_size}",
-            "leave the batch size out: it is for files that don't say theirs",
+            f"profile `{profile.name}` was measured at batch size {sizes}, not {given.batch_size}",
+            "leave out the batch size, which is for files without one",
             code="mismatch",
         )
-    if said.gpus_per_device is not None and profile.gpus_per_device != said.gpus_per_device:
+    if given.gpus_per_device is not None and profile.gpus_per_device != given.gpus_per_device:
         raise ArgumentError(
             f"profile `{profile.name}` has layers on {pluralize(profile.gpus_per_device, 'GPU')} each,"
-            f" not {said.gpus_per_device}",
-            "leave `gpus_per_device` out: it picks one of several that a file has",
+            f" not {given.gpus_per_device}",
+            "leave out `gpus_per_device`, which picks one of several degrees in a file",
         )
     for name, files in (("layer_counts", "Galvatron"), ("boundary_bytes", "Galvatron and Metis")):
-        if getattr(said, name) is not None:
+        if getattr(given, name) is not None:
             raise ArgumentError(
-                f"the file of profile `{profile.name}` says by itself what `{name}` says",
-                f"leave it out: it is for files of {files}",
+                f"the file of profile `{profile.name}` already contains `{name}`",
+                f"leave it out; only files of {files} need it",
                 code="conflict",
             )
     return profile
@@ -249,13 +256,14 @@ def _at(profile: Profile, said: _Said) -> Profile:
 def _text(path: Path) -> str:
     if path.suffix == ".onnx":
         raise ProfileError(
-            f"{path} is a model, which says what layers do, not how long they take",
+            f"{path} is a model, which has operations but no times",
             f"`hpgo estimate {path} --device a100 -o {stem(path)}.yaml` estimates it",
             code="wrong_kind_of_file",
         )
     try:
         return read_text(path, ProfileError)
     except ProfileError as error:
+        # Published profiles are built in, so a missing file of such a name can be replaced by the model's name.
         for name, model in MODELS.items():
             if model.file == path.name:
                 raise error.reworded(error.message, f"its figures are built in: give the name `{name}`") from None
@@ -267,7 +275,7 @@ def _no_such(name: str) -> str:
 
     if name in TRANSFORMERS:
         raise ProfileError(
-            f"`{name}` is a transformer that is known by its shape, without times",
+            f"`{name}` is a transformer with a known shape, but without times",
             f"make a profile of it: `hpgo estimate {name} --device h100 --dim tokens=4096 -o {name}.yaml`",
         )
     raise ProfileError(
@@ -278,7 +286,7 @@ def _no_such(name: str) -> str:
 def _batch_size_hint(path: Path) -> str:
     name = stem(path)
     ending = path.name.removeprefix(name)
-    hint = f"give it as batch_size=32, say, or put it into the file name: `{name}-pbs-32{ending}`"
+    hint = f"give it, for example as batch_size=32, or put it into the file name: `{name}-pbs-32{ending}`"
     for name, model in MODELS.items():
         if model.file == path.name:
             return f"{hint}; the built-in model `{name}` was measured at {built_in(name).batch_sizes[0]}"
@@ -286,6 +294,6 @@ def _batch_size_hint(path: Path) -> str:
 
 
 def _split_name(stem: str) -> tuple[str, int | None]:
-    """Model name and batch size of `xlnet-36-pbs-1`."""
+    """Return model name and batch size of a file name such as `xlnet-36-pbs-1`."""
     found = re.fullmatch(r"(.+?)-pbs-([1-9][0-9]{0,8})(-.+)?", stem)
     return (found[1] + (found[3] or ""), int(found[2])) if found else (stem, None)

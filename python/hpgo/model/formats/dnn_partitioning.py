@@ -1,11 +1,11 @@
-"""Input files of dnn-partitioning: JSON with a node for each pass of each layer or operation.
+"""Reader of dnn-partitioning's input files: JSON with a node for each pass of each layer or operation.
 
     {"nodes": [{"id": 0, "fpgaLatency": 1.5, "size": 404000, "isBackwardNode": 0, "colorClass": 7, …},
                {"id": 1, "fpgaLatency": 3.0, "size": 404000, "isBackwardNode": 1, "colorClass": 7, …}, …],
      "edges": [{"sourceId": 0, "destId": 2, "cost": 0.002, "size": 4000}, …], …}
 
-Milliseconds and bytes of one batch, whose number of samples the file does not say. Nodes of one `colorClass` stay
-together, and become one layer. Format: the planner of Tarnawski et al. (NeurIPS 2020).
+Numbers are milliseconds and bytes of one batch, whose size the file does not contain. Nodes of one `colorClass` must
+stay together, so they become one layer. The format is that of the planner of Tarnawski et al. (NeurIPS 2020).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WHAT = "a file of dnn-partitioning"
 
 
 def looks_like(document: object) -> bool:
-    """Whether the first node says how long an accelerator takes, under the name that it has there."""
+    """Return whether the first node has the accelerator's latency under this format's key."""
     nodes = document.get("nodes") if isinstance(document, dict) else None
     return isinstance(nodes, list) and bool(nodes) and isinstance(nodes[0], dict) and "fpgaLatency" in nodes[0]
 
@@ -35,15 +35,15 @@ class _Node:
     size: float
     backward: bool
     group: str
-    """Nodes with the same one stay together."""
+    """Key of the nodes that must stay together."""
     sent: float = 0.0
     fed: bool = False
 
 
 def parse(document: object, *, name: str, batch_size: int, file: str = "text") -> Profile:
-    """The profile in a parsed file.
+    """Return the profile in a parsed file.
 
-    Raises ProfileError naming `file` and node, edge or key.
+    Raises ProfileError naming `file` and the node, edge or key.
 
     >>> node = {"id": 0, "supportedOnFpga": 1, "fpgaLatency": 2, "size": 8, "isBackwardNode": 0}
     >>> parse({"nodes": [node], "edges": []}, name="tiny", batch_size=4).layers[0].forward_s
@@ -63,9 +63,11 @@ def parse(document: object, *, name: str, batch_size: int, file: str = "text") -
     for node in nodes.values():
         groups[group_of[node.id]].append(node)
     first = {key: next((node for node in group if not node.backward), group[0]).id for key, group in groups.items()}
+    # Edges of gradients may point in either direction, so only edges of forward nodes define the graph.
     pairs = [pair for pair in pairs if group_of[pair[0]] != group_of[pair[1]] and not nodes[pair[0]].backward]
     leaving = {start for start, _ in pairs}
-    # Nodes are either operations, and their weights nodes of their own, or layers that hold weights and output.
+    # Files have one of two kinds of nodes: operations, with a separate node per weight, or layers that hold weights and
+    # output.
     apart = any(_is_weight(node) for node in nodes.values())
     layers = tuple(_layer(top, nodes[first[key]], group, leaving, apart=apart) for key, group in groups.items())
     edges = dict.fromkeys((first[group_of[start]], first[group_of[end]]) for start, end in pairs)
@@ -82,7 +84,7 @@ def _node(section: Section) -> _Node:
         )
     seconds = section.amount("fpgaLatency") / 1e3
     size = section.amount("size") if "size" in section else 0.0
-    # Those without a class stay with nobody.
+    # Nodes without a class form a group by themselves.
     group = f"class {section.whole('colorClass')}" if "colorClass" in section else f"node {node_id}"
     return _Node(node_id, section.text("name", node_id), seconds, size, _flag(section, "isBackwardNode"), group)
 
@@ -103,9 +105,7 @@ def _edges(top: Section, nodes: dict[str, _Node]) -> list[tuple[str, str]]:
             if node_id not in nodes:
                 edge.fail(f"there is no node `{node_id}`", "edges name nodes by their `id`")
         if "size" not in edge:
-            edge.fail(
-                "`size` is missing", "bytes that cross; from `cost`, a time on one machine's bus, they can't be told"
-            )
+            edge.fail("`size` is missing", "add the bytes that cross the edge; `cost` is a time on one machine's bus")
         nodes[start].sent = max(nodes[start].sent, edge.amount("size"))
         nodes[end].fed = True
         pairs.append((start, end))
@@ -113,10 +113,10 @@ def _edges(top: Section, nodes: dict[str, _Node]) -> list[tuple[str, str]]:
 
 
 def _groups(nodes: dict[str, _Node], pairs: list[tuple[str, str]]) -> dict[str, str]:
-    """For each node the group that it is in: its class, and all classes on a cycle with it.
+    """Return the group of each node: its class, merged with all classes that are on a cycle with it.
 
-    Classes of which each feeds the other can't be parted by a cut, so that they are one layer. Only edges that leave
-    nodes of the forward pass count: those of gradients run with them in some files, and against them in others.
+    No cut can separate classes that feed each other, so they become one layer. Only edges from forward nodes count:
+    edges of gradients have the direction of the forward pass in some files, and the opposite one in others.
     """
     import networkx
 
@@ -133,7 +133,10 @@ def _groups(nodes: dict[str, _Node], pairs: list[tuple[str, str]]) -> dict[str, 
 
 
 def _joined(nodes: dict[str, _Node], pairs: list[tuple[str, str]]) -> dict[str, str]:
-    """For each node its class; one that only runs backward joins the nearest that does not, along or against edges."""
+    """Return the class of each node. A class of backward nodes only joins the nearest class with forward nodes.
+
+    Distance counts edges in either direction.
+    """
     near: dict[str, list[str]] = {node_id: [] for node_id in nodes}
     for start, end in pairs:
         near[start].append(end)
@@ -170,12 +173,12 @@ def _layer(top: Section, first: _Node, group: list[_Node], leaving: set[str], *,
 
 
 def _weights(node: _Node, *, apart: bool) -> float:
-    """Of what a node holds, that which is there before the batch is."""
+    """Return the part of a node's memory that is allocated before the batch arrives, in bytes."""
     if apart:
         return node.size if _is_weight(node) else 0.0
     return max(0.0, node.size - node.sent)
 
 
 def _is_weight(node: _Node) -> bool:
-    """Whether it may be a weight, as operations read them: nothing feeds it, and it takes no time and some memory."""
+    """Return whether a node may be a weight: it has no input, takes no time and uses memory."""
     return not node.backward and not node.fed and not node.seconds and node.size > 0

@@ -1,4 +1,4 @@
-"""Profiles of Galvatron: two JSON files, of times and of memory, which its profiler names alike.
+"""Reader of Galvatron's profiles: two JSON files with related names, one of times and one of memory.
 
     computation_profiling_bf16_llama2-7b_all.json
     {"layertype_0_bsz1_seq2048": 4.4, "layertype_other_bsz1_seq2048": 6.3, "layertype_0_bsz2_seq2048": 4.3, …}
@@ -8,9 +8,10 @@
      "other_memory_pp_on_first_sp": {"2048": {"model_states": {"1": 2021.0}, "activation": {"1": 198.7}}},
      "other_memory_pp_on_last_sp": {"2048": {"model_states": {"1": 2021.1}, "activation": {"1": 717.6}}}, …}
 
-Milliseconds of the forward pass and MiB, both for one sample of a batch of so many (`bsz`). Neither file says how many
-layers of each type a model has. What the numbers mean follows Galvatron's cost model (Miao et al., VLDB 2023), whose
-backward pass takes twice as long as the forward pass, and which gives half of what is beside the layers to either end.
+Times are ms of the forward pass, sizes are MiB. Both are per sample in a batch of `bsz` samples. Neither file contains
+the number of layers of each type. The meaning of the numbers follows Galvatron's cost model (Miao et al., VLDB 2023):
+the backward pass takes twice the time of the forward pass, and the time outside the layers is split evenly between both
+ends of the model.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ WHAT = "a file of Galvatron's profiler"
 _TIMES, _MEMORY = "computation_profiling_", "memory_profiling_"
 _TIME = re.compile(r"layertype_([0-9]{1,4})_bsz([1-9][0-9]{0,8})_seq([0-9]{1,9})")
 _BACKWARD = 2.0
-"""Times the forward pass; Galvatron's `bct_fct_coe`."""
+"""Time of the backward pass as a multiple of the forward pass; Galvatron's `bct_fct_coe`."""
 _STATES = 4.0
-"""Weights, gradients and two moments: each as large as the weights."""
+"""Model states per weight: the weight, its gradient and two Adam moments, all of equal size."""
 _MIB = 2.0**20
 _DEVICES = "1"
-"""Times are those of layers on one GPU."""
+"""Key of measurements on one GPU."""
 
 
 def looks_like(document: object) -> bool:
-    """Whether the first key is one that Galvatron's profiler writes, into either file."""
+    """Return whether the first key is one that Galvatron's profiler writes into either file."""
     first = next(iter(document), "") if isinstance(document, dict) else ""
     return bool(re.match(r"layertype_\w+|layernum\[|[0-9]+_[0-9]+_[0-9]+(_\w+)?$", str(first)))
 
 
 def both(path: Path) -> tuple[Path, Path]:
-    """The files of times and of memory, of which `path` is one.
+    """Return the files of times and of memory, of which `path` is one.
 
-    Raises ProfileError for a name from which that of the other can't be told.
+    Raises ProfileError if the name of `path` does not determine the name of the other file.
     """
     for own in (_TIMES, _MEMORY):
         if path.name.startswith(own):
@@ -69,9 +70,10 @@ def parse(
     layer_counts: Sequence[int],
     boundary_bytes: float | None,
 ) -> Profile:
-    """The profile in two parsed files, of a model with so many layers of each type.
+    """Return the profile in two parsed files of a model with `layer_counts` layers of each type.
 
-    `boundary_bytes` is what one sample sends from layer to layer, where the file of memory does not tell.
+    `boundary_bytes` are the bytes that one sample sends from layer to layer, if the file of memory does not contain
+    them.
 
     Raises ProfileError naming file and key.
 
@@ -93,12 +95,13 @@ def parse(
         {size: time.amount(f"layertype_{kind}_bsz{size}_seq{length}") for size in sizes}
         for kind, length in enumerate(lengths)
     ]
-    # Several types have a length each, and what is beside them has all of these.
+    # Each type of layer has a sequence length. The key of the time outside the layers lists the lengths of all types.
     together = str(lengths[0]) if len(lengths) == 1 else f"[{','.join(map(str, lengths))}]"
     beside = {size: time.amount(f"layertype_other_bsz{size}_seq{together}") for size in sizes}
     kinds = [_entry(held, f"layertype_{kind}", str(length)) for kind, length in enumerate(lengths)]
     inputs = [_input_bytes(kind, boundary_bytes) for kind in kinds]
     order = [kind for kind, count in enumerate(layer_counts) for _ in range(count)]
+    # As in Galvatron's cost model, embedding and head take half of the time outside the layers each.
     halves = {size: taken / 2 for size, taken in beside.items()}
     first, last = (_entry(held, f"other_memory_pp_on_{end}", together) for end in ("first", "last"))
     layers = [_layer("embedding", halves, inputs[order[0]], _of_end(first))]
@@ -112,7 +115,7 @@ def parse(
 
 
 def _measured(time: Section, kinds: int) -> tuple[list[int], list[int]]:
-    """Batch sizes that every type of layer was measured at, and the sequence length of each type."""
+    """Return the batch sizes at which all types of layers were measured, and the sequence length of each type."""
     found: dict[int, dict[int, set[int]]] = {}
     for key in time:
         if match := _TIME.fullmatch(key):
@@ -121,12 +124,12 @@ def _measured(time: Section, kinds: int) -> tuple[list[int], list[int]]:
     if not found:
         time.fail(
             "`layertype_0_bsz1_seq…` is missing: these are measurements of whole models",
-            "let Galvatron's profiler work them out (`process_profiled_data`)",
+            "compute them with Galvatron's profiler (`process_profiled_data`)",
         )
     if sorted(found) != list(range(kinds)):
         time.fail(
-            f"{pluralize(len(found), 'type')} of layers, where `layer_counts` has {kinds}",
-            "give a number for each type, in their order: 24,24 say",
+            f"the file has {pluralize(len(found), 'type')} of layers, but `layer_counts` has {kinds}",
+            "give a number for each type in order, such as 24,24",
         )
     lengths: list[int] = []
     sizes = set.intersection(*(set.union(*those.values()) for those in found.values()))
@@ -135,7 +138,7 @@ def _measured(time: Section, kinds: int) -> tuple[list[int], list[int]]:
             listed = ", ".join(map(str, sorted(those)[:12]))
             time.fail(
                 f"layers of type {kind} were measured at sequences of {listed}",
-                "a profile is of one length: keep the keys of one in a copy of the file",
+                "copy the file, and keep the keys of one length",
             )
         lengths += those
     if not sizes:
@@ -144,44 +147,50 @@ def _measured(time: Section, kinds: int) -> tuple[list[int], list[int]]:
 
 
 def _entry(held: Section, key: str, length: str) -> Section:
-    """What the file of memory says under `key`, or under it with sequence parallelism, at a sequence length."""
+    """Return the file of memory's entry for `key` at a sequence length. Sequence-parallel entries take precedence."""
     there = [held.within(name) for name in (f"{key}_sp", key) if name in held]
     for found in there:
         if length in found:
             return found.within(length)
     if not there:
         held.fail(
-            f"`{key}` is missing", "let Galvatron's profiler work it out (`process_profiled_data`)", code="missing"
+            f"`{key}` is missing", "compute it with Galvatron's profiler (`process_profiled_data`)", code="missing"
         )
     lengths = shorten(", ".join(list(there[0])[:12])) or "none"
-    return there[0].fail(f"no sequence of {length}, as in the file of times", f"the lengths here: {lengths}")
+    return there[0].fail(
+        f"there is no entry for sequence length {length}, which the file of times has",
+        f"measure it; known lengths: {lengths}",
+    )
 
 
 def _input_bytes(kind: Section, boundary_bytes: float | None) -> float:
-    """Bytes of one sample that go into a layer: all that is kept of it where its forward pass runs again."""
+    """Return the bytes of one sample that enter a layer.
+
+    Full recomputation saves only the layer's input, so the entry `checkpoint` is its size.
+    """
     if boundary_bytes is not None:
         return boundary_bytes
     kept = kind.within("tp_activation_per_bsz_dict")
     if "checkpoint" not in kept:
         kept.fail(
-            "`checkpoint` is missing, which tells what layers send",
+            "`checkpoint` is missing, which is the size of the tensors between layers",
             "give `boundary_bytes`: sequence length × hidden size × bytes of a value",
         )
     return kept.amount("checkpoint") * _MIB
 
 
 def _of_kind(entry: Section) -> tuple[Section, float, float]:
-    """MiB of weights, and of what one sample keeps, in a layer."""
+    """Return a layer's entry, and its MiB of weights and of saved activations per sample."""
     return entry, entry.amount("parameter_size"), entry.within("tp_activation_per_bsz_dict").amount(_DEVICES)
 
 
 def _of_end(entry: Section) -> tuple[Section, float, float]:
-    """The same beside the layers of a first or last stage."""
+    """Return the entry of a first or last stage, and its MiB of weights and saved activations outside the layers."""
     return entry, entry.within("model_states").amount(_DEVICES) / _STATES, entry.within("activation").amount(_DEVICES)
 
 
 def _layer(layer_id: str, milliseconds: dict[int, float], sent: float, held: tuple[Section, float, float]) -> Layer:
-    """A layer from milliseconds, by batch size, and bytes of one sample; where it is `held`, and MiB."""
+    """Build a layer from ms per sample by batch size, bytes that a sample sends, and its entry with MiB."""
     where, parameters, saved = held
     forward_s = tuple(milliseconds[size] * size / 1e3 for size in milliseconds)
     return where.build(

@@ -1,11 +1,11 @@
-"""Traces of torch.profiler (Kineto): JSON in Chrome's trace format, an event for each module, operation and kernel.
+"""Reader of torch.profiler's traces (Kineto): JSON in Chrome's trace format, with an event per module, op and kernel.
 
     with torch.profiler.profile(record_shapes=True, with_stack=True) as traced:
         ...  # a few whole training steps
     traced.export_chrome_trace("steps.json")
 
-Microseconds. Modules, which `with_stack` brings, tell which layer an operation of the forward pass belongs to; its
-sequence number tells that of the backward pass; shapes tell the bytes. What the numbers mean follows torch's own
+Times are microseconds. Module events, which `with_stack` records, assign operations of the forward pass to layers.
+Sequence numbers assign operations of the backward pass. Shapes give the bytes. The meaning of events follows torch's
 `torch/csrc/profiler` and `torch/csrc/autograd`.
 """
 
@@ -30,7 +30,7 @@ _BACKWARD = "autograd::engine::evaluate_function: "
 _GRADIENT = "torch::autograd::AccumulateGrad"
 _ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 _BYTES = {"double": 8, "float": 4, "c10::Half": 2, "c10::BFloat16": 2, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1}
-"""Of the types that gradients have."""
+"""Bytes per element of the types of gradients."""
 _HOW = "trace whole training steps with `record_shapes=True` and `with_stack=True`"
 
 
@@ -51,7 +51,7 @@ class _Call:
     event: _Event
     inside: list[_Call] = field(default_factory=list)
     repeats: bool = False
-    """Whether it holds blocks: modules with modules inside, of one class, at any depth."""
+    """Whether it contains blocks at any depth: several modules of one class that have modules inside."""
 
     @property
     def name(self) -> str:
@@ -64,7 +64,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Step:
-    """What one step took, with an entry for each layer."""
+    """Measurements of one step, with an entry for each layer."""
 
     names: list[str]
     forward_s: list[float]
@@ -74,20 +74,21 @@ class _Step:
 
 
 def looks_like(document: object) -> bool:
-    """Whether it is a trace in Chrome's format, of whatever."""
+    """Return whether a document is a trace in Chrome's format, from any program."""
     return isinstance(document, dict) and "traceEvents" in document
 
 
 def parse(document: object, *, name: str, batch_size: int, file: str = "text") -> Profile:
-    """The profile of the steps in a parsed trace: a chain of its blocks, and of the largest modules beside them.
+    """Return the profile of the steps in a parsed trace: a chain of its blocks and of the largest modules beside them.
 
-    Raises ProfileError naming `file` and what it lacks, or the entry that is wrong.
+    Raises ProfileError naming `file` and the missing or wrong entry.
     """
     top = Section(document, file, ProfileError)
     events = _events(top)
     steps = [step for step in _steps(top, events) if any(step.backward_s)]
     if not steps:
-        top.fail("no backward pass of a model's modules is in this trace", _HOW)
+        top.fail("the trace contains no backward pass of a model's modules", _HOW)
+    # Steps may call different modules. Take the median over the steps with the most common list of layers.
     usual, _ = Counter(tuple(step.names) for step in steps).most_common(1)[0]
     alike = [step for step in steps if tuple(step.names) == usual]
     layers = []
@@ -107,7 +108,7 @@ def parse(document: object, *, name: str, batch_size: int, file: str = "text") -
 
 
 def _events(top: Section) -> list[_Event]:
-    """Those that take time, by their start; what begins together, the longest first."""
+    """Return the events with a duration, sorted by start; of events that start together, the longest comes first."""
     events = []
     for at, entry in enumerate(top.items("traceEvents"), start=1):
         if not isinstance(entry, dict) or entry.get("ph") != "X":
@@ -116,7 +117,7 @@ def _events(top: Section) -> list[_Event]:
         start, took = event.finite("ts"), event.amount("dur")
         args, thread = event.get("args", {}), event.get("tid", 0)
         if abs(start) > LARGEST or took > LARGEST:
-            event.fail("a time is beyond all clocks", "times are microseconds")
+            event.fail("a time is out of range", "write times in microseconds")
         if not isinstance(args, dict) or isinstance(thread, (dict, list)):
             event.fail("`args` must be a mapping, and `tid` a number or text")
         events.append(_Event(event.text("name"), event.text("cat", ""), thread, start, start + took, args))
@@ -126,10 +127,11 @@ def _events(top: Section) -> list[_Event]:
 def _steps(top: Section, events: list[_Event]) -> list[_Step]:
     roots = _calls([event for event in events if event.kind == "python_function" and event.name.startswith(_MODULE)])
     if not roots:
-        top.fail("no modules are in this trace", f"{_HOW}; a compiled model shows none")
+        top.fail("the trace contains no modules", f"{_HOW}, without compiling the model")
     took: dict[str, float] = defaultdict(float)
     for root in roots:
         took[root.name] += root.event.end - root.event.start
+    # The module with the largest total time is the model, and each of its calls starts a step.
     model = max(took, key=lambda called: took[called])
     starts = sorted({root.event.start for root in roots if root.name == model})
     in_step: dict[int, list[_Call]] = defaultdict(list)
@@ -138,13 +140,13 @@ def _steps(top: Section, events: list[_Event]) -> list[_Step]:
     parts: dict[int, list[_Event]] = defaultdict(list)
     for event in events:
         parts[bisect_right(starts, event.start)].append(event)
-    # A kernel runs after it was asked for, perhaps in the next step.
+    # A kernel runs after its launch, perhaps in the next step. So kernels are looked up by launch, not by time.
     kernels = _launches(events)
     return [_step(top, in_step[number], parts[number], kernels) for number in range(1, len(starts) + 1)]
 
 
 def _calls(events: list[_Event]) -> list[_Call]:
-    """Calls that are in no other, with those that are inside."""
+    """Return the outermost calls, each with its nested calls."""
     roots: list[_Call] = []
     every: list[_Call] = []
     open_calls: dict[Any, list[_Call]] = defaultdict(list)
@@ -156,15 +158,19 @@ def _calls(events: list[_Event]) -> list[_Call]:
         (stack[-1].inside if stack else roots).append(call)
         stack.append(call)
         every.append(call)
-    for call in reversed(every):  # those inside come before what they are in
+    for call in reversed(every):  # nested calls come before the calls that contain them
         kinds = Counter(inner.kind for inner in call.inside if inner.inside)
         call.repeats = any(inner.repeats for inner in call.inside) or max(kinds.values(), default=0) > 1
     return roots
 
 
 def _layers(roots: list[_Call]) -> list[_Call]:
-    """Calls that are layers, in their order: models, wrappers, what holds blocks, and lists of modules are opened."""
+    """Return the calls that are layers, in execution order.
+
+    Models, wrappers, modules that contain blocks, and `Sequential` modules are replaced by the calls inside them.
+    """
     found = []
+    # The stack holds calls in reverse, so that they are popped in execution order.
     waiting = [(call, True) for call in reversed(roots)]
     while waiting:
         call, is_root = waiting.pop()
@@ -176,7 +182,7 @@ def _layers(roots: list[_Call]) -> list[_Call]:
 
 
 def _launches(events: list[_Event]) -> dict[Any, float] | None:
-    """Seconds that a device worked, by the `correlation` of the call that asked for it; None if there is no device."""
+    """Return the seconds of device work by the `correlation` of the launching call, or None without a device."""
     seconds: dict[Any, float] = defaultdict(float)
     on_device = [event for event in events if event.kind in _ON_DEVICE]
     for event in on_device:
@@ -193,6 +199,7 @@ def _correlation(event: _Event) -> Any:
 def _step(top: Section, roots: list[_Call], events: list[_Event], kernels: dict[Any, float] | None) -> _Step:
     work = [event for event in events if event.kind != "python_function" and event.kind not in _ON_DEVICE]
     backward = [event for event in work if event.kind == "cpu_op" and event.name.startswith(_BACKWARD)]
+    # The first backward event ends the forward pass of the step.
     turn = min((event.start for event in backward), default=math.inf)
     layers = _layers([root for root in roots if root.event.start <= turn])
     thread = roots[0].event.thread
@@ -200,8 +207,8 @@ def _step(top: Section, roots: list[_Call], events: list[_Event], kernels: dict[
     ends = max((root.event.end for root in roots), default=0.0) if turn == math.inf else turn
     step = _Step(_names(layers), *([0.0] * len(layers) for _ in range(4)))
 
-    # Forward: an operation belongs to the layer that began last. The node that a number stands for was made by the last
-    # operation that saw it.
+    # Forward: an operation belongs to the layer that started last. An autograd node is created by the last operation
+    # with its sequence number, so later operations overwrite earlier ones.
     layer_of: dict[Any, int] = {}
     forward = [event for event in work if event.thread == thread and event.start < ends]
     for event in forward:
@@ -211,7 +218,8 @@ def _step(top: Section, roots: list[_Call], events: list[_Event], kernels: dict[
     for event, seconds in _timed(forward, kernels):
         step.forward_s[_at(starts, event)] += seconds
 
-    # Backward: gradients are added up right after what made them, so what has no number goes with what ran before.
+    # Backward: gradients are accumulated right after they are computed. So events without a known sequence number
+    # belong to the layer of the event before.
     current = len(layers) - 1
     spans: dict[Any, list[tuple[float, int]]] = defaultdict(list)
     first: dict[int, float] = {}
@@ -230,7 +238,7 @@ def _step(top: Section, roots: list[_Call], events: list[_Event], kernels: dict[
 
 
 def _names(layers: list[_Call]) -> list[str]:
-    """Names of modules; those that are called again have a number behind."""
+    """Return the names of modules. Repeated calls get a number."""
     seen: Counter[str] = Counter()
     names = []
     for call in layers:
@@ -249,7 +257,7 @@ def _span(spans: dict[Any, list[tuple[float, int]]], event: _Event) -> int:
 
 
 def _within(backward: list[_Event], events: list[_Event]) -> list[_Event]:
-    """Events that one of the backward pass holds, and these themselves: what an optimizer does is none of them."""
+    """Return the backward events and the events inside them, which excludes operations of the optimizer."""
     ends: dict[Any, float] = {}
     held = []
     at = 0
@@ -263,7 +271,7 @@ def _within(backward: list[_Event], events: list[_Event]) -> list[_Event]:
 
 
 def _timed(events: list[_Event], kernels: dict[Any, float] | None) -> list[tuple[_Event, float]]:
-    """What took time: calls with the seconds of the kernels that they ask for, or else the outermost operations."""
+    """Return events with their seconds: launching calls with their kernels' times, or else the outermost operations."""
     if kernels is not None:
         return [(event, kernels[_correlation(event)]) for event in events if _correlation(event) in kernels]
     ends: dict[Any, float] = {}
@@ -282,7 +290,10 @@ def _sizes(
     spans: dict[Any, list[tuple[float, int]]],
     first: dict[int, float],
 ) -> None:
-    """Outputs, which have the shapes of the gradients that a layer's backward pass begins with, and parameters."""
+    """Fill in parameter and output sizes of `step`.
+
+    A layer's output has the shape of the gradient with which its backward pass begins.
+    """
     shaped = False
     for event in events:
         if event.kind != "cpu_op" or event.name.startswith(_BACKWARD) or "Input Dims" not in event.args:
@@ -295,16 +306,17 @@ def _sizes(
             del first[layer]
             step.output_bytes[layer] = _tensor_bytes(top, event)
     if events and not shaped:
-        top.fail("no shapes are in this trace", _HOW)
+        top.fail("the trace contains no shapes", _HOW)
+    # Without a recorded gradient, assume that the layer keeps the size of the output before it.
     for layer in range(1, len(step.names)):
         step.output_bytes[layer] = step.output_bytes[layer] or step.output_bytes[layer - 1]
 
 
 def _tensor_bytes(top: Section, event: _Event) -> float:
-    """Bytes of all tensors that go into an operation."""
+    """Return the bytes of all input tensors of an operation."""
     shapes, types = event.args.get("Input Dims"), event.args.get("Input type")
     if not isinstance(shapes, list) or not isinstance(types, list) or len(shapes) != len(types):
-        top.fail(f"`{shorten(event.name)}` has shapes and types that don't go together", _HOW)
+        top.fail(f"`{shorten(event.name)}` has different numbers of shapes and types", _HOW)
     total = 0.0
     for shape, kind in zip(shapes, types, strict=True):
         if isinstance(shape, list) and isinstance(kind, str) and all(type(size) is int for size in shape):

@@ -1,12 +1,13 @@
-"""Profiles of Metis: a JSON file for each type of device, tensor-parallel degree and batch size, as its name says.
+"""Reader of Metis' profiles: one JSON file per device type, tensor-parallel degree and batch size.
 
     DeviceType.A100_tp1_bs2.json
     {"model": {"model_name": "GPT3", "parameters": {"parameters_per_layer_bytes": [393216000, 202383360, …]}, …},
      "execution_time": {"layer_compute_total_ms": [0.3, 29.5, …], …},
      "execution_memory": {"layer_memory_total_mb": [7820, 4146, …], …}}
 
-Milliseconds of forward and backward in one, bytes of the whole layer, MiB of all that a device holds for it. Format:
-Metis' planner (Um et al., USENIX ATC 2024), whose README and `data_loader.py` say what the numbers mean.
+Times are ms of forward and backward pass together, parameters are bytes of the whole layer, and memory is the MiB that
+a device holds for it. The format is that of Metis' planner (Um et al., USENIX ATC 2024), whose README and
+`data_loader.py` define the numbers.
 """
 
 from __future__ import annotations
@@ -26,31 +27,31 @@ if TYPE_CHECKING:
 
 WHAT = "a file of Metis"
 _NAME = re.compile(r"(DeviceType\..+)_tp([1-9][0-9]{0,3})_bs([1-9][0-9]{0,8})\.json")
-_FORWARD = 1 / 3  # of both passes, where nothing tells them apart
+_FORWARD = 1 / 3  # fraction of both passes, which the file does not separate
 _STATES = 4.0
-"""Weights, gradients and two moments: each as large as the weights."""
+"""Model states per weight: the weight, its gradient and two Adam moments, all of equal size."""
 _MIB = 2.0**20
 
 
 def looks_like(document: object) -> bool:
-    """Whether it says what layers take, under the name that this has there."""
+    """Return whether a document has layer times under this format's key."""
     times = document.get("execution_time") if isinstance(document, dict) else None
     return isinstance(times, dict) and "layer_compute_total_ms" in times
 
 
-def said(path: Path) -> tuple[int, int] | None:
-    """Tensor-parallel degree and batch size as the name of a file says them; None if it is another name."""
+def degree_and_batch_size(path: Path) -> tuple[int, int] | None:
+    """Return the tensor-parallel degree and the batch size in the name of a file, or None for other names."""
     found = _NAME.fullmatch(path.name)
     return (int(found[2]), int(found[3])) if found else None
 
 
 def beside(path: Path) -> dict[int, Path]:
-    """The file and those beside it that differ in batch size alone, by batch size."""
+    """Return by batch size the file and the files beside it that differ in batch size only."""
     found = _NAME.fullmatch(path.name)
     if found is None:
         return {}
     names = {path.name}
-    with suppress(OSError):  # folders that may be passed, but not listed
+    with suppress(OSError):  # a folder may allow access to its files without being listable
         names |= {other.name for other in path.parent.iterdir()}
     alike = map(_NAME.fullmatch, names)
     sizes = {int(other[3]) for other in alike if other is not None and other.group(1, 2) == found.group(1, 2)}
@@ -60,9 +61,9 @@ def beside(path: Path) -> dict[int, Path]:
 def parse(
     documents: Mapping[int, tuple[str, object]], *, gpus_per_device: int, boundary_bytes: float | None
 ) -> Profile:
-    """The profile in parsed files, each with its name, by batch size; layers are shared by so many GPUs.
+    """Return the profile in parsed files, given with their names by batch size, for layers on `gpus_per_device` GPUs.
 
-    `boundary_bytes` is what one sample sends from layer to layer; without it the files must say so.
+    `boundary_bytes` are the bytes that one sample sends from layer to layer. Without it, the files must contain them.
 
     Raises ProfileError naming file and key.
 
@@ -88,8 +89,8 @@ def parse(
     for size, top in tops.items():
         if len(both_ms[size]) != count:
             top.fail(
-                f"{len(both_ms[size])} layers, where {tops[sizes[0]].where} has {count}",
-                "files of one model go together",
+                f"the file has {len(both_ms[size])} layers, but {tops[sizes[0]].where} has {count}",
+                "keep only files of one model in the folder",
             )
     sent = {size: _sent(model.within("parameters"), size, count, boundary_bytes) for size, model in models.items()}
     weights = _numbers(models[sizes[0]].within("parameters"), "parameters_per_layer_bytes", count)
@@ -97,6 +98,7 @@ def parse(
     layers = []
     for at, layer_id in enumerate(ids):
         both_s = [both_ms[size][at] / 1e3 for size in sizes]
+        # Files have the bytes of a whole layer, while hpgo counts the shard on each GPU.
         own = weights[at] / gpus_per_device
         held = {size: held_mb[size][at] * _MIB for size in sizes}
         layer = top.build(
@@ -116,29 +118,33 @@ def parse(
 
 
 def _numbers(section: Section, key: str, count: int | None = None) -> list[float]:
-    """Finite numbers from 0, one for each layer."""
+    """Return finite numbers of at least 0, one for each layer."""
     rows = section.rows(key)
     values = [rows.amount(row) for row in rows]
     if count is not None and len(values) != count:
-        section.fail(f"`{key}` has {len(values)} entries where times are of {count} layers", "one for each layer")
+        section.fail(f"`{key}` has {len(values)} entries, but times have {count} layers", "give one for each layer")
     return values
 
 
 def _sent(parameters: Section, size: int, count: int, boundary_bytes: float | None) -> list[float]:
-    """Bytes that leave each layer, for a whole batch; behind the last there is nobody to send to."""
+    """Return the bytes that leave each layer for a whole batch; the last layer sends nothing."""
     if boundary_bytes is not None:
         return [boundary_bytes * size] * (count - 1) + [0.0]
     if "activation_parameters_bytes" not in parameters:
         parameters.fail(
-            "`activation_parameters_bytes` is missing, which tells what layers send",
+            "`activation_parameters_bytes` is missing, which is the size of the tensors between layers",
             "give `boundary_bytes`: sequence length × hidden size × bytes of a value",
         )
     return _numbers(parameters, "activation_parameters_bytes", count)
 
 
 def _saved(held: Mapping[int, float], weights: float) -> tuple[float, ...]:
-    """Bytes that a batch keeps, by batch size: as memory grows with it, or else all that weights and states leave."""
+    """Return the bytes of saved activations by batch size.
+
+    They are the growth of memory with the batch size. With one batch size, they are the memory beyond the model states.
+    """
     least, most = min(held), max(held)
+    # Memory at two batch sizes separates activations, which grow with the batch, from everything that does not.
     if least == most:
         return (max(0.0, held[least] - _STATES * weights),)
     each = max(0.0, (held[most] - held[least]) / (most - least))

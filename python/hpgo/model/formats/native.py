@@ -1,4 +1,4 @@
-"""hpgo's own profile format: JSON or YAML, seconds and bytes or values with units, one or several batch sizes.
+"""Reader and writer of hpgo's own profile format in JSON or YAML.
 
     hpgo_profile: 1
     name: tiny
@@ -8,8 +8,9 @@
          parameter_bytes: 16.4 MB}
       - {id: loss, forward_s: [1e-4, 2e-4], backward_s: [1e-4, 2e-4], activation_bytes: [4, 4], parameter_bytes: 0}
 
-Where there is one batch size (`batch_size: 8` says it, too), numbers stand without brackets. Without `edges` the layers
-are a chain, and `repeat: 24` stands for as many layers alike. docs/profiles.md lists all keys.
+Numbers are seconds and bytes, or text with a unit. With one batch size (also written `batch_size: 8`), numbers need no
+brackets. Without `edges`, the layers are a chain. `repeat: 24` stands for 24 equal layers. docs/profiles.md lists all
+keys.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _LAYER_KEYS = " ".join(
     ("id name repeat forward_s backward_s activation_bytes saved_bytes parameter_bytes stage spread", *_HALVES)
 )
 UNPRICED = ("name", "source", *_TEXTS, "versions")
-"""Keys that say where numbers come from: prices don't depend on them, nor on `spread` of a layer."""
+"""Keys that describe the origin of the numbers. Costs depend neither on them nor on the `spread` of a layer."""
 
 
 def parse(text: str, *, name: str, file: str = "text") -> Profile:
-    r"""The profile that `text` holds; `name` is its name if it says none.
+    r"""Return the profile in `text`; `name` is its name if it has none.
 
     Raises ProfileError naming `file` and line, layer or key.
 
@@ -55,7 +56,7 @@ def parse(text: str, *, name: str, file: str = "text") -> Profile:
 
 
 def of_document(document: object, *, name: str, file: str) -> Profile:
-    """The profile that a parsed file holds, as `parse`."""
+    """Return the profile in a parsed file; `name` is its name if it has none. Raises the errors of `parse`."""
     top = Section(document, file, ProfileError, keys=_KEYS)
     version = top.get(VERSION_KEY)
     if isinstance(version, bool) or version != VERSION:
@@ -69,9 +70,10 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
         layers += several
         if len(layers) > _MOST_LAYERS:
             section.fail(
-                f"these are more than {_MOST_LAYERS:,} layers", "take several together as one", code="too_large"
+                f"the file has more than {_MOST_LAYERS:,} layers", "merge several layers into one", code="too_large"
             )
         if "repeat" in section:
+            # Edges name the entry, not its repetitions: keep the ends of its chain.
             repeated[section.text("id")] = several[0].id, several[-1].id
     ids = [layer.id for layer in layers]
     edges = _edges(top, repeated, ids) if "edges" in top else list(pairwise(ids))
@@ -93,7 +95,7 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
 
 
 def document(profile: Profile) -> dict[str, object]:
-    """`profile` as what a JSON file of it holds; `of_document` reads it.
+    """Return `profile` as the content of a JSON file, which `of_document` reads.
 
     >>> toy = Profile.chain(
     ...     "toy", batch_size=1, forward_s=[0.002], backward_s=[0.004], activation_bytes=[8], parameter_bytes=[1e3])
@@ -107,7 +109,7 @@ def document(profile: Profile) -> dict[str, object]:
 
 
 def write_json(profile: Profile) -> str:
-    """`profile` as JSON, a layer a line.
+    """Return `profile` as JSON, with one line per layer.
 
     >>> toy = Profile.chain(
     ...     "toy", batch_size=1, forward_s=[0.002], backward_s=[0.004], activation_bytes=[8], parameter_bytes=[1e3])
@@ -125,7 +127,7 @@ def write_json(profile: Profile) -> str:
 
 
 def write_yaml(profile: Profile) -> str:
-    """`profile` as YAML, a layer a line.
+    """Return `profile` as YAML, with one line per layer.
 
     >>> toy = Profile.chain(
     ...     "toy", batch_size=1, forward_s=[0.002], backward_s=[0.004], activation_bytes=[8], parameter_bytes=[1e3])
@@ -152,7 +154,7 @@ def write_yaml(profile: Profile) -> str:
 
 
 def _batch_sizes(top: Section) -> tuple[Any, ...]:
-    """As `batch_sizes` says it, or `batch_size`, of which a file has one."""
+    """Return the batch sizes under `batch_sizes`, or the single one under `batch_size`."""
     if "batch_size" in top:
         if "batch_sizes" in top:
             top.fail("`batch_size` and `batch_sizes` are both given", "leave one of them out", code="duplicate")
@@ -162,10 +164,10 @@ def _batch_sizes(top: Section) -> tuple[Any, ...]:
 
 
 def _layers(section: Section, sizes: int) -> list[Layer]:
-    """The layer that an entry holds, or as many as it is to be repeated: `block0`, `block1` and so on."""
+    """Return the layer of an entry, or its repetitions `block0`, `block1` and so on."""
     count = section.whole("repeat", 1, least=1)
     if count > _MOST_LAYERS:
-        section.fail(f"`repeat` is {count}", f"{_MOST_LAYERS:,} layers are the most")
+        section.fail(f"`repeat` is {count}", f"give a whole number from 1 to {_MOST_LAYERS}")
     layer = _layer(section, sizes)
     if "repeat" not in section:
         return [layer]
@@ -203,17 +205,17 @@ def _tie(section: Section) -> SharedWeight:
 
 
 def _measured(section: Section, key: str, sizes: int) -> tuple[Any, ...]:
-    """One value for each batch size, with a unit or without; `Layer` checks that they are numbers."""
+    """Return one value for each batch size, converted from its unit if it has one. `Layer` checks the numbers."""
     values = section.get(key)
     if not isinstance(values, list):
         values = [values]
     if len(values) != sizes:
-        section.fail(f"`{key}` has {len(values)} values", f"one for each batch size: {sizes}")
+        section.fail(f"`{key}` has {len(values)} values", f"give one for each batch size: {sizes}")
     return tuple(_in_base_units(section, key, value) if isinstance(value, str) else value for value in values)
 
 
 def _size(section: Section) -> float:
-    """`parameter_bytes`: a number of bytes, or one with a unit."""
+    """Return `parameter_bytes` in bytes from a number or from text with a unit."""
     value = section.get("parameter_bytes")
     if isinstance(value, str):
         return _in_base_units(section, "parameter_bytes", value)
@@ -228,7 +230,7 @@ def _in_base_units(section: Section, key: str, text: str) -> float:
 
 
 def _edges(top: Section, repeated: dict[str, tuple[str, str]], ids: list[str]) -> list[tuple[str, str]]:
-    """The edges that a file names, where a repeated entry stands for the chain of its layers."""
+    """Return the edges of a file. A repeated entry stands for the chain of its layers."""
     edges = [
         (one, other)
         for first, last in repeated.values()
@@ -241,6 +243,7 @@ def _edges(top: Section, repeated: dict[str, tuple[str, str]], ids: list[str]) -
                 "like [embed, layer1]; quote numbers",
             )
         begin, end = edge
+        # An edge from a repeated entry starts at its last layer, and an edge to it ends at its first.
         edges.append((repeated.get(begin, (begin, begin))[1], repeated.get(end, (end, end))[0]))
     return edges
 

@@ -1,7 +1,7 @@
-"""Networks in ONNX files: operations in the order they run in, with the shapes of all tensors at a batch size.
+"""Reader of ONNX files: operations in execution order, with the shapes of all tensors at a batch size.
 
-Weights are not looked at, so that those in files of their own need not be there. Reading and shape inference are those
-of the `onnx` package (`pip install onnx`).
+Values of weights are not read, so weights in separate files may be missing. Parsing and shape inference are done by the
+`onnx` package (`pip install onnx`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hpgo.base.files import as_path, read_bytes
 from hpgo.base.memory_check import check_room
-from hpgo.base.messages import did_you_mean, pluralize, shorten
+from hpgo.base.messages import did_you_mean, shorten
 from hpgo.errors import ArgumentError, ProfileError
 from hpgo.model.operations import Network, Operation, Tensor, check_kind
 
@@ -23,39 +23,43 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_BYTES = 2**31
-"""Of a file: what its format can hold."""
+"""Largest file in bytes, which is the limit of protobuf messages."""
 _KEPT_BYTES = 4096
-"""Of an initializer whose values may tell a shape; larger ones are weights."""
+"""Largest initializer in bytes whose values may determine shapes. Larger ones are weights."""
 _MOST_VALUES = 10**18
 _IN_MEMORY = 3
-"""Times the size of a file, while it is read."""
+"""Memory needed to read a file, as a multiple of its size."""
 _WIDTHS = {
     1: 4, 2: 1, 3: 1, 4: 2, 5: 2, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 12: 4, 13: 8, 14: 8, 15: 16, 16: 2,
     17: 1, 18: 1, 19: 1, 20: 1, 21: 0.5, 22: 0.5, 23: 0.5,
 }  # fmt: skip
-"""Bytes of a value, by the numbers of ONNX's types."""
+"""Bytes of an element by the number of its ONNX type."""
 _FLOATS = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
-"""Types that weights are trained in."""
+"""Types of trained weights by the number of the ONNX type."""
 _DOMAINS = {"", "ai.onnx"}
 _LEARNED = {
     "Conv", "ConvTranspose", "Gemm", "MatMul", "LSTM", "GRU", "RNN", "BatchNormalization", "LayerNormalization",
     "InstanceNormalization", "Gather",
 }  # fmt: skip
-"""Operations whose constants are weights."""
-_SYMBOLS = "export it with sizes, or tell them: `dims={…}`, on the command line `--dim NAME=N`"
-_OUTSIDE = "export it with its weights in other files, which need not be there"
-_SIMPLIFY = "export it with fixed sizes, or fold what tells shapes: `python -m onnxsim in.onnx out.onnx`"
+"""Operations whose constant inputs are weights."""
+_SYMBOLS = "export it with fixed sizes, or set them: `dims={…}`, on the command line `--dim NAME=N`"
+_OUTSIDE = "export it with its weights in separate files, which hpgo does not need"
+_SIMPLIFY = "export it with fixed sizes, or fold the constants of shapes: `python -m onnxsim in.onnx out.onnx`"
 
 
 _Kind: TypeAlias = tuple[int, tuple[int, ...]]
-"""Number of a type, and a shape."""
+"""Number of the element type, and shape."""
 
 
 class OnnxFile:
-    """The network in a file, at whatever batch size is asked for."""
+    """The network in a file, for any batch size."""
 
     def __init__(self, source: str | os.PathLike[str]) -> None:
-        """Raises ProfileError for what is no such file, or holds what can't be told; ArgumentError without `onnx`."""
+        """Read a file.
+
+        Raises ProfileError for a file that is not an ONNX model, or has operations whose work does not follow from
+        shapes. Raises ArgumentError if `onnx` is not installed.
+        """
         path = as_path(source, ProfileError)
         self._onnx = _package()
         self.file = str(path)
@@ -67,19 +71,22 @@ class OnnxFile:
         self._inputs = [one for one in graph.input if one.name not in self._initializers]
         self._constants = self._made_of_constants(graph)
         self.batch_size = self._fixed()
-        """Samples that inputs are fixed at; None if the file leaves them open."""
+        """Batch size that the inputs fix; None if the file leaves it open."""
         self._strip()
 
     def at(self, batch_size: int, dims: Mapping[str, int], width: float | None) -> Network:
-        """The network for so many samples, with `dims` for other open sizes.
+        """Return the network for `batch_size` samples, with `dims` for other open sizes.
 
-        `width` is what a value of a trained type takes in bytes, in place of the file's types.
+        `width` is the bytes per value of a trained type; None means the types in the file.
 
-        Raises ProfileError for sizes that are open, and for shapes that depend on more than sizes.
+        Raises ProfileError for sizes that are open, and for shapes that depend on values.
         """
+        # Each batch size needs a copy, because sizes are written into the inputs.
         model = type(self._model)()
         model.CopyFrom(self._model)
         self._set_sizes(model.graph, batch_size, dims)
+        # A fixed batch size is replaced in the inputs. If the file repeats it in other places, such as a reshape,
+        # shapes no longer fit or the outputs keep the old size.
         replaced = self.batch_size is not None and self.batch_size != batch_size
         try:
             inferred = self._inferred(model)
@@ -96,7 +103,7 @@ class OnnxFile:
         try:
             size = path.stat().st_size
         except (OSError, ValueError):
-            size = 0  # reading it gives the reason
+            size = 0  # the attempt to read it reports the reason
         if size > MOST_BYTES:
             raise ProfileError(f"{path} has more than {MOST_BYTES >> 20} MiB", _OUTSIDE, code="too_large")
         check_room(f"reading {path}", _IN_MEMORY * size, _OUTSIDE)
@@ -115,22 +122,22 @@ class OnnxFile:
 
     def _none(self) -> ProfileError:
         return ProfileError(
-            f"{self.file} is no ONNX file, or only a part of one",
-            "export it again, with `torch.onnx.export` say",
+            f"{self.file} is not an ONNX file, or is incomplete",
+            "export it again, for example with `torch.onnx.export`",
             code="damaged_file",
         )
 
     def _inlined(self, model: Any) -> Any:
-        """With the operations of its functions in the place of their calls."""
+        """Return the model with calls of its functions replaced by their operations."""
         from onnx import inliner
 
         try:
             return inliner.inline_local_functions(model)
-        except Exception as failure:  # noqa: BLE001 -- native code, which raises what it likes
+        except Exception as failure:  # noqa: BLE001 -- native code raises undocumented types
             raise ProfileError(f"{self.file}: its functions don't fit: {_first_line(failure)}", _SIMPLIFY) from None
 
     def _check_nodes(self, graph: Any) -> None:
-        """Raises ProfileError for a node that nothing is known about, or that reads what no node before it writes."""
+        """Raise ProfileError for an unknown operation, or for a node that reads a tensor before it is written."""
         if not all(isinstance(name, str) for name in _names(graph)):
             raise ProfileError(f"{self.file}: a name in it is not UTF-8", "export the model again", code="damaged_file")
         if graph.sparse_initializer:
@@ -140,32 +147,32 @@ class OnnxFile:
             where = f"{self.file}, node {at} (`{shorten(node.name or node.op_type)}`)"
             if node.domain not in _DOMAINS:
                 raise ProfileError(
-                    f"{where}: `{shorten(node.domain)}.{shorten(node.op_type)}` is none of ONNX's own operations",
+                    f"{where}: `{shorten(node.domain)}.{shorten(node.op_type)}` is not an operation of ONNX",
                     "export the model without it, or measure it: `hpgo profile`",
                     code="unsupported",
                 )
             for name in node.input:
                 if name and name not in known:
                     raise ProfileError(
-                        f"{where}: nothing before it makes `{shorten(name)}`",
-                        "nodes stand in the order they run in; export the model again",
+                        f"{where}: no node before it writes `{shorten(name)}`",
+                        "export the model again, with its nodes in execution order",
                     )
             for name in node.output:
                 if name and name in known:
                     raise ProfileError(
-                        f"{where}: `{shorten(name)}` is made twice", "export the model again", code="duplicate"
+                        f"{where}: `{shorten(name)}` is written twice", "export the model again", code="duplicate"
                     )
                 known.add(name)
             try:
                 check_kind(Operation(node.op_type, shorten(node.name), (), (), {}))
             except ProfileError as error:
                 raise error.as_kind(ProfileError, f"{self.file}: {error.message}") from None
-            # onnx, which finds the shapes, never comes back from such an equation.
+            # Work around an endless loop in onnx's shape inference for such an equation.
             if node.op_type == "Einsum" and any(b"-" in one.s.replace(b"->", b"", 1) for one in node.attribute):
-                raise ProfileError(f"{where}: its equation has a `-` that begins no `->`", "export the model again")
+                raise ProfileError(f"{where}: its equation has a `-` outside of `->`", "export the model again")
 
     def _strip(self) -> None:
-        """Leaves out what shapes don't depend on: values of weights, and shapes that are of another batch size."""
+        """Delete data that shapes don't depend on: values of weights, and shapes of another batch size."""
         graph = self._model.graph
         for one in graph.initializer:
             if one.ByteSize() > _KEPT_BYTES:
@@ -179,7 +186,7 @@ class OnnxFile:
                 one.type.tensor_type.ClearField("shape")
 
     def _made_of_constants(self, graph: Any) -> set[str]:
-        """Names of what no input goes into."""
+        """Return the names of tensors that do not depend on any input."""
         constants = set(self._initializers)
         for node in graph.node:
             if all(name in constants for name in node.input if name):
@@ -191,7 +198,7 @@ class OnnxFile:
         return next((size.dim_value for sizes in firsts for size in sizes if size.HasField("dim_value")), None)
 
     def _set_sizes(self, graph: Any, batch_size: int, dims: Mapping[str, int]) -> None:
-        """Writes sizes into the shapes of inputs: where the first is fixed, of those that have as many samples."""
+        """Write sizes into the shapes of inputs. A fixed batch size is replaced in all inputs that have it first."""
         known = dict(dims)
         names = {one.name for one in self._inputs}
         inputs = [one for one in graph.input if one.name in names]
@@ -227,13 +234,14 @@ class OnnxFile:
     def _inferred(self, model: Any) -> Any:
         from onnx import shape_inference
 
+        # Exporters compute targets of reshapes from other shapes. Only propagated values (`data_prop`) resolve them.
         try:
             return shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
-        except Exception as failure:  # noqa: BLE001 -- native code, which raises what it likes
+        except Exception as failure:  # noqa: BLE001 -- native code raises undocumented types
             raise ProfileError(f"{self.file}: shapes don't fit: {_first_line(failure)}", _SIMPLIFY) from None
 
     def _shapes(self, graph: Any) -> dict[str, _Kind]:
-        """Type and shape of each tensor that both are known of."""
+        """Return the type and shape of each tensor for which both are known."""
         found = {one.name: (one.data_type, tuple(one.dims)) for one in graph.initializer}
         for one in (*graph.input, *graph.value_info, *graph.output):
             kind = one.type.tensor_type
@@ -244,10 +252,10 @@ class OnnxFile:
         return found
 
     def _elsewhere(self, batch_size: int) -> ProfileError:
-        """A batch size that inputs have, and that was replaced there, stands elsewhere in the file."""
+        """Return an error for a batch size that the file also fixes outside of its inputs."""
         return ProfileError(
-            f"{self.file} is for {pluralize(self.batch_size or 0, 'sample')}, in more places than its inputs, and not"
-            f" for {batch_size}",
+            f"{self.file} fixes the batch size {self.batch_size or 0} in more places than its inputs, so it can't be"
+            f" {batch_size}",
             "export it with an open first size (`dynamic_shapes`, `dynamic_axes`), or leave the batch size out",
         )
 
@@ -280,9 +288,9 @@ class OnnxFile:
         return Network(tuple(operations), tensors, roots, self._usual_dtype(roots, shapes))
 
     def _weights(self, nodes: Sequence[Any], shapes: Mapping[str, _Kind]) -> dict[str, str]:
-        """The weights that operations read, each with the one in the file that it was made of.
+        """Return the weights that operations read, each with the weight in the file from which it is derived.
 
-        A file that leaves weights out makes them, of one value, where they are read.
+        Files without weights create them with a single value right before they are read.
         """
         roots = {
             one.name: one.name
@@ -306,7 +314,7 @@ class OnnxFile:
         return roots
 
     def _usual_dtype(self, roots: Mapping[str, str], shapes: Mapping[str, _Kind]) -> str:
-        """What most weights are of."""
+        """Return the number format of most weight elements."""
         counts: Counter[str] = Counter()
         for name in set(roots.values()):
             kind, shape = shapes[name]
@@ -329,7 +337,7 @@ class OnnxFile:
             )
         if kind not in _WIDTHS:
             raise ProfileError(
-                f"{self.file}: values of `{shorten(name)}` are of type {kind}, which is no number's",
+                f"{self.file}: values of `{shorten(name)}` have type {kind}, which is not numeric",
                 "export the part of the model that is trained",
             )
         is_float = kind in _FLOATS
@@ -338,7 +346,7 @@ class OnnxFile:
 
 
 def _names(graph: Any) -> Iterator[object]:
-    """All of them; what is no UTF-8 comes as bytes."""
+    """Yield all names in the graph. Names that are not valid UTF-8 are bytes."""
     for one in (*graph.initializer, *graph.input, *graph.output):
         yield one.name
     for one in (*graph.input, *graph.output):
@@ -350,7 +358,7 @@ def _names(graph: Any) -> Iterator[object]:
 
 
 def _path(node: Any) -> str:
-    """The module that a node is of, where an exporter says it, or else the node's name."""
+    """Return the module of a node if the exporter recorded it, or else the node's name."""
     for one in node.metadata_props:
         if one.key == "pkg.torch.onnx.name_scopes":
             scopes = re.findall(r"'([^']*)'", one.value)
@@ -360,7 +368,7 @@ def _path(node: Any) -> str:
 
 
 def _attributes(node: Any) -> Iterator[tuple[str, object]]:
-    """Those that work depends on."""
+    """Yield the attributes on which an operation's work depends."""
     for one in node.attribute:
         if one.name == "equation":
             yield one.name, one.s.decode(errors="replace")

@@ -1,12 +1,12 @@
-"""PipeDream's profile text: a line for each layer, then an indented line for each edge.
+"""Reader and writer of PipeDream's profile text: a line for each layer, then an indented line for each edge.
 
     n1 -- Linear -- forward_compute_time=0.5, backward_compute_time=1.2, activation_size=4000, parameter_size=2080
     n2 -- Softmax -- forward_compute_time=0.1, backward_compute_time=0, activation_size=[4000; 8], parameter_size=0
         n1 -- n2
 
-Milliseconds and bytes, for one batch whose size the text does not say. A layer with several outputs lists them; they
-are summed. A layer may end in ` -- stage_id=2`, the stage PipeDream's planner gave it. Format: PipeDream's profiler
-(Narayanan et al., SOSP 2019), also used by DAPPLE's planner.
+Numbers are milliseconds and bytes of one batch, whose size the text does not contain. A layer with several outputs
+lists their sizes, which are summed. A layer may end in ` -- stage_id=2`, the stage that PipeDream's planner assigned.
+The format is that of PipeDream's profiler (Narayanan et al., SOSP 2019). DAPPLE's planner uses it, too.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from hpgo.errors import ArgumentError, ProfileError
 from hpgo.model.profile import LARGEST, Layer, Profile
 
 _COSTS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
-_ENTRY = re.compile(r"\ufeff?\s*(\{|#|\"?\w+\"?\s*:(\s|$))")  # of a mapping in JSON or YAML, or a comment there
+_ENTRY = re.compile(r"\ufeff?\s*(\{|#|\"?\w+\"?\s*:(\s|$))")  # first line of a mapping in JSON or YAML, or of a comment
 _SHAPE = "a layer is `id -- name -- " + ", ".join(f"{key}=…" for key in _COSTS) + "`; an edge is indented: `  id -- id`"
 
 
 def looks_like(text: str) -> bool:
-    """Whether the first line that says anything has the separator of this format, and is no JSON or YAML."""
+    """Return whether the first line with text has this format's separator and is not JSON or YAML."""
     first = next((line for line in text.splitlines() if line.strip()), "")
     return " -- " in first and not _ENTRY.match(first)
 
 
 def parse(text: str, *, name: str, batch_size: int, file: str = "text") -> Profile:
-    """The profile that `text` holds, measured at `batch_size` samples.
+    """Return the profile in `text`, measured at `batch_size` samples.
 
     Raises ProfileError naming `file` and line.
 
@@ -39,7 +39,7 @@ def parse(text: str, *, name: str, batch_size: int, file: str = "text") -> Profi
     (0.002,)
     """
     layers: dict[str, Layer] = {}
-    edges: dict[tuple[str, str], int] = {}  # to the line that has it first
+    edges: dict[tuple[str, str], int] = {}  # number of the first line with each edge
     for number, line in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), start=1):
         if not line.strip():
             continue
@@ -68,12 +68,13 @@ def parse(text: str, *, name: str, batch_size: int, file: str = "text") -> Profi
 
 
 def write(profile: Profile, batch_size: int | None = None) -> str:
-    """`profile` as PipeDream text at one of its batch sizes, which may be left out if it has only one.
+    """Return `profile` as PipeDream text at one of its batch sizes, which may be left out if it has only one.
 
-    The format has no place for the batch size, `saved_bytes` and `source`. Ids with blanks become `node1`, `node2`, …
+    The format has no field for batch size, `saved_bytes` and `source`. If any id contains blanks, all become `node1`,
+    `node2`, …
 
-    Raises ArgumentError if the profile was not measured at that batch size, or on several GPUs a device, which the
-    format can't say.
+    Raises ArgumentError if the profile was not measured at that batch size, or has several GPUs per device, which the
+    format can't express.
 
     >>> toy = Profile.chain(
     ...     "toy", batch_size=1, forward_s=[0.002], backward_s=[0.004], activation_bytes=[8], parameter_bytes=[1e3])
@@ -82,7 +83,8 @@ def write(profile: Profile, batch_size: int | None = None) -> str:
     """
     if profile.gpus_per_device != 1:
         raise ArgumentError(
-            f"PipeDream text can't say that a device of profile `{profile.name}` is {profile.gpus_per_device} GPUs",
+            f"a device of profile `{profile.name}` has {profile.gpus_per_device} GPUs,"
+            " but PipeDream text allows only one",
             "write it as JSON or YAML",
             code="unsupported",
         )
@@ -91,7 +93,7 @@ def write(profile: Profile, batch_size: int | None = None) -> str:
     if batch_size not in profile.batch_sizes:
         sizes = ", ".join(map(str, profile.batch_sizes))
         raise ArgumentError(
-            f"PipeDream text holds one batch size; profile `{profile.name}` has {sizes}",
+            f"profile `{profile.name}` has batch sizes {sizes}, but PipeDream text holds only one",
             f"choose one of them with `batch_size` (got {batch_size})",
         )
     at = profile.batch_sizes.index(batch_size)
@@ -122,7 +124,7 @@ def _edge(line: str) -> tuple[str, str]:
 
 def _layer(line: str) -> Layer:
     layer_id, _, rest = line.partition(" -- ")
-    # The name may itself contain ` -- `, so the costs are found from the right.
+    # A name may contain ` -- `, so search for the costs from the right.
     name, marker, costs = rest.rpartition(f" -- {_COSTS[0]}=")
     if not marker:
         raise ProfileError(f"no ` -- {_COSTS[0]}=` in the line of `{shorten(layer_id)}`", _SHAPE)
@@ -131,8 +133,8 @@ def _layer(line: str) -> Layer:
     for item in costs.split(","):
         key, _, value = item.strip().partition("=")
         if key in values or key not in _COSTS:
-            said = "given twice" if key in values else "unknown"
-            raise ProfileError(f"layer `{layer_id}`: `{shorten(key)}` is {said}", _SHAPE)
+            fault = "given twice" if key in values else "unknown"
+            raise ProfileError(f"layer `{layer_id}`: `{shorten(key)}` is {fault}", _SHAPE)
         values[key] = value
     for key in _COSTS:
         if key not in values:
@@ -156,17 +158,19 @@ def _stage(layer_id: str, text: str) -> int | None:
         return None
     key, _, value = text.partition("=")
     if key != "stage_id" or not re.fullmatch(r"[0-9]{1,9}", value):
-        raise ProfileError(f"layer `{layer_id}`: `{shorten(text)}` stands behind its costs", "only `stage_id=K` may")
+        raise ProfileError(
+            f"layer `{layer_id}`: `{shorten(text)}` comes after its costs, where only `stage_id=K` may be", "remove it"
+        )
     return int(value)
 
 
 def _number(layer_id: str, key: str, text: str, *, shift: int = 0) -> float:
-    """`text` times ten to the power `shift`, rounded once: 2.69 ms are the float that `0.00269` means."""
+    """Return `text` × 10^`shift`, rounded once: 2.69 ms become the float of the literal `0.00269`."""
     try:
         number = Decimal(text.strip())
     except InvalidOperation:
         raise ProfileError(f"layer `{layer_id}`: {key} is `{shorten(text)}`", "it must be a number") from None
-    # Far beyond the limit, shifting itself would overflow.
+    # The shift itself would overflow far beyond the limit.
     value = float(number.scaleb(shift)) if number.is_finite() and number.adjusted() < 30 else float("inf")
     if not 0 <= value <= LARGEST:
         raise ProfileError(
@@ -177,5 +181,5 @@ def _number(layer_id: str, key: str, text: str, *, shift: int = 0) -> float:
 
 
 def _text(value: float, *, shift: int = 0) -> str:
-    """The shortest decimal that `_number` reads back as `value`."""
+    """Return the shortest decimal that `_number` reads back as `value`."""
     return f"{Decimal(repr(float(value))).scaleb(shift).normalize():f}"

@@ -1,6 +1,6 @@
-"""PipeEdge's YAML files: models, device types, devices, what its profiler saw. And `links.yml`, which it does not have.
+"""Readers of PipeEdge's YAML files: models, device types, devices, profiler results, and hpgo's own `links.yml`.
 
-Whatever is wrong is named with file and key. Keys that PipeEdge does not know are left alone, as it does.
+Errors name file and key. Keys that PipeEdge does not know are ignored, as PipeEdge does.
 """
 
 from __future__ import annotations
@@ -34,46 +34,49 @@ BYTES_OF_DTYPE: dict[str, int] = {
     "torch.int64": 8, "torch.int32": 4, "torch.int16": 2, "torch.int8": 1, "torch.uint8": 1, "torch.bool": 1,
 }  # fmt: skip
 MEGA: dict[str, float] = {"pipeedge": 2.0**20, "si": 1e6}
-"""What `MB` and `Mbps` count: PipeEdge means binary megas in both."""
+"""Value of the prefix in `MB` and `Mbps`: PipeEdge means binary megas in both."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipeEdgeModel:
-    """A chain of layers, as `models.yml` has it."""
+    """A chain of layers in `models.yml`."""
 
     name: str
     memory_mb: tuple[float, ...]
-    """By layer."""
+    """Memory of each layer in MB."""
     parameters_in: float
-    """Values that one sample brings."""
+    """Number of values that one sample brings into the model."""
     parameters_out: tuple[float, ...]
-    """Values that leave each layer for one sample."""
+    """Number of values that leave each layer for one sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What a model was measured to take on a device type, at one batch size and dtype."""
+    """Measured times of a model on a device type, at one batch size and dtype."""
 
     batch_size: int
     dtype: str
     time_s: tuple[float, ...]
-    """By layer, for the whole batch."""
+    """Seconds of each layer for the whole batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceType:
-    """A device type, as `device_types.yml` has it."""
+    """A device type in `device_types.yml`."""
 
     name: str
     bandwidth_mbps: float
     memory_mb: float
     timings: Mapping[str, tuple[Timing, ...]]
-    """By model."""
+    """Timings by the name of the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLine:
-    """A line of `links.yml`: hosts or types, and what differs from the slower of the two ports."""
+    """A line of `links.yml`: sender and receiver hosts or types, with their rate and latency.
+
+    None means that of the slower of the two ports.
+    """
 
     senders: str
     receivers: str
@@ -83,18 +86,18 @@ class LinkLine:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where the input comes from, or the result goes to."""
+    """The source of the input, or the destination of the result."""
 
     host: str | None
-    """A host of the row: the hop is free for that host, and its link for others."""
+    """Name of a host of the row: the transfer is free for this host, and takes its link for others."""
     bytes_per_s: float | None
-    """None: the rate of the host at the other end."""
+    """Rate in bytes per second. None means the rate of the host at the other end."""
     latency_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What `links.yml` says. Later lines win over earlier ones."""
+    """Content of `links.yml`. Later lines override earlier ones."""
 
     latency_s: float = 0.0
     lines: tuple[LinkLine, ...] = ()
@@ -111,10 +114,10 @@ _hint = hinted("`hpgo profile --format pipeedge` writes models.yml and device_ty
 
 @_hint
 def read_model(path: str | os.PathLike[str], name: str) -> tuple[PipeEdgeModel, tuple[str, ...]]:
-    """The model `name` in the file `path`, and remarks worth showing.
+    """Return the model `name` in the file `path`, and remarks for the user.
 
-    A list of `parameters_out` that is shorter than the model repeats, as in PipeEdge, if it fits a whole number of
-    times.
+    A list of `parameters_out` that is shorter than the model repeats, as in PipeEdge, if its length divides the number
+    of layers.
 
     Raises ProfileError naming file and key.
     """
@@ -131,9 +134,11 @@ def read_model(path: str | os.PathLike[str], name: str) -> tuple[PipeEdgeModel, 
     if not parameters_out or layers % len(parameters_out):
         section.fail(
             f"`parameters_out` has {len(parameters_out)} entries, but `layers` is {layers}",
-            "one entry for each layer, or a block that repeats a whole number of times",
+            "give one entry for each layer, or a block whose length divides the number of layers",
         )
-    remark = f"{section.where}: `parameters_out` has {len(parameters_out)} entries for {layers} layers: they repeat"
+    remark = (
+        f"{section.where}: `parameters_out` has {len(parameters_out)} entries for {layers} layers, so they are repeated"
+    )
     repeated = parameters_out * (layers // len(parameters_out))
     return PipeEdgeModel(name, memory_mb, parameters_in, repeated), (remark,)
 
@@ -142,10 +147,10 @@ def read_model(path: str | os.PathLike[str], name: str) -> tuple[PipeEdgeModel, 
 def read_device_types(
     path: str | os.PathLike[str], *, model: str, layers: int, models: str | os.PathLike[str] | None = None
 ) -> dict[str, DeviceType]:
-    """The device types in the file `path` by name, with their timings of `model` only.
+    """Return the device types in the file `path` by name, with their timings of `model` only.
 
-    A type that has none of `model` is read without timings. But if the file `models` is given, and the type has those
-    of a name that is almost the model's and none of that file's, it is misspelt.
+    A type without timings of `model` is accepted. But if the file `models` is given, and the type has timings of a very
+    similar name that `models` does not contain, that name counts as misspelled.
 
     Raises ClusterError naming file and key.
     """
@@ -180,7 +185,7 @@ def read_device_types(
 
 @hinted("write each type with a list of hosts, such as `my-type: [host-0, host-1]`")
 def read_devices(path: str | os.PathLike[str]) -> dict[str, tuple[str, ...]]:
-    """The hosts of each type in the file `path`.
+    """Return the hosts of each type in the file `path`.
 
     Raises ClusterError naming file and key, also for a host that is listed twice.
     """
@@ -208,7 +213,7 @@ def read_devices(path: str | os.PathLike[str]) -> dict[str, tuple[str, ...]]:
 
 @hinted(f"the keys of such a file are {join_words(_LINK_KEYS.split())}")
 def read_links(path: str | os.PathLike[str]) -> Links:
-    """The links in the file `path`.
+    """Return the links in the file `path`.
 
     Raises ClusterError naming file and key.
     """
@@ -222,7 +227,9 @@ def read_links(path: str | os.PathLike[str]) -> Links:
         if "between" in line:
             names = line.items("between")
             if len(names) != 2:
-                line.fail(f"`between` must name two, got {len(names)}", "like `between: [mb-0, rcc-0]`")
+                line.fail(
+                    f"`between` must have two names, but has {len(names)}", "write it like `between: [mb-0, rcc-0]`"
+                )
             pairs = [(str(names[0]), str(names[1])), (str(names[1]), str(names[0]))]
         else:
             pairs = [(line.text("from"), line.text("to"))]
@@ -236,12 +243,12 @@ def read_links(path: str | os.PathLike[str]) -> Links:
 
 @_hint
 def read_results(path: str | os.PathLike[str]) -> tuple[PipeEdgeModel, Timing]:
-    """What PipeEdge's profiler saw of a model, in its `profiler_results.yml`.
+    """Return a model and its timing from `profiler_results.yml` of PipeEdge's profiler.
 
-    Values of a layer's inputs and outputs are counted over all of its tensors. Memory is as it stands there: the growth
-    of a process, in MB of 10^6 bytes, which PipeEdge's own tools copy into `models.yml` as well.
+    Sizes of inputs and outputs are summed over all tensors of a layer. Memory is the growth of a process in MB of 10^6
+    bytes, and is not converted: PipeEdge's own tools also copy it into `models.yml` as it is.
 
-    Raises ProfileError naming file and key, also where layers are missing.
+    Raises ProfileError naming file and key, also if layers are missing.
     """
     held = parse_yaml(read_text(path, ProfileError), str(path), ProfileError)
     section = Section(held, str(path), ProfileError, keys="model_name layers profile_data batch_size dtype")
@@ -254,13 +261,13 @@ def read_results(path: str | os.PathLike[str]) -> tuple[PipeEdgeModel, Timing]:
         if number in rows or number > count:
             row.fail(
                 f"layer {number} of {count}" + (" is there twice" if number in rows else ""),
-                "count from 1",
+                "number each layer once, from 1 to {count}",
                 code="duplicate",
             )
         rows[number] = row
     if len(rows) < count:
         absent = next(number for number in range(1, count + 1) if number not in rows)
-        section.fail(f"{len(rows)} of {count} layers were measured, layer {absent} was not", "measure the others too")
+        section.fail(f"{len(rows)} of {count} layers were measured, but layer {absent} was not", "measure all layers")
     ordered = [rows[number] for number in range(1, count + 1)]
     model = PipeEdgeModel(
         name,
@@ -280,9 +287,9 @@ def read_profile(
     device_type: str,
     dtype: str = "torch.float32",
 ) -> Profile:
-    """PipeEdge's `model` as a `Profile`, measured on `device_type`, with every batch size that was.
+    """Return PipeEdge's `model` as a `Profile`, measured on `device_type`, with all measured batch sizes.
 
-    PipeEdge measures inference, so backward times are 0; layer memory counts as parameters.
+    PipeEdge measures inference, so backward times are 0. The memory of a layer counts as parameters.
 
     Raises ProfileError or ClusterError naming file and key.
     """
@@ -323,10 +330,10 @@ def read_cluster(
     device_type: str,
     dtype: str = "torch.float32",
 ) -> Cluster:
-    """PipeEdge's hosts as a `Cluster` of one-device machines, their speed relative to `device_type`.
+    """Return PipeEdge's hosts as a `Cluster` of one-device nodes, with speeds relative to `device_type`.
 
-    A device has one speed where PipeEdge times each layer apart: it is that of the whole `model` at the largest batch
-    size that both were measured with. All links are as fast as the slowest port in use.
+    PipeEdge times each layer separately, but a device here has one speed. It is that of the whole `model` at the
+    largest batch size that both types were measured with. All links have the rate of the slowest port in use.
 
     Raises ProfileError or ClusterError naming file and key.
     """
@@ -368,15 +375,18 @@ def _timings(
         raise ClusterError(f"{file}: there is no type `{shorten(device_type)}`", did_you_mean(device_type, types))
     rows = tuple(row for row in types[device_type].timings.get(model, ()) if row.dtype == dtype)
     if not rows:
-        raise ClusterError(f"{file}: type `{device_type}` has no profile of `{model}` in {dtype}", "measure it")
+        raise ClusterError(
+            f"{file}: type `{device_type}` has no profile of `{model}` in {dtype}",
+            "measure it with `hpgo profile --format pipeedge`",
+        )
     return rows
 
 
 def bytes_of(dtype: str) -> int:
-    """Bytes of one value; raises ArgumentError for a type that nobody knows."""
+    """Return the bytes of one value; raise ArgumentError for an unknown type."""
     if not isinstance(dtype, str) or dtype not in BYTES_OF_DTYPE:
         wanted = f"torch.{dtype}" if isinstance(dtype, str) else ""
-        raise ArgumentError(f"{safe_repr(dtype)} is no dtype that hpgo knows", did_you_mean(wanted, BYTES_OF_DTYPE))
+        raise ArgumentError(f"{safe_repr(dtype)} is not a known dtype", did_you_mean(wanted, BYTES_OF_DTYPE))
     return BYTES_OF_DTYPE[dtype]
 
 
@@ -393,25 +403,31 @@ def _number(section: Section, what: str, value: object, *, most: float = 1e18) -
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         section.fail(f"`{what}` must be a number, got {safe_repr(value)}")
     if not 0 <= (number := as_float(value)) <= most:  # NaN fails every comparison
-        section.fail(f"`{what}` is {safe_repr(value)}", "it is a finite number from 0")
+        section.fail(f"`{what}` is {safe_repr(value)}", "give a finite number of at least 0")
     return number
 
 
 def _numbers(section: Section, key: str, wanted: int | None) -> tuple[float, ...]:
     values = section.items(key)
     if wanted is not None and len(values) != wanted:
-        section.fail(f"`{key}` has {len(values)} entries where the model has {wanted} layers", "one for each layer")
+        section.fail(f"`{key}` has {len(values)} entries, but the model has {wanted} layers", "give one for each layer")
     return tuple(_number(section, f"{key}[{index}]", value) for index, value in enumerate(values))
 
 
 def _values(section: Section, key: str) -> int:
-    """How many values tensors of the shapes under `key` have."""
+    """Return the total number of values in tensors of the shapes under `key`."""
     count = 0
     for shape in section.items(key):
         if not isinstance(shape, list) or not all(type(size) is int and 0 <= size <= 2**40 for size in shape):
-            section.fail(f"`{key}` must be a list of shapes, got {safe_repr(shape)} in it", "like `[[197, 768]]`")
+            section.fail(
+                f"`{key}` must be a list of shapes, got {safe_repr(shape)} in it", "write it like `[[197, 768]]`"
+            )
         count += math.prod(shape)
-    return count if count <= 10**18 else section.fail(f"`{key}` has {count:g} values", "are these shapes?")
+    return (
+        count
+        if count <= 10**18
+        else section.fail(f"`{key}` has {count:g} values", "give one shape for each tensor, such as `[[197, 768]]`")
+    )
 
 
 def _unit(section: Section, key: str, parse_unit: Callable[[str | float], float]) -> float | None:
@@ -433,16 +449,16 @@ def _end(section: Section, key: str) -> End | None:
     host = end.text("host") if "host" in end else None
     found = End(host, _unit(end, "bandwidth", parse_bytes_per_s), _unit(end, "latency", parse_seconds) or 0.0)
     if host is not None and (found.bytes_per_s is not None or found.latency_s):
-        end.fail("a `host` of the row has its links already", "leave `bandwidth` and `latency` out")
+        end.fail("an end with a `host` of the row uses the links of that host", "leave `bandwidth` and `latency` out")
     end.done()
     return found
 
 
 def check_names(links: Links, known: Iterable[str], file: str) -> None:
-    """Raises ClusterError if `links` name a host or type that is not in `known`."""
+    """Raise ClusterError if `links` name a host or type that is not in `known`."""
     names = set(known)
-    asked = [name for line in links.lines for name in (line.senders, line.receivers)]
-    asked += [end.host for end in (links.input, links.output) if end is not None and end.host is not None]
-    for name in asked:
+    used = [name for line in links.lines for name in (line.senders, line.receivers)]
+    used += [end.host for end in (links.input, links.output) if end is not None and end.host is not None]
+    for name in used:
         if name not in names:
             raise ClusterError(f"{file}: there is no host or type `{shorten(name)}`", did_you_mean(name, sorted(names)))

@@ -1,4 +1,4 @@
-"""Measurements merged into PipeEdge's `models.yml` and `device_types.yml`, whose other lines stay as they are."""
+"""Merging of measurements into PipeEdge's `models.yml` and `device_types.yml`, whose other lines stay unchanged."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from hpgo.model.formats.pipeedge import PipeEdgeModel, Timing
 
 _FAR = 0.1
-"""From so large a difference on, the memory that a file has and the one that was found are told apart."""
+"""Relative difference between the memory in the file and the measured memory from which on hpgo reports it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device type that was measured on; what is None is as its file says."""
+    """The device type of the measurement. None means the value in its file."""
 
     name: str
     memory_mb: float | None = None
@@ -34,14 +34,14 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What the two files are to hold; None where nothing changes."""
+    """New texts of the two files; None means that a file does not change."""
 
     models: str | None
     device_types: str | None
     notes: tuple[str, ...] = ()
 
     def write(self, models: str | os.PathLike[str], device_types: str | os.PathLike[str]) -> None:
-        """Writes what changes, each file whole or not at all. Raises ProfileError or ClusterError if that fails."""
+        """Write the changed files, each atomically. Raise ProfileError or ClusterError if that fails."""
         if self.models is not None:
             write_text(models, self.models, ProfileError)
         if self.device_types is not None:
@@ -58,11 +58,11 @@ def merged(
     timings: Sequence[Timing],
     overwrite: bool = False,
 ) -> Merged:
-    """The texts of both files with `model`, and with `timings` of it on `device`; they need not exist before.
+    """Return the texts of both files with `model`, and with `timings` of it on `device`. The files need not exist.
 
-    What a file says already of the model, or of it on this device at a batch size and dtype, is left alone if it is the
-    same, takes its new value with `overwrite`, and is an error otherwise. Raises ProfileError for what the first can't
-    take, ClusterError for the second.
+    Existing values of the model, or of its timings at a batch size and dtype, stay if they are equal. Other values are
+    replaced with `overwrite`, and are an error without it. Raises ProfileError for conflicts in the first file, and
+    ClusterError for conflicts in the second.
     """
     described, notes = _with_model(models, model, overwrite=overwrite)
     timed = _with_timings(device_types, model, device, timings, overwrite=overwrite)
@@ -83,18 +83,19 @@ def _with_model(path: str | os.PathLike[str], model: PipeEdgeModel, *, overwrite
     if not overwrite:
         if (before.parameters_in, before.parameters_out) != (model.parameters_in, model.parameters_out):
             raise ProfileError(
-                f"{path}: model `{shorten(model.name)}` has {pluralize(len(before.memory_mb), 'layer')} that take in "
-                f"{before.parameters_in:g} values and send {sum(before.parameters_out):g}, not "
+                f"{path}: model `{shorten(model.name)}` has {pluralize(len(before.memory_mb), 'layer')} with "
+                f"{before.parameters_in:g} input and {sum(before.parameters_out):g} output values, not "
                 f"{pluralize(len(model.memory_mb), 'layer')}, "
-                f"{model.parameters_in:g} and {sum(model.parameters_out):g}",
-                "give this one another `--model-name`, or `--overwrite` that one",
+                f"{model.parameters_in:g} input and {sum(model.parameters_out):g} output values",
+                "choose another `--model-name`, or pass `--overwrite` to replace the model",
             )
+        # Memory is a noisy measurement, so a difference is reported but is not an error.
         held_mb, found_mb = math.fsum(before.memory_mb), math.fsum(model.memory_mb)
         if abs(held_mb - found_mb) <= _FAR * found_mb:
             return None, []
         note = (
-            f"{path} says that `{shorten(model.name)}` takes {held_mb:.4g} MB, and stays as it is, but it was found to "
-            f"take {found_mb:.4g} MB: `--overwrite` puts that there"
+            f"memory of `{shorten(model.name)}` in {path} stays {held_mb:.4g} MB, but "
+            f"{found_mb:.4g} MB were measured: `--overwrite` replaces it"
         )
         return None, [note]
     document = held[model.name]
@@ -111,22 +112,22 @@ def _with_timings(
     if device.name not in held:
         if device.memory_mb is None or device.bandwidth_mbps is None:
             raise ClusterError(
-                f"{path}: there is no type `{shorten(device.name)}` yet, so that its memory and bandwidth are needed",
-                "like `--device-memory 512MiB --device-bandwidth 100Mbit/s`",
+                f"{path}: type `{shorten(device.name)}` is new, but its memory or bandwidth is missing",
+                "add them, for example `--device-memory 512MiB --device-bandwidth 100Mbit/s`",
             )
         keys = {"bw_Mbps": _plain(device.bandwidth_mbps), "mem_MB": _plain(device.memory_mb)}
         rows = {"model_profiles": {model.name: [_row(one) for one in timings]}}
         return put(text, [device.name], keys | rows, str(path), ClusterError)
     types = read_device_types(path, model=model.name, layers=len(model.memory_mb))
     known = types[device.name]
-    for key, said, has in (
+    for key, given, known_value in (
         ("mem_MB", device.memory_mb, known.memory_mb),
         ("bw_Mbps", device.bandwidth_mbps, known.bandwidth_mbps),
     ):
-        if said is not None and not math.isclose(said, has, rel_tol=1e-9):
+        if given is not None and not math.isclose(given, known_value, rel_tol=1e-9):
             raise ClusterError(
-                f"{path}: type `{shorten(device.name)}` has `{key}: {has:g}`, not {said:g}",
-                "leave the option out to keep that, or name another type (MB and Mbps count 2^20 there)",
+                f"{path}: type `{shorten(device.name)}` has `{key}: {known_value:g}`, not {given:g}",
+                "leave out the option to keep that value, or name another type (MB and Mbps count 2^20 there)",
             )
     there = [(row.batch_size, row.dtype) for row in known.timings.get(model.name, ())]
     for one in timings:
@@ -139,15 +140,17 @@ def _with_timings(
             raise ClusterError(
                 f"{path}: type `{shorten(device.name)}` has a profile of `{shorten(model.name)}` at batch size "
                 f"{one.batch_size} in {one.dtype} already",
-                "`--overwrite` puts the new times in its place",
+                "pass `--overwrite` to replace its times",
             )
-        at = len(there) - 1 - there[::-1].index((one.batch_size, one.dtype))  # of several, the last counts
+        at = (
+            len(there) - 1 - there[::-1].index((one.batch_size, one.dtype))
+        )  # PipeEdge uses the last of several entries
         text = put(text, [*rows_path, at, "time_s"], _row(one)["time_s"], str(path), ClusterError)
     return text
 
 
 def _read(path: str | os.PathLike[str], error: type[HpgoError]) -> tuple[str, dict[str, Any]]:
-    """Text and content of a file of names; nothing if there is none."""
+    """Return text and content of a file of names; both are empty if the file does not exist."""
     file = as_path(path, error)
     if not file.exists():
         return "", {}
@@ -169,5 +172,5 @@ def _row(timing: Timing) -> dict[str, Any]:
 
 
 def _plain(number: float) -> float:
-    """As people write it."""
+    """Return a whole number as an int, so that it is written without a decimal point."""
     return int(number) if float(number).is_integer() else number

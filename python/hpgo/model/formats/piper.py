@@ -1,4 +1,4 @@
-"""Piper's input files: JSON with a node for each layer, and its costs for each tensor-parallel degree.
+"""Reader of Piper's input files: JSON with a node for each layer, and its costs for each tensor-parallel degree.
 
     {"nodes": [{"id": 0, "name": "block", "TMPCs": {"1": [
          {"id": "vanilla", "timePerSample": 0.03, "parameterSize": 4e8, "memoryUsageA": 6e8, "memoryUsageB": 8e8,
@@ -6,9 +6,9 @@
          {"id": "activation recomp", "timePerSample": 0.04, …}]}}, …],
      "edges": [{"sourceId": 0, "destId": 1, "communicationCost": 3e7}, …], …}
 
-Seconds and bytes of one micro-batch, whose number of samples the file does not say. A time is forward and backward in
-one; what recomputation adds to it is the forward pass once more. Format: Piper's planner (Tarnawski et al., NeurIPS
-2021), whose `algo.cpp` says what the numbers mean.
+Numbers are seconds and bytes of one micro-batch, whose size the file does not contain. A time is that of forward and
+backward pass together. Recomputation adds one forward pass to it. The format is that of Piper's planner (Tarnawski et
+al., NeurIPS 2021), whose `algo.cpp` defines the numbers.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from hpgo.model.profile import Layer, Profile
 
 WHAT = "a file of Piper"
 _RECOMPUTED = "activation recomp"
-_FORWARD = 1 / 3  # of both passes, where nothing tells them apart
+_FORWARD = 1 / 3  # fraction of both passes, if the file does not separate them
 
 
 def looks_like(document: object) -> bool:
-    """Whether the first node has costs by tensor-parallel degree."""
+    """Return whether the first node has costs by tensor-parallel degree."""
     nodes = document.get("nodes") if isinstance(document, dict) else None
     return isinstance(nodes, list) and bool(nodes) and isinstance(nodes[0], dict) and "TMPCs" in nodes[0]
 
 
 def parse(document: object, *, name: str, batch_size: int, gpus_per_device: int = 1, file: str = "text") -> Profile:
-    """The profile in a parsed file, of layers that so many GPUs share and without recomputation.
+    """Return the profile in a parsed file, of layers on `gpus_per_device` GPUs each and without recomputation.
 
-    Raises ProfileError naming `file` and node, edge or key.
+    Raises ProfileError naming `file` and the node, edge or key.
 
     >>> costs = {"parameterSize": 400, "memoryUsageA": 8, "memoryUsageB": 800, "syncTimeFw": {}, "syncTimeBw": {}}
     >>> both = [costs | {"id": "vanilla", "timePerSample": 3}, costs | {"id": "activation recomp", "timePerSample": 4}]
@@ -54,13 +54,13 @@ def parse(document: object, *, name: str, batch_size: int, gpus_per_device: int 
 
 
 def _variants(node: Section, gpus: int) -> tuple[Section, Section | None]:
-    """Costs without recomputation, and those with it, if there are some."""
+    """Return a node's costs without recomputation, and its costs with recomputation, if there are any."""
     degrees = node.within("TMPCs")
     if str(gpus) not in degrees:
         known = ", ".join(list(degrees)[:12]) or "none"
         node.fail(
-            f"no `TMPCs` for layers that {gpus} GPUs share",
-            f"the degrees of this node: {known}; `gpus_per_device` picks one",
+            f"there are no `TMPCs` for layers on {gpus} GPUs",
+            f"set `gpus_per_device` to a degree of this node: {known}",
         )
     plain, recomputed = None, None
     for at, entry in enumerate(degrees.items(str(gpus)), start=1):
@@ -70,17 +70,17 @@ def _variants(node: Section, gpus: int) -> tuple[Section, Section | None]:
         else:
             plain = plain or costs
     if plain is None:
-        degrees.fail(f"`{gpus}` has no entry without recomputation", "it is the one called `vanilla`")
+        degrees.fail(f"`{gpus}` has no entry without recomputation", "add the entry with the id `vanilla`")
     return plain, recomputed
 
 
 def _edges(
     top: Section, variants: dict[str, tuple[Section, Section | None]]
 ) -> tuple[list[tuple[str, str]], dict[str, float]]:
-    """The edges, and what each node sends: the most over its edges.
+    """Return the edges, and the bytes that each node sends: the maximum over its edges.
 
-    Piper adds to an edge what the GPUs that share a layer tell each other about it, on either side for itself; the
-    slower side holds the other up.
+    Piper adds the traffic between a layer's GPUs to each edge, separately for its two ends. The end with more bytes
+    determines the time.
     """
     edges, sent = [], dict.fromkeys(variants, 0.0)
     for at, entry in enumerate(top.items("edges"), start=1):
@@ -102,6 +102,7 @@ def _edges(
 def _layer(node_id: str, node: Section, plain: Section, recomputed: Section | None, sent: float) -> Layer:
     both = plain.amount("timePerSample")
     again = recomputed.amount("timePerSample") - both if recomputed is not None else 0.0
+    # The extra time of recomputation is one forward pass, which is shorter than both passes. Else assume 1/3.
     forward = again if 0 < again < both else both * _FORWARD
     return node.build(
         Layer,

@@ -1,11 +1,11 @@
-"""Layer tables as CSV, as spreadsheets save them: a header of keys, then one line for each layer of a chain.
+"""Reader of layer tables in CSV, as spreadsheets save them: a header of keys, then one line for each layer of a chain.
 
     id,forward_s,backward_s,activation_bytes,parameter_bytes
     embedding,0.8 ms,1.1 ms,16.8 MB,131 MB
     head,0.0017,0.0032,128,131e6
 
 Columns are the keys of a layer in a native file, and cells follow the same rules. Columns are separated by commas,
-semicolons or tabs. The table does not say how many samples its times are for.
+semicolons or tabs. The table does not contain the batch size of its times.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 WHAT = "a table of layers"
 _KEY = "forward_s"
-"""Every table has this column, and no other format has it as a word of its first line."""
+"""Column that every table has. No other format has it as a word of its first line."""
 _SEPARATORS = ",;\t"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 def looks_like(text: str) -> bool:
-    """Whether the first line has the column `forward_s` and another one.
+    """Return whether the first line has the column `forward_s` and another one.
 
     >>> looks_like("id;forward_s;backward_s"), looks_like("forward_s: 1")
     (True, False)
@@ -39,9 +39,9 @@ def looks_like(text: str) -> bool:
 
 
 def parse(text: str, *, name: str, batch_size: int, file: str = "text") -> Profile:
-    r"""The profile that `text` holds, measured at `batch_size` samples. Layers without `id` are numbered from 0.
+    r"""Return the profile in `text`, measured at `batch_size` samples. Layers without `id` are numbered from 0.
 
-    Raise ProfileError, which names `file` and the line, or the layer and its key.
+    Raises ProfileError, which names `file` and the line, or the layer and its key.
 
     >>> header = "id,forward_s,backward_s,activation_bytes,parameter_bytes"
     >>> parse(f"{header}\nfc,2 ms,4 ms,8,1 kB", name="tiny", batch_size=16).layers[0].backward_s
@@ -49,7 +49,7 @@ def parse(text: str, *, name: str, batch_size: int, file: str = "text") -> Profi
     """
     columns, separator = _header(text)
     if twice := next((column for column in columns if columns.count(column) > 1), None):
-        raise ProfileError(f"{file}: the column `{shorten(twice)}` is there twice", "keep one", code="duplicate")
+        raise ProfileError(f"{file}: the column `{shorten(twice)}` occurs twice", "keep one", code="duplicate")
     layers: list[dict[str, object]] = []
     reader = csv.reader(text.removeprefix("\ufeff").splitlines(), delimiter=separator, skipinitialspace=True)
     next(reader)
@@ -76,5 +76,5 @@ def _header(text: str) -> tuple[list[str], str]:
 
 
 def _value(key: str, cell: str) -> object:
-    """Return a number as such, since the native reader takes text for a value with a unit; `1` may be an id."""
+    """Convert a cell with a number, since the native reader expects a unit in text. Ids and names stay text."""
     return float(cell) if key not in {"id", "name"} and _NUMBER.fullmatch(cell) else cell

@@ -1,4 +1,4 @@
-"""Transformers by their configuration: Hugging Face's `config.json`, or hpgo's own few lines.
+"""Reader of transformer configurations: Hugging Face's `config.json`, or hpgo's own short format.
 
     hpgo_transformer: 1
     name: mine
@@ -10,10 +10,10 @@
     ffn: 14336
     vocab: 32000
 
-The second has a key for each field of `hpgo.Transformer`. Of the first, each model type that is known here has its own
-names, and its own habits that no key tells: where it adds vectors, what it normalises. A key that is left out has the
-default of its class in transformers, and `class_defaults.json` holds these. A type that is not known here is refused,
-and so is a key that is not known and may change what the model computes.
+The short format has a key for each field of `hpgo.Transformer`. In a `config.json`, each supported model type has its
+own key names, and properties without a key, such as biases and norms. A missing key has the default of its class in
+transformers, which `class_defaults.json` records. Unknown model types are refused, and so are unknown keys that may
+change what the model computes.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _OPTIONAL = {
 } | {"q_rank"}
 _SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "num_hidden_layers", "n_group")
 
-_WHENCE = f"take all of the config.json that the model came with, or describe it with `{VERSION_KEY}: 1`"
+_MISSING_KEY_HINT = f"take all of the config.json that the model came with, or describe it with `{VERSION_KEY}: 1`"
 _FIELDS_HINT = "`python -m pydoc hpgo.Transformer` lists the keys"
 _REFUSED_HINT = f"describe the model with `{VERSION_KEY}: 1`: {_FIELDS_HINT}"
 _WHOLE_HEADS = frozenset({"deepseek_v2", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "llama"})
-"""Types whose `hidden_size` must be a multiple of the number of heads, even where `head_dim` is stated."""
+"""Types whose `hidden_size` must be a multiple of the number of heads, even if `head_dim` is stated."""
 _KEYS_OF_FIELDS = {
     "kv_heads": ("num_key_value_heads",),
     "experts": ("n_routed_experts", "num_local_experts", "num_experts"),
@@ -65,9 +65,9 @@ _KEYS_OF_FIELDS = {
     "ffn": ("intermediate_size", "n_inner"),
     "head_dim": ("qk_rope_head_dim", "head_dim", "num_attention_heads", "n_head"),
 }
-"""Keys of configurations, by the field of `Transformer` that they set: the first that a type has."""
+"""Keys of configurations by the field of `Transformer` that they set. The first key that a type has applies."""
 
-# Keys that change nothing in what a language model computes when it is trained.
+# These keys do not change what a language model computes in training.
 _BOOKKEEPING = """
 architectures auto_map cache_implementation dtype finetuning_task gradient_accumulation_steps gradient_checkpointing
 is_llama_config keys_to_ignore_at_inference model_name model_type name_or_path quantization_config return_dict
@@ -85,28 +85,27 @@ summary_proj_to_labels summary_type summary_use_proj task_specific_params
 """
 _TOKENIZER = "bos_token eos_token model_max_length pad_token padding_side prefix sep_token tokenizer_class unk_token"
 _LENGTHS = "max_sequence_length max_seq_len max_seq_length n_ctx seq_length"
-# The others of its kind are in the table of defaults: transformers itself reads over them.
+# All other keys of generation are in the table of defaults, because transformers itself ignores them.
 _GENERATION = "bad_words_ids num_beam_groups diversity_penalty forced_bos_token_id forced_eos_token_id tf_legacy_loss"
 _HARMLESS = frozenset(
     " ".join((_BOOKKEEPING, _IMPLEMENTATION, _OTHER_HEADS, _TOKENIZER, _LENGTHS, _GENERATION)).split()
 )
 _CAUSAL_ENDS = ("ForCausalLM", "LMHeadModel", "ModelWithLMHead")
-"""How names of classes of causal language models end."""
+"""Endings of the names of causal language model classes."""
 _TOKEN_IDS = ("_token_id", "_token_ids", "_token_index")
 
 
 @cache
 def _class_defaults() -> dict[str, Any]:
-    """Return what `research/class_defaults.py` wrote: by model type, what transformers' configuration class has."""
+    """Return the table that `research/class_defaults.py` wrote: the defaults of transformers by model type."""
     table: dict[str, Any] = json.loads(Path(__file__).with_name("class_defaults.json").read_text(encoding="utf-8"))
     return table
 
 
 def read_transformer(source: str | os.PathLike[str]) -> Transformer:
-    """The transformer in a file: a Hugging Face `config.json`, a folder with one, or hpgo's own YAML or JSON.
+    """Read the transformer in a Hugging Face `config.json`, a folder with one, or hpgo's own YAML or JSON.
 
-    Raises ProfileError for what can't be read, naming the file and the key, and for a type of model, or a key of one,
-    that is not known.
+    Raises ProfileError naming file and key if the file can't be read, and for a model type or key that is unknown.
     """
     path = as_path(source, ProfileError)
     if is_folder(path):
@@ -117,9 +116,9 @@ def read_transformer(source: str | os.PathLike[str]) -> Transformer:
 
 
 def transformer_of(source: Transformer | str | os.PathLike[str]) -> Transformer:
-    """A transformer, as it is, by its name, or in a file that `read_transformer` takes.
+    """Return a transformer as it is, by its name, or from a file that `read_transformer` accepts.
 
-    Raises ProfileError for a name that is none.
+    Raises ProfileError for an unknown name.
 
     >>> transformer_of("llama-3-8b").layers
     32
@@ -142,14 +141,14 @@ def transformer_of(source: Transformer | str | os.PathLike[str]) -> Transformer:
 
 
 def of_document(document: object, *, name: str = "transformer", file: str = "text") -> Transformer:
-    """The transformer that a parsed file holds; `name` is its name if it says none.
+    """Return the transformer in a parsed file; `name` is its name if it has none.
 
     >>> of_document({
     ...     "model_type": "llama", "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2,
     ...     "num_attention_heads": 4, "vocab_size": 1000}).kv_heads
     4
     """
-    top = Section(document, file, ProfileError, whence=_WHENCE)
+    top = Section(document, file, ProfileError, whence=_MISSING_KEY_HINT)
     if VERSION_KEY in top:
         version = top.get(VERSION_KEY)
         if isinstance(version, bool) or version != VERSION:
@@ -157,37 +156,39 @@ def of_document(document: object, *, name: str = "transformer", file: str = "tex
         return record(Transformer, top, optional=_OPTIONAL, known={} if "name" in top else {"name": name})
     if "model_type" not in top:
         top.fail(
-            f"neither `model_type`, as a Hugging Face configuration has it, nor `{VERSION_KEY}` is there",
+            f"the keys `model_type` (of a Hugging Face configuration) and `{VERSION_KEY}` are both missing",
             "name a config.json, or write one with a key for each field of hpgo.Transformer",
         )
     return _of_config(top, document, name)  # type: ignore[arg-type]  # a section is a mapping
 
 
 def _of_config(whole_file: Section, given: dict[str, Any], name: str) -> Transformer:
-    """Return the transformer of a Hugging Face configuration, whose left-out keys have the default of their class."""
+    """Return the transformer of a Hugging Face configuration. Missing keys have the default of their class."""
     kind = whole_file.text("model_type")
     if kind not in _KINDS:
         text = given.get("text_config")
         within = isinstance(text, dict) and text.get("model_type") in _KINDS
         known = ", ".join(sorted(_KINDS))
         whole_file.fail(
-            f"models of type `{shorten(kind)}` are not known",
-            "write what is under `text_config` into a file, to read the language model alone"
+            f"model type `{shorten(kind)}` is unknown",
+            "write the content of `text_config` into a separate file, to read the language model alone"
             if within
-            else similar(kind, _KINDS, least=0.8) or f"known are {known}; of others, {_REFUSED_HINT}",
+            else similar(kind, _KINDS, least=0.8) or f"use one of {known}, or {_REFUSED_HINT}",
         )
     row = _class_defaults()["types"][kind]
     stated = _by_own_names(whole_file, given, row["names"])
     defaults = {key: value for key, value in row["defaults"].items() if value is not None}
-    # A null that the class takes stands for itself: it is not the same as a key that is left out.
-    top = Section(defaults | stated, whole_file.where, ProfileError, whence=_WHENCE)
+    # A null that the class accepts has a meaning, so it is kept apart from a missing key.
+    top = Section(defaults | stated, whole_file.where, ProfileError, whence=_MISSING_KEY_HINT)
+    # Check the spelling first: a misspelled key would otherwise lead to a confusing error about the default in its
+    # place.
     _check_spelling(top, defaults, stated, kind)
     fields = _KINDS[kind](top)
     _check_keys(top, stated, kind)
     _check_class(top, given, kind)
     if kind in _WHOLE_HEADS and (over := fields["hidden"] % fields["heads"]):
         top.fail(
-            f"the width of {fields['hidden']} is no multiple of {fields['heads']} heads, as in all models of type"
+            f"the width is {fields['hidden']}, but it must be a multiple of {fields['heads']} heads in models of type"
             f" `{kind}`",
             f"set the width to {fields['hidden'] - over + fields['heads']}, or the heads to a number that divides it",
         )
@@ -197,12 +198,12 @@ def _of_config(whole_file: Section, given: dict[str, Any], name: str) -> Transfo
         return Transformer(name=title or name, **fields)
     except HpgoError as error:
         left_out = [f"{key} {defaults[key]}" for key in _SIZES if key in defaults and key not in stated]
-        said = f" (by the default of its class: {', '.join(left_out)})" if left_out else ""
-        top.reraise(error, _in_keys(error.message, row["defaults"]) + said, _in_keys(error.hint, row["defaults"]))
+        defaulted = f" (by default of its class: {', '.join(left_out)})" if left_out else ""
+        top.reraise(error, _in_keys(error.message, row["defaults"]) + defaulted, _in_keys(error.hint, row["defaults"]))
 
 
 def _in_keys(text: str, known: dict[str, Any]) -> str:
-    """Return a message with the type's own keys in the place of the fields of `Transformer`."""
+    """Return a message with the fields of `Transformer` replaced by the type's own keys."""
     for field, keys in _KEYS_OF_FIELDS.items():
         if own := next((key for key in keys if key in known), ""):
             text = text.replace(f"`{field}`", f"`{own}`")
@@ -213,18 +214,18 @@ def _check_class(top: Section, given: dict[str, Any], kind: str) -> None:
     """Refuse a configuration whose `architectures` names a class with another head than a language model's."""
     names = given.get("architectures")
     if names is None or (isinstance(names, list) and names and all(str(name).endswith(_CAUSAL_ENDS) for name in names)):
-        return  # `model_type` decides which one, as in transformers: public files have names of other types
+        return  # `model_type` takes precedence, as in transformers: public files may name a class of another type
     own = _class_defaults()["types"][kind]["class"]
-    said = _listed(names) if isinstance(names, list) and names else safe_repr(names)
+    listed = _listed(names) if isinstance(names, list) and names else safe_repr(names)
     top.fail(
-        f"`architectures` is {said}, but only causal language models are known by their shape",
-        f'write `"architectures": ["{own}"]` into the file to take it for a language model',
+        f"`architectures` is {listed}, but only causal language models are supported",
+        f'write `"architectures": ["{own}"]` into the file to read it as a language model',
         code="unknown_name",
     )
 
 
 def _by_own_names(top: Section, given: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """Return the keys of a configuration under the names that its class has for them."""
+    """Return the keys of a configuration under the names that its class uses."""
     for key, own in names.items():
         if key in given and own in given and given[key] != given[own]:
             top.fail(f"`{own}` and its other name `{key}` have different values", "keep one of them")
@@ -232,7 +233,7 @@ def _by_own_names(top: Section, given: dict[str, Any], names: dict[str, str]) ->
 
 
 def _check_keys(top: Section, stated: dict[str, Any], kind: str) -> None:
-    """Refuse all keys at once that are unknown and may change what the model computes, and nulls without a meaning."""
+    """Refuse unknown keys that may change what the model computes, all at once, and nulls without a meaning."""
     table = _class_defaults()
     row = table["types"][kind]
     nulls = [key for key in row["not_null"] if key in stated and stated[key] is None and key not in _HARMLESS]
@@ -243,11 +244,12 @@ def _check_keys(top: Section, stated: dict[str, Any], kind: str) -> None:
 
 
 def _check_spelling(top: Section, defaults: dict[str, Any], stated: dict[str, Any], kind: str) -> None:
-    """Refuse misspelt keys before the defaults of the keys that they stand for lead to another error."""
+    """Refuse misspelled keys before the defaults in their place lead to another error."""
     row = _class_defaults()["types"][kind]
     strange = [key for key in stated if key not in row["defaults"] and not _changes_nothing(key, stated[key])]
     if not (slips := _slips(strange, stated, kind)):
         return
+    # Read the file with the corrected keys, so that one error can list all other unknown keys, too.
     renamed = {slips.get(key, key): value for key, value in stated.items()}
     whole_file = Section(defaults | renamed, top.where, ProfileError)
     others: list[str] = []
@@ -258,17 +260,17 @@ def _check_spelling(top: Section, defaults: dict[str, Any], stated: dict[str, An
 
 
 def _slips(keys: list[str], stated: dict[str, Any], kind: str) -> dict[str, str]:
-    """Return what is meant by each of the unknown `keys` that is like one key of the type."""
+    """Return the intended key for each of the unknown `keys` that resembles exactly one key of the type."""
     absent = sorted({*_class_defaults()["types"][kind]["defaults"], "rope_scaling", "rope_parameters"} - stated.keys())
     nearest = {key: nearest_names(str(key), absent, least=0.85) for key in keys}
     return {key: names[0] for key, names in nearest.items() if len(names) == 1}
 
 
 def _unknown(top: Section, stated: dict[str, Any], kind: str) -> list[str]:
-    """Return the stated keys that nobody has asked for, and that may change what the model computes."""
+    """Return the stated keys that were never read and that may change what the model computes."""
     row, kinds = _class_defaults()["types"][kind], stated.get("layer_types")
     if isinstance(kinds, list) and all(one == "full_attention" for one in kinds):
-        top.get("layer_types")  # of no effect in types without windows
+        top.get("layer_types")  # has no effect in types without windows
     return [
         key for key in top.unread()
         if key in stated and not _changes_nothing(key, stated[key]) and stated[key] != row["defaults"].get(key)
@@ -276,7 +278,7 @@ def _unknown(top: Section, stated: dict[str, Any], kind: str) -> list[str]:
 
 
 def _changes_nothing(key: object, value: object) -> bool:
-    """Return whether no model computes anything else for this key with this value."""
+    """Return whether this key with this value has no effect on the computation of any model."""
     return (
         key in _HARMLESS or key in _class_defaults()["generation"] or str(key).startswith("_")
         or str(key).endswith(_TOKEN_IDS) or value in (None, False, [], {})
@@ -287,7 +289,7 @@ def _refuse_keys(top: Section, unknown: list[str], slips: dict[str, str], kind: 
     verb = "is" if len(unknown) == 1 else "are"
     meant = [f"rename `{shorten(str(key))}` to `{slips[key]}`" for key in unknown if key in slips]
     top.fail(
-        f"{_listed(unknown)} of a model of type `{kind}` {verb} not known, and may change the results",
+        f"{_listed(unknown)} of a model of type `{kind}` {verb} unknown, but may change the results",
         join_words(meant) if meant else _REFUSED_HINT,
     )
 
@@ -297,27 +299,27 @@ def _listed(keys: list[str]) -> str:
 
 
 def _or(top: Section, key: str, default: int) -> int:
-    """Return a whole number, or `default` for a key that is null, or left out and without a default of its class."""
+    """Return a whole number, or `default` for a key that is null, or missing and without a default of its class."""
     return default if top.get(key, None) is None else top.whole(key)
 
 
 def _is_set(top: Section, key: str, default: bool = False) -> bool:
-    """Return a flag, or `default` for a key that is null, or left out and without a default of its class."""
+    """Return a flag, or `default` for a key that is null, or missing and without a default of its class."""
     return default if top.get(key, None) is None else top.flag(key)
 
 
 def _amount(top: Section, key: str) -> float:
-    """Return a number from 0; null is 0."""
+    """Return a number of at least 0; null means 0."""
     return 0.0 if top.get(key, None) is None else top.amount(key)
 
 
 def _perhaps(top: Section, key: str) -> float | None:
-    """Return a number from 0, or None for a key that is null or left out."""
+    """Return a number of at least 0, or None for a key that is null or missing."""
     return None if top.get(key, None) is None else top.amount(key)
 
 
 def _must_be(top: Section, key: str, value: object, why: str) -> None:
-    """Refuse a stated `key` that is not `value`, since no code trains such a model."""
+    """Refuse a stated `key` with another value than `value`, since no code trains such a model."""
     if (held := top.get(key, None)) is not None and held != value:
         top.fail(
             f"`{key}` is {safe_repr(held)}, but {why}", f"give {value}, or describe the model with `{VERSION_KEY}: 1`"
@@ -325,7 +327,7 @@ def _must_be(top: Section, key: str, value: object, why: str) -> None:
 
 
 def _common(top: Section) -> dict[str, Any]:
-    """Return the sizes that nearly all types name alike."""
+    """Return the sizes that have the same key in nearly all types."""
     hidden, heads = top.whole("hidden_size", least=1), top.whole("num_attention_heads", least=1)
     return {
         "layers": top.build(check_int, "num_hidden_layers", top.whole("num_hidden_layers", least=1), most=MOST_LAYERS),
@@ -348,35 +350,36 @@ _ROPE_KEYS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "proportional": (),
 }
-"""Rules of RoPE scaling that transformers has, with the keys that each needs."""
+"""Rules of RoPE scaling in transformers, with the keys that each needs."""
 
 
 def _rope(top: Section, *, theta: str = "rope_theta", fraction: str = "partial_rotary_factor") -> dict[str, Any]:
     """Return the fields of rotary positions, from older keys or from `rope_parameters` of transformers 5."""
     older, newer = (top.get(key, None) for key in ("rope_scaling", "rope_parameters"))
     if older and newer and older != newer:
-        top.fail("`rope_scaling` and `rope_parameters` are both there, and differ", "keep one of them")
-    held = Section(older or newer or {}, f"{top.where}, RoPE", ProfileError, whence=_WHENCE)
+        top.fail("`rope_scaling` and `rope_parameters` are both given, but differ", "keep one of them")
+    held = Section(older or newer or {}, f"{top.where}, RoPE", ProfileError, whence=_MISSING_KEY_HINT)
     base, share = top.amount(theta), top.amount(fraction)
     local = top.amount("rope_local_base_freq") if "rope_local_base_freq" in top else None
     by_kind = any(kind in held for kind in ("full_attention", "sliding_attention"))
     if local is not None and newer and not by_kind:
         held.fail(
-            "`rope_parameters` has no kinds of layers, but a model of this type reads them by kind",
+            "`rope_parameters` has no kinds of layers, but models of this type need them",
             'write them under `"full_attention"`',
         )
     if local is not None and "type" in held and "rope_type" not in held:
-        held.fail(
-            "`type` is an older name, which transformers does not read in a model of this type", "rename it `rope_type`"
-        )
+        held.fail("`type` is an older name, which transformers ignores in models of this type", "rename it `rope_type`")
     if by_kind:
         if local is None or older:
-            held.fail("RoPE by kinds of layers is not known of models of this type", "state it once, without kinds")
+            held.fail(
+                "RoPE by kinds of layers is given, but models of this type don't support it",
+                "state it once, without kinds",
+            )
         if held.get("sliding_attention", None):
             part = held.within("sliding_attention")
             local = part.amount("rope_theta") if "rope_theta" in part else local
             if _rope_scaling(part, 0) is not None:
-                part.fail("RoPE of layers with a window is scaled, which is not known", _REFUSED_HINT)
+                part.fail("RoPE of layers with a window is scaled, but that is not supported", _REFUSED_HINT)
         held = held.within("full_attention") if held.get("full_attention", None) else Section({}, "", ProfileError)
     return {
         "rope_theta": held.amount("rope_theta") if "rope_theta" in held else base,
@@ -392,7 +395,7 @@ def _rope_scaling(held: Section, longest: int) -> RopeScaling | None:
         return None
     if kind not in _ROPE_KEYS:
         held.fail(
-            f"RoPE scaling of type `{shorten(kind)}` is not known",
+            f"RoPE scaling of type `{shorten(kind)}` is unknown",
             did_you_mean(kind, ["default", *_ROPE_KEYS]),
             code="unknown_name",
         )
@@ -408,7 +411,7 @@ def _rope_scaling(held: Section, longest: int) -> RopeScaling | None:
 
 
 def _plain(top: Section, *, activation: str = "hidden_act", epsilon: str = "rms_norm_eps") -> dict[str, Any]:
-    """Return the fields of `Arithmetic` that types without experts name alike."""
+    """Return the fields of `Arithmetic` that have the same key in all types without experts."""
     return {
         "activation": top.text(activation),
         "norm_epsilon": top.amount(epsilon),
@@ -418,10 +421,13 @@ def _plain(top: Section, *, activation: str = "hidden_act", epsilon: str = "rms_
 
 
 def _turned(top: Section, **more: Any) -> dict[str, Any]:
-    """Return the arithmetic of a type with rotary positions that turn all of each head."""
+    """Return the arithmetic of a type whose rotary positions rotate all dimensions of each head."""
     rope = _rope(top)
     if rope["rotary_fraction"] != 1:
-        top.fail("`partial_rotary_factor` is not 1, but models of this type rotate all of each head", _REFUSED_HINT)
+        top.fail(
+            "`partial_rotary_factor` is not 1, but models of this type rotate all dimensions of each head",
+            _REFUSED_HINT,
+        )
     return {"arithmetic": top.build(Arithmetic, **_plain(top) | rope | more)}
 
 
@@ -445,6 +451,7 @@ def _mistral(top: Section) -> dict[str, Any]:
 
 
 def _mixtral(top: Section) -> dict[str, Any]:
+    # Mixtral normalizes the scores of the chosen experts without a key for it.
     fields = _common(top)
     router = {
         "router_normalizes": True,
@@ -461,12 +468,12 @@ def _mixtral(top: Section) -> dict[str, Any]:
 
 
 def _windows(top: Section, layers: int, has_window: Callable[[int], bool]) -> dict[str, Any]:
-    """Return the window of a type whose layers have it as `layer_types` says, or else as `has_window`."""
+    """Return the window of a type whose layers have it by `layer_types`, or else by `has_window`."""
     window = _or(top, "sliding_window", 0)
     kinds = [str(kind) for kind in (top.items("layer_types") if top.get("layer_types", None) else ())]
     kinds = kinds or ["sliding_attention" if has_window(at) else "full_attention" for at in range(layers)]
     if strange := set(kinds) - {"sliding_attention", "full_attention", "attention"}:
-        top.fail(f"`layer_types` has `{shorten(min(strange))}`, which is not known", _REFUSED_HINT)
+        top.fail(f"`layer_types` has `{shorten(min(strange))}`, which is unknown", _REFUSED_HINT)
     if len(kinds) != layers:
         top.fail(f"`layer_types` has {len(kinds)} entries, but there are {layers} layers", "give one for each layer")
     with_window = tuple(at for at, kind in enumerate(kinds) if kind == "sliding_attention")
@@ -474,7 +481,7 @@ def _windows(top: Section, layers: int, has_window: Callable[[int], bool]) -> di
 
 
 def _qwen(top: Section, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the window of Qwen 2 and 3: from layer `max_window_layers` on, if it is in use."""
+    """Return the window of Qwen 2 and 3, which applies from layer `max_window_layers` on if `use_sliding_window`."""
     first = top.whole("max_window_layers")
     windows = _windows(top, fields["layers"], lambda at: at >= first)
     return windows if top.flag("use_sliding_window") else {}
@@ -508,7 +515,7 @@ def _qwen_experts(top: Section, layers: int, experts: str) -> dict[str, Any]:
 def _qwen2_moe(top: Section) -> dict[str, Any]:
     fields = _common(top)
     first, in_use = top.whole("max_window_layers"), top.flag("use_sliding_window")
-    # Every second layer below `max_window_layers`, in contrast to Qwen 2 without experts.
+    # Every second layer below `max_window_layers` has a window, in contrast to Qwen 2 without experts.
     windows = _windows(top, fields["layers"], lambda at: at % 2 == 0 and at < first)
     bias = "qkv" if top.flag("qkv_bias") else "none"
     shared = top.whole("shared_expert_intermediate_size", least=1)
@@ -519,7 +526,7 @@ def _qwen2_moe(top: Section) -> dict[str, Any]:
 def _qwen3_moe(top: Section) -> dict[str, Any]:
     fields = _common(top)
     windows = _everywhere(top, fields["layers"])
-    top.get("max_window_layers", None)  # of no effect, in contrast to Qwen 3 without experts
+    top.get("max_window_layers", None)  # has no effect, in contrast to Qwen 3 without experts
     fields |= (windows if top.flag("use_sliding_window") else {}) | {"head_norms": True}
     return fields | {"attention_bias": _attention_bias(top)} | _qwen_experts(top, fields["layers"], "num_local_experts")
 
@@ -528,13 +535,14 @@ def _gemma(top: Section) -> dict[str, Any]:
     fields = _common(top)
     _must_be(top, "hidden_activation", "gelu_pytorch_tanh", "models of this type have that activation")
     more: dict[str, Any] = {"norm_adds_one": True, "embedding_scale": sqrt(fields["hidden"])}
-    if top.text("hidden_act") == "gelu":  # written for years where the tanh approximation was meant
+    # For years, files stated `gelu` although the tanh approximation was meant.
+    if top.text("hidden_act") == "gelu":
         more["activation"] = "gelu_pytorch_tanh"
     return fields | {"attention_bias": _attention_bias(top)} | _turned(top, **more)
 
 
 def _gemma_of_windows(top: Section, has_window: Callable[[int], bool]) -> dict[str, Any]:
-    """Return the fields of Gemma 2 and 3, but for what sets these apart."""
+    """Return the fields that Gemma 2 and 3 have in common."""
     fields = _common(top)
     activation = top.text("hidden_activation")
     _must_be(top, "hidden_act", activation, f"`hidden_activation` is {activation}")
@@ -567,7 +575,7 @@ def _gemma3(top: Section) -> dict[str, Any]:
 
 
 _PLAIN = {"gated": False, "attention_bias": "all", "ffn_bias": True, "centred_norms": True}
-"""The shape of GPT-2 and its descendants."""
+"""Properties of GPT-2 and its descendants that no key states."""
 
 
 def _gpt2(top: Section) -> dict[str, Any]:
@@ -616,7 +624,7 @@ def _gpt_neox(top: Section) -> dict[str, Any]:
 
 def _deepseek_v2(top: Section) -> dict[str, Any]:
     _must_be(top, "scoring_func", "softmax", "models of this type have that score")
-    _must_be(top, "norm_topk_prob", False, "transformers and the model's own code disagree on what follows")
+    _must_be(top, "norm_topk_prob", False, "transformers and the model's own code disagree on its effect")
     how = top.text("topk_method")
     if how not in {"greedy", "group_limited_greedy"}:
         top.fail(f"`topk_method` is {safe_repr(how)}, but it must be greedy or group_limited_greedy", _REFUSED_HINT)
@@ -633,12 +641,16 @@ def _deepseek_v3(top: Section) -> dict[str, Any]:
 
 
 def _deepseek(top: Section, *, grouped: bool, interleaved: bool, score: dict[str, Any]) -> dict[str, Any]:
-    # `head_dim` is the turned part's there, and both are made anew from these two.
+    # In these files, `head_dim` is the width of the rotated part. So the head's width is computed from both parts.
     turned = top.whole("qk_rope_head_dim")
     fields = _common(top) | {"head_dim": top.whole("qk_nope_head_dim") + turned}
     top.get("qk_head_dim", None)
+    # `Transformer.attention_parameters` counts no biases of latent attention.
     if _is_set(top, "attention_bias") or _is_set(top, "mlp_bias"):
-        top.fail("`attention_bias` and `mlp_bias` are not known of models with latent attention", "they are false")
+        top.fail(
+            "`attention_bias` or `mlp_bias` is true, but models with latent attention have no biases",
+            "set both to false",
+        )
     fields["kv_heads"] = fields["heads"]
     latent = Latent(
         kv_rank=top.whole("kv_lora_rank", least=1),
@@ -647,7 +659,7 @@ def _deepseek(top: Section, *, grouped: bool, interleaved: bool, score: dict[str
         q_rank=_or(top, "q_lora_rank", 0) or None,
     )
     width = top.whole("moe_intermediate_size", least=1)
-    _must_be(top, "moe_layer_freq", 1, "transformers and the model's own code disagree on what follows")
+    _must_be(top, "moe_layer_freq", 1, "transformers and the model's own code disagree on its effect")
     groups, chosen = _or(top, "n_group", 1) or 1, _or(top, "topk_group", 0)
     groups = groups if grouped else 1
     first = top.whole("first_k_dense_replace")

@@ -1,1 +1,1 @@
-"""Inference: micro-batches that stream through stages, in fewer bits where links are slow."""
+"""Inference: micro-batches stream forward through the stages of a plan."""

@@ -1,9 +1,9 @@
-"""In how many bits numbers cross one cut, so that its link keeps up with a rate: as many as there is time for.
+"""Choice of the bit width at one cut: the largest that its link sustains at a given rate.
 
-The rank behind the cut measures what the link carries, and asks for a width. It goes down at once where the link is too
-slow for the one in use, and up only after a row of packets that would all have been in time with more bits. A width
-that does not last as long as it was waited for is waited for twice as long the next time, so that links whose speed
-can't be known, since they carry short bursts faster than streams say, make it change ever more seldom.
+The receiving rank measures the link's rate and requests a width. The width falls at once if the link is too slow for
+the current one. It rises only after a run of packets that would all have been in time with more bits. If a higher width
+fails too soon, the next attempt waits for twice as many packets. So a link whose rate can't be measured, since it
+carries short bursts faster than streams, makes the width change ever less often.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _REMEMBERED = 3
-"""Packets whose median tells that the link is too slow: one that was held up tells nothing."""
+"""Number of packets whose median rate decides that the link is too slow. A single delayed packet decides nothing."""
 _PATIENCE = 8
-"""Packets in a row before there are more bits."""
+"""Number of consecutive packets that must be fast enough before the width rises."""
 _BUSY, _SPARE = 0.9, 0.75
-"""Shares of the time between two packets: a link may be busy for so long, and for so long if there shall be more bits;
-what lies between is the room in which nothing changes."""
+"""Fractions of the time between two packets that a link may be busy: at the current width, and at a wider one.
+
+The gap between the two is a hysteresis, in which the width stays the same.
+"""
 
 
 class Widths:
-    """The width at one cut; 0 leaves numbers as they are.
+    """The bit width at one cut; 0 sends numbers unchanged.
 
     >>> cut = Widths({0: 3200, 16: 1600, 8: 800, 4: 400}, within_s=1.0, width=0)
     >>> [cut.after(3200, 2.0) for _ in range(3)]
@@ -35,29 +37,35 @@ class Widths:
     """
 
     def __init__(self, size_bytes: Mapping[int, int], within_s: float, width: int) -> None:
-        """`size_bytes` is what a packet has with each width; one shall be through within so many seconds."""
+        """Create the state for one cut, beginning with `width`.
+
+        `size_bytes` is a packet's size by width. A packet must pass within `within_s` seconds.
+        """
         self.size_bytes: dict[int, int] = {}
-        """Of each width that makes packets smaller than all wider ones do, the widest first."""
+        """Packet size in bytes by width, in descending order, without widths that save nothing over wider ones."""
         for bits, size in sorted(size_bytes.items(), key=lambda one: (-one[1], one[0])):
             if size not in self.size_bytes.values():
                 self.size_bytes[bits] = size
+        # A width without an entry, such as 16 bits for float16, stands for the entry of equal size.
         same = (bits for bits, size in self.size_bytes.items() if size == size_bytes[width])
         self.width = next(same)
-        """What to use now."""
+        """Current width in bits, which is 0 for unchanged numbers."""
         self._within_s = within_s
-        self._last: deque[float] = deque(maxlen=_REMEMBERED)  # bytes a second
+        self._last: deque[float] = deque(maxlen=_REMEMBERED)  # rates in bytes per second
         self._patience = _PATIENCE
-        self._tried: int | None = None  # packets since there are more bits, until they have lasted
-        self._spare, self._slowest = 0, 0.0  # packets in a row that leave room, and the slowest of them
+        self._tried: int | None = None  # packets since the width rose; None once it has lasted
+        self._spare, self._slowest = 0, 0.0  # consecutive packets fast enough for more bits, and their lowest rate
 
     def after(self, size_bytes: int, seconds: float) -> int:
-        """The width to use when a packet of so many bytes has taken the link so long."""
+        """Record that a packet occupied the link for `seconds`, and return the width for the next packets."""
         rate = size_bytes / max(seconds, 1e-9)
         self._last.append(rate)
+        # A width that has lasted longer than the wait for it is proven, so the wait is reset to its initial length.
         if self._tried is not None:
             self._tried += 1
             if self._tried > self._patience:
                 self._patience, self._tried = _PATIENCE, None
+        # `median_low` needs two slow packets of three, so one delayed packet does not lower the width.
         if len(self._last) == _REMEMBERED and not self._fits(self.width, median_low(self._last), _BUSY):
             self._fall(median_low(self._last))
         else:
@@ -65,22 +73,25 @@ class Widths:
         return self.width
 
     def _fall(self, rate: float) -> None:
-        """To the widest that fits, or the narrowest."""
+        """Reduce the width to the widest that fits the rate, or to the narrowest of all."""
         narrower = [bits for bits in self.size_bytes if self.size_bytes[bits] < self.size_bytes[self.width]]
         if narrower:
+            # The last rise failed. Wait twice as long before the next one, which bounds the number of failures
+            # logarithmically.
             if self._tried is not None:
                 self._patience, self._tried = 2 * self._patience, None
             self.width = next((bits for bits in narrower if self._fits(bits, rate, _BUSY)), narrower[-1])
         self._spare = 0
 
     def _count(self, rate: float) -> None:
-        """Counts packets that leave room for more bits, and takes these when there were enough."""
+        """Count packets that are fast enough for more bits, and switch to a wider width after enough of them."""
         wider = [bits for bits in self.size_bytes if self.size_bytes[bits] > self.size_bytes[self.width]]
         if not wider or not self._fits(wider[-1], rate, _SPARE):
             self._spare = 0
             return
         self._slowest = min(rate, self._slowest) if self._spare else rate
         self._spare += 1
+        # Choose by the slowest packet of the run, since the wider packets must all have been in time.
         if self._spare >= self._patience:
             self.width = next(bits for bits in wider if self._fits(bits, self._slowest, _SPARE))
             self._spare = self._tried = 0

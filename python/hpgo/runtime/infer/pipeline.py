@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 
 class InferencePipeline(RankPipeline):
-    """One rank's part of a plan that infers: micro-batches stream through its stages.
+    """One rank's part of an inference plan: micro-batches stream through its stages.
 
-    Every rank makes one, and all pass through the same streams. Layers run as those of models that don't train.
+    Every rank creates one, and all ranks take part in each stream. Layers run in evaluation mode.
 
     >>> import torch
     >>> import hpgo.runtime
@@ -69,34 +69,36 @@ class InferencePipeline(RankPipeline):
         grace_s: float = 30.0,
         shared_memory: bool = True,
     ) -> None:
-        """Join the other ranks, and make the layers of this one.
+        """Join the other ranks and build the layers of this rank.
 
         Args:
-            plan: a plan of `hpgo.partition`, or a program of forward passes alone, or the file of one.
-            workload: what is run, or its name as `Workload.read` takes it.
-            quantize: in how many bits numbers travel: one number, or one for each cut between two stages; 0 leaves them
-                as they are, None is what a plan of `hpgo.partition` says.
-            seed: of the weights, unless the workload or a checkpoint has them.
-            dtype: of the weights; None is the workload's own.
-            autocast: the dtype that `torch.autocast` computes in: `torch.bfloat16`; None is without.
-            device: None is the GPU of the rank's local number if its machine has one for each rank, else the CPU.
-            timeout_s: for how long the run may stand still while ranks wait: longer than anything that one does alone.
-            find_nan: look at all that layers make, and end with the first layer that makes what is no number. Slow.
-            silence_s: for how long a rank may give no sign of life.
-            grace_s: how long the run goes on, at most, when SIGTERM has asked it to end.
-            shared_memory: pass tensors on in memory that the ranks of a machine share, where they compute on CPUs;
-                False has gloo carry them, as it does between machines.
+            plan: a plan of `hpgo.partition`, a program with forward passes only, or a file with either.
+            workload: the model and its data, or a name for `Workload.read`.
+            quantize: bit width of transferred numbers: one for all cuts or one per cut; 0 sends them unchanged. None:
+                the widths of the plan.
+            seed: seed of the weights, unless the workload or a checkpoint has them.
+            dtype: number format of the weights. None: the workload's.
+            autocast: number format of `torch.autocast`, such as `torch.bfloat16`. None: no autocast.
+            device: device of the layers. None: the GPU with the rank's local number if its host has one for each rank,
+                else the CPU.
+            timeout_s: maximum time in seconds without progress while ranks wait. It must exceed the longest operation
+                of a single rank.
+            find_nan: check all results of layers, and stop at the first layer whose result has NaN or infinity. Slow.
+            silence_s: maximum time in seconds without a heartbeat of a rank.
+            grace_s: maximum time in seconds that the run continues after SIGTERM.
+            shared_memory: pass tensors through shared memory between CPU ranks of one host. False: gloo passes them, as
+                it does between hosts.
 
-        Raises ArgumentError for a plan and a workload that don't go together or can't infer, and RunError if the ranks
-        don't find each other, or differ in plan, options or versions.
+        Raises ArgumentError if plan and workload don't match or can't run inference. Raises RunError if the ranks don't
+        find each other, or if their plans, options or versions differ.
         """
         runnable = Runnable.from_plan(plan)
         check_inference(runnable.program)
         self.bits = bits_behind(runnable.bits, runnable.program.schedule.chain_length, quantize)
-        """In which numbers travel behind each stage but the last; 0 as they are."""
+        """Bit width after each stage but the last; 0 sends numbers unchanged."""
         self.sent_bits: tuple[dict[int, int], ...] = ()
-        """For each cut behind a stage, how many of the last stream's micro-batches crossed it in how many bits."""
-        self._rows: list[int] = []  # of the last stream's micro-batches
+        """Number of the last stream's micro-batches by bit width, for each cut after a stage."""
+        self._rows: list[int] = []  # rows of the last stream's micro-batches
         options = RankOptions.from_arguments(
             seed=seed,
             dtype=dtype,
@@ -117,6 +119,7 @@ class InferencePipeline(RankPipeline):
         del runnable
         program, options = self.program, self._options
         length = program.schedule.chain_length
+        # In the program, each route through the hosts is a chain of stages. All chains share the modules of one model.
         parts = self._stage_modules({stage.stage % length for stage in self.mine.stages}, chains=1)
         self._cuts = layouts(parts, program.micro_batch_size, options.dtype, self.bits)
         self._stream_groups = self._neighbour_groups(crossings(parts, len(parts)))
@@ -125,11 +128,14 @@ class InferencePipeline(RankPipeline):
         if options.find_nan:
             for part in self.parts.values():
                 part.find_nan()
+        # This state only serves to load a checkpoint, so it has no gradients, optimizer or random generators.
         self._state = RankState(program, self.workload, parts=self.parts, weights=[], stepper=None, seed=None)
 
     def _position_of(self, data_rank: int | None, *, holds: bool) -> PipelinePosition | None:
-        """Where this rank stands in the row of stages; None if it does not."""
+        """Return the position of this rank in the chain of stages, or None if it has none."""
         program, routes, cuts, before_stages = self.program, routes_of(self.program), self._cuts, 0
+        # A rank that only holds the data becomes an additional stage without layers before the first one. What enters
+        # it is what enters the first stage, so the first cut counts twice.
         if data_rank is not None and data_rank != source_of(routes):
             routes, cuts, before_stages = [(data_rank, *route) for route in routes], [cuts[0], *cuts], 1
         stage = next((at for at, hosts in enumerate(hosts_of(routes)) if self.rank in hosts), None)
@@ -153,23 +159,23 @@ class InferencePipeline(RankPipeline):
         )
 
     def _link_groups(self) -> NeighbourGroups:
-        """Return groups without shared memory: it is no link, so there would be nothing to hold a rate on."""
+        """Return groups without shared memory, which is not a link: its rate says nothing about a network."""
         return NeighbourGroups(self.device, self._options.limits.patience_s, shared_memory=False)
 
     @property
     def takes_batches(self) -> bool:
-        """Whether micro-batches enter at this rank: it holds the first stage, or its first share."""
+        """Whether micro-batches enter at this rank: it is the first host of the first stage."""
         return self.rank == source_of(routes_of(self.program))
 
     @property
     def gives_outputs(self) -> bool:
-        """Whether outputs leave from this rank: it holds the last stage, or its first share."""
+        """Whether outputs leave at this rank: it is the first host of the last stage."""
         return self.rank == sink_of(routes_of(self.program))
 
     def resume(self, folder: str | os.PathLike[str]) -> bool:
-        """Load the weights of the newest checkpoint in `folder`; return whether there is one. All ranks must ask.
+        """Load the weights of the newest checkpoint in `folder`, and return whether there is one.
 
-        Raises RunError for a checkpoint that doesn't fit the workload, or is damaged.
+        All ranks must call this. Raises RunError for a checkpoint that doesn't fit the workload, or is damaged.
         """
         return self._load(folder) is not None
 
@@ -182,32 +188,32 @@ class InferencePipeline(RankPipeline):
         data_rank: int | None = None,
         watch: Watch | None = None,
     ) -> Iterator[torch.Tensor | tuple[torch.Tensor, ...]]:
-        """Passes micro-batches through all stages; gives what the model returns for each, in order, on the last rank.
+        """Stream micro-batches through all stages, and yield the model's outputs for each, in order, on the last rank.
 
-        Every rank must go through what it gives, which is nothing but on the last one, until it ends. Only the rank of
-        the first stage looks at `batches`: tensors, or a tuple of one for each input, with as many rows as the plan's
-        micro-batches, or fewer. It takes the next when there is room: there is a place in front of each stage and one
-        behind it, and at most `in_flight` have entered and not left. Layers run as those of models that don't train.
+        Every rank must iterate to the end, but only the last rank gets items. Only the rank of the first stage reads
+        `batches`: tensors, or a tuple with one tensor per input, with at most as many rows as the plan's micro-batches.
+        It takes the next one when a place is free. Memory is bounded: there is one place before and one after each
+        stage, and at most `in_flight` micro-batches are in the pipeline.
 
-        With `hold_samples_per_s`, numbers cross each cut in as many bits as its link carries at that rate; they begin
-        with `bits`, and `sent_bits` says what became of them. With `data_rank`, which is the rank of the
-        first stage or one without a stage, that rank looks at `batches`, and is given the outputs. `watch` is called on
-        this rank with each `Moment` of the stream.
+        With `hold_samples_per_s`, each cut uses as many bits as its link sustains at that rate. It starts with `bits`,
+        and `sent_bits` reports the result. With `data_rank`, the rank of the first stage or one without a stage, that
+        rank reads `batches` and gets the outputs. `watch` is called on this rank with each `Moment` of the stream.
 
-        Raises ArgumentError for micro-batches that the model can't take, RunError if a layer raises, or another rank is
-        lost, and Preempted, when all that has entered has left, if SIGTERM has asked a rank to end.
+        Raises ArgumentError for micro-batches that the model does not accept, and RunError if a layer raises or a rank
+        is lost. Raises Preempted after SIGTERM to any rank, when all micro-batches that have entered have left.
         """
         self._check_whole()
         most = room_of(self.program, in_flight)
         if not hasattr(batches, "__iter__") or isinstance(batches, torch.Tensor | str):
             raise ArgumentError(f"the micro-batches are {safe_repr(batches)}", "give a list of tensors, or a generator")
         if hold_samples_per_s is not None:
-            hint = "it is a number of samples a second above 0"
+            hint = "give a number of samples per second above 0"
             hold_samples_per_s = number("the rate to hold", hold_samples_per_s, above=0, hint=hint)
+            # With NCCL, waiting for a message returns before its data has arrived, so arrivals could not be timed.
             if self.device.type != "cpu":
                 raise ArgumentError(
-                    "a rate is to be held on GPUs, whose links nobody measures while they compute",
-                    "run on `cpu`, or choose the bits with `quantize`",
+                    "a rate is to be held on `{self.device.type}`, but links are only measured between CPUs",
+                    "set device to `cpu`, or choose the bits with `quantize`",
                 )
         if data_rank is not None:
             self._check_data_rank(check_int("data_rank", data_rank, least=0, most=self.program.world_size - 1))
@@ -216,13 +222,13 @@ class InferencePipeline(RankPipeline):
         return self._infer(batches, most, hold_samples_per_s, data_rank, watch)
 
     def _check_data_rank(self, data_rank: int) -> None:
-        """Raises ArgumentError for a rank that is in the middle of the row."""
+        """Raise ArgumentError for a rank that holds a stage other than the first."""
         routes = routes_of(self.program)
         for at, hosts in enumerate(hosts_of(routes)):
             if data_rank in hosts and data_rank != source_of(routes):
                 raise ArgumentError(
-                    f"rank {data_rank} holds stage {at}, and the data shall be there",
-                    f"leave the data to rank {source_of(routes)} of the first stage, or to one without a stage",
+                    f"the data rank is {data_rank}, but this rank holds stage {at}",
+                    f"choose rank {source_of(routes)} of the first stage, or a rank without a stage",
                 )
 
     def _infer(
@@ -233,7 +239,9 @@ class InferencePipeline(RankPipeline):
         data_rank: int | None,
         watch: Watch | None,
     ) -> Iterator[torch.Tensor | tuple[torch.Tensor, ...]]:
+        # This is reset at the end. If the caller abandons the stream, the pipeline is unusable, since other ranks wait.
         self._failed = True
+        # Ranks with different limits would wait for each other, so compare them before anything is sent.
         agree(
             {
                 "in_flight": str(in_flight),
@@ -254,6 +262,8 @@ class InferencePipeline(RankPipeline):
             if stream is not None:
                 for outputs in stream.run(iter(batches)):
                     yield outputs[0] if len(outputs) == 1 else outputs
+            # The source alone knows the rows of all micro-batches, and each sender its widths. Exchange them for `flow`
+            # and `sent_bits`.
             mine = None if stream is None else (stream.rows, stream.is_cut_short, stream.sent_bits)
             everyone: list[Any] = [mine] * dist.get_world_size()
             with HERE.meets("the end of the stream"):
@@ -267,6 +277,7 @@ class InferencePipeline(RankPipeline):
         HERE.does(f"the time after stream {self.steps}")
         if self._rows:
             ran = _of_stream(self.program, len(self._rows))
+            # A pass has two time stamps. Ranks keep stamps of the last micro-batches only.
             count = 2 * len(ran.for_rank(self.rank).actions)
             passes = stream.clock_ns[-count:] if stream is not None and count else []
             clock_ns = passes or self._stamps.in_ns([self._stamps.take()])
@@ -278,16 +289,16 @@ class InferencePipeline(RankPipeline):
             raise Preempted
 
     def flow(self) -> Flow:
-        """When each of the last stream's micro-batches entered and left, the last 10,000 of them. Every rank must ask.
+        """Return when each micro-batch of the last stream entered and left, for the last 10,000 of them.
 
-        Raises ArgumentError before the first stream, RunError if another rank is lost.
+        All ranks must call this. Raises ArgumentError before the first stream, and RunError if a rank is lost.
         """
         timeline = self._recorder.timeline(self.steps - 1)
         return flow_of(timeline, self._rows, routes=timeline.stages // self.program.schedule.chain_length)
 
 
 def _of_stream(program: Program, micro_batches: int) -> Program:
-    """So many forward passes of each stage, in order."""
+    """Return a program of `micro_batches` forward passes of each stage, in order."""
     routes, length = routes_of(program), program.schedule.chain_length
     if steps_together(program):
         orders = schedule("staggered", ranks=length, micro_batches=micro_batches)

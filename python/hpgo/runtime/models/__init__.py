@@ -1,6 +1,6 @@
 """Built-in models: networks by name and sizes, with examples of their data and their losses.
 
-Models that `hpgo models` lists have the same layer ids here, so plans of their profiles run as they stand.
+Models in `hpgo models` have the same layer ids here, so plans of their profiles run without changes.
 """
 
 from __future__ import annotations
@@ -57,26 +57,27 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "xlnet-24": ("xlnet", "xlnet", {"layers": 24}),
     "xlnet-36": ("xlnet", "xlnet", {"layers": 36}),
 }
-"""Name -> module of this folder, its function, and the sizes of that name; what the name tells can't be changed."""
-_TOLD = {"cells", "depth", "layers"}
-"""Sizes that a name with a number tells."""
+"""Module of this package, its function and fixed sizes, by the name of the model."""
+_NAMED_SIZES = {"cells", "depth", "layers"}
+"""Sizes that a name with a number contains, such as the 48 layers of `bert-48`. They can't be changed."""
 _MOST, _MOST_LAYERS = 2**31 - 1, 2**14
-"""Of sizes; layers are made one by one."""
+"""Maximum size and maximum number of layers, which are created one by one."""
 
 
 def built_in(name: str, sizes: str = "") -> BuiltModel:
-    """The model `name` with `sizes` such as `layers=12,hidden=768`; a word alone means that it is so.
+    """Return the model `name` with `sizes` such as `layers=12,hidden=768`. A name without a value sets a flag.
 
-    Raises ArgumentError for a size that the model does not have, or that is no number.
+    Raises ArgumentError for a size that the model does not have, or a value of the wrong type.
 
     >>> built_in("gpt", "layers=2,hidden=8,heads=2,vocabulary=16,length=4").network.layers
     ('embedding', 'block-1', 'block-2', 'head')
     """
     sized, build = MODELS[name][2], _builder(name)
+    # The parameters of the builder are the sizes that can be set, and their defaults determine the types.
     known = {
         key: sized.get(key, parameter.default)
         for key, parameter in inspect.signature(build).parameters.items()
-        if key not in sized.keys() & _TOLD
+        if key not in sized.keys() & _NAMED_SIZES
     }
     given: dict[str, Any] = {}
     for item in filter(None, sizes.split(",")):
@@ -90,23 +91,25 @@ def built_in(name: str, sizes: str = "") -> BuiltModel:
 
 
 def has_quarters(name: str) -> bool:
-    """Whether the blocks of the model `name` can be four layers each."""
+    """Return whether the blocks of the model `name` can be split into four layers each."""
     return "quarters" in inspect.signature(_builder(name)).parameters
 
 
 def _builder(name: str) -> Callable[..., BuiltModel]:
     module, function, _ = MODELS[name]
+    # Import only the requested model, since the modules import torch.
     build: Callable[..., BuiltModel] = getattr(importlib.import_module(f"hpgo.runtime.models.{module}"), function)
     return build
 
 
 def _value(model: str, key: str, text: str, default: Any) -> Any:
-    """`text` as what `default` is: a flag, a whole number from 1, or a share below 1."""
+    """Return `text` as a value of the type of `default`: a flag, a whole number from 1, or a fraction below 1."""
     if isinstance(default, bool):
         if text in {"true", "false"}:
             return text == "true"
         wanted = "write it alone, or `=true` or `=false`"
     elif isinstance(default, int):
+        # Check the length first, since `int` refuses numbers of thousands of digits with another error.
         most = _MOST_LAYERS if key == "layers" else _MOST
         if text.isdecimal() and len(text) < 20 and 0 < int(text) <= most:
             return int(text)
@@ -118,13 +121,14 @@ def _value(model: str, key: str, text: str, default: Any) -> Any:
         except ValueError:
             pass
         wanted = "give a number from 0 to below 1"
-    raise ArgumentError(f"the model `{model}`: `{key}` is `{shorten(text)}`", f"{wanted}; {default} is what it is else")
+    raise ArgumentError(f"the model `{model}`: `{key}` is `{shorten(text)}`", f"{wanted}; its default is {default}")
 
 
-def seeded(made: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Random examples that are the same in every process."""
+def seeded(make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    """Return random examples that are the same in every process."""
     import torch
 
+    # Restore the generator's state, so that examples don't change the random numbers of the run.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return made()
+        return make()

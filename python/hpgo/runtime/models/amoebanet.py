@@ -1,6 +1,6 @@
-"""AmoebaNet-D (Real et al., 2019): cells that each read the two before, with its profiles' ids.
+"""AmoebaNet-D (Real et al., 2019): cells that each read the outputs of the two before, with the profiles' ids.
 
-A cell adds up pairs of operations on what it has so far, five times, and returns some of the sums side by side.
+A cell adds pairs of operations on its states, five times, and returns some of the sums concatenated.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpgo.runtime.modules import Network
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Two operations a sum, each (which state it reads, what it does); states 0 and 1 are what the cell reads.
+# Each sum has two operations: the state that it reads, and its kind. States 0 and 1 are the cell's inputs.
 _NORMAL = (
     ((1, "convolve 1"), (1, "max 3")),
     ((1, "keep"), (0, "convolve 7")),
@@ -40,20 +40,29 @@ _REDUCTION_RETURNS = (4, 5, 6)
 def amoebanet(
     *, cells: int = 18, width: int = 512, classes: int = 1001, image: int = 224, batch: int = 8
 ) -> BuiltModel:
-    """`cells` cells, a third at each of three resolutions; the first have `width` channels, a multiple of 16."""
+    """Return AmoebaNet-D with `cells` cells, a third at each of three resolutions.
+
+    The first cells have `width` channels, a multiple of 16.
+    """
     if cells % 3:
-        raise ArgumentError(f"cells={cells}", "give a multiple of 3: a third is at each resolution")
+        raise ArgumentError(
+            f"cells is {cells}, but it must be a multiple of 3", f"set cells to {max(3, cells - cells % 3)}"
+        )
     if width % 16:
-        raise ArgumentError(f"width={width}", "give a multiple of 16: the stem has a sixteenth of the channels")
+        raise ArgumentError(
+            f"width is {width}, but it must be a multiple of 16", f"set width to {max(16, width - width % 16)}"
+        )
     network = Network().add("Input", nn.Identity, "input:0", everywhere=True)
     network.add("stem", partial(_stem, width // 16), "Input")
-    path = [("stem", width // 16, 1)]  # (layer, its channels, how often its images were halved)
+    path = [("stem", width // 16, 1)]  # (layer, channels, number of times that images were halved)
 
     def cell(layer: str, channels: int, *, reduces: bool) -> None:
+        # The first cell has only the stem before it, and reads it twice.
         (before, before_channels, before_halved), (last, last_channels, halved) = (path[-2:] * 2)[-2:]
         make = partial(
             Cell, before_channels, last_channels, channels, reduces=reduces, halves_before=before_halved < halved
         )
+        # A cell with a single input feeds it to both states, so the network lists it once.
         network.add(layer, make, *dict.fromkeys((before, last)))
         returns = len(_REDUCTION_RETURNS if reduces else _NORMAL_RETURNS)
         path.append((layer, returns * channels, halved + reduces))
@@ -69,6 +78,7 @@ def amoebanet(
             number += 1
             cell(f"cell-{number}", channels, reduces=False)
     last, inputs, _ = path[-1]
+    # The published profile has a layer for the loss, which the workload computes outside of the network.
     network.add("classifier", partial(_classifier, inputs, classes), last).add("loss", nn.Identity, "classifier")
     images, labels = seeded(lambda: (torch.randn(batch, 3, image, image), torch.randint(classes, (batch,))))
     return BuiltModel(network, (images,), (labels,), nn.functional.cross_entropy)
@@ -83,7 +93,7 @@ def _classifier(inputs: int, classes: int) -> nn.Module:
 
 
 class Cell(nn.Module):
-    """One cell; `halves_before` if the earlier of what it reads has images of twice the width."""
+    """One cell. `halves_before` means that the earlier input has images of twice the width."""
 
     def __init__(self, before: int, last: int, channels: int, *, reduces: bool, halves_before: bool) -> None:
         super().__init__()
@@ -92,11 +102,14 @@ class Cell(nn.Module):
         self.sums = _REDUCTION if reduces else _NORMAL
         self.returns: tuple[int, ...] = _REDUCTION_RETURNS if reduces else _NORMAL_RETURNS
         self.operations = nn.ModuleList(
-            _OPERATIONS[name](channels, 2 if reduces and state < 2 else 1) for pair in self.sums for state, name in pair
+            # In a reduction cell, only operations on the two inputs halve the images. Later states are halved already.
+            _OPERATIONS[name](channels, 2 if reduces and state < 2 else 1)
+            for pair in self.sums
+            for state, name in pair
         )
 
     def forward(self, before: torch.Tensor, last: torch.Tensor | None = None) -> torch.Tensor:
-        """What the cell computes of the two before it, or twice of one."""
+        """Return the cell's output for its two inputs, or for one input used twice."""
         states = [self.read_last(before if last is None else last), self.read_before(before)]
         operations = iter(self.operations)
         for pair in self.sums:
@@ -106,7 +119,7 @@ class Cell(nn.Module):
 
 
 class Halve(nn.Module):
-    """Half as wide: one convolution of every second pixel, another of those beside them."""
+    """Halving of images: one convolution reads every second pixel, another the pixels next to them."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -115,23 +128,26 @@ class Halve(nn.Module):
         self.norm = nn.BatchNorm2d(outputs)
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        """Images of half the width."""
+        """Return images of half the width."""
         given = torch.relu(given)
+        # The second convolution reads the pixels in odd rows and columns, which the first one skips.
         beside = nn.functional.pad(given[:, :, 1:, 1:], (0, 1, 0, 1))
-        made: torch.Tensor = self.norm(torch.cat([self.one(given), self.other(beside)], dim=1))
-        return made
+        output: torch.Tensor = self.norm(torch.cat([self.one(given), self.other(beside)], dim=1))
+        return output
 
 
 def _convolution(inputs: int, outputs: int, *sizes: int | tuple[int, int], stride: int = 1) -> nn.Module:
-    """Convolutions of these sizes, each behind an activation and before a normalisation.
+    """Return convolutions of these sizes, each after an activation and before a norm.
 
-    Several go through a quarter of the channels: they begin and end with one of size 1, and the first wide one halves.
+    Several convolutions form a bottleneck with a quarter of the channels: they begin and
+    end with size 1.
     """
     inner = outputs if len(sizes) == 1 else outputs // 4
     modules: list[nn.Module] = []
     for at, size in enumerate(sizes):
         height, width = size if isinstance(size, tuple) else (size, size)
         makes = outputs if at == len(sizes) - 1 else inner
+        # The stride in a direction belongs to the one convolution that is wide in it, so images are halved once.
         step = (stride if height > 1 else 1, stride if width > 1 else 1) if len(sizes) > 1 else stride
         padding = (height // 2, width // 2)
         modules += [

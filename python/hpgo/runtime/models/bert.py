@@ -20,10 +20,10 @@ def bert(
     length: int = 384, classes: int = 0, dropout: float = 0.1, norm_eps: float = NORM_EPS, quarters: bool = False,
     batch: int = 8,
 ) -> BuiltModel:  # fmt: skip
-    """`layers` encoder layers over texts of `length` tokens, of which 0 fills up what is shorter.
+    """Return BERT with `layers` encoder layers for texts of `length` tokens, padded with token 0.
 
-    It learns to give the vectors of `hidden` numbers between -1 and 1 that are its targets, or with `classes` the class
-    of each text. With `quarters`, encoder layers are four layers each, and hold what is before and behind them.
+    Targets are vectors of `hidden` numbers between -1 and 1, or with `classes` the class of each text. With `quarters`,
+    each encoder layer becomes four layers, and the first and last one include embedding and pooler.
     """
     check_heads(hidden, heads)
     embedding = partial(Embedding, vocabulary, max(positions, length), hidden, dropout, norm_eps)
@@ -31,6 +31,7 @@ def bert(
     pooler, names = partial(Pooler, hidden, classes), [f"encoder-{number}" for number in range(1, layers + 1)]
     network = Network()
     if quarters:
+        # Every stage computes the mask itself from the tokens, so that it is not sent over cuts.
         network.put(NetworkLayer("attention-mask", Mask, ("input:0",), everywhere=True, is_hidden=True))
         add_quarters(network, names, block, before=embedding, behind=pooler, mask=["attention-mask"])
     else:
@@ -53,15 +54,15 @@ def bert(
 
 
 class Mask(nn.Module):
-    """Where tokens may be read, `(rows, 1, 1, length)`."""
+    """Attention mask of the shape `(rows, 1, 1, length)`."""
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """True where there is a token."""
+        """Return True at tokens, and False at padding."""
         return (tokens != 0)[:, None, None, :]
 
 
 class Embedding(nn.Module):
-    """Tokens `(rows, length)` to vectors, with those of positions and of the first segment added."""
+    """Embedding of tokens `(rows, length)`, with the embeddings of positions and of the first segment added."""
 
     def __init__(self, vocabulary: int, positions: int, hidden: int, dropout: float, norm_eps: float) -> None:
         super().__init__()
@@ -74,15 +75,16 @@ class Embedding(nn.Module):
             nn.init.normal_(table.weight, std=DEVIATION)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Vectors of the shape `(rows, length, hidden)`."""
+        """Return vectors of the shape `(rows, length, hidden)`."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
+        # All tokens belong to segment 0, since the examples are single texts.
         embedded = self.tokens(tokens) + self.positions(places) + self.segments(torch.zeros_like(places))
-        made: torch.Tensor = self.dropout(self.norm(embedded))
-        return made
+        output: torch.Tensor = self.dropout(self.norm(embedded))
+        return output
 
 
 class Pooler(nn.Module):
-    """The first token's vector, once more transformed, and a score for each class if there are any."""
+    """Transformation of the first token's vector, and a classifier if there are classes."""
 
     def __init__(self, hidden: int, classes: int) -> None:
         super().__init__()
@@ -90,6 +92,6 @@ class Pooler(nn.Module):
         self.classify = begin(nn.Linear(hidden, classes)) if classes else nn.Identity()
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        """Vectors `(rows, hidden)`, of numbers between -1 and 1, or scores `(rows, classes)`."""
-        made: torch.Tensor = self.classify(torch.tanh(self.linear(given[:, 0])))
-        return made
+        """Return vectors `(rows, hidden)` of numbers between -1 and 1, or logits `(rows, classes)`."""
+        output: torch.Tensor = self.classify(torch.tanh(self.linear(given[:, 0])))
+        return output

@@ -1,4 +1,4 @@
-"""GNMT (Wu et al., 2016): LSTMs that encode, and others that all read the attention, with its profiles' ids."""
+"""GNMT (Wu et al., 2016): an LSTM encoder, and decoder layers that all read the attention, with its profiles' ids."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ def gnmt(
     *, layers: int = 16, hidden: int = 1024, vocabulary: int = 36560, source: int = 35, target: int = 36,
     dropout: float = 0.2, batch: int = 8,
 ) -> BuiltModel:  # fmt: skip
-    """`layers` LSTM layers, half of them on each side, for texts of `source` tokens into texts of `target`.
+    """Return GNMT with `layers` LSTM layers, half in encoder and decoder each, for `source` and `target` tokens.
 
-    The inputs are source tokens, their number in each sample, and target tokens; targets are the tokens that follow,
-    -100 where none does.
+    Inputs are source tokens, the length of each source text, and target tokens. Targets are the next tokens, or -100
+    after the end of a text.
     """
     if layers % 2 or layers < 4:
-        raise ArgumentError(f"layers={layers}", "give an even number from 4: half are on each side")
+        raise ArgumentError(f"layers is {layers}, but it must be an even number of at least 4", "set layers to 16")
     half = layers // 2
     network = Network()
+    # Layers with `everywhere` are computed by every stage that needs them, and are not sent over cuts.
     network.add("Input-source", nn.Identity, "input:0", everywhere=True)
     network.add("Input-lengths", nn.Identity, "input:1", everywhere=True)
     network.add("source-embedding", partial(nn.Embedding, vocabulary, hidden), "Input-source")
@@ -56,6 +57,7 @@ def gnmt(
 
     def example() -> tuple[torch.Tensor, ...]:
         texts = torch.randint(vocabulary, (batch, source)), torch.randint(vocabulary, (batch, target + 1))
+        # Texts of random length make sure that the example contains padding.
         lengths = torch.randint(max(1, source // 2), source + 1, (batch,))
         ends = torch.randint(max(1, target // 2), target + 1, (batch, 1))
         following = texts[1][:, 1:].masked_fill(torch.arange(target) >= ends, -100)
@@ -66,7 +68,7 @@ def gnmt(
 
 
 def _passed_on(network: Network, layer: str, skipped: str, *, adds: bool) -> str:
-    """The layer's sequence, with what it read added from the third layer of each side on."""
+    """Add the selector of a layer's sequence, and a residual sum if `adds`; return the id of the last of them."""
     network.add(f"{layer}-sequence", nn.Identity, layer)
     if not adds:
         return f"{layer}-sequence"
@@ -82,27 +84,29 @@ class Lstm(nn.Module):
         self.lstm = nn.LSTM(inputs, hidden, batch_first=True)
 
     def forward(self, given: torch.Tensor, state: torch.Tensor | None = None) -> torch.Tensor:
-        """Hidden states `(rows, length, hidden)`, from `state` of the shape `(rows, hidden)` on, or from 0."""
+        """Return hidden states `(rows, length, hidden)`, starting at `state` of the shape `(rows, hidden)` or at 0."""
+        # The cell state starts with the same values, since a stage receives one state per layer.
         first = None if state is None else (state[None].contiguous(), state[None].contiguous())
-        made: torch.Tensor = self.lstm(given, first)[0]
-        return made
+        output: torch.Tensor = self.lstm(given, first)[0]
+        return output
 
 
 class BothWays(nn.Module):
-    """Two LSTMs, of which one reads each text from its end."""
+    """Bidirectional LSTM: one direction reads each text from its end."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.ahead, self.back = Lstm(hidden, hidden), Lstm(hidden, hidden)
 
     def forward(self, given: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Hidden states of both, side by side; behind a text's end they say nothing."""
+        """Return the hidden states of both directions, concatenated. States after the end of a text are meaningless."""
+        # Reverse each text by its own length. Reversing the padded sequence would feed the padding first.
         back = turned(self.back(turned(given, lengths)), lengths)
         return torch.cat([self.ahead(given), back], dim=2)
 
 
 def turned(given: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Each sequence of `(rows, length, hidden)` from its end to its begin; what is behind its end stays there.
+    """Reverse each sequence of `(rows, length, hidden)` up to its length; the padding stays at its place.
 
     >>> turned(torch.tensor([[[1], [2], [3], [0]]]), torch.tensor([3])).flatten().tolist()
     [3, 2, 1, 0]
@@ -114,7 +118,7 @@ def turned(given: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 class Attention(nn.Module):
-    """The decoder's first LSTM, and what each of its states reads of the source (Bahdanau et al., 2015)."""
+    """The decoder's first LSTM, and attention of each of its states to the source (Bahdanau et al., 2015)."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -126,50 +130,52 @@ class Attention(nn.Module):
     def forward(
         self, given: torch.Tensor, state: torch.Tensor, encoded: torch.Tensor, lengths: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The LSTM's states, and sums of `encoded`, weighted for each of them: both `(rows, target, hidden)`."""
+        """Return the LSTM's states and the attention, both of the shape `(rows, target, hidden)`."""
         states = self.lstm(given, state)
         both = torch.tanh(self.query(states)[:, :, None] + self.key(encoded)[:, None])
-        behind = torch.arange(encoded.shape[1], device=encoded.device) >= lengths[:, None]
-        weights = self.score(both)[..., 0].masked_fill(behind[:, None], -torch.inf).softmax(dim=2)
+        padding = torch.arange(encoded.shape[1], device=encoded.device) >= lengths[:, None]
+        weights = self.score(both)[..., 0].masked_fill(padding[:, None], -torch.inf).softmax(dim=2)
         return states, weights @ encoded
 
 
 class States(nn.Module):
-    """A first state of 0 for each decoder layer."""
+    """Initial state of 0 for each decoder layer."""
 
     def __init__(self, layers: int, hidden: int) -> None:
         super().__init__()
         self.layers, self.hidden = layers, hidden
-        self.register_buffer("zero", torch.zeros(()), persistent=False)  # has the type that weights have
+        self.register_buffer(
+            "zero", torch.zeros(()), persistent=False
+        )  # a buffer follows the number format and device of the weights
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """`(rows, layers, hidden)`."""
+        """Return zeros of the shape `(rows, layers, hidden)`."""
         return self.zero.expand(len(tokens), self.layers, self.hidden)
 
 
 class Select(nn.Module):
-    """One layer's state."""
+    """Selection of one layer's state."""
 
     def __init__(self, layer: int) -> None:
         super().__init__()
         self.layer = layer
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """`(rows, hidden)` of `(rows, layers, hidden)`."""
+        """Return `(rows, hidden)` of `(rows, layers, hidden)`."""
         return states[:, self.layer]
 
 
 class Concat(nn.Module):
-    """A sequence beside the attention."""
+    """Concatenation of a sequence with the attention."""
 
     def forward(self, sequence: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
-        """`(rows, length, 2 * hidden)`."""
+        """Return vectors of the shape `(rows, length, 2 * hidden)`."""
         return torch.cat([sequence, attention], dim=2)
 
 
 class Sum(nn.Module):
-    """A residual sum."""
+    """Residual sum of two sequences."""
 
     def forward(self, sequence: torch.Tensor, skipped: torch.Tensor) -> torch.Tensor:
-        """The shape of both."""
+        """Return the sum, which has the shape of both inputs."""
         return sequence + skipped

@@ -1,6 +1,6 @@
-"""A GPT (Radford et al., 2019): blocks of causal attention and a feed-forward net, each after a normalisation.
+"""A GPT (Radford et al., 2019): blocks of causal attention and a feed-forward network, each after a norm.
 
-The head is the embedding again, transposed: a tie between the first and the last layer.
+The LM head shares the embedding's weight, which ties the first layer to the last.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def gpt(
     *, layers: int = 12, hidden: int = 768, heads: int = 12, vocabulary: int = 50257, length: int = 128,
     dropout: float = 0.0, tied: bool = True, batch: int = 8,
 ) -> BuiltModel:  # fmt: skip
-    """`layers` blocks of `hidden` numbers over texts of `length` tokens; each sample's target is the next tokens.
+    """Return a GPT with `layers` blocks of width `hidden` for texts of `length` tokens. Targets are the next tokens.
 
-    A target of -100 does not count; a sample counts as many times as it has targets that do.
+    A target of -100 is ignored. A sample's weight is the number of its other targets.
     """
     check_heads(hidden, heads)
     network = Network().add("embedding", partial(Embedding, vocabulary, length, hidden, dropout), "input:0")
@@ -45,17 +45,18 @@ def gpt(
 
 
 def next_token_loss(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean over the tokens that count."""
+    """Return the mean loss over the tokens that count."""
     return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
 def tokens_that_count(targets: torch.Tensor) -> torch.Tensor:
-    """How many of each sample's targets count."""
+    """Return the number of each sample's targets that count."""
+    # -100 is the default `ignore_index` of torch's cross-entropy.
     return (targets != -100).sum(1)
 
 
 class Embedding(nn.Module):
-    """Tokens `(rows, length)` to vectors, with those of positions added."""
+    """Embedding of tokens `(rows, length)`, with the embeddings of positions added."""
 
     def __init__(self, vocabulary: int, length: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -66,14 +67,14 @@ class Embedding(nn.Module):
             nn.init.normal_(table.weight, std=DEVIATION)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Vectors of the shape `(rows, length, hidden)`."""
+        """Return vectors of the shape `(rows, length, hidden)`."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         embedded: torch.Tensor = self.dropout(self.tokens(tokens) + self.positions(places))
         return embedded
 
 
 class Head(nn.Module):
-    """A normalisation, then a score for each token of the vocabulary."""
+    """A norm, then logits over the vocabulary."""
 
     def __init__(self, hidden: int, vocabulary: int) -> None:
         super().__init__()
@@ -81,6 +82,6 @@ class Head(nn.Module):
         self.linear = begin(nn.Linear(hidden, vocabulary, bias=False))
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        """Scores of the shape `(rows, length, vocabulary)`."""
+        """Return logits of the shape `(rows, length, vocabulary)`."""
         scores: torch.Tensor = self.linear(self.norm(given))
         return scores

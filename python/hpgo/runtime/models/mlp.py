@@ -1,4 +1,4 @@
-"""A row of equal linear layers, each but the last with a tanh."""
+"""A chain of equal linear layers, each but the last with a tanh."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from hpgo.runtime.modules import Network
 
 
 def mlp(*, layers: int = 8, width: int = 256, batch: int = 8) -> BuiltModel:
-    """`layers` linear layers of `width` numbers, which learn to give others; the example has `batch` samples."""
+    """Return `layers` linear layers of `width` units. The example has `batch` random vectors as inputs and targets."""
     network, last = Network(), "input:0"
     for number in range(1, layers + 1):
+        # Bind `end` as a default, since a closure would see the loop's last value.
         network.add(f"linear-{number}", lambda end=number == layers: _layer(width, end), last)  # type: ignore[misc]
         last = f"linear-{number}"
     inputs, targets = seeded(lambda: (torch.randn(batch, width), torch.randn(batch, width)))

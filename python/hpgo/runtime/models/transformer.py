@@ -1,4 +1,4 @@
-"""The block that GPT, BERT and ViT are made of: attention, then a feed-forward net."""
+"""The block of GPT, BERT and ViT: attention, then a feed-forward network."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ if TYPE_CHECKING:
     from hpgo.runtime.modules import Network
 
 DEVIATION = 0.02
-"""Of first weights."""
+"""Standard deviation of initial weights."""
 NORM_EPS = 1e-5
-"""What normalisations add to variances, unless told otherwise; published weights were trained with less."""
+"""Default epsilon of norms. Published weights were trained with a smaller one."""
 
 
 def check_heads(hidden: int, heads: int) -> None:
-    """Raises ArgumentError unless heads share `hidden` numbers equally."""
+    """Raise ArgumentError unless `hidden` is a multiple of `heads`."""
     if hidden % heads:
-        raise ArgumentError(f"hidden={hidden} can't be shared by heads={heads}", "give a multiple")
+        raise ArgumentError(
+            f"hidden is {hidden}, but it must be a multiple of heads, {heads}",
+            f"set hidden to {heads * max(1, hidden // heads)}",
+        )
 
 
 def begin(linear: nn.Linear) -> nn.Linear:
-    """`linear` with normal first weights, and no offset."""
+    """Initialize `linear` with normal weights and zero bias, and return it."""
     nn.init.normal_(linear.weight, std=DEVIATION)
     if linear.bias is not None:
         nn.init.zeros_(linear.bias)
@@ -37,10 +40,10 @@ def begin(linear: nn.Linear) -> nn.Linear:
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward net; each adds to what it reads.
+    """Attention, then a feed-forward network, each with a residual connection.
 
-    With `norm_first`, each normalises what it reads, as GPT and ViT do, else the sum, as BERT does. Attention weights
-    themselves are never dropped: it is a fused operation.
+    With `norm_first`, norms are applied to the inputs, as in GPT and ViT, otherwise to the sums, as in BERT. Attention
+    weights have no dropout, because attention is one fused operation.
     """
 
     def __init__(
@@ -62,48 +65,50 @@ class Block(nn.Module):
         self.widen = begin(nn.Linear(hidden, 4 * hidden))
         self.narrow = begin(nn.Linear(4 * hidden, hidden))
         self.dropout_1, self.dropout_2 = nn.Dropout(dropout), nn.Dropout(dropout)
-        if norm_first:  # what is added grows over the layers, and nothing else holds it back
+        if norm_first:  # without a norm on the residual stream, its variance grows with each sum
             with torch.no_grad():
                 self.join.weight /= (2 * layers) ** 0.5
                 self.narrow.weight /= (2 * layers) ** 0.5
 
     def forward(self, given: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """The shape of `given`, `(rows, length, hidden)`; `mask` is true where tokens may be read."""
+        """Return the shape of `given`, `(rows, length, hidden)`. `mask` is True at tokens that may be attended to."""
+        # The four parts below can also run as separate layers; see `Quarter`.
         joined = self.joined(self.attended(given, mask), given)
         return self.narrowed(self.widened(joined), joined)
 
     def attended(self, given: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """What each token reads of the others."""
+        """Return what each token's attention reads from the others."""
         if self.norm_first:
             given = self.norm_1(given)
         rows, length, hidden = given.shape
         parts = self.attend(given).view(rows, length, 3, self.heads, hidden // self.heads)
+        # The fused operation expects the dimension of heads before that of the sequence.
         queries, keys, values = parts.permute(2, 0, 3, 1, 4)
         read = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=self.is_causal)
         return read.transpose(1, 2).reshape(rows, length, hidden)
 
     def joined(self, read: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        """That, added to what it was read from."""
-        made: torch.Tensor = given + self.dropout_1(self.join(read))
-        return made if self.norm_first else self.norm_1(made)
+        """Project the result of attention, and add it to the input."""
+        output: torch.Tensor = given + self.dropout_1(self.join(read))
+        return output if self.norm_first else self.norm_1(output)
 
     def widened(self, given: torch.Tensor) -> torch.Tensor:
-        """The first half of the feed-forward net, `(rows, length, 4 * hidden)`."""
+        """Return the hidden layer of the feed-forward network, `(rows, length, 4 * hidden)`."""
         return functional.gelu(self.widen(self.norm_2(given) if self.norm_first else given))
 
     def narrowed(self, wide: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        """The second half, added to what the first has read."""
-        made: torch.Tensor = given + self.dropout_2(self.narrow(wide))
-        return made if self.norm_first else self.norm_2(made)
+        """Project the hidden layer, and add it to the feed-forward network's input."""
+        output: torch.Tensor = given + self.dropout_2(self.narrow(wide))
+        return output if self.norm_first else self.norm_2(output)
 
 
 _QUARTERS = {"attend": {"attend"}, "join": {"join", "dropout_1"}, "widen": {"widen"}, "narrow": {"narrow", "dropout_2"}}
-"""The parts of a block, and what each holds, but for normalisations: these belong where they are first, or last."""
+"""The quarters of a block with their modules. Norms belong to the first or to the last quarter of each half."""
 _NORMS_FIRST, _NORMS_LAST = ({"attend": "norm_1", "widen": "norm_2"}, {"join": "norm_1", "narrow": "norm_2"})
 
 
 class Quarter(nn.Module):
-    """One part of a block, with its weights alone: PipeEdge (Hu et al., 2022) cuts transformers so."""
+    """One quarter of a block with only its own weights, as PipeEdge (Hu et al., 2022) splits transformers."""
 
     def __init__(
         self,
@@ -112,10 +117,11 @@ class Quarter(nn.Module):
         before: Callable[[], nn.Module] | None = None,
         behind: Callable[[], nn.Module] | None = None,
     ) -> None:
-        """`before` makes what the model's first part begins with, `behind` what its last one ends with."""
+        """Build a quarter. `before` builds the model's input module, `behind` its output module."""
         super().__init__()
         self.part, self.block = part, block()
         norm = (_NORMS_FIRST if self.block.norm_first else _NORMS_LAST).get(part)
+        # Build the whole block and delete the rest, so that one definition serves both granularities.
         for name in [name for name, _ in self.block.named_children()]:
             if name != norm and name not in _QUARTERS[part]:
                 delattr(self.block, name)
@@ -123,7 +129,7 @@ class Quarter(nn.Module):
         self.behind = None if behind is None else behind()
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """What the part makes; where the model begins, with what it was made of."""
+        """Return the quarter's result; the first quarter of the model also returns the embedding, which `join` adds."""
         if self.part == "attend":
             if self.before is None:
                 return self.block.attended(*given)
@@ -133,10 +139,10 @@ class Quarter(nn.Module):
             return self.block.joined(*given)
         if self.part == "widen":
             return self.block.widened(*given)
-        made = self.block.narrowed(*given)
+        output = self.block.narrowed(*given)
         if self.behind is not None:
-            made = self.behind(made)
-        return made
+            output = self.behind(output)
+        return output
 
 
 def add_quarters(
@@ -148,14 +154,16 @@ def add_quarters(
     behind: Callable[[], nn.Module],
     mask: Sequence[str] = (),
 ) -> None:
-    """Adds the blocks `names`, each as four layers; those before and behind are part of the first and the last."""
+    """Add the blocks `names` as four layers each. The first one includes `before`, the last one `behind`."""
     given = "input:0"
     for number, name in enumerate(names):
         attend, join, widen, narrow = (f"{name}.{part}" for part in _QUARTERS)
         first = before if number == 0 else None
         last = behind if number == len(names) - 1 else None
         network.add(attend, partial(Quarter, "attend", block, first), given, *mask)
+        # The first quarter returns a pair, whose elements have indices. Others return one tensor.
         read, given = (attend, given) if first is None else (f"{attend}:0", f"{attend}:1")
+        # `join` and `narrow` also read the input of their half, for the residual connection.
         network.add(join, partial(Quarter, "join", block), read, given)
         network.add(widen, partial(Quarter, "widen", block), join)
         network.add(narrow, partial(Quarter, "narrow", block, None, last), widen, join)

@@ -1,8 +1,8 @@
 """VGG-16 and VGG-19 (Simonyan and Zisserman, 2015).
 
-Five groups of convolutions, each halved by a pooling, then three linear layers.
-Layers are those of the built-in profiles: VGG-19's holds each activation with what it follows, VGG-16's apart. `flat`
-has one layer an operation, and neither input, size nor loss: 44 for VGG-19.
+Five groups of convolutions, each with a pooling layer at its end, then three linear layers. Layers match the built-in
+profiles: VGG-19's profile merges each activation with the operation before it, VGG-16's does not. `flat` has one layer
+per operation, and neither input, size nor loss: 44 for VGG-19.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def vgg(
     *, depth: int, flat: bool = False, width: int = 64, linear: int = 4096, classes: int = 1000, image: int = 224,
     dropout: float = _DROPPED, batch: int = 8, squared: bool = False,
 ) -> BuiltModel:  # fmt: skip
-    """VGG of this depth; `width` channels in the first group, `linear` numbers behind the first linear layers.
+    """Return VGG of this depth, with `width` channels in the first group and `linear` units in linear layers 1 and 2.
 
-    The example has `batch` images of `image` x `image`, which is at least 32. `squared` has random numbers as targets,
-    one for each class, and the mean square of what is missing as the loss, in place of classes and cross-entropy.
+    The example has `batch` images of `image` x `image`, which is at least 32. `squared` replaces classes and
+    cross-entropy by random targets, one per class, and the mean squared error.
     """
     network = Network()
-    apart = flat or depth == 16
+    has_separate_activations = flat or depth == 16
     last = "input:0"
 
     def add(layer: str, make: Callable[[], nn.Module], *, everywhere: bool = False) -> None:
@@ -42,8 +42,8 @@ def vgg(
         last = layer
 
     def add_activated(layer: str, make: Callable[[], nn.Module], *, dropped: float = 0) -> None:
-        """The layer, its activation and, where it is dropped, its dropout: as layers of their own, or as one."""
-        if apart:
+        """Add a layer, its activation and its dropout, if any, either as separate layers or as one."""
+        if has_separate_activations:
             add(layer, make)
             add(f"{layer}-relu", nn.ReLU)
             if dropped:
@@ -55,12 +55,15 @@ def vgg(
         add("Input", nn.Identity, everywhere=True)
     inputs = 3
     for group, count in enumerate(_CONVOLUTIONS[depth], start=1):
+        # Channels double from group to group, but groups 4 and 5 have the same number.
         channels = width * 2 ** min(group - 1, 3)
         for number in range(1, count + 1):
             add_activated(f"conv-{group}-{number}", partial(_convolution, inputs, channels))
             inputs = channels
         add(f"pool-{group}", partial(nn.MaxPool2d, 2))
+    # Five poolings have halved the images, which leaves 1/32 of the width.
     inputs *= (image // 32) ** 2
+    # VGG-16's profile has separate layers for the batch size and for flattening.
     if depth == 16 and not flat:
         network.add("batch-size", nn.Identity, "input:0", everywhere=True)
         add("flatten", nn.Flatten)
@@ -70,6 +73,7 @@ def vgg(
         add_activated(f"linear-{number}", make, dropped=dropout)
         inputs = features
     add("linear-3", partial(nn.Linear, inputs, classes))
+    # VGG-19's profile ends with a layer for the loss, which the workload computes.
     if depth == 19 and not flat:
         add("loss", nn.Identity)
     if squared:
@@ -80,7 +84,7 @@ def vgg(
 
 
 def _convolution(inputs: int, channels: int) -> nn.Module:
-    """Begins so that signals keep their size through all of them (He et al., 2015)."""
+    """Return a convolution whose initial weights preserve the variance of signals (He et al., 2015)."""
     convolution = nn.Conv2d(inputs, channels, 3, padding=1)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     nn.init.zeros_(convolution.bias)

@@ -1,1 +1,1 @@
-"""What `pipeedge-run` runs: models, weights, data and schedules as PipeEdge (Hu et al., 2022) names and files them."""
+"""Implementation of `pipeedge-run`: models, weights, data and schedules as in PipeEdge (Hu et al., 2022)."""

@@ -1,4 +1,4 @@
-"""The models that PipeEdge's runtime knows, by the names that it gives them, as quarters of blocks."""
+"""The models of PipeEdge's runtime under PipeEdge's names, split into quarters of blocks."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from hpgo.runtime.grouping import QUARTER
 from hpgo.runtime.workload import Workload
 
 _EPS = "norm_eps=1e-12"
-"""As these models' published configurations have it."""
+"""Epsilon of norms in the published configurations of these models."""
 
 
 @dataclass(frozen=True, slots=True)
 class PipeEdgeRuntimeModel:
-    """One of them."""
+    """A model of PipeEdge's runtime."""
 
     name: str
     sizes: str
-    """As `Workload.read` takes them."""
+    """Name and sizes for `Workload.read`."""
     layers: int
-    """Four for each block."""
+    """Number of layers, which is four for each block."""
     file: str
-    """What PipeEdge calls the file of its weights."""
+    """PipeEdge's name for the file of the weights."""
     reads_text: bool = False
 
     def workload(self, length: int = 0) -> Workload:
-        """Its layers; texts have so many tokens."""
+        """Return the model's workload. `length` is the number of tokens, for models that read texts."""
+        # BERT has position embeddings for 512 tokens, but each run pads texts only to its longest one.
         length_of_texts = f",length={length}" if self.reads_text else ""
         return Workload.read(f"{self.sizes},{_EPS}{length_of_texts}").by(QUARTER)
 
@@ -57,11 +58,11 @@ MODELS = {
         PipeEdgeRuntimeModel("facebook/deit-tiny-distilled-patch16-224", "deit-tiny:", 48, "DeiT_T_distilled.npz"),
     )
 }
-"""By name."""
+"""All models by PipeEdge's name."""
 
 
 def model_named(name: str) -> PipeEdgeRuntimeModel:
-    """One of `MODELS`. Raises ArgumentError for a name that there isn't.
+    """Return one of `MODELS`; raise ArgumentError for an unknown name.
 
     >>> len(model_named("bert-large-uncased").workload(length=16).layers)
     96

@@ -1,9 +1,9 @@
-"""What a rank does with each micro-batch, as tables in CSV with the names and columns that PipeEdge's have.
+"""Monitoring tables of a rank in CSV, with the names and columns of PipeEdge's tables.
 
-There is a file for each key, and in it a line for each micro-batch: when, how much work and energy, and a fourth number
-that depends on the key; each is also summed over the whole run and over a window, the last few micro-batches, and
-divided by the time. Energy is what the processors of the machine have used, by the counters that Linux keeps under
-`/sys/class/powercap`, where it does and lets them be read: that of all that ran on the machine meanwhile.
+There is one file per key, with one line per micro-batch: time, work, energy, and a fourth number that depends on the
+key. Each is also summed over the whole run and over a window of the last micro-batches, and divided by the time. Energy
+is that of the host's processors, from the counters in Linux's `/sys/class/powercap`, if they are readable. It includes
+all other programs that run on the host meanwhile.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ KEYS = {
     "pass": "shard", "output": "output", "unpack": "quant_decode", "pack": "quant_encode", "receive": "recv",
     "send": "send",
 }  # fmt: skip
-"""Of each kind of moment."""
+"""PipeEdge's key of each kind of moment."""
 _SPANS = ("Global", "Window", "Instant")
 _MOST_READINGS = 1000
-"""Of counters of energy that are kept: moments begin before others have ended."""
+"""Maximum number of energy readings that are kept. Moments overlap, so older readings are needed. Not tuned."""
 _MBIT = 1e6 / 8
 _OTHER = "name another folder: `--monitor FOLDER`"
 
 
 def columns() -> list[str]:
-    """Names of the columns of all files."""
+    """Return the column names, which all files share."""
     names = ["Heartbeat", "Tag"]
     for ends, name, rate in (
         (("Start ", "End "), "Time (ns)", "Heart Rate (/s)"),
@@ -48,28 +48,28 @@ def columns() -> list[str]:
 
 
 class Energy:
-    """Counters of a machine.
+    """Energy counters of a host.
 
     >>> Energy(Path("/absent")).microjoules() is None
     True
     """
 
     def __init__(self, root: Path = Path("/sys/class/powercap")) -> None:
-        self._zones = [  # the packages; what is within them counts in them, too
+        self._zones = [  # zones of packages, which include their subzones
             zone for zone in (sorted(root.iterdir()) if root.is_dir() else ()) if zone.name.count(":") == 1
         ]
         self._last = [self._read(zone, "energy_uj") for zone in self._zones]
         self._sum_uj = 0
 
     def microjoules(self) -> int | None:
-        """What was used since this was made; None where nobody counts it."""
+        """Return the energy used since the creation of this object, or None without readable counters."""
         if not self._zones or None in self._last:
             return None
         for at, zone in enumerate(self._zones):
             now, before = self._read(zone, "energy_uj"), self._last[at]
             if now is None or before is None:
                 return None
-            # Counters begin anew when they are full.
+            # Counters wrap around at their maximum.
             self._sum_uj += (
                 now - before if now >= before else now + (self._read(zone, "max_energy_range_uj") or 0) - before
             )
@@ -86,7 +86,7 @@ class Energy:
 
 @dataclass(slots=True)
 class _Sums:
-    """Of beats: times, work, energy and the fourth number."""
+    """Sums of time, work, energy and accuracy over micro-batches."""
 
     count: int = 0
     taken_ns: int = 0
@@ -95,7 +95,7 @@ class _Sums:
     accuracy: int = 0
 
     def add(self, other: _Sums, sign: int = 1) -> None:
-        """Or takes away."""
+        """Add `other`, or subtract it with `sign` -1."""
         self.count += sign * other.count
         self.taken_ns += sign * other.taken_ns
         self.work += sign * other.work
@@ -119,11 +119,13 @@ class _Table:
         self._file.flush()
 
     def add(self, ends_ns: tuple[int, int], work: float, ends_uj: tuple[int, int], accuracy: int) -> None:
-        """A line more."""
+        """Append the line of one micro-batch."""
+        # A duration of 0 would make the rates infinite.
         beat = _Sums(1, max(1, ends_ns[1] - ends_ns[0]), work, ends_uj[1] - ends_uj[0], accuracy)
         self._beats.append(beat)
         self._whole.add(beat)
         self._window.add(beat)
+        # Update the window's sums incrementally, so that a line takes constant time for any window.
         if len(self._beats) > self._most:
             self._window.add(self._beats.popleft(), -1)
         spans = (self._whole, self._window, beat)
@@ -134,6 +136,7 @@ class _Table:
         row += [*ends_uj, *(one.used_uj for one in spans)] + [one.used_uj / one.taken_ns * 1e3 for one in spans]
         row += [accuracy, *(one.accuracy for one in spans)] + [one.accuracy / one.taken_ns * 1e9 for one in spans]
         self._rows.writerow([f"{one:.15f}" if isinstance(one, float) else one for one in row])
+        # Flush each line, so that a rank that is killed leaves its table up to then.
         self._file.flush()
 
     def close(self) -> None:
@@ -141,14 +144,14 @@ class _Table:
 
 
 class Monitor:
-    """Writes the tables of one rank; call it with each moment, and `close` it."""
+    """Writer of the tables of one rank. Call it with each moment, and `close` it."""
 
     def __init__(
         self, folder: Path, window: int, layers: int, *, mode: str = "w", energy: Energy | None = None
     ) -> None:
-        """`window` is how many micro-batches make one, `layers` how many the rank has; `mode` is that of `open`.
+        """Open the tables of a rank that has `layers` layers.
 
-        Raises FileError if a file can't be written.
+        `window` is a number of micro-batches, and `mode` that of `open`. Raises FileError if a file can't be written.
         """
         self._layers = layers
         self._energy = energy or Energy()
@@ -161,11 +164,11 @@ class Monitor:
         self._tables = {kind: _Table(folder / f"{key}.csv", mode, window) for kind, key in KEYS.items()}
 
     def __call__(self, moment: Moment) -> None:
-        """A line of its key."""
+        """Append a line to the table of the moment's key."""
         self._readings.append((moment.end_ns, self._energy.microjoules() or 0))
         if moment.kind == "output":
             self._write_output()
-            self._output = moment  # how many of its answers are right is not known yet
+            self._output = moment  # written later, when the number of correct answers is known
         elif moment.kind == "pass":
             self._write(moment, moment.samples, self._layers)
         elif moment.kind in {"send", "receive"}:
@@ -174,11 +177,11 @@ class Monitor:
             self._write(moment, moment.samples if moment.bits else 0, moment.bits)
 
     def right(self, count: int) -> None:
-        """So many answers of the last output are right."""
+        """Record that `count` answers of the last output are correct."""
         self._write_output(count)
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Write the last output and close all files."""
         self._write_output()
         for table in self._tables.values():
             table.close()
@@ -193,7 +196,7 @@ class Monitor:
         self._tables[moment.kind].add((moment.begin_ns, moment.end_ns), work, ends_uj, accuracy)
 
     def _used_uj(self, at_ns: int) -> int:
-        """By the last reading that is no later, or the first that is known."""
+        """Return the energy at a time from the last reading before it, or else from the first reading."""
         return next(
             (used_uj for read_ns, used_uj in reversed(self._readings) if read_ns <= at_ns), self._readings[0][1]
         )

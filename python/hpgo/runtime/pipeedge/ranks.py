@@ -1,4 +1,4 @@
-"""One rank of `pipeedge-run`: it hears who takes what, holds its layers or the data, and infers."""
+"""One rank of `pipeedge-run`: it receives the assignment, loads its layers or the data, and runs inference."""
 
 from __future__ import annotations
 
@@ -31,63 +31,64 @@ if TYPE_CHECKING:
     from hpgo.timing.flow import Flow
 
 _DECIDED, _LENGTH = "pipeedge/decided", "pipeedge/length"
-"""Keys of the store, under which rank 0 says who takes what, and the rank with the data how long texts are."""
+"""Keys of the store: the assignment by rank 0, and the length of texts by the data rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """What one of them is asked for."""
+    """Options of one rank."""
 
     number: int
     asked: ScheduleOptions
-    """Rank 0's counts."""
+    """Options of the schedule, which have an effect on rank 0 only, except for the model."""
     data: DataOptions
-    """That of the rank with the data counts."""
+    """Options of the data, which have an effect on the data rank only."""
     weights: Path | None
-    """A file or folder; None is random ones."""
+    """File or folder of the weights. None: random weights."""
     monitor: Path
-    """The folder for its tables."""
+    """Folder for the monitoring tables."""
     monitor_mode: str
-    """In which they are opened."""
+    """Mode for opening the tables: `w`, `x` or `a`."""
     window: int
     keep: Path | None
-    """A file for the outputs, on the rank with the data."""
+    """File for the outputs, on the data rank."""
     options: dict[str, Any]
-    """Of `Pipeline`."""
+    """Keyword arguments of `InferencePipeline`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankResult:
-    """What came of it, for the rank with the data."""
+    """Result of a run, on the data rank."""
 
     decided: Assignment
     samples: int
     taken_s: float
-    """From the first sample to the last answer."""
+    """Seconds from the first sample to the last answer."""
     right: int | None
-    """Answers; None where there are no labels."""
+    """Number of correct answers; None without labels."""
     sent_bits: tuple[dict[int, int], ...]
     flow: Flow
 
 
 def take_rank(rank: Rank, tell: Callable[[str], None]) -> RankResult | None:
-    """Infers as that rank; returns what came of it on the rank with the data.
+    """Run inference as one rank; return the result on the data rank, and None on others.
 
-    `tell` is given what rank 0, or the rank with the data, has to say before. Raises what `decide` and `Pipeline.infer`
-    raise, and ArgumentError for ranks that name different models.
+    `tell` gets lines from rank 0 and from the data rank before the run. Raises the errors of `decide` and
+    `InferencePipeline.infer`, and ArgumentError if ranks name different models.
     """
     store = meet(rank.options["timeout_s"])
+    # Only rank 0 needs PipeEdge's files. All others receive its decision through the store.
     if rank.number == 0:
         decided = decide(rank.asked)
         store.set(_DECIDED, decided.to_json())
         for line in _in_words(decided):
             tell(line)
     else:
-        decided = Assignment.from_json(_told(store, _DECIDED, 0, "the wait for who takes what"))
+        decided = Assignment.from_json(_read_store(store, _DECIDED, 0, "the wait for who takes what"))
     if rank.asked.model != decided.model:
         raise ArgumentError(
-            f"rank {rank.number} is to run `{rank.asked.model}`, and rank 0 `{decided.model}`",
-            "start all with one `-m`",
+            f"the model of rank {rank.number} is `{rank.asked.model}`, but that of rank 0 is `{decided.model}`",
+            "start all ranks with the same `-m`",
         )
     model = model_named(decided.model)
     data: Data | None = None
@@ -96,27 +97,30 @@ def take_rank(rank: Rank, tell: Callable[[str], None]) -> RankResult | None:
         data = read_data(rank.data, model)
         store.set(_LENGTH, str(data.length))
         tell(_of_data(data, rank.data))
-    length = int(_told(store, _LENGTH, decided.data_rank, "the wait for the data"))
+    # The example of the workload needs the length of the longest text, which only the data rank knows.
+    length = int(_read_store(store, _LENGTH, decided.data_rank, "the wait for the data"))
     workload = model.workload(length)
     if rank.weights is not None:
         workload = with_weights(workload, rank.weights)
     program = decided.program(workload.layers)
     with InferencePipeline(program, workload, quantize=decided.bits, **rank.options) as pipeline:
+        # Random and published weights must not be mixed in one model.
         agree({"kind of weights": "random" if rank.weights is None else "those of a file"})
         return _infer(pipeline, rank, decided, data)
 
 
-def _told(store: Any, key: str, rank: int, words: str) -> str:
-    """What a rank has said under `key`, as soon as it has."""
+def _read_store(store: Any, key: str, rank: int, words: str) -> str:
+    """Return the value that a rank has stored under `key`, once it is there."""
     HERE.does(words)
     with lost(str(HERE)), HERE.waiting(rank):
-        said: bytes = store.get(key)
-    return said.decode()
+        value: bytes = store.get(key)
+    return value.decode()
 
 
 def _infer(pipeline: InferencePipeline, rank: Rank, decided: Assignment, data: Data | None) -> RankResult | None:
     size, right, begin, labels = decided.micro_batch_size, 0, 0, 0
     kept: list[torch.Tensor] = []
+    # A rank without a stage has no layers, which the range (1, 0) expresses.
     first, last = dict(zip(decided.ranks, decided.stages, strict=True)).get(rank.number, (1, 0))
     monitor = Monitor(_folder(rank), rank.window, last + 1 - first, mode=rank.monitor_mode)
     begin_s = time.perf_counter()
@@ -146,8 +150,9 @@ def _infer(pipeline: InferencePipeline, rank: Rank, decided: Assignment, data: D
 
 
 def _folder(rank: Rank) -> Path:
-    """For its tables: one of its own, where several ranks of a machine are given the same."""
+    """Return the folder of the rank's tables: a subfolder if several ranks of a host have the same folder."""
     mine = machine_name(), str(rank.monitor.resolve())
+    # Paths alone can't be compared between hosts, so compare them with the host's name.
     folders: list[Any] = [None] * dist.get_world_size()
     with together("the comparison of their folders"):
         dist.all_gather_object(folders, mine)
@@ -155,7 +160,7 @@ def _folder(rank: Rank) -> Path:
 
 
 def _in_words(decided: Assignment) -> Iterator[str]:
-    """Who takes what."""
+    """Yield a description of the assignment."""
     yield from decided.remarks
     for at, ((first, last), rank) in enumerate(zip(decided.stages, decided.ranks, strict=True)):
         bits = decided.bits[at] if at < len(decided.bits) else 0
@@ -167,7 +172,7 @@ def _in_words(decided: Assignment) -> Iterator[str]:
 
 
 def _of_data(data: Data, wanted: DataOptions) -> str:
-    """What goes through."""
+    """Return a description of the data."""
     if isinstance(data, Noise):
-        return f"{pluralize(len(data), 'sample')} of random data: `--dataset-name` takes others"
+        return f"{pluralize(len(data), 'sample')} of random data: `--dataset-name` selects a data set"
     return f"{pluralize(len(data), 'sample')} of {wanted.name}, {wanted.split}"

@@ -1,4 +1,4 @@
-"""Texts as BERT reads them: the WordPiece tokens of a vocabulary (Wu et al., 2016; Devlin et al., 2019)."""
+"""Tokenization for BERT: the WordPiece tokens of a vocabulary (Wu et al., 2016; Devlin et al., 2019)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _UNKNOWN, _BEGIN, _END = "[UNK]", "[CLS]", "[SEP]"
 _MAX_WORD_CHARS = 100
-"""Longer words are unknown, as in BERT's own tokenizer."""
+"""Maximum length of a known word. Longer words are unknown, as in BERT's own tokenizer."""
 
 
 class WordPieces:
@@ -24,16 +24,16 @@ class WordPieces:
     """
 
     def __init__(self, pieces: Sequence[str]) -> None:
-        """Raise ArgumentError for a vocabulary without `[UNK]`, `[CLS]` or `[SEP]`, and without `tokenizers`.
+        """Create a tokenizer from the lines of `vocab.txt`. The token of a piece is its index.
 
-        `pieces` are the lines of `vocab.txt`. The token of a piece is its index.
+        Raises ArgumentError for a vocabulary without `[UNK]`, `[CLS]` or `[SEP]`, and if `tokenizers` is not installed.
         """
         tokenizers = library("tokenizers", extra="pipeedge", task="texts")
         numbers = {piece: number for number, piece in enumerate(pieces)}
         for piece in (_UNKNOWN, _BEGIN, _END):
             if piece not in numbers:
                 raise ArgumentError(
-                    f"the vocabulary lacks `{piece}`", "give the `vocab.txt` that BERT came with", code="missing"
+                    f"the vocabulary has no `{piece}`", "use the `vocab.txt` of the model", code="missing"
                 )
         self._begin, self._end = numbers[_BEGIN], numbers[_END]
         self._tokenizer = tokenizers.Tokenizer(
@@ -43,5 +43,5 @@ class WordPieces:
         self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
 
     def tokens(self, text: str, *, most: int) -> list[int]:
-        """Return `[CLS]`, the tokens of a text and `[SEP]`: at most `most` tokens, of which the text's last are cut."""
+        """Return `[CLS]`, the tokens of a text and `[SEP]`: at most `most` tokens, by cutting the end of the text."""
         return [self._begin, *self._tokenizer.encode(text).ids[: most - 2], self._end]

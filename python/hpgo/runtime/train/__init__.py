@@ -1,1 +1,1 @@
-"""Training: a rank's stages with gradients, an optimizer and checkpoints."""
+"""Training: the actions of a plan, gradient reduction, optimizer steps and checkpoints."""

@@ -1,4 +1,4 @@
-"""Ranks that come back fewer, or more: the first of them plans for as many as there are, and tells the others."""
+"""Elastic runs: after ranks were lost or added, rank 0 plans for the present ranks and sends the plan to all."""
 
 from __future__ import annotations
 
@@ -19,33 +19,35 @@ from hpgo.runtime.rendezvous import LOST, meet, place, translate_errors
 
 _KEY = "plan"
 _FIRST = 0
-"""The rank that plans."""
+"""Rank that plans for all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ElasticPlan:
-    """What the ranks of a launch run."""
+    """The plan that all ranks of a launch run."""
 
     plan: Plan
     ranks: int
     planned_s: float | None
-    """For how long it was planned again; None if the file's own plan is for as many ranks."""
+    """Time of the new planning in seconds. None: the plan in the file is for this number of ranks."""
 
 
 def settle(file: str, timeout_s: float) -> ElasticPlan:
-    """The plan for as many ranks as there are, the same on all: that in `file`, or one for the first of its devices.
+    """Return the same plan on all ranks: the one in `file`, or a new one for the first devices of its cluster.
 
-    Raises ArgumentError for a file that holds no plan, or one that can't be planned again; InfeasibleError if no plan
-    fits the ranks that are there; RunError if these are not some of the cluster's machines, whole ones, if the launcher
-    is one whose ranks can't come back, or if rank 0 is lost.
+    Raises ArgumentError for a file that holds no plan, or one that can't be planned again. Raises InfeasibleError if no
+    plan fits the present ranks. Raises RunError if the ranks are not whole nodes of the cluster, if the launcher can't
+    restart ranks, or if rank 0 is lost.
     """
     rank, size = place()
+    # This variable means that torchrun's agent provides the store. If the node of the agent is lost, so is the store.
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         raise RunError(
-            "torchrun keeps one store for all that it starts, on a machine that may be the one which is lost",
-            "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 where torchrun starts, on all machines",
+            "torchrun keeps the store of the run on one node, but this node may be lost",
+            "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun on all nodes",
         )
     store = dist.PrefixStore("hpgo/elastic", meet(timeout_s))
+    # Only one rank plans, so that all ranks run the same plan.
     if rank == _FIRST:
         HERE.does("the planning")
         store.set(_KEY, _planned(file, size))
@@ -57,19 +59,19 @@ def settle(file: str, timeout_s: float) -> ElasticPlan:
 
 
 def _planned(file: str, size: int) -> str:
-    """For how long it was planned, and the plan; without its profile, which may be large and nobody needs."""
+    """Return the planning time and the plan as JSON, without its profile, which may be large and is not needed."""
     plan = read_any(file)
     if not isinstance(plan, Plan):
         raise ArgumentError(
-            f"{file} doesn't say what it was planned from, and elastic runs plan again",
-            "give a plan of `hpgo plan -o`",
+            f"{file} is not a plan of `hpgo plan`, but elastic runs have to plan again",
+            "write one with `hpgo plan -o plan.json`",
             code="missing",
         )
     cluster = plan.assumed.cluster
     if not isinstance(cluster, Cluster):
         raise ArgumentError(
-            f"{file} was saved without profile and cluster, and elastic runs plan again",
-            "save it without `--no-embed`",
+            f"{file} has no profile and cluster, but elastic runs have to plan again",
+            "write it without `--no-embed`",
             code="mismatch",
         )
     _check_machines(cluster, size)
@@ -85,23 +87,24 @@ def _planned(file: str, size: int) -> str:
 
 
 def _check_machines(cluster: Cluster, size: int) -> None:
-    """Raises an error unless `size` ranks are some machines of the cluster, whichever they are."""
+    """Raise an error unless `size` ranks are whole nodes of the cluster, no matter which."""
+    # The launcher does not report which nodes are left, so all nodes must be equal.
     kinds = {(machine.device, machine.count) for machine in cluster.machines}
     if len(kinds) > 1:
         raise ArgumentError(
-            f"the machines of cluster `{cluster.name}` differ, and nobody tells which of them are left",
-            "elastic runs are for machines that are alike",
+            f"the nodes of cluster `{cluster.name}` differ, but it is unknown which of them are left",
+            "plan for equal nodes",
         )
     if size > cluster.devices:
         raise RunError(
-            f"{size} ranks were started, and cluster `{cluster.name}` has {pluralize(cluster.devices, 'device')}",
-            "plan for as many as may come: four machines for `--nnodes 3:4`",
+            f"{size} ranks were started, but cluster `{cluster.name}` has {pluralize(cluster.devices, 'device')}",
+            "plan for the maximum number of nodes: four for `--nnodes 3:4`",
             code="wrong_state",
         )
     count, local = cluster.machines[0].count, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if len(cluster.machines) > 1 and local != count:
         raise RunError(
-            f"torchrun has started {pluralize(local, 'rank')} on this machine, and those of cluster `{cluster.name}` "
+            f"torchrun has started {pluralize(local, 'rank')} on this node, but nodes of cluster `{cluster.name}` "
             f"have {pluralize(count, 'device')}",
             f"give torchrun `--nproc-per-node {count}`",
             code="wrong_state",

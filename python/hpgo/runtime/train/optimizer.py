@@ -1,4 +1,4 @@
-"""Steps of the optimizer: of all weights of a rank, or under ZeRO stage 1 of a share of those it holds with others."""
+"""Optimizer steps of a rank: for all of its weights, or with ZeRO stage 1 for its shard of the shared weights."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NAMED = ("sgd", "adam", "adamw", "adagrad", "rmsprop")
 
 
 def optimizer_of(text: str) -> Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]:
-    """What makes the optimizer that `text` names: `sgd:lr=0.05,momentum=0.9`, with the options of torch's.
+    """Return a function that creates the optimizer in `text`: `sgd:lr=0.05,momentum=0.9`, with options of torch.optim.
 
-    Raises ArgumentError for one that there isn't, or options that it does not take.
+    Raises ArgumentError for an unknown optimizer, or for options that it does not accept.
 
     >>> optimizer_of("sgd:lr=0.05")([torch.nn.Parameter(torch.zeros(1))]).defaults["lr"]
     0.05
@@ -40,26 +40,29 @@ def optimizer_of(text: str) -> Callable[[list[torch.nn.Parameter]], torch.optim.
             options[key.strip()] = word == "true" if word in {"true", "false"} else float(word)
         except ValueError:
             raise ArgumentError(
-                f"option `{shorten(part)}` of `{name}` is no NAME=NUMBER", "write it like `sgd:lr=0.05,momentum=0.9`"
+                f"option `{shorten(part)}` of `{name}` must be NAME=NUMBER", "write it like `sgd:lr=0.05,momentum=0.9`"
             ) from None
 
     def make(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         return known[name](parameters, **options)
 
+    # Create one for a dummy parameter, so that wrong options are reported before the ranks start.
     try:
         make([torch.nn.Parameter(torch.zeros(1))])
     except (TypeError, ValueError) as failure:
-        raise ArgumentError(f"`{shorten(text)}`: {failure}", "its options are those of torch's optimizer") from failure
+        raise ArgumentError(f"`{shorten(text)}`: {failure}", "use the options of torch's optimizer") from failure
     return make
 
 
 def owners(weights: Sequence[Weight]) -> list[tuple[int, list[Weight]]]:
-    """Who steps which of the weights that several ranks hold: the largest first, each to the rank that has least.
+    """Assign each weight of several ranks to the rank that steps it: the largest first, to the least loaded holder.
 
-    All holders come to the same answer, in the same order. Weights of one entry have the same ranks and kind.
+    All holders compute the same assignment in the same order. Weights of one entry have the same holders and number
+    format, so one broadcast sends them.
     """
     loads: dict[tuple[int, ...], dict[int, int]] = {}
     found: dict[tuple[tuple[int, ...], int, torch.dtype], list[Weight]] = {}
+    # The sort is stable, so equal sizes keep the layer order, which all ranks share.
     for weight in sorted(weights, key=lambda one: -one.copies[0].numel()):
         if len(weight.ranks) > 1:
             load = loads.setdefault(weight.ranks, dict.fromkeys(weight.ranks, 0))
@@ -70,7 +73,7 @@ def owners(weights: Sequence[Weight]) -> list[tuple[int, list[Weight]]]:
 
 
 class ShardedOptimizer:
-    """Steps what a rank answers for, and brings back what others have stepped for it."""
+    """Optimizer of the weights that a rank owns, which also receives the weights that other ranks own."""
 
     def __init__(
         self,
@@ -85,7 +88,8 @@ class ShardedOptimizer:
         self._owned = owners(weights) if shard else []
         elsewhere = {id(weight) for owner, theirs in self._owned if owner != rank for weight in theirs}
         self.stepped = [weight for weight in weights if id(weight) not in elsewhere]
-        """The weights that this rank's optimizer steps, in the order of the layers."""
+        """Weights that this rank's optimizer steps, in layer order."""
+        # Every copy of a weight is a parameter with the same gradient, so all copies stay equal.
         parameters = [copy for weight in self.stepped for copy in weight.copies]
         self.optimizer: torch.optim.Optimizer | None = None
         if parameters:  # an idle rank has none, and optimizers refuse that
@@ -97,11 +101,12 @@ class ShardedOptimizer:
                 )
 
     def step(self) -> None:
-        """One step; afterwards every rank has all of its weights as they are now."""
+        """Run one optimizer step. Afterwards, each rank has all of its weights in their new state."""
         HERE.does("the step of the optimizer")
         if self.optimizer is not None:
             self.optimizer.step()
         arriving = []
+        # Start all broadcasts before waiting for any, so that they overlap.
         for owner, weights in self._owned:
             flat = torch.cat([weight.copies[0].detach().reshape(-1) for weight in weights])
             wait = dist.broadcast(flat, src=owner, group=self._groups[weights[0].ranks], async_op=True)

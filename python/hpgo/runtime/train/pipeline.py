@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from hpgo.runtime.workload import Workload
 
 Backend = Literal["hpgo", "torch"]
-"""What passes tensors on."""
+"""Implementation that transfers tensors."""
 _MOST_COMPARED = 8
-"""Samples of the first batch by which the loss is looked at. Not tuned."""
-_TINY = 1e-6  # as torch has it, so that a gradient of nothing is not divided by
+"""Maximum number of samples of the first batch that are used to check the loss. Not tuned."""
+_TINY = 1e-6  # added to the norm as in torch, to avoid a division by 0
 
 
 class Pipeline(RankPipeline):
-    """One rank's part of a plan: its stages, its messages, its sums. Every rank makes one, and all step together.
+    """One rank's part of a plan: its stages, messages and gradient reductions. All ranks create one and step together.
 
     >>> import torch
     >>> import hpgo.runtime
@@ -81,36 +81,38 @@ class Pipeline(RankPipeline):
         shared_memory: bool = True,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        """Joins the other ranks, and makes the layers of this one.
+        """Join the other ranks and build the layers of this rank.
 
         Args:
-            plan: a plan or a program, or the file of one.
-            workload: what is run, or its name as `Workload.read` takes it.
-            optimizer: makes one of a list of parameters; None leaves weights as they are.
-            clip_norm: gradients are scaled down to this norm, taken over all layers, where it is larger.
-            seed: of first weights, of dropout, and of the order of a data set.
-            dtype: of the weights; None is the workload's own.
-            autocast: the dtype that `torch.autocast` computes in: `torch.bfloat16`; None is without.
-            device: None is the GPU of the rank's local number if its machine has one for each rank, else the CPU.
-            timeout_s: for how long the run may stand still while ranks wait: longer than anything that one does alone.
-            backend: what passes tensors on: `hpgo`, or `torch` for `torch.distributed.pipelining`.
-            find_nan: look at all that layers make, and end with the first layer that makes what is no number. Slow.
-            silence_s: for how long a rank may give no sign of life.
-            grace_s: how long the run goes on, at most, when SIGTERM has asked it to end.
-            shared_memory: pass tensors on in memory that the ranks of a machine share, where they compute on CPUs;
-                False has gloo carry them, as it does between machines.
-            tell: takes a sentence for each remark about the loss, on the first rank that computes it; None makes it a
-                RuntimeWarning.
+            plan: a plan or a program, or a file with either.
+            workload: the model and its data, or a name for `Workload.read`.
+            optimizer: function that creates an optimizer for a list of parameters. None: weights are not updated.
+            clip_norm: maximum norm of the gradients of all layers together. Larger gradients are scaled down to it.
+            seed: seed of initial weights, dropout and the order of the data set.
+            dtype: number format of the weights. None: the workload's.
+            autocast: number format of `torch.autocast`, such as `torch.bfloat16`. None: no autocast.
+            device: device of the layers. None: the GPU with the rank's local number if its host has one for each rank,
+                else the CPU.
+            timeout_s: maximum time in seconds without progress while ranks wait. It must exceed the longest operation
+                of a single rank.
+            backend: implementation that transfers tensors: `hpgo`, or `torch` for `torch.distributed.pipelining`.
+            find_nan: check all results of layers, and stop at the first layer whose result has NaN or infinity. Slow.
+            silence_s: maximum time in seconds without a heartbeat of a rank.
+            grace_s: maximum time in seconds that the run continues after SIGTERM.
+            shared_memory: pass tensors through shared memory between CPU ranks of one host. False: gloo passes them, as
+                it does between hosts.
+            tell: function that gets a sentence for each remark about the loss, on the first rank that computes the
+                loss. None: remarks are RuntimeWarnings.
 
-        Raises ArgumentError for a plan and a workload that don't go together or can't be run, and RunError if the ranks
-        don't find each other, or differ in plan, options or versions.
+        Raises ArgumentError if plan and workload don't match or can't be run. Raises RunError if the ranks don't find
+        each other, or if their plans, options or versions differ.
         """
         runnable = Runnable.from_plan(plan)
         check_program(runnable.program)
         self._backend = choice("back-end", backend, get_args(Backend))
         self._pipelines: Sequence[tuple[int, ...]] = []
         if self._backend == "torch":
-            from hpgo.runtime.train import torch_backend  # seconds that others need not wait
+            from hpgo.runtime.train import torch_backend  # takes seconds to import
 
             self._pipelines = torch_backend.pipelines(runnable.program)
         if clip_norm is not None and not number("clip_norm", clip_norm) > 0:
@@ -121,12 +123,12 @@ class Pipeline(RankPipeline):
                 "give a function that makes one of a list of parameters, or None",
             )
         _check_tell(tell)
-        self._tell, self._told, self._is_unknown = tell, set[str](), False
+        self._tell, self._reported, self._is_unknown = tell, set[str](), False
         self._optimizer_of, self._clip_norm, self._seed = optimizer, clip_norm, seed
         self._has_stepped = False
         self._saver: Saver | None = None
         self._loader: Loader | None = None
-        self._place: dict[str, int] | None = None  # of the data, for the loader that is made next
+        self._data_position: dict[str, int] | None = None  # position in the data, for the next loader
         options = RankOptions.from_arguments(
             seed=seed,
             dtype=dtype,
@@ -155,6 +157,7 @@ class Pipeline(RankPipeline):
         find_nan = self._options.find_nan
         parts = self._stage_modules({stage.stage for stage in mine.stages})
         cuts = crossings(parts, program.schedule.chain_length)
+        # Creating process groups is collective: every rank creates all of them, also groups that it is not in.
         ranks = Ranks(program, workload.ties)
         joining = [number for number, part in enumerate(parts) if part.joins]
         groups = Groups(program, ranks.groups, joining, pipelines=self._pipelines)
@@ -163,13 +166,14 @@ class Pipeline(RankPipeline):
         self._reads_inputs = any(value.is_input for part in self.parts.values() for value in part.takes)
         self._reads_targets = any(stage.is_last for stage in mine.stages)
         self._outputs = workload.outputs(self._options.dtype) if self._reads_targets else []
-        self._look_at_loss(stacklevel=5)
+        self._check_loss(stacklevel=5)
         for stage, part in self.parts.items():
             if stage in groups.replicas:
                 part.join(groups.replicas[stage])
             if find_nan:
                 part.find_nan()
-        # Sums that have begun would bring what other replicas have made.
+        # With `find_nan`, gradients must be reduced after all checks, or NaN of another replica would arrive before it
+        # is found.
         self._gradients = Gradients(self.parts, ranks, groups.sums, overlap=runnable.overlap and not find_nan)
         self._stepper = None
         if self._optimizer_of is not None:
@@ -191,6 +195,7 @@ class Pipeline(RankPipeline):
             )
             for stage in mine.stages
         }
+        # Checkpoints save and load through this state, so it refers to live tensors instead of copies.
         self._state = RankState(
             program, workload, parts=self.parts, weights=self.weights, stepper=self._stepper, seed=self._options.seed
         )
@@ -218,20 +223,21 @@ class Pipeline(RankPipeline):
 
     @property
     def weights(self) -> list[Weight]:
-        """The weights that this rank holds and trains, in the order of the layers."""
+        """Weights that this rank holds and trains, in layer order."""
         return self._gradients.weights
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """That of this rank; None if there is none, or nothing for it to step."""
+        """Optimizer of this rank; None if there is none, or if no weight is left for it to step."""
         return None if self._stepper is None else self._stepper.optimizer
 
     @property
     def samples(self) -> list[range]:
-        """The numbers, in a global batch, of the samples that this rank reads: inputs or targets, or none."""
+        """Indices in a global batch of the samples whose inputs or targets this rank reads, as ranges."""
         size = self.program.micro_batch_size
         found: set[int] = set()
         for stage in self.mine.stages:
+            # Only stages with inputs or with the loss need data. Other ranks read nothing.
             if not stage.is_last and not any(value.is_input for value in self.parts[stage.stage].takes):
                 continue
             begin, end = self.program.schedule.micro_batches[stage.chain]
@@ -240,13 +246,13 @@ class Pipeline(RankPipeline):
         return _ranges(sorted(found))
 
     def loader(self, dataset: Any, *, shuffle: bool = True, seed: int | None = None, workers: int = 0) -> Loader:
-        """Goes through `dataset`, with `len(dataset)` and pairs `dataset[i]` of inputs and targets, a batch a step.
+        """Return a loader that yields one global batch per step, of which it reads this rank's samples.
 
-        `module:function` is the data set that this function returns. `workers` processes read ahead. Raises
-        ArgumentError for a data set smaller than a global batch.
+        `dataset` has `len(dataset)` and pairs `dataset[i]` of inputs and targets. `module:function` is a function that
+        returns one. `workers` processes read ahead. Raises ArgumentError for a data set smaller than a global batch.
         """
         if isinstance(dataset, str):
-            with torch.random.fork_rng(devices=[]):  # what it draws is no part of the run
+            with torch.random.fork_rng(devices=[]):  # its random numbers must not affect the run
                 dataset = made_by(
                     dataset, "data", seed=self._options.seed, wanted="a data set: pairs of inputs and targets"
                 )
@@ -258,22 +264,22 @@ class Pipeline(RankPipeline):
             shuffle=shuffle,
             workers=workers,
         )
-        if self._place is not None:
-            self._loader.load_state_dict(self._place)
-            self._place = None
+        if self._data_position is not None:
+            self._loader.load_state_dict(self._data_position)
+            self._data_position = None
         return self._loader
 
     def example(self) -> tuple[Share, Share]:
-        """A global batch of the workload's example, repeated until it is full."""
+        """Return a global batch of inputs and targets that repeats the workload's example."""
         samples = self.samples
         return repeated(self.workload.example_inputs, samples), repeated(self.workload.example_targets, samples)
 
     def step(self, inputs: Any, targets: Any) -> float:
-        """Trains on one global batch; returns its mean loss, the same on every rank; the sum if the loss is a sum.
+        """Train on one global batch, and return its mean loss (or the sum if the loss is a sum), equal on all ranks.
 
-        `inputs` and `targets` are what `loader` gives, or tensors, or tuples of them, with the whole global batch.
-        Raises RunError if a layer raises, or another rank is lost, and Preempted, which ends the process with exit code
-        143, if the step before was the last because of SIGTERM.
+        `inputs` and `targets` are a batch of `loader`, or tensors or tuples of tensors with the whole global batch.
+        Raises RunError if a layer raises, or another rank is lost. Raises Preempted, which ends the process with exit
+        code 143, if the step before was the last one because of SIGTERM.
         """
         self._check_whole()
         size = self.program.global_batch_size
@@ -284,11 +290,14 @@ class Pipeline(RankPipeline):
             scale=1.0,
             loss=torch.zeros((), dtype=torch.float64, device=self.device),
         )
+        # An exception leaves this set. The pipeline is then unusable, since other ranks may wait in the middle of a
+        # step.
         self._failed = True
         HERE.step = self.steps
         with naming_rank("it is what a layer or the loss raised"):
+            # Check the loss only now: the first batch can have properties that the workload's example lacks.
             if not self._has_stepped:
-                self._look_at_loss(batch, stacklevel=3)
+                self._check_loss(batch, stacklevel=3)
                 self._has_stepped = True
             loss = self._step(batch)
         self._failed = False
@@ -305,13 +314,13 @@ class Pipeline(RankPipeline):
         keep: int = 3,
         tell: Callable[[str], None] | None = None,
     ) -> None:
-        """Saves what was learnt in `folder`, after each `every` steps and the last one before SIGTERM ends the run.
+        """Save a checkpoint in `folder` after every `every` steps, and after the last step before SIGTERM ends the run.
 
-        All ranks must ask, after each step.
-        The next steps run while it is written. The last `keep` checkpoints stay. A save that fails, on a full disk say,
-        leaves them as they are and the run goes on: rank 0 hands `tell` one sentence at a later call or when the run is
-        left, or makes it a RuntimeWarning. Before the first step it looks at the folder, and saves nothing. Raises
-        RunError for a folder that can't be made, or that holds later steps, of another run.
+        All ranks must call this after each step. Writing overlaps with the next steps. The last `keep` checkpoints are
+        kept. If a save fails, for instance because the disk is full, older checkpoints stay and the run continues. Rank
+        0 then passes a sentence to `tell`, or issues a RuntimeWarning, at a later call or when the run is left. Before
+        the first step, this only checks the folder. Raises RunError for a folder that can't be created, or that holds
+        later steps of another run.
         """
         check_int("every", every, least=1)
         _check_tell(tell)
@@ -319,25 +328,26 @@ class Pipeline(RankPipeline):
             self._finish_saving()
             self._saver = Saver(folder, self.steps, keep=keep, tell=tell)
         self._saver.news()
+        # `preempted` is equal on all ranks, so all of them take part in the save.
         if self.steps and (self.steps % every == 0 or self.preempted):
-            place = self._place if self._loader is None else self._loader.state_dict()
+            place = self._data_position if self._loader is None else self._loader.state_dict()
             self._saver.save(self.steps, place, self._state)
 
     def resume(self, folder: str | os.PathLike[str]) -> bool:
-        """Goes on from the newest checkpoint in `folder`; returns whether there is one. All ranks must ask.
+        """Load the newest checkpoint in `folder`, and return whether there is one. All ranks must call this.
 
-        The plan may be another one than that of the run that saved it. The loader, this run's or the one it makes next,
-        goes on where the data stood; learning rates and the like are those of this run. Raises RunError for a
-        checkpoint that doesn't fit the workload, the optimizer, the seed or the global batch, or is damaged.
+        The plan may differ from the plan of the saved run. The current loader, or else the next one, continues at the
+        saved position in the data. This run keeps its own learning rates and other optimizer options. Raises RunError
+        for a checkpoint that doesn't fit the workload, the optimizer, the seed or the global batch, or is damaged.
         """
         found = self._load(folder)
         if found is None:
             return False
         self.steps = found.steps
-        self._place = found.facts["loader"]
-        if self._loader is not None and self._place is not None:
-            self._loader.load_state_dict(self._place)
-            self._place = None
+        self._data_position = found.facts["loader"]
+        if self._loader is not None and self._data_position is not None:
+            self._loader.load_state_dict(self._data_position)
+            self._data_position = None
         return True
 
     def _finish_saving(self) -> None:
@@ -348,10 +358,11 @@ class Pipeline(RankPipeline):
 
     def _step(self, batch: Batch) -> float:
         stamp = self._stamps.take
-        with self._peak.step(lambda: self._held(batch), self._optimizer_state):
+        with self._peak.step(lambda: self._persistent_tensors(batch), self._optimizer_state):
             begin = stamp()
             batch.scale = self._scale(batch.targets)
             self.engine.step(batch)
+            # Loss, norm and preemption share one all-reduce, because the latency of small collectives adds up.
             self._gradients.finish()
             summed = stamp()
             sums = torch.zeros(3, dtype=torch.float64, device=self.device)
@@ -362,8 +373,10 @@ class Pipeline(RankPipeline):
             with HERE.meets("the sum of losses"):
                 dist.all_reduce(sums)
                 loss, square, notices = sums.tolist()
+            # The flag is summed over all ranks. So all ranks learn of a SIGTERM at the end of the same step.
             self.preempted = notices > 0
             if self._clip_norm is not None:
+                # Clip as `torch.nn.utils.clip_grad_norm_` does, but with the norm over all ranks.
                 factor = self._clip_norm / (math.sqrt(square) + _TINY)
                 if factor < 1:
                     self._gradients.scale(factor)
@@ -374,10 +387,10 @@ class Pipeline(RankPipeline):
         self._recorder.add(self.steps, [*self.engine.clock_ns, *ends_ns], self._peak.bytes)
         return float(loss)
 
-    def _look_at_loss(self, batch: Batch | None = None, *, stacklevel: int) -> None:
-        """Tell what to know about the loss before the first step, by the example or by samples of the first batch.
+    def _check_loss(self, batch: Batch | None = None, *, stacklevel: int) -> None:
+        """Report remarks about the loss before the first step, based on the example or on samples of the first batch.
 
-        Raises ArgumentError for a loss that would not train as on one device.
+        Raises ArgumentError for a loss that would train differently than on one device.
         """
         size = self.program.micro_batch_size
         for stage in self.mine.stages:
@@ -392,24 +405,25 @@ class Pipeline(RankPipeline):
                 self.device,
                 rows=len(stage.rows),
                 batch=self.program.global_batch_size,
-                inputs=_chosen(batch.inputs, samples) if batch else (),
-                targets=_chosen(batch.targets, samples) if batch else (),
+                inputs=_select_rows(batch.inputs, samples) if batch else (),
+                targets=_select_rows(batch.targets, samples) if batch else (),
             )
+            # Only the first rank with the loss reports, so that each remark appears once.
             if stage.chain == 0 and stage.rows.start == 0:
                 if batch is None:
-                    # The first batch may show what the example doesn't.
+                    # Keep this remark for the first batch, which may resolve it.
                     self._is_unknown = found.pop("unknown", None) is not None
                 elif not self._is_unknown:
                     found.pop("unknown", None)
-                for kind in [one for one in found if one not in self._told]:
+                for kind in [one for one in found if one not in self._reported]:
                     if self._tell is not None:
                         self._tell(found[kind])
                     else:
                         warnings.warn(found[kind], RuntimeWarning, stacklevel=stacklevel)
-                self._told |= found.keys()
+                self._reported |= found.keys()
 
-    def _held(self, batch: Batch) -> Iterator[torch.Tensor]:
-        """What is there before a step and after it."""
+    def _persistent_tensors(self, batch: Batch) -> Iterator[torch.Tensor]:
+        """Yield the tensors that exist before and after a step."""
         for part in self.parts.values():
             yield from part.parameters()
             yield from part.buffers()
@@ -423,11 +437,12 @@ class Pipeline(RankPipeline):
         return (one for state in states for one in state.values() if isinstance(one, torch.Tensor))
 
     def _scale(self, targets: Share) -> torch.Tensor | float:
-        """What a sample's weighted loss counts in the mean, or in the sum."""
+        """Return the factor of a sample's weighted loss in the mean or in the sum."""
         if self.workload.adds_up:
             return 1.0
         if self.workload.weight is None:
             return self.mine.loss_weight
+        # The mean is over the global batch, so weights of all samples must be summed before the first backward pass.
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         size = self.program.micro_batch_size
         for stage in self.mine.stages:
@@ -442,7 +457,7 @@ class Pipeline(RankPipeline):
         return 1 / float(total)
 
     def close(self) -> None:
-        """Leaves the other ranks, when all is saved that is to be; what was trained stays in `weights`."""
+        """Wait for a pending save and leave the other ranks. Trained weights stay in `weights`."""
         try:
             if not self._failed:
                 self._finish_saving()
@@ -455,14 +470,14 @@ def _check_tell(tell: object) -> None:
         raise ArgumentError(f"tell is {safe_repr(tell)}", "give a function of a sentence, or None")
 
 
-def _chosen(share: Share, samples: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Rows of these samples."""
+def _select_rows(share: Share, samples: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Return the rows of these samples, for each tensor."""
     rows = [share.rows(at, at + 1) for at in samples] if share.tensors else []
     return tuple(torch.cat(tensors) for tensors in zip(*rows, strict=True))
 
 
 def _ranges(numbers: list[int]) -> list[range]:
-    """Sorted whole numbers as ranges."""
+    """Return sorted whole numbers as ranges."""
     found: list[range] = []
     for one in numbers:
         if found and found[-1].stop == one:

@@ -1,4 +1,4 @@
-"""Saving checkpoints in a second thread, so that steps wait for the copy of tensors alone."""
+"""Asynchronous checkpoints: a second thread writes them, so that steps only wait for the copy of tensors."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ if TYPE_CHECKING:
 
 
 class Saver:
-    """Saves checkpoints of one run in a folder, beside the steps: only the copy is made while a step waits."""
+    """Writer of one run's checkpoints in a folder. A step waits only for the copy of tensors, not for the disk."""
 
     def __init__(
         self, folder: str | os.PathLike[str], steps: int, *, keep: int, tell: Callable[[str], None] | None
     ) -> None:
-        """Every rank makes one. Raises RunError if the folder can't be made, or holds the steps of another run."""
+        """Create a saver on every rank.
+
+        Raises RunError if the folder can't be created, or holds later steps of another run.
+        """
         self.folder = as_path(folder, RunError)
         self._keep = check_int("keep", keep, least=1)
         self._tell = _warn if tell is None else tell
@@ -41,10 +44,11 @@ class Saver:
         self._running: threading.Thread | None = None
         self._failure: str | None = None
         self._lost: Exception | None = None
-        self._rounds = 0  # of the other thread with those of the other ranks
+        self._rounds = 0  # collectives that the second thread has completed
         self._done: int | None = None
-        """The last step that was saved, or that the folder has already."""
+        """Last step that was saved, or that the folder already has."""
         answer: Any = None
+        # Rank 0 looks into the folder for all ranks, so that all of them come to the same decision.
         if self._rank == 0:
             try:
                 answer = self._look(steps)
@@ -55,7 +59,7 @@ class Saver:
             raise RunError(*answer)
         self._done = answer
         with together("the look at the folder of checkpoints"):
-            self._group = dist.new_group(backend="gloo")  # of its own, for another thread
+            self._group = dist.new_group(backend="gloo")  # separate, since collectives of two threads must not mix
 
     def _look(self, steps: int) -> int | None:
         make_folder(self.folder)
@@ -70,13 +74,15 @@ class Saver:
         return newest
 
     def save(self, steps: int, loader: dict[str, int] | None, state: RankState) -> None:
-        """Begins to save, if this step is not saved; waits before for a save that still runs."""
+        """Start a save of this step unless it is saved already. Wait for a save that still runs."""
         self.finish()
         if steps == self._done:
             return
         facts = {"steps": steps, "loader": loader, **state.facts()}
         failure = None
         content: tuple[dict[str, torch.Tensor], dict[str, Any]] = {}, {}
+        # Copy now, because the next step changes the tensors. An error is passed to the thread, so that all ranks learn
+        # of it.
         try:
             content = state.collect()
         except (HpgoError, RuntimeError, MemoryError) as error:
@@ -85,12 +91,12 @@ class Saver:
         self._running.start()
 
     def news(self) -> None:
-        """Tells on rank 0 of a save that has failed, if one has by now."""
+        """Report a failed save on rank 0, if a save has ended since the last call."""
         if self._running is not None and not self._running.is_alive():
             self.finish()
 
     def finish(self) -> None:
-        """Waits for a save that still runs."""
+        """Wait for a save that still runs, and report its failure."""
         if self._running is not None:
             with HERE.waiting(SAVE):
                 self._running.join()
@@ -104,7 +110,7 @@ class Saver:
             self._tell(failure)
 
     def close(self) -> None:
-        """Gives the group back."""
+        """Destroy the process group of the second thread."""
         dist.destroy_process_group(self._group)
 
     def _save(
@@ -115,12 +121,12 @@ class Saver:
         values: dict[str, Any],
         failure: str | None,
     ) -> None:
-        """In the other thread, on all ranks at once: each step of it waits for all ranks."""
+        """Save in the second thread. All ranks do this together, since each phase waits for all ranks."""
         self._rounds += 1
         HERE.saves, HERE.save = f"it saves step {steps}", (self._rounds, False)
         try:
             failure = self._save_together(steps, facts, tensors, values, failure)
-        except Exception as error:  # noqa: BLE001 -- another rank was lost: the main thread says so
+        except Exception as error:  # noqa: BLE001 -- another rank was lost, which the main thread reports
             self._lost = error
             return
         finally:
@@ -139,10 +145,11 @@ class Saver:
         values: dict[str, Any],
         failure: str | None,
     ) -> str | None:
-        """What went wrong, the same on all ranks; None if all is on the disk."""
+        """Write this rank's file and, on rank 0, the index. Return the same failure on all ranks, or None."""
+        # Write to a temporary folder. A checkpoint becomes visible only by the rename in `_commit`.
         beside = self.folder / f".step-{steps}.tmp"
         if self._rank == 0 and failure is None:
-            failure = _said(lambda: self._make_room(beside))
+            failure = _failure_of(lambda: self._prepare(beside))
         failure = self._first(failure)
         name, size_bytes = f"rank-{self._rank}.safetensors", 0
         if failure is None:
@@ -152,38 +159,39 @@ class Saver:
                     nonlocal size_bytes
                     size_bytes = write(beside / name, tensors)
 
-                failure = _said(write_mine)
+                failure = _failure_of(write_mine)
             failure = self._first(failure)
         if failure is None:
             everyone = self._everyones((name, size_bytes, list(tensors), values, facts["optimizer"]))
             if self._rank == 0:
-                failure = _said(lambda: self._commit(beside, facts, everyone))
+                failure = _failure_of(lambda: self._commit(beside, facts, everyone))
             failure = self._first(failure)
+        # Remove the partial files, since the reason of the failure may be a full disk.
         if failure is not None and self._rank == 0:
             shutil.rmtree(beside, ignore_errors=True)
         return failure
 
     def _first(self, failure: str | None) -> str | None:
-        """What went wrong on the first rank on which something did."""
-        said = enumerate(self._everyones(failure))
-        return next((f"rank {rank}: {one}" for rank, one in said if one is not None), None)
+        """Return the failure of the first rank that has one, or None."""
+        failures = enumerate(self._everyones(failure))
+        return next((f"rank {rank}: {one}" for rank, one in failures if one is not None), None)
 
     def _everyones(self, mine: Any) -> list[Any]:
-        """What each rank says in its save."""
+        """Gather a value of each rank of this save."""
         HERE.save = self._rounds, True
         found = gather_all(mine, self._group)
         self._rounds += 1
         HERE.save = self._rounds, False
         return found
 
-    def _make_room(self, beside: Path) -> None:
-        """Removes what saves that were broken off have left, and makes the folder to write to."""
+    def _prepare(self, beside: Path) -> None:
+        """Delete the remains of interrupted saves, and create the folder to write to."""
         for left in self.folder.glob(".step-*.tmp"):
             shutil.rmtree(left, ignore_errors=True)
         make_folder(beside)
 
     def _commit(self, beside: Path, facts: dict[str, Any], everyone: list[Any]) -> None:
-        """Writes the index, gives the folder its name, and removes the oldest ones."""
+        """Write the index, rename the folder to its final name, and delete the oldest checkpoints."""
         files: dict[str, int] = {}
         places: dict[str, str] = {}
         values: dict[str, Any] = {}
@@ -191,6 +199,7 @@ class Saver:
             if not keys:
                 continue
             files[name] = size_bytes
+            # Each rank has written its file. If rank 0 can't see it, the folder is not shared between nodes.
             if not (beside / name).is_file():
                 raise RunError(f"rank 0 doesn't see `{beside / name}`", "name a folder that all machines share")
             for key in (*keys, *its_values):
@@ -204,24 +213,28 @@ class Saver:
         index = {"format": FORMAT, "version": VERSION, **facts, "files": files, "values": values, "tensors": places}
         path = self.folder / beside.name[1:].removesuffix(".tmp")
         try:
+            # Flush file and folder to the disk before the rename. After a crash, the final name then never stands for
+            # an incomplete checkpoint.
             with (beside / INDEX).open("wb") as file:
                 file.write(json.dumps(index, indent=1).encode())
                 file.flush()
                 os.fsync(file.fileno())
             _to_disk(beside)
-            if path.exists():  # a damaged one: whole ones are not saved again
+            if path.exists():  # damaged, since complete checkpoints are not saved again
                 shutil.rmtree(path)
             beside.rename(path)
             _to_disk(self.folder)
         except OSError as failure:
-            raise refused("write", path, failure, RunError, "make room, or name another folder") from None
+            raise refused("write", path, failure, RunError, "delete files there, or name another folder") from None
         for old in whole_ones(self.folder)[0][: -self._keep]:
-            gone = self.folder / f".{old.path.name}.tmp"  # in one step, so that no half of it is found
+            gone = (
+                self.folder / f".{old.path.name}.tmp"
+            )  # rename first, so that a partly deleted checkpoint is never found
             shutil.rmtree(old.path.rename(gone), ignore_errors=True)
 
 
 def _to_disk(folder: Path) -> None:
-    """The names in a folder."""
+    """Flush the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -229,13 +242,13 @@ def _to_disk(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _said(work: Callable[[], None]) -> str | None:
-    """What went wrong in `work`, in words."""
+def _failure_of(work: Callable[[], None]) -> str | None:
+    """Run `work`, and return its failure as text, or None."""
     try:
         work()
     except (HpgoError, OSError) as error:
         return first_line(error)
-    except BaseException as error:  # noqa: BLE001 -- whatever it is, the other ranks wait to hear of it
+    except BaseException as error:  # noqa: BLE001 -- any failure must reach the other ranks, which wait for it
         return f"{type(error).__name__}: {first_line(error)}"
     return None
 
