@@ -277,8 +277,8 @@ def test_plans_of_models_that_take_no_time_are_shown_and_fit_the_schema(schedule
     schema = json.loads((Path(__file__).parent.parent / "docs/plan.schema.json").read_text(encoding="utf-8"))
     nothing = {name: [0.0, 0.0] for name in COLUMNS}
     plan = hpgo.plan(chain(**nothing), SMALL, global_batch_size=8, schedule=schedule)
-    assert "takes 0 s" in str(plan)
-    assert "takes 0 s" in report.markdown(plan)
+    assert "Step time   0 s for" in str(plan)
+    assert "**Step time**: 0 s for" in report.markdown(plan)
     jsonschema.validate(json.loads(plan.to_json()), schema)
 
 

@@ -480,7 +480,7 @@ def test_what_does_not_fit_is_priced_and_said_where_it_lacks(opened) -> None:
     lacks = tab.locator("#memory .amount.bad").inner_text()
     assert lacks == f"lacks {hpgo.base.units.format_bytes(float(f'{plan.missing_bytes:.3g}'))}"
     assert tab.locator(".figure.bad", has_text="fullest device").count() == 1
-    assert "if it had the memory" in tab.locator("#headline").inner_text()
+    assert "does not fit in memory" in tab.locator("#headline").inner_text()
 
 
 def test_the_plan_is_saved_as_a_file_that_hpgo_reads(opened, tmp_path) -> None:

@@ -160,6 +160,7 @@ def command(options: EvaluateOptions) -> None:
             as_json=options.as_json,
             as_markdown=options.as_markdown,
             embed=not options.no_embed,
+            saved=(*options.outputs, *(() if stored is None else (options.profile,))),
             stored_step_s=None if stored is None else stored.step_s,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -41,6 +42,7 @@ _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 _STYLES: dict[str, dict[str, Any]] = {
     "headline": {"bold": True},
+    "title": {"bold": True},
     "columns": {"fg": "cyan"},
     "fact": {"fg": "cyan"},
     "alarm": {"fg": "red", "bold": True},
@@ -217,7 +219,13 @@ def command(options: PlanOptions) -> None:
         for name, file in options.alternatives:
             best.alternative(name).save(file, embed=not options.no_embed)
     finally:  # a plan that took minutes is shown, even if it can't be saved
-        show(best, as_json=options.as_json, as_markdown=options.as_markdown, embed=not options.no_embed)
+        show(
+            best,
+            as_json=options.as_json,
+            as_markdown=options.as_markdown,
+            embed=not options.no_embed,
+            saved=options.outputs,
+        )
 
 
 def write(plan: Plan, outputs: Sequence[str], *, embed: bool) -> None:
@@ -236,8 +244,20 @@ def write(plan: Plan, outputs: Sequence[str], *, embed: bool) -> None:
             plan.save(output, embed=embed)
 
 
-def show(plan: Plan, *, as_json: bool, as_markdown: bool, embed: bool, stored_step_s: float | None = None) -> None:
-    """Prints one plan on stdout; `stored_step_s` is the step that its file names, where it was priced anew."""
+def show(
+    plan: Plan,
+    *,
+    as_json: bool,
+    as_markdown: bool,
+    embed: bool,
+    saved: Sequence[str],
+    stored_step_s: float | None = None,
+) -> None:
+    """Print a plan on stdout.
+
+    `saved` are the files it is stored in, which the report suggests as input of the next commands. `stored_step_s` is
+    the step time in the file that the plan was read from, if it was evaluated again.
+    """
     if as_json:
         click.echo(plan.to_json(embed=embed))
         return
@@ -246,11 +266,20 @@ def show(plan: Plan, *, as_json: bool, as_markdown: bool, embed: bool, stored_st
     if as_markdown:
         click.echo(report.markdown(plan, stored_step_s=stored_step_s))
         return
+    next_steps = _next_steps(saved) if plan.fits else ()
     if sys.stdout.isatty():
         styled = lambda role, text: click.style(text, **_STYLES[role])  # noqa: E731
-        click.echo(report.table(plan, styled, stored_step_s=stored_step_s, width=width()))
+        click.echo(report.table(plan, styled, stored_step_s=stored_step_s, width=width(), next_steps=next_steps))
     else:
-        click.echo(report.table(plan, stored_step_s=stored_step_s))
+        click.echo(report.table(plan, stored_step_s=stored_step_s, next_steps=next_steps))
+
+
+def _next_steps(saved: Sequence[str]) -> tuple[str, ...]:
+    """Return the commands to suggest below a report, with the first plan file in `saved`."""
+    file = next((shlex.quote(printable(name)) for name in saved if name.lower().endswith(".json")), None)
+    if file is None:
+        return ("save the plan with -o plan.json, then: hpgo draw plan.json -o plan.svg",)
+    return (f"hpgo draw {file} -o plan.svg", f"hpgo serve {file}")
 
 
 def _sweep(

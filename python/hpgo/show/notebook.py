@@ -49,9 +49,10 @@ def of_plan(plan: Plan) -> str:
 
     return _answer(
         report.headline(plan),
+        _facts([(report.CAUTION, text) for text in report.cautions(plan)] + report.answer(plan)),
         _drawn(plan.timeline, len(plan.stages) * plan.micro_batches, "plan.timeline()"),
-        *(_table(columns, rows) for columns, rows in report.sections(plan)),
-        _facts(report.summary(plan)),
+        *(part for title, columns, rows in report.sections(plan) for part in (_title(title), _table(columns, rows))),
+        _facts([(f"Alternative: {name}", text) for name, text in report.alternatives(plan)] + report.details(plan)),
     )
 
 
@@ -156,6 +157,10 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(
         ["<table>", f"<thead>{_row('th', columns, sides)}</thead>", "<tbody>", *lines, "</tbody>", "</table>"]
     )
+
+
+def _title(text: str) -> str:
+    return f"<p>{_text(text)}</p>"
 
 
 def _row(cell: str, texts: Sequence[str], sides: Sequence[str]) -> str:

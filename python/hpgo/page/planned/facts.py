@@ -63,8 +63,8 @@ def facts(plan: Plan, found: Origin | None) -> dict[str, Any]:
         "alternatives": _alternatives(plan, places),
         "report": {
             "tables": [
-                {"columns": columns, "rows": [list(map(str, row)) for row in rows]}
-                for columns, rows in report.sections(plan)
+                {"title": title, "columns": columns, "rows": [list(map(str, row)) for row in rows]}
+                for title, columns, rows in report.sections(plan)
             ],
             "summary": [[name, printable(fact)] for name, fact in report.summary(plan)],
         },
@@ -318,7 +318,8 @@ def _proof(plan: Plan) -> dict[str, Any]:
     return {
         "bound_s": bound_s,
         "bound": None if bound_s is None else seconds(bound_s),
-        "gap": None if gap is None else f"proven optimal{report.whose(plan)}" if gap <= _PROVEN else above(gap),
+        "is_optimal": gap is not None and gap <= _PROVEN,
+        "gap": None if gap is None else "proven optimal" if gap <= _PROVEN else above(gap),
         "stopped": plan.stopped,
         "text": report.proof(plan),
     }
