@@ -407,7 +407,7 @@ def test_evaluating_a_saved_plan_gives_its_step_and_says_so_if_it_does_not(plan:
     assert f"{plan.step_s!r} s in the file, but 0.8" in re.sub(r"\s+", " ", shown)
     code, shown, told = run("evaluate", str(tmp_path / "edited.json"), "--json")
     assert hpgo.Plan.from_json(shown).step_s > plan.step_s
-    assert f"says {plan.step_s!r} s" in told
+    assert f"is {plan.step_s!r} s, but now" in told
 
 
 def test_a_plan_saved_lean_is_evaluated_with_its_files(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_the_line_that_loads_completion_is_added_once_behind_what_a_user_has_and
 def test_a_shell_that_is_not_known_is_named(tmp_path, commands):
     done = hpgo("completion", env=environment(tmp_path, commands) | {"SHELL": "/bin/tcsh"})
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: `tcsh` is no shell that is known here\nhint: name one: bash, zsh, fish\n"
+    assert done.stderr == "error: unknown shell: `tcsh`\nhint: name a shell: `hpgo completion bash`; known: bash, zsh, fish\n"
 
 
 def manual() -> list[Path]:
@@ -272,8 +272,8 @@ def test_a_wrong_ending_is_refused_before_any_file_is_read(words, endings):
 
     error = CliRunner().invoke(group, list(map(str, words))).exception
     assert isinstance(error, ArgumentError)
-    assert error.message == "can't tell what to write into `x.doc`"
-    assert error.hint.startswith("end it in .")
+    assert error.message == "unknown output format: `x.doc`"
+    assert error.hint.startswith("use a name that ends in .")
     assert error.hint.endswith(endings)
 
 

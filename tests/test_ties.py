@@ -116,7 +116,7 @@ def test_the_command_line_takes_percents_and_shares() -> None:
     for words in ("150%", "-1%", "much", "nan"):
         refused = CliRunner().invoke(group, [*ask, words])
         assert refused.exit_code == 2
-        assert "is no share from 0 to 100 %" in refused.stderr
+        assert "is not a percentage from 0 to 100" in refused.stderr
 
 
 @pytest.mark.parametrize("tolerance", [-0.1, 1.5, float("nan"), "1%", True])

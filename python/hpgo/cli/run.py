@@ -1,4 +1,4 @@
-"""`hpgo run`: trains by a plan, on processes that it starts or as one rank of a launcher's."""
+"""Command `hpgo run`: train under a plan, in processes that it starts or as one rank of a launcher."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _SECTIONS = {
 
 
 class RunOptions(ModelOptions):
-    """Options of `hpgo run`: the model, its training, and what is saved of it."""
+    """Options of `hpgo run`: model, training and checkpoints."""
 
     optimizer: str = optimizer_option("sgd:lr=0.01")
     clip_norm: float | None = option(
-        "--clip-norm", type=float, metavar="NORM", help="Scale gradients down to this norm if theirs is larger."
+        "--clip-norm", type=float, metavar="NORM", help="Scale gradients down to this norm if their norm is larger."
     )
     steps: int = steps_option(20)
     backend: str = option(
@@ -51,30 +51,43 @@ class RunOptions(ModelOptions):
         help="Engine that runs the schedule: hpgo, or `torch.distributed.pipelining`.",
     )
     elastic: bool = option(
-        "--elastic", is_flag=True, help="Under torchrun: plan again for the nodes that are left, and resume."
+        "--elastic",
+        is_flag=True,
+        help="Under torchrun, plan again if nodes fail or return, and resume from the newest checkpoint.",
     )
     checkpoint: str | None = option(
-        "--checkpoint", type=FOLDER, metavar="FOLDER", help="Save weights and optimizer there, at least at the end."
+        "--checkpoint",
+        type=FOLDER,
+        metavar="FOLDER",
+        help="Save weights and optimizer state in this folder, at least after the last step.",
     )
-    every: int | None = option("--every", type=click.IntRange(1), metavar="N", help="Save every N steps, too.")
+    every: int | None = option("--every", type=click.IntRange(1), metavar="N", help="Also save every N steps.")
     keep: int = option(
-        "--keep", type=click.IntRange(1), default=3, show_default=True, metavar="N", help="Checkpoints to keep."
+        "--keep",
+        type=click.IntRange(1),
+        default=3,
+        show_default=True,
+        metavar="N",
+        help="Number of checkpoints to keep.",
     )
     resume: bool = option("--resume", is_flag=True, help="Continue from the newest checkpoint in FOLDER, if any.")
     losses: str | None = option(
-        "--losses", type=FILE, metavar="FILE", help="Append a line of JSON per step: its number, loss and time."
+        "--losses",
+        type=FILE,
+        metavar="FILE",
+        help="Append one line of JSON per step to this file: number, loss and time.",
     )
 
 
 @takes(RunOptions, sections=_SECTIONS)
 def command(options: RunOptions) -> None:
-    """Train a model as PLAN.json says, a file of `hpgo plan -o` or `Program.save`.
+    """Train a model under PLAN.json, a file of `hpgo plan -o` or `Program.save`.
 
-    Alone, the command starts a process for each device of the plan here, and ends them all. Under torchrun, or another
-    launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, it is one rank. Without --data, each step trains
-    on the workload's example batch; --data names a function that returns pairs of inputs and targets.
+    The command starts one process per device of the plan on this machine. Under torchrun, or another launcher that sets
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, it is one rank. --data names a function that returns pairs of inputs
+    and targets. Without it, each step trains on the workload's example batch.
 
-    With --elastic, torchrun may start the ranks again with fewer nodes than PLAN.json is for: they plan again, and
+    With --elastic, torchrun may start the ranks again with fewer nodes than PLAN.json is for. They then plan again, and
     continue from the newest checkpoint.
 
     \b
@@ -94,7 +107,7 @@ def command(options: RunOptions) -> None:
         from hpgo.runtime.rendezvous import is_launched
 
         elastic_runs.check(checkpoint=folder, every=options.every, launched=is_launched())
-        with preempted(f"whoever is started again goes on from {folder}"):
+        with preempted(f"ranks that are started again continue from {folder}"):
             take_part(limits, lambda: _train_again(options))
         return
     run_ranks(
@@ -102,12 +115,14 @@ def command(options: RunOptions) -> None:
         lambda runnable: _train(options, runnable, {}),
         read=lambda: read_training(options.plan),
         prepare=lambda runnable: _prepare(options, runnable),
-        kept=f"`--resume` goes on from {folder}" if folder else "nothing is saved without `--checkpoint`",
+        kept=f"`--resume` continues from {folder}"
+        if folder
+        else "no checkpoint: use `--checkpoint FOLDER` to save one",
     )
 
 
 def _prepare(options: RunOptions, runnable: Runnable) -> None:
-    """Raise the errors that all ranks would raise, and load once what all of them need."""
+    """Raise errors that all ranks would raise, and import modules once, before the ranks are forked."""
     from hpgo.runtime.train.optimizer import optimizer_of
 
     optimizer_of(options.optimizer)
@@ -118,20 +133,20 @@ def _prepare(options: RunOptions, runnable: Runnable) -> None:
 
 
 def _train_again(options: RunOptions) -> None:
-    """Run one rank, of as many as there are now."""
+    """Run one rank of the current number of ranks, under a plan for them."""
     from hpgo.runtime.rendezvous import place
     from hpgo.runtime.runnable import Runnable
     from hpgo.runtime.train.elastic import settle
 
     settled = settle(options.plan, options.timeout_s)
     if place()[0] == 0 and not options.as_json:
-        click.echo(elastic_runs.told(options.plan, settled))
-    with elastic_runs.asked_by_its_own():
+        click.echo(elastic_runs.describe(options.plan, settled))
+    with elastic_runs.wait_for_launcher():
         _train(options, Runnable.from_plan(settled.plan), elastic_runs.document(settled))
 
 
 def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> None:
-    """Run one rank; rank 0 prints, and begins JSON with `head`."""
+    """Run one rank. Rank 0 prints the result, whose JSON starts with `head`."""
     from hpgo.runtime import Pipeline
     from hpgo.runtime.train.optimizer import optimizer_of
 
@@ -157,7 +172,7 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
         losses: list[float] = []
         steps_s: list[float] = []
         done = pipeline.steps
-        _save(options, pipeline)  # nothing yet, but a folder that can't be written to is told now
+        _save(options, pipeline)  # Saves nothing yet, but fails now if the folder is not writable.
         with (
             passing_lines() if shows else nullcontext() as tell,
             losses_to(options.losses, program.world_size) if talks and options.losses else nullcontext() as add,
@@ -171,7 +186,7 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
                 if not math.isfinite(loss):
                     raise RunError(
                         f"the loss of step {step} is {loss}",
-                        "try a smaller learning rate or `--clip-norm`; `--find-nan` tells the layer it comes from",
+                        "use a smaller learning rate or `--clip-norm 1`; `--find-nan` names the layer that computes it",
                     )
                 if add is not None:
                     add(step, loss, steps_s[-1])
@@ -187,7 +202,7 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
 
 
 def _batches(options: RunOptions, pipeline: Pipeline) -> Iterator[tuple[Share, Share]]:
-    """Yield a global batch per step: of the data, epoch after epoch, or the workload's example again and again."""
+    """Yield one global batch per step: from the data, epoch after epoch, or always the workload's example batch."""
     if options.data is None:
         return repeat(pipeline.example())
     from hpgo.runtime.rendezvous import agree
@@ -198,16 +213,16 @@ def _batches(options: RunOptions, pipeline: Pipeline) -> Iterator[tuple[Share, S
 
 
 def _resume(options: RunOptions, pipeline: Pipeline, *, talks: bool) -> bool:
-    """Continue from what was saved, if anything was; return whether all steps have been done."""
+    """Resume from the newest checkpoint, if there is one, and return whether it is that of the last step."""
     found = pipeline.resume(options.checkpoint or "")
     is_done = pipeline.steps >= options.steps
     if talks and is_done:
         click.echo(
-            f"{options.checkpoint} has step {pipeline.steps}, and {options.steps} were asked for: nothing is left to"
-            " do; `--steps` counts those that were done before"
+            f"{options.checkpoint} has step {pipeline.steps}, and `--steps` is {options.steps}: the run is complete."
+            " `--steps` includes the steps before the checkpoint"
         )
     elif talks:
-        click.echo(f"goes on from step {pipeline.steps}" if found else f"no checkpoint in {options.checkpoint} yet")
+        click.echo(f"resumed from step {pipeline.steps}" if found else f"no checkpoint in {options.checkpoint} yet")
     return is_done
 
 

@@ -1,4 +1,4 @@
-"""`hpgo view`: a plan's page, or the interactive picture of timelines, in the browser."""
+"""Command `hpgo view`: open the page of a plan, or an interactive picture of timelines, in the browser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ViewOptions(PictureOptions):
 
     inputs: tuple[str, ...] = argument(type=PLAN, nargs=-1, required=True, metavar="PLAN_OR_TIMELINE...")
     output: str | None = option(
-        "-o", "--output", type=File(".html"), metavar="FILE", help="Keep the page here; a temporary file otherwise."
+        "-o", "--output", type=File(".html"), metavar="FILE", help="File of the page.  [default: a temporary file]"
     )
     opens: bool = option("--open/--no-open", default=True, help="Open the page in the browser.")
     schedule: ScheduleName | None = SCHEDULE_OF_PLANS
@@ -29,13 +29,13 @@ class ViewOptions(PictureOptions):
 
 @takes(ViewOptions)
 def command(options: ViewOptions) -> None:
-    """Open a plan's page, or timelines as one interactive picture: no server.
+    """Open the page of a plan, or an interactive picture of timelines, without a server.
 
-    A plan's page has its layers and stages, where they run, the step, memory, and the report's words. Several inputs, a
-    timeline, or an option of the picture give the picture alone, to zoom, pan and hover in.
+    The page of a plan shows its layers, stages, devices, step, memory and report. With several inputs, a timeline, or
+    an option of the picture, you get only the picture, which you can zoom and pan.
 
-    The page is one file that works offline; send it to whom you like. Its path goes to stdout. `hpgo serve PLAN` opens
-    the page that also changes the plan.
+    The page is one file that works offline. The command prints its path on stdout. To also change the plan, use `hpgo
+    serve PLAN`.
 
     \b
     Examples:
@@ -70,4 +70,4 @@ def command(options: ViewOptions) -> None:
             file.write(alone(plan))
     click.echo(path)
     if options.opens and not webbrowser.open(path.resolve().as_uri()):
-        click.echo("no browser to open it in; open the file yourself", err=True)
+        click.echo("note: no browser found; open the file yourself", err=True)
