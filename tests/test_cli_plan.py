@@ -121,7 +121,7 @@ def test_evaluate_reports_the_plan_that_was_asked_for() -> None:
         (["plan", "bert-48", "-c", "dapple-a"], 2, "Missing option"),
         (["plan", "bert-48", "-c", "dapple-a", "-b", "4294967296"], 2, "from 1 to 999,999,999"),
         (["plan", "/dev/zero", "-c", "dapple-a", "-b", "64"], 1, "/dev/zero has more than 64 MiB"),
-        ([*BERT, "--micro-batch-size", "7"], 1, "--micro-batch-size 7 does not divide"),
+        ([*BERT, "--micro-batch-size", "7"], 1, "--micro-batch-size is 7, but it must divide"),
         ([*BERT, "--micro-batch-size", "-1"], 1, "--micro-batch-size is -1"),
         ([*BERT, "--deadline", "soon"], 2, "`soon` is no time"),
         ([*BERT, "--deadline", "0s"], 1, "--deadline is 0"),

@@ -43,6 +43,7 @@ def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[St
     )
     link_s, link = _busiest_link(stages, groups, micro_batches)
     tail_s, tail = max((s.sync_tail_s, -index) for index, s in enumerate(stages))
+    # The busiest resource bounds the step from below: its work is the part that nothing else can hide.
     if link_s > work_s:
         at, work_s = link, link_s
         ends = f"stage {-at} sends to stage {1 - at}" if alone else f"the devices of stage {-at} send to the next ones"
