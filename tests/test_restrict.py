@@ -148,7 +148,7 @@ def test_the_report_says_who_runs_the_plan_and_what_that_costs() -> None:
         "proven optimal for 1F1B among plans that Megatron-LM 0.16 runs: no plan of the search space has a shorter"
         in text
     )
-    assert "cuts between 48 blocks `encoder-…`, as many replicas of each stage, with equal shares" in text
+    assert "cuts between 48 blocks `encoder-…`, the same number of replicas for each stage, with equal samples" in text
     cost = f"{100 * (plan.step_s / free.step_s - 1):.0f} %"
     assert (
         f"Megatron-LM 0.16; its limits make the step {cost} longer than the best plan without them; the best one found"

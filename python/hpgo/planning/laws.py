@@ -1,9 +1,10 @@
-"""Laws that plans, prices of transformers, chain plans and answers of the original planner keep.
+"""Laws that plans, estimates of LLMs, chain plans and results of the original planner satisfy.
 
-Every answer is checked before it leaves.
+Every result is checked before it is returned.
 
-The numbers are computed here from the profile and the cluster, independently of the native planner. Only values between
-measured batch sizes are interpolated natively; tests/test_batches.py checks those. docs/proofs.md lists the laws.
+This module computes its numbers from the profile and the cluster, independently of the native planner. Only values
+between measured batch sizes are interpolated natively; tests/test_batches.py checks those. docs/proofs.md lists the
+laws. A law is a function that returns the place where it is broken, or an empty text. Its docstring is the law.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _SIZES = (
 
 
 def checked(plan: Plan) -> Plan:
-    """Return `plan` if it and the plans that it is compared with keep all laws. Raises InternalError."""
+    """Return `plan` if it and its alternatives satisfy all laws. Raises InternalError otherwise."""
     for name, one in _plans(plan):
         check(f"the {name} of `{shorten(plan.profile)}` on `{shorten(plan.cluster)}`", PLAN_LAWS, one)
     return plan
@@ -49,16 +50,16 @@ def checked(plan: Plan) -> Plan:
 def check_file(plan: Plan, source: str) -> None:
     """Raise ArgumentError, which names `source`, if the numbers of a file contradict each other.
 
-    A file may be edited and priced again, so its numbers need not follow from its profile and cluster.
+    A file may be edited and then evaluated again, so its numbers need not follow from its profile and cluster.
     """
     for name, one in _plans(plan):
         check(f"{source}: the {name}", FILE_LAWS, one, error=ArgumentError, hint="make it again with `hpgo plan`")
 
 
 def bounded(plan: Plan, name: str, bound_s: float | None) -> float | None:
-    """Return the bound of a search that found `plan`, at most its step. Raises InternalError for a larger one.
+    """Return the smaller of a search's bound and the step of `plan`. Raises InternalError if the bound is larger.
 
-    A plan that does not fit is no answer, so its step may be below the bound.
+    The step of a plan that does not fit may be below the bound, because the bound is on plans that fit.
     """
     if bound_s is None:
         return None
@@ -79,7 +80,7 @@ def _plans(plan: Plan) -> Iterator[tuple[str, _Checked]]:
 
 @dataclass(frozen=True)
 class _Sources:
-    """Profile and cluster of a plan, where they are known."""
+    """Profile and cluster of a plan; None if its file does not contain them."""
 
     measured: Profile | None
     profile: Profile | None
@@ -96,7 +97,7 @@ class _Sources:
         return cls(measured, profile, cluster)
 
     def serves(self, plan: Plan) -> bool:
-        """Whether another plan has the same ones."""
+        """Return whether another plan has the same profile and cluster."""
         assumed = plan.assumptions
         return assumed is not None and assumed.profile is self.measured and assumed.cluster is self.cluster
 
@@ -106,7 +107,7 @@ class _Sources:
 
     @cached_property
     def speeds(self) -> list[float]:
-        """Of each device."""
+        """Speed of each device; empty if the cluster is unknown."""
         if self.cluster is None:
             return []
         return [machine.device.speed for machine in self.cluster.machines for _ in range(machine.count)]
@@ -114,21 +115,21 @@ class _Sources:
 
 @dataclass(frozen=True)
 class _Checked:
-    """A plan, and what its laws compute from profile and cluster."""
+    """A plan, and the values that its laws compute from profile and cluster."""
 
     plan: Plan
     sources: _Sources
 
     @cached_property
     def whole_model(self) -> bool:
-        """Whether each layer of the profile is on one stage, and the cluster has the devices."""
+        """Whether each layer of the profile is on exactly one stage."""
         named = [layer for stage in self.plan.stages for layer in stage.layers]
         known = self.sources.layers
         return len(named) == len(known) and known.keys() == set(named)
 
     @cached_property
     def sums(self) -> list[tuple[list[float], list[float], float]]:
-        """Of each stage, what its layers take forward and backward at each batch size, and bytes of weights."""
+        """Forward and backward times of each stage at each measured batch size, and its bytes of weights."""
         known, profile = self.sources.layers, self.sources.profile
         found = []
         for stage in self.plan.stages if profile is not None and self.whole_model else ():
@@ -145,14 +146,14 @@ class _Checked:
         return found
 
     def seconds(self, stage: int, samples: int) -> tuple[float, float]:
-        """What a stage takes forward and backward for so many samples on a device of speed 1."""
+        """Return the forward and backward time of a stage for `samples` samples on a device of speed 1."""
         assert self.sources.profile is not None  # noqa: S101
         sizes = self.sources.profile.batch_sizes
         forward_s, backward_s, _ = self.sums[stage]
         return at_batch(sizes, forward_s, samples), at_batch(sizes, backward_s, samples)
 
     def speed(self, stage: Stage) -> float | None:
-        """Of a stage's slowest device, if the cluster is known and has it."""
+        """Return the speed of a stage's slowest device; None if the cluster does not have its devices."""
         speeds = self.sources.speeds
         return min(speeds[device] for device in stage.devices) if max(stage.devices) < len(speeds) else None
 
@@ -254,6 +255,7 @@ def stage_times_are_their_layers(one: _Checked) -> str:
             return f"the devices of stage {at}"
         forward_s, backward_s = (part_s / speed for part_s in one.seconds(at, stage.share))
         repeated_s = forward_s if plan.recompute else 0.0
+        # Rounding is relative to the whole step, since the native planner subtracts prefix sums over all layers.
         of = sum(whole_s)
         if not (is_equal(stage.forward_s, forward_s, of) and is_equal(stage.backward_s, backward_s + repeated_s, of)):
             return f"stage {at}"
@@ -299,19 +301,19 @@ PLAN_LAWS = (
     step_covers_work, bubble_is_a_share, speed_up_is_possible, bound_is_below_step, compared_steps_are_their_plans,
     devices_hold_their_weights,
 )  # fmt: skip
-"""The first that is broken is named, so causes stand before what follows from them."""
+"""Laws of plans. The first broken one is reported, so a cause is listed before its effects."""
 FILE_LAWS = (
     numbers_are_lengths, stages_hold_the_model, shares_make_the_micro_batch, step_covers_work, bubble_is_a_share,
     bound_is_below_step,
 )  # fmt: skip
-"""Laws of plans in files."""
+"""Laws of plans in files, which hold for edited files, too."""
 
 
 # --- Estimates of transformers ----------------------------------------------------------------------------------------
 
 
 def checked_estimate(estimate: LlmEstimate, *, layers: int, weights_bytes: float) -> LlmEstimate:
-    """Return the estimate of a model with so many layers and weights if it keeps all laws. Raises InternalError."""
+    """Return `estimate` if it satisfies all laws for a model of this size. Raises InternalError otherwise."""
     what = f"the estimate of `{shorten(estimate.model)}` on `{shorten(estimate.cluster)}`"
     check(what, ESTIMATE_LAWS, estimate)
     if place := ranks_hold_the_model(estimate, layers, weights_bytes):
@@ -320,7 +322,7 @@ def checked_estimate(estimate: LlmEstimate, *, layers: int, weights_bytes: float
 
 
 def estimate_numbers_are_lengths(estimate: LlmEstimate) -> str:
-    """Times and sizes of a estimate are finite and not negative."""
+    """Times and sizes of an estimate are finite and not negative."""
     named = [("step_s", estimate.step_s), ("bound_s", estimate.bound_s), *estimate.time_by_term_s]
     named += [(name, size) for rank in estimate.stages for name, size in rank.memory_bytes]
     named += [("forward_s", rank.forward_s) for rank in estimate.stages]
@@ -379,7 +381,7 @@ ESTIMATE_LAWS = (
 
 
 def checked_chain(plan: ChainPlan, weights_bytes: Sequence[float]) -> ChainPlan:
-    """Return a chain plan if it keeps all laws; `weights_bytes` has those of each stage. Raises InternalError."""
+    """Return a chain plan if it satisfies all laws for these weights per stage. Raises InternalError otherwise."""
     what = f"the chain plan of `{shorten(plan.model)}`"
     check(what, CHAIN_LAWS, plan)
     if place := hosts_hold_their_weights(plan, weights_bytes):
@@ -454,7 +456,7 @@ def hosts_hold_their_stages(plan: ChainPlan) -> str:
 def hosts_hold_their_weights(plan: ChainPlan, weights_bytes: Sequence[float]) -> str:
     """A host holds at least the weights of its stage's layers."""
     for at, (stage, held) in enumerate(zip(plan.stages, weights_bytes, strict=True), 1):
-        rounded = (stage.last - stage.first + 1) / 1024  # the search counts whole 1/1024 of a byte
+        rounded = (stage.last - stage.first + 1) / 1024  # The search rounds each layer to 1/1024 byte.
         if not is_most(held, stage.memory_bytes + rounded):
             return f"stage {at}"
     return ""
@@ -470,7 +472,7 @@ CHAIN_LAWS = (
 
 
 class Original(NamedTuple):
-    """An answer of the original HPGO planner (`hpgo.compat`): its speed-ups, and its stages, if it has any."""
+    """A result of the original HPGO planner (`hpgo.compat`): its speed-ups, and its stages if it has any."""
 
     speed_ups: Sequence[float]
     devices: int
@@ -479,7 +481,7 @@ class Original(NamedTuple):
 
 
 def check_original(model: str, answer: Original) -> None:
-    """Raise InternalError if an answer of the original planner breaks a law."""
+    """Raise InternalError if a result of the original planner breaks a law."""
     check(f"the compatible plan of `{shorten(model)}`", ORIGINAL_LAWS, answer)
 
 

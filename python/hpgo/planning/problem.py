@@ -183,9 +183,7 @@ class PlanningProblem:
             smallest = check_int("min_micro_batch_size", min_micro_batch_size, most=NO_LIMIT - 1)
         sizes = _micro_batch_sizes(profile, global_batch_size, micro_batch_size, smallest)
         if not (isinstance(recompute, bool) or (isinstance(recompute, str) and recompute == "auto")):
-            raise ArgumentError(
-                f"recompute is {safe_repr(recompute)}, but it must be a bool or 'auto'", "choose True, False or 'auto'"
-            )
+            raise ArgumentError(f"recompute is {safe_repr(recompute)}", "choose True, False or 'auto'")
         if not isinstance(schedule, str):
             raise ArgumentError(
                 f"schedule is {safe_repr(schedule)}", f"choose auto or one of {', '.join(SCHEDULES)}, say"

@@ -1,4 +1,4 @@
-"""Calls of `partition` as they were written before, each with a warning; this module goes with the next version."""
+"""Deprecated calls of `partition`, which warn. The next version removes this module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FILES = ("models", "device_types", "devices")
 
 
 def old_calls(of_files: Callable[..., Any] | None = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Lets a function take arguments by their old names, and files, too, where `of_files` takes them now."""
+    """Return a decorator that accepts old names of arguments, and passes old calls with files to `of_files`."""
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         @functools.wraps(function)
@@ -51,14 +51,16 @@ def _translated(
     if isinstance(given.get("models"), Profile):
         renamed("partition(models=…, device_types=…)", "partition(profile, cluster)", stacklevel=4)
         if not isinstance(given.get("device_types"), Cluster) or "devices" in given or kwargs.pop("model", None):
-            raise ArgumentError("a `Profile` goes with a `Cluster` and nothing else", "partition(profile, cluster)")
-        for name in ("interpolate", "units", "ignore_unknown_types"):  # they said nothing about a profile
+            raise ArgumentError(
+                "a `Profile` needs a `Cluster`, and no `devices` or `model`", "call `partition(profile, cluster)`"
+            )
+        for name in ("interpolate", "units", "ignore_unknown_types"):  # These options have no meaning for a profile.
             kwargs.pop(name, None)
         return of_profile(given["models"], given["device_types"], **kwargs)
     renamed("partition(models, device_types, devices, …)", "partition_files(…)", stacklevel=4)
     if len(given) < 3 or isinstance(given["device_types"], Cluster) or kwargs.get("model") is None:
         raise ArgumentError(
             "PipeEdge's files are models, device types and devices, with the name of a model",
-            'partition_files("models.yml", "device_types.yml", "devices.yml", model="…")',
+            'call `partition_files("models.yml", "device_types.yml", "devices.yml", model="…")`',
         )
     return of_files(**given, **{key: value for key, value in kwargs.items() if (key, value) != ("batch_size", None)})

@@ -1,4 +1,4 @@
-"""The question that PipeEdge's three files ask."""
+"""Chain problem for PipeEdge's three files."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def task_of_files(
     units: Units,
     ignore_unknown_types: bool,
 ) -> ChainProblem:
-    """Layers, hosts and links of the model `name`; raises the error of the file that makes no sense."""
+    """Return the chain problem of the model `name`. Raises an error of the file that is invalid."""
     if not isinstance(units, str) or units not in pipeedge.MEGA:
         raise ArgumentError(
-            f"there are no units {safe_repr(units)}", f"known: {', '.join(pipeedge.MEGA)}", code="unknown_name"
+            f"unknown units: {safe_repr(units)}", f"known: {', '.join(pipeedge.MEGA)}", code="unknown_name"
         )
     width, mega = pipeedge.bytes_of(dtype), pipeedge.MEGA[units]
     model, remarks = pipeedge.read_model(models, name)

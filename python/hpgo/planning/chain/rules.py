@@ -1,4 +1,4 @@
-"""What links, pins and exclusions say about hosts, which they tell apart from others of their type."""
+"""Links, pins and exclusions, which distinguish hosts from others of their type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Rules:
-    """Groups as finely told apart as links, pins and exclusions need, and what these say about each."""
+    """Groups of hosts, split as far as links, pins and exclusions need, with allowed layers and links of each."""
 
     def __init__(
         self, task: ChainProblem, pins: Iterable[str], exclude: Iterable[str], links: tuple[str, Links] | None
@@ -45,7 +45,7 @@ class Rules:
             apart = [(host,) for host in group.hosts if host in single and host not in gone]
             self.groups += [replace(group, hosts=hosts) for hosts in (together, *apart) if hosts]
         if not self.groups:
-            raise InfeasibleError("every host is excluded", "lift an exclusion")
+            raise InfeasibleError("all hosts are excluded", "remove one of the exclusions")
         self.may_run = [self._permissions(group, task.parts, pinned, excluded) for group in self.groups]
 
     @staticmethod
@@ -65,13 +65,17 @@ class Rules:
                 barred |= layers or frozenset()
         if not barred:
             return []
-        # Several layers of the model may stay together: none of them may be barred.
+        # An entry may combine several layers of the model. All of them must be allowed.
         return [barred.isdisjoint(part) for part in parts]
 
     def all_links(self) -> list[list[Hop]]:
-        """From each group to each: looked up once for those that ports, rules and machines don't tell apart."""
-        of_machine: dict[str | None, list[int]] = {}  # None is no machine of several devices
-        kinds: dict[object, tuple[int, list[int]]] = {}  # one group of the kind, and all of it
+        """Return the links from each group to each other group.
+
+        Groups with equal ports, rules and nodes share one lookup, because thousands of hosts have few kinds.
+        """
+        of_machine: dict[str | None, list[int]] = {}
+        # For each kind of group, the index of one group and the indices of all.
+        kinds: dict[object, tuple[int, list[int]]] = {}
         for index, group in enumerate(self.groups):
             if group.machine is not None:
                 of_machine.setdefault(group.machine, []).append(index)
@@ -93,7 +97,7 @@ class Rules:
         return rows
 
     def link(self, one: HostGroup, other: HostGroup) -> Hop:
-        """From a host of one group to a host of another, or of the same."""
+        """Return the link from a host of one group to a host of another group, or to another host of the same group."""
         hop = self._link(one, other)
         rate, latency_s = hop.bytes_per_s, max(hop.latency_s, self.links.latency_s)
         senders, receivers = {one.device_type, *one.hosts}, {other.device_type, *other.hosts}
@@ -104,7 +108,7 @@ class Rules:
         return Hop(rate, latency_s)
 
     def end(self, end: End | None, *, inward: bool) -> list[Hop]:
-        """The hop between the world outside and each group; empty if it costs nothing."""
+        """Return the links of each group for input (`inward`) or output; empty if they take no time."""
         if end is None:
             return []
         hops = []
@@ -117,7 +121,10 @@ class Rules:
             else:
                 home = next((other for other in self.groups if end.host in other.hosts), None)
                 if home is None:
-                    raise ArgumentError(f"host `{end.host}` has the input or takes the result, but is excluded", "")
+                    raise ArgumentError(
+                        f"host `{end.host}` has the input or the output, but is excluded",
+                        f"remove the exclusion of `{end.host}`",
+                    )
                 hops.append(self.link(home, group) if inward else self.link(group, home))
         return hops
 
@@ -125,9 +132,9 @@ class Rules:
 def _rule(
     text: str, what: str, known: frozenset[str], layers: int, ids: dict[str, int]
 ) -> tuple[str, frozenset[int] | None]:
-    """`mb-0=1-12,48` as name and layers; `mb-0` alone names all of them where that makes sense.
+    """Return name and layers of a rule such as `mb-0=1-12,48`; layers are None for a name without layers.
 
-    Of a branching model, layers are also named by their `ids`.
+    In a branching model, layers may also be given by their `ids`. Raises ArgumentError for invalid rules.
     """
     example = "write `host=1-12,48`" if what == "pin" else "write `host` or `host=1-12,48`"
     name, equals, numbers = text.partition("=") if text not in known else (text, "", "")
@@ -147,10 +154,10 @@ def _rule(
         first, _, last = part.partition("-")
         last = last or first
         if not all(one.isascii() and one.isdigit() and len(one) <= 9 for one in (first, last)):
-            raise ArgumentError(f"{what} `{shorten(text)}`: `{shorten(part)}` is no range of layers", example)
+            raise ArgumentError(f"{what} `{shorten(text)}`: `{shorten(part)}` is not a range of layers", example)
         if not 1 <= int(first) <= int(last) <= layers:
             raise ArgumentError(
-                f"{what} `{shorten(text)}`: there are layers 1 to {layers}, not {shorten(part)}", example
+                f"{what} `{shorten(text)}`: layers are {shorten(part)}, but the model has layers 1 to {layers}", example
             )
         chosen |= set(range(int(first), int(last) + 1))
     return name, frozenset(chosen)
