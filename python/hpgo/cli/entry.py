@@ -11,17 +11,17 @@ import sys
 
 
 def hpgo() -> None:
-    """Entry point of the command `hpgo`."""
+    """Run the command `hpgo`."""
     _enter("hpgo.cli.main")
 
 
 def sched_pipeline() -> None:
-    """Entry point of the command `sched-pipeline`."""
+    """Run the command `sched-pipeline`."""
     _enter("hpgo.cli.sched_pipeline")
 
 
 def pipeedge_run() -> None:
-    """Entry point of the command `pipeedge-run`."""
+    """Run the command `pipeedge-run`."""
     _enter("hpgo.cli.pipeedge_run")
 
 

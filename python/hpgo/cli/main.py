@@ -157,7 +157,7 @@ def _nearest_option(error: click.ClickException) -> str:
 
 
 def main() -> NoReturn:
-    """Entry point of the command `hpgo`."""
+    """Run the command `hpgo`."""
     if "_HPGO_COMPLETE" in os.environ:  # The shell asks for completions.
         importlib.import_module("hpgo.cli.completion")
     run(group, prog_name="hpgo")

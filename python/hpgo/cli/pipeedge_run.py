@@ -321,5 +321,5 @@ def _is_here(addr: str) -> bool:
 
 
 def main() -> NoReturn:
-    """Entry point of the command `pipeedge-run`."""
+    """Run the command `pipeedge-run`."""
     run(command, prog_name="pipeedge-run")

@@ -155,7 +155,7 @@ def run_ranks(
 
 @contextmanager
 def preempted(kept: str) -> Iterator[None]:
-    """Print on rank 0 what was saved, if SIGTERM ends the run."""
+    """Report on rank 0 which state was saved, if SIGTERM ends the run."""
     from hpgo.runtime.preemption import Preempted
 
     try:

@@ -105,5 +105,5 @@ def command(options: SchedPipelineOptions) -> None:
 
 
 def main() -> NoReturn:
-    """Entry point of the command `sched-pipeline`."""
+    """Run the command `sched-pipeline`."""
     run(command, prog_name="sched-pipeline")

@@ -437,7 +437,11 @@ class Plan(Record):
         rows: list[Alternative | ScheduleChoice] = [*self.alternatives, *self.schedules]
         listed = {row.name: row for row in rows}
         plans = [known for known, row in listed.items() if row.plan is not None]
-        hint = f"choose one of: {', '.join(plans)}" if plans else "make the plan again with `hpgo plan`"
+        hint = (
+            f"choose one of: {', '.join(plans)}"
+            if plans
+            else "make the plan again: it was saved without its alternatives"
+        )
         if not isinstance(name, str) or name not in listed:
             raise ArgumentError(f"the plan has no alternative {safe_repr(name)}", hint, code="unknown_name")
         found = listed[name].plan
