@@ -343,7 +343,7 @@ def degrees_make_the_gpus(estimate: LlmEstimate) -> str:
 
 
 def terms_make_the_step(estimate: LlmEstimate) -> str:
-    """Terms of a step add up to it."""
+    """The terms of a step are its parts: their sum is the step time."""
     return (
         "" if is_equal(sum(seconds for _, seconds in estimate.time_by_term_s), estimate.step_s) else "`time_by_term_s`"
     )

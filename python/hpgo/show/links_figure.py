@@ -1,4 +1,4 @@
-"""Rates between ranks as a picture: a row and a column for each, squares whose area is the rate."""
+"""Picture of the rates between ranks: a matrix with squares whose area is the rate."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MARGIN, _TOP, _LEFT, _CELL, _BOTTOM = 16.0, 88.0, 92.0, 76.0, 24.0
 
 
 def svg(name: str, pairs: Mapping[tuple[int, int], float], machine_of: Sequence[int]) -> str:
-    """Squares for `pairs` of ranks, in bytes per second, the largest for the highest rate.
+    """Return an SVG with a square for the rate of each pair of ranks in bytes/s; the highest rate has the largest.
 
-    Lines part the machines. The same rates give the same bytes.
+    Lines separate the nodes. Equal rates give equal bytes.
 
     >>> svg("two", {(0, 1): 1e9}, [0, 0]).count("1 GB/s") > 1
     True
