@@ -121,7 +121,7 @@ class ProfileError(HpgoError, ValueError):
     ...     print(error)
     ...     print(error.hint)
     `bert-84` is no built-in model and no file
-    did you mean `bert-48`?
+    did you mean `bert-24` or `bert-48`?
     """
 
     code = "invalid_profile"
