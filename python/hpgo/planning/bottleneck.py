@@ -35,6 +35,7 @@ class StepPart:
 def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[StepPart]:
     """Return the parts of a step, as the busiest stage or link sees it; their seconds add up to the step."""
     groups = grouped(stages)
+    # With virtual stages, devices run several stages, so the text names devices instead of one stage.
     alone = len(groups) == len(stages)
     # The negative index breaks ties in favor of the first stage, here and below.
     work_s, at = max(
@@ -55,8 +56,10 @@ def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[St
         remedy = "more devices, or faster ones"
     # The simulation adds the same numbers in another order and rounds differently. No part may become negative.
     work_s = min(work_s, step_s)
+    # The tail may overlap with work of other stages. What remains of the step limits each part in turn.
     tail_s = min(tail_s, step_s - work_s)
     rest_s = step_s - work_s - tail_s
+    # Only stages before the bottleneck delay its first micro-batch and its last gradient.
     fill_s = min(rest_s, sum(s.forward_s + s.backward_s + 2 * s.transfer_s for s in stages[:-at]))
     return [
         StepPart(work_s, what, remedy),
@@ -79,6 +82,7 @@ def _busiest_link(stages: Sequence[Stage], groups: list[list[int]], micro_batche
     rank_of = {stage: rank for rank, group in enumerate(groups) for stage in group}
     busy: dict[tuple[int, int], tuple[float, int]] = {}
     for index, stage in enumerate(stages[:-1]):
+        # With virtual stages, several stage boundaries use the same pair of devices, so their times add up.
         link = rank_of[index], rank_of[index + 1]
         before_s, first = busy.get(link, (0.0, -index))
         busy[link] = before_s + stage.transfer_busy_s * micro_batches, first

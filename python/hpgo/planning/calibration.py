@@ -104,7 +104,9 @@ def calibrate(
     known_profile = known_source("profile", plan.profile, assumed.profile, profile)
     known_cluster = known_source("cluster", plan.cluster, assumed.cluster, cluster)
     predicted, measured = breakdown(simulate(program)), breakdown(timeline)
+    # Each entry replaces one more part by measurements. Differences of neighbors are the explained parts.
     steps_s = [predicted.step_s, *_replaced(program, predicted, measured), measured.step_s]
+    # The split of backward passes must be consistent, because both halves are scaled by the same ratio.
     corrected_profile = _profile(known_profile.with_consistent_split(), program, predicted, measured)
     corrected_cluster = _cluster(known_cluster, program, predicted, measured)
 
@@ -131,6 +133,7 @@ def _replaced(program: Program, predicted: Breakdown, measured: Breakdown) -> It
     costs = program.costs
     if costs is None:
         raise ArgumentError("the plan has no times", "use a plan of `hpgo plan -o plan.json`")
+    # One ratio per stage: a timeline has times of passes, not of single layers.
     forward = _ratios(predicted.forward_s, measured.forward_s)
     backward = _ratios(predicted.backward_s, measured.backward_s)
     by_stage = {"forward_s": forward, **dict.fromkeys(_BACKWARD, backward)}
@@ -140,6 +143,7 @@ def _replaced(program: Program, predicted: Breakdown, measured: Breakdown) -> It
     yield simulate(program, costs=costs).makespan_s
     edges = len(program.stages) - 1
     times_s = [measured.transfer_s[at] if at < edges else None for at in range(edges)]
+    # A transfer occupies its link and has latency. Both are scaled by the same ratio, since only their sum is measured.
     busy, late = (np.broadcast_to(np.asarray(one, float), (edges,)) for one in (costs.transfer_s, costs.latency_s))
     scales = [1.0 if one is None or not (was := busy[at] + late[at]) else one / was for at, one in enumerate(times_s)]
     new = [
@@ -149,6 +153,7 @@ def _replaced(program: Program, predicted: Breakdown, measured: Breakdown) -> It
         costs,
         transfer_s=tuple(float(one) for one in new),
         latency_s=tuple(float(one) for one in late * scales),
+        # Without separate values, gradients take as long as activations.
         gradient_transfer_s=None,
         gradient_latency_s=None,
     )
@@ -195,13 +200,16 @@ def _cluster(cluster: Cluster, program: Program, predicted: Breakdown, measured:
     ratios: dict[str, list[float]] = {}
     for stage, (old, new) in enumerate(zip(predicted.transfer_s, measured.transfer_s, strict=True)):
         if old and new:
+            # A transfer between nodes is limited by their link, even if some replicas share a node.
             kind = "inter" if len(spans[stage] | spans[stage + 1]) > 1 else "intra"
             ratios.setdefault(kind, []).append(new / old)
 
     def corrected(kind: str, link: Link) -> Link:
+        # The median ignores single transfers that waited for a late rank.
         slower = median(ratios.get(kind, [1.0]))
         return replace(link, bytes_per_s=_short(link.bytes_per_s / slower), latency_s=_short(link.latency_s * slower))
 
+    # Without measured transfers, there is nothing to correct.
     if not ratios:
         return cluster
     return replace(
@@ -227,6 +235,7 @@ def _reduction_slowdown(evaluate: Callable[[float], Plan], measured: Breakdown) 
     if abs(lasting_s(1.0) - wanted_s) <= _PRECISION * wanted_s or not lasting_s(low) < wanted_s < lasting_s(high):
         return 1.0
     while high > (1 + _PRECISION) * low:
+        # The ratio spans several orders of magnitude, so bisect its logarithm.
         middle = sqrt(low * high)
         low, high = (middle, high) if lasting_s(middle) < wanted_s else (low, middle)
     return high

@@ -88,7 +88,9 @@ def read(text: str, source: str) -> Plan:
         if isinstance(version, bool) or version not in (1, 2, _VERSION):
             raise ArgumentError(f"{source} is a plan of version {safe_repr(version)}, not 1, 2 or {_VERSION}")
         if version != _VERSION:
+            # Old keys are renamed first, so that the rest of the reader knows only one version.
             top = Section(_with_names_of_3(document), source, ArgumentError)
+            # Keys that nothing reads are reported as unknown, so mark these two as read.
             for key in ("format", "version"):
                 top.get(key)
         alternatives = top.rows("alternatives")
@@ -97,6 +99,7 @@ def read(text: str, source: str) -> Plan:
         if version != 1:
             known["assumptions"] = _read_assumptions(top)
         optional = _SINCE_1 if version == 1 else _SINCE_2
+        # Alternatives take shared fields from the plan, so they are read after it.
         plan = _read_plan(top, known, optional)
         plan = replace(
             plan,
@@ -114,6 +117,7 @@ def _with_names_of_3(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {
+        # Profiles and clusters have formats of their own, in which a key of this name means something else.
         _RENAMED_IN_3.get(key, key): item if key in {"profile", "cluster"} else _with_names_of_3(item)
         for key, item in value.items()
     }
@@ -130,6 +134,7 @@ def digest_of(source: Profile | Cluster) -> Digest:
     else:
         keys = source.document()
     kept = {key: value for key, value in keys.items() if key not in native.UNPRICED}
+    # Sorted keys and floats make the digest independent of the order and the number format in a file.
     text = json.dumps(_as_floats(kept), sort_keys=True, separators=(",", ":"))
     return Digest(hashlib.sha256(text.encode()).hexdigest())
 
@@ -150,6 +155,7 @@ def known_source(kind: str, name: str, saved: _Source | Digest, given: _Source |
             )
         return saved
     expected = saved if isinstance(saved, Digest) else digest_of(saved)
+    # Digests also compare a given profile with an embedded one, whose names may differ.
     if digest_of(given) != expected:
         raise ArgumentError(
             f"the plan was made with another {kind}: `{given.name}` has SHA-256 {digest_of(given).sha256[:12]}…, and"
@@ -179,6 +185,7 @@ def _facts(record: object, left_out: tuple[str, ...]) -> dict[str, object]:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
+    # Other values are records, such as stages and memory.
     return value if isinstance(value, str | int | float | None) else asdict(value)
 
 
@@ -239,6 +246,7 @@ def _with_kept_bytes(stage: Stage) -> Stage:
 
 def _in_priced_order(plan: Plan, profile: Profile) -> Plan:
     """Return `plan` with the layers of each stage in the order that the planner evaluates, as files may differ."""
+    # Sums of layer times depend on their order in the last digits, and step times must not.
     place = {profile.layers[index].id: at for at, index in enumerate(_core.layer_order(profile))}
     stages = (replace(stage, layers=tuple(sorted(stage.layers, key=place.__getitem__))) for stage in plan.stages)
     return replace(plan, stages=tuple(stages))
@@ -249,6 +257,7 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
     plan = record(Plan, section, optional=optional, known=known)
     plan = replace(plan, stages=tuple(_with_kept_bytes(stage) for stage in plan.stages))
     if plan.assumptions is not None and isinstance(plan.assumptions.profile, Profile):
+        # A plan with unknown layers would fail later with a less clear error.
         ids = {layer.id for layer in plan.assumptions.profile.layers}
         for number, stage in enumerate(plan.stages):
             if not ids.issuperset(stage.layers):
@@ -262,6 +271,7 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
     if plan.cuts != "all" and plan.chunks == 1 and "searched_cuts_bound_s" not in section:
         plan = replace(plan, lower_bound_s=None, searched_cuts_bound_s=plan.lower_bound_s)
     if plan.finished != finished:
+        # Newer files have both keys, which must agree. Older files have only `finished`.
         if plan.stopped is not None:
             section.fail("`finished` and `stopped` contradict each other", code="conflict")
         plan = replace(plan, stopped="deadline")  # Older files don't distinguish it from Ctrl-C.

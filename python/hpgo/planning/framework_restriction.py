@@ -50,8 +50,10 @@ def restricted(question: PlanningProblem, framework: Framework, *, schedule: str
             code="unsupported",
         )
     if schedule is None:
+        # The first schedule in the table is the default of the framework.
         schedule = next(iter(framework.schedules))
     elif schedule != "auto" and schedule not in framework.schedules:
+        # A framework may run schedules that the planner does not support. The hint must not suggest these.
         plannable = [name for name in framework.schedules if name in get_args(PlannedSchedule)]
         raise ArgumentError(
             f"{title} does not run schedule {schedule!r}",
@@ -66,9 +68,11 @@ def restricted(question: PlanningProblem, framework: Framework, *, schedule: str
                 "leave out `shard_optimizer`",
                 code="unsupported",
             )
+        # The framework always shards the state, so the plan must count on it.
         memory = replace(memory, shard_optimizer=True)
     elif framework.shares_bf16 and (memory.optimizer or "").startswith("adam-bf16"):
         memory = replace(memory, shard_optimizer=True)
+    # Some optimizers and frameworks have limits for schedules that split the backward pass.
     splitting = {family.name for family in schedules() if family.splits_backward}
     check_optimizer(
         framework,
@@ -77,6 +81,7 @@ def restricted(question: PlanningProblem, framework: Framework, *, schedule: str
         splits_backward=schedule in splitting,
     )
     if memory.optimizer == "adam-bf16-fp32-gradients" and not framework.widens_halves:
+        # The framework has no gradients that are wider than weights if backward passes are split.
         whole = {name: own for name, own in framework.schedules.items() if name not in splitting}
         framework = replace(framework, schedules=MappingProxyType(whole))
     cluster = question.cluster
@@ -111,16 +116,19 @@ class _Cuts(TypedDict, total=False):
 def _cuts(question: PlanningProblem, framework: Framework) -> _Cuts:
     """Return the layers that `framework` does not separate, as fields of the problem."""
     profile = question.profile
+    # The native planner knows layers only by their index in the profile.
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
     whole = _kept_whole(question, framework)
     if framework.cuts == "anywhere":
         return {"together": tuple(tuple(sorted(index_of[layer] for layer in layers)) for layers in whole)}
+    # With `min_blocks`, embedding and head join the first and the last block. Otherwise they are parts of their own.
     rows = Blocks.of(profile).parts(min_blocks=framework.min_blocks)
     row_of = {layer: at for at, row in enumerate(rows) for layer in row}
     ends = [{row_of[layer] for layer in layers} for layers in whole]
     parts: list[tuple[int, ...]] = []
     for at, row in enumerate(rows):
         layers = tuple(index_of[layer] for layer in row)
+        # A cut here would separate layers of a tied weight, so the part is merged with the one before.
         is_joined = any(min(held) < at <= max(held) for held in ends)
         parts = [*parts[:-1], parts[-1] + layers] if is_joined else [*parts, layers]
     return {"parts": tuple(parts)}
@@ -142,6 +150,7 @@ def solved(question: PlanningProblem, framework: Framework, solve: Callable[[Pla
     Raises InfeasibleError if no plan fits.
     """
     plan = solve(question)
+    # Searches with less memory have higher bounds, which do not hold for plans with all memory.
     bounds_s = {name: getattr(plan, name) for name in ("lower_bound_s", "searched_cuts_bound_s", "compact_bound_s")}
     aside_bytes = 0.0
     for _ in range(_MAX_TRIES):
@@ -150,6 +159,7 @@ def solved(question: PlanningProblem, framework: Framework, solve: Callable[[Pla
             plan = _with_all_memory(plan, question) if aside_bytes else plan
             known_s = {name: min(bound_s, plan.step_s) for name, bound_s in bounds_s.items() if bound_s is not None}
             return replace(plan, **known_s)
+        # A plan with less memory may keep other activations, so the amount that is set aside can grow again.
         aside_bytes += lacking_bytes
         reserved_bytes = question.memory.reserved_bytes + aside_bytes
         try:
@@ -171,6 +181,7 @@ def _lacking_bytes(plan: Plan, question: PlanningProblem, framework: Framework) 
     if not plan.recompute or framework.recomputes in {"stage", "no"}:
         return 0.0
     blocks = Blocks.of(question.profile)
+    # If the framework recomputes whole stages, it keeps only their inputs, which are counted already.
     group = group_of(framework, blocks.counts([stage.layers for stage in plan.stages], framework.title))
     if group is None:
         return 0.0
@@ -188,6 +199,7 @@ def _lacking_bytes(plan: Plan, question: PlanningProblem, framework: Framework) 
 def _with_all_memory(plan: Plan, question: PlanningProblem) -> Plan:
     """Return `plan` and its alternatives with the memory that was set aside as free memory again."""
     memory = question.memory
+    # The capacity of a stage is that of its smallest device.
     bytes_of = [machine.device.memory_bytes for machine in question.cluster.machines for _ in range(machine.count)]
     stages = tuple(
         replace(stage, capacity_bytes=min(bytes_of[device] for device in stage.devices) - memory.reserved_bytes)
@@ -216,6 +228,7 @@ def with_restriction(
     The search for that plan takes at most `FREE_S` seconds, and ends at the monotonic time `until_s`. There is no
     search if the one for `plan` was stopped, or if no bound is known for its schedule.
     """
+    # The comparison must not exceed the time limit of the caller.
     left_s = FREE_S if until_s is None else min(FREE_S, until_s - time.monotonic())
     best: Plan | None = None
     if plan.finished and plan.schedule in SCHEDULES and plan.lower_bound_s is not None and left_s > 0:

@@ -38,6 +38,7 @@ def check_memory(
         in_flight_as_1f1b: whether each stage holds at least as many micro-batches as under 1F1B.
         chunks: whether a device may run several virtual stages.
     """
+    # The native check knows only its own schedules. Under 1F1B, its conditions are necessary for all others, too.
     asked = replace(question, schedule="1f1b")
     try:
         if not asked.session.nothing_fits(asked, in_flight_as_1f1b, not chunks, left_s):
@@ -46,6 +47,7 @@ def check_memory(
         return
     whose = "under any schedule" if name is None else f"`{name}`"
     error = InfeasibleError(NO_PLAN_FITS, _MORE_MEMORY, code="insufficient_memory")
+    # A reason that holds for any stages is shorter and clearer than one about the closest plan.
     if alone := _without_stages(question):
         raise InfeasibleError(f"{NO_PLAN_FITS} {whose}: {alone}", _MORE_MEMORY, code="insufficient_memory")
     # A schedule that may hold one micro-batch per stage is as small in memory as a step of one micro-batch.
@@ -75,6 +77,7 @@ def _without_stages(question: PlanningProblem) -> str:
     of_weight += memory.optimizer_per_weight * (1 / sharing - 1)
     for layer in profile.layers:
         saved = layer.activation_bytes if layer.saved_bytes is None else layer.saved_bytes
+        # A stage keeps at least one micro-batch of the smallest share in flight.
         saved_bytes = at_batch(profile.batch_sizes, saved, question.smallest_share)
         needed_bytes = of_weight * layer.parameter_bytes + saved_bytes
         if needed_bytes > largest_bytes:

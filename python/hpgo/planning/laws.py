@@ -63,6 +63,7 @@ def bounded(plan: Plan, name: str, bound_s: float | None) -> float | None:
     """
     if bound_s is None:
         return None
+    # The comparison has a tolerance for rounding, since the bound is computed in another way than the step.
     if plan.fits and not is_most(bound_s, plan.step_s):
         broken(f"the plan of `{shorten(plan.profile)}`", bound_is_below_step, f"`{name}`")
     return min(bound_s, plan.step_s)
@@ -74,6 +75,7 @@ def _plans(plan: Plan) -> Iterator[tuple[str, _Checked]]:
     rows: list[Alternative | ScheduleChoice] = [*plan.alternatives, *plan.schedules]
     for row in rows:
         if row.plan is not None and row.plan is not plan:
+            # Alternatives usually share profile and cluster with the plan. Their sums are then computed only once.
             own = row.plan.assumptions is plan.assumptions or sources.serves(row.plan)
             yield f"plan `{row.name}`", _Checked(row.plan, sources if own else _Sources.of(row.plan))
 
@@ -92,6 +94,7 @@ class _Sources:
         measured = assumed.profile if assumed is not None and isinstance(assumed.profile, Profile) else None
         cluster = assumed.cluster if assumed is not None and isinstance(assumed.cluster, Cluster) else None
         profile = (
+            # Without loading, the step counts a profile whose data-loading layers take no time.
             measured if measured is None or assumed is None or assumed.count_loading else measured.without_loading()
         )
         return cls(measured, profile, cluster)
@@ -134,6 +137,7 @@ class _Checked:
         found = []
         for stage in self.plan.stages if profile is not None and self.whole_model else ():
             layers = [known[layer] for layer in stage.layers]
+            # The condition of the loop implies it, but type checkers cannot see that.
             assert profile is not None  # noqa: S101
             sizes = range(len(profile.batch_sizes))
             found.append(
@@ -223,6 +227,7 @@ def shares_make_the_micro_batch(one: _Checked) -> str:
     """Replicas of a stage share each micro-batch: the largest share is the micro-batch over replicas, rounded up."""
     plan, assumed = one.plan, one.plan.assumptions
     for at, stage in enumerate(plan.stages):
+        # Shares differ by at most one sample, so the largest is the quotient rounded up.
         least, rest = divmod(plan.micro_batch_size, stage.replicas)
         uneven = rest and assumed is not None and assumed.equal_shares
         small = assumed is not None and least < assumed.smallest_share
@@ -238,6 +243,7 @@ def stages_hold_the_model(one: _Checked) -> str:
     if not one.whole_model:
         return "the layers of the stages"
     place = {layer: at for at, layer in enumerate(layer for stage in one.plan.stages for layer in stage.layers)}
+    # An edge from a later to an earlier layer would need a result that does not exist yet.
     back = next((end for start, end in one.sources.profile.edges if place[start] >= place[end]), None)
     return "" if back is None else f"layer `{shorten(back)}`"
 
@@ -247,6 +253,7 @@ def stage_times_are_their_layers(one: _Checked) -> str:
     plan = one.plan
     if not one.sums or not one.sources.speeds:
         return ""
+    # The scale for rounding is the whole model on the slowest device.
     slowest = min(one.sources.speeds)
     whole_s = [sum(one.seconds(at, plan.micro_batch_size)) / slowest for at in range(len(plan.stages))]
     for at, stage in enumerate(plan.stages):
@@ -273,6 +280,7 @@ def speed_up_is_possible(one: _Checked) -> str:
         return ""
     stages = range(len(plan.stages))
     one_device_s = sum(sum(one.seconds(at, plan.micro_batch_size)) for at in stages)
+    # The speed-up is relative to this time, so check it first.
     if not is_equal(plan.one_device_step_s, plan.micro_batches * one_device_s):
         return "`one_device_step_s`"
     shared_s = sum(stage.replicas * sum(one.seconds(at, stage.share)) for at, stage in enumerate(plan.stages))
@@ -316,6 +324,7 @@ def checked_estimate(estimate: LlmEstimate, *, layers: int, weights_bytes: float
     """Return `estimate` if it satisfies all laws for a model of this size. Raises InternalError otherwise."""
     what = f"the estimate of `{shorten(estimate.model)}` on `{shorten(estimate.cluster)}`"
     check(what, ESTIMATE_LAWS, estimate)
+    # This law needs values that the estimate does not contain, so it is not in the table.
     if place := ranks_hold_the_model(estimate, layers, weights_bytes):
         broken(what, ranks_hold_the_model, place)
     return estimate
@@ -412,6 +421,7 @@ def stages_follow_each_other(plan: ChainPlan) -> str:
             return f"stage {at}"
     if plan.stages and plan.stages[0].first != 1:
         return "stage 1"
+    # A host with two stages would count its memory and its ports twice.
     hosts = [host for stage in plan.stages for host in stage.hosts]
     return "" if len({*hosts, *plan.unused}) == len(hosts) + len(plan.unused) else "the hosts"
 
@@ -488,6 +498,7 @@ def check_original(model: str, answer: Original) -> None:
 def original_speed_up_is_possible(answer: Original) -> str:
     """A speed-up of the original planner is at most the number of devices, which it takes to be equally fast."""
     used = sum(len(devices) for *_, devices in answer.stages) or answer.devices
+    # Not a number fails both comparisons, so it is caught, too.
     wrong = (one for one in answer.speed_ups if not (0 <= one < inf and is_most(one, used)))
     return "" if next(wrong, None) is None else "`speedup`"
 

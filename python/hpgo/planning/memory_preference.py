@@ -32,11 +32,13 @@ _MAX_ACTIONS = 20_000
 
 def with_leaner(question: PlanningProblem, best: Plan) -> Plan:
     """Return `best` with the alternative `less memory`, if a variant needs much less memory for a similar step."""
+    # Such a plan has the smallest memory already, and a stopped search has no time for variants.
     if best.memory_preference is not None or not best.finished:
         return best
     found = min(_variants(question, best, best.step_s * (1 + _MAX_LONGER)), key=peak_bytes, default=None)
     if found is None or peak_bytes(found) > _MAX_MEMORY * peak_bytes(best):
         return best
+    # Round before formatting, so that both sizes have three digits and the same unit where possible.
     less, more = (format_bytes(float(f"{peak_bytes(plan):.3g}")) for plan in (found, best))
     why = f"{less} instead of {more} on the fullest device"
     other = Alternative(
@@ -56,6 +58,7 @@ def min_memory(question: PlanningProblem, best: Plan, within: float, deadline_s:
     kept = min([best, *_variants(question, best, limit_s)], key=lambda plan: (peak_bytes(plan), plan.step_s))
     stopped = best.stopped
     if stopped != "interrupt":
+        # The first search may have used up its time. The limit of the second one must stay positive.
         left_s = None if deadline_s is None else max(1e-3, deadline_s)
         found, ended = question.session.min_memory(question, limit_s, peak_bytes(kept), left_s)
         kept = kept if found is None else plan_of(question, found)
@@ -91,7 +94,9 @@ def _variants(question: PlanningProblem, best: Plan, limit_s: float) -> Iterator
     """
     index_of = {layer.id: index for index, layer in enumerate(question.profile.layers)}
     rows = [([index_of[layer] for layer in stage.layers], list(stage.devices)) for stage in best.stages]
+    # A step has a forward and a backward pass per stage and micro-batch.
     most = _MAX_ACTIONS // (2 * len(rows))
+    # Every replica must get at least the smallest allowed number of samples.
     least = max(stage.replicas for stage in best.stages) * question.smallest_share
     sizes = [
         size
@@ -100,9 +105,12 @@ def _variants(question: PlanningProblem, best: Plan, limit_s: float) -> Iterator
     ]
     depth = len(rows)
     min_in_flight = [min(best.micro_batches, depth - at) for at in range(depth)]  # The limits of 1F1B.
+    # The largest of the smaller sizes come last in the list. They are nearest to the plan, so their steps are likely
+    # similar.
     tried: list[tuple[int, bool, list[int] | None]] = [(size, best.recompute, None) for size in sizes[-_SIZES:]]
     if True in question.recompute and not best.recompute:
         tried.append((best.micro_batch_size, True, None))
+    # Under 1F1B and GPipe, the limits in flight are fixed by the schedule, so only eager 1F1B has a choice.
     if best.micro_batches <= most and question.schedule == "eager_1f1b":
         tried.append((best.micro_batch_size, best.recompute, min_in_flight))
     for found in question.session.evaluate_each(question, rows, tried):

@@ -74,6 +74,7 @@ def split(profile: Profile) -> Iterator[str]:
 def _estimated(question: PlanningProblem) -> Iterator[str]:
     """Yield a note if the times are estimates."""
     if is_estimate(question.measured):
+        # The source of an estimate is a sentence that ends in ", not measured", which would be repeated here.
         how, _, _ = question.measured.source.partition(", not measured")
         yield (
             f"the times of `{shorten(question.measured.name)}` are {shorten(how, 80)}, not measured: the ratios between"
@@ -86,8 +87,10 @@ def _elsewhere(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[s
     known = measured_on(question.measured)
     if known is None:
         return
+    # Devices are numbered node by node, so this list maps a number to its type.
     types = [machine.device for machine in question.cluster.machines for _ in range(machine.count)]
     used = {types[device] for stage in stages for device in stage.devices}
+    # A cluster that sets `speed` has accounted for the difference, so only devices of speed 1 are suspicious.
     others = sorted({device.name for device in used if device.speed == 1 and not same_card(known.type, device.name)})
     if others and others != ["device"]:  # `device` is the default name, which says nothing about the type.
         names = ", ".join(f"`{shorten(name)}`" for name in others)
@@ -100,6 +103,7 @@ def _elsewhere(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[s
 
 def _far_beyond(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[str]:
     """Yield a note if a replica gets far more samples than were measured."""
+    # The largest share counts, because it sets the time of a stage.
     share, largest = max(stage.share for stage in stages), question.profile.batch_sizes[-1]
     if share > FAR * largest:
         yield (

@@ -25,8 +25,10 @@ def orders_of(plan: Plan, schedule: ScheduleName | None) -> Schedule:
     ranks, micro_batches = len(plan.groups), plan.micro_batches
     planned = name == plan.schedule
     in_flight = [stage.in_flight for stage in plan.stages]
+    # Recorded action lists come first: they may be fitted to times, and building the family again could differ.
     if planned and plan.actions:
         return _recorded(plan)
+    # For these two, the limits in flight determine the order.
     if planned and name in {"1f1b", "eager_1f1b"}:
         return build(name, ranks=ranks, micro_batches=micro_batches, max_in_flight=in_flight)
     if not planned:
@@ -37,6 +39,7 @@ def orders_of(plan: Plan, schedule: ScheduleName | None) -> Schedule:
         ranks=ranks,
         micro_batches=micro_batches,
         chunks=plan.chunks if plan.chunks > 1 else None,
+        # The greedy zero-bubble schedule was planned under a limit, which must hold again.
         cap=max(in_flight) if planned and name == "zb" else None,
         durations=durations_of(plan),
     )
@@ -67,7 +70,9 @@ def _rank_of_stage(plan: Plan) -> tuple[int, ...]:
 
 def durations_of(plan: Plan) -> Durations:
     """Return the times of the plan's stages, for schedules that are fitted to them."""
+    # Recomputation belongs to the input-gradient pass, which needs the activations first.
     halves = [stage.halves_s(recompute=plan.recompute) for stage in plan.stages]
+    # Schedules that are fitted to times know only one transfer time. The longest one is safe.
     transfer_s = max((stage.transfer_s for stage in plan.stages[:-1]), default=0.0)
     return Durations(
         forward_s=tuple(stage.forward_s for stage in plan.stages),
@@ -79,6 +84,7 @@ def durations_of(plan: Plan) -> Durations:
 
 def _recorded(plan: Plan) -> Schedule:
     """Return the schedule of the action lists in the plan. Raises ArgumentError if they are of other stages."""
+    # A user may have edited the file, so its action lists are checked against its stages.
     orders = Schedule.from_text("\n".join(plan.actions), name=plan.schedule)
     if orders.rank_of_stage != _rank_of_stage(plan) or orders.total_micro_batches != plan.micro_batches:
         raise ArgumentError(
@@ -98,6 +104,7 @@ def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
         [(stage.layers, stage.devices) for stage in plan.stages],
         micro_batch_size=plan.micro_batch_size,
         global_batch_size=plan.global_batch_size,
+        # Old files have no list of nodes. One node with all devices is then assumed.
         machines=plan.machines or (plan.cluster_devices,),
         crossings=plan.crossings or None,
         recompute=plan.recompute,
@@ -106,5 +113,6 @@ def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
         costs=Costs.of_stages(plan.stages, recompute=plan.recompute),
     )
     cluster = None if plan.assumptions is None else plan.assumptions.cluster
+    # A plan that was saved without its cluster does not know the device types.
     types = tuple(machine.device.name for machine in cluster.machines) if isinstance(cluster, Cluster) else ()
     return replace(made, model=plan.profile, cluster=plan.cluster, device_types=types)

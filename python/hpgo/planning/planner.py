@@ -101,6 +101,7 @@ def plan(
     until_s = None if deadline_s is None else started_s + deadline_s
 
     def solve(question: PlanningProblem) -> Plan:
+        # A restricted search may call this several times. Each call gets only the remaining time.
         left_s = None if until_s is None else max(1e-3, until_s - time.monotonic())
         try:
             return _best(question, tolerance, left_s, progress)
@@ -109,6 +110,7 @@ def plan(
 
     if framework is None:
         return checked(solve(question))
+    # Most plans have no framework, so these modules are imported only here.
     from hpgo.planning.framework_restriction import restricted, solved, with_restriction
     from hpgo.programs.frameworks import framework as find_framework
 
@@ -129,6 +131,7 @@ def _best(
         started_s = time.monotonic()
         best = search(question, deadline_s, progress)
         if tolerance is not None:
+            # The search for a smaller plan gets the time that the first search left.
             left_s = None if deadline_s is None else deadline_s - (time.monotonic() - started_s)
             best = min_memory(question, best, float(tolerance), left_s)
         return with_leaner(question, with_alternatives(question, best))
@@ -138,6 +141,7 @@ def _best(
             f"choose one of {', '.join(SCHEDULES)}; `auto` lists the memory of every schedule",
             code="conflict",
         )
+    # Check the name late: schedules of the native search need no lookup in the table of families.
     check_schedule(question.schedule)
     solve = best_of_all if question.schedule == "auto" else best_of_one
     return solve(question, deadline_s=deadline_s, progress=progress)
@@ -207,6 +211,7 @@ def exhaustive(
             f"choose one of {', '.join(SCHEDULES)}",
             code="unsupported",
         )
+    # Every plan is simulated, so the best one is optimal and its step is the bound.
     found, plans = question.session.exhaustive(question)
     best = plan_of(question, found)
     return checked(replace(best, lower_bound_s=best.step_s, simulated=plans))
@@ -226,6 +231,7 @@ def rows_of(
         if not isinstance(stage, tuple | list) or len(stage) != 2:
             raise ArgumentError(f"stage {at} is {safe_repr(stage)}", "give each stage its layers and its devices")
         layers, devices = stage[0], check_list(f"the devices of stage {at}", stage[1], most=MOST_DEVICES)
+        # A number means the next layers in order, so that users need not list ids.
         if as_whole(layers) is not None:
             layers = check_int(f"the number of layers of stage {at}", layers)
             if taken + layers > len(profile.layers):

@@ -233,6 +233,7 @@ class Plan(Record):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        # The record is frozen, so its cached field can only be set in this way.
         object.__setattr__(self, "_groups", groups_of(self.stages))
         for index, stage in enumerate(self.stages):
             if not (stage.layers and stage.devices and stage.share and stage.in_flight):
@@ -251,6 +252,7 @@ class Plan(Record):
                 f"`crossings` has {len(self.crossings)} entries, but it must have one for each stage but the last",
                 _AGAIN,
             )
+        # Virtual stages are spread evenly: each group of devices runs `chunks` of them.
         groups = len(self.groups)
         if self.chunks < 1 or groups * self.chunks != len(self.stages):
             raise ArgumentError(
@@ -309,6 +311,7 @@ class Plan(Record):
     @property
     def bubble(self) -> float:
         """Share of the device time of a step in which the plan's devices do not compute."""
+        # Replicas with fewer samples count like the largest, so the bubble is a lower bound.
         busy_s = sum(s.replicas * (s.forward_s + s.backward_s) for s in self.stages) * self.micro_batches
         return share_left(busy_s, self.devices * self.step_s)
 
@@ -434,6 +437,7 @@ class Plan(Record):
         >>> plan.alternative("data parallelism").stages[0].replicas
         16
         """
+        # Names of schedules and of alternatives never coincide.
         rows: list[Alternative | ScheduleChoice] = [*self.alternatives, *self.schedules]
         listed = {row.name: row for row in rows}
         plans = [known for known, row in listed.items() if row.plan is not None]

@@ -64,6 +64,7 @@ class MemoryModel:
         >>> MemoryModel.preset("adam-bf16").optimizer_per_weight
         6.0
         """
+        # Presets are in bytes per parameter, but profiles have bytes of weights, so convert to ratios.
         kept = OPTIMIZERS[choice("optimizer", name, OPTIMIZERS)]
         reserved = parse_bytes(reserved_bytes) if isinstance(reserved_bytes, str) else reserved_bytes
         return cls(kept.gradients / kept.weights, kept.state / kept.weights, shard_optimizer, reserved)
@@ -169,6 +170,7 @@ class PlanningProblem:
 
         Raises ArgumentError for invalid values, and TypeError for unknown arguments.
         """
+        # The deprecated argument is not in the signature, so that it does not appear in documentation.
         if "uneven" in unknown:
             equal_shares = _not_uneven(unknown.pop("uneven"))
         for name in unknown:
@@ -178,6 +180,7 @@ class PlanningProblem:
         profile, cluster = profile_of(profile), cluster_of(cluster)
         check_gpus(profile, cluster)
         global_batch_size = check_int("global_batch_size", global_batch_size, most=NO_LIMIT - 1)
+        # Times below the smallest measured batch size are extrapolated, so they need the consent of the caller.
         smallest = profile.batch_sizes[0]
         if min_micro_batch_size is not None:
             smallest = check_int("min_micro_batch_size", min_micro_batch_size, most=NO_LIMIT - 1)
@@ -188,6 +191,7 @@ class PlanningProblem:
             raise ArgumentError(
                 f"schedule is {safe_repr(schedule)}", f"choose auto or one of {', '.join(SCHEDULES)}, say"
             )
+        # Accept only bools: other values, such as the text "no", would count as true.
         switches = {"equal_shares": equal_shares, "overlap": overlap, "count_loading": count_loading}
         for name, value in switches.items():
             check_flag(name, value)
@@ -235,6 +239,7 @@ def _micro_batch_sizes(
     else:
         micro_batch_size = check_int("micro_batch_size", micro_batch_size, most=NO_LIMIT - 1)
         if global_batch_size % micro_batch_size:
+            # Of two divisors at the same distance, suggest the smaller one.
             nearest = min(parts, key=lambda size: (abs(size - micro_batch_size), size))
             raise ArgumentError(
                 f"micro_batch_size is {micro_batch_size}, but it must divide global_batch_size={global_batch_size}",
@@ -273,6 +278,7 @@ def _checked(given: MemoryModel | OptimizerName | None, cluster: Cluster) -> Mem
         optimizer_per_weight=number("optimizer_per_weight", memory.optimizer_per_weight),
         reserved_bytes=number("reserved_bytes", memory.reserved_bytes),
     )
+    # If the reserve exceeds every device, no plan can fit. This error is clearer than an infeasible search.
     largest = max((machine.device for machine in cluster.machines), key=lambda device: device.memory_bytes)
     if memory.reserved_bytes >= largest.memory_bytes:
         raise ArgumentError(
@@ -286,6 +292,7 @@ def _checked(given: MemoryModel | OptimizerName | None, cluster: Cluster) -> Mem
 
 def check_gpus(profile: Profile, cluster: Cluster) -> None:
     """Raise ArgumentError if a device of `cluster` has another number of GPUs than the measurement of `profile`."""
+    # A profile that was measured on several GPUs per device has times of the group, not of one GPU.
     measured, there = profile.gpus_per_device, cluster.gpus_per_device
     if measured != there:
         raise ArgumentError(

@@ -26,6 +26,7 @@ def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None 
         cluster,
         global_batch_size=plan.global_batch_size,
         schedule=plan.schedule,
+        # A fixed size and recomputation leave the problem with only one candidate, the saved plan.
         micro_batch_size=plan.micro_batch_size,
         min_micro_batch_size=assumed.smallest_share,
         recompute=plan.recompute,

@@ -41,6 +41,7 @@ _ALL = (*SCHEDULES, *ONE_STAGE, *VIRTUAL_STAGES)
 
 def check_schedule(name: object) -> None:
     """Raise ArgumentError, with the reason, for a schedule that the planner does not support."""
+    # The valid case comes first: the table of families below is only built for the error.
     if isinstance(name, str) and name in {"auto", *_ALL}:
         return
     known = {family.name: family for family in schedules()}
@@ -55,6 +56,7 @@ def check_schedule(name: object) -> None:
 
 def _refusal(family: ScheduleFamily) -> tuple[str, str]:
     plannable = f"choose auto or one of {', '.join(_ALL)}"
+    # The order of these reasons matters: an asynchronous schedule may also have other obstacles.
     if family.pace == "asynchronous":
         return "it updates weights while micro-batches are in flight, so no step of it ends", plannable
     if not family.trains:
@@ -76,6 +78,7 @@ def best_of_one(question: PlanningProblem, *, deadline_s: float | None, progress
         question, deadline_s, name=name, in_flight_as_1f1b=name in ONE_STAGE and name not in FRUGAL,
         chunks=name in VIRTUAL_STAGES,
     )  # fmt: skip
+    # Explanations of missing memory need a schedule of the native search. 1F1B is the closest one.
     flushed = replace(question, schedule="1f1b")
     try:
         (tried,), _ = question.session.search(question, [name], deadline_s, progress)
@@ -85,6 +88,7 @@ def best_of_one(question: PlanningProblem, *, deadline_s: float | None, progress
     if plan is not None and plan.fits:
         return plan
     lacking = plan is not None and bool(plan.missing_bytes)
+    # The search for virtual stages has its own message and hint.
     if tried["message"] is not None and name in VIRTUAL_STAGES:
         raise InfeasibleError(tried["message"], tried["hint"] or "")
     closest = "the closest one found " if lacking else ""
@@ -102,6 +106,7 @@ def best_of_all(question: PlanningProblem, *, deadline_s: float | None, progress
     """
     # The conditions with virtual stages are weaker. Only if these fail, no plan of either kind can fit.
     check_memory(question, deadline_s, name=None, chunks=True)
+    # A framework restricts the comparison to its own schedules.
     names = [name for name in _ALL if question.framework is None or name in question.framework.schedules]
     first = "eager_1f1b" if "eager_1f1b" in names else "1f1b"
     try:
@@ -116,6 +121,7 @@ def best_of_all(question: PlanningProblem, *, deadline_s: float | None, progress
     choices = [_choice(question, each) for each in tried]
     listed = {choice.name for choice in choices}
     choices += [_unknown(name, "not tried, because the search was stopped") for name in names if name not in listed]
+    # Schedules without a step time go to the end, in the order of the table.
     choices.sort(key=lambda choice: (choice.step_s is None, choice.step_s or 0.0))
     winner = choices[0].plan
     if winner is None:
@@ -123,6 +129,7 @@ def best_of_all(question: PlanningProblem, *, deadline_s: float | None, progress
     # A stopped search may not have tried all schedules, so an untried one may be better than the winner.
     winner = replace(winner, stopped=stopped or winner.stopped)
     if winner.schedule in SCHEDULES:
+        # Alternatives belong to one schedule. Under `auto`, the comparison of schedules replaces them for others.
         alone = replace(question, schedule=winner.schedule)
         winner = with_leaner(alone, with_alternatives(alone, winner))
     return replace(winner, schedules=tuple(choices))

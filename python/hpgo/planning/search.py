@@ -41,6 +41,7 @@ def search(
     Raises InfeasibleError, with the closest plan and changes that would help, if no plan fits.
     """
     try:
+        # The session holds the converted model, so that several searches of one problem convert it once.
         found, facts = question.session.plan(question, deadline_s, progress)
     except InfeasibleError as error:
         raise explained(error, question) from None
@@ -49,6 +50,7 @@ def search(
 
 def searched(question: PlanningProblem, found: _core.PlanRecord, facts: _core.SearchRecord) -> Plan:
     """Return the plan of a search with its bounds. Raises InternalError if a bound exceeds the step."""
+    # Bounds of a search can exceed the simulated step by rounding. `bounded` cuts them, or reports a false bound.
     best = plan_of(question, found)
     return replace(
         best,
@@ -109,6 +111,7 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
                 weight_gradient_s=cost["weight_gradient_s"],
             )
         )
+    # The record has only the values that the search decided. All others come from the problem.
     micro_batch_size = found["micro_batch_size"]
     return Plan(
         profile=profile.name,
@@ -145,6 +148,7 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
 
 def _parted(profile: Profile, stages: Sequence[Stage]) -> tuple[SharedWeight, ...]:
     """Return the tied weights whose layers are on several groups of devices."""
+    # Stages are compared by devices, because virtual stages on the same devices share one copy of a weight.
     group_of = {layer: stage.devices for stage in stages for layer in stage.layers}
     return tuple(tie for tie in profile.ties if len({group_of[layer] for layer in tie.layers}) > 1)
 
@@ -157,6 +161,7 @@ def _crossings(
     They are the outputs of layers before the cut that layers behind it read.
     """
     stage_of = {profile.layers[index].id: number for number, layers in enumerate(stages) for index in layers}
+    # A tensor must be passed on until the last stage that reads it, across all cuts in between.
     last_reader = dict(stage_of)
     for start, end in profile.edges:
         last_reader[start] = max(last_reader[start], stage_of[end])
@@ -202,8 +207,10 @@ def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
             continue
         other = plan_of(question, found)
         lacking = other.missing_bytes
+        # An alternative that does not fit has no step time in the report, only its shortfall.
         if lacking:
             why = f"lacks {format_bytes(lacking)} on each device"
+        # An alternative can be faster than a plan that was preferred for its memory. Then it is a different plan.
         elif abs(other.step_s - best.step_s) <= 1e-9 * best.step_s or (
             best.memory_preference is None and other.step_s < best.step_s
         ):
@@ -225,10 +232,12 @@ def explained(error: InfeasibleError, question: PlanningProblem) -> InfeasibleEr
         return error
     closest, helps = found
     index, stage = min(enumerate(closest.stages), key=lambda row: row[1].headroom_bytes)
+    # The stage is limited by its smallest device, so that is the one to name.
     device = _smallest(question.cluster, stage.devices)
     reserved_bytes = question.memory.reserved_bytes
     reserved = f", {format_bytes(reserved_bytes)} of it reserved" if reserved_bytes else ""
     sizes = divisors(question.global_batch_size)
+    # Suggest a smaller micro-batch only if a divisor of the batch is smaller and still allowed.
     can_shrink = any(question.smallest_share <= size < question.micro_batch_sizes[0] for size in sizes)
     smaller = " or a smaller micro-batch" if can_shrink else ""
     hint = f"some plan fits if you {', or '.join(helps)}" if helps else f"use devices with more memory{smaller}"
@@ -251,7 +260,9 @@ def _packed(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
         return None
     if closest is None:
         return None
+    # The native call returns one flag per change in exactly this order.
     words = ["recompute activations", "shard the optimizer state", _BOTH, "choose schedule `zb`"]
+    # Larger clusters are rejected on input, so doubling must not be suggested.
     if 2 * question.cluster.devices <= MOST_DEVICES:
         words.append(f"use {2 * question.cluster.devices} devices")
     helps = [name for name, fit in zip(words, fits, strict=False) if fit]
@@ -265,6 +276,7 @@ def _searched(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
         closest = plan_of(question, question.session.closest(question, _CLOSEST_S))
     except HpgoError:  # No plan was found within the time limit.
         return None
+    # Try cheap changes of the problem first, and more hardware last.
     recomputed = replace(question, recompute=(True,))
     sharded = replace(question.memory, shard_optimizer=True)
     smallest = question.micro_batch_sizes[0]

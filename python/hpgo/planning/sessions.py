@@ -33,6 +33,7 @@ class Sessions:
         # Compare by identity: comparing profiles of a hundred thousand layers by value would take longer than a search.
         for at, (*known, session) in enumerate(self._made):
             if all(one is other for one, other in zip(known, asked, strict=True)):
+                # Move the session to the end, because the first one is dropped when there are too many.
                 self._made.append(self._made.pop(at))
                 return session
         session = _core.Session(*asked)

@@ -42,6 +42,7 @@ def task_of_files(
     notes = list(remarks)
     groups = []
     for type_name, names in hosts.items():
+        # A type without hosts is not used, so it needs no profile.
         if not names:
             continue
         listed = f"{', '.join(names[:4])}{', …' if len(names) > 4 else ''}"
@@ -58,6 +59,7 @@ def task_of_files(
             if model.memory_mb:
                 notes.append(f"type `{type_name}` has no profile of `{name}`: {listed} not used")
             continue
+        # Of several profiles for a batch size, the last one counts, and a note reports it.
         measured: dict[int, tuple[float, ...]] = {}
         for row in kind.timings[name]:
             if row.dtype == dtype:
@@ -89,6 +91,7 @@ def task_of_files(
     if not groups and model.memory_mb:
         message = f"{devices} lists no host whose type has a profile of `{name}`"
         raise InfeasibleError(message, "; ".join(notes) or "list at least one host")
+    # Value counts are per sample: the input of the first layer, then the output of each layer.
     values = (model.parameters_in, *model.parameters_out)
     return ChainProblem(
         model=name,
@@ -98,6 +101,7 @@ def task_of_files(
         parts=[[number] for number in range(1, len(model.memory_mb) + 1)],
         groups=groups,
         names=frozenset(types) | frozenset(hosts) | frozenset(host for listed in hosts.values() for host in listed),
+        # A link is as fast as the slower of its two ports. PipeEdge's files have no latency.
         link=lambda one, other: Hop(min(one.port_bytes_per_s, other.port_bytes_per_s), 0.0),
         bits=8 * width,
         remarks=notes,

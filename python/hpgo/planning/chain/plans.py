@@ -151,6 +151,7 @@ class ChainPlan(Record):
     @property
     def gap(self) -> float:
         """Share by which the value exceeds the lower bound; 0 proves the plan optimal."""
+        # A relative difference of 1e-8 is rounding, not a gap.
         if self.value <= self.lower_bound * (1 + 1e-8):
             return 0.0
         return self.value / self.lower_bound - 1 if self.lower_bound else float("inf")
@@ -231,6 +232,7 @@ class ChainPlan(Record):
             raise ArgumentError("the model has no layers, so there is nothing to run", "partition a model with layers")
         counts = [len(stage.hosts) for stage in self.stages]
         batches = check_int("batches", batches)
+        # Hosts that share a stage take batches in turns, so a batch passes one of several routes.
         routes = routes_through(counts, batches)
         orders = along(routes, batches)
         layers = [stage.layers or tuple(map(str, range(stage.first, stage.last + 1))) for stage in self.stages]
@@ -248,6 +250,7 @@ class ChainPlan(Record):
             costs=Costs(
                 forward_s=tuple(stage.compute_s for stage in self.stages),
                 transfer_s=tuple(busy_s),
+                # The rest of a transfer beyond the busy time of its link is latency.
                 latency_s=tuple(max(0.0, hop.seconds - one_s) for hop, one_s in zip(hops, busy_s, strict=False)),
             ),
         )
@@ -290,6 +293,7 @@ class ChainPlan(Record):
             top = Section(document, source, ArgumentError)
             if top.get("format", None) != "hpgo.chain" or top.get("version", None) != _VERSION:
                 top.fail(f"is not a plan of `hpgo partition` of version {_VERSION}", code="wrong_kind_of_file")
+            # Derived values are in the file for other programs. The reader computes them again.
             for key in _DERIVED:
                 top.get(key, None)
             rows = top.items("stages")

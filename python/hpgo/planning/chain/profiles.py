@@ -43,6 +43,7 @@ def task_of_profile(
         profile = profile.without_loading()
     blocks: list[int] = []
     if framework is None:
+        # Branching models can have exponentially many cuts, so the search for them is limited.
         found = cut_points(profile, bound=_MAX_CUTS)
     elif framework.trains:
         raise ArgumentError(
@@ -69,6 +70,7 @@ def task_of_profile(
         parts = [[place + 1] for place in range(len(layers))]
     else:
         forward_s = [total(index, "forward_s") for index in range(len(states))]
+        # Interpolated prefix sums can decrease by rounding, but times must not be negative.
         time_s = [max(0.0, later - earlier) for earlier, later in pairwise(forward_s)]
         layer_bytes = [later.parameter_bytes - earlier.parameter_bytes for earlier, later in pairwise(states)]
         parts = [[place + 1 for place in sorted(set(later).difference(earlier))] for earlier, later in pairwise(before)]
@@ -79,8 +81,10 @@ def task_of_profile(
     free = any(not any((*layer.forward_s, *layer.backward_s, layer.parameter_bytes)) for layer in profile.layers)
     # Devices are equal if they have the same type and the same links to all others.
     alike: dict[tuple[Device, int | None], list[str]] = {}
+    # If links within a node are like those between nodes, hosts of all nodes are interchangeable.
     inner = cluster.intra != cluster.inter
     for index, machine in enumerate(cluster.machines):
+        # Hosts need names in reports and rules, also if the cluster file has none.
         name = machine.name or f"machine{index}"
         hosts = [f"{name}:{device}" for device in range(machine.count)] if machine.count > 1 else [name]
         alike.setdefault((machine.device, index if inner and machine.count > 1 else None), []).extend(hosts)
@@ -89,6 +93,7 @@ def task_of_profile(
             device_type=device.name,
             hosts=tuple(hosts),
             memory_bytes=device.memory_bytes,
+            # Profiles are for a device of speed 1.
             time_s=[seconds / device.speed for seconds in time_s],
             port_bytes_per_s=cluster.inter.bytes_per_s,
             machine=None if index is None else str(index),
@@ -129,5 +134,6 @@ def _row(profile: Profile, before: list[list[int]], number: dict[int, int]) -> l
     if all(set(one) < set(other) for one, other in pairwise(before)):
         return []
     place = {tuple(layers): position for position, layers in enumerate(before)}
+    # With a bound of two cuts, the search for cuts falls back to one good order of the layers.
     order = cut_points(profile, bound=2).states
     return [place[tuple(sorted(number[layer] for layer in state.layers))] for state in order]

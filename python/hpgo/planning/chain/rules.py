@@ -33,6 +33,7 @@ class Rules:
         excluded = [_rule(text, "exclude", known, layers, ids) for text in exclude]
         self.about_layers = any(numbers is not None for _, numbers in (*pinned, *excluded))
         pipeedge.check_names(self.links, known, file)
+        # Hosts that a rule or a link names must be separate from other hosts of their type.
         single = {name for name, _ in (*pinned, *excluded)}
         single |= {name for line in self.links.lines for name in (line.senders, line.receivers)}
         single |= {end.host for end in (self.links.input, self.links.output) if end is not None and end.host}
@@ -46,6 +47,7 @@ class Rules:
             self.groups += [replace(group, hosts=hosts) for hosts in (together, *apart) if hosts]
         if not self.groups:
             raise InfeasibleError("all hosts are excluded", "remove one of the exclusions")
+        # An empty list means that a group may run all layers, which is shorter than a list of true.
         self.may_run = [self._permissions(group, task.parts, pinned, excluded) for group in self.groups]
 
     @staticmethod
@@ -84,6 +86,7 @@ class Rules:
             kinds.setdefault((group.port_bytes_per_s, group.machine is None, *marks), (index, []))[1].append(index)
         rows: list[list[Hop]] = [[]] * len(self.groups)
         for first, members in kinds.values():
+            # Links within a node are set below. Here, hosts count as if all were on different nodes.
             one = replace(self.groups[first], machine=None)
             row = [Hop(0.0, 0.0)] * len(self.groups)
             for other, others in kinds.values():
@@ -92,6 +95,7 @@ class Rules:
                     row[index] = hop
             for member in members:
                 rows[member] = row.copy()
+                # Only hosts of the same node have faster links, so these few are looked up one by one.
                 for index in of_machine.get(self.groups[member].machine, []):
                     rows[member][index] = self.link(self.groups[member], self.groups[index])
         return rows
@@ -99,8 +103,10 @@ class Rules:
     def link(self, one: HostGroup, other: HostGroup) -> Hop:
         """Return the link from a host of one group to a host of another group, or to another host of the same group."""
         hop = self._link(one, other)
+        # The default latency of the file can raise that of the cluster, but not lower it.
         rate, latency_s = hop.bytes_per_s, max(hop.latency_s, self.links.latency_s)
         senders, receivers = {one.device_type, *one.hosts}, {other.device_type, *other.hosts}
+        # Later lines override earlier ones, so that a file can list exceptions after a general rule.
         for line in self.links.lines:
             if line.senders in senders and line.receivers in receivers:
                 rate = rate if line.bytes_per_s is None else line.bytes_per_s
@@ -137,6 +143,7 @@ def _rule(
     In a branching model, layers may also be given by their `ids`. Raises ArgumentError for invalid rules.
     """
     example = "write `host=1-12,48`" if what == "pin" else "write `host` or `host=1-12,48`"
+    # Names of hosts may contain `=`, so a full match comes first.
     name, equals, numbers = text.partition("=") if text not in known else (text, "", "")
     if name not in known:
         raise ArgumentError(

@@ -184,6 +184,7 @@ def _solved(
         return ChainPlan(task.model, batch_size, objective, (), (), 0.0, 0.0, 0.0, 0.0, units, unused)
     between = None if links is None else (str(as_path(links, ClusterError)), pipeedge.read_links(links))
     rules = Rules(task, pins, exclude, between)
+    # Layers without time are merged with a neighbor, so rules about single layers may leave out cuts.
     cuts = task.joined if task.cuts == "all" and rules.about_layers and task.joined else task.cuts
     chain = Chain(
         layer_bytes=task.layer_bytes,
@@ -204,6 +205,7 @@ def _solved(
         max_replicas=max_replicas,
         bits=_widths(task.bits, bits),
     )
+    # The search limits intervals, which are the inverse of the throughput.
     max_s = None if samples_per_s is None else batch_size / samples_per_s
     # The time limit includes the preparation above.
     left_s = None if deadline_s is None else max(1e-9, deadline_s - (time.monotonic() - began_s))
@@ -217,6 +219,7 @@ def _solved(
             raise
         asked = f"{samples_per_s:g} samples/s is one batch of {batch_size} every {max_s:.6g} s"
         raise error.as_kind(InfeasibleError, hint=f"{error.hint}; {asked}") from None
+    # The search itself decides whether all nested cuts are too many. The bound must then mention it.
     if not found["has_all_positions"]:
         cuts = (
             f"the graph has {len(task.before)} cut points; the plan uses the {len(task.row)} of one order of its layers"
@@ -243,6 +246,7 @@ def _plan(
     objective: Objective,
     units: str,
 ) -> ChainPlan:
+    # Hosts of a group are interchangeable, so they are assigned in the order of the file.
     free = [list(group.hosts) for group in groups]
     stages = []
     for row in found["stages"]:
