@@ -123,6 +123,7 @@ def _signed(seconds: float) -> str:
 
 
 def _apart(new: float, old: float) -> str:
+    # Without rounding, equal times could print as -0 %.
     ratio = round(new / old, 9)
     return f"{100 * (ratio - 1):+.3g} %" if ratio < _FACTOR else f"{ratio:.3g} ×"
 

@@ -129,6 +129,7 @@ def as_options() -> Iterator[None]:
             for param in context.command.params
             if isinstance(param, click.Option) and not param.hidden
         }
+        # Some arguments have other names on the command line, but only where the command has that option.
         known |= {name: known[other] for name, other in _ARGUMENTS.items() if other in known and name not in known}
 
         def option(found: re.Match[str]) -> str:
@@ -212,6 +213,7 @@ class LazyGroup(Group):
         del ctx
         if cmd_name not in self._rows:
             return None
+        # Python can lose a Ctrl-C during an import, so it is delayed until the import is complete.
         with uninterrupted():
             command: click.Command = importlib.import_module(self._rows[cmd_name][0]).command
         return command

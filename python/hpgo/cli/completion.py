@@ -180,6 +180,7 @@ def _install(shell: _Shell, root: click.Command) -> None:
     click.echo(f"wrote {file}", err=True)
     if (start := shell.start_file()) is not None:
         name = shlex.quote(str(file))
+        # Installing twice must not add a second line.
         others = _without_mark(start)
         write_text(start, f"{others}[ -r {name} ] && . {name}  {_MARK}\n", ArgumentError)
         click.echo(f"added a line to {start}", err=True)

@@ -44,12 +44,14 @@ class _Stages(click.ParamType):  # type: ignore[type-arg]
             return value
         stages: list[tuple[int | str, list[int]]] = []
         for word in str(value).split(","):
+            # Layer names may contain `@`, so the last one separates the devices.
             layers, at, places = word.strip().rpartition("@")
             devices: list[int] = []
             for place in places.split("+"):
                 first, dash, last = place.strip().partition("-")
                 if not (at and layers and _is_count(first) and (not dash or _is_count(last))):
                     self.fail(f"`{word[:40]}` is not a stage; write layers@devices: 26@0-7 or 4@0-3+8-11", param, ctx)
+                # Check the size before the range is built: it could fill the memory.
                 if int(last or first) - int(first) >= 2**20:
                     self.fail(f"`{place[:40]}` has more than 1,048,576 devices", param, ctx)
                 devices += range(int(first), int(last or first) + 1)
@@ -150,6 +152,7 @@ def command(options: EvaluateOptions) -> None:
     options.check_one_format()
     stored = None
     if _is_plan(options.profile):
+        # The file of a plan contains its problem. A second value would contradict it silently.
         given = [param for param in ctx.command.params if _is_given(ctx, param) and param.name not in _OPEN]
         if given:
             raise click.UsageError(
@@ -161,6 +164,7 @@ def command(options: EvaluateOptions) -> None:
         if options.given_profile is not None:
             raise click.UsageError(f"--profile is only for a saved plan, but `{options.profile}` is a profile")
         evaluated = _evaluated(ctx, options)
+    # JSON has no line for the stored step, so the difference goes to stderr.
     if options.as_json and stored is not None and stored.step_s != evaluated.step_s:
         say("note", f"the step time in {options.profile} is {stored.step_s!r} s, but now {evaluated.step_s!r} s")
     try:
@@ -200,6 +204,7 @@ def _reevaluated(options: EvaluateOptions) -> tuple[Plan, Plan]:
     from hpgo.model.formats import read_profile
     from hpgo.planning.plans import Plan
 
+    # The stored plan is kept, because the report compares both step times.
     stored = Plan.read(options.profile)
     profile, cluster = options.given_profile, options.cluster
     with as_options():

@@ -68,6 +68,7 @@ def command(options: ExportOptions) -> None:
         if others:
             click.echo(f"wrote {main} and, next to it, {', '.join(other.name for other in others)}", err=True)
         return
+    # The first file is the main one, by the order of the exporter.
     (_, text), *rest = export.files(read, options.target).items()
     click.echo(text, nl=False)
     if rest:

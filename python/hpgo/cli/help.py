@@ -45,6 +45,7 @@ def command(options: HelpOptions) -> None:
       hpgo help llm estimate
     """
     ctx = click.get_current_context()
+    # Unlike `--help`, this command lists rarely used options with their explanation.
     explain_all(ctx)
     click.echo(_below(ctx.find_root(), options.names).get_help())
 

@@ -145,6 +145,7 @@ def _infer(options: InferOptions, runnable: Runnable) -> None:
                 code="not_found",
             )
         talks = pipeline.gives_outputs
+        # Ranks in the middle of the pipeline need no data.
         source = _Source(pipeline, data) if talks or pipeline.takes_batches else None
         inputs = () if source is None else islice(source.inputs(), options.micro_batches or source.micro_batches)
         begin_s = printed_s = time.perf_counter()
@@ -152,6 +153,7 @@ def _infer(options: InferOptions, runnable: Runnable) -> None:
         with passing_lines() if talks and not options.as_json else nullcontext() as tell:
             stream = pipeline.infer(inputs, in_flight=options.in_flight, hold_samples_per_s=options.hold_rate)
             for number, outputs in enumerate(stream, start=1):
+                # Only data of the user has targets to compare with.
                 if source is not None and data is not None:
                     found = source.compared(number - 1, outputs)
                     right, counted = right + found[0], counted + found[1]
@@ -200,6 +202,7 @@ class _Source:
         """Return the numbers of correct and of all predictions of a micro-batch; 0 and 0 if targets are not classes."""
         first = outputs[0] if isinstance(outputs, tuple) else outputs
         target = self._pair(number)[1][0].to(first.device)
+        # Regression targets and other shapes have no notion of a correct prediction.
         if target.is_floating_point() or target.shape != first.shape[:-1]:
             return 0, 0
         return int((first.argmax(-1) == target).sum()), target.numel()
@@ -223,6 +226,7 @@ def _conclude(
     program = pipeline.program
     foreseen = predicted_flow(program, flow.samples, in_flight=options.in_flight)
     ran = breakdown(measured)
+    # A program without times has no prediction to compare with.
     passes = {"predicted": None if program.costs is None else breakdown(simulate(program)), "measured": ran}
 
     def both(of: Callable[[Flow], float]) -> dict[str, Any]:

@@ -116,8 +116,10 @@ def command(options: LaunchOptions) -> None:
 
     given = {name: value for name, value in options.group(TargetOptions).items() if value not in {None, ()}}
     if "hosts_file" in given:
+        # The option names a file, but the function takes the lines.
         given["hosts"] = _hosts(given.pop("hosts_file"))
     if given.get("resource") == "none":
+        # The command line has no None, so a word stands for it.
         given["resource"] = None
     job = launch.LaunchJob.of(
         Plan.read(options.plan),
@@ -127,6 +129,7 @@ def command(options: LaunchOptions) -> None:
         python=options.python,
         name=options.name,
     )
+    # Create the text first, also with -o: it checks all options.
     text = launch.text(job, options.target, **given)
     if options.output is not None:
         launch.save(job, options.target, options.output, **given)
@@ -142,6 +145,7 @@ def _hosts(path: str) -> list[str]:
     from hpgo.base.documents import read_text
     from hpgo.errors import ArgumentError
 
+    # Host files of MPI and others allow comments and empty lines.
     lines = (line.partition("#")[0].strip() for line in read_text(path, ArgumentError).splitlines())
     return [line for line in lines if line]
 

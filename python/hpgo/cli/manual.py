@@ -58,6 +58,7 @@ def _below(ctx: click.Context) -> list[tuple[str, click.Command]]:
 def _page(ctx: click.Context) -> str:
     command, title = ctx.command, _title(ctx)
     first, *others = inspect.cleandoc(command.help or "").split("\n\n")
+    # Examples get a section of their own, after the options.
     examples = [text for text in others if "Examples:" in text.split("\n")[:2]]
     usage = " ".join(command.collect_usage_pieces(ctx))
     lines = [f'.TH {title.upper()} 1 "" hpgo "Manual of hpgo"', *_AS_WRITTEN, ".SH NAME"]

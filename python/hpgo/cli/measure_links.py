@@ -76,6 +76,7 @@ def command(options: MeasureLinksOptions) -> None:
     from hpgo import runtime
 
     runtime.check_torch()
+    # Check the folders first: the result of a long measurement must not be lost.
     for file in (options.output, options.picture):
         if file is not None and not Path(file).parent.is_dir():
             raise ArgumentError(
@@ -92,6 +93,7 @@ def command(options: MeasureLinksOptions) -> None:
         found = measure_links(
             name=options.name, device=options.device, seconds=options.time_limit, timeout_s=options.timeout
         )
+        # All ranks measure, but only one may print and write.
         if rank == 0:
             _write(found, options.output, options.picture, as_json=options.as_json)
 

@@ -65,6 +65,7 @@ def kind_of(name: str) -> str | None:
         return "profile"
     if name in TRANSFORMERS:
         return "transformer"
+    # Names of clusters may have the number of nodes after a colon.
     if name.partition(":")[0] in PRESETS:
         return "cluster"
     return "schedule" if any(family.name == name for family in schedules()) else None
@@ -75,6 +76,7 @@ def check_kind(name: str, wanted: str, ctx: click.Context | None, *, own: Callab
 
     `wanted` is a key of `_CALLED`, `plan` or `workload`. `own` returns the names that are valid here.
     """
+    # While a shell completes, incomplete names are normal. A file of this name always wins.
     if (ctx is not None and ctx.resilient_parsing) or _exists(name):
         return
     kind = kind_of(name)

@@ -91,6 +91,7 @@ def write(options: WriteOptions) -> None:
       hpgo models write profiles
       hpgo models write . bert-48 xlnet-36
     """
+    # Build all profiles before the first file is written, so that a wrong name writes nothing.
     profiles = {name: built_in(name) for name in options.names or MODELS}
     make_folder(options.folder)
     for name, profile in profiles.items():

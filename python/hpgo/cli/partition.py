@@ -185,8 +185,10 @@ def command(options: PartitionOptions) -> None:
         raise click.UsageError("--framework needs --profile and --cluster: PipeEdge's files have no blocks")
     if [options.why, options.as_json, options.as_yaml].count(True) > 1:
         raise click.UsageError("choose one of --explain, --json and --yaml")
+    # Options that are not given keep the defaults of the function.
     given = {key: value for key, value in options.group(ChainOptions).items() if value is not None}
     objective = options.objective
+    # The progress line shows times with a unit, and counts as plain numbers.
     in_seconds = objective in {"throughput", "latency"}
     label = "interval" if objective == "throughput" else objective
     with searching(label, format_seconds if in_seconds else "{:g}".format) as given["progress"]:
@@ -210,6 +212,7 @@ def command(options: PartitionOptions) -> None:
                 ignore_unknown_types=options.ignore_unknown_types,
                 **given,
             )
+    # Warnings go to stderr, so that JSON and YAML on stdout stay valid.
     for remark in plan.remarks:
         say("warning", remark)
     if options.picture is not None:

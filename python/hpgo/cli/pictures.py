@@ -57,6 +57,7 @@ def plan_in(path: str) -> Plan | None:
     from hpgo.errors import ArgumentError
     from hpgo.planning.plans import Plan
 
+    # NumPy archives are timelines, and binary, so they cannot be read as text.
     if path.lower().endswith(".npz"):
         return None
     text = read_text(path, ArgumentError, most=MOST_BYTES_OF_RUNS)
@@ -75,6 +76,7 @@ def _timeline_in(path: str, schedule: ScheduleName | None) -> Timeline:
     if path.lower().endswith(".npz"):
         return Timeline.read(path)
     text = read_text(path, ArgumentError, most=MOST_BYTES_OF_RUNS)
+    # All formats have their name at the start of the file.
     head = text[:200]
     if '"hpgo.plan"' in head:
         return simulate(Plan.from_json(text, source=path), schedule=schedule)

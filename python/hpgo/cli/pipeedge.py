@@ -86,6 +86,7 @@ def read_all(files: Sequence[str], *, name: str | None, dtype: str | None) -> tu
     found = [read_results(file) for file in files]
     model = found[0][0]
     for file, (other, _) in zip(files[1:], found[1:], strict=True):
+        # Measured memory varies from run to run, so it may differ. All other properties must be equal.
         if replace(other, memory_mb=model.memory_mb) != model:
             raise ProfileError(
                 f"{file} is of `{shorten(other.name)}`, {files[0]} of `{shorten(model.name)}`, or their layers differ",

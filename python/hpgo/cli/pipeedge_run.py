@@ -166,6 +166,7 @@ def command(options: PipeEdgeRunOptions) -> None:
         keep=None if options.outputs is None else Path(options.outputs),
         options={"device": options.device, "timeout_s": options.timeout_s},
     )
+    # Gloo reads the interface from the environment when the process group is created.
     interface = _interface(options.socket_ifname, options.addr)
     os.environ |= {
         "RANK": str(options.rank),
@@ -230,6 +231,7 @@ def _data(options: PipeEdgeRunOptions) -> DataOptions:
     from hpgo.runtime.pipeedge.data import DataOptions
 
     root, indices = options.dataset_root, options.dataset_indices_file
+    # Data sets need the tokenizer or the image settings, which are stored next to the weights.
     weights = _weights(options.model_name, options.model_file) or Path()
     return DataOptions(
         name=options.dataset_name,

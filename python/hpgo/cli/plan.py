@@ -58,6 +58,7 @@ class Alternative(click.ParamType):  # type: ignore[type-arg]
         """Return the name of the alternative and the file to write."""
         if isinstance(value, tuple):
             return value
+        # Names of alternatives contain spaces but no `=`, so the first one separates the file.
         name, _, file = str(value).partition("=")
         if not (name.strip() and file.strip()):
             self.fail(f"`{shorten(str(value))}` is not NAME=FILE; write `data parallelism=dp.json`", param, ctx)
@@ -73,6 +74,7 @@ class Share(click.ParamType):  # type: ignore[type-arg]
         """Return the share as a number from 0 to 1."""
         if not isinstance(value, str):
             return float(value)
+        # A bare number is a share, as in Python, so `0.5` and `0.5%` differ.
         text, percent = value.strip().removesuffix("%"), value.strip().endswith("%")
         try:
             share = float(text) / (100 if percent else 1)
@@ -177,6 +179,7 @@ def command(options: PlanOptions) -> None:
       hpgo plan xlnet-36 -c h100:8 -b 1024 --devices 8,16,32,64
       hpgo plan gnmt-16 -c dapple-a -b 1024 --deadline 2s --json | jq .step_s
     """
+    # Modules of the planner are imported here, so that `--help` and completion stay fast.
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import read_profile
 
@@ -199,6 +202,7 @@ def command(options: PlanOptions) -> None:
         "deadline_s": options.deadline,
     }
     if options.schedule is not None:
+        # Without the option, the default depends on the framework, so the planner must not get one.
         keywords["schedule"] = options.schedule
     try:
         with as_options():
@@ -208,6 +212,7 @@ def command(options: PlanOptions) -> None:
         if (error := meant_as_transformer(options.profile, options.cluster, batch)) is not None:
             raise error from None
         raise
+    # Read the cluster once: a pipe can be read only once.
     whole = Cluster.read(options.cluster)
     clusters = [whole.first(count) for count in options.devices] if options.devices else [whole]
     questions = [(part, size) for part in clusters for size in options.global_batch_size]
@@ -233,6 +238,7 @@ def command(options: PlanOptions) -> None:
 def write(plan: Plan, outputs: Sequence[str], *, embed: bool) -> None:
     """Write the plan, its report, or a picture of its step to each file, depending on the ending."""
     for output in outputs:
+        # The option type has checked the endings. Names without one get JSON.
         ending = output.lower().rpartition(".")[2]
         if ending == "md":
             from hpgo.show import report
@@ -312,6 +318,7 @@ def _sweep(
             break
     if not plans:
         raise InfeasibleError("no plan was found for any of these sizes", "the notes above have the reasons")
+    # All plans of a sweep usually have the same notes, so each is printed once.
     for note in dict.fromkeys(note for best in plans for note in best.notes):
         say("note", note)
     document = json_text(
@@ -343,6 +350,7 @@ def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords
     """Return the best plan, and report on stderr if the time limit or Ctrl-C stopped the search."""
     from hpgo.planning.planner import plan
 
+    # The note reports the time that the user waited, not the limit.
     started_s = time.monotonic()
     with searching(f"batch {global_batch_size}", format_seconds) as tell:
         best = plan(profile, cluster, global_batch_size=global_batch_size, progress=tell, **keywords)

@@ -55,6 +55,7 @@ class _Measure(click.ParamType):  # type: ignore[type-arg]  # not generic before
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the value in seconds, bytes, or bytes per second."""
+        # Click also converts defaults, which are numbers already.
         if not isinstance(value, str):
             return float(value)
         if self._example and not re.search("[A-Za-z]$", value):
@@ -82,6 +83,7 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
             return value
         counts = []
         for word in str(value).split(","):
+            # Python users write large numbers with underscores.
             text = word.strip().replace("_", "")
             if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text)):
                 self.fail(
@@ -90,6 +92,7 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
                     ctx,
                 )
             counts.append(int(text))
+        # Equal sizes would be planned twice, but equal numbers of layers are meaningful.
         return tuple(dict.fromkeys(counts) if self._once else counts)
 
 
@@ -206,6 +209,7 @@ class ProblemOptions(ProfileFileOptions):
         """Return these options as keyword arguments of `hpgo.plan` and `hpgo.evaluate`."""
         from hpgo.planning.problem import MemoryModel
 
+        # Single ratios override those of the preset, so that both options can be combined.
         kept = MemoryModel.preset(self.optimizer, shard_optimizer=self.shard_optimizer, reserved_bytes=self.reserve)
         given: dict[str, Any] = {
             "gradients_per_weight": self.gradients_per_weight,

@@ -143,6 +143,7 @@ def command(options: ProfileOptions) -> None:
       hpgo profile vit-base --by quarter --format pipeedge --device-type mb
     """
     check_words(click.get_current_context())
+    # Only the fields of this group are arguments of the measurement.
     given = options.group(MeasureOptions)
     given["batch_sizes"] = given.pop("batch_size")
     if options.form is None:
@@ -166,6 +167,7 @@ def command(options: ProfileOptions) -> None:
         files.merge(*read_all(options.results, name=options.model_name, dtype=given["dtype"]))
         return
     model, dtype = _described(options.workload, options.model_name, given)
+    # Check the files before the measurement, which may take minutes.
     files.check(model, [Timing(size, dtype, (0.0,) * len(model.memory_mb)) for size in options.batch_size])
     found = _measured(options.workload, keep=f"{options.dev_types_file}{_PART}", **given | {"inference": True})
     _print(found, as_json=options.as_json)
@@ -247,6 +249,7 @@ def _print_table(found: Measurement) -> None:
     """Print the layers' times at the largest batch size, with equal adjacent layers in one row."""
     profile, spreads = found.profile, found.spreads
     rows = []
+    # Repeated blocks were measured once and have equal figures, so they share a row.
     for _, group in groupby(profile.layers, key=lambda layer: (_figures(layer), spreads[layer.id])):
         alike = list(group)
         first, last = alike[0], alike[-1]

@@ -99,6 +99,7 @@ def command(options: RunOptions) -> None:
       hpgo run plan.json --workload gpt:layers=4 --checkpoint saved --resume
       hpgo run plan.json --workload vgg-19 --elastic --checkpoint saved --every 9
     """
+    # Both options need a folder, and would otherwise be ignored silently.
     if options.checkpoint is None and (options.every is not None or options.resume):
         raise click.UsageError(f"`{'--resume' if options.resume else '--every'}` needs `--checkpoint FOLDER`")
     folder = options.checkpoint
@@ -129,6 +130,7 @@ def _prepare(options: RunOptions, runnable: Runnable) -> None:
     if options.backend == "torch":
         from hpgo.runtime.train.torch_backend import pipelines
 
+        # The engine of PyTorch supports fewer schedules. This call raises the error before ranks start.
         pipelines(runnable.program)
 
 
@@ -141,6 +143,7 @@ def _train_again(options: RunOptions) -> None:
     settled = settle(options.plan, options.timeout_s)
     if place()[0] == 0 and not options.as_json:
         click.echo(elastic_runs.describe(options.plan, settled))
+    # A rank that exits too early counts as a failure of the job.
     with elastic_runs.wait_for_launcher():
         _train(options, Runnable.from_plan(settled.plan), elastic_runs.document(settled))
 
@@ -162,6 +165,7 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
         talks = pipeline.rank == 0
         shows = talks and not options.as_json
         program = pipeline.program
+        # Only the rank that prints needs the prediction.
         predicted = steps.predicted_step(program) if talks else None
         if (options.resume or options.elastic) and _resume(options, pipeline, talks=shows):
             if talks and options.as_json:
@@ -179,10 +183,12 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
         ):
             for step in range(done + 1, options.steps + 1):
                 inputs, targets = next(batches)
+                # Reading data is not part of the measured step, as it is not part of the predicted one.
                 begin_s = time.perf_counter()
                 loss = pipeline.step(inputs, targets)
                 steps_s.append(time.perf_counter() - begin_s)
                 losses.append(loss)
+                # Training can not recover from NaN weights, so stop instead of spending more time.
                 if not math.isfinite(loss):
                     raise RunError(
                         f"the loss of step {step} is {loss}",
@@ -208,6 +214,7 @@ def _batches(options: RunOptions, pipeline: Pipeline) -> Iterator[tuple[Share, S
     from hpgo.runtime.rendezvous import agree
 
     loader = pipeline.loader(options.data)
+    # Ranks with different data would wait for each other forever.
     agree({"number of samples": str(len(loader) * pipeline.program.global_batch_size + loader.dropped)})
     return chain.from_iterable(repeat(loader))
 
@@ -228,5 +235,6 @@ def _resume(options: RunOptions, pipeline: Pipeline, *, talks: bool) -> bool:
 
 def _save(options: RunOptions, pipeline: Pipeline) -> None:
     if options.checkpoint is not None:
+        # The last step is always saved. Without --every, it is the only one.
         every = 1 if pipeline.steps == options.steps else options.every or options.steps
         pipeline.checkpoint(options.checkpoint, every=every, keep=options.keep, tell=warn)

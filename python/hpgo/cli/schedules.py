@@ -146,6 +146,7 @@ def show(options: ShowOptions) -> None:
 def _columns(built: Schedule) -> str:
     """Return the action lists as a table with one column per time step, at most 200 characters wide."""
     lines = [line.split(",") for line in built.to_text(in_steps=True).splitlines()]
+    # PyTorch's notation for combined passes is too long for a column.
     cells = [[cell.replace("OVERLAP_F_B", "").strip("()").replace(";", "+") for cell in line] for line in lines]
     steps = max(len(line) for line in cells)
     table = [line + [""] * (steps - len(line)) for line in cells]

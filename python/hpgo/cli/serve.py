@@ -99,9 +99,11 @@ def command(options: ServeOptions) -> None:
     from hpgo.page.server import listen, serve
 
     store = PlanStore()
+    # Read plans before the port is opened, so that errors in files stop the command.
     for path in options.plans:
         store.give(read_bytes(path, HpgoError, hint="name a file of `hpgo plan -o plan.json`"), Path(path).name)
     bound = listen(options.host, options.port)
+    # IPv6 addresses need brackets in a URL.
     shown = f"[{options.host}]" if ":" in options.host else options.host
     address = f"http://{shown}:{bound.getsockname()[1]}/"
     pages = {f"{address}plan?plan={name}": plan.title for name, plan in store.given.items()}

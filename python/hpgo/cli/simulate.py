@@ -83,6 +83,7 @@ def command(options: SimulateOptions) -> None:
         return f"`{flag_of(key) if key in given else key}`"
 
     setup, beside = read(options.config, given)
+    # `--compare` replaces the schedule of the file.
     typed = beside.get("schedule", "1f1b") if options.compare is None else options.compare
     names: list[Any] = [typed] if options.compare is None else [name.strip() for name in typed.split(",")]
     if not all(names):
@@ -90,6 +91,7 @@ def command(options: SimulateOptions) -> None:
         raise ArgumentError(f"`{of}` has an empty schedule name", "write `--compare gpipe,1f1b`")
     if not outputs and (configured := beside.get("output_file")) is not None:
         outputs = (RUN_OUT.convert(configured, None, None),)
+    # Data files are no visualization, so they are still written.
     if options.no_visualization:
         outputs = tuple(output for output in outputs if output.endswith(_DATA))
     if options.plan_file is not None:
@@ -112,6 +114,7 @@ def command(options: SimulateOptions) -> None:
         click.echo(documents[0] if options.compare is None else f"[{', '.join(documents)}]")
     else:
         _print(timelines, alone=options.compare is None)
+    # The program that this command replaces always writes a picture, so this one does, too.
     if not outputs and not options.as_json and not options.no_visualization:
         name = "compare" if options.compare is not None else Path(timelines[0].schedule).name
         outputs = (f"pipeline_{name}.{'png' if find_spec('matplotlib') else 'svg'}",)
@@ -128,6 +131,7 @@ def _of_plan(
     from hpgo.planning.plans import Plan
     from hpgo.timing.runs import BEYOND_A_PLAN, run_program
 
+    # A plan has times and memory of its own. Only options beyond these can be combined with it.
     allowed = {"schedule", "comm", "iterations", *BEYOND_A_PLAN.values()}
     if extra := ", ".join(flag_of(key) for key in given if key not in allowed):
         raise ArgumentError(
@@ -152,6 +156,7 @@ def _timeline(setup: SimulationConfig, name: ScheduleName, called: Called) -> Ti
     from hpgo.programs.schedule import Schedule
 
     order = Schedule.read(name)
+    # A file of action lists has fixed sizes, so other values are mistakes.
     for key, size in (("num_stages", order.ranks), ("num_batches", order.total_micro_batches)):
         if (asked := getattr(setup, key)) not in {None, size}:
             raise ArgumentError(
@@ -196,6 +201,7 @@ def _print(timelines: Sequence[Timeline], *, alone: bool) -> None:
         return
     click.echo(f"{run_report.headline(timelines[0])}\n")
     table(*run_report.measures(timelines[0]))
+    # Equal ranks share a row, so only very uneven runs exceed the limit.
     rows = run_report.ranks(timelines[0])
     if len(rows[1]) <= _MAX_ROWS:
         click.echo()

@@ -22,6 +22,7 @@ class Listing(Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse arguments after joining the values of each option that takes a list."""
+        # The command has useful defaults, but without arguments users expect help.
         if not args:
             click.echo(ctx.get_help())
             ctx.exit()
@@ -31,6 +32,7 @@ class Listing(Command):
                 joined[-1] += f",{arg}"
             else:
                 joined.append(arg)
+        # Extra arguments are allowed here, so that the error below can say what was meant.
         ctx.allow_extra_args = True
         super().parse_args(ctx, joined)
         if ctx.args and not ctx.resilient_parsing:
@@ -201,6 +203,7 @@ def _of_visualization(section: Section) -> dict[str, Any]:
     """
     from hpgo.timing.config import checked
 
+    # Names of strategies differ from those of schedules, so they are translated.
     given = section.text("strategy", "1f1b")
     if given not in _STRATEGIES:
         section.fail(f"unknown strategy `{shorten(given)}`", did_you_mean(given, _STRATEGIES))
@@ -221,6 +224,7 @@ def _of_visualization(section: Section) -> dict[str, Any]:
     times = section.within("op_times") if "op_times" in section else Section({}, section.where, ArgumentError)
     for name, (field, usual) in _OPERATIONS.items():
         one = times.get(name, None)
+        # A missing time has a default only if the strategy uses the pass.
         if one is None and (usual is None or (name != "forward" and (name == "backward") == is_split)):
             continue
         each = [usual if one is None or isinstance(one, dict) else one] * stages
@@ -230,6 +234,7 @@ def _of_visualization(section: Section) -> dict[str, Any]:
             named.done()
         values[field] = times.build(checked, field, each, name)
     times.done()
+    # The port of the old server has no meaning here, but the key is valid.
     section.get("visualization_port", None)
     section.done()
     return values

@@ -58,6 +58,7 @@ def _rich_table(columns: Sequence[str], cells: list[list[str]], title: str | Non
     console = Console()
     drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="cyan")
     names = folded(columns, cells, console.width)
+    # Column names may take several lines. Shorter ones are padded, so that all end above their column.
     tall = max(map(len, names))
     for at, (name, right) in enumerate(zip(names, numeric(cells, len(columns)), strict=True)):
         words = [*name, *(word for row in cells for word in ([row[at]] if right else row[at].split()))]
@@ -71,6 +72,7 @@ def _rich_table(columns: Sequence[str], cells: list[list[str]], title: str | Non
         drawn.add_row(*map(Text, row))  # As plain strings, brackets in a cell would be markup.
     if title:
         console.print(Text(f"{title}\n", style="bold"))
+    # A table that is wider than the terminal is printed in full, since cropped numbers are useless.
     least = Measurement.get(console, console.options, drawn).minimum
     console.print(drawn, width=max(console.width, least), crop=False)
 
@@ -83,6 +85,7 @@ def say(kind: str, text: str) -> None:
     try:
         click.echo(f"{kind}: {printable(text)}", err=True)
     except OSError:
+        # Later messages and the flush at exit must not fail for the same reason.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
@@ -142,6 +145,7 @@ def searching(label: str, shown: Callable[[float], str]) -> Iterator[Callable[[f
             if best == float("inf"):
                 draw(0.0, "no plan yet; Ctrl-C ends the search")
             else:
+                # Three digits are enough for progress, and keep the line short.
                 step, least = (shown(float(f"{value:.3g}")) for value in (best, bound))
                 gap = f", gap {percent(best / bound - 1)}" if bound > best / 2 else ""
                 proven = f", bound {least}{gap}" if bound > 0 else ""

@@ -54,8 +54,10 @@ def command(options: ViewOptions) -> None:
     from hpgo.page.planned.facts import too_large
 
     if output is None:
+        # The page must outlive this process, so the folder is not removed.
         output = str(Path(tempfile.mkdtemp(prefix="hpgo-")) / f"{Path(options.inputs[0]).stem or 'timeline'}.html")
     pictured = options.group(PictureOptions)
+    # Options of the picture have no effect on the page of a plan. If one is given, the picture is meant.
     is_plain = all(
         ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE for name in ("schedule", *pictured)
     )

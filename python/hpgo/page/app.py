@@ -167,11 +167,13 @@ class PageApp:
     async def _part(self, request: Request, wanted: str, items: tuple[tuple[str, str], ...]) -> bytes:
         key = ("plan", wanted, items)
         files = self._store.named(items)
+        # Reloading a page and several tabs with one address are frequent, so responses are cached.
         if (kept := self._answers.get(key)) is not None:
             return kept
         if self.sending_bytes > _MAX_SENDING_BYTES:
             raise UnavailableError("too many responses are being sent", "try again soon")
         job = PlanJob(wanted, items, files)
+        # Parsing a large file takes longer than most requests, whatever is drawn of it.
         is_small = sum(len(file.body) for _, file in files) <= _SMALL_PLAN_BYTES
         if wanted.startswith("timeline"):
             plan = self._store.get(items_of["plan"]).size if (items_of := dict(items)).get("plan") else None
@@ -188,6 +190,7 @@ class PageApp:
             files = self._store.named(items)
         except HpgoError as error:
             return self._said(error)
+        # The name must be random: whoever knows it can stop the search.
         name = secrets.token_hex(8)
         # The time limit includes the work after the search, so the search gets only 80 % of it.
         job = PlanJob("search", items, files, deadline_s=0.8 * self._large.limits.time_s)
@@ -216,6 +219,7 @@ class PageApp:
     @contextmanager
     def _upload(self) -> Iterator[None]:
         """Count a file until it was checked. Files that wait for the check take memory, too."""
+        # The limit bounds the memory of this process: 4 files of 16 MiB.
         if self._uploads >= _MAX_UPLOADS:
             raise UnavailableError(f"{_MAX_UPLOADS} files are being loaded, which is the limit", "try again soon")
         self._uploads += 1
@@ -237,6 +241,7 @@ class PageApp:
         self, request: Request, wanted: str, items: tuple[tuple[str, str], ...], *, table: bool = True
     ) -> bytes:
         """Return the response body for an address. Raises HpgoError for invalid addresses."""
+        # Check the address in this process. Invalid addresses are frequent while a user types.
         settings = settings_of(items)
         plan = self._store.get(settings.plan) if settings.plan else None
         size = size_of(settings, plan.size if plan else None)
@@ -247,6 +252,7 @@ class PageApp:
         if self.sending_bytes > _MAX_SENDING_BYTES:
             raise UnavailableError("too many responses are being sent", "try again soon")
         file, title = (plan.body, plan.title) if plan else (b"", "")
+        # PNG and PDF need matplotlib, whose import is slow, so they go to the other pool.
         small = size.within(_SMALL) and len(file) <= _SMALL_PLAN_BYTES and wanted not in {".png", ".pdf"}
         job = PageRequest(wanted, items, titles, file, title, plan.numbers if plan else (), table)
         body = (await _unless_gone(request, self._small if small else self._large, job)).body
@@ -359,6 +365,7 @@ class _TooLargeError(HpgoError):
 
 def _file_name(request: Request) -> str:
     """Return the file name of an export, made of its schedules."""
+    # The file name goes into a header, so only safe characters remain.
     names = [re.sub(r"[^\w.-]", "", name, flags=re.ASCII)[:40] for name in request.query_params.getlist("schedule")]
     return "-against-".join(filter(None, names)) or "schedule"
 
@@ -391,6 +398,7 @@ async def _uploaded(request: Request) -> bytes:
 
 async def _unless_gone(request: Request, pool: Pool, job: PageRequest | PlanJob) -> Done:
     """Return the result of `job`, or stop its work if the client disconnects."""
+    # Wait for the result and for the disconnect at once, because either can come first.
     work = asyncio.create_task(pool.run(job))
     gone = asyncio.create_task(_left(request))
     try:
@@ -433,6 +441,7 @@ def _connections() -> int:
     """Return the limit on open connections: at most half of the process's open files, because work needs files, too."""
     if resource is None:
         return _MAX_CONNECTIONS
+    # Without a free file descriptor, the server could not accept a connection to refuse it.
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(_MAX_CONNECTIONS, files // 2)
 

@@ -127,8 +127,10 @@ class _Form:
         error: HpgoError | None,
         planned: Mapping[str, str],
     ) -> None:
+        # Old addresses use old names of fields.
         self._typed = {RENAMED.get(name, name): text for name, text in items}
         self._chosen = [text for name, text in items if name == "schedule" and text]
+        # An empty form shows 1F1B. A plan has a schedule of its own.
         if "schedule" not in self._typed and not self._typed.get("plan"):
             self._chosen = ["1f1b"]
         self._titles = titles

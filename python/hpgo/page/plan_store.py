@@ -62,6 +62,7 @@ class PlanStore:
 
     def add(self, file: File) -> str:
         """Add a checked profile or cluster, and return its name. It is dropped when newer ones need its memory."""
+        # The name depends on the content, so loading a file twice gives the same address.
         name = hashlib.sha256(f"{file.kind} {file.title} ".encode() + file.body).hexdigest()[:12]
         self.files.put(name, file, max(len(file.body), _MIN_BYTES))
         return name

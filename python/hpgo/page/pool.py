@@ -81,6 +81,7 @@ class Pool:
 
         Raises the error of the job, HpgoError if it exceeds its limits, UnavailableError, or BrokenError.
         """
+        # Requests beyond the queue fail at once, so that memory and waiting times stay bounded.
         if self._waiting >= self._queue:
             raise UnavailableError(
                 f"{self._waiting} requests are waiting, which is the limit",
@@ -94,6 +95,7 @@ class Pool:
         if self._closed:
             self._free.release()
             raise _stopped()
+        # The work is a task of its own, so that it can outlive a cancelled request for a moment.
         work = asyncio.create_task(self._work(job, talk or JobChannel()))
         self._at_work.add(work)
         work.add_done_callback(self._worked)
@@ -102,6 +104,7 @@ class Pool:
         except asyncio.CancelledError:
             if self._closed:
                 raise _stopped() from None
+            # Most work ends within the grace period, and its worker can then be used again.
             asyncio.get_running_loop().call_later(_GRACE_S, work.cancel)
             raise
 
@@ -123,6 +126,7 @@ class Pool:
 
     async def _work(self, job: PageRequest | PlanJob, talk: JobChannel) -> Done:
         worker = await self._taken()
+        # A worker is kept only after a complete exchange. Otherwise, its next message would belong to this job.
         keep = False
         try:
             await worker.is_ready()
@@ -147,6 +151,7 @@ class Pool:
 
     async def _taken(self) -> _Worker:
         while self._idle:
+            # A worker may have died while idle, for instance by the out-of-memory killer.
             if (worker := self._idle.pop()).is_alive:
                 return worker
         return await _Worker.start(self.limits, self._nice)

@@ -114,6 +114,7 @@ def settings_of(items: Iterable[tuple[str, str]]) -> Settings:
     for name, texts in asked.items():
         filled = [text for text in texts if text]
         if name == "schedule":
+            # A schedule that is chosen twice is drawn once.
             drawn[name] = tuple(dict.fromkeys(filled))
         elif filled and name in FIELDS:
             asks[name] = from_text(name, filled[-1], LABELS[name])
@@ -127,6 +128,7 @@ def settings_of(items: Iterable[tuple[str, str]]) -> Settings:
         raise SettingError(f"{len(settings.schedule)} schedules are chosen", few, "schedule")
     if "schedule" in asked and not settings.schedule and not settings.plan:
         raise SettingError("no schedule is chosen", "choose one, or several to compare them", "schedule")
+    # The size of a plan is known only after it is read.
     if not settings.plan:
         size_of(settings)
     return settings
@@ -205,6 +207,7 @@ def _of_schedule(error: ArgumentError) -> ArgumentError:
         return error
     message, hint = error.message, error.hint
     blamed = "schedule"
+    # Errors of the library name its options, but the page has labels.
     for option in OPTIONS:
         if f"`{option}`" in message + hint:
             blamed = option

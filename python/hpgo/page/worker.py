@@ -118,6 +118,7 @@ def _bounded(body: bytes, what: str) -> bytes:
 def _rendered(drawn: Sequence[Timeline], ending: Any, options: dict[str, Any]) -> bytes:
     from hpgo.draw import render, save
 
+    # Matplotlib writes these formats only into files.
     if ending not in {".png", ".pdf"}:
         return render(drawn, ending, **options)
     import tempfile
@@ -145,6 +146,7 @@ def main() -> None:
 
         def tell(message: dict[str, Any]) -> None:
             _send(answers, ProgressMessage(message))
+            # A search reads its stop message while it reports progress, since it has no other thread.
             if _is_waiting(jobs) and isinstance(receive(jobs), Stop):
                 raise KeyboardInterrupt
 
@@ -156,6 +158,7 @@ def main() -> None:
             try:
                 outcome: Done | HpgoError = done(job, tell)
             except (MemoryError, RoomError):
+                # After a failed allocation, regular clean-up could fail again. The exit code is the message.
                 os._exit(OUT_OF_MEMORY)
             except HpgoError as error:
                 outcome = error
@@ -205,6 +208,7 @@ def _bound(memory_bytes: int, nice: int) -> None:
     if max_bytes != resource.RLIM_INFINITY:
         memory_bytes = min(memory_bytes, max_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    # A process that is killed by its limits must not write core files.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(nice)
 

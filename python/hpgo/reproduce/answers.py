@@ -166,6 +166,7 @@ def _priced(
 
 def _published(profile: Profile, cluster: Cluster, size: int, published: str) -> Plan | None:
     """Return the best plan with the published replicas. Cuts are chosen, because papers count layers differently."""
+    # Data parallelism runs all layers on each device.
     order = [layer.id for layer in profile.layers]
     if published == "DP":
         return _priced(profile, cluster, size, [(order, range(cluster.devices))])
@@ -176,8 +177,10 @@ def _published(profile: Profile, cluster: Cluster, size: int, published: str) ->
         straight = max(conductor.res, key=lambda result: len(result.stages))
         layers = conductor.layers(straight.stages)
         return _priced(profile, cluster, size, [(ids, [device]) for device, ids in enumerate(layers)])
+    # Only the replicas of the first stage are needed. The second stage has all other devices.
     first = int(published.partition(":")[0])
     found = []
+    # The first and the last cut point would leave a stage without layers.
     for state in cut_points(profile).states[1:-1]:
         before = [profile.layers[index].id for index in state.layers]
         behind = [layer.id for layer in profile.layers if layer.id not in set(before)]
@@ -193,6 +196,7 @@ def _duel(rival: PublishedPlans) -> PlannerComparison:
     def priced(strategy: tuple[tuple[int, ...], tuple[int, ...]]) -> Plan:
         replicas, cuts = strategy
         conductor = Conductor(model_of(profile, size), devices_from_seps([8, 16]))
+        # The original counts states, not layers, so its planner translates cuts into layers.
         bounds = [0, *cuts, len(conductor.m.layers) - 1]
         layers = conductor.layers([(start, end, 1, [0]) for start, end in pairwise(bounds)])
         ends = list(accumulate(replicas))
@@ -210,12 +214,14 @@ def _duel(rival: PublishedPlans) -> PlannerComparison:
 
 def _point(sweep: Sweep, size: int, devices: int) -> SweepPoint:
     profile = read_profile(sweep.model)
+    # The original describes a cluster by the device numbers at which nodes end.
     seps = [devices] if devices <= 8 else list(range(8, devices + 1, 8))
     model = model_of(profile, size)
     model.optimizer_memory_scaling = sweep.optimizer_memory_scaling
     if sweep.peak_activation_bytes is not None:
         model.peak_activation_per_batch = sweep.peak_activation_bytes
     cluster = Cluster.preset(f"dapple-a:{max(1, devices // 8)}")
+    # The smallest clusters are part of one 8-device node.
     if devices < 8:
         cluster = replace(cluster, machines=tuple(replace(machine, count=devices) for machine in cluster.machines))
     try:

@@ -139,6 +139,7 @@ def _stages(stages: Sequence[Stage]) -> str:
 def _strategy(replicas: Sequence[int], cuts: Sequence[int]) -> str:
     if len(replicas) == 1:
         return "DP" if replicas[0] > 1 else "one device"
+    # More than four stages would make the column too wide, so runs of replicas are counted.
     if len(replicas) > 4:
         return f"{len(replicas)} stages: {_runs(replicas)}"
     return f"{':'.join(map(str, replicas))} @{', '.join(map(str, cuts))}"
@@ -199,6 +200,7 @@ def _reason(whose: str, other: Plan | None, modern: Plan) -> str:
     if not other.fits:
         return f"{whose} plan lacks {_missing(other)} on a device"
     slower = other.step_s / modern.step_s - 1
+    # Differences below 0.05 % would print as 0.0 %.
     if slower < 0.0005:
         return f"{whose} plan is as fast"
     return f"{whose} plan takes {slower:.1%} longer: {other.limit}"

@@ -33,6 +33,7 @@ def rows(plan: ChainPlan) -> tuple[list[str], list[tuple[object, ...]]]:
 
 def _runs(plan: ChainPlan) -> list[range]:
     """Return ranges of adjacent stages with nearly equal figures."""
+    # Rows are compared by numbers, so each device type gets one.
     kinds = {name: float(place) for place, name in enumerate(sorted({stage.device_type for stage in plan.stages}))}
 
     def figures(place: int) -> tuple[float | None, ...]:
@@ -55,6 +56,7 @@ def _row(plan: ChainPlan, run: range) -> tuple[object, ...]:
     stages, hops = [plan.stages[place] for place in run], [plan.hops[place + 1] for place in run]
     hosts = [host for stage in stages for host in stage.hosts]
     first, transfer_s = stages[0], max(hop.seconds for hop in hops)
+    # Bits are shown only if transfers differ in them.
     bits = f" {hops[0].bits} bit" if hops[0].bits != max(hop.bits for hop in plan.hops) else ""
     each = f", {first.last - first.first + 1} each" if len(run) > 1 else ""
     return (
@@ -101,6 +103,7 @@ def proof(plan: ChainPlan) -> str:
     if plan.gap == 0:
         return "proven optimal"
     known = f"{above(plan.gap)} possible"
+    # A plan can be the best one for the searched cuts, while other cuts may be better.
     of_these = plan.searched_cuts_bound
     if of_these is not None and plan.value <= of_these * (1 + 1e-8):
         return f"{known}; none with the cuts that were searched is better"
@@ -141,6 +144,7 @@ def explain(plan: ChainPlan) -> str:
         )
     if plan.unused:
         lines += ["", f"Not used, for no plan would be better with them: {', '.join(plan.unused)}."]
+        # Without a proof, an unused host could still improve the plan.
         if plan.gap:
             lines[-1] = f"Not used: {', '.join(plan.unused)}."
     return "\n".join([*map(printable, lines), "", *summary(plan)])

@@ -24,8 +24,10 @@ def draw_plans(plans: Sequence[Plan], path: str | os.PathLike[str]) -> Path:
     Raises ArgumentError for an ending other than .svg, .png, .pdf or .html, and HpgoError if matplotlib is missing,
     which PNG and PDF need, or if the file can't be written.
     """
+    # With one batch size, the only axis left is the number of devices.
     over_batch = len({plan.global_batch_size for plan in plans}) > 1
     clusters = {plan.cluster for plan in plans}
+    # Plans may come in any order, but a curve needs increasing values.
     lines: dict[str, list[Plan]] = {}
     for plan in sorted(plans, key=lambda plan: (plan.global_batch_size, plan.devices)):
         lines.setdefault(plan.cluster if over_batch else "", []).append(plan)

@@ -43,6 +43,7 @@ def svg(name: str, pairs: Mapping[tuple[int, int], float], machine_of: Sequence[
             Words("cell", [_LEFT - 8], [_TOP + middle + 4], [f"rank {rank}"]),
         ]
     for edge in range(count + 1):
+        # Stronger lines mark the nodes, because rates differ most between them.
         is_border = edge in {0, count} or machine_of[edge] != machine_of[edge - 1]
         at, style = edge * _CELL, "axis" if is_border else "grid"
         items += [
@@ -57,6 +58,7 @@ def svg(name: str, pairs: Mapping[tuple[int, int], float], machine_of: Sequence[
 
 
 def _square(row: int, column: int, rate: float, most: float) -> list[Item]:
+    # The area, not the side, is proportional to the rate.
     width = (_CELL - 22) * sqrt(rate / most)
     x, y = _LEFT + (column + 0.5) * _CELL, _TOP + (row + 0.5) * _CELL - 6
     tip = f"rank {row} to rank {column}: {format_bytes_per_s(rate)}"

@@ -151,6 +151,7 @@ def _answer(headline: str, *parts: str) -> str:
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Return an HTML table with numbers aligned to the right, and without the middle rows of a long table."""
+    # A single row is not worth a line that replaces it.
     left_out = len(rows) - _HEAD - _TAIL
     cells = cells_of(rows if left_out <= 1 else [*rows[:_HEAD], *rows[-_TAIL:]])
     sides = ["right" if right else "left" for right in numeric(cells, len(columns))]
@@ -197,6 +198,7 @@ def _drawn(timeline: Callable[[], Timeline], actions: int, how: str) -> str:
 
 
 def _image(svg: str, what: str) -> str:
+    # A data URL keeps the picture in the notebook file, also after an export.
     source = b64encode(svg.encode()).decode()
     return f'<img alt="{_text(what)}" src="data:image/svg+xml;base64,{source}" style="max-width: 100%">'
 
@@ -300,6 +302,7 @@ def _floats(column: list[Any]) -> list[float | None]:
 
 def _frame_of(columns: dict[str, Any]) -> Any:
     """Return a data frame of polars or pandas: the imported library, or else the installed one."""
+    # An imported library comes first: the notebook most likely uses it.
     for name in sorted(_FRAMES, key=lambda name: name not in sys.modules):
         try:
             library = importlib.import_module(name)

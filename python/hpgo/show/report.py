@@ -106,6 +106,7 @@ def table(
     lines += [style("alarm", line) for text in cautions(plan) for line in textwrap.wrap(printable(text), width)]
     lines += ["", *_named_lines(answer(plan), style, width, alarm="" if plan.fits else "Memory")]
     for title, columns, rows in sections(plan):
+        # Names of columns may take several lines, so the rows start after the lines that are not rows.
         drawn = plain(columns, rows, width)
         head = len(drawn) - len(rows)
         lines += ["", *(style("title", line) for line in textwrap.wrap(title, width))]
@@ -266,6 +267,7 @@ def _shape_of(plan: Plan, index: int) -> tuple[float, ...]:
 def _times(plan: Plan, index: int) -> tuple[float | None, ...]:
     """Return the times of a stage in seconds, with None where nothing is sent or reduced."""
     stage = plan.stages[index]
+    # A stage with one replica has no gradients to reduce, and shows dashes instead of zeros.
     alone = stage.replicas == 1
     return (
         stage.forward_s,
@@ -278,12 +280,14 @@ def _times(plan: Plan, index: int) -> tuple[float | None, ...]:
 
 def _longest(plan: Plan, run: range) -> tuple[float | None, ...]:
     """Return the times of the slowest stage of a row, compared column by column from the left."""
+    # Nearly equal stages differ by 2 % at most, so it hardly matters which column decides.
     return max((_times(plan, index) for index in run), key=lambda times: [time or 0.0 for time in times])
 
 
 def _kept(plan: Plan, index: int) -> tuple[float, ...]:
     """Return the memory of a group that does not depend on its position in the pipeline, in bytes."""
     group = plan.groups[index]
+    # Activations depend on the position in the pipeline, so they must not prevent a shared row.
     memory = group.memory
     return memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes, group.capacity_bytes
 
@@ -308,6 +312,7 @@ def _who(plan: Plan, run: range) -> tuple[object, ...]:
 
 def _held(groups: Sequence[DeviceGroup], run: range) -> tuple[object, ...]:
     """Return a row of the memory table: the fullest group of a row, because the first ones keep most activations."""
+    # The first groups keep activations of most micro-batches.
     group = max((groups[index] for index in run), key=lambda group: group.memory.total_bytes)
     memory = group.memory
     sizes = (
@@ -363,6 +368,7 @@ def _without(plan: Plan) -> list[tuple[str, str]]:
     names: dict[str, list[str]] = {}
     for choice in plan.schedules:
         if choice.step_s is None and not choice.missing_bytes:
+            # Schedules often fail for the same reason, so they share one line.
             names.setdefault(choice.why, []).append(choice.name)
     return [("No step time", f"{', '.join(same)}: {why}") for why, same in names.items()]
 
@@ -387,6 +393,7 @@ def _merged(plan: Plan) -> str:
 def _measured(plan: Plan) -> str:
     """Return where and how the profile was measured, and a warning if its times vary by more than the gap."""
     profile = None if plan.assumptions is None else plan.assumptions.profile
+    # A plan that was saved without its profile has only a digest of it.
     if not isinstance(profile, Profile):
         return ""
     where = " on ".join(filter(None, [profile.dtype and f"in {profile.dtype}", profile.device]))
@@ -403,6 +410,7 @@ def _measured(plan: Plan) -> str:
 def proof(plan: Plan) -> str:
     """Return how certain it is that no plan has a shorter step."""
     stopped = "" if plan.finished else "; the search was stopped, and more time may improve plan and bound"
+    # If the bound for all cuts meets the step, the weaker statements below are not needed.
     if plan.searched_cuts_bound_s is not None and not (plan.gap is not None and plan.gap <= _PROVEN):
         return _proof_of_some_cuts(plan, plan.searched_cuts_bound_s) + stopped
     if plan.compact_bound_s is not None and not (plan.gap is not None and plan.gap <= _PROVEN):
@@ -429,6 +437,7 @@ def _proof_of_some_cuts(plan: Plan, searched_s: float) -> str:
             f"{above(plan.gap)}{whose(plan)}: no plan takes less than {_seconds(plan.lower_bound_s)}, regardless of its"
             " cuts"
         )
+    # A bound of 0 says nothing, which an infinite gap stands for.
     gap = max(0.0, plan.step_s / searched_s - 1) if searched_s else math.inf
     if math.isinf(gap):
         return known
@@ -467,6 +476,7 @@ def _is_node_aligned(plan: Plan) -> bool:
     is_small = plan.cluster_devices <= _FEW_DEVICES
     node_of = [node for node, count in enumerate(plan.machines) for _ in range(count)]
     free = list(plan.machines)
+    # The search builds plans from the last stage to the first, so the definition follows this order.
     for stage in reversed(plan.stages):
         taken = Counter(node_of[device] for device in stage.devices)
         # Nodes that another stage begins and this one fills, and nodes that this one leaves partly free.
@@ -554,12 +564,14 @@ def device_ranges(devices: Iterable[int]) -> str:
     >>> device_ranges([0, 1, 8, 9, 16, 17, 24, 25, 31])
     '0–1,8–9…24–25,31'
     """
+    # Consecutive numbers have a constant difference to their index, which is the key of a run.
     by_run = groupby(enumerate(sorted(devices)), key=lambda pair: pair[1] - pair[0])
     runs = [[device for _, device in run] for _, run in by_run]
     texts = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
     shown: list[str] = []
     while runs:
         same = 1
+        # Equal ranges at equal distances are the same devices on several nodes.
         while same < len(runs) and runs[same] == [device + same * (runs[1][0] - runs[0][0]) for device in runs[0]]:
             same += 1
         count = same if same >= _MIN_RANGES else 1
@@ -600,6 +612,7 @@ def shape(plan: Plan) -> str:
 
 def sweep(plans: Sequence[Plan]) -> ReportTable:
     """Return a table that compares plans of one model for several batch sizes or cluster sizes."""
+    # A sweep over device counts names the whole cluster, not its first part.
     largest = max(plans, key=lambda plan: plan.cluster_devices)
     title = f"{largest.profile} on {largest.cluster}"
     sizes = [plan.global_batch_size for plan in plans]
@@ -640,6 +653,7 @@ def _instead(plan: Plan, other: Alternative) -> str:
         return f"{pluralize(other.stages, 'stage')}: {other.why}"
     if other.why == "is this plan":
         return other.why
+    # Models without times have steps of 0, which must not divide.
     ratio = other.step_s / plan.step_s if plan.step_s else math.inf if other.step_s else 1.0
     if abs(ratio - 1) <= 1e-9:
         longer = "as long"
@@ -683,6 +697,7 @@ def _shared(plan: Plan, weight: SharedWeight) -> str:
 def _preferred(plan: Plan, than: MemoryPreference) -> str:
     """Return the difference in step time and memory to the plan with the shortest step."""
     longer = plan.step_s / than.step_s - 1 if than.step_s else 0.0
+    # The plan with the shortest step can itself have the smallest memory.
     held = max(group.memory.total_bytes for group in plan.groups)
     share = f"{100 * than.tolerance:.3g} %"
     least = f"the smallest memory found within {share} of the shortest step found, {_seconds(than.step_s)}"
@@ -709,6 +724,7 @@ def _optimizer(memory: MemoryModel) -> str:
 
 def _fullest(plan: Plan) -> str:
     """Return the memory of the fullest device, or how much it lacks."""
+    # The group with the least free memory decides whether the plan fits.
     group = min(plan.groups, key=lambda group: group.headroom_bytes)
     total, where = _bytes(group.memory.total_bytes), f"each device of stage {group.stages[0]}"
     limit = _bytes(group.capacity_bytes)

@@ -56,6 +56,7 @@ def ranks(timeline: Timeline) -> Table:
     in_flight, peaks = found.peak_in_flight, found.peak_memory_bytes
     columns = ["rank", "busy", "idle / total", "in flight" if timeline.chunks == 1 else "chunks in flight"]
     columns += [] if peaks is None else ["peak memory"]
+    # In-flight counts of 1F1B decrease by one per rank. Equal steps, not equal counts, make ranks similar.
     on = steps(in_flight)
     rows = []
     for run in alike(range(timeline.ranks), lambda rank: (found.busy_s[rank], on[rank])):
@@ -77,6 +78,7 @@ def _sizes(peaks: Sequence[float]) -> str:
 
 def comparison(timelines: Sequence[Timeline]) -> Table:
     """Return a table that compares runs with the first one. It has a memory column if all runs have sizes."""
+    # A memory column with gaps would invite wrong comparisons.
     with_memory = all(timeline.measures.peak_memory_bytes is not None for timeline in timelines)
     columns = ["schedule", "step", "against first", "idle / total", "idle / busy", "activations held"]
     columns += ["peak memory"] if with_memory else []

@@ -88,6 +88,7 @@ def asked_of(items: Iterable[tuple[str, str]]) -> PlanAddress:
             raise ArgumentError(f"unknown field `{shorten(name)}`", did_you_mean(name, _READERS), code="unknown_name")
         if len(text) > _MAX_LENGTH:
             raise ArgumentError(f"`{name}` has {len(text):,} characters, but at most {_MAX_LENGTH:,} are allowed", "")
+        # Forms send empty fields, which mean that nothing is set.
         if text.strip():
             field, reader = _READERS[name]
             read[field] = reader(name, text.strip())

@@ -41,6 +41,7 @@ def facts(plan: Plan, found: Origin | None) -> dict[str, Any]:
     """
     if larger := too_large(plan):
         raise ArgumentError(larger, "use `hpgo plan` and `hpgo draw`, which have no such limit")
+    # Addresses count layers by their index in the profile.
     places = found.places if found else {layer: at for at, layer in enumerate(_ids(plan))}
     return {
         "headline": report.headline(plan),
@@ -118,6 +119,7 @@ def _controls(plan: Plan, found: Origin | None) -> dict[str, Any]:
 
 def _figures(plan: Plan) -> list[dict[str, str]]:
     """Return the key figures: name, value and note."""
+    # The device that lacks most memory is the one to show.
     fullest = max(plan.groups, key=lambda group: group.memory.total_bytes - group.capacity_bytes)
     idle = plan.cluster_devices - plan.devices
     return [
@@ -296,6 +298,7 @@ def _time(plan: Plan) -> dict[str, Any]:
         forward_s = sum(stage.forward_s for stage in own) * plan.micro_batches
         backward_s = sum(stage.backward_s for stage in own) * plan.micro_batches
         tail_s = max(stage.sync_tail_s for stage in own)
+        # Rounding can make the parts exceed the step by a tiny amount.
         rest_s = max(0.0, plan.step_s - forward_s - backward_s - tail_s)
         terms = (("forward", forward_s), ("backward", backward_s), ("gradients sync", tail_s), ("waits", rest_s))
         rows.append([{"name": name, "share": part_s / step_s, "text": seconds(part_s)} for name, part_s in terms])

@@ -73,6 +73,7 @@ def origin(question: tuple[object, ...], files: tuple[tuple[str, File], ...]) ->
     if plan:
         found = read(held[str(plan)])
         assert isinstance(found, Plan)  # noqa: S101 -- checked when it was loaded
+        # The file sets the problem. The address may change only batch and devices.
         own = _of_plan(found)
         if batch is None and devices is None:
             return own
@@ -150,6 +151,7 @@ def asked_plan(asked: PlanAddress, found: Origin) -> Plan:
         else {"schedule": plan.schedule, "micro_batch_size": plan.micro_batch_size, "recompute": plan.recompute}
     )
     if asked.regroup and asked.schedule not in {"", "auto"}:
+        # The number of micro-batches is needed to build some schedules.
         size = asked.micro_batch or (plan.micro_batch_size if plan else 1)
         times_s = {layer.id: layer.forward_s[0] + layer.backward_s[0] for layer in found.profile.layers}
         stages = regrouped(stages, asked.schedule, max(1, found.batch // size), times_s)
@@ -172,6 +174,7 @@ def _given(asked: PlanAddress) -> dict[str, Any]:
 def searched(asked: PlanAddress, found: Origin) -> dict[str, Any]:
     """Return the arguments of `hpgo.plan` to search for the best plan of an address, regardless of its stages."""
     plan = found.plan
+    # Stages and micro-batch size stay out, because the search chooses them.
     kept: dict[str, Any] = {} if plan is None else {"schedule": plan.schedule, "recompute": plan.recompute}
     if plan is not None and plan.restriction is not None:
         version = plan.restriction.version
