@@ -42,7 +42,7 @@ _SCRIPTS = {"python": "", "hpgo": "-m hpgo", "torchrun": "-m torch.distributed.r
 _BLOCK = re.compile(r"```(console|python)\n(.*?)\n```", re.DOTALL)
 _COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n?((?:(?!\$ ).*\n?)*)", re.MULTILINE)
 _FILE = re.compile(r"# (\w+\.py)\n")
-_EFFORT = re.compile(r"[0-9,]+ partial\s+plans,\s+[0-9,]+\s+whole\s+ones\s+simulated")
+_EFFORT = re.compile(r"[0-9,]+\s+partial\s+and\s+[0-9,]+\s+complete\s+plans\s+evaluated")
 _FIGURE = re.compile(r"(?<!\w)[-+]?\d[\d.,]*(e[-+]?\d+)?( ([num]?s|min|[kMG]?B(/s)?|[%×])(?!\w))?")
 _VARY = re.compile(r"Measured times vary between passes .*? or for longer *|; times differ by .*? may be as fast")
 """What a plan says of measured times, which depends on how busy the machine is that measures them."""

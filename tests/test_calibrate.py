@@ -96,7 +96,7 @@ def test_the_command_writes_what_the_next_plan_reads(tmp_path: Path) -> None:
     written = ["-o", str(tmp_path / "profile.yaml"), "--cluster-output", str(tmp_path / "cluster.yaml")]
     done = CliRunner().invoke(group, ["calibrate", *files, *written])
     assert done.exit_code == 0, done.output
-    assert "computation explains most" in done.output
+    assert "Largest cause: computation" in done.output
     assert "stage 0 forward" in done.output
     again = hpgo.read_profile(tmp_path / "profile.yaml")
     assert again.layers[0].forward_s[0] == pytest.approx(2 * profile.layers[0].forward_s[0])

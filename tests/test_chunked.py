@@ -280,7 +280,7 @@ def test_borders_move_until_every_group_fits() -> None:
         schedule="interleaved",
     )
     assert with_balanced.missing_bytes > 10 * GB
-    assert "lacks" in str(with_balanced)
+    assert "over by" in str(with_balanced)
     plan = hpgo.plan(profile, machines, global_batch_size=4, schedule="interleaved")
     assert plan.fits
 
@@ -407,9 +407,9 @@ def test_the_report_has_a_row_for_each_stage_and_for_the_memory_of_each_group(un
     memory = text.split("group  weights")[1].split("\n\n", maxsplit=1)[0].splitlines()[1:]
     assert len(memory) == len(uneven.groups)
     words = " ".join(text.split())
-    assert f"interleaved 1F1B, {uneven.chunks} stages on each device" in words
+    assert f"interleaved 1F1B, {uneven.chunks} virtual stages per device" in words
     assert "moving borders" in words
-    assert "there may be better ones; the bound holds for all" in words
+    assert "better plans may exist; the bound holds for all" in words
 
 
 # --- Searching --------------------------------------------------------------------------------------------------------
@@ -496,12 +496,12 @@ def test_the_command_line_plans_and_prices_them(tmp_path: Path) -> None:
     arguments = ["bert-48", "-c", "dapple-c", "-b", "64", "--schedule", "zb_v", "--devices", "4", "-o", file]
     done = run(group, ["plan", *arguments])
     assert done.exit_code == 0, done.output
-    assert "ZB-V, 2 stages on each device" in " ".join(done.output.split())
-    assert "the same when priced anew" in " ".join(run(group, ["evaluate", file]).output.split())
+    assert "ZB-V, 2 virtual stages per device" in " ".join(done.output.split())
+    assert "unchanged by the new evaluation" in " ".join(run(group, ["evaluate", file]).output.split())
     stages = "14@0,13@1,13@1,13@0"
     priced = run(group, ["evaluate", "bert-48", "-c", "dapple-c", "-b", "64", "--schedule", "zb_v", "--stages", stages])
     assert priced.exit_code == 0, priced.output
-    assert "2 stages on each device" in priced.output
+    assert "2 virtual stages per device" in priced.output
 
 
 def test_the_example_engine_trains_by_uneven_plans_to_one_processs_gradients(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_reports_say_where_times_are_from_and_when_they_differ_more_than_the_gap
     assert "times differ" not in sure
     wide = replace(plan, lower_bound_s=plan.step_s / 1.2)
     assert "times differ" not in str(wide)
-    assert "measured" not in str(hpgo.plan(chain([1.0], 1e6, 1e6), machines(), global_batch_size=4))
+    assert "Profile" not in str(hpgo.plan(chain([1.0], 1e6, 1e6), machines(), global_batch_size=4))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_plans_on_times_that_vary_much_say_so_before_anything_else(spread: float
     assert lines[1].startswith("Measured times vary between passes")
     warning = f"easured times vary between passes by {said} on average, those of `layer0` by {said}: plans whose"
     assert told.count(warning) == 1
-    assert told.index(warning) < told.index("stage layers") < told.index("proof")
+    assert told.index(warning) < told.index("Optimality") < told.index("stage layers")
     assert report.markdown(plan).splitlines()[2].startswith(f"**M{warning}")
     assert report.summary(plan)[0][0] == "caution"
     assert json.loads(plan.to_json())["notes"][0].startswith(f"m{warning}")

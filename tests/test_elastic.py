@@ -101,7 +101,7 @@ def test_ranks_are_started_again_in_a_store_that_is_used_until_no_restart_is_lef
     assert machines.left == []
     said, steps = machines.said(), machines.steps()
     assert said.count("no checkpoint in saved yet") == 1
-    assert len(re.findall(r"^goes on from step \d+$", said, re.MULTILINE)) == 1, said
+    assert len(re.findall(r"^resumed from step \d+$", said, re.MULTILINE)) == 1, said
     errors = re.findall("^error: rank .*", said, re.MULTILINE)
     assert len(errors) == 2, said
     again = [after["step"] for before, after in itertools.pairwise(steps) if after["step"] <= before["step"]]
@@ -165,8 +165,8 @@ def test_it_is_told_when_no_restart_is_left(started: str, is_told: bool, runs: R
     runs.start("plan.json", *RUN[1:], **place)
     ended = runs.finish()
     assert (ended.code, ended.left) == (1, [])
-    assert ended.errors == ["error: the plan is for 4 ranks, but 1 were started"]
-    note = f"note: `--max-restarts 2` is used up on {socket.gethostname()}: no rank is started there again"
+    assert ended.errors == ["error: the plan is for 4 ranks, and 1 were started"]
+    note = f"note: `--max-restarts 2` is reached on {socket.gethostname()}: torchrun restarts no rank there"
     assert (ended.err.splitlines()[-1] == note) is is_told
 
 

@@ -148,7 +148,7 @@ def test_sigterm_ends_a_run_at_a_step_that_is_saved(ranks: tuple[int, ...], runs
     assert (ended.code, ended.left) == (143, []), ended.err
     last = ended.out.splitlines()[-1].split()[1]
     assert [path.name for path in tmp_path.iterdir()] == [f"step-{last}"]
-    assert ended.err == f"preempted: `--resume` goes on from {tmp_path}\n"
+    assert ended.err == f"preempted: `--resume` continues from {tmp_path}\n"
 
 
 @pytest.mark.parametrize("phase", ["start", "forward"])

@@ -548,11 +548,11 @@ def test_a_misspelt_name_in_a_file_of_pipeedge_is_refused_beside_the_one_that_is
         ("plan bert-48 -c dapple-a -b 64 --optimizer sdg", "did you mean `sgd`?"),
         (
             "llm estimate llama-3-8b -c h100:1 -b 8 --seq-length 64 --precision x",
-            "`hpgo llm estimate --help` says more",
+            "see `hpgo llm estimate --help`",
         ),
         ("llm estimate llama-3-8b -c h100:1 -b 8 --seq 64", "did you mean `--seq-length`?"),
         ("run plan.json --worklod gpt", "did you mean `--workload`?"),
-        ("explain plan.json", "`hpgo --help` says more"),
+        ("explain plan.json", "see `hpgo --help`"),
     ],
 )
 def test_a_misspelt_choice_leads_to_the_one_that_is_meant(

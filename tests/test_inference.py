@@ -618,9 +618,9 @@ def test_sigterm_to_one_rank_lets_out_what_has_entered_and_ends_all(runs: warm_r
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "two.json"], "is a plan of inference, which has nothing to train"),
+        (["run", "two.json"], "is an inference plan, which can't be trained"),
         (["infer", "trains.json"], "`1f1b` has backward passes, so it trains"),
-        (["infer", "two.json", "--checkpoint", "absent"], "there is no checkpoint in absent"),
+        (["infer", "two.json", "--checkpoint", "absent"], "no checkpoint found in `absent`"),
     ],
 )
 def test_plans_of_the_other_kind_are_told(words: list[str], said: str, runs: warm_runs.Runs) -> None:
@@ -637,7 +637,7 @@ def test_plans_of_the_other_kind_are_told(words: list[str], said: str, runs: war
     ("words", "said"),
     [
         (["infer", "--workload", "mlp", "--steps", "3"], "No such option '--steps'"),
-        (["infer", "--workload", "mlp", "-q", "8,x"], "`8,x` are no numbers"),
+        (["infer", "--workload", "mlp", "-q", "8,x"], "`8,x` is not a list of integers"),
         (["infer"], "Missing option '--workload'"),
         (["run", "--workload", "mlp", "--micro-batches", "3"], "No such option '--micro-batches'"),
         (["run", "--workload", "mlp", "--inference"], "No such option '--inference'"),

@@ -92,7 +92,7 @@ def test_small_messages_that_were_held_up_hardly_move_the_line() -> None:
 def test_alone_it_starts_ranks_and_writes_a_cluster_that_plans_are_made_for(tmp_path: Path) -> None:
     done = measured(tmp_path, "--ranks", "3", "--time-limit", "1s", "--name", "here", "-o",
                "here.yaml", "--picture", "rates.svg")  # fmt: skip
-    assert "inside a machine" in done.stdout
+    assert "within a node" in done.stdout
     cluster = hpgo.Cluster.read(tmp_path / "here.yaml")
     assert (cluster.name, [machine.count for machine in cluster.machines]) == ("here", [3])
     assert 1e-7 < cluster.intra.latency_s < 1
@@ -152,8 +152,8 @@ def test_the_picture_has_a_square_for_each_way_and_a_border_between_machines() -
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["-o", "here.json"], 1, "end it in .yaml or .yml"),
-        (["--picture", "nowhere/rates.svg"], 1, "there is no folder `nowhere`"),
+        (["-o", "here.json"], 1, "use a name that ends in .yaml or .yml"),
+        (["--picture", "nowhere/rates.svg"], 1, "folder not found: `nowhere`"),
         (["--ranks", "1"], 2, "--ranks"),
         (["--device", "cuda"], 1, "GPU"),
     ],

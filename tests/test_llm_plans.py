@@ -168,7 +168,7 @@ def test_readers_of_plans_say_what_such_a_file_is(saved: Path) -> None:
 )
 def test_commands_that_need_a_plan_say_what_they_were_given(run, saved: Path, words: list[str], code: int) -> None:
     assert saved.name == "llm-plan.json"
-    assert re.search("llm-plan.json`? is a way of training a transformer", run(*words, code=code).stderr)
+    assert re.search("llm-plan.json`? is an LLM plan", run(*words, code=code).stderr)
 
 
 def test_a_plan_is_no_way(tmp_path: Path) -> None:

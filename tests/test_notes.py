@@ -55,13 +55,13 @@ def test_shares_beyond_four_times_the_largest_batch_are_noted(batch: int, far: b
     assert len(notes) == far
     if far:
         assert f"{batch} samples at once" in notes[0]
-        assert "measured with 32 at most" in notes[0]
+        assert "was measured with at most 32" in notes[0]
 
 
 def test_notes_stand_in_reports_and_files_and_survive_them() -> None:
     plan = on("h100", memory=hpgo.MemoryModel.preset("adam-bf16"))
     assert [note[:12] for note in plan.notes] == ["the built-in", "`adam-bf16` "]
-    assert table(plan).count("\nnote ") == 2
+    assert table(plan).count("\nNote ") == 2
     assert f"- **note**: {plan.notes[0]}" in markdown(plan)
     assert json.loads(plan.to_json())["notes"] == list(plan.notes)
     for embed in (True, False):
@@ -98,7 +98,7 @@ def test_a_device_holds_the_bytes_that_the_preset_names(name: str) -> None:
     each = (memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes)
     assert each == (kept.weights * parameters, kept.gradients * parameters, kept.state * parameters)
     report = " ".join(table(plan).split())
-    assert f"optimizer {name}: " in report
+    assert f"Optimizer {name}: " in report
     assert f"({kept.bytes_text} a parameter)" in report
 
 
@@ -124,7 +124,7 @@ def test_pictures_show_the_bubble_of_the_report(profile: str, cluster: str, batc
     devices_s = plan.devices * plan.step_s
     assert sum(timeline.measures.idle_by_cause_s) / devices_s == pytest.approx(plan.bubble, rel=1e-9)
     shown = f"{100 * plan.bubble:.1f} %"
-    assert f"don't compute for {shown} of the step" in " ".join(table(plan).split())
+    assert f"do not compute for {shown} of the step" in " ".join(table(plan).split())
     for ending in (".svg", ".txt", ".tex"):
         picture = hpgo.draw.render(timeline, ending).decode().replace("\\", "")
         assert f"bubble {shown}" in picture

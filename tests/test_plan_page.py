@@ -98,7 +98,7 @@ def test_a_plan_shows_its_layers_stages_devices_memory_time_and_words(seen, plan
     assert tab.locator(".layer").count() == 53
     assert tab.locator(".band").all_inner_texts() == ["stage 0: 32 layers × 8", "stage 1: 21 layers × 8"]
     assert tab.locator(".device").all_inner_texts() == ["0"] * 8 + ["1"] * 8
-    assert "62.9 MB in 20.1 ms at 3.125 GB/s, between machines" in tab.locator(".links").inner_text()
+    assert "62.9 MB in 20.1 ms at 3.125 GB/s, between nodes" in tab.locator(".links").inner_text()
     assert tab.locator("#memory .amount").all_inner_texts() == ["6.57 GB of 16 GB", "4.15 GB of 16 GB"]
     assert plan.limit in tab.locator("#time").inner_text()
     assert "eager 1F1B, 4 micro-batches of 16 samples" in tab.locator("#words").inner_text()
@@ -480,7 +480,7 @@ def test_what_does_not_fit_is_priced_and_said_where_it_lacks(opened) -> None:
     lacks = tab.locator("#memory .amount.bad").inner_text()
     assert lacks == f"lacks {hpgo.base.units.format_bytes(float(f'{plan.missing_bytes:.3g}'))}"
     assert tab.locator(".figure.bad", has_text="fullest device").count() == 1
-    assert "if it had the memory" in tab.locator("#headline").inner_text()
+    assert "does not fit in memory" in tab.locator("#headline").inner_text()
 
 
 def test_the_plan_is_saved_as_a_file_that_hpgo_reads(opened, tmp_path) -> None:
@@ -621,7 +621,7 @@ def test_addresses_that_make_no_sense_are_refused_in_words_of_the_library(served
     for items, said in (
         ({}, "the address names no model"),
         (BERT | {"stages": "x"}, "stage 0 is `x`"),
-        (BERT | {"stages": "0-9999999@0"}, "which is no range of numbers"),
+        (BERT | {"stages": "0-9999999@0"}, "which is not a range of numbers"),
         (BERT | {"stages": "0-53@0"}, "stage 0 has layer 53"),
         (BERT | {"batch": "-1"}, "`batch` is `-1`"),
         (BERT | {"fields": "1"}, "unknown field `fields`"),

@@ -699,7 +699,7 @@ def test_a_model_that_takes_no_time_is_planned_and_reported(sizes: float, device
     assert (best.step_s, best.gap, best.speed_up, best.bubble) == (0, 0, 1, 0)
     assert best.samples_per_s == math.inf
     assert best.limit == "nothing takes time"
-    assert "takes 0 s" in str(best)
+    assert "Step time   0 s for" in str(best)
     assert hpgo.Plan.from_json(best.to_json()) == best
     assert hpgo.simulate(best).makespan_s == 0
     assert hpgo.exhaustive(nothing, cluster, global_batch_size=8).step_s == 0

@@ -242,7 +242,7 @@ def test_configurations_of_another_simulator_count_stages_and_time_each(tmp_path
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"strategy": "1f1b_interleav"}, "there is no strategy `1f1b_interleav`"),
+        ({"strategy": "1f1b_interleav"}, "unknown strategy `1f1b_interleav`"),
         ({"num_stages": 5}, "`num_stages` is 5, but it must be a multiple of the 2 devices"),
         ({"op_times": {"forwards": 1}}, "`forwards` is unknown"),
         ({"op_times": {"forward": {"7": 1}}}, "`7` is unknown"),

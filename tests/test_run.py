@@ -169,7 +169,7 @@ def test_a_measured_timeline_stands_beside_the_predicted_one(folder: Path, runs:
         assert measured.end_s[made] == start_s <= end_s <= measured.start_s[takes]
     rows = [line.split("  ")[0] for line in out.split("difference")[1].splitlines()[1:]]
     assert rows == [
-        "step", "stage 0 forward", "stage 0 backward", "stage 0 to 1", "stage 0 synchronisation", "stage 0 memory",
+        "step time", "stage 0 forward", "stage 0 backward", "stage 0 to 1", "stage 0 gradient reduction", "stage 0 memory",
         "stage 1 forward", "stage 1 backward", "stage 1 memory", "bubble", "peak memory",
     ]  # fmt: skip
     step = next(line.split() for line in out.splitlines() if line.startswith("step  "))
@@ -313,8 +313,8 @@ def test_ranks_end_with_the_command_that_started_them(folder: Path) -> None:
         (["none.json"], "file not found"),
         (["three-one.json", "--backend", "torch"], "stage 1 has 1 replica but stage 0 has 3"),
         (["one.json", "--timeline", "absent/run.npz"], "there is no folder `absent`"),
-        (["one.json", "--timeline", "run.png"], "can't tell what to write into `run.png`"),
-        (["chain.json"], "is a plan of inference"),
+        (["one.json", "--timeline", "run.png"], "unknown output format: `run.png`"),
+        (["chain.json"], "is an inference plan"),
     ],
 )
 def test_wrong_words_are_told_before_anything_starts(words: list[str], said: str, folder: Path) -> None:
@@ -397,9 +397,9 @@ def test_what_a_resumed_run_lacks_is_told(runs: Runs) -> None:
     saves = ("--checkpoint", "told", "--resume")
     for words, code, said in (
         ((*saves, "--steps", "2"), 0, "no checkpoint in told yet\nstep 1 "),
-        ((*saves, "--steps", "3"), 0, "goes on from step 2\nstep 3 "),
-        ((*saves, "--steps", "3"), 0, "told has step 3, and 3 were asked for: nothing is left to do"),
-        ((*saves, "--steps", "2"), 0, "told has step 3, and 2 were asked for: nothing is left to do"),
+        ((*saves, "--steps", "3"), 0, "resumed from step 2\nstep 3 "),
+        ((*saves, "--steps", "3"), 0, "told has step 3, and `--steps` is 3: the run is complete"),
+        ((*saves, "--steps", "2"), 0, "told has step 3, and `--steps` is 2: the run is complete"),
         ((*saves, "--steps", "3", "--json"), 0, '"steps_before": 3'),
         (("--checkpoint", "told", "--steps", "5"), 1, "error: `told` holds step 3 of another run, and this one has"),
     ):

@@ -110,14 +110,14 @@ def test_too_many_actions_or_ranks_are_refused_before_any_work(
 def test_an_export_beyond_its_limit_is_refused(served: Served) -> None:
     status, body = served.ask("/export.json?num_stages=50&num_batches=1000")
     assert status == 400
-    assert re.search(r"error: this json has \d+(\.\d+)? MB; the page gives 67\.11 MB\nhint: ", body.decode())
+    assert re.search(r"error: this json has \d+(\.\d+)? MB, but the limit is 67\.11 MB\nhint: ", body.decode())
 
 
 def test_work_that_takes_too_long_or_too_much_memory_is_refused_and_the_rest_goes_on() -> None:
     for options, said in (
         # Too short for the page at the limit, and long enough for the plain one.
         (("--time-limit", "0.1s"), "that takes longer than 100 ms"),
-        (("--memory", "210MB", "--time-limit", "60s"), "that takes more memory than the 210 MB"),
+        (("--memory", "210MB", "--time-limit", "60s"), "the request takes more memory than the limit of 210 MB"),
     ):
         strict = Served(*options)
         try:
@@ -216,7 +216,7 @@ def test_a_full_queue_says_when_to_come_again() -> None:
         refused.request("GET", f"/?{LIMIT}")
         answer = refused.getresponse()
         assert (answer.status, answer.getheader("Retry-After")) == (503, "2")
-        assert b"32 requests wait already" in answer.read()
+        assert b"32 requests are waiting" in answer.read()
         for connection in (*waiting, refused):
             connection.close()
         # Those who left no longer wait.

@@ -1,15 +1,16 @@
-"""Plan, simulate and draw hybrid-parallel training.
+"""Plan, simulate and run pipeline- and data-parallel training.
 
-A profile goes in, a plan comes out, and everything else reads the plan. The public names below load on first use, so
-`import hpgo` stays quick.
+`hpgo.plan` turns a profile and a cluster into a plan. All other functions read plans. The public names below are
+imported on first use, so that `import hpgo` is fast.
 """
 
 from __future__ import annotations
 
 from hpgo.base.presentation import register
 
-TYPE_CHECKING = False  # as type checkers take it; `typing` itself would take longer to load than all of this
-if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
+# Type checkers treat this name as true. Importing `typing` would take longer than the rest of this module.
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # The names that `__getattr__` imports.
     from typing import Any
 
     from hpgo import draw as draw
@@ -58,7 +59,6 @@ if TYPE_CHECKING:  # what `__getattr__` finds, for type checkers
     from hpgo.timing.simulation import simulate as simulate
     from hpgo.timing.timeline import Timeline as Timeline
 
-# public name -> module that defines it
 _PUBLIC: dict[str, str] = {
     "__version__": "hpgo._core",
     "ChainPlan": "hpgo.planning.chain.plans",
@@ -101,9 +101,10 @@ _PUBLIC: dict[str, str] = {
     "llm_pareto_front": "hpgo.llm.pareto_front",
     "write_profile": "hpgo.model.formats",
 }
+"""Module that defines each public name."""
 
-# public modules, used as `hpgo.draw.save`
 _MODULES = ("draw", "errors", "export", "launch", "runtime")
+"""Public modules, for names such as `hpgo.draw.save`."""
 
 __all__ = [*_MODULES, *_PUBLIC]  # noqa: PLE0604 -- the names are strings
 

@@ -21,7 +21,8 @@ __all__ = [
     "ScheduleError",
 ]
 
-TYPE_CHECKING = False  # what type checkers take it for; importing `typing` would slow down `import hpgo`
+# Type checkers treat this name as true. Importing it from `typing` would slow down `import hpgo`.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeVar
 
@@ -58,7 +59,7 @@ CODES = {
 
 
 def _sayable(text: object) -> str:
-    """`text` without what would steer a terminal, or half characters, which names of files may hold."""
+    """Return `text` without control characters and surrogates, which names of files may contain."""
     return printable(text) if isinstance(text, str) else f"a {type(text).__name__}"
 
 
@@ -82,7 +83,8 @@ class HpgoError(Exception):
 
     def __init__(self, message: str, hint: str = "", *, code: str = "", **fields: object) -> None:
         message, hint = _sayable(message), _sayable(hint)
-        super().__init__(message, hint)  # pickling passes these again and copies the other attributes
+        # Unpickling calls the class with these arguments, then restores the other attributes.
+        super().__init__(message, hint)
         self.message = message
         self.hint = hint
         self.fields = fields
@@ -96,7 +98,7 @@ class HpgoError(Exception):
     def as_kind(self, kind: type[_E], message: str | None = None, hint: str | None = None) -> _E:
         """Return an error of class `kind` with the same code and fields, and with this message and hint unless None."""
         if not (isinstance(kind, type) and issubclass(kind, HpgoError)):
-            raise ArgumentError("`kind` is no class of errors", "give HpgoError or a class of it")
+            raise ArgumentError("`kind` is not an error class", "use HpgoError or a subclass")
         code = "" if self.code == type(self).code else self.code
         return kind(
             self.message if message is None else message,
@@ -110,7 +112,7 @@ class HpgoError(Exception):
 
 
 class ProfileError(HpgoError, ValueError):
-    """A layer profile can't be read or makes no sense.
+    """A layer profile can't be read or is invalid.
 
     >>> import hpgo
     >>> try:
@@ -126,7 +128,7 @@ class ProfileError(HpgoError, ValueError):
 
 
 class ClusterError(HpgoError, ValueError):
-    """A cluster description can't be read or makes no sense.
+    """A cluster description can't be read or is invalid.
 
     >>> import hpgo
     >>> try:
@@ -174,7 +176,7 @@ class ScheduleError(HpgoError, ValueError):
 
 
 class InfeasibleError(HpgoError):
-    """The question is well-formed but nothing satisfies it: too little memory, say.
+    """The problem is valid but has no solution, for instance because memory is too small.
 
     >>> import hpgo
     >>> small = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=1, memory="1 GB")
@@ -189,7 +191,7 @@ class InfeasibleError(HpgoError):
 
 
 class DeadlineError(HpgoError):
-    """The time was up before there was anything to return.
+    """The time limit passed before there was a result.
 
     >>> import hpgo
     >>> raise hpgo.errors.DeadlineError("0.01 s passed before there was any plan", "give it more time")
@@ -201,7 +203,7 @@ class DeadlineError(HpgoError):
 
 
 class InternalError(HpgoError):
-    """A result breaks a law that all results keep: a fault of hpgo, whatever its input. The result is withheld.
+    """A result breaks a law that all results satisfy. This is a fault of hpgo. The result is not returned.
 
     `hpgo.base.laws.check` raises it. docs/proofs.md lists the laws.
 
@@ -215,9 +217,9 @@ class InternalError(HpgoError):
 
 
 class RunError(HpgoError, RuntimeError):
-    """A run of a plan can't start, or can't go on.
+    """A run of a plan can't start, or can't continue.
 
-    >>> raise RunError("rank 3 has ended", "start the run again: it goes on from its last checkpoint")
+    >>> raise RunError("rank 3 has ended", "start the run again: it continues from its last checkpoint")
     Traceback (most recent call last):
     hpgo.errors.RunError: rank 3 has ended
     """
@@ -228,7 +230,7 @@ class RunError(HpgoError, RuntimeError):
 class FileError(HpgoError, OSError):
     """A file can't be read or written.
 
-    It is an error of what the file was to hold, too, so that handlers of a `ProfileError`, say, need to know no other.
+    Its subclasses are also errors of the content, so that a handler of `ProfileError` catches a missing profile file.
 
     >>> import hpgo
     >>> try:
@@ -242,7 +244,7 @@ class FileError(HpgoError, OSError):
 
     def __init__(self, message: str, hint: str = "", *, code: str = "", **fields: object) -> None:
         super().__init__(message, hint, code=code, **fields)
-        self.errno, self.strerror = None, self.message  # OSError takes its first two arguments for these
+        self.errno, self.strerror = None, self.message  # OSError derives these from its first two arguments.
 
 
 class ProfileFileError(FileError, ProfileError):
@@ -254,7 +256,7 @@ class ClusterFileError(FileError, ClusterError):
 
 
 class ArgumentFileError(FileError, ArgumentError):
-    """A `FileError` that is a `ArgumentError`."""
+    """A `FileError` that is an `ArgumentError`."""
 
 
 class ScheduleFileError(FileError, ScheduleError):
@@ -270,5 +272,5 @@ _OF_FILES: dict[type[HpgoError], type[FileError]] = {
 
 
 def file_error(error: type[HpgoError]) -> type[FileError]:
-    """The `FileError` that handlers of `error` catch as well."""
+    """Return the subclass of `FileError` that handlers of the class `error` also catch."""
     return _OF_FILES.get(error, FileError)

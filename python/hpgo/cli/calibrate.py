@@ -1,4 +1,4 @@
-"""`hpgo calibrate`: says where a measured step left its prediction, and corrects what it was predicted from."""
+"""Command `hpgo calibrate`: compare a measured step with its prediction, and correct profile and cluster."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from hpgo.planning.calibration import Calibration
 
 _NAMES = {
-    "forward_s": "forward", "backward_s": "backward", "transfer_s": "sends on", "sync_s": "sums",
+    "forward_s": "forward", "backward_s": "backward", "transfer_s": "send", "sync_s": "gradient reduction",
 }  # fmt: skip
 
-_MANIFOLD = 10.0
-"""From so many times what was predicted on, the table tells how many."""
+_FACTOR = 10.0
+"""Ratio to the prediction from which on the table has a factor instead of a percentage."""
 
 
 class CalibrateOptions(Options):
@@ -38,7 +38,7 @@ class CalibrateOptions(Options):
         "--output",
         type=File(".yaml", ".yml", ".json"),
         metavar="FILE",
-        help="The corrected profile: .yaml or .json.",
+        help="Write the corrected profile: .yaml or .json.",
     )
     cluster_output: str | None = option(
         "--cluster-output", type=YAML, metavar="FILE", help="Write the corrected cluster: .yaml."
@@ -91,21 +91,20 @@ def _print(found: Calibration) -> None:
     from hpgo.planning.calibration import PARTS
 
     whole_s = found.predicted.step_s
-    # What rounding alone explains is nothing.
+    # A part that is only floating-point rounding must not appear as an explanation.
     explained_s = [difference(whole_s + seconds, whole_s) and seconds for seconds in found.explained_s]
     rows = [("predicted", format_seconds(whole_s), "")]
     rows += [
         (part, _signed(seconds), _share(seconds / whole_s)) for part, seconds in zip(PARTS, explained_s, strict=True)
     ]
     rows.append(("measured", format_seconds(found.measured.step_s), f"{_apart(found.measured.step_s, whole_s)}"))
-    table(("", "step", "of the prediction"), rows)
+    table(("", "step time", "of the prediction"), rows)
     click.echo()
     table(("", "predicted", "measured", "difference"), list(_stages(found)))
     click.echo()
-    verb = "explain" if found.largest == "transfers" else "explains"
-    anew, ratio = format_seconds(found.corrected_step_s), _apart(found.corrected_step_s, found.measured.step_s)
-    click.echo(f"{found.largest} {verb} most; by the corrected profile and cluster the plan takes {anew}, "
-               f"{ratio} from what was measured")  # fmt: skip
+    corrected, ratio = format_seconds(found.corrected_step_s), _apart(found.corrected_step_s, found.measured.step_s)
+    click.echo(f"Largest cause: {found.largest}. With the corrected profile and cluster, the predicted step is "
+               f"{corrected}, {ratio} from the measured one.")  # fmt: skip
 
 
 def _stages(found: Calibration) -> list[tuple[str, ...]]:
@@ -124,12 +123,13 @@ def _signed(seconds: float) -> str:
 
 
 def _apart(new: float, old: float) -> str:
+    # Without rounding, equal times could print as -0 %.
     ratio = round(new / old, 9)
-    return f"{100 * (ratio - 1):+.3g} %" if ratio < _MANIFOLD else f"{ratio:.3g} ×"
+    return f"{100 * (ratio - 1):+.3g} %" if ratio < _FACTOR else f"{ratio:.3g} ×"
 
 
 def _share(part: float) -> str:
-    return f"{100 * part:+.3g} %" if abs(part) < _MANIFOLD else f"{part:+,.0f} ×"
+    return f"{100 * part:+.3g} %" if abs(part) < _FACTOR else f"{part:+,.0f} ×"
 
 
 def _as_json(found: Calibration) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`hpgo clusters`: the known clusters, and their files."""
+"""Command `hpgo clusters`: list the built-in clusters and print their files."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class ListOptions(Options):
 def command(options: ListOptions) -> None:
     """List the clusters that `--cluster` takes by name, or show one as a file to edit.
 
-    A name may say the number of machines: `h100:16`. Devices are machines × devices of each. Rates are one port's, in
-    one direction: inside a machine and between machines, point to point, and in a ring all-reduce (ring). Figures are
-    what datasheets promise.
+    A name may contain the number of nodes: `h100:16`. Devices are nodes × devices per node. Rates are per port and
+    direction, within a node and between nodes, for point-to-point messages and for a ring all-reduce. They come from
+    datasheets.
 
     \b
     Examples:
@@ -41,7 +41,7 @@ def command(options: ListOptions) -> None:
         click.echo(json.dumps([_entry(Cluster.preset(name)) for name in PRESETS], indent=2))
         return
     table(
-        ["cluster", "devices", "device", "inside", "ring inside", "between", "ring between"],
+        ["cluster", "devices", "device", "in node", "ring in node", "between", "ring between"],
         [
             (
                 name,
@@ -64,7 +64,7 @@ class ShowOptions(Options):
 
 @takes(ShowOptions, within=command)
 def show(options: ShowOptions) -> None:
-    """Show CLUSTER, a name or a file, as a file that `--cluster` takes.
+    """Print CLUSTER, a name or a file, as an editable file for `--cluster`.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""Commands: the record of options that a command's function takes, and the help that lists these options.
+"""Commands, their options as fields of a record, and their help.
 
 A command declares each option once, as a field of a subclass of `Options`. Commands share options by inheriting from a
 group of them, or by a constant such as `hpgo.cli.values.AS_JSON`:
@@ -54,12 +54,12 @@ def explain_all(ctx: click.Context) -> None:
 
 
 def is_full(ctx: click.Context) -> bool:
-    """Whether `explain_all` was called."""
+    """Return whether `explain_all` was called."""
     return bool(ctx.meta.get(_FULL))
 
 
 _COUNTED = re.compile(r"  \[x>=1\]|; x>=1|(?<=\[)x>=1; ")
-"""What click says of whole numbers: that they begin with 1 goes without saying."""
+"""Ranges in the help of click that are obvious: counts start at 1."""
 
 
 class _Formatter(click.HelpFormatter):
@@ -77,7 +77,7 @@ class _Context(click.Context):
     formatter_class = _Formatter
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
-        # Here, not at the root: click keeps the help option of whoever asked first, and a command may be called alone.
+        # Set for each command, not only for the root: commands can also be called without the root.
         super().__init__(*args, **{"help_option_names": ["-h", "--help"]} | keywords)
         if self.color is None and os.environ.get("NO_COLOR"):
             self.color = False
@@ -88,7 +88,10 @@ _WORD = re.compile(
     r"|(?<=`)(?:cp|devices|ep|pp|tp|vpp)(?==)|(?:recompute|schedule)(?==))\b"
     r"(?:=('?)([\w.]+)\2)?"
 )
-"""An argument of a function of Python, perhaps with a value. Of single words, only those that mean nothing else."""
+"""Name of an argument of a Python function, and its value if there is one.
+
+Of names without underscore, only those that have no other meaning in a sentence.
+"""
 _ARGUMENTS = {
     "batch_size": "profile_batch_size",
     "batch_sizes": "batch_size",
@@ -104,16 +107,16 @@ _ARGUMENTS = {
     "fused_adam": "no_fused_adam",
     "overlap_dp_comm": "no_overlap_dp_comm",
 }
-"""Arguments of functions, and the parameters of commands that stand for them under another name."""
+"""Parameter of a command for each argument of a function that has another name there."""
 _KEY = re.compile(r": (the key )?`\w+`")
-"""A key of a document, behind the place where it stands."""
+"""A key of a document in a message, after its location."""
 
 
 @contextmanager
 def as_options() -> Iterator[None]:
-    """Names arguments of functions as the running command's options in errors that pass.
+    """Replace names of arguments in errors by the options of the running command.
 
-    Keys of documents keep their names, since options don't stand in files.
+    Keys of documents keep their names, because files don't contain options.
     """
     try:
         yield
@@ -126,6 +129,7 @@ def as_options() -> Iterator[None]:
             for param in context.command.params
             if isinstance(param, click.Option) and not param.hidden
         }
+        # Some arguments have other names on the command line, but only where the command has that option.
         known |= {name: known[other] for name, other in _ARGUMENTS.items() if other in known and name not in known}
 
         def option(found: re.Match[str]) -> str:
@@ -139,23 +143,23 @@ def as_options() -> Iterator[None]:
 
 
 class Command(click.Command):
-    """A command whose options stand in sections: a title, and the names of parameters with blanks between them."""
+    """A command whose options are grouped in sections: titles, each with a list of parameter names."""
 
     context_class = _Context
 
     def __init__(self, *args: Any, sections: Mapping[str, str] | None = None, brief: str = "", **keywords: Any) -> None:
-        """`brief` names parameters of which `--help` lists the options alone; `hpgo help` explains them."""
+        """Create a command; `--help` lists the parameters in `brief` without help, and `hpgo help` explains them."""
         super().__init__(*args, **keywords)
         self.sections = {title: names.split() for title, names in (sections or {}).items()}
         self.brief = brief.split()
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command, and names its options in errors."""
+        """Run the command, and replace arguments of functions by options in errors."""
         with as_options():
             return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes each section, and the options that are in none behind them."""
+        """Write all sections, then the options that are in none."""
         sections = options_of(self, ctx)
         brief = [] if is_full(ctx) else [name for name, _ in sections.pop(_MORE, [])]
         write_columns(formatter, sections)
@@ -169,19 +173,19 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A command with commands of its own, all with such help."""
+    """A command with subcommands, which all have this help."""
 
     context_class = _Context
     command_class = Command
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the options, then the commands."""
+        """Write the options, then the commands."""
         write_columns(formatter, options_of(self, ctx))
         self.format_commands(ctx, formatter)
 
 
 Table = Mapping[str, Mapping[str, tuple[str, str]]]
-"""Title of a section of help -> command -> the module whose attribute `command` it is, and its line of help."""
+"""Title of a help section -> command -> module with the attribute `command`, and a line of help."""
 
 
 def _help_alone() -> None:
@@ -192,7 +196,7 @@ def _help_alone() -> None:
 
 
 class LazyGroup(Group):
-    """A group whose commands stand in a table, and are imported when they are called."""
+    """A group whose commands are listed in a table, and imported when they are called."""
 
     def __init__(self, *args: Any, table: Table, **keywords: Any) -> None:
         super().__init__(*args, **keywords | {"invoke_without_command": True, "callback": _help_alone})
@@ -205,10 +209,11 @@ class LazyGroup(Group):
         return list(self._rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command; None if the table has no such name."""
+        """Import a command. Return None if the table does not contain it."""
         del ctx
         if cmd_name not in self._rows:
             return None
+        # Python can lose a Ctrl-C during an import, so it is delayed until the import is complete.
         with uninterrupted():
             command: click.Command = importlib.import_module(self._rows[cmd_name][0]).command
         return command
@@ -225,15 +230,15 @@ class LazyGroup(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that `args` begin with. Raises UsageError with what may be meant."""
+        """Return the command that `args` start with. Raises UsageError with a similar name."""
         if args[0] not in self._rows and not args[0].startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command `{shorten(args[0])}`; {self._meant(ctx, args[0])}")
+            ctx.fail(f"unknown command `{shorten(args[0])}`; {self._meant(ctx, args[0])}")
         return super().resolve_command(ctx, args)
 
     def _meant(self, ctx: click.Context, name: str) -> str:
         """Return the command of another group that has this name, or else the nearest name of this one."""
         for group, (module, _) in self._rows.items():
-            # Commands with a table of others are packages. All other modules need not be imported for this.
+            # Only groups are packages. Importing other modules to look for subcommands would take long.
             found = importlib.util.find_spec(module)
             if found is None or found.submodule_search_locations is None:
                 continue
@@ -261,7 +266,7 @@ def argument(**attributes: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """A parameter without its name, which is the name of the field. Several records may have it as a field."""
+    """A parameter whose name is that of the field. Several records may share one."""
 
     kind: Callable[..., click.Parameter]
     flags: tuple[str, ...]
@@ -280,7 +285,7 @@ class Options:
     def __init_subclass__(cls) -> None:
         for name, declared in list(vars(cls).items()):
             if isinstance(declared, _Declared):
-                # Without a default the field is required, so that none is forgotten where a record is made by hand.
+                # Without a default, a record that tests or code create must set every field.
                 setattr(cls, name, field(metadata={"declared": declared}))
         dataclass(frozen=True, kw_only=True)(cls)
 
@@ -296,10 +301,10 @@ def _fields(record: type[Options]) -> tuple[Field[Any], ...]:
 def takes(
     record: type[_Record], *, within: click.Group | None = None, cls: type[Any] = Command, **attributes: Any
 ) -> Callable[[_Run[_Record]], Any]:
-    """Make a function a command whose parameters are the fields of `record`, of which it gets one.
+    """Turn a function of one `record` into a command with the fields of `record` as parameters.
 
-    The command is added to `within`, if given. `attributes` are those of the command's class, `cls`. The function's
-    docstring is the help.
+    The command is added to the group `within`, if given. `attributes` are arguments of `cls`, the class of the command.
+    The docstring of the function is the help.
     """
 
     def decorate(function: _Run[_Record]) -> Any:
@@ -318,7 +323,7 @@ def takes(
 
 
 def options_of(command: click.Command, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-    """Options and what is said of them, by the title of their section, in the order of the help."""
+    """Return options and their help texts by section title, in the order of the help."""
     shown = {
         str(param.name): (record[0], _COUNTED.sub("", record[1]))
         for param in command.get_params(ctx)
@@ -332,7 +337,7 @@ def options_of(command: click.Command, ctx: click.Context) -> dict[str, list[tup
 
 
 def write_columns(formatter: click.HelpFormatter, sections: Mapping[str, Sequence[tuple[str, str]]]) -> None:
-    """Writes names and what is said of them below their titles, all in the same two columns."""
+    """Write names and texts in two columns below their titles, with the same width in all sections."""
     width = max((len(name) for rows in sections.values() for name, _ in rows if len(name) <= _LEFT), default=0)
     for title, rows in sections.items():
         with formatter.section(title):

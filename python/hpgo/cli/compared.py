@@ -1,4 +1,4 @@
-"""What was predicted beside what was measured, as cells of a table."""
+"""Table cells with predicted and measured values."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MANIFOLD = 10.0
-"""From so many times what was predicted on, the table tells how many."""
+_FACTOR = 10.0
+"""Ratio to the prediction from which on the table has a factor instead of a percentage."""
 
 
 def percent(share: float) -> str:
-    """A share in words."""
+    """Return a share as a percentage with three digits."""
     return f"{100 * share:.3g} %"
 
 
 def compared(shown: Callable[[float], str], values: dict[str, Any]) -> tuple[str, str, str]:
-    """Cells of a row; shares differ by points, all else by a share of what was predicted."""
+    """Return predicted value, measured value and difference.
+
+    Percentages differ by points, all other values by a share of the prediction.
+    """
     predicted, measured = values["predicted"], values["measured"]
     first, second = ("" if value is None else shown(value) for value in (predicted, measured))
     if not predicted or measured is None:
@@ -25,4 +28,4 @@ def compared(shown: Callable[[float], str], values: dict[str, Any]) -> tuple[str
     if shown is percent:
         return first, second, f"{100 * (measured - predicted):+.3g} points"
     ratio = measured / predicted
-    return first, second, f"{100 * (ratio - 1):+.3g} %" if ratio < _MANIFOLD else f"{ratio:.3g} ×"
+    return first, second, f"{100 * (ratio - 1):+.3g} %" if ratio < _FACTOR else f"{ratio:.3g} ×"

@@ -1,7 +1,7 @@
-"""`hpgo completion`: what bash, zsh and fish need to complete commands, options, files and names.
+"""Command `hpgo completion`: complete commands, options, files and names in bash, zsh and fish.
 
-Click finds what may come next; here stands what its scripts leave open: words of bash that hold `=`, `:` or `@`, and
-`--option=value` in all three.
+Click computes the completions. This module changes its scripts for two cases that they don't handle: words of bash
+with `=`, `:` or `@`, and `--option=value` in all three shells.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _BREAKS = "\"'@><=;|&(:"
-"""Where bash begins a new word, unless a user has changed it."""
+"""Characters that end a word in bash, by default (COMP_WORDBREAKS)."""
 
 _BASH = r"""%(complete_func)s() {
     local IFS=$'\n' completion type value
@@ -50,7 +50,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 def _changed(script: str, *pairs: tuple[str, str]) -> str:
-    """A script of click's, with other words in some places."""
+    """Return a script of click with some texts replaced."""
     for old, new in pairs:
         script = script.replace(old, new)
     return script
@@ -79,8 +79,10 @@ class _Bash(_Whole, BashComplete):
         return (words[:-1], words[-1]) if words and not line[-1:].isspace() else (words, "")
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem[str]]:
-        kept = max(incomplete.rfind(letter) for letter in _BREAKS)  # what is in front stands there already
-        kept += incomplete[kept : kept + 1] != "@"  # with which the word itself begins, as names of hosts do
+        # Bash replaces only the part after its last word break, so completions must not repeat what is before it. `@`
+        # starts a word for bash, so it is part of the completion.
+        kept = max(incomplete.rfind(letter) for letter in _BREAKS)
+        kept += incomplete[kept : kept + 1] != "@"
         found = super().get_completions(args, incomplete)
         return [CompletionItem(item.value[kept:], item.type) if item.type == "plain" else item for item in found]
 
@@ -101,13 +103,13 @@ class _Fish(_Whole, FishComplete):
 
 @dataclass(frozen=True, slots=True)
 class _Shell:
-    """Where one shell finds what completes commands."""
+    """Completion of one shell: the class that generates its script, and the files to install it."""
 
     complete: type[ShellComplete]
     folder: tuple[str, str, str]
-    """The variable that names a folder, the folder below the home where it is not set, and what is below that."""
+    """Environment variable of the base folder, its default below the home, and the script's path below it."""
     start: tuple[str, str] | None
-    """The variable with the folder of the file that each shell reads at its start, and its name; None if it needn't."""
+    """Environment variable of the folder of the start-up file, and its name; None if no line is needed there."""
 
     def script(self, root: click.Command) -> str:
         return self.complete(root, {}, "hpgo", "_HPGO_COMPLETE").source()
@@ -132,18 +134,20 @@ class CompletionOptions(Options):
     """Options of `hpgo completion`."""
 
     shell: str | None = argument(type=click.Choice(list(_SHELLS)), required=False)
-    install: bool = option("--install", is_flag=True, help="Set it up for this user: a script, and a line to load it.")
-    remove: bool = option("--remove", is_flag=True, help="Undo that.")
+    install: bool = option(
+        "--install", is_flag=True, help="Install it for this user: a script, and a line that loads it."
+    )
+    remove: bool = option("--remove", is_flag=True, help="Remove the script and the line again.")
 
 
 @takes(CompletionOptions)
 def command(options: CompletionOptions) -> None:
     """Complete commands, options, files, models, clusters, schedules and layers in SHELL.
 
-    SHELL is bash (from 4.4), zsh or fish; that of $SHELL if left out. Without options the script is printed.
+    SHELL is bash (4.4 or later), zsh or fish; the default is $SHELL. Without options, the script is printed.
 
-    bash and zsh load the script by a line in ~/.bashrc or ~/.zshrc, fish from the folder that is made for that. What is
-    written is said; shells that are opened from then on complete.
+    With --install, bash and zsh load the script by a line in ~/.bashrc or ~/.zshrc, and fish from its folder of
+    completions. The command prints the files that it changes. Open a new shell to use it.
 
     \b
     Examples:
@@ -164,8 +168,8 @@ def command(options: CompletionOptions) -> None:
 def _own() -> str:
     name = Path(os.environ.get("SHELL", "")).name
     if name not in _SHELLS:
-        what = f"`{name}` is no shell that is known here" if name else "$SHELL is not set"
-        raise ArgumentError(what, f"name one: {', '.join(_SHELLS)}")
+        what = f"unknown shell: `{name}`" if name else "$SHELL is not set"
+        raise ArgumentError(what, f"name a shell: `hpgo completion {next(iter(_SHELLS))}`; known: {', '.join(_SHELLS)}")
     return name
 
 
@@ -176,10 +180,11 @@ def _install(shell: _Shell, root: click.Command) -> None:
     click.echo(f"wrote {file}", err=True)
     if (start := shell.start_file()) is not None:
         name = shlex.quote(str(file))
+        # Installing twice must not add a second line.
         others = _without_mark(start)
         write_text(start, f"{others}[ -r {name} ] && . {name}  {_MARK}\n", ArgumentError)
         click.echo(f"added a line to {start}", err=True)
-    click.echo("open a new shell, and `hpgo pl` followed by the Tab key is completed", err=True)
+    click.echo("open a new shell, type `hpgo pl` and press Tab", err=True)
 
 
 def _remove(shell: _Shell) -> None:
@@ -199,7 +204,7 @@ def _without_mark(start: Path) -> str:
 
 
 def _text(start: Path) -> str:
-    """What stands there; nothing if there is no such file, or only blanks."""
+    """Return the text of a file; empty if the file is missing or empty."""
     if not start.exists() or not start.stat().st_size:
         return ""
     return read_text(start, ArgumentError)

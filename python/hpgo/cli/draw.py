@@ -1,4 +1,4 @@
-"""`hpgo draw`: timelines and plans as pictures."""
+"""Command `hpgo draw`: pictures of timelines and plans."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ class DrawOptions(PictureOptions):
 
     inputs: tuple[str, ...] = argument(type=PLAN, nargs=-1, required=True, metavar="TIMELINE_OR_PLAN...")
     outputs: tuple[str, ...] = written(
-        PICTURE, "Picture to write; its ending chooses the format. May be given several times.", required=True
+        PICTURE, "Picture to write. Its ending sets the format. Repeatable.", required=True
     )
     schedule: ScheduleName | None = SCHEDULE_OF_PLANS
-    hatch: bool = option("--hatch", is_flag=True, help="Draw strong patterns, as in print.")
+    hatch: bool = option("--hatch", is_flag=True, help="Draw strong patterns, for prints without color.")
     width_px: int = option(
-        "--width", type=click.IntRange(min=320), default=1200, show_default=True, help="Width in pixels."
+        "--width", type=click.IntRange(min=320), default=1200, show_default=True, help="Width of the picture in pixels."
     )
 
 
 @takes(DrawOptions)
 def command(options: DrawOptions) -> None:
-    """Draw timelines, or plans as they would run, one above the other on one time axis.
+    """Draw timelines, or the simulated steps of plans, one above the other on one time axis.
 
-    A TIMELINE is a file that `Timeline.save` keeps (.timeline.json or .npz), a PLAN what `hpgo plan` saved. The
-    picture's ending chooses its format: .svg .png .pdf .html (interactive) .json (Perfetto trace) .txt .tex (TikZ).
+    A TIMELINE is a file of `hpgo run --timeline` or `Timeline.save` (.timeline.json or .npz), a PLAN a file of `hpgo
+    plan -o`. The ending of the picture sets its format: .svg .png .pdf .html (interactive) .json (Perfetto trace) .txt
+    .tex (TikZ).
 
     \b
     Examples:

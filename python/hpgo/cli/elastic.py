@@ -1,4 +1,4 @@
-"""`hpgo run --elastic`: under which plan the ranks go on that are there, and how they leave when others come."""
+"""Option `hpgo run --elastic`: checks, messages, and the end of ranks before torchrun starts them again."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ if TYPE_CHECKING:
     from hpgo.runtime.train.elastic import ElasticPlan
 
 _LINGER_S = 5.0
-_LOOK_S = 0.1
+"""Longest time that a rank waits for its launcher. Not tuned: the agents of torchrun poll once per second."""
+_POLL_S = 0.1
 
 
 def check(*, checkpoint: str | None, every: int | None, launched: bool) -> None:
-    """Raises UsageError for options that don't go together, and without a launcher."""
+    """Raise UsageError if options are missing that `--elastic` needs, or if no launcher started this process."""
     if checkpoint is None or every is None:
         raise click.UsageError(
-            "`--elastic` needs `--checkpoint FOLDER --every N`: what a lost machine had not saved is done again"
+            "`--elastic` needs `--checkpoint FOLDER --every N`: steps after the last checkpoint are repeated"
         )
     if not launched:
         raise click.UsageError(
-            "`--elastic` needs torchrun, which starts ranks again:"
+            "`--elastic` needs torchrun, which restarts ranks:"
             " `torchrun --nnodes 3:4 --max-restarts 20 … -m hpgo run …`"
         )
 
 
 @contextmanager
-def asked_by_its_own() -> Iterator[None]:
-    """A rank that ends because others were asked to waits until its own launcher asks it, for some seconds at most.
+def wait_for_launcher() -> Iterator[None]:
+    """Before a rank ends because others were preempted, wait until its own launcher asks it to, for at most 5 s.
 
-    Each agent of torchrun looks once a second whether a machine waits to join. It counts a rank that has ended before
-    that as a failure, and there may be no more than `--max-restarts` of these.
+    Each agent of torchrun checks once per second whether a node waits to join. It counts a rank that ended before this
+    check as a failure, and stops the job after `--max-restarts` failures.
     """
     from hpgo.runtime import guards
     from hpgo.runtime.preemption import Preempted
@@ -48,15 +49,15 @@ def asked_by_its_own() -> Iterator[None]:
     except Preempted:
         notice, until_s = guards.notice(), time.monotonic() + _LINGER_S
         while notice is not None and not notice.is_given and time.monotonic() < until_s:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         raise
 
 
-def told(file: str, settled: ElasticPlan) -> str:
-    """Which plan is run, in one line."""
+def describe(file: str, settled: ElasticPlan) -> str:
+    """Return one line about the plan that runs."""
     ranks = pluralize(settled.ranks, "rank")
     if settled.planned_s is None:
-        return f"{ranks}: the plan of {file}"
+        return f"{ranks}: running the plan of {file}"
     stages = settled.plan.stages
     replicas = ", ".join(str(stage.replicas) for stage in stages)
     return (
@@ -66,5 +67,5 @@ def told(file: str, settled: ElasticPlan) -> str:
 
 
 def document(settled: ElasticPlan) -> dict[str, Any]:
-    """The same, as JSON has it."""
+    """Return the keys of an elastic run in the JSON result."""
     return {"ranks": settled.ranks, "planned_s": settled.planned_s}

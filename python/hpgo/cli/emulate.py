@@ -1,4 +1,4 @@
-"""`hpgo emulate`: processes that send a plan's messages, and sleep for as long as its passes take."""
+"""Command `hpgo emulate`: run a plan in processes that send its messages and sleep instead of computing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hpgo.runtime.runnable import Runnable
 
 _WAKING_S = 0.02
-"""Shorter passes are measured too long, because the system wakes sleeping processes late."""
+"""Length of a pass below which it is measured too long, because the system wakes sleeping processes late."""
 
 _SECTIONS = {
     "Emulation": "scale steps",
@@ -27,10 +27,10 @@ _SECTIONS = {
 
 
 class EmulateOptions(ProcessOptions):
-    """Options of `hpgo emulate`: the plan, and how slowly it runs."""
+    """Options of `hpgo emulate`: the plan, and its slowdown."""
 
     scale: float = option(
-        "--scale", type=float, default=1.0, show_default=True, metavar="X", help="Emulate X times as slowly."
+        "--scale", type=float, default=1.0, show_default=True, metavar="X", help="Slow down all times by this factor."
     )
     steps: int = steps_option(3)
     # Many more ranks than cores wait for their turn before they can send a heartbeat.
@@ -41,8 +41,8 @@ class EmulateOptions(ProcessOptions):
 def command(options: EmulateOptions) -> None:
     """Run a plan on this machine without its model or its devices.
 
-    A process starts for each device of PLAN.json. The processes send each other real messages in the plan's order, and
-    sleep for as long as the plan says that passes, transfers and gradient reductions take.
+    One process starts per device of PLAN.json. The processes exchange real messages in the order of the plan. Instead
+    of computing, they sleep for the times of the plan.
 
     \b
     Examples:
@@ -60,7 +60,7 @@ def command(options: EmulateOptions) -> None:
 
 
 def _prepare(runnable: Runnable, scale: float) -> None:
-    """Warn of passes that are too short to sleep for. Raises ArgumentError for what can't be emulated."""
+    """Warn if passes are too short to sleep for. Raises ArgumentError for programs that can't be emulated."""
     import numpy as np
 
     from hpgo.runtime.emulation import check
@@ -71,13 +71,13 @@ def _prepare(runnable: Runnable, scale: float) -> None:
     pass_s = float(np.median(step.end_s - step.start_s))
     if 0 < pass_s * scale < _WAKING_S:
         warn(
-            f"passes of {format_seconds(pass_s * scale)} are measured too long, since sleepers wake late;"
-            f" `--scale {math.ceil(_WAKING_S / pass_s)}` helps"
+            f"passes of {format_seconds(pass_s * scale)} will be measured too long, because processes wake up late;"
+            f" use `--scale {math.ceil(_WAKING_S / pass_s)}`"
         )
 
 
 def _emulate(options: EmulateOptions, runnable: Runnable) -> None:
-    """Run one rank; rank 0 prints."""
+    """Run one rank. Rank 0 prints the result."""
     from hpgo.runtime import Emulation
 
     program, steps_s = runnable.program, list[float]()

@@ -1,35 +1,36 @@
-"""The doors of the commands: they end well on Ctrl-C, also while Python still loads what a command needs.
+"""Entry points of the commands, which handle Ctrl-C also while Python imports modules.
 
-Nothing is imported before the door is shut but what Python has loaded anyway.
+Until the handler is installed, only modules are imported that Python has loaded already.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # as `signal`, which is not loaded yet
+import _signal  # type: ignore[import-not-found]  # the module `signal` is not loaded yet
 import os
 import sys
 
 
 def hpgo() -> None:
-    """Entry point of the command `hpgo`."""
+    """Run the command `hpgo`."""
     _enter("hpgo.cli.main")
 
 
 def sched_pipeline() -> None:
-    """Entry point of the command `sched-pipeline`."""
+    """Run the command `sched-pipeline`."""
     _enter("hpgo.cli.sched_pipeline")
 
 
 def pipeedge_run() -> None:
-    """Entry point of the command `pipeedge-run`."""
+    """Run the command `pipeedge-run`."""
     _enter("hpgo.cli.pipeedge_run")
 
 
 def _enter(module: str) -> None:
-    """Runs the `main` of `module`, which ends in SystemExit, and says with the exit code how it ended."""
+    """Run the function `main` of `module`, and exit with its exit code, or with 130 on Ctrl-C."""
     code: str | int | None = 0
     try:
-        # Python loses a Ctrl-C that comes while it clears up behind an import; until there is one who knows, it waits.
+        # Python drops a KeyboardInterrupt that is raised in a callback at the end of an import. So the signal stays
+        # blocked until the handler below is installed.
         if hasattr(_signal, "pthread_sigmask"):
             _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGINT])
         import signal
@@ -46,9 +47,9 @@ def _enter(module: str) -> None:
             main()
         except SystemExit as end:
             code = end.code
-        except BrokenPipeError:  # the reader (`| head`) has what it wanted
+        except BrokenPipeError:  # The reader (`| head`) closed the pipe, which is no failure.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is done is done
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # The work is complete, so Ctrl-C must not change the exit code.
     except KeyboardInterrupt:
         code = 130
         sys.stderr.write("interrupted\n")

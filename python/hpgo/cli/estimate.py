@@ -1,4 +1,4 @@
-"""`hpgo estimate`: what the layers of a model would take on a device that is not at hand."""
+"""Command `hpgo estimate`: estimate layer times for a device without measuring."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 class _Dim(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
-    """`sequence=512`: a size by its name."""
+    """A named size, such as `sequence=512`."""
 
     name = "dim"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, int]:
-        """Name and size."""
+        """Return the name and the size."""
         if isinstance(value, tuple):
             return value
         name, equals, size = str(value).rpartition("=")
         if not (equals and name and size.isascii() and size.isdigit() and len(size) <= 9 and int(size)):
-            self.fail(f"`{str(value)[:40]}` is no size; write NAME=N, like sequence=512", param, ctx)
+            self.fail(f"`{str(value)[:40]}` is not NAME=N; write sequence=512", param, ctx)
         return name, int(size)
 
 
@@ -38,32 +38,34 @@ class EstimateOptions(Options):
     """Options of `hpgo estimate`."""
 
     model: str = argument(type=TRANSFORMER)
-    device: DeviceName = option("--device", type=click.Choice(tuple(RATES)), required=True, help="Where it would run.")
-    outputs: tuple[str, ...] = written(PROFILE_OUT, "The profile: .yaml, .json, or PipeDream's .txt. Repeatable.")
+    device: DeviceName = option(
+        "--device", type=click.Choice(tuple(RATES)), required=True, help="Device to estimate for."
+    )
+    outputs: tuple[str, ...] = written(PROFILE_OUT, "Profile to write: .yaml, .json, or PipeDream's .txt. Repeatable.")
     dtype: ComputeType | None = option(
         "--dtype",
         type=click.Choice(tuple(WIDTHS)),
-        help="What to compute in; if left out, what an ONNX file holds, else bfloat16.",
+        help="Data type of the computation.  [default: that of the ONNX file, or bfloat16]",
     )
     batch_size: tuple[int, ...] | None = option(
         "--batch-size",
         type=Counts(),
         metavar="N[,N…]",
-        help="Samples in a batch; the file's own if it fixes them, or else 1.",
+        help="Samples per batch.  [default: the batch size of the file, or 1]",
     )
     by: Literal["block", "op"] = option(
         "--by",
         type=click.Choice(["block", "op"]),
         default="block",
         show_default=True,
-        help="What a layer is: a block with one input and one output tensor, or an operation with a weight matrix.",
+        help="Size of a layer: a block with one input and one output tensor, or an operation with a weight matrix.",
     )
     dims: tuple[tuple[str, int], ...] = option(
         "--dim",
         type=_Dim(),
         multiple=True,
         metavar="NAME=N",
-        help="Another size that is open; of a transformer `tokens`. Repeatable.",
+        help="Value of a size that the model leaves open, such as `tokens` of a transformer. Repeatable.",
     )
     efficiency: float = option(
         "--efficiency",
@@ -71,18 +73,18 @@ class EstimateOptions(Options):
         default=0.5,
         show_default=True,
         metavar="SHARE",
-        help="How much of the device's peaks layers reach, from 0 to 1.",
+        help="Share of the peak compute rate and memory bandwidth that layers reach, from 0 to 1.",
     )
     as_json: bool = AS_JSON
 
 
 @takes(EstimateOptions)
 def command(options: EstimateOptions) -> None:
-    """Estimate what the layers of a model take on a device, for `hpgo plan`.
+    """Estimate the layer times of a model on a device from its datasheet, for `hpgo plan`.
 
-    MODEL is an ONNX file, which needs the package `onnx`, or a transformer: one that `hpgo models transformers` lists,
-    a Hugging Face config.json, or a YAML file with its sizes. Times are those of the device's datasheet: an operation's
-    arithmetic or the bytes that it moves, whichever takes longer. Nothing is measured.
+    MODEL is an ONNX file, which needs the package `onnx`, or a transformer: a name of `hpgo models transformers`, a
+    Hugging Face config.json, or a YAML file with its sizes. The time of an operation is that of its arithmetic or of
+    its memory traffic, whichever is longer (roofline model). Nothing is measured.
 
     \b
     Examples:
@@ -113,11 +115,11 @@ def command(options: EstimateOptions) -> None:
         _print(found)
         say("note", f"{found.source}")
         if not options.outputs:
-            say("note", "nothing was written: `-o FILE.yaml` keeps the profile for `hpgo plan`")
+            say("note", "no file was written; use `-o FILE.yaml` to save the profile for `hpgo plan`")
 
 
 def _print(profile: Profile) -> None:
-    """What the layers take at the largest batch size."""
+    """Print the layers' times at the largest batch size."""
     rows = [
         (
             layer.id,
@@ -129,7 +131,7 @@ def _print(profile: Profile) -> None:
         )
         for layer in profile.layers
     ]
-    title = f"{profile.name}, a batch of {profile.batch_sizes[-1]}, estimated"
+    title = f"{profile.name}, batch of {profile.batch_sizes[-1]}, estimated"
     table(("layer", "forward", "backward", "output", "saved", "weights"), rows, title)
     click.echo()
     for at, size in enumerate(profile.batch_sizes):

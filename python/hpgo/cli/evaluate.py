@@ -1,4 +1,4 @@
-"""`hpgo evaluate`: the price of a plan that you give."""
+"""Command `hpgo evaluate`: estimate the step time of a given plan."""
 
 from __future__ import annotations
 
@@ -25,42 +25,48 @@ _OPEN = {
     "profile", "given_profile", "cluster", "profile_batch_size", "profile_layer_counts", "profile_boundary",
     "as_json", "as_markdown", "outputs", "no_embed",
 }  # fmt: skip
-"""Parameters that a saved plan leaves open."""
+"""Parameters that are allowed with a saved plan, because the file does not set them."""
 
 
 class _Stages(click.ParamType):  # type: ignore[type-arg]
-    """`26@0-7,27@8-15`: layers and devices of each stage; for a number of layers the last one's name may stand."""
+    """Layers and devices of each stage, such as `26@0-7,27@8-15`.
+
+    A stage has a number of layers or the name of its last layer.
+    """
 
     name = "stages"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> list[tuple[int | str, list[int]]]:
-        """Layers and devices of each stage."""
+        """Return the layers and the devices of each stage."""
         if isinstance(value, list):
             return value
         stages: list[tuple[int | str, list[int]]] = []
         for word in str(value).split(","):
+            # Layer names may contain `@`, so the last one separates the devices.
             layers, at, places = word.strip().rpartition("@")
             devices: list[int] = []
             for place in places.split("+"):
                 first, dash, last = place.strip().partition("-")
                 if not (at and layers and _is_count(first) and (not dash or _is_count(last))):
-                    self.fail(f"`{word[:40]}` is no stage; write layers@devices, like 26@0-7 or 4@0-3+8-11", param, ctx)
+                    self.fail(f"`{word[:40]}` is not a stage; write layers@devices: 26@0-7 or 4@0-3+8-11", param, ctx)
+                # Check the size before the range is built: it could fill the memory.
                 if int(last or first) - int(first) >= 2**20:
-                    self.fail(f"`{place[:40]}` are too many devices", param, ctx)
+                    self.fail(f"`{place[:40]}` has more than 1,048,576 devices", param, ctx)
                 devices += range(int(first), int(last or first) + 1)
             if not devices:
-                self.fail(f"`{word[:40]}` has no devices; ranges ascend, like 0-7", param, ctx)
+                self.fail(f"`{word[:40]}` has no devices; write a range from low to high: 0-7", param, ctx)
             stages.append((int(layers) if _is_count(layers) else layers, devices))
         return stages
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Layers of the profile that is named in front."""
+        """Complete names of layers of the profile on the command line."""
         from hpgo.model.formats import read_profile
 
         before, comma, begun = incomplete.rpartition(",")
-        named = [ctx.params.get("profile"), *ctx.args]  # click has parsed no arguments while an option lacks its value
+        # While an option has no value yet, click has not parsed the arguments: they are still in `ctx.args`.
+        named = [ctx.params.get("profile"), *ctx.args]
         try:
             profile = read_profile(next(filter(None, named)))
         except (StopIteration, HpgoError):
@@ -70,7 +76,10 @@ class _Stages(click.ParamType):  # type: ignore[type-arg]
 
 
 def _counted(profile: Profile, stages: list[tuple[int | str, list[int]]]) -> list[tuple[int, list[int]]]:
-    """Stages with a number of layers each; raises ArgumentError for a name that is no layer's, or out of order."""
+    """Return the stages with their numbers of layers.
+
+    Raises ArgumentError for names of layers that are unknown or not in the order of the profile.
+    """
     ends = {layer.id: number for number, layer in enumerate(profile.layers, start=1)}
     counted, begin = [], 0
     for layers, devices in stages:
@@ -84,8 +93,11 @@ def _counted(profile: Profile, stages: list[tuple[int | str, list[int]]]) -> lis
                 )
             if end <= begin:
                 last = profile.layers[begin - 1].id
-                raise ArgumentError(f"a stage ends with `{layers}`, the one before with `{last}`", "which comes later")
-            layers = end - begin  # noqa: PLW2901 -- the same, as a number
+                raise ArgumentError(
+                    f"a stage ends with layer `{layers}`, but the stage before it ends later, with `{last}`",
+                    "write the stages in the order of the profile's layers",
+                )
+            layers = end - begin  # noqa: PLW2901 -- the name is not needed after this
         counted.append((layers, devices))
         begin += layers
     return counted
@@ -106,26 +118,27 @@ class EvaluateOptions(ProblemOptions, SavingOptions):
     profile: str = argument(type=PROFILE)
     cluster: str | None = cluster_option(required=False)
     global_batch_size: int | None = option(
-        "-b", "--global-batch-size", type=int, metavar="N", help="Samples in a step, over all devices."
+        "-b", "--global-batch-size", type=int, metavar="N", help="Samples per training step, over all devices."
     )
     schedule: str | None = schedule_option("eager_1f1b")
     stages: list[tuple[int | str, list[int]]] | None = option(
         "--stages",
         type=_Stages(),
         metavar="LAYERS@DEVICES,…",
-        help="For each stage how many layers it has, in the profile's order, or which is its last, and its devices.",
+        help="Each stage as its number of layers (or the name of its last layer) and its devices.",
     )
     given_profile: str | None = PROFILE_OF_PLAN
 
 
 @takes(EvaluateOptions, sections=_SECTIONS)
 def command(options: EvaluateOptions) -> None:
-    """Price a plan of your own, with the model and the report of `hpgo plan`.
+    """Estimate the step time of a plan that you give, with the cost model and report of `hpgo plan`.
 
-    Devices are numbered machine by machine from 0: `0-7` are eight, `0-3+8-11` four on each of two machines of eight.
+    Devices are numbered node by node from 0: `0-7` are eight devices, `0-3+8-11` are four on each of two
+    8-device nodes.
 
-    In PROFILE's place may stand a PLAN.json that `hpgo plan -o` saved: it is priced anew, with what it was made with,
-    and the report says so if the step differs.
+    Instead of PROFILE you can give a PLAN.json of `hpgo plan -o`. The command then evaluates it again with the profile
+    and cluster in the file, and reports if the step time differs.
 
     \b
     Examples:
@@ -139,41 +152,45 @@ def command(options: EvaluateOptions) -> None:
     options.check_one_format()
     stored = None
     if _is_plan(options.profile):
+        # The file of a plan contains its problem. A second value would contradict it silently.
         given = [param for param in ctx.command.params if _is_given(ctx, param) and param.name not in _OPEN]
         if given:
             raise click.UsageError(
-                f"`{options.profile}` is a saved plan, which says itself what it was made for: leave out"
+                f"`{options.profile}` is a saved plan, which contains its problem: leave out"
                 f" {', '.join(param.opts[0] for param in given)}"
             )
-        stored, priced = _anew(options)
+        stored, evaluated = _reevaluated(options)
     else:
         if options.given_profile is not None:
-            raise click.UsageError(f"--profile is for a saved plan, and `{options.profile}` is none")
-        priced = _priced(ctx, options)
-    if options.as_json and stored is not None and stored.step_s != priced.step_s:
-        say("note", f"{options.profile} says {stored.step_s!r} s a step; priced anew, it is {priced.step_s!r} s")
+            raise click.UsageError(f"--profile is only for a saved plan, but `{options.profile}` is a profile")
+        evaluated = _evaluated(ctx, options)
+    # JSON has no line for the stored step, so the difference goes to stderr.
+    if options.as_json and stored is not None and stored.step_s != evaluated.step_s:
+        say("note", f"the step time in {options.profile} is {stored.step_s!r} s, but now {evaluated.step_s!r} s")
     try:
-        write(priced, options.outputs, embed=not options.no_embed)
+        write(evaluated, options.outputs, embed=not options.no_embed)
     finally:
         show(
-            priced,
+            evaluated,
             as_json=options.as_json,
             as_markdown=options.as_markdown,
             embed=not options.no_embed,
+            saved=(*options.outputs, *(() if stored is None else (options.profile,))),
             stored_step_s=None if stored is None else stored.step_s,
         )
 
 
 def _is_plan(name: str) -> bool:
-    """Whether `name` is that of a file which `hpgo plan` wrote."""
+    """Return whether `name` is a plan file."""
     from hpgo.model.builtin import MODELS
 
     try:
-        if name in MODELS or not Path(name).is_file():  # what a pipe gives, it gives once
+        # A pipe can be read only once, so its first bytes must not be consumed here.
+        if name in MODELS or not Path(name).is_file():
             return False
         with Path(name).open("rb") as file:
             return b'"hpgo.plan"' in file.read(200)
-    except (OSError, ValueError):  # reading it as a profile gives the reason; ValueError: a NUL in the name
+    except (OSError, ValueError):  # ValueError: a NUL in the name. Reading the file as a profile reports either.
         return False
 
 
@@ -181,30 +198,32 @@ def _is_given(ctx: click.Context, param: click.Parameter) -> bool:
     return ctx.get_parameter_source(str(param.name)) is ParameterSource.COMMANDLINE
 
 
-def _anew(options: EvaluateOptions) -> tuple[Plan, Plan]:
-    """A saved plan, and the same priced anew."""
+def _reevaluated(options: EvaluateOptions) -> tuple[Plan, Plan]:
+    """Return a saved plan, and the plan evaluated again."""
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import read_profile
     from hpgo.planning.plans import Plan
 
+    # The stored plan is kept, because the report compares both step times.
     stored = Plan.read(options.profile)
     profile, cluster = options.given_profile, options.cluster
     with as_options():
-        priced = stored.reprice(
+        evaluated = stored.reprice(
             profile=None if profile is None else read_profile(profile, **options.of_file()),
             cluster=None if cluster is None else Cluster.read(cluster),
         )
-    return stored, priced
+    return stored, evaluated
 
 
-def _priced(ctx: click.Context, options: EvaluateOptions) -> Plan:
-    """The plan with the stages that the command line names."""
+def _evaluated(ctx: click.Context, options: EvaluateOptions) -> Plan:
+    """Return the plan with the stages of the command line."""
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import read_profile
     from hpgo.planning.planner import evaluate
 
     with as_options():
-        read = read_profile(options.profile, **options.of_file())  # first: it may be meant as a saved plan
+        # Read the profile first: if it is neither profile nor plan, that is the error to report, not a missing option.
+        read = read_profile(options.profile, **options.of_file())
         if options.cluster is None:
             raise missing(ctx, "cluster")
         if options.global_batch_size is None:

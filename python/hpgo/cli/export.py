@@ -1,4 +1,4 @@
-"""`hpgo export`: a plan for a framework."""
+"""Command `hpgo export`: write a plan as the configuration of a framework."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpgo.export.targets import NAMES, TARGETS, find
 if TYPE_CHECKING:
     from hpgo.export.targets import TargetName
 
-_TRIED = ", ".join(f"{target.name}@{target.version}" if target.version else target.name for target in TARGETS)
+_TESTED = ", ".join(f"{target.name}@{target.version}" if target.version else target.name for target in TARGETS)
 
 
 class ExportOptions(Options):
@@ -26,27 +26,31 @@ class ExportOptions(Options):
         metavar="NAME[@VERSION]",
         required=True,
         callback=lambda _context, _option, name: _known(name),
-        help=f"Who shall run it: {', '.join(NAMES)}.",
+        help=f"Framework that runs the plan: {', '.join(NAMES)}.",
     )
     output: str | None = option(
-        "-o", "--output", type=FILE, metavar="FILE|FOLDER/", help="Write it there instead of printing it."
+        "-o",
+        "--output",
+        type=FILE,
+        metavar="FILE|FOLDER/",
+        help="Write files instead of printing the main one.",
     )
 
 
-@takes(ExportOptions, epilog=f"Tried with: {_TRIED}.")
+@takes(ExportOptions, epilog=f"Tested with: {_TESTED}.")
 def command(options: ExportOptions) -> None:
-    """Write PLAN.json, from `hpgo plan -o`, as configuration of a framework.
+    """Write PLAN.json, from `hpgo plan -o`, as the configuration of a framework.
 
-    Plans of transformers, from `hpgo llm plan -o`, go to megatron, torchtitan and deepspeed.
+    LLM plans, from `hpgo llm plan -o`, can be exported to megatron, torchtitan and deepspeed.
 
-    Plans of inference, from `hpgo partition --framework NAME --json`, go to vllm, sglang, llama.cpp,
+    Inference plans, from `hpgo partition --framework NAME --json`, can be exported to vllm, sglang, llama.cpp,
     tensorrt-llm and accelerate.
 
-    Frameworks run grids: as many replicas of each stage; `hpgo plan --framework NAME` plans for one. Plans with other
-    counts are for frameworks of your own, which ask a plan what each rank does: `Plan.for_rank`.
+    Frameworks need the same number of replicas for each stage: `hpgo plan --framework NAME` searches for such plans.
+    You can run other plans in your own code with `Plan.for_rank`.
 
-    With `-o FILE` the main file is FILE, and others that it needs lie beside it; with a folder, or a name that ends in
-    a slash, all go into it. Without, the main file is printed.
+    With `-o FILE`, the main file is FILE, and the other files are written next to it. With a folder, or a name that
+    ends in a slash, all files go into it. Without -o, the main file is printed.
 
     \b
     Examples:
@@ -62,13 +66,14 @@ def command(options: ExportOptions) -> None:
     if options.output is not None:
         main, *others = export.save(read, options.target, options.output)
         if others:
-            click.echo(f"wrote {main}, and beside it {', '.join(other.name for other in others)}", err=True)
+            click.echo(f"wrote {main} and, next to it, {', '.join(other.name for other in others)}", err=True)
         return
+    # The first file is the main one, by the order of the exporter.
     (_, text), *rest = export.files(read, options.target).items()
     click.echo(text, nl=False)
     if rest:
         names = ", ".join(name for name, _ in rest)
-        click.echo(f"it needs {names} too: `-o FOLDER/` writes all", err=True)
+        click.echo(f"note: the framework also needs {names}; `-o FOLDER/` writes all files", err=True)
 
 
 def _known(target: TargetName) -> str:

@@ -1,4 +1,4 @@
-"""`hpgo help`: the help of a command by its name."""
+"""Command `hpgo help`: show the help of a command."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class _Word(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
-    """The name of a command, or of one below the last."""
+    """The name of a command, or of a subcommand of the command before it."""
 
     name = "command"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Those that begin so."""
+        """Complete the names of commands."""
         del param
         above = _below(ctx.find_root(), ctx.params.get("names") or ())
         names = above.command.list_commands(above) if isinstance(above.command, click.Group) else []
@@ -37,7 +37,7 @@ class HelpOptions(Options):
 def command(options: HelpOptions) -> None:
     """Show the help of COMMAND, or the list of commands. Unlike `--help`, it explains each option.
 
-    Where the manual is installed, `man hpgo-plan` shows that of `hpgo plan`.
+    If the manual is installed, `man hpgo-plan` shows the page of `hpgo plan`.
 
     \b
     Examples:
@@ -45,19 +45,20 @@ def command(options: HelpOptions) -> None:
       hpgo help llm estimate
     """
     ctx = click.get_current_context()
+    # Unlike `--help`, this command lists rarely used options with their explanation.
     explain_all(ctx)
     click.echo(_below(ctx.find_root(), options.names).get_help())
 
 
 def _below(ctx: click.Context, names: Sequence[str]) -> click.Context:
-    """The context of the command that `names` lead to; raises click.UsageError where there is none."""
+    """Return the context of the command with the path `names`. Raises click.UsageError if it does not exist."""
     for name in names:
         group = ctx.command
         known = group.list_commands(ctx) if isinstance(group, click.Group) else []
         if not isinstance(group, click.Group) or name not in known:
-            hint = did_you_mean(name, known) or "it has none"
+            hint = did_you_mean(name, known) or "it has no subcommands"
             raise click.UsageError(f"`{ctx.command_path}` has no command `{shorten(name)}`; {hint}", ctx)
         found = group.get_command(ctx, name)
-        assert found is not None  # noqa: S101 -- it is listed
+        assert found is not None  # noqa: S101 -- `list_commands` has it
         ctx = found.context_class(found, parent=ctx, info_name=name)
     return ctx

@@ -1,4 +1,4 @@
-"""`hpgo infer`: streams batches through the stages of a plan, and compares the rate with its prediction."""
+"""Command `hpgo infer`: stream batches through the stages of a plan, and compare throughput and latency with it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _MICRO_BATCHES = 64
 _PERCENTS = (50, 95, 99)
 _PAUSE_S = 1.0
-"""Between two lines that say how far it is."""
+"""Time between two progress lines."""
 
 
 _SECTIONS = {
@@ -45,7 +45,7 @@ _SECTIONS = {
 
 
 class _Bits(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
-    """`8`, or `8,0,4`."""
+    """Bits for all cuts or for each cut, such as `8` or `8,0,4`."""
 
     name = "bits"
 
@@ -55,12 +55,12 @@ class _Bits(click.ParamType):  # type: ignore[type-arg]  # not generic before cl
             return value
         words = str(value).split(",")
         if not all(word.strip().isdecimal() for word in words):
-            self.fail(f"`{value}` are no numbers: give `8`, or `8,0,4` with one for each cut", param, ctx)
+            self.fail(f"`{value}` is not a list of integers; write `8`, or `8,0,4` with one for each cut", param, ctx)
         return tuple(map(int, words))
 
 
 class InferOptions(ModelOptions):
-    """Options of `hpgo infer`: the model, and the stream through it."""
+    """Options of `hpgo infer`: model and stream."""
 
     checkpoint: str | None = option(
         "--checkpoint", type=FOLDER, metavar="FOLDER", help="Load the weights of the newest checkpoint in FOLDER."
@@ -69,16 +69,23 @@ class InferOptions(ModelOptions):
         "--micro-batches",
         type=click.IntRange(1),
         metavar="N",
-        help="Micro-batches to stream.  [default: 64, or all data]",
+        help="Number of micro-batches to stream.  [default: 64, or all data]",
     )
     in_flight: int | None = option(
-        "--in-flight", type=click.IntRange(1), metavar="N", help="Most micro-batches in the pipeline at once."
+        "--in-flight",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Maximum number of micro-batches in the pipeline at once.",
     )
     quantize: tuple[int, ...] | None = option(
-        "-q", "--quantize", type=_Bits(), metavar="BITS[,BITS…]", help="Bits per number behind each stage; 0 keeps all."
+        "-q",
+        "--quantize",
+        type=_Bits(),
+        metavar="BITS[,BITS…]",
+        help="Bits per value of the output of each stage; 0 disables quantization.",
     )
     hold_rate: float | None = option(
-        "--hold-rate", type=float, metavar="X", help="Adapt the bits so that links carry X samples/s."
+        "--hold-rate", type=float, metavar="X", help="Adapt the bits at run time so that links carry X samples/s."
     )
 
 
@@ -86,10 +93,10 @@ class InferOptions(ModelOptions):
 def command(options: InferOptions) -> None:
     """Stream batches through a model whose layers PLAN.json splits over hosts or devices.
 
-    PLAN.json is a file of `hpgo partition --json`, or a program of forward passes alone. The layers don't train: the
-    weights are those of --checkpoint, or of the workload. A table compares throughput and latency with the plan.
+    PLAN.json is a file of `hpgo partition --json`, or a program with forward passes only. The weights are those of
+    --checkpoint, or of the workload. A table compares throughput and latency with the plan.
 
-    Alone, the command starts a process for each host of the plan here. Under torchrun, or another launcher that sets
+    The command starts one process per host of the plan on this machine. Under torchrun, or another launcher that sets
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, it is one rank.
 
     \b
@@ -104,7 +111,7 @@ def command(options: InferOptions) -> None:
         lambda runnable: _infer(options, runnable),
         read=lambda: _read(options.plan),
         prepare=_prepare,
-        kept="all micro-batches that had entered have left",
+        kept="all micro-batches that had entered the pipeline have left it",
     )
 
 
@@ -121,7 +128,7 @@ def _prepare(runnable: Runnable) -> None:
 
 
 def _infer(options: InferOptions, runnable: Runnable) -> None:
-    """Run one rank; the rank of the last stage prints."""
+    """Run one rank. The rank of the last stage prints the result."""
     from hpgo.runtime import InferencePipeline
 
     data, bits = options.data, options.quantize
@@ -133,26 +140,28 @@ def _infer(options: InferOptions, runnable: Runnable) -> None:
     ) as pipeline:
         if options.checkpoint is not None and not pipeline.resume(options.checkpoint):
             raise ArgumentError(
-                f"there is no checkpoint in {options.checkpoint}",
-                "leave out `--checkpoint`, or name another folder",
+                f"no checkpoint found in `{options.checkpoint}`",
+                "use another folder, or leave out `--checkpoint`",
                 code="not_found",
             )
         talks = pipeline.gives_outputs
+        # Ranks in the middle of the pipeline need no data.
         source = _Source(pipeline, data) if talks or pipeline.takes_batches else None
         inputs = () if source is None else islice(source.inputs(), options.micro_batches or source.micro_batches)
-        begin_s = told_s = time.perf_counter()
+        begin_s = printed_s = time.perf_counter()
         right = counted = samples = 0
         with passing_lines() if talks and not options.as_json else nullcontext() as tell:
             stream = pipeline.infer(inputs, in_flight=options.in_flight, hold_samples_per_s=options.hold_rate)
             for number, outputs in enumerate(stream, start=1):
+                # Only data of the user has targets to compare with.
                 if source is not None and data is not None:
                     found = source.compared(number - 1, outputs)
                     right, counted = right + found[0], counted + found[1]
                 samples += len(outputs if not isinstance(outputs, tuple) else outputs[0])
                 now_s = time.perf_counter()
-                if tell is not None and now_s - told_s > _PAUSE_S:
-                    told_s = now_s
-                    right_so_far = f"  {percent(right / counted)} right" if counted else ""
+                if tell is not None and now_s - printed_s > _PAUSE_S:
+                    printed_s = now_s
+                    right_so_far = f"  accuracy {percent(right / counted)}" if counted else ""
                     tell(f"micro-batch {number}  {samples / (now_s - begin_s):.4g} samples/s{right_so_far}")
         flow, measured = pipeline.flow(), pipeline.timeline()
     if talks:
@@ -162,7 +171,7 @@ def _infer(options: InferOptions, runnable: Runnable) -> None:
 
 
 class _Source:
-    """Micro-batches of a data set, in its order, or of the workload's example."""
+    """Micro-batches of a data set in its order, or copies of the workload's example."""
 
     def __init__(self, pipeline: InferencePipeline, data: str | None) -> None:
         import torch
@@ -170,19 +179,19 @@ class _Source:
         self._size = pipeline.program.micro_batch_size
         self._pipeline = pipeline
         self._data: Any = None
-        said = pipeline.program.micro_batches
-        # A plan of hosts says no number: its program has one for each route.
-        self.micro_batches = said if said > len(pipeline.program.schedule.micro_batches) else _MICRO_BATCHES
+        planned = pipeline.program.micro_batches
+        # A plan of `hpgo partition` sets no number of micro-batches. Its program has one for each route.
+        self.micro_batches = planned if planned > len(pipeline.program.schedule.micro_batches) else _MICRO_BATCHES
         if data is not None:
             from hpgo.runtime.loader import length_of
             from hpgo.runtime.user_functions import made_by
 
-            with torch.random.fork_rng(devices=[]):  # what it draws is no part of the run
+            with torch.random.fork_rng(devices=[]):  # Random numbers of the data set must not change the run.
                 self._data = made_by(data, "data", seed=0, wanted="a data set: pairs of inputs and targets")
             self.micro_batches = math.ceil(length_of(self._data) / self._size)
 
     def inputs(self) -> Iterator[tuple[torch.Tensor, ...]]:
-        """Of one micro-batch after the other."""
+        """Yield the input tensors of one micro-batch after the other."""
         if self._data is None:
             from hpgo.runtime.loader import repeated
 
@@ -190,9 +199,10 @@ class _Source:
         return (self._pair(number)[0] for number in range(self.micro_batches))
 
     def compared(self, number: int, outputs: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[int, int]:
-        """How many answers of a micro-batch are right, and how many there are; none where targets are no classes."""
+        """Return the numbers of correct and of all predictions of a micro-batch; 0 and 0 if targets are not classes."""
         first = outputs[0] if isinstance(outputs, tuple) else outputs
         target = self._pair(number)[1][0].to(first.device)
+        # Regression targets and other shapes have no notion of a correct prediction.
         if target.is_floating_point() or target.shape != first.shape[:-1]:
             return 0, 0
         return int((first.argmax(-1) == target).sum()), target.numel()
@@ -207,7 +217,7 @@ class _Source:
 def _conclude(
     options: InferOptions, pipeline: InferencePipeline, flow: Flow, measured: Timeline, accuracy: float | None
 ) -> None:
-    """Prints what was measured beside what was predicted."""
+    """Print predicted and measured values."""
     from hpgo.programs.host_rotation import hosts_of, routes_of
     from hpgo.timing.breakdown import breakdown
     from hpgo.timing.flow import predicted_flow
@@ -216,6 +226,7 @@ def _conclude(
     program = pipeline.program
     foreseen = predicted_flow(program, flow.samples, in_flight=options.in_flight)
     ran = breakdown(measured)
+    # A program without times has no prediction to compare with.
     passes = {"predicted": None if program.costs is None else breakdown(simulate(program)), "measured": ran}
 
     def both(of: Callable[[Flow], float]) -> dict[str, Any]:
@@ -227,7 +238,7 @@ def _conclude(
     hosts = hosts_of(routes_of(program))
 
     def of_stage(which: str, name: str, number: int) -> float | None:
-        """On all routes; those of hosts that are slower count."""
+        """Return the longest time of a stage over all routes: its slowest host counts."""
         step = passes[which]
         values = () if step is None else getattr(step, name)[number::length]
         return max((value for value in values if value is not None), default=None)
@@ -262,7 +273,7 @@ def _conclude(
             (f"stage {number} to {number + 1}" + _width(sent[number]), format_seconds, stage["transfer_s"]),
         ]
     rows += [
-        ("most in flight", _count, both(attrgetter("max_in_flight"))),
+        ("max in flight", _count, both(attrgetter("max_in_flight"))),
         ("peak memory", format_bytes, {"predicted": None, "measured": ran.peak_memory_bytes}),
     ]
     table(
@@ -276,7 +287,7 @@ def _conclude(
 
 
 def _width(sent: dict[int, int]) -> str:
-    """In how many bits micro-batches have crossed a cut."""
+    """Return the bits per value of the micro-batches that crossed a cut, as the end of a label."""
     from hpgo.runtime.runnable import WHOLE_BITS
 
     used = {width or WHOLE_BITS: count for width, count in sent.items()}

@@ -1,4 +1,4 @@
-"""`hpgo launch`: starts the processes of a plan, or writes what starts them."""
+"""Command `hpgo launch`: start the processes of a plan, or write a job file that starts them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hpgo.cli.values import AS_JSON, CLUSTER_OF_PLAN, FILE, PLAN
 if TYPE_CHECKING:
     from hpgo.launch import LaunchJob, TargetName
 
-# hpgo.launch.TARGETS, which `--help` need not load
+# A copy of hpgo.launch.TARGETS: importing it would slow down `--help`.
 _TARGETS = ("local", "torchrun", "slurm", "kubeflow", "pytorchjob", "ray", "ssh-hosts")
 
 
@@ -27,26 +27,32 @@ _SECTIONS = {
 
 
 class TargetOptions(Options):
-    """Options of single targets: keyword arguments of `hpgo.launch.text`."""
+    """Options of some targets, which are keyword arguments of `hpgo.launch.text`."""
 
     hosts_file: str | None = option(
-        "--hosts", type=FILE, metavar="FILE", help="torchrun, ssh-hosts: a line for each machine, in order."
+        "--hosts", type=FILE, metavar="FILE", help="torchrun, ssh-hosts: file with one node per line, in order."
     )
     port: int | None = option(
         "--port",
         type=int,
         metavar="N",
-        help="local, torchrun, slurm, ssh-hosts: port of rank 0; a free one, or 29500 if several machines must agree.",
+        help="local, torchrun, slurm, ssh-hosts: port of rank 0.  [default: a free port; 29500 on several nodes]",
     )
-    image: str | None = option("--image", help="pytorchjob, kubeflow: the container.")
-    runtime: str | None = option("--runtime", metavar="NAME", help="kubeflow: the training runtime; torch-distributed.")
+    image: str | None = option("--image", help="pytorchjob, kubeflow: container image.")
+    runtime: str | None = option(
+        "--runtime", metavar="NAME", help="kubeflow: training runtime.  [default: torch-distributed]"
+    )
     resource: str | None = option(
         "--resource",
         metavar="NAME",
-        help="slurm, kubeflow, pytorchjob, ray: name of the devices there (gpu, nvidia.com/gpu, GPU); `none` for none.",
+        help="slurm, kubeflow, pytorchjob, ray: resource name of a device, or `none`.  [default: gpu, nvidia.com/gpu,"
+        " nvidia.com/gpu, GPU]",
     )
     sbatch: tuple[str, ...] = option(
-        "--sbatch", multiple=True, metavar="OPTION", help="slurm: `partition=gpu`, say. Repeatable."
+        "--sbatch",
+        multiple=True,
+        metavar="OPTION",
+        help="slurm: option of sbatch, such as `partition=gpu`. Repeatable.",
     )
 
 
@@ -55,12 +61,20 @@ class LaunchOptions(TargetOptions):
 
     plan: str = argument(type=PLAN, metavar="PLAN.json")
     arguments: tuple[str, ...] = argument(nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS…]")
-    target: TargetName = option("--on", type=click.Choice(_TARGETS), required=True, help="What starts the processes.")
+    target: TargetName = option("--on", type=click.Choice(_TARGETS), required=True, help="Launcher of the processes.")
     script: str = option(
-        "--script", type=FILE, required=True, metavar="FILE.py", help="What each process runs, as the machines name it."
+        "--script",
+        type=FILE,
+        required=True,
+        metavar="FILE.py",
+        help="Script that each process runs, by its path on the nodes.",
     )
     output: str | None = option(
-        "-o", "--output", type=FILE, metavar="FILE", help="Write it there instead of printing or running it."
+        "-o",
+        "--output",
+        type=FILE,
+        metavar="FILE",
+        help="Write the job file instead of printing or running it.",
     )
     as_json: bool = AS_JSON
     cluster: str | None = CLUSTER_OF_PLAN
@@ -70,21 +84,21 @@ class LaunchOptions(TargetOptions):
         show_default=True,
         type=FILE,
         metavar="FILE",
-        help="The interpreter, on all machines.",
+        help="Python interpreter on the nodes.",
     )
-    name: str | None = option("--name", help="In the queue; the profile's if left out.")
+    name: str | None = option("--name", help="Name of the job.  [default: the name of the profile]")
 
 
 @takes(LaunchOptions, sections=_SECTIONS)
 def command(options: LaunchOptions) -> None:
     """Start the processes of PLAN.json, or write the file that starts them.
 
-    One process starts for each device of the cluster, idle ones too: rank r on device r, machine by machine. All
-    targets set what torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR,
-    MASTER_PORT. The script asks the plan for its part: `Plan.for_rank`. What stands behind `--` goes to the script.
+    One process starts for each device of the cluster, including idle ones: rank r on device r, node by node. All
+    launchers set the variables of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR,
+    MASTER_PORT. The script gets its part of the plan from `Plan.for_rank`. ARGUMENTS after `--` are passed to it.
 
-    `--on local` without -o runs the job here, by torchrun; it exits with 1 if a rank fails. The others print a file: a
-    bash script (torchrun, slurm, ssh-hosts), YAML (kubeflow, pytorchjob) or Python (ray).
+    `--on local` without -o runs the job on this machine, with torchrun, and exits with 1 if a rank fails. The other
+    launchers print a file: a bash script (torchrun, slurm, ssh-hosts), YAML (kubeflow, pytorchjob) or Python (ray).
 
     \b
     Examples:
@@ -102,8 +116,10 @@ def command(options: LaunchOptions) -> None:
 
     given = {name: value for name, value in options.group(TargetOptions).items() if value not in {None, ()}}
     if "hosts_file" in given:
+        # The option names a file, but the function takes the lines.
         given["hosts"] = _hosts(given.pop("hosts_file"))
     if given.get("resource") == "none":
+        # The command line has no None, so a word stands for it.
         given["resource"] = None
     job = launch.LaunchJob.of(
         Plan.read(options.plan),
@@ -113,6 +129,7 @@ def command(options: LaunchOptions) -> None:
         python=options.python,
         name=options.name,
     )
+    # Create the text first, also with -o: it checks all options.
     text = launch.text(job, options.target, **given)
     if options.output is not None:
         launch.save(job, options.target, options.output, **given)
@@ -128,6 +145,7 @@ def _hosts(path: str) -> list[str]:
     from hpgo.base.documents import read_text
     from hpgo.errors import ArgumentError
 
+    # Host files of MPI and others allow comments and empty lines.
     lines = (line.partition("#")[0].strip() for line in read_text(path, ArgumentError).splitlines())
     return [line for line in lines if line]
 
@@ -155,9 +173,10 @@ def _document(job: LaunchJob, target: TargetName, text: str) -> str:
 
 
 def _run(text: str) -> None:
-    """Becomes the job's script, so that signals reach it and its exit code is this command's."""
+    """Replace this process by the job's script, so that it gets the signals and sets the exit code."""
     from hpgo.errors import HpgoError
 
+    # `execvp` drops what Python has buffered.
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -165,6 +184,6 @@ def _run(text: str) -> None:
     except OSError as error:
         raise HpgoError(
             f"can't run bash: {error.strerror or error}",
-            "write the job with `-o`, for a machine that has bash",
+            "write the job with `-o job.sh` and run it on a machine with bash",
             code="unsupported",
         ) from None

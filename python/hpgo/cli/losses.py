@@ -1,4 +1,4 @@
-"""The losses of a run in a file, to which runs that go on add theirs."""
+"""File of losses, to which resumed runs append."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def losses_to(file: str, ranks: int) -> Iterator[Add]:
-    """Gives a function of step, loss and seconds, which adds them to `file` as a line of JSON.
+    """Yield a function of step, loss and seconds that appends a line of JSON to `file`.
 
-    Raises ArgumentError for a file that can't be written to; one that no longer can be, on a full disk say, is told
-    once, and the run goes on.
+    Raises ArgumentError if the file can't be opened. If writing fails later, for instance on a full disk, a warning is
+    printed once and the run continues.
     """
     path = as_path(file, ArgumentError)
-    hint = "name a file in a folder that exists"
+    hint = "use a file in an existing folder"
     try:
         out = path.open("a", encoding="utf-8")
     except (OSError, ValueError) as failure:
@@ -39,13 +39,13 @@ def losses_to(file: str, ranks: int) -> Iterator[Add]:
         row = {"step": step, "loss": loss, "step_s": step_s, "ranks": ranks, "ended_s": time.time()}
         try:
             out.write(json.dumps(row) + "\n")
-            out.flush()  # whoever is killed has said what it did
+            out.flush()  # A run that is killed must leave the losses of all its steps.
         except OSError as failure:
             is_open = False
-            say("warning", f"{refused('write', path, failure, ArgumentError, hint).message}; the run goes on")
+            say("warning", f"{refused('write', path, failure, ArgumentError, hint).message}; the run continues")
 
     try:
         yield add
     finally:
-        with suppress(OSError):  # of what was told already
+        with suppress(OSError):  # The warning was printed already.
             out.close()

@@ -1,6 +1,6 @@
-"""The command group: finds sub-commands, prints errors as `error:` and `hint:`, and chooses the exit code.
+"""Command `hpgo`: find sub-commands, print errors as `error:` and `hint:`, and set the exit code.
 
-Exit codes: 0 done, 1 the request can't be met (bad file, infeasible), 2 usage, 130 interrupted.
+Exit codes: 0 success, 1 the request failed (bad file, infeasible), 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -25,75 +25,76 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Plan": {
         "plan": ("hpgo.cli.plan", "Find the plan with the shortest training step."),
         "evaluate": ("hpgo.cli.evaluate", "Estimate the step time of a plan that you give."),
-        "llm": ("hpgo.cli.llm", "Plan transformers: choose tp, pp, cp, ep, dp and the rest."),
-        "partition": ("hpgo.cli.partition", "Spread a chain of layers over uneven hosts."),
+        "llm": ("hpgo.cli.llm", "Plan transformers: choose tp, pp, cp, ep, dp and more."),
+        "partition": ("hpgo.cli.partition", "Split a chain of layers over hosts of different speed."),
         "models": ("hpgo.cli.models", "List the built-in models, or write their profiles."),
-        "clusters": ("hpgo.cli.clusters", "List the known clusters, or show one as a file to edit."),
+        "clusters": ("hpgo.cli.clusters", "List the built-in clusters, or print one as a file to edit."),
     },
     "Measure": {
-        "profile": ("hpgo.cli.profile", "Measure a model's layers on this machine, for `hpgo plan`."),
+        "profile": ("hpgo.cli.profile", "Measure the layers of a model on this machine, for `hpgo plan`."),
         "measure-links": ("hpgo.cli.measure_links", "Measure the links between ranks, for `hpgo plan`."),
-        "estimate": ("hpgo.cli.estimate", "Estimate a model's layers on a device that is not at hand."),
-        "calibrate": ("hpgo.cli.calibrate", "Say where a measured step left its prediction, and why."),
+        "estimate": ("hpgo.cli.estimate", "Estimate layer times for a device from its datasheet."),
+        "calibrate": ("hpgo.cli.calibrate", "Compare a measured step with its prediction, and explain the difference."),
     },
     "Run": {
-        "run": ("hpgo.cli.run", "Train a model as a plan says, on processes started here or as one rank."),
+        "run": ("hpgo.cli.run", "Train a model under a plan, on processes started here or as one rank."),
         "emulate": ("hpgo.cli.emulate", "Run a plan without a model: processes sleep and send messages."),
-        "infer": ("hpgo.cli.infer", "Stream batches through a model that a plan splits over hosts."),
-        "launch": ("hpgo.cli.launch", "Start a plan's processes: here, SLURM, Kubeflow, Ray, torchrun, ssh."),
+        "infer": ("hpgo.cli.infer", "Stream batches through a model that is split over hosts."),
+        "launch": ("hpgo.cli.launch", "Start the processes of a plan: here, SLURM, Kubeflow, Ray, torchrun, ssh."),
         "export": ("hpgo.cli.export", "Write a plan for Megatron-LM, DeepSpeed or torchtitan."),
     },
     "Simulate and draw": {
-        "simulate": ("hpgo.cli.simulate", "Run schedules or plans on a clock: step, bubbles, memory."),
-        "schedules": ("hpgo.cli.schedules", "List the known schedules, or show the orders of one."),
+        "simulate": ("hpgo.cli.simulate", "Simulate schedules or plans: step time, bubbles, memory."),
+        "schedules": ("hpgo.cli.schedules", "List the schedules, or show the action lists of one."),
         "draw": ("hpgo.cli.draw", "Draw timelines or plans: SVG, PNG, PDF, HTML, trace, text, TikZ."),
-        "view": ("hpgo.cli.view", "Open timelines or plans as an interactive page in the browser."),
-        "serve": ("hpgo.cli.serve", "Serve a local page that compares schedules as you change them."),
-        "reproduce": ("hpgo.cli.reproduce", "Set published planning results beside ours."),
+        "view": ("hpgo.cli.view", "Open plans or timelines as an interactive page in the browser."),
+        "serve": ("hpgo.cli.serve", "Serve local pages to change plans and compare schedules."),
+        "reproduce": ("hpgo.cli.reproduce", "Compare published planning results with those of hpgo."),
     },
     "Help": {
         "help": ("hpgo.cli.help", "Show the help of a command."),
         "completion": ("hpgo.cli.completion", "Complete commands and names in bash, zsh or fish."),
     },
 }
-"""Title -> sub-command -> module whose attribute `command` it is, one line of help; modules load when called."""
+"""Title of a help section -> command -> module with the attribute `command`, and a line of help."""
 _DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
-"""What the package index calls modules whose own name means nothing, or something else, there."""
-_LEAST_ALIKE = 0.8
-"""Share of letters from which on one option is taken for another. At 0.6, `--steps` would be `--cluster`."""
+"""Names on PyPI of packages whose module has another name."""
+_MIN_SIMILARITY = 0.8
+"""Share of equal letters from which on a hint suggests an option. At 0.6, `--steps` would suggest `--cluster`."""
 COMMANDS = {name: row for section in SECTIONS.values() for name, row in section.items()}
 
 
 @click.command(cls=LazyGroup, table=SECTIONS)
 @click.version_option(None, "-V", "--version", package_name="hpgo")
 def group() -> None:
-    """Plan, simulate and draw hybrid-parallel training.
+    """Plan, simulate and run pipeline- and data-parallel training.
 
     \b
     Examples:
       hpgo plan bert-48 --cluster dapple-a --global-batch-size 64
       hpgo simulate --schedule zb_h1 -s 4 -b 8
 
-    Data goes to stdout, everything else to stderr. `hpgo help COMMAND` says more.
+    Results go to stdout, messages to stderr. `hpgo help COMMAND` explains a command.
     """
 
 
 def run(command: click.Command, args: list[str] | None = None, prog_name: str | None = None) -> NoReturn:
-    """Runs `command` as a process would: prints errors and exits with the documented code.
+    """Run `command` as the process: print errors, and exit with the documented code.
 
-    Ctrl-C and a reader that went away (`| head`) pass: `hpgo.cli.entry` ends the process for these.
+    KeyboardInterrupt, and BrokenPipeError if the reader closed the pipe (`| head`), are raised. `hpgo.cli.entry` ends
+    the process for these.
     """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the shell: `>&-`
+        if getattr(sys, name) is None:  # The shell closed it: `>&-`.
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 -- until the end
         elif isinstance(stream := getattr(sys, name), io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # for terminals and pipes that are not UTF-8
+            stream.reconfigure(errors="backslashreplace")  # Not all terminals and pipes are UTF-8.
     stdout = sys.stdout
     try:
         code = command.main(args, prog_name=prog_name, standalone_mode=False)
     except HpgoError as error:
         fail(error)
-        sys.stdout.flush()  # what can't be written is said here, not when Python ends
+        sys.stdout.flush()  # Report write errors here, because Python ignores those at its end.
     except click.Abort:
         raise KeyboardInterrupt from None
     except click.ClickException as error:
@@ -102,18 +103,18 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
             with suppress(OSError):
                 click.echo(asked.get_usage(), err=True)
         hint = _nearest_choice(error) or _nearest_option(error)
-        # Of an option that there is not, click's message has suggestions, too.
+        # For unknown options, `format_message` of click adds suggestions of its own to the message.
         say("error", error.message if isinstance(error, click.NoSuchOption) else error.format_message())
         if asked is not None:
-            say("hint", hint or f"`{asked.command_path} --help` says more")
+            say("hint", hint or f"see `{asked.command_path} --help`")
         sys.exit(error.exit_code)
     except SystemExit:
         if sys.stdout is stdout:
             raise
-        sys.stdout = stdout  # for which click puts another one where a reader has gone
+        sys.stdout = stdout  # Click replaced it because its reader closed the pipe, and exits with 1.
         raise BrokenPipeError from None
     except MemoryError:
-        fail(HpgoError("the memory that is free does not do", "ask for something smaller", code="insufficient_memory"))
+        fail(HpgoError("out of memory", "use a smaller model, batch or cluster", code="insufficient_memory"))
     except ImportError as error:
         package = (error.name or "hpgo").partition(".")[0]
         if package == "hpgo":
@@ -126,13 +127,13 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
         )
     except BrokenPipeError:
         raise
-    except OSError as error:  # a full disk below stdout; files of arguments have been dealt with
+    except OSError as error:  # A full disk below stdout. Errors of other files are HpgoError already.
         fail(HpgoError(f"can't write the output: {error.strerror or error}", code="not_writable"))
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def fail(error: HpgoError) -> NoReturn:
-    """Prints `error:` and `hint:` on stderr and exits with 1."""
+    """Print `error:` and `hint:` on stderr, and exit with 1."""
     say("error", error.message)
     if error.hint:
         say("hint", error.hint)
@@ -140,23 +141,23 @@ def fail(error: HpgoError) -> NoReturn:
 
 
 def _nearest_choice(error: click.ClickException) -> str:
-    """Return the choice that is like the one given, as a hint; empty if there is none."""
+    """Return a hint with the choice that is most similar to the given value; empty if none is."""
     kind = getattr(getattr(error, "param", None), "type", None)
     given = re.match("'(.*)' is not one of ", error.message)
     return similar(given[1], map(str, kind.choices)) if given and isinstance(kind, click.Choice) else ""
 
 
 def _nearest_option(error: click.ClickException) -> str:
-    """Return the option that is like the one given, as a hint; empty if there is none."""
+    """Return a hint with the option that is most similar to the given one; empty if none is."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
     options = [name for param in error.ctx.command.get_params(error.ctx) for name in param.opts if name.startswith("-")]
     begun = [name for name in options if error.option_name.startswith("--") and name.startswith(error.option_name)]
-    return similar(error.option_name, begun or options, least=0.0 if begun else _LEAST_ALIKE)
+    return similar(error.option_name, begun or options, least=0.0 if begun else _MIN_SIMILARITY)
 
 
 def main() -> NoReturn:
-    """Entry point of the command `hpgo`."""
-    if "_HPGO_COMPLETE" in os.environ:  # a shell asks what may come next
+    """Run the command `hpgo`."""
+    if "_HPGO_COMPLETE" in os.environ:  # The shell asks for completions.
         importlib.import_module("hpgo.cli.completion")
     run(group, prog_name="hpgo")

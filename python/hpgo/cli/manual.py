@@ -1,4 +1,4 @@
-"""Pages of the manual for `man`, made of what the commands say of themselves; the wheel brings them along."""
+"""Manual pages for `man`, generated from the help of the commands. The wheel installs them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _EXIT = {
-    "0": "It is done.",
-    "1": "It can't be done: a file is wrong or missing, or no plan fits. The reason is on standard error.",
-    "2": "The command was called wrongly.",
-    "130": "It was interrupted.",
+    "0": "Success.",
+    "1": "Failure: a file is wrong or missing, or no plan fits. The reason is on standard error.",
+    "2": "Wrong usage.",
+    "130": "Interrupted.",
 }
 _AS_WRITTEN = (".nh", ".ad l")
-"""Words are not broken, for commands are to be copied, and blanks are as wide as others."""
+"""Requests of roff that turn off hyphenation and justification, so that commands can be copied."""
 _CODE = re.compile(r"`([^`]+)`")
 
 
 def pages(root: click.Command, name: str = "hpgo") -> dict[str, str]:
-    """The page of each command and of those below it, by the name of its file.
+    """Return the manual page of a command and of all its subcommands, by file name.
 
     >>> import click
     >>> root = click.Group("tool", help="Do it.", commands=[click.Command("now", help="At once.")])
@@ -58,6 +58,7 @@ def _below(ctx: click.Context) -> list[tuple[str, click.Command]]:
 def _page(ctx: click.Context) -> str:
     command, title = ctx.command, _title(ctx)
     first, *others = inspect.cleandoc(command.help or "").split("\n\n")
+    # Examples get a section of their own, after the options.
     examples = [text for text in others if "Examples:" in text.split("\n")[:2]]
     usage = " ".join(command.collect_usage_pieces(ctx))
     lines = [f'.TH {title.upper()} 1 "" hpgo "Manual of hpgo"', *_AS_WRITTEN, ".SH NAME"]
@@ -68,8 +69,8 @@ def _page(ctx: click.Context) -> str:
     sections = options_of(command, ctx)
     for section, rows in sections.items():
         lines += [f".SS {_escaped(section)}"] * (len(sections) > 1)
-        for option, said in rows:
-            lines += [".TP", f"\\fB{_escaped(option)}\\fR", _prose(said)]
+        for option, text in rows:
+            lines += [".TP", f"\\fB{_escaped(option)}\\fR", _prose(text)]
     if below := _below(ctx):
         lines.append(".SH COMMANDS")
         for name, one in below:
@@ -97,12 +98,12 @@ def _paragraphs(texts: list[str]) -> list[str]:
 
 
 def _prose(text: str) -> str:
-    """One paragraph; what stands between backticks is bold."""
+    """Return one paragraph in roff, with text between backticks in bold."""
     lines = textwrap.wrap(text, 76, break_long_words=False, break_on_hyphens=False)
     return _CODE.sub(r"\\fB\1\\fR", "\n".join(map(_escaped, lines)))
 
 
 def _escaped(text: str) -> str:
-    """`text` as roff shows it letter by letter."""
+    """Return `text` with the characters escaped that roff would interpret."""
     letters = text.replace("\\", "\\e").replace("-", "\\-")
     return f"\\&{letters}" if letters.startswith((".", "'")) else letters

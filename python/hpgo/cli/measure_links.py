@@ -1,4 +1,4 @@
-"""`hpgo measure-links`: measures what ranks send each other, for `hpgo plan`."""
+"""Command `hpgo measure-links`: measure the links between ranks, for `hpgo plan`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from hpgo.errors import ArgumentError, ClusterError
 if TYPE_CHECKING:
     from hpgo.runtime.links import Fit, Links
 
-_KINDS = {"intra": "inside a machine", "inter": "between machines"}
+_KINDS = {"intra": "within a node", "inter": "between nodes"}
 
 
 class MeasureLinksOptions(Options):
     """Options of `hpgo measure-links`."""
 
-    output: str | None = option("-o", type=YAML, metavar="FILE", help="The cluster, as .yaml.")
+    output: str | None = option("-o", type=YAML, metavar="FILE", help="Cluster file to write: .yaml.")
     picture: str | None = option(
-        "--picture", type=File(".svg"), metavar="FILE", help="Rates between all ranks, as .svg."
+        "--picture", type=File(".svg"), metavar="FILE", help="Draw the rates between all ranks: .svg."
     )
     ranks: int = option(
         "--ranks",
@@ -36,12 +36,17 @@ class MeasureLinksOptions(Options):
         default=2,
         show_default=True,
         metavar="N",
-        help="Processes to start on this machine, where no launcher has.",
+        help="Number of processes to start on this machine. Ignored under a launcher.",
     )
-    name: str = option("--name", default="", metavar="NAME", help="Of the cluster.")
+    name: str = option("--name", default="", metavar="NAME", help="Name of the cluster.")
     device: str | None = DEVICE
     time_limit: float = option(
-        "--time-limit", type=SECONDS, default="20s", show_default=True, metavar="TIME", help="For all, about."
+        "--time-limit",
+        type=SECONDS,
+        default="20s",
+        show_default=True,
+        metavar="TIME",
+        help="Approximate time of the whole measurement.",
     )
     timeout: float = option(
         "--timeout",
@@ -49,17 +54,18 @@ class MeasureLinksOptions(Options):
         default="600s",
         show_default=True,
         metavar="TIME",
-        help="How long ranks wait for each other.",
+        help="Stop if ranks wait for each other this long.",
     )
     as_json: bool = AS_JSON
 
 
 @takes(MeasureLinksOptions)
 def command(options: MeasureLinksOptions) -> None:
-    """Measure latency and rate of the links between ranks, and write the cluster that `hpgo plan` reads.
+    """Measure latency and bandwidth of the links between ranks, and write the cluster file for `hpgo plan`.
 
-    Under torchrun, or whatever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, it is one rank of all that the
-    cluster has, one for each device; alone it starts some on this machine. Rank 0 prints and writes.
+    Under torchrun, or another launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, the command is one
+    rank; start one rank per device of the cluster. Otherwise it starts --ranks processes on this machine. Rank 0
+    prints the result and writes the files.
 
     \b
     Examples:
@@ -70,11 +76,12 @@ def command(options: MeasureLinksOptions) -> None:
     from hpgo import runtime
 
     runtime.check_torch()
+    # Check the folders first: the result of a long measurement must not be lost.
     for file in (options.output, options.picture):
         if file is not None and not Path(file).parent.is_dir():
             raise ArgumentError(
-                f"there is no folder `{Path(file).parent}` to write `{file}` in",
-                "name one that exists",
+                f"folder not found: `{Path(file).parent}`, for `{file}`",
+                f"make the folder: `mkdir -p {Path(file).parent}`",
                 code="not_found",
             )
 
@@ -86,6 +93,7 @@ def command(options: MeasureLinksOptions) -> None:
         found = measure_links(
             name=options.name, device=options.device, seconds=options.time_limit, timeout_s=options.timeout
         )
+        # All ranks measure, but only one may print and write.
         if rank == 0:
             _write(found, options.output, options.picture, as_json=options.as_json)
 
@@ -103,7 +111,7 @@ def _write(found: Links, output: str | None, picture: str | None, *, as_json: bo
         click.echo(json_text(_as_json(found)))
         return
     table(
-        ("", "latency", "one way", "residual", "both ways, each", "all pairs", "sums"),
+        ("", "latency", "one way", "residual", "both ways, each", "all pairs", "all-reduce"),
         [_row(found, kind, fit) for kind, fit in found.fits.items()],
     )
     if output is None:

@@ -1,6 +1,6 @@
-"""Names that are known, but in another place: a transformer where a profile is wanted, a cluster where a model is.
+"""Names of the wrong kind: a transformer instead of a profile, or a cluster instead of a model.
 
-Such a name is refused with the kind of thing it names, and with a command that takes it.
+The error says what the name is. The hint is a command that accepts it.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ _THEN = {
     "explain": "evaluate plan.json",
     "calibrate": "calibrate plan.json run.timeline.json",
 }
-"""What to do with a plan, by command; `view` and `serve` need no options."""
+"""Next command for a plan, by the command that was typed; `view` and `serve` need no options."""
 _THEN_OF_TRANSFORMERS = {
     "export": "export llm-plan.json --to megatron -o job/",
     "explain": "llm explain llm-plan.json",
 }
-"""The same for commands that read a plan of a transformer."""
+"""Next command for an LLM plan, by the command that was typed."""
 
 
 def kind_of(name: str) -> str | None:
-    """Return what `name` names: a key of `_CALLED`, or None if no kind has it.
+    """Return the kind of `name`: a key of `_CALLED`, or None if the name is unknown.
 
     >>> kind_of("bert-48"), kind_of("llama-3-8b"), kind_of("h100:8"), kind_of("zb_v"), kind_of("x")
     ('profile', 'transformer', 'cluster', 'schedule', None)
@@ -65,25 +65,27 @@ def kind_of(name: str) -> str | None:
         return "profile"
     if name in TRANSFORMERS:
         return "transformer"
+    # Names of clusters may have the number of nodes after a colon.
     if name.partition(":")[0] in PRESETS:
         return "cluster"
     return "schedule" if any(family.name == name for family in schedules()) else None
 
 
 def check_kind(name: str, wanted: str, ctx: click.Context | None, *, own: Callable[[], Iterable[str]] = tuple) -> None:
-    """Raises ArgumentError if `name` is known, but as another kind than `wanted`, and there is no such file.
+    """Raise ArgumentError if `name` is a name of another kind than `wanted`, and no file has this name.
 
-    `wanted` is a key of `_CALLED`, or `plan` or `workload`; `own` gives the names that are right.
+    `wanted` is a key of `_CALLED`, `plan` or `workload`. `own` returns the names that are valid here.
     """
+    # While a shell completes, incomplete names are normal. A file of this name always wins.
     if (ctx is not None and ctx.resilient_parsing) or _exists(name):
         return
     kind = kind_of(name)
     if kind in {None, wanted} or name in own():
         return
     command = "" if ctx is None else str(ctx.info_name)
-    said = _WANTED.get(wanted) or _CALLED[wanted]
+    wanted_kind = _WANTED.get(wanted) or _CALLED[wanted]
     raise ArgumentError(
-        f"`{name}` is {_CALLED[str(kind)]}, not {said}",
+        f"`{name}` is {_CALLED[str(kind)]}, not {wanted_kind}",
         _hint(str(kind), wanted, name, command),
         code="wrong_kind_of_file",
     )
@@ -121,24 +123,27 @@ def _hint(kind: str, wanted: str, name: str, command: str) -> str:
 
 
 def _large_enough(name: str) -> str:
-    """Return options with a cluster and a batch that suffice to train a transformer."""
+    """Return options for a cluster and a batch that are large enough to train a transformer."""
     from hpgo.model.transformer_presets import TRANSFORMERS
 
-    # 16 bytes of weights, gradients and optimizer state a parameter, in a third of the memory of 8 GPUs of 80 GB.
+    # 16 bytes of weights, gradients and optimizer state per parameter must fit in a third of the memory of a node with
+    # 8 GPUs of 80 GB, which leaves the rest for activations.
     machines = 2 ** max(0, math.ceil(math.log2(TRANSFORMERS[name].parameters * 16 / (8 * 80e9 / 3))))
     return f"-c h100:{machines} -b {max(64, 8 * machines)}"
 
 
 def meant_as_transformer(name: str, cluster: str, global_batch_size: int) -> HpgoError | None:
-    """Return the error for a transformer that `hpgo plan` is given; None if `name` is no transformer.
+    """Return the error for a transformer as the model of `hpgo plan`; None if `name` is not a transformer.
 
-    Its hint is the command that plans it, for the same cluster and batch size.
+    Its hint is the command that plans the transformer on the same cluster and batch size.
     """
     from hpgo.model.builtin import MODELS
     from hpgo.model.formats.transformers import transformer_of
     from hpgo.model.transformer_presets import TRANSFORMERS
 
-    if _exists(name) and not (Path(name).is_file() or Path(name).is_dir()):  # a pipe has been read
+    if _exists(name) and not (
+        Path(name).is_file() or Path(name).is_dir()
+    ):  # A pipe was read already and can't be read again.
         return None
     given = f"-c {shlex.quote(cluster)} -b {global_batch_size} --seq-length {SEQ_LENGTH}"
     try:
@@ -148,7 +153,7 @@ def meant_as_transformer(name: str, cluster: str, global_batch_size: int) -> Hpg
         if not meant or meant[0] in MODELS or _exists(name):
             return None
         return ProfileError(
-            f"`{shorten(name)}` is no built-in model and no file",
+            f"unknown model: `{shorten(name)}` (no built-in model, no such file)",
             f"did you mean the transformer `{meant[0]}`? `hpgo llm plan {meant[0]} {given}`",
             code="unknown_name",
         )
@@ -159,7 +164,7 @@ def meant_as_transformer(name: str, cluster: str, global_batch_size: int) -> Hpg
 
 
 def _exists(name: str) -> bool:
-    """Whether there is such a file, or a name that can't be one: reading it gives the reason."""
+    """Return whether a file has this name, or the name is invalid, so that reading it reports the reason."""
     try:
         return Path(name).exists()
     except (OSError, ValueError):

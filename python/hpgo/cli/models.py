@@ -1,4 +1,4 @@
-"""`hpgo models`: the built-in models, and their files."""
+"""Command `hpgo models`: list the built-in models and write their files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ListOptions(Options):
 def command(options: ListOptions) -> None:
     """List the models that can be planned by name, show one, or write their profiles.
 
-    The step is forward and backward, on one device, of the batch that the profile was measured with.
+    The step time is that of a forward and backward pass on one device, for the batch size of the profile.
 
     \b
     Examples:
@@ -58,7 +58,7 @@ def command(options: ListOptions) -> None:
         click.echo(json.dumps(entries, indent=2))
         return
     table(
-        ["model", "layers", "parameters", "batch", "step"],
+        ["model", "layers", "parameters", "batch", "step time"],
         [
             (
                 name,
@@ -84,13 +84,14 @@ class WriteOptions(Options):
 def write(options: WriteOptions) -> None:
     """Write profiles into FOLDER as PipeDream text.
 
-    Those of the MODELs, or of all. Files of the same name are replaced.
+    Without MODEL, all profiles are written. Files of the same name are replaced.
 
     \b
     Examples:
       hpgo models write profiles
       hpgo models write . bert-48 xlnet-36
     """
+    # Build all profiles before the first file is written, so that a wrong name writes nothing.
     profiles = {name: built_in(name) for name in options.names or MODELS}
     make_folder(options.folder)
     for name, profile in profiles.items():
@@ -107,7 +108,7 @@ class ShowOptions(Options):
 
 @takes(ShowOptions, within=command)
 def show(options: ShowOptions) -> None:
-    """Show MODEL, a name or a file, as a profile to edit: YAML, in seconds and bytes.
+    """Print MODEL, a name or a file, as an editable YAML profile in seconds and bytes.
 
     \b
     Examples:
@@ -125,10 +126,10 @@ class TransformersOptions(Options):
 
 @takes(TransformersOptions, within=command)
 def transformers(options: TransformersOptions) -> None:
-    """List the transformers that `hpgo llm` and `hpgo estimate` know by name.
+    """List the transformers that `hpgo llm` and `hpgo estimate` accept by name.
 
-    They are known by their shape alone, without times; `hpgo llm show` shows one. Of experts a token meets only its
-    own; a weight that is used twice counts once.
+    They have sizes but no layer times; `hpgo llm show` prints one. Active parameters count only the experts of one
+    token. A tied weight counts once.
 
     \b
     Examples:
@@ -149,7 +150,7 @@ def transformers(options: TransformersOptions) -> None:
         click.echo(json.dumps(entries, indent=2))
         return
     table(
-        ["transformer", "layers", "hidden", "heads", "parameters", "a token meets"],
+        ["transformer", "layers", "hidden", "heads", "parameters", "active"],
         [
             (name, one.layers, one.hidden, one.heads, f"{one.parameters:,}", f"{one.active_parameters:,}")
             for name, one in TRANSFORMERS.items()

@@ -1,4 +1,4 @@
-"""`hpgo partition`: spread a chain of layers over uneven hosts."""
+"""Command `hpgo partition`: split a chain of layers over hosts of different speed."""
 
 from __future__ import annotations
 
@@ -21,51 +21,71 @@ if TYPE_CHECKING:
 
 
 _SECTIONS = {
-    "Files": "model_name models_file dev_types_file dev_file profile cluster links units ignore_unknown_types",
+    "Model and hosts": "model_name models_file dev_types_file dev_file profile cluster links units"
+    " ignore_unknown_types",
     "Problem": "objective samples_per_s batch_size dtype buffers_in buffers_out bits interpolate count_loading",
     "Placement": "pins exclude max_replicas framework",
-    "Output": "deadline_s why as_json as_yaml picture",
+    "Search": "deadline_s",
+    "Output": "why as_json as_yaml picture",
 }
 
 
 class ChainOptions(Options):
-    """The search: keyword arguments of `hpgo.partition` and `hpgo.partition_files`."""
+    """Options of the search, which are keyword arguments of `hpgo.partition` and `hpgo.partition_files`."""
 
     batch_size: int | None = option(
-        "-b", "--batch-size", type=int, metavar="N", help="Samples in a batch: 8, or the largest of --profile."
+        "-b",
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="Samples per batch.  [default: 8, or the largest batch of --profile]",
     )
     dtype: str = option(
-        "-d", "--dtype", metavar="TYPE", default="torch.float32", help="Data type of values on the edges."
+        "-d", "--dtype", metavar="TYPE", default="torch.float32", help="Data type of the values between stages."
     )
     buffers_in: int = option(
-        "-i", "--buffers-in", type=int, metavar="N", default=2, help="Batches that wait to be worked on."
+        "-i", "--buffers-in", type=int, metavar="N", default=2, help="Batches buffered before a stage."
     )
     buffers_out: int = option(
-        "-o", "--buffers-out", type=int, metavar="N", default=2, help="Batches that wait to be sent."
+        "-o", "--buffers-out", type=int, metavar="N", default=2, help="Batches buffered behind a stage."
     )
     objective: str = option(
         "--objective",
         type=click.Choice(["throughput", "latency", "hosts", "bits"]),
         default="throughput",
-        help="Shortest interval, shortest latency, fewest hosts, or fewest bits lost.",
+        help="Goal: shortest interval between batches, shortest latency, fewest hosts, or fewest bits removed.",
     )
     samples_per_s: float | None = option(
-        "--throughput", type=float, metavar="X", help="Samples per second that every plan must reach."
+        "--throughput", type=float, metavar="X", help="Minimum samples per second of any plan."
     )
     links: str | None = option(
-        "--links", type=FILE, metavar="FILE", help="YAML of pairwise links, latencies, and ways in and out."
+        "--links",
+        type=FILE,
+        metavar="FILE",
+        help="YAML file with links between pairs of hosts, latencies, and links of input and output.",
     )
     pins: tuple[str, ...] = option(
-        "--pin", multiple=True, metavar="HOST=1-12", help="These layers run here. Repeatable."
+        "--pin", multiple=True, metavar="HOST=1-12", help="Place these layers on this host. Repeatable."
     )
     exclude: tuple[str, ...] = option(
-        "--exclude", multiple=True, metavar="HOST[=1-12]", help="Not this host, or not these layers. Repeatable."
+        "--exclude",
+        multiple=True,
+        metavar="HOST[=1-12]",
+        help="Do not use this host, or not for these layers. Repeatable.",
     )
     max_replicas: int = option(
-        "--max-replicas", type=int, metavar="N", default=1, help="Hosts of a type that may share a stage."
+        "--max-replicas",
+        type=int,
+        metavar="N",
+        default=1,
+        help="Maximum number of hosts of one type that share a stage.",
     )
     bits: tuple[int, ...] = option(
-        "--bits", multiple=True, type=int, metavar="N", help="Width that edges may be cut to. Repeatable."
+        "--bits",
+        multiple=True,
+        type=int,
+        metavar="N",
+        help="Bits per value to which transfers may be quantized. Repeatable.",
     )
     deadline_s: float = deadline_option("--time-limit", default=10.0)
 
@@ -74,55 +94,77 @@ class PartitionOptions(ChainOptions):
     """Options of `hpgo partition`."""
 
     model_name: str = option(
-        "-m", "--model-name", metavar="NAME", default="google/vit-base-patch16-224", help="Model to spread."
+        "-m",
+        "--model-name",
+        metavar="NAME",
+        default="google/vit-base-patch16-224",
+        help="Name of the model in --models-file.",
     )
     models_file: str = option(
-        "-M", "--models-file", type=FILE, metavar="FILE", default="models.yml", help="Models: layers, memory, values."
+        "-M",
+        "--models-file",
+        type=FILE,
+        metavar="FILE",
+        default="models.yml",
+        help="PipeEdge file of models: layers, memory, sizes of values.",
     )
     dev_types_file: str = option(
-        "-T", "--dev-types-file", type=FILE, metavar="FILE", default="device_types.yml", help="Types: memory, times."
+        "-T",
+        "--dev-types-file",
+        type=FILE,
+        metavar="FILE",
+        default="device_types.yml",
+        help="PipeEdge file of device types: memory, layer times.",
     )
     dev_file: str = option(
-        "-D", "--dev-file", type=FILE, metavar="FILE", default="devices.yml", help="Hosts of each type."
+        "-D",
+        "--dev-file",
+        type=FILE,
+        metavar="FILE",
+        default="devices.yml",
+        help="PipeEdge file of hosts by device type.",
     )
     profile: str | None = option(
         "--profile",
         type=PROFILE,
         metavar="NAME|FILE",
-        help="A built-in model or a file, instead of the three; with --cluster.",
+        help="Built-in model or profile file, instead of the three PipeEdge files. Needs --cluster.",
     )
     cluster: str | None = option(
-        "--cluster", type=CLUSTER, metavar="NAME|FILE", help="A cluster, of mixed devices say, for --profile."
+        "--cluster", type=CLUSTER, metavar="NAME|FILE", help="Cluster for --profile, whose devices may differ."
     )
     framework: ServingFramework | None = option(
         "--framework",
         metavar="NAME",
-        help="Cut --profile between blocks, one per stage at least: vllm, sglang, llama.cpp, tensorrt-llm, accelerate.",
+        help="Cut --profile only between blocks, as this framework runs it: vllm, sglang, llama.cpp, tensorrt-llm,"
+        " accelerate. Every stage gets at least one block.",
     )
     interpolate: bool = option(
-        "--interpolate", is_flag=True, help="Allow batch sizes between and beyond the measured ones."
+        "--interpolate", is_flag=True, help="Interpolate and extrapolate times for batch sizes that were not measured."
     )
     units: Units = option(
         "--units",
         type=click.Choice(["pipeedge", "si"]),
         default="pipeedge",
-        help="What MB and Mbps count: 2^20, as PipeEdge, or 10^6.",
+        help="Size of MB and Mbps in the files: 2^20 (pipeedge) or 10^6 (si).",
     )
     ignore_unknown_types: bool = option(
-        "--ignore-unknown-types", is_flag=True, help="Leave out hosts whose type has no profile."
+        "--ignore-unknown-types", is_flag=True, help="Skip hosts whose device type has no layer times."
     )
     count_loading: bool = COUNT_LOADING
-    why: bool = option("--explain", is_flag=True, help="Say why: compute, transfer, memory and slack of each stage.")
+    why: bool = option("--explain", is_flag=True, help="Explain each stage: compute, transfer, memory, slack.")
     as_json: bool = AS_JSON
-    as_yaml: bool = option("--yaml", is_flag=True, help="The schedule as PipeEdge's runtime reads it.")
-    picture: str | None = option("--svg", type=File(".svg"), metavar="FILE", help="Also draw the stages.")
+    as_yaml: bool = option("--yaml", is_flag=True, help="Print the plan in the YAML format of PipeEdge's runtime.")
+    picture: str | None = option(
+        "--svg", type=File(".svg"), metavar="FILE", help="Also draw the stages into this file."
+    )
 
 
 @takes(PartitionOptions, sections=_SECTIONS, context_settings={"show_default": True})
 def command(options: PartitionOptions) -> None:
-    """Spread a chain of layers over uneven hosts, with proof that nothing is better.
+    """Split a chain of layers over hosts of different speed, with proof that no split is better.
 
-    Model, device types and hosts are PipeEdge's three YAML files, or a --profile and a --cluster.
+    The input is PipeEdge's three YAML files (models, device types, hosts), or a --profile and a --cluster.
 
     \b
     Examples:
@@ -138,13 +180,15 @@ def command(options: PartitionOptions) -> None:
     from hpgo.show.chain_report import explain, table
 
     if (options.profile is None) != (options.cluster is None):
-        raise click.UsageError("--profile and --cluster go together")
+        raise click.UsageError("--profile and --cluster must be given together")
     if options.framework is not None and options.profile is None:
-        raise click.UsageError("--framework goes with --profile and --cluster: PipeEdge's files don't name blocks")
+        raise click.UsageError("--framework needs --profile and --cluster: PipeEdge's files have no blocks")
     if [options.why, options.as_json, options.as_yaml].count(True) > 1:
         raise click.UsageError("choose one of --explain, --json and --yaml")
+    # Options that are not given keep the defaults of the function.
     given = {key: value for key, value in options.group(ChainOptions).items() if value is not None}
     objective = options.objective
+    # The progress line shows times with a unit, and counts as plain numbers.
     in_seconds = objective in {"throughput", "latency"}
     label = "interval" if objective == "throughput" else objective
     with searching(label, format_seconds if in_seconds else "{:g}".format) as given["progress"]:
@@ -168,6 +212,7 @@ def command(options: PartitionOptions) -> None:
                 ignore_unknown_types=options.ignore_unknown_types,
                 **given,
             )
+    # Warnings go to stderr, so that JSON and YAML on stdout stay valid.
     for remark in plan.remarks:
         say("warning", remark)
     if options.picture is not None:

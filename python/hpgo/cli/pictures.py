@@ -1,4 +1,4 @@
-"""What the commands that draw share: reading their inputs, and the options of a picture."""
+"""Options and inputs that `hpgo draw` and `hpgo view` share."""
 
 from __future__ import annotations
 
@@ -21,40 +21,43 @@ if TYPE_CHECKING:
 class PictureOptions(Options):
     """Options of a picture of timelines: keyword arguments of `hpgo.draw.save`."""
 
-    labels: tuple[str, ...] = option("--label", multiple=True, help="Name of a timeline; once for each, in order.")
+    labels: tuple[str, ...] = option(
+        "--label", multiple=True, help="Label of a timeline. Give it once per timeline, in their order."
+    )
     title: str = option("--title", default="", help="Title of the picture.")
     transfers: str = option(
         "--transfers",
         type=click.Choice(["none", "arrows", "lanes"]),
         default="none",
         show_default=True,
-        help="Transfers as arrows between ranks, or as lanes below each.",
+        help="Show transfers as arrows between ranks, or as lanes below each rank.",
     )
-    memory: bool = option("--memory", is_flag=True, help="A memory curve below each rank.")
+    memory: bool = option("--memory", is_flag=True, help="Draw a memory curve below each rank.")
     critical_path: bool = option("--critical-path", is_flag=True, help="Mark the critical path.")
     bubbles: bool = option("--bubbles/--no-bubbles", default=True, help="Shade idle time by its cause.")
     theme: str = option(
         "--theme", type=click.Choice(get_args(Theme)), default="auto", show_default=True,
-        help="auto follows the reader's setting where the format can.")  # fmt: skip
+        help="Colors; auto follows the viewer's setting in formats that support it.")  # fmt: skip
 
 
 SCHEDULE_OF_PLANS: Any = option(
-    "--schedule", type=SCHEDULE, metavar="NAME", help="Schedule that plans run on; as they were planned if left out."
+    "--schedule", type=SCHEDULE, metavar="NAME", help="Simulate plans under this schedule.  [default: the plan's own]"
 )
 
 
 def timelines_in(inputs: Sequence[str], schedule: ScheduleName | None) -> list[Timeline]:
-    """The timelines in the named files, plans simulated, on `schedule` if given."""
+    """Return the timelines of the files; plans are simulated, under `schedule` if it is given."""
     return [_timeline_in(path, schedule) for path in inputs]
 
 
 def plan_in(path: str) -> Plan | None:
-    """The plan in the file, if it holds one."""
+    """Return the plan in the file, or None if the file is not a plan."""
     from hpgo.base.documents import read_text
     from hpgo.base.files import MOST_BYTES_OF_RUNS
     from hpgo.errors import ArgumentError
     from hpgo.planning.plans import Plan
 
+    # NumPy archives are timelines, and binary, so they cannot be read as text.
     if path.lower().endswith(".npz"):
         return None
     text = read_text(path, ArgumentError, most=MOST_BYTES_OF_RUNS)
@@ -62,7 +65,7 @@ def plan_in(path: str) -> Plan | None:
 
 
 def _timeline_in(path: str, schedule: ScheduleName | None) -> Timeline:
-    """What the file's own words at its beginning say it is."""
+    """Return the timeline of a file, or of the plan in it. The format name at the start of the file decides."""
     from hpgo.base.documents import read_text
     from hpgo.base.files import MOST_BYTES_OF_RUNS
     from hpgo.errors import ArgumentError
@@ -73,6 +76,7 @@ def _timeline_in(path: str, schedule: ScheduleName | None) -> Timeline:
     if path.lower().endswith(".npz"):
         return Timeline.read(path)
     text = read_text(path, ArgumentError, most=MOST_BYTES_OF_RUNS)
+    # All formats have their name at the start of the file.
     head = text[:200]
     if '"hpgo.plan"' in head:
         return simulate(Plan.from_json(text, source=path), schedule=schedule)
@@ -80,12 +84,12 @@ def _timeline_in(path: str, schedule: ScheduleName | None) -> Timeline:
         return Timeline.from_json(text, source=path)
     if '"hpgo.llm_plan"' in head:
         raise ArgumentError(
-            f"`{path}` is a way of training a transformer, which has no timeline",
-            "`hpgo llm explain FILE -o llm-plan.svg` draws it on its cluster",
+            f"`{path}` is an LLM plan, which has no timeline",
+            f"draw its configuration: `hpgo llm explain {path} -o llm-plan.svg`",
             code="wrong_kind_of_file",
         )
     raise ArgumentError(
         f"`{path}` is neither a plan nor a timeline",
-        "`hpgo plan -o plan.json` makes plans, `Timeline.save` makes timelines (.npz or .timeline.json)",
+        "give a file of `hpgo plan -o plan.json`, or of `Timeline.save` (.npz or .timeline.json)",
         code="wrong_kind_of_file",
     )

@@ -1,4 +1,4 @@
-"""What `hpgo profile --format pipeedge` writes, and which of its words go together."""
+"""Output of `hpgo profile --format pipeedge`, and checks of its options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MERGING = (
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """`models.yml` and `device_types.yml`, and whose figures they are to take."""
+    """The files `models.yml` and `device_types.yml`, and the device type whose results are added."""
 
     models: str
     device_types: str
@@ -38,13 +38,13 @@ class Files:
     overwrite: bool
 
     def check(self, model: PipeEdgeModel, rows: Sequence[Timing]) -> None:
-        """Raises what `merge` would, whatever the times of `rows` are."""
+        """Raise the errors that `merge` would raise; they don't depend on the times in `rows`."""
         for file in (self.models, self.device_types):
             check_folder(file)
         merged(self.models, self.device_types, model=model, device=self.device, timings=rows, overwrite=self.overwrite)
 
     def merge(self, model: PipeEdgeModel, rows: Sequence[Timing]) -> None:
-        """Writes both files, and says so."""
+        """Add the results to both files, and report it."""
         new = merged(
             self.models, self.device_types, model=model, device=self.device, timings=rows, overwrite=self.overwrite
         )
@@ -61,7 +61,7 @@ class Files:
 
 
 def device(name: str, memory_bytes: float | None, bytes_per_s: float | None) -> Device:
-    """A type in PipeEdge's units."""
+    """Return a device type in PipeEdge's units: MB and Mbit/s of 2^20."""
     mega = MEGA["pipeedge"]
     return Device(
         name,
@@ -71,7 +71,7 @@ def device(name: str, memory_bytes: float | None, bytes_per_s: float | None) -> 
 
 
 def timings(profile: Profile, dtype: str) -> list[Timing]:
-    """The forward times of a profile, by batch size."""
+    """Return the forward times of a profile for each batch size."""
     return [
         Timing(size, dtype, tuple(layer.forward_s[at] for layer in profile.layers))
         for at, size in enumerate(profile.batch_sizes)
@@ -79,10 +79,14 @@ def timings(profile: Profile, dtype: str) -> list[Timing]:
 
 
 def read_all(files: Sequence[str], *, name: str | None, dtype: str | None) -> tuple[PipeEdgeModel, list[Timing]]:
-    """What PipeEdge's profiler has seen of one model, under another name or dtype if there is one."""
+    """Return model and times of result files of PipeEdge's profiler, with `name` and `dtype` replaced if given.
+
+    Raises ProfileError if the files are of different models.
+    """
     found = [read_results(file) for file in files]
     model = found[0][0]
     for file, (other, _) in zip(files[1:], found[1:], strict=True):
+        # Measured memory varies from run to run, so it may differ. All other properties must be equal.
         if replace(other, memory_mb=model.memory_mb) != model:
             raise ProfileError(
                 f"{file} is of `{shorten(other.name)}`, {files[0]} of `{shorten(model.name)}`, or their layers differ",
@@ -93,30 +97,30 @@ def read_all(files: Sequence[str], *, name: str | None, dtype: str | None) -> tu
 
 
 def check_folder(file: str) -> None:
-    """Raises ArgumentError where `file` can't be written for want of a folder."""
+    """Raise ArgumentError if the folder of `file` does not exist."""
     parent = Path(file).parent
     if not parent.is_dir():
         raise ArgumentError(
-            f"there is no folder `{parent}` to write `{file}` in", "name one that exists", code="not_found"
+            f"folder not found: `{parent}`, for `{file}`", f"make the folder: `mkdir -p {parent}`", code="not_found"
         )
 
 
 def check_words(context: click.Context) -> None:
-    """Raises UsageError for options that don't go together."""
+    """Raise UsageError for options that can't be combined."""
     given = {name for name in context.params if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
     called = {option.name: option.opts[-1] for option in context.command.params}
     results, form = context.params["results"], context.params["form"]
     if (context.params["workload"] is None) != bool(results):
-        raise click.UsageError("name a workload to measure, or what was measured with --from, not both")
+        raise click.UsageError("give a workload to measure, or results with --from, but not both")
     if form is None:
         others = [called[name] for name in _MERGING if name in given]
         if others:
-            raise click.UsageError(f"{', '.join(others)} goes with --format pipeedge")
+            raise click.UsageError(f"{', '.join(others)} can only be used with --format pipeedge")
         return
     if context.params["device_type"] is None:
-        raise click.UsageError("--format pipeedge needs --device-type, what this machine is called in device_types.yml")
+        raise click.UsageError("--format pipeedge needs --device-type, the name of this machine in device_types.yml")
     refused = ["outputs", "autocast", *(_MEASURING if results else ())]
     others = [called[name] for name in dict.fromkeys(refused) if name in given]
     if others:
         why = " and --from" if results else ""
-        raise click.UsageError(f"{', '.join(others)} doesn't go with --format pipeedge{why}")
+        raise click.UsageError(f"{', '.join(others)} can't be used with --format pipeedge{why}")

@@ -1,4 +1,4 @@
-"""`pipeedge-run`: one rank of PipeEdge's runtime, with its options."""
+"""Command `pipeedge-run`: one rank of PipeEdge's runtime, with its options."""
 
 from __future__ import annotations
 
@@ -27,86 +27,101 @@ if TYPE_CHECKING:
 
 _MODES = ("w", "x", "a")
 _LOOPBACKS = ("lo", "lo0")
-"""As systems call theirs."""
+"""Names of the loopback interface on Linux and macOS."""
 _WINDOW = 10
+"""Default number of micro-batches in a window of monitoring, as in PipeEdge."""
 
 
 def _numbers(context: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...] | None:
-    """Whole numbers between commas. Raises BadParameter."""
+    """Return integers from a list with commas. Raises BadParameter."""
     if text is None:
         return None
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
-        raise click.BadParameter(f"`{text}` are no whole numbers with commas between them", context, param)
+        raise click.BadParameter(f"`{text}` is not a list of integers with commas", context, param)
     return tuple(map(int, words))
 
 
 class PipeEdgeRunOptions(Options):
-    """Options of `pipeedge-run`."""
+    """Options of `pipeedge-run`, with the names in PipeEdge's runtime."""
 
     rank: int = argument(type=click.IntRange(0))
     worldsize: int = argument(metavar="WORLD", type=click.IntRange(1))
     device: str | None = option(
-        "-d", "--device", metavar="NAME", help="cpu, cuda or cuda:1; a GPU if each rank has one."
+        "-d", "--device", metavar="NAME", help="cpu, cuda or cuda:1.  [default: cuda if each rank has a GPU]"
     )
     socket_ifname: str | None = option(
-        "-s", "--socket-ifname", metavar="NAME", help="Network interface; found by --addr if left out."
+        "-s", "--socket-ifname", metavar="NAME", help="Network interface.  [default: found by --addr]"
     )
-    addr: str = option("--addr", metavar="HOST", default="127.0.0.1", help="Where rank 0 is.")
-    port: int = option("--port", type=click.IntRange(1, 65535), default=29500, help="Of rank 0, where all meet.")
-    comm: str = option("-c", "--comm", type=click.Choice(["p2p", "rpc"]), default="p2p", help="Both are the same here.")
-    worker_threads: int = option("-w", "--worker-threads", type=int, default=16, help="Has no effect: it was for rpc.")
+    addr: str = option("--addr", metavar="HOST", default="127.0.0.1", help="Address of rank 0.")
+    port: int = option("--port", type=click.IntRange(1, 65535), default=29500, help="Port of rank 0.")
+    comm: str = option(
+        "-c", "--comm", type=click.Choice(["p2p", "rpc"]), default="p2p", help="No effect: both are the same."
+    )
+    worker_threads: int = option("-w", "--worker-threads", type=int, default=16, help="No effect.")
     model_name: str = option(
         "-m", "--model-name", metavar="NAME", default="google/vit-base-patch16-224", help="Model to run."
     )
     model_file: str | None = option(
-        "-M", "--model-file", metavar="PATH", help="Weights: PipeEdge's file, or a Hugging Face folder."
+        "-M", "--model-file", metavar="PATH", help="Weights: a PipeEdge file or a Hugging Face folder."
     )
-    batch_size: int = option("-b", "--batch-size", type=click.IntRange(1), default=64, help="Samples in all.")
-    ubatch_size: int = option(
-        "-u", "--ubatch-size", type=click.IntRange(1), default=8, help="Samples of a micro-batch."
-    )
+    batch_size: int = option("-b", "--batch-size", type=click.IntRange(1), default=64, help="Total number of samples.")
+    ubatch_size: int = option("-u", "--ubatch-size", type=click.IntRange(1), default=8, help="Samples per micro-batch.")
     dataset_name: str | None = option(
-        "--dataset-name", type=click.Choice(["CoLA", "ImageNet"]), help="Random data if left out."
+        "--dataset-name", type=click.Choice(["CoLA", "ImageNet"]), help="Data set.  [default: random data]"
     )
     dataset_root: str | None = option(
-        "--dataset-root", metavar="FOLDER", help="Where its archives are; a folder of its name here."
+        "--dataset-root", metavar="FOLDER", help="Folder with its archives.  [default: its name]"
     )
     dataset_split: str = option(
-        "--dataset-split", metavar="NAME", default="train", help="train, val or validation, or test."
+        "--dataset-split", metavar="NAME", default="train", help="Split: train, val, validation or test."
     )
     dataset_indices_file: str | None = option(
-        "--dataset-indices-file", metavar="FILE", help="Samples to take: whole numbers in .pt or .npy."
+        "--dataset-indices-file", metavar="FILE", help="Indices of the samples to use, in a .pt or .npy file."
     )
     dataset_shuffle: bool = option(
-        "--dataset-shuffle", type=bool, is_flag=False, flag_value=True, default=False, help="Mix them, as in each run."
+        "--dataset-shuffle",
+        type=bool,
+        is_flag=False,
+        flag_value=True,
+        default=False,
+        help="Shuffle samples, with the same seed in each run.",
     )
     partition: tuple[int, ...] | None = option(
-        "-pt", "--partition", callback=_numbers, metavar="1,24,25,48", help="First and last layer of stages."
+        "-pt", "--partition", callback=_numbers, metavar="1,24,25,48", help="First and last layer of each stage."
     )
     quant: tuple[int, ...] | None = option(
-        "-q", "--quant", callback=_numbers, metavar="8,0", help="Bits behind each stage; 0 is all."
+        "-q",
+        "--quant",
+        callback=_numbers,
+        metavar="8,0",
+        help="Bits per value of each stage's output; 0: not quantized.",
     )
     rank_order: tuple[int, ...] | None = option(
-        "-r", "--rank-order", callback=_numbers, metavar="1,0", help="The rank of each stage of -pt."
+        "-r", "--rank-order", callback=_numbers, metavar="1,0", help="Rank of each stage of -pt."
     )
     data_rank: int | None = option(
-        "-D", "--data-rank", type=click.IntRange(0), help="Holds data, takes answers: 0, or the first stage's."
+        "-D",
+        "--data-rank",
+        type=click.IntRange(0),
+        help="Rank that reads data and gets results.  [default: 0, or that of the first stage]",
     )
-    hosts: str | None = option("-H", "--hosts", metavar="A,B", help="Hosts of the ranks in order, as in -sd.")
+    hosts: str | None = option("-H", "--hosts", metavar="A,B", help="Host of each rank, as in -sd.")
     sched_models_file: str | None = option(
-        "-sm", "--sched-models-file", metavar="FILE", help="Models, for `hpgo partition`."
+        "-sm", "--sched-models-file", metavar="FILE", help="Models file, to partition."
     )
     sched_dev_types_file: str | None = option(
-        "-sdt", "--sched-dev-types-file", metavar="FILE", help="Types of devices, for the same."
+        "-sdt", "--sched-dev-types-file", metavar="FILE", help="Device types file, to partition."
     )
-    sched_dev_file: str | None = option("-sd", "--sched-dev-file", metavar="FILE", help="Devices, for the same.")
+    sched_dev_file: str | None = option("-sd", "--sched-dev-file", metavar="FILE", help="Devices file, to partition.")
     hold_rate: float | None = option(
-        "--hold-rate", type=float, metavar="X", help="As many bits as links carry at X samples/s."
+        "--hold-rate", type=float, metavar="X", help="Adapt the bits so that links carry X samples/s."
     )
-    monitor: str = option("--monitor", metavar="FOLDER", default=".", help="For shard.csv, send.csv and others.")
-    outputs: str | None = option("--outputs", metavar="FILE", help="Keep the answers: .npy, by the rank with the data.")
-    timeout_s: float = option("--timeout", type=SECONDS, default="600s", help="End a run that stands still so long.")
+    monitor: str = option("--monitor", metavar="FOLDER", default=".", help="Folder of shard.csv, send.csv and others.")
+    outputs: str | None = option("--outputs", metavar="FILE", help="Save the results as .npy, on the rank of -D.")
+    timeout_s: float = option(
+        "--timeout", type=SECONDS, default="600s", help="Stop a run without progress for this long."
+    )
 
 
 @takes(
@@ -115,13 +130,13 @@ class PipeEdgeRunOptions(Options):
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 def command(options: PipeEdgeRunOptions) -> None:
-    """Infer as RANK of WORLD ranks, with the options of PipeEdge's runtime.
+    """Run inference as rank RANK of WORLD ranks, with the options of PipeEdge's runtime.
 
-    Start one on each host, or several on one. Rank 0 says who takes which layers, quarters of a transformer's blocks:
-    those of -pt, or what `hpgo partition` finds best by -sm, -sdt and -sd. The rank of -D holds the data, is given the
-    answers in order, and prints latency, throughput and, with labels, accuracy.
+    Start one process per rank, on one or several hosts. A layer is a quarter of a transformer block. Rank 0 assigns the
+    layers: those of -pt, or the best partition for the files -sm, -sdt and -sd. The rank of -D reads the data, receives
+    the results in order, and prints latency, throughput and, if the data has labels, accuracy.
 
-    Weights are those of -M, or of PipeEdge's file if it is here; else random.
+    The weights are those of -M, or of PipeEdge's file in this folder. Without either, they are random.
 
     \b
     Examples:
@@ -132,7 +147,7 @@ def command(options: PipeEdgeRunOptions) -> None:
       pipeedge-run 0 1 --dataset-name ImageNet --dataset-root imagenet
     """
     if options.rank >= options.worldsize:
-        raise click.UsageError(f"there is no rank {options.rank} among {options.worldsize}: ranks are counted from 0")
+        raise click.UsageError(f"RANK is {options.rank}, but it must be less than WORLD, which is {options.worldsize}")
     from hpgo import runtime
 
     runtime.check_torch()
@@ -142,7 +157,7 @@ def command(options: PipeEdgeRunOptions) -> None:
 
     part = Rank(
         number=options.rank,
-        asked=_asked(options),
+        asked=_schedule_options(options),
         data=_data(options),
         weights=_weights(options.model_name, options.model_file),
         monitor=Path(options.monitor),
@@ -151,6 +166,7 @@ def command(options: PipeEdgeRunOptions) -> None:
         keep=None if options.outputs is None else Path(options.outputs),
         options={"device": options.device, "timeout_s": options.timeout_s},
     )
+    # Gloo reads the interface from the environment when the process group is created.
     interface = _interface(options.socket_ifname, options.addr)
     os.environ |= {
         "RANK": str(options.rank),
@@ -164,19 +180,19 @@ def command(options: PipeEdgeRunOptions) -> None:
         take_part(Limits(options.timeout_s), lambda: _work(part))
     except Preempted:
         if options.rank == 0:
-            say("preempted", "all micro-batches that had entered have left")
+            say("preempted", "all micro-batches that had entered the pipeline have left it")
         raise
 
 
-def _asked(options: PipeEdgeRunOptions) -> ScheduleOptions:
-    """How the ranks share the layers. Raises UsageError and ArgumentError."""
+def _schedule_options(options: PipeEdgeRunOptions) -> ScheduleOptions:
+    """Return the options of the schedule. Raises UsageError and ArgumentError."""
     from hpgo.runtime.pipeedge.models import model_named
     from hpgo.runtime.pipeedge.schedule import ScheduleOptions
 
     named = (options.sched_models_file, options.sched_dev_types_file, options.sched_dev_file)
     files = tuple(name for name in named if name is not None)
     if files and len(files) < len(named):
-        raise click.UsageError("`-sm`, `-sdt` and `-sd` go together")
+        raise click.UsageError("`-sm`, `-sdt` and `-sd` must be given together")
     hosts = options.hosts
     return ScheduleOptions(
         world=options.worldsize,
@@ -194,7 +210,10 @@ def _asked(options: PipeEdgeRunOptions) -> ScheduleOptions:
 
 
 def _weights(model_name: str, model_file: str | None) -> Path | None:
-    """A file or folder of weights, or None where there is none. Raises ArgumentError for one that isn't there."""
+    """Return the file or folder of weights, or None for random weights.
+
+    Raises ArgumentError if `-M` names a file that does not exist.
+    """
     from hpgo.runtime.pipeedge.models import model_named
 
     path = Path(model_named(model_name).file if model_file is None else model_file)
@@ -202,16 +221,17 @@ def _weights(model_name: str, model_file: str | None) -> Path | None:
         return path
     if model_file is not None:
         raise ArgumentError(
-            f"there are no weights `{model_file}`", "name a file or folder, or leave `-M` out", code="not_found"
+            f"file of weights not found: `{model_file}`", "leave out `-M` for random weights", code="not_found"
         )
     return None
 
 
 def _data(options: PipeEdgeRunOptions) -> DataOptions:
-    """What shall go through."""
+    """Return the options of the data."""
     from hpgo.runtime.pipeedge.data import DataOptions
 
     root, indices = options.dataset_root, options.dataset_indices_file
+    # Data sets need the tokenizer or the image settings, which are stored next to the weights.
     weights = _weights(options.model_name, options.model_file) or Path()
     return DataOptions(
         name=options.dataset_name,
@@ -228,56 +248,61 @@ def _work(rank: Rank) -> None:
     from hpgo.runtime.pipeedge.ranks import take_rank
 
     if rank.number == 0 and rank.weights is None:
-        say("note", "the weights are random: `-M` names a file of some, or a folder")
-    came = take_rank(rank, lambda line: say("note", line))
-    if came is not None:
-        _tell(came)
+        say("note", "the weights are random; use `-M FILE` to load some")
+    result = take_rank(rank, lambda line: say("note", line))
+    if result is not None:
+        _print(result)
 
 
-def _tell(came: RankResult) -> None:
-    """What scripts look for first, then the rest."""
-    click.echo(f"Latency is {came.taken_s:.6f}, throughput is {came.samples / came.taken_s:.6f}")
-    if came.right is not None:
-        click.echo(f"Accuracy is {percent(came.right / came.samples)}: {came.right} of {came.samples} are right")
-    ends = ", ".join(f"p{share} {format_seconds(came.flow.latency_s(share))}" for share in (50, 95, 99))
+def _print(result: RankResult) -> None:
+    """Print the line that scripts of PipeEdge parse first, then the other results."""
+    click.echo(f"Latency is {result.taken_s:.6f}, throughput is {result.samples / result.taken_s:.6f}")
+    if result.right is not None:
+        click.echo(
+            f"Accuracy is {percent(result.right / result.samples)}: {result.right} of {result.samples} are right"
+        )
+    ends = ", ".join(f"p{share} {format_seconds(result.flow.latency_s(share))}" for share in (50, 95, 99))
     click.echo(f"Micro-batches took {ends}")
-    for at, sent in enumerate(came.sent_bits):
-        said = ", ".join(f"{count} in {bits or 32} bit" for bits, count in sorted(sent.items()))
-        click.echo(f"Stage {at} sent {said}")
+    for at, sent in enumerate(result.sent_bits):
+        counts = ", ".join(f"{count} in {bits or 32} bit" for bits, count in sorted(sent.items()))
+        click.echo(f"Stage {at} sent {counts}")
     sys.stdout.flush()
 
 
 def _rate(asked: float | None) -> float | None:
-    """The rate to hold: that of the option, or of the variables that PipeEdge reads. Raises ArgumentError."""
+    """Return the rate to hold, from the option or PipeEdge's environment variables. Raises ArgumentError."""
     if asked is not None or not os.environ.get("ADAPTIVE_QUANT"):
         return asked
     text = os.environ.get("SEND_CONSTRAINT", "0")
     try:
         return float(text) or None
     except ValueError:
-        raise ArgumentError(f"SEND_CONSTRAINT is `{text}`", "it is a rate to hold, in samples a second") from None
+        raise ArgumentError(
+            f"SEND_CONSTRAINT is `{text}`, but it must be a rate in samples/s", "set SEND_CONSTRAINT=10"
+        ) from None
 
 
 def _window() -> int:
-    """Micro-batches of a window of monitoring. Raises ArgumentError."""
+    """Return the number of micro-batches in a window of monitoring. Raises ArgumentError."""
     text = os.environ.get("WINDOW_SIZE", str(_WINDOW))
     if not (text.isdecimal() and int(text)):
-        raise ArgumentError(f"WINDOW_SIZE is `{text}`", "it is a number of micro-batches from 1")
+        raise ArgumentError(f"WINDOW_SIZE is `{text}`, but it must be a positive integer", f"set WINDOW_SIZE={_WINDOW}")
     return int(text)
 
 
 def _mode() -> str:
-    """In which tables of monitoring are opened. Raises ArgumentError."""
+    """Return the mode in which CSV files are opened. Raises ArgumentError."""
     mode = os.environ.get("CSV_FILE_MODE", "w")
     if mode not in _MODES:
         raise ArgumentError(
-            f"CSV_FILE_MODE is `{mode}`", "`w` writes over files that are there, `x` refuses, and `a` adds to them"
+            f"CSV_FILE_MODE is `{mode}`, but it must be w, x or a",
+            "set CSV_FILE_MODE=w to overwrite existing files, x to fail, a to append",
         )
     return mode
 
 
 def _interface(asked: str | None, addr: str) -> str | None:
-    """The network interface that is meant; None leaves it to the system. Raises ArgumentError."""
+    """Return the network interface, or None to let the system choose. Raises ArgumentError."""
     there = [name for _, name in socket.if_nameindex()]
     loopback = next((name for name in _LOOPBACKS if name in there), None)
     if asked is None:
@@ -285,11 +310,9 @@ def _interface(asked: str | None, addr: str) -> str | None:
     if asked in there:
         return asked
     if asked in _LOOPBACKS and loopback is not None:
-        say("note", f"the loopback is called `{loopback}` here, not `{asked}`")
+        say("note", f"the loopback interface is `{loopback}` on this system, not `{asked}`")
         return loopback
-    raise ArgumentError(
-        f"there is no network interface `{asked}`", f"there are {', '.join(there)}", code="unknown_name"
-    )
+    raise ArgumentError(f"unknown network interface: `{asked}`", f"known: {', '.join(there)}", code="unknown_name")
 
 
 def _is_here(addr: str) -> bool:
@@ -300,5 +323,5 @@ def _is_here(addr: str) -> bool:
 
 
 def main() -> NoReturn:
-    """Entry point of the command `pipeedge-run`."""
+    """Run the command `pipeedge-run`."""
     run(command, prog_name="pipeedge-run")

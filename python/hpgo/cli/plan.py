@@ -1,8 +1,9 @@
-"""`hpgo plan`: the best plan for one question, or a table of them for several."""
+"""Command `hpgo plan`: the best plan for one problem, or a table of plans for several."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -41,6 +42,7 @@ _Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 _STYLES: dict[str, dict[str, Any]] = {
     "headline": {"bold": True},
+    "title": {"bold": True},
     "columns": {"fg": "cyan"},
     "fact": {"fg": "cyan"},
     "alarm": {"fg": "red", "bold": True},
@@ -48,54 +50,56 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 class Alternative(click.ParamType):  # type: ignore[type-arg]
-    """`data parallelism=file.json`."""
+    """A name and a file, such as `data parallelism=file.json`."""
 
     name = "alternative"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
-        """Its name, and the file to write it into."""
+        """Return the name of the alternative and the file to write."""
         if isinstance(value, tuple):
             return value
+        # Names of alternatives contain spaces but no `=`, so the first one separates the file.
         name, _, file = str(value).partition("=")
         if not (name.strip() and file.strip()):
-            self.fail(f"`{shorten(str(value))}` is no NAME=FILE, like `data parallelism=dp.json`", param, ctx)
+            self.fail(f"`{shorten(str(value))}` is not NAME=FILE; write `data parallelism=dp.json`", param, ctx)
         return name.strip(), file
 
 
 class Share(click.ParamType):  # type: ignore[type-arg]
-    """`0.5%`, or `0.005`."""
+    """A share as a percentage or a number, such as `0.5%` or `0.005`."""
 
     name = "share"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The share as a number from 0 to 1."""
+        """Return the share as a number from 0 to 1."""
         if not isinstance(value, str):
             return float(value)
+        # A bare number is a share, as in Python, so `0.5` and `0.5%` differ.
         text, percent = value.strip().removesuffix("%"), value.strip().endswith("%")
         try:
             share = float(text) / (100 if percent else 1)
         except ValueError:
             share = -1.0
         if not 0 <= share <= 1:  # NaN fails every comparison
-            self.fail(f"`{shorten(value)}` is no share from 0 to 100 %; write it like 0.5%", param, ctx)
+            self.fail(f"`{shorten(value)}` is not a percentage from 0 to 100; write 0.5%", param, ctx)
         return share
 
 
 class SavingOptions(Options):
-    """Output of a plan: what is printed, and what is saved."""
+    """Options for the output of a plan."""
 
     outputs: tuple[str, ...] = written(
         PLAN_OUT,
-        "Also write the plan (.json), its step as a picture (.svg .png .pdf .html .tex), or its report (.md)."
+        "Also write the plan (.json), a picture of its step (.svg .png .pdf .html .tex), or its report (.md)."
         " Repeatable.",
     )
     no_embed: bool = option(
         "--no-embed",
         is_flag=True,
-        help="Write plans without profile and cluster: `hpgo evaluate` needs their files again.",
+        help="Save plans without profile and cluster. `hpgo evaluate` then needs both files again.",
     )
     as_json: bool = AS_JSON
-    as_markdown: bool = option("--markdown", is_flag=True, help="To paste into a document.")
+    as_markdown: bool = option("--markdown", is_flag=True, help="Print the report as Markdown.")
 
     def check_one_format(self) -> None:
         """Raise UsageError if the plan is to be printed both as JSON and as Markdown."""
@@ -120,19 +124,20 @@ class PlanOptions(ProblemOptions, SavingOptions):
         type=Counts(),
         required=True,
         metavar="N[,N…]",
-        help="Samples in a step, over all devices.",
+        help="Samples per training step, over all devices.",
     )
-    schedule: str | None = schedule_option("eager_1f1b, or what --framework runs", "auto")
+    schedule: str | None = schedule_option("eager_1f1b, or that of --framework", "auto")
     framework: str | None = framework_option("megatron", "torchtitan", "deepspeed", "torch")
     devices: tuple[int, ...] | None = option(
         "--devices", type=Counts(), metavar="N[,N…]", help="Use only the first N devices of the cluster."
     )
-    max_stages: int | None = option("--max-stages", type=int, metavar="N", help="Stages at most.")
+    max_stages: int | None = option("--max-stages", type=int, metavar="N", help="Maximum number of stages.")
     tolerance: float | None = option(
         "--tolerance",
         type=Share(),
-        metavar="SHARE",
-        help="Take the plan with the least memory whose step is at most so much longer than the shortest: `0.5%`.",
+        metavar="PERCENT",
+        help="Prefer less memory: take the plan with the smallest peak memory whose step is at most this much longer"
+        " than the shortest: `0.5%`.",
     )
     deadline: float | None = deadline_option()
     alternatives: tuple[tuple[str, str], ...] = option(
@@ -140,25 +145,26 @@ class PlanOptions(ProblemOptions, SavingOptions):
         type=Alternative(),
         multiple=True,
         metavar="NAME=FILE",
-        help="Also write a plan that the report compares: `data parallelism`, or a schedule of `auto`. Repeatable.",
+        help="Also write an alternative of the report: `data parallelism`, `straight pipeline`, or a schedule of"
+        " `auto`. Repeatable.",
     )
     plot: str | None = option(
-        "--plot", type=STILL, metavar="FILE", help="Draw several plans: .svg, .png, .pdf or .html."
+        "--plot", type=STILL, metavar="FILE", help="Plot the plans of several sizes: .svg, .png, .pdf or .html."
     )
 
 
 @takes(PlanOptions, sections=_SECTIONS)
 def command(options: PlanOptions) -> None:
-    """Find the plan with the shortest training step, and how sure that is.
+    """Find the plan with the shortest training step, and prove how much faster another plan could be.
 
-    PROFILE is a built-in model (`hpgo models`) or a file: one of `hpgo profile`, PipeDream, Piper, dnn-partitioning,
-    Galvatron or Metis, or a trace of torch.profiler. The plan says which layers run on which devices, how often each
-    stage is replicated, and in how many micro-batches a step is cut.
+    PROFILE is a built-in model (`hpgo models`) or a file with layer times: from `hpgo profile`, PipeDream, Piper,
+    dnn-partitioning, Galvatron, Metis or torch.profiler. The plan assigns layers to stages and stages to devices, and
+    sets the replicas of each stage and the number of micro-batches.
 
-    Several batch sizes or device counts give a table with one plan a line. Ctrl-C ends the search with the best plan
-    so far.
+    With several batch sizes or device counts, the command prints a table with one plan per row. Ctrl-C stops the search
+    and returns the best plan so far.
 
-    A transformer without a profile is planned by `hpgo llm plan`.
+    For a transformer without layer times, use `hpgo llm plan`.
 
     \b
     Examples:
@@ -173,6 +179,7 @@ def command(options: PlanOptions) -> None:
       hpgo plan xlnet-36 -c h100:8 -b 1024 --devices 8,16,32,64
       hpgo plan gnmt-16 -c dapple-a -b 1024 --deadline 2s --json | jq .step_s
     """
+    # Modules of the planner are imported here, so that `--help` and completion stay fast.
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import read_profile
 
@@ -180,14 +187,14 @@ def command(options: PlanOptions) -> None:
     several = len(options.global_batch_size) * len(options.devices or (0,)) > 1
     if options.plot is not None:
         if not several:
-            raise click.UsageError("--plot draws several plans: give several batch sizes or device counts")
+            raise click.UsageError("--plot needs several batch sizes or device counts, such as `-b 64,128`")
         from hpgo.draw.curves import check
 
-        check(options.plot)  # before the search, which may take minutes
+        check(options.plot)  # A missing matplotlib must be reported now, not after minutes of search.
     if several and (drawn := [output for output in options.outputs if Path(output).suffix not in {"", ".json"}]):
-        raise click.UsageError(f"`{shorten(drawn[0])}` is for one plan; of several, -o writes .json, and --plot draws")
+        raise click.UsageError(f"`{shorten(drawn[0])}` is for one plan; for several, use `-o FILE.json` or `--plot`")
     if options.alternatives and several:
-        raise click.UsageError("--save-alternative is for one plan: give one batch size and one device count")
+        raise click.UsageError("--save-alternative needs one batch size and one device count")
     keywords = options.of_problem() | {
         "framework": options.framework,
         "max_stages": options.max_stages,
@@ -195,6 +202,7 @@ def command(options: PlanOptions) -> None:
         "deadline_s": options.deadline,
     }
     if options.schedule is not None:
+        # Without the option, the default depends on the framework, so the planner must not get one.
         keywords["schedule"] = options.schedule
     try:
         with as_options():
@@ -204,6 +212,7 @@ def command(options: PlanOptions) -> None:
         if (error := meant_as_transformer(options.profile, options.cluster, batch)) is not None:
             raise error from None
         raise
+    # Read the cluster once: a pipe can be read only once.
     whole = Cluster.read(options.cluster)
     clusters = [whole.first(count) for count in options.devices] if options.devices else [whole]
     questions = [(part, size) for part in clusters for size in options.global_batch_size]
@@ -216,13 +225,20 @@ def command(options: PlanOptions) -> None:
         write(best, options.outputs, embed=not options.no_embed)
         for name, file in options.alternatives:
             best.alternative(name).save(file, embed=not options.no_embed)
-    finally:  # a plan that took minutes is shown, even if it can't be saved
-        show(best, as_json=options.as_json, as_markdown=options.as_markdown, embed=not options.no_embed)
+    finally:  # Print a plan that took minutes to find even if its file can't be written.
+        show(
+            best,
+            as_json=options.as_json,
+            as_markdown=options.as_markdown,
+            embed=not options.no_embed,
+            saved=options.outputs,
+        )
 
 
 def write(plan: Plan, outputs: Sequence[str], *, embed: bool) -> None:
-    """Writes the plan into files as their endings say: itself, its report, or a picture of its step."""
+    """Write the plan, its report, or a picture of its step to each file, depending on the ending."""
     for output in outputs:
+        # The option type has checked the endings. Names without one get JSON.
         ending = output.lower().rpartition(".")[2]
         if ending == "md":
             from hpgo.show import report
@@ -236,8 +252,20 @@ def write(plan: Plan, outputs: Sequence[str], *, embed: bool) -> None:
             plan.save(output, embed=embed)
 
 
-def show(plan: Plan, *, as_json: bool, as_markdown: bool, embed: bool, stored_step_s: float | None = None) -> None:
-    """Prints one plan on stdout; `stored_step_s` is the step that its file names, where it was priced anew."""
+def show(
+    plan: Plan,
+    *,
+    as_json: bool,
+    as_markdown: bool,
+    embed: bool,
+    saved: Sequence[str],
+    stored_step_s: float | None = None,
+) -> None:
+    """Print a plan on stdout.
+
+    `saved` are the files it is stored in, which the report suggests as input of the next commands. `stored_step_s` is
+    the step time in the file that the plan was read from, if it was evaluated again.
+    """
     if as_json:
         click.echo(plan.to_json(embed=embed))
         return
@@ -246,17 +274,29 @@ def show(plan: Plan, *, as_json: bool, as_markdown: bool, embed: bool, stored_st
     if as_markdown:
         click.echo(report.markdown(plan, stored_step_s=stored_step_s))
         return
+    next_steps = _next_steps(saved) if plan.fits else ()
     if sys.stdout.isatty():
         styled = lambda role, text: click.style(text, **_STYLES[role])  # noqa: E731
-        click.echo(report.table(plan, styled, stored_step_s=stored_step_s, width=width()))
+        click.echo(report.table(plan, styled, stored_step_s=stored_step_s, width=width(), next_steps=next_steps))
     else:
-        click.echo(report.table(plan, stored_step_s=stored_step_s))
+        click.echo(report.table(plan, stored_step_s=stored_step_s, next_steps=next_steps))
+
+
+def _next_steps(saved: Sequence[str]) -> tuple[str, ...]:
+    """Return the commands to suggest below a report, with the first plan file in `saved`."""
+    file = next((shlex.quote(printable(name)) for name in saved if name.lower().endswith(".json")), None)
+    if file is None:
+        return ("save the plan with -o plan.json, then: hpgo draw plan.json -o plan.svg",)
+    return (f"hpgo draw {file} -o plan.svg", f"hpgo serve {file}")
 
 
 def _sweep(
     profile: Profile, questions: list[tuple[Cluster, int]], keywords: dict[str, Any], options: PlanOptions
 ) -> None:
-    """Answers the questions that have an answer, and says on stderr why others have none."""
+    """Plan each problem, print a table, and report problems without a plan on stderr.
+
+    Raises InfeasibleError if no problem has a plan.
+    """
     from hpgo.show import report
 
     plans: list[Plan] = []
@@ -277,7 +317,8 @@ def _sweep(
         if best.stopped == "interrupt":
             break
     if not plans:
-        raise InfeasibleError("none of these questions has an answer", "see the notes above")
+        raise InfeasibleError("no plan was found for any of these sizes", "the notes above have the reasons")
+    # All plans of a sweep usually have the same notes, so each is printed once.
     for note in dict.fromkeys(note for best in plans for note in best.notes):
         say("note", note)
     document = json_text(
@@ -306,15 +347,17 @@ def _sweep(
 
 
 def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords: dict[str, Any]) -> Plan:
-    """The best plan; says so if a deadline or Ctrl-C ended the search for it."""
+    """Return the best plan, and report on stderr if the time limit or Ctrl-C stopped the search."""
     from hpgo.planning.planner import plan
 
+    # The note reports the time that the user waited, not the limit.
     started_s = time.monotonic()
     with searching(f"batch {global_batch_size}", format_seconds) as tell:
         best = plan(profile, cluster, global_batch_size=global_batch_size, progress=tell, **keywords)
     if not best.finished:
-        why = "interrupted" if best.stopped == "interrupt" else "deadline reached"
-        whose = f" for `{best.schedule}`" if best.schedules else ""  # a bound on one schedule bounds no other
+        why = "interrupted" if best.stopped == "interrupt" else "time limit reached"
+        # With `--schedule auto`, the bound is on plans of the chosen schedule only.
+        whose = f" for `{best.schedule}`" if best.schedules else ""
         known = "follows" if best.gap is None else f"is {above(best.gap)}{whose}"
         taken_s = time.monotonic() - started_s
         say("note", f"{why} after {taken_s:.1f} s; the best plan so far {known}")

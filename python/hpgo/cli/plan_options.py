@@ -1,4 +1,4 @@
-"""What `hpgo plan` and `hpgo evaluate` are asked: options, their units, and their names in messages."""
+"""Options that `hpgo plan` and `hpgo evaluate` share, and option values with a unit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from hpgo.base.units import parse_bytes, parse_bytes_per_s, parse_seconds
 from hpgo.cli.command import Options, option
-from hpgo.cli.command import as_options as as_options  # noqa: PLC0414 -- for those who ask questions
+from hpgo.cli.command import as_options as as_options  # noqa: PLC0414 -- commands import it from here
 from hpgo.cli.values import Known
 from hpgo.errors import HpgoError
 from hpgo.programs.optimizers import OPTIMIZERS
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from hpgo.programs.optimizers import OptimizerName
 
-# arguments of `hpgo.read_profile` -> options
 _OF_PROFILES = {
     "batch_size": "profile_batch_size",
     "layer_counts": "profile_layer_counts",
     "boundary_bytes": "profile_boundary",
 }
-# SCHEDULES, RUN_ON_PLANS and CHUNKED of hpgo.planning, which `--help` need not load
+"""Option for each argument of `hpgo.read_profile`."""
+# A copy of SCHEDULES, RUN_ON_PLANS and CHUNKED of hpgo.planning: importing them would slow down `--help`.
 _SCHEDULES = (
     "1f1b", "eager_1f1b", "gpipe", "zb_h1", "zb_h2", "zb", "1f1b_overlap", "sequential", "interleaved",
     "interleaved_overlap", "looped_bfs", "hanayo", "interleaved_zb", "zb_v", "v_half", "v_min", "dualpipe_v",
@@ -40,33 +40,37 @@ SECTIONS = {
     "Memory": "recompute optimizer gradients_per_weight optimizer_per_weight shard_optimizer reserve",
     "Input file options": "profile_batch_size profile_layer_counts profile_boundary",
 }
-"""Titles of the help, and the options of `ProblemOptions` below each; a command's own take the place of {}."""
+"""Titles of help sections with the options of `ProblemOptions` in each. A command puts its own options at `{}`."""
 
 
 class _Measure(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
-    """A number with a unit; with an `example`, one without it is refused, and nought where there is `some`."""
+    """A number with a unit.
+
+    With an `example`, a value without a unit is an error, which shows the example. With `some`, zero is an error.
+    """
 
     def __init__(self, name: str, parser: Callable[[str], float], *, example: str = "", some: bool = False) -> None:
         self.name = name
         self._parser, self._example, self._some = parser, example, some
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Base units: seconds, bytes."""
+        """Return the value in seconds, bytes, or bytes per second."""
+        # Click also converts defaults, which are numbers already.
         if not isinstance(value, str):
             return float(value)
         if self._example and not re.search("[A-Za-z]$", value):
-            self.fail(f"`{value[:40]}` has no unit; write it like {self._example}", param, ctx)
+            self.fail(f"`{value[:40]}` has no unit; write a value like {self._example}", param, ctx)
         try:
             found = self._parser(value)
         except HpgoError as error:
             self.fail(f"{error.message}; {error.hint}", param, ctx)
         if self._some and not found:
-            self.fail(f"a {self.name} of 0 is none", param, ctx)
+            self.fail(f"the {self.name} is 0, but it must be positive", param, ctx)
         return found
 
 
 class Counts(click.ParamType):  # type: ignore[type-arg]
-    """Whole numbers from 1, with commas between them; each `once`, whatever is written."""
+    """Positive integers with commas between them; with `once`, repeated numbers count once."""
 
     name = "counts"
 
@@ -74,19 +78,21 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
         self._once = once
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """The numbers in the order given."""
+        """Return the numbers in the order given."""
         if isinstance(value, tuple):
             return value
         counts = []
         for word in str(value).split(","):
+            # Python users write large numbers with underscores.
             text = word.strip().replace("_", "")
             if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text)):
                 self.fail(
-                    f"`{word[:40]}` is no whole number from 1 to 999,999,999; write it like 64 or 64,128,256",
+                    f"`{word[:40]}` is not an integer from 1 to 999,999,999; write one or several: 64 or 64,128,256",
                     param,
                     ctx,
                 )
             counts.append(int(text))
+        # Equal sizes would be planned twice, but equal numbers of layers are meaningful.
         return tuple(dict.fromkeys(counts) if self._once else counts)
 
 
@@ -103,35 +109,39 @@ TIMEOUT: Any = option(
     default="600s",
     show_default=True,
     metavar="TIME",
-    help="Stop a run that hangs this long.",
+    help="Stop a run that makes no progress for this long.",
 )
 RESERVE: Any = option(
-    "--reserve", type=BYTES, default=0.0, metavar="SIZE", help="Memory to leave free on each device: `1GB`."
+    "--reserve",
+    type=BYTES,
+    default=0.0,
+    metavar="SIZE",
+    help="Memory to keep free on each device: `1GB`.  [default: 0]",
 )
 COUNT_LOADING: Any = option(
     "--count-loading", is_flag=True,
-    help="Count the time of layers that only load data; by default a loader works ahead of the step.",
+    help="Include the time of layers that only load data. By default, data loaders work ahead of the step.",
 )  # fmt: skip
 
 
 class ProfileFileOptions(Options):
-    """Facts that a profile's file may leave open."""
+    """Properties of a profile that its file may not contain."""
 
     profile_batch_size: int | None = option(
         "--profile-batch-size",
         type=int,
         metavar="N",
-        help="Samples that the profile was measured with, if neither its file nor its name says it.",
+        help="Samples per batch of the measurement, if neither the file nor its name contains it.",
     )
     profile_layer_counts: tuple[int, ...] | None = option(
         "--profile-layer-counts",
         type=Counts(once=False),
         metavar="N[,N…]",
-        help="How many layers of each type the model has, for files of Galvatron.",
+        help="Number of layers of each type in the model, for Galvatron files.",
     )
     profile_boundary: float | None = option(
         "--profile-boundary", type=BYTES, metavar="SIZE",
-        help="What one sample sends from layer to layer, for files of Metis and Galvatron that don't say it.",
+        help="Bytes that one sample sends between two layers, for Metis and Galvatron files without them.",
     )  # fmt: skip
 
     def of_file(self) -> dict[str, Any]:
@@ -140,61 +150,66 @@ class ProfileFileOptions(Options):
 
 
 class ProblemOptions(ProfileFileOptions):
-    """Options that `hpgo plan` and `hpgo evaluate` share, beside model, cluster and batch size."""
+    """Options of a planning problem, except model, cluster and batch size."""
 
     micro_batch_size: int | None = option(
         "--micro-batch-size",
         type=int,
         metavar="N",
-        help="Samples that enter the pipeline at once, shared by a stage's replicas; by default the best."
-        " (Megatron's option of this name counts the samples of one replica.)",
+        help="Samples per micro-batch over all replicas of a stage.  [default: the best] (Megatron-LM's option of this"
+        " name counts the samples of one replica.)",
     )
     min_micro_batch_size: int | None = option(
         "--min-micro-batch-size",
         type=int,
         metavar="N",
-        help="Fewest samples of a micro-batch on a device; by default the profile's smallest batch size.",
+        help="Minimum samples per micro-batch and replica.  [default: the profile's smallest batch size]",
     )
     recompute: str = option(
         "--recompute",
         type=click.Choice(tuple(_RECOMPUTE)),
         default="no",
         show_default=True,
-        help="Recompute activations in the backward pass, for less memory.",
+        help="Recompute activations in the backward pass to save memory.",
     )
     optimizer: OptimizerName = option(
         "--optimizer",
         type=click.Choice(tuple(OPTIMIZERS)),
         default=next(iter(OPTIMIZERS)),
         show_default=True,
-        help="What is kept for each parameter, in bytes of weights + gradients + optimizer state: "
+        help="Bytes per parameter for weights + gradients + optimizer state: "
         + "; ".join(f"{name} {kept.bytes_text}" for name, kept in OPTIMIZERS.items())
-        + ". The profile's weights count as they are; the rest is in proportion.",
+        + ". Weights have the size in the profile; gradients and state are in proportion to it.",
     )
     gradients_per_weight: float | None = option(
         "--gradients-per-weight",
         type=float,
         metavar="BYTES",
-        help="Bytes of gradients for each byte of weights, instead of the optimizer's.",
+        help="Bytes of gradients per byte of weights, instead of those of --optimizer.",
     )
     optimizer_per_weight: float | None = option(
         "--optimizer-per-weight",
         type=float,
         metavar="BYTES",
-        help="Bytes of optimizer state for each byte of weights, instead of the optimizer's.",
+        help="Bytes of optimizer state per byte of weights, instead of those of --optimizer.",
     )
     shard_optimizer: bool = option(
-        "--shard-optimizer", is_flag=True, help="Replicas share the optimizer state (ZeRO stage 1)."
+        "--shard-optimizer", is_flag=True, help="Shard the optimizer state over replicas (ZeRO stage 1)."
     )
     reserve: float = RESERVE
-    equal_shares: bool = option("--equal-shares", is_flag=True, help="Replicas of a stage get as many samples each.")
-    no_overlap: bool = option("--no-overlap", is_flag=True, help="Gradients synchronise after the backward pass only.")
+    equal_shares: bool = option(
+        "--equal-shares", is_flag=True, help="Give all replicas of a stage the same number of samples."
+    )
+    no_overlap: bool = option(
+        "--no-overlap", is_flag=True, help="Reduce gradients after the last backward pass, not during it."
+    )
     count_loading: bool = COUNT_LOADING
 
     def of_problem(self) -> dict[str, Any]:
         """Return these options as keyword arguments of `hpgo.plan` and `hpgo.evaluate`."""
         from hpgo.planning.problem import MemoryModel
 
+        # Single ratios override those of the preset, so that both options can be combined.
         kept = MemoryModel.preset(self.optimizer, shard_optimizer=self.shard_optimizer, reserved_bytes=self.reserve)
         given: dict[str, Any] = {
             "gradients_per_weight": self.gradients_per_weight,
@@ -215,14 +230,14 @@ def deadline_option(*aliases: str, default: float | None = None) -> Any:
     """Declare the option that ends a search with the best plan so far."""
     return option(
         "--deadline", *aliases, type=SECONDS, default=default, metavar="TIME",
-        help="Stop then, with the best plan so far: `10s`.",
+        help="Stop the search after this time and return the best plan so far: `10s`.",
     )  # fmt: skip
 
 
 def schedule_option(usual: str, *others: str) -> Any:
     """Declare the option that names the schedule of a plan; `others` are words beside the schedules' names."""
-    names = f"{', '.join(_SCHEDULES)}; or auto, for the best" if others else ", ".join(_SCHEDULES)
+    names = f"{', '.join(_SCHEDULES)}; or auto, which compares all" if others else ", ".join(_SCHEDULES)
     return option(
         "--schedule", type=Known("schedule", lambda: (*_SCHEDULES, *others)), metavar="NAME",
-        help=f"The order of forwards and backwards, {usual} by default: {names}.",
+        help=f"Pipeline schedule: {names}.  [default: {usual}]",
     )  # fmt: skip

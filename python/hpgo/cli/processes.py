@@ -1,4 +1,4 @@
-"""Parts that `hpgo run`, `hpgo emulate` and `hpgo infer` share: their options, and how their ranks start and end."""
+"""Options, start and end of ranks that `hpgo run`, `hpgo emulate` and `hpgo infer` share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def heartbeat_timeout(default: str) -> Any:
-    """Declare the option that bounds how long a rank may send no heartbeat."""
+    """Declare the option for the longest time without a heartbeat of a rank."""
     return option(
         "--heartbeat-timeout",
         type=SECONDS,
@@ -37,13 +37,18 @@ def heartbeat_timeout(default: str) -> Any:
 
 
 class ProcessOptions(Options):
-    """The plan, and limits of its processes."""
+    """Options of the plan and its processes."""
 
     plan: str = argument(type=PLAN, metavar="PLAN.json")
     timeout_s: float = TIMEOUT
     heartbeat_timeout_s: float = heartbeat_timeout("5s")
     grace_s: float = option(
-        "--grace", type=SECONDS, default="30s", show_default=True, metavar="TIME", help="Time to end in after SIGTERM."
+        "--grace",
+        type=SECONDS,
+        default="30s",
+        show_default=True,
+        metavar="TIME",
+        help="Time to save and exit after SIGTERM.",
     )
     timeline: str | None = option(
         "--timeline",
@@ -62,25 +67,25 @@ class ProcessOptions(Options):
 
         if self.timeline is not None and not (folder := Path(self.timeline).parent).is_dir():
             raise ArgumentError(
-                f"there is no folder `{folder}` to write `{self.timeline}` in",
-                "name a file in a folder that exists",
+                f"folder not found: `{folder}`, for `{self.timeline}`",
+                f"make the folder: `mkdir -p {folder}`",
                 code="not_found",
             )
         return Limits(self.timeout_s, self.heartbeat_timeout_s, self.grace_s)
 
 
 class ModelOptions(ProcessOptions):
-    """The model that ranks compute, and its data."""
+    """Options of the model and its data."""
 
     workload: str = option(
         "--workload",
         type=WORKLOAD,
         required=True,
         metavar="NAME|MODULE:FUNCTION",
-        help="The model: `gpt:layers=4`, or a function of yours.",
+        help="Model: a built-in workload such as `gpt:layers=4`, or your function.",
     )
     data: str | None = option(
-        "--data", metavar="MODULE:FUNCTION", help="Your data set; without it, the workload's example batch."
+        "--data", metavar="MODULE:FUNCTION", help="Your data set.  [default: the workload's example batch]"
     )
     seed: int = SEED
     dtype: str | None = DTYPE
@@ -120,11 +125,14 @@ def run_ranks(
     prepare: Callable[[Runnable], None],
     kept: str,
 ) -> None:
-    """Run `work` as the rank that a launcher has made this process, or as all ranks of the plan, in processes here.
+    """Run `work` as this rank of a launcher, or as all ranks of the plan in new processes on this machine.
 
-    `read` is called once in a rank of a launcher, and once for all ranks that start here: they are forked with what it
-    gives. Before these start, `prepare` checks what would fail in each of them. `kept` says what a run that SIGTERM
-    ends has saved.
+    Args:
+        options: plan file and limits of time.
+        work: runs one rank.
+        read: returns the program. It is called once, before new processes are forked, or once per rank of a launcher.
+        prepare: raises the errors that each rank would raise, before new processes start.
+        kept: what a run has saved if SIGTERM ends it, for the message.
     """
     limits = options.limits()
     from hpgo.runtime.launch import run_here
@@ -141,13 +149,13 @@ def run_ranks(
             run_here(runnable.program.world_size, lambda: work(runnable), limits, partial(stages_of, runnable.program))
         except BaseException:
             if not options.as_json:
-                clear_line()  # that rank 0 may have left
+                clear_line()  # Rank 0 may have left its progress there.
             raise
 
 
 @contextmanager
 def preempted(kept: str) -> Iterator[None]:
-    """Say what was saved, on rank 0, if SIGTERM ends the run."""
+    """Report on rank 0 which state was saved, if SIGTERM ends the run."""
     from hpgo.runtime.preemption import Preempted
 
     try:
@@ -167,8 +175,8 @@ def read_training(file: str) -> Runnable:
     plan = read_any(file)
     if isinstance(plan, ChainPlan):
         raise ArgumentError(
-            f"{file} is a plan of inference, which has nothing to train",
-            f"run `hpgo infer {file}`, or give a plan of `hpgo plan`",
+            f"`{file}` is an inference plan, which can't be trained",
+            f"run `hpgo infer {file}`, or use a plan of `hpgo plan -o`",
         )
     return Runnable.from_plan(plan)
 

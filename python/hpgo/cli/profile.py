@@ -1,4 +1,4 @@
-"""`hpgo profile`: measures what the layers of a model take on this machine."""
+"""Command `hpgo profile`: measure the layers of a model on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpgo.runtime.profiling import Measurement
 
 _PART = ".part"
-"""Behind the name of the profile: what has been measured so far."""
+"""Ending of the file with the results so far, after the name of the profile."""
 
 
 _SECTIONS = {
@@ -37,17 +37,17 @@ _SECTIONS = {
 
 
 class MeasureOptions(Options):
-    """The measurement of layers."""
+    """Options of the measurement."""
 
     by: str = option(
         "--by",
         type=click.Choice(["block", "module", "op", "quarter"]),
         default="block",
         show_default=True,
-        help="What a layer is, in models that torch exports; `quarter`: of a built-in transformer's block.",
+        help="Size of a layer in models that torch.export accepts; quarter splits the blocks of built-in transformers.",
     )
     batch_size: tuple[int, ...] = option(
-        "--batch-size", type=Counts(), default="1", show_default=True, metavar="N[,N…]", help="Samples in a batch."
+        "--batch-size", type=Counts(), default="1", show_default=True, metavar="N[,N…]", help="Samples per batch."
     )
     ranks: int = option(
         "--ranks",
@@ -55,17 +55,25 @@ class MeasureOptions(Options):
         default=1,
         show_default=True,
         metavar="N",
-        help="Processes that will share this machine: as many measure at once.",
+        help="Number of ranks that will share this machine. The same number of processes measures at once.",
     )
-    inference: bool = option("--inference", is_flag=True, help="Forward alone, as a model that is not training.")
+    inference: bool = option("--inference", is_flag=True, help="Measure forward passes only, in evaluation mode.")
     dtype: str | None = DTYPE
     autocast: str | None = AUTOCAST
     device: str | None = DEVICE
     time_limit: float = option(
-        "--time-limit", type=SECONDS, default="30s", show_default=True, metavar="TIME", help="For each size."
+        "--time-limit",
+        type=SECONDS,
+        default="30s",
+        show_default=True,
+        metavar="TIME",
+        help="Time to measure each batch size.",
     )
     memory: float | None = option(
-        "--memory", type=BYTES, metavar="SIZE", help="What layers may fill at once; half of what is free."
+        "--memory",
+        type=BYTES,
+        metavar="SIZE",
+        help="Memory that layers may use at once.  [default: half of the free memory]",
     )
 
 
@@ -73,22 +81,22 @@ class ProfileOptions(MeasureOptions):
     """Options of `hpgo profile`."""
 
     workload: str = argument(type=WORKLOAD, metavar="[NAME|MODULE:FUNCTION|CONFIG.json]", required=False)
-    outputs: tuple[str, ...] = written(PROFILE_OUT, "The profile: .yaml, .json, or PipeDream's .txt. Repeatable.")
+    outputs: tuple[str, ...] = written(PROFILE_OUT, "Profile to write: .yaml, .json, or PipeDream's .txt. Repeatable.")
     as_json: bool = AS_JSON
     form: str | None = option(
         "--format",
         type=click.Choice(["pipeedge"]),
-        help="Merge into PipeEdge's two files, which `hpgo partition` reads, instead of -o; implies --inference.",
+        help="Instead of -o, add the results to PipeEdge's two files for `hpgo partition`. Implies --inference.",
     )
-    device_type: str = option("--device-type", metavar="NAME", help="What this machine is called in PipeEdge's files.")
+    device_type: str = option("--device-type", metavar="NAME", help="Name of this device type in the files.")
     device_memory: float | None = option(
-        "--device-memory", type=DEVICE_BYTES, metavar="SIZE", help="Of a type that is new there, like 512MiB."
+        "--device-memory", type=DEVICE_BYTES, metavar="SIZE", help="Memory of a new device type, such as 512MiB."
     )
     device_bandwidth: float | None = option(
-        "--device-bandwidth", type=RATE, metavar="RATE", help="The same, like 100Mbit/s."
+        "--device-bandwidth", type=RATE, metavar="RATE", help="Bandwidth of a new device type, such as 100Mbit/s."
     )
     model_name: str | None = option(
-        "-m", "--model-name", metavar="NAME", help="What the model is called there; the workload's name."
+        "-m", "--model-name", metavar="NAME", help="Name of the model in the files.  [default: name of the workload]"
     )
     models_file: str = option(
         "-M",
@@ -97,7 +105,7 @@ class ProfileOptions(MeasureOptions):
         metavar="FILE",
         default="models.yml",
         show_default=True,
-        help="Layers, memory, values.",
+        help="PipeEdge file of models.",
     )
     dev_types_file: str = option(
         "-T",
@@ -106,24 +114,25 @@ class ProfileOptions(MeasureOptions):
         metavar="FILE",
         default="device_types.yml",
         show_default=True,
-        help="Types: memory, times.",
+        help="PipeEdge file of device types.",
     )
-    overwrite: bool = option("--overwrite", is_flag=True, help="Put new figures in the place of those that are there.")
+    overwrite: bool = option("--overwrite", is_flag=True, help="Replace results that the files already have.")
     results: tuple[str, ...] = option(
         "--from",
         type=FILE,
         metavar="FILE",
         multiple=True,
-        help="Measure nothing: merge this profiler_results.yml of PipeEdge's profiler. Repeatable.",
+        help="Measure nothing; add this profiler_results.yml of PipeEdge's profiler. Repeatable.",
     )
 
 
 @takes(ProfileOptions, sections=_SECTIONS)
 def command(options: ProfileOptions) -> None:
-    """Measure the layers of a model on this machine, forward and backward, for `hpgo plan`.
+    """Measure the forward and backward time of each layer on this machine, for `hpgo plan`.
 
-    A model is named as for `hpgo run`. One that is larger than the memory is measured layer by layer. Interrupted, the
-    same command goes on where it was, if it has a file to write.
+    The model is a built-in workload, a function of yours, or a Hugging Face config.json, as for `hpgo run`. A model
+    that is larger than the memory is measured layer by layer. With -o, the same command continues an interrupted
+    measurement.
 
     \b
     Examples:
@@ -134,6 +143,7 @@ def command(options: ProfileOptions) -> None:
       hpgo profile vit-base --by quarter --format pipeedge --device-type mb
     """
     check_words(click.get_current_context())
+    # Only the fields of this group are arguments of the measurement.
     given = options.group(MeasureOptions)
     given["batch_sizes"] = given.pop("batch_size")
     if options.form is None:
@@ -145,7 +155,7 @@ def command(options: ProfileOptions) -> None:
             write_profile(found.profile, output)
         _print(found, as_json=options.as_json)
         if not options.outputs and not options.as_json:
-            say("note", "nothing was written: `-o FILE.yaml` keeps the profile for `hpgo plan`")
+            say("note", "no file was written; use `-o FILE.yaml` to save the profile for `hpgo plan`")
         return
     files = Files(
         options.models_file,
@@ -157,6 +167,7 @@ def command(options: ProfileOptions) -> None:
         files.merge(*read_all(options.results, name=options.model_name, dtype=given["dtype"]))
         return
     model, dtype = _described(options.workload, options.model_name, given)
+    # Check the files before the measurement, which may take minutes.
     files.check(model, [Timing(size, dtype, (0.0,) * len(model.memory_mb)) for size in options.batch_size])
     found = _measured(options.workload, keep=f"{options.dev_types_file}{_PART}", **given | {"inference": True})
     _print(found, as_json=options.as_json)
@@ -164,7 +175,7 @@ def command(options: ProfileOptions) -> None:
 
 
 def _described(workload: str, name: str | None, options: dict[str, Any]) -> tuple[PipeEdgeModel, str]:
-    """The model in PipeEdge's words."""
+    """Return the model in PipeEdge's format, and its data type."""
     from hpgo.runtime import check_torch
 
     check_torch()
@@ -204,10 +215,13 @@ def _torch_dtype(name: str | None) -> Any:
 
 
 def _check_outputs(outputs: tuple[str, ...], sizes: tuple[int, ...]) -> None:
-    """Raises ArgumentError for what can't be written, before anything is measured."""
+    """Raise ArgumentError for files that can't be written, before the measurement starts."""
     for output in outputs:
         if output.lower().endswith(".txt") and len(sizes) > 1:
-            raise ArgumentError("PipeDream text holds one batch size", "measure at one, or write .yaml")
+            raise ArgumentError(
+                f"`{output}` can hold one batch size only, but {len(sizes)} are measured",
+                "write a .yaml file, or measure one batch size",
+            )
         check_folder(output)
 
 
@@ -232,9 +246,10 @@ def _print_json(found: Measurement) -> None:
 
 
 def _print_table(found: Measurement) -> None:
-    """What the layers take at the largest batch size; those alike that follow each other are one row."""
+    """Print the layers' times at the largest batch size, with equal adjacent layers in one row."""
     profile, spreads = found.profile, found.spreads
     rows = []
+    # Repeated blocks were measured once and have equal figures, so they share a row.
     for _, group in groupby(profile.layers, key=lambda layer: (_figures(layer), spreads[layer.id])):
         alike = list(group)
         first, last = alike[0], alike[-1]
@@ -246,7 +261,7 @@ def _print_table(found: Measurement) -> None:
                 times(spreads[first.id]),
             )
         )
-    title = f"{profile.name}, a batch of {profile.batch_sizes[-1]}"
+    title = f"{profile.name}, batch of {profile.batch_sizes[-1]}"
     table(("layer", "count", "forward", "backward", "output", "saved", "weights", "spread"), rows, title)
     click.echo()
     for at, size in enumerate(profile.batch_sizes):
@@ -268,7 +283,7 @@ def _total(found: Measurement, profile: Profile, at: int, size: int) -> str:
         sum(getattr(layer, name)[at] for layer in profile.layers) for name in ("forward_s", "backward_s")
     )
     whole = found.wholes.get(size)
-    beside = "" if whole is None else f"; as one model {format_seconds(whole.whole_s)}"
+    beside = "" if whole is None else f"; whole model {format_seconds(whole.whole_s)}"
     if whole is not None and whole.peak_bytes is not None:
         beside += f" and {format_bytes(whole.peak_bytes)} of activations"
     return f"batch of {size}: forward {format_seconds(forward)}, backward {format_seconds(backward)}{beside}"

@@ -1,4 +1,4 @@
-"""Commands that are one rank of a launcher's, or start ranks of their own."""
+"""Run commands as one rank of a launcher, or in ranks that the command starts itself."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from hpgo.runtime.failure_detection import Limits
 
 _PAUSE_S = 1.0
-"""Before the first rank ends: launchers then end the others, who may keep what all share, or be about to speak."""
+"""Pause before the first failing rank exits. The launcher then kills the others, which may still report an error."""
 
 
 def in_ranks(count: int, timeout_s: float, work: Callable[[], None]) -> None:
-    """Runs `work` as the rank that a launcher has made this process, or in `count` processes here.
+    """Run `work` as this rank of a launcher, or else in `count` new processes on this machine.
 
-    Raises what the first rank raised; of the ranks of a launcher the first one tells it, and all end.
+    Without a launcher, the error of the first failing rank is raised. Under a launcher, the first failing rank prints
+    its error, and all ranks exit.
     """
     from hpgo.runtime.failure_detection import Limits
     from hpgo.runtime.launch import run_here
@@ -37,7 +38,7 @@ def in_ranks(count: int, timeout_s: float, work: Callable[[], None]) -> None:
 
 
 def take_part(limits: Limits, work: Callable[[], None]) -> None:
-    """Runs `work` as one rank of a launcher's, guarded as that."""
+    """Run `work` as one rank of a launcher, with failure detection and handling of preemption."""
     from hpgo.runtime import guards
     from hpgo.runtime.preemption import Preempted
     from hpgo.runtime.rendezvous import guard
@@ -56,7 +57,8 @@ def take_part(limits: Limits, work: Callable[[], None]) -> None:
             time.sleep(_PAUSE_S)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)  # a thread that still reads the store would abort the process as its host leaves
+        # A thread may still read the store, whose host exits. A regular exit would abort the process with a core dump.
+        os._exit(1)
     except BaseException as error:
         guards.charge(error)
         raise
@@ -69,5 +71,5 @@ def _tell(error: HpgoError) -> None:
         say("hint", error.hint)
     most = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if most != "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == most:
-        say("note", f"`--max-restarts {most}` is used up on {socket.gethostname()}: no rank is started there again")
+        say("note", f"`--max-restarts {most}` is reached on {socket.gethostname()}: torchrun restarts no rank there")
     sys.stderr.flush()

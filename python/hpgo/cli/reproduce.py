@@ -1,4 +1,4 @@
-"""`hpgo reproduce`: published planning results beside ours, as tables."""
+"""Command `hpgo reproduce`: compare published planning results with ours, as tables."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 def command() -> None:
-    """Set published planning results beside ours.
+    """Compare published planning results with those of hpgo.
 
-    Asks the compatible and the modern planner every published question, and prints Markdown tables. Takes about a
-    minute.
+    The command solves each published planning problem with the original algorithm and with the current planner, and
+    prints Markdown tables. It takes about a minute.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`hpgo run`: trains by a plan, on processes that it starts or as one rank of a launcher's."""
+"""Command `hpgo run`: train under a plan, in processes that it starts or as one rank of a launcher."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _SECTIONS = {
 
 
 class RunOptions(ModelOptions):
-    """Options of `hpgo run`: the model, its training, and what is saved of it."""
+    """Options of `hpgo run`: model, training and checkpoints."""
 
     optimizer: str = optimizer_option("sgd:lr=0.01")
     clip_norm: float | None = option(
-        "--clip-norm", type=float, metavar="NORM", help="Scale gradients down to this norm if theirs is larger."
+        "--clip-norm", type=float, metavar="NORM", help="Scale gradients down to this norm if their norm is larger."
     )
     steps: int = steps_option(20)
     backend: str = option(
@@ -51,30 +51,43 @@ class RunOptions(ModelOptions):
         help="Engine that runs the schedule: hpgo, or `torch.distributed.pipelining`.",
     )
     elastic: bool = option(
-        "--elastic", is_flag=True, help="Under torchrun: plan again for the nodes that are left, and resume."
+        "--elastic",
+        is_flag=True,
+        help="Under torchrun, plan again if nodes fail or return, and resume from the newest checkpoint.",
     )
     checkpoint: str | None = option(
-        "--checkpoint", type=FOLDER, metavar="FOLDER", help="Save weights and optimizer there, at least at the end."
+        "--checkpoint",
+        type=FOLDER,
+        metavar="FOLDER",
+        help="Save weights and optimizer state in this folder, at least after the last step.",
     )
-    every: int | None = option("--every", type=click.IntRange(1), metavar="N", help="Save every N steps, too.")
+    every: int | None = option("--every", type=click.IntRange(1), metavar="N", help="Also save every N steps.")
     keep: int = option(
-        "--keep", type=click.IntRange(1), default=3, show_default=True, metavar="N", help="Checkpoints to keep."
+        "--keep",
+        type=click.IntRange(1),
+        default=3,
+        show_default=True,
+        metavar="N",
+        help="Number of checkpoints to keep.",
     )
     resume: bool = option("--resume", is_flag=True, help="Continue from the newest checkpoint in FOLDER, if any.")
     losses: str | None = option(
-        "--losses", type=FILE, metavar="FILE", help="Append a line of JSON per step: its number, loss and time."
+        "--losses",
+        type=FILE,
+        metavar="FILE",
+        help="Append one line of JSON per step to this file: number, loss and time.",
     )
 
 
 @takes(RunOptions, sections=_SECTIONS)
 def command(options: RunOptions) -> None:
-    """Train a model as PLAN.json says, a file of `hpgo plan -o` or `Program.save`.
+    """Train a model under PLAN.json, a file of `hpgo plan -o` or `Program.save`.
 
-    Alone, the command starts a process for each device of the plan here, and ends them all. Under torchrun, or another
-    launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, it is one rank. Without --data, each step trains
-    on the workload's example batch; --data names a function that returns pairs of inputs and targets.
+    The command starts one process per device of the plan on this machine. Under torchrun, or another launcher that sets
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, it is one rank. --data names a function that returns pairs of inputs
+    and targets. Without it, each step trains on the workload's example batch.
 
-    With --elastic, torchrun may start the ranks again with fewer nodes than PLAN.json is for: they plan again, and
+    With --elastic, torchrun may start the ranks again with fewer nodes than PLAN.json is for. They then plan again, and
     continue from the newest checkpoint.
 
     \b
@@ -86,6 +99,7 @@ def command(options: RunOptions) -> None:
       hpgo run plan.json --workload gpt:layers=4 --checkpoint saved --resume
       hpgo run plan.json --workload vgg-19 --elastic --checkpoint saved --every 9
     """
+    # Both options need a folder, and would otherwise be ignored silently.
     if options.checkpoint is None and (options.every is not None or options.resume):
         raise click.UsageError(f"`{'--resume' if options.resume else '--every'}` needs `--checkpoint FOLDER`")
     folder = options.checkpoint
@@ -94,7 +108,7 @@ def command(options: RunOptions) -> None:
         from hpgo.runtime.rendezvous import is_launched
 
         elastic_runs.check(checkpoint=folder, every=options.every, launched=is_launched())
-        with preempted(f"whoever is started again goes on from {folder}"):
+        with preempted(f"ranks that are started again continue from {folder}"):
             take_part(limits, lambda: _train_again(options))
         return
     run_ranks(
@@ -102,36 +116,40 @@ def command(options: RunOptions) -> None:
         lambda runnable: _train(options, runnable, {}),
         read=lambda: read_training(options.plan),
         prepare=lambda runnable: _prepare(options, runnable),
-        kept=f"`--resume` goes on from {folder}" if folder else "nothing is saved without `--checkpoint`",
+        kept=f"`--resume` continues from {folder}"
+        if folder
+        else "no checkpoint: use `--checkpoint FOLDER` to save one",
     )
 
 
 def _prepare(options: RunOptions, runnable: Runnable) -> None:
-    """Raise the errors that all ranks would raise, and load once what all of them need."""
+    """Raise errors that all ranks would raise, and import modules once, before the ranks are forked."""
     from hpgo.runtime.train.optimizer import optimizer_of
 
     optimizer_of(options.optimizer)
     if options.backend == "torch":
         from hpgo.runtime.train.torch_backend import pipelines
 
+        # The engine of PyTorch supports fewer schedules. This call raises the error before ranks start.
         pipelines(runnable.program)
 
 
 def _train_again(options: RunOptions) -> None:
-    """Run one rank, of as many as there are now."""
+    """Run one rank of the current number of ranks, under a plan for them."""
     from hpgo.runtime.rendezvous import place
     from hpgo.runtime.runnable import Runnable
     from hpgo.runtime.train.elastic import settle
 
     settled = settle(options.plan, options.timeout_s)
     if place()[0] == 0 and not options.as_json:
-        click.echo(elastic_runs.told(options.plan, settled))
-    with elastic_runs.asked_by_its_own():
+        click.echo(elastic_runs.describe(options.plan, settled))
+    # A rank that exits too early counts as a failure of the job.
+    with elastic_runs.wait_for_launcher():
         _train(options, Runnable.from_plan(settled.plan), elastic_runs.document(settled))
 
 
 def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> None:
-    """Run one rank; rank 0 prints, and begins JSON with `head`."""
+    """Run one rank. Rank 0 prints the result, whose JSON starts with `head`."""
     from hpgo.runtime import Pipeline
     from hpgo.runtime.train.optimizer import optimizer_of
 
@@ -147,6 +165,7 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
         talks = pipeline.rank == 0
         shows = talks and not options.as_json
         program = pipeline.program
+        # Only the rank that prints needs the prediction.
         predicted = steps.predicted_step(program) if talks else None
         if (options.resume or options.elastic) and _resume(options, pipeline, talks=shows):
             if talks and options.as_json:
@@ -157,21 +176,23 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
         losses: list[float] = []
         steps_s: list[float] = []
         done = pipeline.steps
-        _save(options, pipeline)  # nothing yet, but a folder that can't be written to is told now
+        _save(options, pipeline)  # Saves nothing yet, but fails now if the folder is not writable.
         with (
             passing_lines() if shows else nullcontext() as tell,
             losses_to(options.losses, program.world_size) if talks and options.losses else nullcontext() as add,
         ):
             for step in range(done + 1, options.steps + 1):
                 inputs, targets = next(batches)
+                # Reading data is not part of the measured step, as it is not part of the predicted one.
                 begin_s = time.perf_counter()
                 loss = pipeline.step(inputs, targets)
                 steps_s.append(time.perf_counter() - begin_s)
                 losses.append(loss)
+                # Training can not recover from NaN weights, so stop instead of spending more time.
                 if not math.isfinite(loss):
                     raise RunError(
                         f"the loss of step {step} is {loss}",
-                        "try a smaller learning rate or `--clip-norm`; `--find-nan` tells the layer it comes from",
+                        "use a smaller learning rate or `--clip-norm 1`; `--find-nan` names the layer that computes it",
                     )
                 if add is not None:
                     add(step, loss, steps_s[-1])
@@ -187,31 +208,33 @@ def _train(options: RunOptions, runnable: Runnable, head: dict[str, Any]) -> Non
 
 
 def _batches(options: RunOptions, pipeline: Pipeline) -> Iterator[tuple[Share, Share]]:
-    """Yield a global batch per step: of the data, epoch after epoch, or the workload's example again and again."""
+    """Yield one global batch per step: from the data, epoch after epoch, or always the workload's example batch."""
     if options.data is None:
         return repeat(pipeline.example())
     from hpgo.runtime.rendezvous import agree
 
     loader = pipeline.loader(options.data)
+    # Ranks with different data would wait for each other forever.
     agree({"number of samples": str(len(loader) * pipeline.program.global_batch_size + loader.dropped)})
     return chain.from_iterable(repeat(loader))
 
 
 def _resume(options: RunOptions, pipeline: Pipeline, *, talks: bool) -> bool:
-    """Continue from what was saved, if anything was; return whether all steps have been done."""
+    """Resume from the newest checkpoint, if there is one, and return whether it is that of the last step."""
     found = pipeline.resume(options.checkpoint or "")
     is_done = pipeline.steps >= options.steps
     if talks and is_done:
         click.echo(
-            f"{options.checkpoint} has step {pipeline.steps}, and {options.steps} were asked for: nothing is left to"
-            " do; `--steps` counts those that were done before"
+            f"{options.checkpoint} has step {pipeline.steps}, and `--steps` is {options.steps}: the run is complete."
+            " `--steps` includes the steps before the checkpoint"
         )
     elif talks:
-        click.echo(f"goes on from step {pipeline.steps}" if found else f"no checkpoint in {options.checkpoint} yet")
+        click.echo(f"resumed from step {pipeline.steps}" if found else f"no checkpoint in {options.checkpoint} yet")
     return is_done
 
 
 def _save(options: RunOptions, pipeline: Pipeline) -> None:
     if options.checkpoint is not None:
+        # The last step is always saved. Without --every, it is the only one.
         every = 1 if pipeline.steps == options.steps else options.every or options.steps
         pipeline.checkpoint(options.checkpoint, every=every, keep=options.keep, tell=warn)

@@ -1,4 +1,4 @@
-"""`sched-pipeline`: PipeEdge's scheduler, its options and its output, with plans that are optimal."""
+"""Command `sched-pipeline`: the options and output of PipeEdge's scheduler, with optimal plans."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _UsageError(click.UsageError):
-    """Wrong usage exits with 1, as PipeEdge's scheduler does."""
+    """A usage error that exits with 1, like PipeEdge's scheduler."""
 
     exit_code = 1
 
@@ -30,39 +30,51 @@ class _Command(click.Command):
 
 
 class SchedPipelineOptions(Options):
-    """Options of `sched-pipeline`."""
+    """Options of `sched-pipeline`, with the names in PipeEdge's scheduler."""
 
     dtype: ValueType = option(
-        "-d", "--dtype", default="torch.float32", show_default=True, help="Data type of the profiles."
+        "-d", "--dtype", default="torch.float32", show_default=True, help="Data type of the layer times."
     )
-    batch_size: int = option("-b", "--batch-size", type=int, default=8, show_default=True, help="Samples in a batch.")
+    batch_size: int = option("-b", "--batch-size", type=int, default=8, show_default=True, help="Samples per batch.")
     buffers_in: int = option(
-        "-i", "--buffers-in", type=int, default=2, show_default=True, help="Batches that wait to be worked on."
+        "-i", "--buffers-in", type=int, default=2, show_default=True, help="Batches buffered before a stage."
     )
     buffers_out: int = option(
-        "-o", "--buffers-out", type=int, default=2, show_default=True, help="Batches that wait to be sent."
+        "-o", "--buffers-out", type=int, default=2, show_default=True, help="Batches buffered behind a stage."
     )
     model_name: str = option(
-        "-m", "--model-name", default="google/vit-base-patch16-224", show_default=True, help="Model to spread."
+        "-m", "--model-name", default="google/vit-base-patch16-224", show_default=True, help="Name of the model."
     )
     models_file: str = option(
-        "-M", "--models-file", default="models.yml", show_default=True, help="Models: layers, memory, values."
+        "-M",
+        "--models-file",
+        default="models.yml",
+        show_default=True,
+        help="File of models: layers, memory, sizes of values.",
     )
     dev_types_file: str = option(
-        "-T", "--dev-types-file", default="device_types.yml", show_default=True, help="Types: memory, times."
+        "-T",
+        "--dev-types-file",
+        default="device_types.yml",
+        show_default=True,
+        help="File of device types: memory, layer times.",
     )
-    dev_file: str = option("-D", "--dev-file", default="devices.yml", show_default=True, help="Hosts of each type.")
+    dev_file: str = option(
+        "-D", "--dev-file", default="devices.yml", show_default=True, help="File of hosts by device type."
+    )
     ignore_unknown_types: bool = option(
-        "--ignore-unknown-types", is_flag=True, help="Leave out hosts whose type has no profile, instead of stopping."
+        "--ignore-unknown-types",
+        is_flag=True,
+        help="Skip hosts whose device type has no layer times, instead of failing.",
     )
 
 
 @takes(SchedPipelineOptions, cls=_Command, context_settings={"help_option_names": ["-h", "--help"]})
 def command(options: SchedPipelineOptions) -> None:
-    """Spread a model's layers over hosts so that the slowest stage or transfer is as short as possible.
+    """Split a model's layers over hosts so that the slowest stage or transfer is as short as possible.
 
-    Takes the options and files of PipeEdge's sched-pipeline and prints the same YAML, stage by stage, with layers
-    counted from 1. Exit code 1, with the reason on stderr, if no plan fits or a file is wrong.
+    The command has the options and files of PipeEdge's sched-pipeline and prints the same YAML: one entry per stage,
+    with layers counted from 1. It exits with 1, with the reason on stderr, if no plan fits or a file is wrong.
 
     \b
     Examples:
@@ -70,7 +82,7 @@ def command(options: SchedPipelineOptions) -> None:
       sched-pipeline -m google/vit-large-patch16-224 -b 8
       sched-pipeline -M models.yml -T device_types.yml -D devices.yml > schedule.yml
 
-    `hpgo partition` does the same and more: tables, reasons, links, other objectives.
+    `hpgo partition` adds tables, reasons, links and other objectives.
     """
     from hpgo.planning.chain.search import partition_files
 
@@ -88,10 +100,10 @@ def command(options: SchedPipelineOptions) -> None:
     for remark in plan.remarks:
         say("warning", remark)
     if plan.gap:
-        say("warning", f"not proven optimal: {above(plan.gap)} possible")
+        say("warning", f"not proven optimal: {above(plan.gap)}")
     click.echo(plan.pipeedge(), nl=False)
 
 
 def main() -> NoReturn:
-    """Entry point of the command `sched-pipeline`."""
+    """Run the command `sched-pipeline`."""
     run(command, prog_name="sched-pipeline")

@@ -1,4 +1,4 @@
-"""`hpgo schedules`: the table of schedules, and their orders."""
+"""Command `hpgo schedules`: list the schedules and print their action lists."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ListOptions(Options):
 
 @takes(ListOptions, cls=Group, invoke_without_command=True)
 def command(options: ListOptions) -> None:
-    """List the known schedules, one line each, or show one.
+    """List the pipeline schedules, or show one.
 
     \b
     Examples:
@@ -48,25 +48,46 @@ class ShowOptions(Options):
     """Options of `hpgo schedules show`."""
 
     name: ScheduleName = argument(type=SCHEDULE)
-    ranks: int = option("-r", "--ranks", type=click.IntRange(min=1), default=4, show_default=True)
-    micro_batches: int = option("-m", "--micro-batches", type=click.IntRange(min=1), default=8, show_default=True)
-    chunks: int | None = option("-c", "--chunks", type=click.IntRange(min=1), help="Stages a rank.")
-    group_size: int | None = option(
-        "-g", "--group-size", type=click.IntRange(min=1), help="Micro-batches before the next chunk's turn."
+    ranks: int = option(
+        "-r",
+        "--ranks",
+        type=click.IntRange(min=1),
+        default=4,
+        show_default=True,
+        help="Number of pipeline ranks.",
     )
-    cap: int | None = option("--cap", type=click.IntRange(min=1), help="Most activations a rank may hold.")
-    csv: bool = option("--csv", is_flag=True, help="Only the orders, one line a rank, as PyTorch reads them.")
+    micro_batches: int = option(
+        "-m",
+        "--micro-batches",
+        type=click.IntRange(min=1),
+        default=8,
+        show_default=True,
+        help="Number of micro-batches.",
+    )
+    chunks: int | None = option("-c", "--chunks", type=click.IntRange(min=1), help="Virtual stages per rank.")
+    group_size: int | None = option(
+        "-g",
+        "--group-size",
+        type=click.IntRange(min=1),
+        help="Micro-batches that a rank runs before it changes to its next virtual stage.",
+    )
+    cap: int | None = option(
+        "--cap", type=click.IntRange(min=1), help="Activation limit: micro-batches that a rank may hold."
+    )
+    csv: bool = option(
+        "--csv", is_flag=True, help="Print only the action lists, one line per rank, in PyTorch's format."
+    )
     transfers: bool = option(
         "--transfers",
         is_flag=True,
-        help="With --csv: sends and receives too, where PyTorch places them; to read and compare, not to load.",
+        help="With --csv, also print sends and receives where PyTorch places them. PyTorch can't load these lines.",
     )
     as_json: bool = AS_JSON
 
 
 @takes(ShowOptions, within=command)
 def show(options: ShowOptions) -> None:
-    """Show what schedule NAME is, and its orders: column t is step t if every action takes one.
+    """Show schedule NAME and its action lists. Column t is time t if every action takes 1.
 
     \b
     Examples:
@@ -123,8 +144,9 @@ def show(options: ShowOptions) -> None:
 
 
 def _columns(built: Schedule) -> str:
-    """The orders as a table with one column a step, cut where a terminal would wrap."""
+    """Return the action lists as a table with one column per time step, at most 200 characters wide."""
     lines = [line.split(",") for line in built.to_text(in_steps=True).splitlines()]
+    # PyTorch's notation for combined passes is too long for a column.
     cells = [[cell.replace("OVERLAP_F_B", "").strip("()").replace(";", "+") for cell in line] for line in lines]
     steps = max(len(line) for line in cells)
     table = [line + [""] * (steps - len(line)) for line in cells]

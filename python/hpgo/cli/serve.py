@@ -1,4 +1,4 @@
-"""`hpgo serve`: the local page."""
+"""Command `hpgo serve`: serve the local web pages."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.plan_options import BYTES, SECONDS
 from hpgo.cli.values import PLAN
 
-_LEAST_BYTES = 200e6
-_MOST_BYTES = 1e15
+_MIN_BYTES = 200e6
+"""Memory that a process needs before it handles a request."""
+_MAX_BYTES = 1e15
 
 
 class ServeOptions(Options):
@@ -20,20 +21,29 @@ class ServeOptions(Options):
         "--host",
         default="127.0.0.1",
         show_default=True,
-        help="Address to listen on; the default is this machine alone.",
+        help="Address to listen on. The default can be reached from this machine only.",
     )
     port: int = option(
-        "--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any free one."
+        "--port",
+        type=click.IntRange(0, 65535),
+        default=8000,
+        show_default=True,
+        help="Port to listen on; 0 takes any free port.",
     )
     workers: int = option(
         "--workers",
         type=click.IntRange(1, 64),
         default=2,
         show_default=True,
-        help="Processes for large requests; small ones have their own.",
+        help="Number of processes for large requests. Small requests have a separate process.",
     )
     memory: float = option(
-        "--memory", type=BYTES, metavar="SIZE", default="1GB", show_default=True, help="What a process may take."
+        "--memory",
+        type=BYTES,
+        metavar="SIZE",
+        default="1GB",
+        show_default=True,
+        help="Memory limit of each process.",
     )
     time_limit: float = option(
         "--time-limit",
@@ -41,20 +51,19 @@ class ServeOptions(Options):
         metavar="TIME",
         default="20s",
         show_default=True,
-        help="How long a request may be worked on.",
+        help="Time limit of a request.",
     )
     opens: bool = option("--open/--no-open", default=True, help="Open the page in the browser.")
 
 
 @takes(ServeOptions)
 def command(options: ServeOptions) -> None:
-    """Serve the pages that plan, show and change plans, and compare schedules.
+    """Serve local web pages to change plans and to compare schedules.
 
-    The plan's page, /plan, shows a plan's layers, stages, devices, step and memory, prices it anew while you change it,
-    and searches for the best one. The other draws schedules side by side, with the times that you give; it exports
-    every format. Addresses carry the settings, so a view can be shared. Nothing leaves this machine. Ctrl-C stops it.
-
-    No request holds up others or fills the machine.
+    The page /plan shows the layers, stages, devices, step and memory of a plan. It estimates the step again while you
+    change the plan, and searches for the best plan. The start page draws schedules side by side with the times that you
+    set, and exports every format. The address contains the settings, so you can share a view. Nothing leaves this
+    machine. Ctrl-C stops the server.
 
     \b
     Examples:
@@ -71,36 +80,38 @@ def command(options: ServeOptions) -> None:
 
     if not all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn")):
         raise HpgoError(
-            "the page needs starlette and uvicorn, which are not installed",
+            "`hpgo serve` needs the packages starlette and uvicorn, which are not installed",
             "install them: `pip install starlette uvicorn`",
             code="missing_package",
         )
     if not options.host.strip():
-        raise HpgoError("`--host` is empty", "name an address; 0.0.0.0 listens on all")
-    if not _LEAST_BYTES <= options.memory <= _MOST_BYTES:
+        raise HpgoError("`--host` is empty", "use `--host 127.0.0.1`, or `--host 0.0.0.0` for all addresses")
+    if not _MIN_BYTES <= options.memory <= _MAX_BYTES:
         raise HpgoError(
-            f"`--memory` is {format_bytes(options.memory)}, but a process needs {format_bytes(_LEAST_BYTES)}"
-            " before it draws",
-            "give it 1GB or more",
+            f"`--memory` is {format_bytes(options.memory)}, but it must be from {format_bytes(_MIN_BYTES)}"
+            f" to {format_bytes(_MAX_BYTES)}",
+            "use `--memory 1GB`",
         )
     if not options.time_limit:
-        raise HpgoError("`--time-limit` is zero, in which nothing is done", "give it some seconds")
+        raise HpgoError("`--time-limit` is 0, but it must be positive", "use `--time-limit 20s`")
     from hpgo.page.plan_store import PlanStore
     from hpgo.page.pool import Limits
     from hpgo.page.server import listen, serve
 
-    shelf = PlanStore()
+    store = PlanStore()
+    # Read plans before the port is opened, so that errors in files stop the command.
     for path in options.plans:
-        shelf.give(read_bytes(path, HpgoError, hint="name a plan that `hpgo plan` saved"), Path(path).name)
+        store.give(read_bytes(path, HpgoError, hint="name a file of `hpgo plan -o plan.json`"), Path(path).name)
     bound = listen(options.host, options.port)
+    # IPv6 addresses need brackets in a URL.
     shown = f"[{options.host}]" if ":" in options.host else options.host
     address = f"http://{shown}:{bound.getsockname()[1]}/"
-    pages = {f"{address}plan?plan={name}": plan.title for name, plan in shelf.given.items()}
+    pages = {f"{address}plan?plan={name}": plan.title for name, plan in store.given.items()}
     for page, title in pages.items():
         click.echo(f"{title} is at {page}", err=True)
     click.echo(f"hpgo is at {address} (Ctrl-C stops it)", err=True)
     if options.opens:
         webbrowser.open(next(iter(pages), address))
-    # Whoever listens on every address has chosen to be reached by any name.
+    # The check of host names protects against DNS rebinding. On all addresses, any name may be legitimate.
     names = ["*"] if options.host in {"0.0.0.0", "::"} else ["localhost", "127.0.0.1", "[::1]", shown]  # noqa: S104
-    serve(bound, shelf, names, Limits(int(options.memory), options.time_limit), options.workers)
+    serve(bound, store, names, Limits(int(options.memory), options.time_limit), options.workers)

@@ -1,4 +1,4 @@
-"""`hpgo simulate`: run schedules on a clock, measure them, draw them."""
+"""Command `hpgo simulate`: simulate schedules or plans, report their measures and draw them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from hpgo.timing.timeline import Timeline
 
     Called = Callable[[str], str]
-    """What errors call a field of `SimulationConfig`."""
+    """A function that returns the name of a field of `SimulationConfig` in errors."""
 
 _DATA = (".npz", ".timeline.json")
-_MOST_ROWS = 64  # more ranks that differ are not listed one by one
+_MAX_ROWS = 64
+"""Number of table rows above which the table of ranks is not printed. Not tuned."""
 
 
 class SimulateOptions(SetupOptions):
@@ -39,29 +40,31 @@ class SimulateOptions(SetupOptions):
         "--config",
         type=FILE,
         metavar="FILE",
-        help="JSON or YAML with these options as keys; the command line wins.",
+        help="JSON or YAML file with these options as keys. Options on the command line override it.",
     )
     plan_file: str | None = option(
-        "--plan", type=PLAN, metavar="FILE", help="A plan that `hpgo plan` saved, with its times and memory."
+        "--plan", type=PLAN, metavar="FILE", help="Plan of `hpgo plan -o`, whose times and memory are used."
     )
     compare: str | None = option(
-        "--compare", type=SCHEDULES, metavar="A,B,...", help="Several schedules: a table, and one picture."
+        "--compare", type=SCHEDULES, metavar="A,B,...", help="Compare several schedules in one table and one picture."
     )
     sweep: str | None = option(
-        "--sweep", type=click.Choice(["micro-batches"]), help="Step time and memory against micro-batches, up to -b."
+        "--sweep",
+        type=click.Choice(["micro-batches"]),
+        help="Report step time and memory for each number of micro-batches up to -b.",
     )
     outputs: tuple[str, ...] = written(
         RUN_OUT,
-        "Picture (.png .svg .pdf .html .json .txt .tex) or data (.npz .timeline.json). Repeatable; without it, a"
-        " picture named after the schedule is written here.",
+        "Picture (.png .svg .pdf .html .json .txt .tex) or data (.npz .timeline.json). Repeatable.  [default: a picture"
+        " named after the schedule]",
     )
-    no_visualization: bool = option("--no-visualization", is_flag=True, help="No picture: -o writes data alone.")
+    no_visualization: bool = option("--no-visualization", is_flag=True, help="Write no picture, only data files of -o.")
     as_json: bool = AS_JSON
 
 
 @takes(SimulateOptions, cls=Listing, sections=SECTIONS)
 def command(options: SimulateOptions) -> None:
-    """Run a pipeline schedule on a clock: step time, bubbles, memory, and a picture.
+    """Simulate a pipeline schedule: step time, bubbles, memory, and a picture.
 
     \b
     Examples:
@@ -76,21 +79,26 @@ def command(options: SimulateOptions) -> None:
     given = {key: value for key, value in options.group(SetupOptions).items() if value is not None}
 
     def called(key: str) -> str:
-        return f"`{flag_of(key) if key in given else key}`"  # what the file says is called as there
+        # A value of the file keeps its key in errors, since the user did not type the option.
+        return f"`{flag_of(key) if key in given else key}`"
 
     setup, beside = read(options.config, given)
+    # `--compare` replaces the schedule of the file.
     typed = beside.get("schedule", "1f1b") if options.compare is None else options.compare
     names: list[Any] = [typed] if options.compare is None else [name.strip() for name in typed.split(",")]
     if not all(names):
         of = "--schedule" if options.compare is None else "--compare"
-        raise ArgumentError(f"`{of}` names an empty schedule", "write it like `--compare gpipe,1f1b`")
+        raise ArgumentError(f"`{of}` has an empty schedule name", "write `--compare gpipe,1f1b`")
     if not outputs and (configured := beside.get("output_file")) is not None:
         outputs = (RUN_OUT.convert(configured, None, None),)
+    # Data files are no visualization, so they are still written.
     if options.no_visualization:
         outputs = tuple(output for output in outputs if output.endswith(_DATA))
     if options.plan_file is not None:
         if options.sweep:
-            raise ArgumentError("`--sweep` can't vary a plan", "a plan has its number of micro-batches")
+            raise ArgumentError(
+                "`--sweep` can't vary a plan, because a plan has a fixed number of micro-batches", "leave out `--sweep`"
+            )
         timelines = _of_plan(
             options.plan_file, names if options.compare or "schedule" in given else [None], setup, given, called
         )
@@ -106,6 +114,7 @@ def command(options: SimulateOptions) -> None:
         click.echo(documents[0] if options.compare is None else f"[{', '.join(documents)}]")
     else:
         _print(timelines, alone=options.compare is None)
+    # The program that this command replaces always writes a picture, so this one does, too.
     if not outputs and not options.as_json and not options.no_visualization:
         name = "compare" if options.compare is not None else Path(timelines[0].schedule).name
         outputs = (f"pipeline_{name}.{'png' if find_spec('matplotlib') else 'svg'}",)
@@ -122,10 +131,13 @@ def _of_plan(
     from hpgo.planning.plans import Plan
     from hpgo.timing.runs import BEYOND_A_PLAN, run_program
 
+    # A plan has times and memory of its own. Only options beyond these can be combined with it.
     allowed = {"schedule", "comm", "iterations", *BEYOND_A_PLAN.values()}
     if extra := ", ".join(flag_of(key) for key in given if key not in allowed):
         raise ArgumentError(
-            f"a plan brings its own numbers, but {extra} is given too", "leave out one of the two", code="conflict"
+            f"{extra} can't be used with `--plan`, because a plan has its own values",
+            f"leave out `--plan` or {extra}",
+            code="conflict",
         )
     program_of = Plan.read(path).program
     return [run_program(setup, program_of(name), called=called) for name in names]
@@ -144,14 +156,18 @@ def _timeline(setup: SimulationConfig, name: ScheduleName, called: Called) -> Ti
     from hpgo.programs.schedule import Schedule
 
     order = Schedule.read(name)
+    # A file of action lists has fixed sizes, so other values are mistakes.
     for key, size in (("num_stages", order.ranks), ("num_batches", order.total_micro_batches)):
         if (asked := getattr(setup, key)) not in {None, size}:
-            raise ArgumentError(f"`{flag_of(key)}` is {asked}, but the orders in {name} are for {size}", "leave it out")
+            raise ArgumentError(
+                f"`{flag_of(key)}` is {asked}, but the action lists in {name} are for {size}",
+                f"leave out `{flag_of(key)}`",
+            )
     return run(setup, order, called=called)
 
 
 def _is_file(name: str) -> bool:
-    """Return whether `name` is the file of a schedule: it looks like one, or a file and no schedule is called so."""
+    """Return whether `name` is a schedule file: it has the ending of one, or exists and is not a schedule's name."""
     from hpgo.programs.schedule import schedules
 
     if name.lower().endswith((".csv", ".txt")):
@@ -161,19 +177,19 @@ def _is_file(name: str) -> bool:
 
 
 def _check_known(names: Sequence[ScheduleName], setup: SimulationConfig) -> None:
-    """Raises ArgumentError for an option that is given to schedules of which none has it."""
+    """Raise ArgumentError for an option that none of the schedules has."""
     from hpgo.programs.schedule import schedules
     from hpgo.timing.runs import OPTIONS
 
     families = [family for family in schedules() if family.name in names]
     if not families and not any(_is_file(name) for name in names):
-        return  # misspelt, as will be said
+        return  # All names are misspelled. The simulation reports that with the nearest names.
     for key in OPTIONS:
         asked = getattr(setup, key)
         fixed = any(key == "chunks" and family.chunks == str(asked) for family in families)
         if asked is not None and not fixed and not any(key in family.options for family in families):
             whose = f"`{names[0]}` has no" if len(names) == 1 else f"none of {', '.join(names)} has an"
-            raise ArgumentError(f"{whose} option `{flag_of(key)}`", "leave it out")
+            raise ArgumentError(f"{whose} option `{flag_of(key)}`", f"leave out `{flag_of(key)}`")
 
 
 def _print(timelines: Sequence[Timeline], *, alone: bool) -> None:
@@ -185,8 +201,9 @@ def _print(timelines: Sequence[Timeline], *, alone: bool) -> None:
         return
     click.echo(f"{run_report.headline(timelines[0])}\n")
     table(*run_report.measures(timelines[0]))
+    # Equal ranks share a row, so only very uneven runs exceed the limit.
     rows = run_report.ranks(timelines[0])
-    if len(rows[1]) <= _MOST_ROWS:
+    if len(rows[1]) <= _MAX_ROWS:
         click.echo()
         table(*rows)
 

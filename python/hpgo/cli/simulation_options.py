@@ -1,4 +1,4 @@
-"""What `hpgo simulate` is asked, from options and from a configuration file that has them as keys."""
+"""Options of `hpgo simulate`, from the command line and from a configuration file with the same keys."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 
 class Listing(Command):
-    """Prints its help without arguments, and reads `-f 1 2 3` as `-f 1,2,3`."""
+    """The command `hpgo simulate`: without arguments it prints its help, and `-f 1 2 3` means `-f 1,2,3`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Joins what stands behind a flag that takes a list."""
+        """Parse arguments after joining the values of each option that takes a list."""
+        # The command has useful defaults, but without arguments users expect help.
         if not args:
             click.echo(ctx.get_help())
             ctx.exit()
@@ -31,11 +32,12 @@ class Listing(Command):
                 joined[-1] += f",{arg}"
             else:
                 joined.append(arg)
+        # Extra arguments are allowed here, so that the error below can say what was meant.
         ctx.allow_extra_args = True
         super().parse_args(ctx, joined)
         if ctx.args and not ctx.resilient_parsing:
             check_kind(ctx.args[0], "plan", ctx)
-            ctx.fail(f"got `{shorten(ctx.args[0])}`: name a plan with --plan, a schedule with --schedule")
+            ctx.fail(f"unexpected argument `{shorten(ctx.args[0])}`: use --plan for a plan, --schedule for a schedule")
         return ctx.args
 
 
@@ -49,7 +51,7 @@ SECTIONS = {
 
 
 def _is_time(text: str) -> bool:
-    """Whether it is a number of seconds, or has a unit of time."""
+    """Return whether `text` is a number of seconds, or a number with a unit of time."""
     from hpgo.base.units import parse_seconds
 
     try:
@@ -63,62 +65,81 @@ def _is_time(text: str) -> bool:
 
 
 class SetupOptions(Options):
-    """A field for each one of `SimulationConfig`."""
+    """Options with the names of the fields of `SimulationConfig`."""
 
-    num_stages: int | None = option("-s", "--num-stages", type=int, help="Ranks.  [4, or as many as times are given]")
-    num_batches: int | None = option("-b", "--num-batches", type=int, help="Micro-batches.  [8]")
+    num_stages: int | None = option(
+        "-s", "--num-stages", type=int, help="Number of pipeline ranks.  [default: 4, or the number of times given]"
+    )
+    num_batches: int | None = option("-b", "--num-batches", type=int, help="Number of micro-batches.  [default: 8]")
     forward_times: str | None = option(
         "-f",
         "--forward-times",
         metavar="S...",
-        help="Forward of a micro-batch: one for all ranks, or one each, like `4ms`.  [1]",
+        help="Forward time of a micro-batch, for all ranks or one value per rank, such as `4ms`.  [default: 1]",
     )
-    backward_times: str | None = option("-bw", "--backward-times", metavar="S...", help="Backward, likewise.  [2]")
+    backward_times: str | None = option(
+        "-bw", "--backward-times", metavar="S...", help="Backward time of a micro-batch.  [default: 2]"
+    )
     input_gradient_times: str | None = option(
-        "--input-gradient-times", metavar="S...", help="Its first half, I.  [B - W, or half of B]"
+        "--input-gradient-times", metavar="S...", help="Time of the input-gradient pass I.  [default: B - W, or B / 2]"
     )
     weight_gradient_times: str | None = option(
-        "--weight-gradient-times", metavar="S...", help="Its second half, W.  [B - I, or half of B]"
+        "--weight-gradient-times",
+        metavar="S...",
+        help="Time of the weight-gradient pass W.  [default: B - I, or B / 2]",
     )
     overlapped_times: str | None = option(
-        "--overlapped-times", metavar="S...", help="A forward and a backward run as one.  [their sum]"
+        "--overlapped-times", metavar="S...", help="Time of a combined forward and backward pass.  [default: their sum]"
     )
-    p2p_time: str | None = option("--p2p-time", metavar="S", help="Delay of a message between ranks: `20us`.  [0]")
+    p2p_time: str | None = option(
+        "--p2p-time", metavar="S", help="Latency of a message between ranks, such as `20us`.  [default: 0]"
+    )
     transfer_time: str | None = option(
-        "--transfer-time", metavar="S", help="Time that a message occupies its link.  [0]"
+        "--transfer-time", metavar="S", help="Time that a message occupies its link.  [default: 0]"
     )
     gradient_sync_times: str | None = option(
-        "--gradient-sync-times", metavar="S...", help="Gradient synchronisation behind the last backward.  [0]"
+        "--gradient-sync-times",
+        metavar="S...",
+        help="Time of the gradient reduction after the last backward pass.  [default: 0]",
     )
-    optimizer_times: str | None = option("--optimizer-times", metavar="S...", help="Optimizer step behind it.  [0]")
+    optimizer_times: str | None = option(
+        "--optimizer-times", metavar="S...", help="Time of the optimizer step after the reduction.  [default: 0]"
+    )
     schedule: str | None = option(
         "--schedule",
         type=SCHEDULE,
         metavar="NAME|FILE",
-        help="A schedule of `hpgo schedules`, or a CSV of orders.  [1f1b]",
+        help="Schedule: a name of `hpgo schedules`, or a CSV file of action lists.  [default: 1f1b]",
     )
     chunks: int | None = option(
-        "--chunks", type=int, help="Stages a rank, for schedules that have several; they share the rank's times."
+        "--chunks", type=int, help="Virtual stages per rank, for schedules that have them. They share the rank's times."
     )
-    group_size: int | None = option("--group-size", type=int, help="Micro-batches before the next chunk's turn.")
-    cap: int | None = option("--cap", type=int, help="Most activations that a rank may hold.")
+    group_size: int | None = option(
+        "--group-size", type=int, help="Micro-batches that a rank runs before it changes to its next virtual stage."
+    )
+    cap: int | None = option("--cap", type=int, help="Activation limit: micro-batches that a rank may hold.")
     comm: str | None = option(
-        "--comm", help="How messages travel: link, latency, stream, stream_deferred or rendezvous.  [link]"
+        "--comm", help="Communication model: link, latency, stream, stream_deferred or rendezvous.  [default: link]"
     )
-    iterations: int | None = option("--iterations", type=int, help="Steps back to back.  [1]")
+    iterations: int | None = option("--iterations", type=int, help="Number of consecutive steps.  [default: 1]")
     weight_bytes: str | None = option(
-        "--weight-bytes", metavar="SIZE...", help="Weights, gradients and optimizer of a rank: `12GB`, or one each."
+        "--weight-bytes",
+        metavar="SIZE...",
+        help="Weights, gradients and optimizer state of a rank: `12GB`, or one value per rank.",
     )
     activation_bytes: str | None = option(
-        "--activation-bytes", metavar="SIZE...", help="What a rank keeps of a micro-batch until its backward."
+        "--activation-bytes",
+        metavar="SIZE...",
+        help="Memory that a rank keeps per micro-batch until its backward pass.",
     )
-    memory_cap: str | None = option("--memory-cap", metavar="SIZE...", help="What a rank may hold.")
+    memory_cap: str | None = option("--memory-cap", metavar="SIZE...", help="Memory of a rank.")
 
 
 def read(config: str | None, given: dict[str, Any]) -> tuple[SimulationConfig, dict[str, Any]]:
-    """The setup that the file `config` and the options `given` make, and what they hold beside it.
+    """Return the configuration of a simulation, and the other values by their name.
 
-    Raises ArgumentError naming the option, or file and key.
+    The options in `given` override the values of the file `config`. Raises ArgumentError with the name of the option,
+    or of the file and key.
     """
     from hpgo.timing.config import FIELDS, SimulationConfig, checked, from_text
 
@@ -136,7 +157,7 @@ def read(config: str | None, given: dict[str, Any]) -> tuple[SimulationConfig, d
 
 
 def flag_of(key: str) -> str:
-    """A field's name on the command line."""
+    """Return the option for a field of `SimulationConfig`."""
     return f"--{key.replace('_', '-')}"
 
 
@@ -144,7 +165,7 @@ def _read_file(path: str) -> dict[str, Any]:
     from hpgo.timing.config import FIELDS, checked
 
     section = Section(parse(read_text(path, ArgumentError), path, ArgumentError), path, ArgumentError)
-    if any(key in section for key in _ITS_OWN):
+    if any(key in section for key in _VISUALIZATION_KEYS):
         return _of_visualization(section)
     values: dict[str, Any] = {}
     for key in FIELDS:
@@ -157,14 +178,14 @@ def _read_file(path: str) -> dict[str, Any]:
     return values
 
 
-_ITS_OWN = ("num_devices", "op_times", "strategy", "p2p_latency")
+_VISUALIZATION_KEYS = ("num_devices", "op_times", "strategy", "p2p_latency")
 """Keys that only configurations of PP-Schedule-Visualization have."""
 _STRATEGIES = {
     "1f1b": "1f1b", "interleave": "interleaved", "1f1b_interleave": "interleaved", "1f1b_overlap": "1f1b_overlap",
     "1f1b_interleave_overlap": "interleaved_overlap", "zb1p": "zb_h1", "dualpipe": "dualpipe",
     "dualpipe_v": "dualpipe_v",
 }  # fmt: skip
-"""Its strategies, and the schedules that run the same orders."""
+"""Schedule for each strategy of PP-Schedule-Visualization."""
 _OPERATIONS = {
     "forward": ("forward_times", 1.0),
     "backward": ("backward_times", 2.0),
@@ -172,19 +193,20 @@ _OPERATIONS = {
     "backward_W": ("weight_gradient_times", 1.0),
     "overlapped_forward_backward": ("overlapped_times", None),
 }
-"""Its operations: our fields, and the seconds where nothing is said."""
+"""Field and default time in seconds for each operation of PP-Schedule-Visualization."""
 
 
 def _of_visualization(section: Section) -> dict[str, Any]:
-    """Values of a configuration of PP-Schedule-Visualization.
+    """Return the values of a configuration of PP-Schedule-Visualization.
 
-    There, `num_stages` counts the stages of all devices, and a time is that of one stage.
+    In such a file, `num_stages` counts the stages of all devices, and a time is for one stage.
     """
     from hpgo.timing.config import checked
 
+    # Names of strategies differ from those of schedules, so they are translated.
     given = section.text("strategy", "1f1b")
     if given not in _STRATEGIES:
-        section.fail(f"there is no strategy `{shorten(given)}`", did_you_mean(given, _STRATEGIES))
+        section.fail(f"unknown strategy `{shorten(given)}`", did_you_mean(given, _STRATEGIES))
     stages = section.whole("num_stages", section.whole("num_devices", 4, least=1), least=1)
     devices = section.whole("num_devices", stages, least=1)
     if stages % devices:
@@ -197,10 +219,12 @@ def _of_visualization(section: Section) -> dict[str, Any]:
         values["num_batches"] = section.whole("num_batches", least=1)
     if "p2p_latency" in section:
         values["p2p_time"] = section.build(checked, "p2p_time", section.get("p2p_latency"), "p2p_latency")
+    # Only `zb1p` runs the two halves of a backward pass; all other strategies run it whole.
     is_split = given == "zb1p"
     times = section.within("op_times") if "op_times" in section else Section({}, section.where, ArgumentError)
     for name, (field, usual) in _OPERATIONS.items():
         one = times.get(name, None)
+        # A missing time has a default only if the strategy uses the pass.
         if one is None and (usual is None or (name != "forward" and (name == "backward") == is_split)):
             continue
         each = [usual if one is None or isinstance(one, dict) else one] * stages
@@ -210,6 +234,7 @@ def _of_visualization(section: Section) -> dict[str, Any]:
             named.done()
         values[field] = times.build(checked, field, each, name)
     times.done()
+    # The port of the old server has no meaning here, but the key is valid.
     section.get("visualization_port", None)
     section.done()
     return values

@@ -27,14 +27,14 @@ def predicted_step(program: Program) -> Timeline | None:
 
 
 def line(step: int, loss: float | None, step_s: float, samples: int, predicted: Timeline | None) -> str:
-    """Return the line of one step."""
-    learnt = "" if loss is None else f"  loss {loss:.6g}"
-    ratio = "" if predicted is None else f"  {step_s / predicted.makespan_s:.3g} × predicted"
-    return f"step {step}{learnt}  {format_seconds(step_s)}  {samples / step_s:.4g} samples/s{ratio}"
+    """Return the output line of one step."""
+    progress = "" if loss is None else f"  loss {loss:.6g}"
+    ratio = "" if predicted is None else f"  {step_s / predicted.makespan_s:.3g}× predicted"
+    return f"step {step}{progress}  {format_seconds(step_s)}  {samples / step_s:.4g} samples/s{ratio}"
 
 
 def compare(program: Program, predicted: Timeline | None, measured: Timeline | None) -> dict[str, Any]:
-    """Return what was predicted and what was measured, as JSON has it."""
+    """Return predicted and measured values of the run, by the keys of the JSON result."""
     from hpgo.timing.breakdown import breakdown
 
     timelines = {"predicted": predicted, "measured": measured}
@@ -54,20 +54,20 @@ def compare(program: Program, predicted: Timeline | None, measured: Timeline | N
 
 
 def conclude(head: dict[str, Any], steps_s: list[float], found: dict[str, Any], *, as_json: bool) -> None:
-    """Print the result of `compare`; `head` is what JSON begins with."""
+    """Print the result of `compare`, as a table or as JSON that starts with `head`."""
     if as_json:
         if steps_s:
-            found["step_s"]["measured"] = median_low(steps_s[1:] or steps_s)  # the first one warms up
+            found["step_s"]["measured"] = median_low(steps_s[1:] or steps_s)  # The first step allocates and warms up.
         click.echo(json_text({"format": "hpgo.run", "version": 1} | head | found | {"exit": 0}))
         return
-    rows: list[tuple[str, Callable[[float], str], dict[str, Any]]] = [("step", format_seconds, found["step_s"])]
+    rows: list[tuple[str, Callable[[float], str], dict[str, Any]]] = [("step time", format_seconds, found["step_s"])]
     for stage in found["stages"]:
         number = stage["stage"]
         rows += [
             (f"stage {number} forward", format_seconds, stage["forward_s"]),
             (f"stage {number} backward", format_seconds, stage["backward_s"]),
             (f"stage {number} to {number + 1}", format_seconds, stage["transfer_s"]),
-            (f"stage {number} synchronisation", format_seconds, stage["sync_s"]),
+            (f"stage {number} gradient reduction", format_seconds, stage["sync_s"]),
             (f"stage {number} memory", format_bytes, stage["memory_bytes"]),
         ]
     rows += [("bubble", percent, found["bubble"]), ("peak memory", format_bytes, found["peak_memory_bytes"])]

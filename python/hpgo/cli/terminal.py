@@ -1,4 +1,4 @@
-"""Tables and progress: drawn by rich on a terminal, plain text in a pipe or a file."""
+"""Tables, messages and progress: drawn by rich on a terminal, plain text in a pipe or a file."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 WIDTH = 80
-"""Of what is printed into a pipe."""
+"""Columns of text that is printed into a pipe."""
 WIDEST = 120
-"""Of prose on terminals that have more columns: longer lines are hard to come back from."""
+"""Columns of prose on wider terminals, because longer lines are hard to read."""
 _NARROWEST = 40
 _BAR = 8
-_PATIENCE_S = 0.5
-_GLANCE_S = 0.1
-"""For which a line that others take the place of stays at least."""
+_SILENT_S = 0.5
+"""Time that a search runs before a progress bar appears, so that short searches don't flicker."""
+_MIN_LINE_S = 0.1
+"""Shortest time between two progress lines, so that each can be seen."""
 
 
 def width() -> int:
-    """Columns for prose on stdout: those of the terminal, as far as that helps a reader; `WIDTH` in a pipe."""
+    """Return the columns for prose on stdout: those of the terminal from 40 to `WIDEST`, or `WIDTH` in a pipe."""
     if not sys.stdout.isatty():
         return WIDTH
     return min(max(shutil.get_terminal_size().columns, _NARROWEST), WIDEST)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Prints `rows` under `columns` on stdout; columns of numbers, with or without a unit, are set to the right.
+    """Print `rows` under `columns` on stdout, with columns of numbers aligned to the right.
 
-    Columns stand two blanks apart. On a terminal long cells wrap; in a pipe each row is one line.
+    On a terminal, long cells wrap. In a pipe, each row is one line.
     """
     if sys.stdout.isatty():
         _rich_table(columns, cells_of(rows), title)
@@ -57,52 +58,56 @@ def _rich_table(columns: Sequence[str], cells: list[list[str]], title: str | Non
     console = Console()
     drawn = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="cyan")
     names = folded(columns, cells, console.width)
+    # Column names may take several lines. Shorter ones are padded, so that all end above their column.
     tall = max(map(len, names))
     for at, (name, right) in enumerate(zip(names, numeric(cells, len(columns)), strict=True)):
         words = [*name, *(word for row in cells for word in ([row[at]] if right else row[at].split()))]
         drawn.add_column(
             Text("\n".join([""] * (tall - len(name)) + name)),
             justify="right" if right else "left",
-            min_width=max(map(len, words)),  # or rich leaves columns out; what doesn't fit so the terminal wraps
+            # Without it, rich drops columns that don't fit. With it, the terminal wraps the row.
+            min_width=max(map(len, words)),
         )
     for row in cells:
-        drawn.add_row(*map(Text, row))  # brackets in a cell are no markup
+        drawn.add_row(*map(Text, row))  # As plain strings, brackets in a cell would be markup.
     if title:
         console.print(Text(f"{title}\n", style="bold"))
+    # A table that is wider than the terminal is printed in full, since cropped numbers are useless.
     least = Measurement.get(console, console.options, drawn).minimum
     console.print(drawn, width=max(console.width, least), crop=False)
 
 
 def say(kind: str, text: str) -> None:
-    """Prints an `error`, `hint`, `note` or `warning` on stderr: one line, whatever the names in it hold.
+    """Print an `error`, `hint`, `note` or `warning` on stderr, as one line without control characters.
 
-    What nobody can hear, as stderr is full or its reader has gone, is no failure of its own.
+    If stderr is closed or its disk is full, the text is dropped without an error.
     """
     try:
         click.echo(f"{kind}: {printable(text)}", err=True)
     except OSError:
+        # Later messages and the flush at exit must not fail for the same reason.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def sources(source_of: Mapping[str, str]) -> None:
-    """Prints where each named thing comes from, those from one place together."""
+    """Print the sources of named things, with equal sources in one line."""
     names: dict[str, list[str]] = {}
     for name, source in source_of.items():
         names.setdefault(source, []).append(name)
     click.echo()
-    for source, those in names.items():
+    for source, same in names.items():
         click.echo(
             textwrap.fill(
-                printable(f"{', '.join(those)}: {source}"), width(), subsequent_indent="  ", break_on_hyphens=False
+                printable(f"{', '.join(same)}: {source}"), width(), subsequent_indent="  ", break_on_hyphens=False
             )
         )
 
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[float, str], None]]:
-    """A bar on stderr while the block runs, gone afterwards; nothing where stderr is no terminal.
+    """Show a progress bar on stderr while the block runs, if stderr is a terminal.
 
-    Yields a function that takes the fraction done (0 to 1) and a remark to show behind the bar.
+    Yields a function that takes the fraction done (0 to 1) and a remark to show after the bar.
     """
     if not sys.stderr.isatty():
         yield lambda _fraction, _remark: None
@@ -120,9 +125,9 @@ def progress(label: str) -> Iterator[Callable[[float, str], None]]:
 
 @contextmanager
 def searching(label: str, shown: Callable[[float], str]) -> Iterator[Callable[[float, float], None] | None]:
-    """A function for a search to call with its best value and bound; it draws once patience has run out.
+    """Yield a function that shows the best value and the bound of a search, or None if stderr is not a terminal.
 
-    None where stderr is no terminal.
+    The progress bar appears after 0.5 s.
     """
     if not sys.stderr.isatty():
         yield None
@@ -134,12 +139,13 @@ def searching(label: str, shown: Callable[[float], str]) -> Iterator[Callable[[f
         def tell(best: float, bound: float) -> None:
             nonlocal draw
             if draw is None:
-                if time.monotonic() - started_s < _PATIENCE_S:
+                if time.monotonic() - started_s < _SILENT_S:
                     return
                 draw = stack.enter_context(progress(label))
             if best == float("inf"):
                 draw(0.0, "no plan yet; Ctrl-C ends the search")
             else:
+                # Three digits are enough for progress, and keep the line short.
                 step, least = (shown(float(f"{value:.3g}")) for value in (best, bound))
                 gap = f", gap {percent(best / bound - 1)}" if bound > best / 2 else ""
                 proven = f", bound {least}{gap}" if bound > 0 else ""
@@ -150,10 +156,10 @@ def searching(label: str, shown: Callable[[float], str]) -> Iterator[Callable[[f
 
 @contextmanager
 def passing_lines() -> Iterator[Callable[[str], None]]:
-    """A function that prints lines on stdout.
+    """Yield a function that prints lines on stdout.
 
-    Where stderr is a terminal, each stands there until the next comes; if stdout is one too, only the last line stays.
-    Nothing of it hides the cursor: the process may be killed while it draws, and then `clear_line` is left to others.
+    If stderr is a terminal, it shows the current line only. If stdout is one too, only the last line remains. The
+    cursor stays visible, because the process may be killed at any time. The parent process then calls `clear_line`.
     """
     if not sys.stderr.isatty():
         yield click.echo
@@ -169,7 +175,7 @@ def passing_lines() -> Iterator[Callable[[str], None]]:
         if time.monotonic() >= until_s:
             clear_line()
             click.echo(text[: shutil.get_terminal_size().columns - 1], nl=False, err=True)
-            until_s = time.monotonic() + _GLANCE_S
+            until_s = time.monotonic() + _MIN_LINE_S
 
     try:
         yield show
@@ -180,6 +186,6 @@ def passing_lines() -> Iterator[Callable[[str], None]]:
 
 
 def clear_line() -> None:
-    """Removes what stands in the line of the cursor, where stderr is a terminal."""
+    """Clear the line of the cursor, if stderr is a terminal."""
     if sys.stderr.isatty():
         click.echo("\r\x1b[K", nl=False, err=True)

@@ -1,6 +1,6 @@
-"""What options take beside numbers: files, of which endings are refused before any work, and names.
+"""Option values other than numbers: files with checked endings, and names. Also options that several commands share.
 
-Each kind of value completes itself in a shell.
+Each value type completes itself in a shell.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class File(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.5
-    """A file to read; with `endings`, one to write, which ends in one of them, or in none where that is allowed."""
+    """A file to read, or with `endings` a file to write, whose name must end in one of them.
+
+    With `bare`, a name without any ending is allowed, too.
+    """
 
     name = "file"
 
@@ -28,37 +31,37 @@ class File(click.ParamType):  # type: ignore[type-arg]  # not generic before cli
         self._endings, self._bare = endings, bare
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name as it was given; raises ArgumentError for another ending."""
+        """Return the name unchanged. Raises ArgumentError for an ending that is not allowed."""
         del param, ctx
         last = str(value).replace("\\", "/").rpartition("/")[2]
         if not self._endings or last.lower().endswith(self._endings) or (self._bare and "." not in last):
             return str(value)
         *others, final = self._endings
         known = f"{', '.join(others)} or {final}" if others else final
-        raise ArgumentError(f"can't tell what to write into `{shorten(str(value))}`", f"end it in {known}")
+        raise ArgumentError(f"unknown output format: `{shorten(str(value))}`", f"use a name that ends in {known}")
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Whatever lies there."""
+        """Complete the names of files."""
         del ctx, param
         return [CompletionItem(incomplete, type="file")]
 
 
 class Folder(File):
-    """A folder."""
+    """A folder that exists or will be made."""
 
     name = "folder"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Whatever lies there."""
+        """Complete the names of folders."""
         del ctx, param
         return [CompletionItem(incomplete, type="dir")]
 
 
 class Known(click.ParamType):  # type: ignore[type-arg]
-    """One of names that are known, or of files, where a name wins; `many` have commas between them.
+    """A known name or a file. A known name wins over a file of that name. With `many`, several with commas between.
 
-    Who reads it says what is wrong with it: a function of Python does so, too. Only a name of another kind is refused
-    here, since the hint is a command.
+    The function that reads the value reports unknown names, as it does for callers from Python. Only names of another
+    kind are rejected here, because the hint is a command.
     """
 
     def __init__(
@@ -71,22 +74,28 @@ class Known(click.ParamType):  # type: ignore[type-arg]
         files: bool = False,
         many: bool = False,
     ):
-        """`kind` is one of `hpgo.cli.misplaced_names`, where names of other kinds are told from those that are unknown.
+        """Declare a value type.
 
-        `others` are accepted, too, but not completed: the command explains itself what is wrong with them.
+        Args:
+            name: name of the type in messages of click.
+            names: returns the known names.
+            others: returns names that are accepted but not completed, because the command explains what is wrong.
+            kind: kind of name in `hpgo.cli.misplaced_names`, to reject names of other kinds; None accepts all.
+            files: whether files are allowed, and completed if no name matches.
+            many: whether the value is a list with commas.
         """
         self.name, self._kind, self._others = name, kind, others
         self._names, self._files, self._many = names, files, many
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The text as it was given."""
+        """Return the text unchanged. Raises ArgumentError for a name of another kind."""
         del param
         if self._kind is not None and isinstance(value, str):
             check_kind(value, self._kind, ctx, own=lambda: (*self._names(), *self._others()))
         return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Names that begin so; files where there is none."""
+        """Complete names, or files if no name matches."""
         del ctx, param
         before, comma, begun = incomplete.rpartition(",") if self._many else ("", "", incomplete)
         found = [CompletionItem(f"{before}{comma}{name}") for name in self._names() if name.startswith(begun)]
@@ -127,52 +136,54 @@ FILE = File()
 FOLDER = Folder()
 PROFILE = Known("profile", _models, kind="profile", files=True)
 MODEL = Known("model", _models, others=_transformers, kind="profile", files=True)
-"""The model of `hpgo plan`, which names the command that plans a transformer."""
+"""Model of `hpgo plan`. Names of transformers pass, because `hpgo plan` names the command that plans them."""
 TRANSFORMER = Known("transformer", _transformers, kind="transformer", files=True)
 CLUSTER = Known("cluster", _clusters, kind="cluster", files=True)
 WORKLOAD = Known("workload", _workloads, kind="workload", files=True)
 SCHEDULE = Known("schedule", _schedules, kind="schedule", files=True)
 PLAN = Known("plan", tuple, kind="plan", files=True)
-"""The file of a plan, or what else a command reads in its place."""
+"""A plan file, or another file that the command accepts instead."""
 SCHEDULES = Known("schedules", _schedules, many=True)
 YAML = File(".yaml", ".yml")
 PROFILE_OUT = File(".yaml", ".yml", ".json", ".txt")
-"""That `hpgo.write_profile` writes."""
+"""A file that `hpgo.write_profile` writes."""
 STILL_ENDINGS = (".svg", ".png", ".pdf", ".html")
 STILL = File(*STILL_ENDINGS)
-"""A picture that does not move."""
+"""A picture that is not a timeline."""
 LLM_PLAN_OUT = File(".json", *STILL_ENDINGS, bare=True)
 LLM_ESTIMATE_OUT = File(*STILL_ENDINGS, ".yaml", ".yml", ".json", ".txt")
-"""A picture, or the profile that `hpgo.write_profile` writes."""
+"""A picture, or a profile that `hpgo.write_profile` writes."""
 TIMELINE_OUT = File(".timeline.json", ".npz")
 PICTURE = File(".svg", ".png", ".pdf", ".html", ".json", ".txt", ".tex")
-"""A picture of a timeline."""
+"""A picture of a timeline, or its trace as .json."""
 RUN_OUT = File(".svg", ".png", ".pdf", ".html", ".json", ".txt", ".tex", ".npz")
-"""A timeline, too: .npz or .timeline.json."""
+"""A picture of a timeline, or the timeline as .npz or .timeline.json."""
 PICTURES = (".svg", ".png", ".pdf", ".html", ".tex")
-"""What a plan's step is drawn as; its .json is the plan itself."""
+"""Endings of pictures of a plan's step. A .json file is the plan itself."""
 PLAN_OUT = File(".json", *PICTURES, ".md", bare=True)
 
 
-def written(kind: File, said: str, *, required: bool = False) -> Any:
-    """Declare the option `-o FILE`, which may be given several times; `said` is its line of help."""
-    return option("-o", "--output", type=kind, multiple=True, required=required, metavar="FILE", help=said)
+def written(kind: File, text: str, *, required: bool = False) -> Any:
+    """Declare the option `-o FILE`, which may be given several times; `text` is its help."""
+    return option("-o", "--output", type=kind, multiple=True, required=required, metavar="FILE", help=text)
 
 
 AS_JSON: Any = option("--json", is_flag=True, help="Print the result as JSON.")
 SEED: Any = option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Seed of the first weights."
+    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Seed of the initial weights."
 )
 DTYPE: Any = option(
     "--dtype",
     type=click.Choice(["float32", "float64", "bfloat16"]),
-    help="Type of the weights.  [default: the workload's]",
+    help="Data type of the weights.  [default: that of the workload]",
 )
 AUTOCAST: Any = option(
-    "--autocast", type=click.Choice(["bfloat16"]), help="Type to compute in, whatever the weights are."
+    "--autocast", type=click.Choice(["bfloat16"]), help="Compute in this data type, by `torch.autocast`."
 )
 DEVICE: Any = option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="Where to compute.  [default: cuda if each process has a GPU]"
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="Device that computes.  [default: cuda if each process has a GPU]",
 )
 PROFILE_OF_PLAN: Any = option(
     "--profile", type=PROFILE, metavar="NAME|FILE", help="Profile of a plan that was saved with --no-embed."
@@ -182,26 +193,40 @@ CLUSTER_OF_PLAN: Any = option(
 )
 
 
+_CLUSTER_HELP = "Cluster: a name of `hpgo clusters`, such as h100:4 for 4 nodes, or a YAML file."
+
+
 def cluster_option(*, required: bool) -> Any:
-    """Declare the option `-c`, which names a cluster."""
-    return option("-c", "--cluster", type=CLUSTER, required=required, metavar="NAME|FILE", help="See `hpgo clusters`.")
+    """Declare the option `-c` for a cluster."""
+    return option("-c", "--cluster", type=CLUSTER, required=required, metavar="NAME|FILE", help=_CLUSTER_HELP)
 
 
 def steps_option(default: int) -> Any:
-    """Declare the option that says how many training steps to run."""
+    """Declare the option for the number of training steps."""
     return option(
-        "--steps", type=click.IntRange(1), default=default, show_default=True, metavar="N", help="Training steps."
+        "--steps",
+        type=click.IntRange(1),
+        default=default,
+        show_default=True,
+        metavar="N",
+        help="Number of training steps.",
     )
 
 
 def optimizer_option(default: str) -> Any:
-    """Declare the option that names an optimizer."""
+    """Declare the option for an optimizer."""
     return option(
-        "--optimizer", default=default, show_default=True, metavar="NAME[:OPTIONS]", help="Such as `adamw:lr=1e-4`."
+        "--optimizer",
+        default=default,
+        show_default=True,
+        metavar="NAME[:OPTIONS]",
+        help="Optimizer and its options, such as `adamw:lr=1e-4`.",
     )
 
 
 def framework_option(*names: str) -> Any:
     """Declare the option that restricts a search to what one of the frameworks `names` runs."""
     known = f"{', '.join(names[:-1])} or {names[-1]}"
-    return option("--framework", metavar="NAME[@VERSION]", help=f"Search only what this framework runs: {known}.")
+    return option(
+        "--framework", metavar="NAME[@VERSION]", help=f"Search only plans that this framework can run: {known}."
+    )

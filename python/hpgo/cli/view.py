@@ -1,4 +1,4 @@
-"""`hpgo view`: a plan's page, or the interactive picture of timelines, in the browser."""
+"""Command `hpgo view`: open the page of a plan, or an interactive picture of timelines, in the browser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ViewOptions(PictureOptions):
 
     inputs: tuple[str, ...] = argument(type=PLAN, nargs=-1, required=True, metavar="PLAN_OR_TIMELINE...")
     output: str | None = option(
-        "-o", "--output", type=File(".html"), metavar="FILE", help="Keep the page here; a temporary file otherwise."
+        "-o", "--output", type=File(".html"), metavar="FILE", help="File of the page.  [default: a temporary file]"
     )
     opens: bool = option("--open/--no-open", default=True, help="Open the page in the browser.")
     schedule: ScheduleName | None = SCHEDULE_OF_PLANS
@@ -29,13 +29,13 @@ class ViewOptions(PictureOptions):
 
 @takes(ViewOptions)
 def command(options: ViewOptions) -> None:
-    """Open a plan's page, or timelines as one interactive picture: no server.
+    """Open the page of a plan, or an interactive picture of timelines, without a server.
 
-    A plan's page has its layers and stages, where they run, the step, memory, and the report's words. Several inputs, a
-    timeline, or an option of the picture give the picture alone, to zoom, pan and hover in.
+    The page of a plan shows its layers, stages, devices, step, memory and report. With several inputs, a timeline, or
+    an option of the picture, you get only the picture, which you can zoom and pan.
 
-    The page is one file that works offline; send it to whom you like. Its path goes to stdout. `hpgo serve PLAN` opens
-    the page that also changes the plan.
+    The page is one file that works offline. The command prints its path on stdout. To also change the plan, use `hpgo
+    serve PLAN`.
 
     \b
     Examples:
@@ -54,8 +54,10 @@ def command(options: ViewOptions) -> None:
     from hpgo.page.planned.facts import too_large
 
     if output is None:
+        # The page must outlive this process, so the folder is not removed.
         output = str(Path(tempfile.mkdtemp(prefix="hpgo-")) / f"{Path(options.inputs[0]).stem or 'timeline'}.html")
     pictured = options.group(PictureOptions)
+    # Options of the picture have no effect on the page of a plan. If one is given, the picture is meant.
     is_plain = all(
         ctx.get_parameter_source(name) is not ParameterSource.COMMANDLINE for name in ("schedule", *pictured)
     )
@@ -70,4 +72,4 @@ def command(options: ViewOptions) -> None:
             file.write(alone(plan))
     click.echo(path)
     if options.opens and not webbrowser.open(path.resolve().as_uri()):
-        click.echo("no browser to open it in; open the file yourself", err=True)
+        click.echo("note: no browser found; open the file yourself", err=True)

@@ -1,1 +1,1 @@
-"""The local page of `hpgo serve`: schedules side by side, with every setting in the address."""
+"""The local web pages of `hpgo serve`, whose addresses contain all settings."""

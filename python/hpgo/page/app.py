@@ -1,6 +1,6 @@
-"""What each address answers, in which process, and to whom.
+"""Web application: routes, limits, and the choice of a worker process for each request.
 
-This process only reads addresses and passes answers on. Work is done by others, in two pools, so that small requests
+This process only parses addresses and forwards responses. Two pools of workers do the work, so that small requests
 never wait behind large ones.
 """
 
@@ -51,20 +51,20 @@ if TYPE_CHECKING:
 
     from hpgo.page.worker import Done
 
-_MOST_UPLOAD_BYTES = 16 * 2**20
-_MOST_UPLOADS = 4
+_MAX_UPLOAD_BYTES = 16 * 2**20
+_MAX_UPLOADS = 4
 _UPLOAD_S = 30.0
-_MOST_SENDING_BYTES = 256 * 2**20
+_MAX_SENDING_BYTES = 256 * 2**20
 _SENDING_S = 60.0
 _PIECE_BYTES = 256 * 2**10
 _ANSWERS_BYTES = 32 * 2**20
-_MOST_CONNECTIONS = 500
+_MAX_CONNECTIONS = 500
 _AT_ONCE = 128
-"""Connections that are taken before any of them is looked at."""
-_PATIENCE_S = 10.0
-"""How long a connection may be open before its first request has come in whole, headers at least."""
+"""Length of the queue of connections that wait to be accepted."""
+_FIRST_REQUEST_S = 10.0
+"""Time limit for the headers of the first request on a connection."""
 _SMALL = Size(actions=5_000, ranks=200)
-"""What is done in some hundredths of a second, also as a picture."""
+"""Size up to which a request counts as small: it takes a few 10 ms, also as a picture."""
 _SMALL_PLAN_BYTES = 256 * 2**10
 _TYPES = {
     ".svg": "image/svg+xml",
@@ -85,30 +85,30 @@ _HEADERS = {
 _IN_THE_PAGE = {
     "Content-Security-Policy": _HEADERS["Content-Security-Policy"].replace("ancestors 'none'", "ancestors 'self'")
 }
-"""Of pictures, which the page shows within itself."""
+"""Headers of pictures, which the page embeds in frames."""
 
 
 class PageApp:
-    """What answers requests."""
+    """The web application: one method per route."""
 
-    def __init__(self, shelf: PlanStore, quick: Pool, patient: Pool) -> None:
-        self._shelf = shelf
+    def __init__(self, store: PlanStore, small: Pool, large: Pool) -> None:
+        self._store = store
         self._answers: Store[object, bytes] = Store(_ANSWERS_BYTES)
-        self._quick = quick
-        self._patient = patient
+        self._small = small
+        self._large = large
         self._uploads = 0
         self.searches: dict[str, JobChannel] = {}
-        """Those that go on, by a name that only their client knows."""
+        """Running searches, by a random name that only their client knows."""
         self.sending_bytes = 0
-        """Of answers that their readers have not taken yet."""
+        """Bytes of responses that are still being sent."""
 
     async def close(self) -> None:
-        """Ends all work."""
-        await self._quick.close()
-        await self._patient.close()
+        """Stop all work and kill the workers."""
+        await self._small.close()
+        await self._large.close()
 
     async def show(self, request: Request) -> Response:
-        """The page."""
+        """Respond with the page that compares schedules."""
         items = tuple(request.query_params.multi_items())
         try:
             body = await self._drawn(request, "page", items)
@@ -117,13 +117,13 @@ class PageApp:
         return _Pieces(self, body, "text/html", {})
 
     async def picture(self, request: Request) -> Response:
-        """A picture or an export."""
+        """Respond with a picture or an export."""
         ending = f".{request.path_params['ending']}"
         is_export = request.url.path.startswith("/export")
         if ending not in ENDINGS:
-            return PlainTextResponse(f"no format ends in {ending}; there are {', '.join(ENDINGS)}\n", 404, _HEADERS)
+            return PlainTextResponse(f"unknown format: {ending}; known: {', '.join(ENDINGS)}\n", 404, _HEADERS)
         try:
-            # The page has its own table beside the picture.
+            # The page has a table of its own, so its picture has none.
             body = await self._drawn(request, ending, tuple(request.query_params.multi_items()), table=is_export)
         except HpgoError as error:
             hint = f"\nhint: {error.hint}" if error.hint else ""
@@ -133,29 +133,29 @@ class PageApp:
         return _Pieces(self, body, _TYPES[ending], attached if is_export else _IN_THE_PAGE)
 
     async def load(self, request: Request) -> Response:
-        """Takes a plan, and says its name."""
+        """Store an uploaded plan, and respond with its name."""
         title = request.query_params.get("name", "plan")
         try:
             with self._upload():
                 body = await _uploaded(request)
-                pool = self._quick if len(body) <= _SMALL_PLAN_BYTES else self._patient
+                pool = self._small if len(body) <= _SMALL_PLAN_BYTES else self._large
                 found = await _unless_gone(request, pool, PageRequest("plan", plan=body, title=title))
         except HpgoError as error:
             return self._mistake(error, ())
         name = found.body.decode()
         if found.size is not None:
-            self._shelf.load(name, Loaded(shorten(title), body, found.size, found.numbers))
+            self._store.load(name, Loaded(shorten(title), body, found.size, found.numbers))
         return PlainTextResponse(name, 201, _HEADERS)
 
     async def plan_page(self, _: Request) -> Response:
-        """The plan's page, which asks for the rest by itself."""
+        """Respond with the page of a plan, which requests the plan itself."""
         return HTMLResponse(plan_page(None), headers=_HEADERS)
 
     async def plan_part(self, request: Request) -> Response:
-        """Something of the plan that an address means: what is drawn of it, its timeline, its file."""
+        """Respond with a part of the plan of an address: facts, timeline, or file."""
         wanted = request.path_params["wanted"]
         if wanted not in PARTS:
-            return PlainTextResponse(f"there is no {shorten(wanted)}; there are {', '.join(PARTS)}\n", 404, _HEADERS)
+            return PlainTextResponse(f"unknown part: {shorten(wanted)}; known: {', '.join(PARTS)}\n", 404, _HEADERS)
         items = tuple(request.query_params.multi_items())
         try:
             body = await self._part(request, wanted, items)
@@ -166,58 +166,62 @@ class PageApp:
 
     async def _part(self, request: Request, wanted: str, items: tuple[tuple[str, str], ...]) -> bytes:
         key = ("plan", wanted, items)
-        files = self._shelf.named(items)
+        files = self._store.named(items)
+        # Reloading a page and several tabs with one address are frequent, so responses are cached.
         if (kept := self._answers.get(key)) is not None:
             return kept
-        if self.sending_bytes > _MOST_SENDING_BYTES:
-            raise UnavailableError("too much is being sent already", "try again soon")
+        if self.sending_bytes > _MAX_SENDING_BYTES:
+            raise UnavailableError("too many responses are being sent", "try again soon")
         job = PlanJob(wanted, items, files)
+        # Parsing a large file takes longer than most requests, whatever is drawn of it.
         is_small = sum(len(file.body) for _, file in files) <= _SMALL_PLAN_BYTES
         if wanted.startswith("timeline"):
-            plan = self._shelf.get(items_of["plan"]).size if (items_of := dict(items)).get("plan") else None
+            plan = self._store.get(items_of["plan"]).size if (items_of := dict(items)).get("plan") else None
             is_small &= drawn_size(items, plan).within(_SMALL)
-        pool = self._quick if is_small else self._patient
+        pool = self._small if is_small else self._large
         body = (await _unless_gone(request, pool, job)).body
         self._answers.put(key, body, len(body) + 2 * len(str(key)))
         return body
 
     async def search(self, request: Request) -> Response:
-        """Looks for the best plan of an address, and says meanwhile how far it is: a line of JSON each."""
+        """Search for the best plan of an address, and stream progress as lines of JSON."""
         items = tuple(request.query_params.multi_items())
         try:
-            files = self._shelf.named(items)
+            files = self._store.named(items)
         except HpgoError as error:
             return self._said(error)
+        # The name must be random: whoever knows it can stop the search.
         name = secrets.token_hex(8)
-        # Some of its time is for what comes after the search.
-        job = PlanJob("search", items, files, deadline_s=0.8 * self._patient.limits.time_s)
+        # The time limit includes the work after the search, so the search gets only 80 % of it.
+        job = PlanJob("search", items, files, deadline_s=0.8 * self._large.limits.time_s)
         return _Lines(self, name, job)
 
     async def stop(self, request: Request) -> Response:
-        """Ends a search: what it has found is its answer."""
+        """Stop a search, which then returns its best plan so far."""
         talk = self.searches.get(request.query_params.get("search", ""))
         if talk is not None:
             talk.stopped.set()
         return PlainTextResponse("", 204 if talk else 404, _HEADERS)
 
     async def load_file(self, request: Request) -> Response:
-        """Takes a profile or a cluster, and says its name in addresses."""
+        """Store an uploaded profile or cluster, and respond with its name in addresses."""
         kind, title = request.query_params.get("kind", ""), request.query_params.get("name", "file")
         if kind not in {"profile", "cluster"}:
             return PlainTextResponse("give `kind=profile` or `kind=cluster`\n", 400, _HEADERS)
         try:
             with self._upload():
                 file = File(kind, shorten(title, 100), await _uploaded(request))
-                await _unless_gone(request, self._patient, PlanJob("look", (), (("", file),)))
+                await _unless_gone(request, self._large, PlanJob("look", (), (("", file),)))
         except HpgoError as error:
             return self._said(error)
-        return PlainTextResponse(self._shelf.add(file), 201, _HEADERS)
+        return PlainTextResponse(self._store.add(file), 201, _HEADERS)
 
     @contextmanager
     def _upload(self) -> Iterator[None]:
-        """Counts files until they have been looked at: those that wait for that take memory, too."""
-        if self._uploads >= _MOST_UPLOADS:
-            raise UnavailableError("other files are being loaded already", "try again soon")
+        """Count a file until it was checked. Files that wait for the check take memory, too."""
+        # The limit bounds the memory of this process: 4 files of 16 MiB.
+        if self._uploads >= _MAX_UPLOADS:
+            raise UnavailableError(f"{_MAX_UPLOADS} files are being loaded, which is the limit", "try again soon")
         self._uploads += 1
         try:
             yield
@@ -225,8 +229,8 @@ class PageApp:
             self._uploads -= 1
 
     def run_search(self, job: PlanJob, talk: JobChannel) -> asyncio.Task[Done]:
-        """Starts a search in a process for large requests."""
-        return asyncio.create_task(self._patient.run(job, talk))
+        """Start a search in a worker for large requests."""
+        return asyncio.create_task(self._large.run(job, talk))
 
     @staticmethod
     def _said(error: HpgoError) -> Response:
@@ -236,38 +240,40 @@ class PageApp:
     async def _drawn(
         self, request: Request, wanted: str, items: tuple[tuple[str, str], ...], *, table: bool = True
     ) -> bytes:
-        """The answer to an address; raises HpgoError where there is none."""
+        """Return the response body for an address. Raises HpgoError for invalid addresses."""
+        # Check the address in this process. Invalid addresses are frequent while a user types.
         settings = settings_of(items)
-        plan = self._shelf.get(settings.plan) if settings.plan else None
+        plan = self._store.get(settings.plan) if settings.plan else None
         size = size_of(settings, plan.size if plan else None)
-        titles = tuple(self._shelf.titles().items()) if wanted == "page" else ()
+        titles = tuple(self._store.titles().items()) if wanted == "page" else ()
         key = (wanted, items, titles, table)
         if (kept := self._answers.get(key)) is not None:
             return kept
-        if self.sending_bytes > _MOST_SENDING_BYTES:
-            raise UnavailableError("too much is being sent already", "try again soon")
+        if self.sending_bytes > _MAX_SENDING_BYTES:
+            raise UnavailableError("too many responses are being sent", "try again soon")
         file, title = (plan.body, plan.title) if plan else (b"", "")
+        # PNG and PDF need matplotlib, whose import is slow, so they go to the other pool.
         small = size.within(_SMALL) and len(file) <= _SMALL_PLAN_BYTES and wanted not in {".png", ".pdf"}
         job = PageRequest(wanted, items, titles, file, title, plan.numbers if plan else (), table)
-        body = (await _unless_gone(request, self._quick if small else self._patient, job)).body
+        body = (await _unless_gone(request, self._small if small else self._large, job)).body
         self._answers.put(key, body, len(body) + 2 * len(str(key)))
         return body
 
     def _mistake(self, error: HpgoError, items: tuple[tuple[str, str], ...]) -> Response:
         status, headers = _status(error)
-        return HTMLResponse(page(items, self._shelf.titles(), error, self._numbers(items)), status, headers)
+        return HTMLResponse(page(items, self._store.titles(), error, self._numbers(items)), status, headers)
 
     def _numbers(self, items: tuple[tuple[str, str], ...]) -> dict[str, str]:
-        """What the plan of an address says in place of its fields, if there is one."""
+        """Return the values of the plan in an address; empty without one."""
         name = dict(items).get("plan", "")
         try:
-            return dict(self._shelf.get(name).numbers) if name else {}
+            return dict(self._store.get(name).numbers) if name else {}
         except HpgoError:
             return {}
 
 
 class _Pieces(Response):
-    """An answer that is sent piece by piece, as fast as its reader takes it, and no longer than it may take."""
+    """A response that is sent in pieces, within a time limit for slow readers."""
 
     def __init__(self, site: PageApp, body: bytes, media_type: str, headers: dict[str, str]) -> None:
         super().__init__(body, 200, _HEADERS | headers, media_type=media_type)
@@ -277,7 +283,7 @@ class _Pieces(Response):
         size = len(self.body)
         self._site.sending_bytes += size
         try:
-            with suppress(TimeoutError):  # uvicorn then closes the connection
+            with suppress(TimeoutError):  # Without the final message, uvicorn closes the connection.
                 async with asyncio.timeout(_SENDING_S):
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     for start in range(0, size, _PIECE_BYTES):
@@ -289,11 +295,11 @@ class _Pieces(Response):
 
 
 class _Lines(Response):
-    """A search: lines of JSON, the first with the name by which it is stopped, the last with the plan or an error."""
+    """Response of a search in lines of JSON: the first has its name, to stop it, the last has the plan or an error."""
 
     def __init__(self, site: PageApp, name: str, job: PlanJob) -> None:
         super().__init__(b"", 200, _HEADERS, media_type="application/x-ndjson")
-        del self.headers["content-length"]  # nobody knows yet
+        del self.headers["content-length"]  # The length is not known yet.
         self._site, self._name, self._job = site, name, job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -307,16 +313,16 @@ class _Lines(Response):
                 await send({"type": "http.response.body", "body": record + b"\n", "more_body": True})
 
         try:
-            with suppress(TimeoutError):  # uvicorn then closes the connection
+            with suppress(TimeoutError):  # Without the final message, uvicorn closes the connection.
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 await line(b'{"search":"%s"}' % self._name.encode())
                 while not gone.done():
-                    told = asyncio.create_task(talk.told.get())
-                    await asyncio.wait({work, gone, told}, return_when=asyncio.FIRST_COMPLETED)
-                    if told.done():
-                        await line(json.dumps({"progress": told.result()}).encode())
+                    progress = asyncio.create_task(talk.progress.get())
+                    await asyncio.wait({work, gone, progress}, return_when=asyncio.FIRST_COMPLETED)
+                    if progress.done():
+                        await line(json.dumps({"progress": progress.result()}).encode())
                     else:
-                        told.cancel()
+                        progress.cancel()
                     if work.done():
                         await line(_outcome(work))
                         await send({"type": "http.response.body", "body": b""})
@@ -328,7 +334,7 @@ class _Lines(Response):
 
 
 def _outcome(work: asyncio.Task[Done]) -> bytes:
-    """The last line of a search."""
+    """Return the last line of a search: the plan or the error."""
     try:
         return b'{"found":' + work.result().body + b"}"
     except HpgoError as error:
@@ -336,35 +342,36 @@ def _outcome(work: asyncio.Task[Done]) -> bytes:
 
 
 class _OwnPagesOnly:
-    """Middleware that refuses what pages of other sites ask for."""
+    """Middleware that rejects requests from pages of other sites."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if foreign(scope["method"], Headers(scope=scope)):
-            said = "error: the page of another site asked for this\nhint: open the address in a tab of its own\n"
-            await PlainTextResponse(said, 403, _HEADERS)(scope, receive, send)
+            text = "error: the request is from a page of another site\nhint: open the address in its own tab\n"
+            await PlainTextResponse(text, 403, _HEADERS)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
 
 class _GoneError(HpgoError):
-    """Nobody waits for the answer any more."""
+    """The client disconnected before the response."""
 
 
 class _TooLargeError(HpgoError):
-    """A file is larger than it may be."""
+    """An uploaded file exceeds the size limit."""
 
 
 def _file_name(request: Request) -> str:
-    """What an export is called: its schedules."""
+    """Return the file name of an export, made of its schedules."""
+    # The file name goes into a header, so only safe characters remain.
     names = [re.sub(r"[^\w.-]", "", name, flags=re.ASCII)[:40] for name in request.query_params.getlist("schedule")]
     return "-against-".join(filter(None, names)) or "schedule"
 
 
 def _status(error: HpgoError) -> tuple[int, dict[str, str]]:
-    """Status and headers of the answer that tells `error`."""
+    """Return status code and headers of the response for `error`."""
     if isinstance(error, UnavailableError):
         return 503, _HEADERS | {"Retry-After": "2"}
     known = {BrokenError: 500, _TooLargeError: 413, _GoneError: 499}
@@ -372,31 +379,32 @@ def _status(error: HpgoError) -> tuple[int, dict[str, str]]:
 
 
 async def _uploaded(request: Request) -> bytes:
-    """The file in a request; raises HpgoError if it is too large or too slow."""
+    """Return the file in a request. Raises HpgoError if it is too large or arrives too slowly."""
     body = bytearray()
     try:
         async with asyncio.timeout(_UPLOAD_S):
             async for piece in request.stream():
                 body += piece
-                if len(body) > _MOST_UPLOAD_BYTES:
+                if len(body) > _MAX_UPLOAD_BYTES:
                     raise _TooLargeError(
-                        "the file is larger than 16 MiB, which no plan is", "choose a plan written by hpgo"
+                        "the file is larger than 16 MiB, the limit for plans", "choose a plan written by hpgo"
                     )
     except ClientDisconnect:
-        raise _GoneError("the client has left") from None
+        raise _GoneError("the client disconnected") from None
     except TimeoutError:
         raise HpgoError(f"the file did not arrive within {_UPLOAD_S:.0f} s", "load it again") from None
     return bytes(body)
 
 
 async def _unless_gone(request: Request, pool: Pool, job: PageRequest | PlanJob) -> Done:
-    """What comes of `job`; if the client leaves meanwhile, the work is ended, and nobody hears of it."""
+    """Return the result of `job`, or stop its work if the client disconnects."""
+    # Wait for the result and for the disconnect at once, because either can come first.
     work = asyncio.create_task(pool.run(job))
     gone = asyncio.create_task(_left(request))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            raise _GoneError("the client has left")
+            raise _GoneError("the client disconnected")
         return work.result()
     finally:
         work.cancel()
@@ -409,7 +417,7 @@ async def _left(request: Request) -> None:
 
 
 def application(site: PageApp, hosts: list[str]) -> Starlette:
-    """The ASGI application; it answers only requests whose Host header is one of `hosts`."""
+    """Return the ASGI application, which accepts only requests with a Host header in `hosts`."""
     return Starlette(
         routes=[
             Route("/", site.show),
@@ -430,30 +438,31 @@ def application(site: PageApp, hosts: list[str]) -> Starlette:
 
 
 def _connections() -> int:
-    """How many there may be at once: at most half of the files that the process may open, as work opens some, too."""
+    """Return the limit on open connections: at most half of the process's open files, because work needs files, too."""
     if resource is None:
-        return _MOST_CONNECTIONS
+        return _MAX_CONNECTIONS
+    # Without a free file descriptor, the server could not accept a connection to refuse it.
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return _MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(_MOST_CONNECTIONS, files // 2)
+    return _MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(_MAX_CONNECTIONS, files // 2)
 
 
 def server(site: PageApp, hosts: list[str]) -> Server:
-    """What speaks HTTP for `site`, until a signal stops it."""
+    """Return the HTTP server for `site`, which runs until a signal stops it."""
 
     class Stopped(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            await site.close()  # or it would wait until all work is done
+            await site.close()  # Otherwise, the shutdown would wait until all work is complete.
             await super().shutdown(sockets)
 
     class Guarded(H11Protocol):
-        """Ends connections that ask for nothing, so that those of others find room."""
+        """Protocol that closes idle connections, so that they don't use up the limit."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             if len(self.connections) > most:
                 transport.abort()
             else:
-                self.loop.call_later(_PATIENCE_S, self._end_if_unasked)
+                self.loop.call_later(_FIRST_REQUEST_S, self._end_if_unasked)
 
         def _end_if_unasked(self) -> None:
             if self.cycle is None and not self.transport.is_closing():

@@ -1,4 +1,4 @@
-"""What the server keeps for later, within a budget of bytes."""
+"""Cache of the server with a budget of bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Kept = TypeVar("_Kept")
 
 
 class Store(Generic[_Key, _Kept]):
-    """Values by key; where they would take more than the budget, those go that were not asked for the longest.
+    """Values by key. If they exceed the budget, the least recently used values are dropped.
 
     >>> store = Store[str, str](budget_bytes=100)
     >>> for key in ("a", "b"):
@@ -25,10 +25,10 @@ class Store(Generic[_Key, _Kept]):
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.held_bytes = 0
-        self._values: dict[_Key, tuple[_Kept, int]] = {}  # the longest unused first
+        self._values: dict[_Key, tuple[_Kept, int]] = {}  # In the order of their last use.
 
     def put(self, key: _Key, value: _Kept, size_bytes: int) -> None:
-        """Keeps `value`, which takes `size_bytes`, unless it alone is beyond the budget."""
+        """Keep `value`, which takes `size_bytes`, unless it alone exceeds the budget."""
         self.drop(key)
         if size_bytes > self.budget_bytes:
             return
@@ -38,17 +38,17 @@ class Store(Generic[_Key, _Kept]):
         self.held_bytes += size_bytes
 
     def get(self, key: _Key) -> _Kept | None:
-        """What was kept as `key`, if it still is."""
+        """Return the value of `key`, or None if it was dropped."""
         if key not in self._values:
             return None
         self._values[key] = self._values.pop(key)
         return self._values[key][0]
 
     def drop(self, key: _Key) -> None:
-        """Forgets `key`, if it is held."""
+        """Drop the value of `key`, if there is one."""
         if key in self._values:
             self.held_bytes -= self._values.pop(key)[1]
 
     def items(self) -> list[tuple[_Key, _Kept]]:
-        """What is held, the longest unused first."""
+        """Return all keys and values, with the least recently used first."""
         return [(key, value) for key, (value, _) in self._values.items()]

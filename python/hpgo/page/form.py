@@ -1,4 +1,4 @@
-"""The page's HTML: the form as the address filled it, and the result or what is wrong."""
+"""HTML of the page that compares schedules: the form with the values of the address, and the result or an error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PLANS = (
 )
 _OWN = "Dashed fields show its own numbers; choose none to type them."
 _EXPORTS = {".json": "Perfetto trace", ".txt": "plain text", ".tex": "TikZ"}
-"""What formats are called whose endings people don't call them by."""
+"""Names of export formats that are not known by their ending."""
 
 
 def page(
@@ -37,10 +37,10 @@ def page(
     outcome: Sequence[Timeline] | HpgoError,
     planned: Mapping[str, str],
 ) -> str:
-    """The whole page for an address's `items`: as typed, so that a mistake can be mended where it is.
+    """Return the page for the fields `items` of an address, with values as typed, so that they can be corrected.
 
-    `titles` say what people call the plans that can be chosen, by their names in addresses; `planned` is what the
-    chosen one says in place of fields (`hpgo.page.settings.numbers_of`), empty if there is none.
+    `titles` are the titles of plans by their names in addresses. `planned` are the values of the selected plan
+    (`hpgo.page.settings.numbers_of`), empty without one.
     """
     form = _Form(items, titles, outcome if isinstance(outcome, HpgoError) else None, planned)
     result = _mistake(outcome) if isinstance(outcome, HpgoError) else _result(items, outcome)
@@ -113,12 +113,12 @@ def _notes(drawn: Sequence[Timeline]) -> str:
 
 
 def _blamed(error: HpgoError | None) -> str:
-    """Which field an error is of; empty where it is none's alone."""
+    """Return the field that an error is about; empty if it is about none or several."""
     return error.field if isinstance(error, SettingError) and error.field in LABELS else ""
 
 
 class _Form:
-    """The fields as the address filled them, with what is wrong beside the one that it is wrong in."""
+    """The form with the values of the address, and an error next to its field."""
 
     def __init__(
         self,
@@ -127,8 +127,10 @@ class _Form:
         error: HpgoError | None,
         planned: Mapping[str, str],
     ) -> None:
+        # Old addresses use old names of fields.
         self._typed = {RENAMED.get(name, name): text for name, text in items}
         self._chosen = [text for name, text in items if name == "schedule" and text]
+        # An empty form shows 1F1B. A plan has a schedule of its own.
         if "schedule" not in self._typed and not self._typed.get("plan"):
             self._chosen = ["1f1b"]
         self._titles = titles
@@ -175,7 +177,7 @@ class _Form:
         )
 
     def _of_plan(self) -> tuple[str, str]:
-        """What is said beside a plan that is chosen, and where it is to be seen."""
+        """Return the hint next to a selected plan, and a link to its page."""
         if not self._planned:
             return "", ""
         where = urlencode({"plan": self._value("plan")})
@@ -242,7 +244,7 @@ class _Form:
         return f'{invalid} aria-describedby="{name}-note"'
 
     def _note(self, name: str, hint: str = "", link: str = "") -> str:
-        """What is wrong with a field, or else what is to be known of it, with a link in HTML."""
+        """Return the note below a field: its error, or else a hint, with a link in HTML."""
         if self._error is None or _blamed(self._error) != name:
             return f'<p class="note" id="{name}-note">{escape(hint)}{link}</p>'
         text = f"{self._error.message}; {self._error.hint}" if self._error.hint else self._error.message
@@ -250,7 +252,7 @@ class _Form:
 
 
 def _ranks(items: Sequence[tuple[str, str]]) -> str:
-    """How many ranks an address means, which may follow from its times."""
+    """Return the number of ranks for an address, which may follow from the number of its times."""
     try:
         return str(settings_of(items).setup.ranks)
     except HpgoError:

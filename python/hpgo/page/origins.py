@@ -1,8 +1,8 @@
-"""Whose requests are answered: those of people and programs, and of the page itself, not of other pages.
+"""Check of the origin of requests: users, programs and the page itself are allowed, pages of other sites are not.
 
-A browser sends what any page asks it to, also to servers on its own machine. It says so in headers that scripts can't
-set: `Origin` names the page's site, `Sec-Fetch-Site` its relation to ours. What is no browser sends neither. A link to
-us may stand anywhere, so opening one is fine: that loads a page of ours, of which the other one sees nothing.
+A browser sends requests for any page, also to servers on its own machine. It marks them with headers that scripts can't
+set: `Origin` is the site of the page, `Sec-Fetch-Site` its relation to this server. Programs send neither. Following a
+link from another site is allowed: it loads a page of this server, whose content the other site can't read.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_SCHEMES = ("http", "https")  # someone may have put TLS before us
+_SCHEMES = ("http", "https")  # A proxy with TLS may be in front of this server.
 
 
 def foreign(method: str, headers: Mapping[str, str]) -> bool:
-    """Whether another site's page is behind a request with these headers, by their names in small letters.
+    """Return whether a request with these headers, by lower-case name, is from a page of another site.
 
     >>> foreign("GET", {"host": "localhost:8000"})
     False

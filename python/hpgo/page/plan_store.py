@@ -1,4 +1,4 @@
-"""The plans that the page can draw."""
+"""Plans, profiles and clusters that the server holds."""
 
 from __future__ import annotations
 
@@ -16,58 +16,59 @@ if TYPE_CHECKING:
 
 _LOADED_BYTES = 64 * 2**20
 _KINDS = {"model": "profile", "cluster": "cluster"}
-"""What the fields of an address may name."""
-_LEAST_BYTES = 2**20
-"""What a small plan counts as: each also is a line of every page."""
+"""Kind of file for each field of an address that can name one."""
+_MIN_BYTES = 2**20
+"""Smallest size that a file counts with, because each plan is also listed on every page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The file of a plan."""
+    """The file of a plan, with facts that every page needs."""
 
     title: str
     body: bytes
     size: Size
-    """Of one of its steps."""
+    """Size of one step of the plan."""
     numbers: tuple[tuple[str, str], ...]
-    """What it says in place of the page's fields."""
+    """Values of the plan, which the page shows in its fields."""
 
 
 @dataclass
 class PlanStore:
-    """Plans by their names in addresses: those of the command line, and the last that people loaded in the page."""
+    """Plans by their names in addresses: those of the command line, and the last ones loaded into the page."""
 
     given: dict[str, Loaded] = field(default_factory=dict)
     loaded: Store[str, Loaded] = field(default_factory=lambda: Store(_LOADED_BYTES))
     files: Store[str, File] = field(default_factory=lambda: Store(_LOADED_BYTES))
-    """Profiles and clusters that people loaded."""
+    """Profiles and clusters that were loaded into the page."""
 
     def give(self, body: bytes, title: str) -> None:
-        """Takes a plan that stays; raises HpgoError if it is none, or more than the page takes."""
+        """Add a plan that is never dropped. Raises HpgoError for other files, and for plans that are too large."""
         plans = Plans()
         name = plans.add(body, title)
         plan = plans.get(name)
         self.given[name] = Loaded(shorten(title), body, one_step(plan), tuple(numbers_of(plan).items()))
 
     def load(self, name: str, plan: Loaded) -> None:
-        """Takes a plan that stays until others need its place."""
-        self.loaded.put(name, plan, max(len(plan.body), _LEAST_BYTES))
+        """Add a plan that is dropped when newer ones need its memory."""
+        self.loaded.put(name, plan, max(len(plan.body), _MIN_BYTES))
 
     def get(self, name: str) -> Loaded:
-        """The plan of that name; raises ArgumentError if it isn't held."""
+        """Return the plan of that name. Raises ArgumentError if it is unknown or was dropped."""
         found = self.given.get(name) or self.loaded.get(name)
         if found is None:
             raise unknown_plan(name)
         return found
 
     def add(self, file: File) -> str:
-        """Takes a profile or a cluster that was looked at, until others need its place; returns its name."""
+        """Add a checked profile or cluster, and return its name. It is dropped when newer ones need its memory."""
+        # The name depends on the content, so loading a file twice gives the same address.
         name = hashlib.sha256(f"{file.kind} {file.title} ".encode() + file.body).hexdigest()[:12]
-        self.files.put(name, file, max(len(file.body), _LEAST_BYTES))
+        self.files.put(name, file, max(len(file.body), _MIN_BYTES))
         return name
 
     def named(self, items: Iterable[tuple[str, str]]) -> tuple[tuple[str, File], ...]:
-        """The files that an address of the plan's page names, each once."""
+        """Return the files that an address of the plan page names, without duplicates."""
         found: dict[str, File] = {}
         for field_name, name in items:
             if field_name == "plan" and name:
@@ -78,6 +79,6 @@ class PlanStore:
         return tuple(found.items())
 
     def titles(self) -> dict[str, str]:
-        """What people call the plans, by name."""
+        """Return the titles of all plans by name."""
         loaded = sorted(self.loaded.items(), key=lambda item: (item[1].title, item[0]))
         return {name: plan.title for name, plan in [*self.given.items(), *loaded]}

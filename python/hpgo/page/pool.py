@@ -1,8 +1,8 @@
-"""Processes that work for the server: so many at once, so many requests that wait for one, each for so long.
+"""Worker processes of the server, with limits on their number, on waiting requests, and on the time of each.
 
-They are children that are started when there is work, import hpgo once and then do job after job. Threads would do for
-waiting, but no thread can be ended; and a pool of the standard library (`concurrent.futures`) breaks as a whole when
-one of its processes is ended, which here is what happens to everyone who asks too much or leaves.
+Workers are child processes that start on demand, import hpgo once and then run job after job. Threads can't be killed.
+A pool of `concurrent.futures` breaks as a whole if one of its processes is killed, but the server kills a process
+whenever a request exceeds its limits or its client disconnects.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ if TYPE_CHECKING:
     from hpgo.page.worker import Done, PageRequest
 
 _GRACE_S = 0.5
-"""How long work goes on for a client that has left: most ends by then, and a process is dearer than it."""
+"""Time that work continues after its client disconnected. Most work ends earlier, and a new process costs more."""
 
 
 class UnavailableError(HpgoError):
-    """The server can't take this request now, but may later."""
+    """The server can't accept this request now, but may later."""
 
 
 class BrokenError(HpgoError):
-    """The process that worked on a request ended, and nobody knows why."""
+    """The process that worked on a request ended for an unknown reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one job may take."""
+    """Limits on memory and time of one job."""
 
     memory_bytes: int
     time_s: float
 
 
 class JobChannel:
-    """What is said with a job while it is done: it tells how far it is, and can be stopped."""
+    """Communication with a running job: it reports progress, and can be stopped."""
 
     def __init__(self) -> None:
-        self.told: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1)
-        """The last that it told, if nobody has taken it yet."""
+        self.progress: asyncio.Queue[dict[str, Any]] = asyncio.Queue(1)
+        """The last progress message, if it was not taken yet."""
         self.stopped = asyncio.Event()
 
-    def tell(self, said: dict[str, Any]) -> None:
-        """Keeps `said` in the place of what was told before."""
-        if self.told.full():
-            self.told.get_nowait()
-        self.told.put_nowait(said)
+    def tell(self, message: dict[str, Any]) -> None:
+        """Replace the last progress message."""
+        if self.progress.full():
+            self.progress.get_nowait()
+        self.progress.put_nowait(message)
 
 
 class Pool:
-    """Up to `processes` workers, each at the priority `nice`, and `queue` jobs that wait for one of them."""
+    """Up to `processes` workers with the niceness `nice`, and up to `queue` jobs that wait for one of them."""
 
     def __init__(self, processes: int, queue: int, limits: Limits, *, nice: int = 0) -> None:
         self.limits = limits
@@ -73,17 +73,19 @@ class Pool:
         self._closed = False
 
     async def warm(self) -> None:
-        """Starts a worker before there is work."""
+        """Start a worker before there is work."""
         self._idle.append(await _Worker.start(self.limits, self._nice))
 
     async def run(self, job: PageRequest | PlanJob, talk: JobChannel | None = None) -> Done:
-        """Does `job`; if this is cancelled, its work ends soon, too. A search can be talked to.
+        """Run `job`, and stop its work soon after this call is cancelled. A search uses the channel `talk`.
 
-        Raises HpgoError: the job's own, for want of memory or time, UnavailableError, or BrokenError.
+        Raises the error of the job, HpgoError if it exceeds its limits, UnavailableError, or BrokenError.
         """
+        # Requests beyond the queue fail at once, so that memory and waiting times stay bounded.
         if self._waiting >= self._queue:
             raise UnavailableError(
-                f"{self._waiting} requests wait already", "try again soon, or start `hpgo serve` with more `--workers`"
+                f"{self._waiting} requests are waiting, which is the limit",
+                "try again soon, or start `hpgo serve` with more `--workers`",
             )
         self._waiting += 1
         try:
@@ -93,6 +95,7 @@ class Pool:
         if self._closed:
             self._free.release()
             raise _stopped()
+        # The work is a task of its own, so that it can outlive a cancelled request for a moment.
         work = asyncio.create_task(self._work(job, talk or JobChannel()))
         self._at_work.add(work)
         work.add_done_callback(self._worked)
@@ -101,11 +104,12 @@ class Pool:
         except asyncio.CancelledError:
             if self._closed:
                 raise _stopped() from None
+            # Most work ends within the grace period, and its worker can then be used again.
             asyncio.get_running_loop().call_later(_GRACE_S, work.cancel)
             raise
 
     async def close(self) -> None:
-        """Ends all workers; those who wait for them are told so."""
+        """Kill all workers. Waiting requests get an error."""
         self._closed = True
         for work in self._at_work:
             work.cancel()
@@ -118,10 +122,11 @@ class Pool:
         self._at_work.discard(work)
         self._free.release()
         if not work.cancelled():
-            work.exception()  # nobody may be left to hear it
+            work.exception()  # Mark it as retrieved: the client may have left, and asyncio would log a warning.
 
     async def _work(self, job: PageRequest | PlanJob, talk: JobChannel) -> Done:
         worker = await self._taken()
+        # A worker is kept only after a complete exchange. Otherwise, its next message would belong to this job.
         keep = False
         try:
             await worker.is_ready()
@@ -130,8 +135,8 @@ class Pool:
             keep = not ends
         except TimeoutError:
             raise HpgoError(
-                f"that takes longer than {format_seconds(self.limits.time_s)}, which is all that a request gets",
-                "ask for less, or start `hpgo serve` with another `--time-limit`",
+                f"the request takes longer than the limit of {format_seconds(self.limits.time_s)}",
+                "make a smaller request, or start `hpgo serve` with a longer `--time-limit`",
             ) from None
         except (EOFError, ConnectionError):
             raise self._broken(await worker.ended()) from None
@@ -146,18 +151,21 @@ class Pool:
 
     async def _taken(self) -> _Worker:
         while self._idle:
+            # A worker may have died while idle, for instance by the out-of-memory killer.
             if (worker := self._idle.pop()).is_alive:
                 return worker
         return await _Worker.start(self.limits, self._nice)
 
     def _broken(self, code: int) -> HpgoError:
-        # Rust aborts where Python would raise a MemoryError.
+        # Rust aborts the process if an allocation fails, where Python raises MemoryError.
         if code in {OUT_OF_MEMORY, -signal.SIGABRT}:
             return HpgoError(
-                f"that takes more memory than the {format_bytes(self.limits.memory_bytes)} that a request gets",
-                "ask for less, or start `hpgo serve` with more `--memory`",
+                f"the request takes more memory than the limit of {format_bytes(self.limits.memory_bytes)}",
+                "make a smaller request, or start `hpgo serve` with more `--memory`",
             )
-        return BrokenError(f"the process that worked on this ended with {code}", "its reason is where hpgo runs")
+        return BrokenError(
+            f"the process of this request ended with code {code}", "see the output of `hpgo serve` for the reason"
+        )
 
 
 def _stopped() -> UnavailableError:
@@ -165,7 +173,7 @@ def _stopped() -> UnavailableError:
 
 
 class _Worker:
-    """A process that does jobs."""
+    """A worker process that runs jobs."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -174,9 +182,9 @@ class _Worker:
     @classmethod
     async def start(cls, limits: Limits, nice: int) -> _Worker:
         known = {
-            # Where this process finds hpgo, whoever told it; `-P` keeps files of the current folder out.
+            # The worker must find hpgo like this process. `-P` keeps modules in the current folder out.
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            # OpenBLAS sets memory aside for each processor, and nothing here multiplies matrices.
+            # OpenBLAS reserves memory for each processor, and jobs don't multiply matrices.
             "OPENBLAS_NUM_THREADS": "1",
         }
         try:
@@ -186,26 +194,29 @@ class _Worker:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=os.environ | known,
-                start_new_session=True,  # Ctrl-C is for the server, which ends its workers
+                start_new_session=True,  # Ctrl-C must reach only the server, which kills its workers.
             )
         except OSError as error:
             raise BrokenError(
-                f"can't start a process: {error.strerror or error}", "end others, or let this machine run more"
+                f"can't start a process: {error.strerror or error}", "raise the limit on processes: `ulimit -u`"
             ) from None
         return cls(process)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has not ended, by itself or by others."""
+        """Whether the process is running."""
         return self._process.returncode is None
 
     async def ask(self, job: PageRequest | PlanJob, talk: JobChannel) -> tuple[Done | HpgoError, bool]:
-        """What came of `job`, and whether the process ends; raises EOFError or ConnectionError if it ended before."""
+        """Return the result of `job`, and whether the process exits now.
+
+        Raises EOFError or ConnectionError if the process died.
+        """
         await self._say(job)
         stopping = asyncio.create_task(self._stop(talk.stopped))
         try:
             while isinstance(heard := await self._heard(), ProgressMessage):
-                talk.tell(heard.said)
+                talk.tell(heard.message)
         finally:
             stopping.cancel()
         answer: tuple[Done | HpgoError, bool] = heard
@@ -223,7 +234,7 @@ class _Worker:
         await to.drain()
 
     async def is_ready(self) -> None:
-        """Waits until the process can take its first job; raises EOFError if it ended before."""
+        """Wait until the process is ready for its first job. Raises EOFError if it died."""
         if not self._ready:
             await self._heard()
             self._ready = True
@@ -235,7 +246,7 @@ class _Worker:
         return pickle.loads(await back.readexactly(size))  # noqa: S301 -- from our child
 
     async def ended(self) -> int:
-        """The exit code of a process that is ending."""
+        """Return the exit code of a process that is exiting."""
         try:
             async with asyncio.timeout(_GRACE_S):
                 return await self._process.wait()
@@ -243,7 +254,7 @@ class _Worker:
             return -signal.SIGKILL
 
     async def end(self) -> None:
-        """Ends the process, whatever it does."""
+        """Kill the process."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.kill()

@@ -1,4 +1,4 @@
-"""Settings of the page: what an address asks for, checked, and the timelines that it means."""
+"""Settings of the page that compares schedules: parse and check an address, and simulate its timelines."""
 
 from __future__ import annotations
 
@@ -26,32 +26,33 @@ if TYPE_CHECKING:
 
 
 TRANSFERS = ("none", "arrows", "lanes")
-_MOST_SCHEDULES = 12
+_MAX_SCHEDULES = 12
+"""Limit on the schedules of one page. Not tuned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much there is to simulate and to draw, over all schedules and steps."""
+    """Size of a simulation and its picture, over all schedules and steps."""
 
     actions: int
     ranks: int
 
     def within(self, most: Size) -> bool:
-        """Whether neither number is larger than that of `most`."""
+        """Return whether neither number exceeds that of `most`."""
         return self.actions <= most.actions and self.ranks <= most.ranks
 
 
 MOST = Size(actions=2_000_000, ranks=10_000)
-"""What the page takes. A rank costs more than an action: it has a row, a label and a line of measures."""
+"""Limit of the page. A rank takes more time than an action, because it has a row, a label and measures. Not tuned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one address asks for: a run, in the fields of `SimulationConfig`, and how it is drawn."""
+    """Settings in an address: the simulation, and options of its picture."""
 
     setup: SimulationConfig = field(default_factory=SimulationConfig)
     schedule: tuple[ScheduleName, ...] = ()
-    """None is the plan's own, or 1f1b."""
+    """Names of schedules; empty means the schedule of the plan, or 1f1b without a plan."""
     plan: str = ""
     transfers: str = "none"
     memory: bool = False
@@ -59,7 +60,7 @@ class Settings:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The choices that concern the picture."""
+        """Options of the picture."""
         return {"transfers": self.transfers, "memory": self.memory, "critical_path": self.critical_path}
 
 
@@ -90,15 +91,15 @@ LABELS = {
     "memory": "Memory curves",
     "critical_path": "Critical path",
 }
-"""What the page calls its fields, in its errors too."""
+"""Labels of fields, on the page and in its errors."""
 RENAMED = {"link_time": "transfer_time", "fused_times": "overlapped_times"}
-"""Fields in addresses that were kept or sent before, and what they are called now."""
+"""New names of fields in old addresses."""
 
 
 def settings_of(items: Iterable[tuple[str, str]]) -> Settings:
-    """Reads the pairs of an address.
+    """Return the settings in the fields of an address.
 
-    Raises SettingError that names the field as the page does, and what it takes; ArgumentError for an unknown field.
+    Raises SettingError, with the label of the field and its allowed values, and ArgumentError for an unknown field.
     """
     asked: dict[str, list[str]] = {}
     for typed, text in items:
@@ -113,6 +114,7 @@ def settings_of(items: Iterable[tuple[str, str]]) -> Settings:
     for name, texts in asked.items():
         filled = [text for text in texts if text]
         if name == "schedule":
+            # A schedule that is chosen twice is drawn once.
             drawn[name] = tuple(dict.fromkeys(filled))
         elif filled and name in FIELDS:
             asks[name] = from_text(name, filled[-1], LABELS[name])
@@ -121,18 +123,19 @@ def settings_of(items: Iterable[tuple[str, str]]) -> Settings:
         elif filled:
             drawn[name] = _READERS[name](name, filled[-1])
     settings = Settings(SimulationConfig(**asks), **drawn)
-    if len(settings.schedule) > _MOST_SCHEDULES:
-        few = f"choose at most {_MOST_SCHEDULES}"
-        raise SettingError(f"{len(settings.schedule)} schedules are asked for", few, "schedule")
+    if len(settings.schedule) > _MAX_SCHEDULES:
+        few = f"choose at most {_MAX_SCHEDULES}"
+        raise SettingError(f"{len(settings.schedule)} schedules are chosen", few, "schedule")
     if "schedule" in asked and not settings.schedule and not settings.plan:
         raise SettingError("no schedule is chosen", "choose one, or several to compare them", "schedule")
+    # The size of a plan is known only after it is read.
     if not settings.plan:
         size_of(settings)
     return settings
 
 
 def size_of(settings: Settings, planned: Size | None = None) -> Size:
-    """How much `settings` ask for; `planned` is one step of their plan. Raises ArgumentError if it is beyond `MOST`."""
+    """Return the size of `settings`, where `planned` is one step of their plan. Raises ArgumentError beyond `MOST`."""
     setup = settings.setup
     if planned is None:
         planned = Size(2 * setup.ranks * setup.micro_batches * (setup.chunks or 1), setup.ranks)
@@ -144,14 +147,14 @@ def size_of(settings: Settings, planned: Size | None = None) -> Size:
     ):
         if asked > most:
             raise ArgumentError(
-                f"that would be {what.format(asked)}; the page takes {most:,}",
-                "`hpgo simulate` and `hpgo view` take more",
+                f"the settings need {what.format(asked)}, but the limit of the page is {most:,}",
+                "use `hpgo simulate` or `hpgo view`, which have no such limit",
             )
     return size
 
 
 def called(name: str) -> str:
-    """The field `name`, as errors name it."""
+    """Return the label of a field, as errors show it."""
     return f"`{LABELS[name]}`"
 
 
@@ -175,7 +178,7 @@ _READERS: dict[str, Any] = {
 
 
 def timelines(settings: Settings, plans: Plans) -> list[Timeline]:
-    """What `settings` mean, one timeline a schedule; raises HpgoError where a schedule can't be had or run."""
+    """Return one timeline per schedule. Raises HpgoError for a schedule that is unknown or can't run."""
     if settings.plan:
         plan = plans.get(settings.plan)
         size_of(settings, one_step(plan))
@@ -199,11 +202,12 @@ def _run_plan(setup: SimulationConfig, plan: Plan, name: ScheduleName | None) ->
 
 
 def _of_schedule(error: ArgumentError) -> ArgumentError:
-    """What is wrong with a schedule, or with an option of it, as the page calls both."""
+    """Return the error of a schedule or of one of its options, with the labels of the page."""
     if isinstance(error, SettingError):
         return error
     message, hint = error.message, error.hint
     blamed = "schedule"
+    # Errors of the library name its options, but the page has labels.
     for option in OPTIONS:
         if f"`{option}`" in message + hint:
             blamed = option
@@ -212,12 +216,12 @@ def _of_schedule(error: ArgumentError) -> ArgumentError:
 
 
 def one_step(plan: Plan) -> Size:
-    """How much one step of `plan` is."""
+    """Return the size of one step of `plan`."""
     return Size(2 * len(plan.stages) * plan.micro_batches, len(plan.stages))
 
 
 def numbers_of(plan: Plan) -> dict[str, str]:
-    """What the fields say of which `plan` brings its own, by their names, and the schedule that it was made for."""
+    """Return the values of `plan` for the fields that it sets, and its schedule."""
     program = plan.program()
     costs, memory = program.costs, program.costs.memory if program.costs else None
     texts = {
@@ -246,7 +250,7 @@ def numbers_of(plan: Plan) -> dict[str, str]:
 
 
 _OF_A_PLAN = tuple(name for name in FIELDS if name not in {*BEYOND_A_PLAN.values(), "comm", "iterations"})
-"""Fields for which a plan has numbers of its own."""
+"""Fields that a plan sets."""
 
 
 def _seconds(times_s: ArrayLike | None) -> str:
@@ -264,19 +268,19 @@ def _numbers(values: ArrayLike | None) -> list[float]:
 
 
 def _each(texts: list[str]) -> str:
-    """One text for all, or each."""
+    """Return one text if all are equal, or else all texts."""
     return ", ".join(texts if len(set(texts)) > 1 else texts[:1])
 
 
 @dataclass
 class Plans:
-    """Plans by a name that follows from the file's content."""
+    """Plans by a name that is a digest of the file's content."""
 
     held: dict[str, Plan] = field(default_factory=dict)
-    """name in the address -> plan"""
+    """Plan for each name in addresses."""
 
     def add(self, body: bytes, title: str) -> str:
-        """Takes a plan's JSON and returns its name in addresses; raises HpgoError if it is none, or beyond `MOST`."""
+        """Add the JSON of a plan and return its name. Raises HpgoError for other text, and for plans beyond `MOST`."""
         from hpgo.planning.plans import Plan
 
         try:
@@ -295,12 +299,12 @@ class Plans:
         return name
 
     def get(self, name: str) -> Plan:
-        """The plan of that name; raises ArgumentError if it isn't held."""
+        """Return the plan of that name. Raises ArgumentError if it is unknown."""
         if name not in self.held:
             raise unknown_plan(name)
         return self.held[name]
 
 
 def unknown_plan(name: str) -> SettingError:
-    """Says that there is no plan of that name."""
+    """Return the error for an unknown name of a plan."""
     return SettingError(f"this server holds no plan `{shorten(name)}`", "load the plan's file again", "plan")

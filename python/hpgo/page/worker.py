@@ -1,6 +1,6 @@
-"""What a process that works for the server does: it takes one job after the other, within limits of memory and time.
+"""Worker process of the server, which runs one job after the other within limits of memory and time.
 
-It is a process of its own since only that can be bounded and ended: whatever a job does, the server answers on.
+Only a separate process can be limited and killed. So the server keeps responding regardless of the job.
 """
 
 from __future__ import annotations
@@ -26,58 +26,63 @@ if TYPE_CHECKING:
     from hpgo.timing.timeline import Timeline
 
 OUT_OF_MEMORY = 75
-"""Exit code of a worker that came up against its limit."""
-_MOST_GROWTH_BYTES = 32 * 2**20
-_MOST_BYTES = 64 * 2**20
-"""How long an answer may be."""
+"""Exit code of a worker that reached its memory limit."""
+_MAX_GROWTH_BYTES = 32 * 2**20
+"""Growth in memory after which a worker exits, because a fresh one is cheaper than memory that is never returned."""
+_MAX_BYTES = 64 * 2**20
+"""Limit on the size of a response."""
 _LATE_S = 2.0
+"""Time after its limit at which a job is killed by the system, if the server that keeps the limit is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """What one request asks for."""
+    """One request of the page that compares schedules."""
 
     wanted: str
-    """`page`, `plan` (a look at the file of one), or an ending of `hpgo.draw.ENDINGS`."""
+    """`page`, `plan` (check the file of a plan), or an ending of `hpgo.draw.ENDINGS`."""
     items: tuple[tuple[str, str], ...] = ()
-    """The pairs of its address."""
+    """Name and value of each field in the address."""
     titles: tuple[tuple[str, str], ...] = ()
-    """For a page: names and titles of the plans that can be chosen."""
+    """Names and titles of the plans that a page offers."""
     plan: bytes = b""
-    """The file of the plan that the address names, or that is to be looked at."""
+    """File of the plan that the address names, or that is to be checked."""
     title: str = ""
-    """What people call that plan."""
+    """Title of that plan for users."""
     numbers: tuple[tuple[str, str], ...] = ()
-    """For a page: what that plan says in place of fields."""
+    """Values of that plan, which a page shows in its fields."""
     table: bool = True
-    """Whether a picture has its table."""
+    """Whether a picture includes its table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What came of a job."""
+    """The result of a job."""
 
     body: bytes
     size: Size | None = None
-    """Of one step of the plan that was looked at."""
+    """Size of one step of the plan that was checked."""
     numbers: tuple[tuple[str, str], ...] = ()
-    """What that plan says in place of the page's fields."""
+    """Values of that plan, which the page shows in its fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressMessage:
-    """How far a job is, before it is done."""
+    """The progress of a running job."""
 
-    said: dict[str, Any]
+    message: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ends a search: what it has found so far is its answer. Comes between jobs too, when the search was quicker."""
+    """A request to stop a search, which then returns its best plan so far.
+
+    It can arrive between jobs, if the search ended in the meantime.
+    """
 
 
 def done(job: PageRequest | PlanJob, tell: Callable[[dict[str, Any]], object] = lambda _: None) -> Done:
-    """Does a job; raises HpgoError where it asks for what can't be had.
+    """Run a job. Raises HpgoError if the request is invalid or can't be met.
 
     >>> done(PageRequest(".txt", (("num_stages", "2"), ("num_batches", "2")))).body.decode().startswith("1f1b")
     True
@@ -101,10 +106,10 @@ def done(job: PageRequest | PlanJob, tell: Callable[[dict[str, Any]], object] = 
 
 
 def _bounded(body: bytes, what: str) -> bytes:
-    """An answer that is no longer than it may be."""
-    if len(body) > _MOST_BYTES:
+    """Return `body`. Raises HpgoError if it exceeds the size limit."""
+    if len(body) > _MAX_BYTES:
         raise HpgoError(
-            f"this {what} has {format_bytes(len(body))}; the page gives {format_bytes(_MOST_BYTES)}",
+            f"this {what} has {format_bytes(len(body))}, but the limit is {format_bytes(_MAX_BYTES)}",
             "export another format, or write it with `hpgo simulate`",
         )
     return body
@@ -113,6 +118,7 @@ def _bounded(body: bytes, what: str) -> bytes:
 def _rendered(drawn: Sequence[Timeline], ending: Any, options: dict[str, Any]) -> bytes:
     from hpgo.draw import render, save
 
+    # Matplotlib writes these formats only into files.
     if ending not in {".png", ".pdf"}:
         return render(drawn, ending, **options)
     import tempfile
@@ -122,53 +128,55 @@ def _rendered(drawn: Sequence[Timeline], ending: Any, options: dict[str, Any]) -
 
 
 def main() -> None:
-    """Does jobs from stdin, one pickle behind its length each, and answers on stdout, until there are no more.
+    """Run jobs from stdin and write their results to stdout, until stdin ends. Messages are pickles after their length.
 
-    First it sends None: it is ready. An answer is what came of the job, or its error, and whether this process ends now
-    since it has grown. The command line has the limits: memory in bytes, seconds for each job, and niceness.
+    The first message is None, when the process is ready. A result is that of the job, or its error, and whether this
+    process exits now because it has grown. The command line has the limits: memory in bytes, seconds per job, niceness.
     """
     memory_bytes, time_limit_s, nice = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    # Prints of whatever runs here go where they harm no answer.
+    # Code that prints on stdout must not damage the messages, so stdout becomes a copy of stderr.
     with os.fdopen(os.dup(1), "wb") as answers, os.fdopen(os.dup(0), "rb") as jobs:
         os.dup2(2, 1)
-        from hpgo.draw import html, scene, svg  # noqa: F401 -- before the first request waits for them
+        from hpgo.draw import html, scene, svg  # noqa: F401 -- load them before the first request
         from hpgo.page.planned import work  # noqa: F401
 
         at_first_bytes = _held_bytes()
         _bound(memory_bytes, nice)
         _send(answers, None)
 
-        def tell(said: dict[str, Any]) -> None:
-            _send(answers, ProgressMessage(said))
+        def tell(message: dict[str, Any]) -> None:
+            _send(answers, ProgressMessage(message))
+            # A search reads its stop message while it reports progress, since it has no other thread.
             if _is_waiting(jobs) and isinstance(receive(jobs), Stop):
                 raise KeyboardInterrupt
 
         while (job := receive(jobs)) is not None:
             if isinstance(job, Stop):
                 continue
-            # The server keeps the time; this is for what goes on when the server is gone.
+            # The server enforces the time limit. This timer ends jobs whose server is gone.
             _end_after(time_limit_s + _LATE_S)
             try:
                 outcome: Done | HpgoError = done(job, tell)
             except (MemoryError, RoomError):
+                # After a failed allocation, regular clean-up could fail again. The exit code is the message.
                 os._exit(OUT_OF_MEMORY)
             except HpgoError as error:
                 outcome = error
             _end_after(0)
-            ends = _held_bytes() > at_first_bytes + _MOST_GROWTH_BYTES
+            ends = _held_bytes() > at_first_bytes + _MAX_GROWTH_BYTES
             _send(answers, (outcome, ends))
             if ends:
                 return
 
 
 def framed(message: object) -> bytes:
-    """`message` as it goes through a pipe."""
+    """Return `message` as bytes for a pipe: the length of its pickle, then the pickle."""
     data = pickle.dumps(message)
     return len(data).to_bytes(8) + data
 
 
 def _send(stream: BinaryIO, message: object) -> None:
-    """Answers; ends this process where nobody hears it any more, as the server has ended."""
+    """Send `message`, or exit if the server is gone."""
     try:
         stream.write(framed(message))
         stream.flush()
@@ -177,7 +185,7 @@ def _send(stream: BinaryIO, message: object) -> None:
 
 
 def receive(stream: BinaryIO) -> Any:
-    """The next message of `stream`; None at its end."""
+    """Return the next message of `stream`, or None at its end."""
     head = stream.read(8)
     if len(head) < 8:
         return None
@@ -185,7 +193,7 @@ def receive(stream: BinaryIO) -> Any:
 
 
 def _is_waiting(stream: BinaryIO) -> bool:
-    """Whether there is a message to receive, where the system tells: nobody waits for one on Windows."""
+    """Return whether a message can be received without waiting; always false on Windows, which can't poll pipes."""
     if os.name == "nt":
         return False
     return bool(select.select([stream], [], [], 0)[0])
@@ -194,24 +202,25 @@ def _is_waiting(stream: BinaryIO) -> bool:
 def _bound(memory_bytes: int, nice: int) -> None:
     try:
         import resource
-    except ImportError:  # Windows has no such limits
+    except ImportError:  # Windows has no resource limits.
         return
     _, max_bytes = resource.getrlimit(resource.RLIMIT_DATA)
     if max_bytes != resource.RLIM_INFINITY:
         memory_bytes = min(memory_bytes, max_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    # A process that is killed by its limits must not write core files.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.nice(nice)
 
 
 def _end_after(time_s: float) -> None:
-    """Lets the system end this process then; 0 takes that back."""
+    """Let the system kill this process after `time_s` seconds; 0 cancels that."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, time_s)
 
 
 def _held_bytes() -> int:
-    """Memory of this process; 0 where the system doesn't tell."""
+    """Return the resident memory of this process in bytes; 0 on systems without /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:

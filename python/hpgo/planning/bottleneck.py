@@ -1,7 +1,8 @@
-"""What keeps a step from being shorter, and what would help.
+"""Bottleneck of a plan: where the time of a step goes, and which change would shorten it.
 
-A step is split along its bottleneck, the stage or link that is busy for longest: its work, the synchronisation that is
-left after the last backward pass, the time before its first and after its last micro-batch, and its waits in between.
+The step is split from the view of its bottleneck, the stage or link that is busy for longest. The parts are its work,
+the gradient reduction after the last backward pass, the time before its first and after its last micro-batch, and the
+waits in between.
 """
 
 from __future__ import annotations
@@ -17,41 +18,48 @@ if TYPE_CHECKING:
 
     from hpgo.programs.stages import Stage
 
-_NOTABLE = 0.005  # of a step: half a percent is below what any profile knows
+_NOTABLE = 0.005
+"""Share of a step from which on a part is reported. Not tuned: profiles are less accurate than 0.5 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepPart:
-    """Some seconds of a step, and what would make them fewer."""
+    """A part of a step, in seconds, and a remedy that would shorten it."""
 
     seconds: float
     what: str
-    """A clause that a percentage can follow: `stage 0 computes for`."""
+    """A clause that a percentage completes: `stage 0 computes for`."""
     remedy: str
 
 
 def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[StepPart]:
-    """Where the time of a step goes, seen from the busiest stage or link; the seconds add up to the step."""
+    """Return the parts of a step, as the busiest stage or link sees it; their seconds add up to the step."""
     groups = grouped(stages)
+    # With virtual stages, devices run several stages, so the text names devices instead of one stage.
     alone = len(groups) == len(stages)
+    # The negative index breaks ties in favor of the first stage, here and below.
     work_s, at = max(
         (sum(stages[own].forward_s + stages[own].backward_s for own in group) * micro_batches, -group[0])
         for group in groups
     )
     link_s, link = _busiest_link(stages, groups, micro_batches)
     tail_s, tail = max((s.sync_tail_s, -index) for index, s in enumerate(stages))
+    # The busiest resource bounds the step from below: its work is the part that nothing else can hide.
     if link_s > work_s:
         at, work_s = link, link_s
         ends = f"stage {-at} sends to stage {1 - at}" if alone else f"the devices of stage {-at} send to the next ones"
-        what, remedy = f"{ends} for", "a faster network between machines"
+        what, remedy = f"{ends} for", "a faster network between nodes"
     elif len(groups) == 1:
         what, remedy = "all devices compute for", "more devices, or faster ones"
     else:
         what = f"stage {-at} computes for" if alone else f"the devices of stage {-at} compute for"
         remedy = "more devices, or faster ones"
-    work_s = min(work_s, step_s)  # sums in another order round differently
+    # The simulation adds the same numbers in another order and rounds differently. No part may become negative.
+    work_s = min(work_s, step_s)
+    # The tail may overlap with work of other stages. What remains of the step limits each part in turn.
     tail_s = min(tail_s, step_s - work_s)
     rest_s = step_s - work_s - tail_s
+    # Only stages before the bottleneck delay its first micro-batch and its last gradient.
     fill_s = min(rest_s, sum(s.forward_s + s.backward_s + 2 * s.transfer_s for s in stages[:-at]))
     return [
         StepPart(work_s, what, remedy),
@@ -59,21 +67,22 @@ def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[St
         StepPart(
             rest_s - fill_s,
             "waits for other stages and transfers for",
-            "a larger global batch, or a faster network between machines",
+            "a larger global batch, or a faster network between nodes",
         ),
         StepPart(
             tail_s,
-            f"gradients of stage {-tail} synchronise after its last backward pass for",
+            f"gradients of stage {-tail} are reduced after its last backward pass for",
             "a larger global batch, or a faster network",
         ),
     ]
 
 
 def _busiest_link(stages: Sequence[Stage], groups: list[list[int]], micro_batches: int) -> tuple[float, int]:
-    """Seconds for which the busiest link between two groups carries messages; minus the first stage before it."""
+    """Return the seconds for which the busiest link between two groups is in use, and minus its first sending stage."""
     rank_of = {stage: rank for rank, group in enumerate(groups) for stage in group}
     busy: dict[tuple[int, int], tuple[float, int]] = {}
     for index, stage in enumerate(stages[:-1]):
+        # With virtual stages, several stage boundaries use the same pair of devices, so their times add up.
         link = rank_of[index], rank_of[index + 1]
         before_s, first = busy.get(link, (0.0, -index))
         busy[link] = before_s + stage.transfer_busy_s * micro_batches, first
@@ -81,7 +90,7 @@ def _busiest_link(stages: Sequence[Stage], groups: list[list[int]], micro_batche
 
 
 def describe(stages: Sequence[Stage], micro_batches: int, step_s: float) -> str:
-    """Where the time of a step goes, in one sentence.
+    """Return where the time of a step goes, as one sentence.
 
     >>> import hpgo
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
@@ -96,11 +105,12 @@ def describe(stages: Sequence[Stage], micro_batches: int, step_s: float) -> str:
 
 
 def advice(stages: Sequence[Stage], micro_batches: int, step_s: float, *, idle: int) -> str:
-    """What would shorten the step most, where so many devices are `idle`.
+    """Return the change that would shorten the step most; `idle` is the number of devices without a stage.
 
-    It is against the longest part, computing aside if anything else takes a tenth.
+    It is the remedy for the longest part. Computation counts only if no other part takes 10 % of the step.
     """
     work, *others = parts(stages, micro_batches, step_s)
+    # Idle devices mean that more of them do not help: the global batch has too few samples to use them.
     if idle and work.seconds >= 0.9 * step_s:
         return f"a larger global batch, for {pluralize(idle, 'idle device')}, or faster ones"
     longest = max(others, key=lambda part: part.seconds)

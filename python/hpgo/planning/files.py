@@ -1,7 +1,7 @@
-"""Plans as JSON: version 3, version 2, which has older names of some keys, and version 1, which lacks assumptions.
+"""Plan files in JSON: write version 3; read also version 2, with older keys, and version 1, without assumptions.
 
-What a plan shares with its alternatives stands in the file once. Profile and cluster are kept as their own files have
-them, or as the SHA-256 of what a price depends on.
+Values that a plan shares with its alternatives are in the file once. Profile and cluster are embedded in their own file
+formats, or replaced by the SHA-256 of the values that step times depend on.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     _Source = TypeVar("_Source", Profile, Cluster)
 
 LLM_PLAN_FORMAT = "hpgo.llm_plan"
-"""What files of `hpgo.LlmPlan` say that they are."""
+"""Value of the key `format` in files of `hpgo.LlmPlan`."""
 _VERSION = 3
 _RENAMED_IN_3 = {"launcher": "framework", "tie": "memory_preference", "within": "tolerance"}
-"""Keys of versions 1 and 2, at any depth but within profiles and clusters, and their names from version 3 on."""
+"""Names in version 3 of keys of versions 1 and 2, at any depth except in profiles and clusters."""
 _COMPARED = ("alternatives", "schedules")
 _SHARED = (
     "profile", "cluster", "global_batch_size", "cluster_devices", "machines", "loading_s", "assumptions", "made_with",
     "restriction", *_COMPARED,
 )  # fmt: skip
-"""What alternatives have from the plan that they are alternatives of, or do without."""
+"""Fields that alternatives take from the plan in the file, or leave at their defaults."""
 _SINCE_2 = {
     "stopped", "kept_bytes", "recomputed_bytes", "notes", "memory_preference", "compact_bound_s", "chunks",
     "input_gradient_s", "weight_gradient_s", "parted", "searched_cuts_bound_s",
 }  # fmt: skip
-"""Keys that files of version 2 may lack, at any depth: it grew."""
+"""Keys that files of version 2 may lack, at any depth, because they were added within the version."""
 _SINCE_1 = {*_SINCE_2, "machines", "crossings", "actions", "assumptions", "made_with", "plan", "restriction"}
 """Keys that files of version 1 may lack, at any depth."""
 _DIGITS = set("0123456789abcdef")
@@ -51,7 +51,7 @@ _Row = TypeVar("_Row", Alternative, ScheduleChoice)
 
 
 def written(plan: Plan, *, embed: bool) -> str:
-    """`plan` as JSON; with digests of profile and cluster instead of them, unless they are to be embedded."""
+    """Return the JSON of a plan, with digests of profile and cluster unless they are embedded."""
     keys = {
         "format": "hpgo.plan",
         "version": _VERSION,
@@ -66,8 +66,8 @@ def written(plan: Plan, *, embed: bool) -> str:
 
 
 def read(text: str, source: str) -> Plan:
-    """The plan in `text`. Raises ArgumentError that names `source` and what is wrong with it."""
-    with hinted("make it again"):
+    """Return the plan in `text`. Raises ArgumentError with the name `source` for invalid text."""
+    with hinted("make it again with `hpgo plan`"):
         check_text("the source of a plan", source)
         if not isinstance(text, str) or not text.lstrip().startswith("{"):
             raise ArgumentError(f"{source} is not a plan", "save plans with `-o plan.json`", code="wrong_kind_of_file")
@@ -76,27 +76,30 @@ def read(text: str, source: str) -> Plan:
         form = top.get("format", None)
         if form == LLM_PLAN_FORMAT:
             raise ArgumentError(
-                f"{source} is a way of training a transformer, which has no profile",
-                "frameworks run it: `hpgo export` writes what they need",
+                f"{source} is an LLM plan, which has no profile",
+                f"export it to a framework: `hpgo export {source} --to megatron`",
                 code="wrong_kind_of_file",
             )
         if form != "hpgo.plan":
             kind = kind_of_document(document)
-            said = f"{source} is {kind}, not a plan" if kind else f"{source} is not a plan"
-            raise ArgumentError(said, "save plans with `-o plan.json`")
+            message = f"{source} is {kind}, not a plan" if kind else f"{source} is not a plan"
+            raise ArgumentError(message, "save plans with `-o plan.json`")
         version = top.get("version", None)
         if isinstance(version, bool) or version not in (1, 2, _VERSION):
             raise ArgumentError(f"{source} is a plan of version {safe_repr(version)}, not 1, 2 or {_VERSION}")
         if version != _VERSION:
+            # Old keys are renamed first, so that the rest of the reader knows only one version.
             top = Section(_with_names_of_3(document), source, ArgumentError)
+            # Keys that nothing reads are reported as unknown, so mark these two as read.
             for key in ("format", "version"):
                 top.get(key)
         alternatives = top.rows("alternatives")
-        schedules = top.rows("schedules") if "schedules" in top else None  # it was added within version 1
+        schedules = top.rows("schedules") if "schedules" in top else None  # Added within version 1.
         known: dict[str, object] = {"alternatives": (), "schedules": ()}
         if version != 1:
             known["assumptions"] = _read_assumptions(top)
         optional = _SINCE_1 if version == 1 else _SINCE_2
+        # Alternatives take shared fields from the plan, so they are read after it.
         plan = _read_plan(top, known, optional)
         plan = replace(
             plan,
@@ -114,33 +117,35 @@ def _with_names_of_3(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return {
+        # Profiles and clusters have formats of their own, in which a key of this name means something else.
         _RENAMED_IN_3.get(key, key): item if key in {"profile", "cluster"} else _with_names_of_3(item)
         for key, item in value.items()
     }
 
 
 def digest_of(source: Profile | Cluster) -> Digest:
-    """The SHA-256 of what prices depend on: the file's keys, sorted, with numbers as floats.
+    """Return the SHA-256 of the values that step times depend on: sorted keys of the file, with numbers as floats.
 
-    Left out are those that say where the numbers come from.
+    Keys about the origin of the values are left out.
     """
     if isinstance(source, Profile):
-        told = replace(source, layers=tuple(replace(layer, spread=None) for layer in source.layers))
-        keys = native.document(told)
+        stripped = replace(source, layers=tuple(replace(layer, spread=None) for layer in source.layers))
+        keys = native.document(stripped)
     else:
         keys = source.document()
     kept = {key: value for key, value in keys.items() if key not in native.UNPRICED}
+    # Sorted keys and floats make the digest independent of the order and the number format in a file.
     text = json.dumps(_as_floats(kept), sort_keys=True, separators=(",", ":"))
     return Digest(hashlib.sha256(text.encode()).hexdigest())
 
 
 def known_source(kind: str, name: str, saved: _Source | Digest, given: _Source | None) -> _Source:
-    """The profile or cluster that a plan was made with: `saved` in it, or `given` beside it.
+    """Return the profile or cluster of a plan: `saved` in its file, or `given` by the caller.
 
-    Raises ArgumentError if it isn't at hand, or if another one is given.
+    Raises ArgumentError if the plan has only a digest and none is given, or if another one is given.
     """
     kinds = {"profile": (Profile, "hpgo.read_profile"), "cluster": (Cluster, "hpgo.Cluster.read")}
-    check_is(kind, given, kinds[kind][0], f"make one, with `{kinds[kind][1]}` say", or_none=True)
+    check_is(kind, given, kinds[kind][0], f"read one with `{kinds[kind][1]}`", or_none=True)
     if given is None:
         if isinstance(saved, Digest):
             raise ArgumentError(
@@ -150,11 +155,12 @@ def known_source(kind: str, name: str, saved: _Source | Digest, given: _Source |
             )
         return saved
     expected = saved if isinstance(saved, Digest) else digest_of(saved)
+    # Digests also compare a given profile with an embedded one, whose names may differ.
     if digest_of(given) != expected:
         raise ArgumentError(
             f"the plan was made with another {kind}: `{given.name}` has SHA-256 {digest_of(given).sha256[:12]}…, and"
             f" `{name}` has {expected.sha256[:12]}…",
-            f"give the {kind} that it was made with, or price its stages on this one with `hpgo evaluate PROFILE"
+            f"give the {kind} that it was made with, or evaluate its stages with this one: `hpgo evaluate PROFILE"
             " --stages …`",
             code="mismatch",
         )
@@ -170,7 +176,7 @@ def _as_floats(value: Any) -> Any:
 
 
 def _facts(record: object, left_out: tuple[str, ...]) -> dict[str, object]:
-    """Fields of a dataclass as what JSON can hold."""
+    """Return the fields of a dataclass as values for JSON."""
     own = (field.name for field in fields(record) if field.init and field.name not in left_out)  # type: ignore[arg-type]
     values = {name: getattr(record, name) for name in own}
     return {name: _plain(value) for name, value in values.items()}
@@ -179,6 +185,7 @@ def _facts(record: object, left_out: tuple[str, ...]) -> dict[str, object]:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
+    # Other values are records, such as stages and memory.
     return value if isinstance(value, str | int | float | None) else asdict(value)
 
 
@@ -214,12 +221,12 @@ def _read_assumptions(top: Section) -> Assumptions | None:
     assumptions = record(Assumptions, section, known=known)
     for source in (assumptions.profile, assumptions.cluster):
         if isinstance(source, Digest) and not (len(source.sha256) == 64 and set(source.sha256) <= _DIGITS):
-            section.fail(f"{safe_repr(source.sha256)} is no SHA-256")
+            section.fail(f"`sha256` is {safe_repr(source.sha256)}, but it must have 64 hexadecimal digits")
     return assumptions
 
 
 def _read_rows(kind: type[_Row], rows: Section | None, plan: Plan, optional: set[str]) -> tuple[_Row, ...]:
-    """Alternatives of `plan`, or schedules that it was compared with."""
+    """Return the alternatives of `plan`, or the schedules that it was compared with."""
     read: list[_Row] = []
     if rows is None:
         return ()
@@ -233,12 +240,13 @@ def _read_rows(kind: type[_Row], rows: Section | None, plan: Plan, optional: set
 
 
 def _with_kept_bytes(stage: Stage) -> Stage:
-    """`stage` with the even share of each micro-batch in its activations, where the file has their sum alone."""
+    """Return `stage` with activation bytes per micro-batch, computed from the sum if an old file lacks them."""
     return replace(stage, memory=replace(stage.memory, kept_bytes=stage.kept_bytes))
 
 
 def _in_priced_order(plan: Plan, profile: Profile) -> Plan:
-    """`plan` with the layers of each stage in the order that its price is for, however a file lists them."""
+    """Return `plan` with the layers of each stage in the order that the planner evaluates, as files may differ."""
+    # Sums of layer times depend on their order in the last digits, and step times must not.
     place = {profile.layers[index].id: at for at, index in enumerate(_core.layer_order(profile))}
     stages = (replace(stage, layers=tuple(sorted(stage.layers, key=place.__getitem__))) for stage in plan.stages)
     return replace(plan, stages=tuple(stages))
@@ -249,6 +257,7 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
     plan = record(Plan, section, optional=optional, known=known)
     plan = replace(plan, stages=tuple(_with_kept_bytes(stage) for stage in plan.stages))
     if plan.assumptions is not None and isinstance(plan.assumptions.profile, Profile):
+        # A plan with unknown layers would fail later with a less clear error.
         ids = {layer.id for layer in plan.assumptions.profile.layers}
         for number, stage in enumerate(plan.stages):
             if not ids.issuperset(stage.layers):
@@ -256,12 +265,14 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
                 section.fail(f"stage {number} has layer {safe_repr(absent)}, which the profile of the plan lacks")
         profile = plan.assumptions.profile
         plan = _in_priced_order(plan, profile if plan.assumptions.count_loading else profile.without_loading())
-    if plan.placements == "compact" and "compact_bound_s" not in section:  # older files bound those alone
+    # The only bound of older files is on node-aligned placements, or on the searched cuts.
+    if plan.placements == "compact" and "compact_bound_s" not in section:
         plan = replace(plan, lower_bound_s=None, compact_bound_s=plan.lower_bound_s)
-    if plan.cuts != "all" and plan.chunks == 1 and "searched_cuts_bound_s" not in section:  # likewise
+    if plan.cuts != "all" and plan.chunks == 1 and "searched_cuts_bound_s" not in section:
         plan = replace(plan, lower_bound_s=None, searched_cuts_bound_s=plan.lower_bound_s)
     if plan.finished != finished:
+        # Newer files have both keys, which must agree. Older files have only `finished`.
         if plan.stopped is not None:
             section.fail("`finished` and `stopped` contradict each other", code="conflict")
-        plan = replace(plan, stopped="deadline")  # Ctrl-C, perhaps: older files don't tell them apart
+        plan = replace(plan, stopped="deadline")  # Older files don't distinguish it from Ctrl-C.
     return plan

@@ -1,6 +1,6 @@
-"""Plans for one framework: a problem without what it can't run, and what that costs against the best plan of all.
+"""Plans for one framework: the restricted planning problem, and the comparison with the best unrestricted plan.
 
-The search itself knows of the restrictions, so its bound is one for all plans that the framework runs.
+The search itself applies the restrictions, so its bound holds for all plans that the framework can run.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ if TYPE_CHECKING:
     from hpgo.programs.frameworks import Framework
 
 FREE_S = 10.0
-"""Seconds to look for the best plan that anybody could run."""
-_TRIES = 8
+"""Time limit in seconds to search for the best unrestricted plan. Not tuned."""
+_MAX_TRIES = 8
+"""Largest number of searches with more and more memory set aside. Not tuned."""
 
 
 def restricted(question: PlanningProblem, framework: Framework, *, schedule: str | None) -> PlanningProblem:
-    """`question`, asked for what `framework` runs; under its own choice of schedule, unless `schedule` was asked for.
+    """Return the problem restricted to plans that `framework` can run.
 
-    Raises ArgumentError, with the way out, if it runs nothing of what is asked.
+    Without `schedule`, the framework's default schedule is taken. Raises ArgumentError, with a change that helps, if
+    the framework supports no such plan.
     """
     title = framework.title
     if not framework.trains:
@@ -48,8 +50,10 @@ def restricted(question: PlanningProblem, framework: Framework, *, schedule: str
             code="unsupported",
         )
     if schedule is None:
+        # The first schedule in the table is the default of the framework.
         schedule = next(iter(framework.schedules))
     elif schedule != "auto" and schedule not in framework.schedules:
+        # A framework may run schedules that the planner does not support. The hint must not suggest these.
         plannable = [name for name in framework.schedules if name in get_args(PlannedSchedule)]
         raise ArgumentError(
             f"{title} does not run schedule {schedule!r}",
@@ -60,13 +64,15 @@ def restricted(question: PlanningProblem, framework: Framework, *, schedule: str
     if memory.shard_optimizer not in framework.shards_optimizer:
         if memory.shard_optimizer:
             raise ArgumentError(
-                f"{title} does not share the optimizer's state between replicas",
+                f"{title} does not shard the optimizer state over replicas",
                 "leave out `shard_optimizer`",
                 code="unsupported",
             )
+        # The framework always shards the state, so the plan must count on it.
         memory = replace(memory, shard_optimizer=True)
     elif framework.shares_bf16 and (memory.optimizer or "").startswith("adam-bf16"):
         memory = replace(memory, shard_optimizer=True)
+    # Some optimizers and frameworks have limits for schedules that split the backward pass.
     splitting = {family.name for family in schedules() if family.splits_backward}
     check_optimizer(
         framework,
@@ -75,13 +81,14 @@ def restricted(question: PlanningProblem, framework: Framework, *, schedule: str
         splits_backward=schedule in splitting,
     )
     if memory.optimizer == "adam-bf16-fp32-gradients" and not framework.widens_halves:
+        # The framework has no gradients that are wider than weights if backward passes are split.
         whole = {name: own for name, own in framework.schedules.items() if name not in splitting}
         framework = replace(framework, schedules=MappingProxyType(whole))
     cluster = question.cluster
     if cluster.gpus_per_device > 1 and not framework.tensor_parallel:
         raise ArgumentError(
-            f"a device of `{shorten(cluster.name)}` is {cluster.gpus_per_device} GPUs, which {title} can't join",
-            "plan with a profile and a cluster of single GPUs",
+            f"a device of `{shorten(cluster.name)}` is {cluster.gpus_per_device} GPUs, which {title} can't run as one",
+            "use a profile and a cluster with one GPU per device",
             code="unsupported",
         )
     if framework.recomputes == "no" and False not in question.recompute:
@@ -100,74 +107,81 @@ def restricted(question: PlanningProblem, framework: Framework, *, schedule: str
 
 
 class _Cuts(TypedDict, total=False):
-    """Fields of `PlanningProblem`."""
+    """Fields of `PlanningProblem` that restrict cuts."""
 
     parts: tuple[tuple[int, ...], ...]
     together: tuple[tuple[int, ...], ...]
 
 
 def _cuts(question: PlanningProblem, framework: Framework) -> _Cuts:
-    """Return what `framework` does not cut."""
+    """Return the layers that `framework` does not separate, as fields of the problem."""
     profile = question.profile
+    # The native planner knows layers only by their index in the profile.
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
     whole = _kept_whole(question, framework)
     if framework.cuts == "anywhere":
         return {"together": tuple(tuple(sorted(index_of[layer] for layer in layers)) for layers in whole)}
+    # With `min_blocks`, embedding and head join the first and the last block. Otherwise they are parts of their own.
     rows = Blocks.of(profile).parts(min_blocks=framework.min_blocks)
     row_of = {layer: at for at, row in enumerate(rows) for layer in row}
     ends = [{row_of[layer] for layer in layers} for layers in whole]
     parts: list[tuple[int, ...]] = []
     for at, row in enumerate(rows):
         layers = tuple(index_of[layer] for layer in row)
+        # A cut here would separate layers of a tied weight, so the part is merged with the one before.
         is_joined = any(min(held) < at <= max(held) for held in ends)
         parts = [*parts[:-1], parts[-1] + layers] if is_joined else [*parts, layers]
     return {"parts": tuple(parts)}
 
 
 def _kept_whole(question: PlanningProblem, framework: Framework) -> list[set[str]]:
-    """Layers that no cut may part, since the framework doesn't sum the gradients of a weight that they share."""
-    ties = (set(tie.layers) for tie in question.profile.ties if tie.parameter_bytes)  # nothing is summed without bytes
+    """Return groups of layers that must stay together, because the framework does not reduce their tied weights."""
+    # Tied weights without bytes have no gradients to reduce.
+    ties = (set(tie.layers) for tie in question.profile.ties if tie.parameter_bytes)
     return [layers for layers in ties if not sums_shared(framework, layers, question.blocks)]
 
 
 def solved(question: PlanningProblem, framework: Framework, solve: Callable[[PlanningProblem], Plan]) -> Plan:
-    """What `solve` answers to `question`, with room for what `framework` keeps where it recomputes parts of stages.
+    """Return the plan that `solve` finds, with memory for all activations that `framework` keeps when it recomputes.
 
-    The planner counts the inputs of stages. For a framework that keeps more, it searches again with so much memory
-    set aside, until one has room. The bound is that of the first search, which allowed all of them.
+    The planner counts only the inputs of stages. For a framework that keeps more, this function sets memory aside and
+    searches again, until a plan fits. The bound is that of the first search, which allowed all these plans.
 
-    Raises InfeasibleError if none is found.
+    Raises InfeasibleError if no plan fits.
     """
     plan = solve(question)
+    # Searches with less memory have higher bounds, which do not hold for plans with all memory.
     bounds_s = {name: getattr(plan, name) for name in ("lower_bound_s", "searched_cuts_bound_s", "compact_bound_s")}
     aside_bytes = 0.0
-    for _ in range(_TRIES):
+    for _ in range(_MAX_TRIES):
         lacking_bytes = _lacking_bytes(plan, question, framework)
         if lacking_bytes <= 0:
             plan = _with_all_memory(plan, question) if aside_bytes else plan
             known_s = {name: min(bound_s, plan.step_s) for name, bound_s in bounds_s.items() if bound_s is not None}
             return replace(plan, **known_s)
+        # A plan with less memory may keep other activations, so the amount that is set aside can grow again.
         aside_bytes += lacking_bytes
         reserved_bytes = question.memory.reserved_bytes + aside_bytes
         try:
             plan = solve(replace(question, memory=replace(question.memory, reserved_bytes=reserved_bytes)))
         except InfeasibleError as error:
             raise error.reworded(
-                f"{framework.title} keeps {format_bytes(aside_bytes)} more than the inputs of stages where it"
-                f" recomputes, and with so much set aside {error.message}",
+                f"with recomputation, {framework.title} keeps {format_bytes(aside_bytes)} besides the inputs of stages,"
+                f" and without this memory {error.message}",
             ) from None
     raise InfeasibleError(
-        f"no plan was found that has room for what {framework.title} keeps where it recomputes",
+        f"no plan was found with enough memory for the activations that {framework.title} keeps with recomputation",
         "set memory aside with `reserve`, use more devices, or leave out `recompute`",
         code="unsupported",
     )
 
 
 def _lacking_bytes(plan: Plan, question: PlanningProblem, framework: Framework) -> float:
-    """Return the memory that a device lacks for what `framework` keeps, beyond what is set aside; at most 0 if none."""
+    """Return the memory that a device lacks for activations that `framework` keeps, in bytes; at most 0 if it fits."""
     if not plan.recompute or framework.recomputes in {"stage", "no"}:
         return 0.0
     blocks = Blocks.of(question.profile)
+    # If the framework recomputes whole stages, it keeps only their inputs, which are counted already.
     group = group_of(framework, blocks.counts([stage.layers for stage in plan.stages], framework.title))
     if group is None:
         return 0.0
@@ -183,8 +197,9 @@ def _lacking_bytes(plan: Plan, question: PlanningProblem, framework: Framework) 
 
 
 def _with_all_memory(plan: Plan, question: PlanningProblem) -> Plan:
-    """`plan` with what was set aside counted as free again, in its alternatives too."""
+    """Return `plan` and its alternatives with the memory that was set aside as free memory again."""
     memory = question.memory
+    # The capacity of a stage is that of its smallest device.
     bytes_of = [machine.device.memory_bytes for machine in question.cluster.machines for _ in range(machine.count)]
     stages = tuple(
         replace(stage, capacity_bytes=min(bytes_of[device] for device in stage.devices) - memory.reserved_bytes)
@@ -195,7 +210,7 @@ def _with_all_memory(plan: Plan, question: PlanningProblem) -> Plan:
 
 
 def _with_each(plan: Plan, change: Callable[[Plan], Plan]) -> Plan:
-    """`plan` with its alternatives' plans changed."""
+    """Return `plan` with `change` applied to the plans of its alternatives."""
     return replace(
         plan,
         alternatives=tuple(
@@ -208,17 +223,20 @@ def _with_each(plan: Plan, change: Callable[[Plan], Plan]) -> Plan:
 def with_restriction(
     plan: Plan, question: PlanningProblem, framework: Framework, free: PlanningProblem, *, until_s: float | None
 ) -> Plan:
-    """`plan`, found for `question` of this framework, with what it is compared to: the best answer to the `free` one.
+    """Return `plan` with the comparison to the best plan of `free`, the problem without the framework.
 
-    That is searched for during `FREE_S`, or until the clock says `until_s`; not at all if the search for `plan` was
-    stopped, or if nothing is known of the steps that its schedule can have.
+    The search for that plan takes at most `FREE_S` seconds, and ends at the monotonic time `until_s`. There is no
+    search if the one for `plan` was stopped, or if no bound is known for its schedule.
     """
+    # The comparison must not exceed the time limit of the caller.
     left_s = FREE_S if until_s is None else min(FREE_S, until_s - time.monotonic())
     best: Plan | None = None
     if plan.finished and plan.schedule in SCHEDULES and plan.lower_bound_s is not None and left_s > 0:
-        # Eager 1F1B has the plans of 1F1B and more. Sharing the optimizer's state takes nothing from anybody.
+        # Eager 1F1B includes all plans of 1F1B. The memory model is that of the framework, because sharding the
+        # optimizer state only ever helps: without it, the comparison would favor the framework.
         schedule = plan.schedule if plan.schedule == "gpipe" else "eager_1f1b"
-        with contextlib.suppress(HpgoError, KeyboardInterrupt):  # the plan is worth having without the comparison
+        # Return the plan without a comparison rather than lose it.
+        with contextlib.suppress(HpgoError, KeyboardInterrupt):
             best = search(replace(free, schedule=schedule, memory=question.memory), left_s, None)
     restriction = Restriction(
         framework=framework.name,
@@ -229,12 +247,12 @@ def with_restriction(
         free_lower_bound_s=None if best is None else best.lower_bound_s,
         free_stages=None if best is None else len(best.stages),
     )
-    # Its alternatives were looked for among the same plans.
+    # Alternatives were searched in the restricted problem, too.
     return _with_each(replace(plan, restriction=restriction), lambda other: replace(other, restriction=restriction))
 
 
 def _space(question: PlanningProblem, framework: Framework) -> str:
-    """What the framework runs, in words."""
+    """Return the restrictions of the framework as a phrase for reports."""
     words = []
     if framework.cuts == "blocks":
         blocks = Blocks.of(question.profile)
@@ -244,11 +262,11 @@ def _space(question: PlanningProblem, framework: Framework) -> str:
     if _kept_whole(question, framework):
         words.append("no cut between layers that share a weight")
     if framework.equal_replicas:
-        words.append("as many replicas of each stage, with equal shares")
+        words.append("the same number of replicas for each stage, with equal samples")
     if not framework.overlaps:
-        words.append("gradients summed behind the last backward pass")
+        words.append("gradients reduced after the last backward pass")
     if framework.shards_optimizer == (True,):
-        words.append("the optimizer's state shared between replicas")
+        words.append("optimizer state sharded over replicas")
     if True in question.recompute and framework.recomputes in {"groups", "block"}:
-        words.append("room for what its recomputation keeps")
+        words.append("memory for activations that its recomputation keeps")
     return ", ".join(words)

@@ -1,7 +1,7 @@
-"""Whether any plan can fit the devices' memory under schedules that the native search does not know.
+"""Check whether any plan can fit in memory, under schedules that the native search does not plan for.
 
-The native planner's memory conditions hold for every schedule once a stage need not hold more than one micro-batch.
-Where they fail, nothing has to be simulated.
+The memory conditions of the native planner are necessary for every schedule, if a stage is assumed to hold only one
+micro-batch. If they fail, no plan has to be simulated.
 """
 
 from __future__ import annotations
@@ -29,26 +29,29 @@ def check_memory(
     in_flight_as_1f1b: bool = False,
     chunks: bool = False,
 ) -> None:
-    """Raise InfeasibleError if it is certain that no plan fits under the schedule `name`, or under any if it is None.
+    """Raise InfeasibleError if provably no plan fits in memory under the schedule `name`, or under any if it is None.
 
     Args:
-        question: what is planned, under any schedule.
-        left_s: seconds until nothing is to be known any more; None if that is never.
+        question: the planning problem, whose own schedule is ignored.
+        left_s: time limit in seconds, after which the check passes; None for no limit.
         name: the schedule; None if all are compared.
         in_flight_as_1f1b: whether each stage holds at least as many micro-batches as under 1F1B.
-        chunks: whether a device may run several stages.
+        chunks: whether a device may run several virtual stages.
     """
+    # The native check knows only its own schedules. Under 1F1B, its conditions are necessary for all others, too.
     asked = replace(question, schedule="1f1b")
     try:
         if not asked.session.nothing_fits(asked, in_flight_as_1f1b, not chunks, left_s):
             return
-    except HpgoError:  # what is wrong with the question is for the search to say
+    except HpgoError:  # The search that follows reports errors of the problem itself.
         return
     whose = "under any schedule" if name is None else f"`{name}`"
     error = InfeasibleError(NO_PLAN_FITS, _MORE_MEMORY, code="insufficient_memory")
+    # A reason that holds for any stages is shorter and clearer than one about the closest plan.
     if alone := _without_stages(question):
         raise InfeasibleError(f"{NO_PLAN_FITS} {whose}: {alone}", _MORE_MEMORY, code="insufficient_memory")
-    if not in_flight_as_1f1b:  # a stage may hold one micro-batch, as in a step of one
+    # A schedule that may hold one micro-batch per stage is as small in memory as a step of one micro-batch.
+    if not in_flight_as_1f1b:
         size = question.micro_batch_sizes[0]
         asked = replace(asked, global_batch_size=size, micro_batch_sizes=(size,))
     error = explained(error, asked)
@@ -56,28 +59,30 @@ def check_memory(
 
 
 def _without_stages(question: PlanningProblem) -> str:
-    """Return what is short whatever the stages are; empty if that is not it."""
+    """Return a reason for which no stages can fit: total memory or one layer. Empty if there is none."""
     profile, memory = question.profile, question.memory
-    rooms = [
+    capacities = [
         (machine.device.memory_bytes - memory.reserved_bytes, machine.count) for machine in question.cluster.machines
     ]
-    all_bytes, largest_bytes = sum(room * count for room, count in rooms), max(room for room, _ in rooms)
+    all_bytes, largest_bytes = sum(size * count for size, count in capacities), max(size for size, _ in capacities)
     of_weight = 1 + memory.gradients_per_weight + memory.optimizer_per_weight
     states_bytes = of_weight * sum(layer.parameter_bytes for layer in profile.layers)
     if states_bytes > all_bytes:
         return (
-            f"weights, gradients and optimizer states are {format_bytes(states_bytes)}, and all devices together have"
+            f"weights, gradients and optimizer states need {format_bytes(states_bytes)}, but all devices together have"
             f" {format_bytes(all_bytes)}: {format_bytes(states_bytes - all_bytes)} short"
         )
+    # Sharded over all devices, the optimizer state of one layer is as small as it can be.
     sharing = question.cluster.devices if memory.shard_optimizer else 1
     of_weight += memory.optimizer_per_weight * (1 / sharing - 1)
     for layer in profile.layers:
         saved = layer.activation_bytes if layer.saved_bytes is None else layer.saved_bytes
+        # A stage keeps at least one micro-batch of the smallest share in flight.
         saved_bytes = at_batch(profile.batch_sizes, saved, question.smallest_share)
         needed_bytes = of_weight * layer.parameter_bytes + saved_bytes
         if needed_bytes > largest_bytes:
             return (
-                f"layer `{shorten(layer.id)}` alone needs {format_bytes(needed_bytes)} on a device, and the largest has"
+                f"layer `{shorten(layer.id)}` alone needs {format_bytes(needed_bytes)} on a device, but the largest has"
                 f" {format_bytes(largest_bytes)}: {format_bytes(needed_bytes - largest_bytes)} short"
             )
     return ""

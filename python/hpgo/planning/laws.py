@@ -1,9 +1,10 @@
-"""Laws that plans, prices of transformers, chain plans and answers of the original planner keep.
+"""Laws that plans, estimates of LLMs, chain plans and results of the original planner satisfy.
 
-Every answer is checked before it leaves.
+Every result is checked before it is returned.
 
-The numbers are computed here from the profile and the cluster, independently of the native planner. Only values between
-measured batch sizes are interpolated natively; tests/test_batches.py checks those. docs/proofs.md lists the laws.
+This module computes its numbers from the profile and the cluster, independently of the native planner. Only values
+between measured batch sizes are interpolated natively; tests/test_batches.py checks those. docs/proofs.md lists the
+laws. A law is a function that returns the place where it is broken, or an empty text. Its docstring is the law.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _SIZES = (
 
 
 def checked(plan: Plan) -> Plan:
-    """Return `plan` if it and the plans that it is compared with keep all laws. Raises InternalError."""
+    """Return `plan` if it and its alternatives satisfy all laws. Raises InternalError otherwise."""
     for name, one in _plans(plan):
         check(f"the {name} of `{shorten(plan.profile)}` on `{shorten(plan.cluster)}`", PLAN_LAWS, one)
     return plan
@@ -49,19 +50,20 @@ def checked(plan: Plan) -> Plan:
 def check_file(plan: Plan, source: str) -> None:
     """Raise ArgumentError, which names `source`, if the numbers of a file contradict each other.
 
-    A file may be edited and priced again, so its numbers need not follow from its profile and cluster.
+    A file may be edited and then evaluated again, so its numbers need not follow from its profile and cluster.
     """
     for name, one in _plans(plan):
         check(f"{source}: the {name}", FILE_LAWS, one, error=ArgumentError, hint="make it again with `hpgo plan`")
 
 
 def bounded(plan: Plan, name: str, bound_s: float | None) -> float | None:
-    """Return the bound of a search that found `plan`, at most its step. Raises InternalError for a larger one.
+    """Return the smaller of a search's bound and the step of `plan`. Raises InternalError if the bound is larger.
 
-    A plan that does not fit is no answer, so its step may be below the bound.
+    The step of a plan that does not fit may be below the bound, because the bound is on plans that fit.
     """
     if bound_s is None:
         return None
+    # The comparison has a tolerance for rounding, since the bound is computed in another way than the step.
     if plan.fits and not is_most(bound_s, plan.step_s):
         broken(f"the plan of `{shorten(plan.profile)}`", bound_is_below_step, f"`{name}`")
     return min(bound_s, plan.step_s)
@@ -73,13 +75,14 @@ def _plans(plan: Plan) -> Iterator[tuple[str, _Checked]]:
     rows: list[Alternative | ScheduleChoice] = [*plan.alternatives, *plan.schedules]
     for row in rows:
         if row.plan is not None and row.plan is not plan:
+            # Alternatives usually share profile and cluster with the plan. Their sums are then computed only once.
             own = row.plan.assumptions is plan.assumptions or sources.serves(row.plan)
             yield f"plan `{row.name}`", _Checked(row.plan, sources if own else _Sources.of(row.plan))
 
 
 @dataclass(frozen=True)
 class _Sources:
-    """Profile and cluster of a plan, where they are known."""
+    """Profile and cluster of a plan; None if its file does not contain them."""
 
     measured: Profile | None
     profile: Profile | None
@@ -91,12 +94,13 @@ class _Sources:
         measured = assumed.profile if assumed is not None and isinstance(assumed.profile, Profile) else None
         cluster = assumed.cluster if assumed is not None and isinstance(assumed.cluster, Cluster) else None
         profile = (
+            # Without loading, the step counts a profile whose data-loading layers take no time.
             measured if measured is None or assumed is None or assumed.count_loading else measured.without_loading()
         )
         return cls(measured, profile, cluster)
 
     def serves(self, plan: Plan) -> bool:
-        """Whether another plan has the same ones."""
+        """Return whether another plan has the same profile and cluster."""
         assumed = plan.assumptions
         return assumed is not None and assumed.profile is self.measured and assumed.cluster is self.cluster
 
@@ -106,7 +110,7 @@ class _Sources:
 
     @cached_property
     def speeds(self) -> list[float]:
-        """Of each device."""
+        """Speed of each device; empty if the cluster is unknown."""
         if self.cluster is None:
             return []
         return [machine.device.speed for machine in self.cluster.machines for _ in range(machine.count)]
@@ -114,25 +118,26 @@ class _Sources:
 
 @dataclass(frozen=True)
 class _Checked:
-    """A plan, and what its laws compute from profile and cluster."""
+    """A plan, and the values that its laws compute from profile and cluster."""
 
     plan: Plan
     sources: _Sources
 
     @cached_property
     def whole_model(self) -> bool:
-        """Whether each layer of the profile is on one stage, and the cluster has the devices."""
+        """Whether each layer of the profile is on exactly one stage."""
         named = [layer for stage in self.plan.stages for layer in stage.layers]
         known = self.sources.layers
         return len(named) == len(known) and known.keys() == set(named)
 
     @cached_property
     def sums(self) -> list[tuple[list[float], list[float], float]]:
-        """Of each stage, what its layers take forward and backward at each batch size, and bytes of weights."""
+        """Forward and backward times of each stage at each measured batch size, and its bytes of weights."""
         known, profile = self.sources.layers, self.sources.profile
         found = []
         for stage in self.plan.stages if profile is not None and self.whole_model else ():
             layers = [known[layer] for layer in stage.layers]
+            # The condition of the loop implies it, but type checkers cannot see that.
             assert profile is not None  # noqa: S101
             sizes = range(len(profile.batch_sizes))
             found.append(
@@ -145,14 +150,14 @@ class _Checked:
         return found
 
     def seconds(self, stage: int, samples: int) -> tuple[float, float]:
-        """What a stage takes forward and backward for so many samples on a device of speed 1."""
+        """Return the forward and backward time of a stage for `samples` samples on a device of speed 1."""
         assert self.sources.profile is not None  # noqa: S101
         sizes = self.sources.profile.batch_sizes
         forward_s, backward_s, _ = self.sums[stage]
         return at_batch(sizes, forward_s, samples), at_batch(sizes, backward_s, samples)
 
     def speed(self, stage: Stage) -> float | None:
-        """Of a stage's slowest device, if the cluster is known and has it."""
+        """Return the speed of a stage's slowest device; None if the cluster does not have its devices."""
         speeds = self.sources.speeds
         return min(speeds[device] for device in stage.devices) if max(stage.devices) < len(speeds) else None
 
@@ -222,6 +227,7 @@ def shares_make_the_micro_batch(one: _Checked) -> str:
     """Replicas of a stage share each micro-batch: the largest share is the micro-batch over replicas, rounded up."""
     plan, assumed = one.plan, one.plan.assumptions
     for at, stage in enumerate(plan.stages):
+        # Shares differ by at most one sample, so the largest is the quotient rounded up.
         least, rest = divmod(plan.micro_batch_size, stage.replicas)
         uneven = rest and assumed is not None and assumed.equal_shares
         small = assumed is not None and least < assumed.smallest_share
@@ -237,6 +243,7 @@ def stages_hold_the_model(one: _Checked) -> str:
     if not one.whole_model:
         return "the layers of the stages"
     place = {layer: at for at, layer in enumerate(layer for stage in one.plan.stages for layer in stage.layers)}
+    # An edge from a later to an earlier layer would need a result that does not exist yet.
     back = next((end for start, end in one.sources.profile.edges if place[start] >= place[end]), None)
     return "" if back is None else f"layer `{shorten(back)}`"
 
@@ -246,6 +253,7 @@ def stage_times_are_their_layers(one: _Checked) -> str:
     plan = one.plan
     if not one.sums or not one.sources.speeds:
         return ""
+    # The scale for rounding is the whole model on the slowest device.
     slowest = min(one.sources.speeds)
     whole_s = [sum(one.seconds(at, plan.micro_batch_size)) / slowest for at in range(len(plan.stages))]
     for at, stage in enumerate(plan.stages):
@@ -254,6 +262,7 @@ def stage_times_are_their_layers(one: _Checked) -> str:
             return f"the devices of stage {at}"
         forward_s, backward_s = (part_s / speed for part_s in one.seconds(at, stage.share))
         repeated_s = forward_s if plan.recompute else 0.0
+        # Rounding is relative to the whole step, since the native planner subtracts prefix sums over all layers.
         of = sum(whole_s)
         if not (is_equal(stage.forward_s, forward_s, of) and is_equal(stage.backward_s, backward_s + repeated_s, of)):
             return f"stage {at}"
@@ -271,6 +280,7 @@ def speed_up_is_possible(one: _Checked) -> str:
         return ""
     stages = range(len(plan.stages))
     one_device_s = sum(sum(one.seconds(at, plan.micro_batch_size)) for at in stages)
+    # The speed-up is relative to this time, so check it first.
     if not is_equal(plan.one_device_step_s, plan.micro_batches * one_device_s):
         return "`one_device_step_s`"
     shared_s = sum(stage.replicas * sum(one.seconds(at, stage.share)) for at, stage in enumerate(plan.stages))
@@ -299,28 +309,29 @@ PLAN_LAWS = (
     step_covers_work, bubble_is_a_share, speed_up_is_possible, bound_is_below_step, compared_steps_are_their_plans,
     devices_hold_their_weights,
 )  # fmt: skip
-"""The first that is broken is named, so causes stand before what follows from them."""
+"""Laws of plans. The first broken one is reported, so a cause is listed before its effects."""
 FILE_LAWS = (
     numbers_are_lengths, stages_hold_the_model, shares_make_the_micro_batch, step_covers_work, bubble_is_a_share,
     bound_is_below_step,
 )  # fmt: skip
-"""Laws of plans in files."""
+"""Laws of plans in files, which hold for edited files, too."""
 
 
 # --- Estimates of transformers ----------------------------------------------------------------------------------------
 
 
 def checked_estimate(estimate: LlmEstimate, *, layers: int, weights_bytes: float) -> LlmEstimate:
-    """Return the estimate of a model with so many layers and weights if it keeps all laws. Raises InternalError."""
+    """Return `estimate` if it satisfies all laws for a model of this size. Raises InternalError otherwise."""
     what = f"the estimate of `{shorten(estimate.model)}` on `{shorten(estimate.cluster)}`"
     check(what, ESTIMATE_LAWS, estimate)
+    # This law needs values that the estimate does not contain, so it is not in the table.
     if place := ranks_hold_the_model(estimate, layers, weights_bytes):
         broken(what, ranks_hold_the_model, place)
     return estimate
 
 
 def estimate_numbers_are_lengths(estimate: LlmEstimate) -> str:
-    """Times and sizes of a estimate are finite and not negative."""
+    """Times and sizes of an estimate are finite and not negative."""
     named = [("step_s", estimate.step_s), ("bound_s", estimate.bound_s), *estimate.time_by_term_s]
     named += [(name, size) for rank in estimate.stages for name, size in rank.memory_bytes]
     named += [("forward_s", rank.forward_s) for rank in estimate.stages]
@@ -341,7 +352,7 @@ def degrees_make_the_gpus(estimate: LlmEstimate) -> str:
 
 
 def terms_make_the_step(estimate: LlmEstimate) -> str:
-    """Terms of a step add up to it."""
+    """The terms of a step are its parts: their sum is the step time."""
     return (
         "" if is_equal(sum(seconds for _, seconds in estimate.time_by_term_s), estimate.step_s) else "`time_by_term_s`"
     )
@@ -379,7 +390,7 @@ ESTIMATE_LAWS = (
 
 
 def checked_chain(plan: ChainPlan, weights_bytes: Sequence[float]) -> ChainPlan:
-    """Return a chain plan if it keeps all laws; `weights_bytes` has those of each stage. Raises InternalError."""
+    """Return a chain plan if it satisfies all laws for these weights per stage. Raises InternalError otherwise."""
     what = f"the chain plan of `{shorten(plan.model)}`"
     check(what, CHAIN_LAWS, plan)
     if place := hosts_hold_their_weights(plan, weights_bytes):
@@ -410,6 +421,7 @@ def stages_follow_each_other(plan: ChainPlan) -> str:
             return f"stage {at}"
     if plan.stages and plan.stages[0].first != 1:
         return "stage 1"
+    # A host with two stages would count its memory and its ports twice.
     hosts = [host for stage in plan.stages for host in stage.hosts]
     return "" if len({*hosts, *plan.unused}) == len(hosts) + len(plan.unused) else "the hosts"
 
@@ -454,7 +466,7 @@ def hosts_hold_their_stages(plan: ChainPlan) -> str:
 def hosts_hold_their_weights(plan: ChainPlan, weights_bytes: Sequence[float]) -> str:
     """A host holds at least the weights of its stage's layers."""
     for at, (stage, held) in enumerate(zip(plan.stages, weights_bytes, strict=True), 1):
-        rounded = (stage.last - stage.first + 1) / 1024  # the search counts whole 1/1024 of a byte
+        rounded = (stage.last - stage.first + 1) / 1024  # The search rounds each layer to 1/1024 byte.
         if not is_most(held, stage.memory_bytes + rounded):
             return f"stage {at}"
     return ""
@@ -470,7 +482,7 @@ CHAIN_LAWS = (
 
 
 class Original(NamedTuple):
-    """An answer of the original HPGO planner (`hpgo.compat`): its speed-ups, and its stages, if it has any."""
+    """A result of the original HPGO planner (`hpgo.compat`): its speed-ups, and its stages if it has any."""
 
     speed_ups: Sequence[float]
     devices: int
@@ -479,13 +491,14 @@ class Original(NamedTuple):
 
 
 def check_original(model: str, answer: Original) -> None:
-    """Raise InternalError if an answer of the original planner breaks a law."""
+    """Raise InternalError if a result of the original planner breaks a law."""
     check(f"the compatible plan of `{shorten(model)}`", ORIGINAL_LAWS, answer)
 
 
 def original_speed_up_is_possible(answer: Original) -> str:
     """A speed-up of the original planner is at most the number of devices, which it takes to be equally fast."""
     used = sum(len(devices) for *_, devices in answer.stages) or answer.devices
+    # Not a number fails both comparisons, so it is caught, too.
     wrong = (one for one in answer.speed_ups if not (0 <= one < inf and is_most(one, used)))
     return "" if next(wrong, None) is None else "`speedup`"
 

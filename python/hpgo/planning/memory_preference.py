@@ -1,8 +1,8 @@
-"""Plans that take hardly longer than the shortest step and hold much less.
+"""Plans with much less memory whose step is only slightly longer than the shortest.
 
-`with_leaner` looks beside a plan, at the same stages in smaller micro-batches, with fewer of them in flight or with
-activations recomputed, which costs next to nothing. `min_memory` searches anew on devices that are given ever less
-memory. Neither changes what the search has proved: the bound stays that of the shortest step.
+`with_leaner` tries variants of a plan: the same stages with smaller micro-batches, fewer micro-batches in flight, or
+recomputed activations. This takes little time. `min_memory` searches again on devices with less and less memory.
+Neither changes the proof: the bound remains that of the shortest step.
 """
 
 from __future__ import annotations
@@ -20,19 +20,25 @@ if TYPE_CHECKING:
     from hpgo.planning.plans import Plan
     from hpgo.planning.problem import PlanningProblem
 
-_LONGER = 0.01  # a share of the step that few would miss
-_LESS = 0.75  # of the memory, which is worth a line of the report
-_SIZES = 3  # of micro-batches that are tried beside a plan
-_MOST_ACTIONS = 20_000  # of a step; simulations of more take longer than a hundredth of a second
+_MAX_LONGER = 0.01
+"""Largest share by which the step of the alternative `less memory` may be longer. Not tuned."""
+_MAX_MEMORY = 0.75
+"""Largest share of the plan's memory that the alternative may need. Not tuned."""
+_SIZES = 3
+"""Number of smaller micro-batch sizes to try. Not tuned."""
+_MAX_ACTIONS = 20_000
+"""Largest number of passes in a step to try. More take over 10 ms to simulate."""
 
 
 def with_leaner(question: PlanningProblem, best: Plan) -> Plan:
-    """`best` with the plan beside it that holds least as an alternative, if that is hardly longer and much smaller."""
+    """Return `best` with the alternative `less memory`, if a variant needs much less memory for a similar step."""
+    # Such a plan has the smallest memory already, and a stopped search has no time for variants.
     if best.memory_preference is not None or not best.finished:
         return best
-    found = min(_beside(question, best, best.step_s * (1 + _LONGER)), key=peak_bytes, default=None)
-    if found is None or peak_bytes(found) > _LESS * peak_bytes(best):
+    found = min(_variants(question, best, best.step_s * (1 + _MAX_LONGER)), key=peak_bytes, default=None)
+    if found is None or peak_bytes(found) > _MAX_MEMORY * peak_bytes(best):
         return best
+    # Round before formatting, so that both sizes have three digits and the same unit where possible.
     less, more = (format_bytes(float(f"{peak_bytes(plan):.3g}")) for plan in (found, best))
     why = f"{less} instead of {more} on the fullest device"
     other = Alternative(
@@ -42,19 +48,22 @@ def with_leaner(question: PlanningProblem, best: Plan) -> Plan:
 
 
 def min_memory(question: PlanningProblem, best: Plan, within: float, deadline_s: float | None) -> Plan:
-    """The plan with the least memory on its fullest device whose step is at most `within` longer than that of `best`.
+    """Return the plan with the smallest peak memory whose step is longer than that of `best` by at most `within`.
 
-    The memory that is needed is narrowed down by searches on devices that have no more than some of it. After
-    `deadline_s` seconds, or Ctrl-C, it is the best plan so far.
+    The native search narrows the memory down with searches on devices whose memory is limited. After `deadline_s`
+    seconds, or on Ctrl-C, it returns the best plan so far.
     """
     limit_s = best.step_s * (1 + within)
-    kept = min([best, *_beside(question, best, limit_s)], key=lambda plan: (peak_bytes(plan), plan.step_s))
+    # A small plan as a start lets the search begin with a tight limit on memory.
+    kept = min([best, *_variants(question, best, limit_s)], key=lambda plan: (peak_bytes(plan), plan.step_s))
     stopped = best.stopped
     if stopped != "interrupt":
+        # The first search may have used up its time. The limit of the second one must stay positive.
         left_s = None if deadline_s is None else max(1e-3, deadline_s)
         found, ended = question.session.min_memory(question, limit_s, peak_bytes(kept), left_s)
         kept = kept if found is None else plan_of(question, found)
         stopped = ended or stopped
+    # All facts about the search, and so the bound, stay those of the shortest step.
     searched = (
         "lower_bound_s",
         "searched_cuts_bound_s",
@@ -73,18 +82,21 @@ def min_memory(question: PlanningProblem, best: Plan, within: float, deadline_s:
 
 
 def peak_bytes(plan: Plan) -> float:
-    """What its fullest device holds."""
+    """Return the memory of the fullest stage, in bytes."""
     return max(stage.memory.total_bytes for stage in plan.stages)
 
 
-def _beside(question: PlanningProblem, best: Plan, limit_s: float) -> Iterator[Plan]:
-    """The stages of `best` in smaller micro-batches, with as few in flight as 1F1B has, or recomputed if allowed.
+def _variants(question: PlanningProblem, best: Plan, limit_s: float) -> Iterator[Plan]:
+    """Yield variants of `best` that fit and whose step is at most `limit_s`.
 
-    Those that fit, and whose step is no longer than `limit_s`.
+    They have the same stages with smaller micro-batches, as few micro-batches in flight as 1F1B, or recomputed
+    activations if these are allowed.
     """
     index_of = {layer.id: index for index, layer in enumerate(question.profile.layers)}
     rows = [([index_of[layer] for layer in stage.layers], list(stage.devices)) for stage in best.stages]
-    most = _MOST_ACTIONS // (2 * len(rows))
+    # A step has a forward and a backward pass per stage and micro-batch.
+    most = _MAX_ACTIONS // (2 * len(rows))
+    # Every replica must get at least the smallest allowed number of samples.
     least = max(stage.replicas for stage in best.stages) * question.smallest_share
     sizes = [
         size
@@ -92,12 +104,15 @@ def _beside(question: PlanningProblem, best: Plan, limit_s: float) -> Iterator[P
         if least <= size < best.micro_batch_size and question.global_batch_size // size <= most
     ]
     depth = len(rows)
-    fewest = [min(best.micro_batches, depth - at) for at in range(depth)]  # of 1F1B
+    min_in_flight = [min(best.micro_batches, depth - at) for at in range(depth)]  # The limits of 1F1B.
+    # The largest of the smaller sizes come last in the list. They are nearest to the plan, so their steps are likely
+    # similar.
     tried: list[tuple[int, bool, list[int] | None]] = [(size, best.recompute, None) for size in sizes[-_SIZES:]]
     if True in question.recompute and not best.recompute:
         tried.append((best.micro_batch_size, True, None))
+    # Under 1F1B and GPipe, the limits in flight are fixed by the schedule, so only eager 1F1B has a choice.
     if best.micro_batches <= most and question.schedule == "eager_1f1b":
-        tried.append((best.micro_batch_size, best.recompute, fewest))
+        tried.append((best.micro_batch_size, best.recompute, min_in_flight))
     for found in question.session.evaluate_each(question, rows, tried):
         if found is not None and found["step_s"] <= limit_s and (plan := plan_of(question, found)).fits:
             yield plan

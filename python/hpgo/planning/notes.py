@@ -1,4 +1,4 @@
-"""What a reader should know about the numbers that a price stands on: measured elsewhere, or far from their use."""
+"""Notes on the numbers behind a plan: times measured on other devices, or far from the batch sizes in use."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Not tuned. On two idle cores `hpgo profile` wrote 0.03 to 0.13 for small models,
 VARY = "measured times vary"
 """First words of that warning, by which reports find it and print it first."""
 FAR = 4
-"""A profile is trusted without a word up to so many times its largest batch size."""
+"""Multiple of the largest measured batch size up to which a profile is used without a note. Not tuned."""
 
 
 def notes(question: PlanningProblem, stages: Sequence[Stage]) -> tuple[str, ...]:
-    """Sentences, each with its way out; none for a profile that was measured where and as it is used."""
+    """Return notes, each with a remedy; none if the profile was measured on the same devices and batch sizes."""
     return (
         *noise(question.measured),
         *split(question.measured),
@@ -47,21 +47,21 @@ def noise(profile: Profile) -> Iterator[str]:
     """Yield a warning that begins with `VARY`, if times of `profile` vary by `NOISY` or more."""
     spread = profile.spread or 0.0
     if spread >= NOISY:
-        most = max((layer for layer in profile.layers if layer.spread), key=lambda layer: layer.spread or 0.0)
+        worst = max((layer for layer in profile.layers if layer.spread), key=lambda layer: layer.spread or 0.0)
         yield (
-            f"{VARY} between passes by {times(spread)} on average, those of `{shorten(most.id)}` by"
-            f" {times(most.spread or 0.0)}: plans whose steps are closer than that are not reliably in order; measure"
+            f"{VARY} between passes by {times(spread)} on average, those of `{shorten(worst.id)}` by"
+            f" {times(worst.spread or 0.0)}: plans whose steps are closer than that are not reliably in order; measure"
             " again while nothing else runs, or for longer"
         )
 
 
 def split(profile: Profile) -> Iterator[str]:
-    """Yield a remark if `Profile.with_consistent_split` changes what the profile says, beyond rounding."""
+    """Yield a note if `Profile.with_consistent_split` changes times of the profile by more than rounding."""
     wrong = [layer for layer in profile.layers if layer.has_wrong_split]
     if wrong:
         layer, ratio = max(
             ((layer, ratio) for layer in wrong for ratio in layer.split_ratios),
-            key=lambda one: abs(log(one[1] or 1e-300)),
+            key=lambda one: abs(log(one[1] or 1e-300)),  # The logarithm treats 0.5 and 2 alike.
         )
         least, most = SPLIT_RATIOS
         yield (
@@ -72,48 +72,52 @@ def split(profile: Profile) -> Iterator[str]:
 
 
 def _estimated(question: PlanningProblem) -> Iterator[str]:
-    """Times that nobody has measured."""
+    """Yield a note if the times are estimates."""
     if is_estimate(question.measured):
+        # The source of an estimate is a sentence that ends in ", not measured", which would be repeated here.
         how, _, _ = question.measured.source.partition(", not measured")
         yield (
-            f"the times of `{shorten(question.measured.name)}` are {shorten(how, 80)}, not measured: they tell layers"
-            " from each other better than they tell the step; measure with `hpgo profile`"
+            f"the times of `{shorten(question.measured.name)}` are {shorten(how, 80)}, not measured: the ratios between"
+            " layers are more accurate than the step time; measure with `hpgo profile`"
         )
 
 
 def _elsewhere(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[str]:
-    """A published profile on other devices, whose speed nobody gave."""
+    """Yield a note if a built-in profile is used for other devices without their `speed`."""
     known = measured_on(question.measured)
     if known is None:
         return
+    # Devices are numbered node by node, so this list maps a number to its type.
     types = [machine.device for machine in question.cluster.machines for _ in range(machine.count)]
     used = {types[device] for stage in stages for device in stage.devices}
+    # A cluster that sets `speed` has accounted for the difference, so only devices of speed 1 are suspicious.
     others = sorted({device.name for device in used if device.speed == 1 and not same_card(known.type, device.name)})
-    if others and others != ["device"]:  # what devices of a cluster are called that nobody named
+    if others and others != ["device"]:  # `device` is the default name, which says nothing about the type.
         names = ", ".join(f"`{shorten(name)}`" for name in others)
         yield (
-            f"the built-in `{question.measured.name}` was measured on {known.said}, so this is what {names} would take"
-            " at that speed: measure yours with `hpgo profile`, or write a cluster file (`hpgo clusters show`) that"
-            " gives the devices their `speed`"
+            f"the built-in `{question.measured.name}` was measured on {known.said}, and {names} are assumed to have the"
+            " same speed: measure yours with `hpgo profile`, or set the `speed` of the devices in a cluster file"
+            " (`hpgo clusters show`)"
         )
 
 
 def _far_beyond(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[str]:
-    """Shares of a micro-batch beyond anything that was measured."""
+    """Yield a note if a replica gets far more samples than were measured."""
+    # The largest share counts, because it sets the time of a stage.
     share, largest = max(stage.share for stage in stages), question.profile.batch_sizes[-1]
     if share > FAR * largest:
         yield (
-            f"a device gets {pluralize(share, 'sample')} at once, and `{shorten(question.profile.name)}` was measured"
-            f" with {largest} at most: times beyond are taken in proportion; measure it with as many, or choose a"
-            " smaller micro-batch"
+            f"a device gets {pluralize(share, 'sample')} at once, but `{shorten(question.profile.name)}` was measured"
+            f" with at most {largest}: longer times are extrapolated in proportion; measure with {share} samples, or"
+            " use a smaller micro-batch"
         )
 
 
 def _other_weights(question: PlanningProblem) -> Iterator[str]:
-    """A preset for 16-bit weights, on a published profile, whose weights have 32."""
+    """Yield a note if the optimizer has 16-bit weights, but the built-in profile has 32-bit weights."""
     name = question.memory.optimizer
     if name is not None and OPTIMIZERS[name].weights != 4 and measured_on(question.measured) is not None:
         yield (
-            f"`{name}` counts on weights of {OPTIMIZERS[name].weights} bytes a parameter, and the built-in"
-            f" `{question.measured.name}` has 4: memory is overestimated; profile your own"
+            f"`{name}` has weights of {OPTIMIZERS[name].weights} bytes per parameter, but the built-in"
+            f" `{question.measured.name}` has 4: memory is overestimated; use a profile of your own model"
         )

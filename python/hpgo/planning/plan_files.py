@@ -1,4 +1,4 @@
-"""Files of plans, programs, chains and ways: which of them a file holds is for the file to say."""
+"""Read files of plans, programs, chain plans and LLM plans. The format key in the file decides which."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def read_any(path: str | os.PathLike[str]) -> Plan | Program | ChainPlan:
-    """The plan or the program in the file `path`. Raises ArgumentError that names the file and what is wrong with it.
+    """Return the plan or program in the file `path`. Raises ArgumentError with the name of the file.
 
     >>> import pathlib, tempfile
     >>> import hpgo
@@ -36,18 +36,19 @@ def read_any(path: str | os.PathLike[str]) -> Plan | Program | ChainPlan:
 
 
 def read_with_llm_plans(path: str | os.PathLike[str]) -> Plan | Program | ChainPlan | LlmPlan:
-    """As `read_any`, for those who also take ways of training a transformer."""
+    """Return the plan or program in the file `path`, which may also be an LLM plan."""
     text, form = _text_and_form(path)
     if form != LLM_PLAN_FORMAT:
         return read_any(path)
-    from hpgo.llm.plan import LlmPlan  # which others do without
+    from hpgo.llm.plan import LlmPlan  # It imports the cost model of LLMs, which other files don't need.
 
     return LlmPlan.from_json(text, source=str(path))
 
 
 def _text_and_form(path: str | os.PathLike[str]) -> tuple[str, str | None]:
-    """What the file holds, and its `format` where it has one."""
+    """Return the text of a file, and the value of its key `format`, if it has one."""
     text = read_text(path, ArgumentError)
+    # Other text is parsed later by the reader of plans, whose error says that the file is not a plan.
     document = parse(text, str(path), ArgumentError) if text.lstrip().startswith("{") else None
     form = document.get("format") if isinstance(document, dict) else None
     return text, form if isinstance(form, str) else None

@@ -1,4 +1,4 @@
-"""A plan's orders, and the program that follows from it: what `Plan.orders` and `Plan.program` answer."""
+"""Schedule and program of a plan, for `Plan.orders` and `Plan.program`."""
 
 from __future__ import annotations
 
@@ -19,54 +19,60 @@ if TYPE_CHECKING:
 
 
 def orders_of(plan: Plan, schedule: ScheduleName | None) -> Schedule:
-    """The order of each group of devices, one rank a group."""
+    """Return the schedule of a plan, with one rank for each group of devices."""
     asked = plan.schedule if schedule is None else schedule
     name = choice("schedule", asked, (family.name for family in schedules()), ScheduleError)
     ranks, micro_batches = len(plan.groups), plan.micro_batches
     planned = name == plan.schedule
     in_flight = [stage.in_flight for stage in plan.stages]
+    # Recorded action lists come first: they may be fitted to times, and building the family again could differ.
     if planned and plan.actions:
         return _recorded(plan)
+    # For these two, the limits in flight determine the order.
     if planned and name in {"1f1b", "eager_1f1b"}:
         return build(name, ranks=ranks, micro_batches=micro_batches, max_in_flight=in_flight)
     if not planned:
         _check_shape(plan, name)
-    # Schedules that look at durations may now be fitted to the plan's; the others come out as before.
+    # Only schedules that are fitted to times use the durations. The others ignore them.
     return build(
         name,
         ranks=ranks,
         micro_batches=micro_batches,
         chunks=plan.chunks if plan.chunks > 1 else None,
+        # The greedy zero-bubble schedule was planned under a limit, which must hold again.
         cap=max(in_flight) if planned and name == "zb" else None,
         durations=durations_of(plan),
     )
 
 
 def _check_shape(plan: Plan, name: ScheduleName) -> None:
-    """Raises ArgumentError unless the family `name` can run the plan's stages on its groups."""
+    """Raise ArgumentError if the family `name` does not place the plan's stages on its groups."""
     groups, chunks = plan.groups, plan.chunks
     family = next((family for family in schedules() if family.name == name), None)
+    # Families with a fixed number of virtual stages must not get one.
     several = chunks if family is not None and family.chunks in {"2 or more", "even"} and chunks > 1 else None
     own = build(name, ranks=len(groups), micro_batches=plan.micro_batches, chunks=several)
     if own.rank_of_stage != _rank_of_stage(plan):
         each = "one stage" if chunks == 1 else f"{chunks} stages"
         raise ArgumentError(
-            f"`{name}` runs {own.stages} stages on {own.ranks} ranks, but the plan has {each} a rank"
-            + (", on others" if own.stages == len(plan.stages) else ""),
-            f"choose a schedule with {each} a rank"
-            + (", placed as those of the plan's" if own.stages == len(plan.stages) else ""),
+            f"`{name}` runs {own.stages} stages on {own.ranks} ranks, but the plan has {each} per rank"
+            + (", on other ranks" if own.stages == len(plan.stages) else ""),
+            f"choose a schedule with {each} per rank"
+            + (", placed like the plan's" if own.stages == len(plan.stages) else ""),
         )
 
 
 def _rank_of_stage(plan: Plan) -> tuple[int, ...]:
-    """For each stage the number of its group."""
+    """Return the number of the group of each stage."""
     rank_of = {stage: rank for rank, group in enumerate(plan.groups) for stage in group.stages}
     return tuple(rank_of[stage] for stage in range(len(plan.stages)))
 
 
 def durations_of(plan: Plan) -> Durations:
-    """Seconds of the plan's stages."""
+    """Return the times of the plan's stages, for schedules that are fitted to them."""
+    # Recomputation belongs to the input-gradient pass, which needs the activations first.
     halves = [stage.halves_s(recompute=plan.recompute) for stage in plan.stages]
+    # Schedules that are fitted to times know only one transfer time. The longest one is safe.
     transfer_s = max((stage.transfer_s for stage in plan.stages[:-1]), default=0.0)
     return Durations(
         forward_s=tuple(stage.forward_s for stage in plan.stages),
@@ -77,26 +83,28 @@ def durations_of(plan: Plan) -> Durations:
 
 
 def _recorded(plan: Plan) -> Schedule:
-    """The orders that are written down."""
+    """Return the schedule of the action lists in the plan. Raises ArgumentError if they are of other stages."""
+    # A user may have edited the file, so its action lists are checked against its stages.
     orders = Schedule.from_text("\n".join(plan.actions), name=plan.schedule)
     if orders.rank_of_stage != _rank_of_stage(plan) or orders.total_micro_batches != plan.micro_batches:
         raise ArgumentError(
-            f"the plan's actions are those of {orders.stages} stages on {orders.ranks} ranks and"
+            f"the plan's actions are for {orders.stages} stages on {orders.ranks} ranks and"
             f" {orders.total_micro_batches} micro-batches, but it has {len(plan.stages)} stages,"
-            f" {'a rank each' if plan.chunks == 1 else f'on {len(plan.groups)} groups of devices'}, and"
+            f" {'one per rank' if plan.chunks == 1 else f'on {len(plan.groups)} groups of devices'}, and"
             f" {plan.micro_batches} micro-batches",
-            "leave `actions` as `hpgo plan` wrote them",
+            "restore `actions` as `hpgo plan` wrote them",
         )
     return orders
 
 
 def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
-    """The plan's stages on their devices, in these orders, with what they cost."""
+    """Return the program of a plan: its stages, devices, schedule and times."""
     made = program(
         orders_of(plan, schedule),
         [(stage.layers, stage.devices) for stage in plan.stages],
         micro_batch_size=plan.micro_batch_size,
         global_batch_size=plan.global_batch_size,
+        # Old files have no list of nodes. One node with all devices is then assumed.
         machines=plan.machines or (plan.cluster_devices,),
         crossings=plan.crossings or None,
         recompute=plan.recompute,
@@ -105,5 +113,6 @@ def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
         costs=Costs.of_stages(plan.stages, recompute=plan.recompute),
     )
     cluster = None if plan.assumptions is None else plan.assumptions.cluster
+    # A plan that was saved without its cluster does not know the device types.
     types = tuple(machine.device.name for machine in cluster.machines) if isinstance(cluster, Cluster) else ()
     return replace(made, model=plan.profile, cluster=plan.cluster, device_types=types)

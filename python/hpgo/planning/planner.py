@@ -1,4 +1,4 @@
-"""The three ways to a plan: `plan` searches, `evaluate` prices a plan that you give, `exhaustive` tries everything."""
+"""The functions that return plans: `plan` searches, `evaluate` takes given stages, `exhaustive` tries all plans."""
 
 from __future__ import annotations
 
@@ -39,76 +39,78 @@ def plan(
     progress: Callable[[float, float], object] | None = None,
     **options: Unpack[PlanOptions],
 ) -> Plan:
-    """The plan with the shortest simulated step, with a proven bound on how much shorter any other could be.
+    """Return the plan with the shortest simulated step, and a proven bound on how much shorter any other can be.
 
     Args:
-        profile: what each layer costs: a `hpgo.Profile`, or the name of a built-in model or of a file.
-        cluster: what is connected to what: a `hpgo.Cluster`, or the name of a known one, as `h100:16`, or of a file.
-        global_batch_size: samples in a step, over all devices and micro-batches.
-        framework: search only what it runs, under its own schedule: `megatron`, `torchtitan`, `deepspeed` or
-            `torch`, with a version as in `torchtitan@0.2` or the latest. `Plan.restriction` says what that costs.
-        max_stages: stages at most.
-        tolerance: take the plan with the least memory on its fullest device among those whose step is at most this
-            share longer than the shortest one found: 0.005 is 0.5 %. `Plan.memory_preference` has the step and memory
-            of that one; bound and gap are still those of the shortest step. It takes a few searches more.
-        deadline_s: return the best plan found so far after this many seconds, with its gap. Ctrl-C does the same.
-        progress: called about ten times a second with the best step so far, infinite before there is one, and
-            the lower bound, 0 where there is none, as under `auto`.
-        options: any of these.
+        profile: layer times and sizes: a `hpgo.Profile`, or the name of a built-in model or of a file.
+        cluster: devices and links: a `hpgo.Cluster`, or the name of a built-in one, such as `h100:16`, or of a file.
+        global_batch_size: samples per training step, over all devices and micro-batches.
+        framework: search only plans that this framework can run, under its default schedule: `megatron`, `torchtitan`,
+            `deepspeed` or `torch`, with a version as in `torchtitan@0.2`, or the latest. `Plan.restriction` compares
+            the result with unrestricted plans.
+        max_stages: maximum number of stages.
+        tolerance: return the plan with the smallest peak memory among those whose step is at most this share longer
+            than the shortest one found: 0.005 is 0.5 %. `Plan.memory_preference` has the step and memory of the plan
+            with the shortest step. Bound and gap remain those of the shortest step. It takes a few more searches.
+        deadline_s: return the best plan so far, with its gap, after this many seconds. Ctrl-C does the same.
+        progress: called about ten times per second with the best step so far (infinite before the first plan) and
+            the lower bound (0 if there is none, as under `auto`).
+        options: any of the options below.
 
     Options, with their defaults:
         schedule="eager_1f1b": `1f1b`, `eager_1f1b` or `gpipe`; `zb_h1`, `zb_h2`, `zb`, `1f1b_overlap` or
             `sequential`, which are simulated on cuts that the search finds, without a bound; `interleaved`,
             `interleaved_overlap`, `looped_bfs`, `hanayo`, `interleaved_zb`, `zb_v`, `v_half`, `v_min` or `dualpipe_v`,
-            which run several stages on each device (`Plan.chunks`) and have a search and a bound of their own; or
-            `auto`, which takes the one with the shortest step, and says in `Plan.schedules` what each would give.
-        micro_batch_size=None: samples that enter the pipeline at once; None tries every divisor of the batch that
-            makes at most 65,536 micro-batches.
-        min_micro_batch_size=None: the smallest share of a micro-batch that a device may get, in samples; None is the
-            smallest batch size that the profile was measured with, below which it can't be trusted.
-        recompute=False: keep activations (False), recompute them in the backward pass (True), or whichever is better
-            ("auto").
-        equal_shares=False: give replicas of a stage as many samples each (True), or let shares differ by one sample
-            (False); the largest share counts.
-        overlap=True: let gradient synchronisation start before the backward pass has ended, layer by layer.
-        memory=None: what a device holds besides activations: a `hpgo.MemoryModel`, or the name of one, as `adam-bf16`;
-            None is Adam.
-        count_loading=False: count the time of layers that load data (`Profile.loading`) as part of the step; else a
-            loader is taken to work ahead.
+            which have virtual stages (`Plan.chunks`) and a separate search and bound; or `auto`, which compares all in
+            `Plan.schedules` and returns the one with the shortest step.
+        micro_batch_size=None: samples per micro-batch over all replicas of a stage; None tries all divisors of the
+            batch that make at most 65,536 micro-batches.
+        min_micro_batch_size=None: minimum samples per micro-batch and replica; None is the smallest batch size of the
+            profile, because times below it are not reliable.
+        recompute=False: keep activations (False), recompute them in the backward pass (True), or take the better of
+            both ("auto").
+        equal_shares=False: give all replicas of a stage the same number of samples (True), or allow a difference of
+            one sample (False). The largest number sets the time.
+        overlap=True: reduce gradients layer by layer during the backward pass.
+        memory=None: memory besides activations: a `hpgo.MemoryModel`, or the name of one, such as `adam-bf16`; None
+            is Adam.
+        count_loading=False: include the time of layers that load data (`Profile.loading`) in the step; otherwise data
+            loaders work ahead.
 
-    Raises ArgumentError, ProfileError or ClusterError for input that makes no sense; InfeasibleError if no plan fits
-    the devices' memory, with the stage and device that lack it, how much, and what would help; DeadlineError if the
-    deadline, and KeyboardInterrupt if Ctrl-C, came before there was any plan.
+    Raises ArgumentError, ProfileError or ClusterError for invalid input. Raises InfeasibleError if no plan fits in
+    memory, with the stage and device that lack memory and changes that would help. Raises DeadlineError if the time
+    limit, and KeyboardInterrupt if Ctrl-C, came before there was any plan.
 
-    Method: docs/planner.md; after DAPPLE (Fan et al., PPoPP 2021) for stages, warm-up windows and uneven replication.
+    Method: docs/planner.md; after DAPPLE (Fan et al., PPoPP 2021) for stages, warm-up depths and uneven replication.
 
     >>> import hpgo
     >>> best = hpgo.plan("bert-48", "dapple-a", global_batch_size=64)
     >>> [(len(stage.layers), stage.replicas) for stage in best.stages], round(best.gap, 9)
     ([(32, 8), (21, 8)], 0.0)
     """
-    started_s = time.monotonic()  # reading a question of a hundred thousand layers takes a second
+    # The time limit includes the checks below: reading a problem of a hundred thousand layers takes a second.
+    started_s = time.monotonic()
     question = PlanningProblem.of(profile, cluster, global_batch_size=global_batch_size, **options)
     if max_stages is not None:
         question = replace(question, max_stages=check_int("max_stages", max_stages, most=NO_LIMIT - 1))
     if deadline_s is not None:
         deadline_s = number("deadline_s", deadline_s, above=0, infinite=True, hint="give a positive number of seconds")
     if tolerance is not None:
-        tolerance = number(
-            "tolerance", tolerance, most=1, hint="give a share of the step from 0 to 1: 0.005 is half a percent"
-        )
+        tolerance = number("tolerance", tolerance, most=1, hint="give a share of the step from 0 to 1: 0.005 is 0.5 %")
     check_progress(progress)
     until_s = None if deadline_s is None else started_s + deadline_s
 
     def solve(question: PlanningProblem) -> Plan:
+        # A restricted search may call this several times. Each call gets only the remaining time.
         left_s = None if until_s is None else max(1e-3, until_s - time.monotonic())
         try:
             return _best(question, tolerance, left_s, progress)
-        except DeadlineError as error:  # of a search that had a part of the time
+        except DeadlineError as error:  # It has the remaining time of this search, not the limit of the caller.
             raise DeadlineError(f"{deadline_s:g} s passed before there was any plan", error.hint) from None
 
     if framework is None:
         return checked(solve(question))
+    # Most plans have no framework, so these modules are imported only here.
     from hpgo.planning.framework_restriction import restricted, solved, with_restriction
     from hpgo.programs.frameworks import framework as find_framework
 
@@ -124,20 +126,22 @@ def _best(
     deadline_s: float | None,
     progress: Callable[[float, float], object] | None,
 ) -> Plan:
-    """What the planner answers to a checked question, under any schedule."""
+    """Return the best plan of a checked problem, under any schedule."""
     if question.schedule in SCHEDULES:
         started_s = time.monotonic()
         best = search(question, deadline_s, progress)
         if tolerance is not None:
+            # The search for a smaller plan gets the time that the first search left.
             left_s = None if deadline_s is None else deadline_s - (time.monotonic() - started_s)
             best = min_memory(question, best, float(tolerance), left_s)
         return with_leaner(question, with_alternatives(question, best))
     if tolerance is not None:
         raise ArgumentError(
-            f"`tolerance` is not for schedule {question.schedule!r}",
+            f"`tolerance` is not supported for schedule {question.schedule!r}",
             f"choose one of {', '.join(SCHEDULES)}; `auto` lists the memory of every schedule",
             code="conflict",
         )
+    # Check the name late: schedules of the native search need no lookup in the table of families.
     check_schedule(question.schedule)
     solve = best_of_all if question.schedule == "auto" else best_of_one
     return solve(question, deadline_s=deadline_s, progress=progress)
@@ -151,18 +155,18 @@ def evaluate(
     global_batch_size: int,
     **options: Unpack[PlanOptions],
 ) -> Plan:
-    """Prices a plan that you give, as `plan` would: the same model, the same report, no search.
+    """Estimate the step time of given stages with the cost model of `plan`, without a search.
 
     Args:
-        profile: what each layer costs, as for `plan`.
-        cluster: what is connected to what, as for `plan`.
-        stages: for each stage its layers and its devices. Layers are ids, or a number of layers: the next so many in
-            the profile's order. Schedules with several stages on a device name the same devices for each of these.
-        global_batch_size: samples in a step.
-        options: those of `plan`. Without `micro_batch_size` the best one is taken.
+        profile: layer times and sizes, as for `plan`.
+        cluster: devices and links, as for `plan`.
+        stages: layers and devices of each stage. Layers are ids, or a number of layers, which are the next ones in
+            the order of the profile. For schedules with virtual stages, stages on the same devices name these again.
+        global_batch_size: samples per training step.
+        options: those of `plan`. Without `micro_batch_size`, the best one is chosen.
 
-    A plan that doesn't fit memory is priced all the same: see `Plan.fits` and `Stage.headroom_bytes`. Under
-    `eager_1f1b` each stage runs ahead as far as memory allows, or less where simulation says that this is faster.
+    Plans that do not fit in memory are evaluated, too: see `Plan.fits` and `Stage.headroom_bytes`. Under `eager_1f1b`,
+    each stage runs ahead as far as memory allows, or less if that is faster in the simulation.
 
     Raises ArgumentError for layers or devices that are unknown, missing or used twice.
 
@@ -177,7 +181,7 @@ def evaluate(
     check_schedule(question.schedule)
     if question.schedule == "auto":
         raise ArgumentError(
-            "can't price a plan for schedule 'auto'", "it chooses a schedule for `plan`", code="unsupported"
+            "can't evaluate given stages under schedule 'auto'", "use `schedule='eager_1f1b'`", code="unsupported"
         )
     return checked(evaluated(question, rows))
 
@@ -189,9 +193,9 @@ def exhaustive(
     global_batch_size: int,
     **options: Unpack[PlanOptions],
 ) -> Plan:
-    """The best of all plans, each of them simulated: at most 12 layers in a row on 8 devices. Arguments as for `plan`.
+    """Return the best of all plans after simulating each of them, for at most 12 layers in a row on 8 devices.
 
-    Raises ArgumentError if the question is larger than that; InfeasibleError if no plan fits.
+    The arguments are those of `plan`. Raises ArgumentError for larger problems, InfeasibleError if no plan fits.
 
     >>> import hpgo
     >>> profile = hpgo.Profile.chain("toy", batch_size=1, forward_s=[1.0, 2.0, 1.0], backward_s=[2.0, 4.0, 2.0],
@@ -203,10 +207,11 @@ def exhaustive(
     question = PlanningProblem.of(profile, cluster, global_batch_size=global_batch_size, **options)
     if question.schedule not in SCHEDULES:
         raise ArgumentError(
-            f"can't try all plans for schedule {question.schedule!r}",
+            f"exhaustive search does not support schedule {question.schedule!r}",
             f"choose one of {', '.join(SCHEDULES)}",
             code="unsupported",
         )
+    # Every plan is simulated, so the best one is optimal and its step is the bound.
     found, plans = question.session.exhaustive(question)
     best = plan_of(question, found)
     return checked(replace(best, lower_bound_s=best.step_s, simulated=plans))
@@ -215,7 +220,10 @@ def exhaustive(
 def rows_of(
     profile: Profile, stages: Sequence[tuple[Iterable[str] | int, Sequence[int]]]
 ) -> list[tuple[list[int], list[int]]]:
-    """Layers of each stage, by their place in the profile, and its devices. Raises ArgumentError for what is none."""
+    """Return the layers of each stage, as indices into the profile, and its devices.
+
+    Raises ArgumentError for unknown layers and invalid devices.
+    """
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
     rows: list[tuple[list[int], list[int]]] = []
     taken = 0
@@ -223,6 +231,7 @@ def rows_of(
         if not isinstance(stage, tuple | list) or len(stage) != 2:
             raise ArgumentError(f"stage {at} is {safe_repr(stage)}", "give each stage its layers and its devices")
         layers, devices = stage[0], check_list(f"the devices of stage {at}", stage[1], most=MOST_DEVICES)
+        # A number means the next layers in order, so that users need not list ids.
         if as_whole(layers) is not None:
             layers = check_int(f"the number of layers of stage {at}", layers)
             if taken + layers > len(profile.layers):
@@ -237,7 +246,7 @@ def rows_of(
                 if not isinstance(layer, str) or layer not in index_of:
                     raise ArgumentError(
                         f"profile `{profile.name}` has no layer {safe_repr(layer)}",
-                        "stages name layer ids",
+                        "give ids of layers, or a number of layers",
                         code="unknown_name",
                     )
                 indices.append(index_of[layer])

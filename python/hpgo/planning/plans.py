@@ -1,6 +1,6 @@
-"""Plans: which device runs which layers, in how many micro-batches, how long a step takes, and how sure that is.
+"""Plans: the stages of a model, their devices, the schedule, and the simulated step with its proof.
 
-A `Plan` is plain numbers, without native or framework objects, so it can be pickled, compared and saved.
+A `Plan` contains only plain values, no native or framework objects, so it can be pickled, compared and saved.
 """
 
 from __future__ import annotations
@@ -34,59 +34,59 @@ if TYPE_CHECKING:
     from hpgo.timing.timeline import Timeline
 
 STOPPED = ("deadline", "interrupt", "effort")
-"""Why a search may end before its proof."""
-_AGAIN = "make it again"
+"""Reasons for which a search may stop before its proof is complete."""
+_AGAIN = "make the plan again with `hpgo plan`"
 
 
 @dataclass(frozen=True, slots=True)
 class Digest(Record):
-    """What a plan's file keeps of a profile or a cluster that it was saved without."""
+    """Digest of a profile or cluster, which a plan file has instead if it was saved without them."""
 
     sha256: str
-    """Of what prices depend on: everything but its name and where it is from. docs/plan.md says it exactly."""
+    """SHA-256 of all values that the step time depends on, so without name and origin. docs/plan.md lists them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions(Record):
-    """What the price of a plan stands on, besides its stages and their orders."""
+    """The planning problem of a plan: everything except stages and schedule that its step time depends on."""
 
     profile: Profile | Digest
     cluster: Cluster | Digest
     memory: MemoryModel
     equal_shares: bool
-    """Whether replicas of a stage had to get the same number of samples."""
+    """Whether all replicas of a stage must get the same number of samples."""
     overlap: bool
-    """Whether gradient synchronisation starts before the backward pass has ended."""
+    """Whether gradients are reduced during the backward pass."""
     smallest_share: int
-    """Samples of a micro-batch that a replica gets, at least."""
+    """Minimum samples per micro-batch and replica."""
     count_loading: bool
-    """Whether the time of layers that load data counts."""
+    """Whether the time of layers that load data is part of the step."""
     blocks: Blocks | None
-    """The row of blocks that frameworks see in the profile; None if it is no such row."""
+    """Repeated blocks of the model, as frameworks need them; None if the model is no sequence of blocks."""
     gpus_per_device: int
-    """How many GPUs each device stands for."""
+    """Number of GPUs that each device stands for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative(Record):
-    """A plan that people try first, and what it would give."""
+    """A simple plan, such as data parallelism, for comparison with the best plan."""
 
     name: str
     step_s: float | None
-    """None if it can't run."""
+    """Step time in seconds; None if the plan can't run."""
     stages: int
     micro_batch_size: int
     missing_bytes: float
-    """Memory that a device lacks for it; 0 if it fits."""
+    """Memory that a device lacks, in bytes; 0 if the plan fits."""
     why: str
-    """Why it is worse, in words."""
+    """Reason for which it is worse, as a clause."""
     plan: Plan | None = None
-    """The plan itself, if there is one, whether or not it fits; `Plan.alternative` finds it by name."""
+    """The plan itself, even if it does not fit; None if none was found. `Plan.alternative` returns it by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleChoice(Record):
-    """What a schedule would give for a question.
+    """The best plan of one schedule, for comparison with other schedules.
 
     >>> import hpgo
     >>> plan = hpgo.plan("bert-48", "dapple-a", global_batch_size=64, micro_batch_size=16, schedule="auto")
@@ -96,47 +96,49 @@ class ScheduleChoice(Record):
 
     name: str
     step_s: float | None
-    """Of the best plan that fits; None if none does."""
+    """Step time of the best plan that fits, in seconds; None if none fits."""
     peak_bytes: float | None
-    """On the fullest device; None if no plan was found."""
+    """Memory of the fullest device, in bytes; None if no plan was found."""
     missing_bytes: float
-    """Memory that a device lacks for it; 0 if it fits."""
+    """Memory that a device lacks, in bytes; 0 if the plan fits."""
     stages: int
     chunks: int
-    """Stages on each device."""
+    """Virtual stages per device."""
     micro_batch_size: int
     planned: bool
-    """Whether `hpgo.plan(schedule=name)` makes the plan; only files from before say no, of several stages a device."""
+    """Whether `hpgo.plan(schedule=name)` returns this plan. False only in old files, for virtual stages."""
     why: str
-    """What keeps its step from being shorter, or why there is none."""
+    """Bottleneck of the plan, or the reason for which there is no plan."""
     plan: Plan | None = None
-    """The plan itself, if there is one; `Plan.alternative` finds it by name."""
+    """The plan itself; None if none was found. `Plan.alternative` returns it by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restriction(Record):
-    """Which framework a plan was searched for, and the best plan of all that it is compared to.
+    """The framework that a plan was searched for, and the best plan without this restriction.
 
-    The bound of such a plan is one for all plans that the framework runs.
+    The lower bound of a restricted plan holds for all plans that the framework can run.
     """
 
     framework: str
-    """What `hpgo.plan(framework=…)` calls it: `megatron`."""
+    """Name of the framework, as in `hpgo.plan(framework="megatron")`."""
     version: str
-    """The version that was planned for; empty if all are alike."""
+    """Version of the framework; empty if all versions are equal in what they run."""
     label: str
-    """What people call both."""
+    """Name and version for reports, such as `Megatron-LM 0.16`."""
     space: str
-    """What it runs, in words."""
+    """Plans that it can run, as a phrase."""
     free_step_s: float | None
-    """Of the best plan that was found with no framework in mind; None if none was looked for."""
+    """Step time of the best unrestricted plan found, in seconds; None if none was searched."""
     free_lower_bound_s: float | None
-    """No plan at all takes less."""
+    """Lower bound on the step of all unrestricted plans, in seconds."""
     free_stages: int | None
-    """Of the best plan."""
+    """Number of stages of the best unrestricted plan."""
 
     def costs(self, step_s: float) -> tuple[float, float] | None:
-        """Shares by which `step_s` is longer than the best step of all, at least and at most; None if nobody looked.
+        """Return the smallest and largest share by which `step_s` can exceed the best unrestricted step.
+
+        Returns None if no unrestricted plan was searched.
 
         >>> Restriction("megatron", "0.16", "Megatron-LM 0.16", "", 1.0, 0.75, 3).costs(1.5)
         (0.5, 1.0)
@@ -150,23 +152,22 @@ class Restriction(Record):
 
 @dataclass(frozen=True, slots=True)
 class MemoryPreference(Record):
-    """What a plan was preferred to, for its memory."""
+    """The plan with the shortest step, to which a plan with less memory was preferred."""
 
     tolerance: float
-    """How much longer its step may be, as a share."""
+    """Largest allowed increase of the step time, as a share."""
     step_s: float
-    """The shortest step that was found."""
+    """Shortest step time found, in seconds."""
     peak_bytes: float
-    """On the fullest device of the plan with that step."""
+    """Memory of the fullest device of the plan with the shortest step, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan(Record):
-    """A way to train: stages on devices, micro-batches, and the step that it is predicted to take.
+    """A plan: stages on devices, micro-batches, and the predicted training step.
 
-    Times are seconds. `step_s` is the simulated step of `schedule`; no plan of the question takes less than
-    `lower_bound_s`, whatever its cuts and wherever its stages lie, and `gap` is the share by which the plan may miss
-    it.
+    Times are seconds. `step_s` is the simulated step under `schedule`. No plan of the problem takes less than
+    `lower_bound_s`, regardless of its cuts and placement. `gap` is the share by which `step_s` exceeds this bound.
     """
 
     profile: str
@@ -178,61 +179,61 @@ class Plan(Record):
     stages: tuple[Stage, ...]
     step_s: float
     one_device_step_s: float
-    """The same step on one device that has memory enough."""
+    """Time of the step on one device with enough memory, in seconds."""
     cluster_devices: int
-    """Devices of the cluster, idle ones included."""
+    """Number of devices of the cluster, including idle ones."""
     lower_bound_s: float | None = None
-    """No plan takes less, whatever its cuts and however its stages are placed; None for a plan that was priced, not
-    searched for."""
+    """Lower bound on the step of all plans, regardless of cuts and placement; None if no search proved one, as for a
+    plan that was only evaluated."""
     alternatives: tuple[Alternative, ...] = ()
     schedules: tuple[ScheduleChoice, ...] = ()
-    """What each schedule would give, best first; empty unless `auto` compared them."""
+    """Best plan of each schedule, fastest first; empty unless schedule `auto` compared them."""
     cuts: str = "all"
-    """Which cut points were tried: all, or why only those of one order of the layers."""
+    """Cut points that were searched: `all`, or the reason for which only some were."""
     placements: str = "all"
-    """Which placements were looked through: all, or compact ones, with others by pattern."""
+    """Placements that were searched: `all`, or `compact` for node-aligned ones, with others by pattern."""
     stopped: str | None = None
-    """Why the search ended with better plans possible: `deadline`, `interrupt` (Ctrl-C), or `effort`, a limit of its
-    own on how much it looks at; None if it ran to its end."""
+    """Reason for which the search stopped early: `deadline`, `interrupt` (Ctrl-C), or `effort`, its built-in limit on
+    work; None if it completed."""
     labels: int = 0
-    """Partial plans that the search looked at."""
+    """Number of partial plans that the search explored."""
     loading_s: float = 0.0
-    """Seconds in which the profile's slowest input layer loads one batch of the profile; not part of the step."""
+    """Time of the slowest data-loading layer for one batch of the profile, which is not part of the step."""
     simulated: int = 0
-    """Plans that it simulated."""
+    """Number of complete plans that the search simulated."""
     machines: tuple[int, ...] = ()
-    """Devices of each machine of the cluster; empty in files that don't say."""
+    """Number of devices of each node of the cluster; empty in old files."""
     parted: tuple[SharedWeight, ...] = ()
-    """Weights that layers on several groups of devices share: each group holds a copy, and their gradients are summed
-    over the devices of all of them, which `Stage.sync_s` and `Stage.sync_tail_s` include."""
+    """Tied weights whose layers are on several groups of devices. Each group holds a copy, and their gradients are
+    reduced over the devices of all groups. `Stage.sync_s` and `Stage.sync_tail_s` include this."""
     crossings: tuple[tuple[Crossing, ...], ...] = ()
-    """For each stage but the last, what it gives to later ones; empty in files that don't say."""
+    """Tensors that cross the boundary behind each stage but the last; empty in old files."""
     actions: tuple[str, ...] = ()
-    """For each stage, or group of devices that run several, its actions in order, as `Schedule.to_text` writes them;
-    empty where schedule and micro-batches in flight say it all."""
+    """Action list of each group of devices, in the format of `Schedule.to_text`; empty if schedule name and
+    micro-batches in flight determine it."""
     chunks: int = 1
-    """Stages on each device. Stages that name the same devices share them."""
+    """Virtual stages per device. Stages with the same devices share them."""
     assumptions: Assumptions | None = None
-    """None in files of version 1, which don't say; see `assumed`."""
+    """The planning problem; None in files of version 1. See `assumed`."""
     made_with: str | None = None
-    """Version of hpgo; None in files that don't say."""
+    """Version of hpgo that made the plan; None in old files."""
     restriction: Restriction | None = None
-    """The framework that it was searched for; None if anybody may run it."""
+    """Framework that the plan was searched for; None without a framework."""
     memory_preference: MemoryPreference | None = None
-    """What it was preferred to, if the least memory was asked for; None if the shortest step was."""
+    """The plan with the shortest step, if one with less memory was preferred; None otherwise."""
     compact_bound_s: float | None = None
-    """No plan with the cuts that were searched and compact placements takes less; None where every placement was looked
-    through, or none was."""
+    """Lower bound on the step of plans with the searched cuts and node-aligned placements; None if all placements were
+    searched, or none."""
     searched_cuts_bound_s: float | None = None
-    """No plan with the cuts that `cuts` names takes less; None where all cuts were searched, or none was."""
+    """Lower bound on the step of plans with the searched cuts; None if all cuts were searched, or none."""
     notes: tuple[str, ...] = ()
-    """What to know about the numbers that its price stands on: a profile measured on other devices, or with far smaller
-    batches."""
+    """Notes on the accuracy of the inputs, such as a profile measured on other devices or with much smaller batches."""
     _groups: tuple[DeviceGroup, ...] = field(default=(), init=False, repr=False, compare=False)
-    """Made once: reports, pictures and checks ask for them again and again."""
+    """Value of `groups`, computed once because reports, pictures and checks need it often."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        # The record is frozen, so its cached field can only be set in this way.
         object.__setattr__(self, "_groups", groups_of(self.stages))
         for index, stage in enumerate(self.stages):
             if not (stage.layers and stage.devices and stage.share and stage.in_flight):
@@ -240,37 +241,47 @@ class Plan(Record):
                     f"stage {index} of a plan has no layers, devices, samples, or micro-batches in flight", _AGAIN
                 )
         if not self.stages or not 0 <= self.step_s < math.inf:
-            raise ArgumentError("a plan has no stages, or a step that takes no finite time from 0 on", _AGAIN)
+            raise ArgumentError("a plan has no stages, or its step time is negative or not finite", _AGAIN)
         if not self.micro_batch_size or self.global_batch_size % self.micro_batch_size:
             raise ArgumentError(
-                f"micro-batches of {self.micro_batch_size} don't make a batch of {self.global_batch_size}", _AGAIN
+                f"micro_batch_size is {self.micro_batch_size}, but it must divide {self.global_batch_size}",
+                _AGAIN,
             )
         if self.crossings and len(self.crossings) != len(self.stages) - 1:
-            raise ArgumentError(f"{len(self.crossings)} crossings are not one for each stage but the last", _AGAIN)
+            raise ArgumentError(
+                f"`crossings` has {len(self.crossings)} entries, but it must have one for each stage but the last",
+                _AGAIN,
+            )
+        # Virtual stages are spread evenly: each group of devices runs `chunks` of them.
         groups = len(self.groups)
         if self.chunks < 1 or groups * self.chunks != len(self.stages):
             raise ArgumentError(
-                f"{len(self.stages)} stages are not `chunks`, {self.chunks}, on each of {groups} groups of devices",
+                f"`chunks` is {self.chunks}, but {len(self.stages)} stages are on {groups} groups of devices",
                 _AGAIN,
             )
         if self.actions and len(self.actions) != groups:
-            raise ArgumentError(f"{len(self.actions)} lines of actions are not one for each group of devices", _AGAIN)
+            raise ArgumentError(
+                f"`actions` has {len(self.actions)} lines, but it must have one for each of {groups} groups of devices",
+                _AGAIN,
+            )
         if self.stopped not in {None, *STOPPED}:
-            raise ArgumentError(f"`stopped` is {safe_repr(self.stopped)}", f"it is None or one of {', '.join(STOPPED)}")
+            raise ArgumentError(
+                f"`stopped` is {safe_repr(self.stopped)}, but it must be None or one of {', '.join(STOPPED)}", _AGAIN
+            )
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches in a step."""
+        """Number of micro-batches per step."""
         return self.global_batch_size // self.micro_batch_size
 
     @property
     def devices(self) -> int:
-        """Devices in use."""
+        """Number of devices that run a stage."""
         return sum(len(group.devices) for group in self.groups)
 
     @property
     def groups(self) -> tuple[DeviceGroup, ...]:
-        """Devices that hold the same stages, in the order of their first ones: the ranks of `orders`.
+        """Groups of devices with the same stages, in the order of their first stages: the ranks of `orders`.
 
         >>> import hpgo
         >>> profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
@@ -282,67 +293,68 @@ class Plan(Record):
 
     @property
     def gap(self) -> float | None:
-        """How much longer than the lower bound the step may be: 0.02 is two percent; 0 proves the plan optimal."""
+        """Share by which the step exceeds the lower bound: 0.02 is 2 %, and 0 proves the plan optimal."""
         if self.lower_bound_s is None:
             return None
         return max(0.0, _ratio(self.step_s, self.lower_bound_s) - 1)
 
     @property
     def samples_per_s(self) -> float:
-        """Throughput; infinite if nothing takes time."""
+        """Throughput in samples/s; infinite if the step takes no time."""
         return _ratio(self.global_batch_size, self.step_s)
 
     @property
     def speed_up(self) -> float:
-        """Over one device with memory enough."""
+        """Speed-up over one device with enough memory."""
         return _ratio(self.one_device_step_s, self.step_s)
 
     @property
     def bubble(self) -> float:
-        """Share of the step in which the plan's devices don't compute."""
+        """Share of the device time of a step in which the plan's devices do not compute."""
+        # Replicas with fewer samples count like the largest, so the bubble is a lower bound.
         busy_s = sum(s.replicas * (s.forward_s + s.backward_s) for s in self.stages) * self.micro_batches
         return share_left(busy_s, self.devices * self.step_s)
 
     @property
     def finished(self) -> bool:
-        """Whether neither a deadline nor Ctrl-C stopped the search; `stopped` says more."""
+        """Whether neither a time limit nor Ctrl-C stopped the search. `stopped` has the reason."""
         return self.stopped not in {"deadline", "interrupt"}
 
     @property
     def fits(self) -> bool:
-        """Whether every device holds what it must."""
+        """Whether the stages of each device fit in its memory."""
         return not self.missing_bytes
 
     @property
     def missing_bytes(self) -> float:
-        """Memory that a device lacks; 0 if the plan fits."""
+        """Largest amount of memory that a device lacks, in bytes; 0 if the plan fits."""
         return max(0.0, -min(group.headroom_bytes for group in self.groups))
 
     @property
     def limit(self) -> str:
-        """What keeps the step from being shorter, in words."""
+        """Bottleneck of the step, as a sentence."""
         return bottleneck.describe(self.stages, self.micro_batches, self.step_s)
 
     def orders(self, schedule: ScheduleName | None = None) -> Schedule:
-        """Who does what in which order, a rank for each of `groups`: as it was planned, or by the family `schedule`.
+        """Return the schedule of the plan, with one rank for each of `groups`, or that of the family `schedule`.
 
-        Raises ArgumentError for a family that runs other stages on a rank than the plan has on a device.
+        Raises ArgumentError for a family that places stages on ranks in another way than the plan.
         """
-        from hpgo.planning.plan_program import orders_of  # it runs plans, which looking for them does not
+        from hpgo.planning.plan_program import orders_of  # Searches don't need it.
 
         return orders_of(self, schedule)
 
     @property
     def durations(self) -> Durations:
-        """What the plan's stages take, for schedules that are fitted to that."""
+        """Times of the stages, for schedules that are fitted to them."""
         from hpgo.planning.plan_program import durations_of
 
         return durations_of(self)
 
     def program(self, schedule: ScheduleName | None = None) -> Program:
-        """What runs: the plan's stages on their devices, by its own schedule or by the family named `schedule`.
+        """Return the program of all ranks, under the plan's own schedule or the family `schedule`.
 
-        Raises ArgumentError for a family that runs other stages on a rank than the plan has on a device.
+        Raises ArgumentError for a family that places stages on ranks in another way than the plan.
 
         >>> import hpgo
         >>> best = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-c"), global_batch_size=2048)
@@ -355,13 +367,13 @@ class Plan(Record):
         return program_of(self, schedule)
 
     def timeline(self) -> Timeline:
-        """The simulated step: `hpgo.simulate` of this plan."""
+        """Return the simulated step, like `hpgo.simulate(plan)`."""
         from hpgo.timing.simulation import simulate
 
         return simulate(self)
 
     def for_rank(self, rank: int) -> RankProgram:
-        """What the process with this rank does, if rank r runs on device r; idle ranks get a part without actions.
+        """Return what a rank runs, where rank r uses device r. Idle ranks get a program without actions.
 
         Raises ArgumentError for a rank beyond the cluster's devices.
 
@@ -375,37 +387,35 @@ class Plan(Record):
 
     @property
     def assumed(self) -> Assumptions:
-        """What its price stands on. Raises ArgumentError for a plan from a file of version 1, which doesn't say."""
+        """The planning problem. Raises ArgumentError for a plan from a file of version 1, which has none."""
         if self.assumptions is None:
             raise ArgumentError(
-                "the plan is from a file of version 1, which does not say what its price assumed: profile, cluster,"
-                " memory model, overlap",
-                "make it again with `hpgo plan`, or price its stages with `hpgo evaluate PROFILE --stages …`",
+                "the plan is from a file of version 1, which has no profile, cluster, memory model and overlap",
+                "make it again with `hpgo plan`, or evaluate its stages with `hpgo evaluate PROFILE --stages …`",
                 code="missing",
             )
         return self.assumptions
 
     def reprice(self, *, profile: Profile | None = None, cluster: Cluster | None = None) -> Plan:
-        """The plan priced anew, from its stages, orders and assumptions: what it was saved with, to the last digit.
+        """Return the plan with its step time computed again, equal to the saved one to the last digit.
 
-        A profile and a cluster are needed only for a plan that was saved without them. Raises ArgumentError if they are
-        missing, or differ from what the plan was made with.
+        `profile` and `cluster` are needed only for a plan that was saved without them. Raises ArgumentError if they are
+        missing, or differ from those that the plan was made with.
 
         >>> import hpgo
         >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
         >>> hpgo.Plan.from_json(plan.to_json()).reprice().step_s == plan.step_s
         True
         """
-        from hpgo.planning.reevaluate import reprice  # it makes plans
+        from hpgo.planning.reevaluate import reprice  # It imports this module.
 
         return reprice(self, profile, cluster)
 
     def replan(self, devices: int) -> Plan:
-        """The best plan on the first `devices` devices of the cluster, for the same profile, batch and schedule.
+        """Return the best plan on the first `devices` devices of the cluster, for the same profile, batch and schedule.
 
-        The size of micro-batches is chosen anew, and whether to recompute. Raises ArgumentError for a plan that was
-        saved without profile and cluster, ClusterError if the cluster has fewer devices, InfeasibleError if no plan
-        fits them.
+        Micro-batch size and recomputation are chosen again. Raises ArgumentError for a plan that was saved without
+        profile and cluster, ClusterError if the cluster has fewer devices, InfeasibleError if no plan fits on them.
 
         >>> import hpgo
         >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
@@ -413,55 +423,61 @@ class Plan(Record):
         >>> fewer.cluster_devices, fewer.global_batch_size
         (8, 64)
         """
-        from hpgo.planning.replan import replan  # it makes plans
+        from hpgo.planning.replan import replan  # It imports this module.
 
         return replan(self, devices)
 
     def alternative(self, name: str) -> Plan:
-        """The plan of the alternative or the compared schedule of this name, as a plan of its own.
+        """Return the plan of an alternative or of a compared schedule by its name.
 
-        Raises ArgumentError if there is none.
+        Raises ArgumentError if the plan has no such alternative, or no plan was found for it.
 
         >>> import hpgo
         >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
         >>> plan.alternative("data parallelism").stages[0].replicas
         16
         """
+        # Names of schedules and of alternatives never coincide.
         rows: list[Alternative | ScheduleChoice] = [*self.alternatives, *self.schedules]
         listed = {row.name: row for row in rows}
         plans = [known for known, row in listed.items() if row.plan is not None]
-        hint = f"choose one of: {', '.join(plans)}" if plans else "it was saved without them, or none was looked for"
+        hint = (
+            f"choose one of: {', '.join(plans)}"
+            if plans
+            else "make the plan again: it was saved without its alternatives"
+        )
         if not isinstance(name, str) or name not in listed:
             raise ArgumentError(f"the plan has no alternative {safe_repr(name)}", hint, code="unknown_name")
         found = listed[name].plan
         if found is None:
-            raise ArgumentError(f"there is no plan of the alternative `{name}`: {listed[name].why}", hint)
+            raise ArgumentError(f"the alternative `{name}` has no plan: {listed[name].why}", hint)
         return found
 
     def to_json(self, *, embed: bool = True) -> str:
-        """The plan as versioned JSON, described in `docs/plan.md`; `Plan.from_json` reads it back.
+        """Return the plan as versioned JSON, which `docs/plan.md` describes. `Plan.from_json` reads it back.
 
-        Unless `embed` is false, profile and cluster go with it, so that it can be priced anew; else only their SHA-256.
+        With `embed`, the text contains profile and cluster, so that the plan can be evaluated again. Without it, the
+        text contains only their SHA-256.
         """
-        from hpgo.planning.files import written  # it reads plans
+        from hpgo.planning.files import written  # It imports this module.
 
         check_flag("embed", embed)
         return written(self, embed=embed)
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the plan") -> Plan:
-        """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it."""
-        from hpgo.planning.files import read  # it makes plans
+        """Read the JSON of `to_json`. Raises ArgumentError with the name `source` for invalid text."""
+        from hpgo.planning.files import read  # It imports this module.
 
         return read(text, source)
 
     def save(self, path: str | os.PathLike[str], *, embed: bool = True) -> None:
-        """Writes the plan as JSON, as `to_json` does. Raises ArgumentError if the file can't be written."""
+        """Write the JSON of `to_json` into a file. Raises ArgumentError if the file can't be written."""
         write_text(path, self.to_json(embed=embed) + "\n", ArgumentError)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Plan:
-        """Reads a plan that `save` wrote. Raises ArgumentError naming the file."""
+        """Read a file of `save`. Raises ArgumentError with the name of the file if it is missing or invalid."""
         return cls.from_json(read_text(path, ArgumentError), source=str(path))
 
     def __str__(self) -> str:
@@ -469,9 +485,10 @@ class Plan(Record):
         return text
 
     def to_frame(self) -> Any:
-        """A row a stage, as a frame of polars or pandas: its fields, and those of its memory.
+        """Return a data frame with one row per stage, which has its fields and those of its memory.
 
-        Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
+        The frame is one of polars or pandas: the library that is imported already, or else the one that is installed.
+        Raises HpgoError if neither is.
         """
         return present("frame", self)
 
@@ -489,7 +506,7 @@ class Plan(Record):
 
 
 def _ratio(value: float, base: float) -> float:
-    """`value / base`, for times that may be zero: one if both are."""
+    """Return `value / base`, with 0 / 0 = 1 and infinity for other divisions by 0."""
     if base:
         return value / base
     return math.inf if value else 1.0

@@ -1,4 +1,4 @@
-"""What the planner is asked: a profile, a cluster, and settings, checked once for whoever answers."""
+"""Planning problems: profile, cluster and settings, with all checks of arguments."""
 
 from __future__ import annotations
 
@@ -26,48 +26,51 @@ if TYPE_CHECKING:
     from hpgo.programs.optimizers import OptimizerName
 
 SCHEDULES = ("1f1b", "eager_1f1b", "gpipe")
-"""What the search plans for, with a proof; `hpgo.planning.schedule_search` plans for other schedules.
+"""Schedules that the search plans for with a proof. `hpgo.planning.schedule_search` plans for the others.
 
-`1f1b` warms up as little as keeps all stages busy; `eager_1f1b` runs stages ahead where memory allows, which hides
-transfers; `gpipe` runs all forwards first."""
+`1f1b` has the smallest warm-up that keeps all stages busy. `eager_1f1b` runs more forward passes ahead where memory
+allows, which hides transfers. `gpipe` runs all forward passes first."""
 
 DEFAULT_SCHEDULE = "eager_1f1b"
 NO_LIMIT = 2**31
-_MOST_MICRO_BATCHES = 2**16  # of a step; simulations of more would take seconds each
+"""Value for counts without a limit: the native planner keeps counts in 32 bits."""
+_MAX_MICRO_BATCHES = 2**16
+"""Largest number of micro-batches per step. Simulating more would take seconds per plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryModel:
-    """What a device holds besides activations, in bytes for each byte of weights.
+    """Memory of a device besides activations, in bytes per byte of weights.
 
-    The defaults are Adam in the precision of the weights: gradients once, two moments. `preset` knows others by name.
+    The defaults are for Adam in the precision of the weights: gradients and two moments. `preset` has other optimizers.
     """
 
     gradients_per_weight: float = 1.0
     optimizer_per_weight: float = 2.0
     shard_optimizer: bool = False
-    """Replicas of a stage share its optimizer state evenly (ZeRO stage 1)."""
+    """Whether the optimizer state is sharded over the replicas of a stage (ZeRO stage 1)."""
     reserved_bytes: float = 0.0
-    """Of each device, for the framework's own use."""
+    """Memory of each device that stages can't use, in bytes, for instance for the framework."""
 
     @classmethod
     def preset(
         cls, name: OptimizerName, *, shard_optimizer: bool = False, reserved_bytes: str | float = 0.0
     ) -> MemoryModel:
-        """The model of one of `hpgo.programs.optimizers.OPTIMIZERS`; `reserved_bytes` takes a unit, as in "2 GB".
+        """Return the memory model of an optimizer of `hpgo.programs.optimizers.OPTIMIZERS`.
 
-        Raises ArgumentError if there is none of that name, and for a size that makes no sense.
+        `reserved_bytes` may have a unit, such as "2 GB". Raises ArgumentError for unknown names and invalid sizes.
 
         >>> MemoryModel.preset("adam-bf16").optimizer_per_weight
         6.0
         """
+        # Presets are in bytes per parameter, but profiles have bytes of weights, so convert to ratios.
         kept = OPTIMIZERS[choice("optimizer", name, OPTIMIZERS)]
         reserved = parse_bytes(reserved_bytes) if isinstance(reserved_bytes, str) else reserved_bytes
         return cls(kept.gradients / kept.weights, kept.state / kept.weights, shard_optimizer, reserved)
 
     @property
     def optimizer(self) -> OptimizerName | None:
-        """The preset that keeps as many bytes; None if none does.
+        """The optimizer with these numbers of bytes; None if no preset has them.
 
         >>> MemoryModel().optimizer
         'adam-fp32'
@@ -80,14 +83,13 @@ class MemoryModel:
 
 
 class PlanOptions(TypedDict, total=False):
-    """The arguments that `plan`, `evaluate` and `exhaustive` share; `plan` explains them."""
+    """Arguments that `plan`, `evaluate` and `exhaustive` share. `plan` documents them."""
 
     schedule: PlannedSchedule
     micro_batch_size: int | None
     min_micro_batch_size: int | None
     recompute: bool | Literal["auto"]
     equal_shares: bool
-    """What `equal_shares` was: its opposite."""
     overlap: bool
     memory: MemoryModel | OptimizerName | None
     count_loading: bool
@@ -95,53 +97,53 @@ class PlanOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class PlanningProblem:
-    """A checked question, as the native planner reads it."""
+    """A checked planning problem, which the native planner reads."""
 
     profile: Profile
     cluster: Cluster
     global_batch_size: int
     micro_batch_sizes: tuple[int, ...]
     smallest_share: int
-    """Samples of a micro-batch that a device gets, at least."""
+    """Minimum samples per micro-batch and replica."""
     recompute: tuple[bool, ...]
     schedule: str
     equal_shares: bool
     overlap: bool
     memory: MemoryModel
     loading_s: float
-    """Of loading one batch of the profile, where the profile leaves it out."""
+    """Time to load one batch of the profile, in seconds, if `profile` does not include it."""
     measured: Profile
-    """The profile as it was given; `profile` leaves out loading, unless `count_loading`, and its split backward passes
-    are consistent."""
+    """The profile as given. `profile` differs: it has no loading times, unless `count_loading` is set, and consistent
+    input- and weight-gradient times."""
     count_loading: bool
     blocks: Blocks | None
-    """The row of blocks that frameworks see in the profile; None if it is no such row."""
+    """Repeated blocks of the model, as frameworks need them; None if the model is no sequence of blocks."""
     max_stages: int = NO_LIMIT
     max_replicas: int = NO_LIMIT
     equal_replicas: bool = False
     """Whether all stages must have the same number of replicas."""
     parts: tuple[tuple[int, ...], ...] | None = None
-    """Parts of the model in a row, as layers by their place in the profile, if stages hold whole ones only."""
+    """Consecutive parts of the model that no cut may split, as indices of layers; None if any cut is allowed."""
     together: tuple[tuple[int, ...], ...] = ()
-    """Groups of layers that no cut may separate."""
+    """Groups of layers, by index, that must be on the same stage."""
     framework: Framework | None = None
-    """Who is to run the plan; None if anybody may."""
+    """Framework that must be able to run the plan; None for no restriction."""
     sessions: Sessions = field(default_factory=Sessions, compare=False, repr=False)
-    """What the native planner knows of this question and of its variants."""
+    """Native sessions of this problem and its variants."""
 
     @property
     def needs_full_ranks(self) -> bool:
-        """Whether interleaved schedules need as many micro-batches as ranks, or more: a framework's own do."""
+        """Whether interleaved schedules need at least one micro-batch per rank, like built-in ones of frameworks."""
         return self.framework is not None and not self.framework.by_file
 
     @property
     def has_single_wave(self) -> bool:
-        """Whether Hanayo has two stages on each device, a single V."""
+        """Whether Hanayo is limited to two stages per device, a single wave."""
         return self.framework is not None and self.framework.single_v
 
     @property
     def session(self) -> _core.Session:
-        """The native planner's model, cuts and cluster, which variants with other settings share."""
+        """The native session, which variants with other settings share."""
         return self.sessions.of(self.profile, self.cluster, self.parts, self.together)
 
     @classmethod
@@ -161,9 +163,9 @@ class PlanningProblem:
         count_loading: bool = False,
         **unknown: object,
     ) -> PlanningProblem:
-        """The question that the arguments of `hpgo.plan` ask.
+        """Return the planning problem for arguments of `hpgo.plan`.
 
-        Raises ArgumentError for those that make no sense, TypeError for one that there isn't.
+        Raises ArgumentError for invalid values, and TypeError for unknown arguments.
         """
         for name in unknown:
             raise TypeError(
@@ -172,6 +174,7 @@ class PlanningProblem:
         profile, cluster = profile_of(profile), cluster_of(cluster)
         check_gpus(profile, cluster)
         global_batch_size = check_int("global_batch_size", global_batch_size, most=NO_LIMIT - 1)
+        # Times below the smallest measured batch size are extrapolated, so they need the consent of the caller.
         smallest = profile.batch_sizes[0]
         if min_micro_batch_size is not None:
             smallest = check_int("min_micro_batch_size", min_micro_batch_size, most=NO_LIMIT - 1)
@@ -182,6 +185,7 @@ class PlanningProblem:
             raise ArgumentError(
                 f"schedule is {safe_repr(schedule)}", f"choose auto or one of {', '.join(SCHEDULES)}, say"
             )
+        # Accept only bools: other values, such as the text "no", would count as true.
         switches = {"equal_shares": equal_shares, "overlap": overlap, "count_loading": count_loading}
         for name, value in switches.items():
             check_flag(name, value)
@@ -213,24 +217,25 @@ def _blocks(profile: Profile) -> Blocks | None:
 def _micro_batch_sizes(
     profile: Profile, global_batch_size: int, micro_batch_size: int | None, smallest: int
 ) -> tuple[int, ...]:
-    """The sizes to try: the one given, or every divisor of the batch that is large enough."""
+    """Return the micro-batch sizes to try: the given one, or all divisors of the batch from `smallest` on."""
     parts = divisors(global_batch_size)
     if micro_batch_size is None:
         largest = global_batch_size
-        sizes = [size for size in parts if size >= smallest and global_batch_size // size <= _MOST_MICRO_BATCHES]
+        sizes = [size for size in parts if size >= smallest and global_batch_size // size <= _MAX_MICRO_BATCHES]
     else:
         micro_batch_size = check_int("micro_batch_size", micro_batch_size, most=NO_LIMIT - 1)
         if global_batch_size % micro_batch_size:
+            # Of two divisors at the same distance, suggest the smaller one.
             nearest = min(parts, key=lambda size: (abs(size - micro_batch_size), size))
             raise ArgumentError(
-                f"micro_batch_size {micro_batch_size} does not divide global_batch_size {global_batch_size}",
-                f"the nearest that does is {nearest}; leave it out to let the planner choose",
+                f"micro_batch_size is {micro_batch_size}, but it must divide global_batch_size={global_batch_size}",
+                f"use micro_batch_size={nearest}, or leave it out to let the planner choose",
             )
-        if global_batch_size // micro_batch_size > _MOST_MICRO_BATCHES:
+        if global_batch_size // micro_batch_size > _MAX_MICRO_BATCHES:
             raise ArgumentError(
-                f"global_batch_size {global_batch_size} in micro-batches of {micro_batch_size} are more than"
-                f" {_MOST_MICRO_BATCHES} of them",
-                "choose a larger micro_batch_size, or leave it out",
+                f"micro_batch_size is {micro_batch_size}, but a step of {global_batch_size} samples may have at most"
+                f" {_MAX_MICRO_BATCHES} micro-batches",
+                "use a larger micro_batch_size, or leave it out",
                 code="too_large",
             )
         largest = micro_batch_size
@@ -249,7 +254,7 @@ def _micro_batch_sizes(
 
 def _checked(given: MemoryModel | OptimizerName | None, cluster: Cluster) -> MemoryModel:
     memory = MemoryModel.preset(given) if isinstance(given, str) else MemoryModel() if given is None else given
-    check_is("memory", memory, MemoryModel, "name an optimizer, like `adam-bf16`, or make a `hpgo.MemoryModel`")
+    check_is("memory", memory, MemoryModel, "use the name of an optimizer, like `adam-bf16`, or a `hpgo.MemoryModel`")
     check_flag("shard_optimizer", memory.shard_optimizer)
     if isinstance(memory.reserved_bytes, str):
         memory = replace(memory, reserved_bytes=parse_bytes(memory.reserved_bytes))
@@ -259,24 +264,26 @@ def _checked(given: MemoryModel | OptimizerName | None, cluster: Cluster) -> Mem
         optimizer_per_weight=number("optimizer_per_weight", memory.optimizer_per_weight),
         reserved_bytes=number("reserved_bytes", memory.reserved_bytes),
     )
+    # If the reserve exceeds every device, no plan can fit. This error is clearer than an infeasible search.
     largest = max((machine.device for machine in cluster.machines), key=lambda device: device.memory_bytes)
     if memory.reserved_bytes >= largest.memory_bytes:
         raise ArgumentError(
             f"reserved_bytes is {format_bytes(memory.reserved_bytes)}, but `{largest.name}` has"
             f" {format_bytes(largest.memory_bytes)}",
-            "reserve less, or name a cluster whose devices have more memory",
+            "reserve less memory, or use a cluster whose devices have more",
             code="insufficient_memory",
         )
     return memory
 
 
 def check_gpus(profile: Profile, cluster: Cluster) -> None:
-    """Raises ArgumentError if devices of `cluster` stand for other numbers of GPUs than `profile` was measured on."""
+    """Raise ArgumentError if a device of `cluster` has another number of GPUs than the measurement of `profile`."""
+    # A profile that was measured on several GPUs per device has times of the group, not of one GPU.
     measured, there = profile.gpus_per_device, cluster.gpus_per_device
     if measured != there:
         raise ArgumentError(
-            f"profile `{profile.name}` was measured on {pluralize(measured, 'GPU')} a device, but a device of cluster"
+            f"profile `{profile.name}` was measured on {pluralize(measured, 'GPU')} per device, but a device of cluster"
             f" `{cluster.name}` is {pluralize(there, 'GPU')}",
-            "give both the same `gpus_per_device`: how many GPUs share each layer",
+            "set the same `gpus_per_device` in both files: the number of GPUs that share each layer",
             code="mismatch",
         )

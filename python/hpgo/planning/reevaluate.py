@@ -1,4 +1,4 @@
-"""Prices a plan anew, from its stages, orders and assumptions: that a saved price is still the price."""
+"""Evaluate a saved plan again, from its stages, schedule and assumptions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None = None) -> Plan:
-    """`plan` priced anew, as `Plan.reprice` describes it: nothing is chosen again, nothing is searched."""
+    """Return `plan` with its step time computed again. `Plan.reprice` documents it; nothing is searched."""
     assumed = plan.assumed
     profile = known_source("profile", plan.profile, assumed.profile, profile)
     cluster = known_source("cluster", plan.cluster, assumed.cluster, cluster)
@@ -26,6 +26,7 @@ def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None 
         cluster,
         global_batch_size=plan.global_batch_size,
         schedule=plan.schedule,
+        # A fixed size and recomputation leave the problem with only one candidate, the saved plan.
         micro_batch_size=plan.micro_batch_size,
         min_micro_batch_size=assumed.smallest_share,
         recompute=plan.recompute,
@@ -35,6 +36,8 @@ def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None 
         count_loading=assumed.count_loading,
     )
     stages = rows_of(question.profile, [(stage.layers, stage.devices) for stage in plan.stages])
+    # The planner derives the order of 1F1B, eager 1F1B and GPipe from the limits in flight. All other schedules need
+    # the recorded order, because it may have been fitted to the times.
     if plan.schedule in SCHEDULES:
         return checked(evaluated(question, stages, max_in_flight=[stage.in_flight for stage in plan.stages]))
     return checked(evaluated(question, stages, orders=plan.orders()))

@@ -1,4 +1,4 @@
-"""Plans again for fewer devices: the question that a plan answers, asked of the first part of its cluster."""
+"""Plan again for fewer devices: solve the problem of a plan on the first devices of its cluster."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
 
 def replan(plan: Plan, devices: int) -> Plan:
-    """The best plan on the first `devices` devices, as `Plan.replan` describes it."""
+    """Return the best plan on the first `devices` devices. `Plan.replan` documents it."""
     assumed = plan.assumed
     profile = known_source("profile", plan.profile, assumed.profile, None)
     cluster = known_source("cluster", plan.cluster, assumed.cluster, None)
     options: dict[str, Any] = {"schedule": "auto" if plan.schedules else plan.schedule}
-    if plan.restriction is not None:  # who runs it says under which schedule
+    # With a framework, its default schedule is taken again: the old one may not fit on fewer devices.
+    if plan.restriction is not None:
         version = plan.restriction.version
         options = {"framework": plan.restriction.framework + (f"@{version}" if version else "")}
     return planner.plan(
@@ -25,7 +26,7 @@ def replan(plan: Plan, devices: int) -> Plan:
         cluster.first(devices),
         global_batch_size=plan.global_batch_size,
         min_micro_batch_size=assumed.smallest_share,
-        recompute="auto",  # fewer devices have less memory
+        recompute="auto",  # Fewer devices have less memory in total.
         equal_shares=assumed.equal_shares,
         overlap=assumed.overlap,
         memory=assumed.memory,

@@ -1,8 +1,7 @@
-"""Plans for schedules beyond 1F1B, eager 1F1B and GPipe, and which schedule is best for a question.
+"""Plans for schedules other than 1F1B, eager 1F1B and GPipe, and the comparison of all schedules.
 
-One native search tries all schedules that are asked for. Schedules with one stage a device are run on cuts that suit
-1F1B, and nothing is proven of them. Schedules with several stages a device have a search and a bound of their own:
-docs/planner.md.
+One native search tries all requested schedules. Schedules with one stage per device are simulated on good cuts for
+1F1B, without a proof. Schedules with virtual stages have a separate search and bound: see docs/planner.md.
 """
 
 from __future__ import annotations
@@ -31,17 +30,18 @@ if TYPE_CHECKING:
     Progress = Callable[[float, float], object] | None
 
 ONE_STAGE = tuple(_core.ONE_STAGE)
-"""Schedules with one stage a device that are run on 1F1B's cuts."""
+"""Schedules with one stage per device, which are simulated on cuts for 1F1B."""
 FRUGAL = tuple(_core.FRUGAL)
-"""The schedules of `ONE_STAGE` that can do with one activation a stage, which is less than 1F1B holds."""
+"""Schedules of `ONE_STAGE` that can run with one activation per stage, which is less than 1F1B needs."""
 VIRTUAL_STAGES = dict(_core.VIRTUAL_STAGES)
-"""Schedules with several stages a device, and how many are tried."""
+"""Schedules with virtual stages, and the numbers of virtual stages per device to try."""
 
 _ALL = (*SCHEDULES, *ONE_STAGE, *VIRTUAL_STAGES)
 
 
 def check_schedule(name: object) -> None:
-    """Raise ArgumentError, with the reason, for a schedule that no plan can be made for."""
+    """Raise ArgumentError, with the reason, for a schedule that the planner does not support."""
+    # The valid case comes first: the table of families below is only built for the error.
     if isinstance(name, str) and name in {"auto", *_ALL}:
         return
     known = {family.name: family for family in schedules()}
@@ -56,8 +56,9 @@ def check_schedule(name: object) -> None:
 
 def _refusal(family: ScheduleFamily) -> tuple[str, str]:
     plannable = f"choose auto or one of {', '.join(_ALL)}"
+    # The order of these reasons matters: an asynchronous schedule may also have other obstacles.
     if family.pace == "asynchronous":
-        return "it updates weights while micro-batches are under way, so no step of it ends", plannable
+        return "it updates weights while micro-batches are in flight, so no step of it ends", plannable
     if not family.trains:
         return (
             "it has no backward passes, and a plan is a training step",
@@ -67,15 +68,17 @@ def _refusal(family: ScheduleFamily) -> tuple[str, str]:
 
 
 def best_of_one(question: PlanningProblem, *, deadline_s: float | None, progress: Progress) -> Plan:
-    """Return the shortest step that is found for a schedule of `ONE_STAGE` or `VIRTUAL_STAGES`.
+    """Return the plan with the shortest step found, for a schedule of `ONE_STAGE` or `VIRTUAL_STAGES`.
 
-    Raises InfeasibleError if no plan that fits is found, DeadlineError if the time was up before there was one.
+    Raises InfeasibleError if no plan that fits is found, DeadlineError if the time limit passed before there was one.
     """
     name = question.schedule
+    # A cheap check of necessary conditions comes first, because a search can take minutes to find no plan.
     check_memory(
         question, deadline_s, name=name, in_flight_as_1f1b=name in ONE_STAGE and name not in FRUGAL,
         chunks=name in VIRTUAL_STAGES,
     )  # fmt: skip
+    # Explanations of missing memory need a schedule of the native search. 1F1B is the closest one.
     flushed = replace(question, schedule="1f1b")
     try:
         (tried,), _ = question.session.search(question, [name], deadline_s, progress)
@@ -85,6 +88,7 @@ def best_of_one(question: PlanningProblem, *, deadline_s: float | None, progress
     if plan is not None and plan.fits:
         return plan
     lacking = plan is not None and bool(plan.missing_bytes)
+    # The search for virtual stages has its own message and hint.
     if tried["message"] is not None and name in VIRTUAL_STAGES:
         raise InfeasibleError(tried["message"], tried["hint"] or "")
     closest = "the closest one found " if lacking else ""
@@ -96,45 +100,50 @@ def best_of_one(question: PlanningProblem, *, deadline_s: float | None, progress
 
 
 def best_of_all(question: PlanningProblem, *, deadline_s: float | None, progress: Progress) -> Plan:
-    """Return the shortest step over all schedules that can be planned; `Plan.schedules` says what each would give.
+    """Return the plan with the shortest step over all schedules. `Plan.schedules` has the best plan of each.
 
-    Raises InfeasibleError if no schedule fits, with what eager 1F1B lacks.
+    Raises InfeasibleError if no schedule fits, with the shortfall under eager 1F1B.
     """
-    # Several stages on a device weaken the conditions, so both kinds of schedules must fail them.
+    # The conditions with virtual stages are weaker. Only if these fail, no plan of either kind can fit.
     check_memory(question, deadline_s, name=None, chunks=True)
+    # A framework restricts the comparison to its own schedules.
     names = [name for name in _ALL if question.framework is None or name in question.framework.schedules]
     first = "eager_1f1b" if "eager_1f1b" in names else "1f1b"
     try:
         tried, stopped = question.session.search(question, names, deadline_s, progress)
     except InfeasibleError as error:
         raise _none_found(explained(error, replace(question, schedule=first)), "under any schedule") from None
-    for each in tried:  # where 1F1B fits nowhere, the first of these says why
+    # Without a plan under 1F1B, the message of its own search is the most specific reason.
+    for each in tried:
         if each["schedule"] in SCHEDULES and each["message"] is not None:
             nothing_fits = InfeasibleError(each["message"], each["hint"] or "")
             each["message"] = explained(nothing_fits, replace(question, schedule=first)).message
     choices = [_choice(question, each) for each in tried]
     listed = {choice.name for choice in choices}
-    choices += [_unknown(name, "not tried, as the search was stopped") for name in names if name not in listed]
+    choices += [_unknown(name, "not tried, because the search was stopped") for name in names if name not in listed]
+    # Schedules without a step time go to the end, in the order of the table.
     choices.sort(key=lambda choice: (choice.step_s is None, choice.step_s or 0.0))
     winner = choices[0].plan
     if winner is None:
         raise InfeasibleError(f"no plan was found that fits under any schedule: {choices[0].why}", "use more devices")
-    winner = replace(winner, stopped=stopped or winner.stopped)  # others may be better, if they were not tried
+    # A stopped search may not have tried all schedules, so an untried one may be better than the winner.
+    winner = replace(winner, stopped=stopped or winner.stopped)
     if winner.schedule in SCHEDULES:
+        # Alternatives belong to one schedule. Under `auto`, the comparison of schedules replaces them for others.
         alone = replace(question, schedule=winner.schedule)
         winner = with_leaner(alone, with_alternatives(alone, winner))
     return replace(winner, schedules=tuple(choices))
 
 
 def _none_found(error: InfeasibleError, whose: str, *, certain: bool = False) -> InfeasibleError:
-    """Return what to raise for other schedules if `error` says that 1F1B or eager 1F1B has no plan.
+    """Return the error for other schedules if `error` says that 1F1B or eager 1F1B has no plan.
 
-    It is `certain` for them where they hold at least as much as 1F1B and nothing fits that. A bound on 1F1B's steps is
-    no bound on theirs, so it stays a clause about 1F1B.
+    It is `certain` that they have none if they need at least as much memory as 1F1B and provably nothing fits under
+    1F1B. A bound on steps of 1F1B is none for other schedules, so the message mentions it only for 1F1B.
     """
     if certain and error.message.startswith(NO_PLAN_FITS):
         return InfeasibleError(
-            f"{NO_PLAN_FITS} {whose}, which holds no less than 1F1B: {error.message}",
+            f"{NO_PLAN_FITS} {whose}, which needs at least as much memory as 1F1B: {error.message}",
             error.hint,
             code="insufficient_memory",
         )
@@ -142,20 +151,20 @@ def _none_found(error: InfeasibleError, whose: str, *, certain: bool = False) ->
 
 
 def _plan_of(question: PlanningProblem, tried: _core.TriedRecord) -> Plan | None:
-    """Return the plan of one schedule, which may lack memory; None if there is none."""
+    """Return the plan of one schedule, which may not fit in memory; None if none was found."""
     if tried["plan"] is None:
         return None
     return searched(replace(question, schedule=tried["schedule"]), tried["plan"], tried["search"])
 
 
 def _choice(question: PlanningProblem, tried: _core.TriedRecord) -> ScheduleChoice:
-    """Return what to say of the best plan of one schedule."""
+    """Return the row of one schedule in the comparison."""
     plan = _plan_of(question, tried)
     name = tried["schedule"]
     if plan is None:
         why = tried["message"] or ""
         if name == "gpipe" and not why.startswith(NO_PLAN_FITS):
-            why = "no plan was found that fits"  # a bound on the steps of 1F1B is none on those of GPipe
+            why = "no plan was found that fits"  # The message has a bound for 1F1B, which does not hold for GPipe.
         return _unknown(name, why)
     return ScheduleChoice(
         name=name,
@@ -172,5 +181,5 @@ def _choice(question: PlanningProblem, tried: _core.TriedRecord) -> ScheduleChoi
 
 
 def _unknown(name: str, why: str) -> ScheduleChoice:
-    """Return what to say of a schedule without a plan."""
+    """Return the row of a schedule without a plan in the comparison."""
     return ScheduleChoice(name, None, None, 0.0, 0, 0, 0, True, why)

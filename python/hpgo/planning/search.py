@@ -1,4 +1,4 @@
-"""Asks the native planner, and makes plans of what it says: the best one with its bound, or why none fits."""
+"""Call the native planner and convert its results: the best plan with its bound, or the reason why none fits."""
 
 from __future__ import annotations
 
@@ -25,19 +25,23 @@ if TYPE_CHECKING:
     from hpgo.programs.schedule import Schedule
 
 NO_PLAN_FITS = "no plan fits"
-"""How the native planner words it that no plan can fit. Where it merely found none, it says so."""
+"""Message of the native planner if provably no plan fits. If it only found none, its message differs."""
 _BOTH = "recompute and shard"
 _PACKED_S, _CLOSEST_S = 0.03, 4.0
-"""Seconds to look for the closest plan: where it is certain that none fits, and where it is not."""
+"""Time limits in seconds to search for the closest plan: if provably none fits, and if that is unknown. Not tuned."""
 _HINT_S = 1.5
-"""Seconds to look for a plan that fits after one change of the question."""
+"""Time limit in seconds to search for a plan that fits after one change of the problem. Not tuned."""
 
 
 def search(
     question: PlanningProblem, deadline_s: float | None, progress: Callable[[float, float], object] | None
 ) -> Plan:
-    """The native search for one of `SCHEDULES`, as `hpgo.plan` describes it, without alternatives."""
+    """Return the best plan for one of `SCHEDULES`, without alternatives.
+
+    Raises InfeasibleError, with the closest plan and changes that would help, if no plan fits.
+    """
     try:
+        # The session holds the converted model, so that several searches of one problem convert it once.
         found, facts = question.session.plan(question, deadline_s, progress)
     except InfeasibleError as error:
         raise explained(error, question) from None
@@ -45,7 +49,8 @@ def search(
 
 
 def searched(question: PlanningProblem, found: _core.PlanRecord, facts: _core.SearchRecord) -> Plan:
-    """Return the plan that a search found, with what is known about it. Raises InternalError for a false bound."""
+    """Return the plan of a search with its bounds. Raises InternalError if a bound exceeds the step."""
+    # Bounds of a search can exceed the simulated step by rounding. `bounded` cuts them, or reports a false bound.
     best = plan_of(question, found)
     return replace(
         best,
@@ -70,19 +75,20 @@ def evaluated(
     """Return the plan with these stages, under the question's schedule.
 
     Args:
-        question: what is planned.
-        stages: for each stage its layers, by their place in the profile, and its devices.
-        max_in_flight: micro-batches in flight of each stage, under 1F1B, eager 1F1B or GPipe; None if they are chosen.
-        orders: who does what in which order, under any other schedule; None if that is chosen.
+        question: the planning problem.
+        stages: layers, by their index in the profile, and devices of each stage.
+        max_in_flight: limits in flight of all stages, under 1F1B, eager 1F1B or GPipe; None lets the planner choose.
+        orders: action lists of all ranks, under other schedules; None lets the planner choose.
     """
     found = question.session.evaluate(question, stages, max_in_flight, orders)
+    # The native planner returns devices in its own order. Rank programs depend on the order that was given.
     for record, (_, devices) in zip(found["stages"], stages, strict=True):
         record["devices"] = devices
     return plan_of(question, found)
 
 
 def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
-    """Return what the native planner found or evaluated as a plan."""
+    """Return the plan of a record of the native planner."""
     profile = question.profile
     stages = []
     for record in found["stages"]:
@@ -105,6 +111,7 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
                 weight_gradient_s=cost["weight_gradient_s"],
             )
         )
+    # The record has only the values that the search decided. All others come from the problem.
     micro_batch_size = found["micro_batch_size"]
     return Plan(
         profile=profile.name,
@@ -140,7 +147,8 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
 
 
 def _parted(profile: Profile, stages: Sequence[Stage]) -> tuple[SharedWeight, ...]:
-    """Weights that layers on several groups of devices share."""
+    """Return the tied weights whose layers are on several groups of devices."""
+    # Stages are compared by devices, because virtual stages on the same devices share one copy of a weight.
     group_of = {layer: stage.devices for stage in stages for layer in stage.layers}
     return tuple(tie for tie in profile.ties if len({group_of[layer] for layer in tie.layers}) > 1)
 
@@ -148,8 +156,12 @@ def _parted(profile: Profile, stages: Sequence[Stage]) -> tuple[SharedWeight, ..
 def _crossings(
     profile: Profile, stages: Sequence[Sequence[int]], micro_batch_size: int
 ) -> tuple[tuple[Crossing, ...], ...]:
-    """What crosses each cut: outputs of layers before it that layers behind it read, in the profile's order."""
+    """Return the tensors that cross each cut, in the order of the profile.
+
+    They are the outputs of layers before the cut that layers behind it read.
+    """
     stage_of = {profile.layers[index].id: number for number, layers in enumerate(stages) for index in layers}
+    # A tensor must be passed on until the last stage that reads it, across all cuts in between.
     last_reader = dict(stage_of)
     for start, end in profile.edges:
         last_reader[start] = max(last_reader[start], stage_of[end])
@@ -164,22 +176,25 @@ def _crossings(
 
 
 def _profile_step_s(profile: Profile, batch_size: int) -> float:
-    """Forward and backward seconds of all layers for so many samples, interpolated as the planner does."""
+    """Return the forward and backward time of all layers in seconds, interpolated like in the native planner."""
     sizes = profile.batch_sizes
     totals = [sum(layer.forward_s[at] + layer.backward_s[at] for layer in profile.layers) for at in range(len(sizes))]
     return at_batch(sizes, totals, batch_size)
 
 
 def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
-    """`best` with what people try first, and why it is worse. A search that was stopped looks no further for it."""
+    """Return `best` with data parallelism and a straight pipeline as alternatives.
+
+    If the search was stopped, no more time is spent on alternatives.
+    """
     not_searched = "not searched, as the search was stopped"
     try:
         classics = question.session.classics(question, None if best.finished else 0.0)
-    except KeyboardInterrupt:  # `best` is worth having all the same
+    except KeyboardInterrupt:  # Return `best` without alternatives instead of losing it.
         classics = {"data_parallel": None, "straight": None, "straight_stopped": "interrupt"}
         shared = not_searched
     else:
-        shared = "no micro-batch can be shared by two devices"
+        shared = "no micro-batch can be split over two devices"
     ended = {None: "no plan of this kind fits", "effort": "no plan of this kind was found"}
     straight = ended.get(classics["straight_stopped"], not_searched)
     alternatives = []
@@ -192,8 +207,10 @@ def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
             continue
         other = plan_of(question, found)
         lacking = other.missing_bytes
+        # An alternative that does not fit has no step time in the report, only its shortfall.
         if lacking:
             why = f"lacks {format_bytes(lacking)} on each device"
+        # An alternative can be faster than a plan that was preferred for its memory. Then it is a different plan.
         elif abs(other.step_s - best.step_s) <= 1e-9 * best.step_s or (
             best.memory_preference is None and other.step_s < best.step_s
         ):
@@ -206,19 +223,21 @@ def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
 
 
 def explained(error: InfeasibleError, question: PlanningProblem) -> InfeasibleError:
-    """Return `error` with the stage that lacks memory in the closest plan found, and what would make some plan fit.
+    """Return `error` with the stage that lacks memory in the closest plan found, and changes that make a plan fit.
 
-    Where it is certain that no plan fits, nothing is searched for: the answer takes about a tenth of a second.
+    If provably no plan fits, packing replaces the search, so that the answer takes about 0.1 s.
     """
-    found = _at_once(question) if error.message == NO_PLAN_FITS else _searched(question)
+    found = _packed(question) if error.message == NO_PLAN_FITS else _searched(question)
     if found is None:
         return error
     closest, helps = found
     index, stage = min(enumerate(closest.stages), key=lambda row: row[1].headroom_bytes)
+    # The stage is limited by its smallest device, so that is the one to name.
     device = _smallest(question.cluster, stage.devices)
     reserved_bytes = question.memory.reserved_bytes
     reserved = f", {format_bytes(reserved_bytes)} of it reserved" if reserved_bytes else ""
     sizes = divisors(question.global_batch_size)
+    # Suggest a smaller micro-batch only if a divisor of the batch is smaller and still allowed.
     can_shrink = any(question.smallest_share <= size < question.micro_batch_sizes[0] for size in sizes)
     smaller = " or a smaller micro-batch" if can_shrink else ""
     hint = f"some plan fits if you {', or '.join(helps)}" if helps else f"use devices with more memory{smaller}"
@@ -233,27 +252,31 @@ def explained(error: InfeasibleError, question: PlanningProblem) -> InfeasibleEr
     )
 
 
-def _at_once(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
-    """Return the closest plan that packing finds, and which changes let packing find one that fits."""
+def _packed(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
+    """Return the closest plan that packing finds, and the changes after which packing finds a plan that fits."""
     try:
         closest, fits = question.session.shortage(question, _PACKED_S)
-    except HpgoError:  # an explanation is not worth failing for
+    except HpgoError:  # The error to explain is more important than one of the explanation.
         return None
     if closest is None:
         return None
+    # The native call returns one flag per change in exactly this order.
     words = ["recompute activations", "shard the optimizer state", _BOTH, "choose schedule `zb`"]
+    # Larger clusters are rejected on input, so doubling must not be suggested.
     if 2 * question.cluster.devices <= MOST_DEVICES:
         words.append(f"use {2 * question.cluster.devices} devices")
     helps = [name for name, fit in zip(words, fits, strict=False) if fit]
+    # Suggest both changes together only if no single change is enough.
     return plan_of(question, closest), helps if helps in ([], [_BOTH]) else [name for name in helps if name != _BOTH]
 
 
 def _searched(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
-    """Return the closest plan that is found, and which changes let a short search find one that fits."""
+    """Return the closest plan found, and the changes after which a short search finds a plan that fits."""
     try:
         closest = plan_of(question, question.session.closest(question, _CLOSEST_S))
-    except HpgoError:  # nothing found in time
+    except HpgoError:  # No plan was found within the time limit.
         return None
+    # Try cheap changes of the problem first, and more hardware last.
     recomputed = replace(question, recompute=(True,))
     sharded = replace(question.memory, shard_optimizer=True)
     smallest = question.micro_batch_sizes[0]
@@ -263,7 +286,7 @@ def _searched(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
         ("recompute activations", recomputed),
         ("shard the optimizer state", replace(question, memory=sharded)),
         (_BOTH, replace(recomputed, memory=sharded)),
-        ("choose schedule `zb`", single),  # it can do with one micro-batch in flight
+        ("choose schedule `zb`", single),  # It needs only one micro-batch in flight, like a step of one.
     ]
     if 2 * question.cluster.devices <= MOST_DEVICES:
         doubled = replace(question.cluster, machines=question.cluster.machines * 2)
@@ -274,12 +297,12 @@ def _searched(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
         try:
             if changed.session.fits(changed, _HINT_S):
                 helps.append(words)
-        except HpgoError:  # what would help is not worth failing for
+        except HpgoError:  # A failed suggestion must not hide the error to explain.
             continue
     return closest, helps
 
 
 def _smallest(cluster: Cluster, devices: Sequence[int]) -> str:
-    """The type of the device with the least memory."""
+    """Return the type of the device with the smallest memory."""
     types = [machine.device for machine in cluster.machines for _ in range(machine.count)]
     return min((types[device] for device in devices), key=lambda device: device.memory_bytes).name

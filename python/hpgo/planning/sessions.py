@@ -1,4 +1,4 @@
-"""Native sessions: a model, where it may be cut, and a cluster, converted once for all searches of one question."""
+"""Native sessions: model, allowed cuts and cluster, converted once for all searches of one planning problem."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ if TYPE_CHECKING:
     from hpgo.machine.cluster import Cluster
     from hpgo.model.profile import Profile
 
-    Layers = tuple[tuple[int, ...], ...]  # by their place in the profile
+    Layers = tuple[tuple[int, ...], ...]
+    """Groups of layers, by their index in the profile."""
 
-_MOST_KEPT = 4
-"""Sessions of one question that are kept: its own, and those of variants with other machines. Not tuned."""
+_MAX_SESSIONS = 4
+"""Number of sessions kept per problem: its own, and those of variants with other nodes. Not tuned."""
 
 
 @dataclass(slots=True)
 class Sessions:
-    """The sessions of one question and its variants, the last used one last."""
+    """Sessions of one problem and its variants, with the last used one at the end."""
 
     _made: list[tuple[Profile, Cluster, Layers | None, Layers, _core.Session]] = field(default_factory=list)
 
     def of(self, profile: Profile, cluster: Cluster, parts: Layers | None, together: Layers) -> _core.Session:
-        """Return the session for these very objects, made if there is none yet.
+        """Return the session for exactly these objects, and create it if necessary.
 
-        Raises ProfileError or ClusterError for what the native planner refuses.
+        Raises ProfileError or ClusterError for input that the native planner rejects.
         """
         asked = (profile, cluster, parts, together)
+        # Compare by identity: comparing profiles of a hundred thousand layers by value would take longer than a search.
         for at, (*known, session) in enumerate(self._made):
             if all(one is other for one, other in zip(known, asked, strict=True)):
+                # Move the session to the end, because the first one is dropped when there are too many.
                 self._made.append(self._made.pop(at))
                 return session
         session = _core.Session(*asked)
-        self._made = [*self._made[1 - _MOST_KEPT :], (*asked, session)]
+        self._made = [*self._made[1 - _MAX_SESSIONS :], (*asked, session)]
         return session

@@ -1,4 +1,4 @@
-"""Asks the compatible and the modern planner the published questions."""
+"""Solve the published problems with the compatible and the modern planner."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Compatible:
-    """An answer of the compatible planner, and what it takes in the modern model."""
+    """A plan of the compatible planner, and its evaluation in the current cost model."""
 
     speedup: float
     stages: list[Stage]
     priced: Plan | None
-    """None if it was not priced."""
+    """The plan in the current cost model; None if it was not evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """One model on one configuration."""
+    """Plans of one model on one hardware configuration."""
 
     question: PublishedCase
     config: str
     published: str
     published_priced: Plan | None
-    """The published replicas with the cuts that suit them best in the modern model; None if none can be priced."""
+    """The published replicas, with the best cuts for them in the current cost model; None if no cut is feasible."""
     compatible: Compatible | None
-    """None where the compatible planner can't be told the links."""
+    """Plan of the compatible planner; None if it can't model the links of the configuration."""
     modern: Plan
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerComparison:
-    """DAPPLE's and PipeDream's strategies, what the compatible planner finds, and each in the modern model."""
+    """Strategies of DAPPLE and PipeDream and the compatible plan for one model, evaluated in the current cost model."""
 
     rival: PublishedPlans
     compatible: Compatible
@@ -69,7 +69,7 @@ class PlannerComparison:
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One model at one global batch size or device count, on configuration A's machines."""
+    """One model at one global batch size and device count, on nodes of configuration A."""
 
     model: str
     global_batch_size: int
@@ -77,12 +77,12 @@ class SweepPoint:
     columns: Columns
     compatible: Compatible
     modern: Plan | None
-    """None if no plan fits, or if it was not asked for."""
+    """Plan of the modern planner; None if no plan fits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers to all published questions."""
+    """Results for all published problems."""
 
     strategies: list[Strategy]
     batches: list[SweepPoint]
@@ -91,9 +91,9 @@ class Answers:
 
 
 def all_answers(progress: Callable[[float, str], object] = lambda _share, _doing: None) -> Answers:
-    """Ask both planners every published question, in about half a minute.
+    """Solve all published problems with both planners, in about half a minute.
 
-    `progress` is called with the share that is done and the name of the part that comes next.
+    `progress` is called with the share that is complete and the name of the next part.
     """
     progress(0.0, "strategies")
     strategies_ = strategies()
@@ -106,22 +106,22 @@ def all_answers(progress: Callable[[float, str], object] = lambda _share, _doing
 
 
 def strategies() -> list[Strategy]:
-    """Every published strategy with both planners' answers."""
+    """Return all published strategies with both planners' plans."""
     return [_strategy(question, config) for question in STRATEGIES for config in CONFIGS]
 
 
 def duels() -> list[PlannerComparison]:
-    """DAPPLE against PipeDream on configuration A."""
+    """Return the comparisons of DAPPLE and PipeDream on configuration A."""
     return [_duel(rival) for rival in RIVALS]
 
 
 def batch_sweeps() -> list[SweepPoint]:
-    """Every model over its global batch sizes on configuration A."""
+    """Return the results of each model for its global batch sizes on configuration A."""
     return [_point(sweep, size, 16) for sweep in SWEEPS for size in sweep.global_batch_sizes]
 
 
 def device_sweeps() -> list[SweepPoint]:
-    """The models of the strategies over device counts, at the published global batch size."""
+    """Return the results of each model for all device counts, at the published global batch size."""
     sweeps = {sweep.model: sweep for sweep in SWEEPS}
     return [
         _point(sweeps[question.model], question.global_batch_size, count)
@@ -165,7 +165,8 @@ def _priced(
 
 
 def _published(profile: Profile, cluster: Cluster, size: int, published: str) -> Plan | None:
-    """The published kind of plan at its best: its layers are counted differently from the profile's."""
+    """Return the best plan with the published replicas. Cuts are chosen, because papers count layers differently."""
+    # Data parallelism runs all layers on each device.
     order = [layer.id for layer in profile.layers]
     if published == "DP":
         return _priced(profile, cluster, size, [(order, range(cluster.devices))])
@@ -176,8 +177,10 @@ def _published(profile: Profile, cluster: Cluster, size: int, published: str) ->
         straight = max(conductor.res, key=lambda result: len(result.stages))
         layers = conductor.layers(straight.stages)
         return _priced(profile, cluster, size, [(ids, [device]) for device, ids in enumerate(layers)])
+    # Only the replicas of the first stage are needed. The second stage has all other devices.
     first = int(published.partition(":")[0])
     found = []
+    # The first and the last cut point would leave a stage without layers.
     for state in cut_points(profile).states[1:-1]:
         before = [profile.layers[index].id for index in state.layers]
         behind = [layer.id for layer in profile.layers if layer.id not in set(before)]
@@ -193,6 +196,7 @@ def _duel(rival: PublishedPlans) -> PlannerComparison:
     def priced(strategy: tuple[tuple[int, ...], tuple[int, ...]]) -> Plan:
         replicas, cuts = strategy
         conductor = Conductor(model_of(profile, size), devices_from_seps([8, 16]))
+        # The original counts states, not layers, so its planner translates cuts into layers.
         bounds = [0, *cuts, len(conductor.m.layers) - 1]
         layers = conductor.layers([(start, end, 1, [0]) for start, end in pairwise(bounds)])
         ends = list(accumulate(replicas))
@@ -210,12 +214,14 @@ def _duel(rival: PublishedPlans) -> PlannerComparison:
 
 def _point(sweep: Sweep, size: int, devices: int) -> SweepPoint:
     profile = read_profile(sweep.model)
+    # The original describes a cluster by the device numbers at which nodes end.
     seps = [devices] if devices <= 8 else list(range(8, devices + 1, 8))
     model = model_of(profile, size)
     model.optimizer_memory_scaling = sweep.optimizer_memory_scaling
     if sweep.peak_activation_bytes is not None:
         model.peak_activation_per_batch = sweep.peak_activation_bytes
     cluster = Cluster.preset(f"dapple-a:{max(1, devices // 8)}")
+    # The smallest clusters are part of one 8-device node.
     if devices < 8:
         cluster = replace(cluster, machines=tuple(replace(machine, count=devices) for machine in cluster.machines))
     try:

@@ -1,4 +1,4 @@
-"""What was published: models, batch sizes, clusters, and the plans that papers report for them."""
+"""Published planning problems: models, batch sizes, clusters, and the plans that papers report."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CONFIGS = {"A": "dapple-a", "B": "dapple-b", "C": "dapple-c"}
-"""DAPPLE's hardware configurations, and our cluster of each."""
+"""Built-in cluster for each hardware configuration of DAPPLE."""
 
 SEPS: dict[str, Sequence[int]] = {"A": [8, 16], "B": range(1, 17)}
-"""The same for the compatible planner. C differs from B in its links, which that planner can't be told."""
+"""Devices of each configuration for the compatible planner. C differs from B only in links, which it can't model."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedCase:
-    """A model that DAPPLE plans for."""
+    """A model that DAPPLE plans, with its published plans."""
 
     model: str
     global_batch_size: int
     plans: tuple[str, str, str]
-    """DAPPLE's plans for A, B and C, as remembered: replicas of each stage, and layers of each stage."""
+    """DAPPLE's plans for A, B and C, from memory: replicas and layers of each stage."""
 
 
 STRATEGIES = (
@@ -39,7 +39,7 @@ STRATEGIES = (
 class PublishedPlans:
     """Strategies of DAPPLE and of PipeDream for one model on 2 × 8 devices, as DAPPLE compares them.
 
-    Each is the replicas of its stages and the states that its stages end before, in the original's numbering.
+    A strategy has the replicas of its stages, and the states before which stages end, in the original numbering.
     """
 
     model: str
@@ -71,11 +71,11 @@ class Sweep:
 
     model: str
     micro_batch_size: int
-    """The smallest."""
+    """Smallest micro-batch size to try."""
     global_batch_sizes: tuple[int, ...]
     optimizer_memory_scaling: int = 2
     peak_activation_bytes: float | None = None
-    """Of one sample; None means all outputs of one sample."""
+    """Peak activation memory per sample; None means the outputs of all layers for one sample."""
 
 
 def _doubling(first: int, last: int) -> tuple[int, ...]:
@@ -101,4 +101,4 @@ SWEEPS = (
 )
 
 DEVICE_COUNTS = (2, 4, 8, 16, 32, 64)
-"""In machines of eight with configuration A's links."""
+"""Device counts to plan for, in 8-device nodes with the links of configuration A."""

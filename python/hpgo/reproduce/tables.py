@@ -1,4 +1,4 @@
-"""Markdown tables of the answers."""
+"""Markdown tables that compare the planners' results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def strategies(rows: Iterable[Strategy]) -> str:
-    """What was published, what both planners answer, and what the modern model says of each."""
+    """Return a table of published plans and of both planners' plans, with step times in the current cost model."""
     header = (
         "model", "batch", "config", "DAPPLE (remembered)", "its step here", "compatible", "speed-up", "its step here",
         "modern", "micro-batches", "step", "speed-up", "gap", "memory",
@@ -45,20 +45,20 @@ def strategies(rows: Iterable[Strategy]) -> str:
 
 
 def reasons(rows: Iterable[Strategy]) -> str:
-    """Why the modern plan is another than the published or the compatible one."""
+    """Return a table of reasons for which the modern plan differs from the published and the compatible plan."""
     lines = []
     for row in rows:
-        said = [_reason("DAPPLE's", row.published_priced, row.modern)]
+        texts = [_reason("DAPPLE's", row.published_priced, row.modern)]
         if row.compatible:
-            said.append(_reason("the compatible", row.compatible.priced, row.modern))
+            texts.append(_reason("the compatible", row.compatible.priced, row.modern))
         else:
-            said.append("the compatible planner can't be told the links")
-        lines.append((row.question.model, row.config, _sentence(said), row.modern.limit))
+            texts.append("the compatible planner can't be told the links")
+        lines.append((row.question.model, row.config, _sentence(texts), row.modern.limit))
     return table(("model", "config", "against the other plans", "what limits the modern plan"), lines)
 
 
 def pipedream(rows: Iterable[PlannerComparison]) -> str:
-    """DAPPLE's and PipeDream's strategies on configuration A."""
+    """Return a table that compares strategies of DAPPLE and PipeDream on configuration A."""
     header = (
         "model", "batch", "DAPPLE", "compatible", "same", "PipeDream", "DAPPLE's step", "PipeDream's step", "modern",
         "its step",
@@ -84,7 +84,7 @@ def pipedream(rows: Iterable[PlannerComparison]) -> str:
 
 
 def batches(points: Iterable[SweepPoint]) -> str:
-    """The guide's columns over global batch sizes, with the modern answer."""
+    """Return a table with the columns of the original guide over global batch sizes, and the modern plan."""
     header = (
         "model", "batch", "DP, no overlap", "DP + P3", "DP, normal overlap", "best hybrid", "its stages",
         "modern", "its stages", "gap",
@@ -108,7 +108,7 @@ def batches(points: Iterable[SweepPoint]) -> str:
 
 
 def devices(points: Iterable[SweepPoint]) -> str:
-    """Speed-ups over device counts."""
+    """Return a table of speed-ups over device counts."""
     return table(
         ("model", "batch", "devices", "best hybrid", "its stages", "modern", "its stages", "gap"),
         [
@@ -132,13 +132,14 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _stages(stages: Sequence[Stage]) -> str:
-    """Replicas of the stages and the states that they end before."""
+    """Return the replicas of stages, and the states before which they end."""
     return _strategy([len(devices) for *_, devices in stages], [end for _, end, *_ in stages[:-1]])
 
 
 def _strategy(replicas: Sequence[int], cuts: Sequence[int]) -> str:
     if len(replicas) == 1:
         return "DP" if replicas[0] > 1 else "one device"
+    # More than four stages would make the column too wide, so runs of replicas are counted.
     if len(replicas) > 4:
         return f"{len(replicas)} stages: {_runs(replicas)}"
     return f"{':'.join(map(str, replicas))} @{', '.join(map(str, cuts))}"
@@ -155,7 +156,7 @@ def shape(plan: Plan) -> str:
 
 
 def _runs(numbers: Sequence[int]) -> str:
-    """Numbers with repeats counted: 1×8, 2, 1×4."""
+    """Return numbers with repeats counted, such as `1×8, 2, 1×4`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][0] == number:
@@ -199,6 +200,7 @@ def _reason(whose: str, other: Plan | None, modern: Plan) -> str:
     if not other.fits:
         return f"{whose} plan lacks {_missing(other)} on a device"
     slower = other.step_s / modern.step_s - 1
+    # Differences below 0.05 % would print as 0.0 %.
     if slower < 0.0005:
         return f"{whose} plan is as fast"
     return f"{whose} plan takes {slower:.1%} longer: {other.limit}"

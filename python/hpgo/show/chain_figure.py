@@ -1,4 +1,4 @@
-"""Chain plans as a picture: each stage's computing and sending against the pace, and its memory."""
+"""Pictures of chain plans: compute and transfer time of each stage against the interval, and its memory."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _LEGEND = (("F", "computes"), ("lane-activation", "sends"), ("critical", "sets t
 
 
 def svg(plan: ChainPlan) -> str:
-    """The stages as bars against the pace: computing above, sending below, memory at the right.
+    """Return an SVG with the stages as bars against the interval: compute above, transfer below, memory at the right.
 
-    The same plan gives the same bytes.
+    Equal plans give equal bytes.
     """
     return svg_of(_scene(plan), DrawOptions())
 

@@ -1,4 +1,4 @@
-"""Chain plans for people: a table, and the reasons."""
+"""Reports of chain plans: a table of stages, key figures, and reasons for each stage."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ if TYPE_CHECKING:
     from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage
 
 
-_MOST_NAMED = 12  # layers of a stage in the table, so that a line has a few hundred characters at most; not tuned
+_MAX_NAMED = 12
+"""Number of layers that the report names per stage, so that a line has at most a few 100 characters. Not tuned."""
 
 
 def table(plan: ChainPlan) -> str:
-    """The plan as text, a line a stage, with what limits it."""
+    """Return the report as text: one row per stage, then the key figures."""
     return "\n".join([*plain(*rows(plan)), "", *summary(plan)])
 
 
 def rows(plan: ChainPlan) -> tuple[list[str], list[tuple[object, ...]]]:
-    """Columns and rows of the table, a row a stage, or for stages alike."""
+    """Return columns and rows of the table, with one row per stage or per run of nearly equal stages."""
     columns = ["stage", "hosts", "type", "layers", "compute", "transfer", "memory", "of host", "busy", "slack"]
     return columns, [_row(plan, run) for run in _runs(plan)]
 
 
 def _runs(plan: ChainPlan) -> list[range]:
-    """Stages by their place, those alike together."""
+    """Return ranges of adjacent stages with nearly equal figures."""
+    # Rows are compared by numbers, so each device type gets one.
     kinds = {name: float(place) for place, name in enumerate(sorted({stage.device_type for stage in plan.stages}))}
 
     def figures(place: int) -> tuple[float | None, ...]:
@@ -50,10 +52,11 @@ def _folded(runs: Sequence[range]) -> str:
 
 
 def _row(plan: ChainPlan, run: range) -> tuple[object, ...]:
-    """Of stages alike the longest times, and the memory of the fullest."""
+    """Return one row: the longest times and the largest memory of its stages."""
     stages, hops = [plan.stages[place] for place in run], [plan.hops[place + 1] for place in run]
     hosts = [host for stage in stages for host in stage.hosts]
     first, transfer_s = stages[0], max(hop.seconds for hop in hops)
+    # Bits are shown only if transfers differ in them.
     bits = f" {hops[0].bits} bit" if hops[0].bits != max(hop.bits for hop in plan.hops) else ""
     each = f", {first.last - first.first + 1} each" if len(run) > 1 else ""
     return (
@@ -71,7 +74,7 @@ def _row(plan: ChainPlan, run: range) -> tuple[object, ...]:
 
 
 def summary(plan: ChainPlan) -> list[str]:
-    """The plan's figures, a line each, and the layers of each stage if the model branches."""
+    """Return the key figures, one line each, and the layers of each stage if the model branches."""
     meaning = {
         "throughput": "shortest interval",
         "latency": "shortest latency",
@@ -96,10 +99,11 @@ def summary(plan: ChainPlan) -> list[str]:
 
 
 def proof(plan: ChainPlan) -> str:
-    """How sure it is that no plan is better, wherever the model is cut."""
+    """Return how certain it is that no plan is better, regardless of its cuts."""
     if plan.gap == 0:
         return "proven optimal"
     known = f"{above(plan.gap)} possible"
+    # A plan can be the best one for the searched cuts, while other cuts may be better.
     of_these = plan.searched_cuts_bound
     if of_these is not None and plan.value <= of_these * (1 + 1e-8):
         return f"{known}; none with the cuts that were searched is better"
@@ -107,19 +111,19 @@ def proof(plan: ChainPlan) -> str:
 
 
 def _named(layers: Sequence[str]) -> str:
-    more = len(layers) - _MOST_NAMED
-    return ", ".join(layers) if more <= 1 else f"{', '.join(layers[:_MOST_NAMED])} and {more} more (--explain)"
+    more = len(layers) - _MAX_NAMED
+    return ", ".join(layers) if more <= 1 else f"{', '.join(layers[:_MAX_NAMED])} and {more} more (--explain)"
 
 
 def megabytes(size_bytes: float, units: str) -> str:
-    """A size in the `MB` of the plan's files."""
+    """Return a size in MB, of 2^20 or 10^6 bytes like in the plan's files."""
     return (
         f"{size_bytes / MEGA[units]:.4g} MB" if size_bytes < 100 * MEGA[units] else f"{size_bytes / MEGA[units]:.0f} MB"
     )
 
 
 def explain(plan: ChainPlan) -> str:
-    """Why the plan is as fast as it is: each stage with its compute, transfer, memory and room to spare."""
+    """Return the reasons for the interval: compute, transfer, memory and slack of each stage."""
     pace = f"The plan passes on a batch every {format_seconds(plan.interval_s)}."
     lines = [f"{pace} {_sentence(plan.limit)} takes that long."]
     for number, stage in enumerate(plan.stages, 1):
@@ -140,6 +144,7 @@ def explain(plan: ChainPlan) -> str:
         )
     if plan.unused:
         lines += ["", f"Not used, for no plan would be better with them: {', '.join(plan.unused)}."]
+        # Without a proof, an unused host could still improve the plan.
         if plan.gap:
             lines[-1] = f"Not used: {', '.join(plan.unused)}."
     return "\n".join([*map(printable, lines), "", *summary(plan)])

@@ -1,4 +1,4 @@
-"""Sweeps as figures: plans over the batch size or the devices, schedules over the number of micro-batches."""
+"""Figures of sweeps: plans over batch size or devices, and schedules over the number of micro-batches."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 
 
 def draw_plans(plans: Sequence[Plan], path: str | os.PathLike[str]) -> Path:
-    """Writes throughput and share of a perfect speed-up, over the batch size or the number of devices.
+    """Draw throughput and speed-up efficiency over the batch size or the number of devices into a file.
 
     The axis is the batch size, with a curve for each cluster, unless there is only one batch size.
 
-    Raises ArgumentError for another ending than .svg, .png, .pdf or .html; HpgoError where matplotlib is missing, which
-    PNG and PDF need, or the file can't be written.
+    Raises ArgumentError for an ending other than .svg, .png, .pdf or .html, and HpgoError if matplotlib is missing,
+    which PNG and PDF need, or if the file can't be written.
     """
+    # With one batch size, the only axis left is the number of devices.
     over_batch = len({plan.global_batch_size for plan in plans}) > 1
     clusters = {plan.cluster for plan in plans}
+    # Plans may come in any order, but a curve needs increasing values.
     lines: dict[str, list[Plan]] = {}
     for plan in sorted(plans, key=lambda plan: (plan.global_batch_size, plan.devices)):
         lines.setdefault(plan.cluster if over_batch else "", []).append(plan)
@@ -51,11 +53,11 @@ def draw_plans(plans: Sequence[Plan], path: str | os.PathLike[str]) -> Path:
 
 
 def draw_runs(points: Sequence[SweepPoint], path: str | os.PathLike[str]) -> Path:
-    """Writes step time, idle share and memory of schedules over the number of micro-batches.
+    """Draw step time, idle share and memory of schedules over the number of micro-batches into a file.
 
-    Where bytes are not known, memory is counted in activations of a rank's whole part of the model.
+    Without sizes in bytes, the unit of memory is the activations of all layers of a rank for one micro-batch.
 
-    Raises ArgumentError as `draw_plans` does.
+    Raises the errors of `draw_plans`.
     """
     lines = {name: list(line) for name, line in groupby(points, key=lambda point: point.schedule)}
     sizes = [point.peak_memory_bytes for point in points]

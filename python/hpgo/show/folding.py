@@ -1,4 +1,4 @@
-"""Rows that tables share: stages, groups or ranks whose figures are alike stand in one row."""
+"""Merged table rows: adjacent stages, groups or ranks with nearly equal figures share a row."""
 
 from __future__ import annotations
 
@@ -7,35 +7,38 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_LEAST = 3  # neighbours alike from which on they share a row
-_NEAR = 0.02  # of their figures
+_MIN_ROWS = 3
+"""Number of nearly equal neighbors from which on they share a row."""
+_TOLERANCE = 0.02
+"""Largest relative difference of nearly equal figures. Not tuned."""
 
 
 def alike(places: range, of: Callable[[int], tuple[float | None, ...]]) -> list[range]:
-    """Neighbours whose figures differ by rounding and little more, where there are three or more; others alone.
+    """Return ranges of three or more neighbors whose figures are equal within 2 %, and all other places alone.
 
     >>> alike(range(5), lambda place: (1.0 if place < 4 else 2.0,))
     [range(0, 4), range(4, 5)]
     """
     runs: list[range] = []
+    # Compare with the first of a run, not with the neighbor: small differences must not add up along a row.
     for place in places:
         first = runs[-1].start if runs else place
         if place > first and all(_is_near(one, other) for one, other in zip(of(first), of(place), strict=True)):
             runs[-1] = range(first, place + 1)
         else:
             runs.append(range(place, place + 1))
-    folded = [[run] if len(run) >= _LEAST else [range(place, place + 1) for place in run] for run in runs]
+    folded = [[run] if len(run) >= _MIN_ROWS else [range(place, place + 1) for place in run] for run in runs]
     return [run for parts in folded for run in parts]
 
 
 def _is_near(one: float | None, other: float | None) -> bool:
     if one is None or other is None:
         return one is other
-    return abs(one - other) <= _NEAR * max(abs(one), abs(other))
+    return abs(one - other) <= _TOLERANCE * max(abs(one), abs(other))
 
 
 def numbers(run: range, first: int = 0) -> object:
-    """What a row is called, where the first of all is number `first`.
+    """Return the label of a row, where the first of all rows has the number `first`.
 
     >>> numbers(range(2, 3)), numbers(range(2, 5)), numbers(range(3), first=1)
     (2, '2–4', '1–3')
@@ -44,7 +47,7 @@ def numbers(run: range, first: int = 0) -> object:
 
 
 def ranged(first: object, last: object) -> object:
-    """What goes from one value to another, from the first of a row to its last.
+    """Return the first and the last value of a row, or one value if they are equal.
 
     >>> ranged(4, 1), ranged(4, 4)
     ('4–1', 4)
@@ -53,7 +56,7 @@ def ranged(first: object, last: object) -> object:
 
 
 def steps(counts: Iterable[int]) -> list[int]:
-    """By how much each count differs from the one before: those that go on evenly may share a row.
+    """Return the difference of each count from the count before; ranks with equal differences may share a row.
 
     >>> steps([4, 3, 2, 1])
     [-1, -1, -1, -1]

@@ -1,4 +1,4 @@
-"""Rates between ranks as a picture: a row and a column for each, squares whose area is the rate."""
+"""Picture of the rates between ranks: a matrix with squares whose area is the rate."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MARGIN, _TOP, _LEFT, _CELL, _BOTTOM = 16.0, 88.0, 92.0, 76.0, 24.0
 
 
 def svg(name: str, pairs: Mapping[tuple[int, int], float], machine_of: Sequence[int]) -> str:
-    """Squares for `pairs` of ranks, in bytes per second, the largest for the highest rate.
+    """Return an SVG with a square for the rate of each pair of ranks in bytes/s; the highest rate has the largest.
 
-    Lines part the machines. The same rates give the same bytes.
+    Lines separate the nodes. Equal rates give equal bytes.
 
     >>> svg("two", {(0, 1): 1e9}, [0, 0]).count("1 GB/s") > 1
     True
@@ -43,6 +43,7 @@ def svg(name: str, pairs: Mapping[tuple[int, int], float], machine_of: Sequence[
             Words("cell", [_LEFT - 8], [_TOP + middle + 4], [f"rank {rank}"]),
         ]
     for edge in range(count + 1):
+        # Stronger lines mark the nodes, because rates differ most between them.
         is_border = edge in {0, count} or machine_of[edge] != machine_of[edge - 1]
         at, style = edge * _CELL, "axis" if is_border else "grid"
         items += [
@@ -57,6 +58,7 @@ def svg(name: str, pairs: Mapping[tuple[int, int], float], machine_of: Sequence[
 
 
 def _square(row: int, column: int, rate: float, most: float) -> list[Item]:
+    # The area, not the side, is proportional to the rate.
     width = (_CELL - 22) * sqrt(rate / most)
     x, y = _LEFT + (column + 0.5) * _CELL, _TOP + (row + 0.5) * _CELL - 6
     tip = f"rank {row} to rank {column}: {format_bytes_per_s(rate)}"

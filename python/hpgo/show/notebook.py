@@ -1,7 +1,7 @@
 """Records in notebooks: the HTML of `_repr_html_`, and the columns of `to_frame`.
 
-An answer is a line, a picture and tables. Tables have no colours of their own, so that they are as light or dark as the
-notebook. Pictures are images with a paper of their own: the styles of an SVG that stands in a page hold for all of it.
+The HTML has a line, a picture and tables. Tables set no colors, so they follow the light or dark theme of the notebook.
+Pictures are images with their own background, because the styles of an inline SVG would apply to the whole page.
 """
 
 from __future__ import annotations
@@ -33,30 +33,35 @@ if TYPE_CHECKING:
     from hpgo.timing.timeline import Timeline
 
 _FRAMES = ("polars", "pandas")
-_MEASURES = ("_s", "_bytes", "speed")  # how names of columns end that hold any numbers
+_MEASURES = ("_s", "_bytes", "speed")
+"""Endings of column names whose values are floats."""
 _WIDTH_PX = 960
-_MOST_BOXES = 4_000  # of a picture; notebooks keep what they show, so that more would make them slow to open
-_MOST_ACTIONS = 1_000_000  # from which on a picture takes seconds
-_HEAD, _TAIL = 30, 10  # rows of a long table that are shown
+_MAX_BOXES = 4_000
+"""Limit on boxes in a picture. Notebooks store their output, and larger pictures would make them slow to open."""
+_MAX_ACTIONS = 1_000_000
+"""Number of actions from which on a picture takes seconds, so that it is left out."""
+_HEAD, _TAIL = 30, 10
+"""Numbers of first and last rows that are shown of a long table."""
 
 
 # --- HTML -------------------------------------------------------------------------------------------------------------
 
 
 def of_plan(plan: Plan) -> str:
-    """The report of `print(plan)`, with the picture of the step."""
+    """Return the report of a plan with a picture of its step."""
     from hpgo.show import report
 
     return _answer(
         report.headline(plan),
+        _facts([(report.CAUTION, text) for text in report.cautions(plan)] + report.answer(plan)),
         _drawn(plan.timeline, len(plan.stages) * plan.micro_batches, "plan.timeline()"),
-        *(_table(columns, rows) for columns, rows in report.sections(plan)),
-        _facts(report.summary(plan)),
+        *(part for title, columns, rows in report.sections(plan) for part in (_title(title), _table(columns, rows))),
+        _facts([(f"Alternative: {name}", text) for name, text in report.alternatives(plan)] + report.details(plan)),
     )
 
 
 def of_profile(profile: Profile) -> str:
-    """A row a layer, with the times of its largest batch."""
+    """Return a table with one row per layer and the times of the largest batch."""
     size = profile.batch_sizes[-1]
     facts = (
         f"{pluralize(len(profile.layers), 'layer')}, {format_bytes(profile.parameter_bytes)} of weights, "
@@ -75,7 +80,7 @@ def of_profile(profile: Profile) -> str:
 
 
 def of_cluster(cluster: Cluster) -> str:
-    """A row for machines alike, and one for each kind of link."""
+    """Return tables of nodes, with equal neighbors in one row, and of links."""
     machines = [
         (
             len(list(alike)), machine.count, machine.device.name, format_bytes(machine.device.memory_bytes),
@@ -97,12 +102,12 @@ def of_cluster(cluster: Cluster) -> str:
 
 
 def of_timeline(timeline: Timeline) -> str:
-    """The picture, and a row a rank."""
+    """Return the picture of a timeline, and a table with one row per rank."""
     actions = timeline.stages * timeline.micro_batches * timeline.iterations
     what = timeline.title or timeline.schedule
     headline = f"{what}: {format_seconds(timeline.makespan_s)}"
     picture = _drawn(lambda: timeline, actions, "timeline")
-    if actions > _MOST_ACTIONS:  # its measures take as long
+    if actions > _MAX_ACTIONS:  # Computing the measures takes as long as the picture.
         return _answer(headline, picture)
     measures = timeline.measures
     names = timeline.row_names or [f"{timeline.row} {rank}" for rank in range(timeline.ranks)]
@@ -122,7 +127,7 @@ def of_timeline(timeline: Timeline) -> str:
 
 
 def of_chain(plan: ChainPlan) -> str:
-    """The report of `hpgo partition`, with its picture."""
+    """Return the report of a chain plan with its picture."""
     from hpgo.show import chain_figure, chain_report
 
     return _answer(
@@ -134,7 +139,7 @@ def of_chain(plan: ChainPlan) -> str:
 
 
 def of_schedule(schedule: Schedule) -> str:
-    """The picture of a run in which a backward pass takes twice as long as a forward pass."""
+    """Return a picture of the schedule, with backward passes twice as long as forward passes."""
     from hpgo.timing.simulation import simulate
 
     return _answer(str(schedule), _drawn(partial(simulate, schedule), len(schedule.actions), "hpgo.simulate(schedule)"))
@@ -145,7 +150,8 @@ def _answer(headline: str, *parts: str) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Numbers stand to the right; of a long table its ends are shown."""
+    """Return an HTML table with numbers aligned to the right, and without the middle rows of a long table."""
+    # A single row is not worth a line that replaces it.
     left_out = len(rows) - _HEAD - _TAIL
     cells = cells_of(rows if left_out <= 1 else [*rows[:_HEAD], *rows[-_TAIL:]])
     sides = ["right" if right else "left" for right in numeric(cells, len(columns))]
@@ -156,6 +162,10 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(
         ["<table>", f"<thead>{_row('th', columns, sides)}</thead>", "<tbody>", *lines, "</tbody>", "</table>"]
     )
+
+
+def _title(text: str) -> str:
+    return f"<p>{_text(text)}</p>"
 
 
 def _row(cell: str, texts: Sequence[str], sides: Sequence[str]) -> str:
@@ -174,20 +184,21 @@ def _facts(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def _drawn(timeline: Callable[[], Timeline], actions: int, how: str) -> str:
-    """The picture of a timeline, or where to get one that is too large, or can't be made, here."""
+    """Return the picture of a timeline, or a text if it is too large or can't be drawn."""
     from hpgo import draw
 
-    if actions > _MOST_ACTIONS:
-        return f"<p>It is too large for a picture here: <code>{_text(how)}.save('step.html')</code> draws it.</p>"
+    if actions > _MAX_ACTIONS:
+        return f"<p>Too large for a notebook. Draw it with <code>{_text(how)}.save('step.html')</code>.</p>"
     try:
         made = timeline()
-        picture = draw.render(made, ".svg", width_px=_WIDTH_PX, max_boxes=_MOST_BOXES).decode()
+        picture = draw.render(made, ".svg", width_px=_WIDTH_PX, max_boxes=_MAX_BOXES).decode()
     except HpgoError as error:
-        return f"<p>There is no picture: {_text(str(error))}</p>"
+        return f"<p>No picture: {_text(str(error))}</p>"
     return _image(picture, f"{pluralize(made.ranks, made.row)} over time")
 
 
 def _image(svg: str, what: str) -> str:
+    # A data URL keeps the picture in the notebook file, also after an export.
     source = b64encode(svg.encode()).decode()
     return f'<img alt="{_text(what)}" src="data:image/svg+xml;base64,{source}" style="max-width: 100%">'
 
@@ -204,7 +215,7 @@ def _percent(share: float) -> str:
 
 
 def plan_frame(plan: Plan) -> Any:
-    """A row a stage."""
+    """Return a data frame with one row per stage."""
     return _frame(
         {
             "stage": at, "layers": list(stage.layers), "devices": list(stage.devices), "replicas": stage.replicas,
@@ -217,7 +228,7 @@ def plan_frame(plan: Plan) -> Any:
 
 
 def profile_frame(profile: Profile) -> Any:
-    """A row a layer and batch size."""
+    """Return a data frame with one row per layer and batch size."""
     return _frame(
         {
             "layer": layer.id, "name": layer.name, "batch_size": size, "forward_s": layer.forward_s[at],
@@ -231,7 +242,7 @@ def profile_frame(profile: Profile) -> Any:
 
 
 def cluster_frame(cluster: Cluster) -> Any:
-    """A row a machine."""
+    """Return a data frame with one row per node."""
     return _frame(
         {
             "machine": at, "name": machine.name, "devices": machine.count, "device": machine.device.name,
@@ -242,13 +253,13 @@ def cluster_frame(cluster: Cluster) -> Any:
 
 
 def chain_frame(plan: ChainPlan) -> Any:
-    """A row a stage, numbered from 1 as its layers are."""
+    """Return a data frame with one row per stage, numbered from 1 like the layers."""
     rows = [
         {"stage": at, **asdict(stage), "hosts": list(stage.hosts), "sent_bytes": hop.bytes, "transfer_s": hop.seconds}
         for at, (stage, hop) in enumerate(zip(plan.stages, plan.hops[1:], strict=False), 1)
     ]
     for row in rows:
-        if not row["layers"]:  # a chain: `first` and `last` say it
+        if not row["layers"]:  # A chain has `first` and `last` instead.
             del row["layers"]
         else:
             row["layers"] = list(row["layers"])
@@ -256,7 +267,7 @@ def chain_frame(plan: ChainPlan) -> Any:
 
 
 def timeline_frame(timeline: Timeline) -> Any:
-    """A row an action."""
+    """Return a data frame with one row per action."""
     names = ("stage", "micro_batch", "backward_stage", "backward_micro_batch", "start_s", "end_s", "slack_s")
     return _frame_of(
         {"rank": timeline.rank, "kind": _letters(timeline.kind)} | {name: getattr(timeline, name) for name in names}
@@ -264,7 +275,7 @@ def timeline_frame(timeline: Timeline) -> Any:
 
 
 def schedule_frame(schedule: Schedule) -> Any:
-    """A row an action, in the order of its rank."""
+    """Return a data frame with one row per action, in the order of each rank."""
     import numpy as np
 
     names = ("stage", "micro_batch", "backward_stage", "backward_micro_batch")
@@ -285,12 +296,13 @@ def _frame(rows: Iterable[dict[str, Any]]) -> Any:
 
 
 def _floats(column: list[Any]) -> list[float | None]:
-    """Whole numbers among others would make polars refuse the column."""
+    """Return a column of floats, because polars rejects columns that mix integers and floats."""
     return [None if value is None else float(value) for value in column]
 
 
 def _frame_of(columns: dict[str, Any]) -> Any:
-    """A frame of the library that is in use already, or else of one that is installed."""
+    """Return a data frame of polars or pandas: the imported library, or else the installed one."""
+    # An imported library comes first: the notebook most likely uses it.
     for name in sorted(_FRAMES, key=lambda name: name not in sys.modules):
         try:
             library = importlib.import_module(name)
@@ -298,7 +310,7 @@ def _frame_of(columns: dict[str, Any]) -> Any:
             continue
         return library.DataFrame(columns)
     raise HpgoError(
-        "a frame is one of polars or pandas, and neither is installed",
-        "`pip install polars`, or `pip install pandas`; the record's own fields hold the same",
+        "data frames need polars or pandas, but neither is installed",
+        "`pip install polars`, or use the fields of the record",
         code="missing_package",
     )

@@ -1,7 +1,8 @@
-"""Plans for people: text, and Markdown.
+"""Reports of plans, as plain text and as Markdown.
 
-A report is a headline, three tables with a row for each stage (who runs what, what it takes, what it holds), where
-stages alike share one, and a summary of named facts. `hpgo.planning.plans` computes; this module only says it.
+A report starts with the answer: step time, optimality, throughput, bottleneck and memory. Then come tables with a row
+for each stage (layers and devices, times, memory), the alternatives, and details of schedule and search. Adjacent
+stages with nearly equal figures share a row. This module formats only. All numbers come from `hpgo.planning.plans`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import textwrap
 from collections import Counter
 from functools import lru_cache, partial
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.base.messages import above, percent, pluralize, printable, short_names, times
 from hpgo.base.tables import markdown as markdown_table
@@ -34,10 +35,13 @@ if TYPE_CHECKING:
     from hpgo.programs.stages import DeviceGroup, Stage
 
 WIDTH = 80
+"""Default width of prose, in columns."""
 CAUTION = "caution"
 """Name of the facts that `cautions` returns, in `summary`."""
-_SEEN = 0.01  # of a spread; times that differ less are taken at their word
-_ALIKE = 4  # groups of devices from which on only some are named
+_MIN_SPREAD = 0.01
+"""Spread of measured times below which a report does not mention it."""
+_MIN_RANGES = 4
+"""Number of equal device ranges from which on only the first two and the last are written."""
 _SCHEDULES = {
     "1f1b": "1F1B",
     "eager_1f1b": "eager 1F1B",
@@ -45,9 +49,9 @@ _SCHEDULES = {
     "zb_h1": "ZB-H1",
     "zb_h2": "ZB-H2",
     "zb": "greedy zero-bubble",
-    "1f1b_overlap": "1F1B with pairs run as one",
+    "1f1b_overlap": "1F1B with combined forward and backward passes",
     "interleaved": "interleaved 1F1B",
-    "interleaved_overlap": "interleaved 1F1B with pairs run as one",
+    "interleaved_overlap": "interleaved 1F1B with combined forward and backward passes",
     "looped_bfs": "looped breadth-first",
     "hanayo": "Hanayo",
     "interleaved_zb": "interleaved zero-bubble",
@@ -56,13 +60,24 @@ _SCHEDULES = {
     "v_min": "V-Min",
     "dualpipe_v": "DualPipeV",
 }
-_MEASURE = re.compile(r"(?<=[0-9]) (?=(%|×|[munkMGT]?[sB])\b|[%×])")
-_PAIR = (
-    "{}: a forward and a backward at once are taken to last F + B, as no profile tells what that saves;"
-    " `hpgo simulate --plan … --overlapped-times …` runs what you measured"
+# A number and its unit must not be wrapped apart: this space becomes a no-break space until the text is wrapped.
+_BEFORE_UNIT = re.compile(r"(?<=[0-9]) (?=(%|×|[munkMGT]?[sB])\b|[%×])")
+_COMBINED = (
+    "{}: a combined forward and backward pass is assumed to take as long as both, because a profile has no combined"
+    " times; `hpgo simulate --plan … --overlapped-times …` runs with times that you measured"
 )
-_FEW_DEVICES = 32  # up to so many, compact placements are less strict
-_PROVEN = 5e-7  # a gap that is nothing but rounding
+_FEW_DEVICES = 32
+"""Cluster size up to which node-aligned placements may use one partly filled node more, as in docs/planner.md."""
+_PROVEN = 5e-7
+"""Largest optimality gap that is only floating-point rounding."""
+
+
+class ReportTable(NamedTuple):
+    """A table of a report."""
+
+    title: str
+    columns: list[str]
+    rows: list[tuple[object, ...]]
 
 
 def table(
@@ -71,48 +86,77 @@ def table(
     *,
     stored_step_s: float | None = None,
     width: int = WIDTH,
+    next_steps: Sequence[str] = (),
 ) -> str:
-    """A plan as plain text: prose is at most `width` columns wide, tables are as wide as they must.
+    """Return the report of a plan as plain text.
 
-    `style` may colour a text by its role: `headline`, `columns`, `fact` (its name) or `alarm`. `stored_step_s` is the
-    step that the plan's file names, where it was priced anew.
+    Args:
+        plan: what is reported.
+        style: returns a colored text for its role (`headline`, `title`, `columns`, `fact` or `alarm`) and the text.
+        stored_step_s: step time in the file of the plan, if the plan was read and evaluated again.
+        width: columns at which prose is wrapped. Tables may be wider.
+        next_steps: commands to suggest in the last lines.
 
     >>> import hpgo
     >>> plan = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64)
-    >>> print(table(plan).splitlines()[0])
-    bert-48 on dapple-a: a step of 64 samples takes 837 ms
+    >>> print(table(plan).splitlines()[2])
+    Step time   837 ms for 64 samples (simulated, not measured)
     """
     lines = [style("headline", line) for line in textwrap.wrap(headline(plan), width)]
-    lines += [style("alarm", line) for said in cautions(plan) for line in textwrap.wrap(printable(said), width)] + [""]
-    for columns, rows in sections(plan):
+    lines += [style("alarm", line) for text in cautions(plan) for line in textwrap.wrap(printable(text), width)]
+    lines += ["", *_named_lines(answer(plan), style, width, alarm="" if plan.fits else "Memory")]
+    for title, columns, rows in sections(plan):
+        # Names of columns may take several lines, so the rows start after the lines that are not rows.
         drawn = plain(columns, rows, width)
         head = len(drawn) - len(rows)
-        lines += [*(style("columns", line) for line in drawn[:head]), *drawn[head:], ""]
-    facts = [fact for fact in summary(plan, stored_step_s) if fact[0] != CAUTION]
-    indent = max(len(name) for name, _ in facts) + 2
-    for name, fact in facts:
-        kept = _MEASURE.sub("\u00a0", printable(fact))  # where a line must not end
-        first, *others = textwrap.wrap(
-            kept, width, initial_indent=f"{name:{indent}}", subsequent_indent=" " * indent, break_on_hyphens=False
-        )
-        lines += [style("alarm" if name == "memory" else "fact", name) + first[len(name) :], *others]
+        lines += ["", *(style("title", line) for line in textwrap.wrap(title, width))]
+        lines += [*(style("columns", line) for line in drawn[:head]), *drawn[head:]]
+    if plan.alternatives:
+        lines += ["", style("title", "Alternatives"), *_named_lines(alternatives(plan), style, width)]
+    if facts := details(plan, stored_step_s):
+        lines += ["", style("title", "Details"), *_named_lines(facts, style, width)]
+    if next_steps:
+        lines += ["", *(f"{'Next: ' if not at else '      '}{command}" for at, command in enumerate(next_steps))]
     return "\n".join(lines).replace("\u00a0", " ")
 
 
+def _named_lines(
+    facts: Sequence[tuple[str, str]], style: Callable[[str, str], str], width: int, alarm: str = ""
+) -> list[str]:
+    """Return wrapped lines of named facts, with their texts aligned; the fact named `alarm` has the role `alarm`."""
+    lines: list[str] = []
+    indent = max(len(name) for name, _ in facts) + 2
+    for name, fact in facts:
+        kept = _BEFORE_UNIT.sub("\u00a0", printable(fact))
+        first, *others = textwrap.wrap(
+            kept, width, initial_indent=f"{name:{indent}}", subsequent_indent=" " * indent, break_on_hyphens=False
+        )
+        lines += [style("alarm" if name == alarm else "fact", name) + first[len(name) :], *others]
+    return lines
+
+
 def markdown(plan: Plan, *, stored_step_s: float | None = None) -> str:
-    """A plan as Markdown, to paste into a proposal or an issue; `stored_step_s` as in `table`."""
-    lines = [f"## {headline(plan)}", "", *(text for said in cautions(plan) for text in (f"**{printable(said)}**", ""))]
-    for columns, rows in sections(plan):
-        lines += [*markdown_table(columns, rows), ""]
-    facts = [fact for fact in summary(plan, stored_step_s) if fact[0] != CAUTION]
-    return "\n".join([*lines, *(f"- **{name}**: {printable(fact)}" for name, fact in facts)])
+    """Return the report of a plan as Markdown; `stored_step_s` is that of `table`."""
+    lines = [f"## {headline(plan)}", "", *(line for text in cautions(plan) for line in (f"**{printable(text)}**", ""))]
+    lines += _bullets(answer(plan))
+    for title, columns, rows in sections(plan):
+        lines += ["", f"**{title}**", "", *markdown_table(columns, rows)]
+    if plan.alternatives:
+        lines += ["", "**Alternatives**", "", *_bullets(alternatives(plan))]
+    if facts := details(plan, stored_step_s):
+        lines += ["", "**Details**", "", *_bullets(facts)]
+    return "\n".join(lines)
+
+
+def _bullets(facts: Sequence[tuple[str, str]]) -> list[str]:
+    return [f"- **{name}**: {printable(fact)}" for name, fact in facts]
 
 
 def headline(plan: Plan) -> str:
-    """The answer in one line."""
+    """Return one line that names the model, the cluster and the batch, and says if the plan does not fit in memory."""
     return printable(
-        f"{plan.profile} on {plan.cluster}: a step of {pluralize(plan.global_batch_size, 'sample')} takes"
-        f" {_seconds(plan.step_s)}" + ("" if plan.fits else ", if it had the memory")
+        f"{plan.profile} on {plan.cluster} ({pluralize(plan.cluster_devices, 'device')}), global batch"
+        f" {plan.global_batch_size}" + ("" if plan.fits else ": does not fit in memory")
     )
 
 
@@ -121,26 +165,90 @@ def cautions(plan: Plan) -> list[str]:
     return [f"{note[0].upper()}{note[1:]}" for note in plan.notes if note.startswith(VARY)]
 
 
-def sections(plan: Plan) -> list[tuple[list[str], list[tuple[object, ...]]]]:
-    """Columns and rows of the tables: who runs what, what a micro-batch takes, what a device holds, other schedules."""
-    several = plan.chunks > 1
-    who = ("group", "devices") if several else ("devices", "replicas")  # of a group devices say how many there are
+def answer(plan: Plan) -> list[tuple[str, str]]:
+    """Return the facts that a report starts with: step time, optimality, schedule, bottleneck, memory."""
+    idle = plan.cluster_devices - plan.devices
+    used = f"{plan.devices} of {plan.cluster_devices}" if idle else str(plan.devices)
+    gpus = 1 if plan.assumptions is None else plan.assumptions.gpus_per_device
+    virtual = f", {plan.chunks} virtual stages per device" if plan.chunks > 1 else ""
+    schedule = (
+        f"{_SCHEDULES.get(plan.schedule, plan.schedule)}{virtual}, {pluralize(plan.micro_batches, 'micro-batch')} of"
+        f" {pluralize(plan.micro_batch_size, 'sample')} over all replicas of a stage,"
+        f" activations {'recomputed' if plan.recompute else 'kept'}"
+    )
+    devices = f"{used} device{'s' if plan.cluster_devices > 1 else ''}{f' of {gpus} GPUs' if gpus > 1 else ''}"
     return [
         (
+            "Step time",
+            f"{_seconds(plan.step_s)} for {pluralize(plan.global_batch_size, 'sample')} (simulated, not measured)",
+        ),
+        ("Optimality", proof(plan)),
+        (
+            "Throughput",
+            f"{plan.samples_per_s:.4g} samples/s on {devices}, {plan.speed_up:.4g}× one device with enough memory",
+        ),
+        ("Schedule", schedule),
+        ("Bottleneck", plan.limit),
+        ("Suggestion", bottleneck.advice(plan.stages, plan.micro_batches, plan.step_s, idle=idle)),
+        ("Bubble", f"devices do not compute for {100 * plan.bubble:.1f} % of the step"),
+        ("Memory", _fullest(plan)),
+    ]
+
+
+def alternatives(plan: Plan) -> list[tuple[str, str]]:
+    """Return the plans that users compare first, by name, with step time and reason."""
+    return [(other.name, _instead(plan, other)) for other in plan.alternatives]
+
+
+def details(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, str]]:
+    """Return the facts behind the answer: optimizer, search and notes; `stored_step_s` is that of `table`."""
+    return [
+        *([] if plan.assumptions is None else [("Optimizer", _optimizer(plan.assumptions.memory))]),
+        *([("Search space", search_space(plan))] if plan.lower_bound_s is not None else []),
+        *([("Framework", restriction(plan))] if plan.restriction is not None else []),
+        *([] if plan.memory_preference is None else [("Tolerance", _preferred(plan, plan.memory_preference))]),
+        *([("Profile", measured)] if (measured := _measured(plan)) else []),
+        *([("Merged rows", merged)] if (merged := _merged(plan)) else []),
+        *(("Tied weights", _shared(plan, weight)) for weight in plan.parted),
+        *([("Data loading", _loading(plan))] if plan.loading_s else []),
+        *([] if stored_step_s is None else [("Stored step", _stored(plan, stored_step_s))]),
+        *_without(plan),
+        *([("Combined", _COMBINED.format(", ".join(names)))] if (names := _combined(plan)) else []),
+        *(("Note", note) for note in plan.notes if not note.startswith(VARY)),
+    ]
+
+
+def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, str]]:
+    """Return all named facts of a report in their order; `stored_step_s` is that of `table`."""
+    warnings = [(CAUTION, text) for text in cautions(plan)]
+    others = [(f"Alternative: {name}", text) for name, text in alternatives(plan)]
+    return [*warnings, *answer(plan), *others, *details(plan, stored_step_s)]
+
+
+def sections(plan: Plan) -> list[ReportTable]:
+    """Return the tables: layers and devices of stages, times, memory, and compared schedules if there are any."""
+    several = plan.chunks > 1
+    # Devices of a group run several stages, so their number repeats; the group tells which stages share them.
+    who = ("group", "devices") if several else ("devices", "replicas")
+    return [
+        ReportTable(
+            "Stages (samples: per replica and micro-batch; in flight: micro-batches)",
             ["stage", "layers", "count", *who, "samples", "in flight"],
             [_who(plan, run) for run in alike(range(len(plan.stages)), partial(_shape_of, plan))],
         ),
-        (
-            ["stage", "forward", "backward", "send on", "sync gradients", "sync after last backward"],
+        ReportTable(
+            "Time per micro-batch, and per step for the gradient all-reduce",
+            ["stage", "forward", "backward", "send", "gradient all-reduce", "exposed all-reduce"],
             [
                 (numbers(run), *("-" if longest is None else _seconds(longest) for longest in _longest(plan, run)))
                 for run in alike(range(len(plan.stages)), partial(_times, plan))
             ],
         ),
-        (
+        ReportTable(
+            "Peak memory per device",
             [
-                "group" if several else "stage", "weights", "gradients", "optimizer", "activations", "buffers",
-                "total", "of", "free",
+                "group" if several else "stage", "weights", "grads", "optimizer", "activations", "buffers",
+                "total", "limit", "free",
             ],
             [_held(plan.groups, run) for run in alike(range(len(plan.groups)), partial(_kept, plan))],
         ),
@@ -149,15 +257,17 @@ def sections(plan: Plan) -> list[tuple[list[str], list[tuple[object, ...]]]]:
 
 
 def _shape_of(plan: Plan, index: int) -> tuple[float, ...]:
+    """Return the figures of a stage that must be nearly equal for adjacent stages to share a row."""
     stage = plan.stages[index]
-    # Devices of a group come again after the last one's, so that there is no range of them.
+    # With virtual stages, devices of the first group follow those of the last, so a range of devices would be wrong.
     group = index // len(plan.groups) if plan.chunks > 1 else 0
     return len(stage.layers), stage.replicas, stage.share, plan.micro_batch_size // stage.replicas, group
 
 
 def _times(plan: Plan, index: int) -> tuple[float | None, ...]:
-    """Of one micro-batch; None where nothing is sent or summed."""
+    """Return the times of a stage in seconds, with None where nothing is sent or reduced."""
     stage = plan.stages[index]
+    # A stage with one replica has no gradients to reduce, and shows dashes instead of zeros.
     alone = stage.replicas == 1
     return (
         stage.forward_s,
@@ -169,19 +279,21 @@ def _times(plan: Plan, index: int) -> tuple[float | None, ...]:
 
 
 def _longest(plan: Plan, run: range) -> tuple[float | None, ...]:
-    """Of stages alike each time that is the longest."""
+    """Return the times of the slowest stage of a row, compared column by column from the left."""
+    # Nearly equal stages differ by 2 % at most, so it hardly matters which column decides.
     return max((_times(plan, index) for index in run), key=lambda times: [time or 0.0 for time in times])
 
 
 def _kept(plan: Plan, index: int) -> tuple[float, ...]:
-    """What does not depend on where in the pipeline a group is."""
+    """Return the memory of a group that does not depend on its position in the pipeline, in bytes."""
     group = plan.groups[index]
+    # Activations depend on the position in the pipeline, so they must not prevent a shared row.
     memory = group.memory
     return memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes, group.capacity_bytes
 
 
 def _who(plan: Plan, run: range) -> tuple[object, ...]:
-    """Who runs what: of one stage, or of several alike."""
+    """Return a row of the first table, for one stage or for several that are nearly equal."""
     stages = [plan.stages[index] for index in run]
     first, last = stages[0], stages[-1]
     group_of = {stage: number for number, group in enumerate(plan.groups) for stage in group.stages}
@@ -199,7 +311,8 @@ def _who(plan: Plan, run: range) -> tuple[object, ...]:
 
 
 def _held(groups: Sequence[DeviceGroup], run: range) -> tuple[object, ...]:
-    """What a device of a group holds: of several alike the fullest one's, for the first holds most activations."""
+    """Return a row of the memory table: the fullest group of a row, because the first ones keep most activations."""
+    # The first groups keep activations of most micro-batches.
     group = max((groups[index] for index in run), key=lambda group: group.memory.total_bytes)
     memory = group.memory
     sizes = (
@@ -215,7 +328,7 @@ def _held(groups: Sequence[DeviceGroup], run: range) -> tuple[object, ...]:
 
 
 def _free(group: DeviceGroup) -> str:
-    """Return the share of memory that stays free; one digit of a lack that rounds to nothing, which it is not."""
+    """Return the share of memory that is free; a shortfall that rounds to 0 % keeps one digit, to stay visible."""
     if group.capacity_bytes <= 0:
         return "none"
     percent = 100 * group.headroom_bytes / group.capacity_bytes
@@ -223,121 +336,90 @@ def _free(group: DeviceGroup) -> str:
 
 
 def _keeps_its_output(plan: Plan, stage: int) -> bool:
-    """Whether what a stage gives to the next one leaves its devices nowhere."""
+    """Return whether the output of a stage stays on its devices, so that nothing is sent."""
     return stage == len(plan.stages) - 1 or plan.stages[stage].devices == plan.stages[stage + 1].devices
 
 
-def _compared(plan: Plan) -> tuple[list[str], list[tuple[object, ...]]]:
-    """What each schedule would give."""
-    return ["schedule", "step", "to this", "fullest device", "stages", "micro-batch", ""], [
-        (
-            choice.name,
-            "-" if choice.step_s is None else _seconds(choice.step_s),
-            "-" if choice.step_s is None or not plan.step_s else f"{100 * (choice.step_s / plan.step_s - 1):+.1f} %",
-            "-" if choice.peak_bytes is None else _bytes(choice.peak_bytes),
-            f"{choice.stages}, {choice.chunks} a device" if choice.chunks > 1 else choice.stages or "-",
-            choice.micro_batch_size or "-",
-            f"lacks {_bytes(choice.missing_bytes)}" if choice.missing_bytes else "",
-        )
-        for choice in plan.schedules
-    ]
+def _compared(plan: Plan) -> ReportTable:
+    """Return the table of schedules that `schedule="auto"` compared."""
+    columns = ["schedule", "step time", "difference", "peak memory", "stages", "micro-batch", ""]
+    return ReportTable(
+        "Schedules",
+        columns,
+        [
+            (
+                choice.name,
+                "-" if choice.step_s is None else _seconds(choice.step_s),
+                "-"
+                if choice.step_s is None or not plan.step_s
+                else f"{100 * (choice.step_s / plan.step_s - 1):+.1f} %",
+                "-" if choice.peak_bytes is None else _bytes(choice.peak_bytes),
+                f"{choice.stages}, {choice.chunks} per device" if choice.chunks > 1 else choice.stages or "-",
+                choice.micro_batch_size or "-",
+                f"over by {_bytes(choice.missing_bytes)}" if choice.missing_bytes else "",
+            )
+            for choice in plan.schedules
+        ],
+    )
 
 
 def _without(plan: Plan) -> list[tuple[str, str]]:
-    """Why schedules have no step, those with the same reason together; memory that they lack is in their table."""
+    """Return the reasons for schedules without a step time; those that lack memory have theirs in the table."""
     names: dict[str, list[str]] = {}
     for choice in plan.schedules:
         if choice.step_s is None and not choice.missing_bytes:
+            # Schedules often fail for the same reason, so they share one line.
             names.setdefault(choice.why, []).append(choice.name)
-    return [("no step", f"{', '.join(those)}: {why}") for why, those in names.items()]
+    return [("No step time", f"{', '.join(same)}: {why}") for why, same in names.items()]
 
 
-def _pairs(plan: Plan) -> list[str]:
-    """Schedules whose steps are shown and that run forwards and backwards as one."""
+def _combined(plan: Plan) -> list[str]:
+    """Return the schedules with a step time in the report that run a forward and a backward pass as one."""
     shown = [plan.schedule, *(choice.name for choice in plan.schedules if choice.step_s is not None)]
     return [name for name in ("1f1b_overlap", "interleaved_overlap", "dualpipe_v") if name in shown]
 
 
-def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, str]]:
-    """Named facts about the whole plan; `stored_step_s` as in `table`."""
-    count = plan.micro_batches
-    several = f", {plan.chunks} stages on each device" if plan.chunks > 1 else ""
-    schedule = (
-        f"{_SCHEDULES.get(plan.schedule, plan.schedule)}{several}, {pluralize(count, 'micro-batch')} of"
-        f" {pluralize(plan.micro_batch_size, 'sample')}, shared by a stage's replicas,"
-        f" activations {'recomputed' if plan.recompute else 'kept'}"
-    )
-    idle = plan.cluster_devices - plan.devices
-    used = f"{plan.devices} of {plan.cluster_devices}" if idle else str(plan.devices)
-    gpus = 1 if plan.assumptions is None else plan.assumptions.gpus_per_device
-    groups = f" of {gpus} GPUs" if gpus > 1 else ""
-    throughput = (
-        f"{plan.samples_per_s:.4g} samples/s on {used} device{'s' if plan.cluster_devices > 1 else ''}{groups},"
-        f" {plan.speed_up:.4g} × one device with memory enough"
-    )
-    return [
-        *((CAUTION, said) for said in cautions(plan)),
-        *([("alike", folded)] if (folded := _folded(plan)) else []),
-        ("schedule", schedule),
-        ("throughput", throughput),
-        ("bubble", f"devices don't compute for {100 * plan.bubble:.1f} % of the step"),
-        *([] if plan.assumptions is None else [("optimizer", _optimizer(plan.assumptions.memory))]),
-        *([] if plan.fits else [("memory", _shortage(plan))]),
-        *([("left out", _loading(plan))] if plan.loading_s else []),
-        *([] if stored_step_s is None else [("stored step", _stored(plan, stored_step_s))]),
-        *([] if plan.memory_preference is None else [("tolerance", _preferred(plan, plan.memory_preference))]),
-        *(("shared", _shared(plan, weight)) for weight in plan.parted),
-        ("proof", proof(plan)),
-        *([("measured", measured)] if (measured := _measured(plan)) else []),
-        *([("search space", search_space(plan))] if plan.lower_bound_s is not None else []),
-        *([(f"--framework {plan.restriction.framework}", restriction(plan))] if plan.restriction is not None else []),
-        *_without(plan),
-        *([("run as one", _PAIR.format(", ".join(pairs)))] if (pairs := _pairs(plan)) else []),
-        ("limited by", plan.limit),
-        ("would help", bottleneck.advice(plan.stages, count, plan.step_s, idle=idle)),
-        *((f"or {other.name}", _instead(plan, other)) for other in plan.alternatives),
-        *(("note", note) for note in plan.notes if not note.startswith(VARY)),
-    ]
-
-
-def _folded(plan: Plan) -> str:
-    """Which stages share rows, in words; empty if none do."""
+def _merged(plan: Plan) -> str:
+    """Return which stages share a row of the tables; empty if none do."""
     runs = [run for run in alike(range(len(plan.stages)), partial(_shape_of, plan)) if len(run) > 1]
     stages = [plan.stages[run.start] for run in runs]
-    said = [
+    texts = [
         f"stages {numbers(run)}: {pluralize(len(stage.layers), 'layer')} × {stage.replicas}"
         for run, stage in zip(runs, stages, strict=True)
     ]
-    return f"{', '.join(said)}; times are the longest, memory that of the fullest" if said else ""
+    return f"{', '.join(texts)}; a row has the longest times and the largest memory" if texts else ""
 
 
 def _measured(plan: Plan) -> str:
-    """Where the profile's times come from, and whether they tell plans apart as finely as the proof; may be empty."""
+    """Return where and how the profile was measured, and a warning if its times vary by more than the gap."""
     profile = None if plan.assumptions is None else plan.assumptions.profile
+    # A plan that was saved without its profile has only a digest of it.
     if not isinstance(profile, Profile):
         return ""
     where = " on ".join(filter(None, [profile.dtype and f"in {profile.dtype}", profile.device]))
     versions = [" ".join(pair) for pair in profile.versions]
-    said = ", ".join(filter(None, [where, profile.machine, *versions, profile.date]))
+    facts = ", ".join(filter(None, [where, profile.machine, *versions, profile.date]))
+    known = f"measured {facts}" if where else facts
     spread = profile.spread or 0.0
-    if plan.gap is None or spread < _SEEN or spread <= plan.gap or cautions(plan):
-        return said
+    if plan.gap is None or spread < _MIN_SPREAD or spread <= plan.gap or cautions(plan):
+        return known
     doubt = f"times differ by {times(spread)}, more than the gap: plans as close as that may be as fast"
-    return f"{said}; {doubt}" if said else doubt
+    return f"{known}; {doubt}" if known else doubt
 
 
 def proof(plan: Plan) -> str:
-    """How sure it is that no plan is better, in words."""
-    stopped = "" if plan.finished else "; the search was stopped, more time may tell more"
+    """Return how certain it is that no plan has a shorter step."""
+    stopped = "" if plan.finished else "; the search was stopped, and more time may improve plan and bound"
+    # If the bound for all cuts meets the step, the weaker statements below are not needed.
     if plan.searched_cuts_bound_s is not None and not (plan.gap is not None and plan.gap <= _PROVEN):
         return _proof_of_some_cuts(plan, plan.searched_cuts_bound_s) + stopped
     if plan.compact_bound_s is not None and not (plan.gap is not None and plan.gap <= _PROVEN):
-        return _compact_proof(plan, plan.compact_bound_s) + stopped
+        return _node_aligned_proof(plan, plan.compact_bound_s) + stopped
     if plan.lower_bound_s is None or plan.gap is None:
         if plan.simulated:
             cuts = f"best of {plan.simulated:,} cuts that were" if plan.simulated > 1 else "one cut that was"
-            return f"none: the {cuts} simulated under this schedule{stopped}"
-        return "none: this is the price of a given plan, nothing was searched"
+            return f"unknown: the {cuts} simulated under this schedule{stopped}"
+        return "unknown: a given plan was evaluated, and no other plan was searched"
     if plan.gap <= _PROVEN:
         return f"proven optimal{whose(plan)}: no plan of the search space has a shorter step"
     return (
@@ -347,57 +429,63 @@ def proof(plan: Plan) -> str:
 
 
 def _proof_of_some_cuts(plan: Plan, searched_s: float) -> str:
-    """Return what is known of a plan where only some cuts were searched: first of all cuts, then of these."""
+    """Return the optimality of a plan if only some cuts were searched: first among all cuts, then among these."""
     if not plan.lower_bound_s or plan.gap is None:
-        known = "nothing is known of plans with other cuts"
+        known = "unknown for plans with other cuts"
     else:
         known = (
-            f"{above(plan.gap)}{whose(plan)}: no plan takes less than {_seconds(plan.lower_bound_s)}, whatever its cuts"
+            f"{above(plan.gap)}{whose(plan)}: no plan takes less than {_seconds(plan.lower_bound_s)}, regardless of its"
+            " cuts"
         )
+    # A bound of 0 says nothing, which an infinite gap stands for.
     gap = max(0.0, plan.step_s / searched_s - 1) if searched_s else math.inf
     if math.isinf(gap):
         return known
     if gap <= _PROVEN:
-        return f"{known}; none with the cuts that were searched is shorter"
-    return f"{known}; with the cuts that were searched none takes less than {_seconds(searched_s)}"
+        return f"{known}; no plan with the searched cuts is shorter"
+    return f"{known}; no plan with the searched cuts takes less than {_seconds(searched_s)}"
 
 
-def _compact_proof(plan: Plan, compact_bound_s: float) -> str:
-    """What is known of a plan where only compact placements could be looked through, and a bound is on all."""
+def _node_aligned_proof(plan: Plan, node_aligned_bound_s: float) -> str:
+    """Return the optimality of a plan if all node-aligned placements were searched and a bound holds for all others."""
     min_s = plan.lower_bound_s
-    gap = max(0.0, plan.step_s / compact_bound_s - 1) if compact_bound_s else math.inf
+    gap = max(0.0, plan.step_s / node_aligned_bound_s - 1) if node_aligned_bound_s else math.inf
+    # A plan that is not node-aligned can be better than all that are. Then the bound on those says nothing about it.
+    is_outside = gap <= _PROVEN and not _is_node_aligned(plan)
     if not min_s or plan.gap is None:
-        if gap <= _PROVEN and not _is_compact(plan):
-            return f"no compact placement is better{whose(plan)}; nothing is known of others"
+        if is_outside:
+            return f"no node-aligned placement is better{whose(plan)}; unknown for other placements"
         known = "optimal" if gap <= _PROVEN else "not proven optimal" if math.isinf(gap) else above(gap)
-        return f"{known} among compact placements{whose(plan)}; nothing is known of others"
+        return f"{known} among node-aligned placements{whose(plan)}; unknown for other placements"
     of_all = f"{above(plan.gap)} of all placements"
-    if gap <= _PROVEN and not _is_compact(plan):
-        known = f"{of_all}, and no compact one is better{whose(plan)}"
+    if is_outside:
+        known = f"{of_all}, and no node-aligned one is better{whose(plan)}"
     elif gap <= _PROVEN:
-        known = f"optimal among compact placements{whose(plan)}, {of_all}"
+        known = f"optimal among node-aligned placements{whose(plan)}, {of_all}"
     elif plan.gap - gap <= _PROVEN:
         known = f"{of_all}{whose(plan)}"
     else:
-        known = f"{of_all} ({percent(gap)} among compact ones){whose(plan)}"
+        known = f"{of_all} ({percent(gap)} among node-aligned ones){whose(plan)}"
     return f"{known}: no plan of the search space takes less than {_seconds(min_s)}"
 
 
-def _is_compact(plan: Plan) -> bool:
-    """Whether its stages, from the last one to the first, lie as docs/planner.md says of compact ones."""
+def _is_node_aligned(plan: Plan) -> bool:
+    """Return whether the stages, from the last to the first, are placed as docs/planner.md defines node-aligned."""
     if not plan.machines:
-        return True  # an old file, of when there were no others
+        return True  # Files without `machines` are older than the search through other placements.
     is_small = plan.cluster_devices <= _FEW_DEVICES
-    machine_of = [machine for machine, count in enumerate(plan.machines) for _ in range(count)]
+    node_of = [node for node, count in enumerate(plan.machines) for _ in range(count)]
     free = list(plan.machines)
+    # The search builds plans from the last stage to the first, so the definition follows this order.
     for stage in reversed(plan.stages):
-        taken = Counter(machine_of[device] for device in stage.devices)
-        begins = ends = 0  # in machines that it takes the rest of, or a part of
-        for machine, count in taken.items():
-            begins += count == free[machine] < plan.machines[machine]
-            ends += count < free[machine]
-            free[machine] -= count
-        if len(taken) > 1 and max(begins, ends) > is_small:
+        taken = Counter(node_of[device] for device in stage.devices)
+        # Nodes that another stage begins and this one fills, and nodes that this one leaves partly free.
+        completed = partial_nodes = 0
+        for node, count in taken.items():
+            completed += count == free[node] < plan.machines[node]
+            partial_nodes += count < free[node]
+            free[node] -= count
+        if len(taken) > 1 and max(completed, partial_nodes) > is_small:
             return False
         if sum(0 < left < count for left, count in zip(free, plan.machines, strict=True)) > 1 + is_small:
             return False
@@ -405,15 +493,16 @@ def _is_compact(plan: Plan) -> bool:
 
 
 def whose(plan: Plan) -> str:
-    """Whose plans a bound is about, where several schedules were compared or one framework is to run the plan."""
-    words = f" for {_SCHEDULES.get(plan.schedule, plan.schedule)}" if plan.schedules or plan.chunks > 1 else ""
+    """Return which plans a bound is about: those of the schedule, and of the framework if there is one."""
+    words = f" for {_SCHEDULES.get(plan.schedule, plan.schedule)}"
     return words + (f" among plans that {plan.restriction.label} runs" if plan.restriction is not None else "")
 
 
 def restriction(plan: Plan) -> str:
-    """What it costs that a framework must run the plan, in words; empty if none must."""
+    """Return how much longer the step is because a framework must run the plan; empty without a framework."""
     if plan.restriction is None:
         return ""
+    label = plan.restriction.label
     known = plan.restriction.costs(plan.step_s)
     free_s, stages = plan.restriction.free_step_s, plan.restriction.free_stages
     if known is None or free_s is None or stages is None:
@@ -423,73 +512,76 @@ def restriction(plan: Plan) -> str:
             why = "the search had no time left"
         else:
             why = "not all plans of its schedule were tried"
-        return f"not compared with the best plan that anybody could run: {why}"
+        return f"{label}; not compared with plans for any framework: {why}"
     least, most = known
     if most <= _PROVEN:
-        return "costs nothing: no plan that anybody could run has a shorter step"
+        return f"{label}; no plan for another framework has a shorter step"
     share = percent(most) if most - least <= _PROVEN else f"at most {percent(most)}"
     return (
-        f"costs {share} against the best plan that anybody could run; the best one found has"
+        f"{label}; its limits make the step {share} longer than the best plan without them; the best one found has"
         f" {pluralize(stages, 'stage')} and takes {_seconds(free_s)}"
     )
 
 
 def search_space(plan: Plan) -> str:
-    """Which plans were compared, in words."""
+    """Return which plans were compared, and how many."""
     if plan.chunks > 1:
         return _improved(plan)
+    # The planner words `cuts`; these phrases mark cuts that were thinned out, not an order of the layers.
     thinned = "stay with a neighbour" in plan.cuts or "in about equal steps" in plan.cuts
     some = "some cuts" if thinned and "one order" not in plan.cuts else "cuts of one order of the layers"
     cuts = "every cut between layers" if plan.cuts == "all" else f"{some} ({plan.cuts})"
     if plan.restriction is not None:
         cuts = plan.restriction.space if plan.cuts == "all" else f"{cuts}; {plan.restriction.space}"
-    # Frameworks start ranks in the order of devices, which other placements don't keep.
+    # Frameworks start ranks in the order of devices. Other placements don't keep it, so they are not tried for one.
     patterns = ", others by pattern" if plan.restriction is None else ""
     placements = (
-        "every placement on the machines"
+        "every placement on the nodes"
         if plan.placements == "all"
-        else f"compact placements only (few partly used machines){patterns}"
+        else f"node-aligned placements only (few partly used nodes){patterns}"
     )
     if plan.cuts != "all" or plan.placements != "all":
         placements += "; the bound holds for all"
-    effort = f"{plan.labels:,} partial plans, {plan.simulated:,} whole ones simulated" if plan.labels else ""
-    return f"{cuts}; {placements}" + (f"; {effort}" if effort else "")
+    effort = f"; {plan.labels:,} partial and {plan.simulated:,} complete plans evaluated" if plan.labels else ""
+    return f"{cuts}; {placements}{effort}"
 
 
 def _improved(plan: Plan) -> str:
-    """How a plan with several stages a device was found, and what its bound is about."""
+    """Return how a plan with virtual stages was found, and which plans its bound is about."""
     cuts = "" if plan.cuts == "all" else f" along one order of the layers ({plan.cuts})"
-    whose = "" if plan.restriction is None else f"; {plan.restriction.space}"
+    limits = "" if plan.restriction is None else f"; {plan.restriction.space}"
     return (
         f"balanced cuts for many sizes, improved by moving borders{cuts} and devices, {plan.simulated:,} plans"
-        f" simulated: there may be better ones; the bound holds for all{whose}"
+        f" simulated: better plans may exist; the bound holds for all{limits}"
     )
 
 
 def device_ranges(devices: Iterable[int]) -> str:
-    """Device numbers as ranges; the same ones on four machines or more by the first two and the last.
+    """Return device numbers as ranges; of four or more equal ranges on different nodes only the first two and the last.
 
     >>> device_ranges([0, 1, 2, 3, 8, 9, 12])
     '0–3,8–9,12'
     >>> device_ranges([0, 1, 8, 9, 16, 17, 24, 25, 31])
     '0–1,8–9…24–25,31'
     """
+    # Consecutive numbers have a constant difference to their index, which is the key of a run.
     by_run = groupby(enumerate(sorted(devices)), key=lambda pair: pair[1] - pair[0])
     runs = [[device for _, device in run] for _, run in by_run]
     texts = [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    said: list[str] = []
+    shown: list[str] = []
     while runs:
         same = 1
+        # Equal ranges at equal distances are the same devices on several nodes.
         while same < len(runs) and runs[same] == [device + same * (runs[1][0] - runs[0][0]) for device in runs[0]]:
             same += 1
-        count = same if same >= _ALIKE else 1
-        said.append(texts[0] if count == 1 else f"{texts[0]},{texts[1]}…{texts[count - 1]}")
+        count = same if same >= _MIN_RANGES else 1
+        shown.append(texts[0] if count == 1 else f"{texts[0]},{texts[1]}…{texts[count - 1]}")
         runs, texts = runs[count:], texts[count:]
-    return ",".join(said)
+    return ",".join(shown)
 
 
 def layer_range(plan: Plan, stage: Stage) -> str:
-    """First and last layer."""
+    """Return the names of the first and the last layer of a stage."""
     return _ends(plan, stage.layers[0], stage.layers[-1], alone=len(stage.layers) == 1)
 
 
@@ -498,14 +590,15 @@ def _ends(plan: Plan, first: str, last: str, *, alone: bool) -> str:
     return short[first] if alone else f"{short[first]} … {short[last]}"
 
 
+# Each row of a report asks for all names, and shortening compares each name with each other.
 @lru_cache(maxsize=16)
 def _short_names(ends: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    """Of the first and the last layers of a plan's stages."""
+    """Return a short unique name for the first and the last layer of each stage."""
     return short_names(name for pair in ends for name in pair)
 
 
 def shape(plan: Plan) -> str:
-    """A plan in a few characters: layers and replicas of each stage, equal neighbours counted.
+    """Return the layers and replicas of each stage in a few characters, with equal adjacent stages counted.
 
     >>> import hpgo
     >>> shape(hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64))
@@ -517,20 +610,21 @@ def shape(plan: Plan) -> str:
     return " ".join(shown) if len(shown) <= 4 else f"{len(stages)} stages"
 
 
-def sweep(plans: Sequence[Plan]) -> tuple[str, list[str], list[tuple[object, ...]]]:
-    """Title, columns and rows of a table that compares plans of one model for several batch or cluster sizes."""
+def sweep(plans: Sequence[Plan]) -> ReportTable:
+    """Return a table that compares plans of one model for several batch sizes or cluster sizes."""
+    # A sweep over device counts names the whole cluster, not its first part.
     largest = max(plans, key=lambda plan: plan.cluster_devices)
     title = f"{largest.profile} on {largest.cluster}"
     sizes = [plan.global_batch_size for plan in plans]
     devices = [plan.cluster_devices for plan in plans]
-    asked: dict[str, Sequence[object]] = {}
+    given: dict[str, Sequence[object]] = {}
     if len(set(sizes)) > 1:
-        asked["batch"] = sizes
+        given["batch"] = sizes
     else:
-        title += f", {pluralize(sizes[0], 'sample')} a step"
+        title += f", global batch {sizes[0]}"
     if len(set(devices)) > 1:
-        asked["devices"] = devices
-    columns = ["stages", "micro-batch", "step", "samples/s", "speed-up", "bubble", "gap", "free"]
+        given["devices"] = devices
+    columns = ["stages", "micro-batch", "step time", "samples/s", "speed-up", "bubble", "gap", "free"]
     answers = [
         (
             shape(plan),
@@ -544,63 +638,69 @@ def sweep(plans: Sequence[Plan]) -> tuple[str, list[str], list[tuple[object, ...
         )
         for plan in plans
     ]
-    rows = [(*known, *answer) for *known, answer in zip(*asked.values(), answers, strict=True)]
+    rows = [(*known, *answer) for *known, answer in zip(*given.values(), answers, strict=True)]
     title += "; stages as layers × devices"
     if any(plan.searched_cuts_bound_s is not None for plan in plans):
         title += "; only some cuts were searched, gaps are over all cuts"
-    return title, [*asked, *columns], rows
+    return ReportTable(title, [*given, *columns], rows)
 
 
 def _instead(plan: Plan, other: Alternative) -> str:
+    """Return the step time of an alternative, its difference from that of `plan`, and the reason."""
     if other.step_s is None:
         if not other.missing_bytes:
             return other.why
         return f"{pluralize(other.stages, 'stage')}: {other.why}"
     if other.why == "is this plan":
         return other.why
+    # Models without times have steps of 0, which must not divide.
     ratio = other.step_s / plan.step_s if plan.step_s else math.inf if other.step_s else 1.0
     if abs(ratio - 1) <= 1e-9:
         longer = "as long"
     elif math.isinf(ratio):
         longer = "longer"
-    elif ratio < 1:  # of a plan that was preferred for its memory
+    elif ratio < 1:  # A plan that was preferred for its memory may have alternatives with a shorter step.
         longer = f"{percent(1 - ratio)} shorter"
     else:
-        longer = f"{ratio:.1f} × as long" if ratio >= 2 else f"{percent(ratio - 1)} longer"
-    stages = f"{other.stages} stages, " if other.stages > 1 else ""
+        longer = f"{ratio:.1f}× as long" if ratio >= 2 else f"{percent(ratio - 1)} longer"
+    each = " of 1 device" if other.name == "straight pipeline" else ""
+    stages = f"{other.stages} stages{each}, " if other.stages > 1 else ""
     return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.micro_batch_size}): {other.why}"
 
 
 def _stored(plan: Plan, stored_step_s: float) -> str:
     if stored_step_s == plan.step_s:
-        return f"{_seconds(stored_step_s)}, and the same when priced anew"
+        return f"{_seconds(stored_step_s)} in the file, unchanged by the new evaluation"
     percent = f" ({100 * (plan.step_s / stored_step_s - 1):+.3g} %)" if stored_step_s else ""
     return (
-        f"{stored_step_s!r} s, but {plan.step_s!r} s when priced anew{percent}: the file was changed, or another"
-        " version of hpgo made it"
+        f"{stored_step_s!r} s in the file, but {plan.step_s!r} s by the new evaluation{percent}: the file was changed,"
+        " or another version of hpgo made it"
     )
 
 
 def _loading(plan: Plan) -> str:
-    return f"loading data, {format_seconds(plan.loading_s)} for each profiled batch: loaders work ahead of the step"
+    return (
+        f"{format_seconds(plan.loading_s)} for each profiled batch, not part of the step: data loaders work ahead of it"
+    )
 
 
 def _shared(plan: Plan, weight: SharedWeight) -> str:
-    """Who holds a copy of a weight that layers share."""
+    """Return which stages hold a copy of a weight that layers share."""
     stages = [str(at) for at, stage in enumerate(plan.stages) if not {*stage.layers}.isdisjoint(weight.layers)]
     layers = " and ".join(f"`{layer}`" for layer in weight.layers)
     return (
-        f"{layers} share {_bytes(weight.parameter_bytes)} of weights: stages {', '.join(stages)} hold a copy, and sum"
-        " its gradients together"
+        f"{layers} share {_bytes(weight.parameter_bytes)} of weights: stages {', '.join(stages)} hold a copy each, and"
+        " reduce its gradients together"
     )
 
 
 def _preferred(plan: Plan, than: MemoryPreference) -> str:
-    """What a plan was preferred to, and by how much it is longer."""
+    """Return the difference in step time and memory to the plan with the shortest step."""
     longer = plan.step_s / than.step_s - 1 if than.step_s else 0.0
+    # The plan with the shortest step can itself have the smallest memory.
     held = max(group.memory.total_bytes for group in plan.groups)
     share = f"{100 * than.tolerance:.3g} %"
-    least = f"the least memory found within {share} of the shortest step found, {_seconds(than.step_s)}"
+    least = f"the smallest memory found within {share} of the shortest step found, {_seconds(than.step_s)}"
     if held >= than.peak_bytes:
         return f"{least}: that plan itself"
     instead = f"{_bytes(held)} instead of {_bytes(than.peak_bytes)} on the fullest device"
@@ -608,29 +708,29 @@ def _preferred(plan: Plan, than: MemoryPreference) -> str:
 
 
 def _optimizer(memory: MemoryModel) -> str:
-    """What is kept beside weights and activations.
+    """Return the memory of gradients and optimizer state for each byte of weights.
 
     >>> from hpgo import MemoryModel
     >>> print(_optimizer(MemoryModel(shard_optimizer=True)))
-    adam-fp32: for each byte of weights 1 of gradients and 2 of state (4 + 4 + 8 a parameter), which replicas share
+    adam-fp32: 1 byte of gradients and 2 of state per byte of weights (4 + 4 + 8 per parameter), sharded over replicas
     """
     name = memory.optimizer
-    kept = (
-        f"for each byte of weights {memory.gradients_per_weight:g} of gradients and {memory.optimizer_per_weight:g} of"
-        " state"
-    )
-    known = "" if name is None else f" ({OPTIMIZERS[name].bytes_text} a parameter)"
-    return (
-        ("" if name is None else f"{name}: ")
-        + kept
-        + known
-        + (", which replicas share" if memory.shard_optimizer else "")
-    )
+    gradients, state = memory.gradients_per_weight, memory.optimizer_per_weight
+    kept = f"{gradients:g} byte{'' if gradients == 1 else 's'} of gradients and {state:g} of state per byte of weights"
+    known = "" if name is None else f" ({OPTIMIZERS[name].bytes_text} per parameter)"
+    sharded = ", sharded over replicas" if memory.shard_optimizer else ""
+    return f"{'' if name is None else f'{name}: '}{kept}{known}{sharded}"
 
 
-def _shortage(plan: Plan) -> str:
+def _fullest(plan: Plan) -> str:
+    """Return the memory of the fullest device, or how much it lacks."""
+    # The group with the least free memory decides whether the plan fits.
     group = min(plan.groups, key=lambda group: group.headroom_bytes)
-    return f"does not fit: each device of stage {group.stages[0]} lacks {_bytes(-group.headroom_bytes)}"
+    total, where = _bytes(group.memory.total_bytes), f"each device of stage {group.stages[0]}"
+    limit = _bytes(group.capacity_bytes)
+    if plan.fits:
+        return f"{total} of {limit} on {where}, which has the least free memory ({_free(group)})"
+    return f"does not fit: {where} needs {total} of {limit}, over by {_bytes(-group.headroom_bytes)}"
 
 
 def _samples(micro_batch: int, stage: Stage) -> str:

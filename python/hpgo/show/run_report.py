@@ -1,4 +1,4 @@
-"""Runs for people: what one amounts to, several side by side, and how one changes with micro-batches, as tables."""
+"""Reports of simulated runs: measures, ranks, comparisons of schedules, and sweeps over micro-batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def headline(timeline: Timeline) -> str:
-    """What was run, in one line."""
+    """Return one line with schedule, ranks and micro-batches."""
     parts = [f"{timeline.schedule}: {timeline.ranks} ranks"]
     parts += [f"{timeline.chunks} stages a rank"] if timeline.chunks > 1 else []
     parts += [f"{timeline.micro_batches} micro-batches"]
@@ -29,7 +29,7 @@ def headline(timeline: Timeline) -> str:
 
 
 def measures(timeline: Timeline) -> Table:
-    """Each measure with its meaning."""
+    """Return a table of measures with their meanings."""
     found = timeline.measures
     whose = "of all devices' time" if timeline.devices else "of all ranks' time"
     rows = [
@@ -51,11 +51,12 @@ def measures(timeline: Timeline) -> Table:
 
 
 def ranks(timeline: Timeline) -> Table:
-    """Each rank with its time and memory; one row for ranks that are as busy and hold evenly more or less."""
+    """Return a table of ranks with time and memory. Equally busy ranks with evenly changing memory share a row."""
     found = timeline.measures
     in_flight, peaks = found.peak_in_flight, found.peak_memory_bytes
     columns = ["rank", "busy", "idle / total", "in flight" if timeline.chunks == 1 else "chunks in flight"]
     columns += [] if peaks is None else ["peak memory"]
+    # In-flight counts of 1F1B decrease by one per rank. Equal steps, not equal counts, make ranks similar.
     on = steps(in_flight)
     rows = []
     for run in alike(range(timeline.ranks), lambda rank: (found.busy_s[rank], on[rank])):
@@ -68,7 +69,7 @@ def ranks(timeline: Timeline) -> Table:
 
 
 def _sizes(peaks: Sequence[float]) -> str:
-    """From the first of these to the last, or of the fullest where that is neither."""
+    """Return the first and the last size, or the largest if it is neither."""
     first, last = format_bytes(peaks[0]), format_bytes(peaks[-1])
     number, _, unit = first.partition(" ")
     ends = (f"{number}–{last}" if last.endswith(f" {unit}") else f"{first} – {last}") if first != last else first
@@ -76,7 +77,8 @@ def _sizes(peaks: Sequence[float]) -> str:
 
 
 def comparison(timelines: Sequence[Timeline]) -> Table:
-    """Several runs beside the first; memory where all know it."""
+    """Return a table that compares runs with the first one. It has a memory column if all runs have sizes."""
+    # A memory column with gaps would invite wrong comparisons.
     with_memory = all(timeline.measures.peak_memory_bytes is not None for timeline in timelines)
     columns = ["schedule", "step", "against first", "idle / total", "idle / busy", "activations held"]
     columns += ["peak memory"] if with_memory else []
@@ -98,7 +100,7 @@ def comparison(timelines: Sequence[Timeline]) -> Table:
 
 
 def sweep(points: Sequence[SweepPoint]) -> Table:
-    """Schedules at growing numbers of micro-batches."""
+    """Return a table of schedules for each number of micro-batches."""
     columns = ["schedule", "micro-batches", "step", "each", "idle / total", "activations held"]
     with_memory = points[0].peak_memory_bytes is not None
     rows = []

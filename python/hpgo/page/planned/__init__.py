@@ -1,1 +1,1 @@
-"""The plan's page: one plan to look at, to change and to search for; a floor of its own within the page."""
+"""The page of a plan: show, change and search for one plan. A level of its own within the package `page`."""

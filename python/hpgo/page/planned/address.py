@@ -1,7 +1,7 @@
-"""Addresses of the plan's page: a question, and what a reader changed. Undoing and sharing is going to an address.
+"""Addresses of the plan page: a planning problem and the changes of the user. Undo and sharing use addresses.
 
-A question is a plan's file (`plan`), or a model, a cluster and a batch. What is changed stands beside it: the stages by
-the places of their layers in the profile and by their devices, `0-31@0-7,32-52@8-15`, and how they run.
+The problem is a plan file (`plan`), or a model, a cluster and a batch. Changes are further fields: stages, by indices
+of layers and numbers of devices (`0-31@0-7,32-52@8-15`), schedule, micro-batch size and recomputation.
 """
 
 from __future__ import annotations
@@ -23,28 +23,30 @@ if TYPE_CHECKING:
     from hpgo.planning.plans import Plan
 
 RECOMPUTE: dict[str, bool | str] = {"no": False, "yes": True, "auto": "auto"}
-_MOST_LENGTH = 64 * 1024
-_MOST_NUMBERS = 2**17
+_MAX_LENGTH = 64 * 1024
+"""Limit on the characters of a field."""
+_MAX_NUMBERS = 2**17
+"""Limit on the layers and devices in a field, against short texts for huge ranges."""
 _RUN = re.compile(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", re.ASCII)
-_STAGES = "write each stage as places of layers and devices, like `0-25@0-7,26-52@8-15`"
+_STAGES = "write each stage as indices of layers and devices: `0-25@0-7,26-52@8-15`"
 
 Rows = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
-"""Layers of each stage, by their place in the profile, and its devices."""
+"""Layers of each stage, by their index in the profile, and its devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanAddress:
-    """What an address asks for; None where it leaves a choice open."""
+    """Values of an address; None for those that it does not set."""
 
     plan: str = ""
-    """Name on the shelf of the plan whose question it is; then model, cluster and settings are its own."""
+    """Name of a plan on the server, which sets model, cluster and settings."""
     model: str = ""
-    """A built-in one, or the name on the shelf of a profile."""
+    """A built-in model, or the name of a profile on the server."""
     cluster: str = ""
-    """A preset, or the name on the shelf of a cluster."""
+    """A built-in cluster, or the name of a cluster on the server."""
     batch: int | None = None
     devices: int | None = None
-    """Only the first so many of the cluster."""
+    """Number of the cluster's first devices to use."""
     optimizer: str = ""
     shard: bool = False
     reserve_bytes: float = 0.0
@@ -53,13 +55,13 @@ class PlanAddress:
     schedule: str = ""
     recompute: bool | str | None = None
     regroup: bool = False
-    """Whether stages are cut anew where the schedule runs others on each group of devices."""
+    """Whether stages are cut again if the schedule needs another number of them per group of devices."""
     width_px: int = 1200
-    """Of the timeline's picture."""
+    """Width of the picture of the step, in pixels."""
 
     @property
     def question(self) -> tuple[object, ...]:
-        """What stays the same while a plan is changed."""
+        """The planning problem, which stays the same while a plan is changed."""
         return (
             self.plan, self.model, self.cluster, self.batch, self.devices, self.optimizer, self.shard,
             self.reserve_bytes,
@@ -67,7 +69,7 @@ class PlanAddress:
 
     @property
     def is_changed(self) -> bool:
-        """Whether it is more than a plan's file as it is."""
+        """Whether the address changes anything in a plan file."""
         return bool(
             self.stages
             or self.micro_batch
@@ -79,13 +81,14 @@ class PlanAddress:
 
 
 def asked_of(items: Iterable[tuple[str, str]]) -> PlanAddress:
-    """Reads the pairs of an address. Raises ArgumentError that names the field and what it takes."""
+    """Return the values of an address. Raises ArgumentError with the field and its allowed values."""
     read: dict[str, Any] = {}
     for name, text in items:
         if name not in _READERS:
             raise ArgumentError(f"unknown field `{shorten(name)}`", did_you_mean(name, _READERS), code="unknown_name")
-        if len(text) > _MOST_LENGTH:
-            raise ArgumentError(f"`{name}` has {len(text):,} letters", f"give at most {_MOST_LENGTH:,}")
+        if len(text) > _MAX_LENGTH:
+            raise ArgumentError(f"`{name}` has {len(text):,} characters, but at most {_MAX_LENGTH:,} are allowed", "")
+        # Forms send empty fields, which mean that nothing is set.
         if text.strip():
             field, reader = _READERS[name]
             read[field] = reader(name, text.strip())
@@ -93,16 +96,16 @@ def asked_of(items: Iterable[tuple[str, str]]) -> PlanAddress:
     if not asked.plan:
         for name, given in (("model", asked.model), ("cluster", asked.cluster), ("batch", asked.batch)):
             if not given:
-                raise ArgumentError(f"the address names no {name}", "give a model, a cluster and a batch, or a plan")
+                raise ArgumentError(f"the address has no {name}", "give a model, a cluster and a batch, or a plan")
     return asked
 
 
 def drawn_size(items: Iterable[tuple[str, str]], planned: Size | None) -> Size:
-    """How much of a step an address has to draw; `planned` is that of the plan it names. Raises as `asked_of`."""
+    """Return the size of the picture for an address, where `planned` is the size of its plan. Raises as `asked_of`."""
     asked = asked_of(items)
     stages = len(asked.stages) or (planned.ranks if planned else 1)
     if asked.micro_batch is None or asked.batch is None:
-        # As many micro-batches as its plan, or as many as there may be.
+        # Without both numbers, assume the micro-batches of the plan, or the largest possible number.
         each = (
             planned.actions // planned.ranks if planned and not asked.micro_batch else 2 * (asked.batch or MOST.actions)
         )
@@ -112,7 +115,7 @@ def drawn_size(items: Iterable[tuple[str, str]], planned: Size | None) -> Size:
 
 
 def changes_of(plan: Plan, places: dict[str, int]) -> dict[str, str]:
-    """The fields of an address that make `plan` of its question; `places` says where layers stand in the profile."""
+    """Return the fields of an address that lead to `plan`; `places` are indices of layers in the profile."""
     rows = [([places[layer] for layer in stage.layers], list(stage.devices)) for stage in plan.stages]
     return {
         "stages": stages_text(rows),
@@ -123,7 +126,7 @@ def changes_of(plan: Plan, places: dict[str, int]) -> dict[str, str]:
 
 
 def stages_text(rows: Iterable[tuple[Sequence[int], Sequence[int]]]) -> str:
-    """Stages as an address has them.
+    """Return stages in the format of addresses.
 
     >>> stages_text([([0, 1, 2], [0, 1]), ([3, 5], [2, 4])])
     '0-2@0-1,3+5@2+4'
@@ -145,10 +148,10 @@ def _stages(name: str, text: str) -> Rows:
             raise ArgumentError(f"stage {at} is `{shorten(word)}`", _STAGES)
         row = _numbers(at, layers), _numbers(at, devices)
         named += sum(map(len, row))
-        if named > _MOST_NUMBERS:
+        if named > _MAX_NUMBERS:
             raise ArgumentError(
-                f"`{name}` names more than {_MOST_NUMBERS:,} layers and devices",
-                "`hpgo plan` takes more",
+                f"`{name}` has more than {_MAX_NUMBERS:,} layers and devices",
+                "use `hpgo plan`, which has no such limit",
                 code="too_large",
             )
         rows.append(row)
@@ -160,11 +163,11 @@ def _numbers(stage: int, text: str) -> tuple[int, ...]:
     for word in text.split("+"):
         run = _RUN.fullmatch(word)
         first, last = (int(run[1]), int(run[2] or run[1])) if run else (1, 0)
-        if not first <= last <= first + _MOST_NUMBERS:
-            raise ArgumentError(f"stage {stage} has `{shorten(word)}`, which is no range of numbers", _STAGES)
+        if not first <= last <= first + _MAX_NUMBERS:
+            raise ArgumentError(f"stage {stage} has `{shorten(word)}`, which is not a range of numbers", _STAGES)
         numbers += range(first, last + 1)
-        if len(numbers) > _MOST_NUMBERS:
-            break  # whoever asked for these is told so
+        if len(numbers) > _MAX_NUMBERS:
+            break  # The caller raises the error.
     return tuple(numbers)
 
 

@@ -1,4 +1,4 @@
-"""The plan's page as one document: its script and its style are joined from parts, as nothing is fetched for them."""
+"""HTML of the plan page as one document, with all scripts and styles, because the page loads no other files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _SCRIPTS = (
     "controls", "ask", "search", "sweep", "start",
 )  # fmt: skip
 _FILLS = ("F", "B", "sync", "waits", "weights", "gradients", "optimizer", "activations", "buffers")
-"""Marks of the pictures that the page paints too, beside stages."""
+"""Styles of pictures that the page uses, besides those of stages."""
 
 
 def alone(plan: Plan) -> bytes:
-    """The page of one plan as a file of its own, with the step's pictures in it: to look at, without a server."""
+    """Return the page of one plan as a file that needs no server, with the pictures of its step."""
     from hpgo.draw import render
     from hpgo.page.planned.facts import facts
     from hpgo.page.planned.origin import question_of
@@ -42,7 +42,7 @@ def alone(plan: Plan) -> bytes:
 
 
 def page(held: dict[str, Any] | None) -> str:
-    """The page: of a server, which it asks for the plan of its address, or with all it shows in itself (`held`)."""
+    """Return the page, which requests the plan of its address from the server, or contains everything in `held`."""
     return filled(_template(), {"HELD": _in_script(held), "CHOICES": _in_script(_choices())})
 
 
@@ -63,14 +63,14 @@ def _template() -> str:
 
 
 def _fills() -> str:
-    """Colours and patterns of the pictures, as classes of the page: `is-F`, `is-stage-0`, `is-weights` and so on."""
+    """Return the CSS classes with colors and patterns of pictures: `is-F`, `is-stage-0`, `is-weights` and so on."""
     light: list[str] = []
     dark: list[str] = []
     strong: list[str] = []
     stages = [f"stage-{at}" for at in range(len(palette.STAGE_COLOURS))]
     for name in (*_FILLS, *stages):
         look = palette.look(name)
-        assert look.fill is not None  # noqa: S101 -- boxes have one
+        assert look.fill is not None  # noqa: S101 -- all boxes are filled
         for rules, colour in zip((light, dark), look.fill, strict=True):
             rules.append(f".is-{name}{{--c:{colour};--hatch:{_tile(look.hatch, colour, palette.HATCH_OPACITY)}}}")
         strong.append(f".is-{name}{{--hatch:{_tile(look.hatch, look.fill[0], palette.PRINT_OPACITY)}}}")
@@ -78,7 +78,7 @@ def _fills() -> str:
 
 
 def _tile(hatch: str, colour: str, opacity: float) -> str:
-    """One tile of a pattern as an image of CSS; `none` where there is none."""
+    """Return one tile of a pattern as a CSS image, or `none` for no pattern."""
     if not hatch:
         return "none"
     side, ink = f"{palette.HATCH_PX:g}", palette.ink_on(colour)
@@ -90,7 +90,7 @@ def _tile(hatch: str, colour: str, opacity: float) -> str:
 
 
 def _choices() -> dict[str, list[str]]:
-    """What the form offers."""
+    """Return the names that the form offers."""
     return {
         "models": sorted(MODELS),
         "clusters": sorted(PRESETS),
@@ -100,5 +100,5 @@ def _choices() -> dict[str, list[str]]:
 
 
 def _in_script(held: dict[str, Any] | None) -> str:
-    """JSON that no browser takes for the end of a script."""
+    """Return JSON for a script element, without `<`, so that no text in it can end the script."""
     return json.dumps(held, ensure_ascii=False).replace("<", "\\u003c")

@@ -1,6 +1,6 @@
-"""What the plan's page draws, as one record that goes into JSON: every number of it is the library's.
+"""Data of the plan page as one JSON record. The page computes no numbers itself.
 
-Seconds and bytes are plain numbers, so that lengths can be drawn; what people read stands beside them as text.
+Seconds and bytes are plain numbers, to draw lengths. Texts for users are separate values next to them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ if TYPE_CHECKING:
     from hpgo.programs.stages import DeviceGroup, Stage
 
 _PROVEN = 5e-7
-_MOST_LAYERS = 20_000
-_MOST_DEVICES = 16_384
+"""Largest optimality gap that is only floating-point rounding."""
+_MAX_LAYERS = 20_000
+_MAX_DEVICES = 16_384
 _TERMS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
 def facts(plan: Plan, found: Origin | None) -> dict[str, Any]:
-    """All that the page shows of `plan`; without what it was asked (`found`) it can't be changed.
+    """Return the data of the page for `plan`, which can't be changed without its planning problem `found`.
 
-    Raises ArgumentError for a plan that is too large to be shown.
+    Raises ArgumentError for a plan that is too large for the page.
     """
     if larger := too_large(plan):
-        raise ArgumentError(larger, "`hpgo plan` and `hpgo draw` take more")
+        raise ArgumentError(larger, "use `hpgo plan` and `hpgo draw`, which have no such limit")
+    # Addresses count layers by their index in the profile.
     places = found.places if found else {layer: at for at, layer in enumerate(_ids(plan))}
     return {
         "headline": report.headline(plan),
@@ -63,8 +65,8 @@ def facts(plan: Plan, found: Origin | None) -> dict[str, Any]:
         "alternatives": _alternatives(plan, places),
         "report": {
             "tables": [
-                {"columns": columns, "rows": [list(map(str, row)) for row in rows]}
-                for columns, rows in report.sections(plan)
+                {"title": title, "columns": columns, "rows": [list(map(str, row)) for row in rows]}
+                for title, columns, rows in report.sections(plan)
             ],
             "summary": [[name, printable(fact)] for name, fact in report.summary(plan)],
         },
@@ -72,26 +74,26 @@ def facts(plan: Plan, found: Origin | None) -> dict[str, Any]:
 
 
 def too_large(plan: Plan) -> str:
-    """Why the page does not draw `plan`; empty if it does."""
+    """Return the reason for which `plan` is too large for the page; empty if it is not."""
     layers = sum(len(stage.layers) for stage in plan.stages)
-    for count, most, what in ((layers, _MOST_LAYERS, "layers"), (plan.cluster_devices, _MOST_DEVICES, "devices")):
+    for count, most, what in ((layers, _MAX_LAYERS, "layers"), (plan.cluster_devices, _MAX_DEVICES, "devices")):
         if count > most:
-            return f"the plan has {count:,} {what}; the page takes {most:,}"
+            return f"the plan has {count:,} {what}, but the limit of the page is {most:,}"
     return ""
 
 
 def seconds(value_s: float) -> str:
-    """A time with three digits."""
+    """Return a time with three digits and its unit."""
     return format_seconds(float(f"{value_s:.3g}"))
 
 
 def sized(value_bytes: float) -> str:
-    """A size with three digits."""
+    """Return a size with three digits and its unit."""
     return format_bytes(float(f"{value_bytes:.3g}"))
 
 
 def _ids(plan: Plan) -> list[str]:
-    """Layers in the order of the profile, or of the stages where it isn't at hand."""
+    """Return the ids of layers in the order of the profile, or of the stages if the profile is unknown."""
     profile = None if plan.assumptions is None else plan.assumptions.profile
     if isinstance(profile, Profile):
         return [layer.id for layer in profile.layers]
@@ -101,7 +103,7 @@ def _ids(plan: Plan) -> list[str]:
 def _controls(plan: Plan, found: Origin | None) -> dict[str, Any]:
     why = ""
     if found is None:
-        why = "its file does not hold what it was planned for, so it can be looked at, not changed"
+        why = "its file does not contain profile and cluster, so it can't be changed"
     sizes = [size for size in divisors(plan.global_batch_size) if plan.global_batch_size // size <= 2**16]
     return {
         "why_fixed": why,
@@ -116,7 +118,8 @@ def _controls(plan: Plan, found: Origin | None) -> dict[str, Any]:
 
 
 def _figures(plan: Plan) -> list[dict[str, str]]:
-    """What to know first: a name, a value, and what it is about."""
+    """Return the key figures: name, value and note."""
+    # The device that lacks most memory is the one to show.
     fullest = max(plan.groups, key=lambda group: group.memory.total_bytes - group.capacity_bytes)
     idle = plan.cluster_devices - plan.devices
     return [
@@ -124,9 +127,9 @@ def _figures(plan: Plan) -> list[dict[str, str]]:
         {
             "name": "throughput",
             "value": f"{plan.samples_per_s:.4g} /s",
-            "note": f"{plan.speed_up:.3g} × one device with memory enough",
+            "note": f"{plan.speed_up:.3g}× one device with enough memory",
         },
-        {"name": "bubble", "value": f"{100 * plan.bubble:.1f} %", "note": "of the step, devices don't compute"},
+        {"name": "bubble", "value": f"{100 * plan.bubble:.1f} %", "note": "of the step, devices do not compute"},
         {
             "name": "fullest device",
             "value": sized(fullest.memory.total_bytes),
@@ -141,7 +144,7 @@ def _figures(plan: Plan) -> list[dict[str, str]]:
 
 
 def _layers(plan: Plan, found: Origin | None, places: dict[str, int]) -> dict[str, Any]:
-    """For each layer, by its place: its name, and what it takes and holds on a device of its stage."""
+    """Return names, times and memory of all layers, in the order of the profile, on a device of their stages."""
     ids = sorted(places, key=places.__getitem__)
     profile = found.profile if found else None
     if profile is None and plan.assumptions is not None and isinstance(plan.assumptions.profile, Profile):
@@ -182,14 +185,14 @@ def _stage(plan: Plan, at: int, places: dict[str, int]) -> dict[str, Any]:
     layers = [places[layer] for layer in stage.layers]
     group = next(number for number, group in enumerate(plan.groups) if at in group.stages)
     text = stages_text([(layers, list(stage.devices))])
-    said = [
+    facts = [
         ("layers", f"{len(stage.layers)}: {report.layer_range(plan, stage)}"),
         ("devices", f"{report.device_ranges(stage.devices)} ({pluralize(stage.replicas, 'replica')})"),
-        ("samples of a micro-batch", f"{stage.share} on the fullest replica"),
+        ("samples per micro-batch", f"{stage.share} on the fullest replica"),
         ("in flight", pluralize(stage.in_flight, "micro-batch")),
         ("forward", seconds(stage.forward_s)),
         ("backward", seconds(stage.backward_s)),
-        *([("gradients sync", seconds(stage.sync_s))] if stage.replicas > 1 else []),
+        *([("gradient all-reduce", seconds(stage.sync_s))] if stage.replicas > 1 else []),
         ("free", _free(plan.groups[group])),
     ]
     return {
@@ -200,7 +203,7 @@ def _stage(plan: Plan, at: int, places: dict[str, int]) -> dict[str, Any]:
         "share": stage.share,
         "forward_s": stage.forward_s,
         "backward_s": stage.backward_s,
-        "said": said,
+        "said": facts,
     }
 
 
@@ -235,7 +238,7 @@ def _machines(plan: Plan, found: Origin | None) -> list[dict[str, Any]]:
         machine = found.cluster.machines[at] if found else None
         rows.append(
             {
-                "name": (machine.name if machine else "") or f"machine {at}",
+                "name": (machine.name if machine else "") or f"node {at}",
                 "first": first,
                 "count": count,
                 "device": printable(machine.device.name) if machine else "device",
@@ -248,21 +251,21 @@ def _machines(plan: Plan, found: Origin | None) -> list[dict[str, Any]]:
 
 def _rates(cluster: Cluster) -> list[list[str]]:
     return [
-        ["in a machine", _rate(cluster.intra)],
-        *([["between machines", _rate(cluster.inter)]] if len(cluster.machines) > 1 else []),
+        ["within a node", _rate(cluster.intra)],
+        *([["between nodes", _rate(cluster.inter)]] if len(cluster.machines) > 1 else []),
     ]
 
 
 def _rate(link: Link) -> str:
-    """A link's rates in words; those of collectives where they differ."""
+    """Return the rate of a link, and that of collectives if it differs."""
     said = format_bytes_per_s(link.bytes_per_s)
     if link.collective_bytes_per_s != link.bytes_per_s:
-        said += f", {format_bytes_per_s(link.collective_bytes_per_s)} for sums"
+        said += f", {format_bytes_per_s(link.collective_bytes_per_s)} for all-reduces"
     return said
 
 
 def _links(plan: Plan, found: Origin | None) -> list[dict[str, Any]]:
-    """What each stage sends to the next one, and by which links."""
+    """Return the transfers between adjacent stages, and their links."""
     rows = []
     machine_of = [at for at, count in enumerate(plan.machines or (plan.cluster_devices,)) for _ in range(count)]
     for at, (stage, behind) in enumerate(zip(plan.stages, plan.stages[1:], strict=False)):
@@ -287,7 +290,7 @@ def _links(plan: Plan, found: Origin | None) -> list[dict[str, Any]]:
 
 
 def _time(plan: Plan) -> dict[str, Any]:
-    """Where the step goes: in words, and for each group of devices as shares."""
+    """Return where the time of the step goes, as texts and as shares for each group of devices."""
     step_s = plan.step_s or 1.0
     rows = []
     for group in plan.groups:
@@ -295,6 +298,7 @@ def _time(plan: Plan) -> dict[str, Any]:
         forward_s = sum(stage.forward_s for stage in own) * plan.micro_batches
         backward_s = sum(stage.backward_s for stage in own) * plan.micro_batches
         tail_s = max(stage.sync_tail_s for stage in own)
+        # Rounding can make the parts exceed the step by a tiny amount.
         rest_s = max(0.0, plan.step_s - forward_s - backward_s - tail_s)
         terms = (("forward", forward_s), ("backward", backward_s), ("gradients sync", tail_s), ("waits", rest_s))
         rows.append([{"name": name, "share": part_s / step_s, "text": seconds(part_s)} for name, part_s in terms])
@@ -318,14 +322,15 @@ def _proof(plan: Plan) -> dict[str, Any]:
     return {
         "bound_s": bound_s,
         "bound": None if bound_s is None else seconds(bound_s),
-        "gap": None if gap is None else f"proven optimal{report.whose(plan)}" if gap <= _PROVEN else above(gap),
+        "is_optimal": gap is not None and gap <= _PROVEN,
+        "gap": None if gap is None else "proven optimal" if gap <= _PROVEN else above(gap),
         "stopped": plan.stopped,
         "text": report.proof(plan),
     }
 
 
 def _alternatives(plan: Plan, places: dict[str, int]) -> list[dict[str, Any]]:
-    """Other plans that were looked at, each with the fields of an address that make it the plan."""
+    """Return the alternatives, each with the fields of an address that lead to its plan."""
     rows = []
     for kind, others in (("", plan.alternatives), ("schedule", plan.schedules)):
         for row in others:
@@ -347,7 +352,7 @@ def _alternatives(plan: Plan, places: dict[str, int]) -> list[dict[str, Any]]:
 
 
 def best_so_far(best_s: float, bound_s: float) -> dict[str, Any]:
-    """What a search knows so far: its best step, a bound on all, and the gap between them."""
+    """Return the progress of a search: its best step, its bound, and the gap."""
     gap = best_s / bound_s - 1 if bound_s > 0 and best_s != float("inf") else None
     return {
         "best": None if best_s == float("inf") else seconds(best_s),

@@ -1,4 +1,4 @@
-"""What a request of the plan's page asks for, as it is sent to the process that answers it."""
+"""Requests of the plan page, in the form that is sent to the worker process."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from hpgo.errors import HpgoError
 
 PARTS = ("facts.json", "timeline.svg", "timeline.html", "plan.json")
-"""What can be had of a plan."""
+"""Parts of a plan that the page can request."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file that someone loaded into the page."""
+    """A file that was loaded into the page."""
 
     kind: str
     """`plan`, `profile` or `cluster`."""
@@ -24,17 +24,17 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class PlanJob:
-    """What one request of the plan's page asks for."""
+    """One request of the plan page."""
 
     wanted: str
-    """One of `PARTS`; `search`; or `look`, whether a file is what it should be."""
+    """One of `PARTS`, `search`, or `look`, which checks that a file is of its kind."""
     items: tuple[tuple[str, str], ...]
     files: tuple[tuple[str, File], ...] = ()
-    """Those that the address names, by their names in it."""
+    """Files that the address names, by their names in it."""
     deadline_s: float = 10.0
-    """For a search."""
+    """Time limit of a search in seconds."""
 
 
 def mistake(error: HpgoError) -> dict[str, str]:
-    """An error in the library's words."""
+    """Return message and hint of an error for the page."""
     return {"message": error.message, "hint": error.hint or ""}

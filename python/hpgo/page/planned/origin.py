@@ -1,4 +1,4 @@
-"""The question behind a plan's page: profile, cluster, batch and settings, and the plan that an address makes of it."""
+"""Planning problem behind the page of a plan, and the plan that an address makes of it."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What is asked, and the plan that came with it."""
+    """A planning problem, and the plan of its file if it has one."""
 
     profile: Profile
     cluster: Cluster
     batch: int
     settings: dict[str, Any]
-    """Of `hpgo.plan`, but for what the page changes."""
+    """Arguments of `hpgo.plan`, without those that the page changes."""
     plan: Plan | None = None
 
     @property
     def places(self) -> dict[str, int]:
-        """Where each layer stands in the profile, by its id."""
+        """Index in the profile of each layer, by its id."""
         return {layer.id: at for at, layer in enumerate(self.profile.layers)}
 
 
 def read(file: File) -> Plan | Profile | Cluster:
-    """What a file holds; raises HpgoError, which calls the file by its title, if that is not what it is said to be."""
+    """Return the content of a file. Raises HpgoError, with the title of the file, if it is of another kind."""
     if file.kind == "plan":
         return _plan(file)
-    # Readers tell formats by names, and find sizes in them.
+    # Readers of profiles use the name of the file: its ending, and batch sizes in it.
     with tempfile.TemporaryDirectory(prefix="hpgo-") as folder:
         path = Path(folder) / (Path(file.title).name or "file")
         path.write_bytes(file.body)
@@ -64,15 +64,16 @@ def _plan(file: File) -> Plan:
 
 @lru_cache(maxsize=4)
 def origin(question: tuple[object, ...], files: tuple[tuple[str, File], ...]) -> Origin:
-    """What `PlanAddress.question` means, with the `files` that it names. Raises HpgoError where that is nothing.
+    """Return the planning problem of `PlanAddress.question`, with the `files` that it names.
 
-    Kept between one change of a plan and the next.
+    Raises HpgoError for unknown models and clusters. Results are cached, because each change of a plan needs them.
     """
     plan, model, cluster, batch, devices, optimizer, shard, reserve_bytes = question
     held = dict(files)
     if plan:
         found = read(held[str(plan)])
-        assert isinstance(found, Plan)  # noqa: S101 -- it was looked at when it was loaded
+        assert isinstance(found, Plan)  # noqa: S101 -- checked when it was loaded
+        # The file sets the problem. The address may change only batch and devices.
         own = _of_plan(found)
         if batch is None and devices is None:
             return own
@@ -80,7 +81,7 @@ def origin(question: tuple[object, ...], files: tuple[tuple[str, File], ...]) ->
         return replace(own, cluster=part, batch=own.batch if batch is None else int(str(batch)), plan=None)
     layers = read(held[str(model)]) if model in held else _built_in(str(model))
     whole = read(held[str(cluster)]) if cluster in held else Cluster.preset(str(cluster))
-    assert isinstance(whole, Cluster)  # noqa: S101 -- likewise
+    assert isinstance(whole, Cluster)  # noqa: S101 -- checked when it was loaded
     name: Any = str(optimizer) if optimizer else "adam-fp32"
     memory = MemoryModel.preset(
         name,
@@ -93,11 +94,11 @@ def origin(question: tuple[object, ...], files: tuple[tuple[str, File], ...]) ->
 
 def _built_in(name: str) -> Profile:
     if name not in MODELS:
-        # With the nearest name, and without reading a file of this machine.
+        # A name in an address must never read a file of this machine, so `read_profile` gets built-in names only.
         from hpgo.base.messages import did_you_mean
 
         raise ArgumentError(
-            f"there is no built-in model `{shorten(name)}`, nor a profile that was loaded",
+            f"there is no built-in model `{shorten(name)}`, and no loaded profile of this name",
             did_you_mean(name, MODELS),
             code="unknown_name",
         )
@@ -105,7 +106,7 @@ def _built_in(name: str) -> Profile:
 
 
 def question_of(plan: Plan) -> Origin | None:
-    """What a plan was asked for; None where its file doesn't hold that."""
+    """Return the planning problem of a plan, or None if its file does not contain it."""
     try:
         return _of_plan(plan)
     except ArgumentError:
@@ -127,9 +128,9 @@ def _of_plan(plan: Plan) -> Origin:
 
 
 def asked_plan(asked: PlanAddress, found: Origin) -> Plan:
-    """The plan that an address asks for: the one of a file as it is, or priced with what is changed.
+    """Return the plan of an address: that of a file, or one with the changes in the address, evaluated again.
 
-    Raises ArgumentError for what can't be run.
+    Raises ArgumentError for stages that can't run.
     """
     plan = found.plan
     if plan is not None and not asked.is_changed:
@@ -143,13 +144,14 @@ def asked_plan(asked: PlanAddress, found: Origin) -> Plan:
     elif plan is not None:
         stages = [(list(stage.layers), list(stage.devices)) for stage in plan.stages]
     else:
-        raise ArgumentError("the address names no stages", "search for a plan, or name `stages`")
+        raise ArgumentError("the address has no stages", "search for a plan, or add `stages=…`")
     kept = (
         {}
         if plan is None
         else {"schedule": plan.schedule, "micro_batch_size": plan.micro_batch_size, "recompute": plan.recompute}
     )
     if asked.regroup and asked.schedule not in {"", "auto"}:
+        # The number of micro-batches is needed to build some schedules.
         size = asked.micro_batch or (plan.micro_batch_size if plan else 1)
         times_s = {layer.id: layer.forward_s[0] + layer.backward_s[0] for layer in found.profile.layers}
         stages = regrouped(stages, asked.schedule, max(1, found.batch // size), times_s)
@@ -164,14 +166,15 @@ def asked_plan(asked: PlanAddress, found: Origin) -> Plan:
 
 
 def _given(asked: PlanAddress) -> dict[str, Any]:
-    """Settings of `hpgo.plan` that an address changes."""
+    """Return the arguments of `hpgo.plan` that an address changes."""
     given = {"schedule": asked.schedule or None, "micro_batch_size": asked.micro_batch, "recompute": asked.recompute}
     return {name: value for name, value in given.items() if value is not None}
 
 
 def searched(asked: PlanAddress, found: Origin) -> dict[str, Any]:
-    """The arguments of `hpgo.plan` that look for the best plan of an address, whatever its stages are."""
+    """Return the arguments of `hpgo.plan` to search for the best plan of an address, regardless of its stages."""
     plan = found.plan
+    # Stages and micro-batch size stay out, because the search chooses them.
     kept: dict[str, Any] = {} if plan is None else {"schedule": plan.schedule, "recompute": plan.recompute}
     if plan is not None and plan.restriction is not None:
         version = plan.restriction.version
@@ -182,6 +185,7 @@ def searched(asked: PlanAddress, found: Origin) -> dict[str, Any]:
 def _layer(ids: list[str], stage: int, place: int) -> str:
     if place >= len(ids):
         raise ArgumentError(
-            f"stage {stage} has layer {place}, but the profile's last one is {len(ids) - 1}", "layers count from 0"
+            f"stage {stage} has layer {place}, but the last layer of the profile is {len(ids) - 1}",
+            "number layers from 0",
         )
     return ids[place]

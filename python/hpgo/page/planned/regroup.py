@@ -1,4 +1,4 @@
-"""Stages for another schedule: some run one on each group of devices, others several, in an order of their own."""
+"""Change of stages for another schedule, which may need another number of stages per group of devices."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Stages = list[tuple[list[str], list[int]]]
-"""Layers of each stage, by their ids, and its devices."""
+"""Ids of the layers of each stage, and its devices."""
 
 
 def regrouped(stages: Stages, name: str, micro_batches: int, times_s: Mapping[str, float]) -> Stages:
-    """`stages` on the same groups of devices, cut as schedule `name` runs them, or as they are where it can run them.
+    """Return stages on the same groups of devices that schedule `name` can run; unchanged if it can run `stages`.
 
-    Each group computes for as long as before, by the layers' `times_s`, as far as layers can be cut. Raises
-    ArgumentError where there are fewer layers than stages.
+    Each group computes for about as long as before, by `times_s` of the layers. Raises ArgumentError if the model has
+    fewer layers than stages are needed.
     """
     groups = list(dict.fromkeys(tuple(devices) for _, devices in stages))
     now = [groups.index(tuple(devices)) for _, devices in stages]
     order = _order(name, len(groups), len(stages), micro_batches)
+    # The schedule can run these stages, so the cuts of the user are kept.
     if order == now:
         return stages
     layers = [layer for own, _ in stages for layer in own]
@@ -41,6 +42,7 @@ def regrouped(stages: Stages, name: str, micro_batches: int, times_s: Mapping[st
         busy_s[group] += sum(times_s[layer] for layer in own)
     ends_s = list(accumulate(times_s[layer] for layer in layers))
     cuts = [0]
+    # Cut at the layer boundary that is nearest to the wanted time, but leave at least one layer for each later stage.
     for at, wanted_s in enumerate(accumulate(busy_s[group] / order.count(group) for group in order)):
         near = bisect_left(ends_s, wanted_s)
         if near < len(ends_s) and (near == 0 or ends_s[near] - wanted_s <= wanted_s - ends_s[near - 1]):
@@ -52,7 +54,7 @@ def regrouped(stages: Stages, name: str, micro_batches: int, times_s: Mapping[st
 
 
 def _order(name: str, groups: int, stages: int, micro_batches: int) -> list[int]:
-    """On which group of devices a schedule runs each stage."""
+    """Return the group of devices of each stage under a schedule."""
     if name not in VIRTUAL_STAGES:
         return list(range(groups))
     chunks, rest = divmod(stages, groups)

@@ -1,4 +1,4 @@
-"""What a process does for the plan's page: it prices, draws, writes and searches, one job a request."""
+"""Jobs of the plan page that a worker process runs: evaluate, draw, write and search."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def answer(job: PlanJob, tell: Callable[[dict[str, Any]], object]) -> bytes:
-    """Does a job; raises HpgoError where it asks for what can't be had. A search tells how far it is.
+    """Run a job and return the response body. Raises HpgoError for invalid requests. A search reports progress.
 
-    Raising KeyboardInterrupt from `tell` ends a search with its best plan so far.
+    If `tell` raises KeyboardInterrupt, the search ends with its best plan so far.
     """
     if job.wanted == "look":
         read(job.files[0][1])
@@ -40,10 +40,10 @@ def answer(job: PlanJob, tell: Callable[[dict[str, Any]], object]) -> bytes:
 
 
 def _plan(asked: PlanAddress, job: PlanJob) -> tuple[Plan, Origin | None]:
-    """The plan of an address, and its question; None where its file doesn't hold that."""
+    """Return the plan of an address, and its planning problem, or None if its file does not contain one."""
     if asked.plan and not asked.is_changed:
         plan = read(dict(job.files)[asked.plan])
-        assert isinstance(plan, Plan)  # noqa: S101 -- it was looked at when it was loaded
+        assert isinstance(plan, Plan)  # noqa: S101 -- checked when it was loaded
         return plan, question_of(plan)
     found = origin(asked.question, job.files)
     return asked_plan(asked, found), found
@@ -72,7 +72,7 @@ def _search(asked: PlanAddress, job: PlanJob, tell: Callable[[dict[str, Any]], o
             **searched(asked, found),
         )
     except KeyboardInterrupt:
-        raise HpgoError("the search was stopped before there was a plan", "let it search for longer") from None
+        raise HpgoError("the search was stopped before there was a plan", "search again, for longer") from None
     return facts(best, found)
 
 

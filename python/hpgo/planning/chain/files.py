@@ -1,4 +1,4 @@
-"""The question that PipeEdge's three files ask."""
+"""Chain problem for PipeEdge's three files."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def task_of_files(
     units: Units,
     ignore_unknown_types: bool,
 ) -> ChainProblem:
-    """Layers, hosts and links of the model `name`; raises the error of the file that makes no sense."""
+    """Return the chain problem of the model `name`. Raises an error of the file that is invalid."""
     if not isinstance(units, str) or units not in pipeedge.MEGA:
         raise ArgumentError(
-            f"there are no units {safe_repr(units)}", f"known: {', '.join(pipeedge.MEGA)}", code="unknown_name"
+            f"unknown units: {safe_repr(units)}", f"known: {', '.join(pipeedge.MEGA)}", code="unknown_name"
         )
     width, mega = pipeedge.bytes_of(dtype), pipeedge.MEGA[units]
     model, remarks = pipeedge.read_model(models, name)
@@ -42,6 +42,7 @@ def task_of_files(
     notes = list(remarks)
     groups = []
     for type_name, names in hosts.items():
+        # A type without hosts is not used, so it needs no profile.
         if not names:
             continue
         listed = f"{', '.join(names[:4])}{', …' if len(names) > 4 else ''}"
@@ -58,6 +59,7 @@ def task_of_files(
             if model.memory_mb:
                 notes.append(f"type `{type_name}` has no profile of `{name}`: {listed} not used")
             continue
+        # Of several profiles for a batch size, the last one counts, and a note reports it.
         measured: dict[int, tuple[float, ...]] = {}
         for row in kind.timings[name]:
             if row.dtype == dtype:
@@ -89,6 +91,7 @@ def task_of_files(
     if not groups and model.memory_mb:
         message = f"{devices} lists no host whose type has a profile of `{name}`"
         raise InfeasibleError(message, "; ".join(notes) or "list at least one host")
+    # Value counts are per sample: the input of the first layer, then the output of each layer.
     values = (model.parameters_in, *model.parameters_out)
     return ChainProblem(
         model=name,
@@ -98,6 +101,7 @@ def task_of_files(
         parts=[[number] for number in range(1, len(model.memory_mb) + 1)],
         groups=groups,
         names=frozenset(types) | frozenset(hosts) | frozenset(host for listed in hosts.values() for host in listed),
+        # A link is as fast as the slower of its two ports. PipeEdge's files have no latency.
         link=lambda one, other: Hop(min(one.port_bytes_per_s, other.port_bytes_per_s), 0.0),
         bits=8 * width,
         remarks=notes,

@@ -1,4 +1,4 @@
-"""Chain plans: who takes which layers of a row of uneven hosts, what that costs, and how good it is."""
+"""Chain plans: the layers of each host, times of stages and transfers, and the proven bound."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hpgo.programs.program import Program
 
 Objective = Literal["throughput", "latency", "hosts", "bits"]
-"""What a plan is the best at."""
+"""Goal of the search."""
 
 _VERSION = 2
 _AGAIN = "make it again: `hpgo partition … --json`"
@@ -37,7 +37,7 @@ _DERIVED_OF_STAGES = ("utilisation", "slack_s")
 
 @dataclass(frozen=True, slots=True)
 class ChainStage(Record):
-    """Consecutive layers on one host, or on several of one type that take turns. Times are for one batch.
+    """Consecutive layers on one host, or on several hosts of one type in turns. Times are for one batch.
 
     >>> import hpgo
     >>> toy = hpgo.Profile.chain("toy", batch_size=1, forward_s=[1, 2], backward_s=[0, 0],
@@ -55,15 +55,15 @@ class ChainStage(Record):
     last: int
     """Number of the last layer, inclusive."""
     compute_s: float
-    """On one of the hosts."""
+    """Time of a batch on one of the hosts, in seconds."""
     interval_s: float
-    """Time between batches that the stage keeps up: compute over hosts."""
+    """Shortest time between batches that the stage sustains: `compute_s` divided by the number of hosts."""
     memory_bytes: float
-    """Layers and buffers, on each host."""
+    """Memory for layers and buffers on each host, in bytes."""
     host_memory_bytes: float
-    """What the host has; it must be more."""
+    """Memory of the host in bytes, which must be larger."""
     layers: tuple[str, ...] = ()
-    """Ids of the layers, in the order in which they run, if the model branches. Empty for a chain.
+    """Ids of the layers in the order in which they run, if the model branches; empty for a chain.
 
     `first` and `last` count the layers of a branching model in the order of the plan.
     """
@@ -71,7 +71,7 @@ class ChainStage(Record):
 
 @dataclass(frozen=True, slots=True)
 class ChainHop(Record):
-    """What moves into the first stage, between two stages, or out of the last. Times are for one batch.
+    """A transfer into the first stage, between two stages, or out of the last stage. Times are for one batch.
 
     >>> import hpgo
     >>> toy = hpgo.Profile.chain("toy", batch_size=1, forward_s=[1, 2], backward_s=[0, 0],
@@ -82,18 +82,18 @@ class ChainHop(Record):
     """
 
     bits: int
-    """Of each value."""
+    """Bits of each value."""
     bytes: float
     seconds: float
     interval_s: float
-    """Time between batches that the hop keeps up: stages of several hosts have as many ports."""
+    """Shortest time between batches that the transfer sustains. A stage on several hosts uses all their ports."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainPlan(Record):
-    """Who takes which layers, what that costs, and how good it is.
+    """A partition of a model over hosts, with its times and its proven bound.
 
-    A model of no layers has no stages.
+    A model without layers has no stages.
     """
 
     model: str
@@ -101,60 +101,63 @@ class ChainPlan(Record):
     objective: Objective
     stages: tuple[ChainStage, ...]
     hops: tuple[ChainHop, ...]
-    """One more than stages: into the first, between neighbours, out of the last."""
+    """Transfers: into the first stage, between adjacent stages, and out of the last. One more than stages."""
     interval_s: float
     """Time between batches: the longest of all stages and hops."""
     latency_s: float
     """Time of one batch through the empty pipeline."""
     value: float
-    """What the objective counts: interval or latency in seconds, hosts, bits lost."""
+    """Value of the objective: interval or latency in seconds, number of hosts, or removed bits."""
     lower_bound: float
-    """No plan has a smaller value, wherever the model is cut."""
+    """Lower bound on the value of all plans, regardless of cuts."""
     units: str
-    """What the files' `MB` and `Mbps` were taken for: `pipeedge` (2²⁰) or `si` (10⁶)."""
+    """Size of `MB` and `Mbps` in the files: `pipeedge` (2²⁰) or `si` (10⁶)."""
     unused: tuple[str, ...] = ()
     """Hosts without a stage."""
     loading_s: float = 0.0
-    """Time of layers that load data, for one batch, which is left out: loaders work ahead."""
+    """Time of layers that load one batch, which is not included, because loaders work ahead."""
     remarks: tuple[str, ...] = ()
-    """What a reader of the files should know: skipped types, repeated blocks."""
+    """Warnings about the files, such as skipped types and repeated blocks."""
     framework: str = ""
-    """What it was planned for: `vllm`; empty if anybody may run it."""
+    """Framework that the plan is for, such as `vllm`; empty for none."""
     blocks: tuple[int, ...] = ()
-    """Blocks of each stage, if it was planned for a framework that counts them."""
+    """Number of blocks of each stage, if the plan is for a framework; otherwise empty."""
     gpus_per_device: int = 1
-    """GPUs that a host stands for."""
+    """Number of GPUs that a host stands for."""
     cuts: str = "all"
-    """Which cuts were searched: all, or why only some."""
+    """Cuts that were searched: `all`, or the reason for which only some were."""
     searched_cuts_bound: float | None = None
-    """No plan with the cuts that were searched has a smaller value, if they are not all."""
+    """Lower bound on the value of plans with the searched cuts; None if all cuts were searched."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not all(stage.hosts for stage in self.stages) or not self.batch_size or not self.gpus_per_device:
-            raise ArgumentError("a stage has no hosts, or there are no samples or GPUs", _AGAIN)
+            raise ArgumentError("a stage has no hosts, or the plan has no samples or GPUs", _AGAIN)
         if len(self.hops) > len(self.stages) + 1:
             raise ArgumentError(
-                f"{len(self.hops)} hops are too many for {len(self.stages)} stages", _AGAIN, code="too_large"
+                f"`hops` has {len(self.hops)} entries, but a plan of {len(self.stages)} stages has fewer",
+                _AGAIN,
+                code="too_large",
             )
         if self.blocks and (len(self.blocks) != len(self.stages) or min(self.blocks) < 1):
-            raise ArgumentError("`blocks` must be a number from 1 for each stage", _AGAIN)
+            raise ArgumentError("`blocks` must have a positive number for each stage", _AGAIN)
 
     @property
     def samples_per_s(self) -> float:
-        """Throughput."""
+        """Throughput in samples/s; infinite if the interval is 0."""
         return self.batch_size / self.interval_s if self.interval_s else float("inf")
 
     @property
     def gap(self) -> float:
-        """At most this share is the value above the best possible; 0 is proven optimal."""
+        """Share by which the value exceeds the lower bound; 0 proves the plan optimal."""
+        # A relative difference of 1e-8 is rounding, not a gap.
         if self.value <= self.lower_bound * (1 + 1e-8):
             return 0.0
         return self.value / self.lower_bound - 1 if self.lower_bound else float("inf")
 
     @property
     def limit(self) -> str:
-        """The stage or hop that sets the interval, in words.
+        """Name of the stage or transfer that sets the interval.
 
         >>> import hpgo
         >>> toy = hpgo.Profile.chain("toy", batch_size=1, forward_s=[1, 2], backward_s=[0, 0],
@@ -172,27 +175,27 @@ class ChainPlan(Record):
         return "nothing: the model has no layers"
 
     def utilisation(self, stage: ChainStage) -> float:
-        """Share of the time that the stage's hosts compute, from 0 to 1."""
+        """Return the share of time in which the hosts of the stage compute, from 0 to 1."""
         check_is("the stage", stage, ChainStage, "give one of the plan's stages")
         return stage.interval_s / self.interval_s if self.interval_s else 0.0
 
     def slack_s(self, part: ChainStage | ChainHop) -> float:
-        """How much longer the stage or hop could take between batches before the plan slows down."""
+        """Return by how many seconds the interval of a stage or transfer can grow before the plan slows down."""
         check_is("the part", part, ChainStage | ChainHop, "give one of the plan's stages or hops")
         slack_s = self.interval_s - part.interval_s
-        return slack_s if slack_s > 1e-9 * self.interval_s else 0.0  # below that it is rounding
+        return slack_s if slack_s > 1e-9 * self.interval_s else 0.0  # A smaller slack is only rounding.
 
     def pipeedge(self) -> str:
-        """The schedule as PipeEdge's runtime reads it: `- host: [first, last]`, in stage order.
+        """Return the plan in the YAML format of PipeEdge's runtime: `- host: [first, last]`, in the order of stages.
 
-        Of a branching model, which that runtime doesn't run, `- host: {layers: [id, …]}`.
-        Raises ArgumentError if hosts share a stage, which PipeEdge has no words for.
+        A branching model, which that runtime does not run, has lines `- host: {layers: [id, …]}`. Raises ArgumentError
+        if several hosts share a stage, because the format can't express it.
         """
         for number, stage in enumerate(self.stages, 1):
             if len(stage.hosts) > 1:
                 raise ArgumentError(
-                    f"stage {number} runs on {len(stage.hosts)} hosts, which PipeEdge's schedule can't say",
-                    "leave `max_replicas` at 1, or take `--json`",
+                    f"stage {number} runs on {len(stage.hosts)} hosts, but PipeEdge's format has one host per stage",
+                    "leave `max_replicas` at 1, or use `--json`",
                     code="unsupported",
                 )
         lines = [f"- {in_yaml(stage.hosts[0])}: {_range(stage)}\n" for stage in self.stages]
@@ -200,10 +203,10 @@ class ChainPlan(Record):
         return searched + ("".join(lines) or "[]\n")
 
     def program(self, *, batches: int) -> Program:
-        """Forward passes of so many batches through the stages, one after the other; device d is the d-th host used.
+        """Return a program with the forward passes of `batches` batches, where device d is the d-th host of the plan.
 
-        Hosts that share a stage take turns batch by batch: each way that batches take is a chain of the program.
-        Raises ArgumentError for a model of no layers.
+        Hosts that share a stage take turns batch by batch. Each route of batches through the hosts is a pipeline
+        replica of the program. Raises ArgumentError for a model without layers.
 
         >>> import hpgo
         >>> toy = hpgo.Profile.chain("toy", batch_size=1, forward_s=[1, 2], backward_s=[0, 0],
@@ -213,14 +216,15 @@ class ChainPlan(Record):
         ('2',)
         """
         if not self.stages:
-            raise ArgumentError("the model has no layers, so nothing runs", "partition a model with layers")
+            raise ArgumentError("the model has no layers, so there is nothing to run", "partition a model with layers")
         counts = [len(stage.hosts) for stage in self.stages]
         batches = check_int("batches", batches)
+        # Hosts that share a stage take batches in turns, so a batch passes one of several routes.
         routes = routes_through(counts, batches)
         orders = along(routes, batches)
         layers = [stage.layers or tuple(map(str, range(stage.first, stage.last + 1))) for stage in self.stages]
         hops = self.hops[1:-1]
-        # A hop keeps up as many batches at once as there are ports on its narrower side.
+        # A transfer carries several batches at once: one per port of the side with fewer hosts.
         busy_s = [hop.interval_s * min(pair) for hop, pair in zip(hops, pairwise(counts), strict=False)]
         crossings = [[Crossing(ids[-1], hop.bytes)] for ids, hop in zip(layers, hops, strict=False)]
         return program(
@@ -233,12 +237,13 @@ class ChainPlan(Record):
             costs=Costs(
                 forward_s=tuple(stage.compute_s for stage in self.stages),
                 transfer_s=tuple(busy_s),
+                # The rest of a transfer beyond the busy time of its link is latency.
                 latency_s=tuple(max(0.0, hop.seconds - one_s) for hop, one_s in zip(hops, busy_s, strict=False)),
             ),
         )
 
     def to_json(self) -> str:
-        """Everything, for machines; `ChainPlan.from_json` reads it back."""
+        """Return the plan with all derived values as JSON. `ChainPlan.from_json` reads it back."""
         facts = (
             {"format": "hpgo.chain", "version": _VERSION}
             | asdict(self)
@@ -246,7 +251,8 @@ class ChainPlan(Record):
                 "samples_per_s": self.samples_per_s,
                 "gap": self.gap,
                 "limit": self.limit,
-                "throughput": self.samples_per_s,  # as it was called, and the next; they go with the next version
+                # Deprecated keys, which the next version removes.
+                "throughput": self.samples_per_s,
                 "bottleneck": self.limit,
             }
         )
@@ -254,13 +260,13 @@ class ChainPlan(Record):
             asdict(stage) | {"utilisation": self.utilisation(stage), "slack_s": self.slack_s(stage)}
             for stage in self.stages
         ]
-        # JSON has no infinity: an interval of 0 or a bound of 0 makes one.
+        # JSON has no infinity, which an interval or a bound of 0 leads to.
         known = {key: None if value == float("inf") else value for key, value in facts.items()}
         return json.dumps(known, indent=2, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str, *, source: str = "the plan") -> ChainPlan:
-        """Reads what `to_json` wrote. Raises ArgumentError that names `source` and what is wrong with it.
+        """Read the JSON of `to_json`. Raises ArgumentError with the name `source` for invalid text.
 
         >>> import hpgo
         >>> pair = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1, memory="80 GB")
@@ -274,6 +280,7 @@ class ChainPlan(Record):
             top = Section(document, source, ArgumentError)
             if top.get("format", None) != "hpgo.chain" or top.get("version", None) != _VERSION:
                 top.fail(f"is not a plan of `hpgo partition` of version {_VERSION}", code="wrong_kind_of_file")
+            # Derived values are in the file for other programs. The reader computes them again.
             for key in _DERIVED:
                 top.get(key, None)
             rows = top.items("stages")
@@ -285,18 +292,19 @@ class ChainPlan(Record):
             return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as JSON. Raises ArgumentError if the file can't be written."""
+        """Write the plan as JSON. Raises ArgumentError if the file can't be written."""
         write_text(path, self.to_json() + "\n", ArgumentError)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> ChainPlan:
-        """Reads a plan that `save` wrote. Raises ArgumentError naming the file."""
+        """Read a file of `save`. Raises ArgumentError with the name of the file if it is missing or invalid."""
         return cls.from_json(read_text(path, ArgumentError), source=str(path))
 
     def to_frame(self) -> Any:
-        """A row a stage, as a frame of polars or pandas, with what it sends on.
+        """Return a data frame with one row per stage and its outgoing transfer.
 
-        Of the library that is imported already, or else of the one that is installed; HpgoError if neither is.
+        The frame is one of polars or pandas: the library that is imported already, or else the one that is installed.
+        Raises HpgoError if neither is.
         """
         return present("frame", self)
 

@@ -1,4 +1,4 @@
-"""The question that a profile and a cluster of mixed devices ask."""
+"""Chain problem for a profile and a cluster of mixed devices."""
 
 from __future__ import annotations
 
@@ -19,33 +19,35 @@ if TYPE_CHECKING:
     from hpgo.programs.frameworks import Framework
 
 
-_MOST_CUTS = 20_000
-"""Most cuts of a model for which all orders of its layers are searched.
+_MAX_CUTS = 20_000
+"""Largest number of cuts of a model for which all orders of its layers are searched.
 
-Of more than 10,000 cuts the search takes one order, too, if more than 60 million pairs of them are nested: a pair takes
-4 bytes. 16,386 cuts of 14 branches take 1 s on two devices. Twice the cuts may have four times the pairs, and take four
-times as much time and memory.
+With more than 10,000 cuts, the search also takes one order if more than 60 million pairs of cuts are nested, because a
+pair takes 4 bytes. 16,386 cuts of 14 branches take 1 s on two devices. Twice the cuts can have four times the pairs,
+and take four times the time and memory.
 """
 
 
 def task_of_profile(
     profile: Profile, cluster: Cluster, batch_size: int, dtype: str, *, count_loading: bool, framework: Framework | None
 ) -> ChainProblem:
-    """Cut points, devices and links; layers that load data take no time unless that is counted.
+    """Return the chain problem of a profile and a cluster. Loading takes no time unless `count_loading` is set.
 
-    Raises ArgumentError for a framework that trains, or that can't cut the model.
+    Raises ArgumentError for a framework that trains, or that can't split the model.
     """
     loading = () if count_loading else profile.loading
     loading_s = max((at_batch(profile.batch_sizes, layer.forward_s, batch_size) for layer in loading), default=0.0)
-    profile = profile.without_ties()  # a host that has both layers of a tie is counted on to hold the weight twice
+    # The search does not know tied weights. A host with both layers is assumed to hold the weight twice.
+    profile = profile.without_ties()
     if loading:
         profile = profile.without_loading()
     blocks: list[int] = []
     if framework is None:
-        found = cut_points(profile, bound=_MOST_CUTS)
+        # Branching models can have exponentially many cuts, so the search for them is limited.
+        found = cut_points(profile, bound=_MAX_CUTS)
     elif framework.trains:
         raise ArgumentError(
-            f"{framework.title} trains, and this plans inference",
+            f"{framework.title} is a framework for training, but `hpgo partition` plans inference",
             f"`hpgo plan --framework {framework.name}` plans training",
             code="unknown_name",
         )
@@ -68,18 +70,21 @@ def task_of_profile(
         parts = [[place + 1] for place in range(len(layers))]
     else:
         forward_s = [total(index, "forward_s") for index in range(len(states))]
+        # Interpolated prefix sums can decrease by rounding, but times must not be negative.
         time_s = [max(0.0, later - earlier) for earlier, later in pairwise(forward_s)]
         layer_bytes = [later.parameter_bytes - earlier.parameter_bytes for earlier, later in pairwise(states)]
         parts = [[place + 1 for place in sorted(set(later).difference(earlier))] for earlier, later in pairwise(before)]
-    # A chain has an edge fewer than layers, and none of these begin or end at the same one.
+    # A chain has one edge fewer than layers, and no two edges start or end at the same layer.
     branches = len(profile.edges) != len(profile.layers) - 1 or any(
         len(ends) > len(set(ends)) for ends in zip(*profile.edges, strict=True)
     )
     free = any(not any((*layer.forward_s, *layer.backward_s, layer.parameter_bytes)) for layer in profile.layers)
-    # Devices are alike if nothing but their number differs: same type, and no faster links to some than to others.
+    # Devices are equal if they have the same type and the same links to all others.
     alike: dict[tuple[Device, int | None], list[str]] = {}
+    # If links within a node are like those between nodes, hosts of all nodes are interchangeable.
     inner = cluster.intra != cluster.inter
     for index, machine in enumerate(cluster.machines):
+        # Hosts need names in reports and rules, also if the cluster file has none.
         name = machine.name or f"machine{index}"
         hosts = [f"{name}:{device}" for device in range(machine.count)] if machine.count > 1 else [name]
         alike.setdefault((machine.device, index if inner and machine.count > 1 else None), []).extend(hosts)
@@ -88,6 +93,7 @@ def task_of_profile(
             device_type=device.name,
             hosts=tuple(hosts),
             memory_bytes=device.memory_bytes,
+            # Profiles are for a device of speed 1.
             time_s=[seconds / device.speed for seconds in time_s],
             port_bytes_per_s=cluster.inter.bytes_per_s,
             machine=None if index is None else str(index),
@@ -119,14 +125,15 @@ def task_of_profile(
         before=before if branches else [],
         row=row,
         cuts=found.one_order or "all",
-        joined="layers without time stay with a neighbour, whatever pins and exclusions say" if free else "",
+        joined="layers without time stay with a neighbour, regardless of pins and exclusions" if free else "",
     )
 
 
 def _row(profile: Profile, before: list[list[int]], number: dict[int, int]) -> list[int]:
-    """Those of the cuts that are one good order of the layers; none if all of them are in a row."""
+    """Return the cuts along one good order of the layers; empty if all cuts are in one order."""
     if all(set(one) < set(other) for one, other in pairwise(before)):
         return []
     place = {tuple(layers): position for position, layers in enumerate(before)}
+    # With a bound of two cuts, the search for cuts falls back to one good order of the layers.
     order = cut_points(profile, bound=2).states
     return [place[tuple(sorted(number[layer] for layer in state.layers))] for state in order]

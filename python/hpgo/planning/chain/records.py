@@ -1,4 +1,4 @@
-"""What the search is asked: hosts, links and layers as plain numbers."""
+"""Problem of the chain search: hosts, links and layers as plain numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A link between two hosts."""
+    """A link between two hosts, with rate and latency."""
 
     bytes_per_s: float
     latency_s: float
@@ -19,7 +19,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class HostType:
-    """Hosts that are alike: what the native module calls a host type."""
+    """Hosts with equal layer times, memory and links: a host type of the native module."""
 
     name: str
     hosts: int
@@ -30,7 +30,7 @@ class HostType:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The question as the native module reads it."""
+    """The problem in the form that the native module reads."""
 
     layer_bytes: list[float]
     names: list[str]
@@ -50,7 +50,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class HostGroup:
-    """Hosts of one type that nothing tells apart."""
+    """Hosts of one type with equal links, pins and exclusions."""
 
     device_type: str
     hosts: tuple[str, ...]
@@ -58,39 +58,39 @@ class HostGroup:
     time_s: list[float]
     port_bytes_per_s: float
     machine: str | None = None
-    """Inside a machine of several devices, links differ from those between machines."""
+    """Node of the hosts, if links within the node differ from those between nodes; None otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainProblem:
-    """The question before groups are told apart by links, pins and exclusions."""
+    """The problem before links, pins and exclusions split the groups of hosts."""
 
     model: str
     layer_bytes: list[float]
     cut_bytes: list[float]
     numbers: list[int]
-    """Layers of the model before each position."""
+    """Number of the model's layers before each position."""
     parts: list[list[int]]
-    """The numbers, from 1, of the model's layers that each entry of `layer_bytes` stands for."""
+    """Layers of the model, numbered from 1, that each entry of `layer_bytes` combines."""
     groups: list[HostGroup]
     names: frozenset[str]
-    """Types and hosts that links, pins and exclusions may name, used or not."""
+    """Names of types and hosts that links, pins and exclusions may use, including unused hosts."""
     link: Callable[[HostGroup, HostGroup], Hop]
     bits: int
-    """Of each value, unless narrower ones are allowed."""
+    """Bits of each value on the links, unless fewer are allowed."""
     loading_s: float = 0.0
     remarks: list[str] = field(default_factory=list)
     framework: str = ""
     blocks: list[int] = field(default_factory=list)
-    """Blocks of the model before each position, if a framework counts them."""
+    """Number of blocks before each position, if a framework needs whole blocks; otherwise empty."""
     gpus_per_device: int = 1
     ids: list[str] = field(default_factory=list)
-    """Ids of the model's layers by number, if it branches."""
+    """Ids of the model's layers by number, if the model branches; otherwise empty."""
     before: list[list[int]] = field(default_factory=list)
-    """Numbers of the layers before each position, from 0, if the model branches."""
+    """Layers before each position, numbered from 0, if the model branches; otherwise empty."""
     row: list[int] = field(default_factory=list)
-    """Positions in a row, where plans are looked for first; empty if all are."""
+    """Positions along one order of the layers, which are searched first; empty if all positions are in one order."""
     cuts: str = "all"
-    """Which cuts the positions are: all, or why they are not."""
+    """Cuts that the positions cover: `all`, or the reason for which only some."""
     joined: str = ""
-    """Why a rule about single layers leaves out cuts; empty if it does not."""
+    """Reason for which rules about single layers leave out cuts; empty if they do not."""

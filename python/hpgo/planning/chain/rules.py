@@ -1,4 +1,4 @@
-"""What links, pins and exclusions say about hosts, which they tell apart from others of their type."""
+"""Links, pins and exclusions, which distinguish hosts from others of their type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Rules:
-    """Groups as finely told apart as links, pins and exclusions need, and what these say about each."""
+    """Groups of hosts, split as far as links, pins and exclusions need, with allowed layers and links of each."""
 
     def __init__(
         self, task: ChainProblem, pins: Iterable[str], exclude: Iterable[str], links: tuple[str, Links] | None
@@ -33,6 +33,7 @@ class Rules:
         excluded = [_rule(text, "exclude", known, layers, ids) for text in exclude]
         self.about_layers = any(numbers is not None for _, numbers in (*pinned, *excluded))
         pipeedge.check_names(self.links, known, file)
+        # Hosts that a rule or a link names must be separate from other hosts of their type.
         single = {name for name, _ in (*pinned, *excluded)}
         single |= {name for line in self.links.lines for name in (line.senders, line.receivers)}
         single |= {end.host for end in (self.links.input, self.links.output) if end is not None and end.host}
@@ -45,7 +46,8 @@ class Rules:
             apart = [(host,) for host in group.hosts if host in single and host not in gone]
             self.groups += [replace(group, hosts=hosts) for hosts in (together, *apart) if hosts]
         if not self.groups:
-            raise InfeasibleError("every host is excluded", "lift an exclusion")
+            raise InfeasibleError("all hosts are excluded", "remove one of the exclusions")
+        # An empty list means that a group may run all layers, which is shorter than a list of true.
         self.may_run = [self._permissions(group, task.parts, pinned, excluded) for group in self.groups]
 
     @staticmethod
@@ -65,13 +67,17 @@ class Rules:
                 barred |= layers or frozenset()
         if not barred:
             return []
-        # Several layers of the model may stay together: none of them may be barred.
+        # An entry may combine several layers of the model. All of them must be allowed.
         return [barred.isdisjoint(part) for part in parts]
 
     def all_links(self) -> list[list[Hop]]:
-        """From each group to each: looked up once for those that ports, rules and machines don't tell apart."""
-        of_machine: dict[str | None, list[int]] = {}  # None is no machine of several devices
-        kinds: dict[object, tuple[int, list[int]]] = {}  # one group of the kind, and all of it
+        """Return the links from each group to each other group.
+
+        Groups with equal ports, rules and nodes share one lookup, because thousands of hosts have few kinds.
+        """
+        of_machine: dict[str | None, list[int]] = {}
+        # For each kind of group, the index of one group and the indices of all.
+        kinds: dict[object, tuple[int, list[int]]] = {}
         for index, group in enumerate(self.groups):
             if group.machine is not None:
                 of_machine.setdefault(group.machine, []).append(index)
@@ -80,6 +86,7 @@ class Rules:
             kinds.setdefault((group.port_bytes_per_s, group.machine is None, *marks), (index, []))[1].append(index)
         rows: list[list[Hop]] = [[]] * len(self.groups)
         for first, members in kinds.values():
+            # Links within a node are set below. Here, hosts count as if all were on different nodes.
             one = replace(self.groups[first], machine=None)
             row = [Hop(0.0, 0.0)] * len(self.groups)
             for other, others in kinds.values():
@@ -88,15 +95,18 @@ class Rules:
                     row[index] = hop
             for member in members:
                 rows[member] = row.copy()
+                # Only hosts of the same node have faster links, so these few are looked up one by one.
                 for index in of_machine.get(self.groups[member].machine, []):
                     rows[member][index] = self.link(self.groups[member], self.groups[index])
         return rows
 
     def link(self, one: HostGroup, other: HostGroup) -> Hop:
-        """From a host of one group to a host of another, or of the same."""
+        """Return the link from a host of one group to a host of another group, or to another host of the same group."""
         hop = self._link(one, other)
+        # The default latency of the file can raise that of the cluster, but not lower it.
         rate, latency_s = hop.bytes_per_s, max(hop.latency_s, self.links.latency_s)
         senders, receivers = {one.device_type, *one.hosts}, {other.device_type, *other.hosts}
+        # Later lines override earlier ones, so that a file can list exceptions after a general rule.
         for line in self.links.lines:
             if line.senders in senders and line.receivers in receivers:
                 rate = rate if line.bytes_per_s is None else line.bytes_per_s
@@ -104,7 +114,7 @@ class Rules:
         return Hop(rate, latency_s)
 
     def end(self, end: End | None, *, inward: bool) -> list[Hop]:
-        """The hop between the world outside and each group; empty if it costs nothing."""
+        """Return the links of each group for input (`inward`) or output; empty if they take no time."""
         if end is None:
             return []
         hops = []
@@ -117,7 +127,10 @@ class Rules:
             else:
                 home = next((other for other in self.groups if end.host in other.hosts), None)
                 if home is None:
-                    raise ArgumentError(f"host `{end.host}` has the input or takes the result, but is excluded", "")
+                    raise ArgumentError(
+                        f"host `{end.host}` has the input or the output, but is excluded",
+                        f"remove the exclusion of `{end.host}`",
+                    )
                 hops.append(self.link(home, group) if inward else self.link(group, home))
         return hops
 
@@ -125,11 +138,12 @@ class Rules:
 def _rule(
     text: str, what: str, known: frozenset[str], layers: int, ids: dict[str, int]
 ) -> tuple[str, frozenset[int] | None]:
-    """`mb-0=1-12,48` as name and layers; `mb-0` alone names all of them where that makes sense.
+    """Return name and layers of a rule such as `mb-0=1-12,48`; layers are None for a name without layers.
 
-    Of a branching model, layers are also named by their `ids`.
+    In a branching model, layers may also be given by their `ids`. Raises ArgumentError for invalid rules.
     """
     example = "write `host=1-12,48`" if what == "pin" else "write `host` or `host=1-12,48`"
+    # Names of hosts may contain `=`, so a full match comes first.
     name, equals, numbers = text.partition("=") if text not in known else (text, "", "")
     if name not in known:
         raise ArgumentError(
@@ -147,10 +161,10 @@ def _rule(
         first, _, last = part.partition("-")
         last = last or first
         if not all(one.isascii() and one.isdigit() and len(one) <= 9 for one in (first, last)):
-            raise ArgumentError(f"{what} `{shorten(text)}`: `{shorten(part)}` is no range of layers", example)
+            raise ArgumentError(f"{what} `{shorten(text)}`: `{shorten(part)}` is not a range of layers", example)
         if not 1 <= int(first) <= int(last) <= layers:
             raise ArgumentError(
-                f"{what} `{shorten(text)}`: there are layers 1 to {layers}, not {shorten(part)}", example
+                f"{what} `{shorten(text)}`: layers are {shorten(part)}, but the model has layers 1 to {layers}", example
             )
         chosen |= set(range(int(first), int(last) + 1))
     return name, frozenset(chosen)

@@ -1,4 +1,4 @@
-"""Asks for chain plans: of a profile and a cluster, or of PipeEdge's files."""
+"""Search for chain plans, for a profile and a cluster or for PipeEdge's files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class PartitionOptions(TypedDict, total=False):
-    """The arguments of `partition` and `partition_files` that ask for the same of both."""
+    """Arguments that `partition` and `partition_files` share. `partition` documents them."""
 
     buffers_in: int
     buffers_out: int
@@ -63,14 +63,14 @@ def partition_files(
     dtype: ValueType = "torch.float32",
     **options: Unpack[PartitionOptions],
 ) -> ChainPlan:
-    """The best way to spread `model` over the hosts that PipeEdge's three files describe (docs/partition.md).
+    """Return the best partition of `model` over the hosts in PipeEdge's three files (docs/partition.md).
 
-    `interpolate` allows batch sizes that were not measured. `units` says what `MB` and `Mbps` count: 2²⁰, as PipeEdge
-    does, or 10⁶ ("si"). `ignore_unknown_types` skips hosts of types without a profile. Other options are those of
-    `hpgo.partition`.
+    `interpolate` allows batch sizes that were not measured. `units` is the size of `MB` and `Mbps` in the files: 2²⁰
+    ("pipeedge") or 10⁶ ("si"). `ignore_unknown_types` skips hosts whose type has no layer times. Other options are
+    those of `hpgo.partition`.
 
-    Raises ProfileError, ClusterError and ArgumentError for input that makes no sense; InfeasibleError, which says what
-    is short.
+    Raises ProfileError, ClusterError or ArgumentError for invalid input, and InfeasibleError, with the reason, if no
+    partition meets the constraints.
     """
     size = check_int("batch_size", batch_size)
     for name, flag in (("interpolate", interpolate), ("ignore_unknown_types", ignore_unknown_types)):
@@ -99,33 +99,34 @@ def partition(
     dtype: ValueType = "torch.float32",
     **options: Unpack[PartitionOptions],
 ) -> ChainPlan:
-    """The best way to spread a model over a row of uneven devices (docs/partition.md explains everything).
+    """Return the best partition of a model over devices of different speed (see docs/partition.md).
 
     Args:
-        profile: the model, whose forward times count: a `hpgo.Profile`, or the name of a built-in one or of a file.
-        cluster: machines of one or several types of device: a `hpgo.Cluster`, or the name of a known one or of a file.
+        profile: the model, of which forward times are used: a `hpgo.Profile`, or the name of a built-in model or file.
+        cluster: nodes with one or several types of devices: a `hpgo.Cluster`, or the name of a built-in one or file.
         framework: `vllm`, `sglang`, `llama.cpp`, `tensorrt-llm` or `accelerate`: cut between the model's blocks only,
-            and give each stage one at least.
-        batch_size: samples in a batch, the profile's largest unless given.
-        count_loading: count the time of layers that load data (`Profile.loading`); else a loader is taken to work
+            and give each stage at least one block.
+        batch_size: samples per batch; None is the profile's largest batch size.
+        count_loading: include the time of layers that load data (`Profile.loading`); otherwise data loaders work
             ahead, as for `hpgo.plan`.
-        dtype: the data type of values on the edges, which says how wide they are.
-        **options: the rest, with what holds if it is left out:
-            buffers_in=2, buffers_out=2: batches that wait to be worked on, and to be sent.
+        dtype: data type of the values that stages send, which sets their size.
+        **options: other options, with their defaults:
+            buffers_in=2, buffers_out=2: batches buffered before and behind each stage.
             objective="throughput": the shortest interval between batches; or "latency", the shortest time of one batch;
-                "hosts", as few as reach `samples_per_s`; "bits", as few taken from the values on the edges.
-            samples_per_s=None: the throughput that every plan must reach, whatever the objective.
-            links=None: a file of pairwise links.
-            pins=(): rules like `mb-0=1-12`: these layers run on this host, or on hosts of this type.
-            exclude=(): rules like `mb-3` or `mb-3=1-4,9`: not this host or type, or not for these layers.
-            max_replicas=1: hosts of a type that may share a stage, at most.
-            bits=(): widths that edges may use beside that of `dtype`.
-            deadline_s=10.0: then the best plan so far is taken; None is never.
-            progress=None: called about ten times a second with the best value so far, infinite before there is one, and
-                the bound.
+                "hosts", the fewest hosts that reach `samples_per_s`; "bits", the fewest bits removed from sent values.
+            samples_per_s=None: minimum throughput of the plan, for any objective.
+            links=None: a file with links between pairs of hosts.
+            pins=(): rules like `mb-0=1-12`: place these layers on this host, or on hosts of this type.
+            exclude=(): rules like `mb-3` or `mb-3=1-4,9`: do not use this host or type, or not for these layers.
+            max_replicas=1: maximum number of hosts of one type that share a stage.
+            bits=(): bits per value that links may use besides those of `dtype`.
+            deadline_s=10.0: time limit in seconds, after which the best plan so far is returned; None is no limit.
+            progress=None: called about ten times per second with the best value so far (infinite before the first plan)
+                and the bound.
 
-    Raises ArgumentError, ProfileError and ClusterError for input that makes no sense; InfeasibleError, which says what
-    is short; DeadlineError, which says what any plan takes at least, if the deadline came before there was one.
+    Raises ArgumentError, ProfileError or ClusterError for invalid input. Raises InfeasibleError, with the reason, if no
+    plan meets the constraints, and DeadlineError, with a lower bound for any plan, if the time limit passed before
+    there was one.
 
     >>> import hpgo
     >>> cluster = hpgo.Cluster.of(nodes=4, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=100)
@@ -138,7 +139,7 @@ def partition(
     size = check_int("batch_size", profile.batch_sizes[-1] if batch_size is None else batch_size)
     row = None if framework is None else find_framework(framework)
     task = task_of_profile(profile, cluster, size, dtype, count_loading=count_loading, framework=row)
-    return _solved(task, size, "si", **options)  # profiles and clusters are written in SI units
+    return _solved(task, size, "si", **options)  # Files of profiles and clusters use SI units.
 
 
 def _solved(
@@ -170,7 +171,7 @@ def _solved(
     buffers_out = check_int("buffers_out", buffers_out, least=0)
     max_replicas = check_int("max_replicas", max_replicas)
     if samples_per_s is not None:
-        hint = "it is a number of samples a second above 0"
+        hint = "give a positive number of samples/s"
         samples_per_s = number("the throughput to reach", samples_per_s, above=0, hint=hint)
     if deadline_s is not None:
         deadline_s = number("deadline_s", deadline_s, above=0, hint="give a positive number of seconds")
@@ -180,6 +181,7 @@ def _solved(
         return ChainPlan(task.model, batch_size, objective, (), (), 0.0, 0.0, 0.0, 0.0, units, unused)
     between = None if links is None else (str(as_path(links, ClusterError)), pipeedge.read_links(links))
     rules = Rules(task, pins, exclude, between)
+    # Layers without time are merged with a neighbor, so rules about single layers may leave out cuts.
     cuts = task.joined if task.cuts == "all" and rules.about_layers and task.joined else task.cuts
     chain = Chain(
         layer_bytes=task.layer_bytes,
@@ -200,19 +202,21 @@ def _solved(
         max_replicas=max_replicas,
         bits=_widths(task.bits, bits),
     )
+    # The search limits intervals, which are the inverse of the throughput.
     max_s = None if samples_per_s is None else batch_size / samples_per_s
-    # Whoever waits counts the time it took to get here, too.
+    # The time limit includes the preparation above.
     left_s = None if deadline_s is None else max(1e-9, deadline_s - (time.monotonic() - began_s))
     try:
         found = _core.partition_chain(chain, objective, max_s, left_s, progress)
-    except DeadlineError as error:  # the search had what was left of the time
+    except DeadlineError as error:  # Its message has the remaining time, not the limit of the caller.
         passed = error.message.replace("the time was up", f"{deadline_s:g} s passed", 1)
         raise error.as_kind(DeadlineError, passed) from None
     except InfeasibleError as error:
         if max_s is None:
             raise
-        asked = f"{samples_per_s:g} samples/s are a batch of {batch_size} every {max_s:.6g} s"
+        asked = f"{samples_per_s:g} samples/s is one batch of {batch_size} every {max_s:.6g} s"
         raise error.as_kind(InfeasibleError, hint=f"{error.hint}; {asked}") from None
+    # The search itself decides whether all nested cuts are too many. The bound must then mention it.
     if not found["has_all_positions"]:
         cuts = (
             f"the graph has {len(task.before)} cut points; the plan uses the {len(task.row)} of one order of its layers"
@@ -239,6 +243,7 @@ def _plan(
     objective: Objective,
     units: str,
 ) -> ChainPlan:
+    # Hosts of a group are interchangeable, so they are assigned in the order of the file.
     free = [list(group.hosts) for group in groups]
     stages = []
     for row in found["stages"]:
@@ -278,13 +283,13 @@ def _plan(
 
 
 def _between(before: list[list[int]], first: int, end: int) -> list[int]:
-    """The layers of a stage between two positions; none where only their numbers are known."""
+    """Return the layers of a stage between two positions; empty for a chain, whose layers are only numbered."""
     inside = set(before[first]) if before else set()
     return [number for number in before[end] if number not in inside] if before else []
 
 
 def _rules(name: str, given: object) -> list[str]:
-    """`given` as a list of texts."""
+    """Return `given` as a list of rules. Raises ArgumentError for other values."""
     hint = "give a list of rules, like `mb-0=1-12`"
     rules = check_list(f"`{name}`", given, hint=hint)
     for rule in rules:
@@ -298,6 +303,6 @@ def _widths(full: int, allowed: Sequence[int]) -> list[int]:
     for width in widths:
         if width > full:
             raise ArgumentError(
-                f"{width} bits are more than the {full} that values have", "fewer bits save transfers", code="too_large"
+                f"`bits` is {width}, but values have {full} bits", f"use fewer than {full} bits", code="too_large"
             )
     return sorted({full, *widths}, reverse=True)

@@ -85,7 +85,7 @@ function paintLinks(facts) {
   const links = facts.links.map((link) => make("li", { "data-stages": `${link.from} ${link.to}` },
     make("span", {}, `stage ${link.from} → ${link.to}`),
     make("span", { class: "meter", title: `busy for ${percent(link.busy)} of the step` }, make("i", { style: { width: `${100 * Math.min(1, link.busy)}%` } })),
-    make("span", {}, `${[link.bytes, link.time].filter(Boolean).join(" in ")} ${link.rate ? `at ${link.rate}, ` : ""}${link.between_machines ? "between machines" : "in a machine"}`)));
+    make("span", {}, `${[link.bytes, link.time].filter(Boolean).join(" in ")} ${link.rate ? `at ${link.rate}, ` : ""}${link.between_machines ? "between nodes" : "within a node"}`)));
   put(
     byId("sent"),
     facts.rates.length ? make("p", { class: "rates" }, "Links: ", facts.rates.map(([where, rate]) => `${rate} ${where}`).join("; "), ".") : null,

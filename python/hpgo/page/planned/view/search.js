@@ -114,7 +114,7 @@ function paintFigures(facts) {
     const how = found.proof.gap ?? "best found, no bound";
     const apart = here ? "this plan" : ratio > 5e-7 ? `this plan is ${percent(ratio)} slower` : ratio < -5e-7 ? `this plan is ${percent(-ratio)} quicker` : "as quick as this plan";
     const take = here || state.offline ? null : make("button", { type: "button", "data-key": "take", onclick: () => change(found.changes, byId("figures")) }, "Make it the plan");
-    optimumTile = figure(found.proof.gap === "proven optimal" ? "optimum" : "best found", found.step, `${how}; ${apart}`, found.proof.gap === "proven optimal" ? "good" : "", ...(take ? [make("br"), take] : []));
+    optimumTile = figure(found.proof.is_optimal ? "optimum" : "best found", found.step, `${how}; ${apart}`, found.proof.is_optimal ? "good" : "", ...(take ? [make("br"), take] : []));
   } else optimumTile = figure("optimum", "–", best.error ?? best.progress ?? (facts.proof.bound_s === null && state.offline ? "not searched" : ""), best.error ? "bad" : "");
   tiles.splice(1, 0, optimumTile);
   put(byId("figures"), tiles);

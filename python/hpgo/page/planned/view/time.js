@@ -14,7 +14,7 @@ paintedAfter((facts) => {
   });
   strips(byId("time"), "Time", rows, [
     legend([["F", "forward"], ["B", "backward"], ["sync", "gradients sync after it"], ["waits", "waits"]]),
-    make("p", {}, make("b", {}, "Limited by: "), `${facts.time.limit}.`),
-    make("p", {}, make("b", {}, "Would help: "), `${facts.time.advice}.`),
+    make("p", {}, make("b", {}, "Bottleneck: "), `${facts.time.limit}.`),
+    make("p", {}, make("b", {}, "Suggestion: "), `${facts.time.advice}.`),
   ]);
 });

@@ -10,6 +10,6 @@ paintedAfter((facts) => {
   put(
     byId("words"),
     make("dl", {}, ...facts.report.summary.flatMap(([name, fact]) => [make("dt", {}, name), make("dd", {}, fact)])),
-    facts.report.tables.map(({ columns, rows }) => table(columns, rows, [columns.indexOf("layers")])),
+    facts.report.tables.flatMap(({ title, columns, rows }) => [make("p", {}, make("b", {}, title)), table(columns, rows, [columns.indexOf("layers")])]),
   );
 });
