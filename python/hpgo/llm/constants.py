@@ -91,3 +91,16 @@ class Constants:
 
 
 CONSTANTS = Constants()
+KERNELS_ON_H100: dict[str, float] = {
+    "gemm_efficiency": 0.93,
+    "gemm_overhead_s": 5e-06,
+    "attention_efficiency": 0.9,
+    "attention_backward_factor": 2.5,
+    "layer_launch_s": 0.0003,
+    "backward_launch_factor": 1.3,
+}
+"""Values of fitted constants that `hpgo llm calibrate --node` measures on an H100 (research/h100-node.yaml).
+
+They differ from the constants above, which also contain what a whole step loses. A device record scales the constants
+by its own values over these.
+"""

@@ -345,8 +345,8 @@ def _apart(rows: int, timing: WholeModelTiming, saved_bytes: int) -> Iterator[st
             f"for a batch of {rows}, the layers take {much} the model as a whole: {where}; times in the profile are"
             " scaled to the model's"
         )
-    if check_int.kept_bytes is not None:
-        min_bytes, max_bytes = check_int.kept_bytes
+    if timing.kept_bytes is not None:
+        min_bytes, max_bytes = timing.kept_bytes
         if saved_bytes < (1 - _APART) * min_bytes or saved_bytes > (1 + _APART) * max_bytes:
             yield (
                 f"for a batch of {rows}, the model as a whole holds {format_bytes(min_bytes)} after its forward "

@@ -15,6 +15,7 @@ from hpgo.llm.parallelism import Precision
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hpgo.llm.device_record import DeviceRecord
     from hpgo.llm.estimate import LlmEstimate
     from hpgo.llm.platform import Platform
     from hpgo.machine.cluster import Cluster
@@ -67,11 +68,11 @@ class TrainingOptions(Options):
         return whole
 
 
-def read_platform(file: str | None) -> Platform | None:
-    """Return the platform in `file`; None without one."""
-    from hpgo.llm.platform import Platform
+def read_platform(file: str | None) -> Platform | DeviceRecord | None:
+    """Return the platform or the device record in `file`; None without one."""
+    from hpgo.llm import platform
 
-    return None if file is None else Platform.read(file)
+    return None if file is None else platform.read_platform(file)
 
 
 def draw(found: LlmEstimate, cluster: Cluster, outputs: Sequence[str]) -> None:
