@@ -170,17 +170,17 @@ def time_attention(timer: KernelTimer, backend: str, length: int) -> AttentionTi
     """Time causal attention, forward and backward. Raise RuntimeError if the backend has no kernel for it."""
     tokens, heads = (_TOKENS, _HEADS) if timer.on_gpu else (_SMALL_TOKENS, _SMALL_HEADS)
     batch = max(1, tokens // length)
-    given = [_random(timer, batch, heads, length, _HEAD_DIM).requires_grad_() for _ in range(3)]
+    q, k, v = (_random(timer, batch, heads, length, _HEAD_DIM).requires_grad_() for _ in range(3))
     chosen = _BACKENDS[backend]
     with nullcontext() if chosen is None else sdpa_kernel(chosen):
 
         def forward() -> torch.Tensor:
-            return functional.scaled_dot_product_attention(*given, is_causal=True)
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
         out = forward()
         gradient = torch.randn_like(out)
         forward_s = timer.seconds([forward])
-        backward_s = timer.seconds([lambda: torch.autograd.grad(out, given, gradient, retain_graph=True)])
+        backward_s = timer.seconds([lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)])
     return AttentionTime(backend, batch, heads, _HEAD_DIM, length, forward_s, backward_s)
 
 
@@ -241,7 +241,8 @@ class _Layer(torch.nn.Module):
         """Compute the layer for a batch of sequences."""
         batch, length, width = x.shape
         split = self.qkv(self.norms[0](x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(*split.unbind(0), is_causal=True)
+        q, k, v = split.unbind(0)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         gate, inner = self.up(self.norms[1](x)).chunk(2, dim=-1)
         return x + self.down(functional.silu(gate) * inner)

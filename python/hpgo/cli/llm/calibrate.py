@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -125,11 +125,14 @@ def _measure(options: CalibrateOptions) -> None:
 
     def work(*, forked: bool = True) -> None:
         first = place()[0] == 0 if is_launched() else True
-        shown = _progress(forked=forked) if first else nullcontext(lambda _fraction, _what: None)
-        with shown as tell:
-            record = measure_node(
-                device=options.device, seconds=options.time_limit, timeout_s=options.timeout, progress=tell
-            )
+        given: dict[str, Any] = {
+            "device": options.device, "seconds": options.time_limit, "timeout_s": options.timeout,
+        }  # fmt: skip
+        if first:
+            with _progress(forked=forked) as tell:
+                record = measure_node(progress=tell, **given)
+        else:
+            record = measure_node(**given)
         if not first:
             return
         from hpgo.show.node_report import SKIPPED, document, lines
