@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,7 +165,7 @@ def _progress(*, forked: bool) -> Iterator[Callable[[float, str], None]]:
 
     def show(fraction: float, what: str) -> None:
         clear_line()
-        if click.get_text_stream("stderr").isatty():
+        if sys.stderr.isatty():
             click.echo(f"measuring: {100 * fraction:.0f} %, {what}", nl=False, err=True)
 
     try:
