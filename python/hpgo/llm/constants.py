@@ -93,7 +93,6 @@ class Constants:
 CONSTANTS = Constants()
 KERNELS_ON_H100: dict[str, float] = {
     "gemm_efficiency": 0.93,
-    "gemm_overhead_s": 5e-06,
     "attention_efficiency": 0.9,
     "attention_backward_factor": 2.5,
     "layer_launch_s": 0.0003,

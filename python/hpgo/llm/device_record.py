@@ -131,7 +131,7 @@ class DeviceRecord(Record):
     gemm_peak_flop_per_s: float
     """Peak rate of GEMMs in 16 bits."""
     gemm_flop_per_s: float
-    """Best measured rate of GEMMs in 16 bits."""
+    """Best measured rate of GEMMs in 16 bits, in short bursts as in published tables."""
     fp8_gemm_peak_flop_per_s: float | None = None
     fp8_gemm_flop_per_s: float | None = None
     attention_flop_per_s: float
@@ -140,14 +140,15 @@ class DeviceRecord(Record):
     host_bytes_per_s: float | None = None
     """Rate of copies from CPU memory; None on a CPU."""
     gemm_efficiency: float
-    """Share of the best measured rate that GEMMs of a transformer's shapes reach, tile by tile."""
+    """Share of the best measured rate that GEMMs of a transformer's shapes reach under lasting load, tile by tile."""
     gemm_overhead_s: float
+    """Additional seconds of each GEMM in the same fit. Estimates do not use them: launches are not part of them."""
     attention_efficiency: float
     """Share of the best rate of attention that the measured lengths reach on average."""
     attention_backward_factor: float
     """Seconds of the backward pass per second of the forward pass."""
     hbm_efficiency: float
-    """Share of the peak memory bandwidth that copies, additions and norms reach."""
+    """Share of the peak memory bandwidth that copies and additions reach."""
     kernel_launch_s: float
     """Seconds in which the CPU launches one kernel."""
     layer_launch_s: float

@@ -17,8 +17,8 @@ HOP_S = 3.4e-6
 """Seconds of one hop of a ring inside a node, which the cost model counts apart: NCCL's cost model, NVLink."""
 
 
-def fit_gemms(gemms: Sequence[GemmTime], processors: int) -> tuple[float, float]:
-    """Return the share of the best rate that GEMMs reach tile by tile, and the seconds that each adds to that.
+def fit_gemms(gemms: Sequence[GemmTime], best: float, processors: int) -> tuple[float, float]:
+    """Return the share of the `best` rate that GEMMs reach tile by tile, and the seconds that each adds to that.
 
     The line `seconds = work / (best rate · share) + overhead` is fitted by least squares of relative errors, so that
     small GEMMs weigh as much as large ones. The work counts whole tiles and idle processors as the cost model does.
@@ -27,11 +27,10 @@ def fit_gemms(gemms: Sequence[GemmTime], processors: int) -> tuple[float, float]
     >>> shapes = [(4096, 4096, 4096), (8192, 8192, 8192), (2048, 1024, 4096)]
     >>> times = [2 * m * n * k / 500e12 + 4e-6 for m, n, k in shapes]
     >>> gemms = [GemmTime("bf16", *shape, seconds) for shape, seconds in zip(shapes, times)]
-    >>> share, overhead_s = fit_gemms(gemms, processors=1)
+    >>> share, overhead_s = fit_gemms(gemms, 500e12, processors=1)
     >>> round(share, 2), round(1e6 * overhead_s, 1)
     (1.0, 4.0)
     """
-    best = max(one.flop_per_s for one in gemms)
     short = CONSTANTS.gemm_tile
     rows = []
     for one in gemms:
@@ -67,8 +66,11 @@ def fit_attention(times: Sequence[AttentionTime]) -> tuple[float, float, float]:
 
 
 def fit_elementwise(times: Sequence[ElementwiseTime]) -> float:
-    """Return the bytes per second that elementwise kernels reach, each kernel with the same weight."""
-    return 1 / fmean(1 / one.bytes_per_s for one in times)
+    """Return the bytes per second that copies and additions reach.
+
+    Norms do not count: frameworks have faster kernels for them than PyTorch's own.
+    """
+    return 1 / fmean(1 / one.bytes_per_s for one in times if one.kernel != "norm")
 
 
 def fit_collectives(times: Sequence[CollectiveTime], *, across: bool) -> tuple[float, float, float] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ GEMMS = (
     (4096, 1024, 1024),
 )
 """`m`, `n` and `k` of GEMMs: `m` tokens, `n` outputs and `k` inputs of a linear layer."""
+BURST_GEMMS = ((8192, 8192, 8192), (8192, 10240, 8192), (4096, 4096, 14336))
 SMALL_GEMMS = ((256, 256, 256), (256, 512, 256), (128, 384, 128), (128, 128, 256))
 LENGTHS, SMALL_LENGTHS = (2048, 8192, 32768), (64, 128, 256)
 """Tokens of a sequence of attention, on GPUs and on CPUs."""
@@ -46,6 +47,8 @@ _ELEMENTS, _SMALL_ELEMENTS, _NORM_WIDTH = 2**29, 2**22, 4096
 """Values of elementwise kernels. In 16 bits they take 1 GiB on a GPU, many times the last-level cache."""
 _BATCHES = 7
 """Batches of calls that a time is the median of."""
+_BURSTS, _BURST_CALLS, _PAUSE_S = 6, 10, 0.3
+"""Bursts, GEMMs of a burst, and seconds of rest before each: 14 ms of the largest GEMM on an H100. Not tuned."""
 _CACHE_BYTES = 100e6
 """Bytes of inputs that calls rotate over: twice the last-level cache of an H100, so that no input is still there."""
 _BACKENDS = {
@@ -80,6 +83,20 @@ class KernelTimer:
         first_s = self._batch_s(run, 1)
         count = max(1, int(self._share_s / _BATCHES / max(first_s, 1e-9)))
         return median(self._batch_s(run, count) / count for _ in range(_BATCHES)) / size
+
+    def burst_seconds(self, call: Callable[[], object]) -> float:
+        """Return the least seconds of a call in short bursts with pauses.
+
+        GPUs lower their clocks within some 10 ms of full load. Published rates of GEMMs are mostly those before.
+        """
+        call()
+        self.synchronize()
+        found = []
+        for _ in range(_BURSTS):
+            if self.on_gpu:
+                time.sleep(_PAUSE_S)
+            found.append(self._batch_s(call, _BURST_CALLS) / _BURST_CALLS)
+        return min(found)
 
     def host_seconds(self, call: Callable[[], object], count: int) -> float:
         """Return the median seconds of a call that the CPU spends on its kernels, if the GPU is never behind."""
@@ -135,6 +152,16 @@ def warm_up(timer: KernelTimer) -> None:
     size = 8192 if timer.on_gpu else 256
     one = _random(timer, size, size)
     timer.seconds([lambda: one @ one])
+
+
+def best_gemm_rate(timer: KernelTimer, precision: str) -> float:
+    """Return the operations per second of the fastest of some large GEMMs, in short bursts; 0 without a kernel."""
+    shapes = BURST_GEMMS if timer.on_gpu else SMALL_GEMMS
+    rates = [0.0]
+    for m, n, k in shapes:
+        with suppress(RuntimeError):
+            rates.append(2.0 * m * n * k / timer.burst_seconds(_gemm(timer, precision, m, n, k)))
+    return max(rates)
 
 
 def time_gemm(timer: KernelTimer, precision: str, shape: tuple[int, int, int]) -> GemmTime:

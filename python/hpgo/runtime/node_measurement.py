@@ -31,6 +31,7 @@ from hpgo.runtime.node_kernels import (
     SMALL_GEMMS,
     KernelTimer,
     attention_cases,
+    best_gemm_rate,
     precisions_of,
     time_attention,
     time_elementwise,
@@ -51,6 +52,7 @@ SIZES = tuple(2**16 * 8**step for step in range(5))
 SMALL_SIZES = (2**12, 2**16, 2**20)
 """Bytes of collectives among CPUs."""
 _BATCHES, _MAX_CALLS = 5, 200
+_PRECISIONS = ("bf16", "fp8")
 _Timed = TypeVar("_Timed", GemmTime, AttentionTime, ElementwiseTime, CollectiveTime)
 
 
@@ -64,6 +66,8 @@ class _Kernels:
     processors: int
     hbm_bytes_per_s: float | None
     """Peak memory bandwidth by the clock and the width of its bus; None if PyTorch does not report them."""
+    best_gemms: dict[str, float]
+    """Operations per second of the fastest GEMM in short bursts, by precision."""
     gemms: list[GemmTime]
     attention: list[AttentionTime]
     elementwise: list[ElementwiseTime]
@@ -129,6 +133,8 @@ def _time_kernels(device: torch.device, machine: str, seconds: float, tell: Prog
         tell(done / total, what)
         done += 1
 
+    begin("GEMMs in short bursts")
+    bursts = {precision: best_gemm_rate(timer, precision) for precision in precisions}
     begin("warm-up")
     warm_up(timer)
     gemms: list[GemmTime] = []
@@ -148,6 +154,7 @@ def _time_kernels(device: torch.device, machine: str, seconds: float, tell: Prog
         float(about.total_memory) if about else float(_cpu_memory()),
         about.multi_processor_count if about else 1,
         _bus_bytes_per_s(about),
+        bursts,
         gemms,
         attention,
         time_elementwise(timer),
@@ -301,14 +308,13 @@ def _record(everyone: Sequence[_Kernels], collectives: Sequence[CollectiveTime],
     kernel_s, forward_s, backward_s = (max(one.launches_s[at] for one in everyone) for at in range(3))
     wide = [one for one in gemms if one.precision == "bf16"]
     best, best_fp8 = (
-        max((one.flop_per_s for one in gemms if one.precision == precision), default=None)
-        for precision in ("bf16", "fp8")
+        max(min(one.best_gemms.get(name, 0.0) for one in everyone), *(0.0, *_rates(gemms, name)))
+        for name in _PRECISIONS
     )
-    assert best is not None  # noqa: S101 -- `_time_kernels` refuses a device without it
     known = rates_of(first.name) if key_of(first.name) else None
     moved = fit_elementwise(elementwise)
     hbm = known.bytes_per_s if known else max(first.hbm_bytes_per_s or 0.0, moved)
-    efficiency, overhead_s = fit_gemms(wide, first.processors)
+    efficiency, overhead_s = fit_gemms(wide, best, first.processors)
     fastest, share, backward = fit_attention(attention)
     rings = fit_collectives(collectives, across=False)
     wires = fit_collectives(collectives, across=True)
@@ -323,8 +329,8 @@ def _record(everyone: Sequence[_Kernels], collectives: Sequence[CollectiveTime],
         peak_source=known.source if known else "best measured rates",
         gemm_peak_flop_per_s=known.flop_per_s.get("bfloat16", best) if known else best,
         gemm_flop_per_s=best,
-        fp8_gemm_peak_flop_per_s=known.narrow_flop_per_s.get("fp8", best_fp8) if known else best_fp8,
-        fp8_gemm_flop_per_s=best_fp8,
+        fp8_gemm_peak_flop_per_s=(known.narrow_flop_per_s.get("fp8", best_fp8) if known else best_fp8) or None,
+        fp8_gemm_flop_per_s=best_fp8 or None,
         attention_flop_per_s=fastest,
         hbm_peak_bytes_per_s=hbm,
         host_bytes_per_s=min(host, default=None),
@@ -353,6 +359,11 @@ def _record(everyone: Sequence[_Kernels], collectives: Sequence[CollectiveTime],
 def _rounded(value: float) -> float:
     """Return `value` with five digits: more than a measurement has."""
     return float(f"{value:.5g}")
+
+
+def _rates(gemms: Sequence[GemmTime], precision: str) -> list[float]:
+    """Return the rates of GEMMs in a precision."""
+    return [one.flop_per_s for one in gemms if one.precision == precision]
 
 
 def _source(device: torch.device) -> str:

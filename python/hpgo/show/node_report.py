@@ -61,7 +61,7 @@ def _rates(record: DeviceRecord) -> list[tuple[str, ...]]:
     usual = {"bf16": USUAL_REACHED, "fp8": USUAL_REACHED, "attention": USUAL_ATTENTION}
     used = {name: _percent(reached.get(name, value)) if known else "-" for name, value in usual.items()}
     rows = [
-        ("GEMM, bf16", _flop(record.gemm_flop_per_s), record.gemm_flop_per_s / record.gemm_peak_flop_per_s, "bf16"),
+        ("GEMM, bf16, burst", _flop(record.gemm_flop_per_s), record.gemm_flop_per_s / record.gemm_peak_flop_per_s, "bf16"),
         (
             "attention, forward", _flop(record.attention_flop_per_s),
             record.attention_flop_per_s / record.gemm_peak_flop_per_s, "attention",
@@ -69,7 +69,7 @@ def _rates(record: DeviceRecord) -> list[tuple[str, ...]]:
     ]  # fmt: skip
     if record.fp8_gemm_flop_per_s is not None and record.fp8_gemm_peak_flop_per_s is not None:
         share = record.fp8_gemm_flop_per_s / record.fp8_gemm_peak_flop_per_s
-        rows.insert(1, ("GEMM, fp8", _flop(record.fp8_gemm_flop_per_s), share, "fp8"))
+        rows.insert(1, ("GEMM, fp8, burst", _flop(record.fp8_gemm_flop_per_s), share, "fp8"))
     found: list[tuple[str, ...]] = [
         (name, rate, f"{100 * share:.1f} %", used[what]) for name, rate, share, what in rows
     ]
@@ -90,7 +90,7 @@ def _rates(record: DeviceRecord) -> list[tuple[str, ...]]:
 
 def _constant_rows(record: DeviceRecord) -> list[tuple[str, float, float | None, float | None]]:
     """Return the name, the measured value, the value on an H100, and the constant, of each measured constant."""
-    names = [*KERNELS_ON_H100, "hbm_efficiency", "collective_overhead_s"]
+    names = [*KERNELS_ON_H100, "gemm_overhead_s", "hbm_efficiency", "collective_overhead_s"]
     rows: list[tuple[str, float, float | None, float | None]] = [
         (name, getattr(record, name), KERNELS_ON_H100.get(name), getattr(CONSTANTS, name))
         for name in names
