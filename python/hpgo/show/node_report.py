@@ -60,13 +60,11 @@ def _rates(record: DeviceRecord) -> list[tuple[str, ...]]:
     reached = {} if known is None else known.reached
     usual = {"bf16": USUAL_REACHED, "fp8": USUAL_REACHED, "attention": USUAL_ATTENTION}
     used = {name: _percent(reached.get(name, value)) if known else "-" for name, value in usual.items()}
+    peak = record.gemm_peak_flop_per_s
     rows = [
-        ("GEMM, bf16, burst", _flop(record.gemm_flop_per_s), record.gemm_flop_per_s / record.gemm_peak_flop_per_s, "bf16"),
-        (
-            "attention, forward", _flop(record.attention_flop_per_s),
-            record.attention_flop_per_s / record.gemm_peak_flop_per_s, "attention",
-        ),
-    ]  # fmt: skip
+        ("GEMM, bf16, burst", _flop(record.gemm_flop_per_s), record.gemm_flop_per_s / peak, "bf16"),
+        ("attention, forward", _flop(record.attention_flop_per_s), record.attention_flop_per_s / peak, "attention"),
+    ]
     if record.fp8_gemm_flop_per_s is not None and record.fp8_gemm_peak_flop_per_s is not None:
         share = record.fp8_gemm_flop_per_s / record.fp8_gemm_peak_flop_per_s
         rows.insert(1, ("GEMM, fp8, burst", _flop(record.fp8_gemm_flop_per_s), share, "fp8"))
