@@ -72,6 +72,7 @@ class Workload:
             raise ArgumentError(f"`weight` is {safe_repr(weight)}", "give a function of targets, or leave it out")
         check_is("`name`", name, str, "give text")
         self.loss, self.weight, self.name = loss, weight, name
+        self._loss_device: torch.device | None = None
         self.is_on_meta = False
         """Whether its weights have no values, and take no memory."""
         self.built = ""
@@ -291,6 +292,7 @@ class Workload:
         sum. Raises ArgumentError for a sum in a workload with a `weight`, and for one that was no sum before.
         """
         given = tuple(one.to(device) for one in (self.example_targets if targets is None else targets))
+        self._move_loss(device)
         found = reduction(self.loss, None if self.weight is None else self.weight_of, outputs, given)
         if found.kind == "sum" and (self.weight is not None or self._adds_up is False):
             raise ArgumentError(
@@ -302,6 +304,12 @@ class Workload:
         if self._adds_up is None:
             self._adds_up = found.kind == "sum"
         return found
+
+    def _move_loss(self, device: torch.device) -> None:
+        """Move a loss that is a module to `device`: it may hold tensors, such as weights of classes."""
+        if isinstance(self.loss, torch.nn.Module) and self._loss_device != device:
+            self.loss.to(device)
+            self._loss_device = device
 
     def loss_of(self, outputs: Tensor | Sequence[Tensor], targets: Tensor | Sequence[Tensor]) -> Tensor:
         """The sum over rows of each sample's weight times its loss: parts of a batch add up, however it is parted.
@@ -324,6 +332,7 @@ class Workload:
         total = float(self.weight_of(given).sum()) if self.weight is not None else len(given[0])
         if total == 0:  # the mean of nothing is no number, but all layers take part in the backward pass
             return sum((tensor.sum() * 0 for tensor in made if tensor.is_floating_point()), torch.zeros(()))
+        self._move_loss(made[0].device)
         mean = self.loss(made[0] if len(made) == 1 else made, cast[0] if len(cast) == 1 else cast)
         if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
             said = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, torch.Tensor) else safe_repr(mean)
