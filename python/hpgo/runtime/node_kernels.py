@@ -47,6 +47,8 @@ _ELEMENTS, _SMALL_ELEMENTS, _NORM_WIDTH = 2**29, 2**22, 4096
 """Values of elementwise kernels. In 16 bits they take 1 GiB on a GPU, many times the last-level cache."""
 _BATCHES = 7
 """Batches of calls that a time is the median of."""
+_HOST_BATCHES = 41
+"""Batches of calls that the CPU is timed with beside a GPU: its clocks take some 10 ms to rise."""
 _BURSTS, _BURST_CALLS, _PAUSE_S = 6, 10, 0.3
 """Bursts, GEMMs of a burst, and seconds of rest before each: 14 ms of the largest GEMM on an H100. Not tuned."""
 _CACHE_BYTES = 100e6
@@ -100,11 +102,12 @@ class KernelTimer:
 
     def host_seconds(self, call: Callable[[], object], count: int) -> float:
         """Return the median seconds of a call that the CPU spends on its kernels, if the GPU is never behind."""
-        for _ in range(3):
+        batches = _HOST_BATCHES if self.on_gpu else _BATCHES
+        for _ in range(batches):
             call()
         self.synchronize()
         times = []
-        for _ in range(_BATCHES):
+        for _ in range(batches):
             begin_s = time.perf_counter()
             for _ in range(count):
                 call()
