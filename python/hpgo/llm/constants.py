@@ -92,11 +92,11 @@ class Constants:
 
 CONSTANTS = Constants()
 KERNELS_ON_H100: dict[str, float] = {
-    "gemm_efficiency": 0.93,
-    "attention_efficiency": 0.9,
-    "attention_backward_factor": 2.5,
-    "layer_launch_s": 0.0003,
-    "backward_launch_factor": 1.3,
+    "gemm_efficiency": 0.927,
+    "attention_efficiency": 0.907,
+    "attention_backward_factor": 2.9,
+    "layer_launch_s": 0.000265,
+    "backward_launch_factor": 4.33,
 }
 """Values of fitted constants that `hpgo llm calibrate --node` measures on an H100 (research/h100-node.yaml).
 
