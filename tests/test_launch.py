@@ -552,7 +552,10 @@ def test_a_plan_that_does_not_fit_is_not_started() -> None:
         (lambda: launch.ssh_hosts(job(machines(2, 1)), hosts=["a", "a"]), "named for two nodes"),
         (lambda: launch.ssh_hosts(job(machines(2, 1)), hosts=["a", "-oProxyCommand=x"]), "no host name"),
         (lambda: launch.torchrun(job(machines(2, 1)), hosts=["a", "b;touch pwned"]), "no host name"),
-        (lambda: launch.slurm(job(machines(3)), sbatch=["nodes=3"]), "`nodes` would change the number or place of ranks"),
+        (
+            lambda: launch.slurm(job(machines(3)), sbatch=["nodes=3"]),
+            "`nodes` would change the number or place of ranks",
+        ),
         (lambda: launch.slurm(job(machines(3)), sbatch=["partition=a\n#SBATCH --array=1-9"]), "no option of sbatch"),
         (lambda: launch.slurm(job(replace(machines(3), name="x")), resource="g p u"), "no resource of SLURM"),
         (lambda: launch.kubeflow(job(machines(3)), image="a b"), "the image is"),

@@ -167,7 +167,11 @@ def test_what_a_launcher_does_not_run_is_refused_and_nothing_else(
         and (not shard or True in row.shards_optimizer or max(replicas) == 1)
         and (gpus == 1 or row.tensor_parallel)
     )
-    with nullcontext() if runs else pytest.raises(hpgo.errors.ArgumentError, match=r"needs|does|has no tensor|can't join|on one GPU"):
+    with (
+        nullcontext()
+        if runs
+        else pytest.raises(hpgo.errors.ArgumentError, match=r"needs|does|has no tensor|can't join|on one GPU")
+    ):
         check(
             row,
             schedule=schedule,

@@ -113,7 +113,7 @@ def made(case: str, *, like: tuple[torch.Tensor, torch.Tensor] | None = None) ->
     torch.manual_seed(0)
     layers = model().double()
     example = (inputs, targets) if like is None else like
-    return Workload(layers, *example, loss, weight=weight), copy.deepcopy(layers)
+    return Workload(layers, *example, copy.deepcopy(loss), weight=weight), copy.deepcopy(layers)
 
 
 def plain(model: nn.Module, case: str, steps: int) -> list[float]:
@@ -189,6 +189,15 @@ def test_a_sum_with_weights_is_refused() -> None:
     with refused(hpgo.errors.ArgumentError, "invalid_argument", "weight") as raised:
         pipeline(workload, 2)
     assert "leave `weight` out" in raised.value.hint
+
+
+def test_a_loss_that_holds_tensors_follows_the_outputs_to_their_device() -> None:
+    """The device `meta` stands for a GPU."""
+    workload, _ = made("weighted classes")
+    workload.loss_of(random(BATCH, CLASSES), whole(CLASSES, BATCH))
+    meta = torch.device("meta")
+    workload.loss_of(random(BATCH, CLASSES).to(meta), whole(CLASSES, BATCH).to(meta))
+    assert workload.loss.weight.device == meta
 
 
 def test_parts_of_a_batch_add_up_without_a_pipeline_too() -> None:

@@ -141,7 +141,11 @@ def test_the_half_for_weights_the_loss_and_the_data_are_told() -> None:
             "numbers of the gradient of `linear.weight` of layer",
         ),
         ([Layer(), Layer()], {"loss": root}, "numbers of the gradient that the loss passes back"),
-        ([Layer(), Layer()], {"loss": lambda outputs, _: outputs.sum() * INFINITE}, "the loss is -?inf, but its outputs"),
+        (
+            [Layer(), Layer()],
+            {"loss": lambda outputs, _: outputs.sum() * INFINITE},
+            "the loss is -?inf, but its outputs",
+        ),
         ([Layer(), Layer()], {"data": holed}, "micro-batch 1 through stage 0: 1 of 12 numbers of `input:0`"),
         (branching("2"), {}, "numbers of the gradient that layer `2` passes back"),
         (branching("1"), {"order": "1f1b"}, "numbers of the gradient that layers `1`, `2` pass back"),

@@ -299,7 +299,11 @@ def test_results_that_make_no_sense_are_refused(change: dict[str, Any], said: st
     [
         ([], 2, "name a workload to measure, or what was measured with --from"),
         (["mlp", "--from", "x.yml", "--format", "pipeedge", "--device-type", "a"], 2, "not both"),
-        (["mlp", "--device-type", "a", "--overwrite"], 2, "--device-type, --overwrite can only be used with --format pipeedge"),
+        (
+            ["mlp", "--device-type", "a", "--overwrite"],
+            2,
+            "--device-type, --overwrite can only be used with --format pipeedge",
+        ),
         (["mlp", "--format", "pipeedge"], 2, "needs --device-type"),
         (["mlp", "--format", "pipeedge", "--device-type", "a", "-o", "x.yaml"], 2, "--output can't be used with"),
         (["mlp", "--format", "pipeedge", "--device-type", "a", "--device-memory", "512"], 2, "has no unit"),

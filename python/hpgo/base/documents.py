@@ -98,6 +98,7 @@ _KINDS = {
     "model_type": "a transformer's config.json",
     "hpgo_steps": "a list of measured steps",
     "hpgo_platform": "a platform",
+    "hpgo_device": "a device record",
 }
 _FORMATS = {
     "hpgo.plan": "a plan",

@@ -94,3 +94,15 @@ class Constants:
 
 
 CONSTANTS = Constants()
+KERNELS_ON_H100: dict[str, float] = {
+    "gemm_efficiency": 0.927,
+    "attention_efficiency": 0.907,
+    "attention_backward_factor": 2.9,
+    "layer_launch_s": 0.000265,
+    "backward_launch_factor": 4.33,
+}
+"""Values of fitted constants that `hpgo llm calibrate --node` measures on an H100 (research/h100-node.yaml).
+
+They differ from the constants above, which also contain what a whole step loses. A device record scales the constants
+by its own values over these.
+"""

@@ -13,6 +13,7 @@ from hpgo.base.messages import shorten
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.llm.constants import CONSTANTS, Constants
+from hpgo.llm.device_record import DeviceRecord
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.layer_context import VALUE, LayerContext, pairs_seen
 from hpgo.llm.memory import SAVED, PipelineRankLayers, activations, allocator_cached_bytes, parameters, stage_memory
@@ -186,7 +187,7 @@ def estimate_llm(
     grad_reduce_in_bf16: bool = False,
     cpu_offload_num_layers: int = 0,
     devices: int | None = None,
-    platform: Platform | None = None,
+    platform: Platform | DeviceRecord | None = None,
 ) -> LlmEstimate:
     """Estimate the step time and the memory of one configuration, and where they go.
 
@@ -221,7 +222,8 @@ def estimate_llm(
         grad_reduce_in_bf16: whether gradients are accumulated and reduced in 16 bits.
         cpu_offload_num_layers: number of layers whose activations wait in CPU memory for the backward pass.
         devices: GPUs to use, the first of the cluster; None is all. The degree of data parallelism follows.
-        platform: constants fitted to steps on your cluster (`hpgo.Platform.read`). None uses the published ones.
+        platform: constants fitted to steps on your cluster (`hpgo.Platform.read`), or the rates of a measured node
+            (`hpgo.DeviceRecord.read`). None uses the published ones.
 
     A configuration that does not fit in memory is estimated, too: see `LlmEstimate.fits`.
 
@@ -278,20 +280,27 @@ def estimate_llm(
 
 
 def estimate_on(
-    model: Transformer, cluster: Cluster, config: ParallelismConfig, platform: Platform | None, *,
+    model: Transformer, cluster: Cluster, config: ParallelismConfig,
+    platform: Platform | DeviceRecord | None, *,
     global_batch_size: int, seq_length: int,
 ) -> LlmEstimate:  # fmt: skip
     """Return the estimate of a configuration with the constants and the error of a platform, or without one."""
+    constants = constants_of(cluster, platform)
     found = estimate_config(
-        model, cluster, config, global_batch_size=global_batch_size, seq_length=seq_length,
-        constants=constants_of(cluster, platform),
+        model, on_platform(cluster, platform), config, global_batch_size=global_batch_size, seq_length=seq_length,
+        constants=constants,
     )  # fmt: skip
     return with_error(found, cluster, platform)
 
 
-def constants_of(cluster: Cluster, platform: Platform | None) -> Constants:
+def on_platform(cluster: Cluster, platform: Platform | DeviceRecord | None) -> Cluster:
+    """Return the cluster with the rates of a device record, or as it is."""
+    return cluster if platform is None else platform.on(cluster)
+
+
+def constants_of(cluster: Cluster, platform: Platform | DeviceRecord | None) -> Constants:
     """Return the constants of a platform, or the usual ones. Raise ArgumentError for a platform of other devices."""
-    check_is("platform", platform, Platform, "read one with `hpgo.Platform.read`", or_none=True)
+    check_is("platform", platform, Platform | DeviceRecord, "read one with `hpgo.Platform.read`", or_none=True)
     if platform is None:
         return CONSTANTS
     # Factors are relative to the measured rates of one device, so they do not apply to another.
@@ -302,17 +311,17 @@ def constants_of(cluster: Cluster, platform: Platform | None) -> Constants:
             "use a platform of that device, or none",
             code="mismatch",
         )
-    return CONSTANTS.slower(*platform.factors)
+    return platform.constants_on(cluster)
 
 
-def with_error(found: LlmEstimate, cluster: Cluster, platform: Platform | None) -> LlmEstimate:
-    """Return an estimate with the error of its platform, and with the features that no step there has validated.
+def with_error(found: LlmEstimate, cluster: Cluster, platform: Platform | DeviceRecord | None) -> LlmEstimate:
+    """Return an estimate with the error of its platform. For models with experts the error is that of published steps.
 
     For models with experts, the error is at least that of published steps of such models.
     """
-    known = () if platform is None else platform.mechanisms
+    known = platform.mechanisms if isinstance(platform, Platform) else ()
     left = unvalidated_features(found.parallelism, cluster.machines[0].device.name, known)
-    if platform is None:
+    if not isinstance(platform, Platform):  # a device record was fitted to kernels, which tells nothing of steps
         return replace(found, error=usual_error(cluster, has_experts=found.has_experts), unvalidated_features=left)
     # A platform may be fitted to steps of dense models only, which do not test the terms of experts.
     error = max(platform.error, ERROR_WITH_EXPERTS) if found.has_experts else platform.error

@@ -80,7 +80,8 @@ class Gpus:
         # A device with another speed is named after a reference device, whose memory may differ. So its memory size
         # cannot help to tell variants of one card apart.
         memory_bytes = first.device.memory_bytes if first.device.speed == 1 else None
-        rates, kept = rates_of(first.device.name, memory_bytes), _KEPT[precision]
+        rates = first.device.rates or rates_of(first.device.name, memory_bytes)
+        kept = _KEPT[precision]
         if kept not in rates.flop_per_s:
             known = [name for name in ("bf16", "fp16") if _KEPT[name] in rates.flop_per_s]
             raise ClusterError(

@@ -37,6 +37,20 @@ def pairs_seen(kind: Kind, seq_length: int) -> float:
     return share * (1 - share / 2)
 
 
+def wave_tiles(rows: float, width: float, count: float, constants: Constants, processors: int) -> float:
+    """Return the tiles of `count` GEMMs with `rows` × `width` results each, and those that idle processors cost.
+
+    Of both orientations of a tile, GEMMs use the one that needs fewer.
+
+    >>> from hpgo.llm.constants import CONSTANTS
+    >>> wave_tiles(512, 512, 1, CONSTANTS, processors=4), wave_tiles(512, 500, 1, CONSTANTS, processors=1)
+    (8.0, 8.0)
+    """
+    short, long = constants.gemm_tile, 2 * constants.gemm_tile
+    tiles = count * min(-(-rows // short) * -(-width // long), -(-rows // long) * -(-width // short))
+    return tiles + constants.tail_wave_loss * (-(-tiles // processors) * processors - tiles)
+
+
 @dataclass(frozen=True)
 class LayerContext:
     """Inputs of all terms. Sizes are per GPU unless stated otherwise."""
@@ -155,12 +169,10 @@ class LayerContext:
         The GPU computes whole tiles, one on each streaming multiprocessor at a time. In the last wave of tiles some
         multiprocessors may be idle. `wide` selects 16 bits regardless of the configuration's precision.
         """
-        constants, short, long = self.constants, self.constants.gemm_tile, 2 * self.constants.gemm_tile
+        constants, short = self.constants, self.constants.gemm_tile
         rate = (self.gpus.wide_flop_per_s if wide else self.gpus.products_flop_per_s) * constants.gemm_efficiency
-        # A tile is twice as long as wide. cuBLAS picks the orientation with fewer tiles.
-        tiles = count * min(-(-rows // short) * -(-width // long), -(-rows // long) * -(-width // short))
-        tiles += constants.tail_wave_loss * (-(-tiles // self.gpus.processors) * self.gpus.processors - tiles)
-        return 2 * tiles * short * long * terms / rate + constants.gemm_overhead_s
+        tiles = wave_tiles(rows, width, count, constants, self.gpus.processors)
+        return 2 * tiles * short * 2 * short * terms / rate + constants.gemm_overhead_s
 
     def moved_s(self, moved_bytes: Amount) -> Amount:
         """Return the seconds in which the GPU reads and writes `moved_bytes` of its memory in total."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
+    from hpgo.llm.device_record import DeviceRecord
     from hpgo.llm.estimate import LlmEstimate
     from hpgo.llm.parallelism import Precision
     from hpgo.llm.platform import Platform
@@ -36,7 +37,7 @@ def llm_pareto_front(
     fix: dict[str, int | str] | None = None,
     exclude: Iterable[str] = (),
     headroom_bytes: float = 0.0,
-    platform: Platform | None = None,
+    platform: Platform | DeviceRecord | None = None,
     points: int = 12,
 ) -> tuple[LlmEstimate, ...]:
     """Return the Pareto front of step time and memory: no configuration of the search is faster with less memory.
@@ -52,7 +53,7 @@ def llm_pareto_front(
         fix: values that all configurations must have, as for `plan_llm`.
         exclude: features or values to leave out, as for `plan_llm`.
         headroom_bytes: memory of each GPU to leave free.
-        platform: constants fitted to steps on your cluster.
+        platform: constants fitted to steps on your cluster, or the rates of a measured node.
         points: maximum number of points; each one after the first needs at least 1 % less memory than the one before.
 
     The fastest configuration comes first. Raises the errors of `plan_llm`.

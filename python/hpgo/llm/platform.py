@@ -12,11 +12,15 @@ from hpgo.base.messages import printable, safe_repr
 from hpgo.base.quoting import in_yaml
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
+from hpgo.llm.constants import CONSTANTS
+from hpgo.llm.device_record import KEY as DEVICE_KEY
+from hpgo.llm.device_record import DeviceRecord
 from hpgo.llm.validated_features import family
 
 if TYPE_CHECKING:
     import os
 
+    from hpgo.llm.constants import Constants
     from hpgo.machine.cluster import Cluster
 
 ERRORS = {"A100": 0.14, "H100": 0.15}
@@ -76,6 +80,15 @@ class Platform(Record):
         # Shrinkage: a few steps determine their platform only in part, so their mean is pulled towards 1.
         return self.computing**self.trust, self.exchange**self.trust
 
+    def on(self, cluster: Cluster) -> Cluster:
+        """Return `cluster` as it is: a platform changes no rates of devices."""
+        return cluster
+
+    def constants_on(self, cluster: Cluster) -> Constants:
+        """Return the constants of the cost model, as many times slower as the platform."""
+        del cluster
+        return CONSTANTS.slower(*self.factors)
+
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Platform:
         """Return the platform in a file that `save` wrote. Raises ArgumentError naming file and key."""
@@ -104,6 +117,14 @@ class Platform(Record):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the platform to a file. Raise ArgumentError if the file can't be written."""
         write_text(path, self.yaml(), ArgumentError)
+
+
+def read_platform(path: str | os.PathLike[str]) -> Platform | DeviceRecord:
+    """Return the platform or the device record in a file. Raise ArgumentError naming file and key."""
+    found = as_path(path, ArgumentError)
+    document = parse(read_text(found, ArgumentError), printable(str(found)), ArgumentError)
+    kind = DeviceRecord if isinstance(document, dict) and DEVICE_KEY in document else Platform
+    return kind.read(found)
 
 
 def usual_error(cluster: Cluster, *, has_experts: bool = False) -> float:

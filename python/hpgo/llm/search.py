@@ -19,11 +19,20 @@ from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.llm.bounds import ALL, NONE, SLACK, Candidate
 from hpgo.llm.config_groups import ConfigGroup, config_groups, leanest, min_recomputed
-from hpgo.llm.estimate import LlmEstimate, constants_of, estimate_stages, max_memory_bytes, simulated_step_s, with_error
+from hpgo.llm.estimate import (
+    LlmEstimate,
+    constants_of,
+    estimate_stages,
+    max_memory_bytes,
+    on_platform,
+    simulated_step_s,
+    with_error,
+)
 from hpgo.llm.frameworks import framework_support
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.layer_context import LayerContext
 from hpgo.llm.parallelism import DegreeError, ParallelismConfig, Precision
+from hpgo.llm.platform import Platform
 from hpgo.llm.search_space import SearchSpace
 from hpgo.llm.validated_features import unvalidated_features
 from hpgo.machine.cluster import Cluster, cluster_of
@@ -34,8 +43,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Iterator
 
+    from hpgo.llm.device_record import DeviceRecord
     from hpgo.llm.plan import LlmPlan
-    from hpgo.llm.platform import Platform
     from hpgo.llm.step_time import PipelineStages
     from hpgo.programs.names import LlmFramework
 
@@ -118,7 +127,7 @@ def plan_llm(
     fix: dict[str, int | str] | None = None,
     exclude: Iterable[str] = (),
     headroom_bytes: float = 0.0,
-    platform: Platform | None = None,
+    platform: Platform | DeviceRecord | None = None,
     top: int = 10,
 ) -> LlmPlanSearch:
     """Find the fastest configurations of a transformer that fit in memory, among all that a framework runs.
@@ -135,7 +144,8 @@ def plan_llm(
             `pp_schedule`, `dp`, `micro_batch_size` and `recompute`.
         exclude: features to leave out: `["cp"]`, or single values: `["zero_stage=0", "micro_batch_size=1"]`.
         headroom_bytes: memory of each GPU to leave free, in addition to the columns of the estimate.
-        platform: constants fitted to steps on your cluster (`hpgo.Platform.read`). None uses the published ones.
+        platform: constants fitted to steps on your cluster (`hpgo.Platform.read`), or the rates of a measured node
+            (`hpgo.DeviceRecord.read`). None uses the published ones.
         top: number of configurations to return.
 
     The search space has:
@@ -177,10 +187,12 @@ def plan_llm(
     top = check_int("top", top, most=MOST_SHOWN)
     if devices is not None:
         cluster = cluster.first(devices)
+    constants = constants_of(cluster, platform)
+    cluster = on_platform(cluster, platform)
     gpus = Gpus.of(cluster, precision)
     # The framework decides the kernel options. The search varies degrees, ZeRO, schedule and recomputation only.
     config = ParallelismConfig(precision=precision, flatten_gradients=rules.flatten_gradients, dtensor=rules.dtensor)
-    context = LayerContext(model, config, gpus, constants_of(cluster, platform), seq_length)
+    context = LayerContext(model, config, gpus, constants, seq_length)
 
     def groups_of(space: SearchSpace) -> Iterator[ConfigGroup]:
         space.check(model, gpus, global_batch_size=global_batch_size, seq_length=seq_length, precision=precision)
@@ -213,7 +225,7 @@ def plan_llm(
         return with_error(found, cluster, platform)
 
     def unknown(config: ParallelismConfig) -> int:
-        validated = () if platform is None else platform.mechanisms
+        validated = platform.mechanisms if isinstance(platform, Platform) else ()
         return len(unvalidated_features(config, cluster.machines[0].device.name, validated))
 
     # Full estimates are made only for the configurations that are returned. The search needs their step times alone.

@@ -6,6 +6,7 @@ or from a YAML file (`Cluster.read`). The records check their fields, so every `
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from os import PathLike
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
 
+    from hpgo.machine.rates import Rates
+
 # Larger numbers are typing errors. Products of a few of them still fit into a float.
 _LARGEST = 1e18
 MOST_DEVICES = 2**20
@@ -48,6 +51,8 @@ class Device:
     memory_bytes: float
     speed: float = 1.0
     """Compute speed relative to the device of the profile: times of layers are divided by it."""
+    rates: Rates | None = dataclasses.field(default=None, compare=False, repr=False)
+    """Measured rates that the cost model uses in place of those of `RATES`. Cluster files don't hold them."""
 
     def __post_init__(self) -> None:
         check_text("a device's name", self.name, ClusterError)

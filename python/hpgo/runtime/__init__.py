@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hpgo.runtime.loader import Loader as Loader
     from hpgo.runtime.loader import Share as Share
     from hpgo.runtime.modules import Network as Network
+    from hpgo.runtime.node_measurement import measure_node as measure_node
     from hpgo.runtime.preemption import Preempted as Preempted
     from hpgo.runtime.profiling import Measurement as Measurement
     from hpgo.runtime.profiling import measure as measure
@@ -47,6 +48,7 @@ _PUBLIC: dict[str, str] = {
     "Workload": "hpgo.runtime.workload",
     "measure": "hpgo.runtime.profiling",
     "measure_links": "hpgo.runtime.links",
+    "measure_node": "hpgo.runtime.node_measurement",
     "profile": "hpgo.runtime.profiling",
 }
 

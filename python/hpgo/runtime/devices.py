@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import torch
+import torch.distributed as dist
 
 from hpgo.base.messages import safe_repr
 from hpgo.errors import ArgumentError, RunError
@@ -41,10 +42,15 @@ def device_of_rank(device: object) -> torch.device:
     if device is None:
         # Use GPUs only if every rank of the node gets one. Ranks on different kinds of devices would not share a
         # communication library.
-        device = "cuda" if max(here + 1, ranks) <= torch.cuda.device_count() else "cpu"
+        device = "cuda" if max(here + 1, ranks) <= torch.cuda.device_count() and not _has_gloo_alone() else "cpu"
     found = device_named(device)
     if found.type != "cuda":
         return found
+    if _has_gloo_alone():
+        raise RunError(
+            "the process group's backend is gloo, but ranks on GPUs send tensors by NCCL",
+            'make the group with `backend="nccl"`, or run on `cpu`',
+        )
     found = torch.device("cuda", here if found.index is None else found.index)
     if found.index >= torch.cuda.device_count():
         raise RunError(
@@ -55,6 +61,11 @@ def device_of_rank(device: object) -> torch.device:
     with translate_errors(*_UNUSABLE):
         torch.cuda.set_device(found)
     return found
+
+
+def _has_gloo_alone() -> bool:
+    """Whether the caller has made a process group of several ranks that can't send tensors of GPUs."""
+    return dist.is_initialized() and dist.get_world_size() > 1 and dist.get_backend() == "gloo"
 
 
 def check_types(dtype: object, autocast: object) -> None:

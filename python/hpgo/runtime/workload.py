@@ -72,6 +72,7 @@ class Workload:
             raise ArgumentError(f"`weight` is {safe_repr(weight)}", "give a function of targets, or leave it out")
         check_is("`name`", name, str, "give text")
         self.loss, self.weight, self.name = loss, weight, name
+        self._loss_device: torch.device | None = None
         self.is_on_meta = False
         """Whether its weights are on the meta device, without values or memory."""
         self.built = ""
@@ -309,6 +310,7 @@ class Workload:
         sum. Raises ArgumentError for a sum in a workload with a `weight`, and for a sum if the first call found none.
         """
         given = tuple(one.to(device) for one in (self.example_targets if targets is None else targets))
+        self._move_loss(device)
         found = reduction(self.loss, None if self.weight is None else self.weight_of, outputs, given)
         if found.kind == "sum" and (self.weight is not None or self._adds_up is False):
             raise ArgumentError(
@@ -320,6 +322,12 @@ class Workload:
         if self._adds_up is None:
             self._adds_up = found.kind == "sum"
         return found
+
+    def _move_loss(self, device: torch.device) -> None:
+        """Move a loss that is a module to `device`: it may hold tensors, such as weights of classes."""
+        if isinstance(self.loss, torch.nn.Module) and self._loss_device != device:
+            self.loss.to(device)
+            self._loss_device = device
 
     def loss_of(self, outputs: Tensor | Sequence[Tensor], targets: Tensor | Sequence[Tensor]) -> Tensor:
         """Return the sum over rows of each sample's weight times its loss.
@@ -344,6 +352,7 @@ class Workload:
         # The mean over no sample is NaN. Return 0, but keep the graph, because every rank must run its backward pass.
         if total == 0:
             return sum((tensor.sum() * 0 for tensor in tensors if tensor.is_floating_point()), torch.zeros(()))
+        self._move_loss(tensors[0].device)
         mean = self.loss(tensors[0] if len(tensors) == 1 else tensors, cast[0] if len(cast) == 1 else cast)
         if not isinstance(mean, torch.Tensor) or mean.numel() != 1:
             shown = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, torch.Tensor) else safe_repr(mean)

@@ -121,7 +121,7 @@ def command(options: EstimateOptions) -> None:
       hpgo llm estimate llama-3-8b -c h100:1 -b 32 --seq-length 8192 --tp 2
       hpgo llm estimate mixtral-8x7b -c h100:4 -b 128 --seq-length 4096 --ep 8
     """
-    from hpgo.llm.estimate import constants_of, estimate_llm, profile_of
+    from hpgo.llm.estimate import constants_of, estimate_llm, on_platform, profile_of
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import write_profile
     from hpgo.show.llm_report import document, lines, next_commands
@@ -142,7 +142,9 @@ def command(options: EstimateOptions) -> None:
         )
         layers = [output for output in options.outputs if Path(output).suffix.lower() not in STILL_ENDINGS]
         for output in layers:
-            write_profile(profile_of(found, options.model, cluster, constants=constants_of(cluster, platform)), output)
+            constants = constants_of(cluster, platform)
+            rows = profile_of(found, options.model, on_platform(cluster, platform), constants=constants)
+            write_profile(rows, output)
         draw(found, cluster, options.outputs)
     if options.as_json:
         click.echo(json_text(document(found)))

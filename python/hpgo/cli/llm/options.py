@@ -16,6 +16,7 @@ from hpgo.llm.parallelism import Precision
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hpgo.llm.device_record import DeviceRecord
     from hpgo.llm.estimate import LlmEstimate
     from hpgo.llm.platform import Platform
     from hpgo.machine.cluster import Cluster
@@ -90,11 +91,11 @@ def shell_words(*words: str) -> str:
     return shlex.join(words)
 
 
-def read_platform(file: str | None) -> Platform | None:
-    """Return the platform in `file`; None without a file."""
-    from hpgo.llm.platform import Platform
+def read_platform(file: str | None) -> Platform | DeviceRecord | None:
+    """Return the platform or the device record in `file`; None without one."""
+    from hpgo.llm import platform
 
-    return None if file is None else Platform.read(file)
+    return None if file is None else platform.read_platform(file)
 
 
 def draw(found: LlmEstimate, cluster: Cluster, outputs: Sequence[str]) -> None:

@@ -165,6 +165,10 @@ def _row(mine: RankProgram) -> str:
     return ",".join(f"{one.stage}{one.kind}{one.micro_batch}" for one in mine.actions)
 
 
+_LOSS_TYPE = torch.float64
+"""Type of losses: PyTorch 2.11 refuses outputs of another type than was announced before the model computes them."""
+
+
 class _Raised(BaseException):
     """Carrier of an action's exception through torch.
 
@@ -202,8 +206,8 @@ class _Module(nn.Module):
         outputs = checkpoint(once, *values, use_reentrant=False) if run.recompute else once(*values)
         if run.stage.is_last:
             batch.loss += outputs[0].detach()
-            self.losses[micro_batch] = outputs[0]
-            return outputs[0]
+            self.losses[micro_batch] = loss = outputs[0].to(_LOSS_TYPE)
+            return loss
         return tuple(_to_send(outputs[crossing.given], crossing.value) for crossing in self.behind)
 
 
@@ -229,7 +233,7 @@ class _TorchStage(PipelineStage):
         crossing = [[one.value for one in cut] for cut in (module.before, module.behind)]
         takes, gives = (tuple(_example(value, len(stage.rows)) for value in values) for values in crossing)
         if stage.is_last:
-            gives = (torch.empty((), device="meta"),)
+            gives = (torch.empty((), dtype=_LOSS_TYPE, device="meta"),)
         super().__init__(module, stage.stage, stages, device, input_args=takes, output_args=gives, group=group)
         self._hpgo_act = partial(act, stage=stage.stage)
 
