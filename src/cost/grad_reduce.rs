@@ -88,7 +88,14 @@ impl<'a> SyncTail<'a> {
 
 /// Gradient synchronisation left after the last backward pass of the stage between two cuts.
 #[must_use]
-pub fn sync_s(model: &LayerSums, totals: &Totals, speed: f64, stage: (usize, usize), rate: Rate, overlap: bool) -> f64 {
+pub fn grad_reduce_s(
+    model: &LayerSums,
+    totals: &Totals,
+    speed: f64,
+    stage: (usize, usize),
+    rate: Rate,
+    overlap: bool,
+) -> f64 {
     sync_without_s(model, totals, speed, stage, rate, overlap, &[])
 }
 

@@ -30,7 +30,7 @@ pub struct Memory {
     /// What all micro-batches in flight keep for their backward passes.
     pub activations_bytes: f64,
     /// The part of it that one micro-batch keeps from its forward on: of a stage that recomputes, its input.
-    pub kept_bytes: f64,
+    pub saved_activation_bytes: f64,
     /// The part that one micro-batch has besides while it runs backward, made again by recomputation.
     pub recomputed_bytes: f64,
     /// Send and receive buffers: an activation and a gradient on each side.
@@ -60,7 +60,10 @@ impl Memory {
     /// Returns the memory with another number of micro-batches in flight.
     #[must_use]
     pub fn with_in_flight(self, max_in_flight: u32) -> Self {
-        Self { activations_bytes: f64::from(max_in_flight) * self.kept_bytes + self.recomputed_bytes, ..self }
+        Self {
+            activations_bytes: f64::from(max_in_flight) * self.saved_activation_bytes + self.recomputed_bytes,
+            ..self
+        }
     }
 
     /// Returns all bytes with another number of micro-batches in flight.
@@ -90,13 +93,14 @@ pub fn memory(
     let (input_bytes, output_bytes) = (totals.boundary_bytes[begin], totals.boundary_bytes[end]);
     let max_in_flight = f64::from(max_in_flight);
     // Recomputing keeps each micro-batch's input and, for the one that runs backward, everything.
-    let (kept_bytes, recomputed_bytes) = if recompute { (input_bytes, saved_bytes) } else { (saved_bytes, 0.0) };
+    let (saved_activation_bytes, recomputed_bytes) =
+        if recompute { (input_bytes, saved_bytes) } else { (saved_bytes, 0.0) };
     Memory {
         weights_bytes,
         gradients_bytes: weights_bytes * options.gradients_per_weight,
         optimizer_bytes: if options.shard_optimizer { optimizer_bytes / f64::from(replicas) } else { optimizer_bytes },
-        activations_bytes: max_in_flight * kept_bytes + recomputed_bytes,
-        kept_bytes,
+        activations_bytes: max_in_flight * saved_activation_bytes + recomputed_bytes,
+        saved_activation_bytes,
         recomputed_bytes,
         buffers_bytes: 2.0 * (input_bytes + output_bytes),
     }

@@ -22,7 +22,7 @@ struct LayerRecord {
     saved_bytes: Option<Vec<f64>>,
 }
 
-/// `hpgo.model.profile.SharedWeight`.
+/// `hpgo.model.profile.TiedWeight`.
 #[derive(FromPyObject)]
 struct TieRecord {
     layers: Vec<String>,

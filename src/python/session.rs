@@ -24,14 +24,14 @@ use crate::planner::orders::{self, Outcome, Problem, VirtualStageLimits};
 
 fn name_of(stopped: Stopped) -> &'static str {
     match stopped {
-        Stopped::Deadline => "deadline",
+        Stopped::Deadline => "time_limit",
         Stopped::Interrupt => "interrupt",
-        Stopped::Effort => "effort",
+        Stopped::Effort => "work_limit",
     }
 }
 
-fn control_of(deadline_s: Option<f64>) -> Control {
-    Control::with_deadline(deadline_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
+fn control_of(time_limit_s: Option<f64>) -> Control {
+    Control::with_deadline(time_limit_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
 }
 
 /// A model, where it may be cut, and a cluster; see the stub file.
@@ -265,10 +265,10 @@ impl Session {
         &self,
         py: Python<'_>,
         settings: SettingsRecord,
-        deadline_s: Option<f64>,
+        time_limit_s: Option<f64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<(PlanRecord, SearchRecord)> {
-        let control = control_of(deadline_s);
+        let control = control_of(time_limit_s);
         let settings = settings.settings();
         watched(py, &control, progress.as_ref(), true, || {
             let is_listed = self.cuts.get().is_some() || self.parts.is_some();
@@ -290,9 +290,9 @@ impl Session {
         settings: SettingsRecord,
         limit_s: f64,
         enough_bytes: f64,
-        deadline_s: Option<f64>,
+        time_limit_s: Option<f64>,
     ) -> PyResult<(Option<PlanRecord>, Option<&'static str>)> {
-        self.answer(py, settings, &control_of(deadline_s), None, true, |asked| {
+        self.answer(py, settings, &control_of(time_limit_s), None, true, |asked| {
             let Problem { model, cluster, settings } = asked.problem();
             let lean = hybrid::min_memory(model, cluster, settings, limit_s, enough_bytes, asked.control)?;
             Ok((lean.plan.map(|found| asked.record(found)), lean.stopped.map(name_of)))
@@ -306,10 +306,10 @@ impl Session {
         py: Python<'_>,
         settings: SettingsRecord,
         schedules: Vec<String>,
-        deadline_s: Option<f64>,
+        time_limit_s: Option<f64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<(Vec<TriedRecord>, Option<&'static str>)> {
-        let control = control_of(deadline_s);
+        let control = control_of(time_limit_s);
         let limits = VirtualStageLimits {
             needs_full_ranks: settings.needs_full_ranks,
             has_single_wave: settings.has_single_wave,
@@ -322,8 +322,13 @@ impl Session {
     }
 
     /// The plans that people try first; a short search, and none of its findings if it was interrupted.
-    fn classics(&self, py: Python<'_>, settings: SettingsRecord, deadline_s: Option<f64>) -> PyResult<ClassicsRecord> {
-        let control = control_of(deadline_s);
+    fn classics(
+        &self,
+        py: Python<'_>,
+        settings: SettingsRecord,
+        time_limit_s: Option<f64>,
+    ) -> PyResult<ClassicsRecord> {
+        let control = control_of(time_limit_s);
         let classics = |asked: &Asked<'_>| {
             let Problem { model, cluster, settings } = asked.problem();
             let straight = hybrid::straight(model, cluster, settings, asked.control)?;
@@ -333,7 +338,7 @@ impl Session {
                 straight_stopped: straight.stopped.map(name_of),
             })
         };
-        if deadline_s == Some(0.0) {
+        if time_limit_s == Some(0.0) {
             // Without any time there is no search, but what a single stage takes is still answered.
             return self.answer_at(py, settings, &control, one_stage, classics);
         }
@@ -341,8 +346,8 @@ impl Session {
     }
 
     /// The plan that comes closest to fitting the devices' memory.
-    fn closest(&self, py: Python<'_>, settings: SettingsRecord, deadline_s: Option<f64>) -> PyResult<PlanRecord> {
-        self.answer(py, settings, &control_of(deadline_s), None, false, |asked| {
+    fn closest(&self, py: Python<'_>, settings: SettingsRecord, time_limit_s: Option<f64>) -> PyResult<PlanRecord> {
+        self.answer(py, settings, &control_of(time_limit_s), None, false, |asked| {
             Ok(asked.record(hybrid::closest(asked.model, &self.cluster, asked.settings, asked.control)?))
         })
     }
@@ -353,7 +358,7 @@ impl Session {
         &self,
         py: Python<'_>,
         settings: SettingsRecord,
-        deadline_s: Option<f64>,
+        time_limit_s: Option<f64>,
     ) -> PyResult<(Option<PlanRecord>, Vec<bool>)> {
         // One order of the layers explains a shortage as well as all cuts, and takes a fraction of the time.
         self.answer_at(
@@ -363,7 +368,7 @@ impl Session {
             |graph| CutPoints::of(graph, 0),
             |asked| {
                 let Problem { model, cluster, settings } = asked.problem();
-                let closest = hybrid::closest(model, cluster, settings, &control_of(deadline_s)).ok();
+                let closest = hybrid::closest(model, cluster, settings, &control_of(time_limit_s)).ok();
                 let helps = hybrid::helpful_changes(model, cluster, settings, asked.control)?;
                 Ok((closest.map(|found| asked.record(found)), helps))
             },
@@ -371,8 +376,8 @@ impl Session {
     }
 
     /// Whether some plan fits the devices' memory; not known to fit when the deadline passes.
-    fn fits(&self, py: Python<'_>, settings: SettingsRecord, deadline_s: Option<f64>) -> PyResult<bool> {
-        self.answer(py, settings, &control_of(deadline_s), None, false, |asked| {
+    fn fits(&self, py: Python<'_>, settings: SettingsRecord, time_limit_s: Option<f64>) -> PyResult<bool> {
+        self.answer(py, settings, &control_of(time_limit_s), None, false, |asked| {
             match hybrid::fitting(asked.model, &self.cluster, asked.settings, asked.control) {
                 Ok(_) => Ok(true),
                 Err(Error::Infeasible { .. } | Error::TimedOut { .. } | Error::Cancelled) => Ok(false),
@@ -388,10 +393,10 @@ impl Session {
         settings: SettingsRecord,
         warms_up: bool,
         one_stage_a_device: bool,
-        deadline_s: Option<f64>,
+        time_limit_s: Option<f64>,
     ) -> PyResult<bool> {
         let schedules = Schedules { warms_up, one_stage_a_device };
-        let control = control_of(deadline_s);
+        let control = control_of(time_limit_s);
         let settings = settings.settings();
         watched(py, &control, None, false, || {
             let whole;

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpgo.planning.calibration import Calibration
 
 _NAMES = {
-    "forward_s": "forward", "backward_s": "backward", "transfer_s": "sends on", "sync_s": "sums",
+    "forward_s": "forward", "backward_s": "backward", "transfer_s": "sends on", "grad_reduce_s": "sums",
 }  # fmt: skip
 
 _MANIFOLD = 10.0

@@ -16,7 +16,7 @@ from hpgo.base.tables import markdown
 from hpgo.base.units import format_seconds
 from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.misplaced_names import meant_as_transformer
-from hpgo.cli.plan_options import SECTIONS, Counts, ProblemOptions, as_options, deadline_option, schedule_option
+from hpgo.cli.plan_options import SECTIONS, Counts, ProblemOptions, as_options, schedule_option, time_limit_option
 from hpgo.cli.terminal import say, searching, table, width
 from hpgo.cli.values import (
     AS_JSON,
@@ -104,7 +104,7 @@ class SavingOptions(Options):
 
 
 _SECTIONS = {title: names.format("devices framework max_stages ") for title, names in SECTIONS.items()} | {
-    "Search": "deadline tolerance",
+    "Search": "time_limit tolerance",
     "Output": "outputs no_embed alternatives plot as_json as_markdown",
 }
 
@@ -134,7 +134,7 @@ class PlanOptions(ProblemOptions, SavingOptions):
         metavar="SHARE",
         help="Take the plan with the least memory whose step is at most so much longer than the shortest: `0.5%`.",
     )
-    deadline: float | None = deadline_option()
+    time_limit: float | None = time_limit_option()
     alternatives: tuple[tuple[str, str], ...] = option(
         "--save-alternative",
         type=Alternative(),
@@ -163,7 +163,7 @@ def command(options: PlanOptions) -> None:
     \b
     Examples:
       hpgo plan bert-48 --cluster dapple-a --global-batch-size 64
-      hpgo plan model.yaml -c h100:4 -b 1024 --recompute auto --reserve 2GB
+      hpgo plan model.yaml -c h100:4 -b 1024 --recompute auto --reserve-memory 2GB
       hpgo plan bert-48 -c dapple-a -b 64 --schedule auto
       hpgo plan bert-48 -c dapple-a -b 64 --framework megatron -o plan.json
       hpgo plan vgg-19 -c dapple-c -b 2048 -o plan.json
@@ -171,7 +171,7 @@ def command(options: PlanOptions) -> None:
       hpgo plan vgg-19 -c h100 -b 64 --save-alternative "data parallelism=dp.json"
       hpgo plan vgg-19 -c dapple-c -b 256,512,1024,2048 --plot vgg-19.svg
       hpgo plan xlnet-36 -c h100:8 -b 1024 --devices 8,16,32,64
-      hpgo plan gnmt-16 -c dapple-a -b 1024 --deadline 2s --json | jq .step_s
+      hpgo plan gnmt-16 -c dapple-a -b 1024 --time-limit 2s --json | jq .step_s
     """
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import read_profile
@@ -192,7 +192,7 @@ def command(options: PlanOptions) -> None:
         "framework": options.framework,
         "max_stages": options.max_stages,
         "tolerance": options.tolerance,
-        "deadline_s": options.deadline,
+        "time_limit_s": options.time_limit,
     }
     if options.schedule is not None:
         keywords["schedule"] = options.schedule
@@ -274,7 +274,7 @@ def _sweep(
                 say("hint", error.hint)
             continue
         plans.append(best)
-        if best.stopped == "interrupt":
+        if best.stop_reason == "interrupt":
             break
     if not plans:
         raise InfeasibleError("none of these questions has an answer", "see the notes above")
@@ -306,14 +306,14 @@ def _sweep(
 
 
 def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords: dict[str, Any]) -> Plan:
-    """The best plan; says so if a deadline or Ctrl-C ended the search for it."""
+    """The best plan; says so if the time limit or Ctrl-C ended the search for it."""
     from hpgo.planning.planner import plan
 
     started_s = time.monotonic()
     with searching(f"batch {global_batch_size}", format_seconds) as tell:
         best = plan(profile, cluster, global_batch_size=global_batch_size, progress=tell, **keywords)
     if not best.finished:
-        why = "interrupted" if best.stopped == "interrupt" else "deadline reached"
+        why = "interrupted" if best.stop_reason == "interrupt" else "time limit reached"
         whose = f" for `{best.schedule}`" if best.schedules else ""  # a bound on one schedule bounds no other
         known = "follows" if best.gap is None else f"is {above(best.gap)}{whose}"
         taken_s = time.monotonic() - started_s

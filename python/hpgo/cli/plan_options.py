@@ -35,9 +35,9 @@ _RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
 
 
 SECTIONS = {
-    "Problem": "cluster global_batch_size {}schedule micro_batch_size min_micro_batch_size equal_shares"
-    " no_overlap count_loading",
-    "Memory": "recompute optimizer gradients_per_weight optimizer_per_weight shard_optimizer reserve",
+    "Problem": "cluster global_batch_size {}schedule micro_batch_size min_micro_batch_size even_split"
+    " no_overlap include_data_loading",
+    "Memory": "recompute optimizer gradients_per_weight optimizer_per_weight shard_optimizer reserve_memory",
     "Input file options": "profile_batch_size profile_layer_counts profile_boundary",
 }
 """Titles of the help, and the options of `ProblemOptions` below each; a command's own take the place of {}."""
@@ -106,10 +106,10 @@ TIMEOUT: Any = option(
     help="Stop a run that hangs this long.",
 )
 RESERVE: Any = option(
-    "--reserve", type=BYTES, default=0.0, metavar="SIZE", help="Memory to leave free on each device: `1GB`."
+    "--reserve-memory", type=BYTES, default=0.0, metavar="SIZE", help="Memory to leave free on each device: `1GB`."
 )
 COUNT_LOADING: Any = option(
-    "--count-loading", is_flag=True,
+    "--include-data-loading", is_flag=True,
     help="Count the time of layers that only load data; by default a loader works ahead of the step.",
 )  # fmt: skip
 
@@ -186,16 +186,18 @@ class ProblemOptions(ProfileFileOptions):
     shard_optimizer: bool = option(
         "--shard-optimizer", is_flag=True, help="Replicas share the optimizer state (ZeRO stage 1)."
     )
-    reserve: float = RESERVE
-    equal_shares: bool = option("--equal-shares", is_flag=True, help="Replicas of a stage get as many samples each.")
+    reserve_memory: float = RESERVE
+    even_split: bool = option("--even-split", is_flag=True, help="Replicas of a stage get as many samples each.")
     no_overlap: bool = option("--no-overlap", is_flag=True, help="Gradients synchronise after the backward pass only.")
-    count_loading: bool = COUNT_LOADING
+    include_data_loading: bool = COUNT_LOADING
 
     def of_problem(self) -> dict[str, Any]:
         """Return these options as keyword arguments of `hpgo.plan` and `hpgo.evaluate`."""
         from hpgo.planning.problem import MemoryModel
 
-        kept = MemoryModel.preset(self.optimizer, shard_optimizer=self.shard_optimizer, reserved_bytes=self.reserve)
+        kept = MemoryModel.preset(
+            self.optimizer, shard_optimizer=self.shard_optimizer, reserved_bytes=self.reserve_memory
+        )
         given: dict[str, Any] = {
             "gradients_per_weight": self.gradients_per_weight,
             "optimizer_per_weight": self.optimizer_per_weight,
@@ -204,17 +206,17 @@ class ProblemOptions(ProfileFileOptions):
             "micro_batch_size": self.micro_batch_size,
             "min_micro_batch_size": self.min_micro_batch_size,
             "recompute": _RECOMPUTE[self.recompute],
-            "equal_shares": self.equal_shares,
+            "even_split": self.even_split,
             "overlap": not self.no_overlap,
-            "count_loading": self.count_loading,
+            "include_data_loading": self.include_data_loading,
             "memory": replace(kept, **{name: value for name, value in given.items() if value is not None}),
         }
 
 
-def deadline_option(*aliases: str, default: float | None = None) -> Any:
+def time_limit_option(default: float | None = None) -> Any:
     """Declare the option that ends a search with the best plan so far."""
     return option(
-        "--deadline", *aliases, type=SECONDS, default=default, metavar="TIME",
+        "--time-limit", type=SECONDS, default=default, metavar="TIME",
         help="Stop then, with the best plan so far: `10s`.",
     )  # fmt: skip
 

@@ -171,7 +171,7 @@ def module(given: object, target: Target, place: Place) -> dict[str, str]:
     """LAYERS, the sizes, and functions that build mesh, schedule and optimizer."""
     job = ExportJob.of(given, target, place)
     program = job.program
-    passed_on = [[one.layer for one in stage.crossings] for stage in program.stages]
+    passed_on = [[one.layer for one in stage.boundary_tensors] for stage in program.stages]
     weights, gradients = precision.widths(job) or (None, None)
     lines = [
         *(f"# {line}" for line in job.header()),

@@ -292,7 +292,7 @@ def constants_of(cluster: Cluster, platform: Platform | None) -> Constants:
     check_is("platform", platform, Platform, "read one with `hpgo.Platform.read`", or_none=True)
     if platform is None:
         return CONSTANTS
-    if not same_card(found := cluster.machines[0].device.name, platform.device):
+    if not same_card(found := cluster.nodes[0].device.name, platform.device):
         raise ArgumentError(
             f"the platform was measured on `{shorten(platform.device)}`, and cluster `{shorten(cluster.name)}` is of"
             f" `{shorten(found)}`",
@@ -308,7 +308,7 @@ def with_error(found: LlmEstimate, cluster: Cluster, platform: Platform | None) 
     It also lists the features that nobody has validated there.
     """
     known = () if platform is None else platform.mechanisms
-    left = unvalidated_features(found.parallelism, cluster.machines[0].device.name, known)
+    left = unvalidated_features(found.parallelism, cluster.nodes[0].device.name, known)
     if platform is None:
         return replace(found, error=usual_error(cluster, has_experts=found.has_experts), unvalidated_features=left)
     error = max(platform.error, ERROR_WITH_EXPERTS) if found.has_experts else platform.error
@@ -391,7 +391,7 @@ def simulated_step_s(stages: PipelineStages) -> float:
     config, rows = stages.context.config, stages.stages
     if config.pp == 1:
         only = rows[0]
-        return stages.micro_batches * (only.forward_s + only.backward_s) + only.sync_s + only.optimizer_s
+        return stages.micro_batches * (only.forward_s + only.backward_s) + only.grad_reduce_s + only.optimizer_s
     from hpgo.timing.simulation import simulate  # loads numpy, which an estimate without a pipeline does not need
 
     busy_s, latency_s = stages.transfer
@@ -404,7 +404,7 @@ def simulated_step_s(stages: PipelineStages) -> float:
         weight_gradient_s=[one.weight_grad_s for one in rows] if splits else None,
         transfer_s=busy_s,
         latency_s=latency_s,
-        gradient_sync_s=[one.sync_s for one in rows],
+        gradient_sync_s=[one.grad_reduce_s for one in rows],
         optimizer_s=[one.optimizer_s for one in rows],
     )
     return timeline.makespan_s
@@ -433,7 +433,7 @@ def _seconds(stages: PipelineStages, step_s: float) -> tuple[tuple[str, float], 
     # A stage that ends before the rank's other stages is updated beside their passes. That time is not spent twice.
     left_s = step_s - sum(spent.values())
     for key, needed_s in (
-        ("grad_reduce", sum(one.sync_s for one in mine)),
+        ("grad_reduce", sum(one.grad_reduce_s for one in mine)),
         ("optimizer_step", sum(one.optimizer_s for one in mine)),
     ):
         spent[key] = min(needed_s, max(0.0, left_s))

@@ -72,6 +72,6 @@ def _smallest(space: SearchSpace) -> SearchSpace:
 def _repeated(cluster: Cluster, times: int) -> Cluster | None:
     """Return `times` as many whole machines; None if that is no cluster."""
     try:
-        return replace(cluster, machines=cluster.machines[:1] * (len(cluster.machines) * times))
+        return replace(cluster, nodes=cluster.nodes[:1] * (len(cluster.nodes) * times))
     except ClusterError:
         return None

@@ -207,7 +207,7 @@ def plan_llm(
 
     def unknown(config: ParallelismConfig) -> int:
         validated = () if platform is None else platform.mechanisms
-        return len(unvalidated_features(config, cluster.machines[0].device.name, validated))
+        return len(unvalidated_features(config, cluster.nodes[0].device.name, validated))
 
     estimates = [estimated(*one) for one in search.fastest]
     max_s = estimates[0].step_s * (1 + estimates[0].error)

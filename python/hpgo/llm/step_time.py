@@ -44,7 +44,7 @@ class LlmStage:
     backward_s: float
     weight_grad_s: float
     """Part of the backward that computes gradients of weights; it can run later if backward passes are split."""
-    sync_s: float
+    grad_reduce_s: float
     """Exposed gradient reduction and parameter all-gather after the stage's last backward pass."""
     optimizer_s: float
 
@@ -293,7 +293,7 @@ class PipelineStages:
     @property
     def bound_s(self) -> float:
         """Lower bound on the step time."""
-        return self.passes_s + min(stage.sync_s + stage.optimizer_s for stage in self.stages)
+        return self.passes_s + min(stage.grad_reduce_s + stage.optimizer_s for stage in self.stages)
 
     @cached_property
     def passes_s(self) -> float:

@@ -165,12 +165,12 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedWeight:
+class TiedWeight:
     """A weight that several layers share: a tie.
 
     Raises ProfileError for fewer than two layers, one that is named twice, and a size that is no number from 0 to 1e18.
 
-    >>> SharedWeight(("embedding",), 4e6)
+    >>> TiedWeight(("embedding",), 4e6)
     Traceback (most recent call last):
     hpgo.errors.ProfileError: a tie of `embedding` joins no two layers
     """
@@ -210,7 +210,7 @@ class Profile:
     """Where the numbers come from."""
     gpus_per_device: int = 1
     """How many GPUs shared each layer when it was measured, by tensor parallelism say; plans take them for one."""
-    ties: tuple[SharedWeight, ...] = ()
+    ties: tuple[TiedWeight, ...] = ()
     """Weights that layers share."""
     device: str = ""
     """What layers were measured on: the name of a GPU or of a processor. Prices don't heed this, nor what follows."""
@@ -279,9 +279,9 @@ class Profile:
                     f"profile `{self.name}`: {safe_repr(layer)} is no layer", "give `hpgo.Layer` records"
                 )
         for tie in self.ties:
-            if not isinstance(tie, SharedWeight):
+            if not isinstance(tie, TiedWeight):
                 raise ProfileError(
-                    f"profile `{self.name}`: {safe_repr(tie)} is no tie", "give `hpgo.SharedWeight` records"
+                    f"profile `{self.name}`: {safe_repr(tie)} is no tie", "give `hpgo.TiedWeight` records"
                 )
         for edge in self.edges:
             if not (isinstance(edge, tuple) and len(edge) == 2 and all(isinstance(end, str) for end in edge)):
@@ -471,7 +471,7 @@ class Profile:
         >>> toy = Profile.chain(
         ...     "toy", batch_size=1, forward_s=[1, 1], backward_s=[2, 2], activation_bytes=[8, 8],
         ...     parameter_bytes=[40, 0])
-        >>> toy = replace(toy, ties=(SharedWeight(("layer0", "layer1"), 40),))
+        >>> toy = replace(toy, ties=(TiedWeight(("layer0", "layer1"), 40),))
         >>> [layer.parameter_bytes for layer in toy.without_ties().layers]
         [40, 40.0]
         """

@@ -190,7 +190,7 @@ class PageApp:
             return self._said(error)
         name = secrets.token_hex(8)
         # Some of its time is for what comes after the search.
-        job = PlanJob("search", items, files, deadline_s=0.8 * self._patient.limits.time_s)
+        job = PlanJob("search", items, files, time_limit_s=0.8 * self._patient.limits.time_s)
         return _Lines(self, name, job)
 
     async def stop(self, request: Request) -> Response:

@@ -39,7 +39,7 @@ def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[St
         for group in groups
     )
     link_s, link = _busiest_link(stages, groups, micro_batches)
-    tail_s, tail = max((s.sync_tail_s, -index) for index, s in enumerate(stages))
+    tail_s, tail = max((s.exposed_grad_reduce_s, -index) for index, s in enumerate(stages))
     if link_s > work_s:
         at, work_s = link, link_s
         ends = f"stage {-at} sends to stage {1 - at}" if alone else f"the devices of stage {-at} send to the next ones"

@@ -58,9 +58,7 @@ def check_memory(
 def _without_stages(question: PlanningProblem) -> str:
     """Return what is short whatever the stages are; empty if that is not it."""
     profile, memory = question.profile, question.memory
-    rooms = [
-        (machine.device.memory_bytes - memory.reserved_bytes, machine.count) for machine in question.cluster.machines
-    ]
+    rooms = [(machine.device.memory_bytes - memory.reserved_bytes, machine.count) for machine in question.cluster.nodes]
     all_bytes, largest_bytes = sum(room * count for room, count in rooms), max(room for room, _ in rooms)
     of_weight = 1 + memory.gradients_per_weight + memory.optimizer_per_weight
     states_bytes = of_weight * sum(layer.parameter_bytes for layer in profile.layers)
@@ -73,7 +71,7 @@ def _without_stages(question: PlanningProblem) -> str:
     of_weight += memory.optimizer_per_weight * (1 / sharing - 1)
     for layer in profile.layers:
         saved = layer.activation_bytes if layer.saved_bytes is None else layer.saved_bytes
-        saved_bytes = at_batch(profile.batch_sizes, saved, question.smallest_share)
+        saved_bytes = at_batch(profile.batch_sizes, saved, question.min_samples_per_replica)
         needed_bytes = of_weight * layer.parameter_bytes + saved_bytes
         if needed_bytes > largest_bytes:
             return (

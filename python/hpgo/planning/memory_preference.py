@@ -41,33 +41,33 @@ def with_leaner(question: PlanningProblem, best: Plan) -> Plan:
     return replace(best, alternatives=(*best.alternatives, other))
 
 
-def min_memory(question: PlanningProblem, best: Plan, within: float, deadline_s: float | None) -> Plan:
+def min_memory(question: PlanningProblem, best: Plan, within: float, time_limit_s: float | None) -> Plan:
     """The plan with the least memory on its fullest device whose step is at most `within` longer than that of `best`.
 
     The memory that is needed is narrowed down by searches on devices that have no more than some of it. After
-    `deadline_s` seconds, or Ctrl-C, it is the best plan so far.
+    `time_limit_s` seconds, or Ctrl-C, it is the best plan so far.
     """
     limit_s = best.step_s * (1 + within)
     kept = min([best, *_beside(question, best, limit_s)], key=lambda plan: (peak_bytes(plan), plan.step_s))
-    stopped = best.stopped
+    stopped = best.stop_reason
     if stopped != "interrupt":
-        left_s = None if deadline_s is None else max(1e-3, deadline_s)
+        left_s = None if time_limit_s is None else max(1e-3, time_limit_s)
         found, ended = question.session.min_memory(question, limit_s, peak_bytes(kept), left_s)
         kept = kept if found is None else plan_of(question, found)
         stopped = ended or stopped
     searched = (
         "lower_bound_s",
         "searched_cuts_bound_s",
-        "compact_bound_s",
+        "node_aligned_bound_s",
         "cuts",
         "placements",
-        "labels",
+        "explored_labels",
         "simulated",
     )
     return replace(
         kept,
         **{name: getattr(best, name) for name in searched},
-        stopped=stopped,
+        stop_reason=stopped,
         memory_preference=MemoryPreference(within, best.step_s, peak_bytes(best)),
     )
 
@@ -85,7 +85,7 @@ def _beside(question: PlanningProblem, best: Plan, limit_s: float) -> Iterator[P
     index_of = {layer.id: index for index, layer in enumerate(question.profile.layers)}
     rows = [([index_of[layer] for layer in stage.layers], list(stage.devices)) for stage in best.stages]
     most = _MOST_ACTIONS // (2 * len(rows))
-    least = max(stage.replicas for stage in best.stages) * question.smallest_share
+    least = max(stage.replicas for stage in best.stages) * question.min_samples_per_replica
     sizes = [
         size
         for size in question.micro_batch_sizes

@@ -86,7 +86,7 @@ def _elsewhere(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[s
     known = measured_on(question.measured)
     if known is None:
         return
-    types = [machine.device for machine in question.cluster.machines for _ in range(machine.count)]
+    types = [machine.device for machine in question.cluster.nodes for _ in range(machine.count)]
     used = {types[device] for stage in stages for device in stage.devices}
     others = sorted({device.name for device in used if device.speed == 1 and not same_card(known.type, device.name)})
     if others and others != ["device"]:  # what devices of a cluster are called that nobody named
@@ -100,7 +100,7 @@ def _elsewhere(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[s
 
 def _far_beyond(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[str]:
     """Shares of a micro-batch beyond anything that was measured."""
-    share, largest = max(stage.share for stage in stages), question.profile.batch_sizes[-1]
+    share, largest = max(stage.samples_per_replica for stage in stages), question.profile.batch_sizes[-1]
     if share > FAR * largest:
         yield (
             f"a device gets {pluralize(share, 'sample')} at once, and `{shorten(question.profile.name)}` was measured"

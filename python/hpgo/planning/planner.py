@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from hpgo.base.checks import check_int, check_list, check_progress, device_number, number
 from hpgo.base.messages import as_whole, safe_repr
-from hpgo.errors import ArgumentError, DeadlineError
+from hpgo.errors import ArgumentError, TimeLimitError
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.planning.laws import checked
 from hpgo.planning.memory_preference import min_memory, with_leaner
@@ -35,7 +35,7 @@ def plan(
     framework: TrainingFramework | None = None,
     max_stages: int | None = None,
     tolerance: float | None = None,
-    deadline_s: float | None = None,
+    time_limit_s: float | None = None,
     progress: Callable[[float, float], object] | None = None,
     **options: Unpack[PlanOptions],
 ) -> Plan:
@@ -51,7 +51,7 @@ def plan(
         tolerance: take the plan with the least memory on its fullest device among those whose step is at most this
             share longer than the shortest one found: 0.005 is 0.5 %. `Plan.memory_preference` has the step and memory
             of that one; bound and gap are still those of the shortest step. It takes a few searches more.
-        deadline_s: return the best plan found so far after this many seconds, with its gap. Ctrl-C does the same.
+        time_limit_s: return the best plan found so far after this many seconds, with its gap. Ctrl-C does the same.
         progress: called about ten times a second with the best step so far, infinite before there is one, and
             the lower bound, 0 where there is none, as under `auto`.
         options: any of these.
@@ -68,17 +68,17 @@ def plan(
             smallest batch size that the profile was measured with, below which it can't be trusted.
         recompute=False: keep activations (False), recompute them in the backward pass (True), or whichever is better
             ("auto").
-        equal_shares=False: give replicas of a stage as many samples each (True), or let shares differ by one sample
+        even_split=False: give replicas of a stage as many samples each (True), or let shares differ by one sample
             (False); the largest share counts.
         overlap=True: let gradient synchronisation start before the backward pass has ended, layer by layer.
         memory=None: what a device holds besides activations: a `hpgo.MemoryModel`, or the name of one, as `adam-bf16`;
             None is Adam.
-        count_loading=False: count the time of layers that load data (`Profile.loading`) as part of the step; else a
+        include_data_loading=False: count the time of layers that load data (`Profile.loading`) as part of the step; else a
             loader is taken to work ahead.
 
     Raises ArgumentError, ProfileError or ClusterError for input that makes no sense; InfeasibleError if no plan fits
-    the devices' memory, with the stage and device that lack it, how much, and what would help; DeadlineError if the
-    deadline, and KeyboardInterrupt if Ctrl-C, came before there was any plan.
+    the devices' memory, with the stage and device that lack it, how much, and what would help; TimeLimitError if the
+    time limit, and KeyboardInterrupt if Ctrl-C, came before there was any plan.
 
     Method: docs/planner.md; after DAPPLE (Fan et al., PPoPP 2021) for stages, warm-up windows and uneven replication.
 
@@ -91,21 +91,23 @@ def plan(
     question = PlanningProblem.of(profile, cluster, global_batch_size=global_batch_size, **options)
     if max_stages is not None:
         question = replace(question, max_stages=check_int("max_stages", max_stages, most=NO_LIMIT - 1))
-    if deadline_s is not None:
-        deadline_s = number("deadline_s", deadline_s, above=0, infinite=True, hint="give a positive number of seconds")
+    if time_limit_s is not None:
+        time_limit_s = number(
+            "time_limit_s", time_limit_s, above=0, infinite=True, hint="give a positive number of seconds"
+        )
     if tolerance is not None:
         tolerance = number(
             "tolerance", tolerance, most=1, hint="give a share of the step from 0 to 1: 0.005 is half a percent"
         )
     check_progress(progress)
-    until_s = None if deadline_s is None else started_s + deadline_s
+    until_s = None if time_limit_s is None else started_s + time_limit_s
 
     def solve(question: PlanningProblem) -> Plan:
         left_s = None if until_s is None else max(1e-3, until_s - time.monotonic())
         try:
             return _best(question, tolerance, left_s, progress)
-        except DeadlineError as error:  # of a search that had a part of the time
-            raise DeadlineError(f"{deadline_s:g} s passed before there was any plan", error.hint) from None
+        except TimeLimitError as error:  # of a search that had a part of the time
+            raise TimeLimitError(f"{time_limit_s:g} s passed before there was any plan", error.hint) from None
 
     if framework is None:
         return checked(solve(question))
@@ -121,15 +123,15 @@ def plan(
 def _best(
     question: PlanningProblem,
     tolerance: float | None,
-    deadline_s: float | None,
+    time_limit_s: float | None,
     progress: Callable[[float, float], object] | None,
 ) -> Plan:
     """What the planner answers to a checked question, under any schedule."""
     if question.schedule in SCHEDULES:
         started_s = time.monotonic()
-        best = search(question, deadline_s, progress)
+        best = search(question, time_limit_s, progress)
         if tolerance is not None:
-            left_s = None if deadline_s is None else deadline_s - (time.monotonic() - started_s)
+            left_s = None if time_limit_s is None else time_limit_s - (time.monotonic() - started_s)
             best = min_memory(question, best, float(tolerance), left_s)
         return with_leaner(question, with_alternatives(question, best))
     if tolerance is not None:
@@ -140,7 +142,7 @@ def _best(
         )
     check_schedule(question.schedule)
     solve = best_of_all if question.schedule == "auto" else best_of_one
-    return solve(question, deadline_s=deadline_s, progress=progress)
+    return solve(question, time_limit_s=time_limit_s, progress=progress)
 
 
 def evaluate(

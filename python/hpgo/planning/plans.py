@@ -18,11 +18,11 @@ from hpgo.base.units import format_seconds
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster
-from hpgo.model.profile import Profile, SharedWeight
+from hpgo.model.profile import Profile, TiedWeight
 from hpgo.planning import bottleneck
 from hpgo.planning.problem import MemoryModel
 from hpgo.programs.blocks import Blocks
-from hpgo.programs.stages import Crossing, DeviceGroup, Stage, groups_of
+from hpgo.programs.stages import BoundaryTensor, DeviceGroup, Stage, groups_of
 
 if TYPE_CHECKING:
     import os
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hpgo.programs.schedule import Durations, Schedule
     from hpgo.timing.timeline import Timeline
 
-STOPPED = ("deadline", "interrupt", "effort")
+STOP_REASONS = ("time_limit", "interrupt", "work_limit")
 """Why a search may end before its proof."""
 _AGAIN = "make it again"
 
@@ -53,13 +53,13 @@ class Assumptions(Record):
     profile: Profile | Digest
     cluster: Cluster | Digest
     memory: MemoryModel
-    equal_shares: bool
+    even_split: bool
     """Whether replicas of a stage had to get the same number of samples."""
     overlap: bool
     """Whether gradient synchronisation starts before the backward pass has ended."""
-    smallest_share: int
+    min_samples_per_replica: int
     """Samples of a micro-batch that a replica gets, at least."""
-    count_loading: bool
+    include_data_loading: bool
     """Whether the time of layers that load data counts."""
     blocks: Blocks | None
     """The row of blocks that frameworks see in the profile; None if it is no such row."""
@@ -76,9 +76,9 @@ class Alternative(Record):
     """None if it can't run."""
     stages: int
     micro_batch_size: int
-    missing_bytes: float
+    shortfall_bytes: float
     """Memory that a device lacks for it; 0 if it fits."""
-    why: str
+    reason: str
     """Why it is worse, in words."""
     plan: Plan | None = None
     """The plan itself, if there is one, whether or not it fits; `Plan.alternative` finds it by name."""
@@ -99,7 +99,7 @@ class ScheduleChoice(Record):
     """Of the best plan that fits; None if none does."""
     peak_bytes: float | None
     """On the fullest device; None if no plan was found."""
-    missing_bytes: float
+    shortfall_bytes: float
     """Memory that a device lacks for it; 0 if it fits."""
     stages: int
     chunks: int
@@ -107,7 +107,7 @@ class ScheduleChoice(Record):
     micro_batch_size: int
     planned: bool
     """Whether `hpgo.plan(schedule=name)` makes the plan; only files from before say no, of several stages a device."""
-    why: str
+    reason: str
     """What keeps its step from being shorter, or why there is none."""
     plan: Plan | None = None
     """The plan itself, if there is one; `Plan.alternative` finds it by name."""
@@ -128,11 +128,11 @@ class Restriction(Record):
     """What people call both."""
     space: str
     """What it runs, in words."""
-    free_step_s: float | None
+    unrestricted_step_s: float | None
     """Of the best plan that was found with no framework in mind; None if none was looked for."""
-    free_lower_bound_s: float | None
+    unrestricted_lower_bound_s: float | None
     """No plan at all takes less."""
-    free_stages: int | None
+    unrestricted_stages: int | None
     """Of the best plan."""
 
     def costs(self, step_s: float) -> tuple[float, float] | None:
@@ -142,9 +142,11 @@ class Restriction(Record):
         (0.5, 1.0)
         """
         step_s = number("step_s", step_s)
-        if self.free_step_s is None or self.free_lower_bound_s is None:
+        if self.unrestricted_step_s is None or self.unrestricted_lower_bound_s is None:
             return None
-        least, most = (_ratio(step_s, free_s) - 1 for free_s in (self.free_step_s, self.free_lower_bound_s))
+        least, most = (
+            _ratio(step_s, free_s) - 1 for free_s in (self.unrestricted_step_s, self.unrestricted_lower_bound_s)
+        )
         return max(0.0, least), max(0.0, most)
 
 
@@ -191,21 +193,21 @@ class Plan(Record):
     """Which cut points were tried: all, or why only those of one order of the layers."""
     placements: str = "all"
     """Which placements were looked through: all, or compact ones, with others by pattern."""
-    stopped: str | None = None
-    """Why the search ended with better plans possible: `deadline`, `interrupt` (Ctrl-C), or `effort`, a limit of its
-    own on how much it looks at; None if it ran to its end."""
-    labels: int = 0
+    stop_reason: str | None = None
+    """Why the search ended with better plans possible: `time_limit`, `interrupt` (Ctrl-C), or `work_limit`, the search's
+    limit on partial plans; None if it ran to its end."""
+    explored_labels: int = 0
     """Partial plans that the search looked at."""
     loading_s: float = 0.0
     """Seconds in which the profile's slowest input layer loads one batch of the profile; not part of the step."""
     simulated: int = 0
     """Plans that it simulated."""
-    machines: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
     """Devices of each machine of the cluster; empty in files that don't say."""
-    parted: tuple[SharedWeight, ...] = ()
+    split_tied_weights: tuple[TiedWeight, ...] = ()
     """Weights that layers on several groups of devices share: each group holds a copy, and their gradients are summed
-    over the devices of all of them, which `Stage.sync_s` and `Stage.sync_tail_s` include."""
-    crossings: tuple[tuple[Crossing, ...], ...] = ()
+    over the devices of all of them, which `Stage.grad_reduce_s` and `Stage.exposed_grad_reduce_s` include."""
+    boundary_tensors: tuple[tuple[BoundaryTensor, ...], ...] = ()
     """For each stage but the last, what it gives to later ones; empty in files that don't say."""
     actions: tuple[str, ...] = ()
     """For each stage, or group of devices that run several, its actions in order, as `Schedule.to_text` writes them;
@@ -220,7 +222,7 @@ class Plan(Record):
     """The framework that it was searched for; None if anybody may run it."""
     memory_preference: MemoryPreference | None = None
     """What it was preferred to, if the least memory was asked for; None if the shortest step was."""
-    compact_bound_s: float | None = None
+    node_aligned_bound_s: float | None = None
     """No plan with the cuts that were searched and compact placements takes less; None where every placement was looked
     through, or none was."""
     searched_cuts_bound_s: float | None = None
@@ -235,7 +237,7 @@ class Plan(Record):
         check_fields(self)
         object.__setattr__(self, "_groups", groups_of(self.stages))
         for index, stage in enumerate(self.stages):
-            if not (stage.layers and stage.devices and stage.share and stage.in_flight):
+            if not (stage.layers and stage.devices and stage.samples_per_replica and stage.max_in_flight):
                 raise ArgumentError(
                     f"stage {index} of a plan has no layers, devices, samples, or micro-batches in flight", _AGAIN
                 )
@@ -245,8 +247,10 @@ class Plan(Record):
             raise ArgumentError(
                 f"micro-batches of {self.micro_batch_size} don't make a batch of {self.global_batch_size}", _AGAIN
             )
-        if self.crossings and len(self.crossings) != len(self.stages) - 1:
-            raise ArgumentError(f"{len(self.crossings)} crossings are not one for each stage but the last", _AGAIN)
+        if self.boundary_tensors and len(self.boundary_tensors) != len(self.stages) - 1:
+            raise ArgumentError(
+                f"{len(self.boundary_tensors)} boundary_tensors are not one for each stage but the last", _AGAIN
+            )
         groups = len(self.groups)
         if self.chunks < 1 or groups * self.chunks != len(self.stages):
             raise ArgumentError(
@@ -255,8 +259,10 @@ class Plan(Record):
             )
         if self.actions and len(self.actions) != groups:
             raise ArgumentError(f"{len(self.actions)} lines of actions are not one for each group of devices", _AGAIN)
-        if self.stopped not in {None, *STOPPED}:
-            raise ArgumentError(f"`stopped` is {safe_repr(self.stopped)}", f"it is None or one of {', '.join(STOPPED)}")
+        if self.stop_reason not in {None, *STOP_REASONS}:
+            raise ArgumentError(
+                f"`stop_reason` is {safe_repr(self.stop_reason)}", f"it is None or one of {', '.join(STOP_REASONS)}"
+            )
 
     @property
     def micro_batches(self) -> int:
@@ -305,16 +311,16 @@ class Plan(Record):
 
     @property
     def finished(self) -> bool:
-        """Whether neither a deadline nor Ctrl-C stopped the search; `stopped` says more."""
-        return self.stopped not in {"deadline", "interrupt"}
+        """Whether neither a time limit nor Ctrl-C stopped the search. `stop_reason` tells which."""
+        return self.stop_reason not in {"time_limit", "interrupt"}
 
     @property
     def fits(self) -> bool:
         """Whether every device holds what it must."""
-        return not self.missing_bytes
+        return not self.shortfall_bytes
 
     @property
-    def missing_bytes(self) -> float:
+    def shortfall_bytes(self) -> float:
         """Memory that a device lacks; 0 if the plan fits."""
         return max(0.0, -min(group.headroom_bytes for group in self.groups))
 
@@ -347,7 +353,7 @@ class Plan(Record):
         >>> import hpgo
         >>> best = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-c"), global_batch_size=2048)
         >>> runs = best.program()
-        >>> [len(stage.devices) for stage in runs.stages], runs.stages[0].crossings[0].layer
+        >>> [len(stage.devices) for stage in runs.stages], runs.stages[0].boundary_tensors[0].layer
         ([15, 1], 'pool-5')
         """
         from hpgo.planning.plan_program import program_of
@@ -435,7 +441,7 @@ class Plan(Record):
             raise ArgumentError(f"the plan has no alternative {safe_repr(name)}", hint, code="unknown_name")
         found = listed[name].plan
         if found is None:
-            raise ArgumentError(f"there is no plan of the alternative `{name}`: {listed[name].why}", hint)
+            raise ArgumentError(f"there is no plan of the alternative `{name}`: {listed[name].reason}", hint)
         return found
 
     def to_json(self, *, embed: bool = True) -> str:

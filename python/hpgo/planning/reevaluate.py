@@ -27,14 +27,14 @@ def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None 
         global_batch_size=plan.global_batch_size,
         schedule=plan.schedule,
         micro_batch_size=plan.micro_batch_size,
-        min_micro_batch_size=assumed.smallest_share,
+        min_micro_batch_size=assumed.min_samples_per_replica,
         recompute=plan.recompute,
-        equal_shares=assumed.equal_shares,
+        even_split=assumed.even_split,
         overlap=assumed.overlap,
         memory=assumed.memory,
-        count_loading=assumed.count_loading,
+        include_data_loading=assumed.include_data_loading,
     )
     stages = rows_of(question.profile, [(stage.layers, stage.devices) for stage in plan.stages])
     if plan.schedule in SCHEDULES:
-        return checked(evaluated(question, stages, max_in_flight=[stage.in_flight for stage in plan.stages]))
+        return checked(evaluated(question, stages, max_in_flight=[stage.max_in_flight for stage in plan.stages]))
     return checked(evaluated(question, stages, orders=plan.orders()))

@@ -339,7 +339,7 @@ def check(
     if framework.equal_replicas and micro_batch_size % replicas[0]:
         raise ArgumentError(
             f"{title} needs equal shares, but {replicas[0]} replicas split {micro_batch_size} samples",
-            f"{again}, or with `--equal-shares`",
+            f"{again}, or with `--even-split`",
             code="unsupported",
         )
     if max(replicas) > 1 and shard_optimizer and True not in framework.shards_optimizer:

@@ -20,7 +20,7 @@ from hpgo.errors import ArgumentError
 from hpgo.programs.costs import Costs, StageBytes
 from hpgo.programs.ranks import GradientSum, ProgramStage, RankProgram, even_rows, rank_actions, rank_stages
 from hpgo.programs.schedule import Schedule
-from hpgo.programs.stages import Crossing
+from hpgo.programs.stages import BoundaryTensor
 
 if TYPE_CHECKING:
     import os
@@ -41,7 +41,7 @@ class Program(Record):
     """One for each stage of the schedule, the second chain of bidirectional ones included."""
     micro_batch_size: int
     global_batch_size: int
-    machines: tuple[int, ...]
+    nodes: tuple[int, ...]
     """Devices of each machine; they are numbered machine by machine from 0, idle ones included."""
     recompute: bool = False
     """Whether backward passes compute the activations of their stage anew."""
@@ -64,7 +64,7 @@ class Program(Record):
     @property
     def world_size(self) -> int:
         """Devices, and so processes, idle ones included."""
-        return sum(self.machines)
+        return sum(self.nodes)
 
     @property
     def micro_batches(self) -> int:
@@ -106,7 +106,7 @@ class Program(Record):
             of_rank.setdefault(rank, []).append(stage)
         rows = [stage.layers for stage in self.stages]
         said = dict(zip(rows, spans_of(rows), strict=True))
-        kinds = [kind for kind, count in zip(self.device_types, self.machines, strict=False) for _ in range(count)]
+        kinds = [kind for kind, count in zip(self.device_types, self.nodes, strict=False) for _ in range(count)]
         names = []
         for rank in range(self.schedule.ranks):
             count = len(of_rank[rank][0].devices)
@@ -159,8 +159,8 @@ class Program(Record):
                 f"start ranks 0 to {self.world_size - 1}",
             )
         machine, local_rank = 0, number
-        while local_rank >= self.machines[machine]:
-            local_rank -= self.machines[machine]
+        while local_rank >= self.nodes[machine]:
+            local_rank -= self.nodes[machine]
             machine += 1
         chain = self.schedule.chain_length
         stages = rank_stages(number, self.stages, chain)
@@ -195,7 +195,7 @@ class Program(Record):
                 "layers": stage.layers,
                 "devices": stage.devices,
                 "rows": [[rows.start, rows.stop] for rows in stage.rows],
-                "crossings": [asdict(crossing) for crossing in stage.crossings],
+                "boundary_tensors": [asdict(crossing) for crossing in stage.boundary_tensors],
             }
             for stage in self.stages
         ]
@@ -214,7 +214,7 @@ class Program(Record):
             },
             "micro_batch_size": self.micro_batch_size,
             "global_batch_size": self.global_batch_size,
-            "machines": self.machines,
+            "nodes": self.nodes,
             "recompute": self.recompute,
             "shard_optimizer": self.shard_optimizer,
             "gpus_per_device": self.gpus_per_device,
@@ -251,8 +251,8 @@ def program(
     *,
     micro_batch_size: int,
     global_batch_size: int,
-    machines: Sequence[int] | None = None,
-    crossings: Sequence[Sequence[Crossing]] | None = None,
+    nodes: Sequence[int] | None = None,
+    boundary_tensors: Sequence[Sequence[BoundaryTensor]] | None = None,
     recompute: bool = False,
     shard_optimizer: bool = False,
     gpus_per_device: int = 1,
@@ -266,8 +266,8 @@ def program(
             and its devices. A device may hold several stages, if one rank of the schedule runs them.
         micro_batch_size: samples of a micro-batch, over all replicas of a stage.
         global_batch_size: samples of a step: those of all micro-batches.
-        machines: devices of each machine; None is one machine that ends with the last device named.
-        crossings: for each stage what it gives to the next; None is the output of its last layer.
+        nodes: devices of each node; None is one node that ends with the last device named.
+        boundary_tensors: for each stage what it gives to the next; None is the output of its last layer.
         recompute: whether backward passes compute the activations of their stage anew.
         shard_optimizer: whether the replicas of a stage share its optimizer state (ZeRO stage 1).
         gpus_per_device: how many GPUs each device stands for, those that share each layer.
@@ -286,10 +286,13 @@ def program(
     micro_batch_size = check_int("micro_batch_size", micro_batch_size)
     parts = [_layers_and_devices(number, stage) for number, stage in enumerate(check_list("stages", stages))]
     chain = schedule.chain_length
-    if crossings is None:
-        given = [() if (at + 1) % chain == 0 else (Crossing(layers[-1]),) for at, (layers, _) in enumerate(parts)]
+    if boundary_tensors is None:
+        given = [() if (at + 1) % chain == 0 else (BoundaryTensor(layers[-1]),) for at, (layers, _) in enumerate(parts)]
     else:
-        given = [tuple(check_list("crossings", crossing)) for crossing in check_list("crossings", crossings)]
+        given = [
+            tuple(check_list("boundary_tensors", crossing))
+            for crossing in check_list("boundary_tensors", boundary_tensors)
+        ]
         given += [()] * (len(parts) - len(given))  # a chain's last stage may be left out
     used = 1 + max((device for _, devices in parts for device in devices), default=-1)
     return Program(
@@ -300,9 +303,7 @@ def program(
         ),
         micro_batch_size=micro_batch_size,
         global_batch_size=check_int("global_batch_size", global_batch_size),
-        machines=(used,)
-        if machines is None
-        else tuple(check_int("machines", one) for one in check_list("machines", machines)),
+        nodes=(used,) if nodes is None else tuple(check_int("nodes", one) for one in check_list("nodes", nodes)),
         recompute=recompute,
         shard_optimizer=shard_optimizer,
         gpus_per_device=gpus_per_device,
@@ -349,8 +350,10 @@ def _check(given: Program) -> None:
         if set(layers) != {layer for stage in chains[0] for layer in stage.layers}:
             raise ArgumentError("the chains hold different layers", "each is a copy of the whole model")
         for number, stage in enumerate(chain):
-            before = {layer for earlier in chain[: number + 1] for layer in earlier.layers} if stage.crossings else ()
-            for crossing in stage.crossings:
+            before = (
+                {layer for earlier in chain[: number + 1] for layer in earlier.layers} if stage.boundary_tensors else ()
+            )
+            for crossing in stage.boundary_tensors:
                 if crossing.layer not in before or number == len(chain) - 1:
                     raise ArgumentError(
                         f"stage {number} can't send on the output of {safe_repr(crossing.layer)}",
@@ -404,7 +407,7 @@ class _StageRow:
     layers: tuple[str, ...]
     devices: tuple[int, ...]
     rows: tuple[tuple[int, ...], ...]
-    crossings: tuple[Crossing, ...]
+    boundary_tensors: tuple[BoundaryTensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,7 +429,7 @@ class _Document:
 
     micro_batch_size: int
     global_batch_size: int
-    machines: tuple[int, ...]
+    nodes: tuple[int, ...]
     recompute: bool
     shard_optimizer: bool
     gpus_per_device: int
@@ -450,14 +453,16 @@ def _of_document(document: _Document, costs: Costs | None) -> Program:
         if not all(len(rows) == 2 for rows in stage.rows):
             raise ArgumentError(f"stage {number}: `rows` are pairs of a first row and the one behind the last")
         stages.append(
-            ProgramStage(stage.layers, stage.devices, tuple(range(*rows) for rows in stage.rows), stage.crossings)
+            ProgramStage(
+                stage.layers, stage.devices, tuple(range(*rows) for rows in stage.rows), stage.boundary_tensors
+            )
         )
     return Program(
         schedule=paced,
         stages=tuple(stages),
         micro_batch_size=document.micro_batch_size,
         global_batch_size=document.global_batch_size,
-        machines=document.machines,
+        nodes=document.nodes,
         recompute=document.recompute,
         shard_optimizer=document.shard_optimizer,
         gpus_per_device=document.gpus_per_device,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 from hpgo.programs.schedule import KINDS
-from hpgo.programs.stages import Crossing
+from hpgo.programs.stages import BoundaryTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ class ProgramStage(Record):
     """One replica each; the rank of a process is its device's number."""
     rows: tuple[range, ...]
     """For each replica its samples of a micro-batch, counted from 0; together they are all of it, each once."""
-    crossings: tuple[Crossing, ...] = ()
+    boundary_tensors: tuple[BoundaryTensor, ...] = ()
     """What it sends to the next stage of its chain; empty for a chain's last."""
 
 
@@ -203,7 +203,7 @@ def _messages(
     rows: range, stages: Sequence[ProgramStage], sender: int, receiver: int, other: int
 ) -> tuple[Message, ...]:
     """What replicas of the stage `other`, which is the sender or the receiver, have in common with `rows`."""
-    layers = tuple(crossing.layer for crossing in stages[sender].crossings)
+    layers = tuple(crossing.layer for crossing in stages[sender].boundary_tensors)
     shared = (
         (device, range(max(rows.start, theirs.start), min(rows.stop, theirs.stop)))
         for device, theirs in zip(stages[other].devices, stages[other].rows, strict=True)

@@ -24,7 +24,7 @@ class Memory(Record):
     all of them hold most."""
     buffers_bytes: float
     """An activation and a gradient on the way, on each side."""
-    kept_bytes: float | None = None
+    saved_activation_bytes: float | None = None
     """The part of the activations that one micro-batch keeps from its forward on: of a stage that recomputes, its
     input. None in plans of older files, which had the sum alone."""
     recomputed_bytes: float = 0.0
@@ -56,9 +56,9 @@ class Stage(Record):
     """Layer ids, in topological order."""
     devices: tuple[int, ...]
     """Device numbers, machine by machine from 0; one replica each."""
-    share: int
+    samples_per_replica: int
     """Samples of a micro-batch on the device that gets most."""
-    in_flight: int
+    max_in_flight: int
     """Micro-batches whose activations it holds at once, at most; under 1F1B also the forwards before a backward."""
     forward_s: float
     """One micro-batch."""
@@ -68,9 +68,9 @@ class Stage(Record):
     """Sending one micro-batch's output to the next stage, or its gradient back."""
     transfer_busy_s: float
     """The part of it that occupies the fullest port; the rest is latency."""
-    sync_s: float
+    grad_reduce_s: float
     """Summing gradients over the replicas."""
-    sync_tail_s: float
+    exposed_grad_reduce_s: float
     """The part of it that outlasts the last backward pass."""
     memory: Memory
     capacity_bytes: float
@@ -87,10 +87,14 @@ class Stage(Record):
         return len(self.devices)
 
     @property
-    def kept_bytes(self) -> float:
+    def saved_activation_bytes(self) -> float:
         """What one micro-batch keeps from its forward on: activations, or the stage's input if they are recomputed."""
-        kept_bytes = self.memory.kept_bytes
-        return self.memory.activations_bytes / max(1, self.in_flight) if kept_bytes is None else kept_bytes
+        saved_activation_bytes = self.memory.saved_activation_bytes
+        return (
+            self.memory.activations_bytes / max(1, self.max_in_flight)
+            if saved_activation_bytes is None
+            else saved_activation_bytes
+        )
 
     def halves_s(self, *, recompute: bool) -> tuple[float, float]:
         """Seconds of I and W, where a schedule splits the backward: half of it each, where the profile doesn't say.
@@ -161,14 +165,14 @@ def _together(parts: list[Memory]) -> Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing(Record):
+class BoundaryTensor(Record):
     """What one layer gives to later stages, where a cut lies between it and a layer that reads it.
 
     What a stage further on reads crosses every cut on its way: each stage between passes it on.
 
     >>> import hpgo
-    >>> hpgo.plan("vgg-19", "dapple-c", global_batch_size=2048).crossings
-    ((Crossing(layer='pool-5', bytes=48000000.0),),)
+    >>> hpgo.plan("vgg-19", "dapple-c", global_batch_size=2048).boundary_tensors
+    ((BoundaryTensor(layer='pool-5', bytes=48000000.0),),)
     """
 
     layer: str

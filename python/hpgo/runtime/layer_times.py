@@ -144,15 +144,15 @@ class LayerProfiler:
                 continue
             weights_bytes = self._weights_bytes(self._network.make_on_meta(node.id))
             has_room = not segment or held_bytes + weights_bytes <= self._memory_bytes
-            kept_bytes = self._add(segment, node, alike, done) if has_room else None
-            if kept_bytes is None:
+            saved_activation_bytes = self._add(segment, node, alike, done) if has_room else None
+            if saved_activation_bytes is None:
                 yield from self._measure(segment, done)
                 held_bytes, was_found = 0.0, set(self._found)
                 if alike in was_found:
                     self._skip(node)
                     continue
-                kept_bytes = self._add(segment, node, alike, done)
-            held_bytes += weights_bytes + (kept_bytes or 0)
+                saved_activation_bytes = self._add(segment, node, alike, done)
+            held_bytes += weights_bytes + (saved_activation_bytes or 0)
         if segment:
             yield from self._measure(segment, len(likeness))
         self.figures = {layer: self._found[alike] for layer, alike in likeness.items()}
@@ -171,14 +171,14 @@ class LayerProfiler:
             with self._naming(f"layer `{node.id}`"):
                 module, queue = self._module(node), split_backward.Queue()
                 one = MeasuredLayer(node, module, _split(module, queue), queue, alike)
-            kept_bytes = self._look_at(one)
+            saved_activation_bytes = self._look_at(one)
         except _LacksMemoryError as error:
             if not segment:
                 raise
             self._lack(error)
             return None
         segment.append(one)
-        return kept_bytes
+        return saved_activation_bytes
 
     def _measure(self, segment: list[MeasuredLayer], done: int) -> Iterator[None]:
         """Measures the layers of a segment together, or one by one where there is no memory for that."""
@@ -384,7 +384,7 @@ class LayerProfiler:
             loss.backward()
 
     def _hold(self, segment: Sequence[MeasuredLayer]) -> tuple[tuple[int, int], int]:
-        """Runs the layers as one graph, slowly; returns `kept_bytes` and `peak_bytes` of it."""
+        """Runs the layers as one graph, slowly; returns `saved_activation_bytes` and `peak_bytes` of it."""
         for one in segment:
             one.made, one.taken = [], []
         self._held = {name: tensor for name, tensor in self._held.items() if name.startswith("input:")}

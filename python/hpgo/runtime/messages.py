@@ -42,7 +42,7 @@ class PassedTensor:
     value: Value
 
 
-def crossings(parts: Sequence[StageModule], chain_length: int) -> list[tuple[PassedTensor, ...]]:
+def boundary_tensors(parts: Sequence[StageModule], chain_length: int) -> list[tuple[PassedTensor, ...]]:
     """For each stage what crosses the cut behind it; nothing behind the last of a chain."""
     found: list[tuple[PassedTensor, ...]] = []
     for number, part in enumerate(parts):
@@ -74,7 +74,7 @@ class Tensors:
     """What an action takes from other stages, or gives to them."""
 
     crossing: tuple[int, ...]
-    """For each tensor which of the cut's crossings it is, or whose gradient. The gradient of a tensor without rows has
+    """For each tensor which of the cut's boundary_tensors it is, or whose gradient. The gradient of a tensor without rows has
     a place for each replica that it comes from; they are to be added."""
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]

@@ -68,7 +68,7 @@ class WholeModelTiming:
     it took in the model, and by itself."""
     scale: float
     """Factor that times of layers were multiplied by, to add up to the model's; 1 where passes disagree on it."""
-    kept_bytes: tuple[int, int] | None
+    saved_activation_bytes: tuple[int, int] | None
     """What tensors hold behind the forward pass besides weights: without what the model is given and returns, and with
     it. None for inference."""
     peak_bytes: int | None
@@ -129,7 +129,7 @@ def timing_of_whole(
     segment: Sequence[MeasuredLayer],
     wholes_ns: Sequence[int],
     scale: float,
-    kept_bytes: tuple[int, int] | None,
+    saved_activation_bytes: tuple[int, int] | None,
     peak_bytes: int | None,
 ) -> WholeModelTiming:
     """What is known of the model as a whole; the first of all runs warmed up."""
@@ -148,7 +148,7 @@ def timing_of_whole(
         forwards_s=sum(alone for _, alone in forward_s.values()),
         furthest=max(((layer, *both) for layer, both in forward_s.items()), key=lambda one: way * (one[2] - one[1])),
         scale=scale,
-        kept_bytes=kept_bytes,
+        saved_activation_bytes=saved_activation_bytes,
         peak_bytes=peak_bytes,
     )
 

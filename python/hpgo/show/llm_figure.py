@@ -90,7 +90,7 @@ def scene(estimate: LlmEstimate, cluster: Cluster) -> Scene:
         raise ArgumentError(
             f"{estimate.gpus} GPUs are more than a picture tells", f"draw {_MOST_GPUS} at most", code="too_large"
         )
-    counts = [machine.count for machine in cluster.first(estimate.gpus).machines]
+    counts = [machine.count for machine in cluster.first(estimate.gpus).nodes]
     grid = _Grid.of(counts)
     title = printable(f"{estimate.model} on {estimate.cluster}: {pluralize(estimate.gpus, 'GPU')}")
     said = f"{config.named()} · a step of {format_seconds(estimate.step_s)} by terms"

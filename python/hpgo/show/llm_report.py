@@ -189,7 +189,9 @@ def _close(estimate: LlmEstimate, width: int) -> list[str]:
     if not 0 <= estimate.capacity_bytes - estimate.fullest.peak_bytes < error_bytes:
         return []
     size = f"{math.ceil(error_bytes / 1e9)}GB"
-    return _below(f"which is less than such figures are off; `hpgo llm plan --reserve {size}` keeps it free", width)
+    return _below(
+        f"which is less than such figures are off; `hpgo llm plan --reserve-memory {size}` keeps it free", width
+    )
 
 
 def _below(said: str, width: int) -> list[str]:

@@ -28,7 +28,7 @@ from hpgo.show.folding import alike, numbers, ranged
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hpgo.model.profile import SharedWeight
+    from hpgo.model.profile import TiedWeight
     from hpgo.planning.plans import Alternative, MemoryPreference, Plan
     from hpgo.planning.problem import MemoryModel
     from hpgo.programs.stages import DeviceGroup, Stage
@@ -152,7 +152,7 @@ def _shape_of(plan: Plan, index: int) -> tuple[float, ...]:
     stage = plan.stages[index]
     # Devices of a group come again after the last one's, so that there is no range of them.
     group = index // len(plan.groups) if plan.chunks > 1 else 0
-    return len(stage.layers), stage.replicas, stage.share, plan.micro_batch_size // stage.replicas, group
+    return len(stage.layers), stage.replicas, stage.samples_per_replica, plan.micro_batch_size // stage.replicas, group
 
 
 def _times(plan: Plan, index: int) -> tuple[float | None, ...]:
@@ -163,8 +163,8 @@ def _times(plan: Plan, index: int) -> tuple[float | None, ...]:
         stage.forward_s,
         stage.backward_s,
         None if _keeps_its_output(plan, index) else stage.transfer_s,
-        None if alone else stage.sync_s,
-        None if alone else stage.sync_tail_s,
+        None if alone else stage.grad_reduce_s,
+        None if alone else stage.exposed_grad_reduce_s,
     )
 
 
@@ -194,7 +194,7 @@ def _who(plan: Plan, run: range) -> tuple[object, ...]:
         f"{len(first.layers)}{each}",
         *((ranged(min(groups), max(groups)), devices) if plan.chunks > 1 else (devices, f"{first.replicas}{each}")),
         _samples(plan.micro_batch_size, first),
-        ranged(first.in_flight, last.in_flight),
+        ranged(first.max_in_flight, last.max_in_flight),
     )
 
 
@@ -237,7 +237,7 @@ def _compared(plan: Plan) -> tuple[list[str], list[tuple[object, ...]]]:
             "-" if choice.peak_bytes is None else _bytes(choice.peak_bytes),
             f"{choice.stages}, {choice.chunks} a device" if choice.chunks > 1 else choice.stages or "-",
             choice.micro_batch_size or "-",
-            f"lacks {_bytes(choice.missing_bytes)}" if choice.missing_bytes else "",
+            f"lacks {_bytes(choice.shortfall_bytes)}" if choice.shortfall_bytes else "",
         )
         for choice in plan.schedules
     ]
@@ -247,8 +247,8 @@ def _without(plan: Plan) -> list[tuple[str, str]]:
     """Why schedules have no step, those with the same reason together; memory that they lack is in their table."""
     names: dict[str, list[str]] = {}
     for choice in plan.schedules:
-        if choice.step_s is None and not choice.missing_bytes:
-            names.setdefault(choice.why, []).append(choice.name)
+        if choice.step_s is None and not choice.shortfall_bytes:
+            names.setdefault(choice.reason, []).append(choice.name)
     return [("no step", f"{', '.join(those)}: {why}") for why, those in names.items()]
 
 
@@ -286,7 +286,7 @@ def summary(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         *([("left out", _loading(plan))] if plan.loading_s else []),
         *([] if stored_step_s is None else [("stored step", _stored(plan, stored_step_s))]),
         *([] if plan.memory_preference is None else [("tolerance", _preferred(plan, plan.memory_preference))]),
-        *(("shared", _shared(plan, weight)) for weight in plan.parted),
+        *(("shared", _shared(plan, weight)) for weight in plan.split_tied_weights),
         ("proof", proof(plan)),
         *([("measured", measured)] if (measured := _measured(plan)) else []),
         *([("search space", search_space(plan))] if plan.lower_bound_s is not None else []),
@@ -331,8 +331,8 @@ def proof(plan: Plan) -> str:
     stopped = "" if plan.finished else "; the search was stopped, more time may tell more"
     if plan.searched_cuts_bound_s is not None and not (plan.gap is not None and plan.gap <= _PROVEN):
         return _proof_of_some_cuts(plan, plan.searched_cuts_bound_s) + stopped
-    if plan.compact_bound_s is not None and not (plan.gap is not None and plan.gap <= _PROVEN):
-        return _compact_proof(plan, plan.compact_bound_s) + stopped
+    if plan.node_aligned_bound_s is not None and not (plan.gap is not None and plan.gap <= _PROVEN):
+        return _compact_proof(plan, plan.node_aligned_bound_s) + stopped
     if plan.lower_bound_s is None or plan.gap is None:
         if plan.simulated:
             cuts = f"best of {plan.simulated:,} cuts that were" if plan.simulated > 1 else "one cut that was"
@@ -362,10 +362,10 @@ def _proof_of_some_cuts(plan: Plan, searched_s: float) -> str:
     return f"{known}; with the cuts that were searched none takes less than {_seconds(searched_s)}"
 
 
-def _compact_proof(plan: Plan, compact_bound_s: float) -> str:
+def _compact_proof(plan: Plan, node_aligned_bound_s: float) -> str:
     """What is known of a plan where only compact placements could be looked through, and a bound is on all."""
     min_s = plan.lower_bound_s
-    gap = max(0.0, plan.step_s / compact_bound_s - 1) if compact_bound_s else math.inf
+    gap = max(0.0, plan.step_s / node_aligned_bound_s - 1) if node_aligned_bound_s else math.inf
     if not min_s or plan.gap is None:
         if gap <= _PROVEN and not _is_compact(plan):
             return f"no compact placement is better{whose(plan)}; nothing is known of others"
@@ -385,21 +385,21 @@ def _compact_proof(plan: Plan, compact_bound_s: float) -> str:
 
 def _is_compact(plan: Plan) -> bool:
     """Whether its stages, from the last one to the first, lie as docs/planner.md says of compact ones."""
-    if not plan.machines:
+    if not plan.nodes:
         return True  # an old file, of when there were no others
     is_small = plan.cluster_devices <= _FEW_DEVICES
-    machine_of = [machine for machine, count in enumerate(plan.machines) for _ in range(count)]
-    free = list(plan.machines)
+    machine_of = [machine for machine, count in enumerate(plan.nodes) for _ in range(count)]
+    free = list(plan.nodes)
     for stage in reversed(plan.stages):
         taken = Counter(machine_of[device] for device in stage.devices)
         begins = ends = 0  # in machines that it takes the rest of, or a part of
         for machine, count in taken.items():
-            begins += count == free[machine] < plan.machines[machine]
+            begins += count == free[machine] < plan.nodes[machine]
             ends += count < free[machine]
             free[machine] -= count
         if len(taken) > 1 and max(begins, ends) > is_small:
             return False
-        if sum(0 < left < count for left, count in zip(free, plan.machines, strict=True)) > 1 + is_small:
+        if sum(0 < left < count for left, count in zip(free, plan.nodes, strict=True)) > 1 + is_small:
             return False
     return True
 
@@ -415,7 +415,7 @@ def restriction(plan: Plan) -> str:
     if plan.restriction is None:
         return ""
     known = plan.restriction.costs(plan.step_s)
-    free_s, stages = plan.restriction.free_step_s, plan.restriction.free_stages
+    free_s, stages = plan.restriction.unrestricted_step_s, plan.restriction.unrestricted_stages
     if known is None or free_s is None or stages is None:
         if plan.lower_bound_s is None:
             why = "no bound is known for its schedule"
@@ -452,7 +452,11 @@ def search_space(plan: Plan) -> str:
     )
     if plan.cuts != "all" or plan.placements != "all":
         placements += "; the bound holds for all"
-    effort = f"{plan.labels:,} partial plans, {plan.simulated:,} whole ones simulated" if plan.labels else ""
+    effort = (
+        f"{plan.explored_labels:,} partial plans, {plan.simulated:,} whole ones simulated"
+        if plan.explored_labels
+        else ""
+    )
     return f"{cuts}; {placements}" + (f"; {effort}" if effort else "")
 
 
@@ -553,11 +557,11 @@ def sweep(plans: Sequence[Plan]) -> tuple[str, list[str], list[tuple[object, ...
 
 def _instead(plan: Plan, other: Alternative) -> str:
     if other.step_s is None:
-        if not other.missing_bytes:
-            return other.why
-        return f"{pluralize(other.stages, 'stage')}: {other.why}"
-    if other.why == "is this plan":
-        return other.why
+        if not other.shortfall_bytes:
+            return other.reason
+        return f"{pluralize(other.stages, 'stage')}: {other.reason}"
+    if other.reason == "is this plan":
+        return other.reason
     ratio = other.step_s / plan.step_s if plan.step_s else math.inf if other.step_s else 1.0
     if abs(ratio - 1) <= 1e-9:
         longer = "as long"
@@ -568,7 +572,7 @@ def _instead(plan: Plan, other: Alternative) -> str:
     else:
         longer = f"{ratio:.1f} × as long" if ratio >= 2 else f"{percent(ratio - 1)} longer"
     stages = f"{other.stages} stages, " if other.stages > 1 else ""
-    return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.micro_batch_size}): {other.why}"
+    return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.micro_batch_size}): {other.reason}"
 
 
 def _stored(plan: Plan, stored_step_s: float) -> str:
@@ -585,7 +589,7 @@ def _loading(plan: Plan) -> str:
     return f"loading data, {format_seconds(plan.loading_s)} for each profiled batch: loaders work ahead of the step"
 
 
-def _shared(plan: Plan, weight: SharedWeight) -> str:
+def _shared(plan: Plan, weight: TiedWeight) -> str:
     """Who holds a copy of a weight that layers share."""
     stages = [str(at) for at, stage in enumerate(plan.stages) if not {*stage.layers}.isdisjoint(weight.layers)]
     layers = " and ".join(f"`{layer}`" for layer in weight.layers)
@@ -635,7 +639,11 @@ def _shortage(plan: Plan) -> str:
 
 def _samples(micro_batch: int, stage: Stage) -> str:
     smallest = micro_batch // stage.replicas
-    return str(stage.share) if smallest == stage.share else f"{smallest}–{stage.share}"
+    return (
+        str(stage.samples_per_replica)
+        if smallest == stage.samples_per_replica
+        else f"{smallest}–{stage.samples_per_replica}"
+    )
 
 
 def _seconds(seconds: float) -> str:

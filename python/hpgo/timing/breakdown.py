@@ -28,7 +28,7 @@ class Breakdown(Record):
     """Likewise; both halves together where it is split."""
     transfer_s: tuple[float | None, ...]
     """A message to the next stage, or one back; the median."""
-    sync_s: tuple[float | None, ...]
+    grad_reduce_s: tuple[float | None, ...]
     """Summing gradients over the replicas, as far as it outlasts the last backward pass."""
     memory_bytes: tuple[float | None, ...]
     """The peak of the fullest device that holds the stage, with all else that it holds."""
@@ -58,7 +58,7 @@ def breakdown(timeline: Timeline) -> Breakdown:
         forward_s=_passes(timeline, "F", "F"),
         backward_s=_passes(timeline, "BIW", "BI"),
         transfer_s=_transfers(timeline),
-        sync_s=_syncs(timeline),
+        grad_reduce_s=_syncs(timeline),
         memory_bytes=_memory(timeline),
         bubble=share_left(float(counts @ busy_s), working_s),
         peak_memory_bytes=None if peaks is None else max(peaks),

@@ -22,7 +22,7 @@ pub struct Settings {
     /// Samples of a micro-batch to choose from; each divides `global_batch`.
     pub micro_batch_sizes: Vec<u32>,
     /// The smallest share of a micro-batch that a replica may get: below it the profile isn't trusted.
-    pub smallest_share: u32,
+    pub min_samples_per_replica: u32,
     /// Whether replicas of a stage may get shares that differ by one sample.
     pub uneven_shares: bool,
     /// Whether gradient synchronisation starts before the backward pass has ended.
@@ -56,7 +56,7 @@ impl Settings {
                 ));
             }
         }
-        if self.smallest_share == 0 {
+        if self.min_samples_per_replica == 0 {
             return Err(Error::argument("the smallest share of a replica is 0 samples", "it must be at least 1"));
         }
         if self.max_stages == 0 {
@@ -79,7 +79,7 @@ impl Settings {
     #[must_use]
     pub fn share(&self, micro_batch: u32, replicas: u32) -> Option<u32> {
         let even = micro_batch.is_multiple_of(replicas);
-        let enough = micro_batch / replicas >= self.smallest_share && replicas <= self.max_replicas;
+        let enough = micro_batch / replicas >= self.min_samples_per_replica && replicas <= self.max_replicas;
         ((even || self.uneven_shares) && enough).then(|| micro_batch.div_ceil(replicas))
     }
 

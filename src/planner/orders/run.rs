@@ -20,7 +20,7 @@ pub struct Run {
     /// For each stage, the most micro-batches that it holds activations of.
     pub in_flight: Vec<u32>,
     /// Memory that a device lacks; 0 if the plan fits.
-    pub missing_bytes: f64,
+    pub shortfall_bytes: f64,
     /// The same as a part of what the device has.
     missing_part: f64,
 }
@@ -32,7 +32,7 @@ impl Run {
     /// Whether every device holds what it must.
     #[must_use]
     pub fn fits(&self) -> bool {
-        self.missing_bytes == 0.0
+        self.shortfall_bytes == 0.0
     }
 
     /// What the search makes small: the step, longer where memory is missing.
@@ -44,7 +44,7 @@ impl Run {
     /// Whether it is the better answer: the one that fits, the shorter step, or what lacks less memory.
     #[must_use]
     pub fn is_better_than(&self, other: &Self) -> bool {
-        (self.missing_bytes, self.step_s) < (other.missing_bytes, other.step_s)
+        (self.shortfall_bytes, self.step_s) < (other.shortfall_bytes, other.step_s)
     }
 }
 
@@ -149,7 +149,8 @@ pub(super) fn run(
     for stage in &mut stages {
         let (input_gradient_s, weight_gradient_s) = halves_s(stage, recompute);
         if peaks.splits_backward {
-            stage.sync_tail_s = stage.sync_s.min(stage.sync_tail_s + unhidden_s(stage, recompute, weight_gradient_s));
+            stage.exposed_grad_reduce_s =
+                stage.grad_reduce_s.min(stage.exposed_grad_reduce_s + unhidden_s(stage, recompute, weight_gradient_s));
         }
         compute.push(StageTimes {
             input_gradient_s,
@@ -174,10 +175,10 @@ pub(super) fn run(
     for own in &peaks.stages {
         step_s = step_s.max(synchronise(&mut stages, own, sweep.last_backward_s()));
     }
-    let (mut missing_bytes, mut missing_part) = (0.0_f64, 0.0_f64);
+    let (mut shortfall_bytes, mut missing_part) = (0.0_f64, 0.0_f64);
     for (own, moments) in peaks.stages.iter().zip(&peaks.moments) {
         let held = |stage: &StageCost, (kept, again): (u32, u32)| {
-            f64::from(kept) * stage.memory.kept_bytes + f64::from(again) * stage.memory.recomputed_bytes
+            f64::from(kept) * stage.memory.saved_activation_bytes + f64::from(again) * stage.memory.recomputed_bytes
         };
         let bytes = |moment: &Vec<(u32, u32)>| -> f64 {
             own.iter().zip(moment).map(|(&stage, &counts)| held(&stages[stage], counts)).sum()
@@ -191,11 +192,11 @@ pub(super) fn run(
         let capacity_bytes = stages[own[0]].capacity_bytes;
         if held_bytes > capacity_bytes * (1.0 - ROUNDING) {
             let lacking = (held_bytes - capacity_bytes).max(f64::MIN_POSITIVE);
-            missing_bytes = missing_bytes.max(lacking);
+            shortfall_bytes = shortfall_bytes.max(lacking);
             missing_part = missing_part.max(lacking / capacity_bytes.max(1.0));
         }
     }
-    Ok(Run { step_s, in_flight: peaks.in_flight(), stages, missing_bytes, missing_part })
+    Ok(Run { step_s, in_flight: peaks.in_flight(), stages, shortfall_bytes, missing_part })
 }
 
 /// Lets the stages of one group sum their gradients, and returns when all have.
@@ -209,9 +210,9 @@ fn synchronise(stages: &mut [StageCost], own: &[usize], last_backward_s: &[f64])
     let mut done_s: f64 = 0.0;
     for stage in by_end {
         let (price, last_s) = (&mut stages[stage], last_backward_s[stage]);
-        if price.sync_s > 0.0 {
-            price.sync_tail_s = price.sync_tail_s.max(done_s + price.sync_s - last_s);
-            done_s = last_s + price.sync_tail_s;
+        if price.grad_reduce_s > 0.0 {
+            price.exposed_grad_reduce_s = price.exposed_grad_reduce_s.max(done_s + price.grad_reduce_s - last_s);
+            done_s = last_s + price.exposed_grad_reduce_s;
         }
     }
     done_s

@@ -29,13 +29,19 @@ times as much time and memory.
 
 
 def task_of_profile(
-    profile: Profile, cluster: Cluster, batch_size: int, dtype: str, *, count_loading: bool, framework: Framework | None
+    profile: Profile,
+    cluster: Cluster,
+    batch_size: int,
+    dtype: str,
+    *,
+    include_data_loading: bool,
+    framework: Framework | None,
 ) -> ChainProblem:
     """Cut points, devices and links; layers that load data take no time unless that is counted.
 
     Raises ArgumentError for a framework that trains, or that can't cut the model.
     """
-    loading = () if count_loading else profile.loading
+    loading = () if include_data_loading else profile.loading
     loading_s = max((at_batch(profile.batch_sizes, layer.forward_s, batch_size) for layer in loading), default=0.0)
     profile = profile.without_ties()  # a host that has both layers of a tie is counted on to hold the weight twice
     if loading:
@@ -79,7 +85,7 @@ def task_of_profile(
     # Devices are alike if nothing but their number differs: same type, and no faster links to some than to others.
     alike: dict[tuple[Device, int | None], list[str]] = {}
     inner = cluster.intra != cluster.inter
-    for index, machine in enumerate(cluster.machines):
+    for index, machine in enumerate(cluster.nodes):
         name = machine.name or f"machine{index}"
         hosts = [f"{name}:{device}" for device in range(machine.count)] if machine.count > 1 else [name]
         alike.setdefault((machine.device, index if inner and machine.count > 1 else None), []).extend(hosts)

@@ -10,7 +10,7 @@ from hpgo import _core
 from hpgo.base.checks import check_flag, check_int, check_list, check_progress, check_text, choice, number
 from hpgo.base.files import as_path
 from hpgo.base.messages import did_you_mean, safe_repr
-from hpgo.errors import ArgumentError, ClusterError, DeadlineError, InfeasibleError
+from hpgo.errors import ArgumentError, ClusterError, InfeasibleError, TimeLimitError
 from hpgo.machine.cluster import cluster_of
 from hpgo.model.formats import pipeedge, profile_of
 from hpgo.planning.chain.files import task_of_files
@@ -46,7 +46,7 @@ class PartitionOptions(TypedDict, total=False):
     exclude: Sequence[str]
     max_replicas: int
     bits: Sequence[int]
-    deadline_s: float | None
+    time_limit_s: float | None
     progress: Callable[[float, float], object] | None
 
 
@@ -95,7 +95,7 @@ def partition(
     *,
     framework: ServingFramework | None = None,
     batch_size: int | None = None,
-    count_loading: bool = False,
+    include_data_loading: bool = False,
     dtype: ValueType = "torch.float32",
     **options: Unpack[PartitionOptions],
 ) -> ChainPlan:
@@ -107,7 +107,7 @@ def partition(
         framework: `vllm`, `sglang`, `llama.cpp`, `tensorrt-llm` or `accelerate`: cut between the model's blocks only,
             and give each stage one at least.
         batch_size: samples in a batch, the profile's largest unless given.
-        count_loading: count the time of layers that load data (`Profile.loading`); else a loader is taken to work
+        include_data_loading: count the time of layers that load data (`Profile.loading`); else a loader is taken to work
             ahead, as for `hpgo.plan`.
         dtype: the data type of values on the edges, which says how wide they are.
         **options: the rest, with what holds if it is left out:
@@ -120,12 +120,12 @@ def partition(
             exclude=(): rules like `mb-3` or `mb-3=1-4,9`: not this host or type, or not for these layers.
             max_replicas=1: hosts of a type that may share a stage, at most.
             bits=(): widths that edges may use beside that of `dtype`.
-            deadline_s=10.0: then the best plan so far is taken; None is never.
+            time_limit_s=10.0: then the best plan so far is taken; None is never.
             progress=None: called about ten times a second with the best value so far, infinite before there is one, and
                 the bound.
 
     Raises ArgumentError, ProfileError and ClusterError for input that makes no sense; InfeasibleError, which says what
-    is short; DeadlineError, which says what any plan takes at least, if the deadline came before there was one.
+    is short; TimeLimitError, which says what any plan takes at least, if the time limit came before there was one.
 
     >>> import hpgo
     >>> cluster = hpgo.Cluster.of(nodes=4, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=100)
@@ -133,11 +133,11 @@ def partition(
     [(1, 16), (17, 28), (29, 40), (41, 53)]
     """
     profile, cluster = profile_of(profile), cluster_of(cluster)
-    check_flag("count_loading", count_loading)
+    check_flag("include_data_loading", include_data_loading)
     check_gpus(profile, cluster)
     size = check_int("batch_size", profile.batch_sizes[-1] if batch_size is None else batch_size)
     row = None if framework is None else find_framework(framework)
-    task = task_of_profile(profile, cluster, size, dtype, count_loading=count_loading, framework=row)
+    task = task_of_profile(profile, cluster, size, dtype, include_data_loading=include_data_loading, framework=row)
     return _solved(task, size, "si", **options)  # profiles and clusters are written in SI units
 
 
@@ -155,7 +155,7 @@ def _solved(
     exclude: Sequence[str] = (),
     max_replicas: int = 1,
     bits: Sequence[int] = (),
-    deadline_s: float | None = 10.0,
+    time_limit_s: float | None = 10.0,
     progress: Callable[[float, float], object] | None = None,
     **unknown: object,
 ) -> ChainPlan:
@@ -172,8 +172,8 @@ def _solved(
     if samples_per_s is not None:
         hint = "it is a number of samples a second above 0"
         samples_per_s = number("the throughput to reach", samples_per_s, above=0, hint=hint)
-    if deadline_s is not None:
-        deadline_s = number("deadline_s", deadline_s, above=0, hint="give a positive number of seconds")
+    if time_limit_s is not None:
+        time_limit_s = number("time_limit_s", time_limit_s, above=0, hint="give a positive number of seconds")
     began_s = time.monotonic()
     if not task.layer_bytes:
         unused = tuple(host for group in task.groups for host in group.hosts)
@@ -202,12 +202,12 @@ def _solved(
     )
     max_s = None if samples_per_s is None else batch_size / samples_per_s
     # Whoever waits counts the time it took to get here, too.
-    left_s = None if deadline_s is None else max(1e-9, deadline_s - (time.monotonic() - began_s))
+    left_s = None if time_limit_s is None else max(1e-9, time_limit_s - (time.monotonic() - began_s))
     try:
         found = _core.partition_chain(chain, objective, max_s, left_s, progress)
-    except DeadlineError as error:  # the search had what was left of the time
-        passed = error.message.replace("the time was up", f"{deadline_s:g} s passed", 1)
-        raise error.as_kind(DeadlineError, passed) from None
+    except TimeLimitError as error:  # the search had what was left of the time
+        passed = error.message.replace("the time was up", f"{time_limit_s:g} s passed", 1)
+        raise error.as_kind(TimeLimitError, passed) from None
     except InfeasibleError as error:
         if max_s is None:
             raise

@@ -86,7 +86,7 @@ def _planned(file: str, size: int) -> str:
 
 def _check_machines(cluster: Cluster, size: int) -> None:
     """Raises an error unless `size` ranks are some machines of the cluster, whichever they are."""
-    kinds = {(machine.device, machine.count) for machine in cluster.machines}
+    kinds = {(machine.device, machine.count) for machine in cluster.nodes}
     if len(kinds) > 1:
         raise ArgumentError(
             f"the machines of cluster `{cluster.name}` differ, and nobody tells which of them are left",
@@ -98,8 +98,8 @@ def _check_machines(cluster: Cluster, size: int) -> None:
             "plan for as many as may come: four machines for `--nnodes 3:4`",
             code="wrong_state",
         )
-    count, local = cluster.machines[0].count, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if len(cluster.machines) > 1 and local != count:
+    count, local = cluster.nodes[0].count, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if len(cluster.nodes) > 1 and local != count:
         raise RunError(
             f"torchrun has started {pluralize(local, 'rank')} on this machine, and those of cluster `{cluster.name}` "
             f"have {pluralize(count, 'device')}",

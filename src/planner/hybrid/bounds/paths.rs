@@ -74,7 +74,7 @@ impl Middle {
 pub(crate) struct PathStage {
     pub forward_s: f64,
     pub backward_s: f64,
-    pub sync_s: f64,
+    pub grad_reduce_s: f64,
     /// Smallest and largest number in flight. They are equal where it is known.
     pub min_in_flight: u32,
     pub max_in_flight: u32,
@@ -89,7 +89,7 @@ impl Paths {
     /// Waits shrink with the window, what must run before them grows: each path is as long as at the window, of those
     /// that the stage may have, at which it is shortest.
     pub(crate) fn extend(&self, stage: &PathStage, next_max_in_flight: u32, micro_batches: u32) -> Self {
-        let PathStage { forward_s, backward_s, sync_s, min_in_flight, max_in_flight, busy_s: link_s, latency_s } =
+        let PathStage { forward_s, backward_s, grad_reduce_s, min_in_flight, max_in_flight, busy_s: link_s, latency_s } =
             *stage;
         let work_s = forward_s + backward_s;
         let transfer_s = link_s + latency_s;
@@ -101,7 +101,7 @@ impl Paths {
         let (first_s, last_s, trip_s) = (below(self.first_back_s), below(self.last_back_s), below(self.trip_s));
         let first_back_s = (first_s + work_s).max((min_skipped + 1.0) * forward_s + backward_s);
         let last_back_s = (last_s + work_s).max(forward_s + (min_skipped + 1.0) * backward_s);
-        let last_synced_s = (forward_s + transfer_s + self.last_synced_s).max(last_back_s + sync_s);
+        let last_synced_s = (forward_s + transfer_s + self.last_synced_s).max(last_back_s + grad_reduce_s);
 
         // The new stage is busy all the time.
         let wait_first_s = (first_s - skipped * forward_s).max(0.0);
@@ -138,7 +138,7 @@ impl Paths {
             .max(link_start_s + self.trip_s + transfer_s + backward_s)
             .max(below(self.busy_s) + work_s + loops_s);
         let synced_s = (forward_s + transfer_s + self.synced_s)
-            .max(drained_s + sync_s)
+            .max(drained_s + grad_reduce_s)
             .max(last_start_s + last_synced_s)
             .max(link_start_s.max(next_start_s) + self.last_synced_s);
         Self {

@@ -42,8 +42,8 @@ impl PipelineSimulator {
             back_s: 0.0,
         }));
         let is_time = |time_s: f64| (0.0..=LONGEST_S).contains(&time_s);
-        let is_sound = |PathStage { forward_s, backward_s, sync_s, busy_s, latency_s, .. }: PathStage| {
-            [forward_s, backward_s, sync_s, busy_s, latency_s].into_iter().all(is_time)
+        let is_sound = |PathStage { forward_s, backward_s, grad_reduce_s, busy_s, latency_s, .. }: PathStage| {
+            [forward_s, backward_s, grad_reduce_s, busy_s, latency_s].into_iter().all(is_time)
         };
         if self.lanes.windows(2).any(|two| two[0].stage.max_in_flight < two[1].stage.max_in_flight)
             || !self.lanes.iter().all(|lane| is_sound(lane.stage))
@@ -71,7 +71,7 @@ impl PipelineSimulator {
                 self.backward(at, backward as usize * stages);
             }
         }
-        Some(self.lanes.iter().map(|lane| lane.free_s + lane.stage.sync_s).fold(0.0, f64::max))
+        Some(self.lanes.iter().map(|lane| lane.free_s + lane.stage.grad_reduce_s).fold(0.0, f64::max))
     }
 
     /// Runs the next backward of a stage. The arrivals of its micro-batch are stored from `row` on.

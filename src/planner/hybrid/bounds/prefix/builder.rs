@@ -215,14 +215,14 @@ impl TableBuilder<'_> {
                             continue;
                         }
                         looks += (highest + 1 - enough) as u64;
-                        let sync_s = between.sync_s(from, split.rate_of[at * kinds + which]);
+                        let grad_reduce_s = between.grad_reduce_s(from, split.rate_of[at * kinds + which]);
                         let front = &farther.increments[from][reach.entry(from, way.own, lowest_front)..];
                         let before = |rest: usize| &front[rest.min(highest_front) - lowest_front];
                         // The stage's gradients are summed while earlier stages drain. More devices make no stages in
                         // front take longer.
                         let is_long = |&rest: &usize| {
                             let before = before(rest);
-                            all_s + fast_max(before.round_trip_s, before.fill_s + sync_s) >= threshold_s
+                            all_s + fast_max(before.round_trip_s, before.fill_s + grad_reduce_s) >= threshold_s
                         };
                         let rests = &kind.rests[enough - kind.first..=highest - kind.first];
                         // Often it is all of them, or none.
@@ -232,8 +232,14 @@ impl TableBuilder<'_> {
                         let long = if is_long(&rests[0]) { rests.partition_point(is_long) } else { 0 };
                         let Rate { s_per_byte, latency_s } = way.transfer;
                         let transfer_s = if is_last { 0.0 } else { min_bytes * s_per_byte + latency_s };
-                        let stage =
-                            PrefixStage::new(forward_s, backward_s, sync_s, transfer_s, largest, task.micro_batches);
+                        let stage = PrefixStage::new(
+                            forward_s,
+                            backward_s,
+                            grad_reduce_s,
+                            transfer_s,
+                            largest,
+                            task.micro_batches,
+                        );
                         row.resize((highest + 1 - lowest) * placement_cases, PrefixIncrements::INFEASIBLE);
                         let start = reach.entry(to, way.behind, enough);
                         let entries = &mut row[start + long..start + rests.len()];

@@ -53,12 +53,12 @@ impl GroupPair {
         self.backward_s[from] = self.backward_s[from].min(backward_s);
     }
 
-    pub(super) fn add_sync(&mut self, from: usize, which: usize, sync_s: f64) {
+    pub(super) fn add_sync(&mut self, from: usize, which: usize, grad_reduce_s: f64) {
         let min_s = &mut self.syncs_s[from * self.rates + which];
-        *min_s = min_s.min(sync_s);
+        *min_s = min_s.min(grad_reduce_s);
     }
 
-    pub(super) fn sync_s(&self, from: usize, which: usize) -> f64 {
+    pub(super) fn grad_reduce_s(&self, from: usize, which: usize) -> f64 {
         self.syncs_s[from * self.rates + which]
     }
 

@@ -85,14 +85,14 @@ pub(crate) const INCREMENTS: [&str; 8] = [
 pub(super) struct PrefixStage {
     pub(super) longer_s: [f64; 8],
     pub(super) own_s: [f64; 8],
-    pub(super) sync_s: f64,
+    pub(super) grad_reduce_s: f64,
 }
 
 impl PrefixStage {
     pub(super) fn new(
         forward_s: f64,
         backward_s: f64,
-        sync_s: f64,
+        grad_reduce_s: f64,
         transfer_s: f64,
         max_in_flight: u32,
         micro_batches: u32,
@@ -126,11 +126,11 @@ impl PrefixStage {
                 round_trip_s + others_backward_s,
                 round_trip_s + others_forward_s,
                 fill_s + others_forward_s,
-                round_trip_s + sync_s,
+                round_trip_s + grad_reduce_s,
                 wait_s,
                 both_waits_s,
             ],
-            sync_s,
+            grad_reduce_s,
         }
     }
 }
@@ -140,8 +140,9 @@ impl PrefixIncrements {
     #[cfg(test)]
     pub(crate) fn behind(&self, stage: &crate::planner::hybrid::bounds::paths::PathStage, micro_batches: u32) -> Self {
         let transfer_s = stage.busy_s + stage.latency_s;
-        let (forward_s, backward_s, sync_s) = (stage.forward_s, stage.backward_s, stage.sync_s);
-        let stage = PrefixStage::new(forward_s, backward_s, sync_s, transfer_s, stage.max_in_flight, micro_batches);
+        let (forward_s, backward_s, grad_reduce_s) = (stage.forward_s, stage.backward_s, stage.grad_reduce_s);
+        let stage =
+            PrefixStage::new(forward_s, backward_s, grad_reduce_s, transfer_s, stage.max_in_flight, micro_batches);
         let mut least = Self::INFEASIBLE;
         least.add_stage(&stage, self);
         least
@@ -152,7 +153,7 @@ impl PrefixIncrements {
     pub(super) fn add_stage(&mut self, stage: &PrefixStage, before: &Self) {
         let Self { round_trip_s, fill_s, .. } = *before;
         // The way back up to one of the stages, or to this one, and the synchronisation of that one.
-        let synced_s = fast_max(before.grad_reduce_s, fill_s + stage.sync_s);
+        let synced_s = fast_max(before.grad_reduce_s, fill_s + stage.grad_reduce_s);
         let add_stage = |value: &mut f64, at: usize, own_s: f64, way_s: f64| {
             *value = fast_min(*value, fast_max(own_s + stage.longer_s[at], way_s + stage.own_s[at]));
         };
