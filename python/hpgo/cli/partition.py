@@ -24,7 +24,7 @@ _SECTIONS = {
     "Files": "model_name models_file dev_types_file dev_file profile cluster links units ignore_unknown_types",
     "Problem": "objective samples_per_s batch_size dtype buffers_in buffers_out bits interpolate include_data_loading",
     "Placement": "pins exclude max_replicas framework",
-    "Output": "time_limit why as_json as_yaml picture",
+    "Output": "time_limit_s why as_json as_yaml picture",
 }
 
 
@@ -67,7 +67,7 @@ class ChainOptions(Options):
     bits: tuple[int, ...] = option(
         "--bits", multiple=True, type=int, metavar="N", help="Width that edges may be cut to. Repeatable."
     )
-    time_limit: float = time_limit_option(default=10.0)
+    time_limit_s: float = time_limit_option(default=10.0)
 
 
 class PartitionOptions(ChainOptions):

@@ -182,7 +182,7 @@ class Program(Record):
             gpus_per_device=self.gpus_per_device,
             stages=stages,
             actions=rank_actions(stages, self.schedule),
-            in_flight=self.schedule.peak_in_flight[self.schedule.rank_of_stage[stages[0].stage]] if stages else 0,
+            max_in_flight=self.schedule.peak_in_flight[self.schedule.rank_of_stage[stages[0].stage]] if stages else 0,
             sums=tuple(one for one in sums if number in one.ranks),
             groups=tuple(dict.fromkeys(one.ranks for one in sums if len(one.ranks) > 1)),
             loss_ranks=tuple(sorted({device for stage in lasts for device in stage.devices})),

@@ -131,7 +131,7 @@ class RankProgram(Record):
     stages: tuple[RankStage, ...]
     """Those that it holds, none if it is idle."""
     actions: tuple[RankAction, ...]
-    in_flight: int
+    max_in_flight: int
     """Activations of a stage that it holds at once, at most."""
     sums: tuple[GradientSum, ...]
     """Gradients that it takes part in summing."""
