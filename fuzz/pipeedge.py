@@ -53,7 +53,7 @@ def read(data: bytes, folder: Path) -> None:
     for name, part in zip(_NAMES, [*parts, *[b""] * 4], strict=False):
         paths[name] = folder / f"{name}.yml"
         paths[name].write_bytes(part)
-    hpgo.partition_files(**paths, model="m", interpolate=True, deadline_s=0.2).to_json()
+    hpgo.partition_files(**paths, model="m", interpolate=True, time_limit_s=0.2).to_json()
 
 
 if __name__ == "__main__":

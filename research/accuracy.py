@@ -796,7 +796,7 @@ def _by_device(apart: dict[str, list[tuple[Point, float]]]) -> dict[str, tuple[i
     ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for platform, held in apart.items():
         for point, one in held:
-            ratios[family(point.cluster.machines[0].device.name)][platform].append(one)
+            ratios[family(point.cluster.nodes[0].device.name)][platform].append(one)
     found = {}
     for device, by in sorted(ratios.items()):
         errors = [Errors(tuple(held)).mean for held in by.values()]
@@ -895,7 +895,7 @@ def measured(steps: Iterable[Point]) -> dict[str, Counter[str]]:
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for point in steps:
         if point.platform not in UNFITTED:
-            found[family(point.cluster.machines[0].device.name)].update(features_of(point.config))
+            found[family(point.cluster.nodes[0].device.name)].update(features_of(point.config))
     return found
 
 

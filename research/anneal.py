@@ -58,11 +58,11 @@ class Annealing:
         self.sizes = [
             size for size in range(profile.batch_sizes[0], batch + 1) if batch % size == 0 and batch // size <= 1024
         ]
-        kinds = [machine.device for machine in cluster.machines for _ in range(machine.count)]
+        kinds = [machine.device for machine in cluster.nodes for _ in range(machine.count)]
         self.memory_bytes = [device.memory_bytes for device in kinds]
         self.speed = [device.speed for device in kinds]
         self.machines: list[list[int]] = []
-        for machine in cluster.machines:
+        for machine in cluster.nodes:
             first = sum(map(len, self.machines))
             self.machines.append(list(range(first, first + machine.count)))
         self.best: hpgo.Plan | None = None

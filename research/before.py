@@ -50,11 +50,11 @@ def answer() -> None:
             cluster = hpgo.Cluster.preset(name)
         begin_s = time.process_time()
         try:
-            plan = hpgo.plan(profile, cluster, global_batch_size=batch, deadline_s=limit_s, schedule=schedule)
+            plan = hpgo.plan(profile, cluster, global_batch_size=batch, time_limit_s=limit_s, schedule=schedule)
         except hpgo.errors.HpgoError:  # none fits, or none was found within the limit
             found = None, None
         else:
-            found = plan.step_s, getattr(plan, "compact_bound_s", None) or plan.lower_bound_s
+            found = plan.step_s, getattr(plan, "node_aligned_bound_s", None) or plan.lower_bound_s
         print(json.dumps([time.process_time() - begin_s, *found]), flush=True)
 
 

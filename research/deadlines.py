@@ -15,7 +15,7 @@ from pages import tell
 
 import hpgo
 from hpgo.base.tables import markdown
-from hpgo.machine.cluster import Device, Machine
+from hpgo.machine.cluster import Device, Node
 
 LINKS = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=80, inter_gbit_s=8)
 SCHEDULES = ("eager_1f1b", "interleaved", "zb", "auto")
@@ -26,8 +26,8 @@ def uneven(machines: int, types: int) -> hpgo.Cluster:
     """So many machines of so many types, the same for everybody."""
     chance = Random(machines)  # noqa: S311 -- machines, not secrets
     devices = [Device(f"t{at}", chance.uniform(4e9, 16e9), chance.uniform(0.3, 3.0)) for at in range(types)]
-    made = tuple(Machine(chance.choice(devices), chance.randint(1, 8)) for _ in range(machines))
-    return hpgo.Cluster(name=f"{machines} machines", machines=made, intra=LINKS.intra, inter=LINKS.inter)
+    made = tuple(Node(chance.choice(devices), chance.randint(1, 8)) for _ in range(machines))
+    return hpgo.Cluster(name=f"{machines} machines", nodes=made, intra=LINKS.intra, inter=LINKS.inter)
 
 
 def chain(layers: int) -> hpgo.Profile:
@@ -41,12 +41,12 @@ def chain(layers: int) -> hpgo.Profile:
     )  # fmt: skip
 
 
-def took_s(profile: hpgo.Profile, cluster: hpgo.Cluster, schedule: str, deadline_s: float) -> str:
+def took_s(profile: hpgo.Profile, cluster: hpgo.Cluster, schedule: str, time_limit_s: float) -> str:
     """Seconds from the question to the answer, with a mark where there is none."""
     begin_s, found = time.monotonic(), ""
     try:
-        hpgo.plan(profile, cluster, global_batch_size=1024, schedule=schedule, deadline_s=deadline_s)  # type: ignore[arg-type]
-    except hpgo.errors.DeadlineError:
+        hpgo.plan(profile, cluster, global_batch_size=1024, schedule=schedule, time_limit_s=time_limit_s)  # type: ignore[arg-type]
+    except hpgo.errors.TimeLimitError:
         found = ", no plan"
     return f"{time.monotonic() - begin_s:.2f} s{found}"
 
@@ -54,14 +54,14 @@ def took_s(profile: hpgo.Profile, cluster: hpgo.Cluster, schedule: str, deadline
 def table() -> str:
     """A row for each question, a column for each schedule."""
     bert, rows = hpgo.read_profile("bert-48"), []
-    for profile, machines, types, deadline_s in (
+    for profile, machines, types, time_limit_s in (
         (bert, 200, 200, 0.5), (bert, 800, 800, 0.5), (bert, 2_000, TYPES, 0.5), (bert, 20_000, TYPES, 1.0),
         (chain(500), 800, TYPES, 1.0), (chain(2_000), 2_000, TYPES, 2.0),
     ):  # fmt: skip
         cluster = uneven(machines, types)
         asked = f"{profile.name}, {machines:,} machines of {types} types, {cluster.devices:,} devices"
-        taken = [took_s(profile, cluster, schedule, deadline_s) for schedule in SCHEDULES]
-        rows.append([asked, f"{deadline_s} s", *taken])
+        taken = [took_s(profile, cluster, schedule, time_limit_s) for schedule in SCHEDULES]
+        rows.append([asked, f"{time_limit_s} s", *taken])
     return "\n".join(markdown(["question", "deadline", *(f"`{name}`" for name in SCHEDULES)], rows))
 
 

@@ -91,7 +91,7 @@ def row(name: str, limit_s: float) -> Row:
         "layers": len(question.profile.layers),
         "branches": question.branches,
         "cluster": question.cluster.name,
-        "kinds": len({machine.device for machine in question.cluster.machines}),
+        "kinds": len({machine.device for machine in question.cluster.nodes}),
         "batch": question.options["global_batch_size"],
     }
     signal.signal(signal.SIGPROF, signal.default_int_handler)
@@ -102,7 +102,7 @@ def row(name: str, limit_s: float) -> Row:
     except hpgo.errors.HpgoError as error:  # nothing fits
         return found | {"error": str(error), "wall_s": round(time.monotonic() - started_s, 2)}
     except KeyboardInterrupt:
-        return found | {"error": "no plan in time", "stopped": "interrupt"}
+        return found | {"error": "no plan in time", "stop_reason": "interrupt"}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     return found | {
@@ -110,11 +110,11 @@ def row(name: str, limit_s: float) -> Row:
         "step_s": plan.step_s,
         "bound_s": plan.lower_bound_s,
         "gap": plan.gap,
-        "compact_bound_s": plan.compact_bound_s,
+        "node_aligned_bound_s": plan.node_aligned_bound_s,
         "placements": plan.placements,
         "bound_over": "all",
         "cuts": plan.cuts,
-        "stopped": plan.stopped,
+        "stop_reason": plan.stop_reason,
         "devices": plan.devices,
         "replicas": "-".join(str(stage.replicas) for stage in plan.stages),
         "limit": plan.limit,
@@ -133,7 +133,7 @@ def asked(name: str, limit_s: float) -> Row:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=max_s, check=False)  # noqa: S603
     except subprocess.TimeoutExpired:
-        found: Row = {"question": name, "error": f"still ran after {max_s:g} s", "stopped": "killed"}
+        found: Row = {"question": name, "error": f"still ran after {max_s:g} s", "stop_reason": "killed"}
     else:
         try:
             found = json.loads(done.stdout)
@@ -176,7 +176,7 @@ def line(found: Row) -> str:
     if "error" in found:
         return f"{head}{found['error']}".partition("\n")[0]
     gap = f"{100 * found['gap']:.2f} %"
-    return head + f"{found['step_s']:.5g} s, {gap}, {found['placements']}, {found['stopped']}, {found['replicas']}"
+    return head + f"{found['step_s']:.5g} s, {gap}, {found['placements']}, {found['stop_reason']}, {found['replicas']}"
 
 
 def anneal(names: list[str], seconds: float, file: Path | None) -> None:
@@ -214,7 +214,7 @@ def known(files: list[Path]) -> None:
 
 def slow(found: Row) -> bool:
     """Whether two cores would take more than 10 s, also with nothing else to do."""
-    return found.get("stopped") in {"interrupt", "killed"} or found["cpu_s"] > LIMIT_S
+    return found.get("stop_reason") in {"interrupt", "killed"} or found["cpu_s"] > LIMIT_S
 
 
 def percentile(values: list[float], share: float) -> float:

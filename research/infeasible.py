@@ -56,13 +56,13 @@ def short_of_memory(seed: int) -> Question:
     kind = kind_of(seed)
     asked = question(seed) if kind == "hard" else varied(seed, dice, small=kind == "small")
     enough_bytes = needed_bytes(asked.profile, min(32, asked.cluster.devices))
-    largest_bytes = max(machine.device.memory_bytes for machine in asked.cluster.machines)
+    largest_bytes = max(machine.device.memory_bytes for machine in asked.cluster.nodes)
     factor = enough_bytes / largest_bytes * 0.1 ** dice.random()
     shrunk = tuple(
         replace(machine, device=replace(machine.device, memory_bytes=factor * machine.device.memory_bytes))
-        for machine in asked.cluster.machines
+        for machine in asked.cluster.nodes
     )
-    return replace(asked, cluster=replace(asked.cluster, machines=shrunk))
+    return replace(asked, cluster=replace(asked.cluster, nodes=shrunk))
 
 
 def varied(seed: int, dice: Random, *, small: bool) -> Question:
@@ -77,7 +77,7 @@ def varied(seed: int, dice: Random, *, small: bool) -> Question:
         "global_batch_size": profile.batch_sizes[-1] * dice.choice((1, 2, 4, 8, 32)),
         "schedule": dice.choice(SCHEDULES),
         "recompute": dice.choice((False, False, True, "auto")),
-        "equal_shares": dice.random() < 0.2,
+        "even_split": dice.random() < 0.2,
     }
     if optimizer := dice.choice(OPTIMIZERS):
         options["memory"] = hpgo.MemoryModel.preset(optimizer, shard_optimizer=dice.random() < 0.3)
@@ -126,7 +126,7 @@ def small_model(dice: Random) -> hpgo.Profile:
     edges = [(a, b) for a, b in pairs if (ids.index(b) == ids.index(a) + 1 if is_chain else dice.random() < 0.4)]
     shared = []
     if dice.random() < 0.3:
-        shared.append(hpgo.SharedWeight((ids[0], ids[-1]), layers[0].parameter_bytes * dice.choice((0.3, 1.0))))
+        shared.append(hpgo.TiedWeight((ids[0], ids[-1]), layers[0].parameter_bytes * dice.choice((0.3, 1.0))))
     return hpgo.Profile("small", sizes, tuple(layers), tuple(edges), ties=tuple(shared))
 
 
@@ -151,13 +151,13 @@ def row(seed: int, limit_s: float) -> dict[str, Any] | None:
     }
     started_s, busy_s = time.monotonic(), time.process_time()
     try:
-        hpgo.plan(asked.profile, asked.cluster, deadline_s=limit_s, **asked.options)
+        hpgo.plan(asked.profile, asked.cluster, time_limit_s=limit_s, **asked.options)
     except hpgo.errors.InfeasibleError as error:
         wall_s, busy_s = time.monotonic() - started_s, time.process_time() - busy_s
         certain = error.message.startswith("no plan fits")
         answer = {"certain": certain, "message": error.message, "hint": error.hint}
         return {**facts, "wall_s": round(wall_s, 4), "busy_s": round(busy_s, 4), **answer}
-    except hpgo.errors.DeadlineError as error:
+    except hpgo.errors.TimeLimitError as error:
         return {**facts, "wall_s": limit_s, "busy_s": limit_s, "certain": False, "message": error.message}
     return None
 

@@ -22,7 +22,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import hpgo
-from hpgo.machine.cluster import Device, Link, Machine
+from hpgo.machine.cluster import Device, Link, Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -272,14 +272,14 @@ def needed_bytes(profile: hpgo.Profile, stages: int) -> float:
     return max(held) + 2 * max(layer.activation_bytes[0] for layer in profile.layers)
 
 
-def machines(dice: Random, shape: tuple[int, int], memory_bytes: float, kinds: int) -> tuple[Machine, ...]:
+def machines(dice: Random, shape: tuple[int, int], memory_bytes: float, kinds: int) -> tuple[Node, ...]:
     """Equal machines, or runs of two or three kinds: the slower, the less memory; the slowest come anywhere."""
     count, devices = shape
-    classes = [Machine(Device("first", memory_bytes), devices)]
+    classes = [Node(Device("first", memory_bytes), devices)]
     for number in range(1, kinds):
         speed = round(dice.uniform(0.35, 0.9), 2)
         memory = memory_bytes * dice.choice((0.5, 0.75, 1.0, 2.0))
-        classes.append(Machine(Device(("second", "third")[number - 1], memory, speed), devices))
+        classes.append(Node(Device(("second", "third")[number - 1], memory, speed), devices))
     ends = sorted(dice.randint(1, count - 1) for _ in classes[1:])
     counts = [end - start for start, end in pairwise([0, *ends, count])]
     runs = list(zip(classes, counts, strict=True))

@@ -27,7 +27,7 @@ class Question:
     recompute: bool | str
     overlap: bool
     shard_optimizer: bool
-    equal_shares: bool
+    even_split: bool
 
     @property
     def options(self) -> dict[str, Any]:
@@ -35,7 +35,7 @@ class Question:
             "schedule": self.schedule,
             "recompute": self.recompute,
             "overlap": self.overlap,
-            "equal_shares": self.equal_shares,
+            "even_split": self.even_split,
             "memory": hpgo.MemoryModel(shard_optimizer=self.shard_optimizer),
         }
 
@@ -87,7 +87,7 @@ def question(chance: Random, counts: Sequence[int], *, layers: int) -> Question:
         recompute=chance.choice([False, False, True, "auto"]),
         overlap=chance.random() < 0.5,
         shard_optimizer=chance.random() < 0.3,
-        equal_shares=chance.random() < 0.2,
+        even_split=chance.random() < 0.2,
     )
 
 
@@ -148,7 +148,7 @@ def profile(
             tie.parameter_bytes for tie in shared if tie.layers[0] == some[0]
         )
         if len(some) > 1:
-            shared.append(hpgo.SharedWeight(tuple(some), left * chance.choice([0.0, 0.25, 1.0])))
+            shared.append(hpgo.TiedWeight(tuple(some), left * chance.choice([0.0, 0.25, 1.0])))
     chance.shuffle(layers)
     return hpgo.Profile("random", batch_sizes, tuple(layers), tuple(edges), ties=tuple(shared))
 
@@ -174,7 +174,7 @@ class Case:
             "schedule": assumed.schedule,
             "recompute": assumed.recompute,
             "overlap": assumed.overlap,
-            "count_loading": assumed.count_loading,
+            "include_data_loading": assumed.include_data_loading,
             "memory": hpgo.MemoryModel(
                 gradients_per_weight=assumed.gradients_per_weight,
                 optimizer_per_weight=assumed.optimizer_per_weight,

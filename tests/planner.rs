@@ -150,7 +150,7 @@ fn questions() -> impl Strategy<Value = Question> {
             let settings = Settings {
                 global_batch,
                 micro_batch_sizes,
-                smallest_share: 1,
+                min_samples_per_replica: 1,
                 uneven_shares,
                 overlap_sync,
                 recompute,

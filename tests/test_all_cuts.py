@@ -155,7 +155,7 @@ def test_the_bound_of_one_schedule_is_never_shown_while_all_are_compared() -> No
 def test_a_stopped_comparison_names_the_schedule_of_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = hpgo.plan("vgg-19", "dapple-c", global_batch_size=512, schedule="auto")
     assert whole.gap is not None
-    monkeypatch.setattr("hpgo.planning.planner.plan", lambda *_, **__: replace(whole, stopped="deadline"))
+    monkeypatch.setattr("hpgo.planning.planner.plan", lambda *_, **__: replace(whole, stop_reason="time_limit"))
     shown = CliRunner().invoke(group, ["plan", "vgg-19", "-c", "dapple-c", "-b", "512", "--schedule", "auto"])
     assert f" for `{whole.schedule}`" in shown.stderr.splitlines()[0]
 
@@ -202,7 +202,7 @@ def test_a_launcher_that_cuts_anywhere_but_in_tied_weights_has_a_bound_over_all_
         profile,
         layers=tuple(layer for layer in profile.layers if layer.id in kept),
         edges=tuple(edge for edge in profile.edges if kept.issuperset(edge)),
-        ties=(hpgo.SharedWeight(("source", "side0"), 500.0),),
+        ties=(hpgo.TiedWeight(("source", "side0"), 500.0),),
     )
     plan = hpgo.plan(profile, fast_links(2), framework="torch", **OPTIONS)
     front = set(plan.stages[0].layers)

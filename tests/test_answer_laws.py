@@ -88,7 +88,7 @@ def seconds(profile: hpgo.Profile, layers: Iterable[str], samples: int) -> tuple
 
 def lawful(profile: hpgo.Profile, cluster: hpgo.Cluster, plan: hpgo.Plan) -> None:
     """Raises AssertionError unless the plan keeps the laws, given the profile and the cluster that it was made for."""
-    speeds = [machine.device.speed for machine in cluster.machines for _ in range(machine.count)]
+    speeds = [machine.device.speed for machine in cluster.nodes for _ in range(machine.count)]
     weights = {layer.id: layer.parameter_bytes for layer in profile.layers}
     count = plan.global_batch_size // plan.micro_batch_size
     assert count * plan.micro_batch_size == plan.global_batch_size
@@ -102,14 +102,21 @@ def lawful(profile: hpgo.Profile, cluster: hpgo.Cluster, plan: hpgo.Plan) -> Non
     done_s = 0.0  # what all shares take on the reference device
     for number, stage in enumerate(plan.stages):
         share = math.ceil(plan.micro_batch_size / len(stage.devices))
-        assert stage.share == share
+        assert stage.samples_per_replica == share
         forward_s, backward_s = seconds(profile, stage.layers, share)
         slowest = min(speeds[device] for device in stage.devices)
         again_s = forward_s if plan.recompute else 0.0
         near = {"rel": 1e-9, "abs": 1e-9 * whole_s / min(speeds)}
         assert stage.forward_s == pytest.approx(forward_s / slowest, **near), number
         assert stage.backward_s == pytest.approx((backward_s + again_s) / slowest, **near), number
-        for name in ("forward_s", "backward_s", "transfer_s", "transfer_busy_s", "sync_s", "sync_tail_s"):
+        for name in (
+            "forward_s",
+            "backward_s",
+            "transfer_s",
+            "transfer_busy_s",
+            "grad_reduce_s",
+            "exposed_grad_reduce_s",
+        ):
             assert 0 <= getattr(stage, name) < math.inf
         memory = stage.memory
         columns = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "buffers_bytes")
@@ -260,7 +267,7 @@ def test_chain_plans_keep_the_laws(seed: int) -> None:
         )  # fmt: skip
     except hpgo.errors.InfeasibleError:
         return
-    speed = {machine.device.name: machine.device.speed for machine in cluster.machines}
+    speed = {machine.device.name: machine.device.speed for machine in cluster.nodes}
     forward_s, _ = seconds(profile, [layer.id for layer in profile.layers], size)
     computed_s = sum(stage.compute_s * speed[stage.device_type] for stage in plan.stages)
     assert computed_s == pytest.approx(forward_s, rel=1e-9, abs=1e-12)
@@ -268,14 +275,14 @@ def test_chain_plans_keep_the_laws(seed: int) -> None:
     assert len(set(hosts)) == len(hosts) <= cluster.devices
     for stage in plan.stages:
         assert stage.interval_s * len(stage.hosts) == pytest.approx(stage.compute_s)
-        assert 0 <= plan.utilisation(stage) <= 1 + 1e-9
+        assert 0 <= plan.utilization(stage) <= 1 + 1e-9
         assert 0 <= stage.memory_bytes <= stage.host_memory_bytes
     parts = [*plan.stages, *plan.hops]
     assert plan.interval_s == pytest.approx(max(part.interval_s for part in parts))
     passed_s = sum(stage.compute_s for stage in plan.stages) + sum(hop.seconds for hop in plan.hops)
     assert plan.latency_s == pytest.approx(passed_s)
     assert plan.lower_bound * LESS <= plan.value
-    speeds = sum(machine.device.speed * machine.count for machine in cluster.machines)
+    speeds = sum(machine.device.speed * machine.count for machine in cluster.nodes)
     assert plan.interval_s * speeds >= forward_s * LESS
     weights = sum(layer.parameter_bytes for layer in profile.layers)
     assert sum(stage.memory_bytes for stage in plan.stages) + 0.1 >= LESS * weights  # in whole 1/1024 of a byte
@@ -477,8 +484,8 @@ FALSE_RECORDS = {
     "step_covers_work": lambda record: record.update(step_s=record["step_s"] / 3),
     "stage_times_are_their_layers": stage_of(forward_s=0.5),
     "devices_hold_their_weights": stage_of(weights_bytes=0.5),
-    "shares_make_the_micro_batch": stage_of(share=2),
-    "numbers_are_lengths": stage_of(sync_tail_s=-1, transfer_s=-1),
+    "shares_make_the_micro_batch": stage_of(samples_per_replica=2),
+    "numbers_are_lengths": stage_of(exposed_grad_reduce_s=-1, transfer_s=-1),
     "stages_hold_the_model": lambda record: record["stages"][0]["layers"].reverse(),
 }
 
@@ -662,7 +669,7 @@ def test_false_columns_of_the_original_guide_are_an_internal_error(monkeypatch: 
 FILE_FAULTS: dict[str, Callable[[dict[str, Any]], object]] = {
     "step_covers_work": lambda document: document.update(step_s=document["step_s"] / 3),
     "bound_is_below_step": lambda document: document.update(lower_bound_s=document["step_s"] * 2),
-    "shares_make_the_micro_batch": lambda document: document["stages"][0].update(share=7),
+    "shares_make_the_micro_batch": lambda document: document["stages"][0].update(samples_per_replica=7),
     "stages_hold_the_model": lambda document: document["stages"][0]["layers"].pop(),
 }
 
@@ -719,7 +726,7 @@ def test_layers_are_listed_in_the_order_that_is_priced_under_every_schedule() ->
         for schedule, stages in (("interleaved", several), ("1f1b", [(first, [0, 1]), (["t", "u", "v"], [2])])):
             plan = evaluate(profile, trio, stages, global_batch_size=4, micro_batch_size=2, schedule=schedule)
             lists_what_it_prices(plan)
-            listed.add((plan.stages[0].layers, plan.stages[0].sync_tail_s))
+            listed.add((plan.stages[0].layers, plan.stages[0].exposed_grad_reduce_s))
             assert plan.for_rank(0).stages[0].layers == plan.stages[0].layers
     assert listed == {(("s", "b", "a"), 0.0)} or len(listed) == 1
 

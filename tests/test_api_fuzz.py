@@ -32,7 +32,7 @@ from hpgo.planning.chain.search import PartitionOptions as ChainOptions
 from hpgo.planning.plans import ScheduleChoice
 from hpgo.planning.problem import PlanOptions
 from hpgo.programs import ranks, stages
-from hpgo.programs.stages import Crossing
+from hpgo.programs.stages import BoundaryTensor
 from hpgo.timing.simulation import CostOptions
 
 if TYPE_CHECKING:
@@ -162,12 +162,12 @@ MODEL_FILE = "m: {layers: 2, mem_MB: [1, 1], parameters_in: 4, parameters_out: [
 TYPES_FILE = "t: {bw_Mbps: 9, mem_MB: 99, model_profiles: {m: [{batch_size: 1, dtype: torch.float32, time_s: [1, 2]}]}}"
 
 PLANNED = {
-    "schedule": "1f1b", "micro_batch_size": 1, "min_micro_batch_size": 1, "recompute": False, "equal_shares": False,
-    "overlap": True, "memory": hpgo.MemoryModel(), "count_loading": False,
+    "schedule": "1f1b", "micro_batch_size": 1, "min_micro_batch_size": 1, "recompute": False, "even_split": False,
+    "overlap": True, "memory": hpgo.MemoryModel(), "include_data_loading": False,
 }  # fmt: skip
 CHAINED = {
     "buffers_in": 2, "buffers_out": 2, "objective": "throughput", "samples_per_s": 1e-9, "links": None, "pins": (),
-    "exclude": (), "max_replicas": 1, "bits": (), "deadline_s": 1.0, "progress": None,
+    "exclude": (), "max_replicas": 1, "bits": (), "time_limit_s": 1.0, "progress": None,
 }  # fmt: skip
 COSTS = {
     "forward_s": 1.0, "backward_s": 2.0, "input_gradient_s": 1.0, "weight_gradient_s": 1.0, "overlapped_s": 3.0,
@@ -208,10 +208,10 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     }
     records = [
         hpgo.calibrate(PLAN, PLAN.timeline()),
-        hpgo.SharedWeight(("a", "b"), 8.0), TRANSFORMER, Latent(kv_rank=8, rope_dim=4, value_dim=8),
+        hpgo.TiedWeight(("a", "b"), 8.0), TRANSFORMER, Latent(kv_rank=8, rope_dim=4, value_dim=8),
         Arithmetic(activation="silu", norm_epsilon=1e-5), RopeScaling(rope_type="linear", factor=2.0),
-        PROFILE, PROFILE.layers[0], CLUSTER, CLUSTER.machines[0], CLUSTER.machines[0].device, CLUSTER.intra, PLAN,
-        PLAN.stages[0], PLAN.stages[0].memory, PLAN.assumed, PLAN.alternatives[0], Crossing("a", 8.0), CHAIN,
+        PROFILE, PROFILE.layers[0], CLUSTER, CLUSTER.nodes[0], CLUSTER.nodes[0].device, CLUSTER.intra, PLAN,
+        PLAN.stages[0], PLAN.stages[0].memory, PLAN.assumed, PLAN.alternatives[0], BoundaryTensor("a", 8.0), CHAIN,
         CHAIN.stages[0], CHAIN.hops[0], ORDERS, PROGRAM, PROGRAM.stages[0], PROGRAM.for_rank(0), TIMELINE,
         TIMELINE.measures, hpgo.MemoryModel(), hpgo.PipelineLayout(("Et", "tL")),
         hpgo.Durations((1.0,), (1.0,), (1.0,)),
@@ -233,7 +233,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "plan": (
                 hpgo.plan,
                 {"profile": PROFILE, "cluster": CLUSTER, "global_batch_size": 4, "framework": "torch", "max_stages": 2,
-                 "tolerance": 0.1, "deadline_s": 5.0, "progress": None, **PLANNED},
+                 "tolerance": 0.1, "time_limit_s": 5.0, "progress": None, **PLANNED},
             ),
             "evaluate": (
                 hpgo.evaluate,
@@ -249,7 +249,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             ),
             "partition": (
                 hpgo.partition,
-                {"profile": PROFILE, "cluster": CLUSTER, "framework": None, "batch_size": 1, "count_loading": False,
+                {"profile": PROFILE, "cluster": CLUSTER, "framework": None, "batch_size": 1, "include_data_loading": False,
                  "dtype": "torch.float32", **CHAINED},
             ),
             "partition_files": (
@@ -315,7 +315,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "program": (
                 hpgo.program,
                 {"schedule": ORDERS, "stages": [(["a"], [0]), (["b"], [1])], "micro_batch_size": 1,
-                 "global_batch_size": 4, "machines": [2], "crossings": [[Crossing("a")]], "recompute": False,
+                 "global_batch_size": 4, "nodes": [2], "boundary_tensors": [[BoundaryTensor("a")]], "recompute": False,
                  "shard_optimizer": False, "gpus_per_device": 1, "costs": hpgo.Costs()},
             ),
             "estimate": (
@@ -394,7 +394,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "Plan.read": (hpgo.Plan.read, {"path": "plan.json"}),
             "HpgoError.as_kind": (of.as_kind, {"kind": hpgo.errors.ProfileError, "message": "none", "hint": "try"}),
             "HpgoError.reworded": (of.reworded, {"message": "none", "hint": "try"}),
-            "ChainPlan.utilisation": (CHAIN.utilisation, {"stage": CHAIN.stages[0]}),
+            "ChainPlan.utilization": (CHAIN.utilization, {"stage": CHAIN.stages[0]}),
             "ChainPlan.slack_s": (CHAIN.slack_s, {"part": CHAIN.hops[0]}),
             "ChainPlan.pipeedge": (CHAIN.pipeedge, {}),
             "ChainPlan.program": (CHAIN.program, {"batches": 2}),
@@ -514,11 +514,11 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Any:
 # --- What is public ---------------------------------------------------------------------------------------------------
 
 RECORDS = {
-    machine.Device, machine.Link, machine.Machine, stages.Memory, ranks.ProgramStage, plans.Assumptions,
+    machine.Device, machine.Link, machine.Node, stages.Memory, ranks.ProgramStage, plans.Assumptions,
     plans.Alternative, plans.Digest, plans.MemoryPreference, plans.Restriction, StageEstimate,
     *map(type, (CHAIN.stages[0], CHAIN.hops[0], PROGRAM.for_rank(0), TIMELINE.measures, PLAN.stages[0], FITTED, WAYS)),
     type(PRICE.parallelism), type(hpgo.compare(PRICE, PRICE)), type(hpgo.calibrate(PLAN, PLAN.timeline())), Latent,
-    Arithmetic, RopeScaling, Crossing, ScheduleChoice,
+    Arithmetic, RopeScaling, BoundaryTensor, ScheduleChoice,
 }  # fmt: skip
 """Public by what the pages build, or by what fields of public records hold."""
 

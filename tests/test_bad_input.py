@@ -18,7 +18,7 @@ from toys import toy
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.machine.cluster import Device, Link, Machine
+from hpgo.machine.cluster import Device, Link, Node
 from hpgo.model.states import cut_points
 from hpgo.programs.host_rotation import routes_through
 from hpgo.show import report
@@ -212,9 +212,9 @@ def test_memory_options_are_named(name, value):
 def test_reserving_all_of_a_device_is_told(tmp_path):
     with refused(hpgo.errors.ArgumentError, "insufficient_memory", "device", "reserved_bytes", "16", "GB"):
         hpgo.plan(chain(), SMALL, global_batch_size=8, memory=hpgo.MemoryModel(reserved_bytes="16 GB"))
-    done = run("plan", "vgg-19", "-c", "dapple-a", "-b", "64", "--reserve", "99TB", cwd=tmp_path)
+    done = run("plan", "vgg-19", "-c", "dapple-a", "-b", "64", "--reserve-memory", "99TB", cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: --reserve is 99 TB, but `V100-16GB` has 16 GB\nhint: ")
+    assert done.stderr.startswith("error: --reserve-memory is 99 TB, but `V100-16GB` has 16 GB\nhint: ")
 
 
 def test_a_micro_batch_below_what_was_allowed_is_not_blamed_on_the_profile():
@@ -225,7 +225,7 @@ def test_a_micro_batch_below_what_was_allowed_is_not_blamed_on_the_profile():
 
 
 def test_a_shortage_names_the_device_that_lacks_memory():
-    machines = (Machine(Device("large", 13e9), 1), Machine(Device("small", 10e9), 1))
+    machines = (Node(Device("large", 13e9), 1), Node(Device("small", 10e9), 1))
     cluster = hpgo.Cluster("mixed", machines, Link(1e9, 1e9), Link(1e9, 1e9))
     # 12 GB on each of two devices that share the optimizer's state; 16 GB on one alone.
     sharded = hpgo.MemoryModel(shard_optimizer=True)

@@ -73,7 +73,7 @@ def ways_to_place(machines: Sequence[object], counts: Sequence[int], stages: int
 def best_step_s(question: chance.Question) -> float:
     """The shortest step of all plans; infinite if none fits."""
     model, machines = twin.Model(asdict(question.profile)), twin.Machines(asdict(question.cluster))
-    alike = question.cluster.machines
+    alike = question.cluster.nodes
     counts = [machine.count for machine in alike]
     cuts = list(ways_to_cut(question.order(), question.profile.edges))
     sizes = [size for size in range(1, question.global_batch + 1) if question.global_batch % size == 0]
@@ -90,7 +90,7 @@ def best_step_s(question: chance.Question) -> float:
         plans = list(product((cut for cut in cuts if len(cut) == depth), ways_to_place(alike, counts, depth)))
         for assumed, (cut, placed) in product((a for size in sizes for a in question.assumed(size)), plans):
             shares = [divmod(assumed.micro_batch, len(devices)) for devices in placed]
-            if min(shares)[0] < smallest or (question.equal_shares and any(more for _, more in shares)):
+            if min(shares)[0] < smallest or (question.even_split and any(more for _, more in shares)):
                 continue
             rows = zip(cut, placed, [*placed[1:], ()], strict=True)
             stages = [priced(assumed, front, ids, *devices) for (front, ids), *devices in rows]
@@ -108,7 +108,7 @@ def falsified(question: chance.Question) -> list[object]:
     plan = question.plan()
     if plan is None:
         return ["nothing is said to fit", best] if best < math.inf else []
-    assert (plan.cuts, plan.stopped) == ("all", None)
+    assert (plan.cuts, plan.stop_reason) == ("all", None)
     assert plan.lower_bound_s is not None
     assert plan.gap is not None
     holds = plan.lower_bound_s * (1 - 1e-9) <= best <= plan.step_s * (1 + 1e-9) <= best * (1 + plan.gap) * (1 + 2e-9)

@@ -60,7 +60,7 @@ def test_slower_stages_are_found_and_the_corrected_profile_predicts_them(plan: h
             assert after[layer].forward_s == pytest.approx([scale * one for one in before[layer].forward_s])
             assert after[layer].backward_s == pytest.approx([scale * one for one in before[layer].backward_s])
     # Sums of gradients overlap with other passes then, as far as those last: the price may differ by them.
-    max_s = max(stage.sync_s for stage in plan.stages)
+    max_s = max(stage.grad_reduce_s for stage in plan.stages)
     assert found.corrected_step_s == pytest.approx(slow.makespan_s, abs=max_s)
 
 

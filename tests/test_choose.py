@@ -89,7 +89,7 @@ def test_the_planned_step_and_memory_are_the_simulated_ones(name: str) -> None:
     timeline = plan.timeline()
     assert plan.schedule == name
     assert timeline.makespan_s == pytest.approx(plan.step_s, rel=1e-12)
-    assert list(timeline.measures.peak_in_flight) == [stage.in_flight for stage in plan.stages]
+    assert list(timeline.measures.peak_in_flight) == [stage.max_in_flight for stage in plan.stages]
     assert timeline.measures.peak_memory_bytes == pytest.approx([stage.memory.total_bytes for stage in plan.stages])
 
 
@@ -144,7 +144,7 @@ def test_a_tight_memory_excludes_gpipe_and_says_so() -> None:
     gpipe = next(choice for choice in plan.schedules if choice.name == "gpipe")
     assert plan.fits
     assert gpipe.step_s is None
-    assert "short" in gpipe.why
+    assert "short" in gpipe.reason
     assert plan.schedules.index(gpipe) > 0
     assert "gpipe: no plan fits" in " ".join(str(plan).split())
 
@@ -163,7 +163,7 @@ def test_zb_takes_a_cap_that_memory_allows() -> None:
         for memory in ("9 GB", "64 GB")
     )
     assert tight.fits
-    assert max(stage.in_flight for stage in tight.stages) < max(s.in_flight for s in roomy.stages)
+    assert max(stage.max_in_flight for stage in tight.stages) < max(s.max_in_flight for s in roomy.stages)
     assert roomy.step_s < tight.step_s
 
 
@@ -174,7 +174,7 @@ def test_gradients_have_only_the_last_w_to_hide_behind() -> None:
         hpgo.evaluate(profile, machines, stages, global_batch_size=64, schedule=name) for name in ("1f1b", "zb_h1")
     )
     for before, after in zip(whole.stages, split.stages, strict=True):
-        assert before.sync_tail_s <= after.sync_tail_s <= after.sync_s
+        assert before.exposed_grad_reduce_s <= after.exposed_grad_reduce_s <= after.grad_reduce_s
 
 
 def test_plans_of_other_schedules_claim_no_bound(auto: hpgo.Plan) -> None:
@@ -219,7 +219,9 @@ def test_every_family_is_planned_or_refused() -> None:
 
 def test_pairs_run_as_one_last_as_long_as_both_and_the_report_says_so() -> None:
     plan = hpgo.plan(chain([1.0] * 4), cluster(4), global_batch_size=8, micro_batch_size=1, schedule="1f1b_overlap")
-    assert [stage.in_flight for stage in plan.stages] == [2 * (len(plan.stages) - at) for at in range(len(plan.stages))]
+    assert [stage.max_in_flight for stage in plan.stages] == [
+        2 * (len(plan.stages) - at) for at in range(len(plan.stages))
+    ]
     assert plan.step_s >= 8 * max(stage.forward_s + stage.backward_s for stage in plan.stages)
     assert plan.lower_bound_s is None
     assert "is assumed to take as long as both" in " ".join(str(plan).split())
@@ -244,13 +246,13 @@ def test_schedules_that_hold_one_activation_are_planned_where_1f1b_fits_nowhere(
         assert "choose schedule `zb`" in str(caught.value.hint)
     plan = hpgo.plan(*too_much_for_1f1b, global_batch_size=16, micro_batch_size=1, schedule=name)
     assert plan.fits
-    assert max(stage.in_flight for stage in plan.stages) == 1
+    assert max(stage.max_in_flight for stage in plan.stages) == 1
     assert plan.global_batch_size == 16
     assert plan.one_device_step_s == pytest.approx(16 * 16 * 3.0)
     assert plan.timeline().makespan_s == pytest.approx(plan.step_s, rel=1e-12)
     if name == "auto":
         assert {choice.name for choice in plan.schedules} == set(ALL)
-        assert next(choice for choice in plan.schedules if choice.name == "1f1b").why.startswith("no plan fits")
+        assert next(choice for choice in plan.schedules if choice.name == "1f1b").reason.startswith("no plan fits")
 
 
 @pytest.mark.parametrize("name", NAMES[3:])
@@ -269,7 +271,7 @@ def test_ctrl_c_gives_the_best_so_far_once_there_is_one(name: str) -> None:
 
     plan = hpgo.plan(*question, global_batch_size=64, schedule=name, progress=interrupted)
     assert plan.fits
-    assert plan.stopped == "interrupt"
+    assert plan.stop_reason == "interrupt"
     assert plan.timeline().makespan_s == pytest.approx(plan.step_s, rel=1e-12)
 
 
@@ -283,8 +285,8 @@ def test_ctrl_c_after_the_first_schedule_is_said_of_the_plan() -> None:
             raise KeyboardInterrupt
 
     plan = hpgo.plan("bert-48", "dapple-a", global_batch_size=64, schedule="auto", progress=interrupted)
-    assert plan.stopped == "interrupt"
-    assert any(choice.why.startswith("not tried") or choice.step_s for choice in plan.schedules)
+    assert plan.stop_reason == "interrupt"
+    assert any(choice.reason.startswith("not tried") or choice.step_s for choice in plan.schedules)
 
 
 def test_the_same_question_has_the_same_answer_twice(auto: hpgo.Plan) -> None:
@@ -294,17 +296,17 @@ def test_the_same_question_has_the_same_answer_twice(auto: hpgo.Plan) -> None:
     assert again == auto
 
 
-def held_bytes(order: hpgo.Schedule, rank: int, kept_bytes: float, again_bytes: float) -> float:
+def held_bytes(order: hpgo.Schedule, rank: int, saved_activation_bytes: float, again_bytes: float) -> float:
     """Most activations of a rank: its stage's input from F on, what I or B makes again until W or B has ended."""
     held, most = 0.0, 0.0
     for action in order.orders[rank]:
         if "F" in action:
-            held += kept_bytes
+            held += saved_activation_bytes
         elif "W" not in action:
             held += again_bytes
         most = max(most, held)
         if "B" in action or "W" in action:
-            held -= kept_bytes + again_bytes
+            held -= saved_activation_bytes + again_bytes
     assert held == pytest.approx(0)
     return most
 
@@ -345,7 +347,7 @@ def test_a_deadline_ends_the_comparison(auto: hpgo.Plan) -> None:
         hpgo.Cluster.preset("dapple-a"),
         global_batch_size=64,
         schedule="auto",
-        deadline_s=0.3,
+        time_limit_s=0.3,
     )
     assert plan.fits
     assert len(plan.schedules) == len(auto.schedules)

@@ -188,10 +188,10 @@ def test_neighbours_are_on_different_machines_where_links_between_these_are_fast
 @pytest.mark.parametrize("odd", [{"speed": 0.05}, {"memory_bytes": 1e9}])
 def test_the_order_of_machines_is_no_matter(name: str, odd: dict[str, float]) -> None:
     profile, machines = chain([1.0] * 6, 1e6, 1e9), cluster(3, "64 GB", each=1)
-    one = replace(machines.machines[0], device=replace(machines.machines[0].device, name="odd", **odd))
-    usual = machines.machines[1:]
+    one = replace(machines.nodes[0], device=replace(machines.nodes[0].device, name="odd", **odd))
+    usual = machines.nodes[1:]
     steps_s = [
-        hpgo.plan(profile, replace(machines, machines=those), global_batch_size=8, schedule=name).step_s
+        hpgo.plan(profile, replace(machines, nodes=those), global_batch_size=8, schedule=name).step_s
         for those in ((one, *usual), (*usual, one), (usual[0], one, usual[1]))
     ]
     assert len(set(steps_s)) == 1
@@ -231,8 +231,8 @@ def test_steps_of_too_many_actions_say_which_way_out_leads_somewhere() -> None:
 
 def test_a_deadline_before_anything_fits_is_no_statement_about_memory() -> None:
     profile = chain([1.0] * 64, 1e9, 1e9)
-    with refused(hpgo.errors.DeadlineError, "time_limit", "1e-06"):
-        hpgo.plan(profile, cluster(16, "64 GB", each=4), global_batch_size=64, schedule="zb_v", deadline_s=1e-6)
+    with refused(hpgo.errors.TimeLimitError, "time_limit", "1e-06"):
+        hpgo.plan(profile, cluster(16, "64 GB", each=4), global_batch_size=64, schedule="zb_v", time_limit_s=1e-6)
 
 
 def test_a_launcher_with_equal_replicas_gets_equal_groups() -> None:
@@ -264,7 +264,7 @@ def test_groups_hold_what_the_simulation_says_and_no_more_than_they_have(
     assert max(held) <= memory * GB
     assert plan.fits
     for rank, group in enumerate(plan.groups):
-        assert max(plan.stages[at].in_flight for at in group.stages) <= timeline.measures.peak_in_flight[rank]
+        assert max(plan.stages[at].max_in_flight for at in group.stages) <= timeline.measures.peak_in_flight[rank]
 
 
 def test_borders_move_until_every_group_fits() -> None:
@@ -279,7 +279,7 @@ def test_borders_move_until_every_group_fits() -> None:
         micro_batch_size=1,
         schedule="interleaved",
     )
-    assert with_balanced.missing_bytes > 10 * GB
+    assert with_balanced.shortfall_bytes > 10 * GB
     assert "over by" in str(with_balanced)
     plan = hpgo.plan(profile, machines, global_batch_size=4, schedule="interleaved")
     assert plan.fits
@@ -303,7 +303,7 @@ def test_recomputation_holds_inputs_and_the_activations_of_one_backward() -> Non
     )
     in_flight = hpgo.schedule("interleaved", ranks=4, micro_batches=16, chunks=2).peak_in_flight
     buffers = 2 * 2 * 2e8  # an input and an output, each way, of both chunks
-    assert kept.missing_bytes == pytest.approx(in_flight[0] * 2e9 + buffers - 2e8 - 16e9)
+    assert kept.shortfall_bytes == pytest.approx(in_flight[0] * 2e9 + buffers - 2e8 - 16e9)
     assert again.fits
     # The first chunk of rank 0 has no input to keep; the largest is a rank behind it.
     assert max(group.memory.total_bytes for group in again.groups) == pytest.approx(in_flight[1] * 1e8 + 2e9 + buffers)
@@ -322,7 +322,7 @@ def test_gradients_of_one_groups_stages_are_summed_one_after_the_other() -> None
         micro_batch_size=2,
         schedule="interleaved",
     )
-    assert plan.step_s == pytest.approx(2 * plan.stages[0].sync_s, rel=1e-6)
+    assert plan.step_s == pytest.approx(2 * plan.stages[0].grad_reduce_s, rel=1e-6)
     assert plan.timeline().makespan_s == plan.step_s
 
 
@@ -445,13 +445,13 @@ def test_ctrl_c_and_deadlines_leave_the_best_plan_so_far() -> None:
 
     whole = hpgo.plan(*question, global_batch_size=64, schedule="interleaved")
     plan = hpgo.plan(*question, global_batch_size=64, schedule="interleaved", progress=interrupt)
-    assert whole.stopped is None
-    assert plan.stopped in {"interrupt", None}  # None where it was over before anybody asked
+    assert whole.stop_reason is None
+    assert plan.stop_reason in {"interrupt", None}  # None where it was over before anybody asked
     assert plan.step_s >= whole.step_s
     assert plan.fits
-    hurried = hpgo.plan(*question, global_batch_size=64, schedule="interleaved", deadline_s=0.25)
+    hurried = hpgo.plan(*question, global_batch_size=64, schedule="interleaved", time_limit_s=0.25)
     assert hurried.step_s >= whole.step_s
-    assert hurried.stopped in {"deadline", None}
+    assert hurried.stop_reason in {"time_limit", None}
     assert hurried.fits
 
 

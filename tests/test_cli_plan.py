@@ -46,17 +46,18 @@ def test_json_on_stdout_and_in_the_file_is_the_same_plan(tmp_path: Path) -> None
 
 def test_options_reach_the_planner() -> None:
     words = ["--schedule", "gpipe", "--micro-batch-size", "32", "--recompute", "yes", "--max-stages", "1", "--json"]
-    plan = hpgo.Plan.from_json(run(*BERT, *words, "--optimizer-per-weight", "0", "--reserve", "1GB").stdout)
+    plan = hpgo.Plan.from_json(run(*BERT, *words, "--optimizer-per-weight", "0", "--reserve-memory", "1GB").stdout)
     assert (plan.schedule, plan.micro_batch_size, plan.recompute, len(plan.stages)) == ("gpipe", 32, True, 1)
     assert plan.stages[0].memory.optimizer_bytes == 0
     assert plan.stages[0].capacity_bytes == 15e9
 
 
 def test_equal_shares_reach_the_planner() -> None:
-    done = run("plan", "bert-48", "-c", "dapple-a", "-b", "64", "--devices", "3", "--json", "--equal-shares")
+    done = run("plan", "bert-48", "-c", "dapple-a", "-b", "64", "--devices", "3", "--json", "--even-split")
     assert (done.returncode, done.stderr) == (0, "")
     assert all(
-        stage["share"] * len(stage["devices"]) in {8, 16, 32, 64, 4, 2} for stage in json.loads(done.stdout)["stages"]
+        stage["samples_per_replica"] * len(stage["devices"]) in {8, 16, 32, 64, 4, 2}
+        for stage in json.loads(done.stdout)["stages"]
     )
 
 
@@ -123,10 +124,10 @@ def test_evaluate_reports_the_plan_that_was_asked_for() -> None:
         (["plan", "/dev/zero", "-c", "dapple-a", "-b", "64"], 1, "/dev/zero has more than 64 MiB"),
         ([*BERT, "--micro-batch-size", "7"], 1, "--micro-batch-size is 7, but it must divide"),
         ([*BERT, "--micro-batch-size", "-1"], 1, "--micro-batch-size is -1"),
-        ([*BERT, "--deadline", "soon"], 2, "`soon` is no time"),
-        ([*BERT, "--deadline", "0s"], 1, "--deadline is 0"),
-        ([*BERT, "--reserve", "1 gallon"], 2, "is no size"),
-        ([*BERT, "--reserve", "20GB"], 1, "--reserve is 20 GB, but `V100-16GB` has 16 GB"),
+        ([*BERT, "--time-limit", "soon"], 2, "`soon` is no time"),
+        ([*BERT, "--time-limit", "0s"], 1, "--time-limit is 0"),
+        ([*BERT, "--reserve-memory", "1 gallon"], 2, "is no size"),
+        ([*BERT, "--reserve-memory", "20GB"], 1, "--reserve-memory is 20 GB, but `V100-16GB` has 16 GB"),
         ([*BERT, "--devices", "17"], 1, "has 16 devices, not 17"),
         ([*BERT, "--optimizer-per-weight", "nan"], 1, "--optimizer-per-weight is nan"),
         ([*BERT, "--max-stages", "0"], 1, "--max-stages is 0"),
@@ -152,9 +153,9 @@ def test_mistakes_end_with_an_error_a_way_out_and_the_right_code(words: list[str
 def test_looking_for_what_would_help_a_large_cluster_may_take_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
     allowed_s: list[float] = []
 
-    def noted(native: Callable[[object, float], object], question: object, deadline_s: float) -> object:
-        allowed_s.append(deadline_s)
-        return native(question, deadline_s)
+    def noted(native: Callable[[object, float], object], question: object, time_limit_s: float) -> object:
+        allowed_s.append(time_limit_s)
+        return native(question, time_limit_s)
 
     for name in ("shortage", "closest", "fits"):
         replace_method(monkeypatch, name, noted)
@@ -254,7 +255,7 @@ def test_a_long_search_shows_its_best_step_on_a_terminal_and_ctrl_c_takes_it(tmp
 
 
 def test_a_deadline_is_kept_and_named() -> None:
-    done = run("plan", "gnmt-32", "-c", "dapple-c", "-b", "5040", "--deadline", "2s")
+    done = run("plan", "gnmt-32", "-c", "dapple-c", "-b", "5040", "--time-limit", "2s")
     if done.returncode == 1:  # a busy machine
         assert "2 s passed before there was any plan" in done.stderr
     else:
@@ -263,7 +264,7 @@ def test_a_deadline_is_kept_and_named() -> None:
 
 
 def test_a_deadline_before_any_plan_is_an_error_and_no_interrupt() -> None:
-    done = run("plan", "gnmt-32", "-c", "dapple-c", "-b", "5040", "--deadline", "1 us")
+    done = run("plan", "gnmt-32", "-c", "dapple-c", "-b", "5040", "--time-limit", "1 us")
     assert done.returncode in {0, 1}
     assert done.stdout or "passed before there was any plan" in done.stderr
 

@@ -14,7 +14,7 @@ from refusals import refused
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.machine.cluster import Cluster, Device, Link, Machine
+from hpgo.machine.cluster import Cluster, Device, Link, Node
 from hpgo.machine.presets import PRESETS
 from hpgo.machine.rates import NAMES, RATES, key_of, rates_of
 
@@ -40,7 +40,7 @@ def test_a_file_may_mix_machines_and_units(tmp_path):
     v100, t4 = Device("V100", 16 * 2**30), Device("T4", 15e9, speed=0.5)
     assert read(tmp_path, LAB) == Cluster(
         name="lab",
-        machines=(Machine(v100, 8), Machine(v100, 8), Machine(t4, 4, "old")),
+        nodes=(Node(v100, 8), Node(v100, 8), Node(t4, 4, "old")),
         intra=Link(150e9, 150e9),
         inter=Link(3.125e9, 2.9e9, 10e-6),
         source="measured in May",
@@ -117,8 +117,8 @@ def test_a_preset_takes_a_sensible_number_of_machines(name):
 
 def test_presets_have_the_devices_and_rates_of_their_sources():
     a, b, c = (Cluster.preset(f"dapple-{letter}") for letter in "abc")
-    assert [machine.count for machine in a.machines] == [8, 8]
-    assert [machine.count for machine in b.machines] == [1] * 16
+    assert [machine.count for machine in a.nodes] == [8, 8]
+    assert [machine.count for machine in b.nodes] == [1] * 16
     assert (a.inter.bytes_per_s, b.inter.bytes_per_s, c.inter.bytes_per_s) == (3.125e9, 3.125e9, 1.25e9)
     for name in PRESETS:
         cluster = Cluster.preset(name)
@@ -168,7 +168,7 @@ def clusters() -> st.SearchStrategy[Cluster]:
     )
     machines = types.flatmap(
         lambda known: st.lists(
-            st.builds(Machine, st.sampled_from(known), st.integers(1, 16), words), min_size=1, max_size=5
+            st.builds(Node, st.sampled_from(known), st.integers(1, 16), words), min_size=1, max_size=5
         ).map(tuple)
     )
     return st.builds(Cluster, words, machines, links(), links(), words)
@@ -217,7 +217,7 @@ def test_adapters_of_another_rate_are_as_many() -> None:
     usual, slow = Cluster.preset("h100:4"), Cluster.preset("h100:4", adapter_gbit_s=100)
     assert slow.inter.bytes_per_s == 12.5e9
     assert slow.inter.collective_bytes_per_s == usual.inter.collective_bytes_per_s / 4
-    assert (slow.intra, slow.machines) == (usual.intra, usual.machines)
+    assert (slow.intra, slow.nodes) == (usual.intra, usual.nodes)
     with refused(hpgo.errors.ClusterError, "invalid_cluster", name="adapter_gbit_s"):
         Cluster.preset("h100", adapter_gbit_s=0)
 

@@ -250,7 +250,7 @@ def test_experts_among_gpus_of_one_machine_are_nearer_than_of_two() -> None:
 def replace_machines(count: int) -> hpgo.Cluster:
     """Sixteen H200, in machines of so many."""
     one = hpgo.Cluster.preset("h200:2")
-    return replace(one, machines=tuple(replace(one.machines[0], count=count) for _ in range(16 // count)))
+    return replace(one, nodes=tuple(replace(one.nodes[0], count=count) for _ in range(16 // count)))
 
 
 def test_layers_on_groups_that_share_experts_are_a_profile() -> None:

@@ -338,7 +338,7 @@ def test_a_header_prices_gradients_where_the_launcher_sums_them() -> None:
     one = priced([3], replicas=2, micro_batches=5, cluster=cluster.first(2))
     (stage,) = one.stages
     for target in ("torchtitan@0.2", "torchtitan@0.3"):
-        each_s = stage.forward_s + stage.backward_s + stage.sync_tail_s
+        each_s = stage.forward_s + stage.backward_s + stage.exposed_grad_reduce_s
         assert said_step_s(one, target) == pytest.approx(5 * each_s, rel=1e-3)
         assert "in each of the 5 passes" in main(one, target)
 

@@ -39,7 +39,7 @@ def some_profile(chance: random.Random, gpus: int) -> hpgo.Profile:
         for size in (chance.uniform(0.5, 1) * (1 if name in names else costly),)
     )
     edges = [*itertools.pairwise(ids), *([(ids[0], ids[-1])] if chance.random() < 0.05 else [])]
-    ties = (hpgo.SharedWeight((before[0], after[-1]), 1e6),) if chance.random() < 0.2 else ()
+    ties = (hpgo.TiedWeight((before[0], after[-1]), 1e6),) if chance.random() < 0.2 else ()
     return hpgo.Profile("toy", (1,), layers, tuple(edges), gpus_per_device=gpus, ties=ties)
 
 

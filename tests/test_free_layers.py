@@ -106,7 +106,7 @@ def test_a_model_without_any_times_is_planned_in_no_time() -> None:
             ("a", (1.07e6, 5.65e6), 263.6e6), ("b", (9.3e4, 37.3e4), 56.6e6), ("c", (8.1e5, 4.3e6), 55.4e6),
         )
     ]  # fmt: skip
-    ties = (hpgo.SharedWeight(("c", "a"), 55.4e6),)
+    ties = (hpgo.TiedWeight(("c", "a"), 55.4e6),)
     profile = hpgo.Profile("untimed", (2, 8), tuple(layers), (("b", "c"),), ties=ties)
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=4, intra_gbit_s=0.2, memory="658 MB")
     options: dict[str, Any] = {"recompute": True, "memory": hpgo.MemoryModel(1, 0)}

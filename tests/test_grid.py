@@ -47,7 +47,7 @@ def every_way(model, cluster: hpgo.Cluster, batch: int, seq: int) -> dict[tuple,
         range(1, gpus + 1), [1, 2, 4, 8], range(1, max(1, model.experts) + 1), range(1, gpus + 1),
         range(1, model.layers + 3), range(1, batch + 1), (0, 1),
     ):  # fmt: skip
-        if tp * cp * pp > gpus or gpus % (tp * cp * pp) or (pp == 1 < vpp) or tp > cluster.machines[0].count:
+        if tp * cp * pp > gpus or gpus % (tp * cp * pp) or (pp == 1 < vpp) or tp > cluster.nodes[0].count:
             continue
         replicas = gpus // tp // pp
         if zero and replicas == 1 and not (model.experts and tp > ep):

@@ -102,7 +102,7 @@ def test_a_cluster_that_is_suggested_can_be_read(name: str) -> None:
     with pytest.raises(hpgo.errors.ClusterError) as caught:
         hpgo.Cluster.read(name)
     suggested = caught.value.hint.split("`")[1]
-    assert hpgo.Cluster.read(suggested).machines
+    assert hpgo.Cluster.read(suggested).nodes
     assert suggested.partition(":")[2] == name.partition(":")[2], "the number of machines is kept"
 
 
@@ -220,7 +220,7 @@ def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
         "plan bert-48 -c dapple-a -b 64 --min-micro-batch-size 100",
         "plan bert-48 -c dapple-a -b 64 --max-stages 0",
         "plan bert-48 -c dapple-a -b 64 --profile-batch-size 3",
-        "plan bert-48 -c dapple-a -b 64 --reserve 20GB",
+        "plan bert-48 -c dapple-a -b 64 --reserve-memory 20GB",
         "plan bert-48 -c dapple-a -b 64 --optimizer-per-weight=-1",
         "estimate llama-3-8b --device h100 --batch-size 1 --efficiency 2",
         "estimate llama-3-8b --device h100 --dim tokens=128 --batch-size 99999999",

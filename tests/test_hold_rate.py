@@ -172,7 +172,7 @@ def test_outputs_come_back_to_the_rank_with_the_data(tmp_path: Path) -> None:
         for model, how in (("chain", {}), ("shared", {}), ("late", {"in_flight": 1}))
     ]
     cases = [
-        case(put("forward_only", stages, model=model, machines=(3,)), model) | {"data_rank": data_rank, **how}
+        case(put("forward_only", stages, model=model, nodes=(3,)), model) | {"data_rank": data_rank, **how}
         for model, stages, data_rank, how in asked
     ]
     for (model, *_), (outputs, facts) in zip(asked, ran(tmp_path / "ran", 3, cases), strict=True):
@@ -182,9 +182,9 @@ def test_outputs_come_back_to_the_rank_with_the_data(tmp_path: Path) -> None:
 
 def test_hosts_that_take_turns_hold_rates_and_hand_outputs_back_too(tmp_path: Path) -> None:
     cases = [
-        case(shared(1, 2, machines=(4,))) | {"data_rank": 3, "hold_samples_per_s": 0.001},
-        case(shared(2, 2, machines=(4,))) | {"hold_samples_per_s": 0.001},
-        case(shared(2, 1, machines=(4,))) | {"data_rank": 3, "in_flight": 2},
+        case(shared(1, 2, nodes=(4,))) | {"data_rank": 3, "hold_samples_per_s": 0.001},
+        case(shared(2, 2, nodes=(4,))) | {"hold_samples_per_s": 0.001},
+        case(shared(2, 1, nodes=(4,))) | {"data_rank": 3, "in_flight": 2},
     ]
     for outputs, _ in ran(tmp_path / "ran", 4, cases):
         assert all(torch.equal(*pair) for pair in zip(outputs, expected("chain"), strict=True))

@@ -181,7 +181,7 @@ def test_a_slow_stage_is_twice_as_fast_on_two_hosts_that_take_turns(tmp_path: Pa
         case(program, "slow_end") | {"rows": [4] * 24} for program in (put("forward_only", 3, model="slow_end"),
         shared(1, 1, 2, model="slow_end"))
     ]  # fmt: skip
-    cases[0]["program"]["machines"] = [4]  # one is idle
+    cases[0]["program"]["nodes"] = [4]  # one is idle
     alone, two = (Flow(*facts[:3]).samples_per_s for _, facts in ran(tmp_path / "ran", 4, cases))
     assert two > 1.4 * alone, "the last stage sleeps for 10 ms, so the two don't share a core"
 

@@ -56,9 +56,9 @@ def machines(*sizes: int, kinds: str = "") -> hpgo.Cluster:
     kind = kinds or "V" * len(sizes)
     return replace(
         alike,
-        machines=tuple(
+        nodes=tuple(
             replace(machine, count=size, device=replace(machine.device, name=kind[at]))
-            for at, (machine, size) in enumerate(zip(alike.machines, sizes, strict=True))
+            for at, (machine, size) in enumerate(zip(alike.nodes, sizes, strict=True))
         ),
     )
 

@@ -73,9 +73,9 @@ def devices(question: Question, memory: float = 1.0, speed: float = 1.0) -> Ques
                 machine.device, memory_bytes=machine.device.memory_bytes * memory, speed=machine.device.speed * speed
             ),
         )
-        for machine in question.cluster.machines
+        for machine in question.cluster.nodes
     ]
-    return replace(question, cluster=replace(question.cluster, machines=tuple(machines)))
+    return replace(question, cluster=replace(question.cluster, nodes=tuple(machines)))
 
 
 def renamed(random: Random, question: Question) -> Question:
@@ -100,20 +100,20 @@ def relisted(random: Random, question: Question) -> Question:
 
 def permuted(random: Random, question: Question) -> Question:
     """Machines in another order."""
-    machines = question.cluster.machines
-    return replace(question, cluster=replace(question.cluster, machines=tuple(random.sample(machines, len(machines)))))
+    machines = question.cluster.nodes
+    return replace(question, cluster=replace(question.cluster, nodes=tuple(random.sample(machines, len(machines)))))
 
 
 def one_device_more(random: Random, question: Question) -> Question:
-    machines = list(question.cluster.machines)
+    machines = list(question.cluster.nodes)
     chosen = random.randrange(len(machines))
     machines[chosen] = replace(machines[chosen], count=machines[chosen].count + 1)
-    return replace(question, cluster=replace(question.cluster, machines=tuple(machines)))
+    return replace(question, cluster=replace(question.cluster, nodes=tuple(machines)))
 
 
 def one_machine_more(random: Random, question: Question) -> Question:
-    machines = question.cluster.machines
-    return replace(question, cluster=replace(question.cluster, machines=(*machines, random.choice(machines))))
+    machines = question.cluster.nodes
+    return replace(question, cluster=replace(question.cluster, nodes=(*machines, random.choice(machines))))
 
 
 SAME: dict[str, Callable[[Random, Question, float], Question]] = {
@@ -152,7 +152,7 @@ def mispriced(question: Question, plan: hpgo.Plan | None) -> list[object]:
     assumed = replace(question.assumed(plan.micro_batch_size)[0], recompute=plan.recompute)
     stages = [(stage.layers, stage.devices) for stage in plan.stages]
     priced = twin.price(asdict(question.profile), asdict(question.cluster), assumed, stages)
-    step_s = twin_steps.step_s(assumed.micro_batches, priced, [stage.in_flight for stage in plan.stages])
+    step_s = twin_steps.step_s(assumed.micro_batches, priced, [stage.max_in_flight for stage in plan.stages])
     given_s = question.evaluate(stages, plan.micro_batch_size, recompute=plan.recompute).step_s
     wrong: list[object] = [("twin", plan.step_s, step_s)] * (not math.isclose(plan.step_s, step_s, rel_tol=1e-9))
     return wrong + [("evaluate", plan.step_s, given_s)] * (

@@ -57,7 +57,7 @@ def answer(profile: hpgo.Profile, cluster: hpgo.Cluster, asked: dict[str, Any]) 
         plan = hpgo.plan(profile, cluster, **asked)
     except hpgo.errors.InfeasibleError as error:
         return str(error)
-    stages = [(stage.layers, stage.devices, stage.in_flight) for stage in plan.stages]
+    stages = [(stage.layers, stage.devices, stage.max_in_flight) for stage in plan.stages]
     return plan.step_s, plan.lower_bound_s, plan.micro_batch_size, stages
 
 

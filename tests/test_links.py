@@ -29,7 +29,7 @@ import hpgo.runtime
 rank = int(os.environ["RANK"])
 found = hpgo.runtime.measure_links(name="mine", seconds=1, machine=f"machine {rank // 2}")
 cluster = found.cluster
-told = [rank, [one.count for one in cluster.machines], sorted(found.fits), len(found.pairs), cluster.yaml()]
+told = [rank, [one.count for one in cluster.nodes], sorted(found.fits), len(found.pairs), cluster.yaml()]
 os.write(1, json.dumps(told).encode() + bytes([10]))  # at once: four ranks write to one pipe
 """
 # One of them ends while others measure.
@@ -94,7 +94,7 @@ def test_alone_it_starts_ranks_and_writes_a_cluster_that_plans_are_made_for(tmp_
                "here.yaml", "--picture", "rates.svg")  # fmt: skip
     assert "within a node" in done.stdout
     cluster = hpgo.Cluster.read(tmp_path / "here.yaml")
-    assert (cluster.name, [machine.count for machine in cluster.machines]) == ("here", [3])
+    assert (cluster.name, [machine.count for machine in cluster.nodes]) == ("here", [3])
     assert 1e-7 < cluster.intra.latency_s < 1
     assert 1e5 < cluster.intra.collective_bytes_per_s < 1e12
     assert cluster.intra.bytes_per_s > 1e6

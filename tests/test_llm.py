@@ -593,7 +593,7 @@ def test_clusters_that_rates_are_not_known_of_are_refused() -> None:
     ) as caught:
         hpgo.estimate_llm("llama-3-8b", one, global_batch_size=64, seq_length=4096)
     assert "h100" in caught.value.hint
-    mixed = replace(one, machines=(one.machines[0], replace(one.machines[1], count=9)))
+    mixed = replace(one, nodes=(one.nodes[0], replace(one.nodes[1], count=9)))
     with pytest.raises(hpgo.errors.ClusterError, match="differ"):
         hpgo.estimate_llm("llama-3-8b", mixed, global_batch_size=64, seq_length=4096)
     groups = replace(hpgo.Cluster.preset("h100"), gpus_per_device=4)

@@ -17,7 +17,7 @@ from hpgo.model.states import cut_points
 PLANNED = """
 import json, sys, time
 import hpgo
-count, deadline_s = int(sys.argv[1]), float(sys.argv[2]) or None
+count, time_limit_s = int(sys.argv[1]), float(sys.argv[2]) or None
 profile = hpgo.Profile.chain(
     "long", batch_size=1,
     forward_s=[1e-3 * (1 + index % 7) for index in range(count)],
@@ -29,7 +29,7 @@ print("asked", flush=True)
 started_s = time.monotonic()
 told = {}
 try:
-    plan = hpgo.plan(profile, hpgo.Cluster.preset("dapple-a"), global_batch_size=64, deadline_s=deadline_s)
+    plan = hpgo.plan(profile, hpgo.Cluster.preset("dapple-a"), global_batch_size=64, time_limit_s=time_limit_s)
     told = {"step_s": plan.step_s, "gap": plan.gap, "cuts": plan.cuts}
 except hpgo.errors.HpgoError as error:
     told = {"error": str(error)}
@@ -43,8 +43,8 @@ print(json.dumps(told))
 """
 
 
-def planning(count: int, deadline_s: float) -> subprocess.Popen[str]:
-    argv = [sys.executable, "-c", PLANNED, str(count), str(deadline_s)]
+def planning(count: int, time_limit_s: float) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", PLANNED, str(count), str(time_limit_s)]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
 
 
@@ -94,7 +94,7 @@ def test_a_long_chain_is_cut_where_little_is_sent() -> None:
         parameter_bytes=[1e5] * count,
     )
     cluster = hpgo.Cluster.of(nodes=4, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10, memory="1000 TB")
-    plan = hpgo.plan(profile, cluster, global_batch_size=16, micro_batch_size=1, deadline_s=4)
+    plan = hpgo.plan(profile, cluster, global_batch_size=16, micro_batch_size=1, time_limit_s=4)
     assert "cut points" in plan.cuts
     assert len(plan.stages) == 4
     assert all(stage.transfer_busy_s < 1e-3 for stage in plan.stages)

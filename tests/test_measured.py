@@ -86,7 +86,7 @@ def test_replicas_have_rows_of_their_own_and_the_slowest_counts(tmp_path: Path) 
     assert found.ranks == 4
     parts, wanted = breakdown(found), breakdown(expected)
     assert parts.backward_s[0] == pytest.approx((wanted.backward_s[0] or 0) + 1)  # six micro-batches
-    assert parts.sync_s == (pytest.approx(1), None)
+    assert parts.grad_reduce_s == (pytest.approx(1), None)
     assert parts.step_s == pytest.approx(expected.start_s[found.stage[: len(expected.start_s)] == 0].max() + 2 + 6 + 3)
     assert parts.bubble == pytest.approx(1 - sum(found.measures.busy_s) / (4 * parts.step_s))
     assert parts.peak_memory_bytes is None

@@ -189,9 +189,9 @@ def asked(name: str) -> tuple[hpgo.Profile, hpgo.Cluster]:
     edges = tuple((f"{name}{number}", f"{name}{number + 1}") for number in range(3))
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=100, inter_gbit_s=10)
     machines = tuple(
-        replace(machine, name=name, device=replace(machine.device, name=name)) for machine in cluster.machines
+        replace(machine, name=name, device=replace(machine.device, name=name)) for machine in cluster.nodes
     )
-    return replace(toy, layers=layers, edges=edges), replace(cluster, name=name, machines=machines)
+    return replace(toy, layers=layers, edges=edges), replace(cluster, name=name, nodes=machines)
 
 
 @pytest.mark.parametrize("name", NASTY)
@@ -247,7 +247,7 @@ def native(profile: hpgo.Profile) -> dict[str, object]:
 def test_half_a_character_is_refused_in_every_name() -> None:
     half = "\ud83d"
     profile, cluster = asked("a")
-    layer, machine = profile.layers[0], cluster.machines[0]
+    layer, machine = profile.layers[0], cluster.nodes[0]
     for record, field in ((profile, "name"), (profile, "source"), (layer, "id"), (layer, "name"), (cluster, "name"),
                           (machine, "name"), (machine.device, "name")):  # fmt: skip
         with refused(hpgo.errors.HpgoError, "damaged_file") as caught:

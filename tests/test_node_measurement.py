@@ -153,8 +153,8 @@ def test_collectives_of_a_record_replace_the_shares_of_links() -> None:
 
 def test_a_device_without_a_datasheet_is_planned_with_its_record(tmp_path: Path) -> None:
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=8, intra_gbit_s=400, memory="48 GB")
-    cluster = replace(cluster, machines=tuple(
-        replace(one, device=replace(one.device, name="New GPU")) for one in cluster.machines
+    cluster = replace(cluster, nodes=tuple(
+        replace(one, device=replace(one.device, name="New GPU")) for one in cluster.nodes
     ))  # fmt: skip
     with pytest.raises(hpgo.errors.ClusterError):
         hpgo.estimate_llm("llama-3-8b", cluster, tp=8, **ASKED)

@@ -380,10 +380,10 @@ def test_times_between_and_beyond_measured_batch_sizes(tmp_path, batch_size, sec
 
 
 def mixed_cluster(*, intra: float = 1e9, inter: float = 1e9, counts: tuple[int, ...] = (1, 1, 1)) -> hpgo.Cluster:
-    from hpgo.machine.cluster import Device, Link, Machine
+    from hpgo.machine.cluster import Device, Link, Node
 
     machines = tuple(
-        Machine(Device(f"d{index}", 1e9, speed), count, f"m{index}")
+        Node(Device(f"d{index}", 1e9, speed), count, f"m{index}")
         for index, (speed, count) in enumerate(zip((1.0, 2.0, 4.0), counts, strict=True))
     )
     return hpgo.Cluster("mixed", machines, Link(intra, intra), Link(inter, inter))
@@ -409,7 +409,7 @@ def test_pipeedge_files_read_as_profile_and_cluster_give_the_same_plan(tmp_path)
     profile = pipeedge.read_profile(*paths[:2], model="m", device_type="t")
     cluster = pipeedge.read_cluster(*paths, model="m", device_type="t")
     assert profile.batch_sizes == (1,)
-    assert [machine.device.speed for machine in cluster.machines] == [1.0, 1.0, 0.5]
+    assert [machine.device.speed for machine in cluster.nodes] == [1.0, 1.0, 0.5]
     both = partition(profile, cluster, batch_size=1)
     assert both.interval_s == question.plan().interval_s
     assert both.stages == question.plan().stages
@@ -421,7 +421,7 @@ def test_layers_that_load_data_take_no_time_unless_that_is_counted():
         parameter_bytes=[0.0, 8.0, 8.0], names=["Input", "linear", "linear"],
     )  # fmt: skip
     pair = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
-    ahead, counted = partition(profile, pair), partition(profile, pair, count_loading=True)
+    ahead, counted = partition(profile, pair), partition(profile, pair, include_data_loading=True)
     assert (ahead.interval_s, ahead.loading_s) == (1.0, 5.0)
     assert (counted.interval_s, counted.loading_s) == (5.0, 0.0)
     assert "left out    5 s of loading data" in table(ahead)
@@ -430,20 +430,20 @@ def test_layers_that_load_data_take_no_time_unless_that_is_counted():
 
 
 def large() -> tuple[hpgo.Profile, hpgo.Cluster]:
-    from hpgo.machine.cluster import Device, Link, Machine
+    from hpgo.machine.cluster import Device, Link, Node
 
     layers = 600
     wave = [1.0 + 0.5 * math.sin(index * 1.7) + 0.3 * math.sin(index * index) for index in range(layers)]
     profile = chain(wave, 1e6, 1e6, backward=0.0, name="large")
     machines = tuple(
-        Machine(Device(f"d{kind}", 1e9, 1 + 0.37 * kind), 1, f"m{kind}-{index}")
+        Node(Device(f"d{kind}", 1e9, 1 + 0.37 * kind), 1, f"m{kind}-{index}")
         for kind in range(10) for index in range(12)
     )  # fmt: skip
     return profile, hpgo.Cluster("large", machines, Link(1e9, 1e9), Link(1e9, 1e9))
 
 
 def test_deadline_returns_the_best_plan_so_far_with_an_honest_gap():
-    plan = partition(*large(), deadline_s=0.3)
+    plan = partition(*large(), time_limit_s=0.3)
     assert plan.lower_bound <= plan.value
     assert plan.gap < 0.5
     assert "proven" in table(plan) or "above the best possible" in table(plan)
@@ -458,11 +458,13 @@ def test_deadline_returns_the_best_plan_so_far_with_an_honest_gap():
     ],
 )
 def test_a_deadline_before_any_plan_says_so_with_the_bound(objective, options, what):
-    with pytest.raises(hpgo.errors.DeadlineError, match=rf"^1e-09 s passed before there was any plan{what}$") as raised:
-        partition(*large(), objective=objective, deadline_s=1e-9, **options)
+    with pytest.raises(
+        hpgo.errors.TimeLimitError, match=rf"^1e-09 s passed before there was any plan{what}$"
+    ) as raised:
+        partition(*large(), objective=objective, time_limit_s=1e-9, **options)
     assert "more time" in raised.value.hint
     bound = float(re.search(what, raised.value.message)[1])
-    assert 0 < bound <= partition(*large(), objective=objective, deadline_s=0.3, **options).value
+    assert 0 < bound <= partition(*large(), objective=objective, time_limit_s=0.3, **options).value
 
 
 def test_the_same_question_has_the_same_answer_whatever_the_threads(tmp_path):
@@ -494,7 +496,7 @@ def test_report_shows_every_stage_and_what_sets_the_pace():
     assert svg(plan).count('class="memory"') == len(plan.stages) + 1  # and one in the legend
     facts = json.loads(plan.to_json())
     assert facts["gap"] == 0
-    assert facts["stages"][0]["utilisation"] <= 1
+    assert facts["stages"][0]["utilization"] <= 1
 
 
 @pytest.mark.parametrize(
@@ -510,7 +512,7 @@ def test_report_shows_every_stage_and_what_sets_the_pace():
         ({"objective": "speed"}, "no objective `speed`"),
         ({"samples_per_s": -1.0}, "throughput to reach is -1"),
         ({"max_replicas": 0}, "max_replicas is 0"),
-        ({"deadline_s": -1.0}, "deadline_s is -1"),
+        ({"time_limit_s": -1.0}, "time_limit_s is -1"),
         ({"units": "mb"}, "no units `mb`"),
     ],
 )
@@ -652,13 +654,13 @@ def test_progress_hears_the_best_value_and_the_bound() -> None:
     alike = hpgo.Cluster.of(nodes=hosts, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10)
     machines = tuple(
         replace(machine, device=replace(machine.device, speed=1 + (7 * at % 11) / 10, name=f"host {at}"))
-        for at, machine in enumerate(alike.machines)
+        for at, machine in enumerate(alike.nodes)
     )
     heard: list[tuple[float, float]] = []
     plan = hpgo.partition(
         profile,
-        replace(alike, machines=machines),
-        deadline_s=1,
+        replace(alike, nodes=machines),
+        time_limit_s=1,
         progress=lambda best, bound: heard.append((best, bound)),
     )
     assert heard
@@ -738,6 +740,6 @@ def test_a_time_limit_counts_what_a_large_cluster_takes_to_set_up():
     """A thousand machines are a million links."""
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("h100:1000")
     began_s = time.monotonic()
-    plan = partition(profile, cluster, deadline_s=2.0)
+    plan = partition(profile, cluster, time_limit_s=2.0)
     assert plan.stages
     assert time.monotonic() - began_s < 6.0

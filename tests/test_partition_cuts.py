@@ -17,7 +17,7 @@ from refusals import refused
 
 import hpgo
 from hpgo.cli.partition import command
-from hpgo.machine.cluster import Device, Link, Machine
+from hpgo.machine.cluster import Device, Link, Node
 from hpgo.planning.chain import profiles
 from hpgo.show.chain_figure import svg
 from hpgo.show.chain_report import explain, table
@@ -33,7 +33,7 @@ def profile_of(seconds: dict[str, float], edges: list[tuple[str, str]], out=None
 
 def hosts_of(speeds: list[float], memory: list[float] | None = None, rate: float = 1e9) -> hpgo.Cluster:
     machines = tuple(
-        Machine(Device(f"d{speed}-{size}", size, speed), 1, f"h{at}")
+        Node(Device(f"d{speed}-{size}", size, speed), 1, f"h{at}")
         for at, (speed, size) in enumerate(zip(speeds, memory or [1e9] * len(speeds), strict=True))
     )
     return hpgo.Cluster("hosts", machines, Link(rate, rate), Link(rate, rate, 0.0))
@@ -80,7 +80,7 @@ class Twin:
                         yield from extend(end, [one for one in left if one is not device], [*compute, seconds],
                                           [*hops, *hop])  # fmt: skip
 
-        yield from extend(cuts[0], [machine.device for machine in self.cluster.machines], [], [])
+        yield from extend(cuts[0], [machine.device for machine in self.cluster.nodes], [], [])
 
     def best(self, value) -> float:
         return min((value(*plan) for plan in self.plans()), default=math.inf)
@@ -195,7 +195,7 @@ def halves(times: list[float]) -> float:
 
 def test_fourteen_branches_are_divided_as_well_as_they_can_be():
     times = [13.0, 11, 17, 5, 19, 7, 23, 3, 29, 2, 31, 37, 41, 43]  # 16,386 cuts
-    plan = hpgo.partition(wide(times), hosts_of([1.0, 1.0]), deadline_s=120)
+    plan = hpgo.partition(wide(times), hosts_of([1.0, 1.0]), time_limit_s=120)
     assert plan.interval_s == pytest.approx(halves(times))
     assert plan.gap == 0
     assert plan.cuts == "all"
@@ -264,8 +264,8 @@ def test_memory_that_is_short_is_told_before_any_search():
                          held={f"l{at}": 10.0 for at in range(300)})  # fmt: skip
     cluster = hosts_of([1.0 + at / 100 for at in range(40)], [74.0] * 40)
     with refused(hpgo.errors.InfeasibleError, "infeasible", "0.0", "MiB") as raised:
-        hpgo.partition(profile, cluster, deadline_s=1e-9)
+        hpgo.partition(profile, cluster, time_limit_s=1e-9)
     assert "more host" in raised.value.hint
     heavy = replace(profile, layers=(replace(profile.layers[0], parameter_bytes=80.0), *profile.layers[1:]))
     with refused(hpgo.errors.InfeasibleError, "infeasible", "1"):
-        hpgo.partition(heavy, hosts_of([1.0] * 80, [74.0] * 80), deadline_s=1e-9)
+        hpgo.partition(heavy, hosts_of([1.0] * 80, [74.0] * 80), time_limit_s=1e-9)

@@ -18,7 +18,7 @@ from toys import chain
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.machine.cluster import Device, Link, Machine
+from hpgo.machine.cluster import Device, Link, Node
 from hpgo.planning.problem import SCHEDULES
 from hpgo.planning.schedule_search import ONE_STAGE, VIRTUAL_STAGES
 
@@ -86,7 +86,7 @@ def clusters(draw: st.DrawFn) -> hpgo.Cluster:
         Device(draw(st.sampled_from(["a", "b"])), draw(st.floats(2e9, 1e12)), draw(st.sampled_from([0.7, 1.0, 1.3])))
         for _ in range(2)
     ]
-    machines = st.builds(Machine, st.sampled_from(kinds), st.integers(1, 3), st.sampled_from(["", "node"]))
+    machines = st.builds(Node, st.sampled_from(kinds), st.integers(1, 3), st.sampled_from(["", "node"]))
     links = st.builds(Link, st.floats(1e6, 1e11), st.floats(1e6, 1e11), st.sampled_from([0.0, 1e-3]))
     return hpgo.Cluster(
         "drawn", tuple(draw(st.lists(machines, min_size=1, max_size=3))), draw(links), draw(links), "here"
@@ -100,10 +100,10 @@ def questions(draw: st.DrawFn) -> tuple[hpgo.Profile, hpgo.Cluster, dict[str, An
         "global_batch_size": draw(st.sampled_from([4, 6, 8, 12])),
         "schedule": schedule,
         "recompute": draw(st.sampled_from([False, True, "auto"])) if schedule in SCHEDULES else False,
-        "equal_shares": draw(st.booleans()),
+        "even_split": draw(st.booleans()),
         "overlap": draw(st.booleans()),
         "min_micro_batch_size": draw(st.sampled_from([None, 1])),
-        "count_loading": draw(st.booleans()),
+        "include_data_loading": draw(st.booleans()),
         "memory": hpgo.MemoryModel(
             draw(st.floats(0, 2)), draw(st.floats(0, 8)), draw(st.booleans()), draw(st.sampled_from([0.0, 1e8]))
         ),
@@ -127,8 +127,8 @@ def test_a_plan_from_a_file_has_its_price_to_the_last_digit_and_so_have_its_alte
     lean = again(best, embed=False)
     for saved in (read, *(row.plan for row in best.alternatives if row.plan)):
         priced = saved.reprice()
-        searched = {"lower_bound_s": None, "cuts": "all", "placements": "all", "stopped": None}
-        assert priced == replace(saved, alternatives=(), labels=0, simulated=0, **searched)
+        searched = {"lower_bound_s": None, "cuts": "all", "placements": "all", "stop_reason": None}
+        assert priced == replace(saved, alternatives=(), explored_labels=0, simulated=0, **searched)
     assert lean.reprice(profile=profile, cluster=cluster).step_s == best.step_s
 
 
@@ -190,11 +190,11 @@ def test_a_changed_assumption_changes_what_it_is_about(plan: hpgo.Plan) -> None:
 
 
 def test_windows_are_those_of_the_file_and_are_not_chosen_again(plan: hpgo.Plan) -> None:
-    assert plan.stages[0].in_flight == 3
+    assert plan.stages[0].max_in_flight == 3
     document = json.loads(plan.to_json())
-    document["stages"][0]["in_flight"] = 2
+    document["stages"][0]["max_in_flight"] = 2
     priced = hpgo.Plan.from_json(json.dumps(document)).reprice()
-    assert [stage.in_flight for stage in priced.stages] == [2, 1]
+    assert [stage.max_in_flight for stage in priced.stages] == [2, 1]
     assert priced.step_s > plan.step_s
     assert hpgo.Plan.from_json(json.dumps(document)).timeline().makespan_s == pytest.approx(priced.step_s, rel=1e-9)
 
@@ -217,9 +217,9 @@ def test_what_crosses_a_cut_is_what_its_transfer_was_priced_with(
     priced = hpgo.evaluate(profile, cluster, stages, **options)
     first = {layer.id for layer in profile.layers[:cut]}
     crossing = {start for start, end in profile.edges if start in first and end not in first}
-    assert {one.layer for one in priced.crossings[0]} == crossing
-    link = cluster.intra if len(cluster.machines) == 1 else cluster.inter
-    total = sum(one.bytes or 0 for one in priced.crossings[0])
+    assert {one.layer for one in priced.boundary_tensors[0]} == crossing
+    link = cluster.intra if len(cluster.nodes) == 1 else cluster.inter
+    total = sum(one.bytes or 0 for one in priced.boundary_tensors[0])
     assert priced.stages[0].transfer_busy_s == pytest.approx(total / link.bytes_per_s)
 
 
@@ -233,7 +233,7 @@ def test_what_is_read_further_on_crosses_every_cut_on_its_way() -> None:
     plan = hpgo.evaluate(
         profile, cluster, [(1, [index]) for index in range(4)], global_batch_size=8, micro_batch_size=4
     )
-    assert [[(one.layer, one.bytes) for one in cut] for cut in plan.crossings] == [
+    assert [[(one.layer, one.bytes) for one in cut] for cut in plan.boundary_tensors] == [
         [("layer0", 20)],
         [("layer0", 20), ("layer1", 40)],
         [("layer0", 20), ("layer2", 60)],
@@ -295,7 +295,7 @@ def test_a_lean_plan_keeps_digests_and_takes_only_what_matches_them(plan: hpgo.P
 def _version_1(plan: hpgo.Plan) -> dict[str, Any]:
     """The plan as version 1 of the format has it."""
     document = json.loads(plan.to_json())
-    for key in ("made_with", "machines", "crossings", "actions", "assumptions", "stopped"):
+    for key in ("made_with", "nodes", "boundary_tensors", "actions", "assumptions", "stop_reason"):
         del document[key]
     for row in (*document["alternatives"], *document["schedules"]):
         del row["plan"]
@@ -305,7 +305,7 @@ def _version_1(plan: hpgo.Plan) -> dict[str, Any]:
 def test_a_file_of_version_1_is_read_and_says_what_it_lacks(auto: hpgo.Plan) -> None:
     old = hpgo.Plan.from_json(json.dumps(_version_1(auto)))
     assert (old.stages, old.step_s, old.schedules[0].step_s) == (auto.stages, auto.step_s, auto.schedules[0].step_s)
-    assert (old.assumptions, old.crossings, old.made_with) == (None, (), None)
+    assert (old.assumptions, old.boundary_tensors, old.made_with) == (None, (), None)
     assert str(old) == str(replace(auto, assumptions=None))  # it does not say what the optimizer keeps
     with refused(hpgo.errors.ArgumentError, "missing", "1"):
         old.reprice()
@@ -344,7 +344,7 @@ def test_alternatives_are_plans_of_their_own(plan: hpgo.Plan) -> None:
     assert shared.step_s == plan.alternatives[0].step_s
     straight = again(plan).alternative("straight pipeline")
     assert [stage.replicas for stage in straight.stages] == [1] * 16
-    assert len(straight.crossings) == 15
+    assert len(straight.boundary_tensors) == 15
     assert straight.timeline().makespan_s == pytest.approx(straight.step_s, rel=1e-9)
 
 
@@ -358,7 +358,7 @@ def test_an_unknown_alternative_is_told_which_there_are(plan: hpgo.Plan) -> None
     ("path", "value", "says"),
     [
         (
-            ("stages", 0, "in_flight"),
+            ("stages", 0, "max_in_flight"),
             0,
             "stage 0 of a plan has no layers, devices, samples, or micro-batches in flight",
         ),
@@ -486,8 +486,8 @@ def test_alternatives_of_several_plans_are_not_saved(tmp_path: Path) -> None:
 def test_a_bound_from_before_all_placements_were_bounded_is_read_as_that_of_compact_ones() -> None:
     plan = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-b"), global_batch_size=256)
     older = json.loads(plan.to_json()) | {"placements": "compact"}
-    del older["compact_bound_s"]
+    del older["node_aligned_bound_s"]
     read = hpgo.Plan.from_json(json.dumps(older))
     assert (read.lower_bound_s, read.gap) == (None, None)
-    assert read.compact_bound_s == plan.lower_bound_s
+    assert read.node_aligned_bound_s == plan.lower_bound_s
     assert hpgo.Plan.from_json(read.to_json()) == read

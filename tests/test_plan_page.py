@@ -478,7 +478,7 @@ def test_what_does_not_fit_is_priced_and_said_where_it_lacks(opened) -> None:
     plan = priced([(2, [0]), (51, [1])], schedule="gpipe")
     assert not plan.fits
     lacks = tab.locator("#memory .amount.bad").inner_text()
-    assert lacks == f"lacks {hpgo.base.units.format_bytes(float(f'{plan.missing_bytes:.3g}'))}"
+    assert lacks == f"lacks {hpgo.base.units.format_bytes(float(f'{plan.shortfall_bytes:.3g}'))}"
     assert tab.locator(".figure.bad", has_text="fullest device").count() == 1
     assert "does not fit in memory" in tab.locator("#headline").inner_text()
 

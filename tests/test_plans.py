@@ -24,7 +24,7 @@ from toys import toy
 import hpgo
 from hpgo.base.units import parse_bytes
 from hpgo.compat import Conductor, devices_from_seps, model_of
-from hpgo.machine.cluster import Device, Machine
+from hpgo.machine.cluster import Device, Node
 from hpgo.model.builtin import MODELS
 from hpgo.planning.problem import SCHEDULES, PlanningProblem, PlanOptions
 
@@ -77,7 +77,7 @@ def pair(memory: str = "16 GB") -> hpgo.Cluster:
 def rivals(profile: hpgo.Profile, cluster: hpgo.Cluster, size: int) -> dict[str, hpgo.Plan]:
     """Data parallelism, and the compatible planner's best and straightest plans, in the planner's own simulation."""
     conductor = Conductor(
-        model_of(profile, size), devices_from_seps(list(accumulate(machine.count for machine in cluster.machines)))
+        model_of(profile, size), devices_from_seps(list(accumulate(machine.count for machine in cluster.nodes)))
     )
     _, compatible = conductor.py_orchestrate()
     straight = max((result.stages for result in conductor.res), key=len)
@@ -138,15 +138,15 @@ def test_the_alternatives_are_what_evaluate_says_of_them(
     if alone.fits:
         assert data_parallel.step_s == pytest.approx(alone.step_s, rel=1e-9)
     else:
-        assert data_parallel.missing_bytes == pytest.approx(-alone.stages[0].headroom_bytes)
+        assert data_parallel.shortfall_bytes == pytest.approx(-alone.stages[0].headroom_bytes)
     for other in (data_parallel, straight):
         assert other.step_s is None or other.step_s >= best.step_s / ROUNDING
-        assert other.why
+        assert other.reason
 
 
 def test_equal_shares_give_each_replica_of_a_stage_as_many_samples(bert: hpgo.Profile) -> None:
     question = (bert, hpgo.Cluster.of(nodes=1, devices_per_node=3, intra_gbit_s=100, inter_gbit_s=10))
-    equal = hpgo.plan(*question, global_batch_size=64, equal_shares=True)
+    equal = hpgo.plan(*question, global_batch_size=64, even_split=True)
     assert all(equal.micro_batch_size % stage.replicas == 0 for stage in equal.stages)
 
 
@@ -198,9 +198,9 @@ def test_the_answer_does_not_depend_on_the_number_of_threads() -> None:
 def long_question() -> tuple[hpgo.Profile, hpgo.Cluster, int]:
     """Many seconds of search, but a first plan at once."""
     cluster = hpgo.Cluster.preset("dapple-a:8")
-    machine = cluster.machines[0]
+    machine = cluster.nodes[0]
     kinds = [replace(machine, device=replace(machine.device, speed=speed)) for speed in (1.0, 0.75, 0.6)]
-    mixed = replace(cluster, machines=tuple(kinds[number * 3 // 8] for number in range(8)))
+    mixed = replace(cluster, nodes=tuple(kinds[number * 3 // 8] for number in range(8)))
     return hpgo.read_profile("amoebanet-36"), mixed, 128
 
 
@@ -219,8 +219,8 @@ def test_a_stage_of_few_devices_is_scattered_over_machines_where_their_links_are
 def test_a_deadline_returns_early_with_an_honest_gap_and_progress_until_then() -> None:
     profile, cluster, size = long_question()
     heard: list[tuple[float, float]] = []
-    early = hpgo.plan(profile, cluster, global_batch_size=size, deadline_s=2, progress=lambda *now: heard.append(now))
-    assert (early.stopped, early.finished) == ("deadline", False)
+    early = hpgo.plan(profile, cluster, global_batch_size=size, time_limit_s=2, progress=lambda *now: heard.append(now))
+    assert (early.stop_reason, early.finished) == ("time_limit", False)
     assert early.fits
     assert early.lower_bound_s is not None
     assert 0 < early.lower_bound_s < early.step_s
@@ -250,13 +250,13 @@ def test_progress_goes_on_through_all_that_is_tried() -> None:
 
     heard.clear()
     early = hpgo.plan("amoebanet-36", "dapple-c:4", progress=interrupt, **question)
-    assert (early.stopped, early.fits) == ("interrupt", True)
+    assert (early.stop_reason, early.fits) == ("interrupt", True)
 
 
 def test_no_later_plan_undercuts_an_earlier_bound() -> None:
     profile, cluster = hpgo.read_profile("vgg-16"), hpgo.Cluster.preset("dapple-a")
     whole = hpgo.plan(profile, cluster, global_batch_size=4096)
-    early = hpgo.plan(profile, cluster, global_batch_size=4096, deadline_s=0.3)
+    early = hpgo.plan(profile, cluster, global_batch_size=4096, time_limit_s=0.3)
     assert early.lower_bound_s is not None
     assert early.lower_bound_s <= whole.step_s * ROUNDING
     assert whole.step_s <= early.step_s * ROUNDING
@@ -265,9 +265,9 @@ def test_no_later_plan_undercuts_an_earlier_bound() -> None:
 def test_a_deadline_before_any_plan_says_so() -> None:
     # No plan fits, so that none can come before the deadline. That none fits may be known before it, too.
     small = hpgo.Cluster.of(nodes=2, devices_per_node=8, intra_gbit_s=100, inter_gbit_s=25, memory="1500 MB")
-    with pytest.raises((hpgo.errors.DeadlineError, hpgo.errors.InfeasibleError)) as caught:
-        hpgo.plan(hpgo.read_profile("amoebanet-36"), small, global_batch_size=64, deadline_s=1e-9)
-    if isinstance(caught.value, hpgo.errors.DeadlineError):
+    with pytest.raises((hpgo.errors.TimeLimitError, hpgo.errors.InfeasibleError)) as caught:
+        hpgo.plan(hpgo.read_profile("amoebanet-36"), small, global_batch_size=64, time_limit_s=1e-9)
+    if isinstance(caught.value, hpgo.errors.TimeLimitError):
         assert "passed before there was any plan" in caught.value.message
         assert "more time" in caught.value.hint
     else:
@@ -279,7 +279,7 @@ def test_a_deadline_before_any_plan_says_so() -> None:
     [("vgg-16", "dapple-a:16", 2**15), ("amoebanet-36", "dapple-a:8", 128), ("bert-48", "h100:32", 4_096)],
 )
 def test_a_short_deadline_leaves_a_plan_that_fits(model: str, cluster: str, size: int) -> None:
-    early = hpgo.plan(hpgo.read_profile(model), hpgo.Cluster.preset(cluster), global_batch_size=size, deadline_s=1)
+    early = hpgo.plan(hpgo.read_profile(model), hpgo.Cluster.preset(cluster), global_batch_size=size, time_limit_s=1)
     assert early.fits
     assert early.gap is not None
     assert hpgo.simulate(early).makespan_s == pytest.approx(early.step_s, rel=1e-9)
@@ -301,8 +301,8 @@ def test_little_memory_and_slow_links_on_many_machines_leave_a_small_gap(
     assert best.finished
     assert best.gap is not None
     assert best.gap < most_anywhere
-    assert best.compact_bound_s is not None
-    assert best.step_s / best.compact_bound_s - 1 < most
+    assert best.node_aligned_bound_s is not None
+    assert best.step_s / best.node_aligned_bound_s - 1 < most
 
 
 def test_what_the_bound_takes_to_be_possible_on_many_machines_is_tried() -> None:
@@ -341,7 +341,7 @@ def test_ctrl_c_while_the_alternatives_are_looked_for_leaves_the_proof(monkeypat
     whole = hpgo.plan(*question, global_batch_size=64)
     replace_method(monkeypatch, "classics", interrupted)
     stopped = hpgo.plan(*question, global_batch_size=64)
-    assert all(other.why.startswith("not searched") for other in stopped.alternatives)
+    assert all(other.reason.startswith("not searched") for other in stopped.alternatives)
     assert replace(stopped, alternatives=()) == replace(whole, alternatives=())
 
 
@@ -362,8 +362,8 @@ profile, cluster, size = long_question()
 def progress(best_s, bound_s):
     if best_s < float("inf"):
         print("searching", flush=True)
-best = hpgo.plan(profile, cluster, global_batch_size=size, progress=progress, deadline_s=90)
-print("gap", best.gap, best.stopped, flush=True)
+best = hpgo.plan(profile, cluster, global_batch_size=size, progress=progress, time_limit_s=90)
+print("gap", best.gap, best.stop_reason, flush=True)
 """
 
 
@@ -401,7 +401,7 @@ def machines_of(*sizes: tuple[int, str]) -> hpgo.Cluster:
     """Machines with so many devices of so much memory each."""
     one = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=1_200, inter_gbit_s=25)
     kinds = {memory: Device("device", parse_bytes(memory)) for _, memory in sizes}
-    return replace(one, machines=tuple(Machine(kinds[memory], count) for count, memory in sizes))
+    return replace(one, nodes=tuple(Node(kinds[memory], count) for count, memory in sizes))
 
 
 NOWHERE = {
@@ -552,7 +552,7 @@ def test_advice_for_too_little_memory_works_when_followed(
             followed += 1
     if devices := re.search(r"use (\d+) devices", hint):
         machines = int(devices[1]) // cluster.devices
-        more = replace(cluster, machines=cluster.machines * machines)
+        more = replace(cluster, nodes=cluster.nodes * machines)
         assert hpgo.plan(profile, more, global_batch_size=8).fits
         followed += 1
     assert followed
@@ -572,9 +572,9 @@ def test_advice_for_too_little_memory_works_when_followed(
         *(({"min_micro_batch_size": size}, "min_micro_batch_size") for size in (0, -2, True, 2.0, "2")),
         ({"min_micro_batch_size": 9}, "smaller than min_micro_batch_size, 9"),
         *(({"recompute": value}, "recompute") for value in ("yes", None, 2, math.nan, [])),
-        *(({name: value}, name) for name in ("equal_shares", "overlap") for value in ("yes", None, 2)),
+        *(({name: value}, name) for name in ("even_split", "overlap") for value in ("yes", None, 2)),
         *(({"schedule": name}, "schedule") for name in ("nope", "dualpipe", "", None, 3, [])),
-        *(({"deadline_s": value}, "deadline_s") for value in (0, -1, math.nan, "1", True)),
+        *(({"time_limit_s": value}, "time_limit_s") for value in (0, -1, math.nan, "1", True)),
         *(({"max_stages": value}, "max_stages") for value in (0, -1, True, 1.5, "2")),
         *(({"progress": value}, "progress") for value in (0, "bar")),
         ({"memory": 0}, "memory"),
@@ -621,12 +621,12 @@ def test_evaluating_holds_stages_back_where_running_ahead_is_slower() -> None:
     )
     cluster = hpgo.Cluster.of(nodes=3, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=5, memory="16 GB")
     best = hpgo.plan(profile, cluster, global_batch_size=16)
-    windows = [stage.in_flight for stage in best.stages]
+    windows = [stage.max_in_flight for stage in best.stages]
     assert windows == [3, 2, 1]  # stage 1 has memory for three
     stages = [(stage.layers, stage.devices) for stage in best.stages]
     again = hpgo.evaluate(profile, cluster, stages, global_batch_size=16)
     assert again.step_s == pytest.approx(best.step_s, rel=1e-12)
-    assert [stage.in_flight for stage in again.stages] == windows
+    assert [stage.max_in_flight for stage in again.stages] == windows
 
 
 @pytest.mark.parametrize("function", [hpgo.plan, hpgo.exhaustive])
@@ -705,19 +705,19 @@ def test_a_model_that_takes_no_time_is_planned_and_reported(sizes: float, device
     assert hpgo.exhaustive(nothing, cluster, global_batch_size=8).step_s == 0
 
 
-@pytest.mark.parametrize("stopped", [None, "deadline", "interrupt", "effort"])
-def test_why_a_search_ended_survives_json_also_of_older_files(stopped: str | None, bert: hpgo.Profile) -> None:
-    plan = replace(hpgo.plan(bert, hpgo.Cluster.preset("dapple-a"), global_batch_size=64), stopped=stopped)
+@pytest.mark.parametrize("stop_reason", [None, "time_limit", "interrupt", "work_limit"])
+def test_why_a_search_ended_survives_json_also_of_older_files(stop_reason: str | None, bert: hpgo.Profile) -> None:
+    plan = replace(hpgo.plan(bert, hpgo.Cluster.preset("dapple-a"), global_batch_size=64), stop_reason=stop_reason)
     assert hpgo.Plan.from_json(plan.to_json()) == plan
     older = json.loads(plan.to_json())
-    del older["stopped"]
+    del older["stop_reason"]
     assert hpgo.Plan.from_json(json.dumps(older)).finished == plan.finished
 
 
 def test_reasons_that_there_are_not_or_that_contradict_each_other_are_refused(bert: hpgo.Profile) -> None:
     plan = json.loads(hpgo.plan(bert, hpgo.Cluster.preset("dapple-a"), global_batch_size=64).to_json())
-    for wrong in ({"stopped": "tired"}, {"stopped": "effort", "finished": False}):
-        with pytest.raises(hpgo.errors.ArgumentError, match="stopped"):
+    for wrong in ({"stop_reason": "tired"}, {"stop_reason": "work_limit", "finished": False}):
+        with pytest.raises(hpgo.errors.ArgumentError, match="stop_reason"):
             hpgo.Plan.from_json(json.dumps(plan | wrong))
 
 
@@ -741,11 +741,15 @@ def test_every_rank_knows_its_part_and_neighbours_agree(name: str, preset: str, 
     for index, stage in enumerate(best.stages):
         rows = [row for device in stage.devices for row in ranks[device].stages[0].rows]
         assert rows == list(range(best.micro_batch_size)), "the rows of a stage partition the micro-batch"
-        assert max(len(ranks[device].stages[0].rows) for device in stage.devices) == stage.share
+        assert max(len(ranks[device].stages[0].rows) for device in stage.devices) == stage.samples_per_replica
         for replica, device in enumerate(stage.devices):
             (mine,) = ranks[device].stages
             assert (ranks[device].rank, mine.stage, mine.replica) == (device, index, replica)
-            assert (mine.layers, mine.peers, ranks[device].in_flight) == (stage.layers, stage.devices, stage.in_flight)
+            assert (mine.layers, mine.peers, ranks[device].max_in_flight) == (
+                stage.layers,
+                stage.devices,
+                stage.max_in_flight,
+            )
             assert ranks[device].micro_batches * best.micro_batch_size == size
             for way, is_end in ((mine.receives, index == 0), (mine.sends, index == len(best.stages) - 1)):
                 moved = sorted(row for message in way for row in message.rows)
@@ -757,7 +761,7 @@ def test_every_rank_knows_its_part_and_neighbours_agree(name: str, preset: str, 
 
 
 def test_an_idle_rank_gets_a_part_without_work(uneven: hpgo.Plan) -> None:
-    spare = replace(uneven, cluster_devices=18, machines=(8, 8, 2)).for_rank(17)
+    spare = replace(uneven, cluster_devices=18, nodes=(8, 8, 2)).for_rank(17)
     assert spare.is_idle
     assert (spare.stages, spare.actions, spare.sums) == ((), (), ())
     assert (spare.machine, spare.local_rank, spare.world_size) == (2, 1, 18)
@@ -824,7 +828,7 @@ def _questions(draw: st.DrawFn) -> tuple[hpgo.Profile, hpgo.Cluster, dict[str, A
         "global_batch_size": draw(st.sampled_from([1, 2, 4, 6, 8])),
         "schedule": draw(st.sampled_from(SCHEDULES)),
         "recompute": draw(st.sampled_from([False, True, "auto"])),
-        "equal_shares": draw(st.booleans()),
+        "even_split": draw(st.booleans()),
         "overlap": draw(st.booleans()),
     }
     return profile, cluster, options
@@ -942,8 +946,8 @@ def test_a_bound_on_large_clusters_holds_for_scattered_stages() -> None:
     plan = hpgo.plan(profile, cluster, global_batch_size=2048)
     assert plan.placements == "compact"
     assert plan.lower_bound_s is not None
-    assert plan.compact_bound_s is not None
-    assert 0 < plan.lower_bound_s <= plan.compact_bound_s <= plan.step_s
+    assert plan.node_aligned_bound_s is not None
+    assert 0 < plan.lower_bound_s <= plan.node_aligned_bound_s <= plan.step_s
     assert ("proven optimal" in str(plan)) == (plan.gap is not None and plan.gap < 5e-7)
     # The last layers on a device each of three machines, all others on what is left.
     scattered = [0, 8, 16]
@@ -981,6 +985,6 @@ def test_windows_between_the_least_and_the_largest_are_found_where_they_are_best
     given = hpgo.evaluate(
         profile, cluster, [(1, [rank]) for rank in range(4)], global_batch_size=11, micro_batch_size=1
     )
-    assert [stage.in_flight for stage in given.stages] == [5, 4, 3, 1]
+    assert [stage.max_in_flight for stage in given.stages] == [5, 4, 3, 1]
     assert given.step_s == pytest.approx(15.8856, rel=1e-5)
     assert plan.lower_bound_s <= plan.step_s <= given.step_s

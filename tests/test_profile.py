@@ -130,7 +130,7 @@ def test_saved_bytes_are_what_stays_alive_until_the_backward_pass(name: str) -> 
     # Whether or not a layer saves them, what is given and what is returned is held by whoever runs it.
     assert (kept - returned) / 1.05 <= said <= 1.05 * (kept + given)
     checked = found.wholes[4]
-    assert checked.kept_bytes == pytest.approx((kept - returned, kept + given), rel=0.05)
+    assert checked.saved_activation_bytes == pytest.approx((kept - returned, kept + given), rel=0.05)
     assert checked.peak_bytes is not None
     assert checked.peak_bytes >= kept
     assert not any("holds" in note for note in found.notes)
@@ -163,9 +163,9 @@ def test_memory_that_autograd_does_not_tell_of_is_noticed() -> None:
     layers = [nn.Linear(4, 4), Holds(), nn.Linear(4, 4)]
     workload = hpgo.runtime.Workload(layers, torch.zeros(2, 4), torch.zeros(2, 4), nn.functional.mse_loss)
     found = hpgo.runtime.measure(workload, batch_sizes=[2], seconds=0)
-    kept_bytes = found.wholes[2].kept_bytes
-    assert kept_bytes is not None
-    assert kept_bytes[0] >= 2 * 4 * 1000 * 4
+    saved_activation_bytes = found.wholes[2].saved_activation_bytes
+    assert saved_activation_bytes is not None
+    assert saved_activation_bytes[0] >= 2 * 4 * 1000 * 4
     assert any("batch of 2, the model as a whole holds 32" in note for note in found.notes)
 
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpgo
-from hpgo.programs.stages import Crossing
+from hpgo.programs.stages import BoundaryTensor
 
 ROOT = Path(__file__).parent.parent
 LAYERS = [f"layer{number}" for number in range(12)]
@@ -40,7 +40,7 @@ def put(name: str, groups: list[list[int]], share: int = 0, world: int | None = 
         stages,
         micro_batch_size=size,
         global_batch_size=size * 2 * depth,
-        machines=None if world is None else (world,),
+        nodes=None if world is None else (world,),
     )
 
 
@@ -134,7 +134,7 @@ def programs(draw: st.DrawFn) -> hpgo.Program:
         [(layers[stage % length], groups[orders.rank_of_stage[stage]]) for stage in range(orders.stages)],
         micro_batch_size=size,
         global_batch_size=size * orders.total_micro_batches,
-        machines=(len(devices),),
+        nodes=(len(devices),),
     )
 
 
@@ -246,9 +246,9 @@ def test_what_crosses_a_cut_is_what_later_stages_read() -> None:
     profile = hpgo.read_profile("bert-48")
     plan = hpgo.plan(profile, hpgo.Cluster.preset("dapple-b"), global_batch_size=64)
     place = {layer: number for number, stage in enumerate(plan.stages) for layer in stage.layers}
-    for cut, crossings in enumerate(plan.crossings):
+    for cut, boundary_tensors in enumerate(plan.boundary_tensors):
         expected = {start for start, end in profile.edges if place[start] <= cut < place[end]}
-        assert {one.layer for one in crossings} == expected
+        assert {one.layer for one in boundary_tensors} == expected
     middle = plan.for_rank(plan.stages[1].devices[0])
     assert "attention-mask" in middle.actions[0].receives[0].layers, "read by all stages, so passed on by each"
 
@@ -276,7 +276,7 @@ PAIR = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
         ({"global_batch_size": 5}, "2 micro-batches of 2 are 4 samples, but global_batch_size is 5"),
         ({"micro_batch_size": 0}, "micro_batch_size is 0"),
         ({"machines": (1,)}, "stage 1 is on device 1, but the nodes have 1 devices"),
-        ({"crossings": [[Crossing("b")]]}, "stage 0 can't send the output of `b`"),
+        ({"boundary_tensors": [[BoundaryTensor("b")]]}, "stage 0 can't send the output of `b`"),
     ],
 )
 def test_what_cannot_run_is_refused(changes: dict[str, Any], words: str) -> None:
@@ -293,7 +293,7 @@ def test_damaged_programs_are_refused_with_their_name(tmp_path: Path) -> None:
     for change in (
         {"version": 9},
         {"micro_batch_size": 3},
-        {"machines": []},
+        {"nodes": []},
         {"stages": []},
         {"stages": [good["stages"][0] | {"rows": [[0, 1]]}, good["stages"][1]]},
         {"stages": [good["stages"][0] | {"rows": [[0]]}, good["stages"][1]]},

@@ -113,7 +113,7 @@ def test_progress_tells_no_step_before_there_is_one() -> None:
         hpgo.read_profile("gnmt-16"),
         hpgo.Cluster.preset("dapple-a"),
         global_batch_size=1024,
-        deadline_s=3,
+        time_limit_s=3,
         progress=lambda best_s, bound_s: told.append((best_s, bound_s)),
     )
     assert all(best_s > 0 and 0 <= bound_s <= best_s * (1 + 1e-9) for best_s, bound_s in told)
@@ -125,7 +125,7 @@ def test_a_gap_is_told_as_a_percentage_with_the_bound(bert: hpgo.Plan) -> None:
 
 
 def test_a_stopped_search_never_claims_a_proof_by_itself(bert: hpgo.Plan) -> None:
-    stopped = replace(bert, lower_bound_s=bert.step_s / 2, stopped="deadline")
+    stopped = replace(bert, lower_bound_s=bert.step_s / 2, stop_reason="time_limit")
     assert "proven" not in report.proof(stopped)
     assert "stopped" in report.proof(stopped)
 
@@ -138,17 +138,17 @@ def test_a_restricted_search_space_is_named(bert: hpgo.Plan) -> None:
 
 def test_the_best_compact_placement_is_not_called_proven_optimal(bert: hpgo.Plan) -> None:
     step_s = bert.step_s
-    compact = replace(bert, placements="compact", compact_bound_s=step_s, lower_bound_s=step_s / 1.031)
+    compact = replace(bert, placements="compact", node_aligned_bound_s=step_s, lower_bound_s=step_s / 1.031)
     proof = report.proof(compact)
     assert proof.startswith(
         "optimal among node-aligned placements for eager 1F1B, at most 3.1 % above the best of all placements: no plan"
     )
     assert "proven" not in proof
-    wider = report.proof(replace(compact, compact_bound_s=step_s / 1.012))
+    wider = report.proof(replace(compact, node_aligned_bound_s=step_s / 1.012))
     assert wider.startswith(
         "at most 3.1 % above the best of all placements (1.2 % among node-aligned ones) for eager 1F1B: no plan"
     )
-    same = report.proof(replace(compact, compact_bound_s=step_s / 1.031))
+    same = report.proof(replace(compact, node_aligned_bound_s=step_s / 1.031))
     assert same.startswith("at most 3.1 % above the best of all placements for eager 1F1B: no plan")
     nothing = report.proof(replace(compact, lower_bound_s=0.0))
     assert nothing == "optimal among node-aligned placements for eager 1F1B; unknown for other placements"
@@ -178,7 +178,11 @@ def test_a_scattered_plan_that_no_compact_one_beats_is_not_called_one_of_them(
     machines = hpgo.Cluster.of(nodes=nodes, devices_per_node=each, intra_gbit_s=100, inter_gbit_s=10, memory="80 GB")
     plan = hpgo.evaluate(hpgo.read_profile("bert-48"), machines, stages, global_batch_size=512)
     plan = replace(
-        plan, placements="compact", compact_bound_s=plan.step_s, lower_bound_s=plan.step_s / 1.031, stopped=None
+        plan,
+        placements="compact",
+        node_aligned_bound_s=plan.step_s,
+        lower_bound_s=plan.step_s / 1.031,
+        stop_reason=None,
     )
     above, nothing = report.proof(plan), report.proof(replace(plan, lower_bound_s=0.0))
     if is_compact:
@@ -195,9 +199,7 @@ def test_a_scattered_plan_that_no_compact_one_beats_is_not_called_one_of_them(
 
 def test_a_plan_that_does_not_fit_says_what_is_missing_where() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.of(nodes=1, devices_per_node=8, intra_gbit_s=100)
-    small = replace(
-        cluster, machines=hpgo.Cluster.of(nodes=1, devices_per_node=8, intra_gbit_s=1, memory="2GB").machines
-    )
+    small = replace(cluster, nodes=hpgo.Cluster.of(nodes=1, devices_per_node=8, intra_gbit_s=1, memory="2GB").nodes)
     plan = hpgo.evaluate(profile, small, [(53, range(8))], global_batch_size=64)
     missing_gb = (plan.stages[0].memory.total_bytes - 2e9) / 1e9
     assert f"over by {missing_gb:.3g} GB" in " ".join(str(plan).split())

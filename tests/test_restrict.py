@@ -15,7 +15,7 @@ from refusals import refused
 
 import hpgo
 from hpgo import export
-from hpgo.machine.cluster import Device, Machine
+from hpgo.machine.cluster import Device, Node
 from hpgo.programs.blocks import Blocks
 from hpgo.programs.frameworks import TABLE, framework
 
@@ -50,7 +50,7 @@ def questions(draw: st.DrawFn) -> tuple[hpgo.Profile, hpgo.Cluster, dict[str, An
     memory = draw(st.sampled_from([1e9, 60.0, 40.0]))
     size = draw(st.sampled_from([1, 2]))
     rates = draw(st.sampled_from([(1e-7, 1e-8), (1e-8, 1e-9)]))
-    machines = tuple(Machine(Device(f"d{speed}", memory, speed), size) for speed in speeds)
+    machines = tuple(Node(Device(f"d{speed}", memory, speed), size) for speed in speeds)
     cluster = hpgo.Cluster.of(
         nodes=2, devices_per_node=size, intra_gbit_s=rates[0], inter_gbit_s=rates[1], memory=memory
     )
@@ -88,7 +88,7 @@ def every_plan(
                         if batch % size == 0:
                             yield hpgo.evaluate(
                                 profile, cluster, given_stages, global_batch_size=batch, micro_batch_size=size,
-                                schedule=schedule, memory=memory, equal_shares=True, **kept,
+                                schedule=schedule, memory=memory, even_split=True, **kept,
                             )  # fmt: skip
 
 
@@ -130,9 +130,13 @@ def test_a_plan_for_a_launcher_is_what_it_runs_no_shorter_than_any_and_its_expor
     restriction = plan.restriction
     assert restriction is not None
     assert (restriction.framework, restriction.version, restriction.label) == (row.name, row.version, row.label)
-    assert restriction.free_step_s is not None
-    assert restriction.free_lower_bound_s is not None
-    assert restriction.free_lower_bound_s <= restriction.free_step_s * ROUNDING <= plan.step_s * ROUNDING**2
+    assert restriction.unrestricted_step_s is not None
+    assert restriction.unrestricted_lower_bound_s is not None
+    assert (
+        restriction.unrestricted_lower_bound_s
+        <= restriction.unrestricted_step_s * ROUNDING
+        <= plan.step_s * ROUNDING**2
+    )
     least, most = restriction.costs(plan.step_s) or (1, 0)
     assert 0 <= least <= most
     assert hpgo.Plan.from_json(plan.to_json()) == plan
@@ -206,7 +210,7 @@ def test_a_schedule_without_a_bound_is_not_compared() -> None:
 
 def test_a_deadline_leaves_out_the_comparison_rather_than_the_plan() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
-    plan = hpgo.plan(profile, cluster, global_batch_size=64, framework="megatron", deadline_s=0.05)
+    plan = hpgo.plan(profile, cluster, global_batch_size=64, framework="megatron", time_limit_s=0.05)
     assert plan.restriction is not None
     if plan.restriction.costs(plan.step_s) is None:
         assert "not compared with plans for any framework" in " ".join(str(plan).split())
@@ -214,7 +218,7 @@ def test_a_deadline_leaves_out_the_comparison_rather_than_the_plan() -> None:
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_inference_is_cut_between_blocks_with_one_a_stage_at_least(name: str) -> None:
-    machines = tuple(Machine(Device(f"d{at}", 16e9, 1.0 + at), 1, f"host{at}") for at in range(3))
+    machines = tuple(Node(Device(f"d{at}", 16e9, 1.0 + at), 1, f"host{at}") for at in range(3))
     dapple = hpgo.Cluster.preset("dapple-a")
     cluster = hpgo.Cluster("mixed", machines, dapple.intra, dapple.inter)
     profile = hpgo.read_profile("bert-48")

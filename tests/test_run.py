@@ -140,7 +140,7 @@ def test_plans_of_one_workload_give_the_same_losses_here_and_under_torchrun(fold
     assert [stage["devices"] for stage in found[1]["stages"]] == [[0, 1, 2], [3]]
     assert all(stage["backward_s"]["measured"] > 0 for stage in found[1]["stages"])
     assert [stage["transfer_s"]["measured"] is None for stage in found[1]["stages"]] == [False, True]
-    assert [stage["sync_s"]["measured"] is None for stage in found[1]["stages"]] == [False, True]
+    assert [stage["grad_reduce_s"]["measured"] is None for stage in found[1]["stages"]] == [False, True]
     assert all(0 < document["bubble"]["measured"] < 1 for document in found)
 
 

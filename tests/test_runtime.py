@@ -67,7 +67,7 @@ def put(
         ],
         micro_batch_size=size,
         global_batch_size=size * orders.total_micro_batches,
-        machines=(world,),
+        nodes=(world,),
         recompute=how.pop("recompute", False),
         shard_optimizer=how.pop("shard_optimizer", False),
     )

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GB = 1e9
-TIMES = ("sync_s", "sync_tail_s", "forward_s", "backward_s", "transfer_s")
-MEMORY = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "kept_bytes")
+TIMES = ("grad_reduce_s", "exposed_grad_reduce_s", "forward_s", "backward_s", "transfer_s")
+MEMORY = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "saved_activation_bytes")
 
 
 def tied(profile: hpgo.Profile, *ties: tuple[tuple[str, ...], float]) -> hpgo.Profile:
-    return replace(profile, ties=tuple(hpgo.SharedWeight(layers, size) for layers, size in ties))
+    return replace(profile, ties=tuple(hpgo.TiedWeight(layers, size) for layers, size in ties))
 
 
 def machines(*counts: int, gbit_s: float = 8.0, memory: str = "64 GB") -> hpgo.Cluster:
@@ -54,23 +54,23 @@ def test_random_plans_with_ties_cost_what_a_model_written_from_the_pages_says() 
         )
         plan = case.evaluate(assumed)
         ours = case.price(assumed, plan)
-        step_s = twin_steps.step_s(assumed.micro_batches, ours, [stage.in_flight for stage in plan.stages])
+        step_s = twin_steps.step_s(assumed.micro_batches, ours, [stage.max_in_flight for stage in plan.stages])
         terms = [(plan.step_s, step_s), (plan.timeline().makespan_s, step_s)]
         for stage, mine in zip(plan.stages, ours, strict=True):
             terms += ((getattr(stage, name), getattr(mine, name)) for name in TIMES)
             terms += ((getattr(stage.memory, name), getattr(mine, name)) for name in MEMORY)
         wrong += [(seed, *both) for both in terms if not math.isclose(*both, rel_tol=1e-9)]
-        parted += any(tie.parameter_bytes for tie in plan.parted)
+        parted += any(tie.parameter_bytes for tie in plan.split_tied_weights)
     assert wrong == []
     assert parted > 150
 
 
 def best_step_s(question: chance.Question) -> float:
     """The shortest step of all plans that fit, each priced by the twin; infinite if none does."""
-    counts = [machine.count for machine in question.cluster.machines]
+    counts = [machine.count for machine in question.cluster.nodes]
     best_s = math.inf
     for cuts in ways_to_cut(question.order(), question.profile.edges):
-        for placed in ways_to_place(question.cluster.machines, counts, len(cuts)):
+        for placed in ways_to_place(question.cluster.nodes, counts, len(cuts)):
             stages = [(ids, devices) for (_, ids), devices in zip(cuts, placed, strict=True)]
             for size in (size for size in range(1, question.global_batch + 1) if question.global_batch % size == 0):
                 if size < max(map(len, placed)):
@@ -104,7 +104,7 @@ def test_bounds_hold_and_plans_are_nearly_the_best_of_all_where_layers_share_wei
             recompute=False,
             overlap=random.random() < 0.5,
             shard_optimizer=False,
-            equal_shares=False,
+            even_split=False,
         )
         best_s, plan = best_step_s(question), question.plan()
         assert (plan is None) == math.isinf(best_s), seed
@@ -135,14 +135,14 @@ def test_whoever_holds_a_weight_keeps_its_bytes_and_all_their_devices_sum_it() -
     profile = tied(chain([1.0] * 3, 0.0, [4e8, 1e8, 0.0]), (("layer0", "layer2"), 4e8))
     question: dict[str, Any] = {"global_batch_size": 4, "micro_batch_size": 4, "overlap": False}
     whole = hpgo.evaluate(profile, machines(4), [(3, [0, 1, 2, 3])], **question)
-    assert whole.parted == ()
+    assert whole.split_tied_weights == ()
     assert whole.stages[0].memory.weights_bytes == 5e8
     first, second = hpgo.evaluate(profile, machines(4), [(1, [0]), (2, [1, 2])], **question).stages
     assert first.memory.weights_bytes == 4e8
     assert second.memory.weights_bytes == 5e8
     three = 2 * 2 * (4e8 / 3 / 1e9 + 1e-3)  # a ring over three devices
-    assert first.sync_tail_s == pytest.approx(three)
-    assert second.sync_tail_s == pytest.approx(2 * 1 * (1e8 / 2 / 1e9 + 1e-3) + three)
+    assert first.exposed_grad_reduce_s == pytest.approx(three)
+    assert second.exposed_grad_reduce_s == pytest.approx(2 * 1 * (1e8 / 2 / 1e9 + 1e-3) + three)
 
 
 def test_devices_that_hold_both_ends_hold_a_shared_weight_once() -> None:
@@ -151,7 +151,7 @@ def test_devices_that_hold_both_ends_hold_a_shared_weight_once() -> None:
     folded = [(1, [0]), (1, [1]), (1, [1]), (1, [0])]
     plan = hpgo.evaluate(profile, machines(2), folded, schedule="zb_v", **question)
     plain = hpgo.evaluate(replace(profile, ties=()), machines(2), folded, schedule="zb_v", **question)
-    assert plan.parted == ()
+    assert plan.split_tied_weights == ()
     assert plan.step_s == plain.step_s
     assert [group.memory.weights_bytes for group in plan.groups] == [4e8, 2e8]
     inner = hpgo.evaluate(profile, machines(2), [(1, [0]), (1, [1])] * 2, schedule="interleaved", **question)
@@ -191,10 +191,10 @@ def test_files_of_profiles_and_plans_keep_ties(tmp_path: Path) -> None:
     for text in (native.write_yaml(profile), native.write_json(profile)):
         assert native.parse(text, name="") == profile
     plan = hpgo.evaluate(profile, machines(2), [(1, [0]), (2, [1])], global_batch_size=4)
-    assert plan.parted == profile.ties
+    assert plan.split_tied_weights == profile.ties
     plan.save(tmp_path / "plan.json")
     read = hpgo.Plan.read(tmp_path / "plan.json")
-    assert read.parted == plan.parted
+    assert read.split_tied_weights == plan.split_tied_weights
     assert read.reprice().step_s == plan.step_s
     assert "`layer0` and `layer2` share 400 MB of weights: stages 0, 1 hold a copy" in " ".join(str(plan).split())
     assert "share" not in native.write_yaml(chain([1.0], 1e6, 1e6))
@@ -231,8 +231,8 @@ def test_launchers_that_sum_no_shared_weights_refuse_to_part_them() -> None:
     blocks = chain([0.1, *[1.0] * 4, 0.1], 1e6, [4e8, *[1e8] * 4, 1e6])
     named = tuple(replace(layer, id=name, name=name) for layer, name in zip(blocks.layers, ids, strict=True))
     ends = replace(blocks, layers=named, edges=tuple(pairwise(ids)))
-    ends = replace(ends, ties=(hpgo.SharedWeight(("embedding", "head"), 4e8),))
-    inner = replace(ends, ties=(hpgo.SharedWeight(("layers.0", "layers.3"), 1e8),))
+    ends = replace(ends, ties=(hpgo.TiedWeight(("embedding", "head"), 4e8),))
+    inner = replace(ends, ties=(hpgo.TiedWeight(("layers.0", "layers.3"), 1e8),))
     question: dict[str, Any] = {"global_batch_size": 4, "schedule": "1f1b"}
     stages = [(3, [0]), (3, [1])]
     for target in ("megatron", "deepspeed"):
@@ -252,13 +252,13 @@ def test_plans_for_launchers_part_only_weights_that_these_sum() -> None:
     named = tuple(replace(layer, id=name, name=name) for layer, name in zip(blocks.layers, ids, strict=True))
     model = replace(blocks, layers=named, edges=tuple(pairwise(ids)))
     question: dict[str, Any] = {"global_batch_size": 8, "max_stages": 2, "micro_batch_size": 1}
-    ends = replace(model, ties=(hpgo.SharedWeight(("embedding", "head"), 4e8),))
+    ends = replace(model, ties=(hpgo.TiedWeight(("embedding", "head"), 4e8),))
     assert len(hpgo.plan(ends, machines(1, 1), framework="megatron", **question).stages) == 2
     for name in ("torch", "torchtitan"):
         assert len(hpgo.plan(ends, machines(1, 1), framework=name, **question).stages) == 1
-    inner = replace(model, ties=(hpgo.SharedWeight(("layers.0", "layers.1"), 1e8),))
+    inner = replace(model, ties=(hpgo.TiedWeight(("layers.0", "layers.1"), 1e8),))
     for name in ("torch", "torchtitan", "megatron"):
         plan = hpgo.plan(inner, machines(1, 1), framework=name, **question)
         assert len(plan.stages) == 2
-        assert plan.parted == ()
+        assert plan.split_tied_weights == ()
         assert export.files(plan, name)

@@ -190,7 +190,7 @@ def test_the_command_holds_the_search_to_its_options_and_writes_the_way(run, tmp
     done = run(
         "llm", "plan", "llama-3-8b", "-c", "h100:1", "--tokens-per-batch", 131072, "--seq-length", 8192,
         "--framework", "torchtitan",
-        "--fix", "tp=2,pp=2", "--exclude", "cp", "--reserve", "6GB", "--top", 3, "-o", "llm-plan.json",
+        "--fix", "tp=2,pp=2", "--exclude", "cp", "--reserve-memory", "6GB", "--top", 3, "-o", "llm-plan.json",
     )  # fmt: skip
     said = " ".join(done.stdout.split())
     assert "of all that torchtitan 0.3 runs with tp 2 and pp 2, without cp" in said

@@ -72,7 +72,7 @@ def test_random_plans_with_split_passes_cost_what_a_model_written_from_the_pages
         for stage, mine in zip(plan.stages, ours, strict=True):
             halves_s = stage.halves_s(recompute=plan.recompute)
             terms += zip(halves_s, (mine.input_gradient_s, mine.weight_gradient_s), strict=True)
-            terms += [(stage.backward_s, mine.backward_s), (stage.sync_tail_s, mine.split_tail_s)]
+            terms += [(stage.backward_s, mine.backward_s), (stage.exposed_grad_reduce_s, mine.split_tail_s)]
         wrong += [(seed, *both) for both in terms if not math.isclose(*both, rel_tol=1e-9, abs_tol=1e-12)]
         splits += any(action == "W" for row in orders for action, _ in row)
     assert wrong == []
@@ -99,8 +99,8 @@ def test_halves_of_half_the_backward_are_what_a_profile_without_any_has(schedule
         assert plans[0].step_s == pytest.approx(plans[1].step_s, rel=1e-9)
         bounds_s = [plan.lower_bound_s or 0.0 for plan in plans]
         assert bounds_s[0] == pytest.approx(bounds_s[1], rel=1e-9)
-        assert [stage.sync_tail_s for stage in plans[0].stages] == pytest.approx(
-            [stage.sync_tail_s for stage in plans[1].stages]
+        assert [stage.exposed_grad_reduce_s for stage in plans[0].stages] == pytest.approx(
+            [stage.exposed_grad_reduce_s for stage in plans[1].stages]
         )
 
 

@@ -136,7 +136,7 @@ def test_schedules_without_a_search_of_their_own_have_no_tie() -> None:
 
 def test_a_deadline_ends_the_search_for_less_memory_with_a_plan_within_the_tie() -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("h100")
-    tied = hpgo.plan(profile, cluster, global_batch_size=1024, tolerance=0.05, deadline_s=0.2)
+    tied = hpgo.plan(profile, cluster, global_batch_size=1024, tolerance=0.05, time_limit_s=0.2)
     assert tied.memory_preference is not None
     assert tied.step_s <= 1.05 * tied.memory_preference.step_s
     assert peak_bytes(tied) <= tied.memory_preference.peak_bytes

@@ -211,7 +211,9 @@ def test_every_kind_of_transformer_makes_a_chain_that_is_planned(name) -> None:
     profile = hpgo.estimate(name, device="h200", dims={"tokens": 2048})
     assert len(profile.edges) == len(profile.layers) - 1
     cluster = hpgo.Cluster.preset("h200:8")
-    plan = hpgo.plan(profile, cluster, global_batch_size=64, memory=hpgo.MemoryModel.preset("adam-bf16"), deadline_s=2)
+    plan = hpgo.plan(
+        profile, cluster, global_batch_size=64, memory=hpgo.MemoryModel.preset("adam-bf16"), time_limit_s=2
+    )
     assert len(plan.stages) > 1
     assert any("not measured" in note for note in plan.notes)
 

@@ -13,8 +13,23 @@ import twin_steps
 
 import hpgo
 
-TIMES = ("forward_s", "backward_s", "transfer_s", "transfer_busy_s", "sync_s", "sync_tail_s", "capacity_bytes")
-MEMORY = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "buffers_bytes", "kept_bytes", "recomputed_bytes")
+TIMES = (
+    "forward_s",
+    "backward_s",
+    "transfer_s",
+    "transfer_busy_s",
+    "grad_reduce_s",
+    "exposed_grad_reduce_s",
+    "capacity_bytes",
+)
+MEMORY = (
+    "weights_bytes",
+    "gradients_bytes",
+    "optimizer_bytes",
+    "buffers_bytes",
+    "saved_activation_bytes",
+    "recomputed_bytes",
+)
 
 
 def priced(seed: int) -> tuple[list[tuple[object, float, float]], hpgo.Plan | None]:
@@ -27,7 +42,7 @@ def priced(seed: int) -> tuple[list[tuple[object, float, float]], hpgo.Plan | No
         schedule=random.choice(["1f1b", "eager_1f1b", "gpipe"]),
         recompute=random.random() < 0.3,
         overlap=random.random() < 0.6,
-        count_loading=random.random() < 0.3,
+        include_data_loading=random.random() < 0.3,
         gradients_per_weight=random.choice([0.5, 1.0, 2.0]),
         optimizer_per_weight=random.choice([0.0, 2.0, 6.0]),
         shard_optimizer=random.random() < 0.4,
@@ -38,22 +53,22 @@ def priced(seed: int) -> tuple[list[tuple[object, float, float]], hpgo.Plan | No
     if assumed.schedule != "gpipe" and random.random() < 0.6:
         windows = [min(random.randint(1, 9), assumed.micro_batches) for _ in case.stages]
         windows = windows if random.random() < 0.1 else sorted(windows, reverse=True)
-        given = tuple(replace(stage, in_flight=window) for stage, window in zip(plan.stages, windows, strict=True))
+        given = tuple(replace(stage, max_in_flight=window) for stage, window in zip(plan.stages, windows, strict=True))
         try:
             plan = replace(plan, stages=given).reprice()
         except hpgo.errors.ScheduleError:
             with pytest.raises(ValueError, match="wait for each other"):
                 twin_steps.step_s(assumed.micro_batches, ours, windows)
             return [], None
-    in_flight = [stage.in_flight for stage in plan.stages]
+    in_flight = [stage.max_in_flight for stage in plan.stages]
     terms: list[tuple[object, float, float]] = [
         ("step_s", plan.step_s, twin_steps.step_s(assumed.micro_batches, ours, in_flight)),
     ]
     for number, (stage, mine) in enumerate(zip(plan.stages, ours, strict=True)):
-        terms.append(((number, "share"), stage.share, mine.share))
+        terms.append(((number, "share"), stage.samples_per_replica, mine.samples_per_replica))
         terms += (((number, name), getattr(stage, name), getattr(mine, name)) for name in TIMES)
         terms += (((number, name), getattr(stage.memory, name), getattr(mine, name)) for name in MEMORY)
-        activations = mine.activations_bytes(stage.in_flight)
+        activations = mine.activations_bytes(stage.max_in_flight)
         terms.append(((number, "activations_bytes"), stage.memory.activations_bytes, activations))
     return terms, plan
 
@@ -95,6 +110,6 @@ def test_evaluate_lets_stages_run_ahead_just_as_far_as_shortens_the_step() -> No
         best = min(rows, key=rows.__getitem__, default=None)
         compared += len(rows) > 1
         if best is not None and plan.step_s > rows[best] * (1 + 1e-9):
-            worse.append((seed, best, rows[best], [stage.in_flight for stage in plan.stages], plan.step_s))
+            worse.append((seed, best, rows[best], [stage.max_in_flight for stage in plan.stages], plan.step_s))
     assert worse == []
     assert compared > 200

@@ -186,7 +186,7 @@ def test_dapple_s_five_models_run_their_plans(model: str, tmp_path: Path) -> Non
     def case(stages: list[tuple[tuple[str, ...], tuple[int, ...]]]) -> dict[str, Any]:
         orders = hpgo.schedule("1f1b", ranks=len(stages), micro_batches=2)
         program = hpgo.program(
-            orders, stages, micro_batch_size=size, global_batch_size=2 * size, machines=plan.program().machines
+            orders, stages, micro_batch_size=size, global_batch_size=2 * size, nodes=plan.program().nodes
         )
         return {"program": json.loads(program.to_json()), "workload": MODELS[model], "example": True}
 

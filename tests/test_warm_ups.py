@@ -39,7 +39,7 @@ def pipeline(seed: int) -> tuple[hpgo.Plan, int]:
 
 
 def with_windows(plan: hpgo.Plan, windows: list[int]) -> hpgo.Plan:
-    stages = (replace(stage, in_flight=window) for stage, window in zip(plan.stages, windows, strict=True))
+    stages = (replace(stage, max_in_flight=window) for stage, window in zip(plan.stages, windows, strict=True))
     return replace(plan, stages=tuple(stages)).reprice()
 
 
@@ -50,7 +50,7 @@ def choices(plan: hpgo.Plan, micro_batches: int) -> list[list[int]]:
         from_end = len(plan.stages) - index
         spare = stage.capacity_bytes - stage.memory.total_bytes + stage.memory.activations_bytes
         least, most = min(from_end, micro_batches), min(2 * from_end - 1, micro_batches)
-        ranges.append([window for window in range(least, most + 1) if window * stage.kept_bytes <= spare])
+        ranges.append([window for window in range(least, most + 1) if window * stage.saved_activation_bytes <= spare])
     return [list(windows) for windows in product(*ranges) if list(windows) == sorted(windows, reverse=True)]
 
 

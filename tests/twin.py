@@ -24,7 +24,7 @@ class Assumed:
     schedule: str = "eager_1f1b"
     recompute: bool = False
     overlap: bool = True
-    count_loading: bool = False
+    include_data_loading: bool = False
     gradients_per_weight: float = 1.0
     optimizer_per_weight: float = 2.0
     shard_optimizer: bool = False
@@ -42,19 +42,19 @@ class Stage:
     weight_gradient_s: float
     transfer_s: float
     transfer_busy_s: float
-    sync_s: float
-    sync_tail_s: float
+    grad_reduce_s: float
+    exposed_grad_reduce_s: float
     split_tail_s: float
     weights_bytes: float
     gradients_bytes: float
     optimizer_bytes: float
     buffers_bytes: float
-    kept_bytes: float
+    saved_activation_bytes: float
     recomputed_bytes: float
     capacity_bytes: float
 
     def activations_bytes(self, in_flight: int) -> float:
-        return self.kept_bytes * in_flight + self.recomputed_bytes
+        return self.saved_activation_bytes * in_flight + self.recomputed_bytes
 
     def holds_bytes(self, in_flight: int) -> float:
         fixed = self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.buffers_bytes
@@ -158,7 +158,7 @@ def price(profile: Record, cluster: Record, assumed: Assumed, stages: Stages) ->
                 sums += machines.all_reduce_s(size, [device for _, group in sharers for device in group])
         before = {name for row, _ in stages[:number] for name in row}
         stage = price_stage(model, machines, assumed, before, ids, devices, receivers[number])
-        tails = {key: getattr(stage, key) + sums for key in ("sync_s", "sync_tail_s", "split_tail_s")}
+        tails = {key: getattr(stage, key) + sums for key in ("grad_reduce_s", "exposed_grad_reduce_s", "split_tail_s")}
         priced.append(replace(stage, **tails))
     return priced
 
@@ -175,7 +175,7 @@ def price_stage(
     """What the stage with these layers behind those of `before` takes and holds, if it sends to these receivers."""
     share = -(-assumed.micro_batch // len(devices))
     speed = min(machines.speed[device] for device in devices)
-    computing = [name for name in ids if assumed.count_loading or not model.loads(name)]
+    computing = [name for name in ids if assumed.include_data_loading or not model.loads(name)]
     forward = model.sum("forward_s", computing, share) / speed
     held = sum(model.layers[name]["parameter_bytes"] for name in ids) + model.copied
     saved = model.sum("saved_bytes", ids, share)
@@ -201,14 +201,14 @@ def price_stage(
         weight_gradient_s=weights,
         transfer_s=arrives,
         transfer_busy_s=busy,
-        sync_s=sync,
-        sync_tail_s=tail,
+        grad_reduce_s=sync,
+        exposed_grad_reduce_s=tail,
         split_tail_s=min(sync, tail + max(0.0, computed - weights)),
         weights_bytes=held,
         gradients_bytes=held * assumed.gradients_per_weight,
         optimizer_bytes=held * assumed.optimizer_per_weight / (len(devices) if assumed.shard_optimizer else 1),
         buffers_bytes=2 * (entering + leaving),
-        kept_bytes=entering if assumed.recompute else saved,
+        saved_activation_bytes=entering if assumed.recompute else saved,
         recomputed_bytes=saved * assumed.recompute,
         capacity_bytes=min(machines.memory_bytes[device] for device in devices) - assumed.reserved_bytes,
     )

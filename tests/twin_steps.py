@@ -35,7 +35,7 @@ def order(count: int, window: int) -> list[tuple[str, int]]:
 def step_s(micro_batches: int, stages: Sequence[Stage], windows: Sequence[int]) -> float:
     """How long a step with these micro-batches in flight takes."""
     orders = [order(micro_batches, window) for window in windows]
-    return end_s(orders, stages, [stage.sync_tail_s for stage in stages])
+    return end_s(orders, stages, [stage.exposed_grad_reduce_s for stage in stages])
 
 
 TAKES = {"F": "forward_s", "B": "backward_s", "I": "input_gradient_s", "W": "weight_gradient_s"}

@@ -52,7 +52,7 @@ MORE = (
     "hpgo.draw.options.DrawOptions",
     "hpgo.machine.cluster.Device",
     "hpgo.machine.cluster.Link",
-    "hpgo.machine.cluster.Machine",
+    "hpgo.machine.cluster.Node",
     "hpgo.programs.schedule.ScheduleFamily",
     "hpgo.llm.comparison.Comparison",
     "hpgo.llm.device_record.AttentionTime",
@@ -70,7 +70,7 @@ MORE = (
     "hpgo.planning.chain.plans.ChainStage",
     "hpgo.planning.plans.ScheduleChoice",
     "hpgo.programs.ranks.RankProgram",
-    "hpgo.programs.stages.Crossing",
+    "hpgo.programs.stages.BoundaryTensor",
     "hpgo.programs.stages.Stage",
     "hpgo.timing.measures.Measures",
 )

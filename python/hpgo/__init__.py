@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # The names that `__getattr__` imports.
     from hpgo.model.formats import write_profile as write_profile
     from hpgo.model.profile import Layer as Layer
     from hpgo.model.profile import Profile as Profile
-    from hpgo.model.profile import SharedWeight as SharedWeight
+    from hpgo.model.profile import TiedWeight as TiedWeight
     from hpgo.model.transformer import Transformer as Transformer
     from hpgo.planning.calibration import calibrate as calibrate
     from hpgo.planning.chain.plans import ChainPlan as ChainPlan
@@ -77,7 +77,7 @@ _PUBLIC: dict[str, str] = {
     "Profile": "hpgo.model.profile",
     "Program": "hpgo.programs.program",
     "Schedule": "hpgo.programs.schedule",
-    "SharedWeight": "hpgo.model.profile",
+    "TiedWeight": "hpgo.model.profile",
     "StageBytes": "hpgo.programs.costs",
     "Timeline": "hpgo.timing.timeline",
     "Transformer": "hpgo.model.transformer",

@@ -18,7 +18,7 @@ __version__: str
 
 # Native code returns dicts, which cost less to create than dataclasses. tests/test_border.py compares these types with
 # the dicts. The dataclasses that Python builds from them document the fields.
-_Stopped = Literal["deadline", "interrupt", "effort"]
+_Stopped = Literal["time_limit", "interrupt", "work_limit"]
 # Arrays of whole numbers have the smallest type that holds their values, so their exact type is not fixed here.
 _Whole = NDArray[Any]
 _Times = NDArray[np.float64]
@@ -29,7 +29,7 @@ class MemoryRecord(TypedDict):
     gradients_bytes: float
     optimizer_bytes: float
     activations_bytes: float
-    kept_bytes: float
+    saved_activation_bytes: float
     recomputed_bytes: float
     buffers_bytes: float
 
@@ -42,8 +42,8 @@ class CostRecord(TypedDict):
     weight_gradient_s: float | None
     transfer_s: float
     transfer_busy_s: float
-    sync_s: float
-    sync_tail_s: float
+    grad_reduce_s: float
+    exposed_grad_reduce_s: float
     memory: MemoryRecord
     capacity_bytes: float
 
@@ -260,20 +260,22 @@ class Session:
         together: Sequence[Sequence[int]],
     ) -> Session: ...
     def plan(
-        self, settings: PlanningProblem, deadline_s: float | None, progress: _Progress
+        self, settings: PlanningProblem, time_limit_s: float | None, progress: _Progress
     ) -> tuple[PlanRecord, SearchRecord]: ...
     def min_memory(
-        self, settings: PlanningProblem, limit_s: float, enough_bytes: float, deadline_s: float | None
+        self, settings: PlanningProblem, limit_s: float, enough_bytes: float, time_limit_s: float | None
     ) -> tuple[PlanRecord | None, _Stopped | None]: ...
     def search(
-        self, settings: PlanningProblem, schedules: Sequence[str], deadline_s: float | None, progress: _Progress
+        self, settings: PlanningProblem, schedules: Sequence[str], time_limit_s: float | None, progress: _Progress
     ) -> tuple[list[TriedRecord], _Stopped | None]: ...
-    def classics(self, settings: PlanningProblem, deadline_s: float | None) -> ClassicsRecord: ...
-    def closest(self, settings: PlanningProblem, deadline_s: float | None) -> PlanRecord: ...
-    def shortage(self, settings: PlanningProblem, deadline_s: float | None) -> tuple[PlanRecord | None, list[bool]]: ...
-    def fits(self, settings: PlanningProblem, deadline_s: float | None) -> bool: ...
+    def classics(self, settings: PlanningProblem, time_limit_s: float | None) -> ClassicsRecord: ...
+    def closest(self, settings: PlanningProblem, time_limit_s: float | None) -> PlanRecord: ...
+    def shortage(
+        self, settings: PlanningProblem, time_limit_s: float | None
+    ) -> tuple[PlanRecord | None, list[bool]]: ...
+    def fits(self, settings: PlanningProblem, time_limit_s: float | None) -> bool: ...
     def nothing_fits(
-        self, settings: PlanningProblem, warms_up: bool, one_stage_a_device: bool, deadline_s: float | None
+        self, settings: PlanningProblem, warms_up: bool, one_stage_a_device: bool, time_limit_s: float | None
     ) -> bool: ...
     def exhaustive(self, settings: PlanningProblem) -> tuple[PlanRecord, int]: ...
     def evaluate(

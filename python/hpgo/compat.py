@@ -92,7 +92,7 @@ class Devices:
             raise ClusterError(
                 f"seps end at {cluster.devices}", "the compatible planner allows 1024 devices; use `hpgo.plan`"
             )
-        object.__setattr__(self, "seps", tuple(accumulate(machine.count for machine in cluster.machines)))
+        object.__setattr__(self, "seps", tuple(accumulate(machine.count for machine in cluster.nodes)))
 
     @property
     def num_machines(self) -> int:

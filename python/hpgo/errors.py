@@ -11,7 +11,6 @@ __all__ = [
     "CODES",
     "ArgumentError",
     "ClusterError",
-    "DeadlineError",
     "FileError",
     "HpgoError",
     "InfeasibleError",
@@ -19,6 +18,7 @@ __all__ = [
     "ProfileError",
     "RunError",
     "ScheduleError",
+    "TimeLimitError",
 ]
 
 # Type checkers treat this name as true. Importing it from `typing` would slow down `import hpgo`.
@@ -190,13 +190,13 @@ class InfeasibleError(HpgoError):
     code = "infeasible"
 
 
-class DeadlineError(HpgoError):
+class TimeLimitError(HpgoError):
     """The time limit passed before there was a result.
 
     >>> import hpgo
-    >>> raise hpgo.errors.DeadlineError("0.01 s passed before there was any plan", "give it more time")
+    >>> raise hpgo.errors.TimeLimitError("0.01 s passed before there was any plan", "give it more time")
     Traceback (most recent call last):
-    hpgo.errors.DeadlineError: 0.01 s passed before there was any plan
+    hpgo.errors.TimeLimitError: 0.01 s passed before there was any plan
     """
 
     code = "time_limit"

@@ -94,11 +94,18 @@ impl<'a> SyncTail<'a> {
 
 /// Returns the seconds by which the all-reduce of the stage between two cuts outlasts its last backward pass.
 #[must_use]
-pub fn sync_s(model: &LayerSums, totals: &Totals, speed: f64, stage: (usize, usize), rate: Rate, overlap: bool) -> f64 {
+pub fn grad_reduce_s(
+    model: &LayerSums,
+    totals: &Totals,
+    speed: f64,
+    stage: (usize, usize),
+    rate: Rate,
+    overlap: bool,
+) -> f64 {
     sync_without_s(model, totals, speed, stage, rate, overlap, &[])
 }
 
-/// Returns the result of [`sync_s`] without some weights: `apart` lists layers and the bytes of their weights that
+/// Returns the result of [`grad_reduce_s`] without some weights: `apart` lists layers and the bytes of their weights that
 /// other stages reduce together with this one.
 #[must_use]
 pub fn sync_without_s(

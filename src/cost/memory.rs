@@ -30,7 +30,7 @@ pub struct Memory {
     /// Bytes of activations that all micro-batches in flight keep for their backward passes.
     pub activations_bytes: f64,
     /// Bytes that one micro-batch keeps from its forward to its backward pass. With recomputation this is its input.
-    pub kept_bytes: f64,
+    pub saved_activation_bytes: f64,
     /// Bytes that recomputation restores for the one micro-batch that runs backward. Zero without recomputation.
     /// Send and receive buffers: an activation and a gradient on each side.
     pub recomputed_bytes: f64,
@@ -61,7 +61,10 @@ impl Memory {
     /// Returns the same memory with `max_in_flight` micro-batches in flight.
     #[must_use]
     pub fn with_in_flight(self, max_in_flight: u32) -> Self {
-        Self { activations_bytes: f64::from(max_in_flight) * self.kept_bytes + self.recomputed_bytes, ..self }
+        Self {
+            activations_bytes: f64::from(max_in_flight) * self.saved_activation_bytes + self.recomputed_bytes,
+            ..self
+        }
     }
 
     /// Returns the total bytes with `max_in_flight` micro-batches in flight.
@@ -93,13 +96,14 @@ pub fn memory(
     let max_in_flight = f64::from(max_in_flight);
     // With recomputation each micro-batch keeps only its input. The one that runs backward needs its full activations
     // too.
-    let (kept_bytes, recomputed_bytes) = if recompute { (input_bytes, saved_bytes) } else { (saved_bytes, 0.0) };
+    let (saved_activation_bytes, recomputed_bytes) =
+        if recompute { (input_bytes, saved_bytes) } else { (saved_bytes, 0.0) };
     Memory {
         weights_bytes,
         gradients_bytes: weights_bytes * options.gradients_per_weight,
         optimizer_bytes: if options.shard_optimizer { optimizer_bytes / f64::from(replicas) } else { optimizer_bytes },
-        activations_bytes: max_in_flight * kept_bytes + recomputed_bytes,
-        kept_bytes,
+        activations_bytes: max_in_flight * saved_activation_bytes + recomputed_bytes,
+        saved_activation_bytes,
         recomputed_bytes,
         // Each side has a buffer for an activation and one for a gradient of the same size, hence the factor 2.
         buffers_bytes: 2.0 * (input_bytes + output_bytes),

@@ -10,7 +10,7 @@ pub mod nesting;
 pub mod network;
 pub mod tied_weights;
 
-pub use grad_reduce::{SyncTail, sync_s, sync_without_s};
+pub use grad_reduce::{SyncTail, grad_reduce_s, sync_without_s};
 pub use layer_sums::{Interpolation, LayerSums, Totals};
 pub use memory::{Memory, MemoryModel, memory};
 pub use tied_weights::shared;

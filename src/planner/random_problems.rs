@@ -12,7 +12,7 @@ pub(super) fn settings(global_batch: u32, micro_batch_sizes: Vec<u32>) -> Settin
     Settings {
         global_batch,
         micro_batch_sizes,
-        smallest_share: 1,
+        min_samples_per_replica: 1,
         uneven_shares: true,
         overlap_sync: true,
         recompute: vec![false],

@@ -34,7 +34,7 @@ fn to_py_err(py: Python<'_>, error: &Error) -> PyErr {
         Error::Argument { .. } => "ArgumentError",
         Error::Infeasible { .. } => "InfeasibleError",
         Error::Schedule { .. } => "ScheduleError",
-        Error::TimedOut { .. } => "DeadlineError",
+        Error::TimedOut { .. } => "TimeLimitError",
         Error::Cancelled => return PyKeyboardInterrupt::new_err(()),
     };
     // The exception classes are defined in Python, so that users can import and document them there.

@@ -8,13 +8,13 @@ use pyo3::prelude::*;
 /// Mirror of `hpgo.machine.cluster.Cluster`.
 #[derive(FromPyObject)]
 pub(super) struct ClusterRecord {
-    pub(super) machines: Vec<MachineRecord>,
+    pub(super) nodes: Vec<NodeRecord>,
     pub(super) intra: Link,
     pub(super) inter: Link,
 }
 
 #[derive(FromPyObject)]
-pub(super) struct MachineRecord {
+pub(super) struct NodeRecord {
     pub(super) device: DeviceRecord,
     pub(super) count: u32,
 }
@@ -27,16 +27,12 @@ pub(super) struct DeviceRecord {
 
 impl From<ClusterRecord> for Cluster {
     fn from(cluster: ClusterRecord) -> Self {
-        let machine = |machine: MachineRecord| Machine {
+        let machine = |machine: NodeRecord| Machine {
             devices: machine.count,
             memory_bytes: machine.device.memory_bytes,
             speed: machine.device.speed,
         };
-        Self {
-            machines: cluster.machines.into_iter().map(machine).collect(),
-            intra: cluster.intra,
-            inter: cluster.inter,
-        }
+        Self { machines: cluster.nodes.into_iter().map(machine).collect(), intra: cluster.intra, inter: cluster.inter }
     }
 }
 
@@ -46,10 +42,10 @@ impl From<ClusterRecord> for Cluster {
 pub(super) struct SettingsRecord {
     pub(super) global_batch_size: u32,
     pub(super) micro_batch_sizes: Vec<u32>,
-    pub(super) smallest_share: u32,
+    pub(super) min_samples_per_replica: u32,
     pub(super) recompute: Vec<bool>,
     pub(super) schedule: String,
-    pub(super) equal_shares: bool,
+    pub(super) even_split: bool,
     pub(super) overlap: bool,
     pub(super) memory: MemoryModel,
     pub(super) max_stages: u32,
@@ -71,8 +67,8 @@ impl SettingsRecord {
             },
             global_batch: self.global_batch_size,
             micro_batch_sizes: self.micro_batch_sizes,
-            smallest_share: self.smallest_share,
-            uneven_shares: !self.equal_shares,
+            min_samples_per_replica: self.min_samples_per_replica,
+            uneven_shares: !self.even_split,
             overlap_sync: self.overlap,
             recompute: self.recompute,
             memory: self.memory,

@@ -22,7 +22,7 @@ struct LayerRecord {
     saved_bytes: Option<Vec<f64>>,
 }
 
-/// Mirror of `hpgo.model.profile.SharedWeight`.
+/// Mirror of `hpgo.model.profile.TiedWeight`.
 #[derive(FromPyObject)]
 struct TieRecord {
     layers: Vec<String>,

@@ -24,14 +24,14 @@ use crate::planner::orders::{self, Outcome, Problem, VirtualStageLimits};
 
 fn name_of(stopped: Stopped) -> &'static str {
     match stopped {
-        Stopped::Deadline => "deadline",
+        Stopped::Deadline => "time_limit",
         Stopped::Interrupt => "interrupt",
-        Stopped::Effort => "effort",
+        Stopped::Effort => "work_limit",
     }
 }
 
-fn control_of(deadline_s: Option<f64>) -> Control {
-    Control::with_deadline(deadline_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
+fn control_of(time_limit_s: Option<f64>) -> Control {
+    Control::with_deadline(time_limit_s.map(|seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)))
 }
 
 /// A model with its possible cuts, and a cluster. The stub file lists the methods.
@@ -268,10 +268,10 @@ impl Session {
         &self,
         py: Python<'_>,
         settings: SettingsRecord,
-        deadline_s: Option<f64>,
+        time_limit_s: Option<f64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<(PlanRecord, SearchRecord)> {
-        let control = control_of(deadline_s);
+        let control = control_of(time_limit_s);
         let settings = settings.settings();
         watched(py, &control, progress.as_ref(), true, || {
             // Listing cuts can take seconds. A proof that nothing fits is faster, and makes the list needless.
@@ -294,9 +294,9 @@ impl Session {
         settings: SettingsRecord,
         limit_s: f64,
         enough_bytes: f64,
-        deadline_s: Option<f64>,
+        time_limit_s: Option<f64>,
     ) -> PyResult<(Option<PlanRecord>, Option<&'static str>)> {
-        self.answer(py, settings, &control_of(deadline_s), None, true, |asked| {
+        self.answer(py, settings, &control_of(time_limit_s), None, true, |asked| {
             let Problem { model, cluster, settings } = asked.problem();
             let lean = hybrid::min_memory(model, cluster, settings, limit_s, enough_bytes, asked.control)?;
             Ok((lean.plan.map(|found| asked.record(found)), lean.stopped.map(name_of)))
@@ -310,10 +310,10 @@ impl Session {
         py: Python<'_>,
         settings: SettingsRecord,
         schedules: Vec<String>,
-        deadline_s: Option<f64>,
+        time_limit_s: Option<f64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<(Vec<TriedRecord>, Option<&'static str>)> {
-        let control = control_of(deadline_s);
+        let control = control_of(time_limit_s);
         let limits = VirtualStageLimits {
             needs_full_ranks: settings.needs_full_ranks,
             has_single_wave: settings.has_single_wave,
@@ -326,8 +326,13 @@ impl Session {
     }
 
     /// Returns the baseline plans. The search is short, and returns nothing if it is interrupted.
-    fn classics(&self, py: Python<'_>, settings: SettingsRecord, deadline_s: Option<f64>) -> PyResult<ClassicsRecord> {
-        let control = control_of(deadline_s);
+    fn classics(
+        &self,
+        py: Python<'_>,
+        settings: SettingsRecord,
+        time_limit_s: Option<f64>,
+    ) -> PyResult<ClassicsRecord> {
+        let control = control_of(time_limit_s);
         let classics = |asked: &Asked<'_>| {
             let Problem { model, cluster, settings } = asked.problem();
             let straight = hybrid::straight(model, cluster, settings, asked.control)?;
@@ -337,7 +342,7 @@ impl Session {
                 straight_stopped: straight.stopped.map(name_of),
             })
         };
-        if deadline_s == Some(0.0) {
+        if time_limit_s == Some(0.0) {
             // Without any time there is no search. The plan with a single stage needs no cuts and is still evaluated.
             return self.answer_at(py, settings, &control, one_stage, classics);
         }
@@ -345,8 +350,8 @@ impl Session {
     }
 
     /// Returns the plan that exceeds the devices' memory by the least.
-    fn closest(&self, py: Python<'_>, settings: SettingsRecord, deadline_s: Option<f64>) -> PyResult<PlanRecord> {
-        self.answer(py, settings, &control_of(deadline_s), None, false, |asked| {
+    fn closest(&self, py: Python<'_>, settings: SettingsRecord, time_limit_s: Option<f64>) -> PyResult<PlanRecord> {
+        self.answer(py, settings, &control_of(time_limit_s), None, false, |asked| {
             Ok(asked.record(hybrid::closest(asked.model, &self.cluster, asked.settings, asked.control)?))
         })
     }
@@ -357,7 +362,7 @@ impl Session {
         &self,
         py: Python<'_>,
         settings: SettingsRecord,
-        deadline_s: Option<f64>,
+        time_limit_s: Option<f64>,
     ) -> PyResult<(Option<PlanRecord>, Vec<bool>)> {
         // One order of the layers explains a shortage of memory as well as all cuts, and takes a fraction of the time.
         self.answer_at(
@@ -367,7 +372,7 @@ impl Session {
             |graph| CutPoints::of(graph, 0),
             |asked| {
                 let Problem { model, cluster, settings } = asked.problem();
-                let closest = hybrid::closest(model, cluster, settings, &control_of(deadline_s)).ok();
+                let closest = hybrid::closest(model, cluster, settings, &control_of(time_limit_s)).ok();
                 let helps = hybrid::helpful_changes(model, cluster, settings, asked.control)?;
                 Ok((closest.map(|found| asked.record(found)), helps))
             },
@@ -375,8 +380,8 @@ impl Session {
     }
 
     /// Whether a plan fits the devices' memory. False if none is found before the deadline.
-    fn fits(&self, py: Python<'_>, settings: SettingsRecord, deadline_s: Option<f64>) -> PyResult<bool> {
-        self.answer(py, settings, &control_of(deadline_s), None, false, |asked| {
+    fn fits(&self, py: Python<'_>, settings: SettingsRecord, time_limit_s: Option<f64>) -> PyResult<bool> {
+        self.answer(py, settings, &control_of(time_limit_s), None, false, |asked| {
             match hybrid::fitting(asked.model, &self.cluster, asked.settings, asked.control) {
                 Ok(_) => Ok(true),
                 Err(Error::Infeasible { .. } | Error::TimedOut { .. } | Error::Cancelled) => Ok(false),
@@ -392,10 +397,10 @@ impl Session {
         settings: SettingsRecord,
         warms_up: bool,
         one_stage_a_device: bool,
-        deadline_s: Option<f64>,
+        time_limit_s: Option<f64>,
     ) -> PyResult<bool> {
         let schedules = Schedules { warms_up, one_stage_a_device };
-        let control = control_of(deadline_s);
+        let control = control_of(time_limit_s);
         let settings = settings.settings();
         watched(py, &control, None, false, || {
             let whole;

@@ -205,13 +205,13 @@ impl Simulation {
         for iteration in 0..self.times.iterations as usize {
             for stage in 0..self.schedule.rank_of_stage.len() {
                 let from_s = self.times.synchronized_from_s(&self.schedule, iteration, stage);
-                let (sync_s, step_s) = (self.costs.gradient_sync_s[stage], self.costs.optimizer_s[stage]);
+                let (grad_reduce_s, step_s) = (self.costs.gradient_sync_s[stage], self.costs.optimizer_s[stage]);
                 // Stages without backwards have negative infinity. A stage that takes no time ends at 0, which counts.
-                if from_s >= 0.0 && sync_s + step_s > 0.0 {
+                if from_s >= 0.0 && grad_reduce_s + step_s > 0.0 {
                     stages.push(u32::try_from(stage).unwrap_or(u32::MAX));
                     start_s.push(from_s);
-                    end_s.push(from_s + sync_s);
-                    optimizer_end_s.push(from_s + sync_s + step_s);
+                    end_s.push(from_s + grad_reduce_s);
+                    optimizer_end_s.push(from_s + grad_reduce_s + step_s);
                 }
             }
         }

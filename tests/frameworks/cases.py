@@ -160,7 +160,7 @@ def check_places(case: Case, files: dict[str, str]) -> None:
     """Asserts that ranks are sent to the plan's devices, by a file where these are not simply in order."""
     of_rank = {rank: case.given.stages[stage].devices for stage, rank in enumerate(case.rank_of_stage)}
     devices = [of_rank[rank][replica] for rank, replica, gpu in case.grid if gpu == 0]
-    assert ("ranks.csv" in files) == (devices != list(range(sum(case.given.machines))))
+    assert ("ranks.csv" in files) == (devices != list(range(sum(case.given.nodes))))
     if "ranks.csv" in files:
         rows = [
             f"{at},0,{of_rank[rank][replica] * case.gpus + gpu}" for at, (rank, replica, gpu) in enumerate(case.grid)

@@ -72,9 +72,9 @@ def number(
 
     >>> number("tolerance", 1)
     1.0
-    >>> number("deadline_s", 0, above=0)
+    >>> number("time_limit_s", 0, above=0)
     Traceback (most recent call last):
-    hpgo.errors.ArgumentError: deadline_s is 0
+    hpgo.errors.ArgumentError: time_limit_s is 0
     """
     found = math.nan if isinstance(value, bool) or not isinstance(value, Real) else as_float(value)
     # Each comparison with NaN is false, so NaN fails the first test.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hpgo.planning.calibration import Calibration
 
 _NAMES = {
-    "forward_s": "forward", "backward_s": "backward", "transfer_s": "send", "sync_s": "gradient reduction",
+    "forward_s": "forward", "backward_s": "backward", "transfer_s": "send", "grad_reduce_s": "gradient reduction",
 }  # fmt: skip
 
 _FACTOR = 10.0

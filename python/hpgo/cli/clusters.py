@@ -81,10 +81,10 @@ def _rates(link: Link, *, used: bool) -> tuple[str, str]:
 
 
 def _entry(cluster: Cluster) -> dict[str, object]:
-    machine = cluster.machines[0]
+    machine = cluster.nodes[0]
     return {
         "name": cluster.name,
-        "machines": len(cluster.machines),
+        "machines": len(cluster.nodes),
         "devices_per_machine": machine.count,
         "device": machine.device.name,
         "memory_bytes": machine.device.memory_bytes,

@@ -9,7 +9,7 @@ import click
 from hpgo.base.documents import write_text
 from hpgo.base.units import format_seconds
 from hpgo.cli.command import Options, option, takes
-from hpgo.cli.plan_options import COUNT_LOADING, deadline_option
+from hpgo.cli.plan_options import COUNT_LOADING, time_limit_option
 from hpgo.cli.terminal import say, searching
 from hpgo.cli.values import AS_JSON, CLUSTER, FILE, PROFILE, File
 from hpgo.errors import ArgumentError
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _SECTIONS = {
     "Model and hosts": "model_name models_file dev_types_file dev_file profile cluster links units"
     " ignore_unknown_types",
-    "Problem": "objective samples_per_s batch_size dtype buffers_in buffers_out bits interpolate count_loading",
+    "Problem": "objective samples_per_s batch_size dtype buffers_in buffers_out bits interpolate include_data_loading",
     "Placement": "pins exclude max_replicas framework",
-    "Search": "deadline_s",
+    "Search": "time_limit_s",
     "Output": "why as_json as_yaml picture",
 }
 
@@ -87,7 +87,7 @@ class ChainOptions(Options):
         metavar="N",
         help="Bits per value to which transfers may be quantized. Repeatable.",
     )
-    deadline_s: float = deadline_option("--time-limit", default=10.0)
+    time_limit_s: float = time_limit_option(default=10.0)
 
 
 class PartitionOptions(ChainOptions):
@@ -151,7 +151,7 @@ class PartitionOptions(ChainOptions):
     ignore_unknown_types: bool = option(
         "--ignore-unknown-types", is_flag=True, help="Skip hosts whose device type has no layer times."
     )
-    count_loading: bool = COUNT_LOADING
+    include_data_loading: bool = COUNT_LOADING
     why: bool = option("--explain", is_flag=True, help="Explain each stage: compute, transfer, memory, slack.")
     as_json: bool = AS_JSON
     as_yaml: bool = option("--yaml", is_flag=True, help="Print the plan in the YAML format of PipeEdge's runtime.")
@@ -198,7 +198,7 @@ def command(options: PartitionOptions) -> None:
                 options.profile,
                 options.cluster,
                 framework=options.framework,
-                count_loading=options.count_loading,
+                include_data_loading=options.include_data_loading,
                 **given,
             )
         else:

@@ -17,7 +17,7 @@ from hpgo.base.tables import markdown
 from hpgo.base.units import format_seconds
 from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.misplaced_names import meant_as_transformer
-from hpgo.cli.plan_options import SECTIONS, Counts, ProblemOptions, as_options, deadline_option, schedule_option
+from hpgo.cli.plan_options import SECTIONS, Counts, ProblemOptions, as_options, schedule_option, time_limit_option
 from hpgo.cli.terminal import say, searching, table, width
 from hpgo.cli.values import (
     AS_JSON,
@@ -108,7 +108,7 @@ class SavingOptions(Options):
 
 
 _SECTIONS = {title: names.format("devices framework max_stages ") for title, names in SECTIONS.items()} | {
-    "Search": "deadline tolerance",
+    "Search": "time_limit tolerance",
     "Output": "outputs no_embed alternatives plot as_json as_markdown",
 }
 
@@ -139,7 +139,7 @@ class PlanOptions(ProblemOptions, SavingOptions):
         help="Prefer less memory: take the plan with the smallest peak memory whose step is at most this much longer"
         " than the shortest: `0.5%`.",
     )
-    deadline: float | None = deadline_option()
+    time_limit: float | None = time_limit_option()
     alternatives: tuple[tuple[str, str], ...] = option(
         "--save-alternative",
         type=Alternative(),
@@ -169,7 +169,7 @@ def command(options: PlanOptions) -> None:
     \b
     Examples:
       hpgo plan bert-48 --cluster dapple-a --global-batch-size 64
-      hpgo plan model.yaml -c h100:4 -b 1024 --recompute auto --reserve 2GB
+      hpgo plan model.yaml -c h100:4 -b 1024 --recompute auto --reserve-memory 2GB
       hpgo plan bert-48 -c dapple-a -b 64 --schedule auto
       hpgo plan bert-48 -c dapple-a -b 64 --framework megatron -o plan.json
       hpgo plan vgg-19 -c dapple-c -b 2048 -o plan.json
@@ -177,7 +177,7 @@ def command(options: PlanOptions) -> None:
       hpgo plan vgg-19 -c h100 -b 64 --save-alternative "data parallelism=dp.json"
       hpgo plan vgg-19 -c dapple-c -b 256,512,1024,2048 --plot vgg-19.svg
       hpgo plan xlnet-36 -c h100:8 -b 1024 --devices 8,16,32,64
-      hpgo plan gnmt-16 -c dapple-a -b 1024 --deadline 2s --json | jq .step_s
+      hpgo plan gnmt-16 -c dapple-a -b 1024 --time-limit 2s --json | jq .step_s
     """
     # Modules of the planner are imported here, so that `--help` and completion stay fast.
     from hpgo.machine.cluster import Cluster
@@ -199,7 +199,7 @@ def command(options: PlanOptions) -> None:
         "framework": options.framework,
         "max_stages": options.max_stages,
         "tolerance": options.tolerance,
-        "deadline_s": options.deadline,
+        "time_limit_s": options.time_limit,
     }
     if options.schedule is not None:
         # Without the option, the default depends on the framework, so the planner must not get one.
@@ -314,7 +314,7 @@ def _sweep(
                 say("hint", error.hint)
             continue
         plans.append(best)
-        if best.stopped == "interrupt":
+        if best.stop_reason == "interrupt":
             break
     if not plans:
         raise InfeasibleError("no plan was found for any of these sizes", "the notes above have the reasons")
@@ -355,7 +355,7 @@ def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords
     with searching(f"batch {global_batch_size}", format_seconds) as tell:
         best = plan(profile, cluster, global_batch_size=global_batch_size, progress=tell, **keywords)
     if not best.finished:
-        why = "interrupted" if best.stopped == "interrupt" else "time limit reached"
+        why = "interrupted" if best.stop_reason == "interrupt" else "time limit reached"
         # With `--schedule auto`, the bound is on plans of the chosen schedule only.
         whose = f" for `{best.schedule}`" if best.schedules else ""
         known = "follows" if best.gap is None else f"is {above(best.gap)}{whose}"

@@ -35,9 +35,9 @@ _RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
 
 
 SECTIONS = {
-    "Problem": "cluster global_batch_size {}schedule micro_batch_size min_micro_batch_size equal_shares"
-    " no_overlap count_loading",
-    "Memory": "recompute optimizer gradients_per_weight optimizer_per_weight shard_optimizer reserve",
+    "Problem": "cluster global_batch_size {}schedule micro_batch_size min_micro_batch_size even_split"
+    " no_overlap include_data_loading",
+    "Memory": "recompute optimizer gradients_per_weight optimizer_per_weight shard_optimizer reserve_memory",
     "Input file options": "profile_batch_size profile_layer_counts profile_boundary",
 }
 """Titles of help sections with the options of `ProblemOptions` in each. A command puts its own options at `{}`."""
@@ -112,14 +112,14 @@ TIMEOUT: Any = option(
     help="Stop a run that makes no progress for this long.",
 )
 RESERVE: Any = option(
-    "--reserve",
+    "--reserve-memory",
     type=BYTES,
     default=0.0,
     metavar="SIZE",
     help="Memory to keep free on each device: `1GB`.  [default: 0]",
 )
 COUNT_LOADING: Any = option(
-    "--count-loading", is_flag=True,
+    "--include-data-loading", is_flag=True,
     help="Include the time of layers that only load data. By default, data loaders work ahead of the step.",
 )  # fmt: skip
 
@@ -196,21 +196,23 @@ class ProblemOptions(ProfileFileOptions):
     shard_optimizer: bool = option(
         "--shard-optimizer", is_flag=True, help="Shard the optimizer state over replicas (ZeRO stage 1)."
     )
-    reserve: float = RESERVE
-    equal_shares: bool = option(
-        "--equal-shares", is_flag=True, help="Give all replicas of a stage the same number of samples."
+    reserve_memory: float = RESERVE
+    even_split: bool = option(
+        "--even-split", is_flag=True, help="Give all replicas of a stage the same number of samples."
     )
     no_overlap: bool = option(
         "--no-overlap", is_flag=True, help="Reduce gradients after the last backward pass, not during it."
     )
-    count_loading: bool = COUNT_LOADING
+    include_data_loading: bool = COUNT_LOADING
 
     def of_problem(self) -> dict[str, Any]:
         """Return these options as keyword arguments of `hpgo.plan` and `hpgo.evaluate`."""
         from hpgo.planning.problem import MemoryModel
 
         # Single ratios override those of the preset, so that both options can be combined.
-        kept = MemoryModel.preset(self.optimizer, shard_optimizer=self.shard_optimizer, reserved_bytes=self.reserve)
+        kept = MemoryModel.preset(
+            self.optimizer, shard_optimizer=self.shard_optimizer, reserved_bytes=self.reserve_memory
+        )
         given: dict[str, Any] = {
             "gradients_per_weight": self.gradients_per_weight,
             "optimizer_per_weight": self.optimizer_per_weight,
@@ -219,17 +221,17 @@ class ProblemOptions(ProfileFileOptions):
             "micro_batch_size": self.micro_batch_size,
             "min_micro_batch_size": self.min_micro_batch_size,
             "recompute": _RECOMPUTE[self.recompute],
-            "equal_shares": self.equal_shares,
+            "even_split": self.even_split,
             "overlap": not self.no_overlap,
-            "count_loading": self.count_loading,
+            "include_data_loading": self.include_data_loading,
             "memory": replace(kept, **{name: value for name, value in given.items() if value is not None}),
         }
 
 
-def deadline_option(*aliases: str, default: float | None = None) -> Any:
+def time_limit_option(default: float | None = None) -> Any:
     """Declare the option that ends a search with the best plan so far."""
     return option(
-        "--deadline", *aliases, type=SECONDS, default=default, metavar="TIME",
+        "--time-limit", type=SECONDS, default=default, metavar="TIME",
         help="Stop the search after this time and return the best plan so far: `10s`.",
     )  # fmt: skip
 

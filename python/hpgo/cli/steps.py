@@ -46,7 +46,10 @@ def compare(program: Program, predicted: Timeline | None, measured: Timeline | N
 
     stages = [
         {"stage": number, "layers": list(stage.layers), "devices": list(stage.devices)}
-        | {name: both(name, number) for name in ("forward_s", "backward_s", "transfer_s", "sync_s", "memory_bytes")}
+        | {
+            name: both(name, number)
+            for name in ("forward_s", "backward_s", "transfer_s", "grad_reduce_s", "memory_bytes")
+        }
         for number, stage in enumerate(program.stages)
     ]
     whole = {name: both(name) for name in ("step_s", "bubble", "peak_memory_bytes")}
@@ -67,7 +70,7 @@ def conclude(head: dict[str, Any], steps_s: list[float], found: dict[str, Any], 
             (f"stage {number} forward", format_seconds, stage["forward_s"]),
             (f"stage {number} backward", format_seconds, stage["backward_s"]),
             (f"stage {number} to {number + 1}", format_seconds, stage["transfer_s"]),
-            (f"stage {number} gradient reduction", format_seconds, stage["sync_s"]),
+            (f"stage {number} gradient reduction", format_seconds, stage["grad_reduce_s"]),
             (f"stage {number} memory", format_bytes, stage["memory_bytes"]),
         ]
     rows += [("bubble", percent, found["bubble"]), ("peak memory", format_bytes, found["peak_memory_bytes"])]

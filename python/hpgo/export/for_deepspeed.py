@@ -66,8 +66,8 @@ def module(given: object, target: Target, place: Place) -> dict[str, str]:
     # The plan's memory counts the input of each stage only, so all layers of a stage are one checkpoint.
     interval = max(map(len, job.layers)) if job.program.recompute else 0
     notes = ["gradients are clipped at norm 1, DeepSpeed's default: set it to 0 in CONFIG to turn that off"]
-    crossings = [[one.layer for one in stage.crossings] for stage in job.program.stages[:-1]]
-    if any(len(names) > 1 for names in crossings):
+    boundary_tensors = [[one.layer for one in stage.boundary_tensors] for stage in job.program.stages[:-1]]
+    if any(len(names) > 1 for names in boundary_tensors):
         notes.append("several tensors cross a cut: layers pass on tuples of the tensors in PASSED_ON, in this order")
     lines = [
         '"""A plan for DeepSpeed: pass CONFIG to `deepspeed.initialize`, and a PlannedPipelineModule as its model."""',
@@ -81,7 +81,7 @@ def module(given: object, target: Target, place: Place) -> dict[str, str]:
         "]",
         f"PARTS = {in_python([0, *accumulate(map(len, job.layers))])}",
         "PASSED_ON = [",
-        *(f"    {in_python(names)}," for names in crossings),
+        *(f"    {in_python(names)}," for names in boundary_tensors),
         "]",
         f"REPLICAS = {job.replicas}",
         f"CHECKPOINT_INTERVAL = {interval}",

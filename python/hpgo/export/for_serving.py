@@ -236,7 +236,7 @@ def _of_training(plan: Plan, target: Target) -> tuple[tuple[int, ...], list[str]
         )
     names = [
         f"machine{number}:{slot}" if count > 1 else f"machine{number}"
-        for number, count in enumerate(plan.machines)
+        for number, count in enumerate(plan.nodes)
         for slot in range(count)
     ]
     return counts, [names[stage.devices[0]] for stage in plan.stages], assumed.gpus_per_device

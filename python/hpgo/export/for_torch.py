@@ -175,7 +175,7 @@ def module(given: object, target: Target, place: Place) -> dict[str, str]:
     """Return a module with LAYERS, the sizes, and functions that build mesh, schedule and optimizer."""
     job = ExportJob.of(given, target, place)
     program = job.program
-    passed_on = [[one.layer for one in stage.crossings] for stage in program.stages]
+    passed_on = [[one.layer for one in stage.boundary_tensors] for stage in program.stages]
     # The module checks types and optimizer when it runs, because PyTorch has no configuration that could set them.
     weights, gradients = precision.widths(job) or (None, None)
     lines = [

@@ -201,7 +201,7 @@ class ExportJob:
 
     def _ranks(self) -> str:
         ends, machine_of = 0, []
-        for number, count in enumerate(self.program.machines):
+        for number, count in enumerate(self.program.nodes):
             machine_of += [(number, device - ends) for device in range(ends, ends + count)]
             ends += count
         lines = ["rank,machine,CUDA_VISIBLE_DEVICES"]
@@ -224,7 +224,7 @@ class ExportJob:
             # With several, both are the same.
             peak = self.program.schedule.peak_in_flight[rank] if self.chunks == 1 else None
             held_bytes = sum(
-                activations_bytes(self.profile, blocks, stages[at], group, peak or stages[at].in_flight)
+                activations_bytes(self.profile, blocks, stages[at], group, peak or stages[at].max_in_flight)
                 for at in own.stages
             )
             shortfall_bytes = held_bytes - own.memory.activations_bytes - own.headroom_bytes
@@ -232,7 +232,7 @@ class ExportJob:
                 raise InfeasibleError(
                     f"{self.framework.title} recomputes {pluralize(group, 'block')} at a time, which keeps the input of"
                     f" each: stage {own.stages[0]} lacks {format_bytes(shortfall_bytes)} for that",
-                    f"plan with `--framework {self.framework.name}`, or reserve more memory (`--reserve`)",
+                    f"plan with `--framework {self.framework.name}`, or reserve more memory (`--reserve-memory`)",
                     code="insufficient_memory",
                 )
 
@@ -262,7 +262,7 @@ def _check_chain(program: Program, row: Framework) -> None:
 
 def _check_ties(job: ExportJob) -> None:
     """Raise ArgumentError for a tied weight on several stages whose gradients the framework does not reduce."""
-    for tie in () if job.plan is None else job.plan.parted:
+    for tie in () if job.plan is None else job.plan.split_tied_weights:
         row = job.framework
         if sums_shared(row, tie.layers, job.blocks if row.ties == "ends" else None):
             continue
@@ -323,12 +323,12 @@ def _step_s(job: ExportJob) -> float | None:
         return simulate(program).makespan_s
     if _sums_each_pass(program, job.framework):
         (stage,) = plan.stages
-        return plan.micro_batches * (stage.forward_s + stage.backward_s + stage.sync_tail_s)
+        return plan.micro_batches * (stage.forward_s + stage.backward_s + stage.exposed_grad_reduce_s)
     # The framework runs the plan as it is: keep the plan's number, to the last digit, instead of simulating again.
     late = plan.assumed.overlap and not job.framework.overlaps
     if program.schedule == plan.orders() and not late:
         return plan.step_s
-    tails_s = [stage.sync_s if late else stage.sync_tail_s for stage in plan.stages]
+    tails_s = [stage.grad_reduce_s if late else stage.exposed_grad_reduce_s for stage in plan.stages]
     return simulate(program, gradient_sync_s=tails_s).makespan_s
 
 

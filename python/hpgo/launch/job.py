@@ -88,7 +88,7 @@ class LaunchJob(Record):
         check_is("the plan", plan, Plan, "create one with `hpgo.plan` or `hpgo.Plan.read`")
         if not plan.fits:
             raise ArgumentError(
-                f"the plan does not fit: a device lacks {plan.missing_bytes / 1e9:.3g} GB",
+                f"the plan does not fit: a device lacks {plan.shortfall_bytes / 1e9:.3g} GB",
                 "plan with less memory (`--recompute auto`, smaller micro-batches), or on larger devices",
                 code="insufficient_memory",
             )
@@ -114,7 +114,7 @@ class LaunchJob(Record):
         return cls(
             name=_queue_name(plan.profile if name is None else check_text("a job's name", name)),
             title=f"{plan.profile} on {plan.cluster}",
-            nodes=tuple(Node(machine.count * gpus, machine.device.name, machine.name) for machine in found.machines),
+            nodes=tuple(Node(machine.count * gpus, machine.device.name, machine.name) for machine in found.nodes),
             idle=tuple(rank for rank in range(found.devices * gpus) if rank // gpus not in used),
             command=command,
             gpus_per_device=gpus,

@@ -197,8 +197,8 @@ class DeviceRecord(Record):
 
     def on(self, cluster: Cluster) -> Cluster:
         """Return `cluster` with devices that have the measured rates."""
-        machines = tuple(replace(one, device=replace(one.device, rates=self.rates)) for one in cluster.machines)
-        return replace(cluster, machines=machines)
+        machines = tuple(replace(one, device=replace(one.device, rates=self.rates)) for one in cluster.nodes)
+        return replace(cluster, nodes=machines)
 
     def constants_on(self, cluster: Cluster) -> Constants:
         """Return the constants of the cost model for `cluster`.

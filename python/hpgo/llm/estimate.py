@@ -304,7 +304,7 @@ def constants_of(cluster: Cluster, platform: Platform | DeviceRecord | None) -> 
     if platform is None:
         return CONSTANTS
     # Factors are relative to the measured rates of one device, so they do not apply to another.
-    if not same_card(found := cluster.machines[0].device.name, platform.device):
+    if not same_card(found := cluster.nodes[0].device.name, platform.device):
         raise ArgumentError(
             f"the platform was measured on `{shorten(platform.device)}`, but cluster `{shorten(cluster.name)}` has"
             f" `{shorten(found)}`",
@@ -320,7 +320,7 @@ def with_error(found: LlmEstimate, cluster: Cluster, platform: Platform | Device
     For models with experts, the error is at least that of published steps of such models.
     """
     known = platform.mechanisms if isinstance(platform, Platform) else ()
-    left = unvalidated_features(found.parallelism, cluster.machines[0].device.name, known)
+    left = unvalidated_features(found.parallelism, cluster.nodes[0].device.name, known)
     if not isinstance(platform, Platform):  # a device record was fitted to kernels, which tells nothing of steps
         return replace(found, error=usual_error(cluster, has_experts=found.has_experts), unvalidated_features=left)
     # A platform may be fitted to steps of dense models only, which do not test the terms of experts.
@@ -405,7 +405,7 @@ def simulated_step_s(stages: PipelineStages) -> float:
     # the simulation is imported: that loads numpy, which this case does not need.
     if config.pp == 1:
         only = rows[0]
-        return stages.micro_batches * (only.forward_s + only.backward_s) + only.sync_s + only.optimizer_s
+        return stages.micro_batches * (only.forward_s + only.backward_s) + only.grad_reduce_s + only.optimizer_s
     from hpgo.timing.simulation import simulate
 
     busy_s, latency_s = stages.transfer
@@ -418,7 +418,7 @@ def simulated_step_s(stages: PipelineStages) -> float:
         weight_gradient_s=[one.weight_grad_s for one in rows] if splits else None,
         transfer_s=busy_s,
         latency_s=latency_s,
-        gradient_sync_s=[one.sync_s for one in rows],
+        gradient_sync_s=[one.grad_reduce_s for one in rows],
         optimizer_s=[one.optimizer_s for one in rows],
     )
     return timeline.makespan_s
@@ -448,7 +448,7 @@ def _seconds(stages: PipelineStages, step_s: float) -> tuple[tuple[str, float], 
     # passes. That time is in the passes already, so these terms get at most what is left of the step.
     left_s = step_s - sum(spent.values())
     for key, needed_s in (
-        ("grad_reduce", sum(one.sync_s for one in mine)),
+        ("grad_reduce", sum(one.grad_reduce_s for one in mine)),
         ("optimizer_step", sum(one.optimizer_s for one in mine)),
     ):
         spent[key] = min(needed_s, max(0.0, left_s))

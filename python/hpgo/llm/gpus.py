@@ -64,7 +64,7 @@ class Gpus:
         >>> h100.count, h100.machine, h100.adapter_bytes_per_s
         (32, 8, 50000000000.0)
         """
-        first, *others = cluster.machines
+        first, *others = cluster.nodes
         # `Cluster.first` may cut the last node short, so that one may have fewer GPUs.
         differ = any(one.device != first.device or one.count > first.count for one in others)
         if differ or any(one.count != first.count for one in others[:-1]):

@@ -75,6 +75,6 @@ def _smallest(space: SearchSpace) -> SearchSpace:
 def _repeated(cluster: Cluster, times: int) -> Cluster | None:
     """Return the cluster with `times` the nodes, all of them whole; None if a cluster can't have that many."""
     try:
-        return replace(cluster, machines=cluster.machines[:1] * (len(cluster.machines) * times))
+        return replace(cluster, nodes=cluster.nodes[:1] * (len(cluster.nodes) * times))
     except ClusterError:
         return None

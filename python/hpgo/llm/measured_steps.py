@@ -170,7 +170,7 @@ def fit_platform(steps: Sequence[MeasuredStep] | str | PathLike[str]) -> Platfor
         check_is("a step", one, MeasuredStep, "make it with `hpgo.MeasuredStep`, or read a file of them")
     if not held:
         raise ArgumentError("no steps to fit a platform to", "give one at least")
-    devices = list(dict.fromkeys(one.cluster.machines[0].device.name for one in held))
+    devices = list(dict.fromkeys(one.cluster.nodes[0].device.name for one in held))
     if not all(same_card(device, devices[0]) for device in devices):
         raise ArgumentError(
             f"steps were measured on {' and '.join(f'`{shorten(device)}`' for device in devices)}, but a platform has"

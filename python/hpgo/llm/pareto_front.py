@@ -68,7 +68,7 @@ def llm_pareto_front(
     points = check_int("points", points, most=MOST_POINTS)
     headroom_bytes = number("headroom_bytes", headroom_bytes)
     exclude = check_list("exclude", exclude, hint="give a list: ['cp', 'zero_stage=3']")
-    capacity = cluster.machines[0].device.memory_bytes
+    capacity = cluster.nodes[0].device.memory_bytes
     found: list[LlmEstimate] = []
     # Each search is limited to less memory than the last point needs, so its answer is the next point of the front.
     while len(found) < points:

@@ -136,5 +136,5 @@ def usual_error(cluster: Cluster, *, has_experts: bool = False) -> float:
     >>> usual_error(Cluster.preset("a100:1")) == ERRORS["A100"], usual_error(Cluster.preset("v100:1")) == USUAL_ERROR
     (True, True)
     """
-    found = ERRORS.get(family(cluster.machines[0].device.name), USUAL_ERROR)
+    found = ERRORS.get(family(cluster.nodes[0].device.name), USUAL_ERROR)
     return max(found, ERROR_WITH_EXPERTS) if has_experts else found

@@ -226,7 +226,7 @@ def plan_llm(
 
     def unknown(config: ParallelismConfig) -> int:
         validated = platform.mechanisms if isinstance(platform, Platform) else ()
-        return len(unvalidated_features(config, cluster.machines[0].device.name, validated))
+        return len(unvalidated_features(config, cluster.nodes[0].device.name, validated))
 
     # Full estimates are made only for the configurations that are returned. The search needs their step times alone.
     estimates = [estimated(*one) for one in search.fastest]

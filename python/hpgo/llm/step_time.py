@@ -45,7 +45,7 @@ class LlmStage:
     backward_s: float
     weight_grad_s: float
     """Part of `backward_s` that computes gradients of weights. It can run later if backward passes are split."""
-    sync_s: float
+    grad_reduce_s: float
     """Exposed gradient reduction and parameter all-gather after the stage's last backward pass."""
     optimizer_s: float
 
@@ -309,7 +309,7 @@ class PipelineStages:
     @property
     def bound_s(self) -> float:
         """Lower bound on the step time."""
-        return self.passes_s + min(stage.sync_s + stage.optimizer_s for stage in self.stages)
+        return self.passes_s + min(stage.grad_reduce_s + stage.optimizer_s for stage in self.stages)
 
     @cached_property
     def passes_s(self) -> float:

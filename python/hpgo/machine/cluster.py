@@ -39,7 +39,7 @@ _LARGEST = 1e18
 MOST_DEVICES = 2**20
 """Maximum number of devices in a cluster."""
 _VERSION = 1
-_KEYS = "hpgo_cluster name source gpus_per_device machines intra inter"
+_KEYS = "hpgo_cluster name source gpus_per_device nodes machines intra inter"
 _MACHINE_KEYS = "count devices type memory speed name"
 
 
@@ -81,7 +81,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine(Record):
+class Node(Record):
     """A node with `count` devices of one type. Raises ClusterError for less than one device."""
 
     device: Device
@@ -102,7 +102,7 @@ class Cluster(Record):
     """
 
     name: str
-    machines: tuple[Machine, ...]
+    nodes: tuple[Node, ...]
     """The nodes, in the order of their devices."""
     intra: Link
     """Intra-node link. Each device has one port."""
@@ -121,14 +121,14 @@ class Cluster(Record):
         for field in ("name", "source"):
             check_text(f"a cluster's {field}", getattr(self, field), ClusterError)
         check_fields(self, ClusterError)
-        if not self.machines:
+        if not self.nodes:
             raise ClusterError(f"cluster `{self.name}` has no machines", "give it at least one")
         _count("the number of devices of a cluster", self.devices)
 
     @property
     def devices(self) -> int:
         """Number of devices on all nodes."""
-        return sum(machine.count for machine in self.machines)
+        return sum(machine.count for machine in self.nodes)
 
     def to_frame(self) -> Any:
         """Return a data frame with a row for each node.
@@ -143,8 +143,8 @@ class Cluster(Record):
         return html
 
     def __repr__(self) -> str:
-        types = ", ".join(dict.fromkeys(machine.device.name for machine in self.machines))
-        of = f"{pluralize(self.devices, 'device')} on {pluralize(len(self.machines), 'machine')}"
+        types = ", ".join(dict.fromkeys(machine.device.name for machine in self.nodes))
+        of = f"{pluralize(self.devices, 'device')} on {pluralize(len(self.nodes), 'machine')}"
         return brief("Cluster", f"{shorten(self.name)}: {of}, {types}")
 
     @classmethod
@@ -186,7 +186,7 @@ class Cluster(Record):
         for argument, gbit_s in (("intra_gbit_s", intra_gbit_s), ("inter_gbit_s", inter_gbit_s)):
             rates.append(_check_positive(argument, gbit_s) * 1e9 / 8)
         intra, inter = (Link(rate, rate, latency_s) for rate in rates)
-        machines = (Machine(device, devices_per_node),) * nodes
+        machines = (Node(device, devices_per_node),) * nodes
         name = check_text("a cluster's name", name, ClusterError) or f"{nodes}x{devices_per_node}"
         return cls(name, machines, intra, inter, gpus_per_device=gpus_per_device)
 
@@ -199,7 +199,7 @@ class Cluster(Record):
 
         Raises ClusterError unless `seps` are whole numbers that ascend from at least 1.
 
-        >>> [machine.count for machine in Cluster.from_seps([8, 11]).machines]
+        >>> [machine.count for machine in Cluster.from_seps([8, 11]).nodes]
         [8, 3]
         """
         hint = "give the cumulative ends of nodes: [8, 16] is two nodes of eight devices"
@@ -216,7 +216,7 @@ class Cluster(Record):
         device = Device("device", _unit("memory", memory, parse_bytes))
         return cls(
             f"seps {_shown_list(list(accumulate(counts)))}",
-            tuple(Machine(device, count) for count in counts),
+            tuple(Node(device, count) for count in counts),
             intra=Link(25e9, 25e9),
             inter=Link(1e9, 3e9),
             source="links: the rates built into HPGO 0.9",
@@ -255,7 +255,7 @@ class Cluster(Record):
             _count("devices", machines * preset.devices)
         return cls(
             name,
-            (Machine(Device(preset.device, preset.memory_bytes), preset.devices),) * machines,
+            (Node(Device(preset.device, preset.memory_bytes), preset.devices),) * machines,
             intra=Link(*preset.intra),
             inter=Link(*preset.inter) if adapter_gbit_s is None else _with_adapters(preset.inter, adapter_gbit_s),
             source=preset.source,
@@ -292,7 +292,7 @@ class Cluster(Record):
 
         Raises ClusterError if the cluster has fewer devices.
 
-        >>> [machine.count for machine in Cluster.preset("dapple-a").first(12).machines]
+        >>> [machine.count for machine in Cluster.preset("dapple-a").first(12).nodes]
         [8, 4]
         """
         devices = _count("devices", devices)
@@ -309,22 +309,22 @@ class Cluster(Record):
         if devices == self.devices:
             return self
         machines, left = [], devices
-        for machine in self.machines:
+        for machine in self.nodes:
             if left:
                 machines.append(replace(machine, count=min(left, machine.count)))
                 left -= machines[-1].count
-        return replace(self, name=f"{devices} of {self.name}", machines=tuple(machines))
+        return replace(self, name=f"{devices} of {self.name}", nodes=tuple(machines))
 
     def document(self) -> dict[str, object]:
         """Return the content of the cluster's file, in bytes and seconds. `Cluster.from_document` reads it.
 
         >>> cluster = Cluster.of(nodes=2, devices_per_node=8, intra_gbit_s=1_200, inter_gbit_s=25)
-        >>> cluster.document()["machines"]
+        >>> cluster.document()["nodes"]
         [{'count': 2, 'devices': 8, 'type': 'device', 'memory': 16000000000.0, 'speed': 1.0}]
         """
         machines = []
         # Equal neighbors share a row with a count. Clusters of thousands of nodes stay small files.
-        for machine, group in groupby(self.machines):
+        for machine, group in groupby(self.nodes):
             device = machine.device
             row: dict[str, object] = {
                 "count": len(list(group)),
@@ -345,7 +345,7 @@ class Cluster(Record):
         head: dict[str, object] = {"hpgo_cluster": _VERSION, "name": self.name, "source": self.source}
         if self.gpus_per_device != 1:
             head["gpus_per_device"] = self.gpus_per_device
-        return head | {"machines": machines} | links
+        return head | {"nodes": machines} | links
 
     @classmethod
     def from_document(cls, document: object, *, file: str) -> Cluster:
@@ -365,7 +365,7 @@ class Cluster(Record):
         >>> print(Cluster.of(nodes=2, devices_per_node=8, intra_gbit_s=1_200, inter_gbit_s=25).yaml(), end="")
         hpgo_cluster: 1
         name: "2x8"
-        machines:
+        nodes:
           - {count: 2, devices: 8, type: device, memory: 16 GB, speed: 1.0}
         intra: {bandwidth: 150 GB/s, collective: 150 GB/s, latency: 0 s}
         inter: {bandwidth: 3.125 GB/s, collective: 3.125 GB/s, latency: 0 s}
@@ -377,8 +377,8 @@ class Cluster(Record):
             lines.append(f"source: {in_yaml(self.source)}")
         if self.gpus_per_device != 1:
             lines.append(f"gpus_per_device: {self.gpus_per_device}")
-        lines.append("machines:")
-        for machine, group in groupby(self.machines):
+        lines.append("nodes:")
+        for machine, group in groupby(self.nodes):
             device = machine.device
             named = f", name: {in_yaml(machine.name)}" if machine.name else ""
             lines.append(
@@ -443,10 +443,13 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
     top.whence = ""
     if version != _VERSION:
         top.fail(f"`hpgo_cluster` is {safe_repr(version)}", f"this hpgo reads version {_VERSION}")
-    machines: list[Machine] = []
+    if "nodes" in top and "machines" in top:
+        top.fail("`nodes` and `machines` are both given", "keep `nodes`; `machines` is the older name", code="conflict")
+    key = "machines" if "machines" in top else "nodes"
+    machines: list[Node] = []
     types: dict[str, Device] = {}
-    for place, entry in enumerate(top.items("machines"), start=1):
-        section = Section(entry, f"{file}, machines entry {place}", ClusterError, keys=_MACHINE_KEYS)
+    for place, entry in enumerate(top.items(key), start=1):
+        section = Section(entry, f"{file}, {key} entry {place}", ClusterError, keys=_MACHINE_KEYS)
         device = section.build(
             Device,
             section.text("type", "device"),
@@ -458,7 +461,7 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
             section.fail(
                 f"type `{device.name}` has another memory or speed above", "give it another name", code="mismatch"
             )
-        machine = section.build(Machine, device, section.whole("devices"), section.text("name", ""))
+        machine = section.build(Node, device, section.whole("devices"), section.text("name", ""))
         count = section.whole("count", 1, least=1)
         section.done()
         if count * machine.count > MOST_DEVICES:

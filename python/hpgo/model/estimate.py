@@ -18,7 +18,7 @@ from hpgo.machine.rates import RATES, WIDTHS, Rates
 from hpgo.model.formats.onnx_files import OnnxFile
 from hpgo.model.formats.transformers import read_transformer
 from hpgo.model.operations import VIEWS, work
-from hpgo.model.profile import Layer, Profile, SharedWeight
+from hpgo.model.profile import Layer, Profile, TiedWeight
 from hpgo.model.transformer import Transformer
 from hpgo.model.transformer_network import TransformerShape
 from hpgo.model.transformer_presets import TRANSFORMERS
@@ -148,14 +148,14 @@ class _EstimatedLayer:
     """Ids of the layers that read the sent tensors."""
 
 
-def _ties(parts: Sequence[_EstimatedLayer], network: Network) -> tuple[SharedWeight, ...]:
+def _ties(parts: Sequence[_EstimatedLayer], network: Network) -> tuple[TiedWeight, ...]:
     """Return the weights that several layers read."""
     readers: dict[str, list[str]] = {}
     for part in parts:
         read = (name for at in part.operations for name in network.operations[at].inputs if name in network.roots)
         for root in dict.fromkeys(network.roots[name] for name in read):
             readers.setdefault(root, []).append(part.id)
-    return tuple(SharedWeight(tuple(ids), network.tensors[root].bytes) for root, ids in readers.items() if len(ids) > 1)
+    return tuple(TiedWeight(tuple(ids), network.tensors[root].bytes) for root, ids in readers.items() if len(ids) > 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,13 +174,13 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedWeight:
+class TiedWeight:
     """A weight that several layers share (a tied weight).
 
     Raises ProfileError for fewer than two layers, for a layer named twice, and for a size that is not a number from 0
     to 1e18.
 
-    >>> SharedWeight(("embedding",), 4e6)
+    >>> TiedWeight(("embedding",), 4e6)
     Traceback (most recent call last):
     hpgo.errors.ProfileError: the weight tied over `embedding` needs two different layers
     """
@@ -230,7 +230,7 @@ class Profile:
 
     Plans treat such a group as one device.
     """
-    ties: tuple[SharedWeight, ...] = ()
+    ties: tuple[TiedWeight, ...] = ()
     """Weights that several layers share."""
     device: str = ""
     """Name of the GPU or processor of the measurement. This field and those below do not affect costs."""
@@ -299,9 +299,9 @@ class Profile:
                     f"profile `{self.name}`: {safe_repr(layer)} is not a layer", "give `hpgo.Layer` records"
                 )
         for tie in self.ties:
-            if not isinstance(tie, SharedWeight):
+            if not isinstance(tie, TiedWeight):
                 raise ProfileError(
-                    f"profile `{self.name}`: {safe_repr(tie)} is not a tied weight", "give `hpgo.SharedWeight` records"
+                    f"profile `{self.name}`: {safe_repr(tie)} is not a tied weight", "give `hpgo.TiedWeight` records"
                 )
         for edge in self.edges:
             if not (isinstance(edge, tuple) and len(edge) == 2 and all(isinstance(end, str) for end in edge)):
@@ -493,7 +493,7 @@ class Profile:
         >>> toy = Profile.chain(
         ...     "toy", batch_size=1, forward_s=[1, 1], backward_s=[2, 2], activation_bytes=[8, 8],
         ...     parameter_bytes=[40, 0])
-        >>> toy = replace(toy, ties=(SharedWeight(("layer0", "layer1"), 40),))
+        >>> toy = replace(toy, ties=(TiedWeight(("layer0", "layer1"), 40),))
         >>> [layer.parameter_bytes for layer in toy.without_ties().layers]
         [40, 40.0]
         """

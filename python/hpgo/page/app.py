@@ -193,7 +193,7 @@ class PageApp:
         # The name must be random: whoever knows it can stop the search.
         name = secrets.token_hex(8)
         # The time limit includes the work after the search, so the search gets only 80 % of it.
-        job = PlanJob("search", items, files, deadline_s=0.8 * self._large.limits.time_s)
+        job = PlanJob("search", items, files, time_limit_s=0.8 * self._large.limits.time_s)
         return _Lines(self, name, job)
 
     async def stop(self, request: Request) -> Response:

@@ -43,7 +43,7 @@ def parts(stages: Sequence[Stage], micro_batches: int, step_s: float) -> list[St
         for group in groups
     )
     link_s, link = _busiest_link(stages, groups, micro_batches)
-    tail_s, tail = max((s.sync_tail_s, -index) for index, s in enumerate(stages))
+    tail_s, tail = max((s.exposed_grad_reduce_s, -index) for index, s in enumerate(stages))
     # The busiest resource bounds the step from below: its work is the part that nothing else can hide.
     if link_s > work_s:
         at, work_s = link, link_s

@@ -158,7 +158,7 @@ def _replaced(program: Program, predicted: Breakdown, measured: Breakdown) -> It
         gradient_latency_s=None,
     )
     yield simulate(program, costs=costs).makespan_s
-    costs = replace(costs, gradient_sync_s=tuple(one or 0.0 for one in measured.sync_s))
+    costs = replace(costs, gradient_sync_s=tuple(one or 0.0 for one in measured.grad_reduce_s))
     yield simulate(program, costs=costs).makespan_s
 
 
@@ -195,7 +195,7 @@ def _profile(profile: Profile, program: Program, predicted: Breakdown, measured:
 
 
 def _cluster(cluster: Cluster, program: Program, predicted: Breakdown, measured: Breakdown) -> Cluster:
-    machine_of = [number for number, machine in enumerate(cluster.machines) for _ in range(machine.count)]
+    machine_of = [number for number, machine in enumerate(cluster.nodes) for _ in range(machine.count)]
     spans = [{machine_of[device] for device in stage.devices} for stage in program.stages]
     ratios: dict[str, list[float]] = {}
     for stage, (old, new) in enumerate(zip(predicted.transfer_s, measured.transfer_s, strict=True)):
@@ -226,10 +226,10 @@ def _reduction_slowdown(evaluate: Callable[[float], Plan], measured: Breakdown) 
     Only the part after the last backward pass is measured, so bisection finds the slowdown. It is 1 if no ratio between
     the limits gives the measured time.
     """
-    wanted_s = sum(one or 0.0 for one in measured.sync_s)
+    wanted_s = sum(one or 0.0 for one in measured.grad_reduce_s)
 
     def lasting_s(ratio: float) -> float:
-        return sum(stage.sync_tail_s for stage in evaluate(ratio).stages)
+        return sum(stage.exposed_grad_reduce_s for stage in evaluate(ratio).stages)
 
     low, high = 1 / _MAX_RATIO, _MAX_RATIO
     if abs(lasting_s(1.0) - wanted_s) <= _PRECISION * wanted_s or not lasting_s(low) < wanted_s < lasting_s(high):

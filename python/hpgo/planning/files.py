@@ -30,20 +30,30 @@ if TYPE_CHECKING:
 LLM_PLAN_FORMAT = "hpgo.llm_plan"
 """Value of the key `format` in files of `hpgo.LlmPlan`."""
 _VERSION = 3
-_RENAMED_IN_3 = {"launcher": "framework", "tie": "memory_preference", "within": "tolerance"}
-"""Names in version 3 of keys of versions 1 and 2, at any depth except in profiles and clusters."""
+_RENAMED_IN_3 = {
+    "compact_bound_s": "node_aligned_bound_s", "count_loading": "include_data_loading", "crossings": "boundary_tensors",
+    "equal_shares": "even_split", "free_lower_bound_s": "unrestricted_lower_bound_s", "free_stages": "unrestricted_stages",
+    "free_step_s": "unrestricted_step_s", "in_flight": "max_in_flight", "kept_bytes": "saved_activation_bytes",
+    "labels": "explored_labels", "launcher": "framework", "machines": "nodes", "missing_bytes": "shortfall_bytes",
+    "parted": "split_tied_weights", "share": "samples_per_replica", "smallest_share": "min_samples_per_replica",
+    "stopped": "stop_reason", "sync_s": "grad_reduce_s", "sync_tail_s": "exposed_grad_reduce_s",
+    "tie": "memory_preference", "why": "reason", "within": "tolerance",
+}  # fmt: skip
+"""Keys of versions 1 and 2, at any depth but within profiles and clusters, and their names from version 3 on."""
+_STOP_REASONS_IN_3 = {"deadline": "time_limit", "effort": "work_limit"}
+"""Values of `stopped` in versions 1 and 2, and those of `stop_reason`."""
 _COMPARED = ("alternatives", "schedules")
 _SHARED = (
-    "profile", "cluster", "global_batch_size", "cluster_devices", "machines", "loading_s", "assumptions", "made_with",
+    "profile", "cluster", "global_batch_size", "cluster_devices", "nodes", "loading_s", "assumptions", "made_with",
     "restriction", *_COMPARED,
 )  # fmt: skip
 """Fields that alternatives take from the plan in the file, or leave at their defaults."""
 _SINCE_2 = {
-    "stopped", "kept_bytes", "recomputed_bytes", "notes", "memory_preference", "compact_bound_s", "chunks",
-    "input_gradient_s", "weight_gradient_s", "parted", "searched_cuts_bound_s",
+    "stop_reason", "saved_activation_bytes", "recomputed_bytes", "notes", "memory_preference", "node_aligned_bound_s",
+    "chunks", "input_gradient_s", "weight_gradient_s", "split_tied_weights", "searched_cuts_bound_s",
 }  # fmt: skip
-"""Keys that files of version 2 may lack, at any depth, because they were added within the version."""
-_SINCE_1 = {*_SINCE_2, "machines", "crossings", "actions", "assumptions", "made_with", "plan", "restriction"}
+"""Keys that files of version 2 may lack, at any depth: it grew."""
+_SINCE_1 = {*_SINCE_2, "nodes", "boundary_tensors", "actions", "assumptions", "made_with", "plan", "restriction"}
 """Keys that files of version 1 may lack, at any depth."""
 _DIGITS = set("0123456789abcdef")
 
@@ -116,11 +126,13 @@ def _with_names_of_3(value: Any) -> Any:
         return [_with_names_of_3(item) for item in value]
     if not isinstance(value, dict):
         return value
-    return {
-        # Profiles and clusters have formats of their own, in which a key of this name means something else.
+    found = {
         _RENAMED_IN_3.get(key, key): item if key in {"profile", "cluster"} else _with_names_of_3(item)
         for key, item in value.items()
     }
+    if isinstance(reason := found.get("stop_reason"), str):
+        found["stop_reason"] = _STOP_REASONS_IN_3.get(reason, reason)
+    return found
 
 
 def digest_of(source: Profile | Cluster) -> Digest:
@@ -239,9 +251,9 @@ def _read_rows(kind: type[_Row], rows: Section | None, plan: Plan, optional: set
     return tuple(read)
 
 
-def _with_kept_bytes(stage: Stage) -> Stage:
-    """Return `stage` with activation bytes per micro-batch, computed from the sum if an old file lacks them."""
-    return replace(stage, memory=replace(stage.memory, kept_bytes=stage.kept_bytes))
+def _with_saved_activation_bytes(stage: Stage) -> Stage:
+    """`stage` with the even share of each micro-batch in its activations, where the file has their sum alone."""
+    return replace(stage, memory=replace(stage.memory, saved_activation_bytes=stage.saved_activation_bytes))
 
 
 def _in_priced_order(plan: Plan, profile: Profile) -> Plan:
@@ -255,7 +267,7 @@ def _in_priced_order(plan: Plan, profile: Profile) -> Plan:
 def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -> Plan:
     finished = section.flag("finished")
     plan = record(Plan, section, optional=optional, known=known)
-    plan = replace(plan, stages=tuple(_with_kept_bytes(stage) for stage in plan.stages))
+    plan = replace(plan, stages=tuple(_with_saved_activation_bytes(stage) for stage in plan.stages))
     if plan.assumptions is not None and isinstance(plan.assumptions.profile, Profile):
         # A plan with unknown layers would fail later with a less clear error.
         ids = {layer.id for layer in plan.assumptions.profile.layers}
@@ -264,15 +276,13 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
                 absent = next(layer for layer in stage.layers if layer not in ids)
                 section.fail(f"stage {number} has layer {safe_repr(absent)}, which the profile of the plan lacks")
         profile = plan.assumptions.profile
-        plan = _in_priced_order(plan, profile if plan.assumptions.count_loading else profile.without_loading())
-    # The only bound of older files is on node-aligned placements, or on the searched cuts.
-    if plan.placements == "compact" and "compact_bound_s" not in section:
-        plan = replace(plan, lower_bound_s=None, compact_bound_s=plan.lower_bound_s)
-    if plan.cuts != "all" and plan.chunks == 1 and "searched_cuts_bound_s" not in section:
+        plan = _in_priced_order(plan, profile if plan.assumptions.include_data_loading else profile.without_loading())
+    if plan.placements == "compact" and "node_aligned_bound_s" not in section:  # older files bound those alone
+        plan = replace(plan, lower_bound_s=None, node_aligned_bound_s=plan.lower_bound_s)
+    if plan.cuts != "all" and plan.chunks == 1 and "searched_cuts_bound_s" not in section:  # likewise
         plan = replace(plan, lower_bound_s=None, searched_cuts_bound_s=plan.lower_bound_s)
     if plan.finished != finished:
-        # Newer files have both keys, which must agree. Older files have only `finished`.
-        if plan.stopped is not None:
-            section.fail("`finished` and `stopped` contradict each other", code="conflict")
-        plan = replace(plan, stopped="deadline")  # Older files don't distinguish it from Ctrl-C.
+        if plan.stop_reason is not None:
+            section.fail("`finished` and `stop_reason` contradict each other", code="conflict")
+        plan = replace(plan, stop_reason="time_limit")  # Ctrl-C, perhaps: older files don't tell them apart
     return plan

@@ -96,7 +96,7 @@ def restricted(question: PlanningProblem, framework: Framework, *, schedule: str
     return replace(
         question,
         schedule=schedule,
-        equal_shares=question.equal_shares or framework.equal_replicas,
+        even_split=question.even_split or framework.equal_replicas,
         equal_replicas=framework.equal_replicas,
         overlap=question.overlap and framework.overlaps,
         memory=memory,
@@ -151,7 +151,9 @@ def solved(question: PlanningProblem, framework: Framework, solve: Callable[[Pla
     """
     plan = solve(question)
     # Searches with less memory have higher bounds, which do not hold for plans with all memory.
-    bounds_s = {name: getattr(plan, name) for name in ("lower_bound_s", "searched_cuts_bound_s", "compact_bound_s")}
+    bounds_s = {
+        name: getattr(plan, name) for name in ("lower_bound_s", "searched_cuts_bound_s", "node_aligned_bound_s")
+    }
     aside_bytes = 0.0
     for _ in range(_MAX_TRIES):
         lacking_bytes = _lacking_bytes(plan, question, framework)
@@ -186,10 +188,12 @@ def _lacking_bytes(plan: Plan, question: PlanningProblem, framework: Framework) 
     if group is None:
         return 0.0
     aside_bytes = plan.assumed.memory.reserved_bytes - question.memory.reserved_bytes
-    kept_bytes = [activations_bytes(question.profile, blocks, stage, group, stage.in_flight) for stage in plan.stages]
+    saved_activation_bytes = [
+        activations_bytes(question.profile, blocks, stage, group, stage.max_in_flight) for stage in plan.stages
+    ]
     return (
         max(
-            sum(kept_bytes[at] for at in own.stages) - own.memory.activations_bytes - own.headroom_bytes
+            sum(saved_activation_bytes[at] for at in own.stages) - own.memory.activations_bytes - own.headroom_bytes
             for own in plan.groups
         )
         - aside_bytes
@@ -200,7 +204,7 @@ def _with_all_memory(plan: Plan, question: PlanningProblem) -> Plan:
     """Return `plan` and its alternatives with the memory that was set aside as free memory again."""
     memory = question.memory
     # The capacity of a stage is that of its smallest device.
-    bytes_of = [machine.device.memory_bytes for machine in question.cluster.machines for _ in range(machine.count)]
+    bytes_of = [machine.device.memory_bytes for machine in question.cluster.nodes for _ in range(machine.count)]
     stages = tuple(
         replace(stage, capacity_bytes=min(bytes_of[device] for device in stage.devices) - memory.reserved_bytes)
         for stage in plan.stages
@@ -243,9 +247,9 @@ def with_restriction(
         version=framework.version,
         label=framework.label,
         space=_space(question, framework),
-        free_step_s=None if best is None else min(best.step_s, plan.step_s),
-        free_lower_bound_s=None if best is None else best.lower_bound_s,
-        free_stages=None if best is None else len(best.stages),
+        unrestricted_step_s=None if best is None else min(best.step_s, plan.step_s),
+        unrestricted_lower_bound_s=None if best is None else best.lower_bound_s,
+        unrestricted_stages=None if best is None else len(best.stages),
     )
     # Alternatives were searched in the restricted problem, too.
     return _with_each(replace(plan, restriction=restriction), lambda other: replace(other, restriction=restriction))

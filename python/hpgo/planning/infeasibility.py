@@ -62,7 +62,7 @@ def _without_stages(question: PlanningProblem) -> str:
     """Return a reason for which no stages can fit: total memory or one layer. Empty if there is none."""
     profile, memory = question.profile, question.memory
     capacities = [
-        (machine.device.memory_bytes - memory.reserved_bytes, machine.count) for machine in question.cluster.machines
+        (machine.device.memory_bytes - memory.reserved_bytes, machine.count) for machine in question.cluster.nodes
     ]
     all_bytes, largest_bytes = sum(size * count for size, count in capacities), max(size for size, _ in capacities)
     of_weight = 1 + memory.gradients_per_weight + memory.optimizer_per_weight
@@ -78,7 +78,7 @@ def _without_stages(question: PlanningProblem) -> str:
     for layer in profile.layers:
         saved = layer.activation_bytes if layer.saved_bytes is None else layer.saved_bytes
         # A stage keeps at least one micro-batch of the smallest share in flight.
-        saved_bytes = at_batch(profile.batch_sizes, saved, question.smallest_share)
+        saved_bytes = at_batch(profile.batch_sizes, saved, question.min_samples_per_replica)
         needed_bytes = of_weight * layer.parameter_bytes + saved_bytes
         if needed_bytes > largest_bytes:
             return (

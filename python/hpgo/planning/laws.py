@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hpgo.planning.plans import Alternative, Plan, ScheduleChoice
     from hpgo.programs.stages import Stage
 
-_LENGTHS = ("forward_s", "backward_s", "transfer_s", "transfer_busy_s", "sync_s", "sync_tail_s")
+_LENGTHS = ("forward_s", "backward_s", "transfer_s", "transfer_busy_s", "grad_reduce_s", "exposed_grad_reduce_s")
 _SIZES = (
     "weights_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "buffers_bytes", "recomputed_bytes",
 )  # fmt: skip
@@ -95,7 +95,9 @@ class _Sources:
         cluster = assumed.cluster if assumed is not None and isinstance(assumed.cluster, Cluster) else None
         profile = (
             # Without loading, the step counts a profile whose data-loading layers take no time.
-            measured if measured is None or assumed is None or assumed.count_loading else measured.without_loading()
+            measured
+            if measured is None or assumed is None or assumed.include_data_loading
+            else measured.without_loading()
         )
         return cls(measured, profile, cluster)
 
@@ -113,7 +115,7 @@ class _Sources:
         """Speed of each device; empty if the cluster is unknown."""
         if self.cluster is None:
             return []
-        return [machine.device.speed for machine in self.cluster.machines for _ in range(machine.count)]
+        return [machine.device.speed for machine in self.cluster.nodes for _ in range(machine.count)]
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class _Checked:
 def numbers_are_lengths(one: _Checked) -> str:
     """Times and sizes of a plan are finite and not negative."""
     plan = one.plan
-    for name in ("step_s", "one_device_step_s", "loading_s", "lower_bound_s", "compact_bound_s"):
+    for name in ("step_s", "one_device_step_s", "loading_s", "lower_bound_s", "node_aligned_bound_s"):
         value = getattr(plan, name)
         if value is not None and not 0 <= value < inf:
             return f"`{name}`"
@@ -198,9 +200,9 @@ def bubble_is_a_share(one: _Checked) -> str:
 def bound_is_below_step(one: _Checked) -> str:
     """A lower bound is at most the step of any plan that fits and is compared with."""
     plan = one.plan
-    bounds_s = {"lower_bound_s": plan.lower_bound_s, "compact_bound_s": plan.compact_bound_s}
+    bounds_s = {"lower_bound_s": plan.lower_bound_s, "node_aligned_bound_s": plan.node_aligned_bound_s}
     if plan.restriction is not None:
-        bounds_s["free_lower_bound_s"] = plan.restriction.free_lower_bound_s
+        bounds_s["unrestricted_lower_bound_s"] = plan.restriction.unrestricted_lower_bound_s
     for name, bound_s in bounds_s.items():
         if bound_s is not None and plan.fits and not is_most(bound_s, plan.step_s):
             return f"`{name}`"
@@ -229,9 +231,9 @@ def shares_make_the_micro_batch(one: _Checked) -> str:
     for at, stage in enumerate(plan.stages):
         # Shares differ by at most one sample, so the largest is the quotient rounded up.
         least, rest = divmod(plan.micro_batch_size, stage.replicas)
-        uneven = rest and assumed is not None and assumed.equal_shares
-        small = assumed is not None and least < assumed.smallest_share
-        if stage.share != least + (rest > 0) or uneven or small:
+        uneven = rest and assumed is not None and assumed.even_split
+        small = assumed is not None and least < assumed.min_samples_per_replica
+        if stage.samples_per_replica != least + (rest > 0) or uneven or small:
             return f"stage {at}"
     return ""
 
@@ -260,7 +262,7 @@ def stage_times_are_their_layers(one: _Checked) -> str:
         speed = one.speed(stage)
         if speed is None:
             return f"the devices of stage {at}"
-        forward_s, backward_s = (part_s / speed for part_s in one.seconds(at, stage.share))
+        forward_s, backward_s = (part_s / speed for part_s in one.seconds(at, stage.samples_per_replica))
         repeated_s = forward_s if plan.recompute else 0.0
         # Rounding is relative to the whole step, since the native planner subtracts prefix sums over all layers.
         of = sum(whole_s)
@@ -283,7 +285,9 @@ def speed_up_is_possible(one: _Checked) -> str:
     # The speed-up is relative to this time, so check it first.
     if not is_equal(plan.one_device_step_s, plan.micro_batches * one_device_s):
         return "`one_device_step_s`"
-    shared_s = sum(stage.replicas * sum(one.seconds(at, stage.share)) for at, stage in enumerate(plan.stages))
+    shared_s = sum(
+        stage.replicas * sum(one.seconds(at, stage.samples_per_replica)) for at, stage in enumerate(plan.stages)
+    )
     speeds = sum(one.sources.speeds[device] for group in plan.groups for device in group.devices)
     cheaper = one_device_s / shared_s if shared_s else inf
     return "" if is_most(plan.speed_up, speeds * max(1.0, cheaper)) else "`speed_up`"
@@ -298,8 +302,8 @@ def devices_hold_their_weights(one: _Checked) -> str:
             if not is_most(held, stage.memory.weights_bytes, of):
                 return f"stage {at}"
     for at, stage in enumerate(plan.stages):
-        micro_batch = stage.kept_bytes + stage.memory.recomputed_bytes
-        if not is_most(stage.memory.activations_bytes, stage.in_flight * micro_batch, stage.memory.total_bytes):
+        micro_batch = stage.saved_activation_bytes + stage.memory.recomputed_bytes
+        if not is_most(stage.memory.activations_bytes, stage.max_in_flight * micro_batch, stage.memory.total_bytes):
             return f"the activations of stage {at}"
     return ""
 

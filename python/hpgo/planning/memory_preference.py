@@ -47,19 +47,19 @@ def with_leaner(question: PlanningProblem, best: Plan) -> Plan:
     return replace(best, alternatives=(*best.alternatives, other))
 
 
-def min_memory(question: PlanningProblem, best: Plan, within: float, deadline_s: float | None) -> Plan:
+def min_memory(question: PlanningProblem, best: Plan, within: float, time_limit_s: float | None) -> Plan:
     """Return the plan with the smallest peak memory whose step is longer than that of `best` by at most `within`.
 
-    The native search narrows the memory down with searches on devices whose memory is limited. After `deadline_s`
+    The native search narrows the memory down with searches on devices whose memory is limited. After `time_limit_s`
     seconds, or on Ctrl-C, it returns the best plan so far.
     """
     limit_s = best.step_s * (1 + within)
     # A small plan as a start lets the search begin with a tight limit on memory.
     kept = min([best, *_variants(question, best, limit_s)], key=lambda plan: (peak_bytes(plan), plan.step_s))
-    stopped = best.stopped
+    stopped = best.stop_reason
     if stopped != "interrupt":
         # The first search may have used up its time. The limit of the second one must stay positive.
-        left_s = None if deadline_s is None else max(1e-3, deadline_s)
+        left_s = None if time_limit_s is None else max(1e-3, time_limit_s)
         found, ended = question.session.min_memory(question, limit_s, peak_bytes(kept), left_s)
         kept = kept if found is None else plan_of(question, found)
         stopped = ended or stopped
@@ -67,16 +67,16 @@ def min_memory(question: PlanningProblem, best: Plan, within: float, deadline_s:
     searched = (
         "lower_bound_s",
         "searched_cuts_bound_s",
-        "compact_bound_s",
+        "node_aligned_bound_s",
         "cuts",
         "placements",
-        "labels",
+        "explored_labels",
         "simulated",
     )
     return replace(
         kept,
         **{name: getattr(best, name) for name in searched},
-        stopped=stopped,
+        stop_reason=stopped,
         memory_preference=MemoryPreference(within, best.step_s, peak_bytes(best)),
     )
 
@@ -97,7 +97,7 @@ def _variants(question: PlanningProblem, best: Plan, limit_s: float) -> Iterator
     # A step has a forward and a backward pass per stage and micro-batch.
     most = _MAX_ACTIONS // (2 * len(rows))
     # Every replica must get at least the smallest allowed number of samples.
-    least = max(stage.replicas for stage in best.stages) * question.smallest_share
+    least = max(stage.replicas for stage in best.stages) * question.min_samples_per_replica
     sizes = [
         size
         for size in question.micro_batch_sizes

@@ -88,7 +88,7 @@ def _elsewhere(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[s
     if known is None:
         return
     # Devices are numbered node by node, so this list maps a number to its type.
-    types = [machine.device for machine in question.cluster.machines for _ in range(machine.count)]
+    types = [machine.device for machine in question.cluster.nodes for _ in range(machine.count)]
     used = {types[device] for stage in stages for device in stage.devices}
     # A cluster that sets `speed` has accounted for the difference, so only devices of speed 1 are suspicious.
     others = sorted({device.name for device in used if device.speed == 1 and not same_card(known.type, device.name)})
@@ -104,7 +104,7 @@ def _elsewhere(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[s
 def _far_beyond(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[str]:
     """Yield a note if a replica gets far more samples than were measured."""
     # The largest share counts, because it sets the time of a stage.
-    share, largest = max(stage.share for stage in stages), question.profile.batch_sizes[-1]
+    share, largest = max(stage.samples_per_replica for stage in stages), question.profile.batch_sizes[-1]
     if share > FAR * largest:
         yield (
             f"a device gets {pluralize(share, 'sample')} at once, but `{shorten(question.profile.name)}` was measured"

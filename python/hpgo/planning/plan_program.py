@@ -24,7 +24,7 @@ def orders_of(plan: Plan, schedule: ScheduleName | None) -> Schedule:
     name = choice("schedule", asked, (family.name for family in schedules()), ScheduleError)
     ranks, micro_batches = len(plan.groups), plan.micro_batches
     planned = name == plan.schedule
-    in_flight = [stage.in_flight for stage in plan.stages]
+    in_flight = [stage.max_in_flight for stage in plan.stages]
     # Recorded action lists come first: they may be fitted to times, and building the family again could differ.
     if planned and plan.actions:
         return _recorded(plan)
@@ -105,8 +105,8 @@ def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
         micro_batch_size=plan.micro_batch_size,
         global_batch_size=plan.global_batch_size,
         # Old files have no list of nodes. One node with all devices is then assumed.
-        machines=plan.machines or (plan.cluster_devices,),
-        crossings=plan.crossings or None,
+        nodes=plan.nodes or (plan.cluster_devices,),
+        boundary_tensors=plan.boundary_tensors or None,
         recompute=plan.recompute,
         shard_optimizer=plan.assumptions is not None and plan.assumptions.memory.shard_optimizer,
         gpus_per_device=1 if plan.assumptions is None else plan.assumptions.gpus_per_device,
@@ -114,5 +114,5 @@ def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
     )
     cluster = None if plan.assumptions is None else plan.assumptions.cluster
     # A plan that was saved without its cluster does not know the device types.
-    types = tuple(machine.device.name for machine in cluster.machines) if isinstance(cluster, Cluster) else ()
+    types = tuple(machine.device.name for machine in cluster.nodes) if isinstance(cluster, Cluster) else ()
     return replace(made, model=plan.profile, cluster=plan.cluster, device_types=types)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 
 from hpgo.base.checks import check_int, check_list, check_progress, device_number, number
 from hpgo.base.messages import as_whole, safe_repr
-from hpgo.errors import ArgumentError, DeadlineError
+from hpgo.errors import ArgumentError, TimeLimitError
 from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.planning.laws import checked
 from hpgo.planning.memory_preference import min_memory, with_leaner
@@ -35,7 +35,7 @@ def plan(
     framework: TrainingFramework | None = None,
     max_stages: int | None = None,
     tolerance: float | None = None,
-    deadline_s: float | None = None,
+    time_limit_s: float | None = None,
     progress: Callable[[float, float], object] | None = None,
     **options: Unpack[PlanOptions],
 ) -> Plan:
@@ -52,7 +52,7 @@ def plan(
         tolerance: return the plan with the smallest peak memory among those whose step is at most this share longer
             than the shortest one found: 0.005 is 0.5 %. `Plan.memory_preference` has the step and memory of the plan
             with the shortest step. Bound and gap remain those of the shortest step. It takes a few more searches.
-        deadline_s: return the best plan so far, with its gap, after this many seconds. Ctrl-C does the same.
+        time_limit_s: return the best plan so far, with its gap, after this many seconds. Ctrl-C does the same.
         progress: called about ten times per second with the best step so far (infinite before the first plan) and
             the lower bound (0 if there is none, as under `auto`).
         options: any of the options below.
@@ -69,16 +69,16 @@ def plan(
             profile, because times below it are not reliable.
         recompute=False: keep activations (False), recompute them in the backward pass (True), or take the better of
             both ("auto").
-        equal_shares=False: give all replicas of a stage the same number of samples (True), or allow a difference of
+        even_split=False: give all replicas of a stage the same number of samples (True), or allow a difference of
             one sample (False). The largest number sets the time.
         overlap=True: reduce gradients layer by layer during the backward pass.
         memory=None: memory besides activations: a `hpgo.MemoryModel`, or the name of one, such as `adam-bf16`; None
             is Adam.
-        count_loading=False: include the time of layers that load data (`Profile.loading`) in the step; otherwise data
+        include_data_loading=False: include the time of layers that load data (`Profile.loading`) in the step; otherwise data
             loaders work ahead.
 
     Raises ArgumentError, ProfileError or ClusterError for invalid input. Raises InfeasibleError if no plan fits in
-    memory, with the stage and device that lack memory and changes that would help. Raises DeadlineError if the time
+    memory, with the stage and device that lack memory and changes that would help. Raises TimeLimitError if the time
     limit, and KeyboardInterrupt if Ctrl-C, came before there was any plan.
 
     Method: docs/planner.md; after DAPPLE (Fan et al., PPoPP 2021) for stages, warm-up depths and uneven replication.
@@ -93,20 +93,22 @@ def plan(
     question = PlanningProblem.of(profile, cluster, global_batch_size=global_batch_size, **options)
     if max_stages is not None:
         question = replace(question, max_stages=check_int("max_stages", max_stages, most=NO_LIMIT - 1))
-    if deadline_s is not None:
-        deadline_s = number("deadline_s", deadline_s, above=0, infinite=True, hint="give a positive number of seconds")
+    if time_limit_s is not None:
+        time_limit_s = number(
+            "time_limit_s", time_limit_s, above=0, infinite=True, hint="give a positive number of seconds"
+        )
     if tolerance is not None:
         tolerance = number("tolerance", tolerance, most=1, hint="give a share of the step from 0 to 1: 0.005 is 0.5 %")
     check_progress(progress)
-    until_s = None if deadline_s is None else started_s + deadline_s
+    until_s = None if time_limit_s is None else started_s + time_limit_s
 
     def solve(question: PlanningProblem) -> Plan:
         # A restricted search may call this several times. Each call gets only the remaining time.
         left_s = None if until_s is None else max(1e-3, until_s - time.monotonic())
         try:
             return _best(question, tolerance, left_s, progress)
-        except DeadlineError as error:  # It has the remaining time of this search, not the limit of the caller.
-            raise DeadlineError(f"{deadline_s:g} s passed before there was any plan", error.hint) from None
+        except TimeLimitError as error:  # It has the remaining time of this search, not the limit of the caller.
+            raise TimeLimitError(f"{time_limit_s:g} s passed before there was any plan", error.hint) from None
 
     if framework is None:
         return checked(solve(question))
@@ -123,16 +125,16 @@ def plan(
 def _best(
     question: PlanningProblem,
     tolerance: float | None,
-    deadline_s: float | None,
+    time_limit_s: float | None,
     progress: Callable[[float, float], object] | None,
 ) -> Plan:
     """Return the best plan of a checked problem, under any schedule."""
     if question.schedule in SCHEDULES:
         started_s = time.monotonic()
-        best = search(question, deadline_s, progress)
+        best = search(question, time_limit_s, progress)
         if tolerance is not None:
             # The search for a smaller plan gets the time that the first search left.
-            left_s = None if deadline_s is None else deadline_s - (time.monotonic() - started_s)
+            left_s = None if time_limit_s is None else time_limit_s - (time.monotonic() - started_s)
             best = min_memory(question, best, float(tolerance), left_s)
         return with_leaner(question, with_alternatives(question, best))
     if tolerance is not None:
@@ -144,7 +146,7 @@ def _best(
     # Check the name late: schedules of the native search need no lookup in the table of families.
     check_schedule(question.schedule)
     solve = best_of_all if question.schedule == "auto" else best_of_one
-    return solve(question, deadline_s=deadline_s, progress=progress)
+    return solve(question, time_limit_s=time_limit_s, progress=progress)
 
 
 def evaluate(

@@ -18,11 +18,11 @@ from hpgo.base.units import format_seconds
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.machine.cluster import Cluster
-from hpgo.model.profile import Profile, SharedWeight
+from hpgo.model.profile import Profile, TiedWeight
 from hpgo.planning import bottleneck
 from hpgo.planning.problem import MemoryModel
 from hpgo.programs.blocks import Blocks
-from hpgo.programs.stages import Crossing, DeviceGroup, Stage, groups_of
+from hpgo.programs.stages import BoundaryTensor, DeviceGroup, Stage, groups_of
 
 if TYPE_CHECKING:
     import os
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hpgo.programs.schedule import Durations, Schedule
     from hpgo.timing.timeline import Timeline
 
-STOPPED = ("deadline", "interrupt", "effort")
+STOP_REASONS = ("time_limit", "interrupt", "work_limit")
 """Reasons for which a search may stop before its proof is complete."""
 _AGAIN = "make the plan again with `hpgo plan`"
 
@@ -53,13 +53,13 @@ class Assumptions(Record):
     profile: Profile | Digest
     cluster: Cluster | Digest
     memory: MemoryModel
-    equal_shares: bool
+    even_split: bool
     """Whether all replicas of a stage must get the same number of samples."""
     overlap: bool
     """Whether gradients are reduced during the backward pass."""
-    smallest_share: int
+    min_samples_per_replica: int
     """Minimum samples per micro-batch and replica."""
-    count_loading: bool
+    include_data_loading: bool
     """Whether the time of layers that load data is part of the step."""
     blocks: Blocks | None
     """Repeated blocks of the model, as frameworks need them; None if the model is no sequence of blocks."""
@@ -76,9 +76,9 @@ class Alternative(Record):
     """Step time in seconds; None if the plan can't run."""
     stages: int
     micro_batch_size: int
-    missing_bytes: float
+    shortfall_bytes: float
     """Memory that a device lacks, in bytes; 0 if the plan fits."""
-    why: str
+    reason: str
     """Reason for which it is worse, as a clause."""
     plan: Plan | None = None
     """The plan itself, even if it does not fit; None if none was found. `Plan.alternative` returns it by name."""
@@ -99,7 +99,7 @@ class ScheduleChoice(Record):
     """Step time of the best plan that fits, in seconds; None if none fits."""
     peak_bytes: float | None
     """Memory of the fullest device, in bytes; None if no plan was found."""
-    missing_bytes: float
+    shortfall_bytes: float
     """Memory that a device lacks, in bytes; 0 if the plan fits."""
     stages: int
     chunks: int
@@ -107,7 +107,7 @@ class ScheduleChoice(Record):
     micro_batch_size: int
     planned: bool
     """Whether `hpgo.plan(schedule=name)` returns this plan. False only in old files, for virtual stages."""
-    why: str
+    reason: str
     """Bottleneck of the plan, or the reason for which there is no plan."""
     plan: Plan | None = None
     """The plan itself; None if none was found. `Plan.alternative` returns it by name."""
@@ -128,11 +128,11 @@ class Restriction(Record):
     """Name and version for reports, such as `Megatron-LM 0.16`."""
     space: str
     """Plans that it can run, as a phrase."""
-    free_step_s: float | None
+    unrestricted_step_s: float | None
     """Step time of the best unrestricted plan found, in seconds; None if none was searched."""
-    free_lower_bound_s: float | None
+    unrestricted_lower_bound_s: float | None
     """Lower bound on the step of all unrestricted plans, in seconds."""
-    free_stages: int | None
+    unrestricted_stages: int | None
     """Number of stages of the best unrestricted plan."""
 
     def costs(self, step_s: float) -> tuple[float, float] | None:
@@ -144,9 +144,11 @@ class Restriction(Record):
         (0.5, 1.0)
         """
         step_s = number("step_s", step_s)
-        if self.free_step_s is None or self.free_lower_bound_s is None:
+        if self.unrestricted_step_s is None or self.unrestricted_lower_bound_s is None:
             return None
-        least, most = (_ratio(step_s, free_s) - 1 for free_s in (self.free_step_s, self.free_lower_bound_s))
+        least, most = (
+            _ratio(step_s, free_s) - 1 for free_s in (self.unrestricted_step_s, self.unrestricted_lower_bound_s)
+        )
         return max(0.0, least), max(0.0, most)
 
 
@@ -192,21 +194,21 @@ class Plan(Record):
     """Cut points that were searched: `all`, or the reason for which only some were."""
     placements: str = "all"
     """Placements that were searched: `all`, or `compact` for node-aligned ones, with others by pattern."""
-    stopped: str | None = None
-    """Reason for which the search stopped early: `deadline`, `interrupt` (Ctrl-C), or `effort`, its built-in limit on
+    stop_reason: str | None = None
+    """Reason for which the search stopped early: `time_limit`, `interrupt` (Ctrl-C), or `work_limit`, its built-in limit on
     work; None if it completed."""
-    labels: int = 0
+    explored_labels: int = 0
     """Number of partial plans that the search explored."""
     loading_s: float = 0.0
     """Time of the slowest data-loading layer for one batch of the profile, which is not part of the step."""
     simulated: int = 0
     """Number of complete plans that the search simulated."""
-    machines: tuple[int, ...] = ()
+    nodes: tuple[int, ...] = ()
     """Number of devices of each node of the cluster; empty in old files."""
-    parted: tuple[SharedWeight, ...] = ()
+    split_tied_weights: tuple[TiedWeight, ...] = ()
     """Tied weights whose layers are on several groups of devices. Each group holds a copy, and their gradients are
-    reduced over the devices of all groups. `Stage.sync_s` and `Stage.sync_tail_s` include this."""
-    crossings: tuple[tuple[Crossing, ...], ...] = ()
+    reduced over the devices of all groups. `Stage.grad_reduce_s` and `Stage.exposed_grad_reduce_s` include this."""
+    boundary_tensors: tuple[tuple[BoundaryTensor, ...], ...] = ()
     """Tensors that cross the boundary behind each stage but the last; empty in old files."""
     actions: tuple[str, ...] = ()
     """Action list of each group of devices, in the format of `Schedule.to_text`; empty if schedule name and
@@ -221,7 +223,7 @@ class Plan(Record):
     """Framework that the plan was searched for; None without a framework."""
     memory_preference: MemoryPreference | None = None
     """The plan with the shortest step, if one with less memory was preferred; None otherwise."""
-    compact_bound_s: float | None = None
+    node_aligned_bound_s: float | None = None
     """Lower bound on the step of plans with the searched cuts and node-aligned placements; None if all placements were
     searched, or none."""
     searched_cuts_bound_s: float | None = None
@@ -236,7 +238,7 @@ class Plan(Record):
         # The record is frozen, so its cached field can only be set in this way.
         object.__setattr__(self, "_groups", groups_of(self.stages))
         for index, stage in enumerate(self.stages):
-            if not (stage.layers and stage.devices and stage.share and stage.in_flight):
+            if not (stage.layers and stage.devices and stage.samples_per_replica and stage.max_in_flight):
                 raise ArgumentError(
                     f"stage {index} of a plan has no layers, devices, samples, or micro-batches in flight", _AGAIN
                 )
@@ -247,9 +249,9 @@ class Plan(Record):
                 f"micro_batch_size is {self.micro_batch_size}, but it must divide {self.global_batch_size}",
                 _AGAIN,
             )
-        if self.crossings and len(self.crossings) != len(self.stages) - 1:
+        if self.boundary_tensors and len(self.boundary_tensors) != len(self.stages) - 1:
             raise ArgumentError(
-                f"`crossings` has {len(self.crossings)} entries, but it must have one for each stage but the last",
+                f"`boundary_tensors` has {len(self.boundary_tensors)} entries, but it must have one for each stage but the last",
                 _AGAIN,
             )
         # Virtual stages are spread evenly: each group of devices runs `chunks` of them.
@@ -264,9 +266,10 @@ class Plan(Record):
                 f"`actions` has {len(self.actions)} lines, but it must have one for each of {groups} groups of devices",
                 _AGAIN,
             )
-        if self.stopped not in {None, *STOPPED}:
+        if self.stop_reason not in {None, *STOP_REASONS}:
             raise ArgumentError(
-                f"`stopped` is {safe_repr(self.stopped)}, but it must be None or one of {', '.join(STOPPED)}", _AGAIN
+                f"`stop_reason` is {safe_repr(self.stop_reason)}, but it must be None or one of {', '.join(STOP_REASONS)}",
+                _AGAIN,
             )
 
     @property
@@ -317,16 +320,16 @@ class Plan(Record):
 
     @property
     def finished(self) -> bool:
-        """Whether neither a time limit nor Ctrl-C stopped the search. `stopped` has the reason."""
-        return self.stopped not in {"deadline", "interrupt"}
+        """Whether neither a time limit nor Ctrl-C stopped the search. `stop_reason` has the reason."""
+        return self.stop_reason not in {"time_limit", "interrupt"}
 
     @property
     def fits(self) -> bool:
         """Whether the stages of each device fit in its memory."""
-        return not self.missing_bytes
+        return not self.shortfall_bytes
 
     @property
-    def missing_bytes(self) -> float:
+    def shortfall_bytes(self) -> float:
         """Largest amount of memory that a device lacks, in bytes; 0 if the plan fits."""
         return max(0.0, -min(group.headroom_bytes for group in self.groups))
 
@@ -359,7 +362,7 @@ class Plan(Record):
         >>> import hpgo
         >>> best = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-c"), global_batch_size=2048)
         >>> runs = best.program()
-        >>> [len(stage.devices) for stage in runs.stages], runs.stages[0].crossings[0].layer
+        >>> [len(stage.devices) for stage in runs.stages], runs.stages[0].boundary_tensors[0].layer
         ([15, 1], 'pool-5')
         """
         from hpgo.planning.plan_program import program_of
@@ -450,7 +453,7 @@ class Plan(Record):
             raise ArgumentError(f"the plan has no alternative {safe_repr(name)}", hint, code="unknown_name")
         found = listed[name].plan
         if found is None:
-            raise ArgumentError(f"the alternative `{name}` has no plan: {listed[name].why}", hint)
+            raise ArgumentError(f"the alternative `{name}` has no plan: {listed[name].reason}", hint)
         return found
 
     def to_json(self, *, embed: bool = True) -> str:

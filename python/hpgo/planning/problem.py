@@ -89,10 +89,10 @@ class PlanOptions(TypedDict, total=False):
     micro_batch_size: int | None
     min_micro_batch_size: int | None
     recompute: bool | Literal["auto"]
-    equal_shares: bool
+    even_split: bool
     overlap: bool
     memory: MemoryModel | OptimizerName | None
-    count_loading: bool
+    include_data_loading: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +103,19 @@ class PlanningProblem:
     cluster: Cluster
     global_batch_size: int
     micro_batch_sizes: tuple[int, ...]
-    smallest_share: int
+    min_samples_per_replica: int
     """Minimum samples per micro-batch and replica."""
     recompute: tuple[bool, ...]
     schedule: str
-    equal_shares: bool
+    even_split: bool
     overlap: bool
     memory: MemoryModel
     loading_s: float
     """Time to load one batch of the profile, in seconds, if `profile` does not include it."""
     measured: Profile
-    """The profile as given. `profile` differs: it has no loading times, unless `count_loading` is set, and consistent
+    """The profile as given. `profile` differs: it has no loading times, unless `include_data_loading` is set, and consistent
     input- and weight-gradient times."""
-    count_loading: bool
+    include_data_loading: bool
     blocks: Blocks | None
     """Repeated blocks of the model, as frameworks need them; None if the model is no sequence of blocks."""
     max_stages: int = NO_LIMIT
@@ -157,10 +157,10 @@ class PlanningProblem:
         micro_batch_size: int | None = None,
         min_micro_batch_size: int | None = None,
         recompute: bool | str = False,
-        equal_shares: bool = False,
+        even_split: bool = False,
         overlap: bool = True,
         memory: MemoryModel | OptimizerName | None = None,
-        count_loading: bool = False,
+        include_data_loading: bool = False,
         **unknown: object,
     ) -> PlanningProblem:
         """Return the planning problem for arguments of `hpgo.plan`.
@@ -186,23 +186,25 @@ class PlanningProblem:
                 f"schedule is {safe_repr(schedule)}", f"choose auto or one of {', '.join(SCHEDULES)}, say"
             )
         # Accept only bools: other values, such as the text "no", would count as true.
-        switches = {"equal_shares": equal_shares, "overlap": overlap, "count_loading": count_loading}
+        switches = {"even_split": even_split, "overlap": overlap, "include_data_loading": include_data_loading}
         for name, value in switches.items():
             check_flag(name, value)
         return cls(
-            profile=(profile if count_loading else profile.without_loading()).with_consistent_split(),
+            profile=(profile if include_data_loading else profile.without_loading()).with_consistent_split(),
             cluster=cluster,
             global_batch_size=global_batch_size,
             micro_batch_sizes=sizes,
-            smallest_share=smallest,
+            min_samples_per_replica=smallest,
             recompute=(recompute,) if isinstance(recompute, bool) else (False, True),
             schedule=schedule,
-            equal_shares=equal_shares,
+            even_split=even_split,
             overlap=overlap,
             memory=_checked(memory, cluster),
-            loading_s=0.0 if count_loading else max((layer.forward_s[0] for layer in profile.loading), default=0.0),
+            loading_s=0.0
+            if include_data_loading
+            else max((layer.forward_s[0] for layer in profile.loading), default=0.0),
             measured=profile,
-            count_loading=count_loading,
+            include_data_loading=include_data_loading,
             blocks=_blocks(profile),
         )
 
@@ -265,7 +267,7 @@ def _checked(given: MemoryModel | OptimizerName | None, cluster: Cluster) -> Mem
         reserved_bytes=number("reserved_bytes", memory.reserved_bytes),
     )
     # If the reserve exceeds every device, no plan can fit. This error is clearer than an infeasible search.
-    largest = max((machine.device for machine in cluster.machines), key=lambda device: device.memory_bytes)
+    largest = max((machine.device for machine in cluster.nodes), key=lambda device: device.memory_bytes)
     if memory.reserved_bytes >= largest.memory_bytes:
         raise ArgumentError(
             f"reserved_bytes is {format_bytes(memory.reserved_bytes)}, but `{largest.name}` has"

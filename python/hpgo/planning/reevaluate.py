@@ -28,16 +28,16 @@ def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None 
         schedule=plan.schedule,
         # A fixed size and recomputation leave the problem with only one candidate, the saved plan.
         micro_batch_size=plan.micro_batch_size,
-        min_micro_batch_size=assumed.smallest_share,
+        min_micro_batch_size=assumed.min_samples_per_replica,
         recompute=plan.recompute,
-        equal_shares=assumed.equal_shares,
+        even_split=assumed.even_split,
         overlap=assumed.overlap,
         memory=assumed.memory,
-        count_loading=assumed.count_loading,
+        include_data_loading=assumed.include_data_loading,
     )
     stages = rows_of(question.profile, [(stage.layers, stage.devices) for stage in plan.stages])
     # The planner derives the order of 1F1B, eager 1F1B and GPipe from the limits in flight. All other schedules need
     # the recorded order, because it may have been fitted to the times.
     if plan.schedule in SCHEDULES:
-        return checked(evaluated(question, stages, max_in_flight=[stage.in_flight for stage in plan.stages]))
+        return checked(evaluated(question, stages, max_in_flight=[stage.max_in_flight for stage in plan.stages]))
     return checked(evaluated(question, stages, orders=plan.orders()))

@@ -25,12 +25,12 @@ def replan(plan: Plan, devices: int) -> Plan:
         profile,
         cluster.first(devices),
         global_batch_size=plan.global_batch_size,
-        min_micro_batch_size=assumed.smallest_share,
+        min_micro_batch_size=assumed.min_samples_per_replica,
         recompute="auto",  # Fewer devices have less memory in total.
-        equal_shares=assumed.equal_shares,
+        even_split=assumed.even_split,
         overlap=assumed.overlap,
         memory=assumed.memory,
-        count_loading=assumed.count_loading,
+        include_data_loading=assumed.include_data_loading,
         tolerance=None if plan.memory_preference is None else plan.memory_preference.tolerance,
         **options,
     )

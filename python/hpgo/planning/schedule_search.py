@@ -67,50 +67,50 @@ def _refusal(family: ScheduleFamily) -> tuple[str, str]:
     return "it keeps two copies of the model", plannable
 
 
-def best_of_one(question: PlanningProblem, *, deadline_s: float | None, progress: Progress) -> Plan:
+def best_of_one(question: PlanningProblem, *, time_limit_s: float | None, progress: Progress) -> Plan:
     """Return the plan with the shortest step found, for a schedule of `ONE_STAGE` or `VIRTUAL_STAGES`.
 
-    Raises InfeasibleError if no plan that fits is found, DeadlineError if the time limit passed before there was one.
+    Raises InfeasibleError if no plan that fits is found, TimeLimitError if the time limit passed before there was one.
     """
     name = question.schedule
     # A cheap check of necessary conditions comes first, because a search can take minutes to find no plan.
     check_memory(
-        question, deadline_s, name=name, in_flight_as_1f1b=name in ONE_STAGE and name not in FRUGAL,
+        question, time_limit_s, name=name, in_flight_as_1f1b=name in ONE_STAGE and name not in FRUGAL,
         chunks=name in VIRTUAL_STAGES,
     )  # fmt: skip
     # Explanations of missing memory need a schedule of the native search. 1F1B is the closest one.
     flushed = replace(question, schedule="1f1b")
     try:
-        (tried,), _ = question.session.search(question, [name], deadline_s, progress)
+        (tried,), _ = question.session.search(question, [name], time_limit_s, progress)
     except InfeasibleError as error:
         raise _none_found(explained(error, flushed), f"`{name}`", certain=name not in FRUGAL) from None
     plan = _plan_of(question, tried)
     if plan is not None and plan.fits:
         return plan
-    lacking = plan is not None and bool(plan.missing_bytes)
+    lacking = plan is not None and bool(plan.shortfall_bytes)
     # The search for virtual stages has its own message and hint.
     if tried["message"] is not None and name in VIRTUAL_STAGES:
         raise InfeasibleError(tried["message"], tried["hint"] or "")
     closest = "the closest one found " if lacking else ""
     change = "a smaller micro-batch, or devices with more memory" if lacking else "or a larger micro-batch"
     raise InfeasibleError(
-        f"no plan was found that fits `{name}`: {closest}{_choice(question, tried).why}",
+        f"no plan was found that fits `{name}`: {closest}{_choice(question, tried).reason}",
         f"choose schedule='auto', {change}",
     )
 
 
-def best_of_all(question: PlanningProblem, *, deadline_s: float | None, progress: Progress) -> Plan:
+def best_of_all(question: PlanningProblem, *, time_limit_s: float | None, progress: Progress) -> Plan:
     """Return the plan with the shortest step over all schedules. `Plan.schedules` has the best plan of each.
 
     Raises InfeasibleError if no schedule fits, with the shortfall under eager 1F1B.
     """
     # The conditions with virtual stages are weaker. Only if these fail, no plan of either kind can fit.
-    check_memory(question, deadline_s, name=None, chunks=True)
+    check_memory(question, time_limit_s, name=None, chunks=True)
     # A framework restricts the comparison to its own schedules.
     names = [name for name in _ALL if question.framework is None or name in question.framework.schedules]
     first = "eager_1f1b" if "eager_1f1b" in names else "1f1b"
     try:
-        tried, stopped = question.session.search(question, names, deadline_s, progress)
+        tried, stopped = question.session.search(question, names, time_limit_s, progress)
     except InfeasibleError as error:
         raise _none_found(explained(error, replace(question, schedule=first)), "under any schedule") from None
     # Without a plan under 1F1B, the message of its own search is the most specific reason.
@@ -125,9 +125,11 @@ def best_of_all(question: PlanningProblem, *, deadline_s: float | None, progress
     choices.sort(key=lambda choice: (choice.step_s is None, choice.step_s or 0.0))
     winner = choices[0].plan
     if winner is None:
-        raise InfeasibleError(f"no plan was found that fits under any schedule: {choices[0].why}", "use more devices")
+        raise InfeasibleError(
+            f"no plan was found that fits under any schedule: {choices[0].reason}", "use more devices"
+        )
     # A stopped search may not have tried all schedules, so an untried one may be better than the winner.
-    winner = replace(winner, stopped=stopped or winner.stopped)
+    winner = replace(winner, stop_reason=stopped or winner.stop_reason)
     if winner.schedule in SCHEDULES:
         # Alternatives belong to one schedule. Under `auto`, the comparison of schedules replaces them for others.
         alone = replace(question, schedule=winner.schedule)
@@ -170,12 +172,12 @@ def _choice(question: PlanningProblem, tried: _core.TriedRecord) -> ScheduleChoi
         name=name,
         step_s=plan.step_s if plan.fits else None,
         peak_bytes=max(group.memory.total_bytes for group in plan.groups),
-        missing_bytes=plan.missing_bytes,
+        shortfall_bytes=plan.shortfall_bytes,
         stages=len(plan.stages),
         chunks=plan.chunks,
         micro_batch_size=plan.micro_batch_size,
         planned=True,
-        why=plan.limit if plan.fits else f"lacks {format_bytes(plan.missing_bytes)} on a device",
+        reason=plan.limit if plan.fits else f"lacks {format_bytes(plan.shortfall_bytes)} on a device",
         plan=plan,
     )
 

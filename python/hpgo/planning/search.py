@@ -14,13 +14,13 @@ from hpgo.machine.cluster import MOST_DEVICES
 from hpgo.planning.laws import bounded
 from hpgo.planning.notes import notes
 from hpgo.planning.plans import Alternative, Assumptions, Plan
-from hpgo.programs.stages import Crossing, Memory, Stage
+from hpgo.programs.stages import BoundaryTensor, Memory, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hpgo.machine.cluster import Cluster
-    from hpgo.model.profile import Profile, SharedWeight
+    from hpgo.model.profile import Profile, TiedWeight
     from hpgo.planning.problem import PlanningProblem
     from hpgo.programs.schedule import Schedule
 
@@ -34,7 +34,7 @@ _HINT_S = 1.5
 
 
 def search(
-    question: PlanningProblem, deadline_s: float | None, progress: Callable[[float, float], object] | None
+    question: PlanningProblem, time_limit_s: float | None, progress: Callable[[float, float], object] | None
 ) -> Plan:
     """Return the best plan for one of `SCHEDULES`, without alternatives.
 
@@ -42,7 +42,7 @@ def search(
     """
     try:
         # The session holds the converted model, so that several searches of one problem convert it once.
-        found, facts = question.session.plan(question, deadline_s, progress)
+        found, facts = question.session.plan(question, time_limit_s, progress)
     except InfeasibleError as error:
         raise explained(error, question) from None
     return searched(question, found, facts)
@@ -56,11 +56,11 @@ def searched(question: PlanningProblem, found: _core.PlanRecord, facts: _core.Se
         best,
         lower_bound_s=bounded(best, "lower_bound_s", facts["lower_bound_s"]),
         searched_cuts_bound_s=bounded(best, "searched_cuts_bound_s", facts["searched_cuts_bound_s"]),
-        compact_bound_s=bounded(best, "compact_bound_s", facts["node_aligned_bound_s"]),
+        node_aligned_bound_s=bounded(best, "node_aligned_bound_s", facts["node_aligned_bound_s"]),
         cuts=facts["one_order"] or "all",
         placements="compact" if facts["is_node_aligned"] else "all",
-        stopped=facts["stop_reason"],
-        labels=facts["explored_labels"],
+        stop_reason=facts["stop_reason"],
+        explored_labels=facts["explored_labels"],
         simulated=facts["simulated"],
     )
 
@@ -97,14 +97,14 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
             Stage(
                 layers=tuple(profile.layers[index].id for index in record["layers"]),
                 devices=tuple(record["devices"]),
-                in_flight=record["max_in_flight"],
-                share=cost["share"],
+                max_in_flight=record["max_in_flight"],
+                samples_per_replica=cost["share"],
                 forward_s=cost["forward_s"],
                 backward_s=cost["backward_s"],
                 transfer_s=cost["transfer_s"],
                 transfer_busy_s=cost["transfer_busy_s"],
-                sync_s=cost["sync_s"],
-                sync_tail_s=cost["sync_tail_s"],
+                grad_reduce_s=cost["grad_reduce_s"],
+                exposed_grad_reduce_s=cost["exposed_grad_reduce_s"],
                 memory=Memory(**cost["memory"]),
                 capacity_bytes=cost["capacity_bytes"],
                 input_gradient_s=cost["input_gradient_s"],
@@ -127,17 +127,17 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
         one_device_step_s=question.global_batch_size // micro_batch_size * _profile_step_s(profile, micro_batch_size),
         loading_s=question.loading_s,
         cluster_devices=question.cluster.devices,
-        machines=tuple(machine.count for machine in question.cluster.machines),
-        parted=_parted(profile, stages),
-        crossings=_crossings(profile, [record["layers"] for record in found["stages"]], micro_batch_size),
+        nodes=tuple(machine.count for machine in question.cluster.nodes),
+        split_tied_weights=_parted(profile, stages),
+        boundary_tensors=_crossings(profile, [record["layers"] for record in found["stages"]], micro_batch_size),
         assumptions=Assumptions(
             profile=question.measured,
             cluster=question.cluster,
             memory=question.memory,
-            equal_shares=question.equal_shares,
+            even_split=question.even_split,
             overlap=question.overlap,
-            smallest_share=question.smallest_share,
-            count_loading=question.count_loading,
+            min_samples_per_replica=question.min_samples_per_replica,
+            include_data_loading=question.include_data_loading,
             blocks=question.blocks,
             gpus_per_device=question.cluster.gpus_per_device,
         ),
@@ -146,7 +146,7 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
     )
 
 
-def _parted(profile: Profile, stages: Sequence[Stage]) -> tuple[SharedWeight, ...]:
+def _parted(profile: Profile, stages: Sequence[Stage]) -> tuple[TiedWeight, ...]:
     """Return the tied weights whose layers are on several groups of devices."""
     # Stages are compared by devices, because virtual stages on the same devices share one copy of a weight.
     group_of = {layer: stage.devices for stage in stages for layer in stage.layers}
@@ -155,7 +155,7 @@ def _parted(profile: Profile, stages: Sequence[Stage]) -> tuple[SharedWeight, ..
 
 def _crossings(
     profile: Profile, stages: Sequence[Sequence[int]], micro_batch_size: int
-) -> tuple[tuple[Crossing, ...], ...]:
+) -> tuple[tuple[BoundaryTensor, ...], ...]:
     """Return the tensors that cross each cut, in the order of the profile.
 
     They are the outputs of layers before the cut that layers behind it read.
@@ -165,14 +165,14 @@ def _crossings(
     last_reader = dict(stage_of)
     for start, end in profile.edges:
         last_reader[start] = max(last_reader[start], stage_of[end])
-    crossings: list[list[Crossing]] = [[] for _ in stages[1:]]
+    boundary_tensors: list[list[BoundaryTensor]] = [[] for _ in stages[1:]]
     for layer in profile.layers:
         first = stage_of[layer.id]
         if last_reader[layer.id] > first:
             size = at_batch(profile.batch_sizes, layer.activation_bytes, micro_batch_size)
             for cut in range(first, last_reader[layer.id]):
-                crossings[cut].append(Crossing(layer.id, size))
-    return tuple(map(tuple, crossings))
+                boundary_tensors[cut].append(BoundaryTensor(layer.id, size))
+    return tuple(map(tuple, boundary_tensors))
 
 
 def _profile_step_s(profile: Profile, batch_size: int) -> float:
@@ -195,7 +195,7 @@ def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
         shared = not_searched
     else:
         shared = "no micro-batch can be split over two devices"
-    ended = {None: "no plan of this kind fits", "effort": "no plan of this kind was found"}
+    ended = {None: "no plan of this kind fits", "work_limit": "no plan of this kind was found"}
     straight = ended.get(classics["straight_stopped"], not_searched)
     alternatives = []
     for name, found, reason in (
@@ -206,7 +206,7 @@ def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
             alternatives.append(Alternative(name, None, 0, 0, 0.0, reason))
             continue
         other = plan_of(question, found)
-        lacking = other.missing_bytes
+        lacking = other.shortfall_bytes
         # An alternative that does not fit has no step time in the report, only its shortfall.
         if lacking:
             why = f"lacks {format_bytes(lacking)} on each device"
@@ -238,7 +238,7 @@ def explained(error: InfeasibleError, question: PlanningProblem) -> InfeasibleEr
     reserved = f", {format_bytes(reserved_bytes)} of it reserved" if reserved_bytes else ""
     sizes = divisors(question.global_batch_size)
     # Suggest a smaller micro-batch only if a divisor of the batch is smaller and still allowed.
-    can_shrink = any(question.smallest_share <= size < question.micro_batch_sizes[0] for size in sizes)
+    can_shrink = any(question.min_samples_per_replica <= size < question.micro_batch_sizes[0] for size in sizes)
     smaller = " or a smaller micro-batch" if can_shrink else ""
     hint = f"some plan fits if you {', or '.join(helps)}" if helps else f"use devices with more memory{smaller}"
     return error.as_kind(
@@ -289,7 +289,7 @@ def _searched(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
         ("choose schedule `zb`", single),  # It needs only one micro-batch in flight, like a step of one.
     ]
     if 2 * question.cluster.devices <= MOST_DEVICES:
-        doubled = replace(question.cluster, machines=question.cluster.machines * 2)
+        doubled = replace(question.cluster, nodes=question.cluster.nodes * 2)
         changes.append((f"use {doubled.devices} devices", replace(question, cluster=doubled)))
     for words, changed in changes:
         if helps and words == _BOTH:
@@ -304,5 +304,5 @@ def _searched(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
 
 def _smallest(cluster: Cluster, devices: Sequence[int]) -> str:
     """Return the type of the device with the smallest memory."""
-    types = [machine.device for machine in cluster.machines for _ in range(machine.count)]
+    types = [machine.device for machine in cluster.nodes for _ in range(machine.count)]
     return min((types[device] for device in devices), key=lambda device: device.memory_bytes).name

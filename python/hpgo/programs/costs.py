@@ -93,13 +93,13 @@ class Costs:
             transfer_s=tuple(stage.transfer_busy_s for stage in edges),
             # Both times may be rounded, so their difference may be slightly negative, which the simulator rejects.
             latency_s=tuple(max(0.0, stage.transfer_s - stage.transfer_busy_s) for stage in edges),
-            gradient_sync_s=tuple(stage.sync_tail_s for stage in stages),
+            gradient_sync_s=tuple(stage.exposed_grad_reduce_s for stage in stages),
             memory=StageBytes(
                 weights_bytes=tuple(stage.memory.weights_bytes for stage in stages),
                 gradients_bytes=tuple(stage.memory.gradients_bytes for stage in stages),
                 optimizer_bytes=tuple(stage.memory.optimizer_bytes for stage in stages),
                 buffers_bytes=tuple(stage.memory.buffers_bytes for stage in stages),
-                activation_bytes=tuple(stage.kept_bytes for stage in stages),
+                activation_bytes=tuple(stage.saved_activation_bytes for stage in stages),
                 recomputed_bytes=tuple(stage.memory.recomputed_bytes for stage in stages),
             ),
             memory_cap_bytes=tuple(group.capacity_bytes for group in groups_of(stages)),

@@ -353,7 +353,7 @@ def check(
         raise ArgumentError(
             f"{title} needs the same number of samples on each replica, but {replicas[0]} replicas split"
             f" {micro_batch_size}",
-            f"{again}, or with `--equal-shares`",
+            f"{again}, or with `--even-split`",
             code="unsupported",
         )
     # With a single replica, there is nothing to shard.

@@ -20,7 +20,7 @@ from hpgo.errors import ArgumentError
 from hpgo.programs.costs import Costs, StageBytes
 from hpgo.programs.ranks import GradientSum, ProgramStage, RankProgram, even_rows, rank_actions, rank_stages
 from hpgo.programs.schedule import Schedule
-from hpgo.programs.stages import Crossing
+from hpgo.programs.stages import BoundaryTensor
 
 if TYPE_CHECKING:
     import os
@@ -44,7 +44,7 @@ class Program(Record):
     """One entry for each stage of the schedule, including the second chain of bidirectional schedules."""
     micro_batch_size: int
     global_batch_size: int
-    machines: tuple[int, ...]
+    nodes: tuple[int, ...]
     """Number of devices on each node. Devices are numbered node by node from 0, including idle ones."""
     recompute: bool = False
     """Whether backward passes recompute the activations of their stage."""
@@ -67,7 +67,7 @@ class Program(Record):
     @property
     def world_size(self) -> int:
         """Number of devices, and so of processes, including idle ones."""
-        return sum(self.machines)
+        return sum(self.nodes)
 
     @property
     def micro_batches(self) -> int:
@@ -109,7 +109,7 @@ class Program(Record):
             of_rank.setdefault(rank, []).append(stage)
         rows = [stage.layers for stage in self.stages]
         spans = dict(zip(rows, spans_of(rows), strict=True))
-        kinds = [kind for kind, count in zip(self.device_types, self.machines, strict=False) for _ in range(count)]
+        kinds = [kind for kind, count in zip(self.device_types, self.nodes, strict=False) for _ in range(count)]
         names = []
         for rank in range(self.schedule.ranks):
             count = len(of_rank[rank][0].devices)
@@ -164,8 +164,8 @@ class Program(Record):
                 f"start ranks 0 to {self.world_size - 1}",
             )
         machine, local_rank = 0, number
-        while local_rank >= self.machines[machine]:
-            local_rank -= self.machines[machine]
+        while local_rank >= self.nodes[machine]:
+            local_rank -= self.nodes[machine]
             machine += 1
         chain = self.schedule.chain_length
         stages = rank_stages(number, self.stages, chain)
@@ -189,7 +189,7 @@ class Program(Record):
             stages=stages,
             actions=rank_actions(stages, self.schedule),
             # All stages of a device belong to one rank of the schedule, so the first one finds it.
-            in_flight=self.schedule.peak_in_flight[self.schedule.rank_of_stage[stages[0].stage]] if stages else 0,
+            max_in_flight=self.schedule.peak_in_flight[self.schedule.rank_of_stage[stages[0].stage]] if stages else 0,
             sums=tuple(one for one in sums if number in one.ranks),
             # Take the groups of all reductions, not only the rank's own: every rank must create them in the same order.
             groups=tuple(dict.fromkeys(one.ranks for one in sums if len(one.ranks) > 1)),
@@ -206,7 +206,7 @@ class Program(Record):
                 "layers": stage.layers,
                 "devices": stage.devices,
                 "rows": [[rows.start, rows.stop] for rows in stage.rows],
-                "crossings": [asdict(crossing) for crossing in stage.crossings],
+                "boundary_tensors": [asdict(crossing) for crossing in stage.boundary_tensors],
             }
             for stage in self.stages
         ]
@@ -225,7 +225,7 @@ class Program(Record):
             },
             "micro_batch_size": self.micro_batch_size,
             "global_batch_size": self.global_batch_size,
-            "machines": self.machines,
+            "nodes": self.nodes,
             "recompute": self.recompute,
             "shard_optimizer": self.shard_optimizer,
             "gpus_per_device": self.gpus_per_device,
@@ -264,8 +264,8 @@ def program(
     *,
     micro_batch_size: int,
     global_batch_size: int,
-    machines: Sequence[int] | None = None,
-    crossings: Sequence[Sequence[Crossing]] | None = None,
+    nodes: Sequence[int] | None = None,
+    boundary_tensors: Sequence[Sequence[BoundaryTensor]] | None = None,
     recompute: bool = False,
     shard_optimizer: bool = False,
     gpus_per_device: int = 1,
@@ -279,8 +279,8 @@ def program(
             bidirectional schedules. A device may hold several stages if one rank of the schedule runs them.
         micro_batch_size: samples of a micro-batch, over all replicas of a stage.
         global_batch_size: samples of a step, over all micro-batches.
-        machines: number of devices on each node. None means one node that ends with the last device in `stages`.
-        crossings: tensors that each stage sends to the next. None means the output of its last layer.
+        nodes: number of devices on each node. None means one node that ends with the last device in `stages`.
+        boundary_tensors: tensors that each stage sends to the next. None means the output of its last layer.
         recompute: whether backward passes recompute the activations of their stage.
         shard_optimizer: whether the replicas of a stage shard its optimizer state (ZeRO stage 1).
         gpus_per_device: number of GPUs that each device stands for. They shard each layer.
@@ -299,10 +299,13 @@ def program(
     micro_batch_size = check_int("micro_batch_size", micro_batch_size)
     parts = [_layers_and_devices(number, stage) for number, stage in enumerate(check_list("stages", stages))]
     chain = schedule.chain_length
-    if crossings is None:
-        given = [() if (at + 1) % chain == 0 else (Crossing(layers[-1]),) for at, (layers, _) in enumerate(parts)]
+    if boundary_tensors is None:
+        given = [() if (at + 1) % chain == 0 else (BoundaryTensor(layers[-1]),) for at, (layers, _) in enumerate(parts)]
     else:
-        given = [tuple(check_list("crossings", crossing)) for crossing in check_list("crossings", crossings)]
+        given = [
+            tuple(check_list("boundary_tensors", crossing))
+            for crossing in check_list("boundary_tensors", boundary_tensors)
+        ]
         # Callers list the boundaries between stages, of which there is one less than stages.
         given += [()] * (len(parts) - len(given))  # a chain's last stage may be left out
     used = 1 + max((device for _, devices in parts for device in devices), default=-1)
@@ -314,9 +317,7 @@ def program(
         ),
         micro_batch_size=micro_batch_size,
         global_batch_size=check_int("global_batch_size", global_batch_size),
-        machines=(used,)
-        if machines is None
-        else tuple(check_int("machines", one) for one in check_list("machines", machines)),
+        nodes=(used,) if nodes is None else tuple(check_int("nodes", one) for one in check_list("nodes", nodes)),
         recompute=recompute,
         shard_optimizer=shard_optimizer,
         gpus_per_device=gpus_per_device,
@@ -369,8 +370,10 @@ def _check(given: Program) -> None:
             )
         for number, stage in enumerate(chain):
             # A tensor of an earlier stage may cross several cuts. Each stage on its path sends it on.
-            before = {layer for earlier in chain[: number + 1] for layer in earlier.layers} if stage.crossings else ()
-            for crossing in stage.crossings:
+            before = (
+                {layer for earlier in chain[: number + 1] for layer in earlier.layers} if stage.boundary_tensors else ()
+            )
+            for crossing in stage.boundary_tensors:
                 if crossing.layer not in before or number == len(chain) - 1:
                     raise ArgumentError(
                         f"stage {number} can't send the output of {safe_repr(crossing.layer)}",
@@ -425,7 +428,7 @@ class _StageRow:
     layers: tuple[str, ...]
     devices: tuple[int, ...]
     rows: tuple[tuple[int, ...], ...]
-    crossings: tuple[Crossing, ...]
+    boundary_tensors: tuple[BoundaryTensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,7 +450,7 @@ class _Document:
 
     micro_batch_size: int
     global_batch_size: int
-    machines: tuple[int, ...]
+    nodes: tuple[int, ...]
     recompute: bool
     shard_optimizer: bool
     gpus_per_device: int
@@ -474,14 +477,16 @@ def _of_document(document: _Document, costs: Costs | None) -> Program:
         if not all(len(rows) == 2 for rows in stage.rows):
             raise ArgumentError(f"stage {number}: `rows` must be pairs of a first row and the row after the last")
         stages.append(
-            ProgramStage(stage.layers, stage.devices, tuple(range(*rows) for rows in stage.rows), stage.crossings)
+            ProgramStage(
+                stage.layers, stage.devices, tuple(range(*rows) for rows in stage.rows), stage.boundary_tensors
+            )
         )
     return Program(
         schedule=paced,
         stages=tuple(stages),
         micro_batch_size=document.micro_batch_size,
         global_batch_size=document.global_batch_size,
-        machines=document.machines,
+        nodes=document.nodes,
         recompute=document.recompute,
         shard_optimizer=document.shard_optimizer,
         gpus_per_device=document.gpus_per_device,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 from hpgo.programs.schedule import KINDS
-from hpgo.programs.stages import Crossing
+from hpgo.programs.stages import BoundaryTensor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ class ProgramStage(Record):
     """Devices, one replica each. The rank of a process is the number of its device."""
     rows: tuple[range, ...]
     """Samples of a micro-batch that each replica processes, counted from 0. Together they contain every sample once."""
-    crossings: tuple[Crossing, ...] = ()
+    boundary_tensors: tuple[BoundaryTensor, ...] = ()
     """Tensors that it sends to the next stage of its chain. Empty for the last stage of a chain."""
 
 
@@ -131,7 +131,7 @@ class RankProgram(Record):
     stages: tuple[RankStage, ...]
     """Stages that the rank holds. Empty if it is idle."""
     actions: tuple[RankAction, ...]
-    in_flight: int
+    max_in_flight: int
     """Largest number of activations of a stage that it holds at once."""
     sums: tuple[GradientSum, ...]
     """Gradient reductions that the rank takes part in."""
@@ -210,7 +210,7 @@ def _messages(
 ) -> tuple[Message, ...]:
     """Return the messages for the rows that replicas of the stage `other` (sender or receiver) share with `rows`."""
     # Replicas of neighboring stages may divide a micro-batch differently, so a replica may have several peers.
-    layers = tuple(crossing.layer for crossing in stages[sender].crossings)
+    layers = tuple(crossing.layer for crossing in stages[sender].boundary_tensors)
     shared = (
         (device, range(max(rows.start, theirs.start), min(rows.stop, theirs.stop)))
         for device, theirs in zip(stages[other].devices, stages[other].rows, strict=True)

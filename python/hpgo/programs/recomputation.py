@@ -46,16 +46,16 @@ def activations_bytes(profile: Profile, blocks: Blocks, stage: Stage, group: int
 
     def saved_bytes(layer: str) -> float:
         values = layers[layer].saved_bytes or layers[layer].activation_bytes
-        return at_batch(profile.batch_sizes, values, stage.share)
+        return at_batch(profile.batch_sizes, values, stage.samples_per_replica)
 
     mine = [block for block in blocks.blocks if here.issuperset(block)]
     groups = [mine[at : at + group] for at in range(0, len(mine), group)]
     recomputed = {layer for block in mine for layer in block}
-    kept_bytes = sum(saved_bytes(layer) for layer in stage.layers if layer not in recomputed)
+    saved_activation_bytes = sum(saved_bytes(layer) for layer in stage.layers if layer not in recomputed)
     if not groups:
-        return in_flight * kept_bytes
+        return in_flight * saved_activation_bytes
     # The output of a block is the input that the next group keeps. All blocks are equal, so any block's output will do.
     output = layers[mine[0][-1]].activation_bytes
-    input_bytes = at_batch(profile.batch_sizes, output, stage.share)
+    input_bytes = at_batch(profile.batch_sizes, output, stage.samples_per_replica)
     largest_bytes = max(sum(saved_bytes(layer) for block in members for layer in block) for members in groups)
-    return in_flight * (kept_bytes + len(groups) * input_bytes) + largest_bytes
+    return in_flight * (saved_activation_bytes + len(groups) * input_bytes) + largest_bytes

@@ -24,7 +24,7 @@ class Memory(Record):
     the bytes at the moment when all stages together hold most."""
     buffers_bytes: float
     """Bytes of transfer buffers: an activation and a gradient in transit, on each side of the stage."""
-    kept_bytes: float | None = None
+    saved_activation_bytes: float | None = None
     """Activation bytes that one micro-batch keeps from its forward pass. With recomputation, the bytes of the stage's
     input. None in plans of older files, which have only the sum."""
     recomputed_bytes: float = 0.0
@@ -56,9 +56,9 @@ class Stage(Record):
     """Layer ids, in topological order."""
     devices: tuple[int, ...]
     """Device numbers, one replica each. Devices are numbered node by node from 0."""
-    share: int
+    samples_per_replica: int
     """Samples of a micro-batch on the device with the most."""
-    in_flight: int
+    max_in_flight: int
     """Largest number of micro-batches whose activations it holds at once. Under 1F1B, also the number of forwards
     before the first backward."""
     forward_s: float
@@ -69,9 +69,9 @@ class Stage(Record):
     """Seconds to send one micro-batch's output to the next stage, or its gradient back."""
     transfer_busy_s: float
     """Seconds of the transfer that occupy the most loaded port. The rest is latency."""
-    sync_s: float
+    grad_reduce_s: float
     """Seconds of the gradient reduction over the replicas."""
-    sync_tail_s: float
+    exposed_grad_reduce_s: float
     """Exposed gradient reduction: its seconds after the last backward pass."""
     memory: Memory
     capacity_bytes: float
@@ -88,11 +88,15 @@ class Stage(Record):
         return len(self.devices)
 
     @property
-    def kept_bytes(self) -> float:
+    def saved_activation_bytes(self) -> float:
         """Bytes that one micro-batch keeps from its forward pass: activations, or with recomputation the input."""
         # Older files hold only the sum over all micro-batches in flight.
-        kept_bytes = self.memory.kept_bytes
-        return self.memory.activations_bytes / max(1, self.in_flight) if kept_bytes is None else kept_bytes
+        saved_activation_bytes = self.memory.saved_activation_bytes
+        return (
+            self.memory.activations_bytes / max(1, self.max_in_flight)
+            if saved_activation_bytes is None
+            else saved_activation_bytes
+        )
 
     def halves_s(self, *, recompute: bool) -> tuple[float, float]:
         """Return the seconds of I and W for schedules that split the backward.
@@ -167,14 +171,14 @@ def _together(parts: list[Memory]) -> Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing(Record):
+class BoundaryTensor(Record):
     """The output of one layer that crosses a cut, because a layer in a later stage reads it.
 
     A tensor for a stage further on crosses every cut in between: each stage on its path sends it on.
 
     >>> import hpgo
-    >>> hpgo.plan("vgg-19", "dapple-c", global_batch_size=2048).crossings
-    ((Crossing(layer='pool-5', bytes=48000000.0),),)
+    >>> hpgo.plan("vgg-19", "dapple-c", global_batch_size=2048).boundary_tensors
+    ((BoundaryTensor(layer='pool-5', bytes=48000000.0),),)
     """
 
     layer: str

@@ -223,7 +223,7 @@ def _point(sweep: Sweep, size: int, devices: int) -> SweepPoint:
     cluster = Cluster.preset(f"dapple-a:{max(1, devices // 8)}")
     # The smallest clusters are part of one 8-device node.
     if devices < 8:
-        cluster = replace(cluster, machines=tuple(replace(machine, count=devices) for machine in cluster.machines))
+        cluster = replace(cluster, nodes=tuple(replace(machine, count=devices) for machine in cluster.nodes))
     try:
         best = plan(profile, cluster, global_batch_size=size, min_micro_batch_size=sweep.micro_batch_size)
     except InfeasibleError:

@@ -183,7 +183,7 @@ def _step(plan: Plan | None) -> str:
 
 
 def _missing(plan: Plan) -> str:
-    return format_bytes(float(f"{plan.missing_bytes:.3g}"))
+    return format_bytes(float(f"{plan.shortfall_bytes:.3g}"))
 
 
 def _gap(plan: Plan) -> str:

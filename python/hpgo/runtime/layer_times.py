@@ -123,16 +123,16 @@ class LayerProfiler:
             # Weights are known before the layer exists. What it keeps besides is only known, and added, after its first
             # run.
             fits = not segment or held_bytes + weights_bytes <= self._runner.memory_bytes
-            kept_bytes = self._add(segment, node, key, done) if fits else None
-            if kept_bytes is None:
+            saved_activation_bytes = self._add(segment, node, key, done) if fits else None
+            if saved_activation_bytes is None:
                 yield from self._measure(segment, done)
                 # The segment may have measured an equal layer. Equal layers within a segment all run, as in the model.
                 held_bytes, was_found = 0.0, set(self._found)
                 if key in was_found:
                     self._runner.skip(node)
                     continue
-                kept_bytes = self._add(segment, node, key, done)
-            held_bytes += weights_bytes + (kept_bytes or 0)
+                saved_activation_bytes = self._add(segment, node, key, done)
+            held_bytes += weights_bytes + (saved_activation_bytes or 0)
         if segment:
             yield from self._measure(segment, len(keys))
         self.figures = {layer: self._found[key] for layer, key in keys.items()}
@@ -153,14 +153,14 @@ class LayerProfiler:
         self._tell(done, node.id)
         try:
             one = self._runner.create(node, key)
-            kept_bytes = record_saved(one, partial(self._runner.run_alone, one))
+            saved_activation_bytes = record_saved(one, partial(self._runner.run_alone, one))
         except LacksMemoryError as error:
             if not segment:
                 raise
             self._lack(error)
             return None
         segment.append(one)
-        return kept_bytes
+        return saved_activation_bytes
 
     def _measure(self, segment: list[MeasuredLayer], done: int) -> Iterator[None]:
         """Measure the layers of a segment together, or one by one if memory does not suffice for that."""

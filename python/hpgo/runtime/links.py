@@ -27,7 +27,7 @@ from hpgo.base.checks import number
 from hpgo.base.messages import percent
 from hpgo.base.units import format_bytes_per_s
 from hpgo.errors import RunError
-from hpgo.machine.cluster import Cluster, Device, Link, Machine
+from hpgo.machine.cluster import Cluster, Device, Link, Node
 from hpgo.runtime.clocks import machine_name
 from hpgo.runtime.devices import device_of_rank
 from hpgo.runtime.rendezvous import is_launched, leave, lost, meet, place, translate_errors
@@ -79,7 +79,7 @@ class Links:
     @property
     def machine_of(self) -> list[int]:
         """The number of each rank's node."""
-        return [number for number, machine in enumerate(self.cluster.machines) for _ in range(machine.count)]
+        return [number for number, machine in enumerate(self.cluster.nodes) for _ in range(machine.count)]
 
 
 def measure_links(
@@ -151,7 +151,7 @@ class _Meter:
         intra = links.get("intra") or links["inter"]
         inter = links.get("inter") or intra
         machines = tuple(
-            Machine(Device(self._ranks[of[0]].device, self._ranks[of[0]].memory_bytes), len(of))
+            Node(Device(self._ranks[of[0]].device, self._ranks[of[0]].memory_bytes), len(of))
             for of in self._of.values()
         )
         text = "; ".join(

@@ -44,7 +44,7 @@ class PassedTensor:
     value: Value
 
 
-def crossings(parts: Sequence[StageModule], chain_length: int) -> list[tuple[PassedTensor, ...]]:
+def boundary_tensors(parts: Sequence[StageModule], chain_length: int) -> list[tuple[PassedTensor, ...]]:
     """Return the tensors that cross the cut behind each stage; none behind the last stage of a pipeline replica."""
     found: list[tuple[PassedTensor, ...]] = []
     for number, part in enumerate(parts):

@@ -69,7 +69,7 @@ class WholeModelTiming:
     in the model, and its time alone."""
     scale: float
     """Factor applied to the layers' times, so that they add up to the model's; 1 where passes disagree on it."""
-    kept_bytes: tuple[int, int] | None
+    saved_activation_bytes: tuple[int, int] | None
     """Bytes that tensors hold after the forward pass besides weights: without the model's inputs and outputs, and with
     them. None for inference."""
     peak_bytes: int | None
@@ -131,7 +131,7 @@ def timing_of_whole(
     segment: Sequence[MeasuredLayer],
     wholes_ns: Sequence[int],
     scale: float,
-    kept_bytes: tuple[int, int] | None,
+    saved_activation_bytes: tuple[int, int] | None,
     peak_bytes: int | None,
 ) -> WholeModelTiming:
     """Return the timing of the whole model. The first of all passes warmed up and does not count."""
@@ -150,7 +150,7 @@ def timing_of_whole(
         forwards_s=sum(alone for _, alone in forward_s.values()),
         furthest=max(((layer, *both) for layer, both in forward_s.items()), key=lambda one: sign * (one[2] - one[1])),
         scale=scale,
-        kept_bytes=kept_bytes,
+        saved_activation_bytes=saved_activation_bytes,
         peak_bytes=peak_bytes,
     )
 

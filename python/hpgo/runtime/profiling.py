@@ -25,7 +25,7 @@ from hpgo.base.memory_check import free_bytes
 from hpgo.base.messages import percent, pluralize, safe_repr
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.errors import ArgumentError, FileError, RunError
-from hpgo.model.profile import Layer, Profile, SharedWeight
+from hpgo.model.profile import Layer, Profile, TiedWeight
 from hpgo.planning.notes import noise as varying
 from hpgo.runtime.cuts import parameter_of
 from hpgo.runtime.devices import check_types, device_named
@@ -240,7 +240,7 @@ def _profile(
     return Profile(workload.name or "model", sizes, tuple(layers), workload.edges, ties=ties, **circumstances)
 
 
-def _ties(workload: Workload, dtype: torch.dtype | None) -> tuple[tuple[SharedWeight, ...], dict[str, int]]:
+def _ties(workload: Workload, dtype: torch.dtype | None) -> tuple[tuple[TiedWeight, ...], dict[str, int]]:
     """Return the weights that layers share, and the bytes of each layer that another layer counts already."""
     place = {layer: at for at, layer in enumerate(workload.layers)}
     shared: dict[tuple[str, ...], int] = {}
@@ -255,7 +255,7 @@ def _ties(workload: Workload, dtype: torch.dtype | None) -> tuple[tuple[SharedWe
         layers = tuple(dict.fromkeys(layer for layer, _ in (first, *others)))
         if len(layers) > 1:
             shared[layers] = shared.get(layers, 0) + size
-    return tuple(SharedWeight(layers, size) for layers, size in shared.items()), copied
+    return tuple(TiedWeight(layers, size) for layers, size in shared.items()), copied
 
 
 def _known(values: Iterable[float | None]) -> tuple[float, ...] | None:
@@ -359,8 +359,8 @@ def _apart(rows: int, timing: WholeModelTiming, saved_bytes: int) -> Iterator[st
             f"for a batch of {rows}, the layers take {amount} the model as a whole: {where}; times in the profile are"
             " scaled to the model's"
         )
-    if timing.kept_bytes is not None:
-        min_bytes, max_bytes = timing.kept_bytes
+    if timing.saved_activation_bytes is not None:
+        min_bytes, max_bytes = timing.saved_activation_bytes
         if saved_bytes < (1 - _APART) * min_bytes or saved_bytes > (1 + _APART) * max_bytes:
             yield (
                 f"for a batch of {rows}, the model as a whole holds {format_bytes(min_bytes)} after its forward "

@@ -16,7 +16,7 @@ from hpgo.planning.plans import Plan
 from hpgo.programs.host_rotation import are_regular, routes_of
 from hpgo.programs.program import Program
 from hpgo.programs.schedule import KINDS, schedules
-from hpgo.programs.stages import Crossing
+from hpgo.programs.stages import BoundaryTensor
 from hpgo.runtime.quantization import BITS
 
 if TYPE_CHECKING:
@@ -176,7 +176,9 @@ def with_layers(program: Program, layers: Sequence[str]) -> Program:
         replace(
             stage,
             layers=tuple(layers[int(layer) - 1] for layer in stage.layers),
-            crossings=tuple(Crossing(layers[int(one.layer) - 1], one.bytes) for one in stage.crossings),
+            boundary_tensors=tuple(
+                BoundaryTensor(layers[int(one.layer) - 1], one.bytes) for one in stage.boundary_tensors
+            ),
         )
         for stage in program.stages
     )

@@ -42,7 +42,7 @@ def _scene(plan: ChainPlan) -> Scene:
     for index in range(len(plan.stages)):
         items += _stage(plan, index, hosts)
     described = "; ".join(
-        f"stage {number} on {', '.join(stage.hosts)}: {plan.utilisation(stage):.0%} busy"
+        f"stage {number} on {', '.join(stage.hosts)}: {plan.utilization(stage):.0%} busy"
         for number, stage in enumerate(plan.stages, 1)
     )
     if plan.cuts != "all":
@@ -93,7 +93,7 @@ def _stage(plan: ChainPlan, index: int, short: Mapping[str, str]) -> list[Item]:
             [fitted(printable(f"{layers} · {stage.device_type}"), 11.5, _LEFT - _MARGIN - 10)],
         ),
         _box("F", _LEFT, top, px_per_s * stage.interval_s, _BAR, tip=f"computes {stage.compute_s:.6g} s"),
-        Words("cell", [_LEFT + _WIDE + 38], [top + 12], [f"{plan.utilisation(stage):.0%}"]),
+        Words("cell", [_LEFT + _WIDE + 38], [top + 12], [f"{plan.utilization(stage):.0%}"]),
     ]
     if hop.seconds:
         tip = f"sends {megabytes(hop.bytes, plan.units)} in {hop.seconds:.6g} s"

@@ -68,7 +68,7 @@ def _row(plan: ChainPlan, run: range) -> tuple[object, ...]:
         format_seconds(transfer_s) + bits if transfer_s else "-",
         megabytes(max(stage.memory_bytes for stage in stages), plan.units),
         megabytes(first.host_memory_bytes, plan.units),
-        f"{100 * max(plan.utilisation(stage) for stage in stages):.0f} %",
+        f"{100 * max(plan.utilization(stage) for stage in stages):.0f} %",
         format_seconds(min(plan.slack_s(stage) for stage in stages)),
     )
 

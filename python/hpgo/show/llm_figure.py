@@ -95,7 +95,7 @@ def scene(estimate: LlmEstimate, cluster: Cluster) -> Scene:
             f"draw a configuration of at most {_MOST_GPUS} GPUs",
             code="too_large",
         )
-    counts = [machine.count for machine in cluster.first(estimate.gpus).machines]
+    counts = [machine.count for machine in cluster.first(estimate.gpus).nodes]
     grid = _Grid.of(counts)
     title = printable(f"{estimate.model} on {estimate.cluster}: {pluralize(estimate.gpus, 'GPU')}")
     # The subtitle states that the time is estimated, because figures are shown without their report.

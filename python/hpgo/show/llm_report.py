@@ -272,7 +272,7 @@ def _close(estimate: LlmEstimate) -> list[str]:
     if not 0 <= estimate.capacity_bytes - estimate.fullest.peak_bytes < error_bytes:
         return []
     size = f"{math.ceil(error_bytes / 1e9)}GB"
-    return [f"less is free than the error of the estimate: `hpgo llm plan --reserve {size}` keeps more free"]
+    return [f"less is free than the error of the estimate: `hpgo llm plan --reserve-memory {size}` keeps more free"]
 
 
 def _cached(estimate: LlmEstimate) -> list[str]:

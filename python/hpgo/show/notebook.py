@@ -86,7 +86,7 @@ def of_cluster(cluster: Cluster) -> str:
             len(list(alike)), machine.count, machine.device.name, format_bytes(machine.device.memory_bytes),
             f"{machine.device.speed:g} ×", machine.name or "-",
         )
-        for machine, alike in groupby(cluster.machines)
+        for machine, alike in groupby(cluster.nodes)
     ]  # fmt: skip
     links = [
         (where, format_bytes_per_s(link.bytes_per_s), format_bytes_per_s(link.collective_bytes_per_s),
@@ -94,7 +94,7 @@ def of_cluster(cluster: Cluster) -> str:
         for where, link in (("inside a machine", cluster.intra), ("between machines", cluster.inter))
     ]  # fmt: skip
     return _answer(
-        f"{cluster.name}: {pluralize(cluster.devices, 'device')} on {pluralize(len(cluster.machines), 'machine')}",
+        f"{cluster.name}: {pluralize(cluster.devices, 'device')} on {pluralize(len(cluster.nodes), 'machine')}",
         _table(["machines", "devices each", "type", "memory", "speed", "name"], machines),
         _table(["link", "of one port", "in a ring", "latency"], links),
         _facts([("from", cluster.source)] if cluster.source else []),
@@ -219,9 +219,9 @@ def plan_frame(plan: Plan) -> Any:
     return _frame(
         {
             "stage": at, "layers": list(stage.layers), "devices": list(stage.devices), "replicas": stage.replicas,
-            "share": stage.share, "in_flight": stage.in_flight, "forward_s": stage.forward_s,
-            "backward_s": stage.backward_s, "transfer_s": stage.transfer_s, "sync_s": stage.sync_s,
-            "sync_tail_s": stage.sync_tail_s, **asdict(stage.memory), "capacity_bytes": stage.capacity_bytes,
+            "samples_per_replica": stage.samples_per_replica, "max_in_flight": stage.max_in_flight, "forward_s": stage.forward_s,
+            "backward_s": stage.backward_s, "transfer_s": stage.transfer_s, "grad_reduce_s": stage.grad_reduce_s,
+            "exposed_grad_reduce_s": stage.exposed_grad_reduce_s, **asdict(stage.memory), "capacity_bytes": stage.capacity_bytes,
         }
         for at, stage in enumerate(plan.stages)
     )  # fmt: skip
@@ -248,7 +248,7 @@ def cluster_frame(cluster: Cluster) -> Any:
             "machine": at, "name": machine.name, "devices": machine.count, "device": machine.device.name,
             "memory_bytes": machine.device.memory_bytes, "speed": machine.device.speed,
         }
-        for at, machine in enumerate(cluster.machines)
+        for at, machine in enumerate(cluster.nodes)
     )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from hpgo.show.folding import alike, numbers, ranged
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hpgo.model.profile import SharedWeight
+    from hpgo.model.profile import TiedWeight
     from hpgo.planning.plans import Alternative, MemoryPreference, Plan
     from hpgo.planning.problem import MemoryModel
     from hpgo.programs.stages import DeviceGroup, Stage
@@ -209,7 +209,7 @@ def details(plan: Plan, stored_step_s: float | None = None) -> list[tuple[str, s
         *([] if plan.memory_preference is None else [("Tolerance", _preferred(plan, plan.memory_preference))]),
         *([("Profile", measured)] if (measured := _measured(plan)) else []),
         *([("Merged rows", merged)] if (merged := _merged(plan)) else []),
-        *(("Tied weights", _shared(plan, weight)) for weight in plan.parted),
+        *(("Tied weights", _shared(plan, weight)) for weight in plan.split_tied_weights),
         *([("Data loading", _loading(plan))] if plan.loading_s else []),
         *([] if stored_step_s is None else [("Stored step", _stored(plan, stored_step_s))]),
         *_without(plan),
@@ -261,7 +261,7 @@ def _shape_of(plan: Plan, index: int) -> tuple[float, ...]:
     stage = plan.stages[index]
     # With virtual stages, devices of the first group follow those of the last, so a range of devices would be wrong.
     group = index // len(plan.groups) if plan.chunks > 1 else 0
-    return len(stage.layers), stage.replicas, stage.share, plan.micro_batch_size // stage.replicas, group
+    return len(stage.layers), stage.replicas, stage.samples_per_replica, plan.micro_batch_size // stage.replicas, group
 
 
 def _times(plan: Plan, index: int) -> tuple[float | None, ...]:
@@ -273,8 +273,8 @@ def _times(plan: Plan, index: int) -> tuple[float | None, ...]:
         stage.forward_s,
         stage.backward_s,
         None if _keeps_its_output(plan, index) else stage.transfer_s,
-        None if alone else stage.sync_s,
-        None if alone else stage.sync_tail_s,
+        None if alone else stage.grad_reduce_s,
+        None if alone else stage.exposed_grad_reduce_s,
     )
 
 
@@ -306,7 +306,7 @@ def _who(plan: Plan, run: range) -> tuple[object, ...]:
         f"{len(first.layers)}{each}",
         *((ranged(min(groups), max(groups)), devices) if plan.chunks > 1 else (devices, f"{first.replicas}{each}")),
         _samples(plan.micro_batch_size, first),
-        ranged(first.in_flight, last.in_flight),
+        ranged(first.max_in_flight, last.max_in_flight),
     )
 
 
@@ -356,7 +356,7 @@ def _compared(plan: Plan) -> ReportTable:
                 "-" if choice.peak_bytes is None else _bytes(choice.peak_bytes),
                 f"{choice.stages}, {choice.chunks} per device" if choice.chunks > 1 else choice.stages or "-",
                 choice.micro_batch_size or "-",
-                f"over by {_bytes(choice.missing_bytes)}" if choice.missing_bytes else "",
+                f"over by {_bytes(choice.shortfall_bytes)}" if choice.shortfall_bytes else "",
             )
             for choice in plan.schedules
         ],
@@ -367,9 +367,9 @@ def _without(plan: Plan) -> list[tuple[str, str]]:
     """Return the reasons for schedules without a step time; those that lack memory have theirs in the table."""
     names: dict[str, list[str]] = {}
     for choice in plan.schedules:
-        if choice.step_s is None and not choice.missing_bytes:
+        if choice.step_s is None and not choice.shortfall_bytes:
             # Schedules often fail for the same reason, so they share one line.
-            names.setdefault(choice.why, []).append(choice.name)
+            names.setdefault(choice.reason, []).append(choice.name)
     return [("No step time", f"{', '.join(same)}: {why}") for why, same in names.items()]
 
 
@@ -413,8 +413,8 @@ def proof(plan: Plan) -> str:
     # If the bound for all cuts meets the step, the weaker statements below are not needed.
     if plan.searched_cuts_bound_s is not None and not (plan.gap is not None and plan.gap <= _PROVEN):
         return _proof_of_some_cuts(plan, plan.searched_cuts_bound_s) + stopped
-    if plan.compact_bound_s is not None and not (plan.gap is not None and plan.gap <= _PROVEN):
-        return _node_aligned_proof(plan, plan.compact_bound_s) + stopped
+    if plan.node_aligned_bound_s is not None and not (plan.gap is not None and plan.gap <= _PROVEN):
+        return _node_aligned_proof(plan, plan.node_aligned_bound_s) + stopped
     if plan.lower_bound_s is None or plan.gap is None:
         if plan.simulated:
             cuts = f"best of {plan.simulated:,} cuts that were" if plan.simulated > 1 else "one cut that was"
@@ -471,23 +471,23 @@ def _node_aligned_proof(plan: Plan, node_aligned_bound_s: float) -> str:
 
 def _is_node_aligned(plan: Plan) -> bool:
     """Return whether the stages, from the last to the first, are placed as docs/planner.md defines node-aligned."""
-    if not plan.machines:
+    if not plan.nodes:
         return True  # Files without `machines` are older than the search through other placements.
     is_small = plan.cluster_devices <= _FEW_DEVICES
-    node_of = [node for node, count in enumerate(plan.machines) for _ in range(count)]
-    free = list(plan.machines)
+    node_of = [node for node, count in enumerate(plan.nodes) for _ in range(count)]
+    free = list(plan.nodes)
     # The search builds plans from the last stage to the first, so the definition follows this order.
     for stage in reversed(plan.stages):
         taken = Counter(node_of[device] for device in stage.devices)
         # Nodes that another stage begins and this one fills, and nodes that this one leaves partly free.
         completed = partial_nodes = 0
         for node, count in taken.items():
-            completed += count == free[node] < plan.machines[node]
+            completed += count == free[node] < plan.nodes[node]
             partial_nodes += count < free[node]
             free[node] -= count
         if len(taken) > 1 and max(completed, partial_nodes) > is_small:
             return False
-        if sum(0 < left < count for left, count in zip(free, plan.machines, strict=True)) > 1 + is_small:
+        if sum(0 < left < count for left, count in zip(free, plan.nodes, strict=True)) > 1 + is_small:
             return False
     return True
 
@@ -504,7 +504,7 @@ def restriction(plan: Plan) -> str:
         return ""
     label = plan.restriction.label
     known = plan.restriction.costs(plan.step_s)
-    free_s, stages = plan.restriction.free_step_s, plan.restriction.free_stages
+    free_s, stages = plan.restriction.unrestricted_step_s, plan.restriction.unrestricted_stages
     if known is None or free_s is None or stages is None:
         if plan.lower_bound_s is None:
             why = "no bound is known for its schedule"
@@ -542,7 +542,11 @@ def search_space(plan: Plan) -> str:
     )
     if plan.cuts != "all" or plan.placements != "all":
         placements += "; the bound holds for all"
-    effort = f"; {plan.labels:,} partial and {plan.simulated:,} complete plans evaluated" if plan.labels else ""
+    effort = (
+        f"; {plan.explored_labels:,} partial and {plan.simulated:,} complete plans evaluated"
+        if plan.explored_labels
+        else ""
+    )
     return f"{cuts}; {placements}{effort}"
 
 
@@ -648,11 +652,11 @@ def sweep(plans: Sequence[Plan]) -> ReportTable:
 def _instead(plan: Plan, other: Alternative) -> str:
     """Return the step time of an alternative, its difference from that of `plan`, and the reason."""
     if other.step_s is None:
-        if not other.missing_bytes:
-            return other.why
-        return f"{pluralize(other.stages, 'stage')}: {other.why}"
-    if other.why == "is this plan":
-        return other.why
+        if not other.shortfall_bytes:
+            return other.reason
+        return f"{pluralize(other.stages, 'stage')}: {other.reason}"
+    if other.reason == "is this plan":
+        return other.reason
     # Models without times have steps of 0, which must not divide.
     ratio = other.step_s / plan.step_s if plan.step_s else math.inf if other.step_s else 1.0
     if abs(ratio - 1) <= 1e-9:
@@ -665,7 +669,7 @@ def _instead(plan: Plan, other: Alternative) -> str:
         longer = f"{ratio:.1f}× as long" if ratio >= 2 else f"{percent(ratio - 1)} longer"
     each = " of 1 device" if other.name == "straight pipeline" else ""
     stages = f"{other.stages} stages{each}, " if other.stages > 1 else ""
-    return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.micro_batch_size}): {other.why}"
+    return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.micro_batch_size}): {other.reason}"
 
 
 def _stored(plan: Plan, stored_step_s: float) -> str:
@@ -684,7 +688,7 @@ def _loading(plan: Plan) -> str:
     )
 
 
-def _shared(plan: Plan, weight: SharedWeight) -> str:
+def _shared(plan: Plan, weight: TiedWeight) -> str:
     """Return which stages hold a copy of a weight that layers share."""
     stages = [str(at) for at, stage in enumerate(plan.stages) if not {*stage.layers}.isdisjoint(weight.layers)]
     layers = " and ".join(f"`{layer}`" for layer in weight.layers)
@@ -735,7 +739,11 @@ def _fullest(plan: Plan) -> str:
 
 def _samples(micro_batch: int, stage: Stage) -> str:
     smallest = micro_batch // stage.replicas
-    return str(stage.share) if smallest == stage.share else f"{smallest}–{stage.share}"
+    return (
+        str(stage.samples_per_replica)
+        if smallest == stage.samples_per_replica
+        else f"{smallest}–{stage.samples_per_replica}"
+    )
 
 
 def _seconds(seconds: float) -> str:

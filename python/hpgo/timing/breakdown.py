@@ -29,7 +29,7 @@ class Breakdown(Record):
     sum of both parts."""
     transfer_s: tuple[float | None, ...]
     """Seconds of a message to the next stage or back: the median."""
-    sync_s: tuple[float | None, ...]
+    grad_reduce_s: tuple[float | None, ...]
     """Seconds of the exposed gradient reduction, after the last backward pass."""
     memory_bytes: tuple[float | None, ...]
     """Peak bytes on the fullest device that holds the stage, including all else on this device."""
@@ -60,7 +60,7 @@ def breakdown(timeline: Timeline) -> Breakdown:
         forward_s=_passes(timeline, "F", "F"),
         backward_s=_passes(timeline, "BIW", "BI"),
         transfer_s=_transfers(timeline),
-        sync_s=_syncs(timeline),
+        grad_reduce_s=_syncs(timeline),
         memory_bytes=_memory(timeline),
         bubble=share_left(float(counts @ busy_s), working_s),
         peak_memory_bytes=None if peaks is None else max(peaks),

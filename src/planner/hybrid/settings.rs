@@ -22,7 +22,7 @@ pub struct Settings {
     /// Micro-batch sizes to choose from, in samples over all replicas. Each divides `global_batch`.
     pub micro_batch_sizes: Vec<u32>,
     /// Smallest share of a micro-batch that a replica may get, in samples. The profile has no reliable times below it.
-    pub smallest_share: u32,
+    pub min_samples_per_replica: u32,
     /// Whether replicas of a stage may get shares that differ by one sample.
     pub uneven_shares: bool,
     /// Whether the gradient all-reduce may start before the backward pass has ended.
@@ -61,7 +61,7 @@ impl Settings {
                 ));
             }
         }
-        if self.smallest_share == 0 {
+        if self.min_samples_per_replica == 0 {
             return Err(Error::argument(
                 "the smallest share of a replica is 0 samples, but it must be at least 1",
                 "set it to 1 or more",
@@ -95,7 +95,7 @@ impl Settings {
     pub fn share(&self, micro_batch: u32, replicas: u32) -> Option<u32> {
         // The largest share decides times and memory, but the smallest one (rounded down) must have reliable times.
         let even = micro_batch.is_multiple_of(replicas);
-        let enough = micro_batch / replicas >= self.smallest_share && replicas <= self.max_replicas;
+        let enough = micro_batch / replicas >= self.min_samples_per_replica && replicas <= self.max_replicas;
         ((even || self.uneven_shares) && enough).then(|| micro_batch.div_ceil(replicas))
     }
 

@@ -35,7 +35,7 @@ pub fn lower_bound_s(model: &LayerSums, cluster: &Cluster, settings: &Settings, 
     (settings.micro_batch_sizes.iter())
         .map(|&micro_batch| {
             // No group has all devices, so this is the smallest share that any replica gets.
-            let least = micro_batch.div_ceil(devices.saturating_sub(1).max(1)).max(settings.smallest_share);
+            let least = micro_batch.div_ceil(devices.saturating_sub(1).max(1)).max(settings.min_samples_per_replica);
             let min_layers = LeastLayers::of(model, least.min(micro_batch), micro_batch, recomputes, family);
             let batch = f64::from(settings.global_batch);
             let work_s = batch * min_layers.work_s_per_sample / speeds;

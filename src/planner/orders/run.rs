@@ -20,8 +20,8 @@ pub struct Run {
     /// The largest number of micro-batches whose activations each stage holds at a time.
     pub in_flight: Vec<u32>,
     /// Memory that the fullest device lacks, in bytes. 0 if the plan fits.
-    pub missing_bytes: f64,
-    /// `missing_bytes` as a share of the device's memory.
+    pub shortfall_bytes: f64,
+    /// `shortfall_bytes` as a share of the device's memory.
     missing_part: f64,
 }
 
@@ -32,7 +32,7 @@ impl Run {
     /// Returns whether every device has enough memory.
     #[must_use]
     pub fn fits(&self) -> bool {
-        self.missing_bytes == 0.0
+        self.shortfall_bytes == 0.0
     }
 
     /// Returns the objective of the search: the step, with a penalty for missing memory.
@@ -45,7 +45,7 @@ impl Run {
     /// Returns whether this is the better answer: it lacks less memory or, if both lack the same, has the shorter step.
     #[must_use]
     pub fn is_better_than(&self, other: &Self) -> bool {
-        (self.missing_bytes, self.step_s) < (other.missing_bytes, other.step_s)
+        (self.shortfall_bytes, self.step_s) < (other.shortfall_bytes, other.step_s)
     }
 }
 
@@ -160,7 +160,8 @@ pub(super) fn run(
         if peaks.splits_backward {
             // The evaluated tail assumes that a whole backward pass hides the all-reduce. What the weight gradient is
             // shorter is exposed in addition, up to the whole all-reduce.
-            stage.sync_tail_s = stage.sync_s.min(stage.sync_tail_s + unhidden_s(stage, recompute, weight_gradient_s));
+            stage.exposed_grad_reduce_s =
+                stage.grad_reduce_s.min(stage.exposed_grad_reduce_s + unhidden_s(stage, recompute, weight_gradient_s));
         }
         compute.push(StageTimes {
             input_gradient_s,
@@ -187,10 +188,10 @@ pub(super) fn run(
     for own in &peaks.stages {
         step_s = step_s.max(synchronise(&mut stages, own, sweep.last_backward_s()));
     }
-    let (mut missing_bytes, mut missing_part) = (0.0_f64, 0.0_f64);
+    let (mut shortfall_bytes, mut missing_part) = (0.0_f64, 0.0_f64);
     for (own, moments) in peaks.stages.iter().zip(&peaks.moments) {
         let held = |stage: &StageCost, (kept, again): (u32, u32)| {
-            f64::from(kept) * stage.memory.kept_bytes + f64::from(again) * stage.memory.recomputed_bytes
+            f64::from(kept) * stage.memory.saved_activation_bytes + f64::from(again) * stage.memory.recomputed_bytes
         };
         let bytes = |moment: &Vec<(u32, u32)>| -> f64 {
             own.iter().zip(moment).map(|(&stage, &counts)| held(&stages[stage], counts)).sum()
@@ -205,11 +206,11 @@ pub(super) fn run(
         // The margin makes the result independent of the order in which the memory of the stages was summed.
         if held_bytes > capacity_bytes * (1.0 - ROUNDING) {
             let lacking = (held_bytes - capacity_bytes).max(f64::MIN_POSITIVE);
-            missing_bytes = missing_bytes.max(lacking);
+            shortfall_bytes = shortfall_bytes.max(lacking);
             missing_part = missing_part.max(lacking / capacity_bytes.max(1.0));
         }
     }
-    Ok(Run { step_s, in_flight: peaks.in_flight(), stages, missing_bytes, missing_part })
+    Ok(Run { step_s, in_flight: peaks.in_flight(), stages, shortfall_bytes, missing_part })
 }
 
 /// Adds the all-reduces of the stages of one group, and returns the time at which all have ended.
@@ -224,9 +225,9 @@ fn synchronise(stages: &mut [StageCost], own: &[usize], last_backward_s: &[f64])
     let mut done_s: f64 = 0.0;
     for stage in by_end {
         let (cost, last_s) = (&mut stages[stage], last_backward_s[stage]);
-        if cost.sync_s > 0.0 {
-            cost.sync_tail_s = cost.sync_tail_s.max(done_s + cost.sync_s - last_s);
-            done_s = last_s + cost.sync_tail_s;
+        if cost.grad_reduce_s > 0.0 {
+            cost.exposed_grad_reduce_s = cost.exposed_grad_reduce_s.max(done_s + cost.grad_reduce_s - last_s);
+            done_s = last_s + cost.exposed_grad_reduce_s;
         }
     }
     done_s

@@ -17,7 +17,7 @@ from hpgo.cli.values import LLM_PLAN_OUT, STILL, STILL_ENDINGS, framework_option
 
 _SECTIONS = {
     "Model and batch": "cluster devices global_batch_size tokens_per_batch seq_length precision",
-    "Search": "framework fix exclude reserve platform top",
+    "Search": "framework fix exclude reserve_memory platform top",
     "Output": "outputs pareto as_json",
 }
 
@@ -51,7 +51,7 @@ class PlanOptions(TrainingOptions):
         metavar="NAME[=VALUE][,…]",
         help="Leave out a feature (`cp`) or a value (`tp=8`).",
     )
-    reserve: float = RESERVE
+    reserve_memory: float = RESERVE
     top: int = option(
         "--top", type=click.IntRange(1, 1000), default=10, metavar="N", help="Configurations to list.  [10]"
     )
@@ -88,7 +88,7 @@ def command(options: PlanOptions) -> None:
         "framework": options.framework or "megatron",
         "fix": _fixed([word for words in options.fix for word in words]),
         "exclude": [word for words in options.exclude for word in words],
-        "headroom_bytes": options.reserve,
+        "headroom_bytes": options.reserve_memory,
         "platform": read_platform(options.platform),
     }
     with as_options():

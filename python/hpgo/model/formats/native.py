@@ -26,7 +26,7 @@ from hpgo.base.messages import safe_repr
 from hpgo.base.quoting import in_yaml
 from hpgo.base.units import parse_bytes, parse_seconds
 from hpgo.errors import ArgumentError, ProfileError
-from hpgo.model.profile import Layer, Profile, SharedWeight
+from hpgo.model.profile import Layer, Profile, TiedWeight
 
 VERSION = 1
 VERSION_KEY = "hpgo_profile"
@@ -198,10 +198,10 @@ def _layer(section: Section, sizes: int) -> Layer:
     return layer
 
 
-def _tie(section: Section) -> SharedWeight:
+def _tie(section: Section) -> TiedWeight:
     layers, size = tuple(section.items("layers")), _size(section)
     section.done()
-    return section.build(SharedWeight, layers, size)  # type: ignore[arg-type] # it checks that they are texts
+    return section.build(TiedWeight, layers, size)  # type: ignore[arg-type] # it checks that they are texts
 
 
 def _measured(section: Section, key: str, sizes: int) -> tuple[Any, ...]:
@@ -281,7 +281,7 @@ def _layer_keys(layer: Layer) -> dict[str, object]:
     return keys
 
 
-def _tie_keys(tie: SharedWeight) -> dict[str, object]:
+def _tie_keys(tie: TiedWeight) -> dict[str, object]:
     return {"layers": list(tie.layers), "parameter_bytes": tie.parameter_bytes}
 
 

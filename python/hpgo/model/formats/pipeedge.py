@@ -337,7 +337,7 @@ def read_cluster(
 
     Raises ProfileError or ClusterError naming file and key.
     """
-    from hpgo.machine.cluster import Cluster, Device, Link, Machine
+    from hpgo.machine.cluster import Cluster, Device, Link, Node
 
     found, _ = read_model(models, model)
     types = read_device_types(device_types, model=model, layers=len(found.memory_mb), models=models)
@@ -360,7 +360,7 @@ def read_cluster(
             )
         kind = types[name]
         device = Device(name, kind.memory_mb * MEGA["pipeedge"], measured[max(common)] / own[max(common)])
-        machines += [Machine(device, 1, host) for host in hosts]
+        machines += [Node(device, 1, host) for host in hosts]
         rates.append(kind.bandwidth_mbps * MEGA["pipeedge"] / 8)
     if not machines:
         raise ClusterError(f"{devices}: there are no hosts", "list at least one")

@@ -133,7 +133,7 @@ def _figures(plan: Plan) -> list[dict[str, str]]:
         {
             "name": "fullest device",
             "value": sized(fullest.memory.total_bytes),
-            "note": f"of {sized(fullest.capacity_bytes)}" if plan.fits else f"lacks {sized(plan.missing_bytes)}",
+            "note": f"of {sized(fullest.capacity_bytes)}" if plan.fits else f"lacks {sized(plan.shortfall_bytes)}",
         },
         {
             "name": "devices",
@@ -152,9 +152,9 @@ def _layers(plan: Plan, found: Origin | None, places: dict[str, int]) -> dict[st
     if found is None or profile is None or plan.assumptions is None:
         return {"names": [printable(one) for one in ids], "forward_s": [], "backward_s": [], "held_bytes": []}
     memory = plan.assumptions.memory
-    counted_profile = profile if plan.assumptions.count_loading else profile.without_loading()
+    counted_profile = profile if plan.assumptions.include_data_loading else profile.without_loading()
     layers = {layer.id: layer for layer in counted_profile.layers}
-    devices = [machine.device for machine in found.cluster.machines for _ in range(machine.count)]
+    devices = [machine.device for machine in found.cluster.nodes for _ in range(machine.count)]
     forward_s, backward_s, held = [0.0] * len(ids), [0.0] * len(ids), [0.0] * len(ids)
     sizes = profile.batch_sizes
     for stage in plan.stages:
@@ -163,10 +163,10 @@ def _layers(plan: Plan, found: Origin | None, places: dict[str, int]) -> dict[st
         each = 1 + memory.gradients_per_weight + memory.optimizer_per_weight / shared
         for one in stage.layers:
             layer, at = layers[one], places[one]
-            forward_s[at] = at_batch(sizes, layer.forward_s, stage.share) / speed
+            forward_s[at] = at_batch(sizes, layer.forward_s, stage.samples_per_replica) / speed
             again_s = forward_s[at] if plan.recompute else 0.0
-            backward_s[at] = at_batch(sizes, layer.backward_s, stage.share) / speed + again_s
-            kept = 0.0 if plan.recompute else _kept_bytes(sizes, layer, stage) * stage.in_flight
+            backward_s[at] = at_batch(sizes, layer.backward_s, stage.samples_per_replica) / speed + again_s
+            kept = 0.0 if plan.recompute else _saved_activation_bytes(sizes, layer, stage) * stage.max_in_flight
             held[at] = layer.parameter_bytes * each + kept
     return {
         "names": [printable(layers[one].name or one) for one in ids],
@@ -176,8 +176,10 @@ def _layers(plan: Plan, found: Origin | None, places: dict[str, int]) -> dict[st
     }
 
 
-def _kept_bytes(sizes: Sequence[int], layer: Layer, stage: Stage) -> float:
-    return at_batch(sizes, layer.activation_bytes if layer.saved_bytes is None else layer.saved_bytes, stage.share)
+def _saved_activation_bytes(sizes: Sequence[int], layer: Layer, stage: Stage) -> float:
+    return at_batch(
+        sizes, layer.activation_bytes if layer.saved_bytes is None else layer.saved_bytes, stage.samples_per_replica
+    )
 
 
 def _stage(plan: Plan, at: int, places: dict[str, int]) -> dict[str, Any]:
@@ -188,11 +190,11 @@ def _stage(plan: Plan, at: int, places: dict[str, int]) -> dict[str, Any]:
     facts = [
         ("layers", f"{len(stage.layers)}: {report.layer_range(plan, stage)}"),
         ("devices", f"{report.device_ranges(stage.devices)} ({pluralize(stage.replicas, 'replica')})"),
-        ("samples per micro-batch", f"{stage.share} on the fullest replica"),
-        ("in flight", pluralize(stage.in_flight, "micro-batch")),
+        ("samples per micro-batch", f"{stage.samples_per_replica} on the fullest replica"),
+        ("in flight", pluralize(stage.max_in_flight, "micro-batch")),
         ("forward", seconds(stage.forward_s)),
         ("backward", seconds(stage.backward_s)),
-        *([("gradient all-reduce", seconds(stage.sync_s))] if stage.replicas > 1 else []),
+        *([("gradient all-reduce", seconds(stage.grad_reduce_s))] if stage.replicas > 1 else []),
         ("free", _free(plan.groups[group])),
     ]
     return {
@@ -200,7 +202,7 @@ def _stage(plan: Plan, at: int, places: dict[str, int]) -> dict[str, Any]:
         "devices": text.partition("@")[2],
         "group": group,
         "replicas": stage.replicas,
-        "share": stage.share,
+        "share": stage.samples_per_replica,
         "forward_s": stage.forward_s,
         "backward_s": stage.backward_s,
         "said": facts,
@@ -232,10 +234,10 @@ def _group(group: DeviceGroup) -> dict[str, Any]:
 
 
 def _machines(plan: Plan, found: Origin | None) -> list[dict[str, Any]]:
-    counts = plan.machines or (plan.cluster_devices,)
+    counts = plan.nodes or (plan.cluster_devices,)
     rows, first = [], 0
     for at, count in enumerate(counts):
-        machine = found.cluster.machines[at] if found else None
+        machine = found.cluster.nodes[at] if found else None
         rows.append(
             {
                 "name": (machine.name if machine else "") or f"node {at}",
@@ -252,7 +254,7 @@ def _machines(plan: Plan, found: Origin | None) -> list[dict[str, Any]]:
 def _rates(cluster: Cluster) -> list[list[str]]:
     return [
         ["within a node", _rate(cluster.intra)],
-        *([["between nodes", _rate(cluster.inter)]] if len(cluster.machines) > 1 else []),
+        *([["between nodes", _rate(cluster.inter)]] if len(cluster.nodes) > 1 else []),
     ]
 
 
@@ -267,12 +269,12 @@ def _rate(link: Link) -> str:
 def _links(plan: Plan, found: Origin | None) -> list[dict[str, Any]]:
     """Return the transfers between adjacent stages, and their links."""
     rows = []
-    machine_of = [at for at, count in enumerate(plan.machines or (plan.cluster_devices,)) for _ in range(count)]
+    machine_of = [at for at, count in enumerate(plan.nodes or (plan.cluster_devices,)) for _ in range(count)]
     for at, (stage, behind) in enumerate(zip(plan.stages, plan.stages[1:], strict=False)):
         if stage.devices == behind.devices:
             continue
         machines = {machine_of[device] for device in (*stage.devices, *behind.devices)}
-        crossing = plan.crossings[at] if plan.crossings else ()
+        crossing = plan.boundary_tensors[at] if plan.boundary_tensors else ()
         size = sum(each.bytes or 0.0 for each in crossing)
         link = None if found is None else found.cluster.inter if len(machines) > 1 else found.cluster.intra
         rows.append(
@@ -297,7 +299,7 @@ def _time(plan: Plan) -> dict[str, Any]:
         own = [plan.stages[at] for at in group.stages]
         forward_s = sum(stage.forward_s for stage in own) * plan.micro_batches
         backward_s = sum(stage.backward_s for stage in own) * plan.micro_batches
-        tail_s = max(stage.sync_tail_s for stage in own)
+        tail_s = max(stage.exposed_grad_reduce_s for stage in own)
         # Rounding can make the parts exceed the step by a tiny amount.
         rest_s = max(0.0, plan.step_s - forward_s - backward_s - tail_s)
         terms = (("forward", forward_s), ("backward", backward_s), ("gradients sync", tail_s), ("waits", rest_s))
@@ -324,7 +326,7 @@ def _proof(plan: Plan) -> dict[str, Any]:
         "bound": None if bound_s is None else seconds(bound_s),
         "is_optimal": gap is not None and gap <= _PROVEN,
         "gap": None if gap is None else "proven optimal" if gap <= _PROVEN else above(gap),
-        "stopped": plan.stopped,
+        "stopped": plan.stop_reason,
         "text": report.proof(plan),
     }
 
@@ -335,14 +337,14 @@ def _alternatives(plan: Plan, places: dict[str, int]) -> list[dict[str, Any]]:
     for kind, others in (("", plan.alternatives), ("schedule", plan.schedules)):
         for row in others:
             ratio = "" if row.step_s is None or not plan.step_s else f"{100 * (row.step_s / plan.step_s - 1):+.1f} %"
-            is_this = row.why == "is this plan" or (kind == "schedule" and row.name == plan.schedule)
+            is_this = row.reason == "is this plan" or (kind == "schedule" and row.name == plan.schedule)
             rows.append(
                 {
                     "name": row.name,
                     "kind": kind,
                     "step": "" if row.step_s is None else seconds(row.step_s),
                     "to_this": ratio,
-                    "why": printable(row.why),
+                    "why": printable(row.reason),
                     "is_this": is_this,
                     "shape": "" if row.plan is None else report.shape(row.plan),
                     "changes": None if row.plan is None or is_this else changes_of(row.plan, places),

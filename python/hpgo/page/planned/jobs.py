@@ -31,7 +31,7 @@ class PlanJob:
     items: tuple[tuple[str, str], ...]
     files: tuple[tuple[str, File], ...] = ()
     """Files that the address names, by their names in it."""
-    deadline_s: float = 10.0
+    time_limit_s: float = 10.0
     """Time limit of a search in seconds."""
 
 

@@ -117,10 +117,10 @@ def _of_plan(plan: Plan) -> Origin:
     assumed = plan.assumed
     settings = {
         "memory": assumed.memory,
-        "equal_shares": assumed.equal_shares,
+        "even_split": assumed.even_split,
         "overlap": assumed.overlap,
-        "min_micro_batch_size": assumed.smallest_share,
-        "count_loading": assumed.count_loading,
+        "min_micro_batch_size": assumed.min_samples_per_replica,
+        "include_data_loading": assumed.include_data_loading,
     }
     profile = known_source("profile", plan.profile, assumed.profile, None)
     cluster = known_source("cluster", plan.cluster, assumed.cluster, None)

@@ -67,7 +67,7 @@ def _search(asked: PlanAddress, job: PlanJob, tell: Callable[[dict[str, Any]], o
             found.profile,
             found.cluster,
             global_batch_size=found.batch,
-            deadline_s=job.deadline_s,
+            time_limit_s=job.time_limit_s,
             progress=lambda best_s, bound_s: tell(best_so_far(best_s, bound_s)),
             **searched(asked, found),
         )

@@ -19,7 +19,7 @@ from hpgo.planning.laws import check_chain_file
 from hpgo.programs.costs import Costs
 from hpgo.programs.host_rotation import along, routes_through
 from hpgo.programs.program import program
-from hpgo.programs.stages import Crossing
+from hpgo.programs.stages import BoundaryTensor
 
 if TYPE_CHECKING:
     import os
@@ -32,7 +32,7 @@ Objective = Literal["throughput", "latency", "hosts", "bits"]
 _VERSION = 2
 _AGAIN = "make it again: `hpgo partition … --json`"
 _DERIVED = ("samples_per_s", "gap", "limit", "throughput", "bottleneck")
-_DERIVED_OF_STAGES = ("utilisation", "slack_s")
+_DERIVED_OF_STAGES = ("utilization", "slack_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class ChainPlan(Record):
                 return f"the transfer {self._where(number)}"
         return "nothing: the model has no layers"
 
-    def utilisation(self, stage: ChainStage) -> float:
+    def utilization(self, stage: ChainStage) -> float:
         """Return the share of time in which the hosts of the stage compute, from 0 to 1."""
         check_is("the stage", stage, ChainStage, "give one of the plan's stages")
         return stage.interval_s / self.interval_s if self.interval_s else 0.0
@@ -226,14 +226,14 @@ class ChainPlan(Record):
         hops = self.hops[1:-1]
         # A transfer carries several batches at once: one per port of the side with fewer hosts.
         busy_s = [hop.interval_s * min(pair) for hop, pair in zip(hops, pairwise(counts), strict=False)]
-        crossings = [[Crossing(ids[-1], hop.bytes)] for ids, hop in zip(layers, hops, strict=False)]
+        boundary_tensors = [[BoundaryTensor(ids[-1], hop.bytes)] for ids, hop in zip(layers, hops, strict=False)]
         return program(
             orders,
             [(ids, [host]) for route in routes for ids, host in zip(layers, route, strict=True)],
             micro_batch_size=self.batch_size,
             global_batch_size=self.batch_size * orders.total_micro_batches,
-            machines=(1,) * sum(counts),
-            crossings=[*crossings, []] * len(routes),
+            nodes=(1,) * sum(counts),
+            boundary_tensors=[*boundary_tensors, []] * len(routes),
             costs=Costs(
                 forward_s=tuple(stage.compute_s for stage in self.stages),
                 transfer_s=tuple(busy_s),
@@ -257,7 +257,7 @@ class ChainPlan(Record):
             }
         )
         facts["stages"] = [
-            asdict(stage) | {"utilisation": self.utilisation(stage), "slack_s": self.slack_s(stage)}
+            asdict(stage) | {"utilization": self.utilization(stage), "slack_s": self.slack_s(stage)}
             for stage in self.stages
         ]
         # JSON has no infinity, which an interval or a bound of 0 leads to.

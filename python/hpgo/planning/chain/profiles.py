@@ -29,13 +29,19 @@ and take four times the time and memory.
 
 
 def task_of_profile(
-    profile: Profile, cluster: Cluster, batch_size: int, dtype: str, *, count_loading: bool, framework: Framework | None
+    profile: Profile,
+    cluster: Cluster,
+    batch_size: int,
+    dtype: str,
+    *,
+    include_data_loading: bool,
+    framework: Framework | None,
 ) -> ChainProblem:
-    """Return the chain problem of a profile and a cluster. Loading takes no time unless `count_loading` is set.
+    """Return the chain problem of a profile and a cluster. Loading takes no time unless `include_data_loading` is set.
 
     Raises ArgumentError for a framework that trains, or that can't split the model.
     """
-    loading = () if count_loading else profile.loading
+    loading = () if include_data_loading else profile.loading
     loading_s = max((at_batch(profile.batch_sizes, layer.forward_s, batch_size) for layer in loading), default=0.0)
     # The search does not know tied weights. A host with both layers is assumed to hold the weight twice.
     profile = profile.without_ties()
@@ -83,7 +89,7 @@ def task_of_profile(
     alike: dict[tuple[Device, int | None], list[str]] = {}
     # If links within a node are like those between nodes, hosts of all nodes are interchangeable.
     inner = cluster.intra != cluster.inter
-    for index, machine in enumerate(cluster.machines):
+    for index, machine in enumerate(cluster.nodes):
         # Hosts need names in reports and rules, also if the cluster file has none.
         name = machine.name or f"machine{index}"
         hosts = [f"{name}:{device}" for device in range(machine.count)] if machine.count > 1 else [name]

@@ -10,7 +10,7 @@ from hpgo import _core
 from hpgo.base.checks import check_flag, check_int, check_list, check_progress, check_text, choice, number
 from hpgo.base.files import as_path
 from hpgo.base.messages import did_you_mean, safe_repr
-from hpgo.errors import ArgumentError, ClusterError, DeadlineError, InfeasibleError
+from hpgo.errors import ArgumentError, ClusterError, InfeasibleError, TimeLimitError
 from hpgo.machine.cluster import cluster_of
 from hpgo.model.formats import pipeedge, profile_of
 from hpgo.planning.chain.files import task_of_files
@@ -46,7 +46,7 @@ class PartitionOptions(TypedDict, total=False):
     exclude: Sequence[str]
     max_replicas: int
     bits: Sequence[int]
-    deadline_s: float | None
+    time_limit_s: float | None
     progress: Callable[[float, float], object] | None
 
 
@@ -95,7 +95,7 @@ def partition(
     *,
     framework: ServingFramework | None = None,
     batch_size: int | None = None,
-    count_loading: bool = False,
+    include_data_loading: bool = False,
     dtype: ValueType = "torch.float32",
     **options: Unpack[PartitionOptions],
 ) -> ChainPlan:
@@ -107,7 +107,7 @@ def partition(
         framework: `vllm`, `sglang`, `llama.cpp`, `tensorrt-llm` or `accelerate`: cut between the model's blocks only,
             and give each stage at least one block.
         batch_size: samples per batch; None is the profile's largest batch size.
-        count_loading: include the time of layers that load data (`Profile.loading`); otherwise data loaders work
+        include_data_loading: include the time of layers that load data (`Profile.loading`); otherwise data loaders work
             ahead, as for `hpgo.plan`.
         dtype: data type of the values that stages send, which sets their size.
         **options: other options, with their defaults:
@@ -120,12 +120,12 @@ def partition(
             exclude=(): rules like `mb-3` or `mb-3=1-4,9`: do not use this host or type, or not for these layers.
             max_replicas=1: maximum number of hosts of one type that share a stage.
             bits=(): bits per value that links may use besides those of `dtype`.
-            deadline_s=10.0: time limit in seconds, after which the best plan so far is returned; None is no limit.
+            time_limit_s=10.0: time limit in seconds, after which the best plan so far is returned; None is no limit.
             progress=None: called about ten times per second with the best value so far (infinite before the first plan)
                 and the bound.
 
     Raises ArgumentError, ProfileError or ClusterError for invalid input. Raises InfeasibleError, with the reason, if no
-    plan meets the constraints, and DeadlineError, with a lower bound for any plan, if the time limit passed before
+    plan meets the constraints, and TimeLimitError, with a lower bound for any plan, if the time limit passed before
     there was one.
 
     >>> import hpgo
@@ -134,11 +134,11 @@ def partition(
     [(1, 16), (17, 28), (29, 40), (41, 53)]
     """
     profile, cluster = profile_of(profile), cluster_of(cluster)
-    check_flag("count_loading", count_loading)
+    check_flag("include_data_loading", include_data_loading)
     check_gpus(profile, cluster)
     size = check_int("batch_size", profile.batch_sizes[-1] if batch_size is None else batch_size)
     row = None if framework is None else find_framework(framework)
-    task = task_of_profile(profile, cluster, size, dtype, count_loading=count_loading, framework=row)
+    task = task_of_profile(profile, cluster, size, dtype, include_data_loading=include_data_loading, framework=row)
     return _solved(task, size, "si", **options)  # Files of profiles and clusters use SI units.
 
 
@@ -156,7 +156,7 @@ def _solved(
     exclude: Sequence[str] = (),
     max_replicas: int = 1,
     bits: Sequence[int] = (),
-    deadline_s: float | None = 10.0,
+    time_limit_s: float | None = 10.0,
     progress: Callable[[float, float], object] | None = None,
     **unknown: object,
 ) -> ChainPlan:
@@ -173,8 +173,8 @@ def _solved(
     if samples_per_s is not None:
         hint = "give a positive number of samples/s"
         samples_per_s = number("the throughput to reach", samples_per_s, above=0, hint=hint)
-    if deadline_s is not None:
-        deadline_s = number("deadline_s", deadline_s, above=0, hint="give a positive number of seconds")
+    if time_limit_s is not None:
+        time_limit_s = number("time_limit_s", time_limit_s, above=0, hint="give a positive number of seconds")
     began_s = time.monotonic()
     if not task.layer_bytes:
         unused = tuple(host for group in task.groups for host in group.hosts)
@@ -205,12 +205,12 @@ def _solved(
     # The search limits intervals, which are the inverse of the throughput.
     max_s = None if samples_per_s is None else batch_size / samples_per_s
     # The time limit includes the preparation above.
-    left_s = None if deadline_s is None else max(1e-9, deadline_s - (time.monotonic() - began_s))
+    left_s = None if time_limit_s is None else max(1e-9, time_limit_s - (time.monotonic() - began_s))
     try:
         found = _core.partition_chain(chain, objective, max_s, left_s, progress)
-    except DeadlineError as error:  # Its message has the remaining time, not the limit of the caller.
-        passed = error.message.replace("the time was up", f"{deadline_s:g} s passed", 1)
-        raise error.as_kind(DeadlineError, passed) from None
+    except TimeLimitError as error:  # Its message has the remaining time, not the limit of the caller.
+        passed = error.message.replace("the time was up", f"{time_limit_s:g} s passed", 1)
+        raise error.as_kind(TimeLimitError, passed) from None
     except InfeasibleError as error:
         if max_s is None:
             raise

@@ -16,7 +16,7 @@ from hpgo.programs.program import program as program_on
 from hpgo.programs.schedule import schedule
 from hpgo.runtime.checkpoint import RankState
 from hpgo.runtime.infer.stream import PipelinePosition, Stream, sink_of, source_of
-from hpgo.runtime.messages import crossings
+from hpgo.runtime.messages import boundary_tensors
 from hpgo.runtime.packets import layouts
 from hpgo.runtime.preemption import Preempted
 from hpgo.runtime.progress import HERE
@@ -122,7 +122,7 @@ class InferencePipeline(RankPipeline):
         # In the program, each route through the hosts is a chain of stages. All chains share the modules of one model.
         parts = self._stage_modules({stage.stage % length for stage in self.mine.stages}, chains=1)
         self._cuts = layouts(parts, program.micro_batch_size, options.dtype, self.bits)
-        self._stream_groups = self._neighbour_groups(crossings(parts, len(parts)))
+        self._stream_groups = self._neighbour_groups(boundary_tensors(parts, len(parts)))
         held = [stage for stage, hosts in enumerate(hosts_of(routes_of(program))) if self.rank in hosts]
         self.parts = {stage: parts[stage].to(self.device).eval() for stage in held}
         if options.find_nan:
@@ -313,5 +313,5 @@ def _of_stream(program: Program, micro_batches: int) -> Program:
         ],
         micro_batch_size=program.micro_batch_size,
         global_batch_size=program.micro_batch_size * micro_batches,
-        machines=program.machines,
+        nodes=program.nodes,
     )

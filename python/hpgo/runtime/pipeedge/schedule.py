@@ -82,7 +82,7 @@ class Assignment:
             [(layers[first - 1 : last], [rank]) for (first, last), rank in zip(self.stages, self.ranks, strict=True)],
             micro_batch_size=self.micro_batch_size,
             global_batch_size=self.micro_batch_size,
-            machines=(1,) * self.world,
+            nodes=(1,) * self.world,
             costs=Costs(forward_s=self.forward_s, transfer_s=self.transfer_s) if self.forward_s else None,
         )
 

@@ -89,7 +89,7 @@ def _planned(file: str, size: int) -> str:
 def _check_machines(cluster: Cluster, size: int) -> None:
     """Raise an error unless `size` ranks are whole nodes of the cluster, no matter which."""
     # The launcher does not report which nodes are left, so all nodes must be equal.
-    kinds = {(machine.device, machine.count) for machine in cluster.machines}
+    kinds = {(machine.device, machine.count) for machine in cluster.nodes}
     if len(kinds) > 1:
         raise ArgumentError(
             f"the nodes of cluster `{cluster.name}` differ, but it is unknown which of them are left",
@@ -101,8 +101,8 @@ def _check_machines(cluster: Cluster, size: int) -> None:
             "plan for the maximum number of nodes: four for `--nnodes 3:4`",
             code="wrong_state",
         )
-    count, local = cluster.machines[0].count, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if len(cluster.machines) > 1 and local != count:
+    count, local = cluster.nodes[0].count, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if len(cluster.nodes) > 1 and local != count:
         raise RunError(
             f"torchrun has started {pluralize(local, 'rank')} on this node, but nodes of cluster `{cluster.name}` "
             f"have {pluralize(count, 'device')}",

@@ -18,7 +18,7 @@ from hpgo.runtime.engine import Batch, Engine, StageRun
 from hpgo.runtime.loader import Loader, Share, as_share, repeated
 from hpgo.runtime.losses import remarks
 from hpgo.runtime.memory import Peak
-from hpgo.runtime.messages import Messages, crossings
+from hpgo.runtime.messages import Messages, boundary_tensors
 from hpgo.runtime.progress import HERE
 from hpgo.runtime.rank_pipeline import RankOptions, RankPipeline, naming_rank
 from hpgo.runtime.rendezvous import translate_errors
@@ -156,7 +156,7 @@ class Pipeline(RankPipeline):
         program, mine, workload = self.program, self.mine, self.workload
         find_nan = self._options.find_nan
         parts = self._stage_modules({stage.stage for stage in mine.stages})
-        cuts = crossings(parts, program.schedule.chain_length)
+        cuts = boundary_tensors(parts, program.schedule.chain_length)
         # Creating process groups is collective: every rank creates all of them, also groups that it is not in.
         ranks = Ranks(program, workload.ties)
         joining = [number for number, part in enumerate(parts) if part.joins]

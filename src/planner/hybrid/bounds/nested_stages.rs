@@ -144,7 +144,7 @@ impl<'a> Synced<'a> {
         // Follow the smaller stages down to one that is known, then compute back up. A loop needs no deep call stack.
         let mut unknown = Vec::new();
         let mut at = index;
-        while self.of_begin.get(at).is_some_and(|sync_s| sync_s.is_nan()) {
+        while self.of_begin.get(at).is_some_and(|grad_reduce_s| grad_reduce_s.is_nan()) {
             unknown.push(at);
             at = inner.smaller[at].0 as usize;
         }

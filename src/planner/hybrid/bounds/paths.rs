@@ -78,7 +78,7 @@ impl Middle {
 pub(crate) struct PathStage {
     pub forward_s: f64,
     pub backward_s: f64,
-    pub sync_s: f64,
+    pub grad_reduce_s: f64,
     /// Smallest number of micro-batches in flight that the stage may have.
     pub min_in_flight: u32,
     /// Largest number in flight. It is equal to the smallest one where the number is known.
@@ -96,7 +96,7 @@ impl Paths {
         // With more micro-batches in flight, waits become shorter, and the work that must run before them becomes
         // longer. Each part of a path takes the end of the range at which it is shortest, so the bound holds for every
         // number between.
-        let PathStage { forward_s, backward_s, sync_s, min_in_flight, max_in_flight, busy_s: link_s, latency_s } =
+        let PathStage { forward_s, backward_s, grad_reduce_s, min_in_flight, max_in_flight, busy_s: link_s, latency_s } =
             *stage;
         let work_s = forward_s + backward_s;
         let transfer_s = link_s + latency_s;
@@ -109,7 +109,7 @@ impl Paths {
             (down_and_up(self.first_back_s), down_and_up(self.last_back_s), down_and_up(self.trip_s));
         let first_back_s = (first_s + work_s).max((min_skipped + 1.0) * forward_s + backward_s);
         let last_back_s = (last_s + work_s).max(forward_s + (min_skipped + 1.0) * backward_s);
-        let last_synced_s = (forward_s + transfer_s + self.last_synced_s).max(last_back_s + sync_s);
+        let last_synced_s = (forward_s + transfer_s + self.last_synced_s).max(last_back_s + grad_reduce_s);
 
         // Path 1: the new stage is busy, except while it waits for B(0) or for B(M - 1).
         let wait_first_s = (first_s - skipped * forward_s).max(0.0);
@@ -151,7 +151,7 @@ impl Paths {
             .max(link_start_s + self.trip_s + transfer_s + backward_s)
             .max(down_and_up(self.busy_s) + work_s + loops_s);
         let synced_s = (forward_s + transfer_s + self.synced_s)
-            .max(drained_s + sync_s)
+            .max(drained_s + grad_reduce_s)
             .max(last_start_s + last_synced_s)
             .max(link_start_s.max(next_start_s) + self.last_synced_s);
         Self {

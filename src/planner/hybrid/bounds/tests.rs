@@ -50,10 +50,10 @@ fn stages(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<PathStage>
     let some_s = |least: u32, most: u32| (64 * least..64 * most).prop_map(|parts: u32| f64::from(parts) / 64.0);
     let time_s = || prop_oneof![2 => Just(0.0), 3 => Just(1.0), 3 => some_s(0, 3), 1 => some_s(3, 30)];
     let stage = (time_s(), time_s(), time_s(), time_s(), time_s(), 0_u32..4).prop_map(
-        |(forward_s, backward_s, sync_s, busy_s, latency_s, max_in_flight)| PathStage {
+        |(forward_s, backward_s, grad_reduce_s, busy_s, latency_s, max_in_flight)| PathStage {
             forward_s,
             backward_s,
-            sync_s,
+            grad_reduce_s,
             min_in_flight: max_in_flight,
             max_in_flight,
             busy_s,
@@ -108,7 +108,7 @@ impl Pipeline {
             compute: self.stages.iter().map(|stage| StageTimes::new(stage.forward_s, stage.backward_s)).collect(),
             activation: self.stages.iter().map(message).collect(),
             gradient: self.stages.iter().map(message).collect(),
-            gradient_sync_s: self.stages.iter().map(|stage| stage.sync_s).collect(),
+            gradient_sync_s: self.stages.iter().map(|stage| stage.grad_reduce_s).collect(),
             optimizer_s: vec![0.0; self.stages.len()],
         };
         let times = Sweep::default().times(&schedule, &costs, Links::Queued).expect("limits in flight never grow");
@@ -123,7 +123,7 @@ impl Pipeline {
                     _ => back_s[action.micro_batch as usize] = times.end_s[at],
                 }
             }
-            end_s = end_s.max(back_s[count - 1] + stage.sync_s);
+            end_s = end_s.max(back_s[count - 1] + stage.grad_reduce_s);
             events.push(Events {
                 first_forward_s: forward_s[0],
                 last_forward_s: forward_s[count - 1],
@@ -214,7 +214,7 @@ proptest! {
             PathStage {
                 forward_s: pick(0, one.forward_s, two.forward_s),
                 backward_s: pick(1, one.backward_s, two.backward_s),
-                sync_s: pick(2, one.sync_s, two.sync_s),
+                grad_reduce_s: pick(2, one.grad_reduce_s, two.grad_reduce_s),
                 busy_s: pick(3, one.busy_s, two.busy_s),
                 latency_s: pick(4, one.latency_s, two.latency_s),
                 min_in_flight: one.max_in_flight,
@@ -371,7 +371,7 @@ proptest! {
         for end in 1..model.cuts() {
             let step_bounds_s = sums_s(&model, &totals, rate, overlap, end);
             for (begin, sum_s) in model.begins(end).zip(step_bounds_s) {
-                let whole_s = cost::sync_s(&model, &totals, 1.0, (begin as usize, end), rate, overlap);
+                let whole_s = cost::grad_reduce_s(&model, &totals, 1.0, (begin as usize, end), rate, overlap);
                 prop_assert!((sum_s - whole_s).abs() <= ROUNDING * (1.0 + whole_s), "{sum_s} s for {whole_s} s");
             }
         }

@@ -45,8 +45,8 @@ impl PipelineSimulator {
         }));
         // The range also excludes NaN.
         let is_time = |time_s: f64| (0.0..=LONGEST_S).contains(&time_s);
-        let is_valid = |PathStage { forward_s, backward_s, sync_s, busy_s, latency_s, .. }: PathStage| {
-            [forward_s, backward_s, sync_s, busy_s, latency_s].into_iter().all(is_time)
+        let is_valid = |PathStage { forward_s, backward_s, grad_reduce_s, busy_s, latency_s, .. }: PathStage| {
+            [forward_s, backward_s, grad_reduce_s, busy_s, latency_s].into_iter().all(is_time)
         };
         if self.cursors.windows(2).any(|two| two[0].stage.max_in_flight < two[1].stage.max_in_flight)
             || !self.cursors.iter().all(|cursor| is_valid(cursor.stage))
@@ -77,7 +77,7 @@ impl PipelineSimulator {
                 self.backward(at, backward as usize * stages);
             }
         }
-        Some(self.cursors.iter().map(|cursor| cursor.free_s + cursor.stage.sync_s).fold(0.0, f64::max))
+        Some(self.cursors.iter().map(|cursor| cursor.free_s + cursor.stage.grad_reduce_s).fold(0.0, f64::max))
     }
 
     /// Runs the next backward of a stage. `row` is the index of the first arrival of its micro-batch in `returned_s`.

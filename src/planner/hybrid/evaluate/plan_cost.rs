@@ -134,7 +134,7 @@ impl<'a> PlanEvaluator<'a> {
                 format!(
                     "stage {index} cannot split a micro-batch of {micro_batch} over {replicas} replicas: each needs {} or \
                      more samples{}",
-                    self.settings.smallest_share,
+                    self.settings.min_samples_per_replica,
                     if self.settings.uneven_shares { "" } else { ", all the same number" }
                 ),
                 format!("give stage {index} fewer devices, or use larger micro-batches"),
@@ -162,8 +162,8 @@ impl<'a> PlanEvaluator<'a> {
         let sync_tail = |overlap| {
             cost::sync_without_s(model, totals, devices.speed, cuts, devices.sync, overlap, excluded) + tied_s
         };
-        let sync_tail_s = sync_tail(settings.overlap_sync);
-        let alone = BaseCost::new(model, totals, settings, &devices, cuts, plan.recompute, sync_tail_s);
+        let exposed_grad_reduce_s = sync_tail(settings.overlap_sync);
+        let alone = BaseCost::new(model, totals, settings, &devices, cuts, plan.recompute, exposed_grad_reduce_s);
         let half_s = |below: &[f64]| between(below, cuts) / devices.speed;
         let memory = alone.memory.with_in_flight(stage.max_in_flight);
         let held_once_bytes = shared.map_or(0.0, |shared| shared.held_once_bytes);
@@ -176,8 +176,8 @@ impl<'a> PlanEvaluator<'a> {
             // A transfer pays its latency even if no bytes cross the cut.
             transfer_s: cut_bytes * rate.s_per_byte + rate.latency_s,
             transfer_busy_s: cut_bytes * rate.s_per_byte,
-            sync_s: sync_tail(false),
-            sync_tail_s,
+            grad_reduce_s: sync_tail(false),
+            exposed_grad_reduce_s,
             memory: if held_once_bytes > 0.0 {
                 memory.with_weights(-held_once_bytes, &settings.memory, replicas)
             } else {
@@ -257,7 +257,7 @@ impl<'a> PlanEvaluator<'a> {
             compute: stages.iter().map(|stage| StageTimes::new(stage.forward_s, stage.backward_s)).collect(),
             activation: messages.clone(),
             gradient: messages,
-            gradient_sync_s: stages.iter().map(|stage| stage.sync_tail_s).collect(),
+            gradient_sync_s: stages.iter().map(|stage| stage.exposed_grad_reduce_s).collect(),
             optimizer_s: vec![0.0; stages.len()],
         };
         Sweep::default().step_s(&one_f_one_b(max_in_flights, micro_batches), &costs, Links::Queued)

@@ -24,9 +24,9 @@ pub struct StageCost {
     /// Part of `transfer_s` that occupies the fullest port.
     pub transfer_busy_s: f64,
     /// Gradient all-reduce of the whole stage.
-    pub sync_s: f64,
-    /// Exposed gradient reduction: the part of `sync_s` behind the last backward of the stage.
-    pub sync_tail_s: f64,
+    pub grad_reduce_s: f64,
+    /// Exposed gradient reduction: the part of `grad_reduce_s` behind the last backward of the stage.
+    pub exposed_grad_reduce_s: f64,
     /// Memory of each device.
     pub memory: Memory,
     /// Memory that a plan may use of the smallest device.
@@ -70,7 +70,7 @@ pub(crate) struct BaseCost {
     pub forward_s: f64,
     pub backward_s: f64,
     /// Exposed gradient reduction, behind the last backward.
-    pub sync_s: f64,
+    pub grad_reduce_s: f64,
     pub memory: Memory,
     pub capacity_bytes: f64,
 }
@@ -84,7 +84,7 @@ impl BaseCost {
         devices: &StageDevices,
         cuts: (usize, usize),
         recompute: bool,
-        sync_s: f64,
+        grad_reduce_s: f64,
     ) -> Self {
         // A stage is as fast as its slowest device.
         let forward_s = between(&totals.forward_s, cuts) / devices.speed;
@@ -93,7 +93,7 @@ impl BaseCost {
         Self {
             forward_s,
             backward_s,
-            sync_s,
+            grad_reduce_s,
             memory: cost::memory(model, totals, &settings.memory, cuts, devices.replicas, 1, recompute),
             capacity_bytes: devices.memory_bytes - settings.memory.reserved_bytes,
         }
@@ -102,11 +102,11 @@ impl BaseCost {
     /// Returns the inputs of paths and simulator for this stage, with a range of numbers in flight and its transfer:
     /// the time on the link and the latency.
     pub(crate) fn path_stage(&self, max_in_flights: (u32, u32), (busy_s, latency_s): (f64, f64)) -> PathStage {
-        let Self { forward_s, backward_s, sync_s, .. } = *self;
+        let Self { forward_s, backward_s, grad_reduce_s, .. } = *self;
         PathStage {
             forward_s,
             backward_s,
-            sync_s,
+            grad_reduce_s,
             min_in_flight: max_in_flights.0,
             max_in_flight: max_in_flights.1,
             busy_s,
@@ -126,7 +126,7 @@ pub(crate) fn path_stage(stage: &StageCost, (min_in_flight, max_in_flight): (u32
     PathStage {
         forward_s: stage.forward_s,
         backward_s: stage.backward_s,
-        sync_s: stage.sync_tail_s,
+        grad_reduce_s: stage.exposed_grad_reduce_s,
         min_in_flight,
         max_in_flight,
         busy_s: stage.transfer_busy_s,

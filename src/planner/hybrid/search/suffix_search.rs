@@ -321,7 +321,7 @@ impl<S: Placements> Pass<'_, '_, S> {
                 if label.paths.drained_s.max((micro - 1.0) * stage_s) + stage_s + ahead_s >= threshold_s {
                     continue;
                 }
-                let (sync_s, largest) = ending.sync_and_max_in_flight(choice, at, &mut work);
+                let (grad_reduce_s, largest) = ending.sync_and_max_in_flight(choice, at, &mut work);
                 if largest < least {
                     continue;
                 }
@@ -333,7 +333,7 @@ impl<S: Placements> Pass<'_, '_, S> {
                     let stage = PathStage {
                         forward_s,
                         backward_s,
-                        sync_s,
+                        grad_reduce_s,
                         min_in_flight,
                         max_in_flight,
                         busy_s: cut_bytes * choice.transfer.s_per_byte,

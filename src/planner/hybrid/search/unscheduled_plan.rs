@@ -366,13 +366,13 @@ impl<'a> PlanScorer<'a> {
         let devices = self.devices_of(unscheduled, stage);
         let share = if devices.replicas == 0 { None } else { task.share[devices.replicas as usize] }?;
         let cuts = (unscheduled.cuts[stage] as usize, unscheduled.cuts[stage + 1] as usize);
-        let sync_s = self.sync_s(task, cuts, share, devices.sync, devices.speed);
+        let grad_reduce_s = self.grad_reduce_s(task, cuts, share, devices.sync, devices.speed);
         let totals = &task.totals[share as usize];
-        Some(BaseCost::new(task.model, totals, task.settings, &devices, cuts, task.recompute, sync_s))
+        Some(BaseCost::new(task.model, totals, task.settings, &devices, cuts, task.recompute, grad_reduce_s))
     }
 
     /// Returns the exposed all-reduce time of a stage, from the cache if possible.
-    fn sync_s(
+    fn grad_reduce_s(
         &mut self,
         task: &Subproblem<'_>,
         (begin, end): (usize, usize),
@@ -396,7 +396,7 @@ impl<'a> PlanScorer<'a> {
         let kept = &mut self.syncs[at];
         if kept.0 != key {
             let overlap = task.settings.overlap_sync;
-            *kept = (key, cost::sync_s(task.model, totals, speed, (begin, end), rate, overlap));
+            *kept = (key, cost::grad_reduce_s(task.model, totals, speed, (begin, end), rate, overlap));
         }
         kept.1
     }

@@ -231,14 +231,14 @@ impl TableBuilder<'_> {
                             continue;
                         }
                         lookups += (highest + 1 - first) as u64;
-                        let sync_s = pair.sync_s(from, bucket.rate_index[at * num_usages + usage_index]);
+                        let grad_reduce_s = pair.grad_reduce_s(from, bucket.rate_index[at * num_usages + usage_index]);
                         let front = &farther.increments[from][device_levels.entry(from, adjacency.own, lowest_front)..];
                         let before = |left: usize| &front[left.min(highest_front) - lowest_front];
                         // Micro-batch 0 takes `fill_s` to arrive, and the stage works for `all_s`. Then the last
                         // micro-batch goes up through the front, or the stage reduces its gradients.
                         let is_long = |&left: &usize| {
                             let before = before(left);
-                            all_s + fast_max(before.round_trip_s, before.fill_s + sync_s) >= threshold_s
+                            all_s + fast_max(before.round_trip_s, before.fill_s + grad_reduce_s) >= threshold_s
                         };
                         let levels_left = &usage.levels_left[first - usage.first_level..=highest - usage.first_level];
                         // More devices never lengthen the stages in front, so the long ones come first. Usually all are
@@ -249,8 +249,14 @@ impl TableBuilder<'_> {
                         let long = if is_long(&levels_left[0]) { levels_left.partition_point(is_long) } else { 0 };
                         let Rate { s_per_byte, latency_s } = adjacency.transfer;
                         let transfer_s = if is_last { 0.0 } else { min_bytes * s_per_byte + latency_s };
-                        let stage =
-                            PrefixStage::new(forward_s, backward_s, sync_s, transfer_s, largest, task.micro_batches);
+                        let stage = PrefixStage::new(
+                            forward_s,
+                            backward_s,
+                            grad_reduce_s,
+                            transfer_s,
+                            largest,
+                            task.micro_batches,
+                        );
                         row.resize((highest + 1 - lowest) * placement_cases, PrefixIncrements::INFEASIBLE);
                         let start = device_levels.entry(to, adjacency.behind, first);
                         let entries = &mut row[start + long..start + levels_left.len()];

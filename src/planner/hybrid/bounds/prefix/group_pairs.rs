@@ -60,13 +60,13 @@ impl GroupPair {
     }
 
     /// Takes an exposed all-reduce at the rate with index `rate` into the minimum.
-    pub(super) fn add_sync(&mut self, from: usize, rate: usize, sync_s: f64) {
+    pub(super) fn add_sync(&mut self, from: usize, rate: usize, grad_reduce_s: f64) {
         let min_s = &mut self.syncs_s[from * self.num_rates + rate];
-        *min_s = min_s.min(sync_s);
+        *min_s = min_s.min(grad_reduce_s);
     }
 
     /// Returns the shortest exposed all-reduce at the rate with index `rate`.
-    pub(super) fn sync_s(&self, from: usize, rate: usize) -> f64 {
+    pub(super) fn grad_reduce_s(&self, from: usize, rate: usize) -> f64 {
         self.syncs_s[from * self.num_rates + rate]
     }
 

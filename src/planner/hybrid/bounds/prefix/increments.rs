@@ -93,7 +93,7 @@ pub(super) struct PrefixStage {
     through_s: [f64; 8],
     /// Added to a path through the stages in front, if *a* is this stage.
     own_s: [f64; 8],
-    sync_s: f64,
+    grad_reduce_s: f64,
 }
 
 impl PrefixStage {
@@ -101,7 +101,7 @@ impl PrefixStage {
     pub(super) fn new(
         forward_s: f64,
         backward_s: f64,
-        sync_s: f64,
+        grad_reduce_s: f64,
         transfer_s: f64,
         max_in_flight: u32,
         micro_batches: u32,
@@ -138,11 +138,11 @@ impl PrefixStage {
                 round_trip_s + others_backward_s,
                 round_trip_s + others_forward_s,
                 fill_s + others_forward_s,
-                round_trip_s + sync_s,
+                round_trip_s + grad_reduce_s,
                 first_wait_s,
                 both_waits_s,
             ],
-            sync_s,
+            grad_reduce_s,
         }
     }
 }
@@ -152,8 +152,9 @@ impl PrefixIncrements {
     #[cfg(test)]
     pub(crate) fn behind(&self, stage: &crate::planner::hybrid::bounds::paths::PathStage, micro_batches: u32) -> Self {
         let transfer_s = stage.busy_s + stage.latency_s;
-        let (forward_s, backward_s, sync_s) = (stage.forward_s, stage.backward_s, stage.sync_s);
-        let stage = PrefixStage::new(forward_s, backward_s, sync_s, transfer_s, stage.max_in_flight, micro_batches);
+        let (forward_s, backward_s, grad_reduce_s) = (stage.forward_s, stage.backward_s, stage.grad_reduce_s);
+        let stage =
+            PrefixStage::new(forward_s, backward_s, grad_reduce_s, transfer_s, stage.max_in_flight, micro_batches);
         let mut lowest = Self::INFEASIBLE;
         lowest.add_stage(&stage, self);
         lowest
@@ -165,7 +166,7 @@ impl PrefixIncrements {
     pub(super) fn add_stage(&mut self, stage: &PrefixStage, before: &Self) {
         let Self { round_trip_s, fill_s, .. } = *before;
         // Stage b, whose all-reduce ends the path, is one of the stages in front, or this one.
-        let synced_s = fast_max(before.grad_reduce_s, fill_s + stage.sync_s);
+        let synced_s = fast_max(before.grad_reduce_s, fill_s + stage.grad_reduce_s);
         let lower = |value: &mut f64, at: usize, before_s: f64, path_s: f64| {
             *value = fast_min(*value, fast_max(before_s + stage.through_s[at], path_s + stage.own_s[at]));
         };
