@@ -226,10 +226,7 @@ impl Chain {
             number(&|| "the latency of a link".into(), hop.latency_s, 1e15)?;
         }
         if self.max_replicas == 0 {
-            return Err(Error::argument(
-                "max_replicas is 0, but a stage needs at least one host",
-                "set it to 1 or more",
-            ));
+            return Err(Error::argument("max_replicas is 0, but a stage needs a host", "set it to 1 or more"));
         }
         if self.bits.is_empty() || self.bits.contains(&0) || !self.bits.is_sorted_by(|more, less| more > less) {
             return Err(Error::argument(
@@ -246,10 +243,9 @@ impl Chain {
         }
         match max_interval_s {
             // A limit of 0 is valid: layers and links may take no time.
-            Some(limit) if limit.is_nan() || limit < 0.0 => Err(Error::argument(
-                format!("the maximum interval is {limit} s, but it must be 0 or more"),
-                "set it to 0 or more",
-            )),
+            Some(limit) if limit.is_nan() || limit < 0.0 => {
+                Err(Error::argument(format!("the maximum interval is {limit} s, not 0 or more"), "set it to 0 or more"))
+            }
             None if objective == Objective::Bits => Err(Error::argument(
                 "the objective `bits` needs a throughput: without one, no bits have to be removed",
                 "set a throughput",
