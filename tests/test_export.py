@@ -516,7 +516,7 @@ def test_plans_keep_what_exports_need_in_their_files() -> None:
 def test_versions_that_nobody_tried_are_refused(target: str, bert: hpgo.Plan) -> None:
     with refused(hpgo.errors.ArgumentError, "unknown_name") as caught:
         export.files(bert, target)
-    assert "known: " in caught.value.hint
+    assert "use `" in caught.value.hint
 
 
 def test_an_unknown_target_is_told_from_a_near_one(bert: hpgo.Plan) -> None:

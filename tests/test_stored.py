@@ -200,7 +200,7 @@ def test_columns_may_be_numbers_of_any_kind(tmp_path: Path) -> None:
 
 
 def test_a_bomb_and_an_endless_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "_MOST_BYTES", 2**22)
+    monkeypatch.setattr(stored, "_MAX_BYTES", 2**22)
     path = tmp_path / "bomb.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("document.npy", bytes(2**23))

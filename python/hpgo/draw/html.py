@@ -50,8 +50,9 @@ _SCRIPTS = ("state", "patterns", "data", "geometry", "paint", "pointing", "input
 """Parts of the page's script, in order of dependency."""
 _CRITICAL = 8
 """Bit in the column of kinds that marks an action on the critical path."""
-_MOST_TRANSFERS = 2_000_000
-_MOST_MEMORY_POINTS = 1_000_000
+# Limits that keep the page at tens of megabytes and let it open in seconds. Not tuned.
+_MAX_TRANSFERS = 2_000_000
+_MAX_MEMORY_POINTS = 1_000_000
 
 
 def html(timelines: Sequence[Timeline], options: DrawOptions) -> bytes:
@@ -144,7 +145,7 @@ def _packed(
         "idle_duration": ticks(timeline.idle_end_s) - idle_start,
         "idle_cause": timeline.idle_cause,
     }
-    if len(timeline.transfer_from_rank) > _MOST_TRANSFERS:
+    if len(timeline.transfer_from_rank) > _MAX_TRANSFERS:
         notes.append(
             f"{label}: {counted(len(timeline.transfer_from_rank), 'transfer')} left out to keep the page small."
         )
@@ -202,7 +203,7 @@ def _memory_columns(
     Curves with too many points are reduced to the maximum of each column.
     """
     assert timeline.memory is not None  # noqa: S101 -- the caller asked
-    at_most = max(64, _MOST_MEMORY_POINTS // timeline.ranks)
+    at_most = max(64, _MAX_MEMORY_POINTS // timeline.ranks)
     curves = []
     for times_s, sizes in timeline.memory:
         edges_s, thinned = staircase(times_s, sizes, timeline.makespan_s, at_most)
@@ -272,7 +273,7 @@ def _present(timelines: Sequence[Timeline]) -> dict[str, Any]:
     sent = {
         TRANSFER_KINDS[code]
         for timeline in timelines
-        if len(timeline.transfer_kind) <= _MOST_TRANSFERS
+        if len(timeline.transfer_kind) <= _MAX_TRANSFERS
         for code in np.unique(timeline.transfer_kind).tolist()
     }
     return {

@@ -48,10 +48,11 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-_MOST_ROWS = 128
-_MOST_ARROWS = 5_000
-_MOST_DENSITY_CELLS = 60_000
-_MOST_CURVE_POINTS = 60_000
+# Limits that keep pictures readable and files small: rows, arrows, and cells and points of areas. Not tuned.
+_MAX_ROWS = 128
+_MAX_ARROWS = 5_000
+_MAX_DENSITY_CELLS = 60_000
+_MAX_CURVE_POINTS = 60_000
 _MARGIN_PX = 16.0
 _NUMBER_PX = (6.5, 11.0)
 """Smallest and largest font size of the numbers in boxes, in pixels."""
@@ -250,7 +251,7 @@ def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float, *, headed:
         x_facts, facts = room_px, ""
     else:
         canvas.word("fact", x_facts, y + 16, facts)
-    per_row = -(-timeline.ranks // _MOST_ROWS)
+    per_row = -(-timeline.ranks // _MAX_ROWS)
     count = -(-timeline.ranks // per_row)
     box_px = min(_TALLEST_PX, max(5.0, 720 / count))
     has_curve = options.memory and timeline.memory is not None
@@ -294,7 +295,7 @@ def _panel(canvas: _Canvas, timeline: Timeline, label: str, y: float, *, headed:
 
 
 def _row_names(timeline: Timeline) -> list[str]:
-    per_row = -(-timeline.ranks // _MOST_ROWS)
+    per_row = -(-timeline.ranks // _MAX_ROWS)
     return [rank_name(timeline, rank, per_row) for rank in range(0, timeline.ranks, per_row)]
 
 
@@ -326,8 +327,8 @@ def _crowding(canvas: _Canvas, timeline: Timeline) -> str:
     actions = len(timeline.rank)
     if actions > canvas.options.max_boxes:
         return f"more than the {canvas.options.max_boxes:,} drawn one by one"
-    if timeline.ranks > _MOST_ROWS:
-        return f"on more than {_MOST_ROWS} {timeline.row}s"
+    if timeline.ranks > _MAX_ROWS:
+        return f"on more than {_MAX_ROWS} {timeline.row}s"
     if timeline.makespan_s > 0 and float(np.median(timeline.end_s - timeline.start_s)) * canvas.px_per_s < 1:
         return "most of them narrower than a pixel"
     return ""
@@ -406,7 +407,7 @@ def _density(canvas: _Canvas, timeline: Timeline, rows: _Rows) -> int:
     plot_px = timeline.makespan_s * canvas.px_per_s
     # Columns must be much wider than an action. Otherwise, their edges and the edges of actions make a moiré pattern.
     calm = timeline.makespan_s / (6 * median_s(timeline.start_s, timeline.end_s) or 1)
-    columns = max(1, int(min(plot_px, _MOST_DENSITY_CELLS / rows.count, max(200, calm))))
+    columns = max(1, int(min(plot_px, _MAX_DENSITY_CELLS / rows.count, max(200, calm))))
     edges_s = np.linspace(0, timeline.makespan_s, columns + 1)
     kinds, fused = timeline.kind, KINDS.index("F‖B")
     layers: list[tuple[str, Floats]] = []
@@ -457,7 +458,7 @@ def _transfers(canvas: _Canvas, timeline: Timeline, rows: _Rows, label: str) -> 
     if count == 0:
         canvas.notes.append(f"{label}: no transfers between ranks.")
         return
-    if canvas.options.transfers == "arrows" and (count > _MOST_ARROWS or rows.per_row > 1):
+    if canvas.options.transfers == "arrows" and (count > _MAX_ARROWS or rows.per_row > 1):
         canvas.notes.append(
             f"{label}: {counted(count, 'transfer')} not drawn: too many for arrows (`hpgo view` has them)."
         )
@@ -522,7 +523,7 @@ def _curves(canvas: _Canvas, timeline: Timeline, rows: _Rows, label: str) -> Non
             above = f"{counted(len(over), timeline.row)} above the memory cap"
             canvas.notes.append(f"{label}: {above}, {timeline.row} {worst} by the most: {held} of {cap}.")
     usable_px = rows.curve_px - 2
-    points_a_row = _MOST_CURVE_POINTS // rows.count
+    points_a_row = _MAX_CURVE_POINTS // rows.count
     every = max(1, int(np.ceil(12 / rows.pitch_px)))
     for row in range(rows.count):
         base = rows.top + row * rows.pitch_px + rows.box_px + rows.lane_px + rows.curve_px

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from hpgo.draw.options import DrawOptions
     from hpgo.timing.timeline import Timeline
 
-_MOST_ROWS = 64
+# More rows than a terminal shows at once. Not tuned.
+_MAX_ROWS = 64
 _ASCII = str.maketrans({"·": "|", "×": "x", "–": "-", "…": "~"})
 """Replacements of characters outside ASCII, because logs are read in terminals of any encoding. The caller's labels are
 not changed."""
@@ -85,7 +86,7 @@ def _columns(timelines: Sequence[Timeline], end_s: float, at_most: int) -> int:
 
 
 def _rows(timeline: Timeline, columns: int, end_s: float, named: Sequence[str], gutter: int) -> list[str]:
-    per_row = -(-timeline.ranks // _MOST_ROWS)
+    per_row = -(-timeline.ranks // _MAX_ROWS)
     count = -(-timeline.ranks // per_row)
     edges_s = np.linspace(0, end_s, columns + 1)
     actions, kinds = Intervals(timeline.rank, timeline.start_s, timeline.end_s), timeline.kind
@@ -132,6 +133,6 @@ def _axis(columns: int, end_s: float, gutter: int) -> list[str]:
 
 def _row_names(timeline: Timeline, room: int) -> list[str]:
     """Return the names of rows. If the longest has more than `room` characters, return the short names."""
-    per_row = -(-timeline.ranks // _MOST_ROWS)
+    per_row = -(-timeline.ranks // _MAX_ROWS)
     found = [rank_name(timeline, rank, per_row) for rank in range(0, timeline.ranks, per_row)]
     return found if max(map(len, found)) <= room else [name.partition(" (")[0] for name in found]

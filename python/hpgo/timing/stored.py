@@ -40,8 +40,8 @@ _ACTION = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})|\((\d{1,9})F(\d{1,9});(\d{1,9}
 _COLUMNS = (
     "rank", "stage", "micro_batch", "kind", "backward_stage", "backward_micro_batch", "start_s", "end_s",
 )  # fmt: skip
-_MOST_BYTES = 2**31  # limit on the unpacked size, because a small zip file can unpack to terabytes
-_MOST_RANKS = 2**24
+_MAX_BYTES = 2**31  # limit on the unpacked size, because a small zip file can unpack to terabytes
+_MAX_RANKS = 2**24
 _HINT = "write it again with `Timeline.save`, as .npz or .timeline.json"
 
 
@@ -130,8 +130,8 @@ def _unpacked(file: BinaryIO, path: str) -> tuple[str, dict[str, NDArray[Any]]]:
         with zipfile.ZipFile(file) as archive:
             sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
             # The archive's directory states the sizes, so this check needs no unpacking.
-            if sum(sizes.values()) > _MOST_BYTES:
-                _fail(path, f"holds more than {_MOST_BYTES >> 20} MiB")
+            if sum(sizes.values()) > _MAX_BYTES:
+                _fail(path, f"holds more than {_MAX_BYTES >> 20} MiB")
             arrays = {}
             for name in ("document", *_COLUMNS):
                 if f"{name}.npy" not in sizes:
@@ -186,8 +186,8 @@ def _parts(top: Section, columns: dict[str, NDArray[Any]] | None) -> tuple[dict[
     import numpy as np
 
     ranks = top.whole("ranks", least=1)
-    if ranks > _MOST_RANKS:
-        top.wrong("ranks", f"at most {_MOST_RANKS}", ranks)
+    if ranks > _MAX_RANKS:
+        top.wrong("ranks", f"at most {_MAX_RANKS}", ranks)
     stages = top.whole("stages", least=1)
     makespan_s = top.finite("makespan_s")
     facts = {
