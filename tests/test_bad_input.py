@@ -104,7 +104,7 @@ def test_every_error_about_a_profile_has_a_hint(tmp_path, file, text, words):
     ("text", "words"),
     [
         ("intra: 0 GB/s", "lab.yaml, intra: a link's bytes_per_s is 0"),
-        ("intra: 25 GB", "lab.yaml, intra: `bandwidth`: `25 GB` is no rate"),
+        ("intra: 25 GB", "lab.yaml, intra: `bandwidth`: `25 GB` is not a rate"),
         ("intra: 25 GB/s\nfoo: 1", "lab.yaml: `foo` is unknown"),
         ("inter: 25 GB/s", "lab.yaml: `intra` is missing"),
     ],
@@ -298,8 +298,8 @@ def test_a_stage_of_billions_of_devices_takes_no_memory():
         (lambda: hpgo.export.save(None, None, "x"), "there is no exporter nothing"),
         (lambda: hpgo.Plan.from_json(b"{}"), "the plan is not a plan"),
         (lambda: hpgo.Cluster.preset(None), "a cluster's name is text, not nothing"),
-        (lambda: hpgo.Layer("a\ud800", "a", (1,), (2,), (8,), 8), "id holds half a character"),
-        (lambda: hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=1, name="\ud800"), "half a character"),
+        (lambda: hpgo.Layer("a\ud800", "a", (1,), (2,), (8,), 8), "id contains an unpaired surrogate"),
+        (lambda: hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=1, name="\ud800"), "an unpaired surrogate"),
     ],
 )
 def test_what_is_of_another_kind_is_told(call, words):
