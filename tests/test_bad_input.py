@@ -104,7 +104,7 @@ def test_every_error_about_a_profile_has_a_hint(tmp_path, file, text, words):
     ("text", "words"),
     [
         ("intra: 0 GB/s", "lab.yaml, intra: a link's bytes_per_s is 0"),
-        ("intra: 25 GB", "lab.yaml, intra: `bandwidth`: `25 GB` is not a rate"),
+        ("intra: 25 GB", "lab.yaml, intra: `bandwidth`: `25 GB` is no rate"),
         ("intra: 25 GB/s\nfoo: 1", "lab.yaml: `foo` is unknown"),
         ("inter: 25 GB/s", "lab.yaml: `intra` is missing"),
     ],

@@ -200,7 +200,7 @@ def test_orders_from_a_file_are_simulated(simulate: Command, tmp_path: Path) -> 
         (["--schedule", "absent.csv"], 1, "absent.csv"),
         (["--comm", "lnk", "-s", "2"], 1, "did you mean `link`"),
         (["--compare", "1f1b,", "-s", "2"], 1, "names an empty schedule"),
-        (["--activation-bytes", "much"], 1, "`--activation-bytes`: `much` is not a size"),
+        (["--activation-bytes", "much"], 1, "`--activation-bytes`: `much` is no size"),
         (["--memory-cap", "1GB,2GB"], 1, "`--memory-cap` has 2 numbers, but `1f1b` has 4 ranks"),
         (["--schedule", ""], 1, "`--schedule` names an empty schedule"),
         (["--chunks", "3"], 1, "`1f1b` has no option `--chunks`"),

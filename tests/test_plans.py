@@ -586,7 +586,7 @@ def test_advice_for_too_little_memory_works_when_followed(
         ({"memory": hpgo.MemoryModel(optimizer_per_weight=-1)}, "optimizer_per_weight"),
         ({"memory": hpgo.MemoryModel(reserved_bytes=math.nan)}, "reserved_bytes"),
         ({"memory": hpgo.MemoryModel(reserved_bytes=-1)}, "reserved_bytes"),
-        ({"memory": hpgo.MemoryModel(reserved_bytes="much")}, "`much` is not a size"),
+        ({"memory": hpgo.MemoryModel(reserved_bytes="much")}, "`much` is no size"),
         ({"memory": hpgo.MemoryModel(gradients_per_weight="a")}, "gradients_per_weight"),
         ({"memory": hpgo.MemoryModel(shard_optimizer="yes")}, "shard_optimizer"),
         ({"profile": 48}, "profile"),

@@ -172,7 +172,7 @@ def test_one_batch_size_needs_no_brackets_and_no_edges_mean_a_chain(tmp_path):
         ("[1e-4, 2e-4]", "[1e-4, .nan]", "layer `loss`: forward_s is nan", ""),
         ("[1e-4, 2e-4]", "[1e-4, -1]", "layer `loss`: forward_s is -1", ""),
         ("[1e-4, 2e-4]", "[1e-4, 1e19]", "layer `loss`: forward_s is 1e+19", ""),
-        ("[1e-4, 2e-4]", "[1e-4, fast]", "(`loss`): `forward_s`: `fast` is not a time", ""),
+        ("[1e-4, 2e-4]", "[1e-4, fast]", "(`loss`): `forward_s`: `fast` is no time", ""),
         ("[1e-4, 2e-4]", "[1e-4]", "layers entry 2 (`loss`): `forward_s` has 1 values", ""),
         (
             "parameter_bytes: 2080",
@@ -180,7 +180,7 @@ def test_one_batch_size_needs_no_brackets_and_no_edges_mean_a_chain(tmp_path):
             "entry 1 (`linear`): `parameters` is unknown",
             "`parameter_bytes`",
         ),
-        ("parameter_bytes: 2080", "parameter_bytes: none", "`parameter_bytes`: `none` is not a size", ""),
+        ("parameter_bytes: 2080", "parameter_bytes: none", "`parameter_bytes`: `none` is no size", ""),
         ("stage: 0", "stage: -1", "`stage` must be a whole number", ""),
         ("stage: 0", "color: red", "`color` is unknown", ""),
         ("id: loss", "id: linear", "two layers have the id `linear`", ""),

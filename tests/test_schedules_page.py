@@ -106,7 +106,7 @@ def test_the_page_works_without_scripts(browser, server) -> None:
         ("forward_times=1,2&num_stages=4", "Forward", "`Forward` has 2 numbers"),
         ("p2p_time=1,2", "Latency of a message", "`Latency of a message` has 2 numbers, but `1f1b` has 3 edges"),
         ("memory_cap=1,2", "Memory cap", "`Memory cap` has 2 numbers"),
-        ("weight_bytes=much", "Weights and state", "`Weights and state`: `much` is not a size"),
+        ("weight_bytes=much", "Weights and state", "`Weights and state`: `much` is no size"),
         ("schedule=interleaved&chunks=1", "Chunks a rank", "leave `Chunks a rank` out"),
         ("schedule=dualpipe&num_stages=3", "dualpipe", "it needs p even"),
         ("schedule=", "gpipe", "no schedule is chosen; choose one, or several to compare them"),
@@ -371,7 +371,7 @@ def test_every_format_is_exported(server, ending: str) -> None:
         ("schedule=dualpipe&num_stages=3", "it needs p even"),
         ("colour=red", "unknown field `colour`"),
         ("plan=0123", "holds no plan `0123`"),
-        ("weight_bytes=much", "`much` is not a size"),
+        ("weight_bytes=much", "`much` is no size"),
         ("num_stages=<script>alert(1)</script>", "&lt;script&gt;"),
     ],
 )

@@ -90,7 +90,7 @@ def _parse(value: object, what: str, factors: dict[str, float], example: str) ->
     if isinstance(value, str):
         found = _NUMBER.fullmatch(value) if len(value) <= _LONGEST else None
         if found is None or (found[2] and found[2] not in factors):
-            raise ArgumentError(f"`{shorten(value)}` is not a {what}", example)
+            raise ArgumentError(f"`{shorten(value)}` is no {what}", example)
         number, unit = float(found[1]), found[2]
     elif isinstance(value, Real) and not isinstance(value, bool):
         try:
