@@ -298,8 +298,8 @@ def test_a_stage_of_billions_of_devices_takes_no_memory():
         (lambda: hpgo.export.save(None, None, "x"), "there is no exporter nothing"),
         (lambda: hpgo.Plan.from_json(b"{}"), "the plan is not a plan"),
         (lambda: hpgo.Cluster.preset(None), "a cluster's name is nothing, but it must be text"),
-        (lambda: hpgo.Layer("a\ud800", "a", (1,), (2,), (8,), 8), "id holds half a character"),
-        (lambda: hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=1, name="\ud800"), "half a character"),
+        (lambda: hpgo.Layer("a\ud800", "a", (1,), (2,), (8,), 8), "id contains an unpaired surrogate"),
+        (lambda: hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=1, name="\ud800"), "an unpaired surrogate"),
     ],
 )
 def test_what_is_of_another_kind_is_told(call, words):

@@ -59,7 +59,7 @@ def test_one_machine_needs_no_link_between_machines_and_a_name_defaults_to_the_f
         ("hpgo_cluster: 1\n", "", "`hpgo_cluster` is missing", ""),
         ("25 Gbit/s", "0", "inter: a link's bytes_per_s is 0", "above 0"),
         ("25 Gbit/s", "fast", "inter: `bandwidth`: `fast` is no rate", "25 Gbit/s"),
-        ("10 us", "-1", "inter: `latency`: a time of -1 makes no sense", ""),
+        ("10 us", "-1", "inter: `latency`: the time is -1, but it must be finite", ""),
         ("16 GiB", "0 GB", "machines entry 1: device `V100`: memory_bytes is 0", ""),
         ("16 GiB", "[16]", "machines entry 1: `memory`: a size can't be a list", ""),
         ("speed: 0.5", "speed: .nan", "machines entry 2: device `T4`: speed is nan", ""),

@@ -238,7 +238,7 @@ def test_files_that_are_no_steps_are_refused_by_file_and_key(tmp_path, text: str
 def test_a_file_that_is_refused_ends_the_command_with_1_and_prints_nothing(tmp_path, run) -> None:
     (tmp_path / "steps.yaml").write_text(STEPS.replace("4.4 s", "-4.4"), encoding="utf-8")
     done = run("llm", "calibrate", "steps.yaml", "-o", "p.yaml", code=1)
-    assert done.stderr.startswith("error: steps.yaml, step 1: a time of -4.4 makes no sense")
+    assert done.stderr.startswith("error: steps.yaml, step 1: the time is -4.4, but it must be finite")
     assert "hint: " in done.stderr
     assert done.stdout == ""
     assert not (tmp_path / "p.yaml").exists()

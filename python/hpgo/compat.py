@@ -89,10 +89,8 @@ class Devices:
         # `Cluster` checks the ends. Rebuilding them normalizes all iterables to a tuple of ints.
         cluster = Cluster.from_seps(self.seps)
         if cluster.devices > 1024:
-            raise ClusterError(
-                f"seps end at {cluster.devices}", "the compatible planner allows 1024 devices; use `hpgo.plan`"
-            )
-        object.__setattr__(self, "seps", tuple(accumulate(machine.count for machine in cluster.nodes)))
+            raise ClusterError(f"seps end at {cluster.devices}", "use at most 1024 devices, or use `hpgo.plan`")
+        object.__setattr__(self, "seps", tuple(accumulate(machine.count for machine in cluster.machines)))
 
     @property
     def num_machines(self) -> int:
@@ -212,7 +210,7 @@ def model_of(profile: Profile, global_batch_size: int) -> Model:
     if len(profile.batch_sizes) != 1:
         raise ArgumentError(
             f"profile `{profile.name}` was measured with batch sizes {', '.join(map(str, profile.batch_sizes))}",
-            "the compatible planner takes one; use `hpgo.plan`",
+            "give a profile with one batch size, or use `hpgo.plan`",
             code="mismatch",
         )
     states = _core.legacy_states(profile, global_batch_size)

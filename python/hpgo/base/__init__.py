@@ -1,1 +1,1 @@
-"""Floor 0: words, numbers, files and errors that every other room uses."""
+"""Lowest level of the code: messages, numbers, files and checks that all other packages use."""

@@ -160,7 +160,7 @@ def check_list(
             None if isinstance(failure, TypeError) else failure
         )
     if len(found) > most:
-        raise error(f"{name} {are} more than {most}", "name each once", code="too_large", name=name.strip("`"))
+        raise error(f"{name} {are} more than {most}", "give fewer items", code="too_large", name=name.strip("`"))
     return found
 
 
@@ -174,7 +174,7 @@ def device_number(stage: int, value: object) -> int:
     number = as_whole(value)
     if number is None or not 0 <= number <= MOST:
         given = f"{value!r:.40}" if isinstance(value, str) else exactly(value)
-        raise ArgumentError(f"stage {stage} names device {given}", "devices are numbered from 0", code="unknown_name")
+        raise ArgumentError(f"stage {stage} names device {given}", "number devices from 0", code="unknown_name")
     return number
 
 
@@ -187,15 +187,15 @@ def check_text(what: str, value: object, error: type[HpgoError] = ArgumentError)
     'bert'
     >>> check_text("a profile's name", "\ud800")
     Traceback (most recent call last):
-    hpgo.errors.ArgumentError: a profile's name holds half a character
+    hpgo.errors.ArgumentError: a profile's name contains an unpaired surrogate
     """
     if not isinstance(value, str):
-        raise error(f"{what} must be text, got {safe_repr(value)}", "an empty one will do", name=what)
+        raise error(f"{what} must be text, got {safe_repr(value)}", "give text, which may be empty", name=what)
     try:
         value.encode()
     except UnicodeEncodeError:
         raise error(
-            f"{what} holds half a character",
+            f"{what} contains an unpaired surrogate",
             "write characters above U+FFFF as pairs of `\\u` escapes",
             code="damaged_file",
         ) from None

@@ -394,7 +394,7 @@ def _json(text: str, file: str, error: type[HpgoError]) -> object:
         raise _NotJson(f"{file}, line {failure.lineno}: not valid JSON: {message}") from None
     except UnicodeEncodeError:
         raise error(
-            f"{file}: text holds half a character",
+            f"{file}: text contains an unpaired surrogate",
             "write characters above U+FFFF as pairs of `\\u` escapes",
             code="damaged_file",
         ) from None
@@ -476,7 +476,7 @@ def parse_yaml(text: str, file: str, error: type[HpgoError]) -> object:
         problem = getattr(failure, "problem", None) or getattr(failure, "reason", None) or "unreadable"
         raise error(
             f"{file}{line}: not valid YAML: {problem}",
-            "indentation, brackets and quotes must match",
+            "check that indentation, brackets and quotes match",
             code="damaged_file",
         ) from None
     return document[0] if document else None

@@ -104,10 +104,10 @@ def unpacked(data: bytes, path: str | os.PathLike[str], error: type[HpgoError], 
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             found = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as failure:
-        raise error(f"{path} is packed by gzip, and damaged: {failure}", "pack it again", code="damaged_file") from None
+        raise error(f"{path} is a damaged gzip file: {failure}", "compress it again", code="damaged_file") from None
     if len(found) > most:
         raise error(
-            f"{path} has more than {most >> 20} MiB when it is unpacked", "name a smaller file", code="too_large"
+            f"{path} has more than {most >> 20} MiB after decompression", "name a smaller file", code="too_large"
         )
     return found
 

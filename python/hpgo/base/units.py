@@ -103,7 +103,7 @@ def _parse(value: object, what: str, factors: dict[str, float], example: str) ->
     # 5 us are 5 / 1e6 s, which is rounded once. 5 * 1e-6 would be rounded twice.
     base = number * factor if factor >= 1 else number / round(1 / factor)
     if not 0 <= base < float("inf"):
-        raise ArgumentError(f"a {what} of {base:g} makes no sense", "it is finite and at least 0")
+        raise ArgumentError(f"the {what} is {base:g}, but it must be finite and at least 0", "give another value")
     return base
 
 

@@ -78,7 +78,7 @@ class Layer:
         for field in ("id", "name"):
             check_text(f"layer {safe_repr(self.id)}: {field}", getattr(self, field), ProfileError)
         if not self.id:
-            raise ProfileError(f"layer `{self.name}` has an empty id", "edges name layers by their id")
+            raise ProfileError(f"layer `{self.name}` has an empty id", "give each layer a unique id, which edges use")
         if (self.input_gradient_s is None) != (self.weight_gradient_s is None):
             lacking = "input_gradient_s" if self.input_gradient_s is None else "weight_gradient_s"
             raise ProfileError(
@@ -91,12 +91,12 @@ class Layer:
             if not isinstance(values, tuple):
                 raise ProfileError(
                     f"layer `{self.id}`: {field} must be a tuple, got {safe_repr(values)}",
-                    "one number for each batch size of the profile",
+                    "give one number for each batch size of the profile",
                 )
             if len(values) != len(self.forward_s):
                 raise ProfileError(
                     f"layer `{self.id}` has {len(self.forward_s)} forward_s but {len(values)} {field}",
-                    "one number for each batch size of the profile",
+                    "give one number for each batch size of the profile",
                 )
             object.__setattr__(self, field, tuple(self._number(field, value) for value in values))
         # If one of the two is 0, no factor can rescale the passes to `backward_s`.
@@ -168,7 +168,7 @@ class Layer:
         if not 0 <= as_float(value) <= LARGEST:  # NaN fails every comparison
             raise ProfileError(
                 f"layer `{self.id}`: {field} is {safe_repr(value)}",
-                "times and sizes are finite, at least 0 and at most 1e18; measure it again, or write 0",
+                "give a finite number from 0 to 1e18; measure it again, or write 0",
             )
         return value if type(value) in {int, float} else float(value)  # type: ignore[return-value]
 
@@ -250,20 +250,20 @@ class Profile:
         )
         object.__setattr__(self, "gpus_per_device", gpus)
         if not self.layers:
-            raise ProfileError(f"profile `{self.name}` has no layers", "give it at least one")
+            raise ProfileError(f"profile `{self.name}` has no layers", "add at least one layer")
         object.__setattr__(self, "batch_sizes", _batch_sizes(self.name, self.batch_sizes))
         known: dict[str, None] = {}  # in the profile's order, for messages
         for layer in self.layers:
             if layer.id in known:
                 raise ProfileError(
-                    f"two layers have the id `{layer.id}`", "edges name layers by their id", code="duplicate"
+                    f"two layers have the id `{layer.id}`", "rename one of them, and its edges", code="duplicate"
                 )
             known[layer.id] = None
             if len(layer.forward_s) != len(self.batch_sizes):
                 raise ProfileError(
                     f"layer `{layer.id}` has {len(layer.forward_s)} measurements, "
                     f"but profile `{self.name}` has {len(self.batch_sizes)} batch sizes",
-                    "one number for each batch size",
+                    "give one number for each batch size",
                 )
         seen: set[tuple[str, str]] = set()
         for start, end in self.edges:
@@ -280,7 +280,7 @@ class Profile:
             steps = cycle if len(cycle) <= 12 else [*cycle[:6], "…", *cycle[-5:]]
             raise ProfileError(
                 f"layers feed each other in a cycle: {' -> '.join(steps)}",
-                "a model is a directed acyclic graph; remove the edge that goes back",
+                "remove the edge that leads back",
             )
 
     def _check_kinds(self) -> None:
@@ -306,7 +306,7 @@ class Profile:
         for edge in self.edges:
             if not (isinstance(edge, tuple) and len(edge) == 2 and all(isinstance(end, str) for end in edge)):
                 raise ProfileError(
-                    f"profile `{self.name}`: {safe_repr(edge)} is not an edge", "an edge is a tuple of two layer ids"
+                    f"profile `{self.name}`: {safe_repr(edge)} is not an edge", "give a tuple of two layer ids"
                 )
 
     def _check_ties(self) -> None:
@@ -392,7 +392,8 @@ class Profile:
         for column, values in columns.items():
             if len(values) != len(ids):
                 raise ProfileError(
-                    f"profile `{name}`: {len(ids)} forward_s but {len(values)} {column}", "one entry for each layer"
+                    f"profile `{name}`: {len(ids)} forward_s but {len(values)} {column}",
+                    "give one entry for each layer",
                 )
         layers = (
             Layer(layer_id, layer_name, (forward,), (backward,), (activation,), parameter)

@@ -154,7 +154,7 @@ class Transformer:
         for field in ("dense_layers", "window_layers"):
             if (most := max(getattr(self, field), default=0)) >= self.layers:
                 raise ArgumentError(
-                    f"transformer `{self.name}` has {pluralize(self.layers, 'layer')}, and {field} names {most}",
+                    f"transformer `{self.name}` has {pluralize(self.layers, 'layer')}, but {field} names {most}",
                     f"name layers from 0 to {self.layers - 1}",
                 )
         if self.experts and not (self.expert_ffn and 0 < self.experts_per_token <= self.experts):

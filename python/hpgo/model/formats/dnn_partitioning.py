@@ -55,7 +55,7 @@ def parse(document: object, *, name: str, batch_size: int, file: str = "text") -
         section = Section(entry, f"{file}, nodes entry {at}", ProfileError)
         node = _node(section)
         if node.id in nodes:
-            section.fail(f"a second node has the id `{node.id}`", "edges name nodes by their `id`", code="duplicate")
+            section.fail(f"a second node has the id `{node.id}`", "rename one of them, and its edges", code="duplicate")
         nodes[node.id] = node
     pairs = _edges(top, nodes)
     group_of = _groups(nodes, pairs)
@@ -79,7 +79,7 @@ def _node(section: Section) -> _Node:
     if not _flag(section, "supportedOnFpga"):
         section.fail(
             "this node can't run on an accelerator",
-            "layers of a profile run on every device; leave it out",
+            "leave it out: layers of a profile run on every device",
             code="user_code",
         )
     seconds = section.amount("fpgaLatency") / 1e3

@@ -240,7 +240,7 @@ def _edges(top: Section, repeated: dict[str, tuple[str, str]], ids: list[str]) -
         if not isinstance(edge, list) or len(edge) != 2 or not all(isinstance(end, str) for end in edge):
             top.fail(
                 f"edges entry {number} must be a pair of layer ids, got {safe_repr(edge)}",
-                "like [embed, layer1]; quote numbers",
+                "write it like [embed, layer1], and quote numbers",
             )
         begin, end = edge
         # An edge from a repeated entry starts at its last layer, and an edge to it ends at its first.

@@ -175,7 +175,7 @@ def _number(layer_id: str, key: str, text: str, *, shift: int = 0) -> float:
     if not 0 <= value <= LARGEST:
         raise ProfileError(
             f"layer `{layer_id}`: {key} is {shorten(text.strip())}",
-            "times and sizes are finite, at least 0 and at most 1e18; measure it again, or write 0",
+            "give a finite number from 0 to 1e18; measure it again, or write 0",
         )
     return value
 

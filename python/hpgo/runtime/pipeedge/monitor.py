@@ -165,6 +165,7 @@ class Monitor:
 
     def __call__(self, moment: Moment) -> None:
         """Append a line to the table of the moment's key."""
+        # Take a reading with every moment, since later moments may begin at this time and look it up.
         self._readings.append((moment.end_ns, self._energy.microjoules() or 0))
         if moment.kind == "output":
             self._write_output()

@@ -67,7 +67,7 @@ class Saver:
         newest = there[-1].steps if there else None
         if newest is not None and newest > steps:
             raise RunError(
-                f"`{self.folder}` holds step {newest} of another run, and this one has done {steps}",
+                f"`{self.folder}` holds step {newest} of another run, but this run has done {steps}",
                 "resume from it, or name an empty folder",
                 code="mismatch",
             )
@@ -201,7 +201,7 @@ class Saver:
             files[name] = size_bytes
             # Each rank has written its file. If rank 0 can't see it, the folder is not shared between nodes.
             if not (beside / name).is_file():
-                raise RunError(f"rank 0 doesn't see `{beside / name}`", "name a folder that all machines share")
+                raise RunError(f"rank 0 doesn't see `{beside / name}`", "name a folder that all nodes share")
             for key in (*keys, *its_values):
                 if key in places or key in values:
                     raise RunError(f"two tensors are called `{shorten(key)}`", "rename a layer", code="duplicate")
