@@ -339,6 +339,27 @@ def alone(name: str = "1f1b", **how: Any) -> hpgo.Program:
     return hpgo.Program.from_json(json.dumps(case["program"]))
 
 
+def test_the_loss_has_the_type_that_torchs_pipelining_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.11 refuses outputs of another type; later versions take them as they are."""
+    from torch.distributed.pipelining.stage import PipelineStage
+
+    told: list[Any] = []
+    plain = PipelineStage.__init__
+
+    def init(self: Any, *given: Any, output_args: Any, **how: Any) -> None:
+        told.extend(one.dtype for one in output_args)
+        plain(self, *given, output_args=output_args, **how)
+
+    monkeypatch.setattr(PipelineStage, "__init__", init)
+    for dtype in (torch.float32, torch.float64):
+        told.clear()
+        with Pipeline(alone(), "runtime_models:chain", backend="torch", dtype=dtype) as pipeline:
+            losses: list[torch.Tensor] = []
+            pipeline.engine._modules[0].register_forward_hook(lambda *seen, to=losses: to.append(seen[-1]))
+            pipeline.step(*pipeline.example())
+            assert {one.dtype for one in losses} == set(told)
+
+
 def test_a_run_says_what_is_wrong_with_its_plan_and_options() -> None:
     for change, words in (
         ({"plan": 3}, "the plan is 3"),

@@ -115,6 +115,16 @@ class DeviceRecord(Record):
     """Rates of one GPU, and of the collectives among the GPUs of its node, as measured.
 
     `save` and `DeviceRecord.read` keep it in a file. Estimates and searches take it as `platform`.
+
+    >>> record = DeviceRecord(
+    ...     device="L40S", source="by hand", nodes=1, gpus_per_node=8, memory_bytes=48e9, processors=142,
+    ...     peak_source="datasheet", gemm_peak_flop_per_s=362e12, gemm_flop_per_s=300e12, attention_flop_per_s=190e12,
+    ...     hbm_peak_bytes_per_s=864e9, gemm_efficiency=0.9, gemm_overhead_s=0, attention_efficiency=0.9,
+    ...     attention_backward_factor=2.9, hbm_efficiency=0.9, kernel_launch_s=7e-6, layer_launch_s=3e-4,
+    ...     backward_launch_factor=4,
+    ... )
+    >>> round(record.rates.reached["bf16"], 2)
+    0.83
     """
 
     device: str

@@ -1,4 +1,4 @@
-"""From times of kernels to a device record: best rates, and the constants of the cost model that these times show."""
+"""Best rates, and constants of the cost model, from times of kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOP_S = 3.4e-6
 def fit_gemms(gemms: Sequence[GemmTime], best: float, processors: int) -> tuple[float, float]:
     """Return the share of the `best` rate that GEMMs reach tile by tile, and the seconds that each adds to that.
 
-    The line `seconds = work / (best rate · share) + overhead` is fitted by least squares of relative errors, so that
+    The line `seconds = work / (best rate · share) + overhead` is fitted by least squares of relative errors, so
     small GEMMs weigh as much as large ones. The work counts whole tiles and idle processors as the cost model does.
 
     >>> from hpgo.llm.device_record import GemmTime
@@ -60,7 +60,7 @@ def fit_attention(times: Sequence[AttentionTime]) -> tuple[float, float, float]:
     """
     usual = [one for one in times if one.backend == "default"]
     best = max(one.flop_per_s for one in usual)
-    # The mean of seconds per operation: the share that a step reaches which spends as many operations on each length.
+    # The mean of seconds per operation: the share of a step with the same number of operations for each length.
     share = 1 / fmean(best / one.flop_per_s for one in usual)
     return best, share, median(one.backward_s / one.forward_s for one in usual)
 

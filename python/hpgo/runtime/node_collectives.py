@@ -30,7 +30,9 @@ def time_collectives(
     """Time collectives inside the node of each rank, and over all ranks if there are several nodes."""
     nodes = {name: [rank for rank, one in enumerate(machines) if one == name] for name in dict.fromkeys(machines)}
     if len({len(ranks) for ranks in nodes.values()}) > 1:
-        raise RunError("nodes have different numbers of ranks", "start as many on each node: --nproc-per-node")
+        raise RunError(
+            "nodes have different numbers of ranks", "start the same number on each node, with --nproc-per-node"
+        )
     groups = {False: None if len(nodes) == 1 else _own_group(nodes.values()), True: None}
     kinds = [across for across in (False, True) if (len(nodes) > 1 if across else len(machines) > len(nodes))]
     sizes = SIZES if device.type == "cuda" else SMALL_SIZES

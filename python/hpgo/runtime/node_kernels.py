@@ -89,7 +89,7 @@ class KernelTimer:
     def burst_seconds(self, call: Callable[[], object]) -> float:
         """Return the least seconds of a call in short bursts with pauses.
 
-        GPUs lower their clocks within some 10 ms of full load. Published rates of GEMMs are mostly those before.
+        GPUs lower their clocks within some 10 ms of full load. Most published rates of GEMMs were measured before that.
         """
         call()
         self.synchronize()

@@ -53,7 +53,7 @@ _Timed = TypeVar("_Timed", GemmTime, AttentionTime, ElementwiseTime, CollectiveT
 
 @dataclass(slots=True)
 class _Kernels:
-    """What one rank measured of its device."""
+    """Measurements of one rank's device."""
 
     name: str
     machine: str
