@@ -178,7 +178,7 @@ def test_what_the_launcher_does_not_run_says_its_rule(plan) -> None:
 def test_what_nobody_runs_says_the_rule(plan) -> None:
     done = CliRunner().invoke(group, ["llm", "explain", str(plan), "--compare-with", "tp=3"])
     assert done.exit_code == 0, done.output
-    assert "No framework runs this configuration: tp 3 does not divide the 32 heads" in done.stdout
+    assert "No framework runs this configuration: tp is 3, but it must divide the 32 attention" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -388,13 +388,13 @@ def test_reports_of_experts_say_that_nothing_certifies_them() -> None:
 @pytest.mark.parametrize(
     ("model", "config", "says", "hint"),
     [
-        ("mixtral-8x7b", {"ep": 3}, "ep 3 does not divide the 8 experts of `mixtral-8x7b`", "use `ep=2` or `ep=4`"),
-        ("mixtral-8x7b", {"ep": 16}, "ep 16 does not divide the 8 experts", "use `ep=8`"),
-        ("mixtral-8x7b", {"ep": 8, "devices": 4}, "ep 8 does not divide the 4 GPUs", "use `ep=4`"),
+        ("mixtral-8x7b", {"ep": 3}, "ep is 3, but it must divide the 8 experts of", "use `ep=2` or `ep=4`"),
+        ("mixtral-8x7b", {"ep": 16}, "ep is 16, but it must divide the 8 experts", "use `ep=8`"),
+        ("mixtral-8x7b", {"ep": 8, "devices": 4}, "ep is 8, but it must divide the 4 GPUs", "use `ep=4`"),
         ("mixtral-8x7b", {"ep": 2, "tp": 2, "sequence_parallel": False}, "needs sequence parallelism", "tp 1"),
         ("mixtral-8x7b", {"ep": 0}, "ep is 0", "whole number"),
         ("llama-3-8b", {"ep": 2}, "ep is 2, but `llama-3-8b` has no experts", "ep=1"),
-        ("deepseek-v3", {"tp": 3}, "tp 3 does not divide the 128 heads", "use `tp=2` or `tp=4`"),
+        ("deepseek-v3", {"tp": 3}, "tp is 3, but it must divide the 128", "use `tp=2` or `tp=4`"),
         ("deepseek-v3", {"pp": 16, "vpp": 3}, "pp 16 with vpp 3 does not divide the 61 layers", "use `"),
     ],
 )  # fmt: skip

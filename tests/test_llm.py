@@ -541,8 +541,8 @@ def test_a_group_that_leaves_its_machine_shares_adapters() -> None:
 @pytest.mark.parametrize(
     ("config", "says", "hint"),
     [
-        ({"tp": 3}, "tp 3 does not divide the 32 heads", "use `tp=2` or `tp=4`"),
-        ({"tp": 16}, "tp 16 does not divide the 8 heads with keys", "use `tp=8`"),
+        ({"tp": 3}, "tp is 3, but it must divide the 32", "use `tp=2` or `tp=4`"),
+        ({"tp": 16}, "tp is 16, but it must divide the 8 KV heads", "use `tp=8`"),
         (
             {"tp": 8, "devices": 12},
             "tp 8 x cp 1 x pp 1 is 8 GPUs, which does not divide 12",
@@ -556,9 +556,9 @@ def test_a_group_that_leaves_its_machine_shares_adapters() -> None:
         ),
         ({"pp": 5, "devices": 15}, "pp 5 does not divide the 32 layers", "use `pp=4` and `devices=16`"),
         ({"pp": 4, "vpp": 3}, "pp 4 with vpp 3 does not divide", "use `vpp=2` or `vpp=4`"),
-        ({"micro_batch_size": 3}, "dp 16 with micro-batches of 3 does not divide a global batch of 64",
+        ({"micro_batch_size": 3}, "it must be a multiple of dp × micro-batch size = 16 × 3",
          "use `micro_batch_size=2` or `micro_batch_size=4`"),
-        ({"global_batch_size": 2**32 - 1}, "does not divide a global batch of 4294967295", "use `devices=15`"),
+        ({"global_batch_size": 2**32 - 1}, "global_batch_size is 4294967295, but it must be", "use `devices=15`"),
         ({"cp": 3, "devices": 3}, "cp 3 with tp 1 does not divide sequences of 8192", "use `cp=2` and `devices=2`"),
         ({"pp": 8, "vpp": 2, "micro_batch_size": 8},
          "the number of micro-batches is 4, but interleaving needs a multiple of pp 8", "vpp"),

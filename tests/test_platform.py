@@ -219,7 +219,7 @@ def test_the_command_writes_a_platform_that_plans_read(tmp_path, run) -> None:
         (STEPS.replace("4.4 s", "-4.4"), "step 1: "),
         (STEPS.replace("4.4 s", "0"), "step 1: a measured step is 0"),
         (STEPS.replace("4.4 s", "4400"), "times the"),
-        (STEPS.replace("tp: 2", "tp: 3"), "tp 3 does not divide the 32 heads"),
+        (STEPS.replace("tp: 2", "tp: 3"), "tp is 3, but it must divide the 32"),
         (STEPS.replace("tp: 2", "tensor: 2"), "`tensor` is unknown"),
         (STEPS.replace("seconds: 3.1", ""), "step 2: `seconds` is missing"),
         (STEPS.replace("h100:2", "a100:2"), "steps were measured on `H100-80GB` and `A100-80GB`"),

@@ -71,10 +71,10 @@ def test_devices_are_the_first_of_the_cluster() -> None:
 def test_errors_name_the_degree_and_go_to_stderr(run) -> None:
     done = run(*LLAMA_70B, "--tp", 3, code=1)
     assert done.stdout == ""
-    assert done.stderr.startswith("error: tp 3 does not divide the 64 heads")
+    assert done.stderr.startswith("error: tp is 3, but it must divide the 64 attention heads")
     assert "hint: use `--tp 2` or `--tp 4`" in done.stderr
     done = run(*LLAMA_70B, "--micro-batch-size", 3, "--tp", 8, "--pp", 8, code=1)
-    assert "does not divide a global batch of 128" in done.stderr
+    assert "--global-batch-size is 128, but it must be a multiple" in done.stderr
     run(*LLAMA_70B, "--zero-stage", 4, code=2)
     assert "did you mean `llama-3-70b`?" in run("llm", "estimate", "llama-3-70", *LLAMA_70B[3:], code=1).stderr
 

@@ -70,7 +70,7 @@ def _arithmetic(job: LlmExportJob) -> dict[str, Value]:
 
 def _divisor(job: LlmExportJob) -> int:
     """Return the largest divisor up to Megatron-LM's default that needs no padding; the default if all need it."""
-    # The estimate counts the vocabulary without padding, and padded rows would change the size of checkpoints.
+    # The estimate counts the vocabulary without padding, so avoid padding where it costs no speed.
     divisor = gcd(job.model.vocab // job.config.tp, _PADDED) if job.model.vocab % job.config.tp == 0 else _PADDED
     return divisor if divisor >= _LEAST_DIVISOR else _PADDED
 
@@ -223,8 +223,8 @@ def _precision(job: LlmExportJob) -> dict[str, Value]:
         "attention-backend": "auto" if config.flash_attention else "unfused",
     }
     if config.precision == "fp8":
-        # FP8 weights are stored row-wise and column-wise, so they take the same memory as in 16 bits. Gathering them in
-        # FP8 avoids a third copy.
+        # With fp8-param-gather, weights are stored in FP8 only, row-wise and column-wise. So they take the same memory
+        # as in 16 bits, which the estimate assumes.
         found |= {"fp8-format": "hybrid", "fp8-recipe": "tensorwise", "fp8-param-gather": config.zero_stage == 1}
     elif config.precision == "fp4":
         found["fp4-format"] = "e2m1"

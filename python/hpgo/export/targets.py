@@ -53,7 +53,7 @@ class Target(Record):
     version: str
     """Release for which the files are written, patch releases included; empty if one form serves all releases."""
     title: str
-    """Name in messages."""
+    """Name of the target in messages."""
     tested: str
     """Release with which the files were tested; empty if they were not."""
     form: str

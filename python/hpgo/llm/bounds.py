@@ -59,7 +59,7 @@ class GroupBounds:
     @cached_property
     def _passes(self) -> tuple[StagePasses, StagePasses]:
         """Passes of each rank's first stage and of all its stages, by recomputation of all layers, split and rank."""
-        # One matrix product evaluates all splits: times per layer kind, times the number of such layers.
+        # One matrix multiplication evaluates all splits: times per layer kind, times the number of such layers.
         first, ranks = (
             (self.costs.passes.T @ counts.reshape(len(counts), -1)).reshape(2, 3, *counts.shape[1:]).swapaxes(0, 1)
             for counts in (self.splits.first, self.splits.layers)

@@ -189,30 +189,31 @@ def estimate_llm(
     devices: int | None = None,
     platform: Platform | DeviceRecord | None = None,
 ) -> LlmEstimate:
-    """Estimate the step time and the memory of one configuration, and where they go.
+    """Estimate the step time and the memory of one configuration, split into terms and columns.
 
     Args:
         transformer: a shape, its name, or a file with one (docs/profiles.md).
         cluster: equal nodes with devices whose rates are known; a device is a GPU.
-        global_batch_size: sequences of a step.
-        seq_length: tokens of a sequence.
-        tp: degree of tensor parallelism.
-        pp: degree of pipeline parallelism.
+        global_batch_size: sequences per step.
+        seq_length: tokens per sequence.
+        tp: tensor-parallel degree.
+        pp: pipeline-parallel degree.
         vpp: virtual stages per pipeline rank (interleaving).
-        first_rank_layers: layers of the first pipeline rank, which may differ from the ranks in the middle.
-        last_rank_layers: layers of the last pipeline rank.
+        first_rank_layers: layers of the first pipeline rank; None means the number that ranks in the middle have.
+        last_rank_layers: layers of the last pipeline rank, like `first_rank_layers`.
         pp_schedule: `1f1b`, interleaved if `vpp` is above 1; or with split backward passes `interleaved_zb`, or `zb_v`
             with `vpp` 2.
-        cp: degree of context parallelism.
-        ep: degree of expert parallelism.
+        cp: context-parallel degree.
+        ep: expert-parallel degree.
         zero_stage: replicas shard the optimizer state from 1 on, gradients from 2 on, weights at 3.
-        micro_batch_size: sequences of one micro-batch on one replica.
-        recompute: what backward passes recompute: `none`, attention scores (`selective`), or layers (`full`).
-        recompute_num_layers: number of layers of each stage that `full` recomputes; None is all.
-        sequence_parallel: whether tensor-parallel GPUs also divide norms, dropout and residual additions; None is with
-            `tp` above 1.
+        micro_batch_size: sequences of a micro-batch on one replica.
+        recompute: activations that backward passes recompute: `none`, attention scores (`selective`), or whole layers
+            (`full`).
+        recompute_num_layers: number of layers of each stage that `full` recomputes; None means all.
+        sequence_parallel: whether tensor-parallel GPUs also divide norms, dropout and residual additions; None means
+            yes if `tp` is above 1.
         precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.
-        flash_attention: whether attention is one kernel.
+        flash_attention: whether attention is one kernel, which saves no scores.
         fused_elementwise: whether elementwise operations are fused.
         overlap_dp_comm: whether gradients are reduced, and weights gathered, during passes.
         fused_cross_entropy: whether the loss is one kernel, which saves logits in 16 bits only.
@@ -221,7 +222,7 @@ def estimate_llm(
         dtensor: whether DTensor shards matrices and FSDP2 shards replicas, as in torchtitan.
         grad_reduce_in_bf16: whether gradients are accumulated and reduced in 16 bits.
         cpu_offload_num_layers: number of layers whose activations wait in CPU memory for the backward pass.
-        devices: GPUs to use, the first of the cluster; None is all. The degree of data parallelism follows.
+        devices: number of GPUs to use, the first of the cluster; None means all. The data-parallel degree follows.
         platform: constants fitted to steps on your cluster (`hpgo.Platform.read`), or the rates of a measured node
             (`hpgo.DeviceRecord.read`). None uses the published ones.
 

@@ -38,7 +38,7 @@ class Unsupported(NamedTuple):
     why: str
     """Reason, in words that follow the framework's name."""
     hint: str
-    """Action that helps."""
+    """Action that the user can take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +115,8 @@ class FrameworkSupport(Record):
     def _lacking_shape(self, model: Transformer) -> str | None:
         if self.shape == "any":
             return None
-        # Options of both frameworks describe whole families of models, so each combination without an option is listed.
-        # The most general difference comes first, because it is the most useful one to read.
+        # Options describe whole families of models, so each combination without an option is listed here. The first
+        # difference found is the one that the error names.
         what = None
         if self.shape == "llama" and (model.experts or model.latent is not None):
             what = "experts" if model.experts else "latent attention"
@@ -169,7 +169,7 @@ class FrameworkSupport(Record):
 
     def broken_degrees(self, config: ParallelismConfig, *, tied: bool = False) -> str | None:
         """Return the first rule that `config` breaks, like `broken`, but without the rules for ZeRO stages."""
-        # The order decides which rule an error names: degrees first, which users choose themselves.
+        # The order matters: an error names the first rule that is broken.
         schedule, pipeline = config.pp_schedule, config.named_pipeline()
         offloaded = f"{config.cpu_offload_num_layers} layers"
         rules = (

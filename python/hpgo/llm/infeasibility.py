@@ -50,7 +50,6 @@ def nothing_fits(
 
     if needed_bytes <= capacity_bytes:
         return InfeasibleError(message, f"reserve at most {format_bytes(capacity_bytes - needed_bytes)} per GPU")
-    # Excluded names come first: they are usually a preference, while fixed ones describe an existing setup.
     for name in (*space.excluded, *space.fixed):
         if fits(space.without(name), None):
             option = "--fix" if name in space.fixed else "--exclude"

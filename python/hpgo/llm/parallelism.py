@@ -357,32 +357,32 @@ class DegreeError(ArgumentError):
 
 
 def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: int) -> None:
-    """Raise ArgumentError unless `config` splits `model`, with the degree that does not divide and the nearest ones.
+    """Raise ArgumentError unless `config` splits `model`, with the wrong degree and the nearest accepted ones.
 
     >>> from hpgo.model.transformer_presets import TRANSFORMERS
     >>> check_degrees(TRANSFORMERS["llama-3-8b"], ParallelismConfig(tp=3), seq_length=8192)
     Traceback (most recent call last):
-    hpgo.llm.parallelism.DegreeError: tp 3 does not divide the 32 heads of `llama-3-8b`
+    hpgo.llm.parallelism.DegreeError: tp is 3, but it must divide the 32 attention heads of `llama-3-8b`
     """
     of_model = f"of `{model.name}`"
     for count, what in (
-        (model.heads, "heads"),
-        (model.kv_heads, "heads with keys and values (GQA)"),
-        (model.ffn, "inner width of feed-forward networks"),
-        (model.shared_ffn, "inner width of shared experts"),
+        (model.heads, "attention heads"),
+        (model.kv_heads, "KV heads"),
+        (model.ffn, "FFN size"),
+        (model.shared_ffn, "FFN size of shared experts"),
     ):
         if count % config.tp:
             # The hint names divisors of all sizes at once. A divisor of this one could fail at the next.
             fitting = divisors(gcd(model.heads, model.kv_heads, model.ffn, model.shared_ffn))
             sizes = f"the {count} {what}" if "heads" in what else f"the {what} {count}"
             raise DegreeError(
-                f"tp {config.tp} does not divide {sizes} {of_model}", nearest(config.tp, fitting), ("tp",)
+                f"tp is {config.tp}, but it must divide {sizes} {of_model}", nearest(config.tp, fitting), ("tp",)
             )
     if config.ep > 1 and not model.experts:
         raise DegreeError(f"ep is {config.ep}, but `{model.name}` has no experts", "use `ep=1`", ("ep",))
     if model.experts and model.experts % config.ep:
         raise DegreeError(
-            f"ep {config.ep} does not divide the {model.experts} experts {of_model}",
+            f"ep is {config.ep}, but it must divide the {model.experts} experts {of_model}",
             nearest(config.ep, divisors(model.experts)),
             ("ep",),
         )
@@ -444,17 +444,17 @@ def _contexts(seq_length: int, tp: int) -> list[int]:
 def check_batch(config: ParallelismConfig, global_batch_size: int) -> None:
     """Raise ArgumentError unless `config` splits a global batch into micro-batches that its schedule accepts.
 
-    >>> check_batch(ParallelismConfig(dp=4, micro_batch_size=3), 64)
+    >>> check_batch(ParallelismConfig(dp=4, micro_batch_size=3), 64)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    hpgo.llm.parallelism.DegreeError: dp 4 with micro-batches of 3 does not divide a global batch of 64
+    hpgo.llm.parallelism.DegreeError: global_batch_size is 64, but it must be a multiple of dp × micro-batch size ...
     """
     each = config.dp * config.micro_batch_size
     if global_batch_size % each:
         sizes = divisors(global_batch_size)
         fitting = [size // config.dp for size in sizes if size % config.dp == 0]
         raise DegreeError(
-            f"dp {config.dp} with micro-batches of {config.micro_batch_size} does not divide a global batch of"
-            f" {global_batch_size}",
+            f"global_batch_size is {global_batch_size}, but it must be a multiple of dp × micro-batch size ="
+            f" {config.dp} × {config.micro_batch_size}",
             f"for the micro-batch, {nearest(config.micro_batch_size, fitting)}"
             if fitting
             else f"for dp, which follows from the other degrees, {nearest(config.dp, sizes)}",
@@ -491,7 +491,7 @@ def data_degree(config: ParallelismConfig, gpus: int) -> int:
         )
     if (stage := gpus // config.pp) % config.ep:
         raise DegreeError(
-            f"ep {config.ep} does not divide the {pluralize(stage, 'GPU')} of a stage",
+            f"ep is {config.ep}, but it must divide the {pluralize(stage, 'GPU')} of a stage",
             nearest(config.ep, divisors(stage)),
             ("ep",),
         )

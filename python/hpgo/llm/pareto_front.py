@@ -45,10 +45,10 @@ def llm_pareto_front(
     Args:
         transformer: a shape, its name, or a file with one.
         cluster: equal nodes with devices whose rates are known; a device is a GPU.
-        global_batch_size: sequences of a step.
-        seq_length: tokens of a sequence.
+        global_batch_size: sequences per step.
+        seq_length: tokens per sequence.
         precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.
-        devices: GPUs to use, the first of the cluster; None is all.
+        devices: number of GPUs to use, the first of the cluster; None means all.
         framework: `megatron`, `torchtitan` or `deepspeed`, as for `plan_llm`.
         fix: values that all configurations must have, as for `plan_llm`.
         exclude: features or values to leave out, as for `plan_llm`.

@@ -135,10 +135,10 @@ def plan_llm(
     Args:
         transformer: a shape, its name, or a file with one.
         cluster: equal nodes with devices whose rates are known; a device is a GPU.
-        global_batch_size: sequences of a step.
-        seq_length: tokens of a sequence.
+        global_batch_size: sequences per step.
+        seq_length: tokens per sequence.
         precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.
-        devices: GPUs to use, the first of the cluster; None is all.
+        devices: number of GPUs to use, the first of the cluster; None means all.
         framework: `megatron`, `torchtitan` or `deepspeed`, perhaps with a version: `megatron@0.16`.
         fix: values that all configurations must have: `{"tp": 4, "zero_stage": 1}`; also `cp`, `ep`, `pp`, `vpp`,
             `pp_schedule`, `dp`, `micro_batch_size` and `recompute`.

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from hpgo.machine.rates import Rates
 
-# Larger numbers are typing errors. Products of a few of them still fit into a float.
+# Larger numbers are taken for typing errors.
 _LARGEST = 1e18
 MOST_DEVICES = 2**20
 """Maximum number of devices in a cluster."""
@@ -456,7 +456,7 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
             _measure(section, "memory", parse_bytes),
             section.number("speed", 1.0),
         )
-        # Placement and reports treat devices of one name as equal. Two kinds of one name are probably a typing error.
+        # In a file that a user wrote, two different devices of one name are probably a typing error.
         if types.setdefault(device.name, device) != device and not may_differ:
             section.fail(
                 f"type `{device.name}` has another memory or speed above", "give it another name", code="mismatch"

@@ -49,7 +49,7 @@ class Place:
     context: int
     data: int
     rank: int
-    """Pipeline rank."""
+    """Pipeline rank of the GPU."""
     expert: int
     """Number of its expert-parallel group."""
 

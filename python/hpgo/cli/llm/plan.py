@@ -104,7 +104,7 @@ def command(options: PlanOptions) -> None:
 
             draw_pareto_front(llm_pareto_front(options.model, cluster, **problem), options.pareto)
     finally:
-        # Print the result even if a file can't be written: a search may have taken minutes.
+        # Print the result even if a file can't be written, because the search is the expensive part.
         if options.as_json:
             facts = {"configurations": found.configurations, "simulated": found.simulated, "framework": found.framework}
             facts |= {"alike": len(found.alike), "best": found.estimates.index(found.best) + 1}
