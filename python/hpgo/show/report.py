@@ -731,7 +731,7 @@ def _fullest(plan: Plan) -> str:
     limit = _bytes(group.capacity_bytes)
     if plan.fits:
         return f"{total} of {limit} on {where}, which has the least free memory ({_free(group)})"
-    return f"does not fit: {where} needs {total} of {limit}, over by {_bytes(-group.headroom_bytes)}"
+    return f"does not fit: {where} needs {total}, but has {limit}: over by {_bytes(-group.headroom_bytes)}"
 
 
 def _samples(micro_batch: int, stage: Stage) -> str:
