@@ -116,7 +116,7 @@ def test_an_export_beyond_its_limit_is_refused(served: Served) -> None:
 def test_work_that_takes_too_long_or_too_much_memory_is_refused_and_the_rest_goes_on() -> None:
     for options, said in (
         # Too short for the page at the limit, and long enough for the plain one.
-        (("--time-limit", "0.1s"), "that takes longer than 100 ms"),
+        (("--time-limit", "0.1s"), "the request takes longer than the limit of 100 ms"),
         (("--memory", "210MB", "--time-limit", "60s"), "the request takes more memory than the limit of 210 MB"),
     ):
         strict = Served(*options)
@@ -242,7 +242,7 @@ def test_a_process_that_breaks_takes_nothing_else_with_it(served: Served) -> Non
         for child in served.children():
             os.kill(child, signal.SIGKILL)
         status, body = broken.result()
-    assert (status, b"ended with -9" in body) == (500, True)
+    assert (status, b"ended with code -9" in body) == (500, True)
     assert within(PATIENCE_S, lambda: served.ask("/?num_batches=3")[0] == 200)
 
 

@@ -116,7 +116,13 @@ def table(
     if facts := details(plan, stored_step_s):
         lines += ["", style("title", "Details"), *_named_lines(facts, style, width)]
     if next_steps:
-        lines += ["", *(f"{'Next: ' if not at else '      '}{command}" for at, command in enumerate(next_steps))]
+        lines.append("")
+    for at, command in enumerate(next_steps):
+        start = "      " if at else "Next: "
+        lines += textwrap.wrap(
+            command, width, initial_indent=start, subsequent_indent="      ", break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
     return "\n".join(lines).replace("\u00a0", " ")
 
 
