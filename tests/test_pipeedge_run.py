@@ -241,7 +241,7 @@ def test_ranks_of_two_models_are_told(ranks: Ranks) -> None:
         (["0", "1", "-pt", "1;48"], 2, "is not a list of integers with commas"),
         (["0", "1", "-sm", "models.yml"], 2, "must be given together"),
         (["0", "1", "-m", "resnet"], 1, "there is no model `resnet`"),
-        (["0", "1", "-M", "absent.npz"], 1, "there are no weights `absent.npz`"),
+        (["0", "1", "-M", "absent.npz"], 1, "file of weights not found: `absent.npz`"),
         (["0", "1", "-s", "eth99"], 1, "unknown network interface: `eth99`"),
         (["0", "1", "-c", "mpi"], 2, "mpi"),
     ],
