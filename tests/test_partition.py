@@ -503,15 +503,15 @@ def test_report_shows_every_stage_and_what_sets_the_pace():
         ({"pins": ["h9=1"]}, "no host or type `h9`"),
         ({"pins": ["t-0"]}, "names no layers"),
         ({"pins": ["t-0=0-9"]}, "layers 1 to 2"),
-        ({"exclude": ["t-0=x"]}, "no range"),
-        ({"bits": [64]}, "64 bits are more"),
+        ({"exclude": ["t-0=x"]}, "not a range"),
+        ({"bits": [64]}, "bits` is 64, but values have"),
         ({"bits": [8]}, "several bit widths"),
         ({"objective": "bits"}, "needs a throughput"),
         ({"objective": "speed"}, "no objective `speed`"),
         ({"samples_per_s": -1.0}, "throughput to reach is -1"),
         ({"max_replicas": 0}, "max_replicas is 0"),
         ({"deadline_s": -1.0}, "deadline_s is -1"),
-        ({"units": "mb"}, "no units `mb`"),
+        ({"units": "mb"}, "unknown units: `mb`"),
     ],
 )
 def test_arguments_that_make_no_sense_are_named(options, words):
