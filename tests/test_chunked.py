@@ -356,7 +356,7 @@ def test_plans_survive_files_and_are_priced_anew_to_the_last_digit(name: str) ->
     [
         ({"chunks": 3}, "`chunks`, 3, on each"),
         ({"chunks": 0}, "`chunks`"),
-        ({"actions": ["0F0"]}, "not one for each group"),
+        ({"actions": ["0F0"]}, "it must have one for each of"),
     ],
 )
 def test_files_that_contradict_themselves_are_refused(uneven: hpgo.Plan, change: dict[str, Any], reason: str) -> None:

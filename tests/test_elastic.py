@@ -78,7 +78,7 @@ def test_a_machine_is_killed_and_returns_and_the_losses_are_those_of_a_run_that_
     again = [after["step"] for before, after in itertools.pairwise(steps) if after["step"] <= before["step"]]
     assert len(again) <= 1  # a machine that returns waits for a step to be saved
     said = machines.said()
-    assert said.count("4 ranks: the plan of plan.json") == 2
+    assert said.count("4 ranks: running the plan of plan.json") == 2
     assert re.search(r"^3 ranks: planned again in [\d.]+ m?s, ", said, re.MULTILINE)
     assert re.search("^error: rank . of stages? .*: (no sign of life for 4 s|.* lost)", said, re.MULTILINE)
     newest = tmp_path / f"saved/step-{STEPS}/checkpoint.json"

@@ -703,12 +703,12 @@ def test_the_command_writes_what_the_function_returns(bert: hpgo.Plan, tmp_path:
     for target in ("megatron", "torchtitan@0.2"):
         done = hpgo_export("plan.json", "--to", target, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, main(bert, target))
-        assert ("it needs order.csv too" in done.stderr) == (target != "megatron")
+        assert ("the framework also needs order.csv" in done.stderr) == (target != "megatron")
         assert hpgo_export("plan.json", "--to", target, "-o", "main.txt", cwd=tmp_path).returncode == 0
         written = export.files(bert, target, path="main.txt")
         assert {name: (tmp_path / name).read_text(encoding="utf-8") for name in written} == written
     done = hpgo_export("plan.json", "--to", "torch", "-o", "jobs/bert/", cwd=tmp_path)
-    assert "wrote jobs/bert/planned.py, and beside it order.csv" in done.stderr
+    assert "wrote jobs/bert/planned.py and, next to it, order.csv" in done.stderr
     assert {path.name for path in (tmp_path / "jobs/bert").iterdir()} == set(export.files(bert, "torch"))
 
 

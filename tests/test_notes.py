@@ -62,7 +62,7 @@ def test_notes_stand_in_reports_and_files_and_survive_them() -> None:
     plan = on("h100", memory=hpgo.MemoryModel.preset("adam-bf16"))
     assert [note[:12] for note in plan.notes] == ["the built-in", "`adam-bf16` "]
     assert table(plan).count("\nNote ") == 2
-    assert f"- **note**: {plan.notes[0]}" in markdown(plan)
+    assert f"- **Note**: {plan.notes[0]}" in markdown(plan)
     assert json.loads(plan.to_json())["notes"] == list(plan.notes)
     for embed in (True, False):
         assert hpgo.Plan.from_json(plan.to_json(embed=embed)).notes == plan.notes
@@ -99,7 +99,7 @@ def test_a_device_holds_the_bytes_that_the_preset_names(name: str) -> None:
     assert each == (kept.weights * parameters, kept.gradients * parameters, kept.state * parameters)
     report = " ".join(table(plan).split())
     assert f"Optimizer {name}: " in report
-    assert f"({kept.bytes_text} a parameter)" in report
+    assert f"({kept.bytes_text} per parameter)" in report
 
 
 def test_the_command_line_takes_presets_and_single_numbers_win() -> None:

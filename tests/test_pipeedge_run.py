@@ -105,10 +105,8 @@ def test_answers_are_one_processs_wherever_layers_and_data_are(ranks: Ranks) -> 
         assert ended[data_rank][1].startswith("Latency is ")
         assert ", throughput is " in ended[data_rank][1]
         assert np.array_equal(np.load(ranks.folder / "many.npy"), alone)
-    assert (
-        all("the loopback interface is `lo` on this system, not `lo0`" in err for _, _, err in ended)
-        or sys.platform != "linux"
-    )
+    renamed = "the loopback interface is `lo` on this system, not `lo0`"
+    assert all(renamed in err for _, _, err in ended) or sys.platform != "linux"
     assert "stage 0 is rank 2 with layers 1 to 2" in ended[0][2]
     assert "rank 1 holds the data" in ended[0][2]
     shard = table(ranks.folder / "rank-2/shard.csv")
@@ -243,7 +241,7 @@ def test_ranks_of_two_models_are_told(ranks: Ranks) -> None:
         (["0", "1", "-pt", "1;48"], 2, "is not a list of integers with commas"),
         (["0", "1", "-sm", "models.yml"], 2, "must be given together"),
         (["0", "1", "-m", "resnet"], 1, "there is no model `resnet`"),
-        (["0", "1", "-M", "absent.npz"], 1, "there are no weights `absent.npz`"),
+        (["0", "1", "-M", "absent.npz"], 1, "file of weights not found: `absent.npz`"),
         (["0", "1", "-s", "eth99"], 1, "unknown network interface: `eth99`"),
         (["0", "1", "-c", "mpi"], 2, "mpi"),
     ],

@@ -305,7 +305,7 @@ def test_a_plan_that_was_saved_without_its_profile_can_be_looked_at(tab, planned
     tab.locator("#step svg").wait_for()
     assert tab.locator(".band").count() == 2
     assert tab.locator("#schedule").is_disabled()
-    assert "can be looked at, not changed" in tab.locator("#stage-bar").inner_text()
+    assert "can't be changed" in tab.locator("#stage-bar").inner_text()
 
 
 # --- changing
@@ -619,7 +619,7 @@ def test_the_question_of_a_plan_file_can_be_swept_too(opened, planned) -> None:
 
 def test_addresses_that_make_no_sense_are_refused_in_words_of_the_library(served) -> None:
     for items, said in (
-        ({}, "the address names no model"),
+        ({}, "the address has no model"),
         (BERT | {"stages": "x"}, "stage 0 is `x`"),
         (BERT | {"stages": "0-9999999@0"}, "which is not a range of numbers"),
         (BERT | {"stages": "0-53@0"}, "stage 0 has layer 53"),

@@ -169,8 +169,8 @@ def test_a_measured_timeline_stands_beside_the_predicted_one(folder: Path, runs:
         assert measured.end_s[made] == start_s <= end_s <= measured.start_s[takes]
     rows = [line.split("  ")[0] for line in out.split("difference")[1].splitlines()[1:]]
     assert rows == [
-        "step time", "stage 0 forward", "stage 0 backward", "stage 0 to 1", "stage 0 gradient reduction", "stage 0 memory",
-        "stage 1 forward", "stage 1 backward", "stage 1 memory", "bubble", "peak memory",
+        "step time", "stage 0 forward", "stage 0 backward", "stage 0 to 1", "stage 0 gradient reduction",
+        "stage 0 memory", "stage 1 forward", "stage 1 backward", "stage 1 memory", "bubble", "peak memory",
     ]  # fmt: skip
     step = next(line.split() for line in out.splitlines() if line.startswith("step  "))
     assert (" ".join(step[1:3])) == format_seconds(predicted.makespan_s)

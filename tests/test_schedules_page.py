@@ -404,7 +404,7 @@ def test_without_its_extra_the_command_says_in_one_line_how_to_install_it() -> N
     run = subprocess.run([sys.executable, "-c", script, "serve"], check=False, capture_output=True, text=True)
     assert run.returncode == 1
     assert run.stderr.splitlines() == [
-        "error: the page needs starlette and uvicorn, which are not installed",
+        "error: `hpgo serve` needs the packages starlette and uvicorn, which are not installed",
         "hint: install them: `pip install starlette uvicorn`",
     ]
 
@@ -419,4 +419,4 @@ def test_a_port_in_use_is_an_error_with_a_way_out(server) -> None:
     )
     assert run.returncode == 1
     assert f"error: can't listen on 127.0.0.1 port {port}" in run.stderr
-    assert "hint: choose another with `--port`" in run.stderr
+    assert "hint: use another port with `--port`" in run.stderr

@@ -104,7 +104,7 @@ def test_too_many_actions_or_ranks_are_refused_before_any_work(
     status, body = served.ask(f"{path}?{query}")
     assert status == 400
     assert said in body.decode()
-    assert "the page takes" in body.decode()
+    assert "the limit of the page is" in body.decode()
 
 
 def test_an_export_beyond_its_limit_is_refused(served: Served) -> None:
@@ -116,7 +116,7 @@ def test_an_export_beyond_its_limit_is_refused(served: Served) -> None:
 def test_work_that_takes_too_long_or_too_much_memory_is_refused_and_the_rest_goes_on() -> None:
     for options, said in (
         # Too short for the page at the limit, and long enough for the plain one.
-        (("--time-limit", "0.1s"), "that takes longer than 100 ms"),
+        (("--time-limit", "0.1s"), "the request takes longer than the limit of 100 ms"),
         (("--memory", "210MB", "--time-limit", "60s"), "the request takes more memory than the limit of 210 MB"),
     ):
         strict = Served(*options)
@@ -137,7 +137,7 @@ def test_work_that_takes_too_long_or_too_much_memory_is_refused_and_the_rest_goe
         (
             {"global_batch_size": 512 * 10**6, "step_s": 1e9, "alternatives": []},
             400,
-            "4,000,000 actions; the page takes 2,000,000",
+            "4,000,000 actions, but the limit of the page is 2,000,000",
         ),
         ({"global_batch_size": 10**400}, 400, "`mine.json`"),
         ({"notes": ["n" * 17 * 2**20]}, 413, "larger than 16 MiB"),
@@ -242,7 +242,7 @@ def test_a_process_that_breaks_takes_nothing_else_with_it(served: Served) -> Non
         for child in served.children():
             os.kill(child, signal.SIGKILL)
         status, body = broken.result()
-    assert (status, b"ended with -9" in body) == (500, True)
+    assert (status, b"ended with code -9" in body) == (500, True)
     assert within(PATIENCE_S, lambda: served.ask("/?num_batches=3")[0] == 200)
 
 

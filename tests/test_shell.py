@@ -134,10 +134,8 @@ def test_the_line_that_loads_completion_is_added_once_behind_what_a_user_has_and
 def test_a_shell_that_is_not_known_is_named(tmp_path, commands):
     done = hpgo("completion", env=environment(tmp_path, commands) | {"SHELL": "/bin/tcsh"})
     assert (done.returncode, done.stdout) == (1, "")
-    assert (
-        done.stderr
-        == "error: unknown shell: `tcsh`\nhint: name a shell: `hpgo completion bash`; known: bash, zsh, fish\n"
-    )
+    hint = "name a shell: `hpgo completion bash`; known: bash, zsh, fish"
+    assert done.stderr == f"error: unknown shell: `tcsh`\nhint: {hint}\n"
 
 
 def manual() -> list[Path]:
@@ -320,10 +318,8 @@ def test_a_layer_that_is_none_and_one_out_of_order_are_named():
     counted, named = (hpgo(*words, stages).stdout for stages in ("28@0-7,25@8-15", "encoder-24@0-7,pooler@8-15"))
     assert counted == named != ""
     assert "hint: did you mean `pooler`?" in hpgo(*words, "encoder-24@0-7,poolr@8-15").stderr
-    assert (
-        "ends with layer `encoder-2`, but the stage before it ends later, with `encoder-24`"
-        in hpgo(*words, "encoder-24@0,encoder-2@1").stderr
-    )
+    wrong = hpgo(*words, "encoder-24@0,encoder-2@1").stderr
+    assert "ends with layer `encoder-2`, but the stage before it ends later, with `encoder-24`" in wrong
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "draw": ("hpgo.cli.draw", "Draw timelines or plans: SVG, PNG, PDF, HTML, trace, text, TikZ."),
         "view": ("hpgo.cli.view", "Open plans or timelines as an interactive page in the browser."),
         "serve": ("hpgo.cli.serve", "Serve local pages to change plans and compare schedules."),
-        "reproduce": ("hpgo.cli.reproduce", "Compare published planning results with those of hpgo."),
+        "reproduce": ("hpgo.cli.reproduce", "Compare published planning results with hpgo."),
     },
     "Help": {
         "help": ("hpgo.cli.help", "Show the help of a command."),

@@ -1,6 +1,6 @@
 """Names of the wrong kind: a transformer instead of a profile, or a cluster instead of a model.
 
-The error says what the name is. The hint is a command that accepts it.
+The error names the kind. The hint is a command that accepts it.
 """
 
 from __future__ import annotations

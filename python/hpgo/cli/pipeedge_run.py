@@ -133,10 +133,10 @@ def command(options: PipeEdgeRunOptions) -> None:
     """Run inference as rank RANK of WORLD ranks, with the options of PipeEdge's runtime.
 
     Start one process per rank, on one or several hosts. A layer is a quarter of a transformer block. Rank 0 assigns the
-    layers: those of -pt, or the best partition for the files -sm, -sdt and -sd. The rank of -D reads the data, receives
+    layers by -pt, or by the best partition for the files -sm, -sdt and -sd. The rank of -D reads the data, receives
     the results in order, and prints latency, throughput and, if the data has labels, accuracy.
 
-    The weights are those of -M, or of PipeEdge's file in this folder. Without either, they are random.
+    The weights are from -M, or from PipeEdge's file in this folder. Without either, they are random.
 
     \b
     Examples:

@@ -185,13 +185,13 @@ class ProblemOptions(ProfileFileOptions):
         "--gradients-per-weight",
         type=float,
         metavar="BYTES",
-        help="Bytes of gradients per byte of weights, instead of those of --optimizer.",
+        help="Bytes of gradients per byte of weights. Overrides --optimizer.",
     )
     optimizer_per_weight: float | None = option(
         "--optimizer-per-weight",
         type=float,
         metavar="BYTES",
-        help="Bytes of optimizer state per byte of weights, instead of those of --optimizer.",
+        help="Bytes of optimizer state per byte of weights. Overrides --optimizer.",
     )
     shard_optimizer: bool = option(
         "--shard-optimizer", is_flag=True, help="Shard the optimizer state over replicas (ZeRO stage 1)."
@@ -209,10 +209,8 @@ class ProblemOptions(ProfileFileOptions):
         """Return these options as keyword arguments of `hpgo.plan` and `hpgo.evaluate`."""
         from hpgo.planning.problem import MemoryModel
 
-        # Single ratios override those of the preset, so that both options can be combined.
-        kept = MemoryModel.preset(
-            self.optimizer, shard_optimizer=self.shard_optimizer, reserved_bytes=self.reserve_memory
-        )
+        # Single ratios override the preset, so that both options can be combined.
+        kept = MemoryModel.preset(self.optimizer, shard_optimizer=self.shard_optimizer, reserved_bytes=self.reserve)
         given: dict[str, Any] = {
             "gradients_per_weight": self.gradients_per_weight,
             "optimizer_per_weight": self.optimizer_per_weight,

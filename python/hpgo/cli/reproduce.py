@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command(cls=Command)
 def command() -> None:
-    """Compare published planning results with those of hpgo.
+    """Compare published planning results with hpgo.
 
     The command solves each published planning problem with the original algorithm and with the current planner, and
     prints Markdown tables. It takes about a minute.

@@ -173,7 +173,7 @@ class PageApp:
         if self.sending_bytes > _MAX_SENDING_BYTES:
             raise UnavailableError("too many responses are being sent", "try again soon")
         job = PlanJob(wanted, items, files)
-        # Parsing a large file takes longer than most requests, whatever is drawn of it.
+        # Parsing a large file takes longer than most requests, regardless of the result.
         is_small = sum(len(file.body) for _, file in files) <= _SMALL_PLAN_BYTES
         if wanted.startswith("timeline"):
             plan = self._store.get(items_of["plan"]).size if (items_of := dict(items)).get("plan") else None

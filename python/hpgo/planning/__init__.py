@@ -1,1 +1,1 @@
-"""The way from a question to a plan: search, choice between schedules, chains over uneven hosts."""
+"""Planning: search for plans, comparison of schedules, and chains over hosts of different speed."""

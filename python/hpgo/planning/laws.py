@@ -63,7 +63,7 @@ def bounded(plan: Plan, name: str, bound_s: float | None) -> float | None:
     """
     if bound_s is None:
         return None
-    # The comparison has a tolerance for rounding, since the bound is computed in another way than the step.
+    # The comparison has a tolerance for rounding, since bound and step are computed differently.
     if plan.fits and not is_most(bound_s, plan.step_s):
         broken(f"the plan of `{shorten(plan.profile)}`", bound_is_below_step, f"`{name}`")
     return min(bound_s, plan.step_s)
@@ -409,7 +409,7 @@ def check_chain_file(plan: ChainPlan, source: str) -> None:
 
 
 def chain_numbers_are_lengths(plan: ChainPlan) -> str:
-    """Times and sizes of a chain plan are not negative, and those of its stages finite."""
+    """Times and sizes of a chain plan are not negative, and times and sizes of its stages are finite."""
     named = [(name, getattr(plan, name)) for name in ("interval_s", "latency_s", "value", "lower_bound", "loading_s")]
     named += [(f"{name} of stage {at}", getattr(stage, name)) for at, stage in enumerate(plan.stages, 1)
               for name in ("compute_s", "interval_s", "memory_bytes")]  # fmt: skip

@@ -92,7 +92,7 @@ def _elsewhere(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[s
     used = {types[device] for stage in stages for device in stage.devices}
     # A cluster that sets `speed` has accounted for the difference, so only devices of speed 1 are suspicious.
     others = sorted({device.name for device in used if device.speed == 1 and not same_card(known.type, device.name)})
-    if others and others != ["device"]:  # `device` is the default name, which says nothing about the type.
+    if others and others != ["device"]:  # `device` is the default name, so it does not identify the type.
         names = ", ".join(f"`{shorten(name)}`" for name in others)
         yield (
             f"the built-in `{question.measured.name}` was measured on {known.said}, and {names} are assumed to have the"

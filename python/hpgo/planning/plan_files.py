@@ -48,7 +48,7 @@ def read_with_llm_plans(path: str | os.PathLike[str]) -> Plan | Program | ChainP
 def _text_and_form(path: str | os.PathLike[str]) -> tuple[str, str | None]:
     """Return the text of a file, and the value of its key `format`, if it has one."""
     text = read_text(path, ArgumentError)
-    # Other text is parsed later by the reader of plans, whose error says that the file is not a plan.
+    # Other text is parsed later by the reader of plans, which reports that the file is not a plan.
     document = parse(text, str(path), ArgumentError) if text.lstrip().startswith("{") else None
     form = document.get("format") if isinstance(document, dict) else None
     return text, form if isinstance(form, str) else None

@@ -235,7 +235,7 @@ class Plan(Record):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        # The record is frozen, so its cached field can only be set in this way.
+        # The record is frozen, so its cached field can only be set by `object.__setattr__`.
         object.__setattr__(self, "_groups", groups_of(self.stages))
         for index, stage in enumerate(self.stages):
             if not (stage.layers and stage.devices and stage.samples_per_replica and stage.max_in_flight):
@@ -341,7 +341,7 @@ class Plan(Record):
     def orders(self, schedule: ScheduleName | None = None) -> Schedule:
         """Return the schedule of the plan, with one rank for each of `groups`, or that of the family `schedule`.
 
-        Raises ArgumentError for a family that places stages on ranks in another way than the plan.
+        Raises ArgumentError for a family that does not place stages on ranks like the plan.
         """
         from hpgo.planning.plan_program import orders_of  # Searches don't need it.
 
@@ -357,7 +357,7 @@ class Plan(Record):
     def program(self, schedule: ScheduleName | None = None) -> Program:
         """Return the program of all ranks, under the plan's own schedule or the family `schedule`.
 
-        Raises ArgumentError for a family that places stages on ranks in another way than the plan.
+        Raises ArgumentError for a family that does not place stages on ranks like the plan.
 
         >>> import hpgo
         >>> best = hpgo.plan(hpgo.read_profile("vgg-19"), hpgo.Cluster.preset("dapple-c"), global_batch_size=2048)
@@ -488,7 +488,7 @@ class Plan(Record):
         return text
 
     def to_frame(self) -> Any:
-        """Return a data frame with one row per stage, which has its fields and those of its memory.
+        """Return a data frame with one row per stage, with its fields and the fields of its memory.
 
         The frame is one of polars or pandas: the library that is imported already, or else the one that is installed.
         Raises HpgoError if neither is.

@@ -183,7 +183,7 @@ class PlanningProblem:
             raise ArgumentError(f"recompute is {safe_repr(recompute)}", "choose True, False or 'auto'")
         if not isinstance(schedule, str):
             raise ArgumentError(
-                f"schedule is {safe_repr(schedule)}", f"choose auto or one of {', '.join(SCHEDULES)}, say"
+                f"schedule is {safe_repr(schedule)}", f"choose auto, or for example one of {', '.join(SCHEDULES)}"
             )
         # Accept only bools: other values, such as the text "no", would count as true.
         switches = {"even_split": even_split, "overlap": overlap, "include_data_loading": include_data_loading}

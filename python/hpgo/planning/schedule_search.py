@@ -138,7 +138,7 @@ def best_of_all(question: PlanningProblem, *, time_limit_s: float | None, progre
 
 
 def _none_found(error: InfeasibleError, whose: str, *, certain: bool = False) -> InfeasibleError:
-    """Return the error for other schedules if `error` says that 1F1B or eager 1F1B has no plan.
+    """Return the error for other schedules if `error` is about 1F1B or eager 1F1B.
 
     It is `certain` that they have none if they need at least as much memory as 1F1B and provably nothing fits under
     1F1B. A bound on steps of 1F1B is none for other schedules, so the message mentions it only for 1F1B.

@@ -116,7 +116,13 @@ def table(
     if facts := details(plan, stored_step_s):
         lines += ["", style("title", "Details"), *_named_lines(facts, style, width)]
     if next_steps:
-        lines += ["", *(f"{'Next: ' if not at else '      '}{command}" for at, command in enumerate(next_steps))]
+        lines.append("")
+    for at, command in enumerate(next_steps):
+        start = "      " if at else "Next: "
+        lines += textwrap.wrap(
+            command, width, initial_indent=start, subsequent_indent="      ", break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
     return "\n".join(lines).replace("\u00a0", " ")
 
 
@@ -153,7 +159,7 @@ def _bullets(facts: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def headline(plan: Plan) -> str:
-    """Return one line that names the model, the cluster and the batch, and says if the plan does not fit in memory."""
+    """Return one line with model, cluster and batch, and a remark if the plan does not fit in memory."""
     return printable(
         f"{plan.profile} on {plan.cluster} ({pluralize(plan.cluster_devices, 'device')}), global batch"
         f" {plan.global_batch_size}" + ("" if plan.fits else ": does not fit in memory")
@@ -259,7 +265,7 @@ def sections(plan: Plan) -> list[ReportTable]:
 def _shape_of(plan: Plan, index: int) -> tuple[float, ...]:
     """Return the figures of a stage that must be nearly equal for adjacent stages to share a row."""
     stage = plan.stages[index]
-    # With virtual stages, devices of the first group follow those of the last, so a range of devices would be wrong.
+    # With virtual stages, devices of the first group follow the last group, so a range of devices would be wrong.
     group = index // len(plan.groups) if plan.chunks > 1 else 0
     return len(stage.layers), stage.replicas, stage.samples_per_replica, plan.micro_batch_size // stage.replicas, group
 
@@ -437,7 +443,7 @@ def _proof_of_some_cuts(plan: Plan, searched_s: float) -> str:
             f"{above(plan.gap)}{whose(plan)}: no plan takes less than {_seconds(plan.lower_bound_s)}, regardless of its"
             " cuts"
         )
-    # A bound of 0 says nothing, which an infinite gap stands for.
+    # A bound of 0 is no information, which an infinite gap stands for.
     gap = max(0.0, plan.step_s / searched_s - 1) if searched_s else math.inf
     if math.isinf(gap):
         return known
@@ -450,7 +456,8 @@ def _node_aligned_proof(plan: Plan, node_aligned_bound_s: float) -> str:
     """Return the optimality of a plan if all node-aligned placements were searched and a bound holds for all others."""
     min_s = plan.lower_bound_s
     gap = max(0.0, plan.step_s / node_aligned_bound_s - 1) if node_aligned_bound_s else math.inf
-    # A plan that is not node-aligned can be better than all that are. Then the bound on those says nothing about it.
+    # A plan that is not node-aligned can be better than all that are. Then the bound on node-aligned plans does not
+    # bound it.
     is_outside = gap <= _PROVEN and not _is_node_aligned(plan)
     if not min_s or plan.gap is None:
         if is_outside:
@@ -493,7 +500,7 @@ def _is_node_aligned(plan: Plan) -> bool:
 
 
 def whose(plan: Plan) -> str:
-    """Return which plans a bound is about: those of the schedule, and of the framework if there is one."""
+    """Return which plans a bound is about: plans of the schedule, and of the framework if there is one."""
     words = f" for {_SCHEDULES.get(plan.schedule, plan.schedule)}"
     return words + (f" among plans that {plan.restriction.label} runs" if plan.restriction is not None else "")
 
@@ -734,7 +741,7 @@ def _fullest(plan: Plan) -> str:
     limit = _bytes(group.capacity_bytes)
     if plan.fits:
         return f"{total} of {limit} on {where}, which has the least free memory ({_free(group)})"
-    return f"does not fit: {where} needs {total} of {limit}, over by {_bytes(-group.headroom_bytes)}"
+    return f"does not fit: {where} needs {total}, but has {limit}: over by {_bytes(-group.headroom_bytes)}"
 
 
 def _samples(micro_batch: int, stage: Stage) -> str:
