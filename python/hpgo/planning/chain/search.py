@@ -214,7 +214,7 @@ def _solved(
     except InfeasibleError as error:
         if max_s is None:
             raise
-        asked = f"{samples_per_s:g} samples/s is one batch of {batch_size} every {max_s:.6g} s"
+        asked = f"{samples_per_s:g} samples/s are a batch of {batch_size} every {max_s:.6g} s"
         raise error.as_kind(InfeasibleError, hint=f"{error.hint}; {asked}") from None
     # The search itself decides whether all nested cuts are too many. The bound must then mention it.
     if not found["has_all_positions"]:
