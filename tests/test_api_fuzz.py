@@ -249,8 +249,8 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             ),
             "partition": (
                 hpgo.partition,
-                {"profile": PROFILE, "cluster": CLUSTER, "framework": None, "batch_size": 1, "include_data_loading": False,
-                 "dtype": "torch.float32", **CHAINED},
+                {"profile": PROFILE, "cluster": CLUSTER, "framework": None, "batch_size": 1,
+                 "include_data_loading": False, "dtype": "torch.float32", **CHAINED},
             ),
             "partition_files": (
                 hpgo.partition_files,

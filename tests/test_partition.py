@@ -512,7 +512,7 @@ def test_report_shows_every_stage_and_what_sets_the_pace():
         ({"objective": "speed"}, "no objective `speed`"),
         ({"samples_per_s": -1.0}, "throughput to reach is -1"),
         ({"max_replicas": 0}, "max_replicas is 0"),
-        ({"deadline_s": -1.0}, "deadline_s is -1"),
+        ({"time_limit_s": -1.0}, "time_limit_s is -1"),
         ({"units": "mb"}, "unknown units: `mb`"),
     ],
 )

@@ -90,7 +90,7 @@ class Devices:
         cluster = Cluster.from_seps(self.seps)
         if cluster.devices > 1024:
             raise ClusterError(f"seps end at {cluster.devices}", "use at most 1024 devices, or use `hpgo.plan`")
-        object.__setattr__(self, "seps", tuple(accumulate(machine.count for machine in cluster.machines)))
+        object.__setattr__(self, "seps", tuple(accumulate(machine.count for machine in cluster.nodes)))
 
     @property
     def num_machines(self) -> int:

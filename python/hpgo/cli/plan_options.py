@@ -210,7 +210,9 @@ class ProblemOptions(ProfileFileOptions):
         from hpgo.planning.problem import MemoryModel
 
         # Single ratios override the preset, so that both options can be combined.
-        kept = MemoryModel.preset(self.optimizer, shard_optimizer=self.shard_optimizer, reserved_bytes=self.reserve)
+        kept = MemoryModel.preset(
+            self.optimizer, shard_optimizer=self.shard_optimizer, reserved_bytes=self.reserve_memory
+        )
         given: dict[str, Any] = {
             "gradients_per_weight": self.gradients_per_weight,
             "optimizer_per_weight": self.optimizer_per_weight,

@@ -32,7 +32,8 @@ LLM_PLAN_FORMAT = "hpgo.llm_plan"
 _VERSION = 3
 _RENAMED_IN_3 = {
     "compact_bound_s": "node_aligned_bound_s", "count_loading": "include_data_loading", "crossings": "boundary_tensors",
-    "equal_shares": "even_split", "free_lower_bound_s": "unrestricted_lower_bound_s", "free_stages": "unrestricted_stages",
+    "equal_shares": "even_split", "free_lower_bound_s": "unrestricted_lower_bound_s",
+    "free_stages": "unrestricted_stages",
     "free_step_s": "unrestricted_step_s", "in_flight": "max_in_flight", "kept_bytes": "saved_activation_bytes",
     "labels": "explored_labels", "launcher": "framework", "machines": "nodes", "missing_bytes": "shortfall_bytes",
     "parted": "split_tied_weights", "share": "samples_per_replica", "smallest_share": "min_samples_per_replica",

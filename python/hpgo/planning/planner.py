@@ -52,7 +52,7 @@ def plan(
         tolerance: return the plan with the smallest peak memory among those whose step is at most this share longer
             than the shortest one found: 0.005 is 0.5 %. `Plan.memory_preference` has the step and memory of the plan
             with the shortest step. Bound and gap are about the shortest step. It takes a few more searches.
-        deadline_s: return the best plan so far, with its gap, after this many seconds. Ctrl-C does the same.
+        time_limit_s: return the best plan so far, with its gap, after this many seconds. Ctrl-C does the same.
         progress: called about ten times per second with the best step so far (infinite before the first plan) and
             the lower bound (0 if there is none, as under `auto`).
         options: any of the options below.
@@ -74,8 +74,8 @@ def plan(
         overlap=True: reduce gradients layer by layer during the backward pass.
         memory=None: memory besides activations: a `hpgo.MemoryModel`, or the name of one, such as `adam-bf16`; None
             is Adam.
-        include_data_loading=False: include the time of layers that load data (`Profile.loading`) in the step; otherwise data
-            loaders work ahead.
+        include_data_loading=False: include the time of layers that load data (`Profile.loading`) in the step; otherwise
+            data loaders work ahead.
 
     Raises ArgumentError, ProfileError or ClusterError for invalid input. Raises InfeasibleError if no plan fits in
     memory, with the stage and device that lack memory and changes that would help. Raises TimeLimitError if the time

@@ -113,8 +113,8 @@ class PlanningProblem:
     loading_s: float
     """Time to load one batch of the profile, in seconds, if `profile` does not include it."""
     measured: Profile
-    """The profile as given. `profile` differs: it has no loading times, unless `include_data_loading` is set, and consistent
-    input- and weight-gradient times."""
+    """The profile as given. `profile` differs: it has no loading times, unless `include_data_loading` is set, and
+    consistent input- and weight-gradient times."""
     include_data_loading: bool
     blocks: Blocks | None
     """Repeated blocks of the model, as frameworks need them; None if the model is no sequence of blocks."""

@@ -222,7 +222,7 @@ class LayerRunner:
         return end_ns - begin_ns
 
     def whole_bytes(self, segment: Sequence[MeasuredLayer]) -> tuple[tuple[int, int], int]:
-        """Run the layers as one graph, slowly, and count memory. Return `saved_activation_bytes` and `peak_bytes` of the model."""
+        """Run the layers as one graph, slowly. Return `saved_activation_bytes` and `peak_bytes` of the model."""
         for one in segment:
             one.outputs, one.inputs = [], []
         self._held = {name: tensor for name, tensor in self._held.items() if name.startswith("input:")}

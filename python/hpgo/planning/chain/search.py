@@ -120,7 +120,7 @@ def partition(
             exclude=(): rules like `mb-3` or `mb-3=1-4,9`: do not use this host or type, or not for these layers.
             max_replicas=1: maximum number of hosts of one type that share a stage.
             bits=(): further bits per value that links may use, besides the width of `dtype`.
-            deadline_s=10.0: time limit in seconds, after which the best plan so far is returned; None is no limit.
+            time_limit_s=10.0: time limit in seconds, after which the best plan so far is returned; None is no limit.
             progress=None: called about ten times per second with the best value so far (infinite before the first plan)
                 and the bound.
 
