@@ -142,7 +142,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     schedule::register(module)?;
     simulate::register(module)?;
     states::register(module)?;
-    // PyO3 lists what it adds; the stub file would have to repeat that list.
     // PyO3 lists what it adds in `__all__`. The stub file would have to repeat that list, so remove it.
+    module.dict().del_item("__all__")?;
     Ok(())
 }

@@ -195,8 +195,8 @@ class Plan(Record):
     placements: str = "all"
     """Placements that were searched: `all`, or `compact` for node-aligned ones, with others by pattern."""
     stop_reason: str | None = None
-    """Reason for which the search stopped early: `time_limit`, `interrupt` (Ctrl-C), or `work_limit`, its built-in limit
-    on work; None if it completed."""
+    """Reason for which the search stopped early: `time_limit`, `interrupt` (Ctrl-C), or `work_limit`, its built-in
+    limit on work; None if it completed."""
     explored_labels: int = 0
     """Number of partial plans that the search explored."""
     loading_s: float = 0.0
@@ -251,8 +251,8 @@ class Plan(Record):
             )
         if self.boundary_tensors and len(self.boundary_tensors) != len(self.stages) - 1:
             raise ArgumentError(
-                f"`boundary_tensors` has {len(self.boundary_tensors)} entries, but it must have one for each stage but the"
-                " last",
+                f"`boundary_tensors` has {len(self.boundary_tensors)} entries, but it must have one for each stage"
+                " but the last",
                 _AGAIN,
             )
         # Virtual stages are spread evenly: each group of devices runs `chunks` of them.

@@ -220,7 +220,8 @@ def plan_frame(plan: Plan) -> Any:
         {
             "stage": at, "layers": list(stage.layers), "devices": list(stage.devices), "replicas": stage.replicas,
             "samples_per_replica": stage.samples_per_replica, "max_in_flight": stage.max_in_flight,
-            "forward_s": stage.forward_s, "backward_s": stage.backward_s, "transfer_s": stage.transfer_s, "grad_reduce_s": stage.grad_reduce_s,
+            "forward_s": stage.forward_s, "backward_s": stage.backward_s,
+            "transfer_s": stage.transfer_s, "grad_reduce_s": stage.grad_reduce_s,
             "exposed_grad_reduce_s": stage.exposed_grad_reduce_s, **asdict(stage.memory),
             "capacity_bytes": stage.capacity_bytes,
         }
