@@ -117,17 +117,17 @@ EXAMPLES := 10000
 laws: build torch
 	HPGO_LAWS_EXAMPLES=$(EXAMPLES) $(BIN)/pytest tests/test_answer_laws.py
 
-# Eight clients and 10,000 requests against `hpgo serve`, ten minutes at most; the figures of docs/benchmarks.md.
+# Eight clients and 10,000 requests against `hpgo serve`, ten minutes at most; the figures of research/benchmark-tables.md.
 soak: build
 	$(BIN)/python tests/soak.py 10000
 
-# Ctrl-C at 25 moments of each command, half an hour; the table of docs/benchmarks.md.
+# Ctrl-C at 25 moments of each command, half an hour; the table of research/benchmark-tables.md.
 interrupts: build
-	$(BIN)/python tests/sweep_interrupts.py --write docs/benchmarks.md
+	$(BIN)/python tests/sweep_interrupts.py --write research/benchmark-tables.md
 
-# A rank lost at a hundred random moments, a quarter of an hour; the table of docs/benchmarks.md.
+# A rank lost at a hundred random moments, a quarter of an hour; the table of research/benchmark-tables.md.
 faults: build torch
-	$(BIN)/python tests/sweep_faults.py --write docs/benchmarks.md
+	$(BIN)/python tests/sweep_faults.py --write research/benchmark-tables.md
 
 # A machine of a run killed and started again, a quarter of an hour; the table of docs/elastic.md.
 elastic: build torch
@@ -150,9 +150,9 @@ sweeps: build torch
 mutants: build torch
 	$(BIN)/python research/mutate.py
 
-# Sixteen sleeping processes beside the simulator, a quarter of an hour; the table of docs/benchmarks.md.
+# Sixteen sleeping processes beside the simulator, a quarter of an hour; the table of research/benchmark-tables.md.
 emulation: build torch
-	$(BIN)/python research/emulation.py --write docs/benchmarks.md
+	$(BIN)/python research/emulation.py --write research/benchmark-tables.md
 
 # VGG-19 in four ways and by a plan, ten minutes on a machine that does nothing else; the table of docs/variants.md.
 variants: build torch

@@ -1,4 +1,4 @@
-//! Benchmark of building schedules. Results are in `docs/benchmarks.md`, section "Schedules".
+//! Benchmark of building schedules. Results are in `research/benchmark-tables.md`, section "Schedules".
 
 use std::hint::black_box;
 

@@ -1,4 +1,4 @@
-//! Benchmark of simulations. Results are in `docs/benchmarks.md`, section "Simulation".
+//! Benchmark of simulations. Results are in `research/benchmark-tables.md`, section "Simulation".
 
 use std::hint::black_box;
 

@@ -1,7 +1,7 @@
 """What `hpgo.plan` takes where it is given less time than it could use, on clusters of machines that differ.
 
     python research/deadlines.py                      # prints the table; half a minute
-    python research/deadlines.py docs/benchmarks.md   # fills it in between its markers
+    python research/deadlines.py research/benchmark-tables.md   # fills it in between its markers
 
 Machines have one to eight devices, and differ in speed and memory: six types of them, or each one of its own.
 """

@@ -1,6 +1,6 @@
 """How near an emulated step comes to the predicted one, by the wall clock.
 
-    python research/emulation.py [--write docs/benchmarks.md] [--passes 20]
+    python research/emulation.py [--write research/benchmark-tables.md] [--passes 20]
 
 Sixteen processes emulate plans of built-in models under several schedules, slowed down until the median pass lasts 100
 ms, and 20 ms. A quarter of an hour on a machine that does nothing else. `--write` puts the table between the marks of a

@@ -1,7 +1,7 @@
 """How much longer than the proven bound the planner's steps may be, for every built-in model on every preset cluster.
 
     python research/gaps.py                      # prints the table; about a minute
-    python research/gaps.py docs/benchmarks.md   # fills it in between its markers
+    python research/gaps.py research/benchmark-tables.md   # fills it in between its markers
 
 The gaps are the same on every machine: the search is deterministic and runs to its end.
 """

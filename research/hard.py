@@ -5,7 +5,7 @@
     python research/hard.py anneal --seeds 0-199:4 --seconds 60 --json FILE
     python research/hard.py known FILE ...                     # adds better plans to research/hard/known.jsonl
     python research/hard.py table BEFORE AFTER                 # compares two such files
-    python research/hard.py table BEFORE AFTER docs/benchmarks.md
+    python research/hard.py table BEFORE AFTER research/benchmark-tables.md
 
 A row of a file is one question: what `row` and `asked` write. Searches end, as by Ctrl-C, after 20 s of processor time:
 10 s on two cores at best. Those that do count as slow, since wall times say little on a machine with other work.

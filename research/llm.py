@@ -1,7 +1,7 @@
 """How long `hpgo.plan_llm` takes: a table of questions, with how many ways each has.
 
     python research/llm.py                            # prints the table
-    python research/llm.py --write docs/benchmarks.md # puts it between the page's marks
+    python research/llm.py --write research/benchmark-tables.md # puts it between the page's marks
 
 Seconds are of one processor, the least of several searches in one process, imports done; searches use no more than one.
 """
