@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # The names that `__getattr__` imports.
     from hpgo import runtime as runtime
     from hpgo._core import __version__ as __version__
     from hpgo.llm.comparison import compare as compare
-    from hpgo.llm.device_record import DeviceRecord as DeviceRecord
     from hpgo.llm.estimate import LlmEstimate as LlmEstimate
     from hpgo.llm.estimate import estimate_llm as estimate_llm
     from hpgo.llm.measured_steps import MeasuredStep as MeasuredStep
@@ -65,7 +64,6 @@ _PUBLIC: dict[str, str] = {
     "ChainPlan": "hpgo.planning.chain.plans",
     "Cluster": "hpgo.machine.cluster",
     "Costs": "hpgo.programs.costs",
-    "DeviceRecord": "hpgo.llm.device_record",
     "Durations": "hpgo.programs.schedule",
     "Layer": "hpgo.model.profile",
     "PipelineLayout": "hpgo.programs.layout",

@@ -224,7 +224,7 @@ def estimate_llm(
         cpu_offload_num_layers: number of layers whose activations wait in CPU memory for the backward pass.
         devices: number of GPUs to use, the first of the cluster; None means all. The data-parallel degree follows.
         platform: constants fitted to steps on your cluster (`hpgo.Platform.read`), or the rates of a measured node
-            (`hpgo.DeviceRecord.read`). None uses the published ones.
+            (`hpgo.llm.platform.read_platform`). None uses the published ones.
 
     A configuration that does not fit in memory is estimated, too: see `LlmEstimate.fits`.
 

@@ -145,7 +145,7 @@ def plan_llm(
         exclude: features to leave out: `["cp"]`, or single values: `["zero_stage=0", "micro_batch_size=1"]`.
         headroom_bytes: memory of each GPU to leave free, in addition to the columns of the estimate.
         platform: constants fitted to steps on your cluster (`hpgo.Platform.read`), or the rates of a measured node
-            (`hpgo.DeviceRecord.read`). None uses the published ones.
+            (`hpgo.llm.platform.read_platform`). None uses the published ones.
         top: number of configurations to return.
 
     The search space has:
