@@ -41,7 +41,7 @@ def percent(gap: float | None) -> str:
 
 
 def table() -> str:
-    """Return a row for each model and cluster, and below it the mean, the largest, and how many plans are proven optimal."""
+    """Return a row per model and cluster, then mean and largest gap and the number of plans proven optimal."""
     rows, known = [], []
     for model in MODELS:
         for preset in PRESETS:
