@@ -72,7 +72,7 @@ class Version:
         self.bound_s: float | None = None
 
     def ask(self, question: list[Any]) -> None:
-        """Once more."""
+        """Plan the problem once more in the other interpreter."""
         try:
             print(json.dumps(question), file=self._process.stdin, flush=True)
             took_s, self.step_s, self.bound_s = json.loads(self._process.stdout.readline())  # type: ignore[union-attr]
@@ -82,7 +82,7 @@ class Version:
 
 
 def span(ratios: list[float]) -> str:
-    """The least and the largest.
+    """Return the smallest and the largest value as text.
 
     >>> span([0.5, 2.0]), span([])
     ('0.5000 to 2.0000', 'none')

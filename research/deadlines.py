@@ -1,4 +1,4 @@
-"""What `hpgo.plan` takes where it is given less time than it could use, on clusters of machines that differ.
+"""Measure how well `hpgo.plan` keeps its time limit on clusters of nodes that differ.
 
     python research/deadlines.py                      # prints the table; half a minute
     python research/deadlines.py research/benchmark-tables.md   # fills it in between its markers
@@ -42,7 +42,7 @@ def chain(layers: int) -> hpgo.Profile:
 
 
 def took_s(profile: hpgo.Profile, cluster: hpgo.Cluster, schedule: str, time_limit_s: float) -> str:
-    """Seconds from the question to the answer, with a mark where there is none."""
+    """Return the seconds from the question to the answer, with a mark if there is no answer."""
     begin_s, found = time.monotonic(), ""
     try:
         hpgo.plan(profile, cluster, global_batch_size=1024, schedule=schedule, time_limit_s=time_limit_s)  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ def took_s(profile: hpgo.Profile, cluster: hpgo.Cluster, schedule: str, time_lim
 
 
 def table() -> str:
-    """A row for each question, a column for each schedule."""
+    """Return a row for each question and a column for each schedule."""
     bert, rows = hpgo.read_profile("bert-48"), []
     for profile, machines, types, time_limit_s in (
         (bert, 200, 200, 0.5), (bert, 800, 800, 0.5), (bert, 2_000, TYPES, 0.5), (bert, 20_000, TYPES, 1.0),

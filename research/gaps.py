@@ -1,4 +1,4 @@
-"""How much longer than the proven bound the planner's steps may be, for every built-in model on every preset cluster.
+"""Tabulate the certified gap of the planner for every built-in model on every preset cluster.
 
     python research/gaps.py                      # prints the table; about a minute
     python research/gaps.py research/benchmark-tables.md   # fills it in between its markers
@@ -20,7 +20,7 @@ BATCHES = (32, 64, 256)
 
 
 def gaps(model: str, preset: str) -> list[float | None]:
-    """The gap for each of `BATCHES`; None where no plan fits."""
+    """Return the gap for each of `BATCHES`, or None if no plan fits."""
     profile, cluster = hpgo.read_profile(model), hpgo.Cluster.preset(preset)
     found: list[float | None] = []
     for batches in BATCHES:
@@ -34,14 +34,14 @@ def gaps(model: str, preset: str) -> list[float | None]:
 
 
 def percent(gap: float | None) -> str:
-    """As the table shows it."""
+    """Return a gap as text for the table."""
     if gap is None:
         return "-"
     return "0 %" if gap < 5e-7 else f"{100 * gap:.2f} %"
 
 
 def table() -> str:
-    """One row for each model and cluster; below it the mean, the largest, and how many plans are proven optimal."""
+    """Return a row per model and cluster, then mean and largest gap and the number of plans proven optimal."""
     rows, known = [], []
     for model in MODELS:
         for preset in PRESETS:

@@ -1,4 +1,4 @@
-"""How long `hpgo.plan_llm` takes: a table of questions, with how many ways each has.
+"""Measure `hpgo.plan_llm` on a table of questions, with the number of configurations of each.
 
     python research/llm.py                            # prints the table
     python research/llm.py --write research/benchmark-tables.md # puts it between the page's marks
@@ -30,7 +30,7 @@ MARKS = ("<!-- ways -->\n", "<!-- /ways -->\n")
 
 
 def row(model: str, cluster: str, batch: int, seq: int) -> str:
-    """One question's line of the table."""
+    """Return the table row of one question."""
     where = hpgo.Cluster.preset(cluster)
     min_s = float("inf")
     for _ in range(TRIES):
@@ -42,7 +42,7 @@ def row(model: str, cluster: str, batch: int, seq: int) -> str:
 
 
 def main() -> None:
-    """Prints the table, or writes it."""
+    """Print the table, or write it into a page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", type=Path, help="page to put the table into, between its marks")
     page = parser.parse_args().write

@@ -104,13 +104,13 @@ def thin(width: int) -> nn.Module:
 
 
 def blocks(kind: Callable[[int], nn.Module], width: int, count: int) -> nn.Sequential:
-    """Equal layers."""
+    """Return a list of equal layers."""
     torch.manual_seed(0)
     return nn.Sequential(*[kind(width) for _ in range(count)])
 
 
 def ours(order: str, model: nn.Sequential, example: torch.Tensor, rows: int, micro_batches: int) -> Pipeline:
-    """A pipeline of two stages."""
+    """Return a pipeline of two stages."""
     workload = Workload(model, example, example, nn.functional.mse_loss)
     orders = hpgo.schedule(order, ranks=2, micro_batches=micro_batches)
     half = len(model) // 2
@@ -139,7 +139,7 @@ def theirs(rank: int, model: nn.Sequential, micro_batches: int) -> Callable[[tor
 
 
 def alone(model: nn.Sequential, rows: int) -> Callable[[torch.Tensor], object]:
-    """The same micro-batches in one process."""
+    """Run the same micro-batches in one process."""
 
     def step(batch: torch.Tensor) -> None:
         model.zero_grad()
