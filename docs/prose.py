@@ -36,53 +36,42 @@ MIN_COMMENTS_OF_ALGORITHMS = 3.0
 ALGORITHMS = {"src/planner", "src/cost", "src/simulate", "python/hpgo/llm", "python/hpgo/runtime", "python/hpgo/timing"}
 """Packages whose code needs more reasons than others."""
 MIN_LINES = 400
-"""Smaller packages have no limit of comments, since one comment would decide. Nor has research: it is no package."""
+"""Smaller packages have no limit of comments, since one comment would decide. Nor has research: it is not shipped."""
 MIN_DOCSTRING_WORDS = 4
 MAX_SENTENCE_WORDS = 35
 MIN_COMMENT_WORDS = 4
 """A comment of fewer words holds no reason, so it does not count."""
 
-OPENERS = words(
-    "of those what how likewise whose which who whom why than such and or but nor also too behind beside between"
-)
+OPENERS = words("of those what how likewise whose which who whom why than such and or but nor also too behind beside")
 """Words that open clipped text."""
 CLAUSE_OPENERS = words(
-    """
-    as at because before after although by for from in on since so though to under unless until where while with within
-    without above below beyond among besides
-    """
+    "as at because before after by for from in on since so to under until where with within without above below between"
 )
 """Words that open clipped text unless a verb follows the first comma, as in "For each stage, return …"."""
 VERBS = words(
     """
-    accept accumulate add advance allocate anneal append apply ask assert assign attach begin broadcast build call
-    cancel change check choose clear close collect combine compare complete compute configure connect continue
-    convert copy count create decide declare defer define delete derive describe destroy detect determine disable
-    draw drop enable encode end ensure estimate evaluate exchange exit explain export extend extract fetch fill
-    filter find finish fit flush follow forget format forward free gather generate get give group grow guard
-    handle have hide hold ignore import improve include initialize insert install invert iterate join keep kill
-    lay leave let limit list load locate lower make map mark measure merge move multiply name normalize open pack
-    parse perform pick place plan post predict prepare print process project prove queue quote raise rank read
-    rebuild receive record reduce refine refuse register release remove rename render repeat replace report reset
-    reshape resolve respond restore resume retry return reverse round run save scale schedule search select send
-    serve set settle shift show simulate skip sleep solve sort spend split start stop store stream sum summarize
-    suppress swap take tell test time train transfer translate try turn undo update use validate verify visit wait
-    warn write yield
+    accept add advance allocate anneal append apply ask assign begin build call change check choose clear close
+    collect combine compare complete compute connect continue convert copy count create decide declare defer define
+    delete derive describe destroy draw drop end ensure estimate evaluate exchange exit explain export extend fetch
+    fill filter find finish fit flush follow forget format forward free gather generate give group grow guard handle
+    have hold ignore import improve initialize install invert iterate join keep kill lay leave let limit list load
+    locate lower make map mark measure merge move multiply name normalize open pack parse perform place plan post
+    predict prepare print process project queue raise read rebuild receive record reduce refine refuse register release remove
+    render repeat replace report reset reshape resolve respond restore resume return reverse round run save scale
+    schedule search select send serve set settle show simulate skip sleep solve sort spend split start stop store
+    stream sum summarize suppress swap take tell test time train transfer try turn undo update use validate verify
+    wait warn write yield
     """
 )
 """Base forms that open docstrings of this project. Add a verb if the check does not know it yet."""
-NOUNS = words(
+NOUN_ENDS = words("that which who whose is are has have for with without in on by per and or as between")
+FREE_VERBS = words(
     """
-    call change check copy count end estimate exchange exit export filter fit flush format forward group guard
-    import join limit list load map mark measure move name pack place plan post process project queue rank record
-    release render report reset return round run scale schedule search set shift show sort split start stop store
-    stream sum test time train transfer turn update use visit
+    anneal ask begin check complete continue count declare draw evaluate exit fill finish iterate join keep list read
+    record report respond return run save search send sleep solve sort start stop train try wait write
     """
 )
-"""Verbs that are nouns where one of NOUN_ENDS follows: "Times of layers" is no sentence, "Time the layers" is."""
-NOUN_ENDS = words("that which who whose is are has have for with without in on by per and or as between")
-MAY_BE_FOLLOWED = words("check return run search work exit count join sort list")
-"""Members of NOUNS after which only "of" makes a noun: "Check that …", "Run in a process", "Return and …"."""
+"""Verbs that any word but "of" may follow. Others are nouns before NOUN_ENDS: "Plans by name" is no sentence."""
 
 TERMS = {
     r"\banew\b": "again",
@@ -122,6 +111,9 @@ COINED = {
 WORD = re.compile(r"[^\W\d_][\w'’-]*")
 CODE = re.compile(r"``[^`]+``|`[^`]+`")
 DIRECTIVE = re.compile(r"#\s*(?:!|noqa|type:|fmt:|mypy|ruff|pragma|pyright|SPDX)", re.IGNORECASE)
+LINK = re.compile(r"!?\[([^]]*)\]\([^)]*\)")
+ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf|et al|Fig|Eq|Sec)\.")
+SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*_]*\s+(?=[A-Z`*\"(\[])")
 RUST_FUNCTION = re.compile(r"\bfn \w|^macro_rules!")
 
 
@@ -135,7 +127,7 @@ class Measures:
     """Docstrings, functions, sentences and words read."""
     lines: Counter[str] = field(default_factory=Counter)
     comments: dict[str, set[str]] = field(default_factory=dict)
-    """Distinct comments by package, so that a repeated one counts once."""
+    """Comments by package. A repeated one counts once."""
 
     def number(self, kind: str) -> float:
         """Return the percentage of a kind of finding, or its number per 1,000 words."""
@@ -150,8 +142,7 @@ def opens_with_verb(text: str) -> bool:
     ends = ((first, ""), (first, "s"), (first, "es"), (first, "ies"))
     bases = [word.removesuffix(end) + ("y" if end == "ies" else "") for word, end in ends if word.endswith(end)]
     known = [base for base in bases if base in VERBS]
-    loose = not NOUNS.isdisjoint(known) and MAY_BE_FOLLOWED.isdisjoint(known)
-    return bool(known) and following != "of" and not (loose and following in NOUN_ENDS)
+    return any(base in FREE_VERBS or following not in NOUN_ENDS for base in known) and following != "of"
 
 
 def is_opener(text: str) -> bool:
@@ -168,15 +159,12 @@ def python_docstrings(tree: ast.Module) -> list[tuple[int, bool, str]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
-        function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if isinstance(node, ast.FunctionDef):
-            function = not any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+        function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not any(
+            "property" in ast.unparse(decorator) for decorator in node.decorator_list
+        )
         for before, statement in zip([None, *node.body], node.body, strict=False):
-            if before is not None and not isinstance(before, ast.Assign | ast.AnnAssign):
-                continue
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                text = statement.value.value
-                if isinstance(text, str):
+            match before, statement:
+                case (None | ast.Assign() | ast.AnnAssign(), ast.Expr(ast.Constant(str(text)))):
                     found.append((statement.lineno, function and before is None, text))
     return found
 
@@ -184,12 +172,9 @@ def python_docstrings(tree: ast.Module) -> list[tuple[int, bool, str]]:
 def python_messages(tree: ast.Module) -> list[tuple[int, str]]:
     """List line and text of string literals with three words or more that are no docstrings."""
     documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    return [
-        (node.lineno, node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented
-        if len(WORD.findall(node.value)) >= 3
-    ]
+    texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in documented)
+    found = [(node.lineno, node.value) for node in texts if isinstance(node.value, str)]
+    return [(line, text) for line, text in found if len(WORD.findall(text)) >= 3]
 
 
 def python_comments(text: str) -> list[tuple[int, str]]:
@@ -225,32 +210,16 @@ def page_sentences(text: str) -> list[tuple[int, str]]:
         bare = whole.strip()
         fenced = bare.startswith("```")
         fence ^= fenced
-        skipped = (
-            fence or fenced or not bare or bare.startswith(("#", "|", "<", "![")) or bool(re.match(r"\[[^]]+\]:", bare))
-        )
+        skipped = fence or fenced or not bare or bool(re.match(r"[#|<]|!\[|\[[^]]+\]:", bare))
         item = re.match(r"(?:[-*+]|\d+\.|>)\s+", bare)
         if (skipped or item) and paragraph:
-            plain = re.sub(
-                r"\b(e\.g|i\.e|etc|vs|cf|et al|Fig|Eq|Sec)\.",
-                r"\1",
-                re.sub(r"!?\[([^]]*)\]\([^)]*\)", r"\1", paragraph),
-            )
-            found += [
-                (start, part)
-                for part in re.split(r"(?<=[.!?])[\"')*_]*\s+(?=[A-Z`*\"(\[])", plain)
-                if WORD.search(part)
-            ]
+            plain = ABBREVIATION.sub(r"\1", LINK.sub(r"\1", paragraph))
+            found += [(start, part) for part in SENTENCE_END.split(plain) if WORD.search(part)]
             paragraph = ""
         if not skipped:
             start = start if paragraph else line
             paragraph += " " + bare[item.end() if item else 0 :]
     return found
-
-
-def package_of(path: Path) -> str:
-    """Return the folder whose comments are counted together with those of `path`."""
-    depth = {"python": 3, "src": 2}.get(path.parts[0], 1)
-    return "/".join(path.parts[:-1][:depth])
 
 
 def measure(root: Path) -> Measures:
@@ -270,7 +239,7 @@ def measure(root: Path) -> Measures:
                     look(kind, path, line, f"“{hit[0]}” (write: {instead}) in …{around}…"[:160])
 
     sources = [*root.glob("python/hpgo/**/*.py*"), *root.glob("research/**/*.py"), *root.glob("src/**/*.rs")]
-    for path in sorted(path for path in sources if path.suffix in {".py", ".pyi", ".rs"}):
+    for path in sorted(path for path in sources if path.suffix != ".pyc"):
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".rs":
             docs, comments = rust_prose(text)
@@ -279,31 +248,28 @@ def measure(root: Path) -> Measures:
             docs, comments = python_docstrings(tree), python_comments(text)
             for line, message in python_messages(tree):
                 read_words(path, line, message)
-        package = package_of(path.relative_to(root))
+        parts = path.relative_to(root).parts[:-1]
+        package = "/".join(parts[: {"python": 3, "src": 2}.get(parts[0], 1)])
         measures.lines[package] += text.count("\n")
         reasons = {comment for _, comment in comments if len(comment.split()) >= MIN_COMMENT_WORDS}
-        measures.comments.setdefault(package, set()).update(reasons)
+        measures.comments.setdefault(package, set()).update(reasons.difference(*measures.comments.values()))
         for line, comment in comments:
             read_words(path, line, comment)
         for line, function, doc in docs:
             prose = re.split(r">>>|```", doc)[0].strip()
-            measures.totals.update(["docstrings", *(["functions"] if function else [])])
+            measures.totals.update(["docstrings", "functions"][: 1 + function])
             read_words(path, line, prose)
-            opener, clipped = is_opener(prose), function and not opens_with_verb(prose)
-            kinds = {
-                "opener": opener,
-                "fragment": opener or clipped,
-                "function fragment": function and (opener or clipped),
-            }
-            kinds["short"] = len(prose.split()) < MIN_DOCSTRING_WORDS
-            for kind in (kind for kind, holds in kinds.items() if holds):
-                look(kind, path, line, f"{kind}: {prose}")
+            opener, short = is_opener(prose), len(prose.split()) < MIN_DOCSTRING_WORDS
+            fragment = opener or (function and not opens_with_verb(prose))
+            for kind, holds in zip(MAX_PERCENT, (fragment, fragment and function, opener, short), strict=False):
+                if holds:
+                    look(kind, path, line, f"{kind}: {prose}")
     for path in sorted([root / "README.md", root / "CONTRIBUTING.md", *root.glob("docs/*.md")]):
         for line, sentence in page_sentences(path.read_text(encoding="utf-8")) if path.exists() else []:
             measures.totals["sentences"] += 1
             read_words(path, line, sentence)
-            if (words := len(CODE.sub("code", sentence).split())) > MAX_SENTENCE_WORDS:
-                look("long", path, line, f"{words} words: {sentence}")
+            if (length := len(CODE.sub("code", sentence).split())) > MAX_SENTENCE_WORDS:
+                look("long", path, line, f"{length} words: {sentence}")
     return measures
 
 
@@ -324,9 +290,9 @@ def main() -> int:
     for package, lines in sorted(measures.lines.items()):
         number = 100 * len(measures.comments[package]) / max(1, lines)
         limit = MIN_COMMENTS_OF_ALGORITHMS if package in ALGORITHMS else MIN_COMMENTS
-        shipped = package != "research" and lines >= MIN_LINES
-        exceeded |= shipped and number < limit
-        if (shipped and number < limit) or given.all:
+        missed = number < limit and package != "research" and lines >= MIN_LINES
+        exceeded |= missed
+        if missed or given.all:
             print(f"{package}:1: {number:.2f} comments per 100 lines (limit {limit})")
     return int(exceeded)
 

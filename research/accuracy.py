@@ -499,7 +499,7 @@ _METHOD = (
     "## Method",
     "",
     (
-        "*Predicted* values are those of `hpgo.estimate_llm`, *measured* values are published. The hash of a recipe's"
+        "*Predicted* values come from `hpgo.estimate_llm`, *measured* values are published. The hash of a recipe's"
         " degrees decides which half it belongs to, with all its releases. Constants are fitted to one half, in which"
         " each platform counts the same. *Not fitted* is the other half."
     ),
@@ -1098,7 +1098,7 @@ def main(words: Sequence[str]) -> int:
     kept = json.loads(FITS.read_text(encoding="utf-8"))
     chosen = kept["half"] | kept[EXPERTS]
     changed = [name for name, value in chosen.items() if asdict(CONSTANTS)[name] != value]
-    # A fit does not edit the code: new constants change every estimate, so somebody has to decide.
+    # A fit does not edit the code: new constants change every estimate, so a maintainer has to decide.
     if changed:
         print(f"python/hpgo/llm/constants.py has other values of {', '.join(changed)}", file=sys.stderr)
     return 0

@@ -1,4 +1,4 @@
-"""Exceptions of `hpgo`. Each has a message that names thing, value and rule, a hint that says what to do, and a code.
+"""Exceptions of `hpgo`. Each has a message that names thing, value and rule, a hint with an action, and a code.
 
 Messages are for people and may be reworded at any time. Programs tell errors apart by class, `code` and `fields`.
 """

@@ -1,1 +1,1 @@
-"""Floor 0: words, numbers, files and errors that every other room uses."""
+"""Layer 0: words, numbers, files and errors that every other package uses."""

@@ -255,12 +255,12 @@ class LazyGroup(Group):
 
 
 def option(*flags: str, **attributes: Any) -> Any:
-    """Declare a field of `Options` as an option; `attributes` are those of `click.Option`."""
+    """Declare a field of `Options` as an option; `attributes` are passed to `click.Option`."""
     return _Declared(partial(click.Option, **attributes), flags)
 
 
 def argument(**attributes: Any) -> Any:
-    """Declare a field of `Options` as an argument; `attributes` are those of `click.Argument`."""
+    """Declare a field of `Options` as an argument; `attributes` are passed to `click.Argument`."""
     return _Declared(partial(click.Argument, **attributes), ())
 
 

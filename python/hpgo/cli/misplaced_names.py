@@ -1,6 +1,6 @@
 """Names of the wrong kind: a transformer instead of a profile, or a cluster instead of a model.
 
-The error says what the name is. The hint is a command that accepts it.
+The error states which kind the name is of. The hint is a command that accepts it.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class ProblemOptions(ProfileFileOptions):
         """Return these options as keyword arguments of `hpgo.plan` and `hpgo.evaluate`."""
         from hpgo.planning.problem import MemoryModel
 
-        # Single ratios override those of the preset, so that both options can be combined.
+        # Single ratios override the ratios of the preset, so that both options can be combined.
         kept = MemoryModel.preset(
             self.optimizer, shard_optimizer=self.shard_optimizer, reserved_bytes=self.reserve_memory
         )

@@ -32,7 +32,7 @@ class Listing(Command):
                 joined[-1] += f",{arg}"
             else:
                 joined.append(arg)
-        # Extra arguments are allowed here, so that the error below can say what was meant.
+        # Extra arguments are allowed here, so that the error below can name what was meant.
         ctx.allow_extra_args = True
         super().parse_args(ctx, joined)
         if ctx.args and not ctx.resilient_parsing:
@@ -203,7 +203,7 @@ def _of_visualization(section: Section) -> dict[str, Any]:
     """
     from hpgo.timing.config import checked
 
-    # Names of strategies differ from those of schedules, so they are translated.
+    # Names of strategies differ from names of schedules, so they are translated.
     given = section.text("strategy", "1f1b")
     if given not in _STRATEGIES:
         section.fail(f"unknown strategy `{shorten(given)}`", did_you_mean(given, _STRATEGIES))

@@ -31,7 +31,7 @@ _MIN_LINE_S = 0.1
 
 
 def width() -> int:
-    """Return the columns for prose on stdout: those of the terminal from 40 to `WIDEST`, or `WIDTH` in a pipe."""
+    """Return the columns for prose on stdout: the terminal's columns from 40 to `WIDEST`, or `WIDTH` in a pipe."""
     if not sys.stdout.isatty():
         return WIDTH
     return min(max(shutil.get_terminal_size().columns, _NARROWEST), WIDEST)

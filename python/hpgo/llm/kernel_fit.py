@@ -60,7 +60,7 @@ def fit_attention(times: Sequence[AttentionTime]) -> tuple[float, float, float]:
     """
     usual = [one for one in times if one.backend == "default"]
     best = max(one.flop_per_s for one in usual)
-    # The mean of seconds per operation: the share that a step reaches which spends as many operations on each length.
+    # The mean of seconds per operation: the share that a step reaches if it spends the same operations on each length.
     share = 1 / fmean(best / one.flop_per_s for one in usual)
     return best, share, median(one.backward_s / one.forward_s for one in usual)
 
@@ -76,7 +76,7 @@ def fit_elementwise(times: Sequence[ElementwiseTime]) -> float:
 def fit_collectives(times: Sequence[CollectiveTime], *, across: bool) -> tuple[float, float, float] | None:
     """Return a port's rate in ring collectives and in the all-to-all, and the overhead of a collective.
 
-    The rates are those of the largest messages. The overhead is the time of the smallest ones without the hops of the
+    The rates hold for the largest messages. The overhead is the time of the smallest ones without the hops of the
     ring; an all-reduce counts as two collectives, as in the cost model. None if nothing was measured.
     """
     held = [one for one in times if one.across == across]

@@ -173,7 +173,7 @@ class PageApp:
         if self.sending_bytes > _MAX_SENDING_BYTES:
             raise UnavailableError("too many responses are being sent", "try again soon")
         job = PlanJob(wanted, items, files)
-        # Parsing a large file takes longer than most requests, whatever is drawn of it.
+        # Parsing a large file takes longer than most requests, regardless of what is drawn of it.
         is_small = sum(len(file.body) for _, file in files) <= _SMALL_PLAN_BYTES
         if wanted.startswith("timeline"):
             plan = self._store.get(items_of["plan"]).size if (items_of := dict(items)).get("plan") else None
@@ -190,7 +190,7 @@ class PageApp:
             files = self._store.named(items)
         except HpgoError as error:
             return self._said(error)
-        # The name must be random: whoever knows it can stop the search.
+        # The name must be random: a client that knows it can stop the search.
         name = secrets.token_hex(8)
         # The time limit includes the work after the search, so the search gets only 80 % of it.
         job = PlanJob("search", items, files, time_limit_s=0.8 * self._large.limits.time_s)

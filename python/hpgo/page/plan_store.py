@@ -35,7 +35,7 @@ class Loaded:
 
 @dataclass
 class PlanStore:
-    """Plans by their names in addresses: those of the command line, and the last ones loaded into the page."""
+    """Plans by their names in addresses: the plans of the command line, and the last ones loaded into the page."""
 
     given: dict[str, Loaded] = field(default_factory=dict)
     loaded: Store[str, Loaded] = field(default_factory=lambda: Store(_LOADED_BYTES))

@@ -409,7 +409,7 @@ def check_chain_file(plan: ChainPlan, source: str) -> None:
 
 
 def chain_numbers_are_lengths(plan: ChainPlan) -> str:
-    """Times and sizes of a chain plan are not negative, and those of its stages finite."""
+    """Times and sizes of a chain plan are not negative, and times and sizes of its stages are finite."""
     named = [(name, getattr(plan, name)) for name in ("interval_s", "latency_s", "value", "lower_bound", "loading_s")]
     named += [(f"{name} of stage {at}", getattr(stage, name)) for at, stage in enumerate(plan.stages, 1)
               for name in ("compute_s", "interval_s", "memory_bytes")]  # fmt: skip

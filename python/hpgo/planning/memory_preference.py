@@ -63,7 +63,7 @@ def min_memory(question: PlanningProblem, best: Plan, within: float, time_limit_
         found, ended = question.session.min_memory(question, limit_s, peak_bytes(kept), left_s)
         kept = kept if found is None else plan_of(question, found)
         stopped = ended or stopped
-    # All facts about the search, and so the bound, stay those of the shortest step.
+    # All facts about the search, and so the bound, still refer to the shortest step.
     searched = (
         "lower_bound_s",
         "searched_cuts_bound_s",

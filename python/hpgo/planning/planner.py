@@ -51,7 +51,7 @@ def plan(
         max_stages: maximum number of stages.
         tolerance: return the plan with the smallest peak memory among those whose step is at most this share longer
             than the shortest one found: 0.005 is 0.5 %. `Plan.memory_preference` has the step and memory of the plan
-            with the shortest step. Bound and gap remain those of the shortest step. It takes a few more searches.
+            with the shortest step. Bound and gap still refer to the shortest step. It takes a few more searches.
         time_limit_s: return the best plan so far, with its gap, after this many seconds. Ctrl-C does the same.
         progress: called about ten times per second with the best step so far (infinite before the first plan) and
             the lower bound (0 if there is none, as under `auto`).
@@ -165,7 +165,7 @@ def evaluate(
         stages: layers and devices of each stage. Layers are ids, or a number of layers, which are the next ones in
             the order of the profile. For schedules with virtual stages, stages on the same devices name these again.
         global_batch_size: samples per training step.
-        options: those of `plan`. Without `micro_batch_size`, the best one is chosen.
+        options: the options of `plan`. Without `micro_batch_size`, the best one is chosen.
 
     Plans that do not fit in memory are evaluated, too: see `Plan.fits` and `Stage.headroom_bytes`. Under `eager_1f1b`,
     each stage runs ahead as far as memory allows, or less if that is faster in the simulation.
@@ -197,7 +197,7 @@ def exhaustive(
 ) -> Plan:
     """Return the best of all plans after simulating each of them, for at most 12 layers in a row on 8 devices.
 
-    The arguments are those of `plan`. Raises ArgumentError for larger problems, InfeasibleError if no plan fits.
+    The arguments are as in `plan`. Raises ArgumentError for larger problems, InfeasibleError if no plan fits.
 
     >>> import hpgo
     >>> profile = hpgo.Profile.chain("toy", batch_size=1, forward_s=[1.0, 2.0, 1.0], backward_s=[2.0, 4.0, 2.0],

@@ -488,7 +488,7 @@ class Plan(Record):
         return text
 
     def to_frame(self) -> Any:
-        """Return a data frame with one row per stage, which has its fields and those of its memory.
+        """Return a data frame with one row per stage, which has its fields and the fields of its memory.
 
         The frame is one of polars or pandas: the library that is imported already, or else the one that is installed.
         Raises HpgoError if neither is.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     """Groups of layers, by their index in the profile."""
 
 _MAX_SESSIONS = 4
-"""Number of sessions kept per problem: its own, and those of variants with other nodes. Not tuned."""
+"""Number of sessions kept per problem: its own, and the sessions of variants with other nodes. Not tuned."""
 
 
 @dataclass(slots=True)

@@ -259,7 +259,7 @@ def sections(plan: Plan) -> list[ReportTable]:
 def _shape_of(plan: Plan, index: int) -> tuple[float, ...]:
     """Return the figures of a stage that must be nearly equal for adjacent stages to share a row."""
     stage = plan.stages[index]
-    # With virtual stages, devices of the first group follow those of the last, so a range of devices would be wrong.
+    # With virtual stages, the first group's devices follow the last group's, so a range of devices would be wrong.
     group = index // len(plan.groups) if plan.chunks > 1 else 0
     return len(stage.layers), stage.replicas, stage.samples_per_replica, plan.micro_batch_size // stage.replicas, group
 
@@ -493,7 +493,7 @@ def _is_node_aligned(plan: Plan) -> bool:
 
 
 def whose(plan: Plan) -> str:
-    """Return which plans a bound is about: those of the schedule, and of the framework if there is one."""
+    """Return which plans a bound is about: the plans of the schedule, and of the framework if there is one."""
     words = f" for {_SCHEDULES.get(plan.schedule, plan.schedule)}"
     return words + (f" among plans that {plan.restriction.label} runs" if plan.restriction is not None else "")
 

@@ -23,7 +23,7 @@ _SCRIPTS = (
     "controls", "ask", "search", "sweep", "start",
 )  # fmt: skip
 _FILLS = ("F", "B", "sync", "waits", "weights", "gradients", "optimizer", "activations", "buffers")
-"""Styles of pictures that the page uses, besides those of stages."""
+"""Styles of pictures that the page uses, besides the styles of stages."""
 
 
 def alone(plan: Plan) -> bytes:

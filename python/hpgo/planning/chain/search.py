@@ -67,7 +67,7 @@ def partition_files(
 
     `interpolate` allows batch sizes that were not measured. `units` is the size of `MB` and `Mbps` in the files: 2²⁰
     ("pipeedge") or 10⁶ ("si"). `ignore_unknown_types` skips hosts whose type has no layer times. Other options are
-    those of `hpgo.partition`.
+    as in `hpgo.partition`.
 
     Raises ProfileError, ClusterError or ArgumentError for invalid input, and InfeasibleError, with the reason, if no
     partition meets the constraints.
@@ -119,7 +119,7 @@ def partition(
             pins=(): rules like `mb-0=1-12`: place these layers on this host, or on hosts of this type.
             exclude=(): rules like `mb-3` or `mb-3=1-4,9`: do not use this host or type, or not for these layers.
             max_replicas=1: maximum number of hosts of one type that share a stage.
-            bits=(): bits per value that links may use besides those of `dtype`.
+            bits=(): bits per value that links may use besides the bits of `dtype`.
             time_limit_s=10.0: time limit in seconds, after which the best plan so far is returned; None is no limit.
             progress=None: called about ten times per second with the best value so far (infinite before the first plan)
                 and the bound.

@@ -2,7 +2,7 @@
 
 The receiving rank measures the link's rate and requests a width. The width falls at once if the link is too slow for
 the current one. It rises only after a run of packets that would all have been in time with more bits. If a higher width
-fails too soon, the next attempt waits for twice as many packets. So a link whose rate can't be measured, since it
+fails too soon, the next attempt waits for twice the number of packets. So a link whose rate can't be measured, since it
 carries short bursts faster than streams, makes the width change ever less often.
 """
 

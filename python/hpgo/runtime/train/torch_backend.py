@@ -181,7 +181,7 @@ class _Raised(BaseException):
 
 
 class _Module(nn.Module):
-    """A stage as a module for torch, from the tensors of the cut before it to those of the next cut, or to the loss."""
+    """A stage as a module for torch, from the tensors of the cut before it to the next cut's, or to the loss."""
 
     def __init__(self, run: StageRun, before: Sequence[PassedTensor], behind: Sequence[PassedTensor]) -> None:
         super().__init__()
