@@ -56,8 +56,8 @@ VERBS = words(
     fill filter find finish fit flush follow forget format forward free gather generate give group grow guard handle
     have hold ignore import improve initialize install invert iterate join keep kill lay leave let limit list load
     locate lower make map mark measure merge move multiply name normalize open pack parse perform place plan post
-    predict prepare print process project queue raise read rebuild receive record reduce refine refuse register release remove
-    render repeat replace report reset reshape resolve respond restore resume return reverse round run save scale
+    predict prepare print process project queue raise read rebuild receive record reduce refine refuse register release
+    remove render repeat replace report reset reshape resolve respond restore resume return reverse round run save scale
     schedule search select send serve set settle show simulate skip sleep solve sort spend split start stop store
     stream sum summarize suppress swap take tell test time train transfer try turn undo update use validate verify
     wait warn write yield
@@ -279,8 +279,7 @@ def main() -> int:
     parser.add_argument("root", type=Path, nargs="?", default=Path(__file__).parent.parent, help="a checkout")
     parser.add_argument("--all", action="store_true", help="print all findings, also within limits")
     given = parser.parse_args()
-    measures = measure(given.root)
-    exceeded = False
+    measures, exceeded = measure(given.root), False
     for kind, limit in (MAX_PERCENT | MAX_PER_1000_WORDS).items():
         number = measures.number(kind)
         exceeded |= number > limit
