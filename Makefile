@@ -49,6 +49,7 @@ lint: build clippy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/typos
+	$(BIN)/python docs/prose.py
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest hpgo._core
 

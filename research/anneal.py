@@ -54,7 +54,7 @@ class Annealing:
         times = [by_id[layer].forward_s[0] + by_id[layer].backward_s[0] for layer in self.order]
         self.spent_s = list(accumulate(times))
         batch = question.options["global_batch_size"]
-        # More micro-batches than this take long to price, and are rarely better.
+        # More micro-batches than this take long to evaluate, and are rarely better.
         self.sizes = [
             size for size in range(profile.batch_sizes[0], batch + 1) if batch % size == 0 and batch // size <= 1024
         ]

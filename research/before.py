@@ -33,12 +33,12 @@ SIZES = {
     "128x8": (("dapple-a:128", "a100:128", "h100:128", "128"), (1_024,)),
     "2048x8": (("dapple-a:2048", "h100:2048", "2048"), (16_384,)),
 }
-"""Clusters, a number for so many machines behind slow links, and global batch sizes in batches of the profile."""
+"""Clusters, by number of machines behind slow links, and global batch sizes in batches of the profile."""
 CALLS, LONG_S = 3, 10
 
 
 def answer() -> None:
-    """Asks this version what is read, line by line, and says how long that took, the step, and its bound."""
+    """Asks this version what is read, line by line, and prints how long that took, the step, and its bound."""
     for line in sys.stdin:
         model, name, batch, limit_s, schedule = json.loads(line)
         profile = hpgo.read_profile(model)

@@ -23,7 +23,7 @@ TYPES = 6
 
 
 def uneven(machines: int, types: int) -> hpgo.Cluster:
-    """So many machines of so many types, the same for everybody."""
+    """Return a cluster of machines of `types` types, the same in each run."""
     chance = Random(machines)  # noqa: S311 -- machines, not secrets
     devices = [Device(f"t{at}", chance.uniform(4e9, 16e9), chance.uniform(0.3, 3.0)) for at in range(types)]
     made = tuple(Node(chance.choice(devices), chance.randint(1, 8)) for _ in range(machines))

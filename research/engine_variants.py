@@ -78,8 +78,8 @@ VARIANTS = (
 def program_of_variant(name: str, layers: Sequence[str], batch_size: int) -> Program:
     """The program of one of the four: `sequential`, `async`, `staggered` or `staggered-8`.
 
-    `layers` are those of VGG-19, an operation each; a batch has `batch_size` samples. Raises ArgumentError for other
-    layers, and for a batch that does not fall into the variant's micro-batches.
+    `layers` are the layers of VGG-19, an operation each; a batch has `batch_size` samples. Raises ArgumentError for
+    other layers, and for a batch that does not fall into the variant's micro-batches.
 
     >>> layers = [str(at) for at in range(44)]
     >>> eight = program_of_variant("staggered-8", layers, 64)
@@ -171,7 +171,7 @@ def train(
     runnable = Runnable.from_plan(what)
     made = runnable.program
     steps = check_int("steps", steps)
-    make = optimizer_of(optimizer)  # wrong ones are told before anything starts
+    make = optimizer_of(optimizer)  # reports invalid ones before anything starts
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trained.json"
 

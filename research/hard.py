@@ -63,7 +63,7 @@ def numbers_of(text: str) -> list[int]:
 
 
 def written(question: Question, plan: hpgo.Plan) -> Row:
-    """What it takes to price the plan again: layers by their place in the profile, and devices."""
+    """Return what is needed to evaluate the plan again: layers by their place in the profile, and devices."""
     place = {layer.id: index for index, layer in enumerate(question.profile.layers)}
     stages = [
         [ranges(sorted(place[layer] for layer in stage.layers)), ranges(sorted(stage.devices))] for stage in plan.stages
@@ -180,7 +180,7 @@ def line(found: Row) -> str:
 
 
 def anneal(names: list[str], seconds: float, file: Path | None) -> None:
-    """Anneals each question for so many seconds of processor time, and adds what it finds to `file`."""
+    """Anneals each question for some seconds of processor time, and adds what it finds to `file`."""
     have = read(file) if file else {}
     for name in names:
         if name in have:
@@ -321,7 +321,7 @@ def main() -> None:
     for command in ("run", "anneal"):
         sub = commands.add_parser(command)
         sub.add_argument("--seeds", default=f"{SEEDS[0]}-{SEEDS[-1]}", help="like 0-199, 3,7 or 0-199:4")
-        sub.add_argument("--names", nargs="*", help="instead of seeds: those of NAMED, all if none is given")
+        sub.add_argument("--names", nargs="*", help="instead of seeds: questions of NAMED, all if none is given")
         sub.add_argument("--json", type=Path, help="rows are added to this file")
         if command == "run":
             sub.add_argument("--limit-s", type=float, default=LIMIT_S, help="processor time of each search")

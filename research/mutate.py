@@ -129,7 +129,7 @@ def is_test(file: str) -> bool:
 
 
 def drawn(files: list[str], count: int, seed: int) -> list[Place]:
-    """Return places in these files in the order of their hashes: `count`, and twice as many that may stand in."""
+    """Return places in these files in the order of their hashes: `count`, and twice that number as substitutes."""
     keyed = []
     for file in files:
         text = (ROOT / file).read_text(encoding="utf-8")

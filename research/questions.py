@@ -99,7 +99,7 @@ def convolution(
     numbers = graph.batch_size * channels * side**2
     weights = width**2 * image.channels / groups * channels
     products = 2 * weights * graph.batch_size * side**2
-    # Groups leave little to each product: half the rate at 32 of them.
+    # Groups leave little to each matrix multiplication: half the rate at 32 of them.
     seconds = products / FLOPS * (1 + groups / 32) + 8 * numbers / BYTES_PER_S
     layer = graph.add("conv", [image.layer], seconds, 4 * numbers, 4 * weights)
     layer = graph.add("norm", [layer], 12 * numbers / BYTES_PER_S, 4 * numbers, 8 * channels)
@@ -288,7 +288,7 @@ def machines(dice: Random, shape: tuple[int, int], memory_bytes: float, kinds: i
 
 
 def question(seed: int) -> Question:
-    """The question of a seed; those of `SEEDS` are the ones that are measured."""
+    """Return the question of a seed. The benchmark measures the seeds in `SEEDS`."""
     dice = Random(seed)  # noqa: S311 -- questions, not secrets
     profile = model(seed, dice)
     shape = dice.choice(SHAPES)

@@ -55,7 +55,7 @@ USUAL = 256, 256
 class Block(nn.Module):
     """The half of a transformer's block without attention.
 
-    It begins with weights, so that the backward pass of the first goes as far as those of the others.
+    It begins with weights, so that the backward pass of the first goes as far as in the others.
     """
 
     def __init__(self, width: int) -> None:
@@ -393,7 +393,7 @@ def stream(
             times_s[who].append(time.perf_counter() - begin_s)
     flow = pipeline.flow()
     if rank == 1 and not all(torch.equal(*pair) for pair in zip(made["ours"], made["beside"], strict=True)):
-        sys.exit("outputs differ from those of the whole model")
+        sys.exit("outputs differ from the outputs of the whole model")
     if rank == 0:
         report(f"{STREAM} micro-batches through {name}", {who: those[1:] for who, those in times_s.items()}, STREAM)
         shares = "  ".join(f"p{share} {flow.latency_s(share) * 1e3:.1f} ms" for share in (50, 95, 99))

@@ -2,11 +2,11 @@
 
     python research/truth.py                     # a quarter of an hour on two cores with nothing else to do
     python research/truth.py --models mlp,gpt --rounds 1 --steps 3 --time-limit 1s   # a look
-    python research/truth.py --page docs/truth.md                          # the page anew, from what was measured
+    python research/truth.py --page docs/truth.md                          # the page again, from what was measured
 
 Models are small enough for two processes on two cores, and large enough for passes of some milliseconds. Each is
 profiled as it will run, alone or beside another process, its plans are priced with the links measured here, and run.
-All of it is done anew in each round, and the medians of the rounds count, since a machine is not always equally fast.
+All of it is repeated in each round, and the medians of the rounds count, since a machine is not always equally fast.
 What is measured is kept model by model in `--rows`: interrupted, the same command goes on with the next one.
 """
 
@@ -290,7 +290,7 @@ def write(page: Path, rows: list[dict[str, Any]], drawn: Path = PICTURE) -> None
 
 
 def models(text: str) -> list[str]:
-    """Names of `MODELS` that `text` lists, whatever their case.
+    """Return the names of `MODELS` that `text` lists, in any case.
 
     >>> models("bert,GPT")
     ['BERT', 'GPT']

@@ -2,7 +2,7 @@
 
     python research/turns.py                                # ten minutes on two cores with nothing else to do
     python research/turns.py --models mlp --seconds 20      # a look
-    python research/turns.py --page docs/truth.md           # the page anew, from what was measured
+    python research/turns.py --page docs/truth.md           # the page again, from what was measured
 
 `truth.py` types the commands that a user types, one after the other, and a machine that is now fast and now slow shows
 in what it finds. Here the same two processes do everything: one sweep of the layers, as `hpgo profile` runs them, one
@@ -165,7 +165,7 @@ def _priced(plan: hpgo.Plan, profile: hpgo.Profile, cluster: hpgo.Cluster) -> hp
 
 
 def _step_s(plan: hpgo.Plan, spans_ns: list[list[tuple[int, int]]]) -> dict[str, Any]:
-    """What a step should take, and what those of both ranks took."""
+    """Return what a step should take, and what the steps of both ranks took."""
     steps_s = [
         (max(end for _, end in both) - min(begin for begin, _ in both)) / 1e9 for both in zip(*spans_ns, strict=True)
     ][1:]

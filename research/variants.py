@@ -73,8 +73,9 @@ def command(options: VariantsOptions) -> None:
     """Train VGG-19 in the four ways of the Pipeline Execution Engine, one after the other.
 
     All split 64 images over four processes here: `sequential` as one micro-batch, `async` as 64 of one image,
-    `staggered` as 16 of four, in waves, and `staggered-8` likewise through eight stages, two a process. Without names
-    all four run. Losses are the same; the table says how long a step took, and by how much the weights have moved.
+    `staggered` as 16 of four, in waves, and `staggered-8` in the same waves through eight stages, two per process.
+    Without names all four run. Losses are the same. The table has how long a step took, and by how much the weights
+    have moved.
 
     With `--search`, layers and links are measured here, and the plan with the shortest step runs as well.
 
@@ -126,7 +127,7 @@ class _Race:
     def __init__(
         self, workload: str, options: dict[str, Any], *, time_limit_s: float, timeout_s: float, as_json: bool
     ) -> None:
-        """`options` are those of `train`."""
+        """`options` are as in `train`."""
         import torch
 
         from hpgo.runtime import Workload

@@ -129,6 +129,7 @@ impl<'a> Machine<'a> {
             messages.iter().enumerate().map(|(number, message)| (message.input, number)).collect();
         let mut link_of_ranks = FxHashMap::default();
         for message in &messages {
+            // Chunks on the same pair of ranks share one link, so their messages queue behind each other.
             let next = link_of_ranks.len();
             link_of_ranks.entry(message.ranks(schedule)).or_insert(next);
         }

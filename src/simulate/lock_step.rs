@@ -77,6 +77,7 @@ fn run_iteration(
             .filter_map(|(rank, order)| order.get(next[rank]).map(|&action| (rank, action)))
             .filter(|&(_, action)| is_ready(action))
             .collect();
+        // All ranks wait, and no message is in flight between steps, so nothing can change any more.
         if running.is_empty() {
             return Err(Error::schedule(
                 format!("the actions of `{}` wait for each other: no rank can take the next step", schedule.name),

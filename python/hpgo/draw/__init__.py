@@ -34,7 +34,7 @@ ENDINGS: dict[str, str] = {
 def save(timelines: Timeline | Sequence[Timeline], path: str | Path, **options: Unpack[Chosen]) -> Path:
     """Draw one timeline, or several on one time axis, into a file. Return its path.
 
-    The ending chooses the format (`hpgo.draw.ENDINGS`); the keywords are those of `hpgo.draw.options.DrawOptions`.
+    The ending chooses the format (`hpgo.draw.ENDINGS`); the keywords are the fields of `hpgo.draw.options.DrawOptions`.
 
     Raises ArgumentError for an unknown ending or option, and HpgoError if matplotlib is missing or the file can't be
     written.

@@ -112,7 +112,7 @@ class Words:
     """Style of the boxes behind the texts, which determines their color. Empty if there are none."""
     size_px: float | None = None
     mark: Mapping[str, str] = field(default_factory=dict)
-    """Attributes by which a web page finds the texts, like those of boxes."""
+    """Attributes by which a web page finds the texts, like the attributes of boxes."""
 
 
 Item = Boxes | Steps | Line | Words

@@ -76,7 +76,7 @@ def fit_elementwise(times: Sequence[ElementwiseTime]) -> float:
 def fit_collectives(times: Sequence[CollectiveTime], *, across: bool) -> tuple[float, float, float] | None:
     """Return a port's rate in ring collectives and in the all-to-all, and the overhead of a collective.
 
-    The rates are those of the largest messages. The overhead is the time of the smallest ones without the hops of the
+    The rates hold for the largest messages. The overhead is the time of the smallest ones without the hops of the
     ring; an all-reduce counts as two collectives, as in the cost model. None if nothing was measured.
     """
     held = [one for one in times if one.across == across]

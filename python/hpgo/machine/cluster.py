@@ -52,7 +52,7 @@ class Device:
     speed: float = 1.0
     """Compute speed relative to the device of the profile: times of layers are divided by it."""
     rates: Rates | None = dataclasses.field(default=None, compare=False, repr=False)
-    """Measured rates that the cost model uses in place of those of `RATES`. Cluster files don't hold them."""
+    """Measured rates that the cost model uses in place of `RATES`. Cluster files don't hold them."""
 
     def __post_init__(self) -> None:
         check_text("a device's name", self.name, ClusterError)

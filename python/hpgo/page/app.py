@@ -190,7 +190,7 @@ class PageApp:
             files = self._store.named(items)
         except HpgoError as error:
             return self._said(error)
-        # The name must be random: whoever knows it can stop the search.
+        # The name must be random: a client that knows it can stop the search.
         name = secrets.token_hex(8)
         # The time limit includes the work after the search, so the search gets only 80 % of it.
         job = PlanJob("search", items, files, time_limit_s=0.8 * self._large.limits.time_s)

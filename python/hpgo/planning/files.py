@@ -42,7 +42,7 @@ _RENAMED_IN_3 = {
 }  # fmt: skip
 """Keys of versions 1 and 2, at any depth but within profiles and clusters, and their names from version 3 on."""
 _STOP_REASONS_IN_3 = {"deadline": "time_limit", "effort": "work_limit"}
-"""Values of `stopped` in versions 1 and 2, and those of `stop_reason`."""
+"""Values of `stopped` in versions 1 and 2, and what they are called in `stop_reason`."""
 _COMPARED = ("alternatives", "schedules")
 _SHARED = (
     "profile", "cluster", "global_batch_size", "cluster_devices", "nodes", "loading_s", "assumptions", "made_with",

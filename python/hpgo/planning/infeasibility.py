@@ -35,7 +35,7 @@ def check_memory(
         question: the planning problem, whose own schedule is ignored.
         left_s: time limit in seconds, after which the check passes; None for no limit.
         name: the schedule; None if all are compared.
-        in_flight_as_1f1b: whether each stage holds at least as many micro-batches as under 1F1B.
+        in_flight_as_1f1b: whether each stage holds at least the micro-batches of 1F1B.
         chunks: whether a device may run several virtual stages.
     """
     # The native check knows only its own schedules. Under 1F1B, its conditions are necessary for all others, too.

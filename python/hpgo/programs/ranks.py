@@ -228,8 +228,8 @@ def rank_actions(stages: Sequence[RankStage], schedule: Schedule) -> tuple[RankA
     held = {stage.stage: stage for stage in stages}
     begin = schedule.rank_of_stage[stages[0].stage]
     rows = schedule.actions[schedule.rank_starts[begin] : schedule.rank_starts[begin + 1]].tolist()
-    # A backward pass mirrors its forward: it receives the gradients of what was sent, and sends those of what was
-    # received.
+    # A backward pass mirrors its forward: it receives the gradients of what was sent, and sends the gradients of
+    # what was received.
     backward = {number: (_reversed(stage.sends), _reversed(stage.receives)) for number, stage in held.items()}
     forward = {number: (stage.receives, stage.sends) for number, stage in held.items()}
     actions = []

@@ -151,7 +151,7 @@ def precisions_of(device: torch.device) -> list[str]:
 
 
 def warm_up(timer: KernelTimer) -> None:
-    """Compute until the GPU's clocks and temperature are those of a long computation."""
+    """Compute until the GPU's clocks and temperature are as in a long computation."""
     size = 8192 if timer.on_gpu else 256
     one = _random(timer, size, size)
     timer.seconds([lambda: one @ one])

@@ -90,9 +90,8 @@ def _passes(timeline: Timeline, kinds: str, counted: str) -> tuple[float | None,
 
 
 def _transfers(timeline: Timeline) -> tuple[float | None, ...]:
-    cut = (
-        timeline.transfer_stage.astype(np.int64) - timeline.transfer_kind
-    )  # the next stage sends the gradient of a cut
+    # The next stage sends the gradient of a cut, so subtract 1 to count it with the cut's activations.
+    cut = timeline.transfer_stage.astype(np.int64) - timeline.transfer_kind
     lasting_s = timeline.transfer_end_s - timeline.transfer_start_s
     return tuple(
         float(np.median(lasting_s[cut == stage])) if (cut == stage).any() else None for stage in range(timeline.stages)
@@ -110,6 +109,7 @@ def _syncs(timeline: Timeline) -> tuple[float | None, ...]:
 
 
 def _memory(timeline: Timeline) -> tuple[float | None, ...]:
+    # Ranks report peaks for all stages they hold together, so a stage gets the peak of its fullest rank.
     peaks = timeline.measures.peak_memory_bytes
     if peaks is None:
         return (None,) * timeline.stages

@@ -14,7 +14,7 @@ use crate::control::Control;
 /// Dual prices, with the cheapest continuation from every position.
 #[derive(Clone)]
 pub(super) struct Prices {
-    /// Price of using one host, by type.
+    /// Dual price of using one host, by type.
     pub(super) of_host: Vec<f64>,
     /// Cost of the cheapest continuation behind a host set: `[host_set][position]`. Infinite if there is none.
     on: Vec<Vec<f64>>,
@@ -114,7 +114,7 @@ fn next_crew(
 
 /// Result of a search for dual prices.
 pub(super) enum DualSolution {
-    /// The best prices found. No plan has a value below their bound.
+    /// The best dual prices found. No plan has a value below their bound.
     Prices(Prices),
     /// A cheapest path that keeps the host counts. Its value is the bound, so no plan is better.
     Plan(Vec<Step>, Prices),
@@ -180,7 +180,7 @@ fn by_slopes(
             .zip(&prices.of_host)
             .map(|((&uses, &hosts), &price)| {
                 let slope = uses as f64 / hosts - 1.0;
-                // Prices must not become negative, so a direction that would lower a price of 0 is cut off.
+                // Dual prices must not become negative, so a direction that would lower a price of 0 is cut off.
                 if price == 0.0 { slope.max(0.0) } else { slope }
             })
             .collect();
@@ -315,7 +315,7 @@ pub(super) fn by_speed(feasible_edges: &FeasibleEdges<'_>) -> Vec<f64> {
     let types = &costs.chain.types;
     let speed: Vec<f64> = types.iter().map(|host| 1.0 / host.time_s.iter().sum::<f64>().max(1e-300)).collect();
     let total: f64 = types.iter().zip(&speed).map(|(host, speed)| host.hosts as f64 * speed).sum();
-    // Without usable speeds, start with equal prices.
+    // Without usable speeds, start with equal dual prices.
     if total > 0.0 && total.is_finite() {
         speed.iter().map(|speed| speed / total).collect()
     } else {

@@ -1,4 +1,4 @@
-"""Planning problem behind the page of a plan, and the plan that an address makes of it."""
+"""Planning problem behind the page of a plan, and the plan that an address derives from it."""
 
 from __future__ import annotations
 

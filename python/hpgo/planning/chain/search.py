@@ -67,7 +67,7 @@ def partition_files(
 
     `interpolate` allows batch sizes that were not measured. `units` is the size of `MB` and `Mbps` in the files: 2²⁰
     ("pipeedge") or 10⁶ ("si"). `ignore_unknown_types` skips hosts whose type has no layer times. Other options are
-    those of `hpgo.partition`.
+    as in `hpgo.partition`.
 
     Raises ProfileError, ClusterError or ArgumentError for invalid input, and InfeasibleError, with the reason, if no
     partition meets the constraints.
