@@ -223,7 +223,7 @@ def linked(chance: Random, machines: list[dict[str, Any]]) -> hpgo.Cluster:
             "latency": chance.choice([0.0, between(chance, 1e-4, 1.0)]),
         }
 
-    document = {"hpgo_cluster": 1, "name": "random", "machines": machines, "intra": link(), "inter": link()}
+    document = {"hpgo_cluster": 1, "name": "random", "nodes": machines, "intra": link(), "inter": link()}
     return hpgo.Cluster.from_document(document, file="random")
 
 

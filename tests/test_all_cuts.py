@@ -136,7 +136,7 @@ def test_a_search_of_some_cuts_says_only_that_no_plan_was_found() -> None:
     profile = hpgo.Profile("wide", (1,), layers, tuple(edges))
     machines = [{"devices": 1, "memory": memory, "type": f"type{memory:g}"} for memory in (4 * 8.5e9, 4 * 15.9e9)]
     link = {"bandwidth": 1e10, "latency": 0.0}
-    document = {"hpgo_cluster": 1, "name": "two", "machines": machines, "intra": link, "inter": link}
+    document = {"hpgo_cluster": 1, "name": "two", "nodes": machines, "intra": link, "inter": link}
     cluster = hpgo.Cluster.from_document(document, file="two")
     with pytest.raises(hpgo.errors.InfeasibleError) as caught:
         hpgo.plan(profile, cluster, **OPTIONS)

@@ -484,7 +484,7 @@ FALSE_RECORDS = {
     "step_covers_work": lambda record: record.update(step_s=record["step_s"] / 3),
     "stage_times_are_their_layers": stage_of(forward_s=0.5),
     "devices_hold_their_weights": stage_of(weights_bytes=0.5),
-    "shares_make_the_micro_batch": stage_of(samples_per_replica=2),
+    "shares_make_the_micro_batch": stage_of(share=2),
     "numbers_are_lengths": stage_of(exposed_grad_reduce_s=-1, transfer_s=-1),
     "stages_hold_the_model": lambda record: record["stages"][0]["layers"].reverse(),
 }

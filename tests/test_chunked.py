@@ -354,7 +354,7 @@ def test_plans_survive_files_and_are_priced_anew_to_the_last_digit(name: str) ->
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"chunks": 3}, "`chunks`, 3, on each"),
+        ({"chunks": 3}, "`chunks` is 3"),
         ({"chunks": 0}, "`chunks`"),
         ({"actions": ["0F0"]}, "it must have one for each of"),
     ],

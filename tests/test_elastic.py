@@ -165,7 +165,7 @@ def test_it_is_told_when_no_restart_is_left(started: str, is_told: bool, runs: R
     runs.start("plan.json", *RUN[1:], **place)
     ended = runs.finish()
     assert (ended.code, ended.left) == (1, [])
-    assert ended.errors == ["error: the plan is for 4 ranks, and 1 were started"]
+    assert ended.errors == ["error: the plan is for 4 ranks, but 1 were started"]
     note = f"note: `--max-restarts 2` is reached on {socket.gethostname()}: torchrun restarts no rank there"
     assert (ended.err.splitlines()[-1] == note) is is_told
 

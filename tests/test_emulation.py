@@ -189,7 +189,8 @@ def test_the_command_emulates_and_compares_with_what_was_predicted(tmp_path: Pat
     assert lines[3].split() == ["predicted", "measured", "difference"]
     rows = {line.split("  ")[0]: line.split() for line in lines[4:]}
     assert list(rows) == [
-        "step", "stage 0 forward", "stage 0 backward", "stage 0 to 1", "stage 1 forward", "stage 1 backward", "bubble"
+        "step time", "stage 0 forward", "stage 0 backward", "stage 0 to 1", "stage 1 forward", "stage 1 backward",
+        "bubble",
     ]  # fmt: skip
     assert rows["stage 0 to 1"][4:6] == ["10", "ms"]
     assert measured.makespan_s >= predicted.makespan_s - EPSILON_S

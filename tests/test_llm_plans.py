@@ -116,7 +116,7 @@ def altered(plan: hpgo.LlmPlan, *path: str, to: object = None, drop: bool = Fals
         (("estimate", "stages", "0", "layers"), [[0, 2**31]], "must hold each of 80 layers exactly once"),
         (("transformer", "heads"), 65, "65 heads"),
         (("transformer", "depth"), 8, "transformer: `depth` is unknown"),
-        (("cluster", "machines"), [], "cluster"),
+        (("cluster", "nodes"), [], "cluster"),
         (("framework",), "megatorn", "did you mean `megatron`"),
         (("framework",), "vllm", "LLM plans are not supported for vLLM"),
     ],

@@ -285,7 +285,7 @@ def test_what_cannot_be_measured_is_an_error_before_any_work(run: Callable[..., 
     for words, says in (
         (["--time-limit", "600s"], "--time-limit is 600 s, but it must be at most 300 s"),
         (["-o", "absent/node.yaml"], "folder not found: `absent`"),
-        (["-o", "node.json"], "end it in .yaml or .yml"),
+        (["-o", "node.json"], "ends in .yaml or .yml"),
     ):
         done = run("llm", "calibrate", "--node", "--device", "cpu", *words, code=1)
         assert says in done.stderr

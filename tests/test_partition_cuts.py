@@ -149,7 +149,7 @@ def test_a_plan_is_the_best_of_all_orders_of_the_layers(question, objective, lim
 @pytest.fixture
 def _one_order(monkeypatch):
     """Searches one order of the layers of every model that has more than one."""
-    monkeypatch.setattr(profiles, "_MOST_CUTS", 2)
+    monkeypatch.setattr(profiles, "_MAX_CUTS", 2)
 
 
 @pytest.mark.usefixtures("_one_order")

@@ -567,7 +567,7 @@ def test_a_profile_and_a_cluster_are_loaded_as_files(tab, served, tmp_path) -> N
     tab.get_by_role("button", name="Find the best plan").click()
     tab.locator("#step svg").wait_for()
     assert tab.locator(".layer").count() == 2
-    assert tab.locator("#headline").inner_text().startswith("tiny on two: ")
+    assert tab.locator("#headline").inner_text().startswith("tiny on two ")
     broken = tmp_path / "broken.yaml"
     broken.write_text("nothing: here\n")
     tab.locator("#file").set_input_files(broken)

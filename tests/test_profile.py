@@ -410,7 +410,7 @@ def test_profile_then_plan_then_run_needs_no_number(tmp_path: Path, run: Callabl
         (["mlp", "-o", "profile.csv"], 1, "unknown output format: `profile.csv`"),
         (["mlp", "-o", "nowhere/profile.yaml"], 1, "folder not found: `nowhere`"),
         (["mlp", "--batch-size", "1,2", "-o", "profile.txt"], 1, "can hold one batch size only"),
-        (["mlp", "--batch-size", "0"], 2, "no whole number"),
+        (["mlp", "--batch-size", "0"], 2, "is not an integer"),
         (["mlp", "--by", "op"], 1, "can't be by op"),
         (["mlp:layers=1", "--ranks", "0"], 2, "--ranks"),
     ],

@@ -337,7 +337,7 @@ def test_one_command_makes_files_that_both_schedulers_answer_from(tmp_path: Path
     new = ["--device-memory", "512MB", "--device-bandwidth", "100Mbit/s"]
     run("profile", VIT, *words, "--device-type", "mb", "--batch-size", "1,8", *new)
     before = {name: (tmp_path / name).read_text() for name in ("models.yml", "device_types.yml")}
-    assert "no type `rcc`" in run("profile", VIT, *words, "--device-type", "rcc", code=1).stderr
+    assert "type `rcc` is new" in run("profile", VIT, *words, "--device-type", "rcc", code=1).stderr
     run("profile", VIT, *words, "--device-type", "rcc", "--batch-size", "8", *new)
     assert (tmp_path / "models.yml").read_text() == before["models.yml"]
     types = (tmp_path / "device_types.yml").read_text()

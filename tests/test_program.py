@@ -275,7 +275,7 @@ PAIR = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
         ({"schedule": "1f1b"}, "the schedule is `1f1b`"),
         ({"global_batch_size": 5}, "2 micro-batches of 2 are 4 samples, but global_batch_size is 5"),
         ({"micro_batch_size": 0}, "micro_batch_size is 0"),
-        ({"machines": (1,)}, "stage 1 is on device 1, but the nodes have 1 devices"),
+        ({"nodes": (1,)}, "stage 1 is on device 1, but the nodes have 1 devices"),
         ({"boundary_tensors": [[BoundaryTensor("b")]]}, "stage 0 can't send the output of `b`"),
     ],
 )

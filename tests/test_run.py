@@ -172,9 +172,9 @@ def test_a_measured_timeline_stands_beside_the_predicted_one(folder: Path, runs:
         "step time", "stage 0 forward", "stage 0 backward", "stage 0 to 1", "stage 0 gradient reduction",
         "stage 0 memory", "stage 1 forward", "stage 1 backward", "stage 1 memory", "bubble", "peak memory",
     ]  # fmt: skip
-    step = next(line.split() for line in out.splitlines() if line.startswith("step  "))
-    assert (" ".join(step[1:3])) == format_seconds(predicted.makespan_s)
-    assert (" ".join(step[3:5])) == format_seconds(measured.makespan_s)
+    step = next(line.split() for line in out.splitlines() if line.startswith("step time"))
+    assert (" ".join(step[2:4])) == format_seconds(predicted.makespan_s)
+    assert (" ".join(step[4:6])) == format_seconds(measured.makespan_s)
     picture = hpgo.draw.save([predicted, measured], folder / "both.svg", labels=["predicted", "measured"]).read_text()
     assert "predicted" in picture
     assert "measured" in picture
@@ -401,7 +401,7 @@ def test_what_a_resumed_run_lacks_is_told(runs: Runs) -> None:
         ((*saves, "--steps", "3"), 0, "told has step 3, and `--steps` is 3: the run is complete"),
         ((*saves, "--steps", "2"), 0, "told has step 3, and `--steps` is 2: the run is complete"),
         ((*saves, "--steps", "3", "--json"), 0, '"steps_before": 3'),
-        (("--checkpoint", "told", "--steps", "5"), 1, "error: `told` holds step 3 of another run, and this one has"),
+        (("--checkpoint", "told", "--steps", "5"), 1, "error: `told` holds step 3 of another run, but this run has"),
     ):
         code_there, out, err = ended(runs, "one.json", *WORKLOAD, *words)
         assert code_there == code, err

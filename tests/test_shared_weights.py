@@ -35,7 +35,7 @@ def tied(profile: hpgo.Profile, *ties: tuple[tuple[str, ...], float]) -> hpgo.Pr
 def machines(*counts: int, gbit_s: float = 8.0, memory: str = "64 GB") -> hpgo.Cluster:
     rows = [{"devices": count, "memory": memory} for count in counts]
     link = {"bandwidth": gbit_s / 8 * 1e9, "latency": 1e-3}
-    document = {"hpgo_cluster": 1, "name": "few", "machines": rows, "intra": link, "inter": link}
+    document = {"hpgo_cluster": 1, "name": "few", "nodes": rows, "intra": link, "inter": link}
     return hpgo.Cluster.from_document(document, file="few")
 
 

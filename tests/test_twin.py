@@ -65,7 +65,7 @@ def priced(seed: int) -> tuple[list[tuple[object, float, float]], hpgo.Plan | No
         ("step_s", plan.step_s, twin_steps.step_s(assumed.micro_batches, ours, in_flight)),
     ]
     for number, (stage, mine) in enumerate(zip(plan.stages, ours, strict=True)):
-        terms.append(((number, "share"), stage.samples_per_replica, mine.samples_per_replica))
+        terms.append(((number, "share"), stage.samples_per_replica, mine.share))
         terms += (((number, name), getattr(stage, name), getattr(mine, name)) for name in TIMES)
         terms += (((number, name), getattr(stage.memory, name), getattr(mine, name)) for name in MEMORY)
         activations = mine.activations_bytes(stage.max_in_flight)

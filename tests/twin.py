@@ -109,7 +109,7 @@ class Machines:
     """Who is where: devices are numbered machine by machine."""
 
     def __init__(self, cluster: Record) -> None:
-        numbered = [(number, row) for number, row in enumerate(cluster["machines"]) for _ in range(row["count"])]
+        numbered = [(number, row) for number, row in enumerate(cluster["nodes"]) for _ in range(row["count"])]
         self.home = [number for number, _ in numbered]
         self.speed = [row["device"]["speed"] for _, row in numbered]
         self.memory_bytes = [row["device"]["memory_bytes"] for _, row in numbered]

@@ -13,7 +13,7 @@ from hpgo.base.documents import write_text
 from hpgo.base.files import as_path
 from hpgo.base.messages import did_you_mean
 from hpgo.errors import ArgumentError
-from hpgo.launch.job import LaunchJob, Node, check_job
+from hpgo.launch.job import JobNode, LaunchJob, check_job
 from hpgo.launch.kubernetes import kubeflow, pytorchjob
 from hpgo.launch.ray import ray
 from hpgo.launch.shell import local, ssh_hosts, torchrun
@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "TARGETS", "LaunchJob", "Node", "kubeflow", "local", "pytorchjob", "ray", "save", "slurm", "ssh_hosts", "text",
+    "TARGETS",
+    "JobNode",
+    "LaunchJob",
+    "kubeflow",
+    "local",
+    "pytorchjob",
+    "ray",
+    "save",
+    "slurm",
+    "ssh_hosts",
+    "text",
     "torchrun",
 ]  # fmt: skip
 

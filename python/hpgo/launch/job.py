@@ -23,7 +23,7 @@ _HOST = re.compile(r"([A-Za-z0-9_][\w.-]*@)?[A-Za-z0-9_][\w.:-]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Node(Record):
+class JobNode(Record):
     """A node of the job."""
 
     ranks: int
@@ -47,7 +47,7 @@ class LaunchJob(Record):
     """Name for queues: lower-case letters, digits and hyphens."""
     title: str
     """Description of the plan and its cluster."""
-    nodes: tuple[Node, ...]
+    nodes: tuple[JobNode, ...]
     """Nodes, in the order in which their devices are numbered."""
     idle: tuple[int, ...]
     """Ranks without stages in the plan."""
@@ -114,7 +114,7 @@ class LaunchJob(Record):
         return cls(
             name=_queue_name(plan.profile if name is None else check_text("a job's name", name)),
             title=f"{plan.profile} on {plan.cluster}",
-            nodes=tuple(Node(machine.count * gpus, machine.device.name, machine.name) for machine in found.nodes),
+            nodes=tuple(JobNode(machine.count * gpus, machine.device.name, machine.name) for machine in found.nodes),
             idle=tuple(rank for rank in range(found.devices * gpus) if rank // gpus not in used),
             command=command,
             gpus_per_device=gpus,
@@ -135,7 +135,7 @@ class LaunchJob(Record):
         """Whether all nodes have the same number of devices of the same type."""
         return len({(node.ranks, node.kind) for node in self.nodes}) == 1
 
-    def need_equal(self, target: str) -> Node:
+    def need_equal(self, target: str) -> JobNode:
         """Return the node that represents all.
 
         Raise ArgumentError if they differ, because `target` can't distinguish them.

@@ -15,7 +15,7 @@ from hpgo.launch.job import check_job, master_port
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hpgo.launch.job import LaunchJob, Node
+    from hpgo.launch.job import JobNode, LaunchJob
 
 # Options that place ranks. The plan decides that, so users may not set them.
 _PLACED = {"nodes", "ntasks", "ntasks-per-node", "gres", "gpus", "gpus-per-node", "gpus-per-task", "distribution",
@@ -90,7 +90,7 @@ def slurm(job: LaunchJob, *, port: int | None = None, resource: str | None = "gp
     )
 
 
-def _devices(node: Node, resource: str, *, typed: bool) -> str:
+def _devices(node: JobNode, resource: str, *, typed: bool) -> str:
     if not isinstance(resource, str) or not _NAME.fullmatch(resource):
         raise ArgumentError(
             f"{safe_repr(resource)} is no resource of SLURM", "give a name like `gpu`; `sinfo -o %G` lists them"

@@ -58,10 +58,10 @@ class CalibrateOptions(Options):
     as_json: bool = AS_JSON
 
 
-_SECTIONS = {"Measurement of a node": "node ranks device time_limit timeout", "Output": "output as_json"}
+_SECTIONS = {"Measurement of a node": "node", "Output": "output as_json"}
 
 
-@takes(CalibrateOptions, sections=_SECTIONS)
+@takes(CalibrateOptions, sections=_SECTIONS, brief="ranks device time_limit timeout")
 def command(options: CalibrateOptions) -> None:
     """Fit the cost model to training steps that you measured on your cluster, or to the kernels of one node.
 

@@ -114,8 +114,6 @@ class EstimateOptions(TrainingOptions):
 def command(options: EstimateOptions) -> None:
     """Estimate the step time and memory of one configuration.
 
-    The data-parallel degree follows from the other degrees and the GPUs.
-
     \b
     Examples:
       hpgo llm estimate llama-3-8b -c h100:1 -b 32 --seq-length 8192 --tp 2
