@@ -68,11 +68,9 @@ def command(options: CalibrateOptions) -> None:
     STEPS is a YAML, JSON or CSV file. Each entry names a model, a cluster, a configuration and the measured seconds of
     a step. The report compares each step with its estimate.
 
-    The platform file holds the constants that these steps have in common: one GPU type, software stack and network.
-    Pass it as --platform to `hpgo llm plan`, `hpgo llm estimate` and `hpgo llm explain`.
+    The platform file holds what these steps have in common. Pass it as --platform to other `hpgo llm` commands.
 
-    With --node, the node measures GEMMs, attention, elementwise kernels, kernel launches, and collectives among its
-    GPUs. Under torchrun, it also measures collectives between the nodes. --platform takes the device record, too.
+    With --node, the node measures GEMMs, attention, memory, launches and collectives. --platform takes that record, too.
 
     \b
     A file of two steps:
