@@ -28,7 +28,7 @@ class CalibrateOptions(Options):
     """The measured steps or the node, and where the file goes."""
 
     steps: str | None = argument(type=FILE, metavar="[STEPS]", required=False)
-    node: bool = option("--node", is_flag=True, help="Measure kernels and collectives of this node instead of steps.")
+    node: bool = option("--node", is_flag=True, help="Measure this node.")
     ranks: int | None = option(
         "--ranks",
         type=click.IntRange(1),
@@ -68,9 +68,9 @@ def command(options: CalibrateOptions) -> None:
     STEPS is a YAML, JSON or CSV file. Each entry names a model, a cluster, a configuration and the measured seconds of
     a step. The report compares each step with its estimate.
 
-    The platform file holds what these steps have in common. Pass it as --platform to other `hpgo llm` commands.
+    With --node, the node measures its GEMMs, attention, memory, launches and collectives instead.
 
-    With --node, the node measures GEMMs, attention, memory, launches and collectives. --platform takes that record, too.
+    Pass the file that is written as --platform to the other commands of `hpgo llm`.
 
     \b
     A file of two steps:
