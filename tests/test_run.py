@@ -312,7 +312,7 @@ def test_ranks_end_with_the_command_that_started_them(folder: Path) -> None:
         (["one.json", "--optimizer", "sgd:speed=1"], "unexpected keyword argument 'speed'"),
         (["none.json"], "file not found"),
         (["three-one.json", "--backend", "torch"], "stage 1 has 1 replica but stage 0 has 3"),
-        (["one.json", "--timeline", "absent/run.npz"], "there is no folder `absent`"),
+        (["one.json", "--timeline", "absent/run.npz"], "folder not found: `absent`"),
         (["one.json", "--timeline", "run.png"], "unknown output format: `run.png`"),
         (["chain.json"], "is an inference plan"),
     ],
