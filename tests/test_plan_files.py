@@ -332,7 +332,10 @@ def test_a_file_of_version_2_is_read_by_its_older_names() -> None:
     ask = {"global_batch_size": 64, "framework": "megatron", "tolerance": 0.15}
     new = hpgo.plan(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), **ask)
     assert old.memory_preference == new.memory_preference
-    assert old.restriction == new.restriction
+    # The description of the search space is text of its time. The file keeps it, and all numbers are those of today.
+    assert old.restriction is not None
+    assert old.restriction.space.endswith("with equal shares")
+    assert new.restriction == replace(old.restriction, space=new.restriction.space)
     assert old.stages == new.stages
     assert old.alternatives[0].plan is not None
     assert json.loads(old.to_json())["version"] == 3

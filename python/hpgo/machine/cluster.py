@@ -122,7 +122,10 @@ class Cluster(Record):
             check_text(f"a cluster's {field}", getattr(self, field), ClusterError)
         check_fields(self, ClusterError)
         if not self.nodes:
-            raise ClusterError(f"cluster `{self.name}` has no machines", "give it at least one")
+            raise ClusterError(
+                f"cluster `{self.name}` has no nodes, but it must have at least one",
+                "list them: `nodes: [{devices: 8, memory: 80 GB}]`",
+            )
         _count("the number of devices of a cluster", self.devices)
 
     @property
