@@ -78,7 +78,10 @@ EXPERTS = "bridge-moe"
 """Platform of models with experts. The constants of experts are fitted to it, after all other constants."""
 _CLUSTERS = {"a100-80": "a100", "h100-96-500w": "h100-96", "v100-32": "v100"}
 _PRECISIONS = {"fp8?": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
-_RECOMPUTE: dict[str | None, Any] = {"none": "none", "full": "full", "selective": "selective", None: "none"}
+_RECOMPUTE: dict[str | None, Any] = {
+    "none": "none", "full": "full", "selective": "selective", "core_attn": "selective", "selective-op": "selective_op",
+    None: "none",
+}  # fmt: skip
 _WINDOWS = {"gpt-oss-120b": {"window": 128, "window_layers": tuple(range(0, 36, 2))}}
 """Sliding windows of models that are no presets. Source: OpenAI's model card (arXiv 2508.10925)."""
 _NO_OVERLAP = ("Megatron-LM", "Megatron-DeepSpeed", "DeepSpeed")

@@ -199,6 +199,8 @@ class PipelineStages:
         config = self.context.config
         if config.recompute != "full":
             return 0
+        if config.recompute_every is not None:
+            return len(self.held(stage)) // config.recompute_every
         if config.recompute_num_layers is None:
             return len(self.held(stage))
         return min(self.counts[stage], config.recompute_num_layers)
