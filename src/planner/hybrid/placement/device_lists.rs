@@ -46,7 +46,8 @@ pub(super) fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
     let mut known: FxHashSet<Vec<(usize, u32)>> = FxHashSet::default();
     let mut listings = Vec::new();
     for order in orders {
-        // Two lists are equivalent if renumbering equal nodes in order of appearance makes them equal.
+        // Nodes of one class are interchangeable, so equivalent lists give plans of equal cost, and one of them
+        // suffices. Numbering the nodes of each class in order of appearance makes such lists equal.
         let all = order.len();
         for blocks in chops(all) {
             let listing = listed(cluster, &order, &blocks);
