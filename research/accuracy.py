@@ -29,6 +29,7 @@ from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.estimate import LlmEstimate, StageEstimate, estimate_config, estimate_llm, stages_of
 from hpgo.llm.layer_context import VALUE
 from hpgo.llm.parallelism import ParallelismConfig
+from hpgo.llm.stack import Stack, stack_of
 from hpgo.llm.step_time import PipelineStages
 from hpgo.llm.validated_features import family, features_of
 from hpgo.machine.cluster import Cluster
@@ -86,6 +87,8 @@ _WINDOWS = {"gpt-oss-120b": {"window": 128, "window_layers": tuple(range(0, 36, 
 """Sliding windows of models that are no presets. Source: OpenAI's model card (arXiv 2508.10925)."""
 _NO_OVERLAP = ("Megatron-LM", "Megatron-DeepSpeed", "DeepSpeed")
 _OF_SETS = {"internevo-mem": "InternEvo"}
+_IMPLYING = {"Megatron-Bridge": "megatron-bridge", "torchtitan": "torchtitan", "DeepSpeed ZeRO-3": "deepspeed"}
+"""Framework that implies the stack of a measurement, by the start of its name in the data. Others ran the default."""
 _UNFUSED = ("llm-foundry",)
 _UNFUSED_LOSS = ("Megatron-LM", "Megatron-DeepSpeed", "DeepSpeed", "torchtitan")
 """Frameworks without a fused loss in the measured releases. llm-foundry and InternEvo use flash-attention's loss,
@@ -170,7 +173,9 @@ class Point:
     blocks: bool
     """Whether the CPU waited for each kernel, with CUDA_LAUNCH_BLOCKING=1."""
     edition: str
-    """Release and number format of the measurement. Estimates do not distinguish releases."""
+    """Release and number format of the measurement. Estimates distinguish releases by their stack only."""
+    stack: Stack
+    """Software stack that the framework implies on the device."""
 
     @property
     def recipe(self) -> str:
@@ -200,6 +205,7 @@ class Point:
 
     def under(self, constants: Constants) -> Constants:
         """Return the constants under the conditions of the measurement."""
+        constants = self.stack.constants(constants)
         return replace(constants, launch_overlap_fraction=0.0) if self.blocks else constants
 
     def estimate(self, constants: Constants) -> LlmEstimate:
@@ -279,13 +285,21 @@ def _point(row: dict[str, Any]) -> Point:
     return Point(
         row["id"], row["set"], model, cluster.first(row["gpus"]), config, held["seq"], row["gbs"],
         row["step_s"] or row["derived_step_s"], row["mem_gb"] and row["mem_gb"] * 1e9, row["mem_kind"] or "",
-        row["status"].startswith(("OOM", "over")), row["set"] in _BLOCKING, _edition(row),
+        row["status"].startswith(("OOM", "over")), row["set"] in _BLOCKING, _edition(row), _stack(row, cluster),
     )  # fmt: skip
 
 
 def _edition(row: dict[str, Any]) -> str:
     release = _RELEASE.search(row["ref"])
     return f"{release[1] if release else ''} {row['precision']}"
+
+
+def _stack(row: dict[str, Any], cluster: Cluster) -> Stack:
+    framework = _framework(row)
+    if framework == "torchtitan" and "async" in row["id"]:
+        return Stack.named("torchtitan-async-tp")
+    name = next((name for start, name in _IMPLYING.items() if framework.startswith(start)), None)
+    return stack_of(None, cluster, name)
 
 
 def _framework(row: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ A stack is a file of `hpgo/llm/stacks/`, or a file of the user. It changes only 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -64,13 +64,14 @@ class Stack(Record):
     """Time of layers with experts, as a factor."""
     all_to_all: float = 1.0
     """Time of the exposed all-to-all of experts, as a factor."""
-    seen: Mapping[str, int] = field(default_factory=dict)
+    seen: tuple[tuple[str, int], ...] = ()
     """Number of published steps with this stack, by chip. On other devices its factors are an extrapolation."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         for name in FACTORS:
-            number(f"{name} of stack `{self.name}`", getattr(self, name), above=0)
+            if getattr(self, name) != inf:
+                number(f"{name} of stack `{self.name}`", getattr(self, name), above=0)
 
     @classmethod
     def named(cls, name: str) -> Stack:
@@ -97,11 +98,13 @@ class Stack(Record):
             given: dict[str, Any] = {"name": top.text("name"), "title": top.text("title")}
             given |= {name: top.number(name) for name in FACTORS if name in top}
             if "implied_by" in top:
-                rule = Section(top.get("implied_by"), f"{file}, implied_by", ArgumentError, keys="frameworks devices")
-                given |= {key: tuple(rule.get(key)) for key in ("frameworks", "devices") if key in rule}
+                rule = top.within("implied_by")
+                given |= {key: tuple(rule.items(key)) for key in ("frameworks", "devices") if key in rule}
                 rule.done()
             if "seen" in top:
-                given["seen"] = dict(top.get("seen"))
+                seen = top.within("seen")
+                given["seen"] = tuple((chip, seen.whole(chip)) for chip in seen)
+                seen.done()
             top.done()
             return cls(**given)
 
@@ -116,7 +119,7 @@ class Stack(Record):
 
     def is_seen_on(self, cluster: Cluster) -> bool:
         """Return whether published steps with this stack ran on the cluster's chip."""
-        return bool(self.seen.get(family(cluster.nodes[0].device.name)))
+        return bool(dict(self.seen).get(family(cluster.nodes[0].device.name)))
 
 
 @cache
