@@ -176,9 +176,11 @@ class LayerContext:
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes per value of gradient reduction: 2 in fp16, with `grad_reduce_in_bf16`, and with ZeRO stage 3 unless
-        DTensor shards the replicas; otherwise 4."""
-        # torchtitan reduces in fp32 (`mixed_precision_reduce`). DeepSpeed and llm-foundry reduce in the training format.
+        """Bytes per value of gradient reduction: 4, or 2 where gradients are in 16 bits.
+
+        They are in fp16, with `grad_reduce_in_bf16`, and with ZeRO stage 3 unless DTensor shards the replicas.
+        """
+        # torchtitan reduces in fp32 (`mixed_precision_reduce`), DeepSpeed and llm-foundry in the training format.
         narrow = self.config.zero_stage == MOST_ZERO and not self.config.dtensor
         return 2 if self.reduces_in_16_bits or narrow else 4
 

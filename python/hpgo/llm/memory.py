@@ -217,8 +217,8 @@ def saved_activation_bytes(context: LayerContext, *, recomputed: bool, cast: boo
     if config.recompute == "selective_op" and cast:
         # Saved are the layer's input and the results of attention, of every second GEMM and of reduce-scatters.
         inside = VALUE * tokens * (context.queries + context.values + context.mixed + context.ffn) / config.tp
-        inputs = (2 if context.ffn else 1) * VALUE * tokens * model.hidden / context.between
-        return inputs + inside + VALUE * tokens * context.narrow / context.between + saved_by_experts(context, each) / 2
+        ends = (2 if context.ffn else 1) * VALUE * tokens * model.hidden / context.between
+        return ends + inside + VALUE * tokens * context.narrow / context.between + saved_by_experts(context, each) / 2
     if config.flash_attention or config.recompute == "selective":
         return outside + inside
     scores = model.heads * config.micro_batch_size * context.seq_length * context.seq_length / config.cp

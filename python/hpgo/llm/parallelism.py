@@ -80,8 +80,8 @@ class ParallelismConfig:
     zero_stage: int = 0
     """ZeRO stage: replicas shard the optimizer state from 1 on, gradients from 2 on, weights at 3."""
     dp_replicate: int = 1
-    """Number of groups of replicas that each hold a complete set of shards (hybrid sharding). Shards are gathered inside
-    a group, and gradients are summed over the groups."""
+    """Number of groups of replicas that each hold all shards (hybrid sharding). Shards are gathered inside a group, and
+    gradients are summed over the groups."""
     precision: Precision = "bf16"
     """Number format of matrix multiplications."""
     flash_attention: bool = True

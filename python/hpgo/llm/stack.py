@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_is, number
-from hpgo.base.documents import Section, hinted, parse, read_text
+from hpgo.base.documents import Section, hinted, parse, read_text, record
 from hpgo.base.files import as_path
 from hpgo.base.messages import join_words, printable, safe_repr, shorten
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
+from hpgo.llm.step_range import StepKind
 from hpgo.llm.validated_features import family
 
 if TYPE_CHECKING:
@@ -36,6 +37,19 @@ FACTORS = {
     "all_to_all": "all_to_all_time_factor",
 }
 """Constant that each field of a stack replaces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownBias(Record):
+    """A deviation of estimates with a stack on a device, whose cause has no term yet."""
+
+    device: str
+    """Chip."""
+    kind: StepKind
+    """Kind of the steps."""
+    log_ratio: float
+    """Mean logarithm of estimated over measured time: positive where estimates are too long."""
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +80,8 @@ class Stack(Record):
     """Time of the exposed all-to-all of experts, as a factor."""
     seen: tuple[tuple[str, int], ...] = ()
     """Number of published steps with this stack, by chip. On other devices its factors are an extrapolation."""
+    known_biases: tuple[KnownBias, ...] = ()
+    """Deviations that ranges cover."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -91,7 +107,7 @@ class Stack(Record):
         found = as_path(path, ArgumentError)
         file = printable(str(found))
         with hinted("docs/llm.md (Software stacks) has an example of such a file"):
-            keys = f"{_KEY} name title implied_by seen {' '.join(FACTORS)}"
+            keys = f"{_KEY} name title implied_by seen known_biases {' '.join(FACTORS)}"
             top = Section(parse(read_text(found, ArgumentError), file, ArgumentError), file, ArgumentError, keys=keys)
             if top.get(_KEY, None) != _VERSION:
                 top.fail(f"`{_KEY}` must be {_VERSION} in the file of a stack", code="wrong_kind_of_file")
@@ -105,6 +121,9 @@ class Stack(Record):
                 seen = top.within("seen")
                 given["seen"] = tuple((chip, seen.whole(chip)) for chip in seen)
                 seen.done()
+            if "known_biases" in top:
+                rows = top.rows("known_biases")
+                given["known_biases"] = tuple(record(KnownBias, rows.within(row)) for row in rows)
             top.done()
             return cls(**given)
 
@@ -116,6 +135,11 @@ class Stack(Record):
         True
         """
         return replace(base, **{constant: getattr(self, name) for name, constant in FACTORS.items()})
+
+    def bias_on(self, cluster: Cluster, kind: StepKind) -> float:
+        """Return the known deviation of estimates on a cluster; 0 if none is known."""
+        chip = family(cluster.nodes[0].device.name)
+        return sum(one.log_ratio for one in self.known_biases if (one.device, one.kind) == (chip, kind))
 
     def is_seen_on(self, cluster: Cluster) -> bool:
         """Return whether published steps with this stack ran on the cluster's chip."""
