@@ -75,9 +75,9 @@ class Constants:
     """Fitted by stack. Time of a step of a model with experts, per time without fused kernels for experts."""
     all_to_all_time_factor: float = 1.0
     """Fitted by stack. Time of the exposed all-to-all of experts, per time of one that nothing hides."""
-    grouped_gemm_efficiency: float = 0.63
+    grouped_gemm_efficiency: float = 0.52
     """Fitted. Share of the rate of GEMMs that grouped GEMMs of experts reach."""
-    routed_row_factor: float = 1.64
+    routed_row_factor: float = 1.81
     """Fitted. Memory accesses of expert rows, per access counted."""
     all_to_all_nic_efficiency: float = 0.86
     """Counted: share of the rate of NICs that the all-to-all reaches, 43 of 50 GB/s (DeepEP, 16 GPUs)."""
