@@ -146,10 +146,11 @@ fn questions() -> impl Strategy<Value = Question> {
             [uneven_shares, overlap_sync, shard_optimizer],
             equal_replicas,
         )| {
-            let micro_batch_sizes = (1..=global_batch).filter(|size| global_batch.is_multiple_of(*size)).collect();
+            let pipeline_micro_batch_sizes =
+                (1..=global_batch).filter(|size| global_batch.is_multiple_of(*size)).collect();
             let settings = Settings {
                 global_batch,
-                micro_batch_sizes,
+                pipeline_micro_batch_sizes,
                 min_samples_per_replica: 1,
                 uneven_shares,
                 overlap_sync,
@@ -397,9 +398,9 @@ fn nothing_is_said_to_fit_nowhere_where_a_plan_fits() {
         infeasible.set(infeasible.get() + u32::from(!has_plan));
         shown.set(shown.get() + u32::from(nothing_fits));
         // In a step of one micro-batch a stage holds what it must under any schedule.
-        let singles = settings.micro_batch_sizes.iter().map(|&size| Settings {
+        let singles = settings.pipeline_micro_batch_sizes.iter().map(|&size| Settings {
             global_batch: size,
-            micro_batch_sizes: vec![size],
+            pipeline_micro_batch_sizes: vec![size],
             ..settings.clone()
         });
         let any = singles.map(|single| fits(&single)).collect::<Result<Vec<bool>, _>>()?.contains(&true);
@@ -441,7 +442,7 @@ fn questions_of_machines() -> impl Strategy<Value = Question> {
             let machine = |index| Machine { devices, memory_bytes, speed: if index < slow { 0.5 } else { 1.0 } };
             let settings = Settings {
                 global_batch,
-                micro_batch_sizes: vec![global_batch / 2, global_batch],
+                pipeline_micro_batch_sizes: vec![global_batch / 2, global_batch],
                 recompute: vec![question.settings.recompute[0]],
                 equal_replicas: false,
                 ..question.settings

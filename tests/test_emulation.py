@@ -55,7 +55,7 @@ def program_of(name: str) -> hpgo.Program:
         latency_s=LATENCY_S, gradient_transfer_s=transfer_s / 2, gradient_sync_s=0.005, optimizer_s=0.002,
     )  # fmt: skip
     return hpgo.program(
-        orders, stages, micro_batch_size=7, global_batch_size=56, nodes=[8, 8], costs=costs
+        orders, stages, pipeline_micro_batch_size=7, global_batch_size=56, nodes=[8, 8], costs=costs
     )  # fmt: skip
 
 
@@ -171,7 +171,9 @@ def save(folder: Path, name: str) -> str:
     """A small program of two ranks."""
     orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
     costs = hpgo.Costs(forward_s=0.03, backward_s=0.05, transfer_s=0.01)
-    program = hpgo.program(orders, [(["a"], [0]), (["b"], [1])], micro_batch_size=1, global_batch_size=4, costs=costs)
+    program = hpgo.program(
+        orders, [(["a"], [0]), (["b"], [1])], pipeline_micro_batch_size=1, global_batch_size=4, costs=costs
+    )
     file = folder / name
     dataclasses.replace(program, costs=costs if name == "priced.json" else None).save(file)
     return str(file)

@@ -38,7 +38,7 @@ def put(name: str, groups: list[list[int]], share: int = 0, world: int | None = 
     return hpgo.program(
         orders,
         stages,
-        micro_batch_size=size,
+        pipeline_micro_batch_size=size,
         global_batch_size=size * 2 * depth,
         nodes=None if world is None else (world,),
     )
@@ -132,7 +132,7 @@ def programs(draw: st.DrawFn) -> hpgo.Program:
     return hpgo.program(
         orders,
         [(layers[stage % length], groups[orders.rank_of_stage[stage]]) for stage in range(orders.stages)],
-        micro_batch_size=size,
+        pipeline_micro_batch_size=size,
         global_batch_size=size * orders.total_micro_batches,
         nodes=(len(devices),),
     )
@@ -274,25 +274,25 @@ PAIR = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
         ({"stages": [3, 4]}, "stage 0 is 3"),
         ({"schedule": "1f1b"}, "the schedule is `1f1b`"),
         ({"global_batch_size": 5}, "2 micro-batches of 2 are 4 samples, but global_batch_size is 5"),
-        ({"micro_batch_size": 0}, "micro_batch_size is 0"),
+        ({"pipeline_micro_batch_size": 0}, "pipeline_micro_batch_size is 0"),
         ({"nodes": (1,)}, "stage 1 is on device 1, but the nodes have 1 devices"),
         ({"boundary_tensors": [[BoundaryTensor("b")]]}, "stage 0 can't send the output of `b`"),
     ],
 )
 def test_what_cannot_run_is_refused(changes: dict[str, Any], words: str) -> None:
     given: dict[str, Any] = {
-        "schedule": PAIR, "stages": [(["a"], [0]), (["b"], [1])], "micro_batch_size": 2, "global_batch_size": 4
+        "schedule": PAIR, "stages": [(["a"], [0]), (["b"], [1])], "pipeline_micro_batch_size": 2, "global_batch_size": 4
     }  # fmt: skip
     with pytest.raises(hpgo.errors.ArgumentError, match=words.replace("(", r"\(")):
         hpgo.program(**given | changes)
 
 
 def test_damaged_programs_are_refused_with_their_name(tmp_path: Path) -> None:
-    program = hpgo.program(PAIR, [(["a"], [0]), (["b"], [1])], micro_batch_size=2, global_batch_size=4)
+    program = hpgo.program(PAIR, [(["a"], [0]), (["b"], [1])], pipeline_micro_batch_size=2, global_batch_size=4)
     good = json.loads(program.to_json())
     for change in (
         {"version": 9},
-        {"micro_batch_size": 3},
+        {"pipeline_micro_batch_size": 3},
         {"nodes": []},
         {"stages": []},
         {"stages": [good["stages"][0] | {"rows": [[0, 1]]}, good["stages"][1]]},

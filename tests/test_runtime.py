@@ -65,7 +65,7 @@ def put(
             (layers[slice(*ends[stage // length][stage % length :][:2])], groups[orders.rank_of_stage[stage]])
             for stage in range(orders.stages)
         ],
-        micro_batch_size=size,
+        pipeline_micro_batch_size=size,
         global_batch_size=size * orders.total_micro_batches,
         nodes=(world,),
         recompute=how.pop("recompute", False),
@@ -83,7 +83,7 @@ def one_process(case: dict[str, Any]) -> tuple[list[float], dict[tuple[str, str]
     parameters = list(part.parameters())
     make = runtime_ranks.optimizer(case)
     optimizer = make(parameters) if make else None
-    losses, size = [], program.micro_batch_size
+    losses, size = [], program.pipeline_micro_batch_size
     for step in range(case.get("steps", 1)):
         inputs, targets = runtime_models.batch(workload, program.global_batch_size, step)
         total = float(workload.weight_of(targets).sum())
@@ -394,7 +394,7 @@ def on(name: str, *stages: tuple[list[int], list[range]]) -> hpgo.Program:
     layers = [cut[at] if name not in TWO_CHAINS else of[4 * (at % 2) : 4 * (at % 2) + 4] for at in range(orders.stages)]
     program = hpgo.program(
         orders, list(zip(layers, [devices for devices, _ in stages], strict=True)),
-        micro_batch_size=3, global_batch_size=12,
+        pipeline_micro_batch_size=3, global_batch_size=12,
     )  # fmt: skip
     rows = [tuple(those) or stage.rows for stage, (_, those) in zip(program.stages, stages, strict=True)]
     return dataclasses.replace(

@@ -133,7 +133,7 @@ def test_a_tie_of_no_bytes_changes_nothing(schedule: str) -> None:
 
 def test_whoever_holds_a_weight_keeps_its_bytes_and_all_their_devices_sum_it() -> None:
     profile = tied(chain([1.0] * 3, 0.0, [4e8, 1e8, 0.0]), (("layer0", "layer2"), 4e8))
-    question: dict[str, Any] = {"global_batch_size": 4, "micro_batch_size": 4, "overlap": False}
+    question: dict[str, Any] = {"global_batch_size": 4, "pipeline_micro_batch_size": 4, "overlap": False}
     whole = hpgo.evaluate(profile, machines(4), [(3, [0, 1, 2, 3])], **question)
     assert whole.split_tied_weights == ()
     assert whole.stages[0].memory.weights_bytes == 5e8
@@ -147,7 +147,7 @@ def test_whoever_holds_a_weight_keeps_its_bytes_and_all_their_devices_sum_it() -
 
 def test_devices_that_hold_both_ends_hold_a_shared_weight_once() -> None:
     profile = tied(chain([1.0] * 4, 0.0, [4e8, 1e8, 1e8, 0.0]), (("layer0", "layer3"), 4e8))
-    question: dict[str, Any] = {"global_batch_size": 4, "micro_batch_size": 1}
+    question: dict[str, Any] = {"global_batch_size": 4, "pipeline_micro_batch_size": 1}
     folded = [(1, [0]), (1, [1]), (1, [1]), (1, [0])]
     plan = hpgo.evaluate(profile, machines(2), folded, schedule="zb_v", **question)
     plain = hpgo.evaluate(replace(profile, ties=()), machines(2), folded, schedule="zb_v", **question)
@@ -172,7 +172,7 @@ def test_no_cut_is_better_than_the_plan_where_several_stages_are_on_a_device() -
         (("layer0", "layer4"), 2 * GB),
     )
     for schedule in ("zb_v", "interleaved"):
-        question: dict[str, Any] = {"global_batch_size": 4, "micro_batch_size": 1, "schedule": schedule}
+        question: dict[str, Any] = {"global_batch_size": 4, "pipeline_micro_batch_size": 1, "schedule": schedule}
         groups = ([0], [1], [1], [0]) if schedule == "zb_v" else ([0], [1], [0], [1])
         steps_s = []
         for inner in combinations(range(1, 6), 3):
@@ -251,7 +251,7 @@ def test_plans_for_launchers_part_only_weights_that_these_sum() -> None:
     blocks = chain([0.1, *[1.0] * 4, 0.1], 1e6, [4e8, *[1e8] * 4, 1e6])
     named = tuple(replace(layer, id=name, name=name) for layer, name in zip(blocks.layers, ids, strict=True))
     model = replace(blocks, layers=named, edges=tuple(pairwise(ids)))
-    question: dict[str, Any] = {"global_batch_size": 8, "max_stages": 2, "micro_batch_size": 1}
+    question: dict[str, Any] = {"global_batch_size": 8, "max_stages": 2, "pipeline_micro_batch_size": 1}
     ends = replace(model, ties=(hpgo.TiedWeight(("embedding", "head"), 4e8),))
     assert len(hpgo.plan(ends, machines(1, 1), framework="megatron", **question).stages) == 2
     for name in ("torch", "torchtitan"):

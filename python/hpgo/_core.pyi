@@ -56,7 +56,7 @@ class StageRecord(TypedDict):
 
 @type_check_only
 class PlanRecord(TypedDict):
-    micro_batch_size: int
+    pipeline_micro_batch_size: int
     recompute: bool
     step_s: float
     stages: list[StageRecord]

@@ -8,10 +8,10 @@ use crate::cost::network::{Cluster, Link, Machine};
 use crate::model::graph::{Graph, Layer, Measurement};
 
 /// Returns settings without limits: 1F1B that overlaps the gradient all-reduce, without recomputation, with Adam.
-pub(super) fn settings(global_batch: u32, micro_batch_sizes: Vec<u32>) -> Settings {
+pub(super) fn settings(global_batch: u32, pipeline_micro_batch_sizes: Vec<u32>) -> Settings {
     Settings {
         global_batch,
-        micro_batch_sizes,
+        pipeline_micro_batch_sizes,
         min_samples_per_replica: 1,
         uneven_shares: true,
         overlap_sync: true,
@@ -107,7 +107,7 @@ pub(super) fn branching() -> impl Strategy<Value = RandomProblem> {
         // Graphs with more layers have many more plans, so they get fewer machines to keep the enumeration short.
         problem.cluster.machines.truncate(if count > 4 { 2 } else { 3 });
         problem.settings.global_batch = 6;
-        problem.settings.micro_batch_sizes = vec![2, 3, 6];
+        problem.settings.pipeline_micro_batch_sizes = vec![2, 3, 6];
         problem
     })
 }
@@ -120,7 +120,7 @@ pub(super) fn few_layers_on_many_devices() -> impl Strategy<Value = RandomProble
         problem.graph.edges.retain(|&(_, to)| to < layers);
         let machine = |(index, speed): (u32, f64)| Machine { devices: 1 + index, memory_bytes: 1e9, speed };
         problem.cluster.machines = (0..).zip(speeds).map(machine).collect();
-        problem.settings.micro_batch_sizes = vec![1, 2, 3];
+        problem.settings.pipeline_micro_batch_sizes = vec![1, 2, 3];
         problem.settings.max_replicas = replicas;
         problem
     })

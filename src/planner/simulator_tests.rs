@@ -78,7 +78,7 @@ proptest! {
         let Some(devices) = devices_of_stages(problem.cluster.devices(), &problem.replicas[..count]) else {
             return Ok(());
         };
-        let mut settings = Settings { warm_up, micro_batch_sizes: vec![micro_batch], ..problem.settings.clone() };
+        let mut settings = Settings { warm_up, pipeline_micro_batch_sizes: vec![micro_batch], ..problem.settings.clone() };
         settings.memory.shard_optimizer = shard_optimizer;
         let states = CutPoints::between(&problem.graph, &even_stages(&problem.graph, count)).expect("a chain");
         let model = LayerSums::new(&problem.graph, &states);

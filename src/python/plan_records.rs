@@ -41,7 +41,7 @@ impl From<ClusterRecord> for Cluster {
 #[expect(clippy::struct_excessive_bools, reason = "they are the attributes of a Python record")]
 pub(super) struct SettingsRecord {
     pub(super) global_batch_size: u32,
-    pub(super) micro_batch_sizes: Vec<u32>,
+    pub(super) pipeline_micro_batch_sizes: Vec<u32>,
     pub(super) min_samples_per_replica: u32,
     pub(super) recompute: Vec<bool>,
     pub(super) schedule: String,
@@ -66,7 +66,7 @@ impl SettingsRecord {
                 _ => WarmUp::Least,
             },
             global_batch: self.global_batch_size,
-            micro_batch_sizes: self.micro_batch_sizes,
+            pipeline_micro_batch_sizes: self.pipeline_micro_batch_sizes,
             min_samples_per_replica: self.min_samples_per_replica,
             uneven_shares: !self.even_split,
             overlap_sync: self.overlap,
@@ -91,7 +91,7 @@ pub(super) struct StageRecord {
 /// A plan with its costs.
 #[derive(IntoPyObject)]
 pub(super) struct PlanRecord {
-    pub(super) micro_batch_size: u32,
+    pub(super) pipeline_micro_batch_size: u32,
     pub(super) recompute: bool,
     pub(super) step_s: f64,
     pub(super) stages: Vec<StageRecord>,

@@ -71,7 +71,7 @@ impl<'a> Asked<'a> {
             })
             .collect();
         PlanRecord {
-            micro_batch_size: plan.micro_batch,
+            pipeline_micro_batch_size: plan.micro_batch,
             recompute: plan.recompute,
             step_s: priced.step_s,
             stages,
@@ -139,7 +139,7 @@ impl<'a> Asked<'a> {
     fn evaluated_again(&self, plan: orders::SimulatedPlan) -> Result<PlanRecord> {
         let layers: Vec<_> = plan.ends.iter().map(|&(begin, end)| self.states.layers_between(begin, end)).collect();
         let settings = Settings {
-            micro_batch_sizes: vec![plan.micro_batch],
+            pipeline_micro_batch_sizes: vec![plan.micro_batch],
             recompute: vec![plan.recompute],
             ..self.settings.clone()
         };
@@ -231,7 +231,7 @@ fn one_stage(graph: &Graph) -> Result<CutPoints> {
 /// costs assume the model's own order of layers, so the record lists the layers in this order.
 fn run_record(
     states: &CutPoints,
-    (micro_batch_size, recompute): (u32, bool),
+    (pipeline_micro_batch_size, recompute): (u32, bool),
     devices: Vec<Vec<u32>>,
     run: orders::Run,
     orders: &crate::schedule::Schedule,
@@ -246,7 +246,7 @@ fn run_record(
         .collect();
     let actions = Some(orders.to_text().lines().map(str::to_owned).collect());
     let virtual_stages = orders.rank_of_stage.len() / orders.orders.len().max(1);
-    PlanRecord { micro_batch_size, recompute, step_s: run.step_s, stages, virtual_stages, actions }
+    PlanRecord { pipeline_micro_batch_size, recompute, step_s: run.step_s, stages, virtual_stages, actions }
 }
 
 #[pymethods]
@@ -486,7 +486,7 @@ impl Session {
             let control = Control::default();
             let one = |(size, recompute, max_in_flights): (u32, bool, Option<Vec<u32>>)| {
                 let settings =
-                    Settings { micro_batch_sizes: vec![size], recompute: vec![recompute], ..settings.clone() };
+                    Settings { pipeline_micro_batch_sizes: vec![size], recompute: vec![recompute], ..settings.clone() };
                 let asked =
                     Asked { session: self, states: &states, model: &model, settings: &settings, control: &control };
                 let found = match max_in_flights {

@@ -176,7 +176,7 @@ class _Source:
     def __init__(self, pipeline: InferencePipeline, data: str | None) -> None:
         import torch
 
-        self._size = pipeline.program.micro_batch_size
+        self._size = pipeline.program.pipeline_micro_batch_size
         self._pipeline = pipeline
         self._data: Any = None
         planned = pipeline.program.micro_batches

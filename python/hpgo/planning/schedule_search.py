@@ -175,7 +175,7 @@ def _choice(question: PlanningProblem, tried: _core.TriedRecord) -> ScheduleChoi
         shortfall_bytes=plan.shortfall_bytes,
         stages=len(plan.stages),
         chunks=plan.chunks,
-        micro_batch_size=plan.micro_batch_size,
+        pipeline_micro_batch_size=plan.pipeline_micro_batch_size,
         planned=True,
         reason=plan.limit if plan.fits else f"lacks {format_bytes(plan.shortfall_bytes)} on a device",
         plan=plan,

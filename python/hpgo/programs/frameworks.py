@@ -328,7 +328,7 @@ def check(
     *,
     schedule: str,
     replicas: Sequence[int],
-    micro_batch_size: int,
+    pipeline_micro_batch_size: int,
     shard_optimizer: bool,
     recompute: bool,
     gpus_per_device: int = 1,
@@ -349,10 +349,10 @@ def check(
             code="unsupported",
         )
     # All stages have the same number of replicas here, so the first one stands for all.
-    if framework.equal_replicas and micro_batch_size % replicas[0]:
+    if framework.equal_replicas and pipeline_micro_batch_size % replicas[0]:
         raise ArgumentError(
             f"{title} needs the same number of samples on each replica, but {replicas[0]} replicas split"
-            f" {micro_batch_size}",
+            f" {pipeline_micro_batch_size}",
             f"{again}, or with `--even-split`",
             code="unsupported",
         )

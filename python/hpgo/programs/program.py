@@ -42,7 +42,7 @@ class Program(Record):
     """Actions of each rank. One of its ranks stands for all devices that hold its stages."""
     stages: tuple[ProgramStage, ...]
     """One entry for each stage of the schedule, including the second chain of bidirectional schedules."""
-    micro_batch_size: int
+    pipeline_micro_batch_size: int
     global_batch_size: int
     nodes: tuple[int, ...]
     """Number of devices on each node. Devices are numbered node by node from 0, including idle ones."""
@@ -101,7 +101,8 @@ class Program(Record):
 
         >>> import hpgo
         >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
-        >>> hpgo.program(orders, [(["a"], [0, 1]), (["b"], [2])], micro_batch_size=2, global_batch_size=4).row_names
+        >>> stages = [(["a"], [0, 1]), (["b"], [2])]
+        >>> hpgo.program(orders, stages, pipeline_micro_batch_size=2, global_batch_size=4).row_names
         ('stage 0 (2 devices, a)', 'stage 1 (b)')
         """
         of_rank: dict[int, list[ProgramStage]] = {}
@@ -127,7 +128,8 @@ class Program(Record):
 
         >>> import hpgo
         >>> orders = hpgo.schedule("gpipe", ranks=2, micro_batches=4)
-        >>> two = hpgo.program(orders, [(["a", "b"], [0, 1]), (["c"], [2])], micro_batch_size=4, global_batch_size=16)
+        >>> stages = [(["a", "b"], [0, 1]), (["c"], [2])]
+        >>> two = hpgo.program(orders, stages, pipeline_micro_batch_size=4, global_batch_size=16)
         >>> [(one.layers, one.ranks) for one in two.sums]
         [(('a', 'b'), (0, 1)), (('c',), (2,))]
         """
@@ -148,7 +150,8 @@ class Program(Record):
 
         >>> import hpgo
         >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
-        >>> two = hpgo.program(orders, [(["a"], [0, 1]), (["b"], [2])], micro_batch_size=3, global_batch_size=6)
+        >>> stages = [(["a"], [0, 1]), (["b"], [2])]
+        >>> two = hpgo.program(orders, stages, pipeline_micro_batch_size=3, global_batch_size=6)
         >>> mine = two.for_rank(1)
         >>> [(action.kind, action.micro_batch) for action in mine.actions]
         [('F', 0), ('F', 1), ('B', 0), ('B', 1)]
@@ -179,7 +182,7 @@ class Program(Record):
             local_rank=local_rank,
             schedule=self.schedule.name,
             total_stages=len(self.stages),
-            micro_batch_size=self.micro_batch_size,
+            pipeline_micro_batch_size=self.pipeline_micro_batch_size,
             micro_batches=self.micro_batches,
             global_batch_size=self.global_batch_size,
             loss_weight=self.loss_weight,
@@ -223,7 +226,7 @@ class Program(Record):
                 "weight_versions": orders.weight_versions,
                 "orders": orders.to_text().splitlines(),
             },
-            "micro_batch_size": self.micro_batch_size,
+            "pipeline_micro_batch_size": self.pipeline_micro_batch_size,
             "global_batch_size": self.global_batch_size,
             "nodes": self.nodes,
             "recompute": self.recompute,
@@ -262,7 +265,7 @@ def program(
     schedule: Schedule,
     stages: Sequence[tuple[Iterable[str], Iterable[int]]],
     *,
-    micro_batch_size: int,
+    pipeline_micro_batch_size: int,
     global_batch_size: int,
     nodes: Sequence[int] | None = None,
     boundary_tensors: Sequence[Sequence[BoundaryTensor]] | None = None,
@@ -277,7 +280,7 @@ def program(
         schedule: the actions of each rank, for instance from `hpgo.schedule`.
         stages: the ids of the layers and the devices of each stage of the schedule, including the second chain of
             bidirectional schedules. A device may hold several stages if one rank of the schedule runs them.
-        micro_batch_size: samples of a micro-batch, over all replicas of a stage.
+        pipeline_micro_batch_size: samples of a micro-batch, over all replicas of a stage.
         global_batch_size: samples of a step, over all micro-batches.
         nodes: number of devices on each node. None means one node that ends with the last device in `stages`.
         boundary_tensors: tensors that each stage sends to the next. None means the output of its last layer.
@@ -291,12 +294,13 @@ def program(
 
     >>> import hpgo
     >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
-    >>> two = hpgo.program(orders, [(["a", "b"], [0, 1, 2]), (["c"], [3])], micro_batch_size=7, global_batch_size=28)
+    >>> stages = [(["a", "b"], [0, 1, 2]), (["c"], [3])]
+    >>> two = hpgo.program(orders, stages, pipeline_micro_batch_size=7, global_batch_size=28)
     >>> two.stages[0].rows
     (range(0, 3), range(3, 5), range(5, 7))
     """
     check_is("the schedule", schedule, Schedule, "make one with `hpgo.schedule`")
-    micro_batch_size = check_int("micro_batch_size", micro_batch_size)
+    pipeline_micro_batch_size = check_int("pipeline_micro_batch_size", pipeline_micro_batch_size)
     parts = [_layers_and_devices(number, stage) for number, stage in enumerate(check_list("stages", stages))]
     chain = schedule.chain_length
     if boundary_tensors is None:
@@ -312,10 +316,10 @@ def program(
     return Program(
         schedule=schedule,
         stages=tuple(
-            ProgramStage(layers, devices, even_rows(micro_batch_size, len(devices)), crossing)
+            ProgramStage(layers, devices, even_rows(pipeline_micro_batch_size, len(devices)), crossing)
             for (layers, devices), crossing in zip(parts, given, strict=False)
         ),
-        micro_batch_size=micro_batch_size,
+        pipeline_micro_batch_size=pipeline_micro_batch_size,
         global_batch_size=check_int("global_batch_size", global_batch_size),
         nodes=(used,) if nodes is None else tuple(check_int("nodes", one) for one in check_list("nodes", nodes)),
         recompute=recompute,
@@ -334,12 +338,12 @@ def _check(given: Program) -> None:
             f"`{orders.name}` runs {orders.stages} stages, but layers and devices are given for {len(stages)}",
             "give layers and devices for each stage, including a second chain",
         )
-    if given.micro_batch_size * given.micro_batches != given.global_batch_size:
+    if given.pipeline_micro_batch_size * given.micro_batches != given.global_batch_size:
         raise ArgumentError(
-            f"{given.micro_batches} micro-batches of {given.micro_batch_size} are"
-            f" {given.micro_batches * given.micro_batch_size} samples, but global_batch_size is"
+            f"{given.micro_batches} micro-batches of {given.pipeline_micro_batch_size} are"
+            f" {given.micro_batches * given.pipeline_micro_batch_size} samples, but global_batch_size is"
             f" {given.global_batch_size}",
-            "build the schedule for global_batch_size / micro_batch_size micro-batches",
+            "build the schedule for global_batch_size / pipeline_micro_batch_size micro-batches",
         )
     rank_of_device: dict[int, int] = {}
     for number, stage in enumerate(stages):
@@ -394,9 +398,14 @@ def _check_stage(number: int, stage: ProgramStage, given: Program) -> None:
         )
     # Consecutive rows make the rows that two replicas share a single range, which one message can carry.
     ends = [0, *(rows.stop for rows in stage.rows)]
-    if [rows.start for rows in stage.rows] != ends[:-1] or ends[-1] != given.micro_batch_size or not all(stage.rows):
+    if (
+        [rows.start for rows in stage.rows] != ends[:-1]
+        or ends[-1] != given.pipeline_micro_batch_size
+        or not all(stage.rows)
+    ):
         raise ArgumentError(
-            f"stage {number}: the rows of its replicas don't add up to a micro-batch of {given.micro_batch_size}",
+            f"stage {number}: the rows of its replicas don't add up to a micro-batch of"
+            f" {given.pipeline_micro_batch_size}",
             "give each replica the next rows, and at least one",
         )
     if len(stage.rows) != len(stage.devices):
@@ -448,7 +457,7 @@ class _Orders:
 class _Document:
     """A program in the JSON file, without its costs."""
 
-    micro_batch_size: int
+    pipeline_micro_batch_size: int
     global_batch_size: int
     nodes: tuple[int, ...]
     recompute: bool
@@ -484,7 +493,7 @@ def _of_document(document: _Document, costs: Costs | None) -> Program:
     return Program(
         schedule=paced,
         stages=tuple(stages),
-        micro_batch_size=document.micro_batch_size,
+        pipeline_micro_batch_size=document.pipeline_micro_batch_size,
         global_batch_size=document.global_batch_size,
         nodes=document.nodes,
         recompute=document.recompute,

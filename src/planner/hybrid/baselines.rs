@@ -33,7 +33,7 @@ pub fn data_parallel(
 ) -> Option<(CandidatePlan, EvaluatedPlan)> {
     let mut evaluator = PlanEvaluator::new(model, cluster, settings);
     let mut best: Option<(f64, CandidatePlan, EvaluatedPlan)> = None;
-    for &micro_batch in &settings.micro_batch_sizes {
+    for &micro_batch in &settings.pipeline_micro_batch_sizes {
         let Some(replicas) = (1..=cluster.devices()).rev().find(|&r| settings.share(micro_batch, r).is_some()) else {
             continue;
         };
@@ -148,10 +148,10 @@ pub fn helpful_changes(
     let recomputed = Settings { recompute: vec![true], ..settings.clone() };
     let sharding = MemoryModel { shard_optimizer: true, ..settings.memory };
     // A global batch of one micro-batch has only one in flight. The smallest size needs the least memory.
-    let smallest = settings.micro_batch_sizes.first().copied().unwrap_or(settings.global_batch);
+    let smallest = settings.pipeline_micro_batch_sizes.first().copied().unwrap_or(settings.global_batch);
     let single = Settings {
         global_batch: smallest,
-        micro_batch_sizes: vec![smallest],
+        pipeline_micro_batch_sizes: vec![smallest],
         recompute: vec![false],
         ..settings.clone()
     };

@@ -47,7 +47,7 @@ pub fn exhaustive(
     }
     let mut all =
         All { model, cluster, settings, control, evaluator: PlanEvaluator::new(model, cluster, settings), best: None };
-    for &micro_batch in &settings.micro_batch_sizes {
+    for &micro_batch in &settings.pipeline_micro_batch_sizes {
         for &recompute in &settings.recompute {
             let mut plan = CandidatePlan { micro_batch, recompute, stages: Vec::new() };
             // Each micro-batch size starts with an empty cluster. `place` takes devices and gives them back.

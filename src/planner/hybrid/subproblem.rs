@@ -38,7 +38,7 @@ impl<'a> Subproblem<'a> {
     /// needs no state in the search.
     pub(crate) fn all(model: &'a LayerSums, cluster: &'a Cluster, settings: &'a Settings) -> Vec<Self> {
         let mut choices: Vec<(u32, bool, RangeInclusive<u32>)> = Vec::new();
-        for &micro_batch in &settings.micro_batch_sizes {
+        for &micro_batch in &settings.pipeline_micro_batch_sizes {
             for &recompute in &settings.recompute {
                 let any = 1..=cluster.devices();
                 if settings.equal_replicas {

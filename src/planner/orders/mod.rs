@@ -279,7 +279,7 @@ impl Search<'_> {
         let Problem { model, cluster, settings } = *self.problem;
         let eager = Settings { warm_up: WarmUp::Eager, ..settings.clone() };
         let found = hybrid::fitting(model, cluster, &eager, &self.control.part(1.0, Reports::Nothing));
-        let smallest = settings.micro_batch_sizes.iter().copied().min().unwrap_or(1);
+        let smallest = settings.pipeline_micro_batch_sizes.iter().copied().min().unwrap_or(1);
         found.map_or(smallest, |found| found.plan.micro_batch)
     }
 

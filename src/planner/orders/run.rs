@@ -333,7 +333,8 @@ pub fn evaluate(
 ) -> Result<(u32, bool, Run)> {
     settings.check()?;
     cluster.check()?;
-    let (Some(&micro_batch), Some(&recompute)) = (settings.micro_batch_sizes.first(), settings.recompute.first())
+    let (Some(&micro_batch), Some(&recompute)) =
+        (settings.pipeline_micro_batch_sizes.first(), settings.recompute.first())
     else {
         return Err(Error::argument(
             "there is no micro-batch size to choose from",

@@ -47,7 +47,7 @@ class InferencePipeline(RankPipeline):
     >>> loss = torch.nn.functional.mse_loss
     >>> toy = hpgo.runtime.Workload([torch.nn.Tanh()], torch.zeros(2, 3), torch.zeros(2, 3), loss)
     >>> orders = hpgo.schedule("forward_only", ranks=1, micro_batches=1)
-    >>> program = hpgo.program(orders, [(toy.layers, [0])], micro_batch_size=2, global_batch_size=2)
+    >>> program = hpgo.program(orders, [(toy.layers, [0])], pipeline_micro_batch_size=2, global_batch_size=2)
     >>> with InferencePipeline(program, toy) as pipeline:
     ...     [output.shape for output in pipeline.infer([torch.ones(2, 3), torch.ones(1, 3)])]
     [torch.Size([2, 3]), torch.Size([1, 3])]
@@ -121,7 +121,7 @@ class InferencePipeline(RankPipeline):
         length = program.schedule.chain_length
         # In the program, each route through the hosts is a chain of stages. All chains share the modules of one model.
         parts = self._stage_modules({stage.stage % length for stage in self.mine.stages}, chains=1)
-        self._cuts = layouts(parts, program.micro_batch_size, options.dtype, self.bits)
+        self._cuts = layouts(parts, program.pipeline_micro_batch_size, options.dtype, self.bits)
         self._stream_groups = self._neighbour_groups(boundary_tensors(parts, len(parts)))
         held = [stage for stage, hosts in enumerate(hosts_of(routes_of(program))) if self.rank in hosts]
         self.parts = {stage: parts[stage].to(self.device).eval() for stage in held}
@@ -151,7 +151,7 @@ class InferencePipeline(RankPipeline):
             is_returned=data_rank is not None,
             inputs=self.workload.example_inputs,
             casts=self._options.dtype is not None,
-            rows=program.micro_batch_size,
+            rows=program.pipeline_micro_batch_size,
             lock_step=steps_together(program),
             groups=self._link_groups() if holds else self._stream_groups,
             device=self.device,
@@ -311,7 +311,7 @@ def _of_stream(program: Program, micro_batches: int) -> Program:
             for route in routes[: len(orders.micro_batches)]
             for stage, host in enumerate(route)
         ],
-        micro_batch_size=program.micro_batch_size,
-        global_batch_size=program.micro_batch_size * micro_batches,
+        pipeline_micro_batch_size=program.pipeline_micro_batch_size,
+        global_batch_size=program.pipeline_micro_batch_size * micro_batches,
         nodes=program.nodes,
     )

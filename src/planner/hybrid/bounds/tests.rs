@@ -350,8 +350,8 @@ proptest! {
         let RandomProblem { graph, cluster, settings, .. } = problem;
         let model = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("a chain"));
         let control = Control::default();
-        for &micro_batch in &settings.micro_batch_sizes {
-            let settings = Settings { micro_batch_sizes: vec![micro_batch], ..settings.clone() };
+        for &micro_batch in &settings.pipeline_micro_batch_sizes {
+            let settings = Settings { pipeline_micro_batch_sizes: vec![micro_batch], ..settings.clone() };
             let Ok((plan, best, _)) = exhaustive(&model, &cluster, &settings, &control) else { continue };
             for task in Subproblem::all(&model, &cluster, &settings) {
                 let links = crate::planner::hybrid::bounds::link_bounds::Links::new(&task, false);

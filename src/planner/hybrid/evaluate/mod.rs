@@ -64,7 +64,7 @@ pub(crate) fn fastest(
     let mut best: Option<(bool, f64, CandidatePlan)> = None;
     let mut fitting: Vec<(f64, CandidatePlan)> = Vec::new();
     let mut refused = None;
-    for &micro_batch in &settings.micro_batch_sizes {
+    for &micro_batch in &settings.pipeline_micro_batch_sizes {
         for &recompute in &settings.recompute {
             let plan = CandidatePlan { micro_batch, recompute, stages: stages.to_vec() };
             let costs = match evaluator.stages(&plan) {
@@ -139,7 +139,8 @@ pub fn reprice(
 ) -> Result<(CandidatePlan, EvaluatedPlan)> {
     settings.check()?;
     cluster.check()?;
-    let (Some(&micro_batch), Some(&recompute)) = (settings.micro_batch_sizes.first(), settings.recompute.first())
+    let (Some(&micro_batch), Some(&recompute)) =
+        (settings.pipeline_micro_batch_sizes.first(), settings.recompute.first())
     else {
         return Err(Error::argument(
             "there is no micro-batch size to choose from",

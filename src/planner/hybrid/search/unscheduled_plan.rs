@@ -169,7 +169,7 @@ impl UnscheduledPlan {
     }
 
     /// Changes the micro-batch size.
-    pub(crate) fn set_micro_batch_size(&mut self, task: usize) {
+    pub(crate) fn set_pipeline_micro_batch_size(&mut self, task: usize) {
         self.task = task;
         // Devices and rates do not depend on the micro-batch size, but every cost does.
         self.costs.fill(None);
@@ -179,7 +179,7 @@ impl UnscheduledPlan {
     /// Changes the micro-batch size and the cuts.
     pub(crate) fn set_cuts(&mut self, task: usize, cuts: Vec<u32>) {
         self.cuts = cuts;
-        self.set_micro_batch_size(task);
+        self.set_pipeline_micro_batch_size(task);
     }
 
     /// Returns the number of pairs of a stage and a node on which it has devices.

@@ -201,7 +201,7 @@ impl Annealer<'_> {
         let distance = random.distance();
         let task = if random.is_heads() { Some(plan.task + distance) } else { plan.task.checked_sub(distance) };
         let Some(task) = task.filter(|&task| task < self.tasks.len()) else { return false };
-        plan.set_micro_batch_size(task);
+        plan.set_pipeline_micro_batch_size(task);
         true
     }
 
