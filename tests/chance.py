@@ -150,7 +150,7 @@ def profile(
         if len(some) > 1:
             shared.append(hpgo.TiedWeight(tuple(some), left * chance.choice([0.0, 0.25, 1.0])))
     chance.shuffle(layers)
-    return hpgo.Profile("random", batch_sizes, tuple(layers), tuple(edges), ties=tuple(shared))
+    return hpgo.Profile("random", batch_sizes, tuple(layers), tuple(edges), tied_weights=tuple(shared))
 
 
 @dataclass(frozen=True)

@@ -202,7 +202,7 @@ def test_a_launcher_that_cuts_anywhere_but_in_tied_weights_has_a_bound_over_all_
         profile,
         layers=tuple(layer for layer in profile.layers if layer.id in kept),
         edges=tuple(edge for edge in profile.edges if kept.issuperset(edge)),
-        ties=(hpgo.TiedWeight(("source", "side0"), 500.0),),
+        tied_weights=(hpgo.TiedWeight(("source", "side0"), 500.0),),
     )
     plan = hpgo.plan(profile, fast_links(2), framework="torch", **OPTIONS)
     front = set(plan.stages[0].layers)

@@ -369,7 +369,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "Layer.with_consistent_split": (PROFILE.layers[0].with_consistent_split, {}),
             "Profile.with_consistent_split": (PROFILE.with_consistent_split, {}),
             "Profile.without_loading": (PROFILE.without_loading, {}),
-            "Profile.without_ties": (PROFILE.without_ties, {}),
+            "Profile.without_tied_weights": (PROFILE.without_tied_weights, {}),
             "Profile.networkx": (PROFILE.networkx, {}),
             "MemoryModel.preset": (
                 hpgo.MemoryModel.preset, {"name": "adam-bf16", "shard_optimizer": False, "reserved_bytes": 0.0},

@@ -40,7 +40,7 @@ def some_profile(chance: random.Random, gpus: int) -> hpgo.Profile:
     )
     edges = [*itertools.pairwise(ids), *([(ids[0], ids[-1])] if chance.random() < 0.05 else [])]
     ties = (hpgo.TiedWeight((before[0], after[-1]), 1e6),) if chance.random() < 0.2 else ()
-    return hpgo.Profile("toy", (1,), layers, tuple(edges), gpus_per_device=gpus, ties=ties)
+    return hpgo.Profile("toy", (1,), layers, tuple(edges), gpus_per_device=gpus, tied_weights=ties)
 
 
 def some_options(chance: random.Random) -> dict[str, Any]:

@@ -85,8 +85,8 @@ class TriedRecord(TypedDict):
 @type_check_only
 class ClassicsRecord(TypedDict):
     data_parallel: PlanRecord | None
-    straight: PlanRecord | None
-    straight_stopped: _Stopped | None
+    pipeline_only: PlanRecord | None
+    pipeline_only_stopped: _Stopped | None
 
 @type_check_only
 class ChainStageRecord(TypedDict):

@@ -1,11 +1,11 @@
 //! Conversion of planning problems and plans between Rust and Python's dataclasses and dicts.
 
 use crate::cost::MemoryModel;
-use crate::cost::network::{Cluster, Link, Machine};
+use crate::cost::network::{Cluster, Link, Node};
 use crate::planner::hybrid::{Settings, StageCost, WarmUp};
 use pyo3::prelude::*;
 
-/// Mirror of `hpgo.machine.cluster.Cluster`.
+/// Mirror of `hpgo.node.cluster.Cluster`.
 #[derive(FromPyObject)]
 pub(super) struct ClusterRecord {
     pub(super) nodes: Vec<NodeRecord>,
@@ -27,12 +27,12 @@ pub(super) struct DeviceRecord {
 
 impl From<ClusterRecord> for Cluster {
     fn from(cluster: ClusterRecord) -> Self {
-        let machine = |machine: NodeRecord| Machine {
-            devices: machine.count,
-            memory_bytes: machine.device.memory_bytes,
-            speed: machine.device.speed,
+        let node = |node: NodeRecord| Node {
+            devices: node.count,
+            memory_bytes: node.device.memory_bytes,
+            speed: node.device.speed,
         };
-        Self { machines: cluster.nodes.into_iter().map(machine).collect(), intra: cluster.intra, inter: cluster.inter }
+        Self { nodes: cluster.nodes.into_iter().map(node).collect(), intra: cluster.intra, inter: cluster.inter }
     }
 }
 
@@ -132,7 +132,7 @@ pub(super) struct TriedRecord {
 #[derive(IntoPyObject)]
 pub(super) struct ClassicsRecord {
     pub(super) data_parallel: Option<PlanRecord>,
-    pub(super) straight: Option<PlanRecord>,
+    pub(super) pipeline_only: Option<PlanRecord>,
     /// Reason why the search for the second plan stopped early, so that a better one may exist.
-    pub(super) straight_stopped: Option<&'static str>,
+    pub(super) pipeline_only_stopped: Option<&'static str>,
 }

@@ -97,7 +97,7 @@ class ExportJob:
             step_s=None,
             notes=(),
         )
-        _check_ties(job)
+        _check_tied_weights(job)
         check_optimizer(
             row,
             job.optimizer,
@@ -260,14 +260,14 @@ def _check_chain(program: Program, row: Framework) -> None:
         )
 
 
-def _check_ties(job: ExportJob) -> None:
+def _check_tied_weights(job: ExportJob) -> None:
     """Raise ArgumentError for a tied weight on several stages whose gradients the framework does not reduce."""
     for tie in () if job.plan is None else job.plan.split_tied_weights:
         row = job.framework
-        if sums_shared(row, tie.layers, job.blocks if row.ties == "ends" else None):
+        if sums_shared(row, tie.layers, job.blocks if row.tied_weights == "ends" else None):
             continue
         which = " and ".join(f"`{shorten(layer)}`" for layer in tie.layers)
-        only = " other than the embedding and the LM head" if row.ties == "ends" else ""
+        only = " other than the embedding and the LM head" if row.tied_weights == "ends" else ""
         raise ArgumentError(
             f"{which} share a weight and are on different stages, but {row.title} does not reduce the gradients of"
             f" layers on several stages{only}",

@@ -154,7 +154,7 @@ def _parted(profile: Profile, stages: Sequence[Stage]) -> tuple[TiedWeight, ...]
     """Return the tied weights whose layers are on several groups of devices."""
     # Stages are compared by devices, because virtual stages on the same devices share one copy of a weight.
     group_of = {layer: stage.devices for stage in stages for layer in stage.layers}
-    return tuple(tie for tie in profile.ties if len({group_of[layer] for layer in tie.layers}) > 1)
+    return tuple(tie for tie in profile.tied_weights if len({group_of[layer] for layer in tie.layers}) > 1)
 
 
 def _crossings(
@@ -195,16 +195,16 @@ def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
     try:
         classics = question.session.classics(question, None if best.finished else 0.0)
     except KeyboardInterrupt:  # Return `best` without alternatives instead of losing it.
-        classics = {"data_parallel": None, "straight": None, "straight_stopped": "interrupt"}
+        classics = {"data_parallel": None, "pipeline_only": None, "pipeline_only_stopped": "interrupt"}
         shared = not_searched
     else:
         shared = "no micro-batch can be split over two devices"
     ended = {None: "no plan of this kind fits", "work_limit": "no plan of this kind was found"}
-    straight = ended.get(classics["straight_stopped"], not_searched)
+    pipeline_only = ended.get(classics["pipeline_only_stopped"], not_searched)
     alternatives = []
     for name, found, reason in (
         ("data parallelism", classics["data_parallel"], shared),
-        ("straight pipeline", classics["straight"], straight),
+        ("straight pipeline", classics["pipeline_only"], pipeline_only),
     ):
         if found is None:
             alternatives.append(Alternative(name, None, 0, 0, 0.0, reason))

@@ -141,7 +141,7 @@ class RankPipeline(ABC):
                 "kind of run": self._kind(),
                 # A hash, because a plan of many ranks is long and every rank sends its facts to all others.
                 "plan": hashlib.sha256(self.program.to_json().encode()).hexdigest()[:12],
-                "workload": hashlib.sha256(repr((workload.layers, workload.ties)).encode()).hexdigest()[:12],
+                "workload": hashlib.sha256(repr((workload.layers, workload.tied_weights)).encode()).hexdigest()[:12],
                 "kind of device": self.device.type,
                 "seed": str(options.seed),
                 "find_nan": str(options.find_nan),

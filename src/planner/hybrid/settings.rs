@@ -92,7 +92,7 @@ impl Settings {
 
     /// Returns the largest share of a micro-batch that one of `replicas` gets, or `None` if that split is not allowed.
     #[must_use]
-    pub fn share(&self, micro_batch: u32, replicas: u32) -> Option<u32> {
+    pub fn samples_per_replica(&self, micro_batch: u32, replicas: u32) -> Option<u32> {
         // The largest share decides times and memory, but the smallest one (rounded down) must have reliable times.
         let even = micro_batch.is_multiple_of(replicas);
         let enough = micro_batch / replicas >= self.min_samples_per_replica && replicas <= self.max_replicas;

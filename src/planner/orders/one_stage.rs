@@ -174,7 +174,7 @@ mod tests {
 
     use super::*;
     use crate::cost::LayerSums;
-    use crate::cost::network::{Cluster, Link, Machine};
+    use crate::cost::network::{Cluster, Link, Node};
     use crate::model::graph::{Graph, Layer, Measurement};
     use crate::model::states::{CutPoints, DEFAULT_BOUND};
     use crate::planner::random_problems::settings;
@@ -197,7 +197,7 @@ mod tests {
             batch_sizes: vec![1],
             layers: forward_s.iter().enumerate().map(layer).collect(),
             edges: (1..forward_s.len()).map(|to| (to - 1, to)).collect(),
-            ties: Vec::new(),
+            tied_weights: Vec::new(),
         }
     }
 
@@ -217,8 +217,8 @@ mod tests {
             let states = CutPoints::of(&graph, DEFAULT_BOUND).unwrap();
             let model = LayerSums::new(&graph, &states);
             let link = Link { bytes_per_s: 1e9, collective_bytes_per_s: 1e9, latency_s: 0.0 };
-            let machine = Machine { devices: 1, memory_bytes: 64e9, speed: 1.0 };
-            let cluster = Cluster { machines: vec![machine; devices as usize], intra: link, inter: link };
+            let node = Node { devices: 1, memory_bytes: 64e9, speed: 1.0 };
+            let cluster = Cluster { nodes: vec![node; devices as usize], intra: link, inter: link };
             let settings = settings(24, vec![1, 2, 3, 4, 6, 8, 12, 24]);
             let problem = Problem { model: &model, cluster: &cluster, settings: &settings };
             let control = Control::default();

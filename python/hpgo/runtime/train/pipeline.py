@@ -158,7 +158,7 @@ class Pipeline(RankPipeline):
         parts = self._stage_modules({stage.stage for stage in mine.stages})
         cuts = boundary_tensors(parts, program.schedule.chain_length)
         # Creating process groups is collective: every rank creates all of them, also groups that it is not in.
-        ranks = Ranks(program, workload.ties)
+        ranks = Ranks(program, workload.tied_weights)
         joining = [number for number, part in enumerate(parts) if part.joins]
         groups = Groups(program, ranks.groups, joining, pipelines=self._pipelines)
         self._session.hold(groups)

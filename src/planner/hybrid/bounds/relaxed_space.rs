@@ -16,7 +16,7 @@ use crate::planner::hybrid::{
         device_classes::{DeviceClass, Units, device_classes},
         link_bounds::{Links, Span, Spread},
     },
-    placement::placement_space::{PlacementMove, Placements, Prices},
+    placement::placement_space::{CostClasses, PlacementMove, Placements},
     subproblem::Subproblem,
 };
 use std::sync::Arc;
@@ -58,7 +58,7 @@ pub(crate) struct Relaxed {
     moves: FxHashMap<u32, Arc<[PlacementMove]>>,
     /// All-reduce rates of spread stages that were asked for.
     sums: FxHashMap<Spread, Rate>,
-    prices: Prices,
+    cost_classes: CostClasses,
 }
 
 impl Relaxed {
@@ -76,7 +76,7 @@ impl Relaxed {
             last_index: FxHashMap::default(),
             moves: FxHashMap::default(),
             sums: FxHashMap::default(),
-            prices: Prices::default(),
+            cost_classes: CostClasses::default(),
             max_devices: task.max_devices(),
             units: Units::new(task.cluster),
             classes,
@@ -123,13 +123,13 @@ impl Relaxed {
                         next: space.last(last),
                         replicas: span.1,
                         fewest: span.0,
-                        kind: at as u16,
+                        device_class: at as u16,
                         transfer,
                         sync,
                         speed: class.speed,
                         memory_bytes: class.memory_bytes,
-                        price: space.prices.of(span.1, sync, class.speed, class.memory_bytes),
-                        room: if let Last::One { free_devices, .. } = last { Some(free_devices) } else { None },
+                        cost_class: space.cost_classes.of(span.1, sync, class.speed, class.memory_bytes),
+                        free_on_node: if let Last::One { free_devices, .. } = last { Some(free_devices) } else { None },
                         takes: Vec::new(),
                     });
                 };
@@ -144,7 +144,7 @@ impl Relaxed {
                             if other_class == at as u16 && span.0 <= free_devices {
                                 add(self, self.links.beside(span, other), sync, one(free_devices - span.0));
                             }
-                            if self.links.machines > 1 {
+                            if self.links.nodes > 1 {
                                 add(self, self.links.apart(), sync, alone);
                             }
                         }
@@ -225,8 +225,8 @@ impl Placements for Relaxed {
 
     fn after(&self, situation: u32, choice: &PlacementMove) -> Option<(Free, u32)> {
         let mut free = self.situations[situation as usize].0;
-        let class = &self.classes[usize::from(choice.kind)];
-        if free[usize::from(choice.kind)] < choice.fewest {
+        let class = &self.classes[usize::from(choice.device_class)];
+        if free[usize::from(choice.device_class)] < choice.fewest {
             return None;
         }
         for (at, is_contained) in class.contained_in.iter().enumerate() {
