@@ -191,7 +191,7 @@ fn holds(promise: impl Fn(&PlanScore) -> Result<(), TestCaseError>) {
         let model = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("a graph without cycles"));
         let best = match hybrid::exhaustive(&model, &cluster, &settings, &control) {
             Err(Error::Argument { .. }) => return Err(TestCaseError::reject("too many cuts for the oracle")),
-            best => best.map(|(plan, priced, _)| (plan, priced)),
+            best => best.map(|(plan, evaluated, _)| (plan, evaluated)),
         };
         promise(&PlanScore { best, answer: hybrid::plan(&model, &cluster, &settings, &control) })
     });
@@ -203,9 +203,9 @@ fn holds(promise: impl Fn(&PlanScore) -> Result<(), TestCaseError>) {
 impl PlanScore {
     /// The oracle's plan with its price, and the planner's answer, of a question that has one.
     fn both(&self) -> Result<(&CandidatePlan, &EvaluatedPlan, &SearchResult), TestCaseError> {
-        let Ok((plan, priced)) = &self.best else { return Err(TestCaseError::reject("no plan fits")) };
+        let Ok((plan, evaluated)) = &self.best else { return Err(TestCaseError::reject("no plan fits")) };
         match &self.answer {
-            Ok(answer) => Ok((plan, priced, answer)),
+            Ok(answer) => Ok((plan, evaluated, answer)),
             Err(error) => Err(TestCaseError::fail(format!("{error}: there is {plan:?}"))),
         }
     }
@@ -234,7 +234,7 @@ fn the_bound_is_above_no_plan() {
 fn no_answer_is_shorter_than_the_best_of_all_plans() {
     holds(|judged| {
         let (_, best, answer) = judged.both()?;
-        prop_assert!(answer.priced.step_s >= best.step_s * (1.0 - ROUNDING), "the oracle missed {:?}", answer.plan);
+        prop_assert!(answer.evaluated.step_s >= best.step_s * (1.0 - ROUNDING), "the oracle missed {:?}", answer.plan);
         Ok(())
     });
 }
@@ -255,8 +255,8 @@ fn the_answer_is_nearly_always_the_best_of_all_plans() {
     holds(|judged| {
         let (_, best, answer) = judged.both()?;
         asked.set(asked.get() + 1);
-        missed.set(missed.get() + u32::from(answer.priced.step_s > best.step_s * (1.0 + ROUNDING)));
-        let gap = answer.priced.step_s / answer.lower_bound_s - 1.0;
+        missed.set(missed.get() + u32::from(answer.evaluated.step_s > best.step_s * (1.0 + ROUNDING)));
+        let gap = answer.evaluated.step_s / answer.lower_bound_s - 1.0;
         proved.set(proved.get() + u32::from(gap < ROUNDING || best.step_s == 0.0));
         if best.step_s > 0.0 {
             worst_gap.set(worst_gap.get().max(gap));
@@ -334,7 +334,7 @@ fn a_search_of_some_cuts_has_a_bound_over_all_and_never_says_that_nothing_fits_w
                 prop_assert!(answer.lower_bound_s <= best_s * (1.0 + ROUNDING), "{} {}", answer.lower_bound_s, best_s);
                 let searched_s = answer.searched_cuts_bound_s.expect("these are not all cuts");
                 prop_assert!(answer.lower_bound_s <= searched_s);
-                prop_assert!(searched_s <= answer.priced.step_s * (1.0 + ROUNDING));
+                prop_assert!(searched_s <= answer.evaluated.step_s * (1.0 + ROUNDING));
                 beaten.set(beaten.get() + u32::from(best_s < searched_s * (1.0 - ROUNDING)));
             }
             (Err(Error::Infeasible { message, .. }), Some(_)) => {
@@ -472,7 +472,7 @@ fn drafts(cases: u32, check: impl Fn(&Question, &LayerSums, Result<SearchResult,
 #[test]
 fn a_draft_fits_and_uses_each_device_once() {
     drafts(40, |Question { cluster, settings, .. }, model, draft| {
-        let Ok(SearchResult { plan, priced, .. }) = draft else { return Ok(()) };
+        let Ok(SearchResult { plan, evaluated, .. }) = draft else { return Ok(()) };
         let mut devices: Vec<u32> = plan.devices(cluster).into_iter().flatten().collect();
         devices.sort_unstable();
         devices.dedup();
@@ -482,10 +482,11 @@ fn a_draft_fits_and_uses_each_device_once() {
             let taken = plan.stages.iter().flat_map(|stage| &stage.footprint).filter(|(other, _)| *other == node);
             prop_assert!(taken.map(|(_, count)| count).sum::<u32>() <= most, "{:?}", plan);
         }
-        prop_assert!(PlanEvaluator::fits(&priced.stages), "{:?}", plan);
-        prop_assert!(priced.path_s <= priced.step_s * (1.0 + ROUNDING), "{} in {:?}", priced.path_s, plan);
-        let again = PlanEvaluator::new(model, cluster, settings).evaluate(&plan).expect("a plan that was priced once");
-        prop_assert_eq!(again.step_s.to_bits(), priced.step_s.to_bits());
+        prop_assert!(PlanEvaluator::fits(&evaluated.stages), "{:?}", plan);
+        prop_assert!(evaluated.path_s <= evaluated.step_s * (1.0 + ROUNDING), "{} in {:?}", evaluated.path_s, plan);
+        let again =
+            PlanEvaluator::new(model, cluster, settings).evaluate(&plan).expect("a plan that was evaluated once");
+        prop_assert_eq!(again.step_s.to_bits(), evaluated.step_s.to_bits());
         Ok(())
     });
 }
@@ -518,7 +519,7 @@ fn a_draft_is_nearly_always_the_best_of_all_plans_on_several_nodes() {
             println!("missed {plan:?}");
             return Ok(());
         };
-        let step_s = draft.priced.step_s;
+        let step_s = draft.evaluated.step_s;
         prop_assert!(step_s >= best.step_s * (1.0 - ROUNDING), "the oracle missed {:?}", draft.plan);
         if step_s > best.step_s * (1.0 + ROUNDING) {
             missed.set(missed.get() + 1);

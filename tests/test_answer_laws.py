@@ -390,7 +390,7 @@ def test_simulated_runs_keep_the_laws(seed: int) -> None:
     def each(low: float, high: float) -> list[float]:
         return [
             random.choice([0.0, random.uniform(low, high), random.uniform(low, high)])
-            for _ in range(orders.chain_length)
+            for _ in range(orders.stages_per_pipeline)
         ]
 
     forward_s, inputs_s, weights_s = each(0.01, 1), each(0.01, 1), each(0.01, 1)
@@ -403,7 +403,7 @@ def test_simulated_runs_keep_the_laws(seed: int) -> None:
         communication=random.choice(["link", "latency"]),
         memory=hpgo.StageBytes(weights_bytes=7.0, activation_bytes=2.0),
     )  # fmt: skip
-    stage_of = [stage % orders.chain_length for stage in range(orders.stages)]
+    stage_of = [stage % orders.stages_per_pipeline for stage in range(orders.stages)]
     work_s = [0.0] * orders.ranks
     for rank, actions in enumerate(orders.orders):
         for action in actions:

@@ -39,7 +39,7 @@ UNEVEN = [[0, 1, 2], [3], [4, 5], [6]]
 PROGRAMS |= {
     family.name: (family.name, UNEVEN, 0.001)
     for family in hpgo.schedules()
-    if family.trains and hpgo.schedule(family.name, ranks=4, micro_batches=8).pace == "flush"
+    if family.trains and hpgo.schedule(family.name, ranks=4, micro_batches=8).synchronization == "flush"
 }
 EPSILON_S = 1e-6
 
@@ -48,7 +48,7 @@ def program_of(name: str) -> hpgo.Program:
     """Micro-batches of seven, so that replicas have unequal rows."""
     family, groups, transfer_s = PROGRAMS[name]
     orders = hpgo.schedule(family, ranks=len(groups), micro_batches=8)
-    length = orders.chain_length
+    length = orders.stages_per_pipeline
     stages = [([f"layer-{at % length}"], groups[orders.rank_of_stage[at]]) for at in range(orders.stages)]
     costs = hpgo.Costs(
         forward_s=[FORWARD_S + 0.0005 * (at % 3) for at in range(length)], backward_s=BACKWARD_S, transfer_s=transfer_s,
@@ -119,7 +119,7 @@ def price_of(program: hpgo.Program, rank: int, action: RankAction) -> float:
     stage = program.stages[action.stage]
     rows = [len(one) for one in stage.rows]
     share = rows[stage.devices.index(rank)] / max(rows)
-    forward_s = FORWARD_S + 0.0005 * (action.stage % program.schedule.chain_length % 3)
+    forward_s = FORWARD_S + 0.0005 * (action.stage % program.schedule.stages_per_pipeline % 3)
     return share * {"F": forward_s, "B": BACKWARD_S}.get(action.kind, BACKWARD_S / 2)
 
 

@@ -127,7 +127,7 @@ def programs(draw: st.DrawFn) -> hpgo.Program:
     devices = draw(st.permutations(range(sum(replicas) + draw(st.integers(0, 2)))))
     groups = [devices[sum(replicas[:at]) : sum(replicas[: at + 1])] for at in range(depth)]
     size = max(replicas) + draw(st.integers(0, 5))
-    length = orders.chain_length
+    length = orders.stages_per_pipeline
     layers = [[f"{stage}.{at}" for at in range(draw(st.integers(1, 3)))] for stage in range(length)]
     return hpgo.program(
         orders,
@@ -202,7 +202,7 @@ def test_programs_survive_json_and_pickling(program: hpgo.Program) -> None:
     jsonschema.validate(json.loads(text), json.loads((ROOT / "docs/program.schema.json").read_text()))
     again = hpgo.Program.from_json(text)
     assert again == program
-    assert again.schedule.pace == program.schedule.pace
+    assert again.schedule.synchronization == program.schedule.synchronization
     assert pickle.loads(pickle.dumps(program)) == program
     assert [again.for_rank(rank) for rank in range(again.world_size)] == [
         program.for_rank(rank) for rank in range(program.world_size)
@@ -298,8 +298,8 @@ def test_damaged_programs_are_refused_with_their_name(tmp_path: Path) -> None:
         {"stages": [good["stages"][0] | {"rows": [[0, 1]]}, good["stages"][1]]},
         {"stages": [good["stages"][0] | {"rows": [[0]]}, good["stages"][1]]},
         {"schedule": good["schedule"] | {"orders": ["0F0"]}},
-        {"schedule": good["schedule"] | {"chain_length": 1}},
-        {"schedule": good["schedule"] | {"pace": "trot"}},
+        {"schedule": good["schedule"] | {"stages_per_pipeline": 1}},
+        {"schedule": good["schedule"] | {"synchronization": "trot"}},
         {"costs": {"forward_s": 1}},
         {"strange": 1},
     ):

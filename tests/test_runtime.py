@@ -29,7 +29,7 @@ from hpgo.runtime import Loader, Pipeline, Workload  # noqa: E402
 from hpgo.runtime.passes import running  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
-ORDERS = [family.name for family in hpgo.schedules() if family.trains and family.pace == "flush"]
+ORDERS = [family.name for family in hpgo.schedules() if family.trains and family.synchronization == "flush"]
 TWO_CHAINS = ("dualpipe", "chimera")
 CHUNKED = ("interleaved", "interleaved_overlap", "looped_bfs", "hanayo", "interleaved_zb")
 
@@ -50,7 +50,7 @@ def put(
     orders = hpgo.schedule(
         name, ranks=ranks, micro_batches=micro_batches or 2 * ranks, chunks=2 if name in CHUNKED else None
     )
-    length, layers = orders.chain_length, of.layers
+    length, layers = orders.stages_per_pipeline, of.layers
     chance: random.Random | None = how.pop("cuts", None)
     ends = [
         [len(layers) * stage // length for stage in range(length + 1)]
@@ -365,7 +365,7 @@ def test_a_run_says_what_is_wrong_with_its_plan_and_options() -> None:
         ({"plan": 3}, "the plan is 3"),
         ({"plan": "absent.json"}, "file not found: `absent.json`"),
         ({"plan": alone("forward_only")}, "only forward passes"),
-        ({"plan": alone("pipedream")}, "pace `asynchronous`"),
+        ({"plan": alone("pipedream")}, "synchronization `asynchronous`"),
         ({"plan": dataclasses.replace(alone(), gpus_per_device=2)}, "is 2 GPUs"),
         ({"workload": "mlp:layers=3,width=4"}, "layer 1 is `0`, but the workload has no such layer"),
         ({"workload": 7}, "workload is 7"),

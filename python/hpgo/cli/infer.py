@@ -234,7 +234,7 @@ def _conclude(
 
     rate = both(attrgetter("samples_per_s"))
     latencies = {f"p{share}": both(methodcaller("latency_s", share)) for share in _PERCENTS}
-    length = program.schedule.chain_length
+    length = program.schedule.stages_per_pipeline
     hosts = hosts_of(routes_of(program))
 
     def of_stage(which: str, name: str, number: int) -> float | None:

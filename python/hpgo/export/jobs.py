@@ -252,7 +252,7 @@ def _check_memory(plan: Plan) -> None:
 
 def _check_chain(program: Program, row: Framework) -> None:
     """Raise ArgumentError for schedules with two copies of the model, such as bidirectional pipelines."""
-    if program.schedule.chain_length != program.schedule.stages:
+    if program.schedule.stages_per_pipeline != program.schedule.stages:
         raise ArgumentError(
             f"`{program.schedule.name}` runs two copies of the model, which {row.title} can't",
             "plan with another schedule, for instance `--schedule 1f1b`",

@@ -57,7 +57,7 @@ def check_schedule(name: object) -> None:
 def _refusal(family: ScheduleFamily) -> tuple[str, str]:
     plannable = f"choose auto or one of {', '.join(_ALL)}"
     # The order of these reasons matters: an asynchronous schedule may also have other obstacles.
-    if family.pace == "asynchronous":
+    if family.synchronization == "asynchronous":
         return "it updates weights while micro-batches are in flight, so no step of it ends", plannable
     if not family.trains:
         return (

@@ -170,7 +170,7 @@ class Program(Record):
         while local_rank >= self.nodes[machine]:
             local_rank -= self.nodes[machine]
             machine += 1
-        chain = self.schedule.chain_length
+        chain = self.schedule.stages_per_pipeline
         stages = rank_stages(number, self.stages, chain)
         sums = self.sums
         # Each chain has a last stage with a loss. All their ranks take part in the mean loss.
@@ -219,8 +219,8 @@ class Program(Record):
             "version": _VERSION,
             "schedule": {
                 "name": orders.name,
-                "pace": orders.pace,
-                "chain_length": orders.chain_length,
+                "synchronization": orders.synchronization,
+                "stages_per_pipeline": orders.stages_per_pipeline,
                 "micro_batches": orders.micro_batches,
                 "rank_of_stage": orders.rank_of_stage,
                 "weight_versions": orders.weight_versions,
@@ -302,7 +302,7 @@ def program(
     check_is("the schedule", schedule, Schedule, "make one with `hpgo.schedule`")
     pipeline_micro_batch_size = check_int("pipeline_micro_batch_size", pipeline_micro_batch_size)
     parts = [_layers_and_devices(number, stage) for number, stage in enumerate(check_list("stages", stages))]
-    chain = schedule.chain_length
+    chain = schedule.stages_per_pipeline
     if boundary_tensors is None:
         given = [() if (at + 1) % chain == 0 else (BoundaryTensor(layers[-1]),) for at, (layers, _) in enumerate(parts)]
     else:
@@ -356,7 +356,10 @@ def _check(given: Program) -> None:
                     f" `{orders.name}` runs, beside a stage of rank {rank}",
                     "put stages of different ranks on different devices",
                 )
-    chains = [stages[begin : begin + orders.chain_length] for begin in range(0, len(stages), orders.chain_length)]
+    chains = [
+        stages[begin : begin + orders.stages_per_pipeline]
+        for begin in range(0, len(stages), orders.stages_per_pipeline)
+    ]
     for chain in chains:
         layers = [layer for stage in chain for layer in stage.layers]
         if len(set(layers)) < len(layers):
@@ -445,8 +448,8 @@ class _Orders:
     """A schedule in the JSON file."""
 
     name: str
-    pace: str
-    chain_length: int
+    synchronization: str
+    stages_per_pipeline: int
     micro_batches: tuple[tuple[int, ...], ...]
     rank_of_stage: tuple[int, ...]
     weight_versions: tuple[int, ...]
@@ -475,10 +478,10 @@ def _of_document(document: _Document, costs: Costs | None) -> Program:
     # The text of the actions determines chains and placement. Files repeat them for other readers, so check that both
     # agree.
     orders = Schedule.from_text("\n".join(given.orders), name=given.name)
-    read = (orders.chain_length, orders.micro_batches, orders.rank_of_stage)
-    if read != (given.chain_length, given.micro_batches, given.rank_of_stage):
+    read = (orders.stages_per_pipeline, orders.micro_batches, orders.rank_of_stage)
+    if read != (given.stages_per_pipeline, given.micro_batches, given.rank_of_stage):
         raise ArgumentError("`orders` of the schedule have other stages or micro-batches than its other fields")
-    paced = replace(orders, pace=given.pace, weight_versions=given.weight_versions)
+    paced = replace(orders, synchronization=given.synchronization, weight_versions=given.weight_versions)
     # Text does not state the synchronization, and the copy above is unchecked. So validate it once more.
     _core.validate_schedule(paced)
     stages = []

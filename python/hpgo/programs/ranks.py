@@ -178,7 +178,7 @@ def even_rows(pipeline_micro_batch_size: int, replicas: int) -> tuple[range, ...
     return tuple(map(range, ends, ends[1:]))
 
 
-def rank_stages(rank: int, stages: Sequence[ProgramStage], chain_length: int) -> tuple[RankStage, ...]:
+def rank_stages(rank: int, stages: Sequence[ProgramStage], stages_per_pipeline: int) -> tuple[RankStage, ...]:
     """Return the stages that `rank` holds."""
     found = []
     for number, stage in enumerate(stages):
@@ -186,8 +186,8 @@ def rank_stages(rank: int, stages: Sequence[ProgramStage], chain_length: int) ->
             continue
         replica = stage.devices.index(rank)
         rows = stage.rows[replica]
-        chain, place = divmod(number, chain_length)
-        is_first, is_last = place == 0, place == chain_length - 1
+        chain, place = divmod(number, stages_per_pipeline)
+        is_first, is_last = place == 0, place == stages_per_pipeline - 1
         found.append(
             RankStage(
                 stage=number,

@@ -232,7 +232,7 @@ class Durations:
     @property
     def chain(self) -> int:
         """Number of stages of one pipeline replica."""
-        return self.program.schedule.chain_length
+        return self.program.schedule.stages_per_pipeline
 
 
 def check(program: Program, scale: float) -> Durations:

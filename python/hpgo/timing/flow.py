@@ -103,7 +103,7 @@ def flow_of(timeline: Timeline, samples: Sequence[int], *, routes: int = 1) -> F
 def steps_together(program: Program) -> bool:
     """Return whether the program runs in lock-step: each stage sends its micro-batch on before it starts the next."""
     check_is("the program", program, Program, "make one with `hpgo.program`")
-    return program.schedule.pace == "lock step"
+    return program.schedule.synchronization == "lock step"
 
 
 def room_of(program: Program, in_flight: int | None = None) -> int:

@@ -94,7 +94,7 @@ class InferencePipeline(RankPipeline):
         """
         runnable = Runnable.from_plan(plan)
         check_inference(runnable.program)
-        self.bits = bits_behind(runnable.bits, runnable.program.schedule.chain_length, quantize)
+        self.bits = bits_behind(runnable.bits, runnable.program.schedule.stages_per_pipeline, quantize)
         """Bit width after each stage but the last; 0 sends numbers unchanged."""
         self.sent_bits: tuple[dict[int, int], ...] = ()
         """Number of the last stream's micro-batches by bit width, for each cut after a stage."""
@@ -118,7 +118,7 @@ class InferencePipeline(RankPipeline):
     def _build(self, runnable: Runnable) -> None:
         del runnable
         program, options = self.program, self._options
-        length = program.schedule.chain_length
+        length = program.schedule.stages_per_pipeline
         # In the program, each route through the hosts is a chain of stages. All chains share the modules of one model.
         parts = self._stage_modules({stage.stage % length for stage in self.mine.stages}, chains=1)
         self._cuts = layouts(parts, program.pipeline_micro_batch_size, options.dtype, self.bits)
@@ -294,12 +294,12 @@ class InferencePipeline(RankPipeline):
         All ranks must call this. Raises ArgumentError before the first stream, and RunError if a rank is lost.
         """
         timeline = self._recorder.timeline(self.steps - 1)
-        return flow_of(timeline, self._rows, routes=timeline.stages // self.program.schedule.chain_length)
+        return flow_of(timeline, self._rows, routes=timeline.stages // self.program.schedule.stages_per_pipeline)
 
 
 def _of_stream(program: Program, micro_batches: int) -> Program:
     """Return a program of `micro_batches` forward passes of each stage, in order."""
-    routes, length = routes_of(program), program.schedule.chain_length
+    routes, length = routes_of(program), program.schedule.stages_per_pipeline
     if steps_together(program):
         orders = schedule("staggered", ranks=length, micro_batches=micro_batches)
     else:

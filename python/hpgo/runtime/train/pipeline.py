@@ -156,7 +156,7 @@ class Pipeline(RankPipeline):
         program, mine, workload = self.program, self.mine, self.workload
         find_nan = self._options.find_nan
         parts = self._stage_modules({stage.stage for stage in mine.stages})
-        cuts = boundary_tensors(parts, program.schedule.chain_length)
+        cuts = boundary_tensors(parts, program.schedule.stages_per_pipeline)
         # Creating process groups is collective: every rank creates all of them, also groups that it is not in.
         ranks = Ranks(program, workload.tied_weights)
         joining = [number for number, part in enumerate(parts) if part.joins]
