@@ -38,7 +38,7 @@ class Engine:
             stage, key = self.stages[action.stage], (action.stage, action.micro_batch)
             received = self._receive(action)
             if action.kind == "F":
-                begin = action.micro_batch * self.mine.micro_batch_size
+                begin = action.micro_batch * self.mine.pipeline_micro_batch_size
                 rows = slice(begin + stage.rows.start, begin + stage.rows.stop)
                 given = inputs[rows] if stage.is_first else received.requires_grad_()
                 value = given

@@ -36,7 +36,7 @@ class State:
     ends: tuple[int, ...]
     """Where each stage ends in the order of layers."""
     devices: tuple[tuple[int, ...], ...]
-    micro_batch_size: int
+    pipeline_micro_batch_size: int
     recompute: bool
 
 
@@ -76,7 +76,7 @@ class Annealing:
             for (start, end), devices in zip(pairwise((0, *state.ends)), state.devices, strict=True)
         ]
         options = dict(self.question.options) | {
-            "micro_batch_size": state.micro_batch_size,
+            "pipeline_micro_batch_size": state.pipeline_micro_batch_size,
             "recompute": state.recompute,
         }
         try:
@@ -176,8 +176,8 @@ class Annealing:
         """The next larger or smaller micro-batch; or recomputation, where it may be chosen."""
         if self.question.options.get("recompute") and self.dice.random() < 0.3:
             return replace(state, recompute=not state.recompute)
-        at = self.sizes.index(state.micro_batch_size) + self.dice.choice((-1, 1))
-        return replace(state, micro_batch_size=self.sizes[at]) if 0 <= at < len(self.sizes) else None
+        at = self.sizes.index(state.pipeline_micro_batch_size) + self.dice.choice((-1, 1))
+        return replace(state, pipeline_micro_batch_size=self.sizes[at]) if 0 <= at < len(self.sizes) else None
 
     def run(self, seconds: float) -> None:
         """Spends a quarter of that processor time on starts, in random order, the rest on walks from the best three."""

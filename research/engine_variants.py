@@ -85,7 +85,7 @@ def program_of_variant(name: str, layers: Sequence[str], batch_size: int) -> Pro
     >>> eight = program_of_variant("staggered-8", layers, 64)
     >>> eight.for_rank(1).stages[1].layers
     ('27', '28', '29', '30', '31', '32')
-    >>> program_of_variant("sequential", layers, 64).micro_batch_size
+    >>> program_of_variant("sequential", layers, 64).pipeline_micro_batch_size
     64
     """
     known = {one.name: one for one in VARIANTS}
@@ -105,7 +105,7 @@ def program_of_variant(name: str, layers: Sequence[str], batch_size: int) -> Pro
     return program(
         _orders(variant, len(stages)),
         [(ids, [stage % WORKERS]) for stage, ids in enumerate(stages)],
-        micro_batch_size=batch_size // variant.micro_batches,
+        pipeline_micro_batch_size=batch_size // variant.micro_batches,
         global_batch_size=batch_size,
     )
 

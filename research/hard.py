@@ -68,14 +68,17 @@ def written(question: Question, plan: hpgo.Plan) -> Row:
     stages = [
         [ranges(sorted(place[layer] for layer in stage.layers)), ranges(sorted(stage.devices))] for stage in plan.stages
     ]
-    return {"micro_batch_size": plan.micro_batch_size, "recompute": plan.recompute, "stages": stages}
+    return {"pipeline_micro_batch_size": plan.pipeline_micro_batch_size, "recompute": plan.recompute, "stages": stages}
 
 
 def priced(question: Question, plan: Row) -> hpgo.Plan:
     """`hpgo.evaluate` of what `written` wrote."""
     layers = question.profile.layers
     stages = [([layers[at].id for at in numbers_of(held)], numbers_of(devices)) for held, devices in plan["stages"]]
-    options = dict(question.options) | {"micro_batch_size": plan["micro_batch_size"], "recompute": plan["recompute"]}
+    options = dict(question.options) | {
+        "pipeline_micro_batch_size": plan["pipeline_micro_batch_size"],
+        "recompute": plan["recompute"],
+    }
     return hpgo.evaluate(question.profile, question.cluster, stages, **options)
 
 

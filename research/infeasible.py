@@ -127,7 +127,7 @@ def small_model(dice: Random) -> hpgo.Profile:
     shared = []
     if dice.random() < 0.3:
         shared.append(hpgo.TiedWeight((ids[0], ids[-1]), layers[0].parameter_bytes * dice.choice((0.3, 1.0))))
-    return hpgo.Profile("small", sizes, tuple(layers), tuple(edges), ties=tuple(shared))
+    return hpgo.Profile("small", sizes, tuple(layers), tuple(edges), tied_weights=tuple(shared))
 
 
 def has_plan_at_once(asked: Question) -> bool:

@@ -116,7 +116,7 @@ def ours(order: str, model: nn.Sequential, example: torch.Tensor, rows: int, mic
     half = len(model) // 2
     program = hpgo.program(
         orders, [(workload.layers[:half], [0]), (workload.layers[half:], [1])],
-        micro_batch_size=rows, global_batch_size=rows * micro_batches,
+        pipeline_micro_batch_size=rows, global_batch_size=rows * micro_batches,
     )  # fmt: skip
     return Pipeline(program, workload)
 
@@ -295,7 +295,7 @@ def save(rank: int, meet: str, times: int) -> None:
     orders = hpgo.schedule("1f1b", ranks=RANKS, micro_batches=MICRO_BATCHES)
     program = hpgo.program(
         orders, [([layer], [at]) for at, layer in enumerate(workload.layers)],
-        micro_batch_size=ROWS, global_batch_size=ROWS * MICRO_BATCHES,
+        pipeline_micro_batch_size=ROWS, global_batch_size=ROWS * MICRO_BATCHES,
     )  # fmt: skip
     pipeline = Pipeline(program, workload, optimizer=lambda weights: torch.optim.Adam(weights, lr=1e-6))
     batch = torch.randn(ROWS * MICRO_BATCHES, width)
@@ -370,7 +370,7 @@ def stream(
     half, orders = len(workload.layers) // 2, hpgo.schedule("forward_only", ranks=2, micro_batches=STREAM)
     program = hpgo.program(
         orders, [(workload.layers[:half], [0]), (workload.layers[half:], [1])],
-        micro_batch_size=len(batches[0]), global_batch_size=len(batches[0]) * STREAM,
+        pipeline_micro_batch_size=len(batches[0]), global_batch_size=len(batches[0]) * STREAM,
     )  # fmt: skip
     pipeline = InferencePipeline(program, workload)
 

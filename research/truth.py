@@ -82,16 +82,16 @@ def plans(
     samples, size = model.samples, MICRO_BATCHES * model.samples
     alone, beside = profiles[1], profiles[2]
     layers = [layer.id for layer in alone.layers]
-    usual: dict[str, Any] = {"global_batch_size": size, "micro_batch_size": samples}
+    usual: dict[str, Any] = {"global_batch_size": size, "pipeline_micro_batch_size": samples}
     yield "one device", hpgo.evaluate(alone, cluster if idle else cluster.first(1), [(layers, [0])], **usual)
-    shared = usual | {"micro_batch_size": 2 * samples}
+    shared = usual | {"pipeline_micro_batch_size": 2 * samples}
     yield "two replicas", hpgo.evaluate(beside, cluster, [(layers, [0, 1])], **shared)
     spent_s = [layer.forward_s[-1] + layer.backward_s[-1] for layer in beside.layers]
     cut = min(range(1, len(layers)), key=lambda at: max(sum(spent_s[:at]), sum(spent_s[at:])))
     stages = [(layers[:cut], [0]), (layers[cut:], [1])]
     for schedule in "1f1b", "eager_1f1b", "zb_h1":
         yield schedule, hpgo.evaluate(beside, cluster, stages, schedule=schedule, **usual)
-    halves = usual | {"micro_batch_size": samples // 2}
+    halves = usual | {"pipeline_micro_batch_size": samples // 2}
     yield "gpipe", hpgo.evaluate(beside, cluster, stages, schedule="gpipe", **halves)
     yield "interleaved", hpgo.plan(beside, cluster, schedule="interleaved", **usual)
 

@@ -160,7 +160,7 @@ def _priced(plan: hpgo.Plan, profile: hpgo.Profile, cluster: hpgo.Cluster) -> hp
         [(stage.layers, stage.devices) for stage in plan.stages],
         schedule=plan.schedule,
         global_batch_size=plan.global_batch_size,
-        micro_batch_size=plan.micro_batch_size,
+        pipeline_micro_batch_size=plan.pipeline_micro_batch_size,
     )
 
 

@@ -151,7 +151,7 @@ class _Race:
             programs[_ALONE] = hpgo.program(
                 hpgo.schedule("sequential", ranks=1, micro_batches=1),
                 [(layers, [0])],
-                micro_batch_size=self._batch_size,
+                pipeline_micro_batch_size=self._batch_size,
                 global_batch_size=self._batch_size,
             )
         found = [self._facts(name, one, self._trained(name, one)) for name, one in programs.items()]
@@ -180,7 +180,7 @@ class _Race:
             "stages": [len(stage.layers) for stage in program.stages],
             "devices": [list(stage.devices) for stage in program.stages],
             "micro_batches": program.micro_batches,
-            "micro_batch_size": program.micro_batch_size,
+            "pipeline_micro_batch_size": program.pipeline_micro_batch_size,
             "schedule": program.schedule.name,
             "losses": list(trained.losses),
             "steps_s": list(trained.steps_s),
@@ -195,7 +195,7 @@ def _row(one: dict[str, Any], first: dict[str, Any]) -> tuple[str, ...]:
     return (
         one["name"],
         _stages(one),
-        f"{one['micro_batches']} x {one['micro_batch_size']}",
+        f"{one['micro_batches']} x {one['pipeline_micro_batch_size']}",
         one["schedule"],
         format_seconds(one["step_s"]) + predicted,
         f"{one['step_s'] / first['step_s']:.2f}",

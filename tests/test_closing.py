@@ -50,8 +50,8 @@ def planned(profile: hpgo.Profile, cut: int, micro_batches: int, schedule: str =
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=10, inter_gbit_s=10)
     stages = [(cut, [0]), (len(profile.layers) - cut, [1])]
     return hpgo.evaluate(
-        profile, cluster, stages, global_batch_size=ROWS * micro_batches, micro_batch_size=ROWS, schedule=schedule,
-        memory=hpgo.MemoryModel.preset("adam-fp32"),
+        profile, cluster, stages, global_batch_size=ROWS * micro_batches, pipeline_micro_batch_size=ROWS,
+        schedule=schedule, memory=hpgo.MemoryModel.preset("adam-fp32"),
     )  # fmt: skip
 
 
@@ -130,7 +130,7 @@ def test_memory_is_measured_in_the_first_step_alone() -> None:
     layers = [Looks(64, 64), Looks(64, 64)]
     workload = hpgo.runtime.Workload(layers, torch.ones(2, 64), torch.ones(2, 64), torch.nn.functional.mse_loss)
     orders = hpgo.schedule("gpipe", ranks=1, micro_batches=3)
-    program = hpgo.program(orders, [(workload.layers, [0])], micro_batch_size=512, global_batch_size=3 * 512)
+    program = hpgo.program(orders, [(workload.layers, [0])], pipeline_micro_batch_size=512, global_batch_size=3 * 512)
     with hpgo.runtime.Pipeline(program, workload, optimizer=lambda p: torch.optim.SGD(p, 0.1, 0.9)) as pipeline:
         for _ in range(2):
             pipeline.step(*pipeline.example())

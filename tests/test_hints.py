@@ -216,7 +216,7 @@ def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
         "partition --profile vgg-19 --cluster h100:1 --batch-size 0",
         "partition --profile vgg-19 --cluster h100:1 --max-replicas 2 --yaml",
         "partition --profile vgg-19 --cluster h100:1 --throughput 1e9 --objective hosts",
-        "plan bert-48 -c dapple-a -b 64 --micro-batch-size 7",
+        "plan bert-48 -c dapple-a -b 64 --pipeline-micro-batch-size 7",
         "plan bert-48 -c dapple-a -b 64 --min-micro-batch-size 100",
         "plan bert-48 -c dapple-a -b 64 --max-stages 0",
         "plan bert-48 -c dapple-a -b 64 --profile-batch-size 3",

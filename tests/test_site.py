@@ -64,7 +64,7 @@ def test_examples_of_docstrings_are_shown_as_code(pages: dict[Path, str]) -> Non
     told = [text for page, text in pages.items() if page.parent.name == "reference"]
     assert sum(text.count('<span class="gp">&gt;&gt;&gt; </span>') for text in told) > 100
     assert not any("<blockquote>" in text for text in told)
-    assert any("<li><code>micro_batch_size=None</code>" in re.sub(r"\s*</?p>\s*", "", text) for text in told)
+    assert any("<li><code>pipeline_micro_batch_size=None</code>" in re.sub(r"\s*</?p>\s*", "", text) for text in told)
 
 
 def test_every_command_is_there_with_its_help(site: Path) -> None:

@@ -60,7 +60,7 @@ def case(program: hpgo.Program, workload: str, **how: Any) -> dict[str, Any]:
 def test_the_four_ways_have_the_outputs_and_gradients_of_one_process(tmp_path: Path) -> None:
     workload = Workload.read(SMALL)
     programs = [program_of_variant(name, workload.layers, 64) for name in NAMES]
-    assert [(one.micro_batches, one.micro_batch_size, len(one.stages)) for one in programs] == [
+    assert [(one.micro_batches, one.pipeline_micro_batch_size, len(one.stages)) for one in programs] == [
         (1, 64, 4), (64, 1, 4), (16, 4, 4), (16, 4, 8),
     ]  # fmt: skip
     assert all(one.world_size == WORKERS for one in programs)
@@ -186,7 +186,7 @@ def test_dapple_s_five_models_run_their_plans(model: str, tmp_path: Path) -> Non
     def case(stages: list[tuple[tuple[str, ...], tuple[int, ...]]]) -> dict[str, Any]:
         orders = hpgo.schedule("1f1b", ranks=len(stages), micro_batches=2)
         program = hpgo.program(
-            orders, stages, micro_batch_size=size, global_batch_size=2 * size, nodes=plan.program().nodes
+            orders, stages, pipeline_micro_batch_size=size, global_batch_size=2 * size, nodes=plan.program().nodes
         )
         return {"program": json.loads(program.to_json()), "workload": MODELS[model], "example": True}
 

@@ -238,7 +238,7 @@ def shares_make_the_micro_batch(one: _Checked) -> str:
     plan, assumed = one.plan, one.plan.assumptions
     for at, stage in enumerate(plan.stages):
         # Shares differ by at most one sample, so the largest is the quotient rounded up.
-        least, rest = divmod(plan.micro_batch_size, stage.replicas)
+        least, rest = divmod(plan.pipeline_micro_batch_size, stage.replicas)
         uneven = rest and assumed is not None and assumed.even_split
         small = assumed is not None and least < assumed.min_samples_per_replica
         if stage.samples_per_replica != least + (rest > 0) or uneven or small:
@@ -266,7 +266,7 @@ def stage_times_are_their_layers(one: _Checked) -> str:
     # The native planner subtracts prefix sums over all layers. So rounding is relative to their whole sum, which is
     # largest on the slowest device.
     slowest = min(one.sources.speeds)
-    whole_s = [sum(one.seconds(at, plan.micro_batch_size)) / slowest for at in range(len(plan.stages))]
+    whole_s = [sum(one.seconds(at, plan.pipeline_micro_batch_size)) / slowest for at in range(len(plan.stages))]
     for at, stage in enumerate(plan.stages):
         speed = one.speed(stage)
         if speed is None:
@@ -289,7 +289,7 @@ def speed_up_is_possible(one: _Checked) -> str:
     if not one.sums or not one.sources.speeds or not plan.step_s:
         return ""
     stages = range(len(plan.stages))
-    one_device_s = sum(sum(one.seconds(at, plan.micro_batch_size)) for at in stages)
+    one_device_s = sum(sum(one.seconds(at, plan.pipeline_micro_batch_size)) for at in stages)
     # The speed-up is relative to this time, so check it first.
     if not is_equal(plan.one_device_step_s, plan.micro_batches * one_device_s):
         return "`one_device_step_s`"

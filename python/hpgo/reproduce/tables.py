@@ -33,7 +33,7 @@ def strategies(rows: Iterable[Strategy]) -> str:
                 f"{row.compatible.speedup:.2f}" if row.compatible else "–",
                 _step(row.compatible.priced) if row.compatible else "–",
                 shape(row.modern),
-                f"{row.modern.micro_batches} × {row.modern.micro_batch_size}",
+                f"{row.modern.micro_batches} × {row.modern.pipeline_micro_batch_size}",
                 format_seconds(row.modern.step_s),
                 f"{row.modern.speed_up:.2f}",
                 _gap(row.modern),

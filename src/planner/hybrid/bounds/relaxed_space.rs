@@ -17,7 +17,7 @@ use crate::planner::hybrid::{
         device_classes::{DeviceClass, Units, device_classes},
         link_bounds::{Links, Span, Spread},
     },
-    placement::placement_space::{PlacementMove, Placements, Prices},
+    placement::placement_space::{CostClasses, PlacementMove, Placements},
     subproblem::Subproblem,
 };
 use std::sync::Arc;
@@ -63,7 +63,7 @@ pub(crate) struct Relaxed {
     /// Gradient all-reduce rates of spread stages, kept because many moves have the same one.
     sums: FxHashMap<Spread, Rate>,
     /// Numbers of the combinations that decide the time and memory of a stage, so that passes compute them once.
-    prices: Prices,
+    cost_classes: CostClasses,
 }
 
 impl Relaxed {
@@ -81,7 +81,7 @@ impl Relaxed {
             last_index: FxHashMap::default(),
             moves: FxHashMap::default(),
             sums: FxHashMap::default(),
-            prices: Prices::default(),
+            cost_classes: CostClasses::default(),
             max_devices: task.max_devices(),
             units: Units::new(task.cluster),
             classes,
@@ -131,13 +131,13 @@ impl Relaxed {
                         next: space.last(last),
                         replicas: span.1,
                         fewest: span.0,
-                        kind: at as u16,
+                        device_class: at as u16,
                         transfer,
                         sync,
                         speed: class.speed,
                         memory_bytes: class.memory_bytes,
-                        price: space.prices.of(span.1, sync, class.speed, class.memory_bytes),
-                        room: if let Last::One { free_devices, .. } = last { Some(free_devices) } else { None },
+                        cost_class: space.cost_classes.of(span.1, sync, class.speed, class.memory_bytes),
+                        free_on_node: if let Last::One { free_devices, .. } = last { Some(free_devices) } else { None },
                         takes: Vec::new(), // The space does not know which nodes a stage is on.
                     });
                 };
@@ -152,7 +152,7 @@ impl Relaxed {
                             if other_class == at as u16 && span.0 <= free_devices {
                                 add(self, self.links.beside(span, other), sync, one(free_devices - span.0));
                             }
-                            if self.links.machines > 1 {
+                            if self.links.nodes > 1 {
                                 add(self, self.links.apart(), sync, alone);
                             }
                         }
@@ -236,8 +236,8 @@ impl Placements for Relaxed {
 
     fn after(&self, situation: u32, choice: &PlacementMove) -> Option<(Free, u32)> {
         let mut free = self.situations[situation as usize].0;
-        let class = &self.classes[usize::from(choice.kind)];
-        if free[usize::from(choice.kind)] < choice.fewest {
+        let class = &self.classes[usize::from(choice.device_class)];
+        if free[usize::from(choice.device_class)] < choice.fewest {
             return None;
         }
         for (at, is_contained) in class.contained_in.iter().enumerate() {

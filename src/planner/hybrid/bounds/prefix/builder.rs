@@ -75,7 +75,7 @@ impl PrefixBounds {
     ) -> Option<Self> {
         let (model, cluster) = (task.model, task.cluster);
         let units = Units::new(task.cluster);
-        let speeds = || cluster.machines.iter().map(|machine| machine.speed);
+        let speeds = || cluster.nodes.iter().map(|node| node.speed);
         let times_s: Vec<Vec<f64>> = task.totals.iter().map(|totals| layers_s(task, totals)).collect();
         let min_s: Vec<f64> = (0..model.layer_parameter_bytes.len())
             .map(|layer| times_s.iter().map(|each| each[layer]).fold(f64::INFINITY, f64::min))
