@@ -13,7 +13,10 @@ COMPUTING = (
     ("gemm_efficiency", "attention_efficiency", "unfused_attention_efficiency", "hbm_efficiency"),
     ("gemm_overhead_s", "layer_launch_s", "collective_launch_s", "expert_launch_s"),
 )
-EXCHANGE = (("nvlink_efficiency", "nic_efficiency", "all_to_all_nic_efficiency"), ("collective_overhead_s",))
+EXCHANGE = (
+    ("nvlink_efficiency", "nic_efficiency", "gather_nic_efficiency", "all_to_all_nic_efficiency"),
+    ("collective_overhead_s",),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

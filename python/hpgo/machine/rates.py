@@ -134,7 +134,9 @@ RATES: dict[str, Rates] = {
         # Scale the shares of the GB200 from 1,200 W to 1,400 W. We assume that power limits fp4, too. Its peak is 1.5×
         # the GB200's, so its share is 2/3.
         {
-            "bf16": 0.729 * _MORE, "fp8": 0.723 * _MORE, "fp4": 0.723 * _MORE * 2 / 3,
+            "bf16": 0.729 * _MORE,
+            "fp8": 0.723 * _MORE,
+            "fp4": 0.723 * _MORE * 2 / 3,
             "attention": _ULTRA_ATTENTION,
         },
     ),

@@ -79,9 +79,11 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
     edges = _edges(top, repeated, ids) if "edges" in top else list(pairwise(ids))
     title, source = top.text("name", name), top.text("source", file)
     gpus = top.whole("gpus_per_device", 1, least=1)
+    # Files and plans of earlier versions list them as `ties`.
+    key = "ties" if "ties" in top and "tied_weights" not in top else "tied_weights"
     tied_weights = tuple(
-        _tie(Section(entry, f"{file}, tied_weights entry {number}", ProfileError, keys="layers parameter_bytes"))
-        for number, entry in enumerate(top.items("tied_weights", []), start=1)
+        _tie(Section(entry, f"{file}, {key} entry {number}", ProfileError, keys="layers parameter_bytes"))
+        for number, entry in enumerate(top.items(key, []), start=1)
     )
     texts = {key: top.text(key, "") for key in _TEXTS}
     versions: list[tuple[str, str]] = []
