@@ -1,10 +1,10 @@
-"""Report numbers and formulas that docs/planner.md, docs/proofs.md and docs/cost-terms.md had at a commit and lost since.
+"""Report numbers and formulas of docs/planner.md, docs/proofs.md and docs/cost-terms.md that got lost since a commit.
 
     python docs/facts.py COMMIT
 
 Run it after you shorten one of these pages. A fact may move to any page of docs/ or to research/*.md. Formulas are code
-spans with an operator, and indented lines. Spaces, emphasis and line ends do not matter. The exit code is 1 if a fact is
-missing that `CHANGED` does not list.
+spans with an operator, and indented lines. Spaces, emphasis and line ends do not matter. The exit code is 1 if there
+is no trace of a fact that `CHANGED` does not list.
 """
 
 from __future__ import annotations
