@@ -128,6 +128,7 @@ def _with_links(path: str, text: str) -> str:
         if ":" in target:
             return link[0]
         found = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
+        # A link text that is a file name suits a code host. On the site it becomes the page's title.
         if posixpath.basename(words) == posixpath.basename(found):
             words = titles.get(found, words)
         return f"[{words}]({posixpath.relpath(_site_path(found), here)}"

@@ -278,6 +278,7 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
                 section.fail(f"stage {number} has layer {safe_repr(absent)}, which the profile of the plan lacks")
         profile = plan.assumptions.profile
         plan = _in_layer_order(plan, profile if plan.assumptions.include_data_loading else profile.without_loading())
+    # The bound of older files holds only for what was searched: compact placements, or a part of all cuts.
     if plan.placements == "compact" and "node_aligned_bound_s" not in section:
         plan = replace(plan, lower_bound_s=None, node_aligned_bound_s=plan.lower_bound_s)
     if plan.cuts != "all" and plan.chunks == 1 and "searched_cuts_bound_s" not in section:
