@@ -258,7 +258,7 @@ def model(seed: int, dice: Random) -> hpgo.Profile:
 
 
 def needed_bytes(profile: hpgo.Profile, stages: int) -> float:
-    """Return the bytes on the fullest device of a pipeline without replicas: Adam's four times the weights, and activations.
+    """Return the bytes on the fullest device of a pipeline without replicas: Adam's state and activations.
 
     The profile's batch is the micro-batch, and stages are cut by time in the order of the profile.
     """
