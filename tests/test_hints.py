@@ -557,7 +557,7 @@ def test_a_misspelt_name_in_a_file_of_pipeedge_is_refused_beside_the_one_that_is
         ("plan llama-3-8b --seq 4096", "did you mean `hpgo llm plan`?"),
         ("run plan.json --emulate", "did you mean `hpgo emulate`?"),
         ("price bert-48", "did you mean `hpgo evaluate`?"),
-        ("explain plan.json", "see `hpgo --help`"),
+        ("explain plan.json", "did you mean `hpgo llm explain`?"),
     ],
 )
 def test_a_misspelt_choice_leads_to_the_one_that_is_meant(

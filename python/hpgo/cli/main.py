@@ -155,7 +155,7 @@ def _nearest_choice(error: click.ClickException) -> str:
 
 
 def _nearest_option(error: click.ClickException) -> str:
-    """Return a hint with the current name of a former option, or else the most similar option; empty if there is none."""
+    """Return a hint with the current name of a former option, or else the most similar option, or an empty text."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
     options = [name for param in error.ctx.command.get_params(error.ctx) for name in param.opts if name.startswith("-")]

@@ -196,8 +196,9 @@ class InferencePipeline(RankPipeline):
         stage, and at most `in_flight` micro-batches are in the pipeline.
 
         With `hold_samples_per_s`, each cut uses the most bits that its link sustains at that rate. It starts with
-        `bits`, and `sent_bits` reports the result. With `data_rank`, the rank of the first stage or one without a stage, that
-        rank reads `batches` and gets the outputs. `watch` is called on this rank with each `Moment` of the stream.
+        `bits`, and `sent_bits` reports the result. With `data_rank`, the rank of the first stage or one without
+        a stage, that rank reads `batches` and gets the outputs. `watch` is called on this rank with each `Moment` of
+        the stream.
 
         Raises ArgumentError for micro-batches that the model does not accept, and RunError if a layer raises or a rank
         is lost. Raises Preempted after SIGTERM to any rank, when all micro-batches that have entered have left.
