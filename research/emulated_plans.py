@@ -22,7 +22,7 @@ PASS_S = 0.1
 """Time of the median pass. Sixteen sleeping processes wake up late, which matters most for steps of only two passes."""
 _STEPS = 3
 _SILENCE_S = 30.0
-"""Seconds without a heartbeat until a rank counts as lost; long, as many processes share few cores."""
+"""Seconds without a heartbeat until a rank counts as lost. It is long because many processes share few cores."""
 
 
 @dataclass(frozen=True, slots=True)

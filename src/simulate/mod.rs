@@ -284,6 +284,7 @@ impl Inputs {
             Kind::Forward if (stage + 1).is_multiple_of(self.chain) => Some(self.slots + slot),
             Kind::Forward => Some(slot + 1),
             Kind::Backward | Kind::InputGradient if !stage.is_multiple_of(self.chain) => Some(self.slots + slot - 1),
+            // A weight gradient stays on its rank, and there is no stage before the first one.
             _ => None,
         }
     }
