@@ -194,6 +194,7 @@ pub fn simulate(
     iterations: u32,
     control: &Control,
 ) -> Result<Times> {
+    // In lock step, all messages of a step end with it. Links never queue, so the mode of communication has no effect.
     if schedule.pace == Pace::LockStep {
         return lock_step::times(schedule, costs, iterations);
     }
