@@ -115,7 +115,7 @@ def command(options: VariantsOptions) -> None:
 
 
 def _page(page: str) -> str:
-    """What it says; raises before anything has run where it has no place for the table."""
+    """Return the text of a page. Raises ArgumentError before any run if the page has no place for the table."""
     text = read_text(Path(page), ArgumentError)
     fill(text, {"variants": ""})
     return text
@@ -140,7 +140,7 @@ class _Race:
         self._batch_size = len(self._workload.example_inputs[0])
 
     def run(self, names: tuple[str, ...], *, search: bool, alone: bool) -> list[dict[str, Any]]:
-        """All that is asked for, one after the other."""
+        """Run the variants, the search and the single process, one after the other, and return their facts."""
         from engine_variants import program_of_variant
 
         import hpgo
@@ -205,7 +205,7 @@ def _row(one: dict[str, Any], first: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _stages(one: dict[str, Any]) -> str:
-    """How many layers each has, and on how many devices where that is not one."""
+    """Return the number of layers of each stage as text, with the number of devices if it is not 1."""
     shown = [
         f"{layers}" + (f" on {len(devices)}" if len(devices) > 1 else "")
         for layers, devices in zip(one["stages"], one["devices"], strict=True)

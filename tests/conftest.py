@@ -24,6 +24,9 @@ NO_REFERENCE = "compares with recorded outputs of other tools, which HPGO_REFERE
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Ranks take a GPU if each gets one. Tests compare them with tensors on the CPU, so hide GPUs before torch is imported.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
 # Other processes may have the processors: no test fails since it was slow.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")

@@ -552,7 +552,12 @@ def test_a_misspelt_name_in_a_file_of_pipeedge_is_refused_beside_the_one_that_is
         ),
         ("llm estimate llama-3-8b -c h100:1 -b 8 --seq 64", "did you mean `--seq-length`?"),
         ("run plan.json --worklod gpt", "did you mean `--workload`?"),
-        ("explain plan.json", "see `hpgo --help`"),
+        ("plan bert-48 --deadline 3s", "did you mean `--time-limit`?"),
+        ("plan bert-48 --equal-shares", "did you mean `--even-split`?"),
+        ("plan llama-3-8b --seq 4096", "did you mean `hpgo llm plan`?"),
+        ("run plan.json --emulate", "did you mean `hpgo emulate`?"),
+        ("price bert-48", "did you mean `hpgo evaluate`?"),
+        ("explain plan.json", "did you mean `hpgo llm explain`?"),
     ],
 )
 def test_a_misspelt_choice_leads_to_the_one_that_is_meant(

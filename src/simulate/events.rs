@@ -194,6 +194,7 @@ impl<'a> Machine<'a> {
 
     fn run(&mut self, control: &Control) -> Result<()> {
         let mut ended = 0_u64;
+        // Only events start ranks below, and none is pending yet, so start every rank once.
         for rank in 0..self.lanes.len() {
             self.go_on(rank);
         }
@@ -232,6 +233,7 @@ impl<'a> Machine<'a> {
         if self.lanes.iter().zip(&self.schedule.orders).all(is_over) {
             return Ok(self.times);
         }
+        // No event is pending, so the remaining actions wait for inputs that never arrive.
         Err(self.stuck())
     }
 

@@ -194,6 +194,7 @@ pub fn simulate(
     iterations: u32,
     control: &Control,
 ) -> Result<Times> {
+    // In lock step, all messages of a step end with it. Links never queue, so the mode of communication has no effect.
     if schedule.synchronization == Synchronization::LockStep {
         return lock_step::times(schedule, costs, iterations);
     }
@@ -288,6 +289,7 @@ impl Inputs {
             Kind::Forward if (stage + 1).is_multiple_of(self.chain) => Some(self.slots + slot),
             Kind::Forward => Some(slot + 1),
             Kind::Backward | Kind::InputGradient if !stage.is_multiple_of(self.chain) => Some(self.slots + slot - 1),
+            // A weight gradient stays on its rank, and there is no stage before the first one.
             _ => None,
         }
     }

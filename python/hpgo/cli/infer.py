@@ -93,8 +93,8 @@ class InferOptions(ModelOptions):
 def command(options: InferOptions) -> None:
     """Stream batches through a model whose layers PLAN.json splits over hosts or devices.
 
-    PLAN.json is a file of `hpgo partition --json`, or a program with forward passes only. The weights are those of
-    --checkpoint, or of the workload. A table compares throughput and latency with the plan.
+    PLAN.json is a file of `hpgo partition --json`, or a program with forward passes only. The weights come from
+    --checkpoint, or from the workload. A table compares throughput and latency with the plan.
 
     The command starts one process per host of the plan on this machine. Under torchrun, or another launcher that sets
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, it is one rank.

@@ -103,6 +103,26 @@ DEVICE_BYTES = _Measure("size", parse_bytes, example="512MiB")
 RATE = _Measure("rate", parse_bytes_per_s, example="100Mbit/s")
 
 
+def measurement_time_limit(default: str) -> Any:
+    """Declare --time-limit of a command that measures this machine."""
+    return option(
+        "--time-limit",
+        type=SECONDS,
+        default=default,
+        show_default=True,
+        metavar="TIME",
+        help="Approximate time of the whole measurement.",
+    )
+
+
+MEASUREMENT_TIMEOUT: Any = option(
+    "--timeout",
+    type=SOME_SECONDS,
+    default="600s",
+    show_default=True,
+    metavar="TIME",
+    help="Stop if ranks wait for each other this long.",
+)
 TIMEOUT: Any = option(
     "--timeout",
     type=SECONDS,

@@ -83,7 +83,7 @@ class Platform(Record):
         return cluster
 
     def constants_on(self, cluster: Cluster) -> Constants:
-        """Return the constants of the cost model, as many times slower as the platform."""
+        """Return the constants of the cost model, slowed down by the platform's factors."""
         del cluster
         return CONSTANTS.slower(*self.factors)
 

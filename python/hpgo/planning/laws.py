@@ -352,7 +352,7 @@ def estimate_numbers_are_lengths(estimate: LlmEstimate) -> str:
 
 
 def degrees_make_the_gpus(estimate: LlmEstimate) -> str:
-    """Degrees of a configuration multiply to its GPUs, and micro-batches of all replicas to the batch."""
+    """All degrees multiplied are the number of GPUs, and micro-batches of all replicas make the global batch."""
     config = estimate.parallelism
     if config.tp * config.cp * config.pp * config.dp != estimate.gpus or len(estimate.stages) != config.pp:
         return "the degrees"
@@ -468,7 +468,7 @@ def value_is_above_bound(plan: ChainPlan) -> str:
 
 
 def hosts_hold_their_stages(plan: ChainPlan) -> str:
-    """A stage's layers and buffers fit the memory of its host."""
+    """The memory of a host is at least the layers and buffers of its stage."""
     return next(
         (
             f"stage {at}"
@@ -524,7 +524,7 @@ def original_speed_up_is_possible(answer: Original) -> str:
 
 
 def original_stages_follow_each_other(answer: Original) -> str:
-    """Stages of the original planner hold the states one after the other to the last one, each device at most one."""
+    """Each state of the original planner is on one stage, in order, and each device has at most one stage."""
     first, last, used = 0, answer.states - 1, set[int]()
     for at, (start, end, _, devices) in enumerate(answer.stages):
         is_last = at == len(answer.stages) - 1

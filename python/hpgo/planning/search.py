@@ -187,7 +187,7 @@ def _profile_step_s(profile: Profile, batch_size: int) -> float:
 
 
 def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
-    """Return `best` with data parallelism and a straight pipeline as alternatives.
+    """Return `best` with pure data parallelism and a pipeline without replicas as alternatives.
 
     If the search was stopped, no more time is spent on alternatives.
     """

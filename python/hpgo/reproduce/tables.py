@@ -52,7 +52,7 @@ def reasons(rows: Iterable[Strategy]) -> str:
         if row.compatible:
             texts.append(_reason("the compatible", row.compatible.priced, row.modern))
         else:
-            texts.append("the compatible planner can't be told the links")
+            texts.append("the compatible planner has no setting for the links")
         lines.append((row.question.model, row.config, _sentence(texts), row.modern.limit))
     return table(("model", "config", "against the other plans", "what limits the modern plan"), lines)
 
@@ -192,7 +192,7 @@ def _gap(plan: Plan) -> str:
 
 def _reason(whose: str, other: Plan | None, modern: Plan) -> str:
     if other is None:
-        return f"{whose} plan can't be priced"
+        return f"{whose} plan can't be evaluated"
     if [(stage.layers, stage.devices) for stage in other.stages] == [
         (stage.layers, stage.devices) for stage in modern.stages
     ]:

@@ -191,13 +191,14 @@ class InferencePipeline(RankPipeline):
         """Stream micro-batches through all stages, and yield the model's outputs for each, in order, on the last rank.
 
         Every rank must iterate to the end, but only the last rank gets items. Only the rank of the first stage reads
-        `batches`: tensors, or a tuple with one tensor per input, with at most as many rows as the plan's micro-batches.
+        `batches`: tensors, or a tuple with one tensor per input, with no more rows than a micro-batch of the plan.
         It takes the next one when a place is free. Memory is bounded: there is one place before and one after each
         stage, and at most `in_flight` micro-batches are in the pipeline.
 
-        With `hold_samples_per_s`, each cut uses as many bits as its link sustains at that rate. It starts with `bits`,
-        and `sent_bits` reports the result. With `data_rank`, the rank of the first stage or one without a stage, that
-        rank reads `batches` and gets the outputs. `watch` is called on this rank with each `Moment` of the stream.
+        With `hold_samples_per_s`, each cut uses the most bits that its link sustains at that rate. It starts with
+        `bits`, and `sent_bits` reports the result. With `data_rank`, the rank of the first stage or one without
+        a stage, that rank reads `batches` and gets the outputs. `watch` is called on this rank with each `Moment` of
+        the stream.
 
         Raises ArgumentError for micro-batches that the model does not accept, and RunError if a layer raises or a rank
         is lost. Raises Preempted after SIGTERM to any rank, when all micro-batches that have entered have left.
