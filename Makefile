@@ -163,7 +163,8 @@ variants: build torch
 emulated: build torch
 	$(BIN)/python research/reproduction.py --emulate --write PLANNER_REPRODUCTION.md
 
-# Plans of small models beside their runs, in turns and by commands, half an hour on two cores; docs/truth.md.
+# Plans of small models beside their runs, in turns and by commands, half an hour on two cores; docs/truth.md
+# and research/truth-tables.md.
 truth: build torch
 	$(BIN)/python research/turns.py --write docs/truth.md
 	$(BIN)/python research/truth.py --write docs/truth.md

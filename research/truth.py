@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 ROWS, PAGE, PICTURE = ROOT / "research/truth.jsonl", ROOT / "docs/truth.md", ROOT / "docs/images/truth.svg"
 MICRO_BATCHES, ROUNDS, STEPS, TIME_LIMIT = 8, 3, 6, "2s"
+TABLES = ROOT / "research/truth-tables.md"
+"""Page with the tables of all runs. The other page has the conclusions."""
 SHARE, CLEAR = 0.1, 0.05
 """Lines of the picture beside the diagonal; and from which difference on two predictions tell which plan is faster."""
 WORST = 5
@@ -239,7 +241,7 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
                 for at, what in enumerate(("predictions", "runs"))
             ),
             [
-                f"pairs of plans that differ by {percent(CLEAR, 0)} or more, the faster one named right",
+                f"pairs of plans that differ by {percent(CLEAR, 0)} or more, order predicted correctly",
                 f"{right} of {pairs}",
             ],
         ],
@@ -283,9 +285,12 @@ def signed(share: float) -> str:
     return f"{100 * share:+.1f} %"
 
 
-def write(page: Path, rows: list[dict[str, Any]], drawn: Path = PICTURE) -> None:
-    """The page with what `rows` say between its marks, and the picture."""
-    page.write_text(fill(page.read_text(encoding="utf-8"), texts(rows)), encoding="utf-8")
+def write(page: Path, rows: list[dict[str, Any]], drawn: Path = PICTURE, tables: Path = TABLES) -> None:
+    """Fill the summary of `rows` into the page, the table of all runs into `tables`, and draw the picture."""
+    summary = texts(rows)
+    runs = {"runs": summary.pop("runs")}
+    for path, filled in ((page, summary), (tables, runs)):
+        path.write_text(fill(path.read_text(encoding="utf-8"), filled), encoding="utf-8")
     drawn.write_text(picture(rows), encoding="utf-8")
 
 
