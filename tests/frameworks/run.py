@@ -41,7 +41,7 @@ COLUMNS = {
     "read_back": "200 random plans, read back",
     "built": "built",
     "trained": "trained, or served, against one process",
-    "ways": "200 random ways of transformers, read back",
+    "ways": "200 random LLM plans, read back",
 }
 
 
