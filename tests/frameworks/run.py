@@ -1,6 +1,6 @@
 """Runs every file of checks in its environment, and prints what was run on which version.
 
-    python tests/frameworks/run.py [--write docs/export.md]
+    python tests/frameworks/run.py [--write research/framework-tables.md]
 
 Started by `make frameworks`, with the interpreter whose torch all environments see.
 """
