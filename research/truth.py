@@ -197,7 +197,7 @@ def picture(rows: list[dict[str, Any]]) -> str:
     def at(x_s: float, y_s: float) -> tuple[float, float]:
         return left + px * x_s, top + side - px * y_s
 
-    title = f"{len(rows)} runs: predicted and measured step"
+    title = f"{len(rows)} runs: predicted and measured step times"
     items: list[Item] = [Words("title", [16.0], [32.0], [title])]
     for tick in ticks(max_s / unit_s, at_most=6):
         (x, bottom), (start, y) = at(tick * unit_s, 0), at(0, tick * unit_s)
@@ -211,8 +211,9 @@ def picture(rows: list[dict[str, Any]]) -> str:
         end_s = min(max_s, max_s / slope)
         items.append(Line("axis" if slope == 1 else "end", (at(0, 0), at(end_s, slope * end_s))))
     items += [
-        Words("tick", [left + side / 2], [top + side + 32], [f"predicted ({unit}); measured upwards"]),
-        Words("legend", [left + 8], [top + 16], [f"lines: equal, and {percent(SHARE, 0)} to each side"]),
+        Words("tick", [left + side / 2], [top + side + 32], [f"predicted step time ({unit})"]),
+        Words("legend", [16.0], [top - 8], [f"measured step time ({unit})"]),
+        Words("legend", [left + 8], [top + 16], [f"lines: equal, and ± {percent(SHARE, 0)}"]),
     ]
     for row in rows:
         x, y = at(row["predicted_s"], row["measured_s"])
