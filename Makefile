@@ -98,11 +98,11 @@ reproduce: build
 accuracy: build
 	$(BIN)/python research/accuracy.py
 
-# The frameworks' own code reads, builds and runs what `hpgo export` writes, and docs/export.md gets the table; makes
+# The frameworks' own code reads, builds and runs what `hpgo export` writes, and research/framework-tables.md gets the table; makes
 # .frameworks, an environment each. $MEGATRON_LM names a clone of Megatron-LM, for the parsers
 # of its last three releases.
 frameworks: build torch
-	$(BIN)/python tests/frameworks/run.py --write docs/export.md
+	$(BIN)/python tests/frameworks/run.py --write research/framework-tables.md
 
 # Looks for files that break a reader, led by what code they reach, also in the native module, which is built for it.
 fuzz: SECONDS ?= 60
@@ -163,7 +163,8 @@ variants: build torch
 emulated: build torch
 	$(BIN)/python research/reproduction.py --emulate --write PLANNER_REPRODUCTION.md
 
-# Plans of small models beside their runs, in turns and by commands, half an hour on two cores; docs/truth.md.
+# Plans of small models beside their runs, in turns and by commands, half an hour on two cores; docs/truth.md
+# and research/truth-tables.md.
 truth: build torch
 	$(BIN)/python research/turns.py --write docs/truth.md
 	$(BIN)/python research/truth.py --write docs/truth.md

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 ROWS, PAGE, PICTURE = ROOT / "research/truth.jsonl", ROOT / "docs/truth.md", ROOT / "docs/images/truth.svg"
 MICRO_BATCHES, ROUNDS, STEPS, TIME_LIMIT = 8, 3, 6, "2s"
+TABLES = ROOT / "research/truth-tables.md"
+"""Page with the tables of all runs. The other page has the conclusions."""
 SHARE, CLEAR = 0.1, 0.05
 """Distance of the picture's lines from the diagonal, and smallest difference of predictions that ranks two plans."""
 WORST = 5
@@ -196,7 +198,7 @@ def picture(rows: list[dict[str, Any]]) -> str:
     def at(x_s: float, y_s: float) -> tuple[float, float]:
         return left + px * x_s, top + side - px * y_s
 
-    title = f"{len(rows)} runs: predicted and measured step"
+    title = f"{len(rows)} runs: predicted and measured step times"
     items: list[Item] = [Words("title", [16.0], [32.0], [title])]
     for tick in ticks(max_s / unit_s, at_most=6):
         (x, bottom), (start, y) = at(tick * unit_s, 0), at(0, tick * unit_s)
@@ -210,8 +212,9 @@ def picture(rows: list[dict[str, Any]]) -> str:
         end_s = min(max_s, max_s / slope)
         items.append(Line("axis" if slope == 1 else "end", (at(0, 0), at(end_s, slope * end_s))))
     items += [
-        Words("tick", [left + side / 2], [top + side + 32], [f"predicted ({unit}); measured upwards"]),
-        Words("legend", [left + 8], [top + 16], [f"lines: equal, and {percent(SHARE, 0)} to each side"]),
+        Words("tick", [left + side / 2], [top + side + 32], [f"predicted step time ({unit})"]),
+        Words("legend", [16.0], [top - 8], [f"measured step time ({unit})"]),
+        Words("legend", [left + 8], [top + 16], [f"lines: equal, and ± {percent(SHARE, 0)}"]),
     ]
     for row in rows:
         x, y = at(row["predicted_s"], row["measured_s"])
@@ -240,7 +243,7 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
                 for at, what in enumerate(("predictions", "runs"))
             ),
             [
-                f"pairs of plans that differ by {percent(CLEAR, 0)} or more, the faster one named right",
+                f"pairs of plans that differ by {percent(CLEAR, 0)} or more, order predicted correctly",
                 f"{right} of {pairs}",
             ],
         ],
@@ -284,9 +287,12 @@ def signed(share: float) -> str:
     return f"{100 * share:+.1f} %"
 
 
-def write(page: Path, rows: list[dict[str, Any]], drawn: Path = PICTURE) -> None:
-    """Write the tables of `rows` between the markers of the page, and the picture."""
-    page.write_text(fill(page.read_text(encoding="utf-8"), texts(rows)), encoding="utf-8")
+def write(page: Path, rows: list[dict[str, Any]], drawn: Path = PICTURE, tables: Path = TABLES) -> None:
+    """Fill the summary of `rows` into the page, the table of all runs into `tables`, and draw the picture."""
+    summary = texts(rows)
+    runs = {"runs": summary.pop("runs")}
+    for path, filled in ((page, summary), (tables, runs)):
+        path.write_text(fill(path.read_text(encoding="utf-8"), filled), encoding="utf-8")
     drawn.write_text(picture(rows), encoding="utf-8")
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from pages import fill
-from truth import CLEAR, MODELS, Model, error, hpgo_, models, page, percent, plans, ranked, read, signed, title
+from truth import CLEAR, MODELS, TABLES, Model, error, hpgo_, models, page, percent, plans, ranked, read, signed, title
 
 import hpgo
 from hpgo.base.tables import markdown
@@ -182,10 +182,10 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
     summary = markdown(
         ["", ""],
         [
-            ["runs, and steps of each", f"{len(rows)}, {min(len(row['steps_s']) for row in rows)} or more"],
+            ["runs; steps of each run", f"{len(rows)}; at least {min(len(row['steps_s']) for row in rows)}"],
             ["median difference", percent(median(errors))],
             ["largest difference", percent(errors[-1])],
-            [f"pairs that differ by {percent(CLEAR, 0)} or more, the faster one named right", f"{right} of {pairs}"],
+            [f"pairs that differ by {percent(CLEAR, 0)} or more, order predicted correctly", f"{right} of {pairs}"],
         ],
     )
     table = markdown(
@@ -225,9 +225,12 @@ def main() -> None:
         write(written, read(asked.rows) or sys.exit(f"nothing is measured yet: {asked.rows} has no rows"))
 
 
-def write(page: Path, rows: list[dict[str, Any]]) -> None:
-    """Write the tables of `rows` between the markers of the page."""
-    page.write_text(fill(page.read_text(encoding="utf-8"), texts(rows)), encoding="utf-8")
+def write(page: Path, rows: list[dict[str, Any]], tables: Path = TABLES) -> None:
+    """Fill the summary of `rows` into the page, and the table of all runs into `tables`."""
+    summary = texts(rows)
+    runs = {"turns-runs": summary.pop("turns-runs")}
+    for path, filled in ((page, summary), (tables, runs)):
+        path.write_text(fill(path.read_text(encoding="utf-8"), filled), encoding="utf-8")
 
 
 if __name__ == "__main__":

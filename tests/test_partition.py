@@ -491,7 +491,7 @@ def test_report_shows_every_stage_and_what_sets_the_pace():
     for text in (table(plan), explain(plan)):
         assert plan.limit in text or plan.limit.capitalize() in text
         assert "proven optimal" in text
-    assert "sets the pace" in explain(plan)
+    assert "this is the bottleneck" in explain(plan)
     assert svg(plan) == svg(plan)
     assert svg(plan).count('class="memory"') == len(plan.stages) + 1  # and one in the legend
     facts = json.loads(plan.to_json())
