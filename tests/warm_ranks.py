@@ -146,6 +146,7 @@ def _run(words: list[str], place: str, variables: dict[str, str], folder: str) -
     os.chdir(place)
     os.environ.update(variables)
     sys.path[0] = place
+    sys.path += filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
     for name, number in ((os.devnull, 0), (f"{folder}/out", 1), (f"{folder}/err", 2)):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
     sys.argv = words
