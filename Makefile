@@ -59,6 +59,8 @@ test: crate package
 crate: $(BIN)/.installed
 	MAKEFLAGS= cargo test
 
+# With one thread each, as what runs beside would wait for more.
+package: export OMP_NUM_THREADS := 1
 package: build
 	$(BIN)/pytest $(BESIDE) -m "not slow"
 
@@ -113,10 +115,12 @@ fuzz: build torch
 		-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-trace-compares
 	$(BIN)/python fuzz/run.py $(SECONDS) $(RUNS) -- --native target/fuzz/libhpgo.so
 
-# Ten thousand random questions of each kind against the laws of docs/proofs.md; EXAMPLES sets another number.
+# Ten thousand random questions of each kind against the laws of docs/proofs.md; EXAMPLES sets another number. The files
+# that take tests/effort.py have three times as many examples as in `make test`.
 EXAMPLES := 10000
 laws: build torch
 	HPGO_LAWS_EXAMPLES=$(EXAMPLES) $(BIN)/pytest tests/test_answer_laws.py
+	HPGO_LAWS_EXAMPLES=$(EXAMPLES) $(BIN)/pytest $$(grep -l "^from effort import" tests/test_*.py)
 
 # Eight clients and 10,000 requests against `hpgo serve`, ten minutes at most; the figures of research/benchmark-tables.md.
 soak: build

@@ -72,9 +72,12 @@ def ran(folder: Path, cases: dict[str, tuple[str, hpgo.Plan]]) -> tuple[dict[str
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux counts of sockets")
-def test_layers_meet_and_what_crosses_a_cut_is_what_the_plan_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [pytest.param([*SMALL], marks=pytest.mark.slow), ["gpt", "vgg-19"]], ids=len)
+def test_layers_meet_and_what_crosses_a_cut_is_what_the_plan_says(names: list[str], tmp_path: Path) -> None:
+    """In every run, one model of attention and one of convolutions stand for all six."""
     cases: dict[str, tuple[str, hpgo.Plan]] = {}
-    for name, workload in SMALL.items():
+    for name in names:
+        workload = SMALL[name]
         profile = hpgo.runtime.profile(workload, batch_sizes=[ROWS], seconds=0)
         assert tuple(layer.id for layer in profile.layers) == hpgo.runtime.Workload.read(workload).layers
         plans = [planned(profile, cut, MESSAGES) for cut in range(1, len(profile.layers))]

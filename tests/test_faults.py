@@ -178,7 +178,9 @@ def test_ctrl_c_ends_a_run_in_every_phase(phase: str, runs: Runs, tmp_path: Path
     assert ended.after_s < 3
 
 
+@pytest.mark.slow
 def test_torchrun_hears_of_a_rank_that_is_stopped(runs: Runs) -> None:
+    """In every run, ranks are stopped without torchrun above, and one leaves under torchrun in tests/test_run.py."""
     place = {"RANK_LOST": "3", "FAULT": "SIGSTOP", "PHASE": "forward", "WHEN": "20"}
     code, _, err = finish(start(runs.folder, *RUN, *SOON, launcher=4, **place))
     after_s = time.monotonic() - float((runs.folder / "moment").read_text())

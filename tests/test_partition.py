@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
@@ -30,8 +31,8 @@ from hpgo.show.chain_figure import svg
 from hpgo.show.chain_report import explain, table
 
 MEGA = 2**20
-FEW = settings(max_examples=150)
-MANY = settings(max_examples=700)
+FEW = settings(max_examples=examples(150))
+MANY = settings(max_examples=examples(700))
 
 
 @dataclass

@@ -66,7 +66,11 @@ def said(parts: list[Any], inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return made[0]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+EACH = [pytest.param(kind, marks=pytest.mark.slow) if kind in {"bert", "qwen2"} else kind for kind in CONFIGS]
+"""In every run, GPT-2, Llama and ViT have the operations of BERT and Qwen2: both norms, and both kinds of attention."""
+
+
+@pytest.mark.parametrize("kind", EACH)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_every_cut_gives_the_whole_models_loss_and_gradients(kind: str, tmp_path: Path, transformers: Any) -> None:
     workload, chance = hpgo.runtime.Workload.read(config(kind, tmp_path)), random.Random(kind)
@@ -82,7 +86,7 @@ def test_every_cut_gives_the_whole_models_loss_and_gradients(kind: str, tmp_path
     assert bool(workload.tied_weights) == (kind == "gpt2")  # its head is its embedding
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", EACH)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_at_every_grain_layers_hold_the_model_and_cuts_give_its_loss(
     kind: str, tmp_path: Path, transformers: Any

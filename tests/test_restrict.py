@@ -9,6 +9,7 @@ from itertools import combinations, pairwise, permutations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
@@ -92,7 +93,7 @@ def every_plan(
                             )  # fmt: skip
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(questions(), st.sampled_from(["megatron", "deepspeed", "torchtitan@0.2"]))
 def test_no_plan_that_a_launcher_runs_beats_its_bound_and_a_proof_is_one(
     question: tuple[hpgo.Profile, hpgo.Cluster, dict[str, Any]], name: str
@@ -113,7 +114,7 @@ def test_no_plan_that_a_launcher_runs_beats_its_bound_and_a_proof_is_one(
     assert found.gap or found.step_s <= min(steps) * ROUNDING
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(questions(), st.sampled_from(TRAINERS))
 def test_a_plan_for_a_launcher_is_what_it_runs_no_shorter_than_any_and_its_exporter_takes_it(
     question: tuple[hpgo.Profile, hpgo.Cluster, dict[str, Any]], name: str
