@@ -102,7 +102,7 @@ def test_prices_and_plans_on_a_platform_are_those_of_slower_terms(tmp_path) -> N
     assert one.step_s == taken_s(one, *platform.factors)
     assert one.measured_steps == 5
     assert one.high_s / one.step_s == pytest.approx(exp(QUANTILE * platform.log_sd))
-    chosen = hpgo.plan_llm(MODEL, CLUSTER, platform=platform, top=3, **ASKED)
+    chosen = hpgo.plan_llm(MODEL, CLUSTER, platform=platform, stack="default", top=3, **ASKED)
     assert [found.step_s for found in chosen.estimates] == [
         taken_s(found, *platform.factors) for found in chosen.estimates
     ]

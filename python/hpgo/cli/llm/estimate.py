@@ -17,13 +17,14 @@ from hpgo.llm.parallelism import PipelineSchedule, Recompute
 
 _SECTIONS = {
     "Model and batch": "cluster global_batch_size seq_length micro_batch_size precision",
-    "Parallelism and memory": "tp pp vpp pp_schedule cp ep zero_stage recompute",
+    "Parallelism and memory": "tp pp vpp cp ep zero_stage recompute stack",
     "Output": "outputs as_json",
 }
 _BRIEF = (
-    "devices tokens_per_batch framework platform dp_replicate recompute_every first_rank_layers last_rank_layers"
-    " recompute_num_layers cpu_offload_num_layers no_sequence_parallel no_flash_attention no_fused_elementwise"
-    " no_fused_cross_entropy no_fused_adam flatten_gradients dtensor grad_reduce_in_bf16 no_overlap_dp_comm nic_gbit_s"
+    "devices tokens_per_batch framework platform pp_schedule dp_replicate recompute_every first_rank_layers"
+    " last_rank_layers recompute_num_layers cpu_offload_num_layers no_sequence_parallel no_flash_attention"
+    " no_fused_elementwise no_fused_cross_entropy no_fused_adam flatten_gradients dtensor grad_reduce_in_bf16"
+    " no_overlap_dp_comm nic_gbit_s"
 )
 """Options that `--help` lists by name only, so that it fits on one screen. `hpgo help llm estimate` explains them."""
 _CONFIGURATION = (
@@ -70,7 +71,7 @@ class EstimateOptions(TrainingOptions):
         type=click.Choice(get_args(Recompute)),
         default="none",
         metavar="NAME",
-        help="none, selective (scores), selective_op or full.  [none]",
+        help="none, selective, selective_op, full.  [none]",
     )
     recompute_num_layers: int | None = option(
         "--recompute-num-layers", type=COUNT, metavar="N", help="Layers of each stage that `full` recomputes.  [all]"
