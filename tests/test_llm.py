@@ -110,6 +110,20 @@ def test_state_of_a_parameter_is_that_of_zero(precision, zero, each, d: int) -> 
     assert held["weights"] + held["gradients"] + held["optimizer"] == pytest.approx(parameters(one, part) * each(d))
 
 
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_moments_in_bf16_take_four_bytes_of_a_parameter_less(zero: int, precision) -> None:
+    def optimizer(moments: bool) -> float:
+        one = estimate_config(
+            LLAMA, hpgo.Cluster.preset("h100:1"),
+            ParallelismConfig(zero_stage=zero, precision=precision, adam_moments_in_bf16=moments),
+            global_batch_size=8, seq_length=2048,
+        )  # fmt: skip
+        return dict(one.stages[0].memory_bytes)["optimizer"]
+
+    assert optimizer(False) - optimizer(True) == pytest.approx(4 * LLAMA.parameters / (8 if zero else 1))
+
+
 def test_zero_3_keeps_16_bytes_of_a_share_and_gathers_two_layers() -> None:
     one = context(LLAMA, ParallelismConfig(dp=64, zero_stage=3))
     part = PipelineStages(one, 1).rank_layers(0, 1)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpgo.llm.experts import NOTHING, PassTime, ep_all_to_all, expert_weights, experts, router
 from hpgo.llm.layer_context import NARROW, VALUE, pairs_seen
 from hpgo.llm.parallelism import MOST_ZERO
+from hpgo.llm.recompute import repeated_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -317,7 +318,9 @@ def layer_times(context: LayerContext) -> tuple[LayerTime, LayerTime]:
     forward_s = with_launches({key: one.forward_s for key, one in passes.items()}, 1.0)
     kept_s = {key: one.backward_s for key, one in passes.items()}
     full_s = {key: one.backward_s + one.recompute_s for key, one in passes.items()}
-    if config.recompute == "selective" and not config.flash_attention:
+    for key, again_s in repeated_s(context, passes).items():
+        kept_s[key] += again_s
+    if config.recompute == "selective" and not (config.flash_attention or config.recompute_modules):
         # Flash attention saves no scores. Its backward pass always recomputes them, which its factor includes.
         kept_s["attention"] += passes["attention"].recompute_s
     weight_grad_s = sum(one.weight_grad_s for one in passes.values())

@@ -19,6 +19,7 @@ from hpgo.llm.experts import expert_weights, saved_by_experts
 from hpgo.llm.layer_context import NARROW, VALUE
 from hpgo.llm.layer_time import layer_weights
 from hpgo.llm.parallelism import MOST_ZERO
+from hpgo.llm.recompute import dropped_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _ADAM = 12
 """Bytes per parameter of Adam's state: two moments and a copy of the weights in 32 bits."""
+_NARROW_MOMENTS = 4
+"""Bytes per parameter that Adam's moments in bf16 save."""
 _WIDENED, _UNFUSED = 4, 8
 """Bytes per parameter that the optimizer step allocates: for a gradient in 32 bits if gradients accumulate in 16 bits,
 and, without fused Adam, for the square root of a moment and the denominator."""
@@ -160,6 +163,7 @@ def optimizer(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the bytes of Adam's moments and 32-bit weights, unless `weights` counts these already."""
     config = context.config
     each = _ADAM if config.zero_stage < MOST_ZERO or config.grad_reduce_in_bf16 else _ADAM - 4
+    each -= _NARROW_MOMENTS if config.adam_moments_in_bf16 else 0
     return each * (sharded_parameters if config.zero_stage >= 1 else parameters)(context, held)
 
 
@@ -213,8 +217,9 @@ def saved_activation_bytes(context: LayerContext, *, recomputed: bool, cast: boo
     # Attention saves its result in 16 bits, so the GEMM after it saves another copy in a narrow format.
     kept = context.queries + context.keys + context.values + context.mixed + context.inner * context.ffn
     inputs = context.ffn + (context.mixed if each < VALUE else 0)
-    inside = tokens * (VALUE * kept + each * inputs) / config.tp
-    if config.flash_attention or config.recompute == "selective":
+    inside = tokens * (VALUE * kept + each * inputs) / config.tp - dropped_bytes(context, each)
+    modules = config.recompute_modules
+    if config.flash_attention or (config.recompute == "selective" and (not modules or "core_attn" in modules)):
         return outside + inside
     scores = model.heads * config.micro_batch_size * context.seq_length * context.seq_length / config.cp
     return outside + inside + 5 * scores / config.tp
@@ -224,6 +229,10 @@ SAVED = {recomputed: partial(saved_activation_bytes, recomputed=recomputed) for 
 """`saved_activation_bytes` by whether the layer is recomputed, for `LayerContext.once`."""
 UNCAST = partial(saved_activation_bytes, recomputed=False, cast=False)
 """Bytes of the layer that is being recomputed, all of them in 16 bits: none of its values is cast."""
+
+
+_RESTORED = partial(dropped_bytes, each=VALUE)
+"""Bytes of the modules that are being recomputed, in the one layer whose backward pass runs."""
 
 
 def _recomputed_bytes(context: LayerContext) -> float:
@@ -238,6 +247,8 @@ def activations(context: LayerContext, held: PipelineRankLayers) -> Amount:
     micro-batch that waits for that.
     """
     found = sum(count * context.once(SAVED[again], kind) for (kind, again), count in held.in_flight.items())
+    if context.config.recompute_modules:
+        found += _largest(held.layers, partial(context.once, _RESTORED))
     # Layers are recomputed one at a time, so only the largest of them is counted with all its values.
     if held.waiting is None:
         return found + _largest(held.layers, partial(context.once, UNCAST), recomputed=True)

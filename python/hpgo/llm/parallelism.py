@@ -22,6 +22,8 @@ Recompute = Literal["none", "selective", "full"]
 """Activations that backward passes recompute: none, attention scores, or whole layers."""
 Precision = Literal["bf16", "fp16", "fp8", "fp4"]
 """Number format of matrix multiplications."""
+RecomputedModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+"""Part of a layer that selective recomputation may repeat, by its name in Megatron-LM's `--recompute-modules`."""
 PipelineSchedule = Literal["1f1b", "interleaved_zb", "zb_v"]
 """Pipeline schedule: 1F1B (interleaved if `vpp` > 1), interleaved zero-bubble, or ZB-V."""
 MOST_ZERO = 3
@@ -95,6 +97,10 @@ class ParallelismConfig:
     """Whether gradients are reduced during backward passes, and weights gathered during passes of other layers."""
     grad_reduce_in_bf16: bool = False
     """Whether gradients are accumulated and reduced in bf16 instead of fp32 (Megatron-LM's `--grad-reduce-in-bf16`)."""
+    recompute_modules: tuple[RecomputedModule, ...] = ()
+    """Modules of each layer that are recomputed if `recompute` is selective; none of them means attention scores."""
+    adam_moments_in_bf16: bool = False
+    """Whether Adam's moments are stored in bf16 (Megatron-LM's `--use-precision-aware-optimizer`)."""
     cpu_offload_num_layers: int = 0
     """Number of layers whose activations wait in CPU memory from the forward to the backward pass."""
 
@@ -135,6 +141,29 @@ class ParallelismConfig:
                 f"recompute_num_layers is {self.recompute_num_layers}, but recompute is {self.recompute}: it counts"
                 " fully recomputed layers",
                 "use recompute='full'",
+            )
+
+        self._check_modules()
+
+    def _check_modules(self) -> None:
+        if not self.recompute_modules:
+            return
+        named = ", ".join(self.recompute_modules)
+        if self.recompute != "selective":
+            raise ArgumentError(
+                f"recompute_modules is {named}, but recompute is {self.recompute}: it selects what `selective`"
+                " recomputes",
+                "use recompute='selective'",
+            )
+        if len(set(self.recompute_modules)) < len(self.recompute_modules):
+            raise ArgumentError(
+                f"recompute_modules is {named}, but each module may be listed once", "remove the second"
+            )
+        if self.splits_backward:
+            raise ArgumentError(
+                f"recompute_modules is {named}, but no framework recomputes modules with split backward passes",
+                "use pp_schedule='1f1b', or leave recompute_modules out",
+                code="conflict",
             )
 
     def _check_split(self) -> None:
@@ -257,6 +286,7 @@ class ParallelismConfig:
         if self.recompute != "none":
             count = self.recompute_num_layers
             layers = "" if count is None else f" ({pluralize(count, 'layer')} per stage)"
+            layers += f" ({', '.join(self.recompute_modules)})" if self.recompute_modules else ""
             parts.append(f"recompute {self.recompute}{layers}")
         parts += [f"offload {pluralize(self.cpu_offload_num_layers, 'layer')}"] if self.cpu_offload_num_layers else []
         return ", ".join([*parts, f"micro-batch {self.micro_batch_size}"])

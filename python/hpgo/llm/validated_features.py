@@ -37,6 +37,8 @@ def features_of(config: ParallelismConfig) -> tuple[str, ...]:
         (f"schedule {config.pp_schedule}", config.splits_backward),
         (zero, config.zero_stage > 0),
         (f"recompute {config.recompute}", config.recompute != "none"),
+        ("recompute of modules", bool(config.recompute_modules)),
+        ("bf16 moments", config.adam_moments_in_bf16),
         (config.precision, True),
         ("bf16 gradient reduction", config.grad_reduce_in_bf16),
         ("activation offloading", config.cpu_offload_num_layers > 0),
