@@ -195,9 +195,19 @@ def test_experts_that_are_recomputed_include_their_parts() -> None:
         ({"recompute": "selective", "recompute_modules": ("mlp",), "pp": 2, "vpp": 2, "pp_schedule": "zb_v"}, "split"),
     ],
 )
-def test_modules_that_nobody_recomputes_are_refused(how: dict[str, Any], says: str) -> None:
+def test_modules_that_nobody_recomputes_are_refused_at_once(how: dict[str, Any], says: str) -> None:
     with pytest.raises(hpgo.errors.ArgumentError, match=says):
         ParallelismConfig(**how)
+
+
+@pytest.mark.parametrize(
+    ("module", "needs"), [("mla_up_proj", "latent attention"), ("moe", "experts"), ("moe_act", "experts")]
+)
+def test_modules_that_a_model_lacks_are_refused(module: str, needs: str) -> None:
+    asked = {"global_batch_size": 8, "seq_length": 4096, "recompute": "selective", "recompute_modules": [module]}
+    with pytest.raises(hpgo.errors.ArgumentError, match=f"{module} needs {needs}, which `llama-3-8b` does not have"):
+        hpgo.estimate_llm("llama-3-8b", "h100:1", **asked)
+    assert hpgo.estimate_llm("deepseek-v2-lite", "h100:1", **asked).parallelism.recompute_modules == (module,)
 
 
 def test_inputs_of_products_in_fewer_bits_are_kept_in_these() -> None:

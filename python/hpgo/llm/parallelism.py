@@ -26,6 +26,12 @@ RecomputedModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe"
 """Part of a layer that selective recomputation may repeat, by its name in Megatron-LM's `--recompute-modules`."""
 PipelineSchedule = Literal["1f1b", "interleaved_zb", "zb_v"]
 """Pipeline schedule: 1F1B (interleaved if `vpp` > 1), interleaved zero-bubble, or ZB-V."""
+_NEEDED_BY_MODULE = {
+    "mla_up_proj": "latent attention",
+    "moe": "experts",
+    "moe_act": "experts",
+    "shared_experts": "experts",
+}
 MOST_ZERO = 3
 """The highest ZeRO stage."""
 DEGREES = ("tp", "cp", "ep", "pp", "vpp", "micro_batch_size")
@@ -422,6 +428,14 @@ def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: 
             f"tp {config.tp} with experts needs sequence parallelism, so that each GPU routes different tokens",
             "turn sequence parallelism on, or use tp 1",
         )
+    for module in config.recompute_modules:
+        needed = _NEEDED_BY_MODULE.get(module)
+        if needed and not (model.latent if needed == "latent attention" else model.experts):
+            raise ArgumentError(
+                f"recompute_modules is {', '.join(config.recompute_modules)}, but {module} needs {needed}, which"
+                f" `{model.name}` does not have",
+                f"leave {module} out",
+            )
     # Each GPU of a context-parallel group has a chunk from the front of the sequence and one from its end, because
     # causal attention gives later tokens more work.
     parts = 2 * config.cp if config.cp > 1 else 1
