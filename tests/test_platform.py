@@ -147,7 +147,7 @@ llama-3-8b,h100:2,32,8192,4,full,3.1
 
 
 def test_steps_name_the_modules_that_they_recompute(tmp_path) -> None:
-    one = {"model": "deepseek-v2-lite", "cluster": "h100:1", "global_batch_size": 32, "seq_length": 4096, "ep": 8,
+    one = {"model": "deepseek-v2-lite", "cluster": "a100:1", "global_batch_size": 32, "seq_length": 4096, "ep": 8,
            "recompute": "selective", "recompute_modules": ["mla_up_proj", "moe_act"], "adam_moments_in_bf16": True,
            "seconds": 1.2}  # fmt: skip
     path = tmp_path / "steps.json"
