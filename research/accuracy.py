@@ -30,7 +30,7 @@ from hpgo.errors import HpgoError
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.estimate import LlmEstimate, StageEstimate, estimate_config, estimate_llm, stages_of
 from hpgo.llm.layer_context import VALUE
-from hpgo.llm.parallelism import ParallelismConfig
+from hpgo.llm.parallelism import ParallelismConfig, RecomputedModule
 from hpgo.llm.stack import Stack, stack_of
 from hpgo.llm.step_range import RELATIVE_ERROR, StepKind, kind_of, log_sd
 from hpgo.llm.step_time import PipelineStages
@@ -73,8 +73,8 @@ SOURCES = {
     "bridge-dense": "Megatron-Bridge, docs/performance-summary.md and its archive; no recomputation is assumed where"
     " they state none",
     "zero3-a100-2021": "arXiv 2104.04473, table 2",
-    "bridge-moe": "Megatron-Bridge, docs/performance-summary.md and its archive; no recomputation is assumed where they"
-    " state none",
+    "bridge-moe": "Megatron-Bridge, docs/performance-summary.md and its archive; recomputed modules are those of its"
+    " recipes",
 }
 UNFITTED = {"zero3-a100-2021"}
 """Outdated software stacks. Their steps are listed, but are part of no fit and no mean."""
@@ -120,6 +120,16 @@ _OFFLOADED = {
     ("llama3.1-405b", "gb300", "fp8"): 10, ("llama3.1-405b", "gb200", "fp8"): 92,
 }  # fmt: skip
 """`cpu_offloading_num_layers` of Megatron-Bridge's recipes with FSDP, scripts/performance/configs/llama."""
+_MODULES: dict[tuple[str, str], tuple[RecomputedModule, ...]] = {
+    ("gpt-oss-120b", "h100"): ("layernorm", "moe_act"), ("gpt-oss-120b", "b200"): ("layernorm", "moe_act"),
+    ("gpt-oss-120b", "gb200"): ("layernorm", "moe_act"), ("deepseek-v3", "h100"): ("mla_up_proj", "mlp"),
+    ("deepseek-v3", "b200"): ("mla_up_proj",), ("deepseek-v3", "b300"): ("mla_up_proj",),
+    ("deepseek-v3", "gb200"): ("mla_up_proj",), ("deepseek-v3", "gb300"): ("mla_up_proj",),
+}  # fmt: skip
+"""`recompute_modules` of Megatron-Bridge's recipes: scripts/performance/configs, */*workload_base_configs.py of 0.3.1.
+"""
+_NARROW_MOMENTS = ("deepseek-v3",)
+"""Models whose recipes in Megatron-Bridge have `exp_avg_dtype = torch.bfloat16`: recipes/deepseek/deepseek_v3.py."""
 
 _START: dict[str, Any] = {
     "gemm_efficiency": 0.9, "tail_wave_loss": 0.5, "gemm_overhead_s": 5e-6, "attention_efficiency": 0.85,
@@ -185,10 +195,17 @@ class Point:
     """Software stack that the framework implies on the device."""
 
     @property
+    def modules(self) -> tuple[RecomputedModule, ...]:
+        """Modules that the backward pass recomputes."""
+        return self.config.recompute_modules
+
+    @property
     def recipe(self) -> str:
         """Key of the recipe, which is equal for all releases of one recipe."""
         # The hash of this text splits the points into halves. Its words are frozen, regardless of renamed fields.
-        words = [f"{word}={getattr(self.config, field)!r}" for word, field in _OF_A_RECIPE.items()]
+        # Reports do not state recomputed modules, so they are not part of the key.
+        stated = replace(self.config, recompute="none", recompute_modules=()) if self.modules else self.config
+        words = [f"{word}={getattr(stated, field)!r}" for word, field in _OF_A_RECIPE.items()]
         words += [f"expert={self.config.ep}"] if self.config.ep > 1 else []
         config = f"Way({', '.join(words)})"
         return f"{self.platform} {self.model.name} {config} {self.cluster.name} {self.seq} {self.batch}"
@@ -282,10 +299,12 @@ def _point(row: dict[str, Any]) -> Point:
         name=held["name"], **sizes, gated=held["gated"], tied=held["tied"], centred_norms=not held["gated"],
         **_experts(held),
     )  # fmt: skip
+    modules = _modules(row)
     config = ParallelismConfig(
         tp=row["tp"], sequence_parallel=bool(row["sp"]) and row["tp"] > 1, cp=row["cp"], ep=row["ep"],
         pp=row["pp"], vpp=chunks, dp=row["dp"], micro_batch_size=micro_batch_size,
-        recompute=_RECOMPUTE[row["recompute"]], zero_stage=row["zero"],
+        recompute="selective" if modules else _RECOMPUTE[row["recompute"]], recompute_modules=modules,
+        adam_moments_in_bf16=_is_of_bridge(row) and held["name"] in _NARROW_MOMENTS, zero_stage=row["zero"],
         precision=_PRECISIONS.get(row["precision"], row["precision"]), flash_attention=bool(row["flash"]),
         fused_elementwise=not _framework(row).startswith(_UNFUSED),
         overlap_dp_comm=not _framework(row).startswith(_NO_OVERLAP),
@@ -334,9 +353,20 @@ def _adds_up_in_16_bits(row: dict[str, Any]) -> bool:
     return framework.startswith(_NARROW_GRADIENTS)
 
 
+def _is_of_bridge(row: dict[str, Any]) -> bool:
+    return _framework(row).startswith("Megatron-Bridge")
+
+
+def _modules(row: dict[str, Any]) -> tuple[RecomputedModule, ...]:
+    # Reports of other frameworks state recomputation.
+    if row["recompute"] is not None or not _is_of_bridge(row):
+        return ()
+    return _MODULES.get((row["model"]["name"], row["hw"]), ())
+
+
 def _offloaded(row: dict[str, Any]) -> int:
     # Reports do not state offloading. Only the recipes with FSDP use it.
-    if row["zero"] != 3 or not _framework(row).startswith("Megatron-Bridge"):
+    if row["zero"] != 3 or not _is_of_bridge(row):
         return 0
     return _OFFLOADED.get((row["model"]["name"], row["hw"], _PRECISIONS.get(row["precision"], row["precision"])), 0)
 

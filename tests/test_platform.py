@@ -140,6 +140,19 @@ llama-3-8b,h100:2,32,8192,4,full,3.1
 """
 
 
+def test_steps_name_the_modules_that_they_recompute(tmp_path) -> None:
+    one = {"model": "deepseek-v2-lite", "cluster": "a100:1", "global_batch_size": 32, "seq_length": 4096, "ep": 8,
+           "recompute": "selective", "recompute_modules": ["mla_up_proj", "moe_act"], "adam_moments_in_bf16": True,
+           "seconds": 1.2}  # fmt: skip
+    path = tmp_path / "steps.json"
+    path.write_text(json.dumps({"hpgo_steps": 1, "steps": [one]}), encoding="utf-8")
+    (step,) = read_steps(path)
+    config = step.predicted.parallelism
+    assert config.recompute_modules == ("mla_up_proj", "moe_act")
+    assert config.adam_moments_in_bf16
+    assert {"recompute of modules", "bf16 moments"} <= set(step.predicted.unvalidated_features)
+
+
 def test_yaml_json_and_csv_hold_the_same_steps(tmp_path) -> None:
     held = {
         "hpgo_steps": 1,
