@@ -393,9 +393,9 @@ def _experts(held: dict[str, Any]) -> dict[str, Any]:
 
 
 def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence[str] = FITTED) -> Constants:
-    """Return the constants that minimize the mean, over platforms, of mean |log(predicted / measured)|,
-    with a weak prior around the guesses of `_START`.
+    """Return the constants that minimize the mean, over platforms, of mean |log(predicted / measured)|.
 
+    A weak prior keeps them near the guesses of `_START`.
     Coordinate descent with shrinking steps, from `_START` or from `start`. It is deterministic. Predicted steps are
     `PipelineStages.bound_s`, which takes 1 % of a simulation's time and is close to it. Large platforms take part with
     a sample of their points, the platform with experts with all of them.
@@ -556,10 +556,10 @@ def _head() -> list[str]:
         "```",
         "",
         (
-            "The ranges come from this comparison with about 1,500 published steps. If two step times of one list differ"
-            f" by less than {100 * RELATIVE_ERROR:.0f} %, do not rely on their order. If you can measure three steps on"
-            " your cluster, run [`hpgo llm calibrate`](llm.md#fit-the-cost-model-to-your-cluster): it replaces the range"
-            " by that of your platform. For models with experts, measure a step before you decide."
+            "The ranges come from this comparison with about 1,500 published steps. If two step times of one list"
+            f" differ by less than {100 * RELATIVE_ERROR:.0f} %, do not rely on their order. If you can measure three"
+            " steps on your cluster, run [`hpgo llm calibrate`](llm.md#fit-the-cost-model-to-your-cluster): it replaces"
+            " the range by that of your platform. For models with experts, measure a step before you decide."
         ),
         "",
         (

@@ -18,10 +18,10 @@ from hpgo.cli.main import group
 from hpgo.llm.constants import CONSTANTS, KERNELS_ON_H100
 from hpgo.llm.device_record import AttentionTime, CollectiveTime, DeviceRecord, ElementwiseTime, GemmTime
 from hpgo.llm.estimate import constants_of
-from hpgo.llm.stack import Stack
 from hpgo.llm.kernel_fit import HOP_S, fit_attention, fit_collectives, fit_elementwise, fit_gemms
 from hpgo.llm.layer_context import wave_tiles
 from hpgo.llm.platform import read_platform
+from hpgo.llm.stack import Stack
 from hpgo.machine.rates import RATES
 from hpgo.show.node_report import SKIPPED, document, lines
 
