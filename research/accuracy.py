@@ -145,7 +145,7 @@ _OF_TORCH = "GiB"
 _PASSING = {"framework_overhead", "logits", "optimizer_workspace", "grad_reduce_buffer"}
 _GOAL, _GOAL_KNOWN = 0.2, 0.12
 """Goals of the mean error for models with experts: left out of the fit, and with one step known."""
-_PRIOR = 0.01
+_PRIOR = 0.03
 """Weight of the squared logarithms of fitted over guessed constants, beside the mean error. Not tuned."""
 FITTED, FITTED_EXPERTS = tuple(_START), tuple(_START_EXPERTS)
 _LIMITS = {
@@ -658,6 +658,10 @@ _ONE_KNOWN = (
     "Largest on vTrain's single nodes: small models on 1 to 8 GPUs, whose ratios scatter most. GEMM times measured by"
     " size would help."
 )
+_LEFT_OUT = (
+    "Without vTrain's single nodes, hardly any step determines the efficiency of unfused attention, which the fit then"
+    " moves to correct other terms. The mean without that platform is below 10 %."
+)
 _MEGATRON = (
     "Most steps of 175B are predicted too long, MT-NLG's on 2,240 and 2,800 GPUs too short. Their fused kernels are not"
     " published."
@@ -682,7 +686,7 @@ def _goals(platforms: dict[str, Row], orders: dict[str, Order], memory: Errors) 
     megatron, vtrain = (platforms[name].every for name in ("megatron-a100", "vtrain-multi"))
     rows = (
         ("mean error of platforms", mean, 0.10, ""),
-        ("mean error of a platform left out", alone, 0.15, ""),
+        ("mean error of a platform left out", alone, 0.10, _LEFT_OUT),
         ("mean error of a platform left out, one step known", known, 0.08, _ONE_KNOWN),
         ("Megatron-LM on A100, mean error", megatron.mean, 0.05, _MEGATRON),
         ("Megatron-LM on A100, worst error", megatron.worst, 0.15, ""),
@@ -691,7 +695,7 @@ def _goals(platforms: dict[str, Row], orders: dict[str, Order], memory: Errors) 
         ("vTrain's 64 to 512 A100, pairs in the wrong order", 1 - orders["vtrain-multi"].right_share, 0.10, ""),
         ("BLOOM's pairs in the wrong order", 1 - orders["bloom-a100"].right_share, 0.10, _BLOOM),
         ("InternLM's pairs in the wrong order", 1 - orders["internevo-a100"].right_share, 0.10, _INTERNLM),
-        ("memory, mean error", memory.mean, 0.08, ""),
+        ("memory, mean error", memory.mean, 0.06, ""),
         ("memory, largest underestimate", 1 - min(memory.ratios), 0.10, _MEMORY),
     )
     # Worst first: by the ratio of the value to its goal.

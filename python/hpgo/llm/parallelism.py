@@ -581,7 +581,13 @@ def data_degree(config: ParallelismConfig, gpus: int) -> int:
             nearest(config.ep, divisors(stage)),
             ("ep",),
         )
-    return gpus // each
+    if (dp := gpus // each) % config.dp_replicate:
+        raise DegreeError(
+            f"dp_replicate is {config.dp_replicate}, but it must divide the data-parallel degree {dp}",
+            nearest(config.dp_replicate, divisors(dp)),
+            ("devices",),
+        )
+    return dp
 
 
 def nearest(wanted: int, fitting: Iterable[int]) -> str:
