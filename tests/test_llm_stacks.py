@@ -48,7 +48,7 @@ def test_a_factor_of_a_stack_moves_only_its_term() -> None:
     for field, term in (("attention", "attention"), ("tp_exposed", "tp_comm")):
         found = terms(estimate(tp=4, stack=replace(base, **{field: 0.5}), overlap_dp_comm=False))
         assert {key for key in plain if found[key] != pytest.approx(plain[key])} == {term}
-        assert found[term] == pytest.approx(0.5 * plain[term], rel=0.02)
+        assert found[term] == pytest.approx(0.5 * plain[term], rel=0.05)
 
 
 @pytest.mark.parametrize(
