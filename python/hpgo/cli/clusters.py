@@ -41,7 +41,7 @@ def command(options: ListOptions) -> None:
         click.echo(json.dumps([_entry(Cluster.preset(name)) for name in PRESETS], indent=2))
         return
     table(
-        ["cluster", "devices", "device", "in node", "ring in node", "between", "ring between"],
+        ["cluster", "devices", "device", "inside", "ring inside", "between", "ring between"],
         [
             (
                 name,
