@@ -25,7 +25,7 @@ class ListOptions(Options):
 def command(options: ListOptions) -> None:
     """List the clusters that `--cluster` takes by name, or show one as a file to edit.
 
-    A name may contain the number of nodes: `h100:16`. Devices are nodes × devices per node. Rates are per port and
+    A name may contain the number of nodes: `h100:16`. The size is nodes × devices per node. Rates are per port and
     direction, within a node and between nodes, for point-to-point messages and for a ring all-reduce. They come from
     datasheets.
 
@@ -41,7 +41,7 @@ def command(options: ListOptions) -> None:
         click.echo(json.dumps([_entry(Cluster.preset(name)) for name in PRESETS], indent=2))
         return
     table(
-        ["cluster", "devices", "device", "inside", "ring inside", "between", "ring between"],
+        ["cluster", "size", "device", "inside", "ring inside", "between", "ring between"],
         [
             (
                 name,
