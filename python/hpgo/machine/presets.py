@@ -65,7 +65,7 @@ def _rack(device: str, memory_bytes: float, *, adapter: float, source: str) -> P
 
 # NVIDIA's reference configuration 2-8-5 of servers with PCIe cards: two CPUs, eight GPUs, and five NICs, of which four
 # belong to the GPUs.
-_SERVER = "NVIDIA PCIe-optimized 2-8-5 server, 4 × 200 Gbit/s"
+_SERVER = "NVIDIA 2-8-5 server, 4 × 200 Gbit/s"
 
 
 def _pcie(device: str, memory_bytes: float, *, pcie: float, adapters: tuple[int, float], source: str) -> Preset:
@@ -174,7 +174,7 @@ PRESETS: dict[str, Preset] = {
         94e9,  # NVIDIA H100 datasheet
         pcie=64e9,
         adapters=(4, 25e9),
-        source=f"H100 datasheet; {_SERVER}",
+        source=f"H100 datasheet, NVL; {_SERVER}",
     ),
     "h20": _dgx(
         "H20-96GB",
@@ -209,14 +209,14 @@ PRESETS: dict[str, Preset] = {
         24e9,  # NVIDIA Ada GPU architecture white paper
         pcie=32e9,
         adapters=(1, 12.5e9),  # assumed: no maker builds a standard server of these cards
-        source="Ada GPU architecture white paper; one NIC of 100 Gbit/s assumed",
+        source="Ada white paper; one NIC of 100 Gbit/s assumed",
     ),
     "rtx5090": _pcie(
         "RTX-5090",
         32e9,  # NVIDIA RTX Blackwell GPU architecture white paper
         pcie=64e9,
         adapters=(1, 12.5e9),  # assumed, as for the RTX 4090
-        source="RTX Blackwell GPU architecture white paper; one NIC of 100 Gbit/s assumed",
+        source="RTX Blackwell white paper; one NIC of 100 Gbit/s assumed",
     ),
     "mi300x": _instinct(
         "MI300X",
