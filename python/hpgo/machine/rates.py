@@ -359,8 +359,8 @@ def rates_of(device: str, memory_bytes: float | None = None) -> Rates:
     how = "the nearest known names are" if nearest else "known are"
     raise ClusterError(
         f"it is not known how fast a device of type `{shorten(device)}` computes",
-        f"{how} {', '.join(nearest or RATES)}: set `type` to a similar device, and `speed` to the speed of yours"
-        " relative to it",
+        f"{how} {', '.join(nearest or RATES)}: use such a name, or state the rates of `{shorten(device)}` under `types`"
+        " in the cluster file, for example `like: H100-80GB` (docs/clusters.md)",
     )
 
 
@@ -380,7 +380,7 @@ def _check_card(device: str, key: str, memory_bytes: float) -> None:
         known = join_words([f"`{NAMES[card][1]}`" for card in cards])
         raise ClusterError(
             f"a device of type `{shorten(device)}` has {size}, which none of its cards has: known are {known}",
-            "set `type` to a similar device, and `speed` to the speed of yours relative to it",
+            "state the rates of your device in the cluster file under `types` (docs/clusters.md)",
         )
     what = (
         "is not that card"
