@@ -36,7 +36,8 @@ def read_types(top: Section) -> dict[str, DeviceType]:
     Raises ClusterError that names type and key.
     """
     if "types" not in top:
-        top.get("types", None)
+        # A misspelled `types` must not look like a device type without rates or memory.
+        top.check_spelling()
         return {}
     types = top.within("types")
     found = {}
