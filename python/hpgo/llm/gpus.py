@@ -30,7 +30,7 @@ def unmeasured_shares(cluster: Cluster) -> str:
     ('', 'the rates of `L40S-48GB` are those of ')
     """
     device = cluster.nodes[0].device
-    shares = (device.rates or rates_of(device.name)).shares
+    shares = (device.measured_rates or device.rates or rates_of(device.name)).shares
     if shares == "measured":
         return ""
     name = f"`{shorten(device.name)}`"
@@ -100,7 +100,8 @@ class Gpus:
         # A device with another speed is named after a reference device, whose memory may differ. So its memory size
         # cannot help to tell variants of one card apart.
         memory_bytes = first.device.memory_bytes if first.device.speed == 1 else None
-        rates = first.device.rates or rates_of(first.device.name, memory_bytes)
+        device = first.device
+        rates = device.measured_rates or device.rates or rates_of(device.name, memory_bytes)
         kept = _KEPT[precision]
         if kept not in rates.flop_per_s:
             known = [name for name in ("bf16", "fp16") if _KEPT[name] in rates.flop_per_s]
