@@ -347,6 +347,15 @@ def test_a_device_whose_memory_is_another_cards_is_refused_with_types_that_are_a
     assert all(price(kind) for kind in meant)
 
 
+@pytest.mark.parametrize(
+    ("device", "memory_bytes"), [("H20", 141e9), ("H100-PCIe", 94e9), ("RTX 4090", 48e9), ("MI300X", 256e9)]
+)
+def test_a_device_with_more_memory_than_its_card_is_another_card(device: str, memory_bytes: float) -> None:
+    with refused(hpgo.errors.ClusterError, "invalid_cluster", device) as caught:
+        rates_of(device, memory_bytes)
+    assert "under `types`" in caught.value.hint
+
+
 def test_less_memory_than_a_card_has_is_accepted_where_the_name_says_which_card():
     assert rates_of("A100-80GB", 40e9) is RATES["a100"]
     assert rates_of("A100", 70e9) is RATES["a100"]

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
@@ -21,7 +22,8 @@ from hpgo.machine.cluster import Cluster, Device, Link, Node
 from hpgo.machine.device_types import type_document
 from hpgo.machine.rates import NAMES, RATES, Rates, rates_of
 
-PAGE = Path(__file__).parents[1] / "docs" / "clusters.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "clusters.md"
 STATED = """\
 hpgo_cluster: 1
 types:
@@ -136,6 +138,23 @@ def test_stated_rates_survive_saving(text: str, tmp_path: Path) -> None:
     plan = hpgo.plan_llm("gpt-2", cluster, **ASK).plan()
     plan.save(tmp_path / "llm-plan.json")
     assert hpgo.LlmPlan.read(tmp_path / "llm-plan.json").cluster == plan.cluster
+    saved = json.loads((tmp_path / "llm-plan.json").read_text(encoding="utf-8"))
+    assert saved["cluster"]["types"]
+    jsonschema.validate(saved, json.loads((DOCS / "llm-plan.schema.json").read_text(encoding="utf-8")))
+
+
+def test_a_plan_of_layers_keeps_stated_rates(tmp_path: Path) -> None:
+    cluster = read(tmp_path, STATED)
+    plan = hpgo.plan(hpgo.read_profile("bert-48"), cluster, global_batch_size=16)
+    saved = json.loads(plan.to_json())
+    jsonschema.validate(saved, json.loads((DOCS / "plan.schema.json").read_text(encoding="utf-8")))
+    assert cluster.document()["types"] in _all(saved)
+
+
+def _all(value: object) -> list[object]:
+    """Return a parsed document with all its parts."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [value, *(part for one in inner for part in _all(one))]
 
 
 RATE, SHARE = st.floats(1e9, 1e18), st.floats(1e-3, 1)

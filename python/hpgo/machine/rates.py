@@ -302,7 +302,11 @@ Messages suggest the second name. Each name stands for one card only: cards of t
 memory have other rates."""
 
 
-_MEMORY = ({"a100-40": 40e9, "a100": 80e9}, {"h100": 80e9, "h100-96": 96e9})
+_MEMORY: tuple[dict[str, float], ...] = (
+    {"a100-40": 40e9, "a100": 80e9}, {"h100": 80e9, "h100-96": 96e9}, {"h100-pcie": 80e9}, {"h100-nvl": 94e9},
+    {"h20": 96e9}, {"l40s": 48e9}, {"l4": 24e9}, {"a10g": 24e9}, {"rtx4090": 24e9}, {"rtx5090": 32e9},
+    {"mi300x": 192e9}, {"mi325x": 256e9}, {"mi355x": 288e9},
+)  # fmt: skip
 """Bytes of memory of the cards that share one chip's bare name, smallest first, from their datasheets."""
 _GIB_FOR_GB = 2**30 / 1e9 * 1.001
 """Largest ratio of a device's memory to its datasheet's number: datasheets write GB and mean GiB, plus 0.1 %."""
