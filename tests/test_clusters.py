@@ -315,6 +315,20 @@ def test_a_preset_says_whether_its_shares_were_measured() -> None:
     }  # fmt: skip
 
 
+def test_measured_shares_of_amd_devices_are_those_of_the_published_tables(reference: Path) -> None:
+    rows = map(json.loads, (reference / "kernels/matmul.jsonl").read_text(encoding="utf-8").splitlines())
+    best: dict[tuple[str, str], float] = {}
+    for row in rows:
+        key = row["device"], row["precision"]
+        best[key] = max(best.get(key, 0.0), row["flop_per_s"])
+    x300, x355 = RATES["mi300x"], RATES["mi355x"]
+    assert x300.reached["fp8"] * x300.narrow_flop_per_s["fp8"] == pytest.approx(best["mi300x", "fp8"], rel=1e-3)
+    assert x355.reached["fp8"] * x355.narrow_flop_per_s["fp8"] == pytest.approx(best["mi355x", "fp8"], rel=1e-3)
+    assert x355.reached["bf16"] * x355.flop_per_s["bfloat16"] == pytest.approx(best["mi355x", "bf16"], rel=1e-3)
+    # Larger GEMMs than those of the table reach more.
+    assert x300.reached["bf16"] * x300.flop_per_s["bfloat16"] > best["mi300x", "bf16"]
+
+
 def test_a_device_that_nothing_is_known_of_is_told_which_are() -> None:
     with refused(hpgo.errors.ClusterError, "invalid_cluster", "t4") as caught:
         rates_of("t4")
