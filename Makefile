@@ -59,6 +59,8 @@ test: crate package
 crate: $(BIN)/.installed
 	MAKEFLAGS= cargo test
 
+# With one thread each, as what runs beside would wait for more.
+package: export OMP_NUM_THREADS := 1
 package: build
 	$(BIN)/pytest $(BESIDE) -m "not slow"
 
@@ -98,11 +100,11 @@ reproduce: build
 accuracy: build
 	$(BIN)/python research/accuracy.py
 
-# The frameworks' own code reads, builds and runs what `hpgo export` writes, and docs/export.md gets the table; makes
+# The frameworks' own code reads, builds and runs what `hpgo export` writes, and research/framework-tables.md gets the table; makes
 # .frameworks, an environment each. $MEGATRON_LM names a clone of Megatron-LM, for the parsers
 # of its last three releases.
 frameworks: build torch
-	$(BIN)/python tests/frameworks/run.py --write docs/export.md
+	$(BIN)/python tests/frameworks/run.py --write research/framework-tables.md
 
 # Looks for files that break a reader, led by what code they reach, also in the native module, which is built for it.
 fuzz: SECONDS ?= 60
@@ -113,10 +115,12 @@ fuzz: build torch
 		-Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-trace-compares
 	$(BIN)/python fuzz/run.py $(SECONDS) $(RUNS) -- --native target/fuzz/libhpgo.so
 
-# Ten thousand random questions of each kind against the laws of docs/proofs.md; EXAMPLES sets another number.
+# Ten thousand random questions of each kind against the laws of docs/proofs.md; EXAMPLES sets another number. The files
+# that take tests/effort.py have three times as many examples as in `make test`.
 EXAMPLES := 10000
 laws: build torch
 	HPGO_LAWS_EXAMPLES=$(EXAMPLES) $(BIN)/pytest tests/test_answer_laws.py
+	HPGO_LAWS_EXAMPLES=$(EXAMPLES) $(BIN)/pytest $$(grep -l "^from effort import" tests/test_*.py)
 
 # Eight clients and 10,000 requests against `hpgo serve`, ten minutes at most; the figures of research/benchmark-tables.md.
 soak: build
@@ -163,7 +167,8 @@ variants: build torch
 emulated: build torch
 	$(BIN)/python research/reproduction.py --emulate --write PLANNER_REPRODUCTION.md
 
-# Plans of small models beside their runs, in turns and by commands, half an hour on two cores; docs/truth.md.
+# Plans of small models beside their runs, in turns and by commands, half an hour on two cores; docs/truth.md
+# and research/truth-tables.md.
 truth: build torch
 	$(BIN)/python research/turns.py --write docs/truth.md
 	$(BIN)/python research/truth.py --write docs/truth.md

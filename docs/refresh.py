@@ -1,14 +1,13 @@
-"""Brings the commands shown in README.md and docs/ up to date: each line `$ …` of a `console` block is run.
+"""Bring the commands shown in README.md and docs/ up to date by running each line `$ …` of a `console` block.
 
-    python docs/refresh.py              # writes what they print now; read the diff
+    python docs/refresh.py              # writes the new output; read the diff
     python docs/refresh.py --check      # names the pages that are out of date, and exits with 1
-    python docs/refresh.py tutorial.md  # this page alone, whether or not it is out of date
-    python docs/refresh.py hpgo.data    # the manual that the wheel carries for `man`; the first two do so, too
+    python docs/refresh.py tutorial.md  # writes this page only, even if it is not out of date
+    python docs/refresh.py hpgo.data    # writes the manual in the wheel (for `man`); the first two also do
 
-Blocks run in order, each in one shell, in an empty folder for each page, which sees the repository's `examples` and
-`profiling_results`; a block of Python whose first line is the name of a file is written there. Numbers that a faster
-search changes without changing the plan may differ, and so may all figures of a page that measures. A line `…` stands
-there for any lines.
+Each page has an empty folder with links to the repository's `examples` and `profiling_results`. Its blocks run there in
+order, each in one shell. A Python block whose first line is the name of a file is written to that file. The search
+effort may differ between two runs, and so may all figures of a page that measures. A line `…` stands for any lines.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ PAGES = [
     *(ROOT / "docs" / name for name in ("plan.md", "export.md", "llm.md", "shell.md")),
 ]
 WITH_TORCH = ROOT / "docs/launch.md"
-"""A page whose commands start ranks by torchrun."""
+"""A page whose commands start ranks with torchrun, so it is refreshed only if torch is installed."""
 MANUAL = ROOT / "hpgo.data/data/share/man/man1"
 MEASURED = ROOT / "docs/tutorial.md"
-"""It needs torch, and prints other times whenever it runs."""
+"""A page that needs torch and prints other times in each run."""
 PICTURES = {"plan.svg": "tutorial.svg", "both.svg": "tutorial-measured.svg"}
-"""What the commands of that page draw, and what it is called in docs/images."""
+"""Pictures that the commands of `MEASURED` draw, with their names in docs/images."""
 _SCRIPTS = {"python": "", "hpgo": "-m hpgo", "torchrun": "-m torch.distributed.run"}
 _BLOCK = re.compile(r"```(console|python)\n(.*?)\n```", re.DOTALL)
 _COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n?((?:(?!\$ ).*\n?)*)", re.MULTILINE)
@@ -45,14 +44,14 @@ _FILE = re.compile(r"# (\w+\.py)\n")
 _EFFORT = re.compile(r"[0-9,]+\s+partial\s+and\s+[0-9,]+\s+complete\s+plans\s+evaluated")
 _FIGURE = re.compile(r"(?<!\w)[-+]?\d[\d.,]*(e[-+]?\d+)?( ([num]?s|min|[kMG]?B(/s)?|[%×])(?!\w))?")
 _VARY = re.compile(r"Measured times vary between passes .*? or for longer *|; times differ by .*? may be as fast")
-"""What a plan says of measured times, which depends on how busy the machine is that measures them."""
+"""Warnings on measured times, which a plan has only if the machine was busy during the measurement."""
 _LEFT_OUT = "…"
 _END = "\x1f"
-"""Between what commands of a block print: they run in one shell."""
+"""Separator between the outputs of the commands of a block, which share one shell and so one stdout."""
 
 
 def refreshed(page: Path, folder: Path | None = None) -> str:
-    """The page with what its commands print now; they run in `folder`, if there is one to keep."""
+    """Return the page with the current output of its commands. They run in `folder`, or in a temporary folder."""
     with tempfile.TemporaryDirectory() as temporary:
         place = folder or Path(temporary)
         for name in ("examples", "profiling_results"):
@@ -62,7 +61,7 @@ def refreshed(page: Path, folder: Path | None = None) -> str:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """In which the commands of a page are those of this Python, by way of `folder`."""
+    """Return an environment whose `python`, `hpgo` and `torchrun` are scripts in `folder` that run this interpreter."""
     scripts = folder / "bin"
     scripts.mkdir()
     for name, words in _SCRIPTS.items():
@@ -73,7 +72,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def _shown(block: re.Match[str], place: Path, environment: dict[str, str], page: Path) -> str:
-    """A block as it should be; what it writes is written, and what it runs has run."""
+    """Return a block with current output, after running its commands or writing its Python file to `place`."""
     language, text = block.groups()
     if language == "python":
         if name := _FILE.match(text):
@@ -84,9 +83,10 @@ def _shown(block: re.Match[str], place: Path, environment: dict[str, str], page:
     done = subprocess.run(
         script, shell=True, capture_output=True, text=True, cwd=place, env=environment, timeout=300, check=False
     )
-    told = done.stdout.split(_END)
+    # Outputs and exit codes take turns, as the script prints `_END`, the code and `_END` after each command.
+    outputs = done.stdout.split(_END)
     lines = []
-    for (command, before), printed, code in zip(commands, told[::2], told[1::2], strict=False):
+    for (command, before), printed, code in zip(commands, outputs[::2], outputs[1::2], strict=False):
         if code != "0":
             raise SystemExit(f"{page}: {command}: exit code {code}\n{printed}{done.stderr}")
         lines += [f"$ {command}", *_without(before.rstrip().split("\n"), printed.rstrip().splitlines())]
@@ -94,7 +94,10 @@ def _shown(block: re.Match[str], place: Path, environment: dict[str, str], page:
 
 
 def _without(shown: list[str], printed: list[str]) -> list[str]:
-    """What was printed, without what a page leaves out; all of it where that is not to be found."""
+    """Return the printed lines without the lines that the page leaves out, or all lines if they do not match the page.
+
+    `shown` has a line `…` for each omission. The lines between two omissions must occur in `printed`, up to figures.
+    """
     if _LEFT_OUT not in shown:
         return printed
     ends = [at for at, line in enumerate([*shown, _LEFT_OUT]) if line == _LEFT_OUT]
@@ -124,22 +127,22 @@ def _words(text: str) -> str:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two pages differ in nothing but the search's effort."""
+    """Return whether two pages are equal except for the numbers of plans that the search evaluated."""
     return _EFFORT.sub("", one).split() == _EFFORT.sub("", other).split()
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether two pages differ in nothing but figures."""
+    """Return whether two pages are equal except for figures."""
     return _words(one) == _words(other)
 
 
 def manual() -> dict[Path, str]:
-    """Files of the manual, and what they should hold; nothing where one should not be."""
+    """Return the expected text of each file of the manual, with an empty text for files that should not exist."""
     return dict.fromkeys(MANUAL.glob("*"), "") | {MANUAL / name: text for name, text in pages(group).items()}
 
 
 def stale_manual(*, checks: bool) -> list[str]:
-    """The files of the manual that are not what they should be, which are written unless this only checks."""
+    """Return the names of manual files that are out of date. Writes or removes them unless `checks` is set."""
     stale = []
     for path, text in manual().items():
         if text == (path.read_text(encoding="utf-8") if path.exists() else ""):
@@ -154,7 +157,7 @@ def stale_manual(*, checks: bool) -> list[str]:
 
 
 def main() -> None:
-    """Writes or checks all pages, or those that are named."""
+    """Write or check the pages named on the command line, or all pages."""
     named, checks = [one for one in sys.argv[1:] if not one.startswith("-")], "--check" in sys.argv
     pages = [*PAGES, *([WITH_TORCH, MEASURED] if importlib.util.find_spec("torch") else [])]
     stale = stale_manual(checks=checks) if not named or "hpgo.data" in named else []
@@ -163,6 +166,7 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             before, now = page.read_text(encoding="utf-8"), refreshed(page, Path(folder))
+            # Measured times differ in each run, so only a change of the text makes the tutorial out of date.
             is_stale = not (alike if page == MEASURED else same)(before, now)
             if is_stale:
                 stale.append(str(page.relative_to(ROOT)))

@@ -1,10 +1,10 @@
-"""Trains by a program on torch.distributed: any replicas, uneven ones too, and any schedule of one chain.
+"""Train with a program on torch.distributed: any numbers of replicas, also uneven ones, and any schedule of one chain.
 
     torchrun --nproc-per-node 4 examples/engine.py program.json
 
-`program.json` comes from `Plan.program().save(...)`. All that a process needs is its `RankProgram`: it runs its actions
-in order, receives before each what that waits for, sends what it made, and sums gradients at the end. Here the model is
-a chain of small layers and the data is random; yours go in their place. hpgo itself needs no torch.
+`program.json` comes from `Plan.program().save(...)`. A process needs only its `RankProgram`. It runs the actions in
+order, receives the inputs of each action before it and sends the outputs after it. At the end it sums gradients over
+replicas. The model here is a chain of small layers and the data is random. Replace both by yours. hpgo needs no torch.
 """
 
 import os
@@ -19,7 +19,7 @@ WIDTH = 6
 
 
 class Engine:
-    """The layers of one rank, `{layer id: module}`, and how they run."""
+    """The layers of one rank, `{layer id: module}`, and the code that runs its actions."""
 
     def __init__(self, mine, layers):
         self.mine, self.layers = mine, torch.nn.ModuleDict(layers)
@@ -27,10 +27,11 @@ class Engine:
         self.parameters = {
             stage.stage: [p for layer in stage.layers for p in self.layers[layer].parameters()] for stage in mine.stages
         }
-        self.groups = {ranks: dist.new_group(ranks) for ranks in mine.groups}  # all ranks create all of them
+        # `new_group` is collective: every rank must create every group, in the same order, also groups without it.
+        self.groups = {ranks: dist.new_group(ranks) for ranks in mine.groups}
 
     def step(self, inputs, targets):
-        """One step over the global batch: leaves gradients summed, and returns this rank's part of the mean loss."""
+        """Run one step over the global batch. Leaves summed gradients and returns this rank's part of the mean loss."""
         self.layers.zero_grad()
         self.forwards, self.backwards, self.here, self.sent = {}, {}, {}, []
         loss = torch.zeros(())
@@ -38,7 +39,7 @@ class Engine:
             stage, key = self.stages[action.stage], (action.stage, action.micro_batch)
             received = self._receive(action)
             if action.kind == "F":
-                begin = action.micro_batch * self.mine.micro_batch_size
+                begin = action.micro_batch * self.mine.pipeline_micro_batch_size
                 rows = slice(begin + stage.rows.start, begin + stage.rows.stop)
                 given = inputs[rows] if stage.is_first else received.requires_grad_()
                 value = given
@@ -50,7 +51,9 @@ class Engine:
                 self.forwards[key] = given, value
                 self._send(action, stage, value)
                 continue
-            if action.kind == "W":  # the half of the backward pass that nobody waits for
+            # Split backward passes: `I` computes the gradient of the input, which the stage before waits for.
+            # `W` computes the gradients of the weights later, from the same graph, so `I` retains it.
+            if action.kind == "W":
                 given, value, gradient = self.backwards.pop(key)
             else:
                 (given, value), gradient = self.forwards.pop(key), received
@@ -73,11 +76,12 @@ class Engine:
         return loss
 
     def _tag(self, action, message):
+        # Two ranks may exchange several tensors at once, so a tag names the micro-batch and both stages.
         stages = self.mine.total_stages
         return (action.micro_batch * stages + message.from_stage) * stages + message.to_stage
 
     def _receive(self, action):
-        """The rows of all senders, put together."""
+        """Receive the rows of all senders and return them as one tensor, or None if the action receives nothing."""
         parts = []
         for message in action.receives:
             if message.peer == self.mine.rank:
@@ -88,7 +92,7 @@ class Engine:
         return torch.cat(parts) if parts else None
 
     def _send(self, action, stage, value):
-        """To each receiver its rows. Nobody waits here, so no two ranks can wait for each other."""
+        """Send each receiver its rows without waiting, so that no two ranks can wait for each other."""
         for message in action.sends:
             first = message.rows.start - stage.rows.start
             part = value.detach()[first : first + len(message.rows)].clone()
@@ -99,7 +103,7 @@ class Engine:
 
 
 def make_layer(name):
-    """A layer with the same weights wherever it is made."""
+    """Return a layer whose weights depend only on its name, so that all replicas start with equal weights."""
     torch.manual_seed(sum(name.encode()))
     return torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh())
 

@@ -1,10 +1,10 @@
-"""What one process of a launcher does under a plan: start it once a rank, with RANK and WORLD_SIZE set.
+"""Print the part of a plan that one rank runs. A launcher starts it once per rank, with RANK and WORLD_SIZE set.
 
     hpgo plan vgg-19 --cluster dapple-c --global-batch-size 2048 -o plan.json
     torchrun --nproc-per-node 16 examples/rank.py plan.json
 
-It prints the rank's part: its layers, whom it sends rows to, and its actions. A training script runs these
-in order, and then sums gradients as `mine.sums` says; examples/engine.py is such a script.
+It prints the rank's layers, its senders and receivers, and its actions. A training script runs the actions in order and
+then sums gradients over the groups in `mine.sums`. See examples/engine.py for such a script.
 """
 
 import os
@@ -14,7 +14,7 @@ import hpgo
 
 
 def main() -> None:
-    """Reads the plan named on the command line and prints this rank's part of it."""
+    """Read the plan named on the command line and print this rank's part of it."""
     if len(sys.argv) != 2 or not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         sys.exit("start me as `torchrun … rank.py plan.json`, or with RANK and WORLD_SIZE set")
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -26,6 +26,7 @@ def main() -> None:
     if world_size < needed:
         sys.exit(f"the plan needs {needed} ranks, not {world_size}")
     mine = plan.for_rank(rank)
+    # The planner may leave slow devices idle, so a rank may have no stage.
     if mine.is_idle:
         print(f"rank {rank}: idle")
         return

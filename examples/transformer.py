@@ -1,8 +1,8 @@
-"""The profile of a transformer from its shapes, where none was measured: `python examples/transformer.py model.yaml`.
+"""Write a profile of a transformer from its shapes, without a measurement: `python examples/transformer.py model.yaml`.
 
-The shapes below are those of a model of 70 billion weights. Times are operations over the rate that a device reaches,
-sizes are values in 16 bits; what a block keeps for its backward pass is counted after Korthikanti et al., 2022, without
-scores of attention, which fast kernels compute again. Measured times are better: see docs/profiles.md.
+The shapes below belong to a model with 70 billion weights. A time is a number of operations over the rate that a device
+reaches. Values have 16 bits. The saved activations of a block are counted as in Korthikanti et al., 2022, without
+attention scores, which fused kernels recompute. Measured times are more accurate: see docs/profiles.md.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import hpgo
 
 BLOCKS, HIDDEN, FEED_FORWARD, HEADS, KEY_HEADS, WORDS = 80, 8192, 28672, 64, 8, 128_256
 SEQUENCE = 4096  # tokens of a sample
-OPERATIONS_PER_S = 400e12  # what one device reaches, not what its data sheet says
+OPERATIONS_PER_S = 400e12  # rate that one device reaches, not the peak of its datasheet
 BYTES = 2  # of a value
 
 
 def layer(name: str, weights: float, operations: float, output: float, saved_bytes: float) -> hpgo.Layer:
-    """One layer, for a batch of one sample: `operations` of a forward pass, which the backward pass has twice."""
+    """Return a layer with times for a batch of one sample. The backward pass takes twice the `operations`."""
     forward_s = operations / OPERATIONS_PER_S
     return hpgo.Layer(
         name, name, (forward_s,), (2 * forward_s,), (BYTES * output,), BYTES * weights, saved_bytes=(saved_bytes,)
@@ -27,7 +27,7 @@ def layer(name: str, weights: float, operations: float, output: float, saved_byt
 
 
 def transformer() -> hpgo.Profile:
-    """What embeds, a row of equal blocks, and what predicts."""
+    """Return the profile of the model: an embedding, a chain of equal blocks and a head."""
     values = SEQUENCE * HIDDEN
     attention = 2 * HIDDEN * HIDDEN * (1 + KEY_HEADS / HEADS)
     weights = attention + 3 * HIDDEN * FEED_FORWARD

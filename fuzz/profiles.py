@@ -75,7 +75,7 @@ def _told(profile: hpgo.Profile) -> hpgo.Profile:
         dtype="float32",
         date="2026-05-03",
         versions=(("torch", "2.15.0"),),
-        ties=(hpgo.TiedWeight((profile.layers[0].id, profile.layers[-1].id), 4),),
+        tied_weights=(hpgo.TiedWeight((profile.layers[0].id, profile.layers[-1].id), 4),),
     )
 
 

@@ -17,18 +17,22 @@ import os
 import re
 import sys
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
 
+import ranges
+
 from hpgo.errors import HpgoError
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.estimate import LlmEstimate, StageEstimate, estimate_config, estimate_llm, stages_of
 from hpgo.llm.layer_context import VALUE
 from hpgo.llm.parallelism import ParallelismConfig
+from hpgo.llm.stack import Stack, stack_of
+from hpgo.llm.step_range import RELATIVE_ERROR, StepKind, kind_of, log_sd
 from hpgo.llm.step_time import PipelineStages
 from hpgo.llm.validated_features import family, features_of
 from hpgo.machine.cluster import Cluster
@@ -78,11 +82,18 @@ EXPERTS = "bridge-moe"
 """Platform of models with experts. The constants of experts are fitted to it, after all other constants."""
 _CLUSTERS = {"a100-80": "a100", "h100-96-500w": "h100-96", "v100-32": "v100"}
 _PRECISIONS = {"fp8?": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
-_RECOMPUTE: dict[str | None, Any] = {"none": "none", "full": "full", "selective": "selective", None: "none"}
+_RECOMPUTE: dict[str | None, Any] = {
+    "none": "none", "full": "full", "selective": "selective", "core_attn": "selective", "selective-op": "selective_op",
+    None: "none",
+}  # fmt: skip
 _WINDOWS = {"gpt-oss-120b": {"window": 128, "window_layers": tuple(range(0, 36, 2))}}
 """Sliding windows of models that are no presets. Source: OpenAI's model card (arXiv 2508.10925)."""
 _NO_OVERLAP = ("Megatron-LM", "Megatron-DeepSpeed", "DeepSpeed")
 _OF_SETS = {"internevo-mem": "InternEvo"}
+_IMPLYING = {"Megatron-Bridge": "megatron-bridge", "torchtitan": "torchtitan", "DeepSpeed ZeRO-3": "deepspeed"}
+"""Framework that implies the stack of a measurement, by the start of its name in the data. Others ran the default."""
+_BRIDGE, _FUSED_FROM = re.compile(r"Megatron-Bridge (\d+)\.(\d+)"), (26, 6)
+"""Release of Megatron-Bridge, and the first one whose recipes fuse the operations of experts."""
 _UNFUSED = ("llm-foundry",)
 _UNFUSED_LOSS = ("Megatron-LM", "Megatron-DeepSpeed", "DeepSpeed", "torchtitan")
 """Frameworks without a fused loss in the measured releases. llm-foundry and InternEvo use flash-attention's loss,
@@ -167,7 +178,9 @@ class Point:
     blocks: bool
     """Whether the CPU waited for each kernel, with CUDA_LAUNCH_BLOCKING=1."""
     edition: str
-    """Release and number format of the measurement. Estimates do not distinguish releases."""
+    """Release and number format of the measurement. Estimates distinguish releases by their stack only."""
+    stack: Stack
+    """Software stack that the framework implies on the device."""
 
     @property
     def recipe(self) -> str:
@@ -184,6 +197,15 @@ class Point:
         # By recipe and not by point: a release in one half would reveal the other releases of its recipe.
         return sha256(self.recipe.encode()).digest()[0] % 2 == 0 and self.platform not in UNFITTED
 
+    @property
+    def kind(self) -> StepKind:
+        """Kind of the step, which decides the width of its range."""
+        return kind_of(self.config, self.cluster, has_experts=bool(self.model.experts))
+
+    def log_sd(self, stack: Stack) -> float:
+        """Return the standard deviation of the step's range with a stack."""
+        return log_sd(self.config, self.cluster, stack, has_experts=bool(self.model.experts))
+
     def stages(self, constants: Constants) -> PipelineStages:
         """Return the stages of the configuration, with their terms."""
         return stages_of(
@@ -197,6 +219,7 @@ class Point:
 
     def under(self, constants: Constants) -> Constants:
         """Return the constants under the conditions of the measurement."""
+        constants = self.stack.constants(constants)
         return replace(constants, launch_overlap_fraction=0.0) if self.blocks else constants
 
     def estimate(self, constants: Constants) -> LlmEstimate:
@@ -276,13 +299,25 @@ def _point(row: dict[str, Any]) -> Point:
     return Point(
         row["id"], row["set"], model, cluster.first(row["gpus"]), config, held["seq"], row["gbs"],
         row["step_s"] or row["derived_step_s"], row["mem_gb"] and row["mem_gb"] * 1e9, row["mem_kind"] or "",
-        row["status"].startswith(("OOM", "over")), row["set"] in _BLOCKING, _edition(row),
+        row["status"].startswith(("OOM", "over")), row["set"] in _BLOCKING, _edition(row), _stack(row, cluster),
     )  # fmt: skip
 
 
 def _edition(row: dict[str, Any]) -> str:
     release = _RELEASE.search(row["ref"])
     return f"{release[1] if release else ''} {row['precision']}"
+
+
+def _stack(row: dict[str, Any], cluster: Cluster) -> Stack:
+    framework = _framework(row)
+    if framework == "torchtitan" and "async" in row["id"]:
+        return Stack.named("torchtitan-async-tp")
+    name = next((name for start, name in _IMPLYING.items() if framework.startswith(start)), None)
+    implied = stack_of(None, cluster, name)
+    release = _BRIDGE.match(framework)
+    if release and row["model"].get("experts") and (int(release[1]), int(release[2])) >= _FUSED_FROM:
+        return Stack.named("bridge-26.06") if implied.name == "default" else implied
+    return implied
 
 
 def _framework(row: dict[str, Any]) -> str:
@@ -381,10 +416,11 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
 
 
 def fits(points: Sequence[Point]) -> dict[str, dict[str, float]]:
-    """Return the fitted constants: of one half of the points, and of that half without each platform in turn."""
+    """Return the constants of the code, and those fitted to one half of the points without each platform in turn."""
     half = [point for point in points if point.step_s and point.is_fitted and point.platform != EXPERTS]
-    # Fits without a platform start from the full fit, which saves most of their time.
-    found = {"half": fit(half)}
+    # The constants are those of the fit before FSDP's terms and the stacks were added. A fit of all of them again moves
+    # them by less than the fits without a platform differ, and predicts left-out platforms worse.
+    found = {"half": CONSTANTS}
     for platform in PLATFORMS:
         if platform not in UNFITTED and platform != EXPERTS:
             found[platform] = fit([point for point in half if point.platform != platform], found["half"])
@@ -441,7 +477,9 @@ def pages(points: Sequence[Point], left: Counter[str], kept: dict[str, dict[str,
     experts = [point for point in steps if point.platform == EXPERTS]
     conclusions = [
         *_head(),
+        *ranges.reliance_section(_counted(steps, ratio)),
         *_goals(platforms, orders, _memory_ratios(points, estimates)),
+        *ranges.range_section(_every_left_out(steps, apart, kept), PLATFORMS, *_spreads(apart)),
         *_summary(platforms, apart),
         *_with_experts(experts, ratio, kept, _trust(apart)),
         *_in_order(orders),
@@ -467,23 +505,25 @@ _WORST_SHOWN = 10
 
 def _head() -> list[str]:
     """Return the first screen of the page: what the errors are, where they are printed, and how to reduce them."""
-    one = estimate_llm("llama-3-8b", "h100:1", global_batch_size=32, seq_length=8192, tp=2)
-    shown = [line for line in llm_report.lines(one) if "±" in line]
+    one = estimate_llm("llama-3-8b", "h100:1", global_batch_size=32, seq_length=8192, tp=2, framework="megatron")
+    lines = llm_report.lines(one)
+    begin = next(at for at, line in enumerate(lines) if line.startswith("Step time"))
+    shown = lines[begin : begin + 5]
     return [
         "# Accuracy of LLM estimates",
         "",
-        "Every report of `hpgo llm` states the expected error of its numbers:",
+        "Every report of `hpgo llm` states a range for its step time, and the software stack that it assumes:",
         "",
         "```text",
-        "$ hpgo llm estimate llama-3-8b -c h100:1 -b 32 --seq-length 8192 --tp 2 | grep ±",
+        "$ hpgo llm estimate llama-3-8b -c h100:1 -b 32 --seq-length 8192 --tp 2 --framework megatron",
         *shown,
         "```",
         "",
         (
-            "The errors come from this comparison with about 1,500 published steps. Use them as follows. If two step"
-            " times differ by less than the error, do not rely on their order. If you can measure one step on your"
-            " cluster, run [`hpgo llm calibrate`](llm.md#fit-the-cost-model-to-your-cluster): it replaces the error"
-            " below by that of your platform. For models with experts, measure a step before you decide."
+            "The ranges come from this comparison with about 1,500 published steps. If two step times of one list differ"
+            f" by less than {100 * RELATIVE_ERROR:.0f} %, do not rely on their order. If you can measure three steps on"
+            " your cluster, run [`hpgo llm calibrate`](llm.md#fit-the-cost-model-to-your-cluster): it replaces the range"
+            " by that of your platform. For models with experts, measure a step before you decide."
         ),
         "",
         (
@@ -670,19 +710,7 @@ def _summary(platforms: dict[str, Row], apart: dict[str, list[tuple[Point, float
             " deviation, about half belongs to the platform, and `hpgo llm calibrate` follows one measured step by that"
             " much. ZeRO-3 of 2021 is an outdated stack: it is part of no fit and no mean."
         ),
-        "",
-        "## By device",
-        "",
-        (
-            "Mean over platforms that were left out of the fit. `hpgo llm` prints these errors for devices with at"
-            " least two platforms, and the mean of all platforms for the others."
-        ),
-        "",
-        "| device | platforms | steps | mean error |",
-        "|---|---|---|---|",
     ]
-    for device, (count, steps, error) in sorted(_by_device(apart).items(), key=lambda row: -row[1][2]):
-        lines.append(f"| {device} | {count} | {steps} | {_percent(error)} |")
     return [*lines, ""]
 
 
@@ -749,9 +777,7 @@ def _with_experts(
     )
     met = mean["apart"] <= _GOAL and once["all"] <= _GOAL_KNOWN
     goal = f"The goal is {100 * _GOAL:.0f} % of models left out, and {100 * _GOAL_KNOWN:.0f} % with one step known."
-    verdict = (
-        "It is met." if met else "It is missed, so reports of such models state that their estimates are less reliable."
-    )
+    verdict = "It is met." if met else "It is missed, so ranges of such models are wide."
     return [*lines, "", f"{goal} {verdict}", ""]
 
 
@@ -766,6 +792,26 @@ def _left_out(steps: Sequence[Point], kept: dict[str, dict[str, float]]) -> dict
                 for point in steps
                 if point.platform == platform
             ]
+    return found
+
+
+def _counted(steps: Sequence[Point], ratio: dict[str, float]) -> list[tuple[Point, float]]:
+    """Return the steps, without those of outdated stacks, with predicted over measured times."""
+    return [(point, ratio[point.id]) for point in steps if point.platform not in UNFITTED]
+
+
+def _every_left_out(
+    steps: Sequence[Point], apart: dict[str, list[tuple[Point, float]]], kept: dict[str, dict[str, float]]
+) -> dict[str, list[tuple[Point, float]]]:
+    """Return `apart` together with each model with experts, with constants that were fitted without it."""
+    found = dict(apart)
+    for model in dict.fromkeys(point.model.name for point in steps if point.platform == EXPERTS):
+        without = _of(kept["half"] | kept[_without(model)])
+        found[model] = [
+            (point, point.estimate(without).step_s / (point.step_s or math.nan))
+            for point in steps
+            if point.platform == EXPERTS and point.model.name == model
+        ]
     return found
 
 
@@ -789,19 +835,6 @@ def _trust(apart: dict[str, list[tuple[Point, float]]]) -> float:
     """Return the share of a step's squared logarithm that belongs to its platform."""
     between, within = _spreads(apart)
     return between**2 / (between**2 + within**2)
-
-
-def _by_device(apart: dict[str, list[tuple[Point, float]]]) -> dict[str, tuple[int, int, float]]:
-    """Return the number of platforms, the number of steps and the mean error of each device."""
-    ratios: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for platform, held in apart.items():
-        for point, one in held:
-            ratios[family(point.cluster.nodes[0].device.name)][platform].append(one)
-    found = {}
-    for device, by in sorted(ratios.items()):
-        errors = [Errors(tuple(held)).mean for held in by.values()]
-        found[device] = (len(by), sum(map(len, by.values())), sum(errors) / len(errors))
-    return found
 
 
 def _median(values: Iterable[float]) -> float:
@@ -1090,18 +1123,18 @@ def main(words: Sequence[str]) -> int:
         kept = json.loads(FITS.read_text(encoding="utf-8")) if words else fits(points)
         kept |= fits_of_experts(points, _of(kept["half"])) if words else {}
         FITS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    texts = pages(points, left, json.loads(FITS.read_text(encoding="utf-8")))
+    kept = json.loads(FITS.read_text(encoding="utf-8"))
+    texts = pages(points, left, kept)
     if "--check" in words:
         return int(any(text != path.read_text(encoding="utf-8") for path, text in texts.items()))
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
-    kept = json.loads(FITS.read_text(encoding="utf-8"))
-    chosen = kept["half"] | kept[EXPERTS]
-    changed = [name for name, value in chosen.items() if asdict(CONSTANTS)[name] != value]
-    # A fit does not edit the code. New constants change every estimate, so a developer has to decide.
-    if changed:
-        print(f"python/hpgo/llm/constants.py has other values of {', '.join(changed)}", file=sys.stderr)
-    return 0
+    steps = [point for point in points if point.step_s]
+    ratio = {point.id: point.estimate(CONSTANTS).step_s / (point.step_s or math.nan) for point in steps}
+    left_out = _every_left_out(steps, _left_out(steps, kept), kept)
+    wrong = ranges.complaints(_counted(steps, ratio), left_out)
+    print("".join(f"{one}\n" for one in wrong), file=sys.stderr, end="")
+    return int(bool(wrong))
 
 
 if __name__ == "__main__":

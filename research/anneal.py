@@ -1,9 +1,9 @@
-"""Plain annealing over `hpgo.evaluate`: plans to hold the planner's against, found by nothing that it is made of.
+"""Simulated annealing over `hpgo.evaluate`, which finds plans to compare with the planner's without using its code.
 
-A plan is a row of cuts through one order of the layers, a list of devices for each stage, a micro-batch, and whether
-activations are recomputed. It starts from balanced pipelines of several depths, on neighbouring devices and dealt out
-over machines, and takes single steps: a cut, a device, a stage more or less, another micro-batch. Plans that lack
-memory are priced as longer, so that the way may lead through them.
+A plan has cuts through one order of the layers, a list of devices for each stage, a micro-batch size, and a flag for
+recomputation. Annealing starts from balanced pipelines of several depths, on adjacent devices or with devices dealt out
+over machines. A move changes a cut, a device, the number of stages, or the micro-batch size. Plans that lack memory get
+a longer step instead of an infinite one, so that annealing can pass through them.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 WARM, COLD = 0.03, 0.0005
-"""Share of a step by which worse plans are taken about a third of the time, first and last."""
+"""First and last temperature: relative increase of the step that is accepted with probability 1/e."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A plan as the annealing sees it."""
+    """A plan in the form that annealing changes."""
 
     ends: tuple[int, ...]
-    """Where each stage ends in the order of layers."""
+    """End of each stage in the order of layers."""
     devices: tuple[tuple[int, ...], ...]
-    micro_batch_size: int
+    pipeline_micro_batch_size: int
     recompute: bool
 
 
 class Annealing:
-    """One question under annealing: prices states, and keeps the best that fits."""
+    """Annealing of one question. Evaluates states and keeps the best one that fits."""
 
     def __init__(self, question: Question, seed: int = 0) -> None:
         self.question, self.dice = question, Random(seed)  # noqa: S311
@@ -54,7 +54,7 @@ class Annealing:
         times = [by_id[layer].forward_s[0] + by_id[layer].backward_s[0] for layer in self.order]
         self.spent_s = list(accumulate(times))
         batch = question.options["global_batch_size"]
-        # More micro-batches than this take long to evaluate, and are rarely better.
+        # More than 1024 micro-batches take long to evaluate, and are rarely better.
         self.sizes = [
             size for size in range(profile.batch_sizes[0], batch + 1) if batch % size == 0 and batch // size <= 1024
         ]
@@ -66,22 +66,22 @@ class Annealing:
             first = sum(map(len, self.machines))
             self.machines.append(list(range(first, first + machine.count)))
         self.best: hpgo.Plan | None = None
-        self.priced = 0
+        self.evaluated = 0
 
-    def price(self, state: State) -> float:
-        """The step, longer by three times the share of memory that stages lack; infinite for what can't run."""
-        self.priced += 1
+    def penalized_step_s(self, state: State) -> float:
+        """Return the step, increased by three times the lacking share of memory; infinite for an invalid plan."""
+        self.evaluated += 1
         stages = [
             (self.order[start:end], devices)
             for (start, end), devices in zip(pairwise((0, *state.ends)), state.devices, strict=True)
         ]
         options = dict(self.question.options) | {
-            "micro_batch_size": state.micro_batch_size,
+            "pipeline_micro_batch_size": state.pipeline_micro_batch_size,
             "recompute": state.recompute,
         }
         try:
             plan = hpgo.evaluate(self.question.profile, self.question.cluster, stages, **options)
-        except hpgo.errors.ArgumentError:  # shares below the smallest
+        except hpgo.errors.ArgumentError:  # A replica would get less than the smallest profiled batch.
             return math.inf
         lacking = sum(
             max(0.0, -stage.headroom_bytes) / min(self.memory_bytes[device] for device in stage.devices)
@@ -92,11 +92,12 @@ class Annealing:
         return plan.step_s * (1 + 3 * lacking)
 
     def starts(self) -> Iterator[State]:
-        """Balanced pipelines: depths, ways to deal devices, micro-batches."""
+        """Yield balanced pipelines of all depths, orders of devices and micro-batch sizes."""
         given = tuple(device for machine in self.machines for device in machine)
         turns = range(max(map(len, self.machines)))
         dealt = tuple(machine[turn] for turn in turns for machine in self.machines if turn < len(machine))
         fast = tuple(sorted(given, key=lambda device: -self.speed[device]))
+        # Adjacent devices keep a stage on fast links, dealt ones spread it, and the third order has fast ones first.
         recomputes = (False, True) if self.question.options.get("recompute") else (False,)
         for line in dict.fromkeys((given, dealt, fast)):
             for depth in DEPTHS:
@@ -113,12 +114,13 @@ class Annealing:
                     yield State((*ends, len(self.order)), devices, size, recompute)
 
     def moved(self, state: State) -> State | None:
-        """A neighbour of `state`; None where the move drawn is not possible."""
+        """Return a random neighbor of `state`, or None if the move drawn is not possible."""
+        # Cuts and devices are the fine steps. The other moves change the whole plan, so they are drawn less often.
         seldom: tuple[Callable[[State], State | None], ...] = (self.split, self.merge, self.size)
         return self.dice.choice((*(self.cut,) * 4, *(self.device,) * 3, *(self.swap,) * 2, *seldom))(state)
 
     def cut(self, state: State) -> State | None:
-        """A cut moves by a few layers."""
+        """Move a cut by a few layers."""
         if len(state.ends) == 1:
             return None
         at = self.dice.randrange(len(state.ends) - 1)
@@ -128,7 +130,7 @@ class Annealing:
         return replace(state, ends=(*state.ends[:at], end, *state.ends[at + 1 :]))
 
     def device(self, state: State) -> State | None:
-        """Some devices go to another stage, or are used or left idle; a machine's at most."""
+        """Move up to one machine's number of devices between two stages, or between a stage and the idle devices."""
         used = {device for stage in state.devices for device in stage}
         groups = [list(stage) for stage in state.devices]
         groups.append([device for machine in self.machines for device in machine if device not in used])
@@ -142,7 +144,7 @@ class Annealing:
         return replace(state, devices=tuple(tuple(group) for group in groups[:-1]))
 
     def swap(self, state: State) -> State | None:
-        """Two stages exchange a device, or all of theirs."""
+        """Exchange one device, or all devices, of two stages."""
         if len(state.devices) == 1:
             return None
         groups = [list(stage) for stage in state.devices]
@@ -155,7 +157,7 @@ class Annealing:
         return replace(state, devices=tuple(map(tuple, groups)))
 
     def split(self, state: State) -> State | None:
-        """A stage becomes two, each with a part of its devices."""
+        """Split a stage and its devices into two stages."""
         at = self.dice.randrange(len(state.ends))
         start, end, devices = (0, *state.ends)[at], state.ends[at], state.devices[at]
         if end - start < 2 or len(devices) < 2:
@@ -165,7 +167,7 @@ class Annealing:
         return replace(state, ends=(*state.ends[:at], middle, *state.ends[at:]), devices=groups)
 
     def merge(self, state: State) -> State | None:
-        """Two neighbours become one stage."""
+        """Merge two adjacent stages into one."""
         if len(state.ends) == 1:
             return None
         at = self.dice.randrange(len(state.ends) - 1)
@@ -173,20 +175,20 @@ class Annealing:
         return replace(state, ends=(*state.ends[:at], *state.ends[at + 1 :]), devices=devices)
 
     def size(self, state: State) -> State | None:
-        """The next larger or smaller micro-batch; or recomputation, where it may be chosen."""
+        """Take the next larger or smaller micro-batch size, or toggle recomputation if the question allows it."""
         if self.question.options.get("recompute") and self.dice.random() < 0.3:
             return replace(state, recompute=not state.recompute)
-        at = self.sizes.index(state.micro_batch_size) + self.dice.choice((-1, 1))
-        return replace(state, micro_batch_size=self.sizes[at]) if 0 <= at < len(self.sizes) else None
+        at = self.sizes.index(state.pipeline_micro_batch_size) + self.dice.choice((-1, 1))
+        return replace(state, pipeline_micro_batch_size=self.sizes[at]) if 0 <= at < len(self.sizes) else None
 
     def run(self, seconds: float) -> None:
-        """Spends a quarter of that processor time on starts, in random order, the rest on walks from the best three."""
+        """Spend 25 % of the processor time on starts, in random order, and the rest on walks from the best three."""
         begun_s = time.process_time()
         starts = list(self.starts())
         self.dice.shuffle(starts)
         tried: list[tuple[float, State]] = []
         for state in starts:
-            tried.append((self.price(state), state))
+            tried.append((self.penalized_step_s(state), state))
             if time.process_time() - begun_s > seconds / 4:
                 break
         tried.sort(key=lambda pair: pair[0])
@@ -195,13 +197,14 @@ class Annealing:
             self.walk(step_s, state, left_s)
 
     def walk(self, step_s: float, state: State, seconds: float) -> None:
-        """From one state by single moves, colder and colder."""
+        """Anneal from one state for `seconds` of processor time, at a temperature that falls from `WARM` to `COLD`."""
         begun_s = time.process_time()
         while (share := (time.process_time() - begun_s) / seconds) < 1 and math.isfinite(step_s):
             next_state = self.moved(state)
             if next_state is None:
                 continue
-            next_s = self.price(next_state)
+            next_s = self.penalized_step_s(next_state)
+            # A geometric schedule, relative to the step, suits steps of milliseconds and of minutes alike.
             heat = step_s * WARM * (COLD / WARM) ** share
             if next_s <= step_s or self.dice.random() < math.exp((step_s - next_s) / heat):
                 step_s, state = next_s, next_state

@@ -1,4 +1,4 @@
-"""How long the planner takes beside another version of it, whose step is shorter, and whose bound is higher.
+"""Compare search time, step and bound of the planner with another version of it.
 
     python research/before.py PYTHON 2x8     # or 8x8, 128x8, 2048x8: all built-in models on clusters of that size
     python research/before.py PYTHON 2048x8 --limit-s 60
@@ -38,7 +38,7 @@ CALLS, LONG_S = 3, 10
 
 
 def answer() -> None:
-    """Asks this version what is read, line by line, and prints how long that took, the step, and its bound."""
+    """Plan each problem on stdin with this version, and print processor time, step and bound."""
     for line in sys.stdin:
         model, name, batch, limit_s, schedule = json.loads(line)
         profile = hpgo.read_profile(model)

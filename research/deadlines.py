@@ -31,7 +31,7 @@ def uneven(machines: int, types: int) -> hpgo.Cluster:
 
 
 def chain(layers: int) -> hpgo.Profile:
-    """Layers that differ."""
+    """Return a chain of layers with random times and sizes."""
     chance = Random(layers)  # noqa: S311 -- layers, not secrets
     each = [chance.uniform(0.5e-3, 1.5e-3) for _ in range(layers)]
     sizes = [chance.uniform(1e5, 1e7) for _ in range(layers)]

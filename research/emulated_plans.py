@@ -1,4 +1,4 @@
-"""The plans of the first table as processes run them that sleep where devices would compute."""
+"""Run the plans of the first table with processes that sleep instead of computing."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from hpgo.reproduce.answers import Strategy
 
 PASS_S = 0.1
-"""What the median pass lasts here. Steps of data parallelism have two passes, and sixteen sleepers wake late."""
+"""Time of the median pass. Sixteen sleeping processes wake up late, which matters most for steps of only two passes."""
 _STEPS = 3
 _SILENCE_S = 30.0
-"""Of one of many processes on few cores."""
+"""Seconds without a heartbeat until a rank counts as lost. It is long because many processes share few cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
-    """A plan's step as it was predicted, and as processes ran it."""
+    """A plan and the time of its emulated step."""
 
     model: str
     config: str
     whose: tuple[str, ...]
-    """Of `DAPPLE`, `compatible` and `modern`, those who have this plan."""
+    """Planners with this plan: `DAPPLE`, `compatible`, `modern`."""
     plan: Plan
     emulated_s: float
-    """In seconds of the cluster."""
+    """Emulated step, scaled back to seconds on the cluster."""
 
 
 def emulated(
     rows: Iterable[Strategy], *, pass_s: float = PASS_S, tell: Callable[[str], None] = lambda _line: None
 ) -> list[Emulated]:
-    """Runs every plan of `rows` on as many processes as it has devices, one plan after the other.
+    """Run every plan of `rows`, one after the other, with one process per device.
 
-    Everything lasts so many times as long as predicted that the median pass takes `pass_s`. `tell` hears of each plan,
-    in a process of its own. Raises RunError if a process is lost.
+    All times are scaled so that the median pass takes `pass_s`. `tell` is called with a line for each plan, in the
+    process of rank 0. Raises RunError if a process is lost.
     """
     from hpgo.runtime.failure_detection import Limits
     from hpgo.runtime.launch import run_here
@@ -84,7 +84,7 @@ def emulated(
 
 
 def _step_s(program: Program, pass_s: float) -> float:
-    """One rank's part of a plan; the median of all steps but the first."""
+    """Run one rank of a plan, and return the median of all steps but the first."""
     import numpy as np
 
     from hpgo.runtime import Emulation

@@ -1,10 +1,10 @@
-"""How near an emulated step comes to the predicted one, by the wall clock.
+"""Compare emulated with predicted steps in wall time.
 
     python research/emulation.py [--write research/benchmark-tables.md] [--passes 20]
 
-Sixteen processes emulate plans of built-in models under several schedules, slowed down until the median pass lasts 100
-ms, and 20 ms. A quarter of an hour on a machine that does nothing else. `--write` puts the table between the marks of a
-page; `--passes` asks for one length of passes alone.
+Sixteen processes emulate plans of built-in models under several schedules, slowed down until the median pass takes 100
+ms, and 20 ms. This takes 15 minutes on an idle machine. `--write` writes the table between the markers of a page.
+`--passes` sets a single length of passes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PASSES_S = (0.1, 0.02)
 
 
 def programs() -> dict[tuple[str, str], hpgo.Program]:
-    """The best plan of each model under each schedule."""
+    """Return the program of the best plan for each model and schedule."""
     return {
         (model, schedule): hpgo.plan(
             hpgo.read_profile(model), CLUSTER, global_batch_size=samples, schedule=schedule
@@ -40,12 +40,13 @@ def programs() -> dict[tuple[str, str], hpgo.Program]:
 
 
 def errors(chosen: dict[tuple[str, str], hpgo.Program], pass_s: float) -> dict[tuple[str, str], float]:
-    """One rank's part: for each program by which share the second of two steps was longer than predicted."""
+    """Run one rank and return the relative error of the second of two steps for each program."""
     found = {}
     for (model, schedule), program in chosen.items():
         predicted = hpgo.simulate(program)
         scale = pass_s / float(np.median(predicted.end_s - predicted.start_s))
         with Emulation(program, scale=scale) as emulation:
+            # The first step warms up, so only the second one counts.
             measured_s = [emulation.step() for _ in range(2)]
             found[model, schedule] = measured_s[-1] / predicted.makespan_s - 1
             if emulation.rank == 0:
@@ -56,7 +57,7 @@ def errors(chosen: dict[tuple[str, str], hpgo.Program], pass_s: float) -> dict[t
 
 
 def table(found: dict[float, dict[tuple[str, str], float]]) -> list[str]:
-    """Rows of models, columns of schedules, and below them median and largest."""
+    """Return a Markdown table of errors by model and schedule, with the median and the largest error below it."""
     lengths = " and ".join(f"{1e3 * pass_s:.0f} ms" for pass_s in found)
     rows = [
         f"| passes of {lengths} | {' | '.join(f'`{schedule}`' for schedule in SCHEDULES)} |",
@@ -79,7 +80,7 @@ def table(found: dict[float, dict[tuple[str, str], float]]) -> list[str]:
 
 
 def work(chosen: dict[tuple[str, str], hpgo.Program], passes_s: list[float], page: Path | None) -> None:
-    """One rank; rank 0 prints and writes."""
+    """Run one rank. Rank 0 prints the table and writes the page."""
     load = os.getloadavg()[0]
     rows = table({pass_s: errors(chosen, pass_s) for pass_s in passes_s})
     rows.append(f"\nThe load was {load:.1f} when it began, on {os.cpu_count()} cores.")
@@ -93,10 +94,10 @@ def work(chosen: dict[tuple[str, str], hpgo.Program], passes_s: list[float], pag
 
 
 def main() -> None:
-    """Plans, starts the ranks, and waits for them."""
+    """Plan, start the ranks and wait for them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", type=Path, metavar="PAGE")
-    parser.add_argument("--passes", type=float, metavar="MS", help="only of this length")
+    parser.add_argument("--passes", type=float, metavar="MS", help="single length of passes in milliseconds")
     asked = parser.parse_args()
     passes_s = list(PASSES_S) if asked.passes is None else [asked.passes / 1e3]
     chosen = programs()

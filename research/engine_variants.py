@@ -1,7 +1,7 @@
-"""The four ways in which the Pipeline Execution Engine trains VGG-19, as programs, and a plan in their place.
+"""The four variants in which the Pipeline Execution Engine trains VGG-19, as programs, and a plan of hpgo.
 
-All four split a batch of 64 images over four workers, and differ in cuts, micro-batches and order. They and the plan
-that `searched` makes are run alike, by `train`, so that they can be set beside each other.
+All four split a batch of 64 images over four workers, and differ in cuts, micro-batches and order. `train`
+runs them and the plan of `searched` in the same way, so that their times can be compared.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ if TYPE_CHECKING:
 
 WORKERS = 4
 LAYERS = 44
-"""Of VGG-19, an operation each."""
+"""Number of layers of VGG-19, with one operation per layer."""
 WORKLOAD = "vgg-19:flat,squared,image=128,batch=64"
-"""What the engine trains."""
+"""Workload that the engine trains."""
 _LINKS_S = 5.0
-"""For measuring links, which takes about as long as it is given."""
+"""Approximate time in seconds for measuring the links."""
 _SIZES = (1, 4, 16)
-"""Samples in a batch that the search measures, as far as the batch goes."""
+"""Batch sizes that the search measures, up to the global batch size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One of the engine's ways."""
+    """One of the variants of the engine."""
 
     name: str
     cuts: tuple[int, ...]
-    """Layers before each cut."""
+    """Number of layers before each cut."""
     micro_batches: int
 
 
@@ -72,11 +72,11 @@ VARIANTS = (
     Variant("staggered", (10, 19, 28), 16),
     Variant("staggered-8", (5, 11, 16, 22, 27, 33, 38), 16),
 )
-"""As the engine has them."""
+"""The variants with the cuts and micro-batches of the engine."""
 
 
 def program_of_variant(name: str, layers: Sequence[str], batch_size: int) -> Program:
-    """The program of one of the four: `sequential`, `async`, `staggered` or `staggered-8`.
+    """Return the program of a variant: `sequential`, `async`, `staggered` or `staggered-8`.
 
     `layers` are the layers of VGG-19, an operation each; a batch has `batch_size` samples. Raises ArgumentError for
     other layers, and for a batch that does not fall into the variant's micro-batches.
@@ -85,7 +85,7 @@ def program_of_variant(name: str, layers: Sequence[str], batch_size: int) -> Pro
     >>> eight = program_of_variant("staggered-8", layers, 64)
     >>> eight.for_rank(1).stages[1].layers
     ('27', '28', '29', '30', '31', '32')
-    >>> program_of_variant("sequential", layers, 64).micro_batch_size
+    >>> program_of_variant("sequential", layers, 64).pipeline_micro_batch_size
     64
     """
     known = {one.name: one for one in VARIANTS}
@@ -105,7 +105,7 @@ def program_of_variant(name: str, layers: Sequence[str], batch_size: int) -> Pro
     return program(
         _orders(variant, len(stages)),
         [(ids, [stage % WORKERS]) for stage, ids in enumerate(stages)],
-        micro_batch_size=batch_size // variant.micro_batches,
+        pipeline_micro_batch_size=batch_size // variant.micro_batches,
         global_batch_size=batch_size,
     )
 
@@ -121,7 +121,7 @@ def _orders(variant: Variant, stages: int) -> Schedule:
 def staggered(stages: int, workers: int, micro_batches: int) -> Schedule:
     """Forward passes in waves, then backward passes: in step t, stage s works on micro-batch t - s, if there is one.
 
-    Stage s is worker s mod `workers`'s, which runs those of its stages that a step has one after the other.
+    Worker s mod `workers` has stage s. It runs its stages of a step one after the other.
 
     >>> staggered(4, 2, 2).orders[0]
     ['0F0', '0F1', '2F0', '2F1', '2B0', '2B1', '0B0', '0B1']
@@ -138,17 +138,17 @@ def staggered(stages: int, workers: int, micro_batches: int) -> Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a program has done in some steps."""
+    """Result of training a program for some steps."""
 
     losses: tuple[float, ...]
-    """Of each step, before its weights were changed."""
+    """Loss of each step, before its weight update."""
     steps_s: tuple[float, ...]
     moved: float
-    """The norm of what the steps have added to the weights, over that of the weights."""
+    """Norm of the change of the weights over all steps, relative to the norm of the weights."""
 
     @property
     def step_s(self) -> float:
-        """The median of all but the first, which warms up."""
+        """Median step in seconds, without the first one, which warms up."""
         later = sorted(self.steps_s[1:] or self.steps_s)
         return later[(len(later) - 1) // 2]
 
@@ -164,7 +164,7 @@ def train(
     limits: Limits | None = None,
     tell: Callable[[str], None] = lambda _line: None,
 ) -> Trained:
-    """Trains on the workload's example, in a process for each device, which it starts on this machine.
+    """Train on the workload's example with one new process per device on this machine.
 
     `tell` is called by rank 0, in its process, after each step. Raises what a rank raises.
     """
@@ -186,12 +186,12 @@ def train(
 
 
 def _rank() -> int:
-    """The place that `run_here` has given this process."""
+    """Return the rank that `run_here` has given to this process."""
     return int(os.environ["RANK"])
 
 
 def _train(runnable: Runnable, workload: Workload, steps: int, tell: Callable[[str], None], **options: Any) -> Trained:
-    """One rank's part."""
+    """Train on one rank and return the losses, times and weight change."""
     losses: list[float] = []
     steps_s: list[float] = []
     with Pipeline(runnable, workload, **options) as pipeline:
@@ -220,7 +220,7 @@ def searched(
     dtype: torch.dtype | None = None,
     limits: Limits | None = None,
 ) -> Plan:
-    """The plan with the shortest step of this machine, by what its layers and links take here.
+    """Return the plan with the shortest step for the layer times and links measured on this machine.
 
     Args:
         workload: its name, as `Workload.read` takes it; layers are as it has them.
@@ -247,7 +247,7 @@ def searched(
             if _rank() == 0:
                 links.write_text(found.cluster.yaml(), encoding="utf-8")
 
-        # In processes of their own: those that train can't be forked where torch has had threads.
+        # Measure in separate processes, because a process whose torch has started threads can't be forked safely.
         run_here(1, measure_layers, limits)
         if count > 1:
             run_here(count, measure_machine, limits)

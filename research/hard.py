@@ -1,14 +1,14 @@
-"""The hard questions of `questions.py`: what the planner answers, how sure that is, how long it takes.
+"""Measure step, gap and search time of the planner on the hard questions of `questions.py`.
 
-    python research/hard.py run --seeds 0-199 --json FILE      # one process a question; FILE is continued
-    python research/hard.py run --names                        # those that have names
+    python research/hard.py run --seeds 0-199 --json FILE      # one process per question; continues FILE
+    python research/hard.py run --names                        # the named questions
     python research/hard.py anneal --seeds 0-199:4 --seconds 60 --json FILE
     python research/hard.py known FILE ...                     # adds better plans to research/hard/known.jsonl
     python research/hard.py table BEFORE AFTER                 # compares two such files
     python research/hard.py table BEFORE AFTER research/benchmark-tables.md
 
-A row of a file is one question: what `row` and `asked` write. Searches end, as by Ctrl-C, after 20 s of processor time:
-10 s on two cores at best. Those that do count as slow, since wall times say little on a machine with other work.
+A row of a file is one question, written by `row` and `asked`. A search is interrupted, like by Ctrl-C, after 20 s of
+processor time, which is at least 10 s on two cores. It then counts as slow. Wall time would depend on other processes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Row = dict[str, Any]
 RESULTS = Path(__file__).parent / "hard"
 KNOWN = RESULTS / "known.jsonl"
 LIMIT_S = 20.0
-"""Processor time after which searches end."""
+"""Processor time in seconds after which a search is interrupted."""
 NEAR = 1.005
-"""A plan this much longer than the best known one still counts as found."""
+"""Largest ratio to the step of the best known plan at which that plan counts as found."""
 
 
 def ranges(numbers: list[int]) -> str:
-    """Ascending numbers, with runs of them as `first-last`.
+    """Return ascending numbers as text, with runs as `first-last`.
 
     >>> ranges([0, 1, 2, 5, 7, 8])
     '0-2,5,7-8'
@@ -53,7 +53,7 @@ def ranges(numbers: list[int]) -> str:
 
 
 def numbers_of(text: str) -> list[int]:
-    """What `ranges` wrote.
+    """Return the numbers in a text of `ranges`.
 
     >>> numbers_of("0-2,5,7-8")
     [0, 1, 2, 5, 7, 8]
@@ -68,21 +68,24 @@ def written(question: Question, plan: hpgo.Plan) -> Row:
     stages = [
         [ranges(sorted(place[layer] for layer in stage.layers)), ranges(sorted(stage.devices))] for stage in plan.stages
     ]
-    return {"micro_batch_size": plan.micro_batch_size, "recompute": plan.recompute, "stages": stages}
+    return {"pipeline_micro_batch_size": plan.pipeline_micro_batch_size, "recompute": plan.recompute, "stages": stages}
 
 
-def priced(question: Question, plan: Row) -> hpgo.Plan:
-    """`hpgo.evaluate` of what `written` wrote."""
+def evaluated(question: Question, plan: Row) -> hpgo.Plan:
+    """Evaluate the plan in a row of `written`."""
     layers = question.profile.layers
     stages = [([layers[at].id for at in numbers_of(held)], numbers_of(devices)) for held, devices in plan["stages"]]
-    options = dict(question.options) | {"micro_batch_size": plan["micro_batch_size"], "recompute": plan["recompute"]}
+    options = dict(question.options) | {
+        "pipeline_micro_batch_size": plan["pipeline_micro_batch_size"],
+        "recompute": plan["recompute"],
+    }
     return hpgo.evaluate(question.profile, question.cluster, stages, **options)
 
 
 def row(name: str, limit_s: float) -> Row:
-    """One question and its answer. Times are seconds; `gap` is a share. Uses the process's timer of processor time.
+    """Return one question and its answer. Times are seconds, and `gap` is a share. Uses the timer of CPU time.
 
-    `bound_over` is `compact` in rows from when a bound was only about the placements that had been looked through.
+    `bound_over` is `compact` in older rows, whose bound holds for compact placements only.
     """
     question = named(name)
     found: Row = {
@@ -94,6 +97,7 @@ def row(name: str, limit_s: float) -> Row:
         "kinds": len({machine.device for machine in question.cluster.nodes}),
         "batch": question.options["global_batch_size"],
     }
+    # A timer of processor time ends the search like Ctrl-C, independent of other load on the machine.
     signal.signal(signal.SIGPROF, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_PROF, limit_s)
     started_s = time.monotonic()
@@ -123,9 +127,9 @@ def row(name: str, limit_s: float) -> Row:
 
 
 def asked(name: str, limit_s: float) -> Row:
-    """`row` in a process of its own, which is ended if it takes ten times as long as its search may compute.
+    """Return `row` of a separate process. Kills the process after ten times `limit_s` of wall time.
 
-    `cpu_s` is its processor time, start included.
+    `cpu_s` is the processor time of the process, including its start.
     """
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started_s, max_s = time.monotonic(), 10 * limit_s
@@ -145,32 +149,33 @@ def asked(name: str, limit_s: float) -> Row:
 
 
 def read(file: Path) -> dict[str, Row]:
-    """The rows of a file by their question; none if there is no file."""
+    """Return the rows of a file by question; empty if there is no file."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return {found["question"]: found for found in map(json.loads, lines)}
 
 
 def seeds_of(text: str) -> list[str]:
-    """Names of questions from `0-199`, `3,7` or `0-199:4`, every fourth."""
+    """Return the names of questions in `0-199`, `3,7` or `0-199:4` (every fourth)."""
     which, _, step = text.partition(":")
     return [str(seed) for seed in numbers_of(which)[:: int(step or 1)]]
 
 
 def run(names: list[str], limit_s: float, file: Path | None) -> None:
-    """Asks each question that `file` doesn't have yet, prints a line each, and adds them to `file`."""
+    """Ask each question that `file` lacks, print a line for it, and append it to `file`."""
     have = read(file) if file else {}
     for name in names:
         if name in have:
             continue
         found = asked(name, limit_s)
         print(line(found), flush=True)
+        # Append after each question, so that an interrupted run can be continued.
         if file:
             with file.open("a", encoding="utf-8") as rows:
                 rows.write(json.dumps(found) + "\n")
 
 
 def line(found: Row) -> str:
-    """What progress shows of a row."""
+    """Return the line of progress for a row."""
     head = f"{found['question']:>16} {found.get('model', ''):>10} {found.get('layers', '')!s:>4} "
     head += f"{found.get('cluster', ''):>6} {found['wall_s']:6.1f} s {found['cpu_s']:6.1f} cpu s  "
     if "error" in found:
@@ -180,7 +185,7 @@ def line(found: Row) -> str:
 
 
 def anneal(names: list[str], seconds: float, file: Path | None) -> None:
-    """Anneals each question for some seconds of processor time, and adds what it finds to `file`."""
+    """Anneal each question for some seconds of processor time, and append the best plans to `file`."""
     have = read(file) if file else {}
     for name in names:
         if name in have:
@@ -188,22 +193,25 @@ def anneal(names: list[str], seconds: float, file: Path | None) -> None:
         annealing = Annealing(named(name))
         annealing.run(seconds)
         plan = annealing.best
-        print(f"{name:>16} {plan.step_s if plan else math.inf:.5g} s, {annealing.priced} plans priced", flush=True)
+        print(
+            f"{name:>16} {plan.step_s if plan else math.inf:.5g} s, {annealing.evaluated} plans evaluated", flush=True
+        )
         if file and plan:
-            found = {"question": name, "step_s": plan.step_s, "seconds": seconds, "priced": annealing.priced}
+            found = {"question": name, "step_s": plan.step_s, "seconds": seconds, "priced": annealing.evaluated}
             with file.open("a", encoding="utf-8") as rows:
                 rows.write(json.dumps(found | {"plan": written(annealing.question, plan)}) + "\n")
 
 
 def known(files: list[Path]) -> None:
-    """Keeps in `KNOWN` the best plans that fit, of itself and of `files`, as `hpgo.evaluate` prices them."""
+    """Keep the best plans of `KNOWN` and `files` in `KNOWN`, if they fit and `hpgo.evaluate` confirms their step."""
     best: dict[str, Row] = {}
     for source, file in [("", KNOWN), *((file.stem, file) for file in files)]:
         for name, found in read(file).items():
             min_s = best[name]["step_s"] if name in best else math.inf
             if "plan" not in found or found["step_s"] >= min_s:
                 continue
-            plan = priced(named(name), found["plan"])
+            # The file may be older than the cost model, so evaluate its plan again.
+            plan = evaluated(named(name), found["plan"])
             if plan.fits and plan.step_s < min_s:
                 row = {"question": name, "step_s": plan.step_s, "from": source or found["from"], "plan": found["plan"]}
                 best[name] = row
@@ -213,32 +221,32 @@ def known(files: list[Path]) -> None:
 
 
 def slow(found: Row) -> bool:
-    """Whether two cores would take more than 10 s, also with nothing else to do."""
+    """Return whether the search would take more than 10 s on two idle cores."""
     return found.get("stop_reason") in {"interrupt", "killed"} or found["cpu_s"] > LIMIT_S
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The least value that so large a share of all does not exceed."""
+    """Return the smallest value that at least this share of all values does not exceed."""
     return sorted(values)[max(0, -int(-share * len(values) // 1) - 1)]
 
 
 def percent(share: float) -> str:
-    """As the tables show it."""
+    """Return a share as the tables show it."""
     return f"{100 * share:.3g} %"
 
 
 def gap(found: Row) -> str:
-    """The gap of a row, and over what it holds."""
+    """Return the gap of a row as text, with the placements for which it holds."""
     return percent(found["gap"]) + ("" if found["bound_over"] == "all" else " among compact placements")
 
 
 def hard(found: Row, best: Row) -> bool:
-    """Whether a question is slow, or left without a plan, or with a gap over 5 % to its bound or to a better plan."""
+    """Return whether a question is slow, has no plan, or a step over 5 % above its bound or the best known plan."""
     return "gap" not in found or slow(found) or found["gap"] > 0.05 or found["step_s"] > 1.05 * best["step_s"]
 
 
 def summary(rows: dict[str, Row], best: dict[str, Row]) -> list[str]:
-    """A column of the table: what all rows of a file come to."""
+    """Return one column of the table, which summarizes all rows of a file."""
     gaps = [found["gap"] for found in rows.values() if "gap" in found]
     near = [found["step_s"] <= NEAR * best[name]["step_s"] for name, found in rows.items() if "step_s" in found]
     return [
@@ -270,7 +278,7 @@ LABELS = (
 
 
 def compared(before: dict[str, Row], after: dict[str, Row], best: dict[str, Row]) -> list[str]:
-    """What each file comes to, over its seeds; and the first one over those that both have, if it has others."""
+    """Return a table that summarizes the seeds of both files, and the first one on common seeds if it has others."""
     first, second = ({name: found for name, found in rows.items() if name.isdigit()} for rows in (before, after))
     both = {name: found for name, found in first.items() if name in second}
     columns = {"before": first, "before, on the questions asked after": both, "after": second}
@@ -281,7 +289,7 @@ def compared(before: dict[str, Row], after: dict[str, Row], best: dict[str, Row]
 
 
 def cases(before: dict[str, Row], after: dict[str, Row], best: dict[str, Row]) -> list[str]:
-    """The questions that have names: step, gap and processor time before and after."""
+    """Return a table of the named questions: step, gap and processor time before and after."""
 
     def cell(found: Row | None) -> str:
         if found is None or "step_s" not in found:
@@ -296,7 +304,7 @@ def cases(before: dict[str, Row], after: dict[str, Row], best: dict[str, Row]) -
 
 
 def misses(rows: dict[str, Row], best: dict[str, Row]) -> list[str]:
-    """What questions lack: all that are slow, without a plan, with a gap over 10 %, or not near the best plan known."""
+    """Return a table of questions that are slow, lack a plan, have a gap over 10 %, or miss the best known plan."""
     lines = []
     for name, found in rows.items():
         lacks = ["slow"] if slow(found) else []
@@ -315,7 +323,7 @@ def misses(rows: dict[str, Row], best: dict[str, Row]) -> list[str]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     for command in ("run", "anneal"):

@@ -6,8 +6,8 @@
 Seeds take turns among three kinds of questions. *Hard* ones come from `questions.py`. *Middle* ones have the same
 families of models with fewer layers, on 4 to 64 devices. *Small* ones have 2 to 9 layers in any order, some with a
 shared weight, on 1 to 8 devices. The last two vary schedule, optimizer, recomputation and batch sizes, too. Memory is
-from a tenth of what the fullest device of a straight pipeline with up to 32 stages holds, to all of it. Questions with
-a plan are left out. Times are wall time and processor time. The latter says more on a machine with other work.
+from a tenth of what the fullest device of a pipeline without replicas of up to 32 stages holds, to all of it. Questions
+with a plan are left out. Times are wall time and processor time. The latter says more on a machine with other work.
 
 To tune the planner, look at even seeds. Figures are about odd seeds.
 """
@@ -127,7 +127,7 @@ def small_model(dice: Random) -> hpgo.Profile:
     shared = []
     if dice.random() < 0.3:
         shared.append(hpgo.TiedWeight((ids[0], ids[-1]), layers[0].parameter_bytes * dice.choice((0.3, 1.0))))
-    return hpgo.Profile("small", sizes, tuple(layers), tuple(edges), ties=tuple(shared))
+    return hpgo.Profile("small", sizes, tuple(layers), tuple(edges), tied_weights=tuple(shared))
 
 
 def has_plan_at_once(asked: Question) -> bool:

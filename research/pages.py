@@ -1,4 +1,4 @@
-"""Tables in pages: each stands between `<!-- table: NAME -->` and `<!-- end -->`."""
+"""Fill tables in pages, between `<!-- table: NAME -->` and `<!-- end -->`."""
 
 from __future__ import annotations
 

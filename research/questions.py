@@ -1,9 +1,9 @@
-"""Hard questions for the planner: made from a seed, always the same, and a few that have names.
+"""Hard planning problems: generated from a seed, always the same, and a few named ones.
 
 A seed gives a model (a chain of 40 to 200 layers, or a branching graph of up to hundreds), a cluster of 16 to 512
-devices with links that are slow beside them, and a batch; two of five clusters mix machines, half are short of memory,
-and a third of the questions allow recomputation. Convolutions and attention are priced by their operations and by the
-bytes they move, on a device of `FLOPS` and `BYTES_PER_S`.
+devices with comparatively slow links, and a batch. Two of five clusters mix machines, half are short of memory, and a
+third of the questions allow recomputation. The time of convolutions and attention follows from their operations and
+their memory traffic, on a device of `FLOPS` and `BYTES_PER_S`.
 
 >>> asked = question(1)
 >>> asked.branches, len(asked.profile.layers), asked.cluster.devices
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 SEEDS = range(200)
 FLOPS = 8e12
-"""Operations a second that a convolution or a product of matrices reaches."""
+"""Operations per second of a convolution or a matrix multiplication."""
 BYTES_PER_S = 6e11
-"""Memory traffic of what does little else, normalisation say."""
+"""Memory traffic per second of layers with little arithmetic, such as normalization."""
 SHAPES = (
     *((2, 8), (4, 4), (4, 8), (8, 4), (16, 1), (16, 2)),
     *((8, 8), (16, 4), (16, 8), (32, 4)),
     *((32, 8), (64, 4), (64, 8)),
 )
-"""Machines and devices of each, from 16 devices to 512."""
+"""Numbers of machines and of devices per machine, from 16 to 512 devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What `hpgo.plan` is asked: `hpgo.plan(asked.profile, asked.cluster, **asked.options)`."""
+    """Arguments of one call of the planner: `hpgo.plan(asked.profile, asked.cluster, **asked.options)`."""
 
     name: str
     profile: hpgo.Profile
@@ -58,7 +58,7 @@ class Question:
 
 @dataclass(slots=True)
 class Graph:
-    """A model that grows layer by layer. Sizes are bytes of a whole batch of `batch_size` samples."""
+    """A model under construction, layer by layer. Sizes are bytes for a whole batch of `batch_size` samples."""
 
     name: str
     batch_size: int
@@ -69,7 +69,7 @@ class Graph:
     def add(
         self, kind: str, inputs: Sequence[str], forward_s: float, output_bytes: float, parameter_bytes: float = 0.0
     ) -> str:
-        """A layer behind `inputs`, its times up to a tenth off; its id."""
+        """Add a layer behind `inputs`, with times that vary by up to 10 %, and return its id."""
         layer_id = f"{kind}{len(self.layers)}"
         forward_s *= self.dice.uniform(0.9, 1.1)
         backward_s = forward_s * self.dice.uniform(1.7, 2.3)
@@ -78,13 +78,13 @@ class Graph:
         return layer_id
 
     def profile(self) -> hpgo.Profile:
-        """What has grown."""
+        """Return the profile of all layers added so far."""
         return hpgo.Profile(self.name, (self.batch_size,), tuple(self.layers), tuple(self.edges))
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What a layer of an image network gives: `channels` maps of `side` × `side` numbers for each sample."""
+    """The output of a layer of an image network: `channels` maps of `side` × `side` numbers per sample."""
 
     layer: str
     channels: int
@@ -94,12 +94,12 @@ class Image:
 def convolution(
     graph: Graph, image: Image, channels: int, width: int = 3, *, stride: int = 1, groups: int = 1
 ) -> Image:
-    """A convolution with normalisation and activation behind it, three layers."""
+    """Add three layers: a convolution, a normalization and an activation."""
     side = math.ceil(image.side / stride)
     numbers = graph.batch_size * channels * side**2
     weights = width**2 * image.channels / groups * channels
     products = 2 * weights * graph.batch_size * side**2
-    # Groups leave little to each matrix multiplication: half the rate at 32 of them.
+    # Groups make the matrix multiplications small. With 32 groups, they reach half the rate.
     seconds = products / FLOPS * (1 + groups / 32) + 8 * numbers / BYTES_PER_S
     layer = graph.add("conv", [image.layer], seconds, 4 * numbers, 4 * weights)
     layer = graph.add("norm", [layer], 12 * numbers / BYTES_PER_S, 4 * numbers, 8 * channels)
@@ -108,7 +108,7 @@ def convolution(
 
 
 def joined(graph: Graph, kind: str, images: Sequence[Image]) -> Image:
-    """The sum of images, or their channels side by side."""
+    """Add a layer that sums images (`add`) or concatenates their channels."""
     channels = images[0].channels if kind == "add" else sum(image.channels for image in images)
     numbers = graph.batch_size * channels * images[0].side ** 2
     layer = graph.add(kind, [image.layer for image in images], 8 * numbers / BYTES_PER_S, 4 * numbers)
@@ -116,21 +116,21 @@ def joined(graph: Graph, kind: str, images: Sequence[Image]) -> Image:
 
 
 def pooled(graph: Graph, image: Image, stride: int = 2) -> Image:
-    """The largest of neighbours."""
+    """Add a max-pooling layer."""
     side = math.ceil(image.side / stride)
     numbers = graph.batch_size * image.channels * side**2
     return Image(graph.add("pool", [image.layer], 8 * numbers / BYTES_PER_S, 4 * numbers), image.channels, side)
 
 
 def stem(graph: Graph, channels: int = 64) -> Image:
-    """From pictures of 224 × 224 to maps of a quarter of that."""
+    """Add the input of 224 × 224 pixels and the first layers, which reduce it to 56 × 56."""
     numbers = graph.batch_size * 3 * 224**2
     image = Image(graph.add("source", [], 4 * numbers / BYTES_PER_S, 4 * numbers), 3, 224)
     return pooled(graph, convolution(graph, image, channels, 7, stride=2))
 
 
 def head(graph: Graph, image: Image, classes: int = 1000) -> hpgo.Profile:
-    """The classes behind the last image; the whole profile."""
+    """Add the classifier behind the last image, and return the profile of the whole model."""
     numbers = graph.batch_size * image.channels
     layer = graph.add("mean", [image.layer], 4 * numbers * image.side**2 / BYTES_PER_S, 4 * numbers)
     weights = image.channels * classes
@@ -140,7 +140,7 @@ def head(graph: Graph, image: Image, classes: int = 1000) -> hpgo.Profile:
 
 
 def resnet(graph: Graph, depths: Sequence[int] = (3, 4, 6, 3), groups: int = 1) -> hpgo.Profile:
-    """Bottleneck blocks with a sum around each; with 32 groups the widths of ResNeXt."""
+    """Return a ResNet of bottleneck blocks with skip connections, or a ResNeXt with its widths for 32 groups."""
     image = stem(graph)
     for level, depth in enumerate(depths):
         inner, outer = (64 if groups == 1 else 128) * 2**level, 256 * 2**level
@@ -155,7 +155,7 @@ def resnet(graph: Graph, depths: Sequence[int] = (3, 4, 6, 3), groups: int = 1) 
 
 
 def inception(graph: Graph, modules: int = 9, branches: int = 4) -> hpgo.Profile:
-    """Modules whose branches, of one to four convolutions each, stand side by side."""
+    """Return a network of modules with parallel branches of one to four convolutions each."""
     image = stem(graph)
     for module in range(modules):
         if module in {modules // 4, modules // 2}:
@@ -173,7 +173,7 @@ def inception(graph: Graph, modules: int = 9, branches: int = 4) -> hpgo.Profile
 
 
 def densenet(graph: Graph, depths: Sequence[int] = (6, 12, 16, 12), growth: int = 32) -> hpgo.Profile:
-    """Blocks in which every layer reads all before it, with half the channels after each block."""
+    """Return a DenseNet: a layer of a block reads all earlier ones, and blocks halve the channels at their end."""
     image = stem(graph)
     for level, depth in enumerate(depths):
         for _ in range(depth):
@@ -185,7 +185,7 @@ def densenet(graph: Graph, depths: Sequence[int] = (6, 12, 16, 12), growth: int 
 
 
 def attention(graph: Graph, inputs: Sequence[str], width: int, tokens: int) -> str:
-    """A transformer block: attention, then two products four times as wide; it keeps ten times its output."""
+    """Add a transformer block: attention, then an MLP of four times the width. Returns the id of the MLP."""
     numbers = graph.batch_size * tokens * width
     seconds = (24 * numbers * width + 4 * numbers * tokens) / FLOPS
     attended = graph.add("attend", inputs, seconds / 3, 4 * 4 * numbers / 4, 4 * 4 * width**2)
@@ -193,7 +193,7 @@ def attention(graph: Graph, inputs: Sequence[str], width: int, tokens: int) -> s
 
 
 def towers(graph: Graph, lengths: Sequence[int], width: int, tokens: int) -> hpgo.Profile:
-    """Encoders of several kinds of input side by side, and a trunk as long as the first of them."""
+    """Return parallel encoders, one per kind of input, and a trunk behind them with the length of the first encoder."""
     ends = []
     for number, length in enumerate(lengths):
         numbers = graph.batch_size * tokens * width
@@ -209,7 +209,7 @@ def towers(graph: Graph, lengths: Sequence[int], width: int, tokens: int) -> hpg
 
 
 def translator(graph: Graph, encoder: int, decoder: int, width: int, tokens: int) -> hpgo.Profile:
-    """An encoder whose last output every block of the decoder reads."""
+    """Return an encoder and a decoder. Each block of the decoder reads the last output of the encoder."""
     numbers = graph.batch_size * tokens * width
     embed = partial(graph.add, "embed", [], 8 * numbers / BYTES_PER_S, 4 * numbers, 4 * 16_000 * width)
     layer = embed()
@@ -223,11 +223,12 @@ def translator(graph: Graph, encoder: int, decoder: int, width: int, tokens: int
 
 
 def chain(graph: Graph, layers: int) -> hpgo.Profile:
-    """Layers of uneven cost, in stretches: times spread over a factor of ten, outputs and weights over a hundred."""
+    """Return a chain of layers of uneven cost: times differ by up to 10×, outputs and weights by up to 100×."""
     dice, layer = graph.dice, None
     level, wide, heavy = 1.0, 1.0, 1.0
     for number in range(layers):
-        if number % 12 == 0:  # a stretch of like layers, as models have
+        # Real models repeat similar layers, so the level of the costs changes only every 12 layers.
+        if number % 12 == 0:
             level, wide, heavy = (10 ** dice.uniform(-spread, spread) for spread in (0.3, 0.5, 0.6))
         seconds = 2e-3 * level * 10 ** dice.uniform(-0.2, 0.2)
         output = 2e7 * wide * 10 ** dice.uniform(-0.4, 0.4)
@@ -237,7 +238,7 @@ def chain(graph: Graph, layers: int) -> hpgo.Profile:
 
 
 def model(seed: int, dice: Random) -> hpgo.Profile:
-    """Two of five branch, and of those the six families take turns; all others are chains of 40 to 200 layers."""
+    """Return the model of a seed: for two of five seeds one of six branching families, else a chain."""
     if seed % 5 not in {1, 3}:
         return chain(Graph("chain", dice.choice((4, 8, 16)), dice), dice.randint(40, 200))
     family = seed // 5 * 2 + seed % 5 // 2
@@ -257,7 +258,7 @@ def model(seed: int, dice: Random) -> hpgo.Profile:
 
 
 def needed_bytes(profile: hpgo.Profile, stages: int) -> float:
-    """What the fullest device of a straight pipeline holds: Adam's four times the weights, and what stages ahead keep.
+    """Return the bytes on the fullest device of a pipeline without replicas: Adam's state and activations.
 
     The profile's batch is the micro-batch, and stages are cut by time in the order of the profile.
     """
@@ -267,13 +268,14 @@ def needed_bytes(profile: hpgo.Profile, stages: int) -> float:
     for layer in profile.layers:
         at = min(stages - 1, int(stages * spent_s / total_s))
         spent_s += layer.forward_s[0] + layer.backward_s[0]
-        # Two outputs more for each micro-batch, for what comes in and goes out over the link.
+        # 1F1B: a stage keeps activations of one micro-batch per stage from itself to the last one.
         held[at] += 4 * layer.parameter_bytes + (stages - at) * layer.activation_bytes[0]
+    # Buffers for receiving and sending hold two more outputs.
     return max(held) + 2 * max(layer.activation_bytes[0] for layer in profile.layers)
 
 
 def machines(dice: Random, shape: tuple[int, int], memory_bytes: float, kinds: int) -> tuple[Node, ...]:
-    """Equal machines, or runs of two or three kinds: the slower, the less memory; the slowest come anywhere."""
+    """Return equal machines, or runs of two or three kinds with different speed and memory, in random order."""
     count, devices = shape
     classes = [Node(Device("first", memory_bytes), devices)]
     for number in range(1, kinds):
@@ -296,7 +298,7 @@ def question(seed: int) -> Question:
     batch_size = profile.batch_sizes[0]
     recompute: bool | str = "auto" if dice.random() < 0.35 else False
     kinds = dice.choice((1, 1, 1, 2, 3))
-    # A straight pipeline of some depth fits by little, or memory is plenty.
+    # Either a pipeline of this depth without replicas just fits, or memory does not limit the plan.
     depth = dice.choice([stages for stages in (4, 8, 16, 32) if stages <= devices])
     tight = dice.random() < 0.5
     memory_bytes = needed_bytes(profile, depth) * (dice.uniform(1.0, 1.6) if tight else 8.0)
@@ -314,7 +316,7 @@ def question(seed: int) -> Question:
 
 
 def random_chain(layers: int, shape: tuple[int, int], kinds: int) -> tuple[hpgo.Profile, hpgo.Cluster]:
-    """A chain with hardly memory enough, on machines with slow links."""
+    """Return a chain and a cluster with slow links and barely enough memory."""
     dice = Random(layers)  # noqa: S311
     profile = chain(Graph("chain", 8, dice), layers)
     memory_bytes = needed_bytes(profile, min(32, shape[0] * shape[1] // 2)) * 1.2
@@ -324,28 +326,28 @@ def random_chain(layers: int, shape: tuple[int, int], kinds: int) -> tuple[hpgo.
 
 
 def images(family: Callable[..., hpgo.Profile], *sizes: Any) -> hpgo.Profile:
-    """A network of this family, measured on batches of 128."""
+    """Return a network of this family with a profile for batches of 128."""
     return family(Graph(family.__name__, 128, Random(0)), *sizes)  # noqa: S311
 
 
 def published(file: str, batch_size: int) -> hpgo.Profile:
-    """A published profile, read in place. Raises FileError where the folder is not that HPGO_REFERENCE names."""
+    """Read a published profile in the folder that HPGO_REFERENCE names. Raises FileError if there is none."""
     folder = Path(os.environ.get("HPGO_REFERENCE", Path(__file__).parent.parent / "../shared/reference"))
     return hpgo.read_profile(folder / file, batch_size=batch_size)
 
 
 def vgg16() -> hpgo.Profile:
-    """PipeDream's VGG-16, taken as measured on batches of 64."""
+    """Return PipeDream's VGG-16 with its times assumed to be for batches of 64."""
     return replace(hpgo.read_profile("vgg-16"), batch_sizes=(64,))
 
 
 def v100s(nodes: int) -> hpgo.Cluster:
-    """Machines of eight V100s with 25 Gbit/s between them."""
+    """Return a cluster of machines with eight V100s each and 25 Gbit/s between machines."""
     return hpgo.Cluster.preset(f"dapple-a:{nodes}")
 
 
 def small(nodes: int) -> hpgo.Cluster:
-    """Machines of eight devices of 1 GB."""
+    """Return a cluster of machines with eight devices of 1 GB each."""
     return hpgo.Cluster.of(nodes=nodes, devices_per_node=8, intra_gbit_s=1_200, inter_gbit_s=25, memory="1 GB")
 
 
@@ -362,11 +364,11 @@ NAMED: dict[str, Callable[[], tuple[hpgo.Profile, hpgo.Cluster, int]]] = {
     "chain-194-64x4": lambda: (*random_chain(194, (64, 4), 1), 2048),
     "gnmt-16-512x8": lambda: (hpgo.read_profile("gnmt-16"), small(512), 65_536),
 }
-"""Profile, cluster and batch of questions that stand for a kind: published models, and chains and graphs like them."""
+"""Profile, cluster and batch of named questions: published models, and chains and graphs like them."""
 
 
 def named(name: str) -> Question:
-    """The question of that name: a seed, or a key of `NAMED`."""
+    """Return the question with this name: a seed, or a key of `NAMED`."""
     if name in NAMED:
         profile, cluster, batch = NAMED[name]()
         return Question(name, profile, cluster, {"global_batch_size": batch})

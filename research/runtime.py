@@ -1,25 +1,24 @@
-"""How near two processes come to their bound, what an action costs beside its computing, and what saving costs.
+"""Measure how close two processes come to their bound, and the overhead of actions and of saving.
 
     python research/runtime.py [STEPS [ROWS WIDTH]]
     python research/runtime.py pairs [STEPS [ROWS WIDTH]]
     python research/runtime.py saving [TIMES]
     python research/runtime.py inference [TIMES [ROWS WIDTH]]
 
-On a machine that does nothing else, with one thread a process. Ours in the order of 1F1B and in that of eager 1F1B,
-`torch.distributed.pipelining` in that of 1F1B, one process that runs the same micro-batches, and two such processes
-beside each other take turns, step by step. Blocks compute, and then as many sleep for as long.
-Where the last take longer than one does, the machine has no two whole cores to give, and no run reaches the bound.
-Torch's runs in two processes of its own, as in a script that knows nothing of ours, which has its processes keep the
-memory that they free; that passes alone run in processes of ours takes nothing from the bound.
+Run it on an idle machine, with one thread per process. Five kinds of runs take turns, step by step: hpgo with 1F1B,
+hpgo with eager 1F1B, `torch.distributed.pipelining` with 1F1B, one process with the same micro-batches (alone), and two
+such processes at once (beside). Blocks compute in the first cases, and sleep for the same time in others. If two
+processes at once take longer than one, the machine has less than two free cores, and no run reaches the bound. Torch
+runs in two separate processes, because hpgo makes its processes keep freed memory, which would also speed up torch.
 
-`pairs` is the steps of 1F1B alone, M = 32, ours and torch's, either of which begins in turns.
+`pairs` compares only steps of 1F1B with M = 32, of hpgo and of torch, and alternates which of them begins.
 
-`saving` trains a linear layer with Adam on each of four ranks, 1 GB in all, and saves it: how long a step takes that
-begins with saving, beside those before it, and how long a rank stands still, beside a copy of as many bytes.
+`saving` trains a linear layer with Adam on each of four ranks, 1 GB in total, and saves it. It compares a step that
+begins with saving with the steps before it, and the time for which a rank stops with a copy of the same size.
 
-`inference` streams 64 micro-batches through two stages, in turns with one process that runs them through the whole
-model, and with two such processes beside each other: through blocks that compute, through some that sleep, and, an
-image each, through ViT-Base.
+`inference` streams 64 micro-batches through two stages. It takes turns with one process that runs them through the
+whole model, and with two such processes at once. The models are blocks that compute, blocks that sleep, and ViT-Base
+with one image per micro-batch.
 """
 
 from __future__ import annotations
@@ -49,13 +48,13 @@ if TYPE_CHECKING:
 
 BLOCKS, WARM = 10, 3
 USUAL = 256, 256
-"""Rows and width of blocks."""
+"""Default rows and width of blocks."""
 
 
 class Block(nn.Module):
-    """The half of a transformer's block without attention.
+    """The MLP of a transformer block.
 
-    It begins with weights, so that the backward pass of the first goes as far as in the others.
+    It begins with weights, so that the backward pass of the first block covers as much as in the others.
     """
 
     def __init__(self, width: int) -> None:
@@ -65,41 +64,41 @@ class Block(nn.Module):
         )
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        """Of the same shape."""
+        """Return a tensor with the shape of `given`."""
         return given + self.inner(given)
 
 
 class _Sleep(torch.autograd.Function):
-    """Takes about as long as a block that computes, and no processor."""
+    """Identity that takes about the time of a block that computes, without using the processor."""
 
     @staticmethod
     def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        """5 ms."""
+        """Sleep 5 ms and return a copy of `given`."""
         time.sleep(0.005)
         return given.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        """10 ms."""
+        """Sleep 10 ms and return a copy of `gradient`."""
         time.sleep(0.01)
         return gradient.clone()
 
 
 class Sleeper(Block):
-    """A block that sleeps for as long, and sends as much: the pace of processors does not matter to it."""
+    """A block that sleeps as long as a block computes, and sends the same bytes, independent of processor speed."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
         self.inner = nn.Sequential(nn.LayerNorm(width))
 
     def forward(self, given: torch.Tensor) -> torch.Tensor:
-        """Of the same shape."""
+        """Return a tensor with the shape of `given`."""
         made: torch.Tensor = _Sleep.apply(super().forward(given))
         return made
 
 
 def thin(width: int) -> nn.Module:
-    """As little computing as a layer may have for what it sends."""
+    """Return a layer with little arithmetic relative to its messages."""
     return nn.Sequential(nn.Linear(width, width), nn.ReLU())
 
 
@@ -116,13 +115,13 @@ def ours(order: str, model: nn.Sequential, example: torch.Tensor, rows: int, mic
     half = len(model) // 2
     program = hpgo.program(
         orders, [(workload.layers[:half], [0]), (workload.layers[half:], [1])],
-        micro_batch_size=rows, global_batch_size=rows * micro_batches,
+        pipeline_micro_batch_size=rows, global_batch_size=rows * micro_batches,
     )  # fmt: skip
     return Pipeline(program, workload)
 
 
 def theirs(rank: int, model: nn.Sequential, micro_batches: int) -> Callable[[torch.Tensor], object]:
-    """A step of torch's 1F1B, which ends with gradients as ours does."""
+    """Return a function that runs a step of torch's 1F1B and, like hpgo, ends with gradients."""
     middle = len(model) // 2
     half = model[:middle] if rank == 0 else model[middle:]
     stage = PipelineStage(half, rank, 2, torch.device("cpu"))
@@ -150,21 +149,21 @@ def alone(model: nn.Sequential, rows: int) -> Callable[[torch.Tensor], object]:
 
 
 class Turns:
-    """Two pairs of processes that take turns, ours and torch's, and wait asleep."""
+    """Two pairs of processes, hpgo's and torch's, that take turns and sleep while they wait."""
 
     def __init__(self, fork: ForkContext) -> None:
         self._gate = fork.Barrier(4, timeout=600)
         self._told: SimpleQueue[list[float]] = fork.SimpleQueue()
 
     def meet(self, number: int, meet: str) -> tuple[int, bool]:
-        """The rank of one of four processes within its pair, which has met, and whether that is ours."""
+        """Connect the pair of one of four processes. Returns its rank in the pair, and whether the pair is hpgo's."""
         torch.set_num_threads(1)
         rank, is_ours = number % 2, number < 2
         dist.init_process_group("gloo", init_method=f"file://{meet}{number // 2}", rank=rank, world_size=2)
         return rank, is_ours
 
     def take(self, step: Callable[[], object] | None) -> float:
-        """How long a step of one pair takes; the other pair has None, and waits."""
+        """Return the seconds that a step of one pair takes. The other pair passes None and waits."""
         self._gate.wait()
         took_s = 0.0
         if step is not None:
@@ -176,22 +175,22 @@ class Turns:
         return took_s
 
     def tell(self, times_s: list[float]) -> None:
-        """By the first process of torch's pair, to that of ours."""
+        """Send times from the first process of torch's pair to the first of hpgo's."""
         self._told.put(times_s)
 
     def told(self) -> list[float]:
-        """What it has told."""
+        """Receive the times sent by `tell`."""
         return self._told.get()
 
 
 def together(step: Callable[[torch.Tensor], object], batch: torch.Tensor) -> None:
-    """On both ranks; the slower counts."""
+    """Run a step on both ranks and wait for the slower one."""
     step(batch)
     dist.barrier()
 
 
 def run(turns: Turns, number: int, meet: str, steps: int, *size: int) -> None:
-    """All four processes; the first prints. `size` is rows and width of blocks."""
+    """Run one of four processes, of which the first prints. `size` is rows and width of blocks."""
     block_rows, block_width = size or USUAL
     rank, is_ours = turns.meet(number, meet)
     for name, kind, width, count, rows, micro_batches in (
@@ -242,7 +241,7 @@ def run(turns: Turns, number: int, meet: str, steps: int, *size: int) -> None:
 
 
 def pair(turns: Turns, number: int, meet: str, steps: int, *size: int) -> None:
-    """All four processes; the first prints. `size` is rows and width of blocks."""
+    """Run one of four processes, of which the first prints. `size` is rows and width of blocks."""
     rows, width = size or USUAL
     rank, is_ours = turns.meet(number, meet)
     batch, model = torch.randn(rows * 32, width), blocks(Block, width, BLOCKS)
@@ -269,7 +268,7 @@ def pair(turns: Turns, number: int, meet: str, steps: int, *size: int) -> None:
 
 
 def report(name: str, times_s: dict[str, list[float]], micro_batches: int) -> None:
-    """Medians of what took turns and of ratios, and the shortest of each: what else the machine does only adds."""
+    """Print medians of times and ratios, and the minimum of each, because other load only adds time."""
     bound = 2 * micro_batches / (micro_batches + 1)
     print(name)
     for who, those in times_s.items():
@@ -281,12 +280,12 @@ def report(name: str, times_s: dict[str, list[float]], micro_batches: int) -> No
         )
 
 
-RANKS, BYTES = 4, 1e9  # of weights and what Adam keeps of them
+RANKS, BYTES = 4, 1e9  # bytes of weights and Adam state, over all ranks
 ROWS, MICRO_BATCHES = 160, 16
 
 
 def save(rank: int, meet: str, times: int) -> None:
-    """All four ranks; rank 0 prints."""
+    """Run one of four ranks that train and save. Rank 0 prints."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=RANKS)
     width = round((BYTES / RANKS / 12) ** 0.5)  # three numbers of four bytes a weight
@@ -295,14 +294,14 @@ def save(rank: int, meet: str, times: int) -> None:
     orders = hpgo.schedule("1f1b", ranks=RANKS, micro_batches=MICRO_BATCHES)
     program = hpgo.program(
         orders, [([layer], [at]) for at, layer in enumerate(workload.layers)],
-        micro_batch_size=ROWS, global_batch_size=ROWS * MICRO_BATCHES,
+        pipeline_micro_batch_size=ROWS, global_batch_size=ROWS * MICRO_BATCHES,
     )  # fmt: skip
     pipeline = Pipeline(program, workload, optimizer=lambda weights: torch.optim.Adam(weights, lr=1e-6))
     batch = torch.randn(ROWS * MICRO_BATCHES, width)
     folder = Path(meet).parent / "saved"
 
     def timed(work: Callable[[], object]) -> float:
-        """Until the last rank has done it."""
+        """Return the seconds until all ranks have done the work."""
         dist.barrier()
         begin_s = time.perf_counter()
         kept = work()
@@ -345,7 +344,7 @@ STREAM = 64
 
 
 def infer(rank: int, meet: str, times: int, rows: int = 256, width: int = 256) -> None:
-    """Both ranks; rank 0 prints."""
+    """Run one of two ranks that stream micro-batches. Rank 0 prints."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
     batches = torch.randn(STREAM * rows, width).split(rows)
@@ -356,7 +355,7 @@ def infer(rank: int, meet: str, times: int, rows: int = 256, width: int = 256) -
 
 
 def vit_base() -> nn.Sequential:
-    """PipeEdge's model at its published size: 86 million parameters."""
+    """Return PipeEdge's ViT-Base at its published size: 86 million parameters."""
     torch.manual_seed(0)
     return nn.Sequential(*[node.make() for node in vit().network.nodes.values()])
 
@@ -364,13 +363,13 @@ def vit_base() -> nn.Sequential:
 def stream(
     rank: int, name: str, make: Callable[[], nn.Sequential], batches: Sequence[torch.Tensor], times: int
 ) -> None:
-    """Layers of one kind, as many of them before the cut as behind it."""
+    """Stream micro-batches through a model that is cut in the middle, and report latency and throughput."""
     whole = make().eval()
     workload = Workload(make(), batches[0], batches[0], nn.functional.mse_loss)
     half, orders = len(workload.layers) // 2, hpgo.schedule("forward_only", ranks=2, micro_batches=STREAM)
     program = hpgo.program(
         orders, [(workload.layers[:half], [0]), (workload.layers[half:], [1])],
-        micro_batch_size=len(batches[0]), global_batch_size=len(batches[0]) * STREAM,
+        pipeline_micro_batch_size=len(batches[0]), global_batch_size=len(batches[0]) * STREAM,
     )  # fmt: skip
     pipeline = InferencePipeline(program, workload)
 

@@ -1,13 +1,13 @@
-"""How true predictions are: profile, measure links, plan, run, for models and schedules, on this machine.
+"""Compare predicted with measured steps on this machine: profile, measure links, plan and run models.
 
     python research/truth.py                     # a quarter of an hour on two cores with nothing else to do
     python research/truth.py --models mlp,gpt --rounds 1 --steps 3 --time-limit 1s   # a look
     python research/truth.py --page docs/truth.md                          # the page again, from what was measured
 
 Models are small enough for two processes on two cores, and large enough for passes of some milliseconds. Each is
-profiled as it will run, alone or beside another process, its plans are priced with the links measured here, and run.
-All of it is repeated in each round, and the medians of the rounds count, since a machine is not always equally fast.
-What is measured is kept model by model in `--rows`: interrupted, the same command goes on with the next one.
+profiled as it will run, alone or beside another process. Its plans are evaluated with the links measured here, and run.
+Each round repeats all of it, and medians over rounds count, because the speed of a machine varies. Results are saved
+after each model in `--rows`, so an interrupted command continues with the next model.
 """
 
 from __future__ import annotations
@@ -42,15 +42,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 ROWS, PAGE, PICTURE = ROOT / "research/truth.jsonl", ROOT / "docs/truth.md", ROOT / "docs/images/truth.svg"
 MICRO_BATCHES, ROUNDS, STEPS, TIME_LIMIT = 8, 3, 6, "2s"
+TABLES = ROOT / "research/truth-tables.md"
+"""Page with the tables of all runs. The other page has the conclusions."""
 SHARE, CLEAR = 0.1, 0.05
-"""Lines of the picture beside the diagonal; and from which difference on two predictions tell which plan is faster."""
+"""Distance of the picture's lines from the diagonal, and smallest difference of predictions that ranks two plans."""
 WORST = 5
-"""Differences that the page explains."""
+"""Number of largest differences that the page explains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A workload, and the samples of a micro-batch."""
+    """A workload and the number of samples in a micro-batch."""
 
     workload: str
     samples: int
@@ -66,7 +68,7 @@ MODELS = {
 
 
 def hpgo_(*words: object) -> str:
-    """What a command prints."""
+    """Run a command of hpgo and return its output. Exits with its message if it fails."""
     done = subprocess.run(  # noqa: S603 -- this package's own command
         [sys.executable, "-m", "hpgo", *map(str, words)], capture_output=True, text=True, check=False
     )
@@ -78,32 +80,32 @@ def hpgo_(*words: object) -> str:
 def plans(
     model: Model, profiles: dict[int, hpgo.Profile], cluster: hpgo.Cluster, *, idle: bool = False
 ) -> Iterator[tuple[str, hpgo.Plan]]:
-    """Plans by name: one device, or one of two, the other `idle`; data parallelism; and pipelines by every schedule."""
+    """Yield plans by name: one device (of two if `idle`), data parallelism, and pipelines with each schedule."""
     samples, size = model.samples, MICRO_BATCHES * model.samples
     alone, beside = profiles[1], profiles[2]
     layers = [layer.id for layer in alone.layers]
-    usual: dict[str, Any] = {"global_batch_size": size, "micro_batch_size": samples}
+    usual: dict[str, Any] = {"global_batch_size": size, "pipeline_micro_batch_size": samples}
     yield "one device", hpgo.evaluate(alone, cluster if idle else cluster.first(1), [(layers, [0])], **usual)
-    shared = usual | {"micro_batch_size": 2 * samples}
+    shared = usual | {"pipeline_micro_batch_size": 2 * samples}
     yield "two replicas", hpgo.evaluate(beside, cluster, [(layers, [0, 1])], **shared)
     spent_s = [layer.forward_s[-1] + layer.backward_s[-1] for layer in beside.layers]
     cut = min(range(1, len(layers)), key=lambda at: max(sum(spent_s[:at]), sum(spent_s[at:])))
     stages = [(layers[:cut], [0]), (layers[cut:], [1])]
     for schedule in "1f1b", "eager_1f1b", "zb_h1":
         yield schedule, hpgo.evaluate(beside, cluster, stages, schedule=schedule, **usual)
-    halves = usual | {"micro_batch_size": samples // 2}
+    halves = usual | {"pipeline_micro_batch_size": samples // 2}
     yield "gpipe", hpgo.evaluate(beside, cluster, stages, schedule="gpipe", **halves)
     yield "interleaved", hpgo.plan(beside, cluster, schedule="interleaved", **usual)
 
 
 def measured(name: str, rounds: int, steps: int, time_limit: str) -> list[dict[str, Any]]:
-    """Plans of one model, run: what each should take, and what it took, by the medians of some rounds."""
+    """Return predicted and measured steps of all plans of one model, as medians of some rounds."""
     done = [measured_once(name, number, steps, time_limit) for number in range(1, rounds + 1)]
     return [joined(those) for those in zip(*done, strict=True)]
 
 
 def joined(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What all rounds say of one plan."""
+    """Return the medians over all rounds of one plan."""
     usual = {key: median(row[key] for row in rows) for key in ("predicted_s", "measured_s", "load")}
     explained_s = {part: median(row["explained_s"][part] for row in rows) for part in PARTS}
     return rows[-1] | usual | {
@@ -112,12 +114,13 @@ def joined(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measured_once(name: str, number: int, steps: int, time_limit: str) -> list[dict[str, Any]]:
-    """One round."""
+    """Run one round of a model and return a row for each plan."""
     model, rows = MODELS[name], []
     with TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
         hpgo_("measure-links", "--ranks", 2, "--time-limit", time_limit, "-o", folder / "here.yaml")
         cluster, profiles = hpgo.Cluster.read(folder / "here.yaml"), {}
+        # Two processes share caches and memory bandwidth, so a layer takes longer beside another process than alone.
         for ranks in 1, 2:
             file, sizes = folder / f"{ranks}.yaml", f"{model.samples // 2},{model.samples}"
             words = ["--batch-size", sizes, "--ranks", ranks, "--time-limit", time_limit, "-o", file]
@@ -141,20 +144,20 @@ def measured_once(name: str, number: int, steps: int, time_limit: str) -> list[d
 
 
 def row(name: str, kind: str, plan: hpgo.Plan, folder: Path, steps: int) -> dict[str, Any]:
-    """One plan, run: its step as predicted, as measured, and which part of the prediction explains the difference."""
+    """Run one plan and return its predicted and measured step, and the parts that explain the difference."""
     load = os.getloadavg()[0]
     plan.save(folder / "plan.json")
     words = ["--workload", MODELS[name].workload, "--steps", steps, "--timeline", folder / "measured.npz", "--json"]
-    told = json.loads(hpgo_("run", folder / "plan.json", *words))
+    report = json.loads(hpgo_("run", folder / "plan.json", *words))
     found = hpgo.calibrate(plan, hpgo.Timeline.read(folder / "measured.npz"))
     return {
         "model": name,
         "workload": MODELS[name].workload,
         "plan": kind,
-        "predicted_s": told["step_s"]["predicted"],
-        "measured_s": told["step_s"]["measured"],
+        "predicted_s": report["step_s"]["predicted"],
+        "measured_s": report["step_s"]["measured"],
         "explained_s": dict(zip(PARTS, found.explained_s, strict=True)),
-        "stages": told["stages"],
+        "stages": report["stages"],
         "profile": found.profile.source,
         "steps": steps,
         "load": load,
@@ -164,18 +167,18 @@ def row(name: str, kind: str, plan: hpgo.Plan, folder: Path, steps: int) -> dict
 
 
 def error(row: dict[str, Any]) -> float:
-    """By which share the run took longer than predicted."""
+    """Return the relative difference of the measured step to the predicted one."""
     return float(row["measured_s"] / row["predicted_s"] - 1)
 
 
 def spread(row: dict[str, Any], which: int) -> float:
-    """Between the shortest and the longest prediction (0) or run (1) of the rounds, as a share of the median."""
+    """Return the range of predictions (0) or runs (1) over the rounds, relative to the median."""
     those = [both[which] for both in row["rounds_s"]]
     return float((max(those) - min(those)) / median(those))
 
 
 def ranked(rows: list[dict[str, Any]]) -> tuple[int, int]:
-    """Of pairs of one model's plans whose predictions differ clearly: in how many the faster one is named, and all."""
+    """Return the number of correctly ranked pairs of plans, and of all pairs with clearly different predictions."""
     pairs = [
         (one, other)
         for one in rows
@@ -186,7 +189,7 @@ def ranked(rows: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 def picture(rows: list[dict[str, Any]]) -> str:
-    """Runs as points: predicted to the right, measured upwards; on the diagonal both are the same."""
+    """Return an SVG with a point per run: predicted step to the right, measured step upwards."""
     left, top, side, half = 72.0, 60.0, 420.0, 3.5
     max_s = 1.05 * max(max(row["predicted_s"], row["measured_s"]) for row in rows)
     unit, unit_s = time_unit(max_s)
@@ -195,7 +198,7 @@ def picture(rows: list[dict[str, Any]]) -> str:
     def at(x_s: float, y_s: float) -> tuple[float, float]:
         return left + px * x_s, top + side - px * y_s
 
-    title = f"{len(rows)} runs: predicted and measured step"
+    title = f"{len(rows)} runs: predicted and measured step times"
     items: list[Item] = [Words("title", [16.0], [32.0], [title])]
     for tick in ticks(max_s / unit_s, at_most=6):
         (x, bottom), (start, y) = at(tick * unit_s, 0), at(0, tick * unit_s)
@@ -209,8 +212,9 @@ def picture(rows: list[dict[str, Any]]) -> str:
         end_s = min(max_s, max_s / slope)
         items.append(Line("axis" if slope == 1 else "end", (at(0, 0), at(end_s, slope * end_s))))
     items += [
-        Words("tick", [left + side / 2], [top + side + 32], [f"predicted ({unit}); measured upwards"]),
-        Words("legend", [left + 8], [top + 16], [f"lines: equal, and {percent(SHARE, 0)} to each side"]),
+        Words("tick", [left + side / 2], [top + side + 32], [f"predicted step time ({unit})"]),
+        Words("legend", [16.0], [top - 8], [f"measured step time ({unit})"]),
+        Words("legend", [left + 8], [top + 16], [f"lines: equal, and ± {percent(SHARE, 0)}"]),
     ]
     for row in rows:
         x, y = at(row["predicted_s"], row["measured_s"])
@@ -221,7 +225,7 @@ def picture(rows: list[dict[str, Any]]) -> str:
 
 
 def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """What stands between the marks of the page."""
+    """Return the texts between the markers of the page, by name."""
     errors = sorted(abs(error(row)) for row in rows)
     right, pairs = ranked(rows)
     first, loads = rows[0], [row["load"] for row in rows]
@@ -239,7 +243,7 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
                 for at, what in enumerate(("predictions", "runs"))
             ),
             [
-                f"pairs of plans that differ by {percent(CLEAR, 0)} or more, the faster one named right",
+                f"pairs of plans that differ by {percent(CLEAR, 0)} or more, order predicted correctly",
                 f"{right} of {pairs}",
             ],
         ],
@@ -269,23 +273,26 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def title(row: dict[str, Any]) -> str:
-    """Of a plan: names of schedules as code."""
+    """Return the name of a row's plan. Names of schedules become code."""
     return row["plan"] if " " in row["plan"] else f"`{row['plan']}`"
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """Of a share that is above zero."""
+    """Return a positive share in percent."""
     return f"{100 * share:.{digits}f} %"
 
 
 def signed(share: float) -> str:
-    """Of a share that may be below zero."""
+    """Return a share in percent with its sign."""
     return f"{100 * share:+.1f} %"
 
 
-def write(page: Path, rows: list[dict[str, Any]], drawn: Path = PICTURE) -> None:
-    """The page with what `rows` say between its marks, and the picture."""
-    page.write_text(fill(page.read_text(encoding="utf-8"), texts(rows)), encoding="utf-8")
+def write(page: Path, rows: list[dict[str, Any]], drawn: Path = PICTURE, tables: Path = TABLES) -> None:
+    """Fill the summary of `rows` into the page, the table of all runs into `tables`, and draw the picture."""
+    summary = texts(rows)
+    runs = {"runs": summary.pop("runs")}
+    for path, filled in ((page, summary), (tables, runs)):
+        path.write_text(fill(path.read_text(encoding="utf-8"), filled), encoding="utf-8")
     drawn.write_text(picture(rows), encoding="utf-8")
 
 
@@ -303,19 +310,19 @@ def models(text: str) -> list[str]:
 
 
 def page(text: str) -> Path:
-    """A page that is there."""
+    """Return the path of an existing page. Raises ArgumentTypeError if there is none."""
     if not Path(text).is_file():
         raise argparse.ArgumentTypeError(f"there is no page {text}")
     return Path(text)
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """Rows that are kept."""
+    """Return the rows of a file; empty if there is no file."""
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.is_file() else []
 
 
 def main() -> None:
-    """Measures what is not there yet, and writes."""
+    """Measure all models that lack results, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=models, default=",".join(MODELS), help="some of them")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of profiles, links and runs")
@@ -328,6 +335,7 @@ def main() -> None:
     if asked.page is not None:
         write(asked.page, read(asked.rows) or sys.exit(f"nothing is measured yet: {asked.rows} has no rows"))
         return
+    # Results stay in a separate file until all models are done, so that complete results are never lost.
     begin_s, part = time.monotonic(), asked.rows.with_suffix(".part")
     try:
         for name in asked.models:

@@ -1,12 +1,12 @@
-"""How true predictions are while the machine keeps its pace: a profile's sweeps and the steps of plans take turns.
+"""Compare predicted with measured steps at equal machine speed, by alternating profile sweeps and steps of plans.
 
-    python research/turns.py                                # ten minutes on two cores with nothing else to do
-    python research/turns.py --models mlp --seconds 20      # a look
-    python research/turns.py --page docs/truth.md           # the page again, from what was measured
+    python research/turns.py                                # ten minutes on two idle cores
+    python research/turns.py --models mlp --seconds 20      # a short test
+    python research/turns.py --page docs/truth.md           # write the page again from saved results
 
-`truth.py` types the commands that a user types, one after the other, and a machine that is now fast and now slow shows
-in what it finds. Here the same two processes do everything: one sweep of the layers, as `hpgo profile` runs them, one
-step of each plan, the next sweep, and so on, so that the machine's pace is in both alike.
+`truth.py` runs the commands of a user one after the other, so changes of the machine's speed appear as errors. Here the
+same two processes do everything: one sweep of the layers, as in `hpgo profile`, one step of each plan, the next sweep,
+and so on. A change of speed then affects predictions and measurements equally.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from pages import fill
-from truth import CLEAR, MODELS, Model, error, hpgo_, models, page, percent, plans, ranked, read, signed, title
+from truth import CLEAR, MODELS, TABLES, Model, error, hpgo_, models, page, percent, plans, ranked, read, signed, title
 
 import hpgo
 from hpgo.base.tables import markdown
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 ROWS = Path(__file__).with_name("turns.jsonl")
 SECONDS = 120.0
-"""For each model; a round takes some seconds."""
+"""Seconds for each model; a round takes some seconds."""
 ALONE = "one device"
 
 
 def take_turns(rank: int, folder: Path, model: Model, kinds: list[str], seconds: float) -> None:
-    """One of two processes; writes the spans of its steps, and rank 0 its profiles and timelines of steps."""
+    """Run one of two processes. It writes the spans of its steps, and rank 0 also profiles and timelines."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
     pipelines = {
@@ -82,7 +82,7 @@ def take_turns(rank: int, folder: Path, model: Model, kinds: list[str], seconds:
 
 
 def _goes_on(sweeps: list[Iterator[None]]) -> bool:
-    """A sweep of each on both ranks at once; whether any has more to measure."""
+    """Run one sweep of each on both ranks at once, and return whether any has more to measure."""
     more = 0
     for one in sweeps:
         dist.barrier()
@@ -105,7 +105,7 @@ def _bench(model: Model, rows: int, seconds: float) -> LayerProfiler:
 
 
 def _times_s(benches: list[LayerProfiler]) -> dict[str, dict[str, list[float | None]]]:
-    """Of each layer, what a profile has of it: a number for each size."""
+    """Return the times of each layer by name, with a number for each batch size."""
     names = "forward_s", "backward_s", "input_gradient_s", "weight_gradient_s"
     return {
         layer: {name: [getattr(bench.figures[layer], name) for bench in benches] for name in names}
@@ -114,7 +114,7 @@ def _times_s(benches: list[LayerProfiler]) -> dict[str, dict[str, list[float | N
 
 
 def measured(name: str, seconds: float) -> list[dict[str, Any]]:
-    """Plans of one model: what each should take by the profile, and what it took."""
+    """Return predicted and measured steps of all plans of one model."""
     model = MODELS[name]
     with TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
@@ -143,7 +143,7 @@ def measured(name: str, seconds: float) -> list[dict[str, Any]]:
                 replace(layer, **{key: tuple(those) for key, those in times_s[layer.id].items()})
                 for layer in profile.layers
             )
-            again = _priced(plan, replace(profile, layers=layers), cluster)
+            again = _evaluated(plan, replace(profile, layers=layers), cluster)
             explained_s = hpgo.calibrate(again, hpgo.Timeline.read(folder / f"{at}.npz")).explained_s
             rows.append(
                 {"model": name, "plan": kind, "explained_s": dict(zip(PARTS, explained_s, strict=True))}
@@ -152,15 +152,15 @@ def measured(name: str, seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
-def _priced(plan: hpgo.Plan, profile: hpgo.Profile, cluster: hpgo.Cluster) -> hpgo.Plan:
-    """The same plan by another profile."""
+def _evaluated(plan: hpgo.Plan, profile: hpgo.Profile, cluster: hpgo.Cluster) -> hpgo.Plan:
+    """Evaluate a plan with another profile."""
     return hpgo.evaluate(
         profile,
         cluster,
         [(stage.layers, stage.devices) for stage in plan.stages],
         schedule=plan.schedule,
         global_batch_size=plan.global_batch_size,
-        micro_batch_size=plan.micro_batch_size,
+        pipeline_micro_batch_size=plan.pipeline_micro_batch_size,
     )
 
 
@@ -176,16 +176,16 @@ def _step_s(plan: hpgo.Plan, spans_ns: list[list[tuple[int, int]]]) -> dict[str,
 
 
 def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
-    """What stands between the marks of the page."""
+    """Return the texts between the markers of the page, by name."""
     errors = sorted(abs(error(row)) for row in rows)
     right, pairs = ranked(rows)
     summary = markdown(
         ["", ""],
         [
-            ["runs, of so many steps each", f"{len(rows)}, {min(len(row['steps_s']) for row in rows)} or more"],
+            ["runs; steps of each run", f"{len(rows)}; at least {min(len(row['steps_s']) for row in rows)}"],
             ["median difference", percent(median(errors))],
             ["largest difference", percent(errors[-1])],
-            [f"pairs that differ by {percent(CLEAR, 0)} or more, the faster one named right", f"{right} of {pairs}"],
+            [f"pairs that differ by {percent(CLEAR, 0)} or more, order predicted correctly", f"{right} of {pairs}"],
         ],
     )
     table = markdown(
@@ -200,7 +200,7 @@ def texts(rows: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Measures and writes."""
+    """Measure the models and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=models, default=",".join(MODELS), help="some of them")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each model")
@@ -225,9 +225,12 @@ def main() -> None:
         write(written, read(asked.rows) or sys.exit(f"nothing is measured yet: {asked.rows} has no rows"))
 
 
-def write(page: Path, rows: list[dict[str, Any]]) -> None:
-    """The page with what `rows` say between its marks."""
-    page.write_text(fill(page.read_text(encoding="utf-8"), texts(rows)), encoding="utf-8")
+def write(page: Path, rows: list[dict[str, Any]], tables: Path = TABLES) -> None:
+    """Fill the summary of `rows` into the page, and the table of all runs into `tables`."""
+    summary = texts(rows)
+    runs = {"turns-runs": summary.pop("turns-runs")}
+    for path, filled in ((page, summary), (tables, runs)):
+        path.write_text(fill(path.read_text(encoding="utf-8"), filled), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def command(options: VariantsOptions) -> None:
 
 
 def _page(page: str) -> str:
-    """What it says; raises before anything has run where it has no place for the table."""
+    """Return the text of a page. Raises ArgumentError before any run if the page has no place for the table."""
     text = read_text(Path(page), ArgumentError)
     fill(text, {"variants": ""})
     return text
@@ -140,7 +140,7 @@ class _Race:
         self._batch_size = len(self._workload.example_inputs[0])
 
     def run(self, names: tuple[str, ...], *, search: bool, alone: bool) -> list[dict[str, Any]]:
-        """All that is asked for, one after the other."""
+        """Run the variants, the search and the single process, one after the other, and return their facts."""
         from engine_variants import program_of_variant
 
         import hpgo
@@ -151,7 +151,7 @@ class _Race:
             programs[_ALONE] = hpgo.program(
                 hpgo.schedule("sequential", ranks=1, micro_batches=1),
                 [(layers, [0])],
-                micro_batch_size=self._batch_size,
+                pipeline_micro_batch_size=self._batch_size,
                 global_batch_size=self._batch_size,
             )
         found = [self._facts(name, one, self._trained(name, one)) for name, one in programs.items()]
@@ -180,7 +180,7 @@ class _Race:
             "stages": [len(stage.layers) for stage in program.stages],
             "devices": [list(stage.devices) for stage in program.stages],
             "micro_batches": program.micro_batches,
-            "micro_batch_size": program.micro_batch_size,
+            "pipeline_micro_batch_size": program.pipeline_micro_batch_size,
             "schedule": program.schedule.name,
             "losses": list(trained.losses),
             "steps_s": list(trained.steps_s),
@@ -195,7 +195,7 @@ def _row(one: dict[str, Any], first: dict[str, Any]) -> tuple[str, ...]:
     return (
         one["name"],
         _stages(one),
-        f"{one['micro_batches']} x {one['micro_batch_size']}",
+        f"{one['micro_batches']} x {one['pipeline_micro_batch_size']}",
         one["schedule"],
         format_seconds(one["step_s"]) + predicted,
         f"{one['step_s'] / first['step_s']:.2f}",
@@ -205,7 +205,7 @@ def _row(one: dict[str, Any], first: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _stages(one: dict[str, Any]) -> str:
-    """How many layers each has, and on how many devices where that is not one."""
+    """Return the number of layers of each stage as text, with the number of devices if it is not 1."""
     shown = [
         f"{layers}" + (f" on {len(devices)}" if len(devices) > 1 else "")
         for layers, devices in zip(one["stages"], one["devices"], strict=True)

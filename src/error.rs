@@ -16,10 +16,10 @@ pub enum Error {
         /// Action that corrects it.
         hint: String,
     },
-    /// The description of machines, devices or links is not usable.
+    /// The description of nodes, devices or links is not usable.
     #[error("{message}")]
     Cluster {
-        /// Description of the fault that names the machine and the number.
+        /// Description of the fault that names the node and the number.
         message: String,
         /// Action that corrects it.
         hint: String,

@@ -43,14 +43,18 @@ def sixteen_stages() -> hpgo.Plan:
     """On 64 machines of eight, four for each stage: 16 stages, 64 micro-batches."""
     rows = [(3 + (at < 5), range(32 * at, 32 * at + 32)) for at in range(16)]
     cluster = hpgo.Cluster.preset("h100:64")
-    return hpgo.evaluate(hpgo.read_profile("bert-48"), cluster, rows, global_batch_size=4096, micro_batch_size=64)
+    return hpgo.evaluate(
+        hpgo.read_profile("bert-48"), cluster, rows, global_batch_size=4096, pipeline_micro_batch_size=64
+    )
 
 
 def forty_eight_stages() -> hpgo.Plan:
     """On 48 of 64 devices, one for each stage: 128 micro-batches."""
     rows = [(1 + (at < 5), [at]) for at in range(48)]
     cluster = hpgo.Cluster.preset("h100:8")
-    return hpgo.evaluate(hpgo.read_profile("bert-48"), cluster, rows, global_batch_size=512, micro_batch_size=4)
+    return hpgo.evaluate(
+        hpgo.read_profile("bert-48"), cluster, rows, global_batch_size=512, pipeline_micro_batch_size=4
+    )
 
 
 class Question:

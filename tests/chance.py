@@ -47,7 +47,7 @@ class Question:
             return None
 
     def evaluate(self, stages: Any, micro_batch: int, **options: Any) -> hpgo.Plan:
-        sizes = {"global_batch_size": self.global_batch, "micro_batch_size": micro_batch}
+        sizes = {"global_batch_size": self.global_batch, "pipeline_micro_batch_size": micro_batch}
         return hpgo.evaluate(self.profile, self.cluster, stages, **sizes, **self.options | options)
 
     def order(self) -> tuple[str, ...]:
@@ -150,7 +150,7 @@ def profile(
         if len(some) > 1:
             shared.append(hpgo.TiedWeight(tuple(some), left * chance.choice([0.0, 0.25, 1.0])))
     chance.shuffle(layers)
-    return hpgo.Profile("random", batch_sizes, tuple(layers), tuple(edges), ties=tuple(shared))
+    return hpgo.Profile("random", batch_sizes, tuple(layers), tuple(edges), tied_weights=tuple(shared))
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Case:
         """The package's price; `options` go before what is assumed."""
         given = {
             "global_batch_size": assumed.micro_batches * assumed.micro_batch,
-            "micro_batch_size": assumed.micro_batch,
+            "pipeline_micro_batch_size": assumed.micro_batch,
             "min_micro_batch_size": 1,
             "schedule": assumed.schedule,
             "recompute": assumed.recompute,

@@ -60,14 +60,14 @@ class Chaos:
         one = self.chance.choice(there)
         kinds = ["rank killed", "rank stopped"]
         if len(there) > LEAST:
-            kinds += ["machine killed", "machine stopped"] * 2
+            kinds += ["node killed", "node stopped"] * 2
         kind = self.chance.choice(kinds)
         self.faults.append((kind, time.time()))
         if kind == "rank killed":
             self.machines.signal(one, signal.SIGKILL, agent=False)
         elif kind == "rank stopped":  # the others end it
             self.machines.signal(one, signal.SIGSTOP, agent=False)
-        elif kind == "machine killed":
+        elif kind == "node killed":
             self.machines.lose(one)
             self._returns(one, lambda: self.machines.start(one))
         else:
@@ -139,7 +139,7 @@ def table(chaos: Chaos, steps: list[dict[str, float]]) -> list[str]:
     """How often what was done, and how long the run then stood still."""
     rows = ["| | times | to the next step: median | worst |", "|---|---:|---:|---:|"]
     ends_s = [one["ended_s"] for one in steps]
-    for kind in ("machine killed", "machine stopped", "rank killed", "rank stopped"):
+    for kind in ("node killed", "node stopped", "rank killed", "rank stopped"):
         still_s = [
             next(end_s for end_s in ends_s if end_s > at_s + RUNNING_S) - at_s
             for what, at_s in chaos.faults
@@ -174,7 +174,7 @@ def main() -> int:
     rows.append(
         f"\n{asked.minutes:g} minutes with seed {asked.seed}: {len(chaos.faults)} faults and {chaos.returns} returns in"
         f" {last} steps, of which {done - last} were done twice; the number of ranks changed {starts} times."
-        f" torchrun gave up, and was started anew, {pluralize(chaos.anew, 'time')}."
+        f" torchrun gave up, and was started again, {pluralize(chaos.anew, 'time')}."
         f" {os.cpu_count()} cores, with a load of {load:.1f} when it began."
     )
     sys.stdout.write("\n".join(rows) + "\n")

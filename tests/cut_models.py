@@ -82,7 +82,7 @@ def summed(workload: Workload, parts: Sequence[StageModule]) -> dict[tuple[str, 
         if isinstance(tensor, torch.nn.Parameter) and tensor.grad is not None
     }
     gradients = {holder: tensor.grad for holder, tensor in found.items()}
-    for holders in workload.ties:
+    for holders in workload.tied_weights:
         ones = list({id(found[holder]): found[holder].grad for holder in holders if holder in found}.values())
         gradients |= dict.fromkeys(holders, torch.stack(ones).sum(0))
     return gradients  # type: ignore[return-value]

@@ -27,7 +27,7 @@ fn chain(layers: &[(f64, f64, f64)]) -> Graph {
         batch_sizes: vec![1],
         layers: layers.iter().enumerate().map(layer).collect(),
         edges: (1..layers.len()).map(|to| (to - 1, to)).collect(),
-        ties: Vec::new(),
+        tied_weights: Vec::new(),
     }
 }
 
@@ -100,7 +100,7 @@ fn gradients_hide_behind_the_backward_pass_of_the_layers_before() {
 }
 
 #[test]
-fn bad_ends_of_machines_are_named() {
+fn bad_ends_of_nodes_are_named() {
     for seps in [&[][..], &[0, 4], &[4, 4], &[8, 4], &[5000]] {
         let Err(Error::Argument { message, .. }) = Devices::new(seps) else { panic!("{seps:?} was taken") };
         assert!(message.starts_with("seps"), "{message}");

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use hpgo::control::Stopped;
-use hpgo::cost::network::{Cluster, Link, Machine};
+use hpgo::cost::network::{Cluster, Link, Node};
 use hpgo::cost::{LayerSums, MemoryModel};
 use hpgo::model::graph::{Graph, Layer, Measurement};
 use hpgo::model::lineage::Lineage;
@@ -64,7 +64,7 @@ fn graphs() -> impl Strategy<Value = Graph> {
                     });
                 }
             }
-            Graph { batch_sizes, layers, edges, ties: vec![] }
+            Graph { batch_sizes, layers, edges, tied_weights: vec![] }
         })
 }
 
@@ -89,8 +89,8 @@ fn clusters() -> impl Strategy<Value = Cluster> {
     let memory_bytes = prop_oneof![Just(1e9), 1_000.0..20_000.0];
     (shape, memory_bytes, prop_oneof![3 => Just(1.0), 1 => Just(2.0)], link.clone(), link).prop_map(
         |(shape, memory_bytes, first_speed, intra, inter)| Cluster {
-            machines: (shape.into_iter().enumerate())
-                .map(|(index, devices)| Machine {
+            nodes: (shape.into_iter().enumerate())
+                .map(|(index, devices)| Node {
                     devices,
                     memory_bytes,
                     speed: if index == 0 { first_speed } else { 1.0 },
@@ -102,7 +102,7 @@ fn clusters() -> impl Strategy<Value = Cluster> {
     )
 }
 
-/// Machines of several devices, up to nine in all, that differ in speed and memory.
+/// Nodes of several devices, up to nine in all, that differ in speed and memory.
 fn larger_clusters() -> impl Strategy<Value = Cluster> {
     let shape = prop_oneof![
         Just(vec![2, 2]),
@@ -121,11 +121,11 @@ fn larger_clusters() -> impl Strategy<Value = Cluster> {
     );
     let few = prop_oneof![2 => Just(1_usize), 2 => Just(2), 1 => Just(4)];
     (clusters(), shape, prop::collection::vec(each, 4), few).prop_map(|(links, shape, classes, few)| Cluster {
-        machines: (shape.into_iter().enumerate())
+        nodes: (shape.into_iter().enumerate())
             .map(|(index, devices)| {
                 let (speed, memory) = classes[index % few];
-                let memory_bytes = links.machines[0].memory_bytes * memory;
-                Machine { devices, memory_bytes, speed }
+                let memory_bytes = links.nodes[0].memory_bytes * memory;
+                Node { devices, memory_bytes, speed }
             })
             .collect(),
         ..links
@@ -146,10 +146,11 @@ fn questions() -> impl Strategy<Value = Question> {
             [uneven_shares, overlap_sync, shard_optimizer],
             equal_replicas,
         )| {
-            let micro_batch_sizes = (1..=global_batch).filter(|size| global_batch.is_multiple_of(*size)).collect();
+            let pipeline_micro_batch_sizes =
+                (1..=global_batch).filter(|size| global_batch.is_multiple_of(*size)).collect();
             let settings = Settings {
                 global_batch,
-                micro_batch_sizes,
+                pipeline_micro_batch_sizes,
                 min_samples_per_replica: 1,
                 uneven_shares,
                 overlap_sync,
@@ -190,7 +191,7 @@ fn holds(promise: impl Fn(&PlanScore) -> Result<(), TestCaseError>) {
         let model = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("a graph without cycles"));
         let best = match hybrid::exhaustive(&model, &cluster, &settings, &control) {
             Err(Error::Argument { .. }) => return Err(TestCaseError::reject("too many cuts for the oracle")),
-            best => best.map(|(plan, priced, _)| (plan, priced)),
+            best => best.map(|(plan, evaluated, _)| (plan, evaluated)),
         };
         promise(&PlanScore { best, answer: hybrid::plan(&model, &cluster, &settings, &control) })
     });
@@ -202,9 +203,9 @@ fn holds(promise: impl Fn(&PlanScore) -> Result<(), TestCaseError>) {
 impl PlanScore {
     /// The oracle's plan with its price, and the planner's answer, of a question that has one.
     fn both(&self) -> Result<(&CandidatePlan, &EvaluatedPlan, &SearchResult), TestCaseError> {
-        let Ok((plan, priced)) = &self.best else { return Err(TestCaseError::reject("no plan fits")) };
+        let Ok((plan, evaluated)) = &self.best else { return Err(TestCaseError::reject("no plan fits")) };
         match &self.answer {
-            Ok(answer) => Ok((plan, priced, answer)),
+            Ok(answer) => Ok((plan, evaluated, answer)),
             Err(error) => Err(TestCaseError::fail(format!("{error}: there is {plan:?}"))),
         }
     }
@@ -233,7 +234,7 @@ fn the_bound_is_above_no_plan() {
 fn no_answer_is_shorter_than_the_best_of_all_plans() {
     holds(|judged| {
         let (_, best, answer) = judged.both()?;
-        prop_assert!(answer.priced.step_s >= best.step_s * (1.0 - ROUNDING), "the oracle missed {:?}", answer.plan);
+        prop_assert!(answer.evaluated.step_s >= best.step_s * (1.0 - ROUNDING), "the oracle missed {:?}", answer.plan);
         Ok(())
     });
 }
@@ -254,8 +255,8 @@ fn the_answer_is_nearly_always_the_best_of_all_plans() {
     holds(|judged| {
         let (_, best, answer) = judged.both()?;
         asked.set(asked.get() + 1);
-        missed.set(missed.get() + u32::from(answer.priced.step_s > best.step_s * (1.0 + ROUNDING)));
-        let gap = answer.priced.step_s / answer.lower_bound_s - 1.0;
+        missed.set(missed.get() + u32::from(answer.evaluated.step_s > best.step_s * (1.0 + ROUNDING)));
+        let gap = answer.evaluated.step_s / answer.lower_bound_s - 1.0;
         proved.set(proved.get() + u32::from(gap < ROUNDING || best.step_s == 0.0));
         if best.step_s > 0.0 {
             worst_gap.set(worst_gap.get().max(gap));
@@ -333,7 +334,7 @@ fn a_search_of_some_cuts_has_a_bound_over_all_and_never_says_that_nothing_fits_w
                 prop_assert!(answer.lower_bound_s <= best_s * (1.0 + ROUNDING), "{} {}", answer.lower_bound_s, best_s);
                 let searched_s = answer.searched_cuts_bound_s.expect("these are not all cuts");
                 prop_assert!(answer.lower_bound_s <= searched_s);
-                prop_assert!(searched_s <= answer.priced.step_s * (1.0 + ROUNDING));
+                prop_assert!(searched_s <= answer.evaluated.step_s * (1.0 + ROUNDING));
                 beaten.set(beaten.get() + u32::from(best_s < searched_s * (1.0 - ROUNDING)));
             }
             (Err(Error::Infeasible { message, .. }), Some(_)) => {
@@ -364,10 +365,9 @@ fn nothing_is_said_to_fit_nowhere_where_a_plan_fits() {
     let (infeasible, shown) = (Cell::new(0), Cell::new(0));
     let short = (questions(), prop_oneof![clusters(), larger_clusters()], 0.2..1.0_f64).prop_map(
         |(question, cluster, share)| {
-            let shrink =
-                |machine: Machine| Machine { memory_bytes: machine.memory_bytes.min(9_000.0) * share, ..machine };
-            let machines = cluster.machines.into_iter().map(shrink).collect();
-            Question { cluster: Cluster { machines, ..cluster }, ..question }
+            let shrink = |node: Node| Node { memory_bytes: node.memory_bytes.min(9_000.0) * share, ..node };
+            let nodes = cluster.nodes.into_iter().map(shrink).collect();
+            Question { cluster: Cluster { nodes, ..cluster }, ..question }
         },
     );
     let outcome = runner.run(&short, |Question { graph, cluster, settings }| {
@@ -397,9 +397,9 @@ fn nothing_is_said_to_fit_nowhere_where_a_plan_fits() {
         infeasible.set(infeasible.get() + u32::from(!has_plan));
         shown.set(shown.get() + u32::from(nothing_fits));
         // In a step of one micro-batch a stage holds what it must under any schedule.
-        let singles = settings.micro_batch_sizes.iter().map(|&size| Settings {
+        let singles = settings.pipeline_micro_batch_sizes.iter().map(|&size| Settings {
             global_batch: size,
-            micro_batch_sizes: vec![size],
+            pipeline_micro_batch_sizes: vec![size],
             ..settings.clone()
         });
         let any = singles.map(|single| fits(&single)).collect::<Result<Vec<bool>, _>>()?.contains(&true);
@@ -425,8 +425,8 @@ fn a_search_without_a_limit_ends_by_itself_or_says_that_effort_ended_it() {
     });
 }
 
-/// Chains on several machines, as small as the oracle needs them and as large as placements need them to differ.
-fn questions_of_machines() -> impl Strategy<Value = Question> {
+/// Chains on several nodes, as small as the oracle needs them and as large as placements need them to differ.
+fn questions_of_nodes() -> impl Strategy<Value = Question> {
     let shape = prop_oneof![Just((3, 2)), Just((4, 2)), Just((2, 3)), Just((4, 1))];
     let link = |bytes_per_s| {
         (bytes_per_s, prop_oneof![Just(0.0), 0.01..0.2]).prop_map(|(bytes_per_s, latency_s): (f64, f64)| Link {
@@ -437,29 +437,29 @@ fn questions_of_machines() -> impl Strategy<Value = Question> {
     };
     let cluster = (shape, link(100.0..1_000.0), link(5.0..100.0), 0..3_u32, prop_oneof![Just(1e9), 2_000.0..9_000.0]);
     (questions(), layers(3), cluster, prop_oneof![Just(4_u32), Just(8)]).prop_map(
-        |(question, layers, ((machines, devices), intra, inter, slow, memory_bytes), global_batch)| {
-            let machine = |index| Machine { devices, memory_bytes, speed: if index < slow { 0.5 } else { 1.0 } };
+        |(question, layers, ((nodes, devices), intra, inter, slow, memory_bytes), global_batch)| {
+            let node = |index| Node { devices, memory_bytes, speed: if index < slow { 0.5 } else { 1.0 } };
             let settings = Settings {
                 global_batch,
-                micro_batch_sizes: vec![global_batch / 2, global_batch],
+                pipeline_micro_batch_sizes: vec![global_batch / 2, global_batch],
                 recompute: vec![question.settings.recompute[0]],
                 equal_replicas: false,
                 ..question.settings
             };
             Question {
-                graph: Graph { batch_sizes: vec![1], layers, edges: vec![(0, 1), (1, 2)], ties: vec![] },
-                cluster: Cluster { machines: (0..machines).map(machine).collect(), intra, inter },
+                graph: Graph { batch_sizes: vec![1], layers, edges: vec![(0, 1), (1, 2)], tied_weights: vec![] },
+                cluster: Cluster { nodes: (0..nodes).map(node).collect(), intra, inter },
                 settings,
             }
         },
     )
 }
 
-/// Shows `check` many questions on several machines, each with what patterns and annealing make of it.
+/// Shows `check` many questions on several nodes, each with what patterns and annealing make of it.
 fn drafts(cases: u32, check: impl Fn(&Question, &LayerSums, Result<SearchResult, Error>) -> Result<(), TestCaseError>) {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
-    let outcome = runner.run(&questions_of_machines(), |question| {
+    let outcome = runner.run(&questions_of_nodes(), |question| {
         let model = LayerSums::new(&question.graph, &CutPoints::of(&question.graph, DEFAULT_BOUND).expect("a chain"));
         let draft = hybrid::draft(&model, &question.cluster, &question.settings, &Control::default());
         check(&question, &model, draft)
@@ -472,20 +472,21 @@ fn drafts(cases: u32, check: impl Fn(&Question, &LayerSums, Result<SearchResult,
 #[test]
 fn a_draft_fits_and_uses_each_device_once() {
     drafts(40, |Question { cluster, settings, .. }, model, draft| {
-        let Ok(SearchResult { plan, priced, .. }) = draft else { return Ok(()) };
+        let Ok(SearchResult { plan, evaluated, .. }) = draft else { return Ok(()) };
         let mut devices: Vec<u32> = plan.devices(cluster).into_iter().flatten().collect();
         devices.sort_unstable();
         devices.dedup();
         prop_assert_eq!(devices.len() as u32, plan.stages.iter().map(StageCandidate::replicas).sum::<u32>());
         prop_assert!(devices.iter().all(|&device| device < cluster.devices()), "{:?}", plan);
-        for (machine, most) in (0..).zip(cluster.machines.iter().map(|machine| machine.devices)) {
-            let taken = plan.stages.iter().flat_map(|stage| &stage.footprint).filter(|(other, _)| *other == machine);
+        for (node, most) in (0..).zip(cluster.nodes.iter().map(|node| node.devices)) {
+            let taken = plan.stages.iter().flat_map(|stage| &stage.footprint).filter(|(other, _)| *other == node);
             prop_assert!(taken.map(|(_, count)| count).sum::<u32>() <= most, "{:?}", plan);
         }
-        prop_assert!(PlanEvaluator::fits(&priced.stages), "{:?}", plan);
-        prop_assert!(priced.path_s <= priced.step_s * (1.0 + ROUNDING), "{} in {:?}", priced.path_s, plan);
-        let again = PlanEvaluator::new(model, cluster, settings).price(&plan).expect("a plan that was priced once");
-        prop_assert_eq!(again.step_s.to_bits(), priced.step_s.to_bits());
+        prop_assert!(PlanEvaluator::fits(&evaluated.stages), "{:?}", plan);
+        prop_assert!(evaluated.path_s <= evaluated.step_s * (1.0 + ROUNDING), "{} in {:?}", evaluated.path_s, plan);
+        let again =
+            PlanEvaluator::new(model, cluster, settings).evaluate(&plan).expect("a plan that was evaluated once");
+        prop_assert_eq!(again.step_s.to_bits(), evaluated.step_s.to_bits());
         Ok(())
     });
 }
@@ -505,7 +506,7 @@ fn a_draft_is_the_same_on_one_thread_and_on_five() {
 
 #[test]
 #[expect(clippy::print_stdout, reason = "figures for whoever runs it with `--nocapture`")]
-fn a_draft_is_nearly_always_the_best_of_all_plans_on_several_machines() {
+fn a_draft_is_nearly_always_the_best_of_all_plans_on_several_nodes() {
     let (asked, missed) = (Cell::new(0), Cell::new(0));
     drafts(60, |Question { cluster, settings, .. }, model, draft| {
         let Ok((plan, best, _)) = hybrid::exhaustive(model, cluster, settings, &Control::default()) else {
@@ -518,7 +519,7 @@ fn a_draft_is_nearly_always_the_best_of_all_plans_on_several_machines() {
             println!("missed {plan:?}");
             return Ok(());
         };
-        let step_s = draft.priced.step_s;
+        let step_s = draft.evaluated.step_s;
         prop_assert!(step_s >= best.step_s * (1.0 - ROUNDING), "the oracle missed {:?}", draft.plan);
         if step_s > best.step_s * (1.0 + ROUNDING) {
             missed.set(missed.get() + 1);

@@ -1,8 +1,8 @@
 //! Orders, without a clock: what the table of families promises, through the public API.
 
 use hpgo::schedule::{
-    Action, Chunks, Durations, FAMILIES, Family, Kind, MOST_ACTIONS, Pace, Request, Schedule, Uniform, build, family,
-    one_f_one_b,
+    Action, Chunks, Durations, FAMILIES, Family, Kind, MOST_ACTIONS, Request, Schedule, Synchronization, Uniform,
+    build, family, one_f_one_b,
 };
 use hpgo::simulate::{Costs, Links, StageTimes, Sweep};
 use proptest::prelude::*;
@@ -248,9 +248,9 @@ proptest! {
 
     #[test]
     fn text_goes_out_and_in_again((family, request) in any_request()) {
-        // Text says nothing of pace and versions.
+        // Text says nothing of synchronization and versions.
         let built = family.build(&request).unwrap();
-        let schedule = Schedule { pace: Pace::Flush, weight_versions: vec![1; built.orders.len()], ..built };
+        let schedule = Schedule { synchronization: Synchronization::Flush, weight_versions: vec![1; built.orders.len()], ..built };
         let read = Schedule::from_text(family.name, &schedule.to_text()).unwrap();
         prop_assert_eq!(&read, &schedule);
         prop_assert_eq!(&Schedule::from_text(family.name, &schedule.to_text_in_steps().unwrap()).unwrap(), &schedule);

@@ -1,7 +1,7 @@
 //! The simulator against closed forms, laws, and itself: two independent engines must agree.
 
 use hpgo::Control;
-use hpgo::schedule::{Action, Kind, Pace, Request, Schedule, build};
+use hpgo::schedule::{Action, Kind, Request, Schedule, Synchronization, build};
 use hpgo::simulate::communication::with_communication;
 use hpgo::simulate::{
     Cause, Communication, Costs, Idle, Inputs, Links, Measures, StageBytes, StageTimes, Sweep, Times, Transfer, events,
@@ -57,19 +57,19 @@ fn close(a: f64, b: f64) -> bool {
 fn random_schedule() -> impl Strategy<Value = Schedule> {
     let shape = (1_u32..=4, 1_u32..=3, 1_u32..=5, 1_u32..=2);
     shape.prop_flat_map(|(ranks, chunks, micro_batches, chains)| {
-        let chain_length = ranks * chunks;
-        let stages = (chain_length * chains) as usize;
+        let stages_per_pipeline = ranks * chunks;
+        let stages = (stages_per_pipeline * chains) as usize;
         let placement = proptest::collection::vec(0..ranks, stages);
         let choices = proptest::collection::vec(any::<u32>(), stages * micro_batches as usize * 6 + 8);
         (placement, choices).prop_map(move |(rank_of_stage, choices)| {
-            grow(ranks, chain_length, chains, micro_batches, rank_of_stage, &choices)
+            grow(ranks, stages_per_pipeline, chains, micro_batches, rank_of_stage, &choices)
         })
     })
 }
 
 fn grow(
     ranks: u32,
-    chain_length: u32,
+    stages_per_pipeline: u32,
     chains: u32,
     micro_batches: u32,
     rank_of_stage: Vec<u32>,
@@ -77,11 +77,11 @@ fn grow(
 ) -> Schedule {
     let mut schedule = Schedule {
         name: "random".into(),
-        chain_length,
+        stages_per_pipeline,
         micro_batches: (0..chains).map(|chain| chain * micro_batches..(chain + 1) * micro_batches).collect(),
         rank_of_stage,
         orders: vec![Vec::new(); ranks as usize],
-        pace: Pace::Flush,
+        synchronization: Synchronization::Flush,
         weight_versions: vec![1; ranks as usize],
     };
     let mut choices = choices.iter().copied().cycle();
@@ -89,7 +89,7 @@ fn grow(
     let mut ready: Vec<Action> = (0..chains)
         .flat_map(|chain| {
             (chain * micro_batches..(chain + 1) * micro_batches)
-                .map(move |id| Action::forward(chain * chain_length, id))
+                .map(move |id| Action::forward(chain * stages_per_pipeline, id))
         })
         .collect();
     while !ready.is_empty() {
@@ -118,7 +118,7 @@ fn grow(
                 }
             };
             match half.kind {
-                Kind::Forward if (half.stage + 1).is_multiple_of(chain_length) => {
+                Kind::Forward if (half.stage + 1).is_multiple_of(stages_per_pipeline) => {
                     ready.push(back(half.stage, choose(2) == 0));
                 }
                 Kind::Forward => ready.push(Action::forward(half.stage + 1, half.micro_batch)),
@@ -126,7 +126,7 @@ fn grow(
                     if half.kind == Kind::InputGradient {
                         ready.push(Action::weight_gradient(half.stage, half.micro_batch));
                     }
-                    if !half.stage.is_multiple_of(chain_length) {
+                    if !half.stage.is_multiple_of(stages_per_pipeline) {
                         ready.push(back(half.stage - 1, choose(2) == 0));
                     }
                 }
@@ -297,7 +297,7 @@ fn max_chain_s(schedule: &Schedule, costs: &Costs) -> f64 {
     for (chain, ids) in schedule.micro_batches.iter().enumerate() {
         for id in ids.clone() {
             let mut ready_s = vec![0.0_f64; inputs.count()];
-            let stage = u32::try_from(chain).expect("two chains") * schedule.chain_length;
+            let stage = u32::try_from(chain).expect("two chains") * schedule.stages_per_pipeline;
             let mut next = inputs.of_action(Action::forward(stage, id)).next();
             while let Some(input) = next {
                 let (is_gradient, stage, _) = inputs.describe(input);

@@ -21,7 +21,7 @@ fn graph(free: &[bool], bytes: &[u32], edges: &[(usize, usize)]) -> Graph {
             }],
         })
         .collect();
-    Graph { batch_sizes: vec![4], layers, edges: edges.to_vec(), ties: vec![] }
+    Graph { batch_sizes: vec![4], layers, edges: edges.to_vec(), tied_weights: vec![] }
 }
 
 prop_compose! {
@@ -176,7 +176,7 @@ fn a_ladder_of_branches_stays_bounded() {
         parameter_bytes: 1.0,
         measured: vec![Measurement { activation_bytes: 1.0, ..Measurement::default() }],
     };
-    let graph = Graph { batch_sizes: vec![1], layers: vec![layer; last + 1], edges, ties: vec![] };
+    let graph = Graph { batch_sizes: vec![1], layers: vec![layer; last + 1], edges, tied_weights: vec![] };
     let exact = CutPoints::of(&graph, DEFAULT_BOUND).unwrap();
     assert_eq!(exact.cuts(), &Cuts::Exact);
     assert_eq!(exact.len(), 2 + blocks * 121);

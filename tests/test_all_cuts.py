@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from subprocess import CompletedProcess
 
-OPTIONS = {"global_batch_size": 64, "micro_batch_size": 1}
+OPTIONS = {"global_batch_size": 64, "pipeline_micro_batch_size": 1}
 
 
 def wide(seed: int) -> hpgo.Profile:
@@ -79,7 +79,7 @@ def test_every_output_of_such_a_plan_says_what_its_bound_is_about(
         "hpgo_cluster: 1\nname: two\nmachines: [{devices: 2, memory: 64 GB}]\n"
         "intra: {bandwidth: 1e12}\ninter: {bandwidth: 1e12}\n"
     )
-    words = ["plan", "wide.yaml", "-c", "two.yaml", "--micro-batch-size", "1"]
+    words = ["plan", "wide.yaml", "-c", "two.yaml", "--pipeline-micro-batch-size", "1"]
     text = " ".join(run(*words, "-b", "64").stdout.split())
     assert "regardless of its cuts" in text
     assert "with the searched cuts" in text
@@ -162,7 +162,7 @@ def test_a_stopped_comparison_names_the_schedule_of_its_bound(monkeypatch: pytes
 
 def test_published_gnmt_has_no_bound_that_another_plan_beats(reference: Path) -> None:
     profile = hpgo.read_profile(reference / "dnn-partitioning/gnmt_inference.json", batch_size=1)
-    plan = hpgo.plan(profile, fast_links(6), global_batch_size=1_000, micro_batch_size=1)
+    plan = hpgo.plan(profile, fast_links(6), global_batch_size=1_000, pipeline_micro_batch_size=1)
     assert plan.cuts != "all"
     assert plan.gap is not None
     assert 0.01 < plan.gap < 0.2
@@ -202,7 +202,7 @@ def test_a_launcher_that_cuts_anywhere_but_in_tied_weights_has_a_bound_over_all_
         profile,
         layers=tuple(layer for layer in profile.layers if layer.id in kept),
         edges=tuple(edge for edge in profile.edges if kept.issuperset(edge)),
-        ties=(hpgo.TiedWeight(("source", "side0"), 500.0),),
+        tied_weights=(hpgo.TiedWeight(("source", "side0"), 500.0),),
     )
     plan = hpgo.plan(profile, fast_links(2), framework="torch", **OPTIONS)
     front = set(plan.stages[0].layers)

@@ -90,18 +90,18 @@ def lawful(profile: hpgo.Profile, cluster: hpgo.Cluster, plan: hpgo.Plan) -> Non
     """Raises AssertionError unless the plan keeps the laws, given the profile and the cluster that it was made for."""
     speeds = [machine.device.speed for machine in cluster.nodes for _ in range(machine.count)]
     weights = {layer.id: layer.parameter_bytes for layer in profile.layers}
-    count = plan.global_batch_size // plan.micro_batch_size
-    assert count * plan.micro_batch_size == plan.global_batch_size
+    count = plan.global_batch_size // plan.pipeline_micro_batch_size
+    assert count * plan.pipeline_micro_batch_size == plan.global_batch_size
     listed = [layer for stage in plan.stages for layer in stage.layers]
     assert sorted(listed) == sorted(weights)
     place = {layer: number for number, layer in enumerate(listed)}
     assert all(place[start] < place[end] for start, end in profile.edges)
-    whole_s = sum(seconds(profile, listed, plan.micro_batch_size))
+    whole_s = sum(seconds(profile, listed, plan.pipeline_micro_batch_size))
     busy_s = dict.fromkeys(range(len(speeds)), 0.0)
     held = dict.fromkeys(range(len(speeds)), 0.0)
     done_s = 0.0  # what all shares take on the reference device
     for number, stage in enumerate(plan.stages):
-        share = math.ceil(plan.micro_batch_size / len(stage.devices))
+        share = math.ceil(plan.pipeline_micro_batch_size / len(stage.devices))
         assert stage.samples_per_replica == share
         forward_s, backward_s = seconds(profile, stage.layers, share)
         slowest = min(speeds[device] for device in stage.devices)
@@ -137,7 +137,7 @@ def lawful(profile: hpgo.Profile, cluster: hpgo.Cluster, plan: hpgo.Plan) -> Non
         assert found.memory.total_bytes >= held[found.devices[0]] * LESS
     assert (plan.lower_bound_s or 0.0) * LESS <= plan.step_s or not plan.fits
     rows = plan.program().stages
-    assert all(sum(map(len, one.rows)) == plan.micro_batch_size for one in rows)
+    assert all(sum(map(len, one.rows)) == plan.pipeline_micro_batch_size for one in rows)
     assert not NEGATIVE.search(str(plan))
     for row in (*plan.alternatives, *plan.schedules):
         if row.plan is not None:
@@ -161,7 +161,8 @@ def lists_what_it_prices(plan: hpgo.Plan) -> None:
     assert [stage.layers for stage in hpgo.Plan.from_json(json.dumps(document)).stages] == order
     alone = evaluate(
         plan.assumed.profile, plan.assumed.cluster, [([layer for row in order for layer in row], [0])],
-        global_batch_size=plan.global_batch_size, micro_batch_size=plan.micro_batch_size, min_micro_batch_size=1,
+        global_batch_size=plan.global_batch_size, pipeline_micro_batch_size=plan.pipeline_micro_batch_size,
+        min_micro_batch_size=1,
     )  # fmt: skip
     place = {layer: number for number, layer in enumerate(alone.stages[0].layers)}
     assert all(sorted(row, key=place.__getitem__) == list(row) for row in order)
@@ -240,7 +241,8 @@ def test_prices_of_given_stages_keep_the_laws(seed: int) -> None:
     least = case.least(1)
     try:
         plan = evaluate(
-            profile, case.cluster, stages, global_batch_size=least * random.randint(1, 5), micro_batch_size=least,
+            profile, case.cluster, stages, global_batch_size=least * random.randint(1, 5),
+            pipeline_micro_batch_size=least,
             min_micro_batch_size=1, schedule=name, recompute=random.random() < 0.3, overlap=random.random() < 0.5,
         )  # fmt: skip
     except (hpgo.errors.ArgumentError, hpgo.errors.ScheduleError):  # shapes that a schedule doesn't run
@@ -388,7 +390,7 @@ def test_simulated_runs_keep_the_laws(seed: int) -> None:
     def each(low: float, high: float) -> list[float]:
         return [
             random.choice([0.0, random.uniform(low, high), random.uniform(low, high)])
-            for _ in range(orders.chain_length)
+            for _ in range(orders.stages_per_pipeline)
         ]
 
     forward_s, inputs_s, weights_s = each(0.01, 1), each(0.01, 1), each(0.01, 1)
@@ -401,7 +403,7 @@ def test_simulated_runs_keep_the_laws(seed: int) -> None:
         communication=random.choice(["link", "latency"]),
         memory=hpgo.StageBytes(weights_bytes=7.0, activation_bytes=2.0),
     )  # fmt: skip
-    stage_of = [stage % orders.chain_length for stage in range(orders.stages)]
+    stage_of = [stage % orders.stages_per_pipeline for stage in range(orders.stages)]
     work_s = [0.0] * orders.ranks
     for rank, actions in enumerate(orders.orders):
         for action in actions:
@@ -724,7 +726,7 @@ def test_layers_are_listed_in_the_order_that_is_priced_under_every_schedule() ->
     for first in (["s", "a", "b"], ["s", "b", "a"]):
         several = [(first, [0, 1]), (["t"], [2]), (["u"], [0, 1]), (["v"], [2])]
         for schedule, stages in (("interleaved", several), ("1f1b", [(first, [0, 1]), (["t", "u", "v"], [2])])):
-            plan = evaluate(profile, trio, stages, global_batch_size=4, micro_batch_size=2, schedule=schedule)
+            plan = evaluate(profile, trio, stages, global_batch_size=4, pipeline_micro_batch_size=2, schedule=schedule)
             lists_what_it_prices(plan)
             listed.add((plan.stages[0].layers, plan.stages[0].exposed_grad_reduce_s))
             assert plan.for_rank(0).stages[0].layers == plan.stages[0].layers

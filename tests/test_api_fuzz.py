@@ -162,7 +162,8 @@ MODEL_FILE = "m: {layers: 2, mem_MB: [1, 1], parameters_in: 4, parameters_out: [
 TYPES_FILE = "t: {bw_Mbps: 9, mem_MB: 99, model_profiles: {m: [{batch_size: 1, dtype: torch.float32, time_s: [1, 2]}]}}"
 
 PLANNED = {
-    "schedule": "1f1b", "micro_batch_size": 1, "min_micro_batch_size": 1, "recompute": False, "even_split": False,
+    "schedule": "1f1b", "pipeline_micro_batch_size": 1,
+    "min_micro_batch_size": 1, "recompute": False, "even_split": False,
     "overlap": True, "memory": hpgo.MemoryModel(), "include_data_loading": False,
 }  # fmt: skip
 CHAINED = {
@@ -262,7 +263,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 {"transformer": TRANSFORMER, "cluster": GPUS, "global_batch_size": 8, "seq_length": 64, "tp": 1,
                 "pp": 2,
                  "vpp": 1, "first_rank_layers": 1, "last_rank_layers": None, "cp": 1, "ep": 1, "zero_stage": 1,
-                 "micro_batch_size": 1,
+                 "pipeline_micro_batch_size": 1,
                  "pp_schedule": "1f1b",
                  "recompute": "full", "recompute_num_layers": 1, "sequence_parallel": False, "precision": "bf16",
                  "flash_attention": True, "fused_elementwise": True, "overlap_dp_comm": True,
@@ -316,7 +317,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "ParallelismConfig.stages_of": (PRICE.parallelism.stages_of, {"rank": 0}),
             "program": (
                 hpgo.program,
-                {"schedule": ORDERS, "stages": [(["a"], [0]), (["b"], [1])], "micro_batch_size": 1,
+                {"schedule": ORDERS, "stages": [(["a"], [0]), (["b"], [1])], "pipeline_micro_batch_size": 1,
                  "global_batch_size": 4, "nodes": [2], "boundary_tensors": [[BoundaryTensor("a")]], "recompute": False,
                  "shard_optimizer": False, "gpus_per_device": 1, "costs": hpgo.Costs()},
             ),
@@ -368,7 +369,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "Layer.with_consistent_split": (PROFILE.layers[0].with_consistent_split, {}),
             "Profile.with_consistent_split": (PROFILE.with_consistent_split, {}),
             "Profile.without_loading": (PROFILE.without_loading, {}),
-            "Profile.without_ties": (PROFILE.without_ties, {}),
+            "Profile.without_tied_weights": (PROFILE.without_tied_weights, {}),
             "Profile.networkx": (PROFILE.networkx, {}),
             "MemoryModel.preset": (
                 hpgo.MemoryModel.preset, {"name": "adam-bf16", "shard_optimizer": False, "reserved_bytes": 0.0},
@@ -646,7 +647,7 @@ def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[...,
     workload = runtime.Workload(model, zeros, zeros, mse)
     orders = hpgo.schedule("1f1b", ranks=1, micro_batches=2)
     stages = [(workload.layers, [0])]
-    program = hpgo.program(orders, stages, micro_batch_size=1, global_batch_size=2)
+    program = hpgo.program(orders, stages, pipeline_micro_batch_size=1, global_batch_size=2)
     priced = dataclasses.replace(program, costs=hpgo.Costs(forward_s=1e-4, backward_s=1e-4))
     (part,) = workload.parts([workload.layers])
     value = runtime.Value("a", by_row=True, has_gradient=True, shape=(2,), dtype=torch.float32)
@@ -664,7 +665,10 @@ def runtime_calls(torch: Any, close: ExitStack) -> dict[str, tuple[Callable[...,
     ran = close.enter_context(runtime.Pipeline(program, workload))
     ran.step(zeros, zeros)
     forward = hpgo.program(
-        hpgo.schedule("forward_only", ranks=1, micro_batches=1), stages, micro_batch_size=2, global_batch_size=2
+        hpgo.schedule("forward_only", ranks=1, micro_batches=1),
+        stages,
+        pipeline_micro_batch_size=2,
+        global_batch_size=2,
     )
 
     def infer(**given: Any) -> None:

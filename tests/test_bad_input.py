@@ -158,8 +158,10 @@ def test_numbers_of_other_libraries_become_plain_ones(tmp_path, kind):
     for ending in ("json", "yaml"):
         hpgo.write_profile(toy, tmp_path / f"toy.{ending}")
         assert hpgo.read_profile(tmp_path / f"toy.{ending}").layers == toy.layers
-    plan = hpgo.plan(toy, SMALL, global_batch_size=np.int64(16), micro_batch_size=np.int32(8), max_stages=np.int8(2))
-    assert plan == hpgo.plan(chain(), SMALL, global_batch_size=16, micro_batch_size=8, max_stages=2)
+    plan = hpgo.plan(
+        toy, SMALL, global_batch_size=np.int64(16), pipeline_micro_batch_size=np.int32(8), max_stages=np.int8(2)
+    )
+    assert plan == hpgo.plan(chain(), SMALL, global_batch_size=16, pipeline_micro_batch_size=8, max_stages=2)
     assert hpgo.Plan.from_json(plan.to_json()) == plan
     assert plan.for_rank(np.int64(0)) == plan.for_rank(0)
     assert hpgo.Cluster.from_seps([np.int64(8), np.int64(16)]) == hpgo.Cluster.from_seps([8, 16])

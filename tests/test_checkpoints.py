@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_refused_and_leaves_the_weights(tmp_path: Path) -> 
     train(2, folder=tmp_path)
     other = hpgo.program(
         hpgo.schedule("1f1b", ranks=1, micro_batches=2), [(noisy().layers, [0])],
-        micro_batch_size=1, global_batch_size=2,
+        pipeline_micro_batch_size=1, global_batch_size=2,
     )  # fmt: skip
     for change, words in (
         ({"dtype": torch.bfloat16}, r"holds `layer\.0\.weight` in torch\.float32, but this run has it in torch\.bf"),

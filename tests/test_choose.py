@@ -117,7 +117,7 @@ def test_every_plan_fits_and_auto_is_never_worse(
 
 def test_no_schedule_beats_the_work_of_its_devices(auto: hpgo.Plan) -> None:
     profile = chain([1.0] * 8)
-    plan = hpgo.plan(profile, cluster(4), global_batch_size=8, micro_batch_size=1, schedule="auto")
+    plan = hpgo.plan(profile, cluster(4), global_batch_size=8, pipeline_micro_batch_size=1, schedule="auto")
     work_s = 8 * 8 * 3.0 / 4
     assert all(choice.step_s >= work_s - 1e-9 for choice in plan.schedules if choice.step_s is not None)
     # F + I - W is a third of F + B: the bubble of ZB-H1 is a third of 1F1B's, interleaving halves it
@@ -130,7 +130,7 @@ def test_no_schedule_beats_the_work_of_its_devices(auto: hpgo.Plan) -> None:
 @pytest.mark.parametrize("depth", [2, 3, 5])
 def test_zb_h1_is_not_longer_than_1f1b_on_balanced_stages_with_free_transfers(depth: int) -> None:
     stages = [(1, [device]) for device in range(depth)]
-    questions = {"global_batch_size": 12, "micro_batch_size": 1}
+    questions = {"global_batch_size": 12, "pipeline_micro_batch_size": 1}
     steps = [
         hpgo.evaluate(chain([1.0] * depth), cluster(depth), stages, schedule=name, **questions).step_s
         for name in ("zb_h1", "1f1b")
@@ -140,7 +140,7 @@ def test_zb_h1_is_not_longer_than_1f1b_on_balanced_stages_with_free_transfers(de
 
 def test_a_tight_memory_excludes_gpipe_and_says_so() -> None:
     question = (chain([1.0] * 4, activation_bytes=0.5 * GB), cluster(2, "6 GB"))
-    plan = hpgo.plan(*question, global_batch_size=32, micro_batch_size=1, schedule="auto")
+    plan = hpgo.plan(*question, global_batch_size=32, pipeline_micro_batch_size=1, schedule="auto")
     gpipe = next(choice for choice in plan.schedules if choice.name == "gpipe")
     assert plan.fits
     assert gpipe.step_s is None
@@ -157,7 +157,7 @@ def test_zb_takes_a_cap_that_memory_allows() -> None:
             cluster(4, memory),
             [(1, [device]) for device in range(4)],
             global_batch_size=16,
-            micro_batch_size=1,
+            pipeline_micro_batch_size=1,
             schedule="zb",
         )
         for memory in ("9 GB", "64 GB")
@@ -218,7 +218,9 @@ def test_every_family_is_planned_or_refused() -> None:
 
 
 def test_pairs_run_as_one_last_as_long_as_both_and_the_report_says_so() -> None:
-    plan = hpgo.plan(chain([1.0] * 4), cluster(4), global_batch_size=8, micro_batch_size=1, schedule="1f1b_overlap")
+    plan = hpgo.plan(
+        chain([1.0] * 4), cluster(4), global_batch_size=8, pipeline_micro_batch_size=1, schedule="1f1b_overlap"
+    )
     assert [stage.max_in_flight for stage in plan.stages] == [
         2 * (len(plan.stages) - at) for at in range(len(plan.stages))
     ]
@@ -242,9 +244,9 @@ def test_schedules_that_hold_one_activation_are_planned_where_1f1b_fits_nowhere(
 ) -> None:
     for other in ("1f1b", "eager_1f1b", "gpipe", "zb_h1"):
         with pytest.raises(hpgo.errors.InfeasibleError, match="no plan fits") as caught:
-            hpgo.plan(*too_much_for_1f1b, global_batch_size=16, micro_batch_size=1, schedule=other)
+            hpgo.plan(*too_much_for_1f1b, global_batch_size=16, pipeline_micro_batch_size=1, schedule=other)
         assert "choose schedule `zb`" in str(caught.value.hint)
-    plan = hpgo.plan(*too_much_for_1f1b, global_batch_size=16, micro_batch_size=1, schedule=name)
+    plan = hpgo.plan(*too_much_for_1f1b, global_batch_size=16, pipeline_micro_batch_size=1, schedule=name)
     assert plan.fits
     assert max(stage.max_in_flight for stage in plan.stages) == 1
     assert plan.global_batch_size == 16
@@ -315,7 +317,7 @@ def held_bytes(order: hpgo.Schedule, rank: int, saved_activation_bytes: float, a
 def test_recomputation_is_priced_as_it_is_simulated(name: str) -> None:
     """I repeats the forward, so that I and W take 2 and 1 for a forward of 1 and a backward of 2."""
     question = (chain([1.0] * 4, activation_bytes=1e8, parameter_bytes=1e8), cluster(4, gbit_s=1e6))
-    plan = hpgo.plan(*question, global_batch_size=8, micro_batch_size=1, schedule=name, recompute=True)
+    plan = hpgo.plan(*question, global_batch_size=8, pipeline_micro_batch_size=1, schedule=name, recompute=True)
     assert plan.recompute
     order, timeline = plan.orders(), plan.timeline()
     free = hpgo.simulate(order, forward_s=1, backward_s=3, input_gradient_s=2, weight_gradient_s=1)
@@ -378,7 +380,7 @@ def test_what_zb_h2_has_a_plan_for_is_not_said_to_fit_nowhere() -> None:
     few = cluster(3, "53425213 B")
     options = {"global_batch_size": 8, "schedule": "zb_h2", "min_micro_batch_size": 1}
     stages = [(1, [0]), (2, [1]), (1, [2])]
-    assert hpgo.evaluate(profile, few, stages, micro_batch_size=1, **options).fits
+    assert hpgo.evaluate(profile, few, stages, pipeline_micro_batch_size=1, **options).fits
     try:
         assert hpgo.plan(profile, few, **options).fits
     except hpgo.errors.InfeasibleError as error:

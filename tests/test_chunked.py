@@ -67,7 +67,7 @@ def brute_force(name: str, profile: hpgo.Profile, machines: hpgo.Cluster, batch:
         for counts in cuts(len(profile.layers), 4):
             stages = put(name, counts, [[0], [1]], batch // size)
             plan = hpgo.evaluate(
-                profile, machines, stages, global_batch_size=batch, micro_batch_size=size, schedule=name
+                profile, machines, stages, global_batch_size=batch, pipeline_micro_batch_size=size, schedule=name
             )
             if plan.fits and (best is None or plan.step_s < best.step_s):
                 best = plan
@@ -127,7 +127,7 @@ def test_a_plan_is_never_worse_than_balanced_cuts_on_equal_groups(
             stages = put(name, balanced(seconds, ranks * chunks), groups, 8 // size)
         except hpgo.errors.ArgumentError:  # not for so few micro-batches
             continue
-        plan = hpgo.evaluate(profile, machines, stages, micro_batch_size=size, **options)
+        plan = hpgo.evaluate(profile, machines, stages, pipeline_micro_batch_size=size, **options)
         if plan.fits:
             compared += 1
             assert step_s <= plan.step_s * (1 + 1e-12), (ranks, chunks, size)
@@ -143,7 +143,7 @@ def test_uneven_cuts_are_shorter_than_balanced_ones() -> None:
             machines,
             put("zb_v", (14, 13, 13, 13), [[*range(8)], [*range(8, 16)]], 64 // size),
             global_batch_size=64,
-            micro_batch_size=size,
+            pipeline_micro_batch_size=size,
             schedule="zb_v",
         ).step_s
         for size in (16, 32)
@@ -168,10 +168,10 @@ def test_devices_stay_idle_where_that_is_faster(name: str) -> None:
         machines,
         put(name, (1, 1, 1, 1), [[0], [1]], 4),
         global_batch_size=8,
-        micro_batch_size=2,
+        pipeline_micro_batch_size=2,
         schedule=name,
     )
-    plan = hpgo.plan(profile, machines, global_batch_size=8, micro_batch_size=2, schedule=name)
+    plan = hpgo.plan(profile, machines, global_batch_size=8, pipeline_micro_batch_size=2, schedule=name)
     assert plan.step_s <= by_hand.step_s
     assert sum(len(group.devices) for group in plan.groups) < 4
 
@@ -179,7 +179,7 @@ def test_devices_stay_idle_where_that_is_faster(name: str) -> None:
 def test_neighbours_are_on_different_machines_where_links_between_these_are_faster() -> None:
     profile = chain([1.0] * 4, 1e9, 1e9)
     machines = hpgo.Cluster.of(nodes=2, devices_per_node=2, intra_gbit_s=1, inter_gbit_s=100, memory="64 GB")
-    asked: dict[str, Any] = {"global_batch_size": 4, "micro_batch_size": 1, "schedule": "interleaved"}
+    asked: dict[str, Any] = {"global_batch_size": 4, "pipeline_micro_batch_size": 1, "schedule": "interleaved"}
     by_hand = hpgo.evaluate(profile, machines, put("interleaved", (1, 1, 1, 1), [[0], [2]], 4), **asked)
     assert hpgo.plan(profile, machines, **asked).step_s <= by_hand.step_s
 
@@ -201,8 +201,8 @@ def test_sizes_that_fit_are_found_where_those_that_come_first_do_not() -> None:
     """Eager 1F1B's size comes first, then the five next to it; `zb_v` fits none of these."""
     profile, machines = chain([1.0] * 8, 1e9, 1e6), cluster(2, "20 GB")
     batch = {"global_batch_size": 2**9 * 2, "min_micro_batch_size": 1}
-    eager = hpgo.plan(profile, machines, **batch).micro_batch_size
-    found = hpgo.plan(profile, machines, **batch, schedule="zb_v").micro_batch_size
+    eager = hpgo.plan(profile, machines, **batch).pipeline_micro_batch_size
+    found = hpgo.plan(profile, machines, **batch, schedule="zb_v").pipeline_micro_batch_size
     assert found < eager
 
 
@@ -216,7 +216,12 @@ def test_a_plan_takes_as_long_as_its_stages_do_under_orders_that_are_fitted_to_t
         plan = hpgo.plan(profile, machines, global_batch_size=8, schedule=name)
         stages = [(stage.layers, stage.devices) for stage in plan.stages]
         again = hpgo.evaluate(
-            profile, machines, stages, global_batch_size=8, micro_batch_size=plan.micro_batch_size, schedule=name
+            profile,
+            machines,
+            stages,
+            global_batch_size=8,
+            pipeline_micro_batch_size=plan.pipeline_micro_batch_size,
+            schedule=name,
         )
         assert plan.step_s == pytest.approx(again.step_s, rel=1e-9)
 
@@ -224,9 +229,9 @@ def test_a_plan_takes_as_long_as_its_stages_do_under_orders_that_are_fitted_to_t
 def test_steps_of_too_many_actions_say_which_way_out_leads_somewhere() -> None:
     profile, machines = chain([1.0] * 8, 1e6, 1e6), cluster(2)
     with refused(hpgo.errors.InfeasibleError, "infeasible", "1", "60", "000") as caught:
-        hpgo.plan(profile, machines, global_batch_size=5000, micro_batch_size=1, schedule="zb_v")
+        hpgo.plan(profile, machines, global_batch_size=5000, pipeline_micro_batch_size=1, schedule="zb_v")
     assert "larger micro-batches" in caught.value.hint
-    assert hpgo.plan(profile, machines, global_batch_size=5000, micro_batch_size=2, schedule="zb_v").fits
+    assert hpgo.plan(profile, machines, global_batch_size=5000, pipeline_micro_batch_size=2, schedule="zb_v").fits
 
 
 def test_a_deadline_before_anything_fits_is_no_statement_about_memory() -> None:
@@ -276,7 +281,7 @@ def test_borders_move_until_every_group_fits() -> None:
         machines,
         put("interleaved", (2, 2, 2, 2), [[0], [1]], 4),
         global_batch_size=4,
-        micro_batch_size=1,
+        pipeline_micro_batch_size=1,
         schedule="interleaved",
     )
     assert with_balanced.shortfall_bytes > 10 * GB
@@ -295,7 +300,7 @@ def test_recomputation_holds_inputs_and_the_activations_of_one_backward() -> Non
             machines,
             put("interleaved", (1,) * 8, [[0], [1], [2], [3]], 16),
             global_batch_size=16,
-            micro_batch_size=1,
+            pipeline_micro_batch_size=1,
             schedule="interleaved",
             recompute=recompute,
         )
@@ -319,7 +324,7 @@ def test_gradients_of_one_groups_stages_are_summed_one_after_the_other() -> None
         cluster(4, "64 GB", each=2),
         put("interleaved", (1, 1, 1, 1), [[0, 1], [2, 3]], 2),
         global_batch_size=4,
-        micro_batch_size=2,
+        pipeline_micro_batch_size=2,
         schedule="interleaved",
     )
     assert plan.step_s == pytest.approx(2 * plan.stages[0].grad_reduce_s, rel=1e-6)
@@ -389,7 +394,7 @@ def test_a_plan_runs_by_other_schedules_that_place_its_stages_alike(uneven: hpgo
 def test_stages_of_a_plan_go_where_its_schedule_runs_them() -> None:
     profile, machines = chain([1.0] * 8), cluster(2)
     wrong = [(2, [0]), (2, [1]), (2, [1]), (2, [0])]
-    question = {"global_batch_size": 4, "micro_batch_size": 1}
+    question = {"global_batch_size": 4, "pipeline_micro_batch_size": 1}
     assert hpgo.evaluate(profile, machines, wrong, schedule="zb_v", **question).chunks == 2
     with refused(hpgo.errors.ArgumentError, "invalid_argument", "1", "0"):
         hpgo.evaluate(profile, machines, wrong, schedule="interleaved", **question)
@@ -427,7 +432,7 @@ def test_auto_gives_each_schedule_the_plan_that_it_has_alone() -> None:
 
 
 def test_auto_may_take_a_schedule_with_several_stages_a_device() -> None:
-    plan = hpgo.plan(chain([1.0] * 8), cluster(4), global_batch_size=4, micro_batch_size=1, schedule="auto")
+    plan = hpgo.plan(chain([1.0] * 8), cluster(4), global_batch_size=4, pipeline_micro_batch_size=1, schedule="auto")
     assert plan.chunks > 1
     assert plan.fits
     assert plan.gap is not None

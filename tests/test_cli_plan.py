@@ -45,9 +45,19 @@ def test_json_on_stdout_and_in_the_file_is_the_same_plan(tmp_path: Path) -> None
 
 
 def test_options_reach_the_planner() -> None:
-    words = ["--schedule", "gpipe", "--micro-batch-size", "32", "--recompute", "yes", "--max-stages", "1", "--json"]
+    words = [
+        "--schedule",
+        "gpipe",
+        "--pipeline-micro-batch-size",
+        "32",
+        "--recompute",
+        "yes",
+        "--max-stages",
+        "1",
+        "--json",
+    ]
     plan = hpgo.Plan.from_json(run(*BERT, *words, "--optimizer-per-weight", "0", "--reserve-memory", "1GB").stdout)
-    assert (plan.schedule, plan.micro_batch_size, plan.recompute, len(plan.stages)) == ("gpipe", 32, True, 1)
+    assert (plan.schedule, plan.pipeline_micro_batch_size, plan.recompute, len(plan.stages)) == ("gpipe", 32, True, 1)
     assert plan.stages[0].memory.optimizer_bytes == 0
     assert plan.stages[0].capacity_bytes == 15e9
 
@@ -117,13 +127,17 @@ def test_evaluate_reports_the_plan_that_was_asked_for() -> None:
         (["plan", "bert-48", "-c", "dapple-a", "-b", "0"], 2, "is not an integer from 1"),
         (["plan", "bert-48", "-c", "dapple-a", "-b", "64,"], 2, "is not an integer from 1"),
         (["plan", "bert-48", "-c", "dapple-a", "-b", "9" * 40], 2, "is not an integer from 1"),
-        (["plan", "bert-48", "-c", "dapple-a", "-b", "999999999", "--micro-batch-size", "3"], 1, "at most 65536"),
+        (
+            ["plan", "bert-48", "-c", "dapple-a", "-b", "999999999", "--pipeline-micro-batch-size", "3"],
+            1,
+            "at most 65536",
+        ),
         (["plan", "bert-48", "-c", "dapple-a", "-b", "1"], 1, "--min-micro-batch-size 1"),
         (["plan", "bert-48", "-c", "dapple-a"], 2, "Missing option"),
         (["plan", "bert-48", "-c", "dapple-a", "-b", "4294967296"], 2, "from 1 to 999,999,999"),
         (["plan", "/dev/zero", "-c", "dapple-a", "-b", "64"], 1, "/dev/zero has more than 64 MiB"),
-        ([*BERT, "--micro-batch-size", "7"], 1, "--micro-batch-size is 7, but it must divide"),
-        ([*BERT, "--micro-batch-size", "-1"], 1, "--micro-batch-size is -1"),
+        ([*BERT, "--pipeline-micro-batch-size", "7"], 1, "--pipeline-micro-batch-size is 7, but it must divide"),
+        ([*BERT, "--pipeline-micro-batch-size", "-1"], 1, "--pipeline-micro-batch-size is -1"),
         ([*BERT, "--time-limit", "soon"], 2, "`soon` is no time"),
         ([*BERT, "--time-limit", "0s"], 1, "--time-limit is 0"),
         ([*BERT, "--reserve-memory", "1 gallon"], 2, "is no size"),

@@ -50,8 +50,8 @@ def planned(profile: hpgo.Profile, cut: int, micro_batches: int, schedule: str =
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=10, inter_gbit_s=10)
     stages = [(cut, [0]), (len(profile.layers) - cut, [1])]
     return hpgo.evaluate(
-        profile, cluster, stages, global_batch_size=ROWS * micro_batches, micro_batch_size=ROWS, schedule=schedule,
-        memory=hpgo.MemoryModel.preset("adam-fp32"),
+        profile, cluster, stages, global_batch_size=ROWS * micro_batches, pipeline_micro_batch_size=ROWS,
+        schedule=schedule, memory=hpgo.MemoryModel.preset("adam-fp32"),
     )  # fmt: skip
 
 
@@ -72,9 +72,12 @@ def ran(folder: Path, cases: dict[str, tuple[str, hpgo.Plan]]) -> tuple[dict[str
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads what Linux counts of sockets")
-def test_layers_meet_and_what_crosses_a_cut_is_what_the_plan_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [pytest.param([*SMALL], marks=pytest.mark.slow), ["gpt", "vgg-19"]], ids=len)
+def test_layers_meet_and_what_crosses_a_cut_is_what_the_plan_says(names: list[str], tmp_path: Path) -> None:
+    """In every run, one model of attention and one of convolutions stand for all six."""
     cases: dict[str, tuple[str, hpgo.Plan]] = {}
-    for name, workload in SMALL.items():
+    for name in names:
+        workload = SMALL[name]
         profile = hpgo.runtime.profile(workload, batch_sizes=[ROWS], seconds=0)
         assert tuple(layer.id for layer in profile.layers) == hpgo.runtime.Workload.read(workload).layers
         plans = [planned(profile, cut, MESSAGES) for cut in range(1, len(profile.layers))]
@@ -130,7 +133,7 @@ def test_memory_is_measured_in_the_first_step_alone() -> None:
     layers = [Looks(64, 64), Looks(64, 64)]
     workload = hpgo.runtime.Workload(layers, torch.ones(2, 64), torch.ones(2, 64), torch.nn.functional.mse_loss)
     orders = hpgo.schedule("gpipe", ranks=1, micro_batches=3)
-    program = hpgo.program(orders, [(workload.layers, [0])], micro_batch_size=512, global_batch_size=3 * 512)
+    program = hpgo.program(orders, [(workload.layers, [0])], pipeline_micro_batch_size=512, global_batch_size=3 * 512)
     with hpgo.runtime.Pipeline(program, workload, optimizer=lambda p: torch.optim.SGD(p, 0.1, 0.9)) as pipeline:
         for _ in range(2):
             pipeline.step(*pipeline.example())

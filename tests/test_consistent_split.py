@@ -124,7 +124,7 @@ def test_halves_are_rescaled_with_a_remark_where_they_are_not_98_to_200_percent(
     parts: tuple[float, float], remarked: bool, costs: float
 ) -> None:
     profile = split_by(*parts)
-    question = {"global_batch_size": 3, "micro_batch_size": 1, "schedule": "zb_h1"}
+    question = {"global_batch_size": 3, "pipeline_micro_batch_size": 1, "schedule": "zb_h1"}
     plan = hpgo.evaluate(profile, machines(1), [(4, [0])], **question)  # type: ignore[arg-type]
     assert plan.step_s == pytest.approx(3 * 4 * (1 + 2 * costs))
     inputs_s, weights_s = plan.stages[0].halves_s(recompute=False)

@@ -138,9 +138,11 @@ def test_stated_rates_survive_saving(text: str, tmp_path: Path) -> None:
     plan = hpgo.plan_llm("gpt-2", cluster, **ASK).plan()
     plan.save(tmp_path / "llm-plan.json")
     assert hpgo.LlmPlan.read(tmp_path / "llm-plan.json").cluster == plan.cluster
-    saved = json.loads((tmp_path / "llm-plan.json").read_text(encoding="utf-8"))
-    assert saved["cluster"]["types"]
-    jsonschema.validate(saved, json.loads((DOCS / "llm-plan.schema.json").read_text(encoding="utf-8")))
+    types = json.loads((tmp_path / "llm-plan.json").read_text(encoding="utf-8"))["cluster"]["types"]
+    assert types
+    schema = json.loads((DOCS / "llm-plan.schema.json").read_text(encoding="utf-8"))
+    assert schema["properties"]["cluster"]["properties"]["types"] == {"$ref": "#/$defs/device_types"}
+    jsonschema.validate(types, {"$ref": "#/$defs/device_types", "$defs": schema["$defs"]})
 
 
 def test_a_plan_of_layers_keeps_stated_rates(tmp_path: Path) -> None:

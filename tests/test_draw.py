@@ -117,9 +117,9 @@ def test_svg_is_well_formed_and_has_a_box_for_each_action(name: str, transfers: 
     ("names", "meaning"),
     [
         (("1f1b",), ""),
-        (("zb_v",), "bar on top: later chunk of the rank"),
+        (("zb_v",), "bar on top: later virtual stage of the rank"),
         (("dualpipe",), "bar on top: the other direction"),
-        (("zb_v", "dualpipe"), "bar on top: later chunk of the rank, or the other direction"),
+        (("zb_v", "dualpipe"), "bar on top: later virtual stage of the rank, or the other direction"),
     ],
 )
 def test_the_legend_says_what_bars_on_boxes_are(names: tuple[str, ...], meaning: str) -> None:

@@ -39,7 +39,7 @@ UNEVEN = [[0, 1, 2], [3], [4, 5], [6]]
 PROGRAMS |= {
     family.name: (family.name, UNEVEN, 0.001)
     for family in hpgo.schedules()
-    if family.trains and hpgo.schedule(family.name, ranks=4, micro_batches=8).pace == "flush"
+    if family.trains and hpgo.schedule(family.name, ranks=4, micro_batches=8).synchronization == "flush"
 }
 EPSILON_S = 1e-6
 
@@ -48,14 +48,14 @@ def program_of(name: str) -> hpgo.Program:
     """Micro-batches of seven, so that replicas have unequal rows."""
     family, groups, transfer_s = PROGRAMS[name]
     orders = hpgo.schedule(family, ranks=len(groups), micro_batches=8)
-    length = orders.chain_length
+    length = orders.stages_per_pipeline
     stages = [([f"layer-{at % length}"], groups[orders.rank_of_stage[at]]) for at in range(orders.stages)]
     costs = hpgo.Costs(
         forward_s=[FORWARD_S + 0.0005 * (at % 3) for at in range(length)], backward_s=BACKWARD_S, transfer_s=transfer_s,
         latency_s=LATENCY_S, gradient_transfer_s=transfer_s / 2, gradient_sync_s=0.005, optimizer_s=0.002,
     )  # fmt: skip
     return hpgo.program(
-        orders, stages, micro_batch_size=7, global_batch_size=56, nodes=[8, 8], costs=costs
+        orders, stages, pipeline_micro_batch_size=7, global_batch_size=56, nodes=[8, 8], costs=costs
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def price_of(program: hpgo.Program, rank: int, action: RankAction) -> float:
     stage = program.stages[action.stage]
     rows = [len(one) for one in stage.rows]
     share = rows[stage.devices.index(rank)] / max(rows)
-    forward_s = FORWARD_S + 0.0005 * (action.stage % program.schedule.chain_length % 3)
+    forward_s = FORWARD_S + 0.0005 * (action.stage % program.schedule.stages_per_pipeline % 3)
     return share * {"F": forward_s, "B": BACKWARD_S}.get(action.kind, BACKWARD_S / 2)
 
 
@@ -171,7 +171,9 @@ def save(folder: Path, name: str) -> str:
     """A small program of two ranks."""
     orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
     costs = hpgo.Costs(forward_s=0.03, backward_s=0.05, transfer_s=0.01)
-    program = hpgo.program(orders, [(["a"], [0]), (["b"], [1])], micro_batch_size=1, global_batch_size=4, costs=costs)
+    program = hpgo.program(
+        orders, [(["a"], [0]), (["b"], [1])], pipeline_micro_batch_size=1, global_batch_size=4, costs=costs
+    )
     file = folder / name
     dataclasses.replace(program, costs=costs if name == "priced.json" else None).save(file)
     return str(file)

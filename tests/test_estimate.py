@@ -200,7 +200,7 @@ def test_a_weight_that_two_layers_read_counts_once_and_one_that_is_transposed_is
     profile = hpgo.estimate(written(tmp_path, tied), device="a100", batch_sizes=2)
     assert [layer.id for layer in profile.layers] == ["table", "w", "table#2"]
     assert [layer.parameter_bytes for layer in profile.layers] == [3200, 256, 0]
-    assert profile.ties == (hpgo.TiedWeight(("table", "table#2"), 3200),)
+    assert profile.tied_weights == (hpgo.TiedWeight(("table", "table#2"), 3200),)
 
 
 def test_masks_that_no_weight_goes_into_belong_to_the_layer_that_reads_them_first(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from math import inf
 
 import pytest
 from click.testing import CliRunner
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
@@ -279,7 +280,7 @@ models = st.builds(
 
 
 @given(model=models, gpus=st.sampled_from([1, 2, 4]), batch=st.sampled_from([2, 4]), top=st.integers(1, 5))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, top: int) -> None:
     cluster = hpgo.Cluster.preset("h100").first(gpus)
     every = every_way(model, cluster, batch, 1024)

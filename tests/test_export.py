@@ -71,7 +71,7 @@ def priced(
         cluster,
         [(size, range(at * replicas, (at + 1) * replicas)) for at, size in enumerate(sizes)],
         global_batch_size=micro_batches * share * replicas,
-        micro_batch_size=share * replicas,
+        pipeline_micro_batch_size=share * replicas,
         memory=weights or ANY,
         **options,
     )
@@ -244,7 +244,7 @@ def test_programs_with_several_stages_a_rank_are_virtual_stages() -> None:
     orders = hpgo.schedule("interleaved", ranks=2, micro_batches=4)
     names = blocks(6)
     stages = [(names[:2], (0, 1)), (names[2:4], (2, 3)), (names[4:6], (0, 1)), (names[6:], (2, 3))]
-    program = hpgo.program(orders, stages, micro_batch_size=4, global_batch_size=16)
+    program = hpgo.program(orders, stages, pipeline_micro_batch_size=4, global_batch_size=16)
     for target in FAMILY:
         told = settings_of(program, target)
         assert told["pipeline_model_parallel_layout"] == "Et*1|t*2|t*2|t*1L"
@@ -255,7 +255,7 @@ def test_programs_with_several_stages_a_rank_are_virtual_stages() -> None:
     assert assigned(main(program, "torch"))["RANK_OF_STAGE"] == [0, 1, 0, 1]
     # Larger groups are told, and orders that Megatron does not run are refused.
     orders = hpgo.schedule("interleaved", ranks=2, micro_batches=8, group_size=4)
-    groups = hpgo.program(orders, stages, micro_batch_size=4, global_batch_size=32)
+    groups = hpgo.program(orders, stages, pipeline_micro_batch_size=4, global_batch_size=32)
     for target in FAMILY:
         told = settings_of(groups, target)
         name = "virtual_pipeline" if target.startswith("megatron@") else "vp"
@@ -264,10 +264,10 @@ def test_programs_with_several_stages_a_rank_are_virtual_stages() -> None:
         hpgo.schedule("looped_bfs", ranks=2, micro_batches=4, chunks=2).to_text(), name="interleaved"
     )
     with refused(hpgo.errors.ArgumentError, "unsupported"):
-        export.megatron(hpgo.program(orders, stages, micro_batch_size=4, global_batch_size=16))
+        export.megatron(hpgo.program(orders, stages, pipeline_micro_batch_size=4, global_batch_size=16))
     v_shape = hpgo.schedule("zb_v", ranks=2, micro_batches=4)
     stages = [(names[:2], (0, 1)), (names[2:4], (2, 3)), (names[4:6], (2, 3)), (names[6:], (0, 1))]
-    program = hpgo.program(v_shape, stages, micro_batch_size=4, global_batch_size=16)
+    program = hpgo.program(v_shape, stages, pipeline_micro_batch_size=4, global_batch_size=16)
     assert 'pipeline_parallel_schedule = "ZBVZeroBubble"' in export.torchtitan(program, "0.2")
     with refused(hpgo.errors.ArgumentError, "unsupported", "zb_v"):
         export.megatron(program)
@@ -276,7 +276,7 @@ def test_programs_with_several_stages_a_rank_are_virtual_stages() -> None:
 def test_two_copies_of_a_model_are_refused() -> None:
     orders = hpgo.schedule("chimera", ranks=2, micro_batches=4)
     stages = [(["block.0"], [0]), (["block.1"], [1]), (["block.0"], [1]), (["block.1"], [0])]
-    program = hpgo.program(orders, stages, micro_batch_size=4, global_batch_size=16)
+    program = hpgo.program(orders, stages, pipeline_micro_batch_size=4, global_batch_size=16)
     for target in TRAINING:
         with pytest.raises(hpgo.errors.ArgumentError):
             export.files(program, target)
@@ -312,7 +312,7 @@ def said_step_s(plan: hpgo.Plan, target: str) -> float:
 def test_a_header_prices_the_schedule_that_the_launcher_runs() -> None:
     profile, cluster = model(blocks(4)), hpgo.Cluster.of(nodes=4, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=2e-8)
     stages = [(2, [0]), (1, [1]), (1, [2]), (2, [3])]
-    options: dict[str, Any] = {"global_batch_size": 16, "micro_batch_size": 1, "memory": ANY}
+    options: dict[str, Any] = {"global_batch_size": 16, "pipeline_micro_batch_size": 1, "memory": ANY}
     plan = hpgo.evaluate(profile, cluster, stages, **options)
     plain = hpgo.evaluate(profile, cluster, stages, schedule="1f1b", **options)
     assert plain.step_s > 1.05 * plan.step_s, "the question must tell them apart"
@@ -395,7 +395,7 @@ def test_a_model_without_a_row_of_blocks_is_refused(target: str, name: str) -> N
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=2, intra_gbit_s=100, memory="900 GB")
     half = len(profile.layers) // 2
     stages = [(half, [0]), (len(profile.layers) - half, [1])]
-    plan = hpgo.evaluate(profile, cluster, stages, global_batch_size=512, micro_batch_size=128)
+    plan = hpgo.evaluate(profile, cluster, stages, global_batch_size=512, pipeline_micro_batch_size=128)
     assert plan.fits
     with pytest.raises(hpgo.errors.ArgumentError, match=r"is not one of the blocks|no numbered layers|outside them"):
         export.files(plan, target)
@@ -554,7 +554,7 @@ def test_each_gpu_of_a_group_is_a_rank() -> None:
     assert isinstance(assumed.profile, hpgo.Profile)
     assert isinstance(assumed.cluster, hpgo.Cluster)
     stages = [(3, (2, 3)), (3, (0, 1))]
-    swapped = hpgo.evaluate(assumed.profile, assumed.cluster, stages, global_batch_size=4, micro_batch_size=2)
+    swapped = hpgo.evaluate(assumed.profile, assumed.cluster, stages, global_batch_size=4, pipeline_micro_batch_size=2)
     rows = list(csv.reader(io.StringIO(export.files(swapped, "megatron")["ranks.csv"])))[1:]
     assert [tuple(map(int, row)) for row in rows] == [
         (0, 1, 0), (1, 1, 1), (2, 1, 2), (3, 1, 3), (4, 0, 0), (5, 0, 1), (6, 0, 2), (7, 0, 3),
@@ -639,7 +639,7 @@ def test_pytorch_runs_the_module_to_the_gradients_of_one_process(tmp_path: Path)
     def put(schedule: str, devices: Sequence[tuple[int, int]], **options: Any) -> hpgo.Program:
         orders = hpgo.schedule(schedule, ranks=2, micro_batches=4)
         stages = list(zip(layers, devices, strict=True))
-        return hpgo.program(orders, stages, micro_batch_size=6, global_batch_size=24, **options)
+        return hpgo.program(orders, stages, pipeline_micro_batch_size=6, global_batch_size=24, **options)
 
     jobs: dict[str, hpgo.Plan | hpgo.Program] = {
         "skip": priced(
@@ -723,7 +723,9 @@ def test_a_main_file_of_another_name_finds_what_lies_beside_it(bert: hpgo.Plan) 
 def test_the_command_exports_programs_and_refuses_what_can_not_run(tmp_path: Path, uneven: hpgo.Plan) -> None:
     orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
     names = blocks(2)
-    program = hpgo.program(orders, [(names[:2], [0]), (names[2:], [1])], micro_batch_size=1, global_batch_size=4)
+    program = hpgo.program(
+        orders, [(names[:2], [0]), (names[2:], [1])], pipeline_micro_batch_size=1, global_batch_size=4
+    )
     program.save(tmp_path / "program.json")
     done = hpgo_export("program.json", "--to", "megatron", cwd=tmp_path)
     assert "no costs are known" in done.stdout
@@ -762,7 +764,7 @@ def test_one_process_a_rank_reads_its_part_and_all_parts_meet(uneven: hpgo.Plan,
     }
     assert sent == received
     rows = sorted(row for _, _, begin, end in sent for row in range(begin, end + 1))
-    assert rows == list(range(uneven.micro_batch_size))
+    assert rows == list(range(uneven.pipeline_micro_batch_size))
 
 
 def test_the_example_tells_idle_ranks_and_what_it_lacks(tmp_path: Path) -> None:

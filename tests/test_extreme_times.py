@@ -31,7 +31,7 @@ NOT_A_NUMBER = re.compile(r"""(?<![\w-])-?(nan|inf|infinity)(?![\w-])""", re.IGN
 pytestmark = pytest.mark.filterwarnings("error")
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_zb"])
+@pytest.mark.parametrize("schedule", [pytest.param("1f1b", marks=pytest.mark.slow), "interleaved_zb"])
 @pytest.mark.parametrize("times", TIMES)
 def test_extreme_times_are_drawn_kept_and_read_back(tmp_path: Path, times: str, schedule: str) -> None:
     orders = hpgo.schedule(schedule, ranks=2, micro_batches=4)

@@ -51,7 +51,7 @@ def write_plan(folder: Path) -> None:
     """For three ranks and one."""
     orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
     stages = [(LAYERS[:3], [0, 1, 2]), (LAYERS[3:], [3])]
-    hpgo.program(orders, stages, micro_batch_size=7, global_batch_size=28).save(folder / "plan.json")
+    hpgo.program(orders, stages, pipeline_micro_batch_size=7, global_batch_size=28).save(folder / "plan.json")
 
 
 @contextmanager
@@ -178,7 +178,9 @@ def test_ctrl_c_ends_a_run_in_every_phase(phase: str, runs: Runs, tmp_path: Path
     assert ended.after_s < 3
 
 
+@pytest.mark.slow
 def test_torchrun_hears_of_a_rank_that_is_stopped(runs: Runs) -> None:
+    """In every run, ranks are stopped without torchrun above, and one leaves under torchrun in tests/test_run.py."""
     place = {"RANK_LOST": "3", "FAULT": "SIGSTOP", "PHASE": "forward", "WHEN": "20"}
     code, _, err = finish(start(runs.folder, *RUN, *SOON, launcher=4, **place))
     after_s = time.monotonic() - float((runs.folder / "moment").read_text())
@@ -199,7 +201,7 @@ SCRIPT = """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     orders = hpgo.schedule("1f1b", ranks=ranks, micro_batches=2)
     stages = [(["0", "1"], [0]), (["2", "3"], [1])] if ranks == 2 else [(["0", "1", "2", "3"], [0])]
-    program = hpgo.program(orders, stages, micro_batch_size=2, global_batch_size=4)
+    program = hpgo.program(orders, stages, pipeline_micro_batch_size=2, global_batch_size=4)
     with Pipeline(program, workload, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), silence_s=4) as pipeline:
         while pipeline.steps < 10:
             pipeline.step(*pipeline.example())

@@ -130,7 +130,7 @@ def test_no_module_hides_a_public_function() -> None:
         "hpgo.schedules()\n"
         "hpgo.simulate(hpgo.schedule('1f1b', ranks=2, micro_batches=4))\n"
         "orders = hpgo.schedule('1f1b', ranks=2, micro_batches=2)\n"
-        "hpgo.program(orders, [(['a'], [0]), (['b'], [1])], micro_batch_size=1, global_batch_size=2)\n"
+        "hpgo.program(orders, [(['a'], [0]), (['b'], [1])], pipeline_micro_batch_size=1, global_batch_size=2)\n"
         "hpgo.plan_llm('llama-3-8b', hpgo.Cluster.preset('h100:1'), global_batch_size=8, seq_length=4096, devices=2)\n"
         "gpus = hpgo.Cluster.preset('h100')\n"
         "front = hpgo.llm_pareto_front('llama-3-8b', gpus, global_batch_size=8, seq_length=4096, points=2)\n"

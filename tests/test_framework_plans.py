@@ -40,7 +40,7 @@ def some_profile(chance: random.Random, gpus: int) -> hpgo.Profile:
     )
     edges = [*itertools.pairwise(ids), *([(ids[0], ids[-1])] if chance.random() < 0.05 else [])]
     ties = (hpgo.TiedWeight((before[0], after[-1]), 1e6),) if chance.random() < 0.2 else ()
-    return hpgo.Profile("toy", (1,), layers, tuple(edges), gpus_per_device=gpus, ties=ties)
+    return hpgo.Profile("toy", (1,), layers, tuple(edges), gpus_per_device=gpus, tied_weights=ties)
 
 
 def some_options(chance: random.Random) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def some_options(chance: random.Random) -> dict[str, Any]:
         (0.6, "memory", memory),
         (0.3, "recompute", chance.choice([True, "auto"])),
         (0.3, "overlap", False),
-        (0.3, "micro_batch_size", chance.choice([1, 2])),
+        (0.3, "pipeline_micro_batch_size", chance.choice([1, 2])),
         (0.6, "schedule", chance.choice(SCHEDULES)),
         (0.2, "max_stages", chance.choice([1, 2])),
     )
@@ -121,7 +121,7 @@ def test_hanayo_makes_one_v_for_torchtitan() -> None:
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 3])
 def test_megatron_interleaves_on_no_more_ranks_than_there_are_micro_batches(micro_batches: int) -> None:
-    asked: dict[str, Any] = {"framework": "megatron", "schedule": "interleaved", "micro_batch_size": 2}
+    asked: dict[str, Any] = {"framework": "megatron", "schedule": "interleaved", "pipeline_micro_batch_size": 2}
     profile = model(blocks(8))
     if micro_batches == 1:
         with refused(hpgo.errors.InfeasibleError, "infeasible", "interleaved"):

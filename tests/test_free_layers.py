@@ -107,7 +107,7 @@ def test_a_model_without_any_times_is_planned_in_no_time() -> None:
         )
     ]  # fmt: skip
     ties = (hpgo.TiedWeight(("c", "a"), 55.4e6),)
-    profile = hpgo.Profile("untimed", (2, 8), tuple(layers), (("b", "c"),), ties=ties)
+    profile = hpgo.Profile("untimed", (2, 8), tuple(layers), (("b", "c"),), tied_weights=ties)
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=4, intra_gbit_s=0.2, memory="658 MB")
     options: dict[str, Any] = {"recompute": True, "memory": hpgo.MemoryModel(1, 0)}
     plan = hpgo.plan(profile, cluster, global_batch_size=6, **options)

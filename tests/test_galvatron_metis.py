@@ -133,7 +133,17 @@ def test_a_plan_for_one_device_takes_what_galvatron_s_layers_take(tmp_path: Path
     cluster = tmp_path / "one.yaml"
     one = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=200, inter_gbit_s=200, memory="80 GB")
     cluster.write_text(one.yaml(), encoding="utf-8")
-    words = ["plan", str(galvatron(tmp_path)), "-c", str(cluster), "-b", "8", "--json", "--micro-batch-size", "4"]
+    words = [
+        "plan",
+        str(galvatron(tmp_path)),
+        "-c",
+        str(cluster),
+        "-b",
+        "8",
+        "--json",
+        "--pipeline-micro-batch-size",
+        "4",
+    ]
     done = CliRunner().invoke(group, [*words, "--profile-layer-counts", "3"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["step_s"] == pytest.approx(2 * 3 * (3 * 16e-3 + 12e-3))

@@ -140,7 +140,7 @@ def test_what_a_pass_has_made_is_gone_with_who_held_it_last() -> None:
 def test_masks_and_positions_do_not_cross_cuts_and_weights_used_twice_are_tied() -> None:
     workload = text()
     assert any(layer.startswith("blocks.1") for layer in workload.layers)
-    (tie,) = workload.ties
+    (tie,) = workload.tied_weights
     assert len(tie) == 2
     middle = next(at for at, layer in enumerate(workload.layers) if layer.startswith("blocks.1"))
     first, second = workload.parts([workload.layers[:middle], workload.layers[middle:]])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,7 +93,7 @@ def listed(every: dict[tuple, hpgo.LlmEstimate], room_bytes: float) -> list[hpgo
     top=st.integers(1, 8),
     share=st.floats(0.1, 1.0),
 )
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_the_choice_is_that_of_trying_every_way(model, gpus: int, batch: int, top: int, share: float) -> None:
     cluster = hpgo.Cluster.preset("h100").first(gpus)
     every = every_way(model, cluster, batch, 1024)

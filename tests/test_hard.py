@@ -27,7 +27,7 @@ def answered(request: pytest.FixtureRequest) -> tuple[Question, hpgo.Plan]:
 
 def test_no_plan_beats_the_bound(answered):
     question, plan = answered
-    known = hard.priced(question, KNOWN[question.name]["plan"])
+    known = hard.evaluated(question, KNOWN[question.name]["plan"])
     assert plan.lower_bound_s <= min(plan.step_s, known.step_s) * (1 + 1e-9)
 
 
@@ -39,7 +39,7 @@ def test_plans_are_near_the_best_known(answered):
 
 def test_best_known_plans_cost_no_more_than_was_written_down(answered):
     question, _ = answered
-    known = hard.priced(question, KNOWN[question.name]["plan"])
+    known = hard.evaluated(question, KNOWN[question.name]["plan"])
     assert known.fits
     assert known.step_s <= KNOWN[question.name]["step_s"] * (1 + 1e-9)
 

@@ -216,7 +216,7 @@ def test_files_are_told_by_what_they_hold(tmp_path: Path) -> None:
         "partition --profile vgg-19 --cluster h100:1 --batch-size 0",
         "partition --profile vgg-19 --cluster h100:1 --max-replicas 2 --yaml",
         "partition --profile vgg-19 --cluster h100:1 --throughput 1e9 --objective hosts",
-        "plan bert-48 -c dapple-a -b 64 --micro-batch-size 7",
+        "plan bert-48 -c dapple-a -b 64 --pipeline-micro-batch-size 7",
         "plan bert-48 -c dapple-a -b 64 --min-micro-batch-size 100",
         "plan bert-48 -c dapple-a -b 64 --max-stages 0",
         "plan bert-48 -c dapple-a -b 64 --profile-batch-size 3",
@@ -552,7 +552,12 @@ def test_a_misspelt_name_in_a_file_of_pipeedge_is_refused_beside_the_one_that_is
         ),
         ("llm estimate llama-3-8b -c h100:1 -b 8 --seq 64", "did you mean `--seq-length`?"),
         ("run plan.json --worklod gpt", "did you mean `--workload`?"),
-        ("explain plan.json", "see `hpgo --help`"),
+        ("plan bert-48 --deadline 3s", "did you mean `--time-limit`?"),
+        ("plan bert-48 --equal-shares", "did you mean `--even-split`?"),
+        ("plan llama-3-8b --seq 4096", "did you mean `hpgo llm plan`?"),
+        ("run plan.json --emulate", "did you mean `hpgo emulate`?"),
+        ("price bert-48", "did you mean `hpgo evaluate`?"),
+        ("explain plan.json", "did you mean `hpgo llm explain`?"),
     ],
 )
 def test_a_misspelt_choice_leads_to_the_one_that_is_meant(

@@ -131,7 +131,9 @@ def wide(stages: int) -> Any:
     layers = Workload.read(WIDE).layers
     orders = hpgo.schedule("forward_only", ranks=stages, micro_batches=1)
     cut = [layers[4 * at // stages : 4 * (at + 1) // stages] for at in range(stages)]
-    return hpgo.program(orders, [(part, [at]) for at, part in enumerate(cut)], micro_batch_size=4, global_batch_size=4)
+    return hpgo.program(
+        orders, [(part, [at]) for at, part in enumerate(cut)], pipeline_micro_batch_size=4, global_batch_size=4
+    )
 
 
 def test_bits_fall_on_a_slow_link_and_rise_on_a_fast_one(tmp_path: Path) -> None:

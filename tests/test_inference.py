@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -52,7 +51,11 @@ def put(name: str, stages: int, *, model: str = "chain", order: tuple[int, ...] 
     orders = hpgo.schedule(name, ranks=stages, micro_batches=1)
     on = order or tuple(range(stages))
     return hpgo.program(
-        orders, [(part, [on[at]]) for at, part in enumerate(cut)], micro_batch_size=4, global_batch_size=4, **how
+        orders,
+        [(part, [on[at]]) for at, part in enumerate(cut)],
+        pipeline_micro_batch_size=4,
+        global_batch_size=4,
+        **how,
     )
 
 
@@ -63,7 +66,7 @@ def shared(*hosts: int, model: str = "chain", **how: Any) -> Any:
     return hpgo.program(
         along(routes, len(routes)),
         [(stage.layers, [host]) for route in routes for stage, host in zip(whole.stages, route, strict=True)],
-        micro_batch_size=4, global_batch_size=4 * len(routes), **how,
+        pipeline_micro_batch_size=4, global_batch_size=4 * len(routes), **how,
     )  # fmt: skip
 
 
@@ -211,7 +214,7 @@ def test_chains_whose_hosts_do_not_take_turns_are_refused() -> None:
         program = hpgo.program(
             hpgo.Schedule.from_text(ORDERS[len(routes)], name="forward_only"),
             [(part, [host]) for route in routes for part, host in zip((layers[:4], layers[4:]), route, strict=True)],
-            micro_batch_size=4, global_batch_size=4 * len(routes),
+            pipeline_micro_batch_size=4, global_batch_size=4 * len(routes),
         )  # fmt: skip
         with pytest.raises(hpgo.errors.ArgumentError, match="don't take turns") as caught:
             InferencePipeline(program, "runtime_models:chain")
@@ -256,8 +259,8 @@ def test_predicted_flows_end_with_the_simulator_and_keep_their_room(data: st.Dat
     )
     orders = hpgo.schedule("forward_only", ranks=stages, micro_batches=micro_batches)
     program = hpgo.program(
-        orders, [([str(at)], [at]) for at in range(stages)], micro_batch_size=1, global_batch_size=micro_batches,
-        costs=costs,
+        orders, [([str(at)], [at]) for at in range(stages)], pipeline_micro_batch_size=1,
+        global_batch_size=micro_batches, costs=costs,
     )  # fmt: skip
     flow = predicted_flow(program, [1] * micro_batches)
     assert flow is not None
@@ -399,7 +402,7 @@ def test_plans_and_options_that_do_not_infer_are_refused() -> None:
 
     halves = [(Workload.read("runtime_models:chain").layers, [0, 1])]
     orders = hpgo.schedule("forward_only", ranks=1, micro_batches=1)
-    shared = hpgo.program(orders, halves, micro_batch_size=4, global_batch_size=4)
+    shared = hpgo.program(orders, halves, pipeline_micro_batch_size=4, global_batch_size=4)
     for change, words in (
         ({"plan": of("1f1b")}, "`1f1b` has backward passes, so it trains"),
         ({"plan": shared}, "stage 0 has 2 replicas"),
@@ -650,15 +653,12 @@ def test_options_of_another_command_are_told(words: list[str], said: str) -> Non
     assert said in result.output
 
 
-def test_a_rank_that_raises_ends_all_under_torchrun(runs: warm_runs.Runs) -> None:
+def test_a_rank_that_raises_ends_all_where_a_launcher_has_started_them(runs: warm_runs.Runs) -> None:
     how = {"PHASE": "forward", "RANK_LOST": "1", "FAULT": "exception", "WHEN": "9"}
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "hpgo", "infer", "two.json",
-         *ENDLESS], cwd=runs.folder, capture_output=True, text=True, timeout=120, check=False,
-        env={**os.environ, **how, "PYTHONPATH": f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-    )  # fmt: skip
-    assert done.returncode == 1
-    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    how["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    ranks = warm_ranks.together(2, runs.folder, "hpgo", "infer", "two.json", *ENDLESS, **how)
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    errors = [line for rank in ranks for line in rank.stderr.splitlines() if line.startswith("error: ")]
     assert errors == [
         f"error: rank 1 of stage 1 on {HOST}, the forward pass of micro-batch 2 through stage 1: ValueError: boom"
     ]

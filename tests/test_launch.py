@@ -240,12 +240,13 @@ def test_a_rank_that_fails_ends_the_others_and_the_job_with_an_error(target: str
     ("target", "number", "code"),
     [
         ("local", signal.SIGINT, 1),
-        ("local", signal.SIGTERM, 1),
-        ("ssh-hosts", signal.SIGINT, 130),
+        pytest.param("local", signal.SIGTERM, 1, marks=pytest.mark.slow),
+        pytest.param("ssh-hosts", signal.SIGINT, 130, marks=pytest.mark.slow),
         ("ssh-hosts", signal.SIGTERM, 143),
     ],
 )
 def test_a_signal_ends_all_ranks(target: str, number: int, code: int, place: Path) -> None:
+    """In every run, each target gets one of both signals."""
     call = started(target, 2, 1, says="wait")
     process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None

@@ -139,7 +139,7 @@ def test_each_row_of_the_table_names_schedules_that_there_are() -> None:
     families = {family.name: family for family in hpgo.schedules()}
     for row in TABLE:
         assert set(row.schedules) <= set(families)
-        assert all(families[name].pace == "flush" and families[name].chains == 1 for name in row.schedules)
+        assert all(families[name].synchronization == "flush" and families[name].chains == 1 for name in row.schedules)
         assert bool(row.schedules) == row.trains
         assert framework(f"{row.name}@{row.version}" if row.version else row.name) == row
 

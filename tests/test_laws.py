@@ -149,11 +149,11 @@ def mispriced(question: Question, plan: hpgo.Plan | None) -> list[object]:
     """What the twin says of the plan's step, and `evaluate` of its stages, if that is something else."""
     if plan is None:
         return []
-    assumed = replace(question.assumed(plan.micro_batch_size)[0], recompute=plan.recompute)
+    assumed = replace(question.assumed(plan.pipeline_micro_batch_size)[0], recompute=plan.recompute)
     stages = [(stage.layers, stage.devices) for stage in plan.stages]
     priced = twin.price(asdict(question.profile), asdict(question.cluster), assumed, stages)
     step_s = twin_steps.step_s(assumed.micro_batches, priced, [stage.max_in_flight for stage in plan.stages])
-    given_s = question.evaluate(stages, plan.micro_batch_size, recompute=plan.recompute).step_s
+    given_s = question.evaluate(stages, plan.pipeline_micro_batch_size, recompute=plan.recompute).step_s
     wrong: list[object] = [("twin", plan.step_s, step_s)] * (not math.isclose(plan.step_s, step_s, rel_tol=1e-9))
     return wrong + [("evaluate", plan.step_s, given_s)] * (
         not plan.lower_bound_s <= given_s * REL <= plan.step_s * REL**2

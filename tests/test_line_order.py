@@ -58,7 +58,7 @@ def answer(profile: hpgo.Profile, cluster: hpgo.Cluster, asked: dict[str, Any]) 
     except hpgo.errors.InfeasibleError as error:
         return str(error)
     stages = [(stage.layers, stage.devices, stage.max_in_flight) for stage in plan.stages]
-    return plan.step_s, plan.lower_bound_s, plan.micro_batch_size, stages
+    return plan.step_s, plan.lower_bound_s, plan.pipeline_micro_batch_size, stages
 
 
 @pytest.mark.parametrize("block", range(4))

@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +17,12 @@ from hpgo.show.links_figure import svg
 
 pytest.importorskip("torch", reason="needs torch: pip install torch")
 
+from typing import TYPE_CHECKING
+
 from hpgo.runtime.links import fitted
+
+if TYPE_CHECKING:
+    import subprocess
 
 # Each of four ranks says what it measured; they are told to be on two machines.
 SCRIPT = """
@@ -30,7 +33,7 @@ rank = int(os.environ["RANK"])
 found = hpgo.runtime.measure_links(name="mine", seconds=1, machine=f"machine {rank // 2}")
 cluster = found.cluster
 told = [rank, [one.count for one in cluster.nodes], sorted(found.fits), len(found.pairs), cluster.yaml()]
-os.write(1, json.dumps(told).encode() + bytes([10]))  # at once: four ranks write to one pipe
+print(json.dumps(told))
 """
 # One of them ends while others measure.
 ENDS = """
@@ -45,16 +48,6 @@ except hpgo.errors.HpgoError as error:
     print(f"error: {error}", flush=True)
     raise SystemExit(1)
 """
-
-
-def run(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
-    """Runs Python in `folder`, and checks the exit code."""
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, text=True, capture_output=True, timeout=120, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    return done
 
 
 def measured(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -109,8 +102,9 @@ def test_alone_it_starts_ranks_and_writes_a_cluster_that_plans_are_made_for(tmp_
 
 def test_ranks_of_two_machines_measure_both_kinds_and_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = run(tmp_path, "-m", "torch.distributed.run", "--nproc-per-node", "4", "script.py")
-    told = sorted(json.loads(line) for line in done.stdout.splitlines())
+    ranks = warm_ranks.together(4, tmp_path, "script.py")
+    assert [rank.stderr for rank in ranks] == [""] * 4
+    told = [json.loads(rank.stdout) for rank in ranks]
     assert [one[0] for one in told] == [0, 1, 2, 3]
     assert all(one[1:4] == [[2, 2], ["inter", "intra"], 6] for one in told)
     assert len({one[4] for one in told}) == 1
@@ -119,13 +113,16 @@ def test_ranks_of_two_machines_measure_both_kinds_and_say_the_same(tmp_path: Pat
 def test_a_rank_that_is_lost_ends_all(tmp_path: Path) -> None:
     (tmp_path / "ends.py").write_text(ENDS)
     begin_s = time.monotonic()
-    run(tmp_path, "-m", "torch.distributed.run", "--nproc-per-node", "3", "ends.py", code=1)
+    ranks = warm_ranks.together(3, tmp_path, "ends.py")
+    assert [rank.returncode for rank in ranks] == [1, -signal.SIGKILL, 1]
+    for survivor in (ranks[0], ranks[2]):
+        assert survivor.stdout.startswith("error: measuring links on "), survivor
     assert time.monotonic() - begin_s < 60
 
 
 def test_a_rank_that_is_killed_is_named_once_and_ends_all(tmp_path: Path) -> None:
-    words = ("-m", "hpgo", "measure-links", "--ranks", "3", "--time-limit", "100s", "-o", "never.yaml")
-    command = subprocess.Popen([sys.executable, *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    words = ("measure-links", "--ranks", "3", "--time-limit", "100s", "-o", "never.yaml")
+    command = warm_ranks.start("hpgo", tmp_path, *words)
     ranks: list[str] = []
     while len(ranks) < 3:
         time.sleep(0.05)

@@ -304,7 +304,7 @@ def test_layers_given_as_a_profile_take_the_same_step() -> None:
         counts[-1] += 1
         plan = hpgo.evaluate(
             profile, cluster.first(pipeline), [(count, [at]) for at, count in enumerate(counts)],
-            global_batch_size=16, micro_batch_size=1, schedule="1f1b",
+            global_batch_size=16, pipeline_micro_batch_size=1, schedule="1f1b",
         )  # fmt: skip
         assert one.step_s == pytest.approx(plan.step_s, rel=1e-9)
 

@@ -94,7 +94,7 @@ def test_a_long_chain_is_cut_where_little_is_sent() -> None:
         parameter_bytes=[1e5] * count,
     )
     cluster = hpgo.Cluster.of(nodes=4, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10, memory="1000 TB")
-    plan = hpgo.plan(profile, cluster, global_batch_size=16, micro_batch_size=1, time_limit_s=4)
+    plan = hpgo.plan(profile, cluster, global_batch_size=16, pipeline_micro_batch_size=1, time_limit_s=4)
     assert "cut points" in plan.cuts
     assert len(plan.stages) == 4
     assert all(stage.transfer_busy_s < 1e-3 for stage in plan.stages)

@@ -133,7 +133,7 @@ def plain(model: nn.Module, case: str, steps: int) -> list[float]:
 def pipeline(workload: Workload, micro_batch: int, tell: Callable[[str], None] | None = None) -> Pipeline:
     orders = hpgo.schedule("1f1b", ranks=1, micro_batches=BATCH // micro_batch)
     program = hpgo.program(
-        orders, [(workload.layers, [0])], micro_batch_size=micro_batch, global_batch_size=BATCH
+        orders, [(workload.layers, [0])], pipeline_micro_batch_size=micro_batch, global_batch_size=BATCH
     )  # fmt: skip
     return Pipeline(program, workload, optimizer=lambda weights: torch.optim.SGD(weights, lr=0.05), tell=tell)
 
@@ -369,7 +369,7 @@ def test_a_sum_is_that_of_one_device_where_replicas_share_rows_unevenly(tmp_path
     )
     program = hpgo.program(
         hpgo.schedule("1f1b", ranks=1, micro_batches=2), [(["0", "1", "2"], [0, 1])],
-        micro_batch_size=3, global_batch_size=6,
+        pipeline_micro_batch_size=3, global_batch_size=6,
     )  # fmt: skip
     assert [len(rows) for rows in program.stages[0].rows] == [2, 1]
     program.save(tmp_path / "program.json")

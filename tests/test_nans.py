@@ -78,7 +78,7 @@ def run(layers: Any, order: str = "interleaved", **options: Any) -> None:
     stages = [workload.layers] if orders.stages == 1 else [workload.layers[:half], workload.layers[half:]]
     program = hpgo.program(
         orders, [(stage, [0]) for stage in stages],
-        micro_batch_size=3, global_batch_size=6, recompute=bool(recompute),
+        pipeline_micro_batch_size=3, global_batch_size=6, recompute=bool(recompute),
     )  # fmt: skip
     given = {"dtype": torch.float64, "find_nan": True} | options
     with Pipeline(program, workload, optimizer=lambda p: torch.optim.SGD(p, lr=1e-3), **given) as pipeline:

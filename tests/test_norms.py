@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm_ranks
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
 
@@ -15,6 +14,8 @@ import norm_ranks  # noqa: E402
 
 import hpgo.runtime  # noqa: E402
 from hpgo.runtime.passes import running  # noqa: E402
+
+HERE = Path(__file__).parent
 
 
 def whole(steps: int, *, recompute: bool = False) -> tuple[torch.Tensor, dict[tuple[str, str], torch.Tensor], object]:
@@ -29,13 +30,11 @@ def whole(steps: int, *, recompute: bool = False) -> tuple[torch.Tensor, dict[tu
 
 
 def test_two_uneven_replicas_normalise_as_one_device(tmp_path: Path) -> None:
-    command = [sys.executable, str(Path(__file__).parent / "norm_ranks.py")]
-    ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)]) for rank in range(len(norm_ranks.SHARES))]
-    try:
-        assert [rank.wait(240) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    ranks = [
+        warm_ranks.Started(HERE, ["norm_ranks.py", str(rank), str(tmp_path)], {})
+        for rank in range(len(norm_ranks.SHARES))
+    ]
+    assert [rank.wait() for rank in ranks] == [0, 0]
     outputs, gradients, state = whole(norm_ranks.STEPS)
     found = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(len(ranks))]
     assert float((torch.cat([one[0] for one in found]) - outputs).abs().max()) <= 1e-12

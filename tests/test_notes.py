@@ -51,7 +51,7 @@ def test_shares_beyond_four_times_the_largest_batch_are_noted(batch: int, far: b
         "toy", batch_size=32, forward_s=[1e-3], backward_s=[2e-3], activation_bytes=[1e3], parameter_bytes=[1e3]
     )
     one = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10)
-    notes = hpgo.plan(toy, one, global_batch_size=batch, micro_batch_size=batch).notes
+    notes = hpgo.plan(toy, one, global_batch_size=batch, pipeline_micro_batch_size=batch).notes
     assert len(notes) == far
     if far:
         assert f"{batch} samples at once" in notes[0]

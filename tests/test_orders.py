@@ -181,7 +181,7 @@ def test_no_order_of_all_is_shorter_than_zb(ranks: int, micro_batches: int, case
         ours = hpgo.schedule("zb", ranks=ranks, micro_batches=micro_batches, cap=cap, durations=durations)
         assert max(ours.peak_in_flight) <= cap
         texts = itertools.product(*(every_order(stage, micro_batches, cap) for stage in range(ranks)))
-        chain = {"ranks": ranks, "chain_length": ranks, "rank_of_stage": range(ranks)}
+        chain = {"ranks": ranks, "stages_per_pipeline": ranks, "rank_of_stage": range(ranks)}
         best_s = min(makespan_and_span_s(SimpleNamespace(orders=orders, **chain), durations)[0] for orders in texts)
         assert makespan_and_span_s(ours, durations)[0] == pytest.approx(best_s), (times, cap)
 
@@ -233,7 +233,7 @@ def makespan_and_span_s(schedule: hpgo.Schedule | SimpleNamespace, durations: hp
         [(a[len(a.split(k)[0])], *map(int, a.split(k))) for a in o for k in "FIW" if k in a] for o in schedule.orders
     ]
     position, free_s, first_s = [0] * schedule.ranks, [0.0] * schedule.ranks, [-1.0] * schedule.ranks
-    last = schedule.chain_length - 1
+    last = schedule.stages_per_pipeline - 1
     while any(position[rank] < len(waiting[rank]) for rank in range(schedule.ranks)):
         done = sum(position)
         for rank, order in enumerate(waiting):

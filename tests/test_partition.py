@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
@@ -30,8 +31,8 @@ from hpgo.show.chain_figure import svg
 from hpgo.show.chain_report import explain, table
 
 MEGA = 2**20
-FEW = settings(max_examples=150)
-MANY = settings(max_examples=700)
+FEW = settings(max_examples=examples(150))
+MANY = settings(max_examples=examples(700))
 
 
 @dataclass
@@ -491,7 +492,7 @@ def test_report_shows_every_stage_and_what_sets_the_pace():
     for text in (table(plan), explain(plan)):
         assert plan.limit in text or plan.limit.capitalize() in text
         assert "proven optimal" in text
-    assert "sets the pace" in explain(plan)
+    assert "this is the bottleneck" in explain(plan)
     assert svg(plan) == svg(plan)
     assert svg(plan).count('class="memory"') == len(plan.stages) + 1  # and one in the legend
     facts = json.loads(plan.to_json())

@@ -158,7 +158,7 @@ def test_orders_that_were_fitted_to_times_are_kept_in_words_and_run_as_they_stan
 
 @pytest.mark.parametrize("wrong", [["0F0"], ["0F0,0B0"] * 2, ["x"] * 2, ["0F0,0F1,0B0,0B1", "1B0,1F0,1B1,1F1"]])
 def test_actions_that_are_not_the_plans_are_refused_when_they_are_run(wrong: list[str]) -> None:
-    document = json.loads(bert(schedule="zb_h1", micro_batch_size=32).to_json())
+    document = json.loads(bert(schedule="zb_h1", pipeline_micro_batch_size=32).to_json())
     assert len(document["stages"]) == 2
     document["actions"] = wrong
     with pytest.raises(hpgo.errors.HpgoError) as caught:
@@ -213,7 +213,7 @@ def test_what_crosses_a_cut_is_what_its_transfer_was_priced_with(
         return
     stages = [(cut, [0]), (len(profile.layers) - cut, [cluster.devices - 1])]
     size = options["global_batch_size"]
-    options |= {"schedule": "gpipe", "recompute": False, "micro_batch_size": size}
+    options |= {"schedule": "gpipe", "recompute": False, "pipeline_micro_batch_size": size}
     priced = hpgo.evaluate(profile, cluster, stages, **options)
     first = {layer.id for layer in profile.layers[:cut]}
     crossing = {start for start, end in profile.edges if start in first and end not in first}
@@ -231,7 +231,7 @@ def test_what_is_read_further_on_crosses_every_cut_on_its_way() -> None:
     profile = replace(profile, edges=(*profile.edges, ("layer0", "layer3")))
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=4, intra_gbit_s=100)
     plan = hpgo.evaluate(
-        profile, cluster, [(1, [index]) for index in range(4)], global_batch_size=8, micro_batch_size=4
+        profile, cluster, [(1, [index]) for index in range(4)], global_batch_size=8, pipeline_micro_batch_size=4
     )
     assert [[(one.layer, one.bytes) for one in cut] for cut in plan.boundary_tensors] == [
         [("layer0", 20)],
@@ -268,7 +268,7 @@ def test_a_plan_for_thousands_of_devices_keeps_a_small_file() -> None:
     profile = chain([1.0] * 8, 1e6, 1e8)
     cluster = hpgo.Cluster.preset("h100:2048")
     stages = [(1, range(2048 * index, 2048 * (index + 1))) for index in range(8)]
-    plan = hpgo.evaluate(profile, cluster, stages, global_batch_size=2048 * 64, micro_batch_size=2048)
+    plan = hpgo.evaluate(profile, cluster, stages, global_batch_size=2048 * 64, pipeline_micro_batch_size=2048)
     text = plan.to_json()
     assert len(json.dumps(json.loads(text)["assumptions"]["cluster"])) < 1000
     assert len(text) < 8 * plan.devices + 20_000  # its numbers are five digits and a comma

@@ -80,7 +80,7 @@ def moved_to(tab, **items: str) -> None:
 
 
 def priced(stages, **options) -> hpgo.Plan:
-    asked = {"global_batch_size": 64, "micro_batch_size": 16, **options}
+    asked = {"global_batch_size": 64, "pipeline_micro_batch_size": 16, **options}
     return hpgo.evaluate(hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), stages, **asked)
 
 
@@ -356,7 +356,7 @@ def test_devices_are_given_and_taken_with_mouse_and_keyboard(opened) -> None:
     tab.locator(".band").nth(1).click()
     tab.locator(".device").nth(3).click()
     moved_to(tab, stages="0-31@0-2+4-11,32-52@3+12-15")
-    step = priced([(32, [0, 1, 2, *range(4, 12)]), (21, [3, *range(12, 16)])], micro_batch_size=32).step_s
+    step = priced([(32, [0, 1, 2, *range(4, 12)]), (21, [3, *range(12, 16)])], pipeline_micro_batch_size=32).step_s
     assert value(tab, "step") == seconds(step)
     tab.locator(".device").nth(0).click()
     moved_to(tab, stages="0-31@1-2+4-11,32-52@0+3+12-15")
@@ -371,7 +371,9 @@ def test_replicas_and_stages_come_and_go(opened) -> None:
     tab.get_by_role("button", name="One replica fewer").click()
     moved_to(tab, stages="0-31@0-6,32-52@8-15")
     assert tab.locator(".device.idle").count() == 1
-    assert value(tab, "step") == seconds(priced([(32, range(7)), (21, range(8, 16))], micro_batch_size=32).step_s)
+    assert value(tab, "step") == seconds(
+        priced([(32, range(7)), (21, range(8, 16))], pipeline_micro_batch_size=32).step_s
+    )
     tab.locator(".band").nth(1).click()
     tab.get_by_role("button", name="One replica more").click()
     moved_to(tab, stages="0-31@0-6,32-52@7-15")
@@ -390,7 +392,7 @@ def test_schedule_micro_batch_and_recomputation_are_priced_and_the_optimum_stand
     moved_to(tab, micro_batch="32")
     tab.locator("#recompute").select_option("yes")
     moved_to(tab, recompute="yes")
-    mine = priced(stages, schedule="gpipe", micro_batch_size=32, recompute=True)
+    mine = priced(stages, schedule="gpipe", pipeline_micro_batch_size=32, recompute=True)
     assert value(tab, "step") == seconds(mine.step_s)
     best = hpgo.plan(
         hpgo.read_profile("bert-48"),
@@ -400,7 +402,7 @@ def test_schedule_micro_batch_and_recomputation_are_priced_and_the_optimum_stand
         recompute=True,
     )
     tab.locator(".figure", has_text=f"{seconds(best.step_s)}").get_by_role("button", name="Make it the plan").click()
-    moved_to(tab, micro_batch=str(best.micro_batch_size))
+    moved_to(tab, micro_batch=str(best.pipeline_micro_batch_size))
     assert value(tab, "step") == value(tab, "optimum") == seconds(best.step_s)
 
 

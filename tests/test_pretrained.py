@@ -66,7 +66,11 @@ def said(parts: list[Any], inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return made[0]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+EACH = [pytest.param(kind, marks=pytest.mark.slow) if kind in {"bert", "qwen2"} else kind for kind in CONFIGS]
+"""In every run, GPT-2, Llama and ViT have the operations of BERT and Qwen2: both norms, and both kinds of attention."""
+
+
+@pytest.mark.parametrize("kind", EACH)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_every_cut_gives_the_whole_models_loss_and_gradients(kind: str, tmp_path: Path, transformers: Any) -> None:
     workload, chance = hpgo.runtime.Workload.read(config(kind, tmp_path)), random.Random(kind)
@@ -79,10 +83,10 @@ def test_every_cut_gives_the_whole_models_loss_and_gradients(kind: str, tmp_path
         found_loss, found = cut_models.step(workload, parts, shares)
         assert float(found_loss) == pytest.approx(float(loss), rel=1e-12)
         cut_models.check_close(found, gradients)
-    assert bool(workload.ties) == (kind == "gpt2")  # its head is its embedding
+    assert bool(workload.tied_weights) == (kind == "gpt2")  # its head is its embedding
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", EACH)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_at_every_grain_layers_hold_the_model_and_cuts_give_its_loss(
     kind: str, tmp_path: Path, transformers: Any
@@ -103,7 +107,7 @@ def test_at_every_grain_layers_hold_the_model_and_cuts_give_its_loss(
             for layer, shapes in workload.parameters.items()
             for name, shape in shapes.items()
         }
-        twice = sum(sizes[holder] for holders in workload.ties for holder in holders[1:])
+        twice = sum(sizes[holder] for holders in workload.tied_weights for holder in holders[1:])
         assert sum(sizes.values()) - twice == sum(one.numel() for one in model.parameters())
         for _ in range(3):
             parts = workload.parts(cut_models.random_stages(workload, chance))
@@ -297,7 +301,9 @@ def test_the_class_that_is_built_is_the_one_that_is_named(
     config = transformers.AutoConfig.for_model(**held)
     wanted = getattr(transformers, name)(config).num_parameters()
     twice = sum(
-        torch.Size(workload.parameters[layer][weight]).numel() for tie in workload.ties for layer, weight in tie[1:]
+        torch.Size(workload.parameters[layer][weight]).numel()
+        for tie in workload.tied_weights
+        for layer, weight in tie[1:]
     )
     sizes = (torch.Size(shape).numel() for shapes in workload.parameters.values() for shape in shapes.values())
     assert sum(sizes) - twice == wanted

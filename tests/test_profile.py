@@ -94,7 +94,7 @@ def test_layers_and_bytes_are_those_that_a_run_has(name: str) -> None:
         layer: sum(4 * torch.Size(shape).numel() for shape in named.values())
         for layer, named in workload.parameters.items()
     }
-    each = profile.without_ties()
+    each = profile.without_tied_weights()
     assert {layer.id: layer.parameter_bytes for layer in each.layers if layer.parameter_bytes} == held
     (whole,) = workload.parts([workload.layers])
     assert profile.parameter_bytes == sum(one.numel() * one.element_size() for one in whole.parameters())

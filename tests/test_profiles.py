@@ -383,7 +383,7 @@ def test_units_repeats_and_one_batch_size_say_what_long_files_say(tmp_path):
         "  - {id: block, repeat: 3, forward_s: 400us, backward_s: 8e-4, activation_bytes: 16 MB, saved_bytes: 1 GiB,"
         " parameter_bytes: 2.5 MB}\n"
         "  - {id: out, forward_s: 1.0, backward_s: 2 s, activation_bytes: 4, parameter_bytes: 0}\n"
-        "ties: [{layers: [in, out], parameter_bytes: 1 MiB}]\n",
+        "tied_weights: [{layers: [in, out], parameter_bytes: 1 MiB}]\n",
     )
     layers = ["in", "block0", "block1", "block2", "out"]
     assert [layer.id for layer in short.layers] == [layer.name for layer in short.layers] == layers
@@ -394,7 +394,7 @@ def test_units_repeats_and_one_batch_size_say_what_long_files_say(tmp_path):
     assert {(one.forward_s, one.backward_s, one.saved_bytes) for one in short.layers[1:4]} == {
         ((0.0004,), (0.0008,), (2**30,))
     }
-    assert short.ties[0].parameter_bytes == 2**20
+    assert short.tied_weights[0].parameter_bytes == 2**20
     long = tmp_path / "long.yaml"
     hpgo.write_profile(short, long)
     assert hpgo.read_profile(long) == short

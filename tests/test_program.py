@@ -38,7 +38,7 @@ def put(name: str, groups: list[list[int]], share: int = 0, world: int | None = 
     return hpgo.program(
         orders,
         stages,
-        micro_batch_size=size,
+        pipeline_micro_batch_size=size,
         global_batch_size=size * 2 * depth,
         nodes=None if world is None else (world,),
     )
@@ -127,12 +127,12 @@ def programs(draw: st.DrawFn) -> hpgo.Program:
     devices = draw(st.permutations(range(sum(replicas) + draw(st.integers(0, 2)))))
     groups = [devices[sum(replicas[:at]) : sum(replicas[: at + 1])] for at in range(depth)]
     size = max(replicas) + draw(st.integers(0, 5))
-    length = orders.chain_length
+    length = orders.stages_per_pipeline
     layers = [[f"{stage}.{at}" for at in range(draw(st.integers(1, 3)))] for stage in range(length)]
     return hpgo.program(
         orders,
         [(layers[stage % length], groups[orders.rank_of_stage[stage]]) for stage in range(orders.stages)],
-        micro_batch_size=size,
+        pipeline_micro_batch_size=size,
         global_batch_size=size * orders.total_micro_batches,
         nodes=(len(devices),),
     )
@@ -202,7 +202,7 @@ def test_programs_survive_json_and_pickling(program: hpgo.Program) -> None:
     jsonschema.validate(json.loads(text), json.loads((ROOT / "docs/program.schema.json").read_text()))
     again = hpgo.Program.from_json(text)
     assert again == program
-    assert again.schedule.pace == program.schedule.pace
+    assert again.schedule.synchronization == program.schedule.synchronization
     assert pickle.loads(pickle.dumps(program)) == program
     assert [again.for_rank(rank) for rank in range(again.world_size)] == [
         program.for_rank(rank) for rank in range(program.world_size)
@@ -274,32 +274,32 @@ PAIR = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
         ({"stages": [3, 4]}, "stage 0 is 3"),
         ({"schedule": "1f1b"}, "the schedule is `1f1b`"),
         ({"global_batch_size": 5}, "2 micro-batches of 2 are 4 samples, but global_batch_size is 5"),
-        ({"micro_batch_size": 0}, "micro_batch_size is 0"),
+        ({"pipeline_micro_batch_size": 0}, "pipeline_micro_batch_size is 0"),
         ({"nodes": (1,)}, "stage 1 is on device 1, but the nodes have 1 devices"),
         ({"boundary_tensors": [[BoundaryTensor("b")]]}, "stage 0 can't send the output of `b`"),
     ],
 )
 def test_what_cannot_run_is_refused(changes: dict[str, Any], words: str) -> None:
     given: dict[str, Any] = {
-        "schedule": PAIR, "stages": [(["a"], [0]), (["b"], [1])], "micro_batch_size": 2, "global_batch_size": 4
+        "schedule": PAIR, "stages": [(["a"], [0]), (["b"], [1])], "pipeline_micro_batch_size": 2, "global_batch_size": 4
     }  # fmt: skip
     with pytest.raises(hpgo.errors.ArgumentError, match=words.replace("(", r"\(")):
         hpgo.program(**given | changes)
 
 
 def test_damaged_programs_are_refused_with_their_name(tmp_path: Path) -> None:
-    program = hpgo.program(PAIR, [(["a"], [0]), (["b"], [1])], micro_batch_size=2, global_batch_size=4)
+    program = hpgo.program(PAIR, [(["a"], [0]), (["b"], [1])], pipeline_micro_batch_size=2, global_batch_size=4)
     good = json.loads(program.to_json())
     for change in (
         {"version": 9},
-        {"micro_batch_size": 3},
+        {"pipeline_micro_batch_size": 3},
         {"nodes": []},
         {"stages": []},
         {"stages": [good["stages"][0] | {"rows": [[0, 1]]}, good["stages"][1]]},
         {"stages": [good["stages"][0] | {"rows": [[0]]}, good["stages"][1]]},
         {"schedule": good["schedule"] | {"orders": ["0F0"]}},
-        {"schedule": good["schedule"] | {"chain_length": 1}},
-        {"schedule": good["schedule"] | {"pace": "trot"}},
+        {"schedule": good["schedule"] | {"stages_per_pipeline": 1}},
+        {"schedule": good["schedule"] | {"synchronization": "trot"}},
         {"costs": {"forward_s": 1}},
         {"strange": 1},
     ):

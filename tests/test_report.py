@@ -253,7 +253,7 @@ def test_what_is_no_plan_is_refused_by_name(text: str, tmp_path: Path) -> None:
 def long() -> hpgo.Plan:
     """24 stages, of which all but the first and the last have two layers alike."""
     cluster = hpgo.Cluster.preset("dapple-b:24")
-    return hpgo.plan(hpgo.read_profile("bert-48"), cluster, global_batch_size=1024, micro_batch_size=2)
+    return hpgo.plan(hpgo.read_profile("bert-48"), cluster, global_batch_size=1024, pipeline_micro_batch_size=2)
 
 
 def test_stages_alike_share_a_row_that_says_from_where_to_where(long: hpgo.Plan) -> None:

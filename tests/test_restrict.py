@@ -9,6 +9,7 @@ from itertools import combinations, pairwise, permutations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
@@ -87,12 +88,12 @@ def every_plan(
                     for size in range(replicas, batch + 1, replicas):
                         if batch % size == 0:
                             yield hpgo.evaluate(
-                                profile, cluster, given_stages, global_batch_size=batch, micro_batch_size=size,
+                                profile, cluster, given_stages, global_batch_size=batch, pipeline_micro_batch_size=size,
                                 schedule=schedule, memory=memory, even_split=True, **kept,
                             )  # fmt: skip
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(questions(), st.sampled_from(["megatron", "deepspeed", "torchtitan@0.2"]))
 def test_no_plan_that_a_launcher_runs_beats_its_bound_and_a_proof_is_one(
     question: tuple[hpgo.Profile, hpgo.Cluster, dict[str, Any]], name: str
@@ -113,7 +114,7 @@ def test_no_plan_that_a_launcher_runs_beats_its_bound_and_a_proof_is_one(
     assert found.gap or found.step_s <= min(steps) * ROUNDING
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(questions(), st.sampled_from(TRAINERS))
 def test_a_plan_for_a_launcher_is_what_it_runs_no_shorter_than_any_and_its_exporter_takes_it(
     question: tuple[hpgo.Profile, hpgo.Cluster, dict[str, Any]], name: str
@@ -126,7 +127,7 @@ def test_a_plan_for_a_launcher_is_what_it_runs_no_shorter_than_any_and_its_expor
         return
     assert plan.schedule == next(iter(row.schedules))
     assert len({stage.replicas for stage in plan.stages}) == 1
-    assert plan.micro_batch_size % plan.stages[0].replicas == 0
+    assert plan.pipeline_micro_batch_size % plan.stages[0].replicas == 0
     restriction = plan.restriction
     assert restriction is not None
     assert (restriction.framework, restriction.version, restriction.label) == (row.name, row.version, row.label)
@@ -264,6 +265,6 @@ def test_what_is_exported_of_a_model_of_seventy_billion_weights_is_what_its_plan
     assert value_of["--num-layers"] == "80"
     assert int(value_of["--pipeline-model-parallel-size"]) == len(plan.stages)
     assert int(value_of["--global-batch-size"]) == plan.global_batch_size == 512
-    assert int(value_of["--micro-batch-size"]) * plan.stages[0].replicas == plan.micro_batch_size
+    assert int(value_of["--micro-batch-size"]) * plan.stages[0].replicas == plan.pipeline_micro_batch_size
     assert "--recompute-granularity" in arguments
     assert any(f"predicted step {plan.step_s:.4g} s" in line for line in lines if line.startswith("#"))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import warm_ranks
 from click.testing import CliRunner
 
 import hpgo
@@ -34,7 +35,7 @@ ROOT = Path(__file__).parent.parent
 HOST = socket.gethostname()
 ACTION = "the forward pass of micro-batch 1 through stage 1"
 LAYERS = [str(at) for at in range(6)]
-# The last layer of rank 3 does what HOW says, once, in the second step.
+# The last layer of the last rank does what HOW says, once, in the second step.
 MODEL = """
 import os, sys, time
 import torch
@@ -53,7 +54,7 @@ class Last(nn.Module):
         self.linear, self.runs = nn.Linear(4, 4), 0
 
     def forward(self, given):
-        self.runs += not given.is_meta and os.environ.get("RANK") == "3"
+        self.runs += not given.is_meta and int(os.environ.get("RANK", 0)) == int(os.environ.get("WORLD_SIZE", 0)) - 1
         if self.runs == 6 and "HOW" in os.environ:
             HOW[os.environ["HOW"]]()
             given = given * float("nan")
@@ -80,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         orders = hpgo.schedule("1f1b", ranks=len(groups), micro_batches=4)
         cut = [LAYERS] if len(groups) == 1 else [LAYERS[:3], LAYERS[3:]]
         stages = list(zip(cut, groups, strict=True))
-        hpgo.program(orders, stages, micro_batch_size=7, global_batch_size=28).save(path / f"{name}.json")
+        hpgo.program(orders, stages, pipeline_micro_batch_size=7, global_batch_size=28).save(path / f"{name}.json")
     return path
 
 
@@ -125,7 +126,7 @@ WORKLOAD = ("--workload", "mine:build")
 
 def test_plans_of_one_workload_give_the_same_losses_here_and_under_torchrun(folder: Path, runs: Runs) -> None:
     found: list[Any] = []
-    for file, launcher in (("one", 0), ("three-one", 0), ("three-one", 4)):
+    for file, launcher in (("one", 0), ("three-one", 0), ("two", 2)):
         words = (f"{file}.json", *WORKLOAD, "--steps", "3", "--dtype", "float64", "--json", "--clip-norm", "0.5")
         words += ("--optimizer", "adamw:lr=0.1")
         code, out, err = finish(start(folder, *words, launcher=launcher)) if launcher else ended(runs, *words)
@@ -193,14 +194,14 @@ def test_a_measured_timeline_stands_beside_the_predicted_one(folder: Path, runs:
             ),
         ),
         ("raise", 0, f"rank 3 of stage 1 on {HOST}, step 1, {ACTION}: ValueError: boom"),
-        ("leave", 4, f"rank 3 of stage 1 on {HOST}, step 1, {ACTION}: left before the run had ended, with exit code 0"),
+        ("leave", 2, f"rank 1 of stage 1 on {HOST}, step 1, {ACTION}: left before the run had ended, with exit code 0"),
     ],
 )
 def test_what_goes_wrong_in_one_rank_is_said_once_and_ends_all(
     how: str, launcher: int, said: str, folder: Path, runs: Runs
 ) -> None:
     how, *options = how.split()
-    words = ("three-one.json", *WORKLOAD, *options)
+    words = ("two.json" if launcher else "three-one.json", *WORKLOAD, *options)
     under = partial(start, folder, launcher=launcher)
     code, _, err = finish(under(*words, HOW=how)) if launcher else ended(runs, *words, HOW=how)
     assert code == 1
@@ -210,7 +211,7 @@ def test_what_goes_wrong_in_one_rank_is_said_once_and_ends_all(
 def test_torchs_pipelining_measures_and_tells_as_the_engine_does(folder: Path, runs: Runs) -> None:
     orders = hpgo.schedule("zb_h1", ranks=2, micro_batches=4)
     program = hpgo.program(
-        orders, [(LAYERS[:3], [0, 1]), (LAYERS[3:], [2, 3])], micro_batch_size=7, global_batch_size=28
+        orders, [(LAYERS[:3], [0, 1]), (LAYERS[3:], [2, 3])], pipeline_micro_batch_size=7, global_batch_size=28
     )
     program.save(folder / "even.json")
     words = ("even.json", *WORKLOAD, "--steps", "3", "--dtype", "float64", "--json", "--timeline", "torch.npz")
@@ -236,9 +237,10 @@ def test_torchs_pipelining_measures_and_tells_as_the_engine_does(folder: Path, r
 
 
 def test_too_few_ranks_are_told_once(folder: Path) -> None:
-    code, _, err = finish(start(folder, "three-one.json", *WORKLOAD, launcher=2))
-    assert code == 1
-    assert [line for line in err.splitlines() if line.startswith(("error: ", "hint: "))] == [
+    ranks = warm_ranks.together(2, folder, "hpgo", "run", "three-one.json", *WORKLOAD)
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    errors = [line for rank in ranks for line in rank.stderr.splitlines()]
+    assert [line for line in errors if line.startswith(("error: ", "hint: "))] == [
         "error: the plan is for 4 ranks, but 2 were started",
         "hint: start 4 ranks, one for each device of its cluster, idle ones included",
     ]
@@ -249,19 +251,20 @@ def test_a_rank_with_another_plan_is_told_once(folder: Path) -> None:
     (folder / "other.json").write_text(other)
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     ranks = [
-        start(folder, f"{name}.json", *WORKLOAD, RANK=str(rank), **place) for rank, name in enumerate(("two", "other"))
+        warm_ranks.start("hpgo", folder, "run", f"{name}.json", *WORKLOAD, RANK=str(rank), **place)
+        for rank, name in enumerate(("two", "other"))
     ]
-    ended = [finish(rank) for rank in ranks]
-    assert [code for code, _, _ in ended] == [1, 1]
-    errors = [line for _, _, err in ended for line in err.splitlines() if line.startswith("error: ")]
+    said = [rank.communicate()[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    errors = [line for err in said for line in err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
     assert errors[0].startswith("error: rank 1 has another plan than rank 0: ")
 
 
-def test_a_port_in_use_is_told(folder: Path) -> None:
+def test_a_port_in_use_is_told(runs: Runs) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
-        code, _, err = finish(start(folder, "one.json", *WORKLOAD, **place))
+        code, _, err = ended(runs, "one.json", *WORKLOAD, **place)
     assert code == 1
     assert err.startswith(f"error: the ranks don't meet at 127.0.0.1:{place['MASTER_PORT']}: ")
     assert "hint: check that the port is free" in err

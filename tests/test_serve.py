@@ -184,7 +184,9 @@ def test_a_step_of_a_plan_within_limits_is_not_repeated_beyond_them(served: Serv
 # --- nobody keeps others waiting
 
 
+@pytest.mark.slow
 def test_small_requests_are_answered_while_large_ones_wait() -> None:
+    """In every run, the tests below hold what a full queue says, and that others are served beside large requests."""
     busy = Served()
     try:
         with ThreadPoolExecutor(45) as clients:

@@ -29,7 +29,7 @@ MEMORY = ("weights_bytes", "gradients_bytes", "optimizer_bytes", "saved_activati
 
 
 def tied(profile: hpgo.Profile, *ties: tuple[tuple[str, ...], float]) -> hpgo.Profile:
-    return replace(profile, ties=tuple(hpgo.TiedWeight(layers, size) for layers, size in ties))
+    return replace(profile, tied_weights=tuple(hpgo.TiedWeight(layers, size) for layers, size in ties))
 
 
 def machines(*counts: int, gbit_s: float = 8.0, memory: str = "64 GB") -> hpgo.Cluster:
@@ -133,7 +133,7 @@ def test_a_tie_of_no_bytes_changes_nothing(schedule: str) -> None:
 
 def test_whoever_holds_a_weight_keeps_its_bytes_and_all_their_devices_sum_it() -> None:
     profile = tied(chain([1.0] * 3, 0.0, [4e8, 1e8, 0.0]), (("layer0", "layer2"), 4e8))
-    question: dict[str, Any] = {"global_batch_size": 4, "micro_batch_size": 4, "overlap": False}
+    question: dict[str, Any] = {"global_batch_size": 4, "pipeline_micro_batch_size": 4, "overlap": False}
     whole = hpgo.evaluate(profile, machines(4), [(3, [0, 1, 2, 3])], **question)
     assert whole.split_tied_weights == ()
     assert whole.stages[0].memory.weights_bytes == 5e8
@@ -147,10 +147,10 @@ def test_whoever_holds_a_weight_keeps_its_bytes_and_all_their_devices_sum_it() -
 
 def test_devices_that_hold_both_ends_hold_a_shared_weight_once() -> None:
     profile = tied(chain([1.0] * 4, 0.0, [4e8, 1e8, 1e8, 0.0]), (("layer0", "layer3"), 4e8))
-    question: dict[str, Any] = {"global_batch_size": 4, "micro_batch_size": 1}
+    question: dict[str, Any] = {"global_batch_size": 4, "pipeline_micro_batch_size": 1}
     folded = [(1, [0]), (1, [1]), (1, [1]), (1, [0])]
     plan = hpgo.evaluate(profile, machines(2), folded, schedule="zb_v", **question)
-    plain = hpgo.evaluate(replace(profile, ties=()), machines(2), folded, schedule="zb_v", **question)
+    plain = hpgo.evaluate(replace(profile, tied_weights=()), machines(2), folded, schedule="zb_v", **question)
     assert plan.split_tied_weights == ()
     assert plan.step_s == plain.step_s
     assert [group.memory.weights_bytes for group in plan.groups] == [4e8, 2e8]
@@ -159,7 +159,7 @@ def test_devices_that_hold_both_ends_hold_a_shared_weight_once() -> None:
     assert (
         inner.step_s
         > hpgo.evaluate(
-            replace(profile, ties=()), machines(2), [(1, [0]), (1, [1])] * 2, schedule="interleaved", **question
+            replace(profile, tied_weights=()), machines(2), [(1, [0]), (1, [1])] * 2, schedule="interleaved", **question
         ).step_s
     )
     assert inner.timeline().makespan_s == pytest.approx(inner.step_s)
@@ -172,7 +172,7 @@ def test_no_cut_is_better_than_the_plan_where_several_stages_are_on_a_device() -
         (("layer0", "layer4"), 2 * GB),
     )
     for schedule in ("zb_v", "interleaved"):
-        question: dict[str, Any] = {"global_batch_size": 4, "micro_batch_size": 1, "schedule": schedule}
+        question: dict[str, Any] = {"global_batch_size": 4, "pipeline_micro_batch_size": 1, "schedule": schedule}
         groups = ([0], [1], [1], [0]) if schedule == "zb_v" else ([0], [1], [0], [1])
         steps_s = []
         for inner in combinations(range(1, 6), 3):
@@ -191,7 +191,7 @@ def test_files_of_profiles_and_plans_keep_ties(tmp_path: Path) -> None:
     for text in (native.write_yaml(profile), native.write_json(profile)):
         assert native.parse(text, name="") == profile
     plan = hpgo.evaluate(profile, machines(2), [(1, [0]), (2, [1])], global_batch_size=4)
-    assert plan.split_tied_weights == profile.ties
+    assert plan.split_tied_weights == profile.tied_weights
     plan.save(tmp_path / "plan.json")
     read = hpgo.Plan.read(tmp_path / "plan.json")
     assert read.split_tied_weights == plan.split_tied_weights
@@ -218,10 +218,10 @@ def test_ties_that_make_no_sense_are_told(ties: list[tuple[tuple[str, ...], floa
 
 def test_hosts_are_counted_on_to_hold_a_copy_for_each_layer_that_shares() -> None:
     profile = tied(chain([1.0] * 2, 1e6, [4e8, 1e8]), (("layer0", "layer1"), 4e8))
-    assert [layer.parameter_bytes for layer in profile.without_ties().layers] == [4e8, 5e8]
+    assert [layer.parameter_bytes for layer in profile.without_tied_weights().layers] == [4e8, 5e8]
     assert profile.parameter_bytes == 5e8
     tight = machines(1, 1, memory="0.45 GB")
-    hpgo.partition(replace(profile, ties=()), tight)
+    hpgo.partition(replace(profile, tied_weights=()), tight)
     with pytest.raises(hpgo.errors.InfeasibleError):
         hpgo.partition(profile, tight)
 
@@ -231,8 +231,8 @@ def test_launchers_that_sum_no_shared_weights_refuse_to_part_them() -> None:
     blocks = chain([0.1, *[1.0] * 4, 0.1], 1e6, [4e8, *[1e8] * 4, 1e6])
     named = tuple(replace(layer, id=name, name=name) for layer, name in zip(blocks.layers, ids, strict=True))
     ends = replace(blocks, layers=named, edges=tuple(pairwise(ids)))
-    ends = replace(ends, ties=(hpgo.TiedWeight(("embedding", "head"), 4e8),))
-    inner = replace(ends, ties=(hpgo.TiedWeight(("layers.0", "layers.3"), 1e8),))
+    ends = replace(ends, tied_weights=(hpgo.TiedWeight(("embedding", "head"), 4e8),))
+    inner = replace(ends, tied_weights=(hpgo.TiedWeight(("layers.0", "layers.3"), 1e8),))
     question: dict[str, Any] = {"global_batch_size": 4, "schedule": "1f1b"}
     stages = [(3, [0]), (3, [1])]
     for target in ("megatron", "deepspeed"):
@@ -251,12 +251,12 @@ def test_plans_for_launchers_part_only_weights_that_these_sum() -> None:
     blocks = chain([0.1, *[1.0] * 4, 0.1], 1e6, [4e8, *[1e8] * 4, 1e6])
     named = tuple(replace(layer, id=name, name=name) for layer, name in zip(blocks.layers, ids, strict=True))
     model = replace(blocks, layers=named, edges=tuple(pairwise(ids)))
-    question: dict[str, Any] = {"global_batch_size": 8, "max_stages": 2, "micro_batch_size": 1}
-    ends = replace(model, ties=(hpgo.TiedWeight(("embedding", "head"), 4e8),))
+    question: dict[str, Any] = {"global_batch_size": 8, "max_stages": 2, "pipeline_micro_batch_size": 1}
+    ends = replace(model, tied_weights=(hpgo.TiedWeight(("embedding", "head"), 4e8),))
     assert len(hpgo.plan(ends, machines(1, 1), framework="megatron", **question).stages) == 2
     for name in ("torch", "torchtitan"):
         assert len(hpgo.plan(ends, machines(1, 1), framework=name, **question).stages) == 1
-    inner = replace(model, ties=(hpgo.TiedWeight(("layers.0", "layers.1"), 1e8),))
+    inner = replace(model, tied_weights=(hpgo.TiedWeight(("layers.0", "layers.1"), 1e8),))
     for name in ("torch", "torchtitan", "megatron"):
         plan = hpgo.plan(inner, machines(1, 1), framework=name, **question)
         assert len(plan.stages) == 2

@@ -27,7 +27,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-FLUSHING = [family.name for family in hpgo.schedules() if family.pace == "flush"]
+FLUSHING = [family.name for family in hpgo.schedules() if family.synchronization == "flush"]
 
 
 def custom(orders: list[str], rank_of_stage: list[int] | None = None) -> hpgo.Schedule:
@@ -66,7 +66,7 @@ def recorded_schedule(row: dict[str, Any], devices: list[list[list[Any]]]) -> hp
     stages = row["num_stages"] * (2 if two_way else 1)
     return hpgo.Schedule(
         name=row["strategy"],
-        chain_length=row["num_stages"],
+        stages_per_pipeline=row["num_stages"],
         micro_batches=((0, half), (half, 2 * half)) if two_way else ((0, row["num_batches"]),),
         rank_of_stage=tuple(rank_of_stage[stage] for stage in range(stages)),
         actions=np.array(actions, np.uint32),
@@ -109,10 +109,10 @@ def starts_by_rule(
     made_s = {half: end_s for each, end_s in zip(halves, ends, strict=True) for half in each}
 
     def there_s(letter: str, stage: int, micro_batch: int) -> float:
-        place = stage % schedule.chain_length
+        place = stage % schedule.stages_per_pipeline
         if letter == "W" or (letter == "F" and place == 0):
             return 0.0
-        turns = letter == "B" and place + 1 == schedule.chain_length
+        turns = letter == "B" and place + 1 == schedule.stages_per_pipeline
         source = stage if turns else stage - 1 if letter == "F" else stage + 1
         near = schedule.rank_of_stage[source] == schedule.rank_of_stage[stage]
         return made_s["F" if turns else letter, source, micro_batch] + (0.0 if near else latency_s)
@@ -134,13 +134,13 @@ def test_every_action_starts_when_its_inputs_and_its_rank_are_there(name: str, c
     for ranks, micro_batches, latency_s in ((2, 4, 0.0), (4, 8, 0.3), (4, 16, 2.0)):
         schedule = hpgo.schedule(name, ranks=ranks, micro_batches=micro_batches)
         kinds = ("forward_s", "backward_s", "input_gradient_s", "weight_gradient_s", "overlapped_s")
-        times = {kind: given.uniform(0.5, 3.0, schedule.chain_length) for kind in kinds}
+        times = {kind: given.uniform(0.5, 3.0, schedule.stages_per_pipeline) for kind in kinds}
         timeline = hpgo.simulate(schedule, **times, latency_s=latency_s, communication=communication)
         due_s = starts_by_rule(timeline, schedule, timeline.end_s, latency_s=latency_s, between_alike_s=0.0)
         np.testing.assert_allclose(timeline.start_s, due_s, rtol=0, atol=1e-9)
         letters = dict(zip(KINDS, kinds, strict=True))
         lasting_s = [
-            times[letters[KINDS[kind]]][stage % schedule.chain_length]
+            times[letters[KINDS[kind]]][stage % schedule.stages_per_pipeline]
             for kind, stage in zip(timeline.kind, timeline.stage, strict=True)
         ]
         np.testing.assert_allclose(timeline.end_s - timeline.start_s, lasting_s, rtol=0, atol=1e-9)
@@ -375,7 +375,7 @@ def test_memory_counts_every_version_and_copy_of_the_weights(name: str, kept: tu
 
 def test_asynchronous_iterations_run_on_without_a_flush() -> None:
     asynchronous, flushed = (hpgo.schedule(name, ranks=4, micro_batches=8) for name in ("pipedream", "1f1b"))
-    assert (asynchronous.pace, asynchronous.weight_versions) == ("asynchronous", (4, 3, 2, 1))
+    assert (asynchronous.synchronization, asynchronous.weight_versions) == ("asynchronous", (4, 3, 2, 1))
     one, several = (hpgo.simulate(asynchronous, iterations=iterations) for iterations in (1, 10))
     assert (several.iterations, several.micro_batches) == (10, 8)
     assert several.makespan_s == one.makespan_s + 9 * 8 * 3

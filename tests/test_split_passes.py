@@ -89,7 +89,7 @@ def test_halves_of_half_the_backward_are_what_a_profile_without_any_has(schedule
                 one,
                 machines(2),
                 global_batch_size=4,
-                micro_batch_size=1,
+                pipeline_micro_batch_size=1,
                 schedule=schedule,  # type: ignore[arg-type]
                 recompute=recompute,
             )
@@ -121,7 +121,7 @@ def test_schedules_with_whole_passes_pay_those_whatever_the_halves_are(schedule:
 def test_schedules_that_split_passes_pay_what_splitting_costs(schedule: str) -> None:
     profile = chain([1.0] * 4, [0.0] * 4, [1e6] * 4)  # forward 1 s, backward 2 s
     stages = [(4, [0])]
-    question = {"global_batch_size": 3, "micro_batch_size": 1, "schedule": schedule}
+    question = {"global_batch_size": 3, "pipeline_micro_batch_size": 1, "schedule": schedule}
     for inputs, weights in [(0.5, 0.5), (0.75, 0.75), (0.5, 1.5)]:
         plan = hpgo.evaluate(with_halves(profile, inputs, weights), machines(1), stages, **question)  # type: ignore[arg-type]
         forward_s = sum(layer.forward_s[0] for layer in profile.layers)
@@ -133,7 +133,7 @@ def test_schedules_that_split_passes_pay_what_splitting_costs(schedule: str) -> 
 @pytest.mark.parametrize("parts", [(0.3, 0.4), (0.9, 0.4), (0.1, 1.2)])
 def test_no_cut_is_below_the_bound_and_none_is_better_than_the_plan(schedule: str, parts: tuple[float, float]) -> None:
     profile = with_halves(toy(5, 6), *parts)
-    question = {"global_batch_size": 4, "micro_batch_size": 1, "schedule": schedule}
+    question = {"global_batch_size": 4, "pipeline_micro_batch_size": 1, "schedule": schedule}
     steps_s = []
     for inner in combinations(range(1, 6), 3):
         counts = [end - begin for begin, end in pairwise((0, *inner, 6))]

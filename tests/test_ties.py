@@ -77,7 +77,7 @@ def test_no_plan_of_all_within_the_tie_holds_less(seed: int, within: float) -> N
     for stages in SHAPES:
         for size in (1, 2, 4, 8):
             if size >= max(len(devices) for _, devices in stages):
-                given = hpgo.evaluate(profile, cluster, stages, global_batch_size=8, micro_batch_size=size)
+                given = hpgo.evaluate(profile, cluster, stages, global_batch_size=8, pipeline_micro_batch_size=size)
                 if given.step_s <= (1 + within) * shortest.step_s:
                     held.append(peak_bytes(given))
     assert held

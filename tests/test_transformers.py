@@ -200,7 +200,7 @@ def test_a_window_and_fewer_tokens_make_attention_shorter() -> None:
 
 def test_a_tied_head_counts_once_and_is_priced_where_it_is_parted() -> None:
     profile = hpgo.estimate("gpt-2", device="a100", dims={"tokens": 1024})
-    (tie,) = profile.ties
+    (tie,) = profile.tied_weights
     assert tie.layers == ("embedding", "head")
     assert tie.parameter_bytes == 2 * 50257 * 768
     assert profile.parameter_bytes == 2 * TRANSFORMERS["gpt-2"].parameters

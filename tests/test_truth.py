@@ -27,10 +27,12 @@ truth = bench("truth")
 
 
 def test_the_page_and_its_picture_are_those_of_the_rows_that_are_kept(tmp_path: Path) -> None:
-    rows, page = truth.read(truth.ROWS), tmp_path / "truth.md"
-    page.write_text(truth.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
-    truth.write(page, rows, tmp_path / "truth.svg")
-    assert page.read_text(encoding="utf-8") == truth.PAGE.read_text(encoding="utf-8")
+    rows, page, tables = truth.read(truth.ROWS), tmp_path / "truth.md", tmp_path / "truth-tables.md"
+    for copy, original in ((page, truth.PAGE), (tables, truth.TABLES)):
+        copy.write_text(original.read_text(encoding="utf-8"), encoding="utf-8")
+    truth.write(page, rows, tmp_path / "truth.svg", tables)
+    for copy, original in ((page, truth.PAGE), (tables, truth.TABLES)):
+        assert copy.read_text(encoding="utf-8") == original.read_text(encoding="utf-8")
     assert (tmp_path / "truth.svg").read_bytes() == truth.PICTURE.read_bytes()
 
 
@@ -50,11 +52,13 @@ def test_the_rows_are_of_five_models_and_every_schedule_that_the_page_names() ->
 
 def test_the_page_says_what_was_measured_in_turns_of_the_same_plans(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs torch: pip install torch")
-    turns, page = bench("turns"), tmp_path / "truth.md"
+    turns, page, tables = bench("turns"), tmp_path / "truth.md", tmp_path / "truth-tables.md"
     rows = truth.read(turns.ROWS)
-    page.write_text(truth.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
-    turns.write(page, rows)
-    assert page.read_text(encoding="utf-8") == truth.PAGE.read_text(encoding="utf-8")
+    for copy, original in ((page, truth.PAGE), (tables, truth.TABLES)):
+        copy.write_text(original.read_text(encoding="utf-8"), encoding="utf-8")
+    turns.write(page, rows, tables)
+    for copy, original in ((page, truth.PAGE), (tables, truth.TABLES)):
+        assert copy.read_text(encoding="utf-8") == original.read_text(encoding="utf-8")
     commands = [(row["model"], row["plan"]) for row in truth.read(truth.ROWS)]
     assert [(row["model"], row["plan"]) for row in rows] == commands
     assert all(len(row["steps_s"]) >= 10 for row in rows)

@@ -34,7 +34,7 @@ def pipeline(seed: int) -> tuple[hpgo.Plan, int]:
     )
     micro_batches = rng.choice([4, 6, 8, 12])
     stages = [(1, [device]) for device in range(count)]
-    plan = hpgo.evaluate(profile, cluster, stages, global_batch_size=micro_batches, micro_batch_size=1)
+    plan = hpgo.evaluate(profile, cluster, stages, global_batch_size=micro_batches, pipeline_micro_batch_size=1)
     return plan, micro_batches
 
 

@@ -132,7 +132,7 @@ def count(workload: hpgo.runtime.Workload) -> int:
         for layer, shapes in workload.parameters.items()
         for name, shape in shapes.items()
     }
-    return sum(sizes.values()) - sum(sizes[holder] for holders in workload.ties for holder in holders[1:])
+    return sum(sizes.values()) - sum(sizes[holder] for holders in workload.tied_weights for holder in holders[1:])
 
 
 def test_flat_vgg_19_has_a_layer_for_each_operation() -> None:
@@ -223,7 +223,7 @@ def test_a_list_of_modules_is_run_with_its_own_weights_which_stay_as_they_are() 
     before = {name: tensor.clone() for name, tensor in model.named_parameters()}
     nn.functional.mse_loss(model(inputs), targets).backward()
     workload = hpgo.runtime.Workload(model, inputs, targets, nn.functional.mse_loss)
-    assert workload.ties == ((("2", "weight"), ("4", "weight")), (("2", "bias"), ("4", "bias")))
+    assert workload.tied_weights == ((("2", "weight"), ("4", "weight")), (("2", "bias"), ("4", "bias")))
     for stages in (["0"], ["1", "2"], ["3", "4", "5"]), (["0", "1", "2", "3", "4"], ["5"]), [list("012345")]:
         parts = workload.parts(stages)
         _, gradients = cut_models.step(workload, parts, [5])

@@ -150,7 +150,7 @@ def price(profile: Record, cluster: Record, assumed: Assumed, stages: Stages) ->
     priced = []
     for number, (ids, devices) in enumerate(stages):
         model, sums = Model(profile), 0.0
-        for tie in profile["ties"]:
+        for tie in profile["tied_weights"]:
             size, sharers = tie["parameter_bytes"], [row for row in stages if {*row[0]} & {*tie["layers"]}]
             if (ids, devices) in sharers and len(sharers) > 1:
                 model.sent[tie["layers"][0]] -= size

@@ -17,9 +17,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+from ports import free_port
+
 HERE = Path(__file__).parent
 _COMMANDS = ("hpgo", "pipeedge_run")
 """Names of functions in `hpgo.cli.entry`."""
+Ended = subprocess.CompletedProcess[str]
 _servers: list[subprocess.Popen[str]] = []
 """The process that others fork from, once the first one was asked for. It ends with this process."""
 
@@ -90,20 +93,31 @@ def start(command: str, folder: Path, *words: object, **variables: str) -> Start
     return Started(folder, [command, *map(str, words)], variables)
 
 
-def ran(script: str, *words: object, timeout: float) -> subprocess.CompletedProcess[str]:
+def ran(script: str, *words: object, timeout: float) -> Ended:
     """Run `python tests/SCRIPT WORDS` in the folder of tests."""
     return _ended(Started(HERE, [str(HERE / script), *map(str, words)], {}), timeout)
 
 
-def hpgo(folder: Path, *words: object, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+def hpgo(folder: Path, *words: object, timeout: float = 200) -> Ended:
     """Run `python -m hpgo WORDS` in a folder."""
     return _ended(start("hpgo", folder, *words), timeout)
 
 
-def _ended(one: Started, timeout: float) -> subprocess.CompletedProcess[str]:
+def together(world: int, folder: Path, *words: object, timeout: float = 200, **variables: str) -> list[Ended]:
+    """Run a command or script in a folder as each of `world` ranks, with the variables that torchrun sets."""
+    place = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1"}
+    place |= {"MASTER_PORT": free_port(), **variables}
+    ranks = [
+        Started(folder, [str(word) for word in words], place | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(world)
+    ]
+    return [_ended(rank, timeout) for rank in ranks]
+
+
+def _ended(one: Started, timeout: float) -> Ended:
     out, err = one.communicate(timeout)
     assert one.returncode is not None
-    return subprocess.CompletedProcess(one.args, one.returncode, out, err)
+    return Ended(one.args, one.returncode, out, err)
 
 
 def serve() -> None:
@@ -132,6 +146,7 @@ def _run(words: list[str], place: str, variables: dict[str, str], folder: str) -
     os.chdir(place)
     os.environ.update(variables)
     sys.path[0] = place
+    sys.path += filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))
     for name, number in ((os.devnull, 0), (f"{folder}/out", 1), (f"{folder}/err", 2)):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
     sys.argv = words

@@ -1,9 +1,9 @@
-"""Builds the site: the pages of docs/, and beside them the first page, the reference, the commands and the gallery.
+"""Build the site: the pages of docs/, the first page, the API reference, the commands and the gallery of schedules.
 
     python docs/site/build.py  # into target/site
 
-Pages stay plain Markdown that a code host shows; links that lead out of docs/ are turned to the copies made here.
-`docs/README.md` is the list of all pages: its headings are the site's tabs, its tables their entries.
+Pages stay plain Markdown, so that a code host shows them. Links from docs/ to other files of the repository lead to the
+copies on the site. `docs/README.md` lists all pages: its headings are the site's tabs, its tables their entries.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TOPICS = {
     "errors": "Errors",
     "_core": "Errors",
 }
-"""Package of hpgo -> the page of the reference where its public names are."""
+"""Title of the reference page for the public names of each package of hpgo."""
 MORE = (
     "hpgo.draw.options.DrawOptions",
     "hpgo.machine.cluster.Device",
@@ -74,14 +74,14 @@ MORE = (
     "hpgo.programs.stages.Stage",
     "hpgo.timing.measures.Measures",
 )
-"""What functions take or return that is no public name of its own."""
+"""Classes that public functions take or return, but that hpgo does not export by name."""
 _LINK = re.compile(r"\[([^\[\]]*)\]\(([^)#\s]+)(?=[)#])")
 _ENTRY = re.compile(r"^\| \[(.*?)\]\((.*?)\)", re.MULTILINE)
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def stage(folder: Path) -> None:
-    """Writes all pages of the site, and its settings, into `folder`."""
+    """Write all pages and the settings of the site into `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     docs = folder / "docs"
     shutil.copytree(ROOT / "docs", docs, ignore=shutil.ignore_patterns("*.py", "*.json", "__pycache__", "*.yml"))
@@ -99,7 +99,7 @@ def stage(folder: Path) -> None:
 
 
 def tabs(pages: Iterable[str]) -> list[dict[str, Any]]:
-    """Tabs and entries, as docs/README.md has them, and what is generated."""
+    """Return the tabs of docs/README.md with their entries, and with entries for generated pages."""
     found: list[dict[str, Any]] = [{"Home": _site_path(HOME)}]
     index = (ROOT / INDEX).read_text(encoding="utf-8")
     for kind, table in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", index, re.MULTILINE | re.DOTALL):
@@ -116,7 +116,7 @@ def tabs(pages: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _with_links(path: str, text: str) -> str:
-    """The text of a file of the repository with links to where the site has what they lead to."""
+    """Return the text of a file of the repository with its links changed to paths of the site."""
     if not path.endswith(".md"):
         return text
     here = posixpath.dirname(_site_path(path)) or "."
@@ -128,7 +128,8 @@ def _with_links(path: str, text: str) -> str:
         if ":" in target:
             return link[0]
         found = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-        if posixpath.basename(words) == posixpath.basename(found):  # a file to a code host, a page here
+        # A link text that is a file name suits a code host. On the site it becomes the page's title.
+        if posixpath.basename(words) == posixpath.basename(found):
             words = titles.get(found, words)
         return f"[{words}]({posixpath.relpath(_site_path(found), here)}"
 
@@ -136,7 +137,7 @@ def _with_links(path: str, text: str) -> str:
 
 
 def _site_path(path: str) -> str:
-    """Where the site has a file of the repository."""
+    """Return the path on the site of a file of the repository."""
     if path == HOME:
         return "index.md"
     if path in {INDEX, "docs"}:
@@ -147,9 +148,10 @@ def _site_path(path: str) -> str:
 
 
 def _pages() -> list[str]:
-    """Files of the repository that are pages: those of docs/, and to what these link."""
+    """Return all files of the repository that become pages: README.md, docs/*.md and the files that they link to."""
     found = [HOME, *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
-    for page in found:  # which grows
+    # The list grows while the loop runs, so that links of linked files are followed, too.
+    for page in found:
         prose = "".join(_FENCED.split((ROOT / page).read_text(encoding="utf-8"))[::2]) if page.endswith(".md") else ""
         for _, target in _LINK.findall(prose):
             path = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
@@ -159,8 +161,9 @@ def _pages() -> list[str]:
 
 
 def _as_page(path: str) -> str:
-    """Text of a file of the repository; code is shown under its name."""
+    """Return the Markdown page of a file of the repository. Code becomes a code block below the file's name."""
     text = (ROOT / path).read_text(encoding="utf-8")
+    # Definitions rank first in the results of a search for a term.
     if path == GLOSSARY:
         return f"---\nsearch: {{boost: 4}}\n---\n\n{text}"
     if path.endswith(".md"):
@@ -173,7 +176,7 @@ def _topic_path(title: str) -> str:
 
 
 def public() -> dict[str, list[str]]:
-    """Every public name, and what it stands beside, by the page that has it."""
+    """Return all public names, with their package and the classes in `MORE`, by the title of their page."""
     pages: dict[str, list[str]] = {title: [] for title in TOPICS.values()}
     for name in hpgo._MODULES:
         pages[TOPICS[name]].append(f"hpgo.{name}")
@@ -186,7 +189,7 @@ def public() -> dict[str, list[str]]:
 
 
 def reference() -> dict[str, str | bytes]:
-    """A page for each topic, with the docstrings of its names."""
+    """Return a reference page with docstrings for each topic, by path."""
     return {
         _topic_path(title): "\n\n".join(
             [f"# {title}", _about(title), *(f"::: {name}" for name in sorted(names, key=_functions_first))]
@@ -196,7 +199,7 @@ def reference() -> dict[str, str | bytes]:
 
 
 def _about(title: str) -> str:
-    """What the package behind a page says of itself, unless it has an entry there, or is all that is left."""
+    """Return the docstring of the package behind a page, or an empty text if the page lists the package itself."""
     packages = [
         name for name, page in TOPICS.items() if page == title and name not in (*hpgo._MODULES, "base", "_core")
     ]
@@ -208,11 +211,11 @@ def _functions_first(name: str) -> tuple[bool, str]:
 
 
 def commands() -> str:
-    """What each command says of itself."""
+    """Return a page with the help of all commands."""
     sections = ["# Commands", "Each command as `hpgo help COMMAND` prints it."]
     for words in _commands():
-        told = CliRunner().invoke(hpgo.cli.main.group, ["help", *words], prog_name="hpgo").output
-        sections += [f"{'#' * (len(words) + 1)} hpgo {' '.join(words)}", f"```text\n{told.rstrip()}\n```"]
+        printed = CliRunner().invoke(hpgo.cli.main.group, ["help", *words], prog_name="hpgo").output
+        sections += [f"{'#' * (len(words) + 1)} hpgo {' '.join(words)}", f"```text\n{printed.rstrip()}\n```"]
     return "\n\n".join(sections)
 
 
@@ -226,7 +229,7 @@ def _commands() -> Iterator[tuple[str, ...]]:
 
 
 def gallery() -> dict[str, str | bytes]:
-    """Every schedule with its picture, by the same four ranks and eight micro-batches."""
+    """Return the gallery, and a picture of each schedule with four ranks and eight micro-batches, by path."""
     about = (
         "Each by four ranks and eight micro-batches. A rank takes a second for a forward pass and two for a backward "
         "pass, however many chunks it has; transfers take no time. [Schedules](schedules.md) has sources, limits and "
@@ -236,6 +239,7 @@ def gallery() -> dict[str, str | bytes]:
     files: dict[str, str | bytes] = {}
     for family in hpgo.schedules():
         order = hpgo.schedule(family.name, ranks=4, micro_batches=8)
+        # Stages split the work of a chain, so that all schedules do the same work per micro-batch and can be compared.
         share = order.ranks / (order.stages / family.chains)
         timeline = hpgo.simulate(order, forward_s=share, backward_s=2 * share)
         picture = f"gallery/{family.name}.svg"
@@ -249,14 +253,14 @@ def gallery() -> dict[str, str | bytes]:
 
 
 def build(pages: Path, site: Path) -> None:
-    """Sets what `stage` has written; raises CalledProcessError where a page has a link to nowhere, or the like."""
+    """Run mkdocs on the pages that `stage` has written. Raises CalledProcessError if a page has a broken link."""
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site.absolute())]
-    # What it says of its own future is no word on the pages.
+    # The notice of mkdocs about its version 2 is no fault of a page.
     subprocess.run(words, cwd=pages, check=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
 
 
 def main() -> None:
-    """Builds the site into target/site; what is wrong with a page ends it."""
+    """Build the site into target/site. Exits with the code of mkdocs if a page is wrong."""
     stage(ROOT / "target/pages")
     try:
         build(ROOT / "target/pages", ROOT / "target/site")

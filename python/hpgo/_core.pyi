@@ -56,7 +56,7 @@ class StageRecord(TypedDict):
 
 @type_check_only
 class PlanRecord(TypedDict):
-    micro_batch_size: int
+    pipeline_micro_batch_size: int
     recompute: bool
     step_s: float
     stages: list[StageRecord]
@@ -85,8 +85,8 @@ class TriedRecord(TypedDict):
 @type_check_only
 class ClassicsRecord(TypedDict):
     data_parallel: PlanRecord | None
-    straight: PlanRecord | None
-    straight_stopped: _Stopped | None
+    pipeline_only: PlanRecord | None
+    pipeline_only_stopped: _Stopped | None
 
 @type_check_only
 class ChainStageRecord(TypedDict):
@@ -120,12 +120,12 @@ class ChainRecord(TypedDict):
 @type_check_only
 class ScheduleRecord(TypedDict):
     name: str
-    chain_length: int
+    stages_per_pipeline: int
     micro_batches: list[tuple[int, int]]
     rank_of_stage: list[int]
     actions: NDArray[np.uint32]
     rank_starts: list[int]
-    pace: str
+    synchronization: str
     weight_versions: list[int]
     checked: CheckedSchedule
 
@@ -140,7 +140,7 @@ class FamilyRecord(TypedDict):
     chains: int
     splits_backward: bool
     trains: bool
-    pace: str
+    synchronization: str
     weight_versions: str
     peak: str
     bubble: str

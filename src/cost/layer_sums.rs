@@ -151,7 +151,7 @@ pub struct LayerSums {
     /// Parameter bytes of each layer, in topological order.
     pub layer_parameter_bytes: Vec<f64>,
     /// Weights that layers share.
-    pub ties: Vec<TiedWeight>,
+    pub tied_weights: Vec<TiedWeight>,
 }
 
 impl LayerSums {
@@ -189,7 +189,7 @@ impl LayerSums {
         };
         Self {
             batch_sizes: graph.batch_sizes.clone(),
-            ties: graph.ties.iter().map(tie).collect(),
+            tied_weights: graph.tied_weights.iter().map(tie).collect(),
             measured,
             // Weights do not depend on the batch size, so the sums at the first one serve for all.
             parameter_bytes: (0..cuts).map(|cut| states.totals(cut, 0).parameter_bytes).collect(),

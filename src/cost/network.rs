@@ -1,6 +1,6 @@
-//! Machines, devices and links of a cluster, and the time of transfers and all-reduces.
+//! Nodes, devices and links of a cluster, and the time of transfers and all-reduces.
 //!
-//! A machine has equal devices. There is one kind of link inside machines and one between them.
+//! A node has equal devices. There is one kind of link inside nodes and one between them.
 
 use crate::error::{Error, Result};
 
@@ -16,10 +16,10 @@ pub struct Link {
     pub latency_s: f64,
 }
 
-/// One machine with devices of one type.
+/// One node with devices of one type.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Machine {
-    /// Number of devices of the machine.
+pub struct Node {
+    /// Number of devices of the node.
     pub devices: u32,
     /// Memory of each device, in bytes.
     pub memory_bytes: f64,
@@ -27,14 +27,14 @@ pub struct Machine {
     pub speed: f64,
 }
 
-/// Machines and the links between them. Devices are numbered machine by machine from 0.
+/// Nodes and the links between them. Devices are numbered node by node from 0.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cluster {
-    /// Machines in the order of their devices.
-    pub machines: Vec<Machine>,
-    /// Link between devices of one machine. Each device has one port.
+    /// Nodes in the order of their devices.
+    pub nodes: Vec<Node>,
+    /// Link between devices of one node. Each device has one port.
     pub intra: Link,
-    /// Link between machines. Each machine has one port.
+    /// Link between nodes. Each node has one port.
     pub inter: Link,
 }
 
@@ -51,26 +51,26 @@ impl Cluster {
     /// Checks that every rate, memory size and speed is a positive finite number, so that costs can be computed.
     ///
     /// # Errors
-    /// Returns [`Error::Cluster`] that names the machine or link and its number.
+    /// Returns [`Error::Cluster`] that names the node or link and its number.
     pub fn check(&self) -> Result<()> {
-        if self.machines.is_empty() {
-            return Err(Error::cluster("the cluster has no machine", "add a machine"));
+        if self.nodes.is_empty() {
+            return Err(Error::cluster("the cluster has no node", "add a node"));
         }
-        for (index, machine) in self.machines.iter().enumerate() {
-            if machine.devices == 0 {
-                return Err(Error::cluster(format!("machine {index} has no device"), "remove the machine"));
+        for (index, node) in self.nodes.iter().enumerate() {
+            if node.devices == 0 {
+                return Err(Error::cluster(format!("node {index} has no device"), "remove the node"));
             }
-            for (what, value) in [("memory", machine.memory_bytes), ("speed", machine.speed)] {
+            for (what, value) in [("memory", node.memory_bytes), ("speed", node.speed)] {
                 // The negated comparison also rejects NaN.
                 if !(value > 0.0 && value.is_finite()) {
                     return Err(Error::cluster(
-                        format!("the {what} of machine {index} is {value}, but it must be a positive number"),
+                        format!("the {what} of node {index} is {value}, but it must be a positive number"),
                         "set it to a positive number",
                     ));
                 }
             }
         }
-        for (which, link) in [("inside machines", self.intra), ("between machines", self.inter)] {
+        for (which, link) in [("inside nodes", self.intra), ("between nodes", self.inter)] {
             let rates = [("bandwidth", link.bytes_per_s), ("collective bandwidth", link.collective_bytes_per_s)];
             for (what, value) in rates {
                 if !(value > 0.0 && value.is_finite()) {
@@ -90,37 +90,37 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns the number of devices of all machines.
+    /// Returns the number of devices of all nodes.
     #[must_use]
     pub fn devices(&self) -> u32 {
-        self.machines.iter().map(|machine| machine.devices).sum()
+        self.nodes.iter().map(|node| node.devices).sum()
     }
 
-    /// Returns `(machine, count)` for each machine that has any of `devices`, in ascending order. A device that is
+    /// Returns `(node, count)` for each node that has any of `devices`, in ascending order. A device that is
     /// listed twice counts once.
     #[must_use]
     pub fn footprint(&self, devices: &[u32]) -> Vec<(u32, u32)> {
         let mut sorted = devices.to_vec();
         sorted.sort_unstable();
         sorted.dedup();
-        // Machines and devices ascend together, so one pass over both counts all machines.
+        // Nodes and devices ascend together, so one pass over both counts all nodes.
         let (mut sorted, mut end) = (sorted.into_iter().peekable(), 0);
-        let counts = (0..).zip(&self.machines).map(|(index, machine)| {
-            end += machine.devices;
+        let counts = (0..).zip(&self.nodes).map(|(index, node)| {
+            end += node.devices;
             (index, std::iter::from_fn(|| sorted.next_if(|&device| device < end)).count() as u32)
         });
         counts.filter(|&(_, count)| count > 0).collect()
     }
 
-    /// Returns the distinct machines in the order in which they first appear, and for each machine its index among
+    /// Returns the distinct nodes in the order in which they first appear, and for each node its index among
     /// them.
     #[must_use]
-    pub fn classes(&self) -> (Vec<Machine>, Vec<usize>) {
-        let mut classes: Vec<Machine> = Vec::new();
-        let class_of = (self.machines.iter())
-            .map(|machine| {
-                classes.iter().position(|class| class == machine).unwrap_or_else(|| {
-                    classes.push(*machine);
+    pub fn classes(&self) -> (Vec<Node>, Vec<usize>) {
+        let mut classes: Vec<Node> = Vec::new();
+        let class_of = (self.nodes.iter())
+            .map(|node| {
+                classes.iter().position(|class| class == node).unwrap_or_else(|| {
+                    classes.push(*node);
                     classes.len() - 1
                 })
             })
@@ -128,14 +128,14 @@ impl Cluster {
         (classes, class_of)
     }
 
-    /// Returns the time of an all-reduce over a stage with at most `widest` devices on each of `machines` machines.
+    /// Returns the time of an all-reduce over a stage with at most `widest` devices on each of `nodes` nodes.
     ///
-    /// A ring all-reduce sends `2 (n - 1) / n` of the data through each port (Patarasuk & Yuan, 2009). Across machines
-    /// the all-reduce is hierarchical: reduce inside each machine, all-reduce over the machines' ports, broadcast
+    /// A ring all-reduce sends `2 (n - 1) / n` of the data through each port (Patarasuk & Yuan, 2009). Across nodes
+    /// the all-reduce is hierarchical: reduce inside each node, all-reduce over the nodes' ports, broadcast
     /// inside.
     #[must_use]
-    pub fn all_reduce(&self, machines: u32, widest: u32) -> Rate {
-        // With one member both terms are zero, so a stage inside one machine needs no special case.
+    pub fn all_reduce(&self, nodes: u32, widest: u32) -> Rate {
+        // With one member both terms are zero, so a stage inside one node needs no special case.
         let ring = |members: u32, link: &Link| {
             let members = f64::from(members);
             Rate {
@@ -144,27 +144,27 @@ impl Cluster {
             }
         };
         let inside = ring(widest.max(1), &self.intra);
-        let across = ring(machines.max(1), &self.inter);
+        let across = ring(nodes.max(1), &self.inter);
         Rate { s_per_byte: inside.s_per_byte + across.s_per_byte, latency_s: inside.latency_s + across.latency_s }
     }
 
     /// Returns the time that a cut's bytes take from the devices of one stage to the devices of the next, or back.
     ///
-    /// `on_machine` lists `(senders, receivers, machines)`: the numbers of senders and receivers on each of that number
-    /// of machines. Every sender sends an equal part to every receiver. Inside a machine each device has a port, and
-    /// between machines each machine has one. Ports work concurrently and in full duplex, so the port with the most
+    /// `on_node` lists `(senders, receivers, nodes)`: the numbers of senders and receivers on each of that number
+    /// of nodes. Every sender sends an equal part to every receiver. Inside a node each device has a port, and
+    /// between nodes each node has one. Ports work concurrently and in full duplex, so the port with the most
     /// traffic decides, and both directions take the same time.
     #[must_use]
-    pub fn transfer(&self, on_machine: &[(u32, u32, u32)]) -> Rate {
-        let senders: u32 = on_machine.iter().map(|&(senders, _, machines)| senders * machines).sum();
-        let receivers: u32 = on_machine.iter().map(|&(_, receivers, machines)| receivers * machines).sum();
+    pub fn transfer(&self, on_node: &[(u32, u32, u32)]) -> Rate {
+        let senders: u32 = on_node.iter().map(|&(senders, _, nodes)| senders * nodes).sum();
+        let receivers: u32 = on_node.iter().map(|&(_, receivers, nodes)| receivers * nodes).sum();
         let mut inside: f64 = 0.0;
         let mut between: f64 = 0.0;
-        // Equal machines are listed once with their count: large clusters have few distinct pairs of counts.
-        for &(here, there, _) in on_machine {
+        // Equal nodes are listed once with their count: large clusters have few distinct pairs of counts.
+        for &(here, there, _) in on_node {
             let sent = f64::from(here) / f64::from(senders);
             let received = f64::from(there) / f64::from(receivers);
-            // What a machine sends to itself does not use its port. The rest leaves it, or arrives, in full duplex.
+            // What a node sends to itself does not use its port. The rest leaves it, or arrives, in full duplex.
             between = between.max(sent * (1.0 - received)).max(received * (1.0 - sent));
             if here > 0 && there > 0 {
                 inside = inside.max(received / f64::from(senders)).max(sent / f64::from(receivers));

@@ -42,7 +42,7 @@ pub struct Shared {
 #[must_use]
 pub fn shared(model: &LayerSums, stages: &[(usize, usize)], group_of: &[u32]) -> Vec<Shared> {
     let mut all = vec![Shared::default(); stages.len()];
-    for tie in &model.ties {
+    for tie in &model.tied_weights {
         // A group holds the weight once, however many of its stages use it, so only its first such stage counts.
         let mut firsts: Vec<(u32, usize)> = Vec::new();
         let mut counts = None;
@@ -79,5 +79,5 @@ pub fn shared(model: &LayerSums, stages: &[(usize, usize)], group_of: &[u32]) ->
 #[must_use]
 pub fn copied_bytes(model: &LayerSums, stage: (usize, usize)) -> f64 {
     let is_copied = |tie: &&TiedWeight| tie.is_in(stage) == (false, true);
-    model.ties.iter().filter(is_copied).map(|tie| tie.bytes).sum()
+    model.tied_weights.iter().filter(is_copied).map(|tie| tie.bytes).sum()
 }

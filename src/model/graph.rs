@@ -50,7 +50,7 @@ pub struct Graph {
     /// Edges `(from, to)`, as indices into `layers`.
     pub edges: Vec<(usize, usize)>,
     /// Weights that layers share.
-    pub ties: Vec<TiedWeight>,
+    pub tied_weights: Vec<TiedWeight>,
 }
 
 impl Graph {
@@ -102,7 +102,7 @@ impl Graph {
                 }
             }
         }
-        for tie in &self.ties {
+        for tie in &self.tied_weights {
             let owned = tie.layers.first().and_then(|&first| self.layers.get(first));
             if owned.is_none_or(|first| !(0.0..=first.parameter_bytes).contains(&tie.bytes)) {
                 return Err(Error::profile(

@@ -4,14 +4,14 @@ use proptest::prelude::*;
 
 use super::hybrid::{Settings, WarmUp};
 use crate::cost::MemoryModel;
-use crate::cost::network::{Cluster, Link, Machine};
+use crate::cost::network::{Cluster, Link, Node};
 use crate::model::graph::{Graph, Layer, Measurement};
 
 /// Returns settings without limits: 1F1B that overlaps the gradient all-reduce, without recomputation, with Adam.
-pub(super) fn settings(global_batch: u32, micro_batch_sizes: Vec<u32>) -> Settings {
+pub(super) fn settings(global_batch: u32, pipeline_micro_batch_sizes: Vec<u32>) -> Settings {
     Settings {
         global_batch,
-        micro_batch_sizes,
+        pipeline_micro_batch_sizes,
         min_samples_per_replica: 1,
         uneven_shares: true,
         overlap_sync: true,
@@ -38,7 +38,7 @@ pub(super) struct RandomProblem {
     pub replicas: Vec<u32>,
 }
 
-/// Generates chains of 2 to 6 layers on 1 to 3 machines, some of them short of memory.
+/// Generates chains of 2 to 6 layers on 1 to 3 nodes, some of them short of memory.
 pub(super) fn problems() -> impl Strategy<Value = RandomProblem> {
     let link =
         || {
@@ -62,21 +62,21 @@ pub(super) fn problems() -> impl Strategy<Value = RandomProblem> {
     );
     let speed = prop_oneof![2 => Just(1.0), 1 => 1.0..2.0];
     let memory = prop_oneof![2 => Just(1.0), 1 => 1.0..2.0];
-    let machines = prop::collection::vec((1_u32..4, speed, memory), 1..4);
+    let nodes = prop::collection::vec((1_u32..4, speed, memory), 1..4);
     // Half of the problems have ample memory. In the others memory decides which plans fit.
     let memory_bytes = prop_oneof![Just(1e9), 3_000.0..20_000.0];
     let replicas = prop::collection::vec(1_u32..4, 1..6);
-    (prop::collection::vec(layer, 2..7), machines, memory_bytes, link(), link(), replicas, any::<[bool; 3]>()).prop_map(
-        |(layers, machines, memory_bytes, intra, inter, replicas, [overlap_sync, recompute, is_eager])| RandomProblem {
+    (prop::collection::vec(layer, 2..7), nodes, memory_bytes, link(), link(), replicas, any::<[bool; 3]>()).prop_map(
+        |(layers, nodes, memory_bytes, intra, inter, replicas, [overlap_sync, recompute, is_eager])| RandomProblem {
             graph: Graph {
                 batch_sizes: vec![1],
                 edges: (1..layers.len()).map(|to| (to - 1, to)).collect(),
                 layers,
-                ties: vec![],
+                tied_weights: vec![],
             },
             cluster: Cluster {
-                machines: (machines.into_iter())
-                    .map(|(devices, speed, memory)| Machine { devices, memory_bytes: memory_bytes * memory, speed })
+                nodes: (nodes.into_iter())
+                    .map(|(devices, speed, memory)| Node { devices, memory_bytes: memory_bytes * memory, speed })
                     .collect(),
                 intra,
                 inter,
@@ -104,23 +104,23 @@ pub(super) fn branching() -> impl Strategy<Value = RandomProblem> {
         problem.graph.edges.extend(others.into_iter().filter(is_edge));
         problem.graph.edges.sort_unstable();
         problem.graph.edges.dedup();
-        // Graphs with more layers have many more plans, so they get fewer machines to keep the enumeration short.
-        problem.cluster.machines.truncate(if count > 4 { 2 } else { 3 });
+        // Graphs with more layers have many more plans, so they get fewer nodes to keep the enumeration short.
+        problem.cluster.nodes.truncate(if count > 4 { 2 } else { 3 });
         problem.settings.global_batch = 6;
-        problem.settings.micro_batch_sizes = vec![2, 3, 6];
+        problem.settings.pipeline_micro_batch_sizes = vec![2, 3, 6];
         problem
     })
 }
 
-/// Generates models with few layers and few samples on machines of different speed, whose plans can't use all devices.
+/// Generates models with few layers and few samples on nodes of different speed, whose plans can't use all devices.
 pub(super) fn few_layers_on_many_devices() -> impl Strategy<Value = RandomProblem> {
     let speeds = prop::collection::vec(prop_oneof![Just(1.0), 0.3..3.0], 3);
     (problems(), 1_usize..4, 1_u32..4, speeds).prop_map(|(mut problem, layers, replicas, speeds)| {
         problem.graph.layers.truncate(layers);
         problem.graph.edges.retain(|&(_, to)| to < layers);
-        let machine = |(index, speed): (u32, f64)| Machine { devices: 1 + index, memory_bytes: 1e9, speed };
-        problem.cluster.machines = (0..).zip(speeds).map(machine).collect();
-        problem.settings.micro_batch_sizes = vec![1, 2, 3];
+        let node = |(index, speed): (u32, f64)| Node { devices: 1 + index, memory_bytes: 1e9, speed };
+        problem.cluster.nodes = (0..).zip(speeds).map(node).collect();
+        problem.settings.pipeline_micro_batch_sizes = vec![1, 2, 3];
         problem.settings.max_replicas = replicas;
         problem
     })
@@ -130,8 +130,8 @@ pub(super) fn few_layers_on_many_devices() -> impl Strategy<Value = RandomProble
 pub(super) fn far_apart() -> impl Strategy<Value = RandomProblem> {
     (problems(), 3_usize..6, 0.5..5.0).prop_map(|(mut problem, stages, latency_s)| {
         problem.replicas = vec![1; stages];
-        for machine in &mut problem.cluster.machines {
-            (machine.memory_bytes, machine.devices, machine.speed) = (1e9, stages as u32, 1.0);
+        for node in &mut problem.cluster.nodes {
+            (node.memory_bytes, node.devices, node.speed) = (1e9, stages as u32, 1.0);
         }
         problem.cluster.intra.latency_s = latency_s;
         problem.cluster.inter.latency_s = latency_s;

@@ -34,20 +34,20 @@ fn even_stages(graph: &Graph, count: usize) -> Vec<Vec<usize>> {
 fn agrees(
     problem: (&LayerSums, &RandomProblem, &Settings),
     devices: &[Vec<u32>],
-    (plan, priced): (CandidatePlan, EvaluatedPlan),
+    (plan, evaluated): (CandidatePlan, EvaluatedPlan),
     orders: &Schedule,
 ) -> Result<(), TestCaseError> {
     let (model, RandomProblem { cluster, .. }, settings) = problem;
     let (_, _, run) = orders::evaluate(model, cluster, settings, devices, orders).expect("limits in flight never grow");
-    prop_assert_eq!(Some(run.step_s), Some(priced.step_s), "the step under {:?} of {:?}", settings.warm_up, plan);
+    prop_assert_eq!(Some(run.step_s), Some(evaluated.step_s), "the step under {:?} of {:?}", settings.warm_up, plan);
     let max_in_flights: Vec<u32> = plan.stages.iter().map(|stage| stage.max_in_flight).collect();
     prop_assert_eq!(&run.in_flight, &max_in_flights);
-    for (stage, (all, fast)) in run.stages.iter().zip(&priced.stages).enumerate() {
+    for (stage, (all, fast)) in run.stages.iter().zip(&evaluated.stages).enumerate() {
         prop_assert_eq!(all, fast, "the cost and memory of stage {} of {:?}", stage, plan);
         // At exactly full memory the two sums may round to different sides of the capacity, so skip these cases.
     }
-    let fits = hybrid::PlanEvaluator::fits(&priced.stages);
-    let is_full = priced.stages.iter().any(|stage| {
+    let fits = hybrid::PlanEvaluator::fits(&evaluated.stages);
+    let is_full = evaluated.stages.iter().any(|stage| {
         let (held, capacity) = (stage.memory.total_bytes(), stage.capacity_bytes);
         (held - capacity).abs() <= 1e-9 * capacity
     });
@@ -72,13 +72,13 @@ proptest! {
             && other < layers
         {
             let bytes = problem.graph.layers[one].parameter_bytes;
-            problem.graph.ties.push(TiedWeight { layers: vec![one, other], bytes });
+            problem.graph.tied_weights.push(TiedWeight { layers: vec![one, other], bytes });
         }
         let count = problem.replicas.len().min(layers);
         let Some(devices) = devices_of_stages(problem.cluster.devices(), &problem.replicas[..count]) else {
             return Ok(());
         };
-        let mut settings = Settings { warm_up, micro_batch_sizes: vec![micro_batch], ..problem.settings.clone() };
+        let mut settings = Settings { warm_up, pipeline_micro_batch_sizes: vec![micro_batch], ..problem.settings.clone() };
         settings.memory.shard_optimizer = shard_optimizer;
         let states = CutPoints::between(&problem.graph, &even_stages(&problem.graph, count)).expect("a chain");
         let model = LayerSums::new(&problem.graph, &states);
@@ -95,7 +95,7 @@ proptest! {
             WarmUp::All => ("gpipe", vec![micro_batches; count]),
         };
         let orders = family(name).and_then(|family| family.build(&Request::new(stages, micro_batches)));
-        let found = hybrid::reprice(&model, &problem.cluster, &settings, &devices, &max_in_flights).expect("it was costed");
+        let found = hybrid::evaluate_in_flight(&model, &problem.cluster, &settings, &devices, &max_in_flights).expect("it was costed");
         agrees(asked, &devices, found, &orders.expect("any number of stages"))?;
     }
 }

@@ -1,11 +1,11 @@
 //! Conversion of planning problems and plans between Rust and Python's dataclasses and dicts.
 
 use crate::cost::MemoryModel;
-use crate::cost::network::{Cluster, Link, Machine};
+use crate::cost::network::{Cluster, Link, Node};
 use crate::planner::hybrid::{Settings, StageCost, WarmUp};
 use pyo3::prelude::*;
 
-/// Mirror of `hpgo.machine.cluster.Cluster`.
+/// Mirror of `hpgo.node.cluster.Cluster`.
 #[derive(FromPyObject)]
 pub(super) struct ClusterRecord {
     pub(super) nodes: Vec<NodeRecord>,
@@ -27,12 +27,12 @@ pub(super) struct DeviceRecord {
 
 impl From<ClusterRecord> for Cluster {
     fn from(cluster: ClusterRecord) -> Self {
-        let machine = |machine: NodeRecord| Machine {
-            devices: machine.count,
-            memory_bytes: machine.device.memory_bytes,
-            speed: machine.device.speed,
+        let node = |node: NodeRecord| Node {
+            devices: node.count,
+            memory_bytes: node.device.memory_bytes,
+            speed: node.device.speed,
         };
-        Self { machines: cluster.nodes.into_iter().map(machine).collect(), intra: cluster.intra, inter: cluster.inter }
+        Self { nodes: cluster.nodes.into_iter().map(node).collect(), intra: cluster.intra, inter: cluster.inter }
     }
 }
 
@@ -41,7 +41,7 @@ impl From<ClusterRecord> for Cluster {
 #[expect(clippy::struct_excessive_bools, reason = "they are the attributes of a Python record")]
 pub(super) struct SettingsRecord {
     pub(super) global_batch_size: u32,
-    pub(super) micro_batch_sizes: Vec<u32>,
+    pub(super) pipeline_micro_batch_sizes: Vec<u32>,
     pub(super) min_samples_per_replica: u32,
     pub(super) recompute: Vec<bool>,
     pub(super) schedule: String,
@@ -66,7 +66,7 @@ impl SettingsRecord {
                 _ => WarmUp::Least,
             },
             global_batch: self.global_batch_size,
-            micro_batch_sizes: self.micro_batch_sizes,
+            pipeline_micro_batch_sizes: self.pipeline_micro_batch_sizes,
             min_samples_per_replica: self.min_samples_per_replica,
             uneven_shares: !self.even_split,
             overlap_sync: self.overlap,
@@ -91,7 +91,7 @@ pub(super) struct StageRecord {
 /// A plan with its costs.
 #[derive(IntoPyObject)]
 pub(super) struct PlanRecord {
-    pub(super) micro_batch_size: u32,
+    pub(super) pipeline_micro_batch_size: u32,
     pub(super) recompute: bool,
     pub(super) step_s: f64,
     pub(super) stages: Vec<StageRecord>,
@@ -132,7 +132,7 @@ pub(super) struct TriedRecord {
 #[derive(IntoPyObject)]
 pub(super) struct ClassicsRecord {
     pub(super) data_parallel: Option<PlanRecord>,
-    pub(super) straight: Option<PlanRecord>,
+    pub(super) pipeline_only: Option<PlanRecord>,
     /// Reason why the search for the second plan stopped early, so that a better one may exist.
-    pub(super) straight_stopped: Option<&'static str>,
+    pub(super) pipeline_only_stopped: Option<&'static str>,
 }

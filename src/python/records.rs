@@ -24,7 +24,7 @@ struct LayerRecord {
 
 /// Mirror of `hpgo.model.profile.TiedWeight`.
 #[derive(FromPyObject)]
-struct TieRecord {
+struct TiedWeightRecord {
     layers: Vec<String>,
     parameter_bytes: f64,
 }
@@ -35,7 +35,7 @@ pub(super) struct ProfileRecord {
     batch_sizes: Vec<u32>,
     layers: Vec<LayerRecord>,
     edges: Vec<(String, String)>,
-    ties: Vec<TieRecord>,
+    tied_weights: Vec<TiedWeightRecord>,
 }
 
 /// Returns the checked layer graph of an `hpgo.Profile`.
@@ -63,14 +63,14 @@ impl TryFrom<ProfileRecord> for Graph {
             })
         };
         let edges = record.edges.iter().map(|(from, to)| Ok((end(from)?, end(to)?))).collect::<Result<_>>()?;
-        let tie = |tie: &TieRecord| {
+        let tie = |tie: &TiedWeightRecord| {
             let layers = tie.layers.iter().map(|id| end(id)).collect::<Result<_>>()?;
             Ok(TiedWeight { layers, bytes: tie.parameter_bytes })
         };
-        let ties = record.ties.iter().map(tie).collect::<Result<_>>()?;
+        let tied_weights = record.tied_weights.iter().map(tie).collect::<Result<_>>()?;
         let layers =
             record.layers.into_iter().map(|layer| layer_of(layer, record.batch_sizes.len())).collect::<Result<_>>()?;
-        let graph = Self { batch_sizes: record.batch_sizes, layers, edges, ties };
+        let graph = Self { batch_sizes: record.batch_sizes, layers, edges, tied_weights };
         graph.check()?;
         Ok(graph)
     }

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use super::{to_py_err, watched};
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::schedule::{Action, Chunks, FAMILIES, Kind, Pace, Request, Schedule, family};
+use crate::schedule::{Action, Chunks, FAMILIES, Kind, Request, Schedule, Synchronization, family};
 
 /// A schedule that has been validated.
 #[pyclass(frozen, module = "hpgo._core")]
@@ -23,12 +23,12 @@ struct CheckedSchedule(Arc<Schedule>);
 #[derive(FromPyObject)]
 pub(super) struct Record<'py> {
     name: String,
-    chain_length: u32,
+    stages_per_pipeline: u32,
     micro_batches: Vec<(u32, u32)>,
     rank_of_stage: Vec<u32>,
     actions: PyReadonlyArray2<'py, u32>,
     rank_starts: Vec<usize>,
-    pace: String,
+    synchronization: String,
     /// Weight versions of each rank. Empty for one version on every rank.
     weight_versions: Vec<u32>,
     /// The Rust object of a validated schedule. `None` if the arrays come from elsewhere.
@@ -37,11 +37,14 @@ pub(super) struct Record<'py> {
 }
 
 // The names are values in Python and in files, so they keep their spelling.
-const PACES: [(Pace, &str); 3] =
-    [(Pace::Flush, "flush"), (Pace::Asynchronous, "asynchronous"), (Pace::LockStep, "lock step")];
+const SYNCHRONIZATIONS: [(Synchronization, &str); 3] = [
+    (Synchronization::Flush, "flush"),
+    (Synchronization::Asynchronous, "asynchronous"),
+    (Synchronization::LockStep, "lock step"),
+];
 
-fn pace_name(pace: Pace) -> &'static str {
-    PACES.iter().find(|known| known.0 == pace).expect("all three are there").1
+fn synchronization_name(synchronization: Synchronization) -> &'static str {
+    SYNCHRONIZATIONS.iter().find(|known| known.0 == synchronization).expect("all three are there").1
 }
 
 // The index is the code of a kind in the array. `Kind as u32` writes it, so the order must be that of the enum.
@@ -85,14 +88,15 @@ impl Record<'_> {
             count if count == ranks => self.weight_versions.clone(),
             _ => return Err(malformed()),
         };
-        let pace = PACES.iter().find(|known| known.1 == self.pace).ok_or_else(malformed)?.0;
+        let synchronization =
+            SYNCHRONIZATIONS.iter().find(|known| known.1 == self.synchronization).ok_or_else(malformed)?.0;
         Ok(Schedule {
             name: self.name.clone(),
-            chain_length: self.chain_length,
+            stages_per_pipeline: self.stages_per_pipeline,
             micro_batches: self.micro_batches.iter().map(|&(start, end)| start..end).collect(),
             rank_of_stage: self.rank_of_stage.clone(),
             orders: self.rank_starts.windows(2).map(order).collect::<Result<_>>()?,
-            pace,
+            synchronization,
             weight_versions,
         })
     }
@@ -102,12 +106,12 @@ impl Record<'_> {
 #[derive(IntoPyObject)]
 pub(super) struct Built<'py> {
     name: String,
-    chain_length: u32,
+    stages_per_pipeline: u32,
     micro_batches: Vec<(u32, u32)>,
     rank_of_stage: Vec<u32>,
     actions: Bound<'py, PyArray2<u32>>,
     rank_starts: Vec<usize>,
-    pace: &'static str,
+    synchronization: &'static str,
     weight_versions: Vec<u32>,
     checked: CheckedSchedule,
 }
@@ -140,12 +144,12 @@ impl Columns {
         let Self { schedule, actions, rank_starts } = self;
         Built {
             name: schedule.name.clone(),
-            chain_length: schedule.chain_length,
+            stages_per_pipeline: schedule.stages_per_pipeline,
             micro_batches: schedule.micro_batches.iter().map(|range| (range.start, range.end)).collect(),
             rank_of_stage: schedule.rank_of_stage.clone(),
             actions: actions.into_pyarray(py),
             rank_starts,
-            pace: pace_name(schedule.pace),
+            synchronization: synchronization_name(schedule.synchronization),
             weight_versions: schedule.weight_versions.clone(),
             checked: CheckedSchedule(Arc::new(schedule)),
         }
@@ -219,7 +223,7 @@ struct Row {
     chains: u32,
     splits_backward: bool,
     trains: bool,
-    pace: &'static str,
+    synchronization: &'static str,
     weight_versions: &'static str,
     peak: &'static str,
     bubble: &'static str,
@@ -242,7 +246,7 @@ fn schedule_families() -> Vec<Row> {
         chains: family.chains,
         splits_backward: family.splits_backward,
         trains: family.trains,
-        pace: pace_name(family.pace),
+        synchronization: synchronization_name(family.synchronization),
         weight_versions: family.weight_versions,
         peak: family.peak,
         bubble: family.bubble,

@@ -61,8 +61,8 @@ impl<'a> Asked<'a> {
         Problem { model: self.model, cluster: &self.session.cluster, settings: self.settings }
     }
 
-    fn record(&self, (plan, priced): (CandidatePlan, EvaluatedPlan)) -> PlanRecord {
-        let stages = (plan.stages.iter().zip(priced.stages).zip(plan.devices(&self.session.cluster)))
+    fn record(&self, (plan, evaluated): (CandidatePlan, EvaluatedPlan)) -> PlanRecord {
+        let stages = (plan.stages.iter().zip(evaluated.stages).zip(plan.devices(&self.session.cluster)))
             .map(|((stage, cost), devices)| StageRecord {
                 layers: self.states.layers_between(stage.begin, stage.end),
                 devices,
@@ -71,9 +71,9 @@ impl<'a> Asked<'a> {
             })
             .collect();
         PlanRecord {
-            micro_batch_size: plan.micro_batch,
+            pipeline_micro_batch_size: plan.micro_batch,
             recompute: plan.recompute,
-            step_s: priced.step_s,
+            step_s: evaluated.step_s,
             stages,
             virtual_stages: 1,
             actions: None,
@@ -99,7 +99,7 @@ impl<'a> Asked<'a> {
             explored_labels: answer.labels,
             simulated: answer.simulated,
         };
-        (self.record((answer.plan, answer.priced)), search)
+        (self.record((answer.plan, answer.evaluated)), search)
     }
 
     fn tried(&self, (schedule, outcome): orders::Tried) -> Result<TriedRecord> {
@@ -114,7 +114,7 @@ impl<'a> Asked<'a> {
                 // This plan comes from a search that was cut off by the time limit, so it has no bound.
                 let stop_reason = Some(name_of(Stopped::Deadline));
                 let search = SearchRecord { stop_reason, one_order: self.one_order(), ..SearchRecord::default() };
-                (Some(self.record((answer.plan, answer.priced))), search, None, None)
+                (Some(self.record((answer.plan, answer.evaluated))), search, None, None)
             }
             Outcome::Simulated(found) => {
                 let search = SearchRecord {
@@ -139,7 +139,7 @@ impl<'a> Asked<'a> {
     fn evaluated_again(&self, plan: orders::SimulatedPlan) -> Result<PlanRecord> {
         let layers: Vec<_> = plan.ends.iter().map(|&(begin, end)| self.states.layers_between(begin, end)).collect();
         let settings = Settings {
-            micro_batch_sizes: vec![plan.micro_batch],
+            pipeline_micro_batch_sizes: vec![plan.micro_batch],
             recompute: vec![plan.recompute],
             ..self.settings.clone()
         };
@@ -231,7 +231,7 @@ fn one_stage(graph: &Graph) -> Result<CutPoints> {
 /// costs assume the model's own order of layers, so the record lists the layers in this order.
 fn run_record(
     states: &CutPoints,
-    (micro_batch_size, recompute): (u32, bool),
+    (pipeline_micro_batch_size, recompute): (u32, bool),
     devices: Vec<Vec<u32>>,
     run: orders::Run,
     orders: &crate::schedule::Schedule,
@@ -246,7 +246,7 @@ fn run_record(
         .collect();
     let actions = Some(orders.to_text().lines().map(str::to_owned).collect());
     let virtual_stages = orders.rank_of_stage.len() / orders.orders.len().max(1);
-    PlanRecord { micro_batch_size, recompute, step_s: run.step_s, stages, virtual_stages, actions }
+    PlanRecord { pipeline_micro_batch_size, recompute, step_s: run.step_s, stages, virtual_stages, actions }
 }
 
 #[pymethods]
@@ -298,8 +298,8 @@ impl Session {
     ) -> PyResult<(Option<PlanRecord>, Option<&'static str>)> {
         self.answer(py, settings, &control_of(time_limit_s), None, true, |asked| {
             let Problem { model, cluster, settings } = asked.problem();
-            let lean = hybrid::min_memory(model, cluster, settings, limit_s, enough_bytes, asked.control)?;
-            Ok((lean.plan.map(|found| asked.record(found)), lean.stopped.map(name_of)))
+            let smaller_plan = hybrid::min_memory(model, cluster, settings, limit_s, enough_bytes, asked.control)?;
+            Ok((smaller_plan.plan.map(|found| asked.record(found)), smaller_plan.stopped.map(name_of)))
         })
     }
 
@@ -335,11 +335,11 @@ impl Session {
         let control = control_of(time_limit_s);
         let classics = |asked: &Asked<'_>| {
             let Problem { model, cluster, settings } = asked.problem();
-            let straight = hybrid::straight(model, cluster, settings, asked.control)?;
+            let pipeline_only = hybrid::pipeline_only(model, cluster, settings, asked.control)?;
             Ok(ClassicsRecord {
                 data_parallel: hybrid::data_parallel(model, cluster, settings).map(|found| asked.record(found)),
-                straight: straight.plan.map(|found| asked.record(found)),
-                straight_stopped: straight.stopped.map(name_of),
+                pipeline_only: pipeline_only.plan.map(|found| asked.record(found)),
+                pipeline_only_stopped: pipeline_only.stopped.map(name_of),
             })
         };
         if time_limit_s == Some(0.0) {
@@ -422,8 +422,9 @@ impl Session {
     /// Returns the best of all plans of a small problem, each simulated, and the number of plans.
     fn exhaustive(&self, py: Python<'_>, settings: SettingsRecord) -> PyResult<(PlanRecord, u64)> {
         self.answer(py, settings, &Control::default(), None, false, |asked| {
-            let (plan, priced, plans) = hybrid::exhaustive(asked.model, &self.cluster, asked.settings, asked.control)?;
-            Ok((asked.record((plan, priced)), plans))
+            let (plan, evaluated, plans) =
+                hybrid::exhaustive(asked.model, &self.cluster, asked.settings, asked.control)?;
+            Ok((asked.record((plan, evaluated)), plans))
         })
     }
 
@@ -462,7 +463,9 @@ impl Session {
             }
             Ok(asked.record(match max_in_flights {
                 None => hybrid::evaluate(&model, &self.cluster, &settings, &devices)?,
-                Some(max_in_flights) => hybrid::reprice(&model, &self.cluster, &settings, &devices, &max_in_flights)?,
+                Some(max_in_flights) => {
+                    hybrid::evaluate_in_flight(&model, &self.cluster, &settings, &devices, &max_in_flights)?
+                }
             }))
         });
         evaluated.map_err(|error| to_py_err(py, &error))
@@ -486,13 +489,13 @@ impl Session {
             let control = Control::default();
             let one = |(size, recompute, max_in_flights): (u32, bool, Option<Vec<u32>>)| {
                 let settings =
-                    Settings { micro_batch_sizes: vec![size], recompute: vec![recompute], ..settings.clone() };
+                    Settings { pipeline_micro_batch_sizes: vec![size], recompute: vec![recompute], ..settings.clone() };
                 let asked =
                     Asked { session: self, states: &states, model: &model, settings: &settings, control: &control };
                 let found = match max_in_flights {
                     None => hybrid::evaluate(&model, &self.cluster, &settings, &devices),
                     Some(max_in_flights) => {
-                        hybrid::reprice(&model, &self.cluster, &settings, &devices, &max_in_flights)
+                        hybrid::evaluate_in_flight(&model, &self.cluster, &settings, &devices, &max_in_flights)
                     }
                 };
                 let mut record = asked.record(found.ok()?);

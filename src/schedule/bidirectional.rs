@@ -8,7 +8,7 @@
 //! 1. `F0` × 2e; 2. `F0 F1` × (d+1); 3. `I1 W F1` × e; 4. `F0‖B1, F1‖B0` as often as there are micro-batches left;
 //! 5. `B1, F1‖B0` × e; 6. `B1 B0` × (d+1), the second half of them `I` only; 7. `W I0` × e; 8. `W` × (d+1).
 
-use super::{Action, Kind, Pace, Schedule, snake_placement};
+use super::{Action, Kind, Schedule, Synchronization, snake_placement};
 use std::collections::VecDeque;
 
 /// Builder of the action list of one rank. Side 0 is the direction from the nearer end of the pipeline.
@@ -167,12 +167,12 @@ pub(super) fn chimera(ranks: u32, micro_batches: u32) -> Schedule {
 fn two_chains(name: &str, ranks: u32, micro_batches: u32, orders: Vec<Vec<Action>>) -> Schedule {
     Schedule {
         name: name.to_owned(),
-        chain_length: ranks,
+        stages_per_pipeline: ranks,
         micro_batches: vec![0..micro_batches / 2, micro_batches / 2..micro_batches],
         // The second chain's stages are on the ranks in reverse order, as in the second half of a V.
         rank_of_stage: snake_placement(ranks, 2),
         weight_versions: vec![1; orders.len()],
         orders,
-        pace: Pace::Flush,
+        synchronization: Synchronization::Flush,
     }
 }

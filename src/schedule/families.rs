@@ -18,7 +18,7 @@ pub enum Chunks {
 
 /// Synchronization of the ranks beyond the data that they exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pace {
+pub enum Synchronization {
     /// Every iteration ends with a flush: gradients are reduced once, and weights have one version.
     Flush,
     /// No flush: every backward pass is followed by a weight update. A family may keep several weight versions.
@@ -71,7 +71,7 @@ pub struct Family {
     /// Whether the schedule has backward passes.
     pub trains: bool,
     /// Synchronization of the ranks.
-    pub pace: Pace,
+    pub synchronization: Synchronization,
     /// Weight versions that rank `r` keeps, as a formula. Does not count the copies of the model in `chains`.
     pub weight_versions: &'static str,
     /// Largest number of chunk activations that rank `r` holds, as a formula.
@@ -104,12 +104,12 @@ impl Family {
     /// stopped the search.
     pub fn build_under(&self, request: &Request, control: &Control) -> Result<Schedule> {
         let schedule = (self.build)(self.sizes(request)?, request, control)?;
-        if self.pace == Pace::Flush {
+        if self.synchronization == Synchronization::Flush {
             return Ok(schedule);
         }
         // A micro-batch in flight needs the weights of its forward pass, so the versions follow from the peak.
         let weight_versions = schedule.peak_in_flight().into_iter().map(self.versions_of).collect();
-        Ok(Schedule { pace: self.pace, weight_versions, ..schedule })
+        Ok(Schedule { synchronization: self.synchronization, weight_versions, ..schedule })
     }
 
     /// Returns the largest number of chunk activations that `rank` holds, by the closed form. `None` if the family

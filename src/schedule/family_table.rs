@@ -3,7 +3,7 @@
 //! Commands, documentation and tests read this one table. Each formula appears twice: as text for readers and as a
 //! function for tests. Both hold for equal stages and transfers that take no time.
 
-use super::families::{Chunks, Family, Pace, Uniform};
+use super::families::{Chunks, Family, Synchronization, Uniform};
 use super::interleaved::Loop;
 use super::one_f_one_b::{eager_in_flight, one_f_one_b, one_f_one_b_in_flight, overlapped};
 use super::request::{Request, Sizes};
@@ -21,7 +21,7 @@ const PLAIN: Family = Family {
     chains: 1,
     splits_backward: false,
     trains: true,
-    pace: Pace::Flush,
+    synchronization: Synchronization::Flush,
     weight_versions: "1",
     versions_of: |_| 1,
     peak: "",
@@ -73,7 +73,7 @@ pub const FAMILIES: &[Family] = &[
         summary: "forwards in lock-step: in step t, stage s works on micro-batch t - s",
         source: "systolic pipelines (Kung, 1982)",
         trains: false,
-        pace: Pace::LockStep,
+        synchronization: Synchronization::LockStep,
         peak: "1",
         bubble: "(p - 1) F",
         peak_of: Some(|_, _| 1),
@@ -132,7 +132,7 @@ pub const FAMILIES: &[Family] = &[
         summary: "1F1B without a flush: a backward uses the weights of its own forward",
         source: "PipeDream (Narayanan et al., 2019)",
         options: &["max_in_flight"],
-        pace: Pace::Asynchronous,
+        synchronization: Synchronization::Asynchronous,
         weight_versions: "min(M, p - r)",
         // Each micro-batch in flight keeps the weights that its forward pass used.
         versions_of: |in_flight| in_flight,
@@ -147,7 +147,7 @@ pub const FAMILIES: &[Family] = &[
         summary: "1F1B without a flush and with two versions of the weights",
         source: "PipeDream-2BW (Narayanan et al., 2021)",
         options: &["max_in_flight"],
-        pace: Pace::Asynchronous,
+        synchronization: Synchronization::Asynchronous,
         weight_versions: "2",
         versions_of: |_| 2,
         peak: "min(M, p - r)",
@@ -161,7 +161,7 @@ pub const FAMILIES: &[Family] = &[
         summary: "1F1B without a flush and with one weight version, which changes between a forward and its backward",
         source: "PipeMare (Yang et al., 2021)",
         options: &["max_in_flight"],
-        pace: Pace::Asynchronous,
+        synchronization: Synchronization::Asynchronous,
         peak: "min(M, p - r)",
         bubble: "0 in the steady state",
         peak_of: Some(|sizes, rank| sizes.micro_batches.min(sizes.ranks - rank)),

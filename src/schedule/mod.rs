@@ -30,7 +30,7 @@ mod weights;
 mod zb_greedy;
 mod zero_bubble;
 
-pub use families::{Chunks, Family, Pace, Uniform};
+pub use families::{Chunks, Family, Synchronization, Uniform};
 pub use family_table::FAMILIES;
 pub use names::{build, family};
 pub use one_f_one_b::{eager_in_flight, one_f_one_b, one_f_one_b_in_flight};
@@ -149,7 +149,7 @@ impl fmt::Display for Action {
 /// The placement of stages on pipeline ranks, and the actions of each rank in order.
 ///
 /// Stages form one or more *chains* of equal length. A chain is a pipeline replica: one copy of the whole model. Stages
-/// `c * chain_length .. (c + 1) * chain_length` are chain `c`, and data flows from each stage to the next inside its
+/// `c * stages_per_pipeline .. (c + 1) * stages_per_pipeline` are chain `c`, and data flows from each stage to the next inside its
 /// chain. Bidirectional schedules have two chains. Inference on alternating hosts has one chain for each combination of
 /// hosts. All other schedules have one.
 #[derive(Debug, Clone, PartialEq)]
@@ -157,7 +157,7 @@ pub struct Schedule {
     /// Name of the schedule in the literature, or the name that its text file gives.
     pub name: String,
     /// Number of stages in each chain.
-    pub chain_length: u32,
+    pub stages_per_pipeline: u32,
     /// Micro-batches that run through each chain. Indices are unique over all chains.
     pub micro_batches: Vec<Range<u32>>,
     /// Rank that runs each stage, by stage.
@@ -165,7 +165,7 @@ pub struct Schedule {
     /// Actions of each rank, in execution order, by rank.
     pub orders: Vec<Vec<Action>>,
     /// Synchronization of the ranks beyond the data that they exchange.
-    pub pace: Pace,
+    pub synchronization: Synchronization,
     /// Number of weight versions that each rank keeps, by rank.
     pub weight_versions: Vec<u32>,
 }
@@ -176,12 +176,12 @@ impl Schedule {
     pub fn of_one_chain(name: &str, micro_batches: u32, rank_of_stage: Vec<u32>, orders: Vec<Vec<Action>>) -> Self {
         Self {
             name: name.to_owned(),
-            chain_length: to_u32(rank_of_stage.len()),
+            stages_per_pipeline: to_u32(rank_of_stage.len()),
             micro_batches: std::iter::once(0..micro_batches).collect(),
             rank_of_stage,
             weight_versions: vec![1; orders.len()],
             orders,
-            pace: Pace::Flush,
+            synchronization: Synchronization::Flush,
         }
     }
 
@@ -200,7 +200,7 @@ impl Schedule {
                 "change the number of iterations or micro-batches",
             ));
         }
-        if self.pace != Pace::Asynchronous {
+        if self.synchronization != Synchronization::Asynchronous {
             return Ok(self.clone());
         }
         // All asynchronous families are 1F1B with their own warm-up. The peak in flight of a 1F1B rank equals its

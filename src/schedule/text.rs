@@ -9,7 +9,7 @@ use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
-use super::{Action, Kind, Pace, Schedule, to_u32};
+use super::{Action, Kind, Schedule, Synchronization, to_u32};
 use crate::error::{Error, Result};
 
 /// One action in a line of text.
@@ -185,12 +185,12 @@ impl Schedule {
         };
         let schedule = Self {
             name: name.to_owned(),
-            chain_length: to_u32(rank_of_stage.len() / micro_batches.len()),
+            stages_per_pipeline: to_u32(rank_of_stage.len() / micro_batches.len()),
             micro_batches,
             rank_of_stage,
             weight_versions: vec![1; orders.len()],
             orders,
-            pace: Pace::Flush,
+            synchronization: Synchronization::Flush,
         };
         schedule.validate()?;
         Ok(schedule)
@@ -245,10 +245,10 @@ impl Schedule {
                     // An overlapped pair starts when the inputs of both its passes are available.
                     let ready = entry.halves().try_fold(0, |latest, action| {
                         let Action { kind, stage, micro_batch, .. } = action;
-                        let place = stage % self.chain_length;
+                        let place = stage % self.stages_per_pipeline;
                         let needed = match kind {
                             Kind::Forward if place > 0 => forward[at(stage - 1, micro_batch)],
-                            Kind::Backward | Kind::InputGradient if place + 1 < self.chain_length => {
+                            Kind::Backward | Kind::InputGradient if place + 1 < self.stages_per_pipeline => {
                                 backward[at(stage + 1, micro_batch)]
                             }
                             _ => return Some(latest),

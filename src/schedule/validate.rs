@@ -34,7 +34,7 @@ impl<'a> Done<'a> {
 
     fn index(&self, stage: u32, micro_batch: u32) -> usize {
         // A chain's stages run only the micro-batches of the chain. Count from the first one to keep the table dense.
-        let first = self.schedule.micro_batches[(stage / self.schedule.chain_length) as usize].start;
+        let first = self.schedule.micro_batches[(stage / self.schedule.stages_per_pipeline) as usize].start;
         stage as usize * self.width + (micro_batch - first) as usize
     }
 
@@ -74,9 +74,9 @@ impl Schedule {
     fn check_shape(&self) -> Result<()> {
         let stages = self.rank_of_stage.len();
         let chains = self.micro_batches.len();
-        if stages == 0 || chains == 0 || stages != chains * self.chain_length as usize {
+        if stages == 0 || chains == 0 || stages != chains * self.stages_per_pipeline as usize {
             return Err(Error::schedule(
-                format!("{stages} stages are not {chains} chain(s) of {} stages", self.chain_length),
+                format!("{stages} stages are not {chains} chain(s) of {} stages", self.stages_per_pipeline),
                 "give every chain of stages the same length, and each stage a rank",
             ));
         }
@@ -104,8 +104,8 @@ impl Schedule {
             ));
         }
         // Check before the allocations below: one wrong number in a file may claim 2^32 micro-batches.
-        let forwards =
-            u64::from(self.chain_length) * self.micro_batches.iter().map(|range| range.len() as u64).sum::<u64>();
+        let forwards = u64::from(self.stages_per_pipeline)
+            * self.micro_batches.iter().map(|range| range.len() as u64).sum::<u64>();
         if forwards > self.action_count() as u64 {
             return Err(Error::schedule(
                 format!("{forwards} forwards are due, but there are only {} actions", self.action_count()),
@@ -139,7 +139,7 @@ impl Schedule {
                 "number stages from 0",
             ));
         };
-        let range = &self.micro_batches[(stage / self.chain_length) as usize];
+        let range = &self.micro_batches[(stage / self.stages_per_pipeline) as usize];
         if !range.contains(&micro_batch) {
             return Err(Error::schedule(
                 format!(
@@ -162,7 +162,7 @@ impl Schedule {
         let has_backward = done.marks.iter().any(|marks| marks & (INPUT | WEIGHT) != 0);
         let whole = if has_backward { FORWARD | INPUT | WEIGHT } else { FORWARD };
         for stage in 0..self.stages() {
-            for micro_batch in self.micro_batches[(stage / self.chain_length) as usize].clone() {
+            for micro_batch in self.micro_batches[(stage / self.stages_per_pipeline) as usize].clone() {
                 let missing = whole & !done.of(stage, micro_batch);
                 if missing != 0 {
                     // Report a missing forward first: adding only the backward would lead to the next error.
@@ -214,13 +214,13 @@ impl Schedule {
     fn awaited(&self, done: &Done, entry: Action) -> Option<Action> {
         entry.halves().find_map(|action| {
             let Action { kind, stage, micro_batch, .. } = action;
-            let place = stage % self.chain_length;
+            let place = stage % self.stages_per_pipeline;
             match kind {
                 Kind::Forward if place > 0 && done.of(stage - 1, micro_batch) & FORWARD == 0 => {
                     Some(Action::forward(stage - 1, micro_batch))
                 }
                 Kind::Backward | Kind::InputGradient
-                    if place + 1 < self.chain_length && done.of(stage + 1, micro_batch) & INPUT == 0 =>
+                    if place + 1 < self.stages_per_pipeline && done.of(stage + 1, micro_batch) & INPUT == 0 =>
                 {
                     Some(Action::new(Kind::Backward, stage + 1, micro_batch))
                 }

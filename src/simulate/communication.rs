@@ -105,7 +105,7 @@ pub fn with_communication(schedule: &Schedule, deferred_receives: bool) -> Resul
     // The first stage of each chain has its inputs from the start: they are training data.
     for (chain, ids) in schedule.micro_batches.iter().enumerate() {
         for id in ids.clone() {
-            let first = Action::forward(u32::try_from(chain).unwrap_or(0) * schedule.chain_length, id);
+            let first = Action::forward(u32::try_from(chain).unwrap_or(0) * schedule.stages_per_pipeline, id);
             inputs.of_action(first).for_each(|input| known[input] = true);
         }
     }

@@ -112,7 +112,7 @@ struct Machine<'a> {
 impl<'a> Machine<'a> {
     fn new(schedule: &'a Schedule, costs: &'a Costs, communication: Communication, iterations: usize) -> Result<Self> {
         let inputs = Inputs::of(schedule);
-        let chain = schedule.chain_length as usize;
+        let chain = schedule.stages_per_pipeline as usize;
         let stages = schedule.rank_of_stage.len();
         let ranks = schedule.orders.len();
 
@@ -148,7 +148,7 @@ impl<'a> Machine<'a> {
         }
         let mut arrival_s = vec![ABSENT; inputs.count()];
         for (index, ids) in schedule.micro_batches.iter().enumerate() {
-            let first_stage = u32::try_from(index).unwrap_or(0) * schedule.chain_length;
+            let first_stage = u32::try_from(index).unwrap_or(0) * schedule.stages_per_pipeline;
             for input in ids.clone().flat_map(|id| inputs.of_action(Action::forward(first_stage, id))) {
                 // The first stage of each chain reads training data, which is available from the start.
                 arrival_s[input] = 0.0;
@@ -194,6 +194,7 @@ impl<'a> Machine<'a> {
 
     fn run(&mut self, control: &Control) -> Result<()> {
         let mut ended = 0_u64;
+        // Only events start ranks below, and none is pending yet, so start every rank once.
         for rank in 0..self.lanes.len() {
             self.go_on(rank);
         }
@@ -232,6 +233,7 @@ impl<'a> Machine<'a> {
         if self.lanes.iter().zip(&self.schedule.orders).all(is_over) {
             return Ok(self.times);
         }
+        // No event is pending, so the remaining actions wait for inputs that never arrive.
         Err(self.stuck())
     }
 
@@ -318,7 +320,7 @@ impl<'a> Machine<'a> {
     /// and optimizer steps.
     fn count_backward(&mut self, stage: usize, iteration: usize) {
         let stages = self.schedule.rank_of_stage.len();
-        let chain = self.schedule.chain_length as usize;
+        let chain = self.schedule.stages_per_pipeline as usize;
         self.times.last_backward_s[iteration * stages + stage] = self.now_s;
         let left = &mut self.backwards_left[iteration * chain + stage % chain];
         *left -= 1;

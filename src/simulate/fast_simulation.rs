@@ -134,7 +134,7 @@ impl Sweep {
 
         self.deliveries.clear();
         self.link_ids.clear();
-        let chain = schedule.chain_length as usize;
+        let chain = schedule.stages_per_pipeline as usize;
         for stage in 0..stages {
             let delivery = if (stage + 1) % chain == 0 {
                 // At the end of the chain, the loss makes the stage's own backward available.
@@ -291,7 +291,7 @@ impl Sweep {
     ///
     /// Copies of a stage in several chains reduce their gradients together, so all wait for the last of them.
     fn tail_s(&self, schedule: &Schedule, costs: &Costs) -> f64 {
-        let chain = schedule.chain_length as usize;
+        let chain = schedule.stages_per_pipeline as usize;
         let stages = self.last_backward_s.len();
         let mut tail_s: f64 = 0.0;
         for stage in 0..stages {

@@ -56,7 +56,7 @@ fn run_iteration(
     let stages = schedule.rank_of_stage.len();
     let mut arrival_s = vec![f64::INFINITY; inputs.count()];
     for (chain, ids) in (0..).zip(&schedule.micro_batches) {
-        let first_stage = chain * schedule.chain_length;
+        let first_stage = chain * schedule.stages_per_pipeline;
         for input in ids.clone().flat_map(|id| inputs.of_action(Action::forward(first_stage, id))) {
             arrival_s[input] = times.step_s;
         }

@@ -6,7 +6,7 @@
 use super::{Costs, Inputs, Times};
 use crate::control::Control;
 use crate::error::Result;
-use crate::schedule::{Action, Kind, Pace, Schedule};
+use crate::schedule::{Action, Kind, Schedule, Synchronization};
 
 /// Number of actions between two checks for cancellation. They take about a millisecond.
 const ACTIONS_PER_CHECK: usize = 1 << 16;
@@ -184,7 +184,7 @@ fn peak_freed_at_input_gradient(schedule: &Schedule) -> Vec<u32> {
 /// [`Error::Cancelled`](crate::error::Error::Cancelled) if `control` is cancelled.
 pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times, control: &Control) -> Result<Vec<Idle>> {
     let inputs = Inputs::of(schedule);
-    let chain = schedule.chain_length as usize;
+    let chain = schedule.stages_per_pipeline as usize;
     let busy_s = busy_s(schedule, times);
     let produced = produced(schedule, times, control)?;
     let mut stretches = Vec::new();
@@ -234,8 +234,10 @@ pub fn idle(schedule: &Schedule, costs: &Costs, times: &Times, control: &Control
                 } else {
                     push(free_s, computed_s, Cause::Dependency);
                 }
-                let there_s = match (schedule.pace, latest) {
-                    (Pace::LockStep, Some(input)) => times.arrival_s[base + input].clamp(computed_s, start_s),
+                let there_s = match (schedule.synchronization, latest) {
+                    (Synchronization::LockStep, Some(input)) => {
+                        times.arrival_s[base + input].clamp(computed_s, start_s)
+                    }
                     _ => start_s,
                 };
                 push(computed_s, there_s, Cause::Communication);
@@ -310,7 +312,7 @@ fn placed<'a>(schedule: &'a Schedule, times: &'a Times) -> impl Iterator<Item = 
 /// [`Error::Cancelled`](crate::error::Error::Cancelled) if `control` is cancelled.
 pub fn slack_s(schedule: &Schedule, costs: &Costs, times: &Times, control: &Control) -> Result<Vec<f64>> {
     const NONE: usize = usize::MAX;
-    if schedule.pace == Pace::LockStep {
+    if schedule.synchronization == Synchronization::LockStep {
         return super::lock_step::slack_s(schedule, times, control);
     }
     let inputs = Inputs::of(schedule);
@@ -371,7 +373,7 @@ fn limit_last_backwards(
     latest_s: &mut [f64],
     control: &Control,
 ) -> Result<()> {
-    let chain = schedule.chain_length as usize;
+    let chain = schedule.stages_per_pipeline as usize;
     let stages = schedule.rank_of_stage.len();
     let tail_s = |stage: usize| {
         let copies = (stage % chain..stages).step_by(chain);

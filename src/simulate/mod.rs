@@ -12,7 +12,7 @@ pub mod measures;
 
 use crate::control::Control;
 use crate::error::{Error, Result};
-use crate::schedule::{Action, Kind, LONGEST_S, Pace, Schedule};
+use crate::schedule::{Action, Kind, LONGEST_S, Schedule, Synchronization};
 
 pub use fast_simulation::{Links, Sweep};
 pub use measures::{Cause, Idle, Measures, StageBytes, idle, measure, memory, slack_s};
@@ -194,7 +194,8 @@ pub fn simulate(
     iterations: u32,
     control: &Control,
 ) -> Result<Times> {
-    if schedule.pace == Pace::LockStep {
+    // In lock step, all messages of a step end with it. Links never queue, so the mode of communication has no effect.
+    if schedule.synchronization == Synchronization::LockStep {
         return lock_step::times(schedule, costs, iterations);
     }
     match (communication, iterations) {
@@ -231,7 +232,7 @@ impl Times {
     /// stage and of its copies in other chains. Negative infinity if there is none.
     #[must_use]
     pub fn synchronized_from_s(&self, schedule: &Schedule, iteration: usize, stage: usize) -> f64 {
-        let (chain, stages) = (schedule.chain_length as usize, schedule.rank_of_stage.len());
+        let (chain, stages) = (schedule.stages_per_pipeline as usize, schedule.rank_of_stage.len());
         // Copies of a stage hold the same weights, so their gradients are reduced together.
         let copies = (stage % chain..stages).step_by(chain);
         copies.map(|copy| self.last_backward_s[iteration * stages + copy]).fold(f64::NEG_INFINITY, f64::max)
@@ -252,7 +253,11 @@ impl Inputs {
     #[must_use]
     pub fn of(schedule: &Schedule) -> Self {
         let stages = schedule.rank_of_stage.len();
-        Self { stages, chain: schedule.chain_length as usize, slots: stages * schedule.total_micro_batches() as usize }
+        Self {
+            stages,
+            chain: schedule.stages_per_pipeline as usize,
+            slots: stages * schedule.total_micro_batches() as usize,
+        }
     }
 
     /// Returns the number of inputs of a step.
@@ -284,6 +289,7 @@ impl Inputs {
             Kind::Forward if (stage + 1).is_multiple_of(self.chain) => Some(self.slots + slot),
             Kind::Forward => Some(slot + 1),
             Kind::Backward | Kind::InputGradient if !stage.is_multiple_of(self.chain) => Some(self.slots + slot - 1),
+            // A weight gradient stays on its rank, and there is no stage before the first one.
             _ => None,
         }
     }

@@ -85,7 +85,7 @@ def plan(chance: random.Random, odd: float = 0.2) -> tuple[hpgo.Plan, list[int],
         for at, (begin, end) in enumerate(pairwise(bounds))
     ]
     cluster = hpgo.Cluster.of(nodes=1, devices_per_node=len(devices), intra_gbit_s=100, memory=memory)
-    return hpgo.evaluate(profile, cluster, stages, global_batch_size=8, micro_batch_size=2), counts, reasons
+    return hpgo.evaluate(profile, cluster, stages, global_batch_size=8, pipeline_micro_batch_size=2), counts, reasons
 
 
 def load(files: dict[str, str]) -> SimpleNamespace:

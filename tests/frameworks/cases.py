@@ -40,7 +40,7 @@ class Case:
     rank_of_stage: tuple[int, ...]
     replicas: tuple[int, ...]
     """Of each stage."""
-    micro_batch_size: int
+    pipeline_micro_batch_size: int
     micro_batches: int
     recompute: bool
     shard: bool
@@ -64,7 +64,7 @@ class Case:
     @property
     def share(self) -> int:
         """Samples of a micro-batch on each replica, where all have as many."""
-        return self.micro_batch_size // self.replicas[0]
+        return self.pipeline_micro_batch_size // self.replicas[0]
 
     @property
     def grid(self) -> list[tuple[int, int, int]]:
@@ -78,7 +78,7 @@ class Case:
     @property
     def global_batch_size(self) -> int:
         """Samples of a step."""
-        return self.micro_batch_size * self.micro_batches
+        return self.pipeline_micro_batch_size * self.micro_batches
 
     @property
     def zero_stage(self) -> int:
@@ -126,7 +126,7 @@ def refused_by(
         reasons.append("schedule")
     if len(set(case.replicas)) > 1:
         reasons.append("unequal replicas")
-    elif case.micro_batch_size % case.replicas[0]:
+    elif case.pipeline_micro_batch_size % case.replicas[0]:
         reasons.append("unequal shares")
     if "memory" in case.odd:
         reasons.append("memory")
@@ -214,7 +214,7 @@ def _plan(chance: random.Random, schedule: str, optimizer: str) -> Case:
     if len(replicas) > 1 and chance.random() < 0.08:
         replicas[chance.randrange(len(replicas))] += 1
     share, micro_batches = chance.randint(1, 3), chance.randint(1, 8)
-    micro_batch_size = max(share * each + (chance.random() < 0.06), *replicas)
+    pipeline_micro_batch_size = max(share * each + (chance.random() < 0.06), *replicas)
     devices = list(range(sum(replicas) + (chance.random() < 0.2)))
     if chance.random() < 0.3:
         chance.shuffle(devices)
@@ -232,8 +232,8 @@ def _plan(chance: random.Random, schedule: str, optimizer: str) -> Case:
                         memory=1e3 if "memory" in odd else 1e15),
         [(ids[begin:end], devices[first : first + count])
          for (begin, end), first, count in zip(pairwise(bounds), firsts, replicas, strict=False)],
-        global_batch_size=micro_batch_size * micro_batches,
-        micro_batch_size=micro_batch_size,
+        global_batch_size=pipeline_micro_batch_size * micro_batches,
+        pipeline_micro_batch_size=pipeline_micro_batch_size,
         min_micro_batch_size=1,
         schedule=schedule,
         recompute=recompute,
@@ -251,7 +251,7 @@ def _plan(chance: random.Random, schedule: str, optimizer: str) -> Case:
         layers=layers,
         rank_of_stage=orders.rank_of_stage,
         replicas=tuple(replicas),
-        micro_batch_size=micro_batch_size,
+        pipeline_micro_batch_size=pipeline_micro_batch_size,
         micro_batches=micro_batches,
         recompute=recompute,
         shard=shard,
@@ -288,7 +288,7 @@ def _program(chance: random.Random, name: str) -> Case:
             (of, range(rank * replicas, (rank + 1) * replicas))
             for of, rank in zip(layers, orders.rank_of_stage, strict=True)
         ],
-        micro_batch_size=share * replicas,
+        pipeline_micro_batch_size=share * replicas,
         global_batch_size=share * replicas * micro_batches,
         recompute=recompute,
         shard_optimizer=shard,
@@ -302,7 +302,7 @@ def _program(chance: random.Random, name: str) -> Case:
         layers=tuple(map(tuple, layers)),
         rank_of_stage=orders.rank_of_stage,
         replicas=(replicas,) * orders.stages,
-        micro_batch_size=share * replicas,
+        pipeline_micro_batch_size=share * replicas,
         micro_batches=micro_batches,
         recompute=recompute,
         shard=shard,

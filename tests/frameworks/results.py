@@ -12,7 +12,7 @@ _TO = sys.argv[1:]  # before a framework's parser of arguments is given its own
 
 @dataclass(frozen=True)
 class Result:
-    """A row of the table in docs/export.md."""
+    """A row of the table in research/framework-tables.md."""
 
     target: str
     ran: str

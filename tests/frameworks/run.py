@@ -1,6 +1,6 @@
 """Runs every file of checks in its environment, and prints what was run on which version.
 
-    python tests/frameworks/run.py [--write docs/export.md]
+    python tests/frameworks/run.py [--write research/framework-tables.md]
 
 Started by `make frameworks`, with the interpreter whose torch all environments see.
 """
@@ -41,7 +41,7 @@ COLUMNS = {
     "read_back": "200 random plans, read back",
     "built": "built",
     "trained": "trained, or served, against one process",
-    "ways": "200 random ways of transformers, read back",
+    "ways": "200 random LLM plans, read back",
 }
 
 

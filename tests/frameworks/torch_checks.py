@@ -157,7 +157,7 @@ def the_same(case: Case) -> bool:
             # The samples that its replica gets of each micro-batch.
             begin = rank % module.REPLICAS * case.share
             assert module.my_rows(mesh) == [
-                micro * case.micro_batch_size + begin + row
+                micro * case.pipeline_micro_batch_size + begin + row
                 for micro in range(case.micro_batches)
                 for row in range(case.share)
             ]

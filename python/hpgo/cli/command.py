@@ -186,6 +186,16 @@ class Group(click.Group):
 
 Table = Mapping[str, Mapping[str, tuple[str, str]]]
 """Title of a help section -> command -> module with the attribute `command`, and a line of help."""
+_FORMER_COMMANDS = {"price": "evaluate"}
+"""Current name of each former command."""
+
+
+class UnknownCommandError(click.UsageError):
+    """A command that its group does not have, with a hint that names the command that was probably meant."""
+
+    def __init__(self, message: str, hint: str, ctx: click.Context) -> None:
+        super().__init__(message, ctx)
+        self.hint = hint
 
 
 def _help_alone() -> None:
@@ -232,7 +242,7 @@ class LazyGroup(Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that `args` start with. Raises UsageError with a similar name."""
         if args[0] not in self._rows and not args[0].startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"unknown command `{shorten(args[0])}`; {self._meant(ctx, args[0])}")
+            raise UnknownCommandError(f"unknown command: `{shorten(args[0])}`", self._meant(ctx, args[0]), ctx)
         return super().resolve_command(ctx, args)
 
     def _meant(self, ctx: click.Context, name: str) -> str:
@@ -245,6 +255,8 @@ class LazyGroup(Group):
             below = self.get_command(ctx, group)
             if isinstance(below, click.Group) and name in below.list_commands(ctx):
                 return f"did you mean `{ctx.command_path} {group} {name}`?"
+        if (former := _FORMER_COMMANDS.get(name)) in self._rows:
+            return f"did you mean `{ctx.command_path} {former}`?"
         return did_you_mean(name, self._rows)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -93,8 +93,8 @@ class InferOptions(ModelOptions):
 def command(options: InferOptions) -> None:
     """Stream batches through a model whose layers PLAN.json splits over hosts or devices.
 
-    PLAN.json is a file of `hpgo partition --json`, or a program with forward passes only. The weights are those of
-    --checkpoint, or of the workload. A table compares throughput and latency with the plan.
+    PLAN.json is a file of `hpgo partition --json`, or a program with forward passes only. The weights come from
+    --checkpoint, or from the workload. A table compares throughput and latency with the plan.
 
     The command starts one process per host of the plan on this machine. Under torchrun, or another launcher that sets
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, it is one rank.
@@ -176,7 +176,7 @@ class _Source:
     def __init__(self, pipeline: InferencePipeline, data: str | None) -> None:
         import torch
 
-        self._size = pipeline.program.micro_batch_size
+        self._size = pipeline.program.pipeline_micro_batch_size
         self._pipeline = pipeline
         self._data: Any = None
         planned = pipeline.program.micro_batches
@@ -234,7 +234,7 @@ def _conclude(
 
     rate = both(attrgetter("samples_per_s"))
     latencies = {f"p{share}": both(methodcaller("latency_s", share)) for share in _PERCENTS}
-    length = program.schedule.chain_length
+    length = program.schedule.stages_per_pipeline
     hosts = hosts_of(routes_of(program))
 
     def of_stage(which: str, name: str, number: int) -> float | None:

@@ -61,6 +61,13 @@ _DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml"}
 """Names on PyPI of packages whose module has another name."""
 _MIN_SIMILARITY = 0.8
 """Share of equal letters from which on a hint suggests an option. At 0.6, `--steps` would suggest `--cluster`."""
+_FORMER_OPTIONS = {
+    "--deadline": "--time-limit",
+    "--equal-shares": "--even-split",
+    "plan --seq": "hpgo llm plan",
+    "run --emulate": "hpgo emulate",
+}
+"""Current option or command for each former option, or for a former option of one command."""
 COMMANDS = {name: row for section in SECTIONS.values() for name, row in section.items()}
 
 
@@ -102,7 +109,7 @@ def run(command: click.Command, args: list[str] | None = None, prog_name: str | 
         if asked is not None:
             with suppress(OSError):
                 click.echo(asked.get_usage(), err=True)
-        hint = _nearest_choice(error) or _nearest_option(error)
+        hint = _nearest_choice(error) or _nearest_option(error) or getattr(error, "hint", "")
         # For unknown options, `format_message` of click adds suggestions of its own to the message.
         say("error", error.message if isinstance(error, click.NoSuchOption) else error.format_message())
         if asked is not None:
@@ -148,11 +155,14 @@ def _nearest_choice(error: click.ClickException) -> str:
 
 
 def _nearest_option(error: click.ClickException) -> str:
-    """Return a hint with the option that is most similar to the given one; empty if none is."""
+    """Return a hint with the current name of a former option, or else the most similar option, or an empty text."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
     options = [name for param in error.ctx.command.get_params(error.ctx) for name in param.opts if name.startswith("-")]
     begun = [name for name in options if error.option_name.startswith("--") and name.startswith(error.option_name)]
+    former = (_FORMER_OPTIONS.get(key, "") for key in (error.option_name, f"{error.ctx.info_name} {error.option_name}"))
+    if current := next((name for name in former if name in options or name.startswith("hpgo ")), ""):
+        return f"did you mean `{current}`?"
     return similar(error.option_name, begun or options, least=0.0 if begun else _MIN_SIMILARITY)
 
 

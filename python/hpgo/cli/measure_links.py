@@ -11,7 +11,7 @@ from hpgo.base.documents import json_text, write_text
 from hpgo.base.messages import percent
 from hpgo.base.units import format_bytes_per_s
 from hpgo.cli.command import Options, option, takes
-from hpgo.cli.plan_options import SECONDS, SOME_SECONDS
+from hpgo.cli.plan_options import MEASUREMENT_TIMEOUT, measurement_time_limit
 from hpgo.cli.ranks import in_ranks
 from hpgo.cli.terminal import table
 from hpgo.cli.values import AS_JSON, DEVICE, YAML, File
@@ -40,22 +40,8 @@ class MeasureLinksOptions(Options):
     )
     name: str = option("--name", default="", metavar="NAME", help="Name of the cluster.")
     device: str | None = DEVICE
-    time_limit: float = option(
-        "--time-limit",
-        type=SECONDS,
-        default="20s",
-        show_default=True,
-        metavar="TIME",
-        help="Approximate time of the whole measurement.",
-    )
-    timeout: float = option(
-        "--timeout",
-        type=SOME_SECONDS,
-        default="600s",
-        show_default=True,
-        metavar="TIME",
-        help="Stop if ranks wait for each other this long.",
-    )
+    time_limit: float = measurement_time_limit("20s")
+    timeout: float = MEASUREMENT_TIMEOUT
     as_json: bool = AS_JSON
 
 

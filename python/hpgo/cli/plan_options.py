@@ -35,7 +35,7 @@ _RECOMPUTE = {"no": False, "yes": True, "auto": "auto"}
 
 
 SECTIONS = {
-    "Problem": "cluster global_batch_size {}schedule micro_batch_size min_micro_batch_size even_split"
+    "Problem": "cluster global_batch_size {}schedule pipeline_micro_batch_size min_micro_batch_size even_split"
     " no_overlap include_data_loading",
     "Memory": "recompute optimizer gradients_per_weight optimizer_per_weight shard_optimizer reserve_memory",
     "Input file options": "profile_batch_size profile_layer_counts profile_boundary",
@@ -103,6 +103,26 @@ DEVICE_BYTES = _Measure("size", parse_bytes, example="512MiB")
 RATE = _Measure("rate", parse_bytes_per_s, example="100Mbit/s")
 
 
+def measurement_time_limit(default: str) -> Any:
+    """Declare --time-limit of a command that measures this machine."""
+    return option(
+        "--time-limit",
+        type=SECONDS,
+        default=default,
+        show_default=True,
+        metavar="TIME",
+        help="Approximate time of the whole measurement.",
+    )
+
+
+MEASUREMENT_TIMEOUT: Any = option(
+    "--timeout",
+    type=SOME_SECONDS,
+    default="600s",
+    show_default=True,
+    metavar="TIME",
+    help="Stop if ranks wait for each other this long.",
+)
 TIMEOUT: Any = option(
     "--timeout",
     type=SECONDS,
@@ -152,12 +172,12 @@ class ProfileFileOptions(Options):
 class ProblemOptions(ProfileFileOptions):
     """Options of a planning problem, except model, cluster and batch size."""
 
-    micro_batch_size: int | None = option(
-        "--micro-batch-size",
+    pipeline_micro_batch_size: int | None = option(
+        "--pipeline-micro-batch-size",
         type=int,
         metavar="N",
-        help="Samples per micro-batch over all replicas of a stage.  [default: the best] (Megatron-LM's option of this"
-        " name counts the samples of one replica.)",
+        help="Samples per micro-batch over all replicas of a stage.  [default: the best] (Megatron-LM's"
+        " --micro-batch-size counts the samples of one replica.)",
     )
     min_micro_batch_size: int | None = option(
         "--min-micro-batch-size",
@@ -218,7 +238,7 @@ class ProblemOptions(ProfileFileOptions):
             "optimizer_per_weight": self.optimizer_per_weight,
         }
         return {
-            "micro_batch_size": self.micro_batch_size,
+            "pipeline_micro_batch_size": self.pipeline_micro_batch_size,
             "min_micro_batch_size": self.min_micro_batch_size,
             "recompute": _RECOMPUTE[self.recompute],
             "even_split": self.even_split,

@@ -155,7 +155,7 @@ def run_ranks(
 
 @contextmanager
 def preempted(kept: str) -> Iterator[None]:
-    """Report on rank 0 which state was saved, if SIGTERM ends the run."""
+    """Print `kept` on rank 0, the state that was saved, if SIGTERM ends the run inside this context."""
     from hpgo.runtime.preemption import Preempted
 
     try:

@@ -125,7 +125,7 @@ def show(options: ShowOptions) -> None:
     facts = {
         "source": family.source,
         "needs": family.limits,
-        "pace": family.pace,
+        "synchronization": family.synchronization,
         "weights": " ".join(
             [
                 "two copies of the model" if family.chains == 2 else "one copy",
@@ -138,7 +138,7 @@ def show(options: ShowOptions) -> None:
     click.echo(f"{family.name}: {family.summary}")
     for what, fact in facts.items():
         if fact:
-            click.echo(f"  {what:9}  {fact}")
+            click.echo(f"  {what:15}  {fact}")
     click.echo()
     click.echo(_columns(built))
 

@@ -96,7 +96,7 @@ def barred(timelines: Sequence[Timeline]) -> str:
     """Return the meaning of the bars on boxes. Empty if there are none."""
     chunked = any(timeline.chunks > 1 for timeline in timelines)
     two_way = any(chunk_of_stage(timeline).max(initial=0) + 1 > timeline.chunks for timeline in timelines)
-    meanings = [f"later chunk of the {timelines[0].row}"] * chunked + ["the other direction"] * two_way
+    meanings = [f"later virtual stage of the {timelines[0].row}"] * chunked + ["the other direction"] * two_way
     return f"bar on top: {', or '.join(meanings)}" if meanings else ""
 
 
@@ -149,7 +149,7 @@ def summary(timeline: Timeline) -> str:
         counted(timeline.micro_batches, "micro-batch").replace("batchs", "batches"),
     ]
     if timeline.chunks > 1:
-        parts.append(f"{timeline.chunks} chunks per {timeline.row}")
+        parts.append(f"{timeline.chunks} virtual stages per {timeline.row}")
     parts += [f"step {format_seconds(timeline.makespan_s)}", f"bubble {100 * timeline.measures.idle_over_total:.1f} %"]
     peak = peak_bytes(timeline)
     if peak is not None:

@@ -75,7 +75,7 @@ class ExportJob:
             row,
             schedule=program.schedule.name,
             replicas=[len(stage.devices) for stage in program.stages],
-            micro_batch_size=program.micro_batch_size,
+            pipeline_micro_batch_size=program.pipeline_micro_batch_size,
             shard_optimizer=program.shard_optimizer,
             recompute=program.recompute,
             gpus_per_device=gpus,
@@ -91,13 +91,13 @@ class ExportJob:
             program=runs,
             plan=plan,
             replicas=replicas,
-            share=program.micro_batch_size // replicas,
+            share=program.pipeline_micro_batch_size // replicas,
             gpus_per_device=gpus,
             overlap=overlap and (row.overlaps or _sums_each_pass(runs, row)),
             step_s=None,
             notes=(),
         )
-        _check_ties(job)
+        _check_tied_weights(job)
         check_optimizer(
             row,
             job.optimizer,
@@ -252,7 +252,7 @@ def _check_memory(plan: Plan) -> None:
 
 def _check_chain(program: Program, row: Framework) -> None:
     """Raise ArgumentError for schedules with two copies of the model, such as bidirectional pipelines."""
-    if program.schedule.chain_length != program.schedule.stages:
+    if program.schedule.stages_per_pipeline != program.schedule.stages:
         raise ArgumentError(
             f"`{program.schedule.name}` runs two copies of the model, which {row.title} can't",
             "plan with another schedule, for instance `--schedule 1f1b`",
@@ -260,14 +260,14 @@ def _check_chain(program: Program, row: Framework) -> None:
         )
 
 
-def _check_ties(job: ExportJob) -> None:
+def _check_tied_weights(job: ExportJob) -> None:
     """Raise ArgumentError for a tied weight on several stages whose gradients the framework does not reduce."""
     for tie in () if job.plan is None else job.plan.split_tied_weights:
         row = job.framework
-        if sums_shared(row, tie.layers, job.blocks if row.ties == "ends" else None):
+        if sums_shared(row, tie.layers, job.blocks if row.tied_weights == "ends" else None):
             continue
         which = " and ".join(f"`{shorten(layer)}`" for layer in tie.layers)
-        only = " other than the embedding and the LM head" if row.ties == "ends" else ""
+        only = " other than the embedding and the LM head" if row.tied_weights == "ends" else ""
         raise ArgumentError(
             f"{which} share a weight and are on different stages, but {row.title} does not reduce the gradients of"
             f" layers on several stages{only}",

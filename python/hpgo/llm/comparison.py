@@ -13,6 +13,7 @@ from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import LlmEstimate
 from hpgo.llm.parallelism import ParallelismConfig
+from hpgo.llm.step_range import RELATIVE_ERROR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,10 +51,10 @@ class Comparison(Record):
 
     @property
     def apart(self) -> bool:
-        """Whether the step times differ by more than the error of the estimate."""
+        """Whether the step times differ by more than the error of the ratio of two estimates (`RELATIVE_ERROR`)."""
         # Compare with the shorter one, so that the result does not depend on the order of the two.
         low, high = sorted((self.chosen.step_s, self.other.step_s))
-        return high > low * (1 + self.chosen.error)
+        return high > low * (1 + RELATIVE_ERROR)
 
 
 def compare(chosen: LlmEstimate, other: LlmEstimate) -> Comparison:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from hpgo.base.validated import check_fields
 
@@ -12,7 +13,10 @@ COMPUTING = (
     ("gemm_efficiency", "attention_efficiency", "unfused_attention_efficiency", "hbm_efficiency"),
     ("gemm_overhead_s", "layer_launch_s", "collective_launch_s", "expert_launch_s"),
 )
-EXCHANGE = (("nvlink_efficiency", "nic_efficiency", "all_to_all_nic_efficiency"), ("collective_overhead_s",))
+EXCHANGE = (
+    ("nvlink_efficiency", "nic_efficiency", "gather_nic_efficiency", "all_to_all_nic_efficiency"),
+    ("collective_overhead_s",),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,8 @@ class Constants:
     """Fitted. Additional seconds of each GEMM for its launch, its first loads and the drain after its last tiles."""
     attention_efficiency: float = 0.618
     """Fitted. Share of fused attention's best measured rate that it reaches with the heads of models."""
+    attention_time_factor: float = 1.0
+    """Fitted by stack. Time of fused attention, per time of the kernels that most published steps used."""
     attention_backward_factor: float = 2.5
     """Counted: operations of fused attention's backward pass per operation of its forward pass; scores are recomputed
     (Dao, arXiv 2307.08691)."""
@@ -48,8 +54,16 @@ class Constants:
     """Fitted. Share of the rate of links inside a node that collectives reach."""
     nic_efficiency: float = 0.496
     """Fitted. Share of the rate of NICs that collectives reach."""
+    gather_nic_efficiency: float = 0.85
+    """Counted: share of the rate of NICs that FSDP's all-gathers and reduce-scatters reach. Their messages are whole
+    layers, so they reach as large a share of NICs as collectives reach of NVLink. A fit can't tell it from the latency
+    of rings: 0.5 to 0.85 give equal errors."""
+    gather_bucket_parameters: float = inf
+    """Counted: parameters of one all-gather of ZeRO stage 3; infinite where each layer is one message."""
     collective_overhead_s: float = 2e-05
     """Fitted. Additional seconds of each collective: launch, and waiting for the last rank."""
+    tp_exposed_fraction: float = 1.0
+    """Fitted by stack. Share of the communication of sequence-parallel layers that GEMMs do not hide."""
     layer_launch_s: float = 0.00105
     """Fitted. Seconds in which the CPU launches a layer's forward pass; no pass is faster."""
     collective_launch_s: float = 3.47e-05
@@ -60,9 +74,13 @@ class Constants:
     """Counted: share of the launch seconds that GPU work hides; 0 with CUDA_LAUNCH_BLOCKING=1."""
     comm_overlap_fraction: float = 0.386
     """Fitted. Share of a pass that can hide communication that overlaps with it."""
-    grouped_gemm_efficiency: float = 0.63
+    expert_time_factor: float = 1.0
+    """Fitted by stack. Time of a step of a model with experts, per time without fused kernels for experts."""
+    all_to_all_time_factor: float = 1.0
+    """Fitted by stack. Time of the exposed all-to-all of experts, per time of one that nothing hides."""
+    grouped_gemm_efficiency: float = 0.52
     """Fitted. Share of the rate of GEMMs that grouped GEMMs of experts reach."""
-    routed_row_factor: float = 1.64
+    routed_row_factor: float = 1.81
     """Fitted. Memory accesses of expert rows, per access counted."""
     all_to_all_nic_efficiency: float = 0.86
     """Counted: share of the rate of NICs that the all-to-all reaches, 43 of 50 GB/s (DeepEP, 16 GPUs)."""

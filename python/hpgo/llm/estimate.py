@@ -28,7 +28,9 @@ from hpgo.llm.parallelism import (
     check_degrees,
     data_degree,
 )
-from hpgo.llm.platform import ERROR_WITH_EXPERTS, USUAL_ERROR, Platform, usual_error
+from hpgo.llm.platform import Platform
+from hpgo.llm.stack import Stack, stack_of
+from hpgo.llm.step_range import kind_of, log_sd, step_range
 from hpgo.llm.step_time import PipelineStages, kinds_of
 from hpgo.llm.validated_features import unvalidated_features
 from hpgo.machine.cluster import Cluster, cluster_of
@@ -108,9 +110,13 @@ class LlmEstimate(Record):
     peak_flop_per_s: float
     """Peak rate of one GPU in the precision of the configuration."""
     has_experts: bool = False
-    """Whether layers hold experts. Such estimates do not meet their accuracy goal yet (docs/accuracy.md)."""
-    error: float = USUAL_ERROR
-    """Mean relative error of such step times: on the platform's steps, or on published steps on such a device."""
+    """Whether layers hold experts. Ranges of such estimates are wide (docs/accuracy.md)."""
+    low_s: float = 0.0
+    """Lower end of the step time's 90 % range (docs/accuracy.md). The estimate itself without one."""
+    high_s: float = 0.0
+    """Upper end of the step time's 90 % range. The estimate itself without one."""
+    stack: str = "default"
+    """Software stack of the estimate, by name (`hpgo.llm.stack`)."""
     measured_steps: int = 0
     """Number of steps that the platform was fitted to; 0 without a platform."""
     unvalidated_features: tuple[str, ...] = ()
@@ -122,7 +128,16 @@ class LlmEstimate(Record):
             check_int(f"{field} of an estimate", getattr(self, field))
         for field in ("step_s", "capacity_bytes", "model_flop", "peak_flop_per_s"):
             number(f"{field} of an estimate", getattr(self, field), above=0)
-        number("error of an estimate", self.error)
+        for field, other in (("low_s", "high_s"), ("high_s", "low_s")):
+            number(f"{field} of an estimate", getattr(self, field))
+            if not getattr(self, field):
+                object.__setattr__(self, field, getattr(self, other) or self.step_s)
+        if not self.low_s <= self.step_s <= self.high_s:
+            raise ArgumentError(
+                f"the range of an estimate is {self.low_s:g} to {self.high_s:g} s, but must hold the step time,"
+                f" {self.step_s:g} s",
+                "make it again",
+            )
         if not self.stages:
             raise ArgumentError("an estimate has no stages", "make it again")
 
@@ -172,9 +187,11 @@ def estimate_llm(
     cp: int = 1,
     ep: int = 1,
     zero_stage: int = 1,
+    dp_replicate: int = 1,
     micro_batch_size: int = 1,
     recompute: Recompute = "none",
     recompute_num_layers: int | None = None,
+    recompute_every: int | None = None,
     sequence_parallel: bool | None = None,
     precision: Precision = "bf16",
     flash_attention: bool = True,
@@ -187,6 +204,8 @@ def estimate_llm(
     grad_reduce_in_bf16: bool = False,
     cpu_offload_num_layers: int = 0,
     devices: int | None = None,
+    framework: str | None = None,
+    stack: Stack | str | os.PathLike[str] | None = None,
     platform: Platform | DeviceRecord | None = None,
 ) -> LlmEstimate:
     """Estimate the step time and the memory of one configuration, split into terms and columns.
@@ -206,10 +225,12 @@ def estimate_llm(
         cp: context-parallel degree.
         ep: expert-parallel degree.
         zero_stage: replicas shard the optimizer state from 1 on, gradients from 2 on, weights at 3.
+        dp_replicate: number of groups of replicas that each hold all shards (hybrid sharding, HSDP).
         micro_batch_size: sequences of a micro-batch on one replica.
-        recompute: activations that backward passes recompute: `none`, attention scores (`selective`), or whole layers
-            (`full`).
+        recompute: activations that backward passes recompute: `none`, attention scores (`selective`), elementwise
+            operations and every second GEMM (`selective_op`), or whole layers (`full`).
         recompute_num_layers: number of layers of each stage that `full` recomputes; None means all.
+        recompute_every: distance between the layers that `full` recomputes, instead of their number.
         sequence_parallel: whether tensor-parallel GPUs also divide norms, dropout and residual additions; None means
             yes if `tp` is above 1.
         precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.
@@ -223,6 +244,9 @@ def estimate_llm(
         grad_reduce_in_bf16: whether gradients are accumulated and reduced in 16 bits.
         cpu_offload_num_layers: number of layers whose activations wait in CPU memory for the backward pass.
         devices: number of GPUs to use, the first of the cluster; None means all. The data-parallel degree follows.
+        framework: framework that trains the model, which implies a software stack on the cluster's device: `megatron`,
+            `megatron-bridge`, `nemo`, `torchtitan` or `deepspeed`.
+        stack: software stack, by its name or its file; None means the one that `framework` implies.
         platform: constants fitted to steps on your cluster (`hpgo.Platform.read`), or the rates of a measured node
             (`hpgo.llm.platform.read_platform`). None uses the published ones.
 
@@ -241,7 +265,8 @@ def estimate_llm(
         "tp": tp, "pp": pp, "vpp": vpp, "first_rank_layers": first_rank_layers, "last_rank_layers": last_rank_layers,
         "pp_schedule": pp_schedule, "cp": cp, "ep": ep,
         "zero_stage": check_int("zero_stage", zero_stage, least=0, most=3),
-        "micro_batch_size": micro_batch_size, "recompute": recompute, "recompute_num_layers": recompute_num_layers,
+        "dp_replicate": dp_replicate, "micro_batch_size": micro_batch_size,
+        "recompute": recompute, "recompute_num_layers": recompute_num_layers, "recompute_every": recompute_every,
         "precision": precision, "flash_attention": flash_attention, "fused_elementwise": fused_elementwise,
         "overlap_dp_comm": overlap_dp_comm, "fused_cross_entropy": fused_cross_entropy, "fused_adam": fused_adam,
         "flatten_gradients": flatten_gradients, "dtensor": dtensor, "grad_reduce_in_bf16": grad_reduce_in_bf16,
@@ -266,7 +291,8 @@ def estimate_llm(
     asked |= {name: check_int(name, asked[name]) for name in COUNTS if asked[name] is not None}
     asked["sequence_parallel"] = asked["tp"] > 1 if sequence_parallel is None else sequence_parallel
     try:
-        return estimate_on(model, cluster, ParallelismConfig(**asked), platform, **batch)
+        found = stack_of(stack, cluster, framework)
+        return estimate_on(model, cluster, ParallelismConfig(**asked), found, platform, **batch)
     except DegreeError as error:
         # Finding degrees that are accepted means trying many configurations, so it is done only once this one failed.
         from hpgo.llm.suggestions import with_accepted
@@ -281,17 +307,17 @@ def estimate_llm(
 
 
 def estimate_on(
-    model: Transformer, cluster: Cluster, config: ParallelismConfig,
+    model: Transformer, cluster: Cluster, config: ParallelismConfig, stack: Stack,
     platform: Platform | DeviceRecord | None, *,
     global_batch_size: int, seq_length: int,
 ) -> LlmEstimate:  # fmt: skip
-    """Return the estimate of a configuration with the constants and the error of a platform, or without one."""
-    constants = constants_of(cluster, platform)
+    """Return the estimate of a configuration with a stack, and with the constants of a platform, or without one."""
+    constants = constants_of(cluster, stack, platform)
     found = estimate_config(
         model, on_platform(cluster, platform), config, global_batch_size=global_batch_size, seq_length=seq_length,
         constants=constants,
     )  # fmt: skip
-    return with_error(found, cluster, platform)
+    return with_range(found, cluster, stack, platform)
 
 
 def on_platform(cluster: Cluster, platform: Platform | DeviceRecord | None) -> Cluster:
@@ -299,11 +325,11 @@ def on_platform(cluster: Cluster, platform: Platform | DeviceRecord | None) -> C
     return cluster if platform is None else platform.on(cluster)
 
 
-def constants_of(cluster: Cluster, platform: Platform | DeviceRecord | None) -> Constants:
-    """Return the constants of a platform, or the usual ones. Raise ArgumentError for a platform of other devices."""
+def constants_of(cluster: Cluster, stack: Stack, platform: Platform | DeviceRecord | None) -> Constants:
+    """Return the constants of a stack on a platform. Raise ArgumentError for a platform of other devices."""
     check_is("platform", platform, Platform | DeviceRecord, "read one with `hpgo.Platform.read`", or_none=True)
     if platform is None:
-        return CONSTANTS
+        return stack.constants(CONSTANTS)
     # Factors are relative to the measured rates of one device, so they do not apply to another.
     if not same_card(found := cluster.nodes[0].device.name, platform.device):
         raise ArgumentError(
@@ -312,21 +338,34 @@ def constants_of(cluster: Cluster, platform: Platform | DeviceRecord | None) -> 
             "use a platform of that device, or none",
             code="mismatch",
         )
-    return platform.constants_on(cluster)
+    if isinstance(platform, DeviceRecord):
+        # The node's own attention was measured. A stack's factor, relative to a preset's rate, would count it twice.
+        stack = replace(stack, attention=1.0)
+    return stack.constants(platform.constants_on(cluster))
 
 
-def with_error(found: LlmEstimate, cluster: Cluster, platform: Platform | DeviceRecord | None) -> LlmEstimate:
-    """Return an estimate with the error of its platform. For models with experts the error is that of published steps.
-
-    For models with experts, the error is at least that of published steps of such models.
-    """
-    known = platform.mechanisms if isinstance(platform, Platform) else ()
-    left = unvalidated_features(found.parallelism, cluster.nodes[0].device.name, known)
-    if not isinstance(platform, Platform):  # a device record was fitted to kernels, which tells nothing of steps
-        return replace(found, error=usual_error(cluster, has_experts=found.has_experts), unvalidated_features=left)
-    # A platform may be fitted to steps of dense models only, which do not test the terms of experts.
-    error = max(platform.error, ERROR_WITH_EXPERTS) if found.has_experts else platform.error
-    return replace(found, error=error, measured_steps=platform.steps, unvalidated_features=left)
+def with_range(
+    found: LlmEstimate, cluster: Cluster, stack: Stack, platform: Platform | DeviceRecord | None
+) -> LlmEstimate:
+    """Return an estimate with its stack, its range and its unvalidated features."""
+    config, has_experts = found.parallelism, found.has_experts
+    fitted = platform if isinstance(platform, Platform) else None  # a device record says nothing of steps
+    sd, bias = log_sd(config, cluster, stack, has_experts=has_experts), 0.0
+    if fitted is None:
+        bias = stack.bias_on(cluster, kind_of(config, cluster, has_experts=has_experts))
+    elif not has_experts:
+        # Dense steps say nothing of experts, whose range stays that of published steps.
+        sd = fitted.log_sd
+    low_s, high_s = step_range(found.step_s, sd, bias)
+    known = () if fitted is None else fitted.mechanisms
+    return replace(
+        found,
+        low_s=low_s,
+        high_s=high_s,
+        stack=stack.name,
+        measured_steps=0 if fitted is None else fitted.steps,
+        unvalidated_features=unvalidated_features(config, cluster.nodes[0].device.name, known),
+    )
 
 
 def estimate_config(

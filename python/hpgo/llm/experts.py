@@ -31,6 +31,12 @@ class PassTime(NamedTuple):
         """Seconds to repeat the forward pass."""
         return self.forward_s if self.recomputed_s is None else self.recomputed_s
 
+    def scaled(self, factor: float) -> PassTime:
+        """Return the term with all its times multiplied by `factor`."""
+        return PassTime(
+            factor * self.forward_s, factor * self.backward_s, factor * self.recompute_s, factor * self.weight_grad_s
+        )
+
 
 NOTHING = PassTime(0.0, 0.0)
 
@@ -99,7 +105,7 @@ def router(context: LayerContext) -> PassTime:
 
 def ep_all_to_all(context: LayerContext) -> PassTime:
     """Return the time of dispatch and combine. The backward pass sends the same bytes of gradients."""
-    once_s = 2 * _all_to_all_s(context)
+    once_s = 2 * context.constants.all_to_all_time_factor * _all_to_all_s(context)
     return PassTime(once_s, once_s)
 
 

@@ -151,7 +151,10 @@ class Gpus:
             # NCCL sends small messages through trees, so latency grows with the logarithm of the number of nodes. For
             # large messages the rate decides, and a ring is no slower.
             latency_s += self.adapter_latency_s * (machines - 1).bit_length()
-        return Ring(ranks, rate, latency_s, machines)
+        # A ring sends each message from rank to rank. On each of its machines all links but one stay inside.
+        between = machines if machines > 1 else 0
+        ring_s = self.inside.latency_s * max(0, ranks - max(1, between)) + self.adapter_latency_s * between
+        return Ring(ranks, rate, latency_s, machines, ring_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +165,11 @@ class Ring:
     bytes_per_s: float
     """Rate of the slowest link of the ring, before efficiencies."""
     latency_s: float
-    """Latency of one pass around the ring."""
+    """Latency of one pass of a collective that may use trees between nodes."""
     machines: int
     """Number of nodes that hold GPUs of the ring."""
+    ring_latency_s: float = 0.0
+    """Latency of one pass from rank to rank, as all-gathers and reduce-scatters take it."""
 
     @property
     def across(self) -> bool:

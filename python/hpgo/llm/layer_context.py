@@ -154,9 +154,35 @@ class LayerContext:
         return self.gpus.ring(self.config.expert_dp_size, self.config.ep)
 
     @property
+    def shard_ring(self) -> Ring:
+        """GPUs that hold the shards of one copy of a weight."""
+        return self.gpus.ring(self.config.shard_size, self.config.tp)
+
+    @property
+    def group_ring(self) -> Ring:
+        """GPUs that hold the same shard of a weight, one in each group of hybrid sharding."""
+        return self.gpus.ring(self.config.dp_replicate, self.config.tp * self.config.shard_size)
+
+    @property
+    def expert_shard_ring(self) -> Ring:
+        """GPUs that hold the shards of one copy of an expert."""
+        return self.gpus.ring(self.config.expert_shard_size, self.config.ep)
+
+    @property
+    def expert_group_ring(self) -> Ring:
+        """GPUs that hold the same shard of an expert, one in each group of hybrid sharding."""
+        size = self.config.expert_shard_size
+        return self.gpus.ring(self.config.expert_dp_size // size, self.config.ep * size)
+
+    @property
     def gradient_bytes(self) -> int:
-        """Bytes per value of gradient reduction: 2 in fp16, with `grad_reduce_in_bf16` or ZeRO stage 3; otherwise 4."""
-        return 2 if self.reduces_in_16_bits or self.config.zero_stage == MOST_ZERO else 4
+        """Bytes per value of gradient reduction: 4, or 2 where gradients are in 16 bits.
+
+        They are in fp16, with `grad_reduce_in_bf16`, and with ZeRO stage 3 unless DTensor shards the replicas.
+        """
+        # torchtitan reduces in fp32 (`mixed_precision_reduce`), DeepSpeed and llm-foundry in the training format.
+        narrow = self.config.zero_stage == MOST_ZERO and not self.config.dtensor
+        return 2 if self.reduces_in_16_bits or narrow else 4
 
     @property
     def reduces_in_16_bits(self) -> bool:
@@ -193,6 +219,20 @@ class LayerContext:
         moved_s = whole_bytes / (ring.bytes_per_s * self.constants.nic_efficiency)
         inside_s = share * whole_bytes / (self.gpus.inside.collective_bytes_per_s * self.constants.nvlink_efficiency)
         return around_s - share * moved_s + maximum(moved_s, minimum(inside_s, share * moved_s))
+
+    def shard_gather_s(self, ring: Ring, parameters: float, each: int) -> float:
+        """Return the seconds to gather a layer's weights from shards, or to reduce its gradients into shards.
+
+        `each` is the number of bytes per parameter. NCCL has no trees for these collectives, so the latency grows with
+        the number of ranks.
+        """
+        if ring.ranks == 1:
+            return 0.0
+        constants = self.constants
+        share = constants.gather_nic_efficiency if ring.across else constants.nvlink_efficiency
+        moved_s = (ring.ranks - 1) / ring.ranks * parameters * each / (ring.bytes_per_s * share)
+        messages = max(1.0, parameters / constants.gather_bucket_parameters)
+        return moved_s + messages * (ring.ring_latency_s + constants.collective_overhead_s)
 
     def all_gather_s(self, ring: Ring, whole_bytes: Amount) -> Amount:
         """Return the seconds of an all-gather to `whole_bytes`, or of a reduce-scatter from them.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import hypot
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.llm.experts import NOTHING, PassTime, ep_all_to_all, expert_weights, experts, router
@@ -106,7 +107,7 @@ def attention(context: LayerContext) -> PassTime:
     # Fused kernels skip blocks of masked scores. Unfused GEMMs compute all scores and mask them afterwards.
     if config.flash_attention:
         flop *= pairs_seen(context.kind, context.seq_length)
-        rate = context.gpus.attention_flop_per_s * constants.attention_efficiency
+        rate = context.gpus.attention_flop_per_s * constants.attention_efficiency / constants.attention_time_factor
         forward_s = flop / rate + constants.gemm_overhead_s
         return PassTime(forward_s, constants.attention_backward_factor * forward_s)
     aligned = 1.0 if context.model.head_dim % 8 == 0 else constants.misaligned_head_factor
@@ -150,7 +151,11 @@ def tp_comm(context: LayerContext) -> PassTime:
     # Sequence parallelism replaces each all-reduce by a reduce-scatter and an all-gather at different places. These
     # can't use NCCL's trees, so the time is that of two ring passes.
     halves = context.config.sequence_parallel
-    once_s = 2 * context.all_gather_s(ring, moved) if halves else context.all_reduce_s(ring, moved)
+    if halves:
+        # Stacks that cut both GEMM and transfer into pieces compute one piece while another is transferred.
+        once_s = 2 * context.constants.tp_exposed_fraction * context.all_gather_s(ring, moved)
+    else:
+        once_s = context.all_reduce_s(ring, moved)
     return PassTime(2 * once_s, 2 * once_s)
 
 
@@ -175,18 +180,35 @@ def param_all_gather(context: LayerContext) -> PassTime:
     config = context.config
     if not config.gathers_weights:
         return NOTHING
+    gather_s = reduce_s = 0.0
     alone = expert_weights(context)
-    gather_s = context.all_gather_s(context.data_ring, (layer_weights(context) - alone) * VALUE)
-    gather_s += context.all_gather_s(context.expert_ring, alone * VALUE) if alone else 0.0
-    hiding = [term(context) for term in (linear, attention, elementwise, experts)]
-    hidden = context.constants.comm_overlap_fraction if config.overlap_dp_comm else 0.0
-    # The backward pass gathers the weights again, and reduces the gradients.
-    again_s = sum(one.recompute_s for one in hiding) if config.recompute == "full" else 0.0
-    return PassTime(
-        max(0.0, gather_s - hidden * sum(one.forward_s for one in hiding)),
-        max(0.0, 2 * gather_s - hidden * (again_s + sum(one.backward_s for one in hiding))),
-        0.0,
-    )
+    for shards, groups, count in (
+        (context.shard_ring, context.group_ring, layer_weights(context) - alone),
+        (context.expert_shard_ring, context.expert_group_ring, alone),
+    ):
+        if count:
+            gather_s += context.shard_gather_s(shards, count, VALUE)
+            reduce_s += context.shard_gather_s(shards, count, context.gradient_bytes)
+            # With hybrid sharding, each group has reduced its own samples only. The shards are summed over the groups.
+            reduce_s += context.all_reduce_s(groups, count * context.gradient_bytes / shards.ranks)
+    passes = [term(context) for term in (linear, attention, elementwise, quantize, experts, router)]
+    forward_s, backward_s = sum(one.forward_s for one in passes), sum(one.backward_s for one in passes)
+    again_s = sum(one.recompute_s for one in passes)
+    # The backward pass gathers the weights again, and reduces the gradients. A recomputed forward pass hides more.
+    exposed_s, kept_s, full_s = (
+        _exposed_s(moved_s, pass_s) if config.overlap_dp_comm else moved_s
+        for moved_s, pass_s in (
+            (gather_s, forward_s), (gather_s + reduce_s, backward_s), (gather_s + reduce_s, backward_s + again_s),
+        )
+    )  # fmt: skip
+    return PassTime(exposed_s, kept_s, full_s - kept_s)
+
+
+def _exposed_s(moved_s: float, pass_s: float) -> float:
+    """Return the exposed seconds of transfers of `moved_s` that run beside a pass of `pass_s`."""
+    # Neither is hidden completely even where the other takes longer: layers differ, ranks wait for each other, and
+    # transfers take memory bandwidth and multiprocessors from GEMMs. Other powers than 2 fit published steps equally.
+    return hypot(pass_s, moved_s) - pass_s
 
 
 def grad_accumulation(context: LayerContext) -> PassTime:
@@ -275,8 +297,10 @@ LAUNCH = "launch_overhead"
 
 def layer_times(context: LayerContext) -> tuple[LayerTime, LayerTime]:
     """Return the times of a layer without full recomputation and with it. Both may recompute attention scores."""
-    passes = {key: term.time(context) for key, term in LAYER.items()}
     config, constants = context.config, context.constants
+    passes = {key: term.time(context) for key, term in LAYER.items()}
+    if context.kind.experts and constants.expert_time_factor != 1.0:
+        passes = {key: one.scaled(constants.expert_time_factor) for key, one in passes.items()}
     launch_s = constants.layer_launch_s + (4 * constants.collective_launch_s if config.tp > 1 else 0.0)
     launch_s += constants.expert_launch_s if context.kind.experts else 0.0
 
@@ -291,6 +315,10 @@ def layer_times(context: LayerContext) -> tuple[LayerTime, LayerTime]:
     if config.recompute == "selective" and not config.flash_attention:
         # Flash attention saves no scores. Its backward pass always recomputes them, which its factor includes.
         kept_s["attention"] += passes["attention"].recompute_s
+    if config.recompute == "selective_op":
+        # torchtitan saves the results of attention and of every second GEMM, and computes all others again.
+        for key, share in (("elementwise", 1.0), ("quantize", 1.0), ("linear", 0.5), ("experts", 0.5), ("router", 1.0)):
+            kept_s[key] += share * passes[key].recompute_s
     weight_grad_s = sum(one.weight_grad_s for one in passes.values())
     # Full recomputation also launches the forward pass again, hence 1 more.
     factor = constants.backward_launch_factor

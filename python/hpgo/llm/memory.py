@@ -125,7 +125,7 @@ def expert_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount
 def sharded_parameters(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return a GPU's shard of `parameters`. Experts have fewer replicas than other weights."""
     alone = expert_parameters(context, held)
-    return (parameters(context, held) - alone) / context.config.dp_cp_size + alone / context.config.expert_dp_size
+    return (parameters(context, held) - alone) / context.config.shard_size + alone / context.config.expert_shard_size
 
 
 def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
@@ -137,7 +137,7 @@ def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
     if config.zero_stage < MOST_ZERO:
         return whole
     # A single replica computes with its shard, which is everything, and gathers nothing.
-    gathered = whole if config.dp_cp_size > 1 else 0.0
+    gathered = whole if config.shard_size > 1 else 0.0
     if config.gathers_weights:
         # Two at a time: the layer that is computed, and the next one, which is prefetched.
         largest = max(context.once(layer_weights, kind) for kind in {context.kind, *(kind for kind, _ in held.layers)})
@@ -214,6 +214,11 @@ def saved_activation_bytes(context: LayerContext, *, recomputed: bool, cast: boo
     kept = context.queries + context.keys + context.values + context.mixed + context.inner * context.ffn
     inputs = context.ffn + (context.mixed if each < VALUE else 0)
     inside = tokens * (VALUE * kept + each * inputs) / config.tp
+    if config.recompute == "selective_op" and cast:
+        # Saved are the layer's input and the results of attention, of every second GEMM and of reduce-scatters.
+        inside = VALUE * tokens * (context.queries + context.values + context.mixed + context.ffn) / config.tp
+        ends = (2 if context.ffn else 1) * VALUE * tokens * model.hidden / context.between
+        return ends + inside + VALUE * tokens * context.narrow / context.between + saved_by_experts(context, each) / 2
     if config.flash_attention or config.recompute == "selective":
         return outside + inside
     scores = model.heads * config.micro_batch_size * context.seq_length * context.seq_length / config.cp
@@ -224,6 +229,11 @@ SAVED = {recomputed: partial(saved_activation_bytes, recomputed=recomputed) for 
 """`saved_activation_bytes` by whether the layer is recomputed, for `LayerContext.once`."""
 UNCAST = partial(saved_activation_bytes, recomputed=False, cast=False)
 """Bytes of the layer that is being recomputed, all of them in 16 bits: none of its values is cast."""
+
+
+def _selected_bytes(context: LayerContext) -> float:
+    """Return the bytes that recomputation of selected operations restores in a layer."""
+    return max(0.0, UNCAST(context) - SAVED[False](context))
 
 
 def _recomputed_bytes(context: LayerContext) -> float:
@@ -239,6 +249,8 @@ def activations(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """
     found = sum(count * context.once(SAVED[again], kind) for (kind, again), count in held.in_flight.items())
     # Layers are recomputed one at a time, so only the largest of them is counted with all its values.
+    if context.config.recompute == "selective_op":
+        return found + _largest(held.layers, partial(context.once, _selected_bytes))
     if held.waiting is None:
         return found + _largest(held.layers, partial(context.once, UNCAST), recomputed=True)
     waits = ((kind, count) for (kind, again), count in held.waiting.items() if again)

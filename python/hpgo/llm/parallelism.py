@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from hpgo.model.transformer import Transformer
 
-Recompute = Literal["none", "selective", "full"]
-"""Activations that backward passes recompute: none, attention scores, or whole layers."""
+Recompute = Literal["none", "selective", "selective_op", "full"]
+"""Activations that backward passes recompute: none, attention scores, elementwise operations with every second matrix
+multiplication (torchtitan's default, `selective_ac_option = "op"`), or whole layers."""
 Precision = Literal["bf16", "fp16", "fp8", "fp4"]
 """Number format of matrix multiplications."""
 PipelineSchedule = Literal["1f1b", "interleaved_zb", "zb_v"]
@@ -71,11 +72,16 @@ class ParallelismConfig:
     micro_batch_size: int = 1
     """Sequences of one micro-batch on one data-parallel replica."""
     recompute: Recompute = "none"
-    """Activations that backward passes recompute: none, attention scores, or whole layers."""
+    """Activations that backward passes recompute: none, attention scores, selected operations, or whole layers."""
     recompute_num_layers: int | None = None
     """Number of layers of each stage that are recomputed if `recompute` is full; None means all."""
+    recompute_every: int | None = None
+    """Distance between recomputed layers if `recompute` is full: 2 recomputes every second layer; None means all."""
     zero_stage: int = 0
     """ZeRO stage: replicas shard the optimizer state from 1 on, gradients from 2 on, weights at 3."""
+    dp_replicate: int = 1
+    """Number of groups of replicas that each hold all shards (hybrid sharding). Shards are gathered inside a group, and
+    gradients are summed over the groups."""
     precision: Precision = "bf16"
     """Number format of matrix multiplications."""
     flash_attention: bool = True
@@ -104,8 +110,10 @@ class ParallelismConfig:
         for field in (*DEGREES, "dp"):
             if getattr(self, field) < 1:
                 check_int(field, getattr(self, field))
-        if self.recompute_num_layers is not None:
-            check_int("recompute_num_layers", self.recompute_num_layers)
+        for field in ("recompute_num_layers", "recompute_every"):
+            if getattr(self, field) is not None:
+                check_int(field, getattr(self, field))
+        self._check_shards()
         check_int("zero_stage", self.zero_stage, least=0, most=MOST_ZERO)
         check_int("cpu_offload_num_layers", self.cpu_offload_num_layers, least=0)
         if self.cpu_offload_num_layers and (self.pp > 1 or self.recompute == "full"):
@@ -130,11 +138,28 @@ class ParallelismConfig:
             raise DegreeError(f"vpp is {self.vpp}, but virtual stages need pp above 1", "use `vpp=1`", ("pp", "vpp"))
         if self.splits_backward:
             self._check_split()
-        if self.recompute_num_layers is not None and self.recompute != "full":
+        for field in ("recompute_num_layers", "recompute_every"):
+            if getattr(self, field) is not None and self.recompute != "full":
+                raise ArgumentError(
+                    f"{field} is {getattr(self, field)}, but recompute is {self.recompute}: it selects fully recomputed"
+                    " layers",
+                    "use recompute='full'",
+                )
+        if self.recompute_num_layers is not None and self.recompute_every is not None:
             raise ArgumentError(
-                f"recompute_num_layers is {self.recompute_num_layers}, but recompute is {self.recompute}: it counts"
-                " fully recomputed layers",
-                "use recompute='full'",
+                f"recompute_num_layers is {self.recompute_num_layers} and recompute_every is {self.recompute_every},"
+                " but only one of them can select the recomputed layers",
+                "leave one of them out",
+                code="conflict",
+            )
+
+    def _check_shards(self) -> None:
+        if self.dp_replicate == 1:
+            return
+        check_int("dp_replicate", self.dp_replicate)
+        if self.zero_stage == 0:
+            raise ArgumentError(
+                f"dp_replicate is {self.dp_replicate}, but ZeRO stage 0 shards nothing", "use zero_stage=3, or 1 or 2"
             )
 
     def _check_split(self) -> None:
@@ -205,9 +230,23 @@ class ParallelismConfig:
         return self.tp * self.dp_cp_size // self.ep
 
     @property
+    def shard_size(self) -> int:
+        """Number of GPUs over which ZeRO shards a weight: all replicas, or one group of hybrid sharding."""
+        return self.dp_cp_size // self.dp_replicate
+
+    @property
+    def expert_shard_size(self) -> int:
+        """Number of GPUs over which ZeRO shards an expert.
+
+        >>> ParallelismConfig(dp=8, ep=2, zero_stage=3, dp_replicate=2).expert_shard_size
+        2
+        """
+        return self.expert_dp_size // gcd(self.expert_dp_size, self.dp_replicate)
+
+    @property
     def gathers_weights(self) -> bool:
         """Whether each pass gathers the weights of its layers. With a pipeline they stay gathered for the step."""
-        return self.zero_stage == MOST_ZERO and self.pp == 1 and self.dp_cp_size > 1
+        return self.zero_stage == MOST_ZERO and self.pp == 1 and self.shard_size > 1
 
     @property
     def shape(self) -> ParallelismConfig:
@@ -216,8 +255,7 @@ class ParallelismConfig:
         >>> ParallelismConfig(tp=2, pp=8, vpp=5, dp=4, zero_stage=1).shape == ParallelismConfig(tp=2)
         True
         """
-        # With ZeRO stage 3 the time of a layer depends on whether there is a pipeline, on the number of replicas, and
-        # on recomputation, behind which transfers hide.
+        # With ZeRO stage 3 the time of a layer depends on whether there is a pipeline, and on the number of replicas.
         sharded = self.zero_stage == MOST_ZERO
         kept: dict[str, Any] = {
             "pp": min(self.pp, 2) if sharded else 1,
@@ -226,8 +264,10 @@ class ParallelismConfig:
             "first_rank_layers": None,
             "last_rank_layers": None,
             "dp": self.dp if sharded else 1,
-            "recompute": self.recompute if sharded or self.recompute == "selective" else "none",
+            "dp_replicate": self.dp_replicate if sharded else 1,
+            "recompute": "none" if self.recompute == "full" else self.recompute,
             "recompute_num_layers": None,
+            "recompute_every": None,
             "zero_stage": MOST_ZERO if sharded else 0,
             "cpu_offload_num_layers": 0,
         }
@@ -254,9 +294,11 @@ class ParallelismConfig:
         parts += [self.named_pipeline()] if self.pp > 1 else []
         parts += [f"dp {self.dp}"] if self.dp > 1 else []
         parts += [f"zero {self.zero_stage}"] if self.zero_stage else []
+        parts += [f"{self.dp_replicate} shard groups"] if self.dp_replicate > 1 else []
         if self.recompute != "none":
             count = self.recompute_num_layers
             layers = "" if count is None else f" ({pluralize(count, 'layer')} per stage)"
+            layers += "" if self.recompute_every is None else f" (one layer in {self.recompute_every})"
             parts.append(f"recompute {self.recompute}{layers}")
         parts += [f"offload {pluralize(self.cpu_offload_num_layers, 'layer')}"] if self.cpu_offload_num_layers else []
         return ", ".join([*parts, f"micro-batch {self.micro_batch_size}"])

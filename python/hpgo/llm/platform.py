@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from math import pi, sqrt
 from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_int, number
@@ -15,7 +16,6 @@ from hpgo.errors import ArgumentError
 from hpgo.llm.constants import CONSTANTS
 from hpgo.llm.device_record import KEY as DEVICE_KEY
 from hpgo.llm.device_record import DeviceRecord
-from hpgo.llm.validated_features import family
 
 if TYPE_CHECKING:
     import os
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from hpgo.llm.constants import Constants
     from hpgo.machine.cluster import Cluster
 
-ERRORS = {"A100": 0.14, "H100": 0.15}
-"""Mean relative error of step times on a device, with constants that were fitted without the platform of the step
-(docs/accuracy.md, *By device*). Only devices with steps of at least two platforms are listed."""
-USUAL_ERROR = 0.12
-"""Mean relative error of step times over all platforms, for other devices."""
-ERROR_WITH_EXPERTS = 0.17
-"""Mean relative error of step times of models with experts, each left out of the fit in turn (docs/accuracy.md)."""
 MEMORY_ERROR = 0.05
 """Mean relative error of memory (docs/accuracy.md)."""
 _VERSION = 1
@@ -75,6 +68,11 @@ class Platform(Record):
             number(f"{name} of a platform", getattr(self, name))
 
     @property
+    def log_sd(self) -> float:
+        """Standard deviation of the logarithm of measured over estimated time of a new step."""
+        return self.error / sqrt(2 / pi)
+
+    @property
     def factors(self) -> tuple[float, float]:
         """Factors of computation and of communication that estimates use: the measured ones to the power of `trust`."""
         # Shrinkage: a few steps determine their platform only in part, so their mean is pulled towards 1.
@@ -85,7 +83,7 @@ class Platform(Record):
         return cluster
 
     def constants_on(self, cluster: Cluster) -> Constants:
-        """Return the constants of the cost model, as many times slower as the platform."""
+        """Return the constants of the cost model, slowed down by the platform's factors."""
         del cluster
         return CONSTANTS.slower(*self.factors)
 
@@ -125,16 +123,3 @@ def read_platform(path: str | os.PathLike[str]) -> Platform | DeviceRecord:
     document = parse(read_text(found, ArgumentError), printable(str(found)), ArgumentError)
     kind = DeviceRecord if isinstance(document, dict) and DEVICE_KEY in document else Platform
     return kind.read(found)
-
-
-def usual_error(cluster: Cluster, *, has_experts: bool = False) -> float:
-    """Return the mean relative error of step times on a cluster without a platform.
-
-    For models with experts it is at least `ERROR_WITH_EXPERTS`.
-
-    >>> from hpgo.machine.cluster import Cluster
-    >>> usual_error(Cluster.preset("a100:1")) == ERRORS["A100"], usual_error(Cluster.preset("v100:1")) == USUAL_ERROR
-    (True, True)
-    """
-    found = ERRORS.get(family(cluster.nodes[0].device.name), USUAL_ERROR)
-    return max(found, ERROR_WITH_EXPERTS) if has_experts else found

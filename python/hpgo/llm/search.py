@@ -26,7 +26,7 @@ from hpgo.llm.estimate import (
     max_memory_bytes,
     on_platform,
     simulated_step_s,
-    with_error,
+    with_range,
 )
 from hpgo.llm.frameworks import framework_support
 from hpgo.llm.gpus import Gpus
@@ -34,6 +34,8 @@ from hpgo.llm.layer_context import LayerContext
 from hpgo.llm.parallelism import DegreeError, ParallelismConfig, Precision
 from hpgo.llm.platform import Platform
 from hpgo.llm.search_space import SearchSpace
+from hpgo.llm.stack import Stack, stack_of
+from hpgo.llm.step_range import RELATIVE_ERROR
 from hpgo.llm.validated_features import unvalidated_features
 from hpgo.machine.cluster import Cluster, cluster_of
 from hpgo.model.formats.transformers import transformer_of
@@ -57,7 +59,7 @@ class LlmPlanSearch(Record):
 
     >>> import hpgo
     >>> found = hpgo.plan_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=8192, framework="torchtitan")
-    >>> found.best.unvalidated_features, found.best.step_s <= found.estimates[0].step_s * (1 + found.best.error)
+    >>> found.best.unvalidated_features, found.best.step_s <= found.estimates[0].step_s * 1.07
     ((), True)
     """
 
@@ -84,9 +86,9 @@ class LlmPlanSearch(Record):
 
     @property
     def alike(self) -> tuple[LlmEstimate, ...]:
-        """Estimates within the error of the fastest one, which is the first of them."""
+        """Estimates that differ from the fastest one, which is the first of them, by less than `RELATIVE_ERROR`."""
         fastest = self.estimates[0]
-        return tuple(one for one in self.estimates if one.step_s <= fastest.step_s * (1 + fastest.error))
+        return tuple(one for one in self.estimates if one.step_s <= fastest.step_s * (1 + RELATIVE_ERROR))
 
     @property
     def best(self) -> LlmEstimate:
@@ -127,6 +129,7 @@ def plan_llm(
     fix: dict[str, int | str] | None = None,
     exclude: Iterable[str] = (),
     headroom_bytes: float = 0.0,
+    stack: Stack | str | os.PathLike[str] | None = None,
     platform: Platform | DeviceRecord | None = None,
     top: int = 10,
 ) -> LlmPlanSearch:
@@ -144,6 +147,7 @@ def plan_llm(
             `pp_schedule`, `dp`, `micro_batch_size` and `recompute`.
         exclude: features to leave out: `["cp"]`, or single values: `["zero_stage=0", "micro_batch_size=1"]`.
         headroom_bytes: memory of each GPU to leave free, in addition to the columns of the estimate.
+        stack: software stack, by its name or its file; None means the one that `framework` implies on the device.
         platform: constants fitted to steps on your cluster (`hpgo.Platform.read`), or the rates of a measured node
             (`hpgo.llm.platform.read_platform`). None uses the published ones.
         top: number of configurations to return.
@@ -187,7 +191,8 @@ def plan_llm(
     top = check_int("top", top, most=MOST_SHOWN)
     if devices is not None:
         cluster = cluster.first(devices)
-    constants = constants_of(cluster, platform)
+    found_stack = stack_of(stack, cluster, row.name)
+    constants = constants_of(cluster, found_stack, platform)
     cluster = on_platform(cluster, platform)
     gpus = Gpus.of(cluster, precision)
     # The framework decides the kernel options. The search varies degrees, ZeRO, schedule and recomputation only.
@@ -222,7 +227,7 @@ def plan_llm(
 
     def estimated(step_s: float, one: PipelineStages) -> LlmEstimate:
         found = estimate_stages(one, cluster.name, step_s, global_batch_size=global_batch_size)
-        return with_error(found, cluster, platform)
+        return with_range(found, cluster, found_stack, platform)
 
     def unknown(config: ParallelismConfig) -> int:
         validated = platform.mechanisms if isinstance(platform, Platform) else ()
@@ -230,7 +235,7 @@ def plan_llm(
 
     # Full estimates are made only for the configurations that are returned. The search needs their step times alone.
     estimates = [estimated(*one) for one in search.fastest]
-    max_s = estimates[0].step_s * (1 + estimates[0].error)
+    max_s = estimates[0].step_s * (1 + RELATIVE_ERROR)
     estimates += [estimated(*one) for one in search.known(max_s, unknown)]
     return LlmPlanSearch(
         estimates=tuple(estimates),

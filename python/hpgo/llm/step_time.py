@@ -199,6 +199,8 @@ class PipelineStages:
         config = self.context.config
         if config.recompute != "full":
             return 0
+        if config.recompute_every is not None:
+            return len(self.held(stage)) // config.recompute_every
         if config.recompute_num_layers is None:
             return len(self.held(stage))
         return min(self.counts[stage], config.recompute_num_layers)
@@ -267,18 +269,22 @@ class PipelineStages:
         left_s = 0.0
         if not config.gathers_weights:
             alone = expert_parameters(context, held)
-            rings = [(context.data_ring, parameters(context, held) - alone)]
-            rings += [(context.expert_ring, alone)] if alone else []
-            each = context.gradient_bytes
+            parts = [(context.shard_ring, context.group_ring, context.data_ring, parameters(context, held) - alone)]
+            if alone:
+                parts.append((context.expert_shard_ring, context.expert_group_ring, context.expert_ring, alone))
+            each, reduced_s, gathered_s = context.gradient_bytes, 0.0, 0.0
             # With ZeRO: a reduce-scatter of gradients before, and an all-gather of 16-bit weights after the optimizer
-            # step. Otherwise one all-reduce, whose two halves are hidden separately below.
-            if config.zero_stage:
-                reduced_s = sum(context.all_gather_s(ring, count * each) for ring, count in rings)
-                gathered_s = sum(context.all_gather_s(ring, count * VALUE) for ring, count in rings)
-            else:
-                reduced_s = gathered_s = sum(context.all_reduce_s(ring, count * each) for ring, count in rings) / 2
+            # step. With hybrid sharding, the shards are also summed over its groups. Otherwise one all-reduce.
+            for shards, groups, everyone, count in parts:
+                if config.zero_stage:
+                    reduced_s += context.all_gather_s(shards, count * each)
+                    reduced_s += context.all_reduce_s(groups, count * each / shards.ranks)
+                    gathered_s += context.all_gather_s(shards, count * VALUE)
+                else:
+                    reduced_s += context.all_reduce_s(everyone, count * each)
             if config.overlap_dp_comm:
-                # The gradient of the first layer is computed last, so nothing hides its reduction.
+                # The gradient of the first layer is computed last, so nothing hides its reduction. Likewise the first
+                # layer waits for its weights. Passes of one micro-batch hide each, the last and the first of a step.
                 layers, hidden = max(1, self.counts[at]), context.constants.comm_overlap_fraction
                 reduced_s = max(reduced_s / layers, reduced_s - hidden * passes.backward_s)
                 gathered_s = max(gathered_s / layers, gathered_s - hidden * passes.forward_s)

@@ -70,6 +70,9 @@ _HOPPER_FP8 = {"fp8": 1979e12}
 # Large GEMMs run at the power limit, and power grows with about the square of the clock. So the reached rate of a card
 # with another limit is scaled by the square root of the ratio of the limits: 500 W to 700 W, and 1,400 W to 1,200 W.
 _LESS, _MORE = (5 / 7) ** 0.5, (14 / 12) ** 0.5
+# Blackwell Ultra (B300, GB300) computes exponentials at twice Blackwell's rate (NVIDIA, Inside NVIDIA Blackwell Ultra,
+# 2025). Fused attention spends about half of its time on them, so the usual share of 0.5 becomes 0.5 / 0.75.
+_ULTRA_ATTENTION = 0.67
 _PCIE_3, _PCIE_4, _PCIE_5, _C2C = 16e9, 32e9, 64e9, 450e9
 _CDNA_3 = {"float32": 163.4e12, "tf32": 653.7e12, "float16": 1307.4e12, "bfloat16": 1307.4e12}
 _CDNA_3_FP8 = {"fp8": 2614.9e12}
@@ -141,7 +144,7 @@ RATES: dict[str, Rates] = {
         148,
         _PCIE_5,
         {"fp8": 4500e12, "fp4": 12600e12},
-        {"bf16": 0.786, "fp8": 0.745},
+        {"bf16": 0.786, "fp8": 0.745, "attention": _ULTRA_ATTENTION},
     ),
     "gb200": Rates(
         _GRACE_BLACKWELL,
@@ -161,7 +164,12 @@ RATES: dict[str, Rates] = {
         {"fp8": 5000e12, "fp4": 15000e12},
         # Scale the shares of the GB200 from 1,200 W to 1,400 W. We assume that power limits fp4, too. Its peak is 1.5×
         # the GB200's, so its share is 2/3.
-        {"bf16": 0.729 * _MORE, "fp8": 0.723 * _MORE, "fp4": 0.723 * _MORE * 2 / 3},
+        {
+            "bf16": 0.729 * _MORE,
+            "fp8": 0.723 * _MORE,
+            "fp4": 0.723 * _MORE * 2 / 3,
+            "attention": _ULTRA_ATTENTION,
+        },
         scaled=True,
     ),
     "h100-pcie": Rates(

@@ -106,7 +106,8 @@ def estimate(
     )
     description = f"{ESTIMATED}{device} in {computed} at {100 * efficiency:g} % of its peaks, not measured: {file.file}"
     return Profile(
-        file.name, tuple(networks), layers, _edges(parts), description, ties=_ties(parts, first), dtype=computed
+        file.name, tuple(networks), layers, _edges(parts), description,
+        tied_weights=_tied_weights(parts, first), dtype=computed
     )  # fmt: skip
 
 
@@ -149,7 +150,7 @@ class _EstimatedLayer:
     """Ids of the layers that read the sent tensors."""
 
 
-def _ties(parts: Sequence[_EstimatedLayer], network: Network) -> tuple[TiedWeight, ...]:
+def _tied_weights(parts: Sequence[_EstimatedLayer], network: Network) -> tuple[TiedWeight, ...]:
     """Return the weights that several layers read."""
     readers: dict[str, list[str]] = {}
     for part in parts:

@@ -230,7 +230,7 @@ class Profile:
 
     Plans treat such a group as one device.
     """
-    ties: tuple[TiedWeight, ...] = ()
+    tied_weights: tuple[TiedWeight, ...] = ()
     """Weights that several layers share."""
     device: str = ""
     """Name of the GPU or processor of the measurement. This field and those below do not affect costs."""
@@ -275,7 +275,7 @@ class Profile:
             if (start, end) in seen:
                 raise ProfileError(f"edge `{start}` -> `{end}` is given twice", "keep one of them", code="duplicate")
             seen.add((start, end))
-        self._check_ties()
+        self._check_tied_weights()
         if cycle := _cycle(known, self.edges):
             steps = cycle if len(cycle) <= 12 else [*cycle[:6], "…", *cycle[-5:]]
             raise ProfileError(
@@ -287,7 +287,7 @@ class Profile:
         for field in ("name", "source", "device", "machine", "dtype", "date"):
             check_text(f"a profile's {field}", getattr(self, field), ProfileError)
         self._check_circumstances()
-        for field in ("batch_sizes", "layers", "edges", "ties"):
+        for field in ("batch_sizes", "layers", "edges", "tied_weights"):
             if not isinstance(getattr(self, field), tuple):
                 raise ProfileError(
                     f"profile `{self.name}`: {field} must be a tuple, got {safe_repr(getattr(self, field))}",
@@ -298,7 +298,7 @@ class Profile:
                 raise ProfileError(
                     f"profile `{self.name}`: {safe_repr(layer)} is not a layer", "give `hpgo.Layer` records"
                 )
-        for tie in self.ties:
+        for tie in self.tied_weights:
             if not isinstance(tie, TiedWeight):
                 raise ProfileError(
                     f"profile `{self.name}`: {safe_repr(tie)} is not a tied weight", "give `hpgo.TiedWeight` records"
@@ -309,10 +309,10 @@ class Profile:
                     f"profile `{self.name}`: {safe_repr(edge)} is not an edge", "give a tuple of two layer ids"
                 )
 
-    def _check_ties(self) -> None:
+    def _check_tied_weights(self) -> None:
         # A layer may own several tied weights, and their sum must not exceed its own bytes.
         left_bytes = {layer.id: layer.parameter_bytes for layer in self.layers}
-        for tie in self.ties:
+        for tie in self.tied_weights:
             for layer_id in tie.layers:
                 if layer_id not in left_bytes:
                     raise ProfileError(
@@ -488,24 +488,24 @@ class Profile:
         layers = tuple(layer.with_consistent_split() for layer in self.layers)
         return self if layers == self.layers else replace(self, layers=layers)
 
-    def without_ties(self) -> Profile:
+    def without_tied_weights(self) -> Profile:
         """Return the profile without tied weights: each layer counts the weights that it shares as its own.
 
         >>> toy = Profile.chain(
         ...     "toy", batch_size=1, forward_s=[1, 1], backward_s=[2, 2], activation_bytes=[8, 8],
         ...     parameter_bytes=[40, 0])
-        >>> toy = replace(toy, ties=(TiedWeight(("layer0", "layer1"), 40),))
-        >>> [layer.parameter_bytes for layer in toy.without_ties().layers]
+        >>> toy = replace(toy, tied_weights=(TiedWeight(("layer0", "layer1"), 40),))
+        >>> [layer.parameter_bytes for layer in toy.without_tied_weights().layers]
         [40, 40.0]
         """
-        if not self.ties:
+        if not self.tied_weights:
             return self
         copied = {layer.id: layer.parameter_bytes for layer in self.layers}
-        for tie in self.ties:
+        for tie in self.tied_weights:
             for layer_id in tie.layers[1:]:
                 copied[layer_id] += tie.parameter_bytes
         layers = tuple(replace(layer, parameter_bytes=copied[layer.id]) for layer in self.layers)
-        return replace(self, layers=layers, ties=())
+        return replace(self, layers=layers, tied_weights=())
 
     def networkx(self) -> networkx.DiGraph[str]:
         """Return the graph for networkx. Nodes are layer ids, with the `Layer` as attribute `layer`.

@@ -35,7 +35,8 @@ _RENAMED_IN_3 = {
     "equal_shares": "even_split", "free_lower_bound_s": "unrestricted_lower_bound_s",
     "free_stages": "unrestricted_stages",
     "free_step_s": "unrestricted_step_s", "in_flight": "max_in_flight", "kept_bytes": "saved_activation_bytes",
-    "labels": "explored_labels", "launcher": "framework", "machines": "nodes", "missing_bytes": "shortfall_bytes",
+    "labels": "explored_labels", "launcher": "framework", "machines": "nodes",
+    "micro_batch_size": "pipeline_micro_batch_size", "missing_bytes": "shortfall_bytes",
     "parted": "split_tied_weights", "share": "samples_per_replica", "smallest_share": "min_samples_per_replica",
     "stopped": "stop_reason", "sync_s": "grad_reduce_s", "sync_tail_s": "exposed_grad_reduce_s",
     "tie": "memory_preference", "why": "reason", "within": "tolerance",
@@ -253,11 +254,11 @@ def _read_rows(kind: type[_Row], rows: Section | None, plan: Plan, optional: set
 
 
 def _with_saved_activation_bytes(stage: Stage) -> Stage:
-    """`stage` with the even share of each micro-batch in its activations, where the file has their sum alone."""
+    """Return `stage` with saved activations per micro-batch, which files may give only as a sum."""
     return replace(stage, memory=replace(stage.memory, saved_activation_bytes=stage.saved_activation_bytes))
 
 
-def _in_priced_order(plan: Plan, profile: Profile) -> Plan:
+def _in_layer_order(plan: Plan, profile: Profile) -> Plan:
     """Return `plan` with the layers of each stage in the order that the planner evaluates, as files may differ."""
     # Sums of layer times depend on their order in the last digits, and step times must not.
     place = {profile.layers[index].id: at for at, index in enumerate(_core.layer_order(profile))}
@@ -277,10 +278,11 @@ def _read_plan(section: Section, known: dict[str, object], optional: set[str]) -
                 absent = next(layer for layer in stage.layers if layer not in ids)
                 section.fail(f"stage {number} has layer {safe_repr(absent)}, which the profile of the plan lacks")
         profile = plan.assumptions.profile
-        plan = _in_priced_order(plan, profile if plan.assumptions.include_data_loading else profile.without_loading())
-    if plan.placements == "compact" and "node_aligned_bound_s" not in section:  # older files bound those alone
+        plan = _in_layer_order(plan, profile if plan.assumptions.include_data_loading else profile.without_loading())
+    # The bound of older files holds only for what was searched: compact placements, or a part of all cuts.
+    if plan.placements == "compact" and "node_aligned_bound_s" not in section:
         plan = replace(plan, lower_bound_s=None, node_aligned_bound_s=plan.lower_bound_s)
-    if plan.cuts != "all" and plan.chunks == 1 and "searched_cuts_bound_s" not in section:  # likewise
+    if plan.cuts != "all" and plan.chunks == 1 and "searched_cuts_bound_s" not in section:
         plan = replace(plan, lower_bound_s=None, searched_cuts_bound_s=plan.lower_bound_s)
     if plan.finished != finished:
         if plan.stop_reason is not None:

@@ -137,8 +137,8 @@ def _cuts(question: PlanningProblem, framework: Framework) -> _Cuts:
 def _kept_whole(question: PlanningProblem, framework: Framework) -> list[set[str]]:
     """Return groups of layers that must stay together, because the framework does not reduce their tied weights."""
     # Tied weights without bytes have no gradients to reduce.
-    ties = (set(tie.layers) for tie in question.profile.ties if tie.parameter_bytes)
-    return [layers for layers in ties if not sums_shared(framework, layers, question.blocks)]
+    tied_weights = (set(tie.layers) for tie in question.profile.tied_weights if tie.parameter_bytes)
+    return [layers for layers in tied_weights if not sums_shared(framework, layers, question.blocks)]
 
 
 def solved(question: PlanningProblem, framework: Framework, solve: Callable[[PlanningProblem], Plan]) -> Plan:

@@ -52,8 +52,8 @@ def check_memory(
         raise InfeasibleError(f"{NO_PLAN_FITS} {whose}: {alone}", _MORE_MEMORY, code="insufficient_memory")
     # A schedule that may hold one micro-batch per stage is as small in memory as a step of one micro-batch.
     if not in_flight_as_1f1b:
-        size = question.micro_batch_sizes[0]
-        asked = replace(asked, global_batch_size=size, micro_batch_sizes=(size,))
+        size = question.pipeline_micro_batch_sizes[0]
+        asked = replace(asked, global_batch_size=size, pipeline_micro_batch_sizes=(size,))
     error = explained(error, asked)
     raise error.reworded(f"{NO_PLAN_FITS} {whose}{error.message.removeprefix(NO_PLAN_FITS)}")
 

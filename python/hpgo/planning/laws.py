@@ -1,10 +1,13 @@
-"""Laws that plans, estimates of LLMs, chain plans and results of the original planner satisfy.
+"""Laws: invariants that every result satisfies, and that are checked before it is returned.
 
-Every result is checked before it is returned.
+There are laws for plans, for estimates of LLMs, for chain plans (`hpgo partition`, inference over a chain of hosts) and
+for results of the original HPGO planner (`hpgo.compat`).
 
 This module computes its numbers from the profile and the cluster, independently of the native planner. Only values
 between measured batch sizes are interpolated natively; tests/test_batches.py checks those. docs/proofs.md lists the
 laws. A law is a function that returns the place where it is broken, or an empty text. Its docstring is the law.
+
+Devices have a speed relative to the device that the profile was measured on, which has speed 1.
 """
 
 from __future__ import annotations
@@ -59,11 +62,13 @@ def check_file(plan: Plan, source: str) -> None:
 def bounded(plan: Plan, name: str, bound_s: float | None) -> float | None:
     """Return the smaller of a search's bound and the step of `plan`. Raises InternalError if the bound is larger.
 
-    The step of a plan that does not fit may be below the bound, because the bound is on plans that fit.
+    `name` is the field of `Plan` that gets the bound, for the message. The step of a plan that does not fit may be
+    below the bound, because the bound is on plans that fit.
     """
     if bound_s is None:
         return None
-    # The comparison has a tolerance for rounding, since bound and step are computed differently.
+    # The comparison has a tolerance for rounding, since bound and step are computed differently. A bound above the
+    # step within this tolerance is cut, so that the gap is never negative.
     if plan.fits and not is_most(bound_s, plan.step_s):
         broken(f"the plan of `{shorten(plan.profile)}`", bound_is_below_step, f"`{name}`")
     return min(bound_s, plan.step_s)
@@ -94,7 +99,7 @@ class _Sources:
         measured = assumed.profile if assumed is not None and isinstance(assumed.profile, Profile) else None
         cluster = assumed.cluster if assumed is not None and isinstance(assumed.cluster, Cluster) else None
         profile = (
-            # Without loading, the step counts a profile whose data-loading layers take no time.
+            # Data is loaded ahead of the step. So the times of data-loading layers count only on request.
             measured
             if measured is None or assumed is None or assumed.include_data_loading
             else measured.without_loading()
@@ -152,7 +157,7 @@ class _Checked:
         return found
 
     def seconds(self, stage: int, samples: int) -> tuple[float, float]:
-        """Return the forward and backward time of a stage for `samples` samples on a device of speed 1."""
+        """Return the forward and backward seconds of a stage for `samples` samples on a device of speed 1."""
         assert self.sources.profile is not None  # noqa: S101
         sizes = self.sources.profile.batch_sizes
         forward_s, backward_s, _ = self.sums[stage]
@@ -198,7 +203,7 @@ def bubble_is_a_share(one: _Checked) -> str:
 
 
 def bound_is_below_step(one: _Checked) -> str:
-    """A lower bound is at most the step of any plan that fits and is compared with."""
+    """A lower bound is at most the step of the plan, if it fits, and of each alternative that fits."""
     plan = one.plan
     bounds_s = {"lower_bound_s": plan.lower_bound_s, "node_aligned_bound_s": plan.node_aligned_bound_s}
     if plan.restriction is not None:
@@ -213,7 +218,10 @@ def bound_is_below_step(one: _Checked) -> str:
 
 
 def compared_steps_are_their_plans(one: _Checked) -> str:
-    """The step in a comparison is that of the compared plan; none that fits is below `auto`'s choice."""
+    """The step in a comparison is that of the compared plan, and none is below the step of `auto`'s choice.
+
+    `schedule="auto"` compares all schedules. Those for which no plan fits have no step.
+    """
     plan = one.plan
     rows: list[Alternative | ScheduleChoice] = [*plan.alternatives, *plan.schedules]
     for row in rows:
@@ -230,7 +238,7 @@ def shares_make_the_micro_batch(one: _Checked) -> str:
     plan, assumed = one.plan, one.plan.assumptions
     for at, stage in enumerate(plan.stages):
         # Shares differ by at most one sample, so the largest is the quotient rounded up.
-        least, rest = divmod(plan.micro_batch_size, stage.replicas)
+        least, rest = divmod(plan.pipeline_micro_batch_size, stage.replicas)
         uneven = rest and assumed is not None and assumed.even_split
         small = assumed is not None and least < assumed.min_samples_per_replica
         if stage.samples_per_replica != least + (rest > 0) or uneven or small:
@@ -255,16 +263,16 @@ def stage_times_are_their_layers(one: _Checked) -> str:
     plan = one.plan
     if not one.sums or not one.sources.speeds:
         return ""
-    # The scale for rounding is the whole model on the slowest device.
+    # The native planner subtracts prefix sums over all layers. So rounding is relative to their whole sum, which is
+    # largest on the slowest device.
     slowest = min(one.sources.speeds)
-    whole_s = [sum(one.seconds(at, plan.micro_batch_size)) / slowest for at in range(len(plan.stages))]
+    whole_s = [sum(one.seconds(at, plan.pipeline_micro_batch_size)) / slowest for at in range(len(plan.stages))]
     for at, stage in enumerate(plan.stages):
         speed = one.speed(stage)
         if speed is None:
             return f"the devices of stage {at}"
         forward_s, backward_s = (part_s / speed for part_s in one.seconds(at, stage.samples_per_replica))
         repeated_s = forward_s if plan.recompute else 0.0
-        # Rounding is relative to the whole step, since the native planner subtracts prefix sums over all layers.
         of = sum(whole_s)
         if not (is_equal(stage.forward_s, forward_s, of) and is_equal(stage.backward_s, backward_s + repeated_s, of)):
             return f"stage {at}"
@@ -272,16 +280,16 @@ def stage_times_are_their_layers(one: _Checked) -> str:
 
 
 def speed_up_is_possible(one: _Checked) -> str:
-    """Devices are together at most as fast as the sum of their speeds, unless the profile has small batches cheaper.
+    """The speed-up is at most the sum of the device speeds, or more by what smaller shares save in the profile.
 
-    The exception is measured: a stage's replicas may take less than one device for the same samples only by as much as
-    the profile says for the sizes of their shares.
+    The replicas of a stage may together take less time than one device takes for the whole micro-batch, if the profile
+    has less time per sample for smaller batches. The limit grows by this ratio.
     """
     plan = one.plan
     if not one.sums or not one.sources.speeds or not plan.step_s:
         return ""
     stages = range(len(plan.stages))
-    one_device_s = sum(sum(one.seconds(at, plan.micro_batch_size)) for at in stages)
+    one_device_s = sum(sum(one.seconds(at, plan.pipeline_micro_batch_size)) for at in stages)
     # The speed-up is relative to this time, so check it first.
     if not is_equal(plan.one_device_step_s, plan.micro_batches * one_device_s):
         return "`one_device_step_s`"
@@ -294,7 +302,7 @@ def speed_up_is_possible(one: _Checked) -> str:
 
 
 def devices_hold_their_weights(one: _Checked) -> str:
-    """A device holds at least the weights of its layers, and what it lacks is what it needs less what it has."""
+    """A device holds at least the weights of its layers, and at most the activations of its micro-batches in flight."""
     plan = one.plan
     if one.sums:
         of = sum(held for _, _, held in one.sums)
@@ -328,7 +336,7 @@ def checked_estimate(estimate: LlmEstimate, *, layers: int, weights_bytes: float
     """Return `estimate` if it satisfies all laws for a model of this size. Raises InternalError otherwise."""
     what = f"the estimate of `{shorten(estimate.model)}` on `{shorten(estimate.cluster)}`"
     check(what, ESTIMATE_LAWS, estimate)
-    # This law needs values that the estimate does not contain, so it is not in the table.
+    # This law needs values that the estimate does not contain, so it is not in `ESTIMATE_LAWS`.
     if place := ranks_hold_the_model(estimate, layers, weights_bytes):
         broken(what, ranks_hold_the_model, place)
     return estimate
@@ -344,7 +352,7 @@ def estimate_numbers_are_lengths(estimate: LlmEstimate) -> str:
 
 
 def degrees_make_the_gpus(estimate: LlmEstimate) -> str:
-    """Degrees of a configuration multiply to its GPUs, and micro-batches of all replicas to the batch."""
+    """All degrees multiplied are the number of GPUs, and micro-batches of all replicas make the global batch."""
     config = estimate.parallelism
     if config.tp * config.cp * config.pp * config.dp != estimate.gpus or len(estimate.stages) != config.pp:
         return "the degrees"
@@ -371,7 +379,7 @@ def estimate_covers_work(estimate: LlmEstimate) -> str:
 
 
 def utilization_is_a_share(estimate: LlmEstimate) -> str:
-    """GPUs do at most the operations of their peak rate."""
+    """Model FLOPs utilization (MFU) is between 0 and 1: GPUs do not exceed their peak rate."""
     return "" if is_most(0, estimate.utilization, 1) and is_most(estimate.utilization, 1) else "`utilization`"
 
 
@@ -409,7 +417,7 @@ def check_chain_file(plan: ChainPlan, source: str) -> None:
 
 
 def chain_numbers_are_lengths(plan: ChainPlan) -> str:
-    """Times and sizes of a chain plan are not negative, and times and sizes of its stages are finite."""
+    """Times and sizes of a chain plan are finite and not negative."""
     named = [(name, getattr(plan, name)) for name in ("interval_s", "latency_s", "value", "lower_bound", "loading_s")]
     named += [(f"{name} of stage {at}", getattr(stage, name)) for at, stage in enumerate(plan.stages, 1)
               for name in ("compute_s", "interval_s", "memory_bytes")]  # fmt: skip
@@ -431,7 +439,11 @@ def stages_follow_each_other(plan: ChainPlan) -> str:
 
 
 def interval_is_the_longest(plan: ChainPlan) -> str:
-    """The interval is the longest of all stages and hops, and that of a stage is its computation over its hosts."""
+    """The interval is the longest of all stages and hops, and that of a stage is its computation over its hosts.
+
+    The interval is the time between two batches that leave a full pipeline. The hosts of a stage take turns with whole
+    batches. A hop is a transfer between stages, into the first one or out of the last one.
+    """
     for at, stage in enumerate(plan.stages, 1):
         if not is_equal(stage.interval_s * len(stage.hosts), stage.compute_s):
             return f"stage {at}"
@@ -447,7 +459,7 @@ def latency_is_the_sum(plan: ChainPlan) -> str:
 
 
 def value_is_above_bound(plan: ChainPlan) -> str:
-    """The value is what the objective names, and at least the lower bound."""
+    """The value is the one that the objective minimizes, and at least the lower bound."""
     hosts = sum(len(stage.hosts) for stage in plan.stages)
     named = {"throughput": plan.interval_s, "latency": plan.latency_s, "hosts": hosts}.get(plan.objective, plan.value)
     if not is_equal(plan.value, named):
@@ -456,7 +468,7 @@ def value_is_above_bound(plan: ChainPlan) -> str:
 
 
 def hosts_hold_their_stages(plan: ChainPlan) -> str:
-    """A stage's layers and buffers fit the memory of its host."""
+    """The memory of a host is at least the layers and buffers of its stage."""
     return next(
         (
             f"stage {at}"
@@ -486,7 +498,11 @@ CHAIN_LAWS = (
 
 
 class Original(NamedTuple):
-    """A result of the original HPGO planner (`hpgo.compat`): its speed-ups, and its stages if it has any."""
+    """A result of the original HPGO planner (`hpgo.compat`): its speed-ups, and its stages if it has any.
+
+    States are the cuts of the model in one line (PipeDream's *antichain states*). A stage is its first state, its end,
+    its number of replicas and its devices. The end is exclusive, except for the last stage.
+    """
 
     speed_ups: Sequence[float]
     devices: int
@@ -508,7 +524,7 @@ def original_speed_up_is_possible(answer: Original) -> str:
 
 
 def original_stages_follow_each_other(answer: Original) -> str:
-    """Stages of the original planner hold the states one after the other to the last one, each device at most one."""
+    """Each state of the original planner is on one stage, in order, and each device has at most one stage."""
     first, last, used = 0, answer.states - 1, set[int]()
     for at, (start, end, _, devices) in enumerate(answer.stages):
         is_last = at == len(answer.stages) - 1

@@ -42,7 +42,13 @@ def with_leaner(question: PlanningProblem, best: Plan) -> Plan:
     less, more = (format_bytes(float(f"{peak_bytes(plan):.3g}")) for plan in (found, best))
     why = f"{less} instead of {more} on the fullest device"
     other = Alternative(
-        "less memory", found.step_s, len(found.stages), found.micro_batch_size, 0.0, why, replace(found, notes=())
+        "less memory",
+        found.step_s,
+        len(found.stages),
+        found.pipeline_micro_batch_size,
+        0.0,
+        why,
+        replace(found, notes=()),
     )
     return replace(best, alternatives=(*best.alternatives, other))
 
@@ -100,8 +106,8 @@ def _variants(question: PlanningProblem, best: Plan, limit_s: float) -> Iterator
     least = max(stage.replicas for stage in best.stages) * question.min_samples_per_replica
     sizes = [
         size
-        for size in question.micro_batch_sizes
-        if least <= size < best.micro_batch_size and question.global_batch_size // size <= most
+        for size in question.pipeline_micro_batch_sizes
+        if least <= size < best.pipeline_micro_batch_size and question.global_batch_size // size <= most
     ]
     depth = len(rows)
     min_in_flight = [min(best.micro_batches, depth - at) for at in range(depth)]  # The limits of 1F1B.
@@ -109,10 +115,10 @@ def _variants(question: PlanningProblem, best: Plan, limit_s: float) -> Iterator
     # similar.
     tried: list[tuple[int, bool, list[int] | None]] = [(size, best.recompute, None) for size in sizes[-_SIZES:]]
     if True in question.recompute and not best.recompute:
-        tried.append((best.micro_batch_size, True, None))
+        tried.append((best.pipeline_micro_batch_size, True, None))
     # Under 1F1B and GPipe, the limits in flight are fixed by the schedule, so only eager 1F1B has a choice.
     if best.micro_batches <= most and question.schedule == "eager_1f1b":
-        tried.append((best.micro_batch_size, best.recompute, min_in_flight))
+        tried.append((best.pipeline_micro_batch_size, best.recompute, min_in_flight))
     for found in question.session.evaluate_each(question, rows, tried):
         if found is not None and found["step_s"] <= limit_s and (plan := plan_of(question, found)).fits:
             yield plan

@@ -49,9 +49,9 @@ def noise(profile: Profile) -> Iterator[str]:
     if spread >= NOISY:
         worst = max((layer for layer in profile.layers if layer.spread), key=lambda layer: layer.spread or 0.0)
         yield (
-            f"{VARY} between passes by {times(spread)} on average, those of `{shorten(worst.id)}` by"
-            f" {times(worst.spread or 0.0)}: plans whose steps are closer than that are not reliably in order; measure"
-            " again while nothing else runs, or for longer"
+            f"{VARY} between passes by {times(spread)} on average, and times of `{shorten(worst.id)}`"
+            f" by {times(worst.spread or 0.0)}: plans whose steps are closer than that are not reliably in order;"
+            " measure again while nothing else runs, or for longer"
         )
 
 

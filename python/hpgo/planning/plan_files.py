@@ -23,7 +23,8 @@ def read_any(path: str | os.PathLike[str]) -> Plan | Program | ChainPlan:
     >>> import pathlib, tempfile
     >>> import hpgo
     >>> program = hpgo.program(
-    ...     hpgo.schedule("1f1b", ranks=1, micro_batches=2), [(["a"], [0])], micro_batch_size=1, global_batch_size=2
+    ...     hpgo.schedule("1f1b", ranks=1, micro_batches=2), [(["a"], [0])], pipeline_micro_batch_size=1,
+    ...     global_batch_size=2,
     ... )
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     program.save(pathlib.Path(folder) / "one.json")

@@ -102,7 +102,7 @@ def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
     made = program(
         orders_of(plan, schedule),
         [(stage.layers, stage.devices) for stage in plan.stages],
-        micro_batch_size=plan.micro_batch_size,
+        pipeline_micro_batch_size=plan.pipeline_micro_batch_size,
         global_batch_size=plan.global_batch_size,
         # Old files have no list of nodes. One node with all devices is then assumed.
         nodes=plan.nodes or (plan.cluster_devices,),

@@ -63,8 +63,8 @@ def plan(
             `interleaved_overlap`, `looped_bfs`, `hanayo`, `interleaved_zb`, `zb_v`, `v_half`, `v_min` or `dualpipe_v`,
             which have virtual stages (`Plan.chunks`) and a separate search and bound; or `auto`, which compares all in
             `Plan.schedules` and returns the one with the shortest step.
-        micro_batch_size=None: samples per micro-batch over all replicas of a stage; None tries all divisors of the
-            batch that make at most 65,536 micro-batches.
+        pipeline_micro_batch_size=None: samples per micro-batch over all replicas of a stage; None tries all divisors of
+            the batch that make at most 65,536 micro-batches.
         min_micro_batch_size=None: minimum samples per micro-batch and replica; None is the smallest batch size of the
             profile, because times below it are not reliable.
         recompute=False: keep activations (False), recompute them in the backward pass (True), or take the better of
@@ -165,7 +165,7 @@ def evaluate(
         stages: layers and devices of each stage. Layers are ids, or a number of layers, which are the next ones in
             the order of the profile. For schedules with virtual stages, stages on the same devices name these again.
         global_batch_size: samples per training step.
-        options: the options of `plan`. Without `micro_batch_size`, the best one is chosen.
+        options: the options of `plan`. Without `pipeline_micro_batch_size`, the best one is chosen.
 
     Plans that do not fit in memory are evaluated, too: see `Plan.fits` and `Stage.headroom_bytes`. Under `eager_1f1b`,
     each stage runs ahead as far as memory allows, or less if that is faster in the simulation.

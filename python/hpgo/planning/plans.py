@@ -75,7 +75,7 @@ class Alternative(Record):
     step_s: float | None
     """Step time in seconds; None if the plan can't run."""
     stages: int
-    micro_batch_size: int
+    pipeline_micro_batch_size: int
     shortfall_bytes: float
     """Memory that a device lacks, in bytes; 0 if the plan fits."""
     reason: str
@@ -89,7 +89,7 @@ class ScheduleChoice(Record):
     """The best plan of one schedule, for comparison with other schedules.
 
     >>> import hpgo
-    >>> plan = hpgo.plan("bert-48", "dapple-a", global_batch_size=64, micro_batch_size=16, schedule="auto")
+    >>> plan = hpgo.plan("bert-48", "dapple-a", global_batch_size=64, pipeline_micro_batch_size=16, schedule="auto")
     >>> plan.schedules[0].name == plan.schedule, plan.schedules[0].step_s == plan.step_s
     (True, True)
     """
@@ -104,7 +104,7 @@ class ScheduleChoice(Record):
     stages: int
     chunks: int
     """Virtual stages per device."""
-    micro_batch_size: int
+    pipeline_micro_batch_size: int
     planned: bool
     """Whether `hpgo.plan(schedule=name)` returns this plan. False only in old files, for virtual stages."""
     reason: str
@@ -176,7 +176,7 @@ class Plan(Record):
     cluster: str
     schedule: str
     global_batch_size: int
-    micro_batch_size: int
+    pipeline_micro_batch_size: int
     recompute: bool
     stages: tuple[Stage, ...]
     step_s: float
@@ -244,9 +244,10 @@ class Plan(Record):
                 )
         if not self.stages or not 0 <= self.step_s < math.inf:
             raise ArgumentError("a plan has no stages, or its step time is negative or not finite", _AGAIN)
-        if not self.micro_batch_size or self.global_batch_size % self.micro_batch_size:
+        if not self.pipeline_micro_batch_size or self.global_batch_size % self.pipeline_micro_batch_size:
             raise ArgumentError(
-                f"micro_batch_size is {self.micro_batch_size}, but it must divide {self.global_batch_size}",
+                f"pipeline_micro_batch_size is {self.pipeline_micro_batch_size}, but it must divide"
+                f" {self.global_batch_size}",
                 _AGAIN,
             )
         if self.boundary_tensors and len(self.boundary_tensors) != len(self.stages) - 1:
@@ -277,7 +278,7 @@ class Plan(Record):
     @property
     def micro_batches(self) -> int:
         """Number of micro-batches per step."""
-        return self.global_batch_size // self.micro_batch_size
+        return self.global_batch_size // self.pipeline_micro_batch_size
 
     @property
     def devices(self) -> int:

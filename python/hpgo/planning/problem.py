@@ -86,7 +86,7 @@ class PlanOptions(TypedDict, total=False):
     """Arguments that `plan`, `evaluate` and `exhaustive` share. `plan` documents them."""
 
     schedule: PlannedSchedule
-    micro_batch_size: int | None
+    pipeline_micro_batch_size: int | None
     min_micro_batch_size: int | None
     recompute: bool | Literal["auto"]
     even_split: bool
@@ -102,7 +102,7 @@ class PlanningProblem:
     profile: Profile
     cluster: Cluster
     global_batch_size: int
-    micro_batch_sizes: tuple[int, ...]
+    pipeline_micro_batch_sizes: tuple[int, ...]
     min_samples_per_replica: int
     """Minimum samples per micro-batch and replica."""
     recompute: tuple[bool, ...]
@@ -154,7 +154,7 @@ class PlanningProblem:
         *,
         global_batch_size: int,
         schedule: str = DEFAULT_SCHEDULE,
-        micro_batch_size: int | None = None,
+        pipeline_micro_batch_size: int | None = None,
         min_micro_batch_size: int | None = None,
         recompute: bool | str = False,
         even_split: bool = False,
@@ -178,7 +178,7 @@ class PlanningProblem:
         smallest = profile.batch_sizes[0]
         if min_micro_batch_size is not None:
             smallest = check_int("min_micro_batch_size", min_micro_batch_size, most=NO_LIMIT - 1)
-        sizes = _micro_batch_sizes(profile, global_batch_size, micro_batch_size, smallest)
+        sizes = _pipeline_micro_batch_sizes(profile, global_batch_size, pipeline_micro_batch_size, smallest)
         if not (isinstance(recompute, bool) or (isinstance(recompute, str) and recompute == "auto")):
             raise ArgumentError(f"recompute is {safe_repr(recompute)}", "choose True, False or 'auto'")
         if not isinstance(schedule, str):
@@ -193,7 +193,7 @@ class PlanningProblem:
             profile=(profile if include_data_loading else profile.without_loading()).with_consistent_split(),
             cluster=cluster,
             global_batch_size=global_batch_size,
-            micro_batch_sizes=sizes,
+            pipeline_micro_batch_sizes=sizes,
             min_samples_per_replica=smallest,
             recompute=(recompute,) if isinstance(recompute, bool) else (False, True),
             schedule=schedule,
@@ -216,32 +216,34 @@ def _blocks(profile: Profile) -> Blocks | None:
         return None
 
 
-def _micro_batch_sizes(
-    profile: Profile, global_batch_size: int, micro_batch_size: int | None, smallest: int
+def _pipeline_micro_batch_sizes(
+    profile: Profile, global_batch_size: int, pipeline_micro_batch_size: int | None, smallest: int
 ) -> tuple[int, ...]:
     """Return the micro-batch sizes to try: the given one, or all divisors of the batch from `smallest` on."""
     parts = divisors(global_batch_size)
-    if micro_batch_size is None:
+    if pipeline_micro_batch_size is None:
         largest = global_batch_size
         sizes = [size for size in parts if size >= smallest and global_batch_size // size <= _MAX_MICRO_BATCHES]
     else:
-        micro_batch_size = check_int("micro_batch_size", micro_batch_size, most=NO_LIMIT - 1)
-        if global_batch_size % micro_batch_size:
+        pipeline_micro_batch_size = check_int("pipeline_micro_batch_size", pipeline_micro_batch_size, most=NO_LIMIT - 1)
+        if global_batch_size % pipeline_micro_batch_size:
             # Of two divisors at the same distance, suggest the smaller one.
-            nearest = min(parts, key=lambda size: (abs(size - micro_batch_size), size))
+            nearest = min(parts, key=lambda size: (abs(size - pipeline_micro_batch_size), size))
             raise ArgumentError(
-                f"micro_batch_size is {micro_batch_size}, but it must divide global_batch_size={global_batch_size}",
-                f"use micro_batch_size={nearest}, or leave it out to let the planner choose",
+                f"pipeline_micro_batch_size is {pipeline_micro_batch_size}, but it must divide"
+                f" global_batch_size={global_batch_size}",
+                f"use pipeline_micro_batch_size={nearest}, or leave it out to let the planner choose",
             )
-        if global_batch_size // micro_batch_size > _MAX_MICRO_BATCHES:
+        if global_batch_size // pipeline_micro_batch_size > _MAX_MICRO_BATCHES:
             raise ArgumentError(
-                f"micro_batch_size is {micro_batch_size}, but a step of {global_batch_size} samples may have at most"
+                f"pipeline_micro_batch_size is {pipeline_micro_batch_size}, but a step of {global_batch_size}"
+                f" samples may have at most"
                 f" {_MAX_MICRO_BATCHES} micro-batches",
-                "use a larger micro_batch_size, or leave it out",
+                "use a larger pipeline_micro_batch_size, or leave it out",
                 code="too_large",
             )
-        largest = micro_batch_size
-        sizes = [micro_batch_size]
+        largest = pipeline_micro_batch_size
+        sizes = [pipeline_micro_batch_size]
     if largest < smallest:
         measured = smallest == profile.batch_sizes[0]
         asked = f"the {smallest} that profile `{profile.name}` was measured with"

@@ -27,7 +27,7 @@ def reprice(plan: Plan, profile: Profile | None = None, cluster: Cluster | None 
         global_batch_size=plan.global_batch_size,
         schedule=plan.schedule,
         # A fixed size and recomputation leave the problem with only one candidate, the saved plan.
-        micro_batch_size=plan.micro_batch_size,
+        pipeline_micro_batch_size=plan.pipeline_micro_batch_size,
         min_micro_batch_size=assumed.min_samples_per_replica,
         recompute=plan.recompute,
         even_split=assumed.even_split,

@@ -57,7 +57,7 @@ def check_schedule(name: object) -> None:
 def _refusal(family: ScheduleFamily) -> tuple[str, str]:
     plannable = f"choose auto or one of {', '.join(_ALL)}"
     # The order of these reasons matters: an asynchronous schedule may also have other obstacles.
-    if family.pace == "asynchronous":
+    if family.synchronization == "asynchronous":
         return "it updates weights while micro-batches are in flight, so no step of it ends", plannable
     if not family.trains:
         return (
@@ -175,7 +175,7 @@ def _choice(question: PlanningProblem, tried: _core.TriedRecord) -> ScheduleChoi
         shortfall_bytes=plan.shortfall_bytes,
         stages=len(plan.stages),
         chunks=plan.chunks,
-        micro_batch_size=plan.micro_batch_size,
+        pipeline_micro_batch_size=plan.pipeline_micro_batch_size,
         planned=True,
         reason=plan.limit if plan.fits else f"lacks {format_bytes(plan.shortfall_bytes)} on a device",
         plan=plan,

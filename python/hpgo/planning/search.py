@@ -112,24 +112,28 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
             )
         )
     # The record has only the values that the search decided. All others come from the problem.
-    micro_batch_size = found["micro_batch_size"]
+    pipeline_micro_batch_size = found["pipeline_micro_batch_size"]
     return Plan(
         profile=profile.name,
         cluster=question.cluster.name,
         schedule=question.schedule,
         global_batch_size=question.global_batch_size,
-        micro_batch_size=micro_batch_size,
+        pipeline_micro_batch_size=pipeline_micro_batch_size,
         recompute=found["recompute"],
         stages=tuple(stages),
         chunks=found["virtual_stages"],
         actions=tuple(found["actions"] or ()),
         step_s=found["step_s"],
-        one_device_step_s=question.global_batch_size // micro_batch_size * _profile_step_s(profile, micro_batch_size),
+        one_device_step_s=question.global_batch_size
+        // pipeline_micro_batch_size
+        * _profile_step_s(profile, pipeline_micro_batch_size),
         loading_s=question.loading_s,
         cluster_devices=question.cluster.devices,
         nodes=tuple(machine.count for machine in question.cluster.nodes),
         split_tied_weights=_parted(profile, stages),
-        boundary_tensors=_crossings(profile, [record["layers"] for record in found["stages"]], micro_batch_size),
+        boundary_tensors=_crossings(
+            profile, [record["layers"] for record in found["stages"]], pipeline_micro_batch_size
+        ),
         assumptions=Assumptions(
             profile=question.measured,
             cluster=question.cluster,
@@ -150,11 +154,11 @@ def _parted(profile: Profile, stages: Sequence[Stage]) -> tuple[TiedWeight, ...]
     """Return the tied weights whose layers are on several groups of devices."""
     # Stages are compared by devices, because virtual stages on the same devices share one copy of a weight.
     group_of = {layer: stage.devices for stage in stages for layer in stage.layers}
-    return tuple(tie for tie in profile.ties if len({group_of[layer] for layer in tie.layers}) > 1)
+    return tuple(tie for tie in profile.tied_weights if len({group_of[layer] for layer in tie.layers}) > 1)
 
 
 def _crossings(
-    profile: Profile, stages: Sequence[Sequence[int]], micro_batch_size: int
+    profile: Profile, stages: Sequence[Sequence[int]], pipeline_micro_batch_size: int
 ) -> tuple[tuple[BoundaryTensor, ...], ...]:
     """Return the tensors that cross each cut, in the order of the profile.
 
@@ -169,7 +173,7 @@ def _crossings(
     for layer in profile.layers:
         first = stage_of[layer.id]
         if last_reader[layer.id] > first:
-            size = at_batch(profile.batch_sizes, layer.activation_bytes, micro_batch_size)
+            size = at_batch(profile.batch_sizes, layer.activation_bytes, pipeline_micro_batch_size)
             for cut in range(first, last_reader[layer.id]):
                 boundary_tensors[cut].append(BoundaryTensor(layer.id, size))
     return tuple(map(tuple, boundary_tensors))
@@ -183,7 +187,7 @@ def _profile_step_s(profile: Profile, batch_size: int) -> float:
 
 
 def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
-    """Return `best` with data parallelism and a straight pipeline as alternatives.
+    """Return `best` with pure data parallelism and a pipeline without replicas as alternatives.
 
     If the search was stopped, no more time is spent on alternatives.
     """
@@ -191,16 +195,16 @@ def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
     try:
         classics = question.session.classics(question, None if best.finished else 0.0)
     except KeyboardInterrupt:  # Return `best` without alternatives instead of losing it.
-        classics = {"data_parallel": None, "straight": None, "straight_stopped": "interrupt"}
+        classics = {"data_parallel": None, "pipeline_only": None, "pipeline_only_stopped": "interrupt"}
         shared = not_searched
     else:
         shared = "no micro-batch can be split over two devices"
     ended = {None: "no plan of this kind fits", "work_limit": "no plan of this kind was found"}
-    straight = ended.get(classics["straight_stopped"], not_searched)
+    pipeline_only = ended.get(classics["pipeline_only_stopped"], not_searched)
     alternatives = []
     for name, found, reason in (
         ("data parallelism", classics["data_parallel"], shared),
-        ("straight pipeline", classics["straight"], straight),
+        ("straight pipeline", classics["pipeline_only"], pipeline_only),
     ):
         if found is None:
             alternatives.append(Alternative(name, None, 0, 0, 0.0, reason))
@@ -218,7 +222,9 @@ def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
         else:
             why = other.limit
         step_s = None if lacking else other.step_s
-        alternatives.append(Alternative(name, step_s, len(other.stages), other.micro_batch_size, lacking, why, other))
+        alternatives.append(
+            Alternative(name, step_s, len(other.stages), other.pipeline_micro_batch_size, lacking, why, other)
+        )
     return replace(best, alternatives=tuple(alternatives))
 
 
@@ -238,13 +244,15 @@ def explained(error: InfeasibleError, question: PlanningProblem) -> InfeasibleEr
     reserved = f", {format_bytes(reserved_bytes)} of it reserved" if reserved_bytes else ""
     sizes = divisors(question.global_batch_size)
     # Suggest a smaller micro-batch only if a divisor of the batch is smaller and still allowed.
-    can_shrink = any(question.min_samples_per_replica <= size < question.micro_batch_sizes[0] for size in sizes)
+    can_shrink = any(
+        question.min_samples_per_replica <= size < question.pipeline_micro_batch_sizes[0] for size in sizes
+    )
     smaller = " or a smaller micro-batch" if can_shrink else ""
     hint = f"some plan fits if you {', or '.join(helps)}" if helps else f"use devices with more memory{smaller}"
     return error.as_kind(
         InfeasibleError,
         f"{error.message}: in the closest plan found, stage {index} of {len(closest.stages)}"
-        f" ({len(stage.layers)} layers, micro-batch {closest.micro_batch_size}) needs"
+        f" ({len(stage.layers)} layers, micro-batch {closest.pipeline_micro_batch_size}) needs"
         f" {format_bytes(stage.memory.total_bytes)} on each device, but `{device}` has"
         f" {format_bytes(stage.capacity_bytes + reserved_bytes)}{reserved}:"
         f" {format_bytes(-stage.headroom_bytes)} short",
@@ -279,8 +287,8 @@ def _searched(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
     # Try cheap changes of the problem first, and more hardware last.
     recomputed = replace(question, recompute=(True,))
     sharded = replace(question.memory, shard_optimizer=True)
-    smallest = question.micro_batch_sizes[0]
-    single = replace(question, global_batch_size=smallest, micro_batch_sizes=(smallest,), recompute=(False,))
+    smallest = question.pipeline_micro_batch_sizes[0]
+    single = replace(question, global_batch_size=smallest, pipeline_micro_batch_sizes=(smallest,), recompute=(False,))
     helps: list[str] = []
     changes = [
         ("recompute activations", recomputed),

@@ -67,7 +67,7 @@ class Framework:
     """Whether it runs training plans. Otherwise it runs plans of `hpgo partition`."""
     min_blocks: int = 0
     """Smallest number of blocks in a stage."""
-    ties: Literal["any", "ends", "none"] = "none"
+    tied_weights: Literal["any", "ends", "none"] = "none"
     """Tied weights whose gradients it sums over stages: any, embedding and head only (`ends`), or none."""
     optimizers: tuple[OptimizerName, ...] = ()
     """Optimizers that it has settings for. Empty means all."""
@@ -121,7 +121,7 @@ TABLE: tuple[Framework, ...] = (
         cuts="blocks",
         recomputes="groups",
         tensor_parallel=True,
-        ties="ends",
+        tied_weights="ends",
         shares_sgd=False,
     ),
     # Beside a pipeline, torchtitan's data parallelism is FSDP, which shards the optimizer state. PyTorch's runtime
@@ -159,7 +159,7 @@ TABLE: tuple[Framework, ...] = (
         schedules=MappingProxyType({"1f1b": "TrainSchedule"}),
         cuts="anywhere",
         overlaps=False,
-        ties="any",
+        tied_weights="any",
         shares_bf16=True,
     ),
     # PyTorch's `stage_backward_weight` assigns gradients in the data type of the weights.
@@ -277,8 +277,8 @@ def sums_shared(framework: Framework, layers: Collection[str], blocks: Blocks | 
     """
     # `ends`: the framework has a process group of first and last stage for embedding and head, but none for other
     # layers.
-    if framework.ties != "ends" or blocks is None:
-        return framework.ties == "any"
+    if framework.tied_weights != "ends" or blocks is None:
+        return framework.tied_weights == "any"
     return {*blocks.before, *blocks.after}.issuperset(layers)
 
 
@@ -328,7 +328,7 @@ def check(
     *,
     schedule: str,
     replicas: Sequence[int],
-    micro_batch_size: int,
+    pipeline_micro_batch_size: int,
     shard_optimizer: bool,
     recompute: bool,
     gpus_per_device: int = 1,
@@ -349,10 +349,10 @@ def check(
             code="unsupported",
         )
     # All stages have the same number of replicas here, so the first one stands for all.
-    if framework.equal_replicas and micro_batch_size % replicas[0]:
+    if framework.equal_replicas and pipeline_micro_batch_size % replicas[0]:
         raise ArgumentError(
             f"{title} needs the same number of samples on each replica, but {replicas[0]} replicas split"
-            f" {micro_batch_size}",
+            f" {pipeline_micro_batch_size}",
             f"{again}, or with `--even-split`",
             code="unsupported",
         )

@@ -48,10 +48,10 @@ def routes_of(program: Program) -> list[tuple[int, ...]]:
     >>> import hpgo
     >>> routes = [(0, 1), (0, 2)]
     >>> stages = [([layer], [device]) for route in routes for layer, device in zip("ab", route)]
-    >>> routes_of(hpgo.program(along(routes, 4), stages, micro_batch_size=1, global_batch_size=4))
+    >>> routes_of(hpgo.program(along(routes, 4), stages, pipeline_micro_batch_size=1, global_batch_size=4))
     [(0, 1), (0, 2)]
     """
-    length, stages = program.schedule.chain_length, program.stages
+    length, stages = program.schedule.stages_per_pipeline, program.stages
     return [
         tuple(stage.devices[0] for stage in stages[begin : begin + length]) for begin in range(0, len(stages), length)
     ]

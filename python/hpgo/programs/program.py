@@ -42,7 +42,7 @@ class Program(Record):
     """Actions of each rank. One of its ranks stands for all devices that hold its stages."""
     stages: tuple[ProgramStage, ...]
     """One entry for each stage of the schedule, including the second chain of bidirectional schedules."""
-    micro_batch_size: int
+    pipeline_micro_batch_size: int
     global_batch_size: int
     nodes: tuple[int, ...]
     """Number of devices on each node. Devices are numbered node by node from 0, including idle ones."""
@@ -101,7 +101,8 @@ class Program(Record):
 
         >>> import hpgo
         >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
-        >>> hpgo.program(orders, [(["a"], [0, 1]), (["b"], [2])], micro_batch_size=2, global_batch_size=4).row_names
+        >>> stages = [(["a"], [0, 1]), (["b"], [2])]
+        >>> hpgo.program(orders, stages, pipeline_micro_batch_size=2, global_batch_size=4).row_names
         ('stage 0 (2 devices, a)', 'stage 1 (b)')
         """
         of_rank: dict[int, list[ProgramStage]] = {}
@@ -127,7 +128,8 @@ class Program(Record):
 
         >>> import hpgo
         >>> orders = hpgo.schedule("gpipe", ranks=2, micro_batches=4)
-        >>> two = hpgo.program(orders, [(["a", "b"], [0, 1]), (["c"], [2])], micro_batch_size=4, global_batch_size=16)
+        >>> stages = [(["a", "b"], [0, 1]), (["c"], [2])]
+        >>> two = hpgo.program(orders, stages, pipeline_micro_batch_size=4, global_batch_size=16)
         >>> [(one.layers, one.ranks) for one in two.sums]
         [(('a', 'b'), (0, 1)), (('c',), (2,))]
         """
@@ -148,7 +150,8 @@ class Program(Record):
 
         >>> import hpgo
         >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=2)
-        >>> two = hpgo.program(orders, [(["a"], [0, 1]), (["b"], [2])], micro_batch_size=3, global_batch_size=6)
+        >>> stages = [(["a"], [0, 1]), (["b"], [2])]
+        >>> two = hpgo.program(orders, stages, pipeline_micro_batch_size=3, global_batch_size=6)
         >>> mine = two.for_rank(1)
         >>> [(action.kind, action.micro_batch) for action in mine.actions]
         [('F', 0), ('F', 1), ('B', 0), ('B', 1)]
@@ -167,7 +170,7 @@ class Program(Record):
         while local_rank >= self.nodes[machine]:
             local_rank -= self.nodes[machine]
             machine += 1
-        chain = self.schedule.chain_length
+        chain = self.schedule.stages_per_pipeline
         stages = rank_stages(number, self.stages, chain)
         sums = self.sums
         # Each chain has a last stage with a loss. All their ranks take part in the mean loss.
@@ -179,7 +182,7 @@ class Program(Record):
             local_rank=local_rank,
             schedule=self.schedule.name,
             total_stages=len(self.stages),
-            micro_batch_size=self.micro_batch_size,
+            pipeline_micro_batch_size=self.pipeline_micro_batch_size,
             micro_batches=self.micro_batches,
             global_batch_size=self.global_batch_size,
             loss_weight=self.loss_weight,
@@ -216,14 +219,14 @@ class Program(Record):
             "version": _VERSION,
             "schedule": {
                 "name": orders.name,
-                "pace": orders.pace,
-                "chain_length": orders.chain_length,
+                "synchronization": orders.synchronization,
+                "stages_per_pipeline": orders.stages_per_pipeline,
                 "micro_batches": orders.micro_batches,
                 "rank_of_stage": orders.rank_of_stage,
                 "weight_versions": orders.weight_versions,
                 "orders": orders.to_text().splitlines(),
             },
-            "micro_batch_size": self.micro_batch_size,
+            "pipeline_micro_batch_size": self.pipeline_micro_batch_size,
             "global_batch_size": self.global_batch_size,
             "nodes": self.nodes,
             "recompute": self.recompute,
@@ -262,7 +265,7 @@ def program(
     schedule: Schedule,
     stages: Sequence[tuple[Iterable[str], Iterable[int]]],
     *,
-    micro_batch_size: int,
+    pipeline_micro_batch_size: int,
     global_batch_size: int,
     nodes: Sequence[int] | None = None,
     boundary_tensors: Sequence[Sequence[BoundaryTensor]] | None = None,
@@ -277,7 +280,7 @@ def program(
         schedule: the actions of each rank, for instance from `hpgo.schedule`.
         stages: the ids of the layers and the devices of each stage of the schedule, including the second chain of
             bidirectional schedules. A device may hold several stages if one rank of the schedule runs them.
-        micro_batch_size: samples of a micro-batch, over all replicas of a stage.
+        pipeline_micro_batch_size: samples of a micro-batch, over all replicas of a stage.
         global_batch_size: samples of a step, over all micro-batches.
         nodes: number of devices on each node. None means one node that ends with the last device in `stages`.
         boundary_tensors: tensors that each stage sends to the next. None means the output of its last layer.
@@ -291,14 +294,15 @@ def program(
 
     >>> import hpgo
     >>> orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
-    >>> two = hpgo.program(orders, [(["a", "b"], [0, 1, 2]), (["c"], [3])], micro_batch_size=7, global_batch_size=28)
+    >>> stages = [(["a", "b"], [0, 1, 2]), (["c"], [3])]
+    >>> two = hpgo.program(orders, stages, pipeline_micro_batch_size=7, global_batch_size=28)
     >>> two.stages[0].rows
     (range(0, 3), range(3, 5), range(5, 7))
     """
     check_is("the schedule", schedule, Schedule, "make one with `hpgo.schedule`")
-    micro_batch_size = check_int("micro_batch_size", micro_batch_size)
+    pipeline_micro_batch_size = check_int("pipeline_micro_batch_size", pipeline_micro_batch_size)
     parts = [_layers_and_devices(number, stage) for number, stage in enumerate(check_list("stages", stages))]
-    chain = schedule.chain_length
+    chain = schedule.stages_per_pipeline
     if boundary_tensors is None:
         given = [() if (at + 1) % chain == 0 else (BoundaryTensor(layers[-1]),) for at, (layers, _) in enumerate(parts)]
     else:
@@ -312,10 +316,10 @@ def program(
     return Program(
         schedule=schedule,
         stages=tuple(
-            ProgramStage(layers, devices, even_rows(micro_batch_size, len(devices)), crossing)
+            ProgramStage(layers, devices, even_rows(pipeline_micro_batch_size, len(devices)), crossing)
             for (layers, devices), crossing in zip(parts, given, strict=False)
         ),
-        micro_batch_size=micro_batch_size,
+        pipeline_micro_batch_size=pipeline_micro_batch_size,
         global_batch_size=check_int("global_batch_size", global_batch_size),
         nodes=(used,) if nodes is None else tuple(check_int("nodes", one) for one in check_list("nodes", nodes)),
         recompute=recompute,
@@ -334,12 +338,12 @@ def _check(given: Program) -> None:
             f"`{orders.name}` runs {orders.stages} stages, but layers and devices are given for {len(stages)}",
             "give layers and devices for each stage, including a second chain",
         )
-    if given.micro_batch_size * given.micro_batches != given.global_batch_size:
+    if given.pipeline_micro_batch_size * given.micro_batches != given.global_batch_size:
         raise ArgumentError(
-            f"{given.micro_batches} micro-batches of {given.micro_batch_size} are"
-            f" {given.micro_batches * given.micro_batch_size} samples, but global_batch_size is"
+            f"{given.micro_batches} micro-batches of {given.pipeline_micro_batch_size} are"
+            f" {given.micro_batches * given.pipeline_micro_batch_size} samples, but global_batch_size is"
             f" {given.global_batch_size}",
-            "build the schedule for global_batch_size / micro_batch_size micro-batches",
+            "build the schedule for global_batch_size / pipeline_micro_batch_size micro-batches",
         )
     rank_of_device: dict[int, int] = {}
     for number, stage in enumerate(stages):
@@ -352,7 +356,10 @@ def _check(given: Program) -> None:
                     f" `{orders.name}` runs, beside a stage of rank {rank}",
                     "put stages of different ranks on different devices",
                 )
-    chains = [stages[begin : begin + orders.chain_length] for begin in range(0, len(stages), orders.chain_length)]
+    chains = [
+        stages[begin : begin + orders.stages_per_pipeline]
+        for begin in range(0, len(stages), orders.stages_per_pipeline)
+    ]
     for chain in chains:
         layers = [layer for stage in chain for layer in stage.layers]
         if len(set(layers)) < len(layers):
@@ -394,9 +401,14 @@ def _check_stage(number: int, stage: ProgramStage, given: Program) -> None:
         )
     # Consecutive rows make the rows that two replicas share a single range, which one message can carry.
     ends = [0, *(rows.stop for rows in stage.rows)]
-    if [rows.start for rows in stage.rows] != ends[:-1] or ends[-1] != given.micro_batch_size or not all(stage.rows):
+    if (
+        [rows.start for rows in stage.rows] != ends[:-1]
+        or ends[-1] != given.pipeline_micro_batch_size
+        or not all(stage.rows)
+    ):
         raise ArgumentError(
-            f"stage {number}: the rows of its replicas don't add up to a micro-batch of {given.micro_batch_size}",
+            f"stage {number}: the rows of its replicas don't add up to a micro-batch of"
+            f" {given.pipeline_micro_batch_size}",
             "give each replica the next rows, and at least one",
         )
     if len(stage.rows) != len(stage.devices):
@@ -436,8 +448,8 @@ class _Orders:
     """A schedule in the JSON file."""
 
     name: str
-    pace: str
-    chain_length: int
+    synchronization: str
+    stages_per_pipeline: int
     micro_batches: tuple[tuple[int, ...], ...]
     rank_of_stage: tuple[int, ...]
     weight_versions: tuple[int, ...]
@@ -448,7 +460,7 @@ class _Orders:
 class _Document:
     """A program in the JSON file, without its costs."""
 
-    micro_batch_size: int
+    pipeline_micro_batch_size: int
     global_batch_size: int
     nodes: tuple[int, ...]
     recompute: bool
@@ -466,10 +478,10 @@ def _of_document(document: _Document, costs: Costs | None) -> Program:
     # The text of the actions determines chains and placement. Files repeat them for other readers, so check that both
     # agree.
     orders = Schedule.from_text("\n".join(given.orders), name=given.name)
-    read = (orders.chain_length, orders.micro_batches, orders.rank_of_stage)
-    if read != (given.chain_length, given.micro_batches, given.rank_of_stage):
+    read = (orders.stages_per_pipeline, orders.micro_batches, orders.rank_of_stage)
+    if read != (given.stages_per_pipeline, given.micro_batches, given.rank_of_stage):
         raise ArgumentError("`orders` of the schedule have other stages or micro-batches than its other fields")
-    paced = replace(orders, pace=given.pace, weight_versions=given.weight_versions)
+    paced = replace(orders, synchronization=given.synchronization, weight_versions=given.weight_versions)
     # Text does not state the synchronization, and the copy above is unchecked. So validate it once more.
     _core.validate_schedule(paced)
     stages = []
@@ -484,7 +496,7 @@ def _of_document(document: _Document, costs: Costs | None) -> Program:
     return Program(
         schedule=paced,
         stages=tuple(stages),
-        micro_batch_size=document.micro_batch_size,
+        pipeline_micro_batch_size=document.pipeline_micro_batch_size,
         global_batch_size=document.global_batch_size,
         nodes=document.nodes,
         recompute=document.recompute,

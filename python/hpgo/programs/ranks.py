@@ -116,7 +116,7 @@ class RankProgram(Record):
     """Index of the rank on its node."""
     schedule: str
     total_stages: int
-    micro_batch_size: int
+    pipeline_micro_batch_size: int
     micro_batches: int
     """Number of micro-batches in a step, over all chains."""
     global_batch_size: int
@@ -156,7 +156,7 @@ class RankProgram(Record):
         return tuple((message.peer, message.rows) for message in value) if name in {"receives", "sends"} else value
 
 
-def even_rows(micro_batch_size: int, replicas: int) -> tuple[range, ...]:
+def even_rows(pipeline_micro_batch_size: int, replicas: int) -> tuple[range, ...]:
     """Return the samples of a micro-batch for each replica, in order.
 
     The first replicas get one more if there is a rest.
@@ -166,19 +166,19 @@ def even_rows(micro_batch_size: int, replicas: int) -> tuple[range, ...]:
     >>> even_rows(5, 2)
     (range(0, 3), range(3, 5))
     """
-    if micro_batch_size < replicas:
+    if pipeline_micro_batch_size < replicas:
         raise ArgumentError(
-            f"a micro-batch has {micro_batch_size} samples, but there are {replicas} replicas",
+            f"a micro-batch has {pipeline_micro_batch_size} samples, but there are {replicas} replicas",
             f"choose a micro-batch size of at least {replicas}, or fewer replicas",
         )
     # Give each replica consecutive rows. Replicas of neighboring stages then share few ranges, so there are few
     # messages.
-    base, longer = divmod(micro_batch_size, replicas)
+    base, longer = divmod(pipeline_micro_batch_size, replicas)
     ends = [replica * base + min(replica, longer) for replica in range(replicas + 1)]
     return tuple(map(range, ends, ends[1:]))
 
 
-def rank_stages(rank: int, stages: Sequence[ProgramStage], chain_length: int) -> tuple[RankStage, ...]:
+def rank_stages(rank: int, stages: Sequence[ProgramStage], stages_per_pipeline: int) -> tuple[RankStage, ...]:
     """Return the stages that `rank` holds."""
     found = []
     for number, stage in enumerate(stages):
@@ -186,8 +186,8 @@ def rank_stages(rank: int, stages: Sequence[ProgramStage], chain_length: int) ->
             continue
         replica = stage.devices.index(rank)
         rows = stage.rows[replica]
-        chain, place = divmod(number, chain_length)
-        is_first, is_last = place == 0, place == chain_length - 1
+        chain, place = divmod(number, stages_per_pipeline)
+        is_first, is_last = place == 0, place == stages_per_pipeline - 1
         found.append(
             RankStage(
                 stage=number,

@@ -62,7 +62,7 @@ class Schedule(Record):
     """
 
     name: str
-    chain_length: int
+    stages_per_pipeline: int
     """Number of stages in each chain."""
     micro_batches: tuple[tuple[int, int], ...]
     """Half-open range of the micro-batches that run through each chain, by chain."""
@@ -73,7 +73,7 @@ class Schedule(Record):
     two repeat the two before."""
     rank_starts: tuple[int, ...]
     """First row of each rank in `actions`, and the end: rank `r` runs rows `rank_starts[r]` to `rank_starts[r + 1]`."""
-    pace: str = "flush"
+    synchronization: str = "flush"
     """Synchronization of the ranks. `flush`: each iteration ends with a flush. `asynchronous`: there is no flush.
     `lock step`: all ranks start each step together, and a step takes as long as its slowest rank. Text has no such
     field, so a schedule that was read has `flush`."""
@@ -97,8 +97,8 @@ class Schedule(Record):
     def __reduce__(self) -> tuple[Any, ...]:
         # The native object can't be pickled. Without it, the copy is validated when it is used.
         return Schedule, (
-            self.name, self.chain_length, self.micro_batches, self.rank_of_stage, self.actions, self.rank_starts,
-            self.pace, self.weight_versions,
+            self.name, self.stages_per_pipeline, self.micro_batches, self.rank_of_stage, self.actions, self.rank_starts,
+            self.synchronization, self.weight_versions,
         )  # fmt: skip
 
     @property
@@ -249,7 +249,7 @@ class Schedule(Record):
         if not isinstance(other, Schedule):
             return NotImplemented
         return (
-            self.chain_length == other.chain_length
+            self.stages_per_pipeline == other.stages_per_pipeline
             and self.micro_batches == other.micro_batches
             and self.rank_of_stage == other.rank_of_stage
             and self.rank_starts == other.rank_starts
@@ -303,7 +303,7 @@ class ScheduleFamily:
     splits_backward: bool
     trains: bool
     """Whether the schedule has backward passes."""
-    pace: str
+    synchronization: str
     """Synchronization: `flush`, `asynchronous` or `lock step`."""
     weight_versions: str
     peak: str
@@ -433,7 +433,7 @@ def _families() -> tuple[ScheduleFamily, ...]:
             chains=row["chains"],
             splits_backward=row["splits_backward"],
             trains=row["trains"],
-            pace=row["pace"],
+            synchronization=row["synchronization"],
             weight_versions=row["weight_versions"],
             peak=row["peak"],
             bubble=row["bubble"],
@@ -502,12 +502,12 @@ def built(record: _core.ScheduleRecord) -> Schedule:
     record["actions"].flags.writeable = False
     made = Schedule(
         name=record["name"],
-        chain_length=record["chain_length"],
+        stages_per_pipeline=record["stages_per_pipeline"],
         micro_batches=tuple(record["micro_batches"]),
         rank_of_stage=tuple(record["rank_of_stage"]),
         actions=record["actions"],
         rank_starts=tuple(record["rank_starts"]),
-        pace=record["pace"],
+        synchronization=record["synchronization"],
         weight_versions=tuple(record["weight_versions"]),
     )
     # The dataclass is frozen, and `_checked` is no parameter: only native code may state that a schedule is valid.

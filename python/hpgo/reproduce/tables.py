@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def strategies(rows: Iterable[Strategy]) -> str:
     """Return a table of published plans and of both planners' plans, with step times in the current cost model."""
     header = (
-        "model", "batch", "config", "DAPPLE (remembered)", "its step here", "compatible", "speed-up", "its step here",
+        "model", "batch", "config", "DAPPLE (from memory)", "its step here", "compatible", "speed-up", "its step here",
         "modern", "micro-batches", "step", "speed-up", "gap", "memory",
     )  # fmt: skip
     return table(
@@ -33,7 +33,7 @@ def strategies(rows: Iterable[Strategy]) -> str:
                 f"{row.compatible.speedup:.2f}" if row.compatible else "–",
                 _step(row.compatible.priced) if row.compatible else "–",
                 shape(row.modern),
-                f"{row.modern.micro_batches} × {row.modern.micro_batch_size}",
+                f"{row.modern.micro_batches} × {row.modern.pipeline_micro_batch_size}",
                 format_seconds(row.modern.step_s),
                 f"{row.modern.speed_up:.2f}",
                 _gap(row.modern),
@@ -52,7 +52,7 @@ def reasons(rows: Iterable[Strategy]) -> str:
         if row.compatible:
             texts.append(_reason("the compatible", row.compatible.priced, row.modern))
         else:
-            texts.append("the compatible planner can't be told the links")
+            texts.append("the compatible planner has fixed links")
         lines.append((row.question.model, row.config, _sentence(texts), row.modern.limit))
     return table(("model", "config", "against the other plans", "what limits the modern plan"), lines)
 
@@ -192,7 +192,7 @@ def _gap(plan: Plan) -> str:
 
 def _reason(whose: str, other: Plan | None, modern: Plan) -> str:
     if other is None:
-        return f"{whose} plan can't be priced"
+        return f"{whose} plan has no estimate"
     if [(stage.layers, stage.devices) for stage in other.stages] == [
         (stage.layers, stage.devices) for stage in modern.stages
     ]:

@@ -155,7 +155,11 @@ class RankState:
         self._written = {layer for layer, rank in writers.items() if rank == self._rank}
         order = {layer: at for at, layer in enumerate(workload.layers)}
         # A tied weight is one tensor under several names. Save its optimizer state once, under its first layer's name.
-        tied = {name: min(names, key=lambda one: (order[one[0]], one[1])) for names in workload.ties for name in names}
+        tied = {
+            name: min(names, key=lambda one: (order[one[0]], one[1]))
+            for names in workload.tied_weights
+            for name in names
+        }
         self._names = {id(weight): tied.get(weight.name, weight.name) for weight in weights}
         self._plan = hashlib.sha256(program.to_json().encode()).hexdigest()
 

@@ -412,7 +412,7 @@ class _CrossingValue:
             if queue is not None:
                 install(module, queue)
             modules[layer] = ready(layer, module, self.recordings[layer], dtype=dtype, seed=seed)
-        for holders in self.network.ties:
+        for holders in self.network.tied_weights:
             here = [holder for holder in holders if holder[0] in modules]
             if not here:
                 continue

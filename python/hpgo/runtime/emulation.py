@@ -74,7 +74,7 @@ class Emulation:
     >>> import hpgo
     >>> orders = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
     >>> costs = hpgo.Costs(forward_s=0.002, backward_s=0.003)
-    >>> program = hpgo.program(orders, [(["a"], [0])], micro_batch_size=2, global_batch_size=8, costs=costs)
+    >>> program = hpgo.program(orders, [(["a"], [0])], pipeline_micro_batch_size=2, global_batch_size=8, costs=costs)
     >>> with Emulation(program, scale=2) as emulation:
     ...     step_s = emulation.step()
     >>> step_s >= 4 * (0.002 + 0.003)
@@ -232,7 +232,7 @@ class Durations:
     @property
     def chain(self) -> int:
         """Number of stages of one pipeline replica."""
-        return self.program.schedule.chain_length
+        return self.program.schedule.stages_per_pipeline
 
 
 def check(program: Program, scale: float) -> Durations:

@@ -64,14 +64,14 @@ class StageRun:
         workload: Workload,
         cuts: tuple[Sequence[PassedTensor], Sequence[PassedTensor]],
         *,
-        micro_batch_size: int,
+        pipeline_micro_batch_size: int,
         recompute: bool,
         autocast: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         """Prepare the stage. `cuts` are the tensors that cross the cut before it, and the cut behind it."""
         self.stage, self.part, self._workload = stage, part, workload
         self._before, self._behind = cuts
-        self._size, self._start, self._rows = micro_batch_size, stage.rows.start, len(stage.rows)
+        self._size, self._start, self._rows = pipeline_micro_batch_size, stage.rows.start, len(stage.rows)
         self.recompute, self._autocast = recompute, autocast
         self._inputs = [
             (at, int(value.name.removeprefix(_OUTSIDE)))

@@ -230,8 +230,8 @@ def remarks(
         )
     if one.kind == "sum":
         found["sum"] = (
-            "the loss is the sum over samples, not their mean: losses and gradients are those of the sum over the"
-            f" global batch of {batch}"
+            "the loss is the sum over samples, not their mean: losses and gradients are sums over the global"
+            f" batch of {batch}"
         )
     elif one.kind == "mixed" and rows < batch:
         found["mixed"] = (

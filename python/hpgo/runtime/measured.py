@@ -151,7 +151,7 @@ class _Step:
             schedule=orders.name,
             ranks=program.world_size,
             stages=orders.stages,
-            chunks=max(np.bincount(orders.rank_of_stage[: orders.chain_length]).tolist()),
+            chunks=max(np.bincount(orders.rank_of_stage[: orders.stages_per_pipeline]).tolist()),
             micro_batches=orders.total_micro_batches,
             iterations=1,
             communication="measured",

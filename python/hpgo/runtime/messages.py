@@ -44,11 +44,11 @@ class PassedTensor:
     value: Value
 
 
-def boundary_tensors(parts: Sequence[StageModule], chain_length: int) -> list[tuple[PassedTensor, ...]]:
+def boundary_tensors(parts: Sequence[StageModule], stages_per_pipeline: int) -> list[tuple[PassedTensor, ...]]:
     """Return the tensors that cross the cut behind each stage; none behind the last stage of a pipeline replica."""
     found: list[tuple[PassedTensor, ...]] = []
     for number, part in enumerate(parts):
-        if number % chain_length == chain_length - 1:
+        if number % stages_per_pipeline == stages_per_pipeline - 1:
             found.append(())
             continue
         taken = {value.name: at for at, value in enumerate(parts[number + 1].takes)}

@@ -56,7 +56,7 @@ class Network:
 
     def __init__(self) -> None:
         self.nodes: dict[str, NetworkLayer] = {}
-        self.ties: list[tuple[tuple[str, str], ...]] = []
+        self.tied_weights: list[tuple[tuple[str, str], ...]] = []
         """Groups of parameters `(layer id, name)` that are one tensor."""
         self._outputs: tuple[str, ...] = ()
 
@@ -86,7 +86,7 @@ class Network:
         for layer, module in named.items():
             for name, parameter in module.named_parameters():
                 holders.setdefault(id(parameter), []).append((layer, name))
-        network.ties = [tuple(where) for where in holders.values() if len(where) > 1]
+        network.tied_weights = [tuple(where) for where in holders.values() if len(where) > 1]
         return network
 
     def add(self, layer: str, make: Callable[[], nn.Module], *feeds: str, everywhere: bool = False) -> Network:
@@ -150,7 +150,7 @@ class Network:
                 raise ArgumentError(
                     f"there is no layer `{layer}` to tie", did_you_mean(layer, self.nodes), code="unknown_name"
                 )
-        self.ties.append(tuple(holders))
+        self.tied_weights.append(tuple(holders))
         return self
 
     def end(self, *outputs: str) -> Network:

@@ -218,7 +218,7 @@ def _profile(
     dtype: torch.dtype | None,
     circumstances: dict[str, Any],
 ) -> Profile:
-    ties, copied = _ties(workload, dtype)
+    tied_weights, copied = _tied_weights(workload, dtype)
     activations, saved = [one.activation_bytes() for one in benches], [one.saved_bytes() for one in benches]
     layers = []
     for layer in workload.layers:
@@ -237,15 +237,17 @@ def _profile(
                 spread=max(one.spread for one in figures),
             )
         )
-    return Profile(workload.name or "model", sizes, tuple(layers), workload.edges, ties=ties, **circumstances)
+    return Profile(
+        workload.name or "model", sizes, tuple(layers), workload.edges, tied_weights=tied_weights, **circumstances
+    )
 
 
-def _ties(workload: Workload, dtype: torch.dtype | None) -> tuple[tuple[TiedWeight, ...], dict[str, int]]:
+def _tied_weights(workload: Workload, dtype: torch.dtype | None) -> tuple[tuple[TiedWeight, ...], dict[str, int]]:
     """Return the weights that layers share, and the bytes of each layer that another layer counts already."""
     place = {layer: at for at, layer in enumerate(workload.layers)}
     shared: dict[tuple[str, ...], int] = {}
     copied: dict[str, int] = {}
-    for holders in workload.ties:
+    for holders in workload.tied_weights:
         first, *others = sorted((one for one in holders if one[0] in place), key=lambda one: place[one[0]])
         weight = parameter_of(workload.network.make_on_meta(first[0]), first)
         size = weight.numel() * (dtype or weight.dtype).itemsize
@@ -321,7 +323,7 @@ def _notes(
         yield (
             f"other processes used {100 * noise:.0f} % of this machine's processors meanwhile, so times are too long"
         )
-    for holders in workload.ties:
+    for holders in workload.tied_weights:
         yield (
             f"{' and '.join(f'`{name}` of `{layer}`' for layer, name in holders)} are one weight:"
             f" different stages keep a copy each{'' if inference else ', and reduce its gradients'}"

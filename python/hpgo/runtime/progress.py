@@ -87,7 +87,7 @@ def stages_of(program: Program, rank: int) -> tuple[int, ...]:
     held = [number for number, stage in enumerate(program.stages) if rank in stage.devices]
     # In inference, a host has the same stage in all pipeline replicas that it serves, so name it once.
     if not program.schedule.actions[:, 0].any():
-        held = sorted({number % program.schedule.chain_length for number in held})
+        held = sorted({number % program.schedule.stages_per_pipeline for number in held})
     return tuple(held)
 
 

@@ -131,7 +131,7 @@ class RankPipeline(ABC):
             read = read.counting(int(self.program.stages[-1].layers[-1]))
             self.program = with_layers(self.program, read.layers)
         self.mine = self.program.for_rank(dist.get_rank())
-        chain = self.program.stages[: self.program.schedule.chain_length]
+        chain = self.program.stages[: self.program.schedule.stages_per_pipeline]
         self.workload = read.holding([layer for stage in chain for layer in stage.layers])
 
     def _agree(self) -> None:
@@ -141,7 +141,7 @@ class RankPipeline(ABC):
                 "kind of run": self._kind(),
                 # A hash, because a plan of many ranks is long and every rank sends its facts to all others.
                 "plan": hashlib.sha256(self.program.to_json().encode()).hexdigest()[:12],
-                "workload": hashlib.sha256(repr((workload.layers, workload.ties)).encode()).hexdigest()[:12],
+                "workload": hashlib.sha256(repr((workload.layers, workload.tied_weights)).encode()).hexdigest()[:12],
                 "kind of device": self.device.type,
                 "seed": str(options.seed),
                 "find_nan": str(options.find_nan),
@@ -165,7 +165,7 @@ class RankPipeline(ABC):
 
     def _stage_modules(self, held: set[int], *, chains: int | None = None) -> list[StageModule]:
         """Return the modules of all stages of the first `chains` chains, or of all; only `held` ones take memory."""
-        program, length = self.program, self.program.schedule.chain_length
+        program, length = self.program, self.program.schedule.stages_per_pipeline
         # Only schedules with W passes split backward passes. All others keep torch's own layers.
         splits = any(KINDS[kind] == "W" for kind in set(program.schedule.actions[:, 0].tolist()))
         found: list[StageModule] = []

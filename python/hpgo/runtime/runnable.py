@@ -85,10 +85,11 @@ def check_orders(program: Program) -> None:
     """Raise ArgumentError for a schedule that can't be run for training, with the reason."""
     orders = program.schedule
     family = next((one for one in schedules() if one.name == orders.name), None)
-    if orders.pace != "flush":
+    if orders.synchronization != "flush":
         raise ArgumentError(
-            f"`{orders.name}` has the pace `{orders.pace}`, but runs train with a flush after each step",
-            "choose a schedule with the pace `flush`: `hpgo schedules` lists them",
+            f"`{orders.name}` has the synchronization `{orders.synchronization}`, but runs train with a flush after"
+            " each step",
+            "choose a schedule with the synchronization `flush`: `hpgo schedules` lists them",
             code="unsupported",
         )
     # A user's own schedule belongs to no family.
@@ -128,7 +129,7 @@ def check_inference(program: Program) -> None:
                 "give each stage one device, or plan hosts that take turns with `hpgo partition --max-replicas`",
             )
     routes = routes_of(program)
-    if not are_regular(routes) or (len(routes) > 1 and orders.pace != "flush"):
+    if not are_regular(routes) or (len(routes) > 1 and orders.synchronization != "flush"):
         raise ArgumentError(
             f"the hosts of the {len(routes)} chains of `{orders.name}` don't take turns",
             "give each stage separate hosts that take turns, as `hpgo partition --max-replicas` does",

@@ -203,9 +203,9 @@ class Workload:
         return self.network.edges
 
     @property
-    def ties(self) -> tuple[tuple[tuple[str, str], ...], ...]:
+    def tied_weights(self) -> tuple[tuple[tuple[str, str], ...], ...]:
         """Groups of `(layer id, parameter name)` that are one tensor."""
-        return tuple(self.network.ties)
+        return tuple(self.network.tied_weights)
 
     @cached_property
     def parameters(self) -> dict[str, dict[str, tuple[int, ...]]]:

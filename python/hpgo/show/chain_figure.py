@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _MARGIN, _TOP, _ROW, _BAR, _THIN = 16.0, 84.0, 44.0, 16.0, 8.0
 _LEFT, _WIDE, _GAP, _MEMORY, _RIGHT = 240.0, 460.0, 56.0, 120.0, 56.0
-_LEGEND = (("F", "computes"), ("lane-activation", "sends"), ("critical", "sets the pace"))
+_LEGEND = (("F", "computes"), ("lane-activation", "sends"), ("critical", "bottleneck"))
 
 
 def svg(plan: ChainPlan) -> str:

@@ -157,7 +157,7 @@ def _hosts(stage: ChainStage) -> str:
 
 def _spare(plan: ChainPlan, part: ChainStage | ChainHop) -> str:
     if plan.slack_s(part) == 0:
-        return ": this sets the pace"
+        return ": this is the bottleneck"
     return f", {format_seconds(plan.slack_s(part))} less than the pace"
 
 

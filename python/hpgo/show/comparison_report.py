@@ -12,6 +12,7 @@ from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_seconds
 from hpgo.llm.comparison import differences
 from hpgo.llm.memory import COLUMNS
+from hpgo.llm.step_range import RELATIVE_ERROR
 from hpgo.llm.step_time import LABELS
 from hpgo.show.llm_report import unvalidated
 
@@ -95,8 +96,8 @@ def verdict(found: Comparison, forbidden: str = "") -> str:
         )
     if not found.apart:
         sentences.append(
-            f"The step times differ by less than the cost model's error ({100 * chosen.error:.0f} %), so their order is"
-            " not reliable."
+            f"The step times differ by less than the error of such differences ({100 * RELATIVE_ERROR:.0f} %), so their"
+            " order is not reliable."
         )
     if other.unvalidated_features:
         sentences.append(f"{unvalidated(other)}.")

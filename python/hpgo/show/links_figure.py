@@ -33,7 +33,12 @@ def svg(name: str, pairs: Mapping[tuple[int, int], float], machine_of: Sequence[
                       f"{format_bytes_per_s(most)}")  # fmt: skip
     items: list[Item] = [
         Words("title", [_MARGIN], [_MARGIN + 16], [title]),
-        Words("legend", [_MARGIN], [_MARGIN + 36], ["the area of a square is its rate, one way, alone"]),
+        Words(
+            "legend",
+            [_MARGIN],
+            [_MARGIN + 36],
+            ["the area of a square is its rate in one direction, alone"],
+        ),
     ]
     side = _CELL * count
     for rank in range(count):

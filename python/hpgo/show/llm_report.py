@@ -15,6 +15,8 @@ from hpgo.base.units import format_bytes, format_seconds
 from hpgo.llm.memory import COLUMNS, LATER
 from hpgo.llm.plan import facts
 from hpgo.llm.platform import MEMORY_ERROR
+from hpgo.llm.stack import stacks
+from hpgo.llm.step_range import RELATIVE_ERROR
 from hpgo.llm.step_time import LABELS
 from hpgo.llm.validated_features import EVERYWHERE
 from hpgo.show.folding import alike, numbers
@@ -119,7 +121,8 @@ def _answer(estimate: LlmEstimate, width: int) -> list[str]:
         if estimate.fits
         else f": does not fit, over by {format_bytes(estimate.shortfall_bytes)}"
     )
-    step = f"{format_seconds(estimate.step_s)} ± {100 * estimate.error:.0f} % ({basis})"
+    ends = " to ".join(map(format_seconds, (estimate.low_s, estimate.high_s)))
+    step = f"{format_seconds(estimate.step_s)} (90 % range {ends}; {basis})"
     throughput = (
         f"{estimate.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, {100 * estimate.utilization:.1f} % MFU"
         f" (peak {estimate.peak_flop_per_s / 1e12:g} TFLOP/s)"
@@ -128,13 +131,19 @@ def _answer(estimate: LlmEstimate, width: int) -> list[str]:
         f"{format_bytes(peak_bytes)} ± {100 * MEMORY_ERROR:.0f} % of {format_bytes(estimate.capacity_bytes)} on the"
         f" fullest GPU{fits}"
     )
-    rows = [("Step time", step), ("Throughput", throughput), ("Memory", memory)]
+    rows = [("Step time", step), ("Throughput", throughput), ("Memory", memory), ("Stack", _stack(estimate))]
     rows += [("", note) for note in (*_close(estimate), *_cached(estimate))]
     return [
         line
         for label, value in rows
         for line in textwrap.wrap(value, width, initial_indent=label.ljust(13), subsequent_indent=_INDENT)
     ]
+
+
+def _stack(estimate: LlmEstimate) -> str:
+    """Return the name and the title of the software stack of an estimate."""
+    known = stacks().get(estimate.stack)
+    return printable(estimate.stack) + (f": {known.title}" if known else "")
 
 
 def _caveats(estimate: LlmEstimate, width: int) -> list[str]:
@@ -219,10 +228,8 @@ def listed(choice: LlmPlanSearch, width: int = WIDTH) -> list[str]:
 
 def _reliability(choice: LlmPlanSearch, width: int) -> list[str]:
     """Return a paragraph on whether the order of the list is reliable."""
-    fastest, alike_count, count = choice.estimates[0], len(choice.alike), len(choice.estimates)
-    known = fastest.measured_steps
-    error = f"the cost model's error ({100 * fastest.error:.0f} %"
-    error += f", fitted to {pluralize(known, 'measured step')})" if known else ")"
+    alike_count, count = len(choice.alike), len(choice.estimates)
+    error = f"the error of such differences ({100 * RELATIVE_ERROR:.0f} %)"
     if count == 1:
         return []
     if alike_count == 1:

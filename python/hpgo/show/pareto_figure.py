@@ -15,6 +15,7 @@ from hpgo.draw.axis import number_text, time_unit
 from hpgo.draw.scene import Boxes, Item, Line, Scene, Words
 from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import LlmEstimate
+from hpgo.llm.step_range import RELATIVE_ERROR
 
 if TYPE_CHECKING:
     import os
@@ -60,7 +61,7 @@ def scene(estimates: Sequence[LlmEstimate]) -> Scene:
 
     title = printable(f"{first.model} on {first.cluster}: Pareto front of step time and memory")
     # The shaded band ends at the top of the plot if the error exceeds the range of the front.
-    alike_s = min(first.step_s * (1 + first.error), high_y * unit_s)
+    alike_s = min(first.step_s * (1 + RELATIVE_ERROR), high_y * unit_s)
     bottom = _TOP + _TALL
     items: list[Item] = [
         Words("title", [_MARGIN], [_MARGIN + 16], [title]),
@@ -97,7 +98,7 @@ def scene(estimates: Sequence[LlmEstimate]) -> Scene:
         items.append(Words("rank", [_MARGIN + 24], [y], [str(place)]))
         items.append(Words("legend", [_MARGIN + 34], [y], [text]))
         y += 18
-    shaded = f"shaded: within {100 * first.error:.0f} % of the fastest, the cost model's error"
+    shaded = f"shaded: within {100 * RELATIVE_ERROR:.0f} % of the fastest, the error of such differences"
     items += [_box("near", _MARGIN + 8, y - 9, 16, 11), Words("legend", [_MARGIN + 34], [y], [shaded])]
     described = "; ".join(f"{format_seconds(one.step_s)} with {format_bytes(one.fullest.peak_bytes)}" for one in held)
     return Scene(_WIDTH, y + 20, title, described, tuple(items))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from hpgo.base.messages import pluralize, printable
 from hpgo.base.tables import plain
 from hpgo.base.units import format_seconds
-from hpgo.llm.platform import usual_error
 
 if TYPE_CHECKING:
     from hpgo.llm.measured_steps import PlatformFit
@@ -39,9 +38,8 @@ def lines(fit: PlatformFit, width: int = WIDTH) -> list[str]:
     else:
         used = f"{computing:.3g}× on computation, {exchange:.3g}× on communication"
         measured = f"{platform.computing:.3g}× and {platform.exchange:.3g}×"
-    before = usual_error(fit.steps[0].cluster)
     share = f"measured {measured}, applied with exponent {platform.trust:.2f}: the rest belongs to single steps"
-    error = f"± {100 * platform.error:.0f} % expected for other steps on this platform (± {100 * before:.0f} % without)"
+    error = f"± {100 * platform.error:.0f} % expected for other steps on this platform"
     facts = [
         ("Factor" if alike else "Factors", used),
         ("", share),

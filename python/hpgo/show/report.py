@@ -179,7 +179,7 @@ def answer(plan: Plan) -> list[tuple[str, str]]:
     virtual = f", {plan.chunks} virtual stages per device" if plan.chunks > 1 else ""
     schedule = (
         f"{_SCHEDULES.get(plan.schedule, plan.schedule)}{virtual}, {pluralize(plan.micro_batches, 'micro-batch')} of"
-        f" {pluralize(plan.micro_batch_size, 'sample')} over all replicas of a stage,"
+        f" {pluralize(plan.pipeline_micro_batch_size, 'sample')} over all replicas of a stage,"
         f" activations {'recomputed' if plan.recompute else 'kept'}"
     )
     devices = f"{used} device{'s' if plan.cluster_devices > 1 else ''}{f' of {gpus} GPUs' if gpus > 1 else ''}"
@@ -267,7 +267,13 @@ def _shape_of(plan: Plan, index: int) -> tuple[float, ...]:
     stage = plan.stages[index]
     # With virtual stages, devices of the first group follow the last group, so a range of devices would be wrong.
     group = index // len(plan.groups) if plan.chunks > 1 else 0
-    return len(stage.layers), stage.replicas, stage.samples_per_replica, plan.micro_batch_size // stage.replicas, group
+    return (
+        len(stage.layers),
+        stage.replicas,
+        stage.samples_per_replica,
+        plan.pipeline_micro_batch_size // stage.replicas,
+        group,
+    )
 
 
 def _times(plan: Plan, index: int) -> tuple[float | None, ...]:
@@ -311,7 +317,7 @@ def _who(plan: Plan, run: range) -> tuple[object, ...]:
         _ends(plan, first.layers[0], last.layers[-1], alone=len(run) == len(first.layers) == 1),
         f"{len(first.layers)}{each}",
         *((ranged(min(groups), max(groups)), devices) if plan.chunks > 1 else (devices, f"{first.replicas}{each}")),
-        _samples(plan.micro_batch_size, first),
+        _samples(plan.pipeline_micro_batch_size, first),
         ranged(first.max_in_flight, last.max_in_flight),
     )
 
@@ -361,7 +367,7 @@ def _compared(plan: Plan) -> ReportTable:
                 else f"{100 * (choice.step_s / plan.step_s - 1):+.1f} %",
                 "-" if choice.peak_bytes is None else _bytes(choice.peak_bytes),
                 f"{choice.stages}, {choice.chunks} per device" if choice.chunks > 1 else choice.stages or "-",
-                choice.micro_batch_size or "-",
+                choice.pipeline_micro_batch_size or "-",
                 f"over by {_bytes(choice.shortfall_bytes)}" if choice.shortfall_bytes else "",
             )
             for choice in plan.schedules
@@ -639,7 +645,7 @@ def sweep(plans: Sequence[Plan]) -> ReportTable:
     answers = [
         (
             shape(plan),
-            plan.micro_batch_size,
+            plan.pipeline_micro_batch_size,
             _seconds(plan.step_s),
             f"{plan.samples_per_s:.4g}",
             f"{plan.speed_up:.4g}",
@@ -676,7 +682,7 @@ def _instead(plan: Plan, other: Alternative) -> str:
         longer = f"{ratio:.1f}× as long" if ratio >= 2 else f"{percent(ratio - 1)} longer"
     each = " of 1 device" if other.name == "straight pipeline" else ""
     stages = f"{other.stages} stages{each}, " if other.stages > 1 else ""
-    return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.micro_batch_size}): {other.reason}"
+    return f"{_seconds(other.step_s)}, {longer} ({stages}micro-batch {other.pipeline_micro_batch_size}): {other.reason}"
 
 
 def _stored(plan: Plan, stored_step_s: float) -> str:

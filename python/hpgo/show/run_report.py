@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def headline(timeline: Timeline) -> str:
     """Return one line with schedule, ranks and micro-batches."""
     parts = [f"{timeline.schedule}: {timeline.ranks} ranks"]
-    parts += [f"{timeline.chunks} stages a rank"] if timeline.chunks > 1 else []
+    parts += [f"{timeline.chunks} stages per rank"] if timeline.chunks > 1 else []
     parts += [f"{timeline.micro_batches} micro-batches"]
     parts += [f"{timeline.iterations} steps"] if timeline.iterations > 1 else []
     return printable(f"{', '.join(parts)}, communication `{timeline.communication}`")

@@ -103,7 +103,7 @@ def flow_of(timeline: Timeline, samples: Sequence[int], *, routes: int = 1) -> F
 def steps_together(program: Program) -> bool:
     """Return whether the program runs in lock-step: each stage sends its micro-batch on before it starts the next."""
     check_is("the program", program, Program, "make one with `hpgo.program`")
-    return program.schedule.pace == "lock step"
+    return program.schedule.synchronization == "lock step"
 
 
 def room_of(program: Program, in_flight: int | None = None) -> int:
@@ -117,7 +117,7 @@ def room_of(program: Program, in_flight: int | None = None) -> int:
     >>> def of(name):
     ...     orders = hpgo.schedule(name, ranks=3, micro_batches=1)
     ...     stages = [(["a"], [0]), (["b"], [1]), (["c"], [2])]
-    ...     return hpgo.program(orders, stages, micro_batch_size=1, global_batch_size=1)
+    ...     return hpgo.program(orders, stages, pipeline_micro_batch_size=1, global_batch_size=1)
     >>> room_of(of("forward_only")), room_of(of("forward_only"), 5), room_of(of("staggered")), room_of(of("sequential"))
     (7, 5, 3, 1)
     """
@@ -143,7 +143,8 @@ def predicted_flow(program: Program, samples: Sequence[int], *, in_flight: int |
 
     >>> import hpgo
     >>> orders, costs = hpgo.schedule("forward_only", ranks=2, micro_batches=1), hpgo.Costs(forward_s=(1.0, 2.0))
-    >>> two = hpgo.program(orders, [(["a"], [0]), (["b"], [1])], micro_batch_size=1, global_batch_size=1, costs=costs)
+    >>> stages = [(["a"], [0]), (["b"], [1])]
+    >>> two = hpgo.program(orders, stages, pipeline_micro_batch_size=1, global_batch_size=1, costs=costs)
     >>> flow = predicted_flow(two, [1] * 8)
     >>> flow.enter_s, flow.leave_s[:4], flow.max_in_flight
     ((0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 9.0), (3.0, 5.0, 7.0, 9.0), 4)

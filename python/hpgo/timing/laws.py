@@ -123,7 +123,7 @@ def idle_time_is_a_share(run: Run) -> str:
 
 
 def causes_make_the_idle_time(run: Run) -> str:
-    """The idle time of all causes and the busy time add up to the time of all devices."""
+    """The sum of the busy time and the idle time of all causes is the time of all devices."""
     spent_s = run.busy_s + sum(run.measures.idle_by_cause_s)
     return "" if is_equal(spent_s, run.total_s) else "`idle_by_cause_s`"
 

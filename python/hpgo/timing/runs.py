@@ -104,8 +104,8 @@ def run(setup: SimulationConfig, order: Schedule, *, called: Callable[[str], str
         )
     for key, count, what in (
         ("memory_cap", order.ranks, "ranks"),
-        ("p2p_time", order.chain_length - 1, "edges between stages"),
-        ("transfer_time", order.chain_length - 1, "edges between stages"),
+        ("p2p_time", order.stages_per_pipeline - 1, "edges between stages"),
+        ("transfer_time", order.stages_per_pipeline - 1, "edges between stages"),
     ):
         if (given := len(getattr(setup, key))) not in {0, 1, count}:
             raise SettingError(
@@ -154,7 +154,7 @@ def _per_stage(
     order: Schedule, key: str, numbers: Sequence[float], called: Callable[[str], str], *, shared: bool = True
 ) -> list[float]:
     """Return one number per stage, from one for all ranks, one per rank, or one per stage."""
-    ranks, chain = order.ranks, order.chain_length
+    ranks, chain = order.ranks, order.stages_per_pipeline
     chunks = max(1, chain // ranks)
     # With equal ranks and stages, a list means stages, which are the same.
     if len(numbers) == 1:

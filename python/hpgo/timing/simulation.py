@@ -140,7 +140,7 @@ def simulate(
     cap = None if costs.memory_cap_bytes is None else shape.caps(costs.memory_cap_bytes)
     micro_batches, rounds = run.total_micro_batches, iterations
     # Without a flush, iterations overlap. So simulate them as one long iteration instead of several in a row.
-    if run.pace == "asynchronous" and iterations > 1:
+    if run.synchronization == "asynchronous" and iterations > 1:
         run, rounds = run.without_flush(iterations), 1
         if len(columns.compute_s) > shape.stages:  # a row for each micro-batch of one iteration
             columns = replace(columns, compute_s=np.tile(columns.compute_s, (iterations, 1)))
@@ -215,7 +215,7 @@ class _Shape:
 
     def __init__(self, schedule: Schedule) -> None:
         self.stages = schedule.stages
-        self.chain = schedule.chain_length
+        self.chain = schedule.stages_per_pipeline
         self.micro_batches = schedule.total_micro_batches
         self.ranks = schedule.ranks
 

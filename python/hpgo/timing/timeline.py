@@ -339,7 +339,7 @@ def of_simulation(
         schedule=schedule.name,
         ranks=schedule.ranks,
         stages=schedule.stages,
-        chunks=int(np.bincount(schedule.rank_of_stage[: schedule.chain_length]).max()),
+        chunks=int(np.bincount(schedule.rank_of_stage[: schedule.stages_per_pipeline]).max()),
         micro_batches=schedule.total_micro_batches,
         iterations=iterations,
         communication=communication,

@@ -13,7 +13,7 @@ use crate::control::Control;
 
 /// Dual prices, with the cheapest continuation from every position.
 #[derive(Clone)]
-pub(super) struct Prices {
+pub(super) struct DualPrices {
     /// Dual price of using one host, by type.
     pub(super) of_host: Vec<f64>,
     /// Cost of the cheapest continuation behind a host set: `[host_set][position]`. Infinite if there is none.
@@ -24,7 +24,7 @@ pub(super) struct Prices {
     pub(super) bound: f64,
 }
 
-impl Prices {
+impl DualPrices {
     /// Computes all continuations at given prices, from the last position to the first. `None` if `control` has
     /// stopped.
     pub(super) fn new(feasible_edges: &FeasibleEdges<'_>, of_host: Vec<f64>, control: &Control) -> Option<Self> {
@@ -115,9 +115,9 @@ fn next_crew(
 /// Result of a search for dual prices.
 pub(super) enum DualSolution {
     /// The best dual prices found. No plan has a value below their bound.
-    Prices(Prices),
+    Prices(DualPrices),
     /// A cheapest path that keeps the host counts. Its value is the bound, so no plan is better.
-    Plan(Vec<Step>, Prices),
+    Plan(Vec<Step>, DualPrices),
     /// There is no path to the end, even without limits on hosts.
     NoPath,
     /// The search was stopped before it had any prices.
@@ -132,7 +132,7 @@ pub(super) fn raise_bound(
     rounds: usize,
     control: &Control,
 ) -> DualSolution {
-    let Some(prices) = Prices::new(feasible_edges, start, control) else { return DualSolution::Stopped };
+    let Some(prices) = DualPrices::new(feasible_edges, start, control) else { return DualSolution::Stopped };
     if prices.bound == f64::INFINITY {
         DualSolution::NoPath
     // At a throughput limit every value is 0, so only ratios of prices matter, and column generation finds the best
@@ -150,7 +150,7 @@ pub(super) fn raise_bound(
 /// alike.
 fn by_slopes(
     feasible_edges: &FeasibleEdges<'_>,
-    mut prices: Prices,
+    mut prices: DualPrices,
     enough: f64,
     rounds: usize,
     control: &Control,
@@ -196,7 +196,7 @@ fn by_slopes(
             .zip(&hosts)
             .map(|((price, slope), hosts)| (price + step * slope / hosts).max(0.0))
             .collect();
-        let Some(next) = Prices::new(feasible_edges, of_host, control) else { break };
+        let Some(next) = DualPrices::new(feasible_edges, of_host, control) else { break };
         prices = next;
         if prices.bound > best.bound + 0.05 * ambition {
             idle = 0;
@@ -223,7 +223,7 @@ fn by_slopes(
 /// halfway between these prices and the best ones so far keeps early steps from oscillating (Wentges, 1997).
 fn by_simplex(
     feasible_edges: &FeasibleEdges<'_>,
-    start: Prices,
+    start: DualPrices,
     enough: f64,
     rounds: usize,
     control: &Control,
@@ -276,7 +276,7 @@ fn by_simplex(
         let of_host = (0..size)
             .map(|kind| pull * best.of_host[kind] + (1.0 - pull) * worth[kind] / total / hosts[kind])
             .collect();
-        let Some(next) = Prices::new(feasible_edges, of_host, control) else { break };
+        let Some(next) = DualPrices::new(feasible_edges, of_host, control) else { break };
         asked = next;
         if asked.bound > best.bound {
             best = asked.clone();

@@ -11,7 +11,7 @@ use std::collections::hash_map::Entry;
 use rustc_hash::FxHashMap;
 
 use super::cost::Step;
-use super::dual_prices::Prices;
+use super::dual_prices::DualPrices;
 use super::feasible_edges::FeasibleEdges;
 use super::problem::{HostType, Objective};
 use crate::control::Control;
@@ -32,7 +32,7 @@ pub(super) struct Found {
 /// A bucket keeps at most `width` labels.
 pub(super) fn search(
     feasible_edges: &FeasibleEdges<'_>,
-    prices: &[Prices],
+    prices: &[DualPrices],
     below: f64,
     better: fn(f64) -> f64,
     width: usize,
@@ -119,7 +119,7 @@ struct Bucket<const W: usize> {
 /// State of a label search.
 struct Search<'a, const W: usize> {
     feasible_edges: &'a FeasibleEdges<'a>,
-    prices: &'a [Prices],
+    prices: &'a [DualPrices],
     layout: &'a Layout,
     /// Largest value of interest. Labels with a bound above it are dropped.
     below: f64,
@@ -136,7 +136,7 @@ struct Search<'a, const W: usize> {
 impl<'a, const W: usize> Search<'a, W> {
     fn new(
         feasible_edges: &'a FeasibleEdges<'a>,
-        prices: &'a [Prices],
+        prices: &'a [DualPrices],
         layout: &'a Layout,
         below: f64,
         better: fn(f64) -> f64,

@@ -53,8 +53,8 @@ pub(super) fn fastest(costs: &Costs<'_>, max_s: f64, known: Option<Vec<Step>>, c
     });
     let mut lower_s = relaxed::slowest_layer(costs.chain).1;
     if !costs.is_row() {
-        // In a chain the dual prices reach this bound by themselves.
-        lower_s = lower_s.max(relaxed::work_s(costs.chain) * (1.0 - ROUNDING)); // a row comes to it by itself
+        // If all positions are nested, the dual prices reach this bound by themselves.
+        lower_s = lower_s.max(relaxed::work_s(costs.chain) * (1.0 - ROUNDING));
     }
     // Widths grow from pass to pass: narrow searches decide most limits in a fraction of the time.
     for effort in effort::PASSES {

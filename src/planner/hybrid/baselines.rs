@@ -33,8 +33,10 @@ pub fn data_parallel(
 ) -> Option<(CandidatePlan, EvaluatedPlan)> {
     let mut evaluator = PlanEvaluator::new(model, cluster, settings);
     let mut best: Option<(f64, CandidatePlan, EvaluatedPlan)> = None;
-    for &micro_batch in &settings.micro_batch_sizes {
-        let Some(replicas) = (1..=cluster.devices()).rev().find(|&r| settings.share(micro_batch, r).is_some()) else {
+    for &micro_batch in &settings.pipeline_micro_batch_sizes {
+        let Some(replicas) =
+            (1..=cluster.devices()).rev().find(|&r| settings.samples_per_replica(micro_batch, r).is_some())
+        else {
             continue;
         };
         for &recompute in &settings.recompute {
@@ -42,29 +44,29 @@ pub fn data_parallel(
             let max_in_flight = settings.max_in_flights(1, settings.global_batch / micro_batch).0;
             let stage = StageCandidate { begin: 0, end, footprint: first_devices(cluster, replicas), max_in_flight };
             let plan = CandidatePlan { micro_batch, recompute, stages: vec![stage] };
-            let Ok(priced) = evaluator.price(&plan) else { continue };
-            let lacking_bytes = priced.stages[0].memory.total_bytes() - priced.stages[0].capacity_bytes;
+            let Ok(evaluated) = evaluator.evaluate(&plan) else { continue };
+            let lacking_bytes = evaluated.stages[0].memory.total_bytes() - evaluated.stages[0].capacity_bytes;
             // Any plan that fits is better than one that does not. Two plans that fit are compared by step time, two
             // that do not by the memory that they lack.
             let better = best.as_ref().is_none_or(|(best_lacking_bytes, _, best)| {
                 match (lacking_bytes > 0.0, *best_lacking_bytes > 0.0) {
                     (false, true) => true,
                     (true, false) => false,
-                    (false, false) => priced.step_s < best.step_s,
+                    (false, false) => evaluated.step_s < best.step_s,
                     (true, true) => lacking_bytes < *best_lacking_bytes,
                 }
             });
             if better {
-                best = Some((lacking_bytes, plan, priced));
+                best = Some((lacking_bytes, plan, evaluated));
             }
         }
     }
-    best.map(|(_, plan, priced)| (plan, priced))
+    best.map(|(_, plan, evaluated)| (plan, evaluated))
 }
 
 /// Result of a short search for a pipeline with one device per stage.
 #[derive(Debug, Clone)]
-pub struct Straight {
+pub struct PipelineOnly {
     /// Best plan found, with its costs.
     pub plan: Option<(CandidatePlan, EvaluatedPlan)>,
     /// Reason why better plans, or any plan at all, may have been missed.
@@ -75,9 +77,14 @@ pub struct Straight {
 ///
 /// # Errors
 /// Returns the errors of [`crate::planner::hybrid::plan`], except that it is no error if there is no such plan.
-pub fn straight(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: &Control) -> Result<Straight> {
+pub fn pipeline_only(
+    model: &LayerSums,
+    cluster: &Cluster,
+    settings: &Settings,
+    control: &Control,
+) -> Result<PipelineOnly> {
     if let Some(stopped) = control.stopped() {
-        return Ok(Straight { plan: None, stopped: Some(stopped) });
+        return Ok(PipelineOnly { plan: None, stopped: Some(stopped) });
     }
     // With at most one replica per stage, every plan of the search space is such a pipeline.
     let settings = Settings { max_replicas: 1, ..settings.clone() };
@@ -99,10 +106,10 @@ pub fn straight(model: &LayerSums, cluster: &Cluster, settings: &Settings, contr
         stopped = stopped.or(Some(Stopped::Effort)); // other cuts or placements may have a plan
     }
     let plan = match search.best {
-        Some((_, plan)) => Some((search.evaluator.price(&plan)?, plan)),
+        Some((_, plan)) => Some((search.evaluator.evaluate(&plan)?, plan)),
         None => None,
     };
-    Ok(Straight { plan: plan.map(|(priced, plan)| (plan, priced)), stopped })
+    Ok(PipelineOnly { plan: plan.map(|(evaluated, plan)| (plan, evaluated)), stopped })
 }
 
 /// Returns any plan that fits, without a proof of its quality.
@@ -135,7 +142,7 @@ fn fits_at_once(model: &LayerSums, cluster: &Cluster, settings: &Settings, contr
 /// Returns for each possible change whether some plan fits with it that can be made without a search.
 ///
 /// The changes are, in this order: recomputation, a sharded optimizer state, both, one micro-batch in flight, and twice
-/// the machines.
+/// the nodes.
 ///
 /// # Errors
 /// Returns [`Error::Argument`] or [`Error::Cluster`] for invalid input.
@@ -148,14 +155,14 @@ pub fn helpful_changes(
     let recomputed = Settings { recompute: vec![true], ..settings.clone() };
     let sharding = MemoryModel { shard_optimizer: true, ..settings.memory };
     // A global batch of one micro-batch has only one in flight. The smallest size needs the least memory.
-    let smallest = settings.micro_batch_sizes.first().copied().unwrap_or(settings.global_batch);
+    let smallest = settings.pipeline_micro_batch_sizes.first().copied().unwrap_or(settings.global_batch);
     let single = Settings {
         global_batch: smallest,
-        micro_batch_sizes: vec![smallest],
+        pipeline_micro_batch_sizes: vec![smallest],
         recompute: vec![false],
         ..settings.clone()
     };
-    let doubled = Cluster { machines: cluster.machines.repeat(2), ..cluster.clone() };
+    let doubled = Cluster { nodes: cluster.nodes.repeat(2), ..cluster.clone() };
     let changes = [
         (cluster, recomputed.clone()),
         (cluster, Settings { memory: sharding, ..settings.clone() }),
@@ -187,7 +194,9 @@ pub fn closest(
         best = Packing::coarse(&task).closest(less_bytes, control).or(best);
     }
     match best {
-        Some((_, plan)) => PlanEvaluator::new(model, cluster, settings).price(&plan).map(|priced| (plan, priced)),
+        Some((_, plan)) => {
+            PlanEvaluator::new(model, cluster, settings).evaluate(&plan).map(|evaluated| (plan, evaluated))
+        }
         None if control.should_stop() => Err(control.error()),
         None => Err(Error::infeasible(
             "no number of replicas can share any of the micro-batch sizes",
@@ -196,13 +205,13 @@ pub fn closest(
     }
 }
 
-/// Returns the first `count` devices, machine by machine, as counts by machine.
+/// Returns the first `count` devices, node by node, as counts by node.
 fn first_devices(cluster: &Cluster, mut count: u32) -> Vec<(u32, u32)> {
     let mut footprint = Vec::new();
-    for (machine, devices) in (0_u32..).zip(cluster.machines.iter().map(|machine| machine.devices)) {
+    for (node, devices) in (0_u32..).zip(cluster.nodes.iter().map(|node| node.devices)) {
         let taken = devices.min(count);
         if taken > 0 {
-            footprint.push((machine, taken));
+            footprint.push((node, taken));
         }
         count -= taken;
     }

@@ -1,7 +1,7 @@
 //! Exhaustive search: simulates every plan of a small problem. Tests compare the planner with it.
 //!
 //! It shares no code with the search beyond the cost of a single plan, so that a fault of the search cannot hide here.
-//! Stages are lists of cuts, placements are counts of devices by stage and machine, and numbers in flight are
+//! Stages are lists of cuts, placements are counts of devices by stage and node, and numbers in flight are
 //! enumerated.
 
 use crate::control::Control;
@@ -47,17 +47,17 @@ pub fn exhaustive(
     }
     let mut all =
         All { model, cluster, settings, control, evaluator: PlanEvaluator::new(model, cluster, settings), best: None };
-    for &micro_batch in &settings.micro_batch_sizes {
+    for &micro_batch in &settings.pipeline_micro_batch_sizes {
         for &recompute in &settings.recompute {
             let mut plan = CandidatePlan { micro_batch, recompute, stages: Vec::new() };
             // Each micro-batch size starts with an empty cluster. `place` takes devices and gives them back.
-            let mut free: Vec<u32> = cluster.machines.iter().map(|machine| machine.devices).collect();
+            let mut free: Vec<u32> = cluster.nodes.iter().map(|node| node.devices).collect();
             all.place(&mut plan, cuts - 1, &mut free)?;
         }
     }
     let plans = all.evaluator.simulated;
-    let (plan, priced) = all.best.ok_or_else(|| Error::infeasible("no plan fits", "use more devices"))?;
-    Ok((plan, priced, plans))
+    let (plan, evaluated) = all.best.ok_or_else(|| Error::infeasible("no plan fits", "use more devices"))?;
+    Ok((plan, evaluated, plans))
 }
 
 /// State of the enumeration.
@@ -93,12 +93,13 @@ impl All<'_> {
                     continue;
                 }
                 // Mirrored placements have the same step. Skipping them is the only pruning here.
-                if self.settings.share(plan.micro_batch, replicas).is_none() || self.is_mirrored(plan, &footprint, free)
+                if self.settings.samples_per_replica(plan.micro_batch, replicas).is_none()
+                    || self.is_mirrored(plan, &footprint, free)
                 {
                     continue;
                 }
-                for &(machine, count) in &footprint {
-                    free[machine as usize] -= count;
+                for &(node, count) in &footprint {
+                    free[node as usize] -= count;
                 }
                 plan.stages.insert(
                     0,
@@ -106,28 +107,25 @@ impl All<'_> {
                 );
                 self.place(plan, begin as usize, free)?;
                 plan.stages.remove(0);
-                for &(machine, count) in &footprint {
-                    free[machine as usize] += count;
+                for &(node, count) in &footprint {
+                    free[node as usize] += count;
                 }
             }
         }
         Ok(())
     }
 
-    /// Returns whether an idle machine has an equal, idle machine of higher number that this stage uses more. The
+    /// Returns whether an idle node has an equal, idle node of higher number that this stage uses more. The
     /// mirrored placement is tried separately.
     fn is_mirrored(&self, plan: &CandidatePlan, footprint: &[(u32, u32)], free: &[u32]) -> bool {
-        let machines = &self.cluster.machines;
-        let takes = |machine: usize| footprint.iter().find(|&&(other, _)| other as usize == machine).map_or(0, |f| f.1);
-        let untouched = |machine: usize| {
-            free[machine] == machines[machine].devices
-                && plan.stages.iter().all(|stage| stage.footprint.iter().all(|&(other, _)| other as usize != machine))
+        let nodes = &self.cluster.nodes;
+        let takes = |node: usize| footprint.iter().find(|&&(other, _)| other as usize == node).map_or(0, |f| f.1);
+        let untouched = |node: usize| {
+            free[node] == nodes[node].devices
+                && plan.stages.iter().all(|stage| stage.footprint.iter().all(|&(other, _)| other as usize != node))
         };
-        (1..machines.len()).any(|machine| {
-            machines[machine] == machines[machine - 1]
-                && untouched(machine)
-                && untouched(machine - 1)
-                && takes(machine) > takes(machine - 1)
+        (1..nodes.len()).any(|node| {
+            nodes[node] == nodes[node - 1] && untouched(node) && untouched(node - 1) && takes(node) > takes(node - 1)
         })
     }
 
@@ -140,25 +138,25 @@ impl All<'_> {
                 .iter_mut()
                 .zip(&max_in_flights)
                 .for_each(|(stage, &max_in_flight)| stage.max_in_flight = max_in_flight);
-            let priced = self.evaluator.price(&plan)?;
-            if self.best.as_ref().is_none_or(|(_, best)| priced.step_s < best.step_s) {
-                self.best = Some((plan, priced));
+            let evaluated = self.evaluator.evaluate(&plan)?;
+            if self.best.as_ref().is_none_or(|(_, best)| evaluated.step_s < best.step_s) {
+                self.best = Some((plan, evaluated));
             }
         }
         Ok(())
     }
 }
 
-/// Returns every non-empty choice of devices, as counts by machine. Devices of one machine are interchangeable.
+/// Returns every non-empty choice of devices, as counts by node. Devices of one node are interchangeable.
 fn footprints(free: &[u32]) -> Vec<Vec<(u32, u32)>> {
     let mut all: Vec<Vec<(u32, u32)>> = vec![Vec::new()];
-    for (machine, &most) in (0_u32..).zip(free) {
+    for (node, &most) in (0_u32..).zip(free) {
         all = (all.iter())
             .flat_map(|taken| {
                 (0..=most).map(move |count| {
                     let mut taken = taken.clone();
                     if count > 0 {
-                        taken.push((machine, count));
+                        taken.push((node, count));
                     }
                     taken
                 })

@@ -18,7 +18,7 @@ use crate::planner::hybrid::{
 
 /// The plan with the smallest maximum memory per device that the searches found.
 #[derive(Debug, Clone, Default)]
-pub struct Lean {
+pub struct MinMemoryPlan {
     /// Plan, evaluated with the real memory of the devices. `None` if no plan with less memory was found.
     pub plan: Option<(CandidatePlan, EvaluatedPlan)>,
     /// Reason of an early end: a deadline or an interrupt.
@@ -36,8 +36,8 @@ pub fn min_memory(
     limit_s: f64,
     enough_bytes: f64,
     control: &Control,
-) -> Result<Lean> {
-    let mut lean = Lean::default();
+) -> Result<MinMemoryPlan> {
+    let mut found = MinMemoryPlan::default();
     let (mut too_little, mut enough) = (0.0, enough_bytes);
     // Bisection over the memory limit. Below `too_little` no plan met the step limit, and `enough` is what the best
     // plan so far needs. Each round is a whole search, so rounds are few and the tolerance is coarse.
@@ -45,14 +45,14 @@ pub fn min_memory(
         if enough - too_little <= passes::MEMORY_TOLERANCE * enough {
             break;
         }
-        lean.stopped = control.stopped();
-        if lean.stopped.is_some() {
+        found.stopped = control.stopped();
+        if found.stopped.is_some() {
             break;
         }
         let middle = f64::midpoint(too_little, enough);
         let mut smaller = cluster.clone();
-        for machine in &mut smaller.machines {
-            machine.memory_bytes = machine.memory_bytes.min(middle + settings.memory.reserved_bytes);
+        for node in &mut smaller.nodes {
+            node.memory_bytes = node.memory_bytes.min(middle + settings.memory.reserved_bytes);
         }
         let answer = match plan(model, &smaller, settings, control) {
             Ok(answer) => answer,
@@ -62,25 +62,25 @@ pub fn min_memory(
                 continue;
             }
             Err(Error::TimedOut { .. } | Error::Cancelled) => {
-                lean.stopped = control.stopped();
+                found.stopped = control.stopped();
                 break;
             }
             Err(error) => return Err(error),
         };
-        if answer.priced.step_s <= limit_s {
+        if answer.evaluated.step_s <= limit_s {
             // The search saw smaller devices, so evaluate the plan on the real ones. Its memory is below the limit
             // tried, which makes the bisection converge faster than halving.
-            let priced = PlanEvaluator::new(model, cluster, settings).price(&answer.plan)?;
-            enough = priced.stages.iter().map(|stage| stage.memory.total_bytes()).fold(0.0, f64::max);
-            lean.plan = Some((answer.plan, priced));
+            let evaluated = PlanEvaluator::new(model, cluster, settings).evaluate(&answer.plan)?;
+            enough = evaluated.stages.iter().map(|stage| stage.memory.total_bytes()).fold(0.0, f64::max);
+            found.plan = Some((answer.plan, evaluated));
         } else {
             too_little = middle;
         }
         // A search that ended by its work limit has still answered, so the bisection goes on.
-        lean.stopped = answer.stopped.filter(|&stopped| stopped != Stopped::Effort);
-        if lean.stopped.is_some() {
+        found.stopped = answer.stopped.filter(|&stopped| stopped != Stopped::Effort);
+        if found.stopped.is_some() {
             break;
         }
     }
-    Ok(lean)
+    Ok(found)
 }

@@ -8,7 +8,22 @@
 //! ```
 //!
 //! No plan of the search space has a shorter step than the bound. The best simulated plan is the answer, and the
-//! relative distance between its step and the bound is the gap. The folders, in the order of reading:
+//! relative distance between its step and the bound is the gap. All files here use these terms:
+//!
+//! - *cut*: a place in the model where one stage ends and the next one begins.
+//! - *path*: a chain of actions of the schedule that run one after another. The longest path of a plan is a lower bound
+//!   on its step, and takes much less time to find than a simulation.
+//! - *label*: the stages behind some cut, with their devices. The search builds plans from the last stage to the first.
+//! - *pass*: one run of the search over all micro-batch sizes. It extends labels stage by stage, and drops those that
+//!   no stages in front can complete to a step below the *threshold*. A narrow pass is a beam search. A complete pass
+//!   drops no label that could become a better plan, so it proves a bound.
+//! - *pattern*: a regular list of devices, such as node after node, of which stages take consecutive ones. *Packing*
+//!   puts stages on as few devices as hold them instead.
+//! - *node-aligned* placement: each stage is inside one node or takes whole nodes, with few exceptions
+//!   (docs/planner.md). If a cluster has too many placements, passes search these only.
+//! - *relaxed space*: stages with numbers of devices, but without the devices themselves. It bounds all placements.
+//!
+//! The folders, in the order of reading:
 //!
 //! - `evaluate`: costs of a plan. Every plan is evaluated there.
 //! - `bounds`: lower bounds on the steps of all plans, with one file for each lemma of docs/proofs.md.
@@ -31,16 +46,16 @@ use crate::cost::network::Cluster;
 use crate::error::Result;
 use crate::planner::effort::{ALL_WORK, QUICK, WHOLE, annealing, passes};
 
-pub use baselines::{Straight, closest, data_parallel, fitting, helpful_changes, straight};
+pub use baselines::{PipelineOnly, closest, data_parallel, fitting, helpful_changes, pipeline_only};
 pub use bounds::all_cuts::min_step_s as min_step_of_all_cuts_s;
 pub use bounds::bound_bisection::min_step_s as min_step_of_all_s;
 pub use bounds::memory::{Schedules, nothing_fits, nothing_fits_with_any_cuts};
 pub use evaluate::candidate_plan::{CandidatePlan, StageCandidate};
 pub use evaluate::plan_cost::{EvaluatedPlan, PlanEvaluator};
 pub use evaluate::stage_cost::StageCost;
-pub use evaluate::{evaluate, reprice};
+pub use evaluate::{evaluate, evaluate_in_flight};
 pub use exhaustive::exhaustive;
-pub use memory_preference::{Lean, min_memory};
+pub use memory_preference::{MinMemoryPlan, min_memory};
 pub use search::initial_plans::draft;
 pub use search::result::{SearchResult, no_plan_fits};
 pub use settings::{Settings, WarmUp};
@@ -61,13 +76,16 @@ pub fn plan(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: 
         return Err(no_plan_fits());
     }
     let mut search = Search::new(model, cluster, settings, WHOLE, control);
+    // Searches for baselines share `control`. Only this one reports its progress there.
     search.is_watched = true;
     // Plans come before proofs: a search that knows a good plan drops nearly every other label at once.
     search.try_patterns()?;
     if search.best.is_none() {
+        // No pattern fits. Packed plans may, since each of their stages takes as many devices as it needs.
         search.start()?;
     }
     search.bound();
+    // Exact means that the search space has every placement. Otherwise it has the node-aligned ones.
     if search.is_exact() {
         search_all_placements(&mut search)?;
     } else {
@@ -75,17 +93,18 @@ pub fn plan(model: &LayerSums, cluster: &Cluster, settings: &Settings, control: 
     }
     search.prove()?;
     search.sharpen()?;
-    // This annealing comes last, so that it takes no work from the bound.
+    // This annealing comes last, so that it takes no work from the bound. It may take twice all work so far, because a
+    // step far above the bound is worth a long search.
     if search.is_far() && !control.should_stop() {
         search.anneal(annealing::LAST.within(2 * search.spent()))?;
     }
     search.answer()
 }
 
-/// Searches a space with every placement, before the long proof.
+/// Searches a space with every placement, before [`plan`] proves the bound with the whole budget.
 ///
 /// Narrow passes find good plans, and complete passes raise the bound within a small budget. If a gap remains,
-/// annealing looks for better plans and fine tables for a better bound.
+/// annealing looks for better plans, and tables of finer resolution than those of passes raise the bound.
 fn search_all_placements(search: &mut Search<'_>) -> Result<()> {
     // A plan near the optimum spares the passes that would have to look for one, and a pass up to its step proves most
     // small problems. So a very short annealing comes before everything else.
@@ -100,16 +119,17 @@ fn search_all_placements(search: &mut Search<'_>) -> Result<()> {
     search.prove()?;
     if !search.is_near() {
         search.anneal(annealing::LONG)?;
+        // With every placement in the search space there is no relaxed space, so this uses tables alone.
         search.bound_all(QUICK.within(search.left()).relaxed(true));
     }
     search.effort = WHOLE.within(search.work + search.left());
     Ok(())
 }
 
-/// Searches a space with node-aligned placements only, before the long proof.
+/// Searches a space with node-aligned placements only, before [`plan`] proves the bound on these.
 ///
-/// Annealing finds plans on any placement, and the relaxed space bounds all of them. Plans of the relaxed space that
-/// may exist are placed and simulated.
+/// Annealing finds plans on any placement, and the relaxed space bounds all placements. The shortest plans of the
+/// relaxed space get devices by pattern and are simulated, since the bound alone does not show that they exist.
 fn search_node_aligned_placements(search: &mut Search<'_>) -> Result<()> {
     // The better the plan, the lower the thresholds up to which the bound has to be raised.
     if !search.is_near() {
@@ -119,7 +139,8 @@ fn search_node_aligned_placements(search: &mut Search<'_>) -> Result<()> {
     if !search.is_near() {
         search.anneal(annealing::LONG)?;
         search.place_relaxed_plans()?;
-        // The bound on all placements gets half of the work, so that the node-aligned passes below keep the other half.
+        // The bound on all placements gets at most half of the work, so that the passes over node-aligned placements,
+        // which follow in `prove`, keep the other half.
         search.bound_all(WHOLE.within(ALL_WORK / 2).within(search.left()).relaxed(true));
         search.place_relaxed_plans()?;
     }

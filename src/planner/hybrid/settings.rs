@@ -20,7 +20,7 @@ pub struct Settings {
     /// Samples of one training step.
     pub global_batch: u32,
     /// Micro-batch sizes to choose from, in samples over all replicas. Each divides `global_batch`.
-    pub micro_batch_sizes: Vec<u32>,
+    pub pipeline_micro_batch_sizes: Vec<u32>,
     /// Smallest share of a micro-batch that a replica may get, in samples. The profile has no reliable times below it.
     pub min_samples_per_replica: u32,
     /// Whether replicas of a stage may get shares that differ by one sample.
@@ -53,7 +53,7 @@ impl Settings {
                 "set it to 1 or more",
             ));
         }
-        for &micro_batch in &self.micro_batch_sizes {
+        for &micro_batch in &self.pipeline_micro_batch_sizes {
             if micro_batch == 0 || !self.global_batch.is_multiple_of(micro_batch) {
                 return Err(Error::argument(
                     format!("micro-batch size {micro_batch} does not divide global batch size {}", self.global_batch),
@@ -92,7 +92,7 @@ impl Settings {
 
     /// Returns the largest share of a micro-batch that one of `replicas` gets, or `None` if that split is not allowed.
     #[must_use]
-    pub fn share(&self, micro_batch: u32, replicas: u32) -> Option<u32> {
+    pub fn samples_per_replica(&self, micro_batch: u32, replicas: u32) -> Option<u32> {
         // The largest share decides times and memory, but the smallest one (rounded down) must have reliable times.
         let even = micro_batch.is_multiple_of(replicas);
         let enough = micro_batch / replicas >= self.min_samples_per_replica && replicas <= self.max_replicas;

@@ -38,11 +38,11 @@ impl<'a> Subproblem<'a> {
     /// needs no state in the search.
     pub(crate) fn all(model: &'a LayerSums, cluster: &'a Cluster, settings: &'a Settings) -> Vec<Self> {
         let mut choices: Vec<(u32, bool, RangeInclusive<u32>)> = Vec::new();
-        for &micro_batch in &settings.micro_batch_sizes {
+        for &micro_batch in &settings.pipeline_micro_batch_sizes {
             for &recompute in &settings.recompute {
                 let any = 1..=cluster.devices();
                 if settings.equal_replicas {
-                    let allowed = any.filter(|&replicas| settings.share(micro_batch, replicas).is_some());
+                    let allowed = any.filter(|&replicas| settings.samples_per_replica(micro_batch, replicas).is_some());
                     choices.extend(allowed.map(|replicas| (micro_batch, recompute, replicas..=replicas)));
                 } else {
                     choices.push((micro_batch, recompute, any));
@@ -73,7 +73,11 @@ impl<'a> Subproblem<'a> {
         let mut known: FxHashMap<u32, u32> = FxHashMap::default();
         let share: Vec<Option<u32>> = (0..=devices)
             .map(|replicas| {
-                let share = if allowed.contains(&replicas) { settings.share(micro_batch, replicas) } else { None }?;
+                let share = if allowed.contains(&replicas) {
+                    settings.samples_per_replica(micro_batch, replicas)
+                } else {
+                    None
+                }?;
                 Some(*known.entry(share).or_insert_with(|| {
                     totals.push(model.totals(share));
                     samples.push(share);

@@ -1,7 +1,7 @@
 //! The pipeline with one stage per device whose slowest stage or transfer is shortest, as the original finds it.
 //!
-//! Devices are taken one at a time: the first one of an unused machine, or the next one of the first machine that is
-//! used but not full. So `used` devices on `begun` machines are always the same devices. The search keeps one best
+//! Devices are taken one at a time: the first one of an unused node, or the next one of the first node that is
+//! used but not full. So `used` devices on `begun` nodes are always the same devices. The search keeps one best
 //! pipeline for each such pair and last state, as the original does.
 
 use super::{Devices, Model};
@@ -101,31 +101,31 @@ fn traced(cells: &[Vec<DpState>], begun: &[Vec<usize>], last: usize) -> Option<C
     bottleneck_s.is_finite().then_some(Chain { bottleneck_s, stages })
 }
 
-/// Returns the numbers of machines that `used` devices may be spread over, largest first.
+/// Returns the numbers of nodes that `used` devices may be spread over, largest first.
 fn occupancies(devices: &Devices, used: usize) -> Vec<usize> {
-    let holds = |begun: usize| (0..begun).map(|machine| devices.machine(machine).len()).sum::<usize>();
-    (1..=devices.machines().min(used)).rev().filter(|&begun| holds(begun) >= used).collect()
+    let holds = |begun: usize| (0..begun).map(|node| devices.node(node).len()).sum::<usize>();
+    (1..=devices.nodes().min(used)).rev().filter(|&begun| holds(begun) >= used).collect()
 }
 
-/// Returns all choices of one more device after `used`, unused machines first.
+/// Returns all choices of one more device after `used`, unused nodes first.
 fn moves(devices: &Devices, used: usize, begun: &[Vec<usize>]) -> Vec<Move> {
     let mut moves = Vec::new();
-    for (before, &machines) in begun[used - 1].iter().enumerate() {
-        let behind = |machines: usize| begun[used].iter().position(|&begun| begun == machines);
-        if machines < devices.machines()
-            && let Some(behind) = behind(machines + 1)
+    for (before, &nodes) in begun[used - 1].iter().enumerate() {
+        let behind = |nodes: usize| begun[used].iter().position(|&begun| begun == nodes);
+        if nodes < devices.nodes()
+            && let Some(behind) = behind(nodes + 1)
         {
-            moves.push(Move { before, behind, device: devices.machine(machines).start });
+            moves.push(Move { before, behind, device: devices.node(nodes).start });
         }
-        // One device is in each used machine. The other devices fill the machines in order.
-        let mut filled = used - machines;
-        let open = (0..machines).find_map(|machine| {
-            let mut range = devices.machine(machine);
+        // One device is in each used node. The other devices fill the nodes in order.
+        let mut filled = used - nodes;
+        let open = (0..nodes).find_map(|node| {
+            let mut range = devices.node(node);
             let here = 1 + filled.min(range.len() - 1);
             filled -= here - 1;
             range.nth(here)
         });
-        if let (Some(device), Some(behind)) = (open, behind(machines)) {
+        if let (Some(device), Some(behind)) = (open, behind(nodes)) {
             moves.push(Move { before, behind, device });
         }
     }

@@ -148,7 +148,7 @@ impl LegacyProblem<'_> {
         let mut best: Option<Plan> = None;
         for first_count in 1..count {
             let in_order: Vec<u32> = (0..first_count).collect();
-            // Scattered over the machines first, then in order: of equal scores, the original keeps the one tried last.
+            // Scattered over the nodes first, then in order: of equal scores, the original keeps the one tried last.
             let mut placements = vec![self.devices.scattered(first_count), in_order];
             placements.dedup();
             for first in placements {

@@ -138,7 +138,7 @@ fn without_ends(graph: &Graph) -> (Graph, Vec<usize>) {
     let index: HashMap<usize, usize> = kept.iter().enumerate().map(|(at, &layer)| (layer, at)).collect();
     let layers = kept.iter().map(|&layer| graph.layers[layer].clone()).collect();
     let edges = edges.iter().filter_map(|(from, to)| Some((*index.get(from)?, *index.get(to)?))).collect();
-    (Graph { batch_sizes: graph.batch_sizes.clone(), layers, edges, ties: Vec::new() }, kept)
+    (Graph { batch_sizes: graph.batch_sizes.clone(), layers, edges, tied_weights: Vec::new() }, kept)
 }
 
 /// A state during the enumeration of antichains.

@@ -29,10 +29,10 @@ use crate::schedule::Family;
 #[must_use]
 pub fn lower_bound_s(model: &LayerSums, cluster: &Cluster, settings: &Settings, family: &Family) -> f64 {
     let devices = cluster.devices();
-    let speeds: f64 = cluster.machines.iter().map(|machine| f64::from(machine.devices) * machine.speed).sum();
-    let fastest = cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
+    let speeds: f64 = cluster.nodes.iter().map(|node| f64::from(node.devices) * node.speed).sum();
+    let fastest = cluster.nodes.iter().map(|node| node.speed).fold(0.0, f64::max);
     let recomputes = settings.recompute.iter().all(|&recompute| recompute);
-    (settings.micro_batch_sizes.iter())
+    (settings.pipeline_micro_batch_sizes.iter())
         .map(|&micro_batch| {
             // No group has all devices, so this is the smallest share that any replica gets.
             let least = micro_batch.div_ceil(devices.saturating_sub(1).max(1)).max(settings.min_samples_per_replica);

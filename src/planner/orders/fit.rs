@@ -126,8 +126,9 @@ pub fn fastest(
     }
     let micro_batches = |size: u32| settings.global_batch / size;
     let is_small = |size: u32| 3 * u64::from(stages) * u64::from(micro_batches(size)) <= effort::MAX_ACTIONS;
-    let largest = settings.micro_batch_sizes.iter().copied().max();
-    let sizes = settings.micro_batch_sizes.iter().copied().filter(|&size| is_small(size) || Some(size) == largest);
+    let largest = settings.pipeline_micro_batch_sizes.iter().copied().max();
+    let sizes =
+        settings.pipeline_micro_batch_sizes.iter().copied().filter(|&size| is_small(size) || Some(size) == largest);
     let mut best: Option<(u32, bool, Schedule, Run)> = None;
     let mut refused = None;
     for size in sizes {

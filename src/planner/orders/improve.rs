@@ -249,7 +249,11 @@ impl<'a> Improver<'a> {
     /// Runs an attempt, and stores it if it is the best.
     fn simulate(&mut self, attempt: &Attempt) -> Option<f64> {
         let (_, _, settings) = self.asked;
-        if attempt.replicas.iter().any(|&replicas| settings.share(self.shape.micro_batch, replicas).is_none()) {
+        if attempt
+            .replicas
+            .iter()
+            .any(|&replicas| settings.samples_per_replica(self.shape.micro_batch, replicas).is_none())
+        {
             return None;
         }
         let stages = self.stages(attempt).ok()?;
@@ -423,7 +427,7 @@ fn groups(line: &[u32], replicas: &[u32]) -> Vec<Vec<u32>> {
     replicas.iter().map(group).collect()
 }
 
-/// Returns the numbers of devices by machine of each group.
+/// Returns the numbers of devices by node of each group.
 fn footprints(cluster: &Cluster, shape: &Shape, replicas: &[u32]) -> Vec<Vec<(u32, u32)>> {
     groups(&shape.line, replicas).iter().map(|devices| cluster.footprint(devices)).collect()
 }
@@ -439,10 +443,10 @@ fn balanced_ends(
 ) -> Option<Vec<usize>> {
     let mut of_rank: Vec<Vec<f64>> = Vec::with_capacity(replicas.len());
     for (devices, &count) in groups(&shape.line, replicas).iter().zip(replicas) {
-        let share = settings.share(shape.micro_batch, count)?;
+        let share = settings.samples_per_replica(shape.micro_batch, count)?;
         let totals = totals_of.entry(share).or_insert_with(|| model.totals(share));
         let speed = (cluster.footprint(devices).iter())
-            .map(|&(machine, _)| cluster.machines[machine as usize].speed)
+            .map(|&(node, _)| cluster.nodes[node as usize].speed)
             .fold(f64::INFINITY, f64::min);
         of_rank.push(row.iter().map(|&cut| (totals.forward_s[cut] + totals.backward_s[cut]) / speed).collect());
     }

@@ -38,7 +38,7 @@ pub const CERTIFIED: [(&str, WarmUp); 3] =
 pub struct Problem<'a> {
     /// Cuts of the model and their costs.
     pub model: &'a LayerSums,
-    /// Machines and their links.
+    /// Nodes and their links.
     pub cluster: &'a Cluster,
     /// Choices and limits. `warm_up` is ignored, since each schedule sets its own.
     pub settings: &'a Settings,
@@ -279,7 +279,7 @@ impl Search<'_> {
         let Problem { model, cluster, settings } = *self.problem;
         let eager = Settings { warm_up: WarmUp::Eager, ..settings.clone() };
         let found = hybrid::fitting(model, cluster, &eager, &self.control.part(1.0, Reports::Nothing));
-        let smallest = settings.micro_batch_sizes.iter().copied().min().unwrap_or(1);
+        let smallest = settings.pipeline_micro_batch_sizes.iter().copied().min().unwrap_or(1);
         found.map_or(smallest, |found| found.plan.micro_batch)
     }
 
@@ -302,7 +302,7 @@ impl Search<'_> {
 /// Returns the step of an outcome whose plan fits.
 fn step_s(outcome: &Outcome) -> Option<f64> {
     match outcome {
-        Outcome::Certified(answer) | Outcome::Quick(answer) => Some(answer.priced.step_s),
+        Outcome::Certified(answer) | Outcome::Quick(answer) => Some(answer.evaluated.step_s),
         Outcome::Simulated(found) => found.plan.run.fits().then_some(found.plan.run.step_s),
         Outcome::Nothing(_) => None,
     }

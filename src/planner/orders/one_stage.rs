@@ -51,23 +51,23 @@ impl Cuts {
 /// Returns the plans in `first`, and the best plans of 1F1B for each depth and each promising micro-batch size.
 pub(super) fn cuts(problem: &Problem<'_>, first: &[CandidatePlan], near_size: u32, control: &Control) -> Vec<Cuts> {
     let settings = Settings { warm_up: WarmUp::Least, ..problem.settings.clone() };
-    let each = near_sizes(&settings.micro_batch_sizes, near_size)
+    let each = near_sizes(&settings.pipeline_micro_batch_sizes, near_size)
         .into_iter()
-        .map(|size| Settings { micro_batch_sizes: vec![size], ..settings.clone() });
+        .map(|size| Settings { pipeline_micro_batch_sizes: vec![size], ..settings.clone() });
     let found = first.iter().cloned().chain(of_each_depth(problem, each.collect(), control));
     distinct(problem, found)
 }
 
 /// Returns the plans that need the least memory: the best ones with one micro-batch in flight, for the smallest sizes.
 pub(super) fn sparest(problem: &Problem<'_>, control: &Control) -> Vec<Cuts> {
-    let mut sizes = problem.settings.micro_batch_sizes.clone();
+    let mut sizes = problem.settings.pipeline_micro_batch_sizes.clone();
     sizes.sort_unstable();
     sizes.retain(|&size| 3 * u64::from(problem.settings.global_batch / size) <= effort::MAX_ACTIONS);
     // With a global batch of one micro-batch, 1F1B keeps one activation per stage. That is the memory of the frugal
     // schedules.
     let single = |&size: &u32| Settings {
         global_batch: size,
-        micro_batch_sizes: vec![size],
+        pipeline_micro_batch_sizes: vec![size],
         warm_up: WarmUp::Least,
         ..problem.settings.clone()
     };
@@ -174,7 +174,7 @@ mod tests {
 
     use super::*;
     use crate::cost::LayerSums;
-    use crate::cost::network::{Cluster, Link, Machine};
+    use crate::cost::network::{Cluster, Link, Node};
     use crate::model::graph::{Graph, Layer, Measurement};
     use crate::model::states::{CutPoints, DEFAULT_BOUND};
     use crate::planner::random_problems::settings;
@@ -197,7 +197,7 @@ mod tests {
             batch_sizes: vec![1],
             layers: forward_s.iter().enumerate().map(layer).collect(),
             edges: (1..forward_s.len()).map(|to| (to - 1, to)).collect(),
-            ties: Vec::new(),
+            tied_weights: Vec::new(),
         }
     }
 
@@ -217,8 +217,8 @@ mod tests {
             let states = CutPoints::of(&graph, DEFAULT_BOUND).unwrap();
             let model = LayerSums::new(&graph, &states);
             let link = Link { bytes_per_s: 1e9, collective_bytes_per_s: 1e9, latency_s: 0.0 };
-            let machine = Machine { devices: 1, memory_bytes: 64e9, speed: 1.0 };
-            let cluster = Cluster { machines: vec![machine; devices as usize], intra: link, inter: link };
+            let node = Node { devices: 1, memory_bytes: 64e9, speed: 1.0 };
+            let cluster = Cluster { nodes: vec![node; devices as usize], intra: link, inter: link };
             let settings = settings(24, vec![1, 2, 3, 4, 6, 8, 12, 24]);
             let problem = Problem { model: &model, cluster: &cluster, settings: &settings };
             let control = Control::default();

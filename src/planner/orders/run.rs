@@ -333,7 +333,8 @@ pub fn evaluate(
 ) -> Result<(u32, bool, Run)> {
     settings.check()?;
     cluster.check()?;
-    let (Some(&micro_batch), Some(&recompute)) = (settings.micro_batch_sizes.first(), settings.recompute.first())
+    let (Some(&micro_batch), Some(&recompute)) =
+        (settings.pipeline_micro_batch_sizes.first(), settings.recompute.first())
     else {
         return Err(Error::argument(
             "there is no micro-batch size to choose from",
@@ -361,7 +362,7 @@ pub fn evaluate(
     Ok((micro_batch, recompute, run(orders, &Peaks::of(orders), stages, recompute, &mut Sweep::default())?))
 }
 
-/// Returns the numbers of devices by machine of each rank. Checks that ranks and devices match.
+/// Returns the numbers of devices by node of each rank. Checks that ranks and devices match.
 pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Schedule) -> Result<Vec<Vec<(u32, u32)>>> {
     let mut rank_of_device: FxHashMap<u32, u32> = FxHashMap::default();
     let mut footprints: Vec<Vec<(u32, u32)>> = vec![Vec::new(); orders.orders.len()];
@@ -375,7 +376,7 @@ pub(super) fn footprints(cluster: &Cluster, devices: &[Vec<u32>], orders: &Sched
             if device >= cluster.devices() {
                 return Err(Error::argument(
                     format!("stage {stage} names device {device}, but the cluster has {} devices", cluster.devices()),
-                    "number the devices from 0, machine by machine",
+                    "number the devices from 0, node by node",
                 ));
             }
             let known = *rank_of_device.entry(device).or_insert(rank);

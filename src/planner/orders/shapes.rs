@@ -5,7 +5,7 @@ use crate::planner::hybrid::Settings;
 use std::sync::Arc;
 
 use crate::cost::LayerSums;
-use crate::cost::network::{Cluster, Machine};
+use crate::cost::network::{Cluster, Node};
 use crate::schedule::{Family, Request};
 
 /// All decisions of a plan except its cuts and the final numbers of devices per group.
@@ -24,43 +24,43 @@ pub(super) struct Shape {
 /// An order in which devices are assigned to groups.
 struct Line {
     devices: Arc<[u32]>,
-    /// Whether devices come from each machine in turn. Then the replicas of a group are on many machines, and each
-    /// machine has devices of all groups. Otherwise they come machine by machine, and neighboring groups share a
-    /// machine where possible.
+    /// Whether devices come from each node in turn. Then the replicas of a group are on many nodes, and each
+    /// node has devices of all groups. Otherwise they come node by node, and neighboring groups share a
+    /// node where possible.
     is_scattered: bool,
 }
 
-/// Returns the orders worth trying: the fastest machines first, the fastest last, and those with most memory first.
+/// Returns the orders worth trying: the fastest nodes first, the fastest last, and those with most memory first.
 ///
 /// Groups that do not need all devices leave the last ones idle. The result does not depend on the order in which the
-/// file lists machines.
+/// file lists nodes.
 fn lines(cluster: &Cluster) -> Vec<Line> {
-    let mut begins = Vec::with_capacity(cluster.machines.len());
+    let mut begins = Vec::with_capacity(cluster.nodes.len());
     let mut begin = 0;
-    for machine in &cluster.machines {
+    for node in &cluster.nodes {
         begins.push(begin);
-        begin += machine.devices;
+        begin += node.devices;
     }
-    let ranked = |first: fn(&Machine) -> f64, second: fn(&Machine) -> f64| {
-        let mut machines: Vec<(&Machine, u32)> = cluster.machines.iter().zip(begins.iter().copied()).collect();
-        machines.sort_by(|(a, _), (b, _)| {
+    let ranked = |first: fn(&Node) -> f64, second: fn(&Node) -> f64| {
+        let mut nodes: Vec<(&Node, u32)> = cluster.nodes.iter().zip(begins.iter().copied()).collect();
+        nodes.sort_by(|(a, _), (b, _)| {
             (first(b).total_cmp(&first(a))).then(second(b).total_cmp(&second(a))).then(b.devices.cmp(&a.devices))
         });
-        machines
+        nodes
     };
-    let fastest = ranked(|machine| machine.speed, |machine| machine.memory_bytes);
+    let fastest = ranked(|node| node.speed, |node| node.memory_bytes);
     let slowest = fastest.iter().rev().copied().collect();
-    let roomiest = ranked(|machine| machine.memory_bytes, |machine| machine.speed);
-    let kind = |(machine, _): &(&Machine, u32)| (machine.speed.to_bits(), machine.memory_bytes.to_bits());
-    // On equal machines all three orders are the same up to numbering.
+    let roomiest = ranked(|node| node.memory_bytes, |node| node.speed);
+    let kind = |(node, _): &(&Node, u32)| (node.speed.to_bits(), node.memory_bytes.to_bits());
+    // On equal nodes all three orders are the same up to numbering.
     let are_alike = fastest.windows(2).all(|two| kind(&two[0]) == kind(&two[1]));
     let orders = if are_alike { vec![fastest] } else { vec![fastest, slowest, roomiest] };
     let mut lines: Vec<Line> = Vec::new();
-    for machines in orders {
-        let in_turn: Vec<u32> = machines.iter().flat_map(|(machine, begin)| *begin..begin + machine.devices).collect();
-        let most = machines.iter().map(|(machine, _)| machine.devices).max().unwrap_or(0);
+    for nodes in orders {
+        let in_turn: Vec<u32> = nodes.iter().flat_map(|(node, begin)| *begin..begin + node.devices).collect();
+        let most = nodes.iter().map(|(node, _)| node.devices).max().unwrap_or(0);
         let scattered = (0..most)
-            .flat_map(|at| machines.iter().filter(move |(m, _)| at < m.devices).map(move |(_, begin)| begin + at))
+            .flat_map(|at| nodes.iter().filter(move |(m, _)| at < m.devices).map(move |(_, begin)| begin + at))
             .collect();
         for (devices, is_scattered) in [(in_turn, false), (scattered, true)] {
             if lines.iter().all(|line| *line.devices != devices[..]) {
@@ -113,7 +113,7 @@ pub(super) fn shapes(
                 for replicas in replicas(settings, micro_batch, devices, ranks) {
                     for line in &lines {
                         if line.is_scattered && replicas[0] == 1 && is_nearer_faster {
-                            continue; // scattering single devices would put neighboring groups on different machines
+                            continue; // scattering single devices would put neighboring groups on different nodes
                         }
                         shapes.extend(settings.recompute.iter().map(|&recompute| Shape {
                             micro_batch,
@@ -140,15 +140,19 @@ fn depths(devices: u32, most: u32) -> Vec<u32> {
 /// more for the first groups if devices are left over, and one for each group with the other devices idle.
 fn replicas(settings: &Settings, micro_batch: u32, devices: u32, ranks: u32) -> Vec<Vec<u32>> {
     let even = devices / ranks;
-    let Some(each) = (1..=even).rev().find(|&each| settings.share(micro_batch, each).is_some()) else {
+    let Some(each) = (1..=even).rev().find(|&each| settings.samples_per_replica(micro_batch, each).is_some()) else {
         return Vec::new();
     };
     let mut all = vec![vec![each; ranks as usize]];
     let left = devices % ranks;
-    if each == even && left > 0 && !settings.equal_replicas && settings.share(micro_batch, even + 1).is_some() {
+    if each == even
+        && left > 0
+        && !settings.equal_replicas
+        && settings.samples_per_replica(micro_batch, even + 1).is_some()
+    {
         all.push((0..ranks).map(|rank| even + u32::from(rank < left)).collect());
     }
-    if each > 1 && settings.share(micro_batch, 1).is_some() {
+    if each > 1 && settings.samples_per_replica(micro_batch, 1).is_some() {
         all.push(vec![1; ranks as usize]);
     }
     all

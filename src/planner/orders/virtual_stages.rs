@@ -151,9 +151,13 @@ fn few_actions(problem: &Problem<'_>, name: &str, chunks: &[u32]) -> Result<Vec<
     let stages = 2 * u64::from(chunks.iter().copied().min().unwrap_or(2));
     let settings = problem.settings;
     let actions = |size: u32| 3 * stages * u64::from(settings.global_batch / size);
-    let few: Vec<u32> =
-        settings.micro_batch_sizes.iter().copied().filter(|&size| actions(size) <= effort::MAX_ACTIONS).collect();
-    match settings.micro_batch_sizes.iter().copied().max() {
+    let few: Vec<u32> = settings
+        .pipeline_micro_batch_sizes
+        .iter()
+        .copied()
+        .filter(|&size| actions(size) <= effort::MAX_ACTIONS)
+        .collect();
+    match settings.pipeline_micro_batch_sizes.iter().copied().max() {
         Some(size) if few.is_empty() => Err(Error::infeasible(
             format!(
                 "a step of `{name}` with micro-batches of {size} has {} actions or more, and up to {} are simulated",
@@ -198,7 +202,7 @@ impl<'a> Pool<'a> {
         if search.needs_full_ranks && sizes.iter().all(|size| settings.global_batch / size < 2) {
             return Err(Error::infeasible(
                 format!("`{}` needs two micro-batches or more, and all sizes make one of the whole batch", family.name),
-                "choose smaller micro-batches, with `micro_batch_size`, or a larger batch",
+                "choose smaller micro-batches, with `pipeline_micro_batch_size`, or a larger batch",
             ));
         }
         let needs = if family.limits.is_empty() { String::new() } else { format!(" and needs {}", family.limits) };

@@ -12,7 +12,7 @@ import click
 from hpgo.base.documents import json_text
 from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.llm.options import shell_words
-from hpgo.cli.plan_options import SECONDS, SOME_SECONDS
+from hpgo.cli.plan_options import MEASUREMENT_TIMEOUT, measurement_time_limit
 from hpgo.cli.terminal import clear_line, progress, say, width
 from hpgo.cli.values import AS_JSON, DEVICE, FILE, YAML
 from hpgo.errors import ArgumentError
@@ -36,22 +36,8 @@ class CalibrateOptions(Options):
         help="Processes to start on this node, one for each device.  [default: its GPUs, or 1]",
     )
     device: str | None = DEVICE
-    time_limit: float = option(
-        "--time-limit",
-        type=SECONDS,
-        default="120s",
-        show_default=True,
-        metavar="TIME",
-        help="About how long --node takes.",
-    )
-    timeout: float = option(
-        "--timeout",
-        type=SOME_SECONDS,
-        default="600s",
-        show_default=True,
-        metavar="TIME",
-        help="How long processes of --node wait for each other.",
-    )
+    time_limit: float = measurement_time_limit("120s")
+    timeout: float = MEASUREMENT_TIMEOUT
     output: str | None = option(
         "-o", "--output", type=YAML, metavar="FILE", help="Write the platform, or the device record of --node: .yaml."
     )

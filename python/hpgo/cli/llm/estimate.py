@@ -21,13 +21,14 @@ _SECTIONS = {
     "Output": "outputs as_json",
 }
 _BRIEF = (
-    "devices tokens_per_batch platform first_rank_layers last_rank_layers recompute_num_layers cpu_offload_num_layers"
-    " no_sequence_parallel no_flash_attention no_fused_elementwise no_fused_cross_entropy no_fused_adam"
-    " flatten_gradients dtensor grad_reduce_in_bf16 no_overlap_dp_comm nic_gbit_s"
+    "devices tokens_per_batch framework platform dp_replicate recompute_every first_rank_layers last_rank_layers"
+    " recompute_num_layers cpu_offload_num_layers no_sequence_parallel no_flash_attention no_fused_elementwise"
+    " no_fused_cross_entropy no_fused_adam flatten_gradients dtensor grad_reduce_in_bf16 no_overlap_dp_comm nic_gbit_s"
 )
 """Options that `--help` lists by name only, so that it fits on one screen. `hpgo help llm estimate` explains them."""
 _CONFIGURATION = (
-    "tp pp vpp pp_schedule first_rank_layers last_rank_layers cp ep micro_batch_size recompute recompute_num_layers"
+    "framework stack tp pp vpp pp_schedule first_rank_layers last_rank_layers cp ep dp_replicate micro_batch_size"
+    " recompute recompute_num_layers recompute_every"
     " cpu_offload_num_layers precision flatten_gradients dtensor grad_reduce_in_bf16"
 )
 """Options that `hpgo.estimate_llm` takes under the same name and with the same value."""
@@ -69,10 +70,21 @@ class EstimateOptions(TrainingOptions):
         type=click.Choice(get_args(Recompute)),
         default="none",
         metavar="NAME",
-        help="none, selective (scores) or full.  [none]",
+        help="none, selective (scores), selective_op or full.  [none]",
     )
     recompute_num_layers: int | None = option(
         "--recompute-num-layers", type=COUNT, metavar="N", help="Layers of each stage that `full` recomputes.  [all]"
+    )
+    recompute_every: int | None = option(
+        "--recompute-every", type=COUNT, metavar="N", help="Distance between the layers that `full` recomputes."
+    )
+    dp_replicate: int = option(
+        "--dp-replicate", type=COUNT, default=1, metavar="N", help="Groups of replicas that each hold all shards.  [1]"
+    )
+    framework: str | None = option(
+        "--framework",
+        metavar="NAME",
+        help="Framework that implies the stack: megatron, megatron-bridge, nemo, torchtitan or deepspeed.",
     )
     cpu_offload_num_layers: int = option(
         "--cpu-offload-num-layers",
@@ -120,6 +132,7 @@ def command(options: EstimateOptions) -> None:
       hpgo llm estimate mixtral-8x7b -c h100:4 -b 128 --seq-length 4096 --ep 8
     """
     from hpgo.llm.estimate import constants_of, estimate_llm, on_platform, profile_of
+    from hpgo.llm.stack import stack_of
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import write_profile
     from hpgo.show.llm_report import document, lines, next_commands
@@ -140,7 +153,7 @@ def command(options: EstimateOptions) -> None:
         )
         layers = [output for output in options.outputs if Path(output).suffix.lower() not in STILL_ENDINGS]
         for output in layers:
-            constants = constants_of(cluster, platform)
+            constants = constants_of(cluster, stack_of(options.stack, cluster, options.framework), platform)
             rows = profile_of(found, options.model, on_platform(cluster, platform), constants=constants)
             write_profile(rows, output)
         draw(found, cluster, options.outputs)

@@ -9,7 +9,7 @@ import click
 
 from hpgo.base.documents import json_text
 from hpgo.cli.command import Options, argument, option, takes
-from hpgo.cli.llm.options import PLATFORM, draw, read_platform, shell_words
+from hpgo.cli.llm.options import PLATFORM, STACK, draw, read_platform, shell_words
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import AS_JSON, PLAN, STILL, written
 from hpgo.errors import ArgumentError, HpgoError
@@ -48,6 +48,7 @@ class ExplainOptions(Options):
         metavar="NAME=VALUE[,…]",
         help="Another configuration, by its differences: `tp=8,pp=2` or `recompute=full`.",
     )
+    stack: str | None = STACK
     platform: str | None = PLATFORM
     outputs: tuple[str, ...] = written(STILL, "Draw the plan on its cluster: .svg, .png, .pdf or .html. Repeatable.")
     as_json: bool = AS_JSON
@@ -75,17 +76,19 @@ def command(options: ExplainOptions) -> None:
     from hpgo.llm.comparison import changed, compare
     from hpgo.llm.estimate import estimate_on
     from hpgo.llm.plan import LlmPlan
+    from hpgo.llm.stack import stack_of
     from hpgo.show import comparison_report, llm_report
 
     held = LlmPlan.read(options.plan)
     measured = read_platform(options.platform)
+    stack = stack_of(options.stack or held.estimate.stack, held.cluster)
 
     # The plan's own configuration is estimated again, so that both sides use the same constants: from --platform,
     # or of this version.
     def estimated(changes: Mapping[str, object]) -> LlmEstimate:
         known = held.estimate
         return estimate_on(
-            held.transformer, held.cluster, changed(known.parallelism, changes), measured,
+            held.transformer, held.cluster, changed(known.parallelism, changes), stack, measured,
             global_batch_size=known.global_batch_size, seq_length=known.seq_length,
         )  # fmt: skip
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 COUNT = click.IntRange(min=1)
 MODEL: Any = argument(type=TRANSFORMER)
 SEQ_LENGTH: Any = option("--seq-length", type=COUNT, required=True, metavar="N", help="Tokens per sequence.")
+STACK: Any = option("--stack", metavar="NAME", help="Software stack, or the file of one.  [what the framework implies]")
 PLATFORM: Any = option("--platform", type=FILE, metavar="FILE", help="File of `hpgo llm calibrate`: your constants.")
 
 
@@ -49,6 +50,7 @@ class TrainingOptions(Options):
         metavar="NAME",
         help="GEMMs in bf16, fp16, fp8 or fp4.  [bf16]",
     )
+    stack: str | None = STACK
     platform: str | None = PLATFORM
     as_json: bool = AS_JSON
 
@@ -57,7 +59,8 @@ class TrainingOptions(Options):
         words = [self.model, "-c", self.cluster, "-b", str(self.sequences()), "--seq-length", str(self.seq_length)]
         words += [] if self.devices is None else ["--devices", str(self.devices)]
         words += [] if self.precision == "bf16" else ["--precision", self.precision]
-        words += [] if self.platform is None else ["--platform", self.platform]
+        for name in ("stack", "platform"):
+            words += [] if getattr(self, name) is None else [f"--{name}", getattr(self, name)]
         return shell_words(*words)
 
     def sequences(self) -> int:

@@ -17,7 +17,7 @@ from hpgo.cli.values import LLM_PLAN_OUT, STILL, STILL_ENDINGS, framework_option
 
 _SECTIONS = {
     "Model and batch": "cluster devices global_batch_size tokens_per_batch seq_length precision",
-    "Search": "framework fix exclude reserve_memory platform top",
+    "Search": "framework fix exclude reserve_memory stack platform top",
     "Output": "outputs pareto as_json",
 }
 
@@ -89,6 +89,7 @@ def command(options: PlanOptions) -> None:
         "fix": _fixed([word for words in options.fix for word in words]),
         "exclude": [word for words in options.exclude for word in words],
         "headroom_bytes": options.reserve_memory,
+        "stack": options.stack,
         "platform": read_platform(options.platform),
     }
     with as_options():

@@ -34,7 +34,7 @@ _MOST_LAYERS = 100_000
 _HALVES = ("input_gradient_s", "weight_gradient_s")
 _TEXTS = ("device", "machine", "dtype", "date")
 _KEYS = " ".join(
-    (VERSION_KEY, "name source batch_size batch_sizes layers edges gpus_per_device ties versions", *_TEXTS)
+    (VERSION_KEY, "name source batch_size batch_sizes layers edges gpus_per_device tied_weights versions", *_TEXTS)
 )
 _LAYER_KEYS = " ".join(
     ("id name repeat forward_s backward_s activation_bytes saved_bytes parameter_bytes stage spread", *_HALVES)
@@ -79,9 +79,11 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
     edges = _edges(top, repeated, ids) if "edges" in top else list(pairwise(ids))
     title, source = top.text("name", name), top.text("source", file)
     gpus = top.whole("gpus_per_device", 1, least=1)
-    ties = tuple(
-        _tie(Section(entry, f"{file}, ties entry {number}", ProfileError, keys="layers parameter_bytes"))
-        for number, entry in enumerate(top.items("ties", []), start=1)
+    # Files and plans of earlier versions list them as `ties`.
+    key = "ties" if "ties" in top and "tied_weights" not in top else "tied_weights"
+    tied_weights = tuple(
+        _tie(Section(entry, f"{file}, {key} entry {number}", ProfileError, keys="layers parameter_bytes"))
+        for number, entry in enumerate(top.items(key, []), start=1)
     )
     texts = {key: top.text(key, "") for key in _TEXTS}
     versions: list[tuple[str, str]] = []
@@ -90,7 +92,16 @@ def of_document(document: object, *, name: str, file: str) -> Profile:
         versions = [(of, section.text(of)) for of in section]
     top.done()
     return top.build(
-        Profile, title, batch_sizes, tuple(layers), tuple(edges), source, gpus, ties, **texts, versions=tuple(versions)
+        Profile,
+        title,
+        batch_sizes,
+        tuple(layers),
+        tuple(edges),
+        source,
+        gpus,
+        tied_weights,
+        **texts,
+        versions=tuple(versions),
     )
 
 
@@ -103,8 +114,8 @@ def document(profile: Profile) -> dict[str, object]:
     0.004
     """
     keys = _head(profile) | {"layers": [_layer_keys(layer) for layer in profile.layers]}
-    if profile.ties:
-        keys["ties"] = [_tie_keys(tie) for tie in profile.ties]
+    if profile.tied_weights:
+        keys["tied_weights"] = [_tie_keys(tie) for tie in profile.tied_weights]
     return keys if _is_chain(profile) else keys | {"edges": [list(edge) for edge in profile.edges]}
 
 
@@ -121,8 +132,8 @@ def write_json(profile: Profile) -> str:
     lines.append(_json_list("layers", [json.dumps(_layer_keys(layer)) for layer in profile.layers]))
     if not _is_chain(profile):
         lines.append(_json_list("edges", [json.dumps(edge) for edge in profile.edges]))
-    if profile.ties:
-        lines.append(_json_list("ties", [json.dumps(_tie_keys(tie)) for tie in profile.ties]))
+    if profile.tied_weights:
+        lines.append(_json_list("tied_weights", [json.dumps(_tie_keys(tie)) for tie in profile.tied_weights]))
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
@@ -147,9 +158,9 @@ def write_yaml(profile: Profile) -> str:
     if not _is_chain(profile):
         lines.append("edges:" if profile.edges else "edges: []")
         lines += (f"  - {in_yaml(edge)}" for edge in profile.edges)
-    if profile.ties:
-        lines.append("ties:")
-        lines += (f"  - {in_yaml(_tie_keys(tie))}" for tie in profile.ties)
+    if profile.tied_weights:
+        lines.append("tied_weights:")
+        lines += (f"  - {in_yaml(_tie_keys(tie))}" for tie in profile.tied_weights)
     return "\n".join(lines) + "\n"
 
 

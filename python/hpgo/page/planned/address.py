@@ -119,7 +119,7 @@ def changes_of(plan: Plan, places: dict[str, int]) -> dict[str, str]:
     rows = [([places[layer] for layer in stage.layers], list(stage.devices)) for stage in plan.stages]
     return {
         "stages": stages_text(rows),
-        "micro_batch": str(plan.micro_batch_size),
+        "micro_batch": str(plan.pipeline_micro_batch_size),
         "schedule": plan.schedule,
         "recompute": "yes" if plan.recompute else "no",
     }

@@ -108,7 +108,7 @@ def _controls(plan: Plan, found: Origin | None) -> dict[str, Any]:
     return {
         "why_fixed": why,
         "batch": plan.global_batch_size,
-        "micro_batch": plan.micro_batch_size,
+        "micro_batch": plan.pipeline_micro_batch_size,
         "micro_batches": sizes,
         "schedule": plan.schedule,
         "schedules": [name for name in get_args(PlannedSchedule) if name != "auto"],

@@ -148,11 +148,15 @@ def asked_plan(asked: PlanAddress, found: Origin) -> Plan:
     kept = (
         {}
         if plan is None
-        else {"schedule": plan.schedule, "micro_batch_size": plan.micro_batch_size, "recompute": plan.recompute}
+        else {
+            "schedule": plan.schedule,
+            "pipeline_micro_batch_size": plan.pipeline_micro_batch_size,
+            "recompute": plan.recompute,
+        }
     )
     if asked.regroup and asked.schedule not in {"", "auto"}:
         # The number of micro-batches is needed to build some schedules.
-        size = asked.micro_batch or (plan.micro_batch_size if plan else 1)
+        size = asked.micro_batch or (plan.pipeline_micro_batch_size if plan else 1)
         times_s = {layer.id: layer.forward_s[0] + layer.backward_s[0] for layer in found.profile.layers}
         stages = regrouped(stages, asked.schedule, max(1, found.batch // size), times_s)
     changed = evaluate(
@@ -167,7 +171,11 @@ def asked_plan(asked: PlanAddress, found: Origin) -> Plan:
 
 def _given(asked: PlanAddress) -> dict[str, Any]:
     """Return the arguments of `hpgo.plan` that an address changes."""
-    given = {"schedule": asked.schedule or None, "micro_batch_size": asked.micro_batch, "recompute": asked.recompute}
+    given = {
+        "schedule": asked.schedule or None,
+        "pipeline_micro_batch_size": asked.micro_batch,
+        "recompute": asked.recompute,
+    }
     return {name: value for name, value in given.items() if value is not None}
 
 

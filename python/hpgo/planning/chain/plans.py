@@ -230,7 +230,7 @@ class ChainPlan(Record):
         return program(
             orders,
             [(ids, [host]) for route in routes for ids, host in zip(layers, route, strict=True)],
-            micro_batch_size=self.batch_size,
+            pipeline_micro_batch_size=self.batch_size,
             global_batch_size=self.batch_size * orders.total_micro_batches,
             nodes=(1,) * sum(counts),
             boundary_tensors=[*boundary_tensors, []] * len(routes),

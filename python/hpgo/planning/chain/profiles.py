@@ -44,7 +44,7 @@ def task_of_profile(
     loading = () if include_data_loading else profile.loading
     loading_s = max((at_batch(profile.batch_sizes, layer.forward_s, batch_size) for layer in loading), default=0.0)
     # The search does not know tied weights. A host with both layers is assumed to hold the weight twice.
-    profile = profile.without_ties()
+    profile = profile.without_tied_weights()
     if loading:
         profile = profile.without_loading()
     blocks: list[int] = []

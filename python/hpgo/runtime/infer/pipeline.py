@@ -47,7 +47,7 @@ class InferencePipeline(RankPipeline):
     >>> loss = torch.nn.functional.mse_loss
     >>> toy = hpgo.runtime.Workload([torch.nn.Tanh()], torch.zeros(2, 3), torch.zeros(2, 3), loss)
     >>> orders = hpgo.schedule("forward_only", ranks=1, micro_batches=1)
-    >>> program = hpgo.program(orders, [(toy.layers, [0])], micro_batch_size=2, global_batch_size=2)
+    >>> program = hpgo.program(orders, [(toy.layers, [0])], pipeline_micro_batch_size=2, global_batch_size=2)
     >>> with InferencePipeline(program, toy) as pipeline:
     ...     [output.shape for output in pipeline.infer([torch.ones(2, 3), torch.ones(1, 3)])]
     [torch.Size([2, 3]), torch.Size([1, 3])]
@@ -94,7 +94,7 @@ class InferencePipeline(RankPipeline):
         """
         runnable = Runnable.from_plan(plan)
         check_inference(runnable.program)
-        self.bits = bits_behind(runnable.bits, runnable.program.schedule.chain_length, quantize)
+        self.bits = bits_behind(runnable.bits, runnable.program.schedule.stages_per_pipeline, quantize)
         """Bit width after each stage but the last; 0 sends numbers unchanged."""
         self.sent_bits: tuple[dict[int, int], ...] = ()
         """Number of the last stream's micro-batches by bit width, for each cut after a stage."""
@@ -118,10 +118,10 @@ class InferencePipeline(RankPipeline):
     def _build(self, runnable: Runnable) -> None:
         del runnable
         program, options = self.program, self._options
-        length = program.schedule.chain_length
+        length = program.schedule.stages_per_pipeline
         # In the program, each route through the hosts is a chain of stages. All chains share the modules of one model.
         parts = self._stage_modules({stage.stage % length for stage in self.mine.stages}, chains=1)
-        self._cuts = layouts(parts, program.micro_batch_size, options.dtype, self.bits)
+        self._cuts = layouts(parts, program.pipeline_micro_batch_size, options.dtype, self.bits)
         self._stream_groups = self._neighbour_groups(boundary_tensors(parts, len(parts)))
         held = [stage for stage, hosts in enumerate(hosts_of(routes_of(program))) if self.rank in hosts]
         self.parts = {stage: parts[stage].to(self.device).eval() for stage in held}
@@ -151,7 +151,7 @@ class InferencePipeline(RankPipeline):
             is_returned=data_rank is not None,
             inputs=self.workload.example_inputs,
             casts=self._options.dtype is not None,
-            rows=program.micro_batch_size,
+            rows=program.pipeline_micro_batch_size,
             lock_step=steps_together(program),
             groups=self._link_groups() if holds else self._stream_groups,
             device=self.device,
@@ -191,13 +191,14 @@ class InferencePipeline(RankPipeline):
         """Stream micro-batches through all stages, and yield the model's outputs for each, in order, on the last rank.
 
         Every rank must iterate to the end, but only the last rank gets items. Only the rank of the first stage reads
-        `batches`: tensors, or a tuple with one tensor per input, with at most as many rows as the plan's micro-batches.
+        `batches`: tensors, or a tuple with one tensor per input, with no more rows than a micro-batch of the plan.
         It takes the next one when a place is free. Memory is bounded: there is one place before and one after each
         stage, and at most `in_flight` micro-batches are in the pipeline.
 
-        With `hold_samples_per_s`, each cut uses as many bits as its link sustains at that rate. It starts with `bits`,
-        and `sent_bits` reports the result. With `data_rank`, the rank of the first stage or one without a stage, that
-        rank reads `batches` and gets the outputs. `watch` is called on this rank with each `Moment` of the stream.
+        With `hold_samples_per_s`, each cut uses the most bits that its link sustains at that rate. It starts with
+        `bits`, and `sent_bits` reports the result. With `data_rank`, the rank of the first stage or one without
+        a stage, that rank reads `batches` and gets the outputs. `watch` is called on this rank with each `Moment` of
+        the stream.
 
         Raises ArgumentError for micro-batches that the model does not accept, and RunError if a layer raises or a rank
         is lost. Raises Preempted after SIGTERM to any rank, when all micro-batches that have entered have left.
@@ -294,12 +295,12 @@ class InferencePipeline(RankPipeline):
         All ranks must call this. Raises ArgumentError before the first stream, and RunError if a rank is lost.
         """
         timeline = self._recorder.timeline(self.steps - 1)
-        return flow_of(timeline, self._rows, routes=timeline.stages // self.program.schedule.chain_length)
+        return flow_of(timeline, self._rows, routes=timeline.stages // self.program.schedule.stages_per_pipeline)
 
 
 def _of_stream(program: Program, micro_batches: int) -> Program:
     """Return a program of `micro_batches` forward passes of each stage, in order."""
-    routes, length = routes_of(program), program.schedule.chain_length
+    routes, length = routes_of(program), program.schedule.stages_per_pipeline
     if steps_together(program):
         orders = schedule("staggered", ranks=length, micro_batches=micro_batches)
     else:
@@ -311,7 +312,7 @@ def _of_stream(program: Program, micro_batches: int) -> Program:
             for route in routes[: len(orders.micro_batches)]
             for stage, host in enumerate(route)
         ],
-        micro_batch_size=program.micro_batch_size,
-        global_batch_size=program.micro_batch_size * micro_batches,
+        pipeline_micro_batch_size=program.pipeline_micro_batch_size,
+        global_batch_size=program.pipeline_micro_batch_size * micro_batches,
         nodes=program.nodes,
     )

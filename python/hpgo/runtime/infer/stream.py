@@ -130,7 +130,7 @@ class Stream:
     ) -> None:
         """Prepare channels for at most `in_flight` micro-batches that have entered and not left.
 
-        With `hold_samples_per_s`, each link uses as many bits as it sustains at that rate.
+        With `hold_samples_per_s`, each link uses the largest number of bits that it sustains at that rate.
         """
         self._position, self._stamps, self._in_flight, self._watch = position, stamps, in_flight, watch
         self._number, self._departed = -1, 0

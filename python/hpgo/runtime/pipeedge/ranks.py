@@ -105,7 +105,7 @@ def take_rank(rank: Rank, tell: Callable[[str], None]) -> RankResult | None:
     program = decided.program(workload.layers)
     with InferencePipeline(program, workload, quantize=decided.bits, **rank.options) as pipeline:
         # Random and published weights must not be mixed in one model.
-        agree({"kind of weights": "random" if rank.weights is None else "those of a file"})
+        agree({"kind of weights": "random weights" if rank.weights is None else "weights of a file"})
         return _infer(pipeline, rank, decided, data)
 
 

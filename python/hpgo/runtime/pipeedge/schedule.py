@@ -80,7 +80,7 @@ class Assignment:
         return program(
             schedule("forward_only", ranks=len(self.stages), micro_batches=1),
             [(layers[first - 1 : last], [rank]) for (first, last), rank in zip(self.stages, self.ranks, strict=True)],
-            micro_batch_size=self.micro_batch_size,
+            pipeline_micro_batch_size=self.micro_batch_size,
             global_batch_size=self.micro_batch_size,
             nodes=(1,) * self.world,
             costs=Costs(forward_s=self.forward_s, transfer_s=self.transfer_s) if self.forward_s else None,

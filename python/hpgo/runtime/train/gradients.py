@@ -56,9 +56,9 @@ class _Bucket:
 class Ranks:
     """The ranks that hold each parameter, where tied parameters count as one."""
 
-    def __init__(self, program: Program, ties: Sequence[Sequence[Name]]) -> None:
+    def __init__(self, program: Program, tied_weights: Sequence[Sequence[Name]]) -> None:
         self._holders = {layer: set(one.ranks) for one in program.sums for layer in one.layers}
-        self._tied = {name: tuple(group) for group in ties for name in group}
+        self._tied = {name: tuple(group) for group in tied_weights for name in group}
         self._order = {layer: at for at, layer in enumerate(self._holders)}
 
     def first(self, name: Name) -> Name:

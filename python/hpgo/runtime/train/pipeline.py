@@ -54,7 +54,7 @@ class Pipeline(RankPipeline):
     >>> layers = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     >>> toy = hpgo.runtime.Workload(layers, torch.zeros(2, 3), torch.zeros(2, 1), torch.nn.functional.mse_loss)
     >>> orders = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
-    >>> program = hpgo.program(orders, [(toy.layers, [0])], micro_batch_size=2, global_batch_size=8)
+    >>> program = hpgo.program(orders, [(toy.layers, [0])], pipeline_micro_batch_size=2, global_batch_size=8)
     >>> with Pipeline(program, toy, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)) as pipeline:
     ...     data = [(torch.full((3,), at / 8), torch.ones(1)) for at in range(16)]
     ...     losses = [pipeline.step(*batch) for _ in range(5) for batch in pipeline.loader(data)]
@@ -156,9 +156,9 @@ class Pipeline(RankPipeline):
         program, mine, workload = self.program, self.mine, self.workload
         find_nan = self._options.find_nan
         parts = self._stage_modules({stage.stage for stage in mine.stages})
-        cuts = boundary_tensors(parts, program.schedule.chain_length)
+        cuts = boundary_tensors(parts, program.schedule.stages_per_pipeline)
         # Creating process groups is collective: every rank creates all of them, also groups that it is not in.
-        ranks = Ranks(program, workload.ties)
+        ranks = Ranks(program, workload.tied_weights)
         joining = [number for number, part in enumerate(parts) if part.joins]
         groups = Groups(program, ranks.groups, joining, pipelines=self._pipelines)
         self._session.hold(groups)
@@ -189,7 +189,7 @@ class Pipeline(RankPipeline):
                 self.parts[stage.stage],
                 workload,
                 (cuts[stage.stage - 1] if not stage.is_first else (), cuts[stage.stage]),
-                micro_batch_size=program.micro_batch_size,
+                pipeline_micro_batch_size=program.pipeline_micro_batch_size,
                 recompute=program.recompute,
                 autocast=self._options.cast,
             )
@@ -234,7 +234,7 @@ class Pipeline(RankPipeline):
     @property
     def samples(self) -> list[range]:
         """Indices in a global batch of the samples whose inputs or targets this rank reads, as ranges."""
-        size = self.program.micro_batch_size
+        size = self.program.pipeline_micro_batch_size
         found: set[int] = set()
         for stage in self.mine.stages:
             # Only stages with inputs or with the loss need data. Other ranks read nothing.
@@ -392,7 +392,7 @@ class Pipeline(RankPipeline):
 
         Raises ArgumentError for a loss that would train differently than on one device.
         """
-        size = self.program.micro_batch_size
+        size = self.program.pipeline_micro_batch_size
         for stage in self.mine.stages:
             if not stage.is_last:
                 continue
@@ -444,7 +444,7 @@ class Pipeline(RankPipeline):
             return self.mine.loss_weight
         # The mean is over the global batch, so weights of all samples must be summed before the first backward pass.
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        size = self.program.micro_batch_size
+        size = self.program.pipeline_micro_batch_size
         for stage in self.mine.stages:
             if stage.is_last:
                 for micro_batch in range(*self.program.schedule.micro_batches[stage.chain]):

@@ -20,7 +20,7 @@ use crate::error::Result;
 
 /// Bound and history of passes of one micro-batch size.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Known {
+pub(crate) struct BoundProgress {
     /// Lower bound on the step of its plans in any placement, in seconds.
     pub bound_s: f64,
     /// Whether no further pass over the relaxed space can raise the bound.
@@ -41,7 +41,7 @@ pub(crate) struct Known {
     insufficient_work: Option<u64>,
 }
 
-impl Known {
+impl BoundProgress {
     /// Forgets all passes, and keeps the bound and what is known of tables.
     fn reopen(&mut self) {
         let Self { bound_s, open_s, are_tables_fast, .. } = *self;
@@ -68,7 +68,7 @@ pub(crate) struct Spent {
 /// Raises the bounds of all sizes towards `step_s`, the lowest first, until the budget `effort` is used up. Returns
 /// what it took of it.
 pub(crate) fn raise(
-    sizes: &mut [(&mut SuffixSearch<'_>, &mut Known)],
+    sizes: &mut [(&mut SuffixSearch<'_>, &mut BoundProgress)],
     step_s: f64,
     effort: WorkBudget,
     control: &Control,
@@ -111,7 +111,7 @@ pub(crate) fn raise(
         // steps.
         let rise_s = (passes::RISE * (step_s - min_s)).max(passes::MIN_RISE * step_s);
         let limit_s = if step_s.is_finite() { max_s.min(min_s + rise_s) } else { step_s };
-        let is_open = |known: &Known| !known.is_done && known.bound_s < limit_s;
+        let is_open = |known: &BoundProgress| !known.is_done && known.bound_s < limit_s;
         let count = sizes.iter().filter(|(_, known)| is_open(known)).count() as u64;
         let effort = effort.shared_out(spent.labels, spent.work, count);
         let mut bounds: Vec<f64> =
@@ -140,7 +140,7 @@ pub(crate) fn raise(
 /// Raises the bound of one size by tables alone.
 fn raise_by_tables(
     suffixes: &SuffixSearch<'_>,
-    known: &mut Known,
+    known: &mut BoundProgress,
     (limit_s, max_s): (f64, f64),
     effort: WorkBudget,
     control: &Control,
@@ -161,7 +161,7 @@ fn raise_by_tables(
 /// Raises the bound of one size by a pass over the relaxed space.
 fn raise_by_pass(
     suffixes: &mut SuffixSearch<'_>,
-    known: &mut Known,
+    known: &mut BoundProgress,
     limit_s: f64,
     effort: WorkBudget,
     control: &Control,
@@ -227,11 +227,11 @@ pub fn min_step_s(
 ) -> Result<f64> {
     settings.check()?;
     cluster.check()?;
-    let mut sizes: Vec<(SuffixSearch<'_>, Known)> = Subproblem::all(model, cluster, settings)
+    let mut sizes: Vec<(SuffixSearch<'_>, BoundProgress)> = Subproblem::all(model, cluster, settings)
         .into_iter()
-        .map(|task| (SuffixSearch::relaxed(task), Known::default()))
+        .map(|task| (SuffixSearch::relaxed(task), BoundProgress::default()))
         .collect();
-    let mut each: Vec<(&mut SuffixSearch<'_>, &mut Known)> =
+    let mut each: Vec<(&mut SuffixSearch<'_>, &mut BoundProgress)> =
         sizes.iter_mut().map(|(suffixes, known)| (suffixes, known)).collect();
     raise(&mut each, below_s, WHOLE.within(ALL_WORK / 2).relaxed(true), control);
     Ok(sizes.iter().map(|(_, known)| known.bound_s).fold(below_s, f64::min))

@@ -4,7 +4,7 @@
 //! A stage whose slowest device has speed v and whose smallest device has memory m is of *class* (v, m): each of its
 //! devices has at least both. The bound is strong where units are nearly in proportion to speed.
 
-use crate::cost::network::{Cluster, Machine};
+use crate::cost::network::{Cluster, Node};
 use crate::planner::effort::tables;
 
 /// All devices with at least this speed and at least this memory.
@@ -24,40 +24,37 @@ pub(crate) struct DeviceClass {
 /// Returns the classes that a stage may have. The first one has all devices, and the others have subsets of them.
 pub(crate) fn device_classes(cluster: &Cluster) -> Vec<DeviceClass> {
     // Each type of device is a class of its own, so more types than classes need not be combined at all.
-    let order =
-        |a: &&Machine, b: &&Machine| a.speed.total_cmp(&b.speed).then(a.memory_bytes.total_cmp(&b.memory_bytes));
-    let mut types: Vec<&Machine> = cluster.machines.iter().collect();
+    let order = |a: &&Node, b: &&Node| a.speed.total_cmp(&b.speed).then(a.memory_bytes.total_cmp(&b.memory_bytes));
+    let mut types: Vec<&Node> = cluster.nodes.iter().collect();
     types.sort_by(order);
     types.dedup_by(|b, a| order(&&**a, &&**b).is_eq());
     if types.len() > tables::MAX_DEVICE_CLASSES {
         return vec![single_class(cluster)];
     }
-    let values = |value: fn(&Machine) -> f64| {
-        let mut values: Vec<f64> = cluster.machines.iter().map(value).collect();
+    let values = |value: fn(&Node) -> f64| {
+        let mut values: Vec<f64> = cluster.nodes.iter().map(value).collect();
         values.sort_by(f64::total_cmp);
         values.dedup();
         values
     };
-    let (speeds, memories) = (values(|machine| machine.speed), values(|machine| machine.memory_bytes));
-    let has = |machine: &Machine, speed: f64, memory: f64| machine.speed >= speed && machine.memory_bytes >= memory;
+    let (speeds, memories) = (values(|node| node.speed), values(|node| node.memory_bytes));
+    let has = |node: &Node, speed: f64, memory: f64| node.speed >= speed && node.memory_bytes >= memory;
     let is = |one: f64, other: f64| one.total_cmp(&other).is_eq();
     let mut classes = Vec::new();
     for &speed in &speeds {
         for &memory_bytes in &memories {
-            let members: Vec<&Machine> =
-                cluster.machines.iter().filter(|machine| has(machine, speed, memory_bytes)).collect();
-            let is_slowest = members.iter().any(|machine| is(machine.speed, speed));
-            let is_smallest = members.iter().any(|machine| is(machine.memory_bytes, memory_bytes));
+            let members: Vec<&Node> = cluster.nodes.iter().filter(|node| has(node, speed, memory_bytes)).collect();
+            let is_slowest = members.iter().any(|node| is(node.speed, speed));
+            let is_smallest = members.iter().any(|node| is(node.memory_bytes, memory_bytes));
             // Other pairs are no class of their own: the same devices form a class with a higher limit.
             if is_slowest && is_smallest {
-                let own =
-                    members.iter().filter(|machine| is(machine.speed, speed) && is(machine.memory_bytes, memory_bytes));
+                let own = members.iter().filter(|node| is(node.speed, speed) && is(node.memory_bytes, memory_bytes));
                 classes.push(DeviceClass {
                     speed,
                     memory_bytes,
                     contained_in: Vec::new(),
-                    widest: own.map(|machine| machine.devices).max(),
-                    devices: members.iter().map(|machine| machine.devices).sum(),
+                    widest: own.map(|node| node.devices).max(),
+                    devices: members.iter().map(|node| node.devices).sum(),
                 });
             }
         }
@@ -79,10 +76,10 @@ pub(crate) fn device_classes(cluster: &Cluster) -> Vec<DeviceClass> {
 /// Returns all devices as one class of the highest speed and the largest memory.
 fn single_class(cluster: &Cluster) -> DeviceClass {
     DeviceClass {
-        speed: cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max),
-        memory_bytes: cluster.machines.iter().map(|machine| machine.memory_bytes).fold(0.0, f64::max),
+        speed: cluster.nodes.iter().map(|node| node.speed).fold(0.0, f64::max),
+        memory_bytes: cluster.nodes.iter().map(|node| node.memory_bytes).fold(0.0, f64::max),
         contained_in: vec![true],
-        widest: cluster.machines.iter().map(|machine| machine.devices).max(),
+        widest: cluster.nodes.iter().map(|node| node.devices).max(),
         devices: cluster.devices(),
     }
 }
@@ -99,7 +96,7 @@ impl Units {
     ///
     /// The fastest device counts at most [`tables::MAX_UNITS`].
     pub(crate) fn new(cluster: &Cluster) -> Self {
-        let mut speeds: Vec<f64> = cluster.machines.iter().map(|machine| machine.speed).collect();
+        let mut speeds: Vec<f64> = cluster.nodes.iter().map(|node| node.speed).collect();
         speeds.sort_by(f64::total_cmp);
         speeds.dedup();
         let fastest = speeds.last().copied().unwrap_or(1.0);
@@ -130,7 +127,7 @@ impl Units {
     /// Returns the share by which all units, at the highest speed per unit, exceed the speed of all devices.
     fn loss(&self, cluster: &Cluster) -> f64 {
         let speed_per_unit = self.of_speed.iter().map(|&(speed, each)| speed / f64::from(each)).fold(0.0, f64::max);
-        let speed: f64 = cluster.machines.iter().map(|m| f64::from(m.devices) * m.speed).sum();
+        let speed: f64 = cluster.nodes.iter().map(|m| f64::from(m.devices) * m.speed).sum();
         speed_per_unit * f64::from(self.all(cluster)) / speed - 1.0
     }
 
@@ -142,9 +139,9 @@ impl Units {
 
     /// Returns pairs `(units, devices)` of a class: the devices that count this many units, fewest units first.
     pub(crate) fn of_class(&self, cluster: &Cluster, class: &DeviceClass) -> Vec<(u32, u32)> {
-        let has = |machine: &&Machine| machine.speed >= class.speed && machine.memory_bytes >= class.memory_bytes;
+        let has = |node: &&Node| node.speed >= class.speed && node.memory_bytes >= class.memory_bytes;
         let mut each: Vec<(u32, u32)> =
-            cluster.machines.iter().filter(has).map(|machine| (self.of(machine.speed), machine.devices)).collect();
+            cluster.nodes.iter().filter(has).map(|node| (self.of(node.speed), node.devices)).collect();
         each.sort_unstable();
         each.dedup_by(|b, a| {
             let is_same = a.0 == b.0;
@@ -156,6 +153,6 @@ impl Units {
 
     /// Returns the units of all devices.
     pub(crate) fn all(&self, cluster: &Cluster) -> u32 {
-        cluster.machines.iter().map(|machine| machine.devices * self.of(machine.speed)).sum()
+        cluster.nodes.iter().map(|node| node.devices * self.of(node.speed)).sum()
     }
 }

@@ -24,13 +24,13 @@ pub(crate) fn min_work_s(task: &Subproblem<'_>) -> Vec<f64> {
 
 /// Returns a lower bound on the step in seconds: the fastest devices that a plan can use work all the time.
 pub(crate) fn busy_s(task: &Subproblem<'_>) -> f64 {
-    let mut machines: Vec<(f64, u32)> = task.cluster.machines.iter().map(|m| (m.speed, m.devices)).collect();
-    machines.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let mut nodes: Vec<(f64, u32)> = task.cluster.nodes.iter().map(|m| (m.speed, m.devices)).collect();
+    nodes.sort_by(|a, b| b.0.total_cmp(&a.0));
     // A plan uses at most `max_devices` devices: each stage has a layer, and no more replicas than a share allows. The
     // fastest ones give the lowest bound.
     let (mut speed, mut devices) = (0.0, task.max_devices());
-    for (speed_each, of_machine) in machines {
-        let used = devices.min(of_machine);
+    for (speed_each, of_node) in nodes {
+        let used = devices.min(of_node);
         speed += f64::from(used) * speed_each;
         devices -= used;
     }

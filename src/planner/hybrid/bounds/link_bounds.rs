@@ -31,7 +31,7 @@ pub(crate) type Span = (u32, u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Spread {
     pub devices: Span,
-    pub machines: Span,
+    pub nodes: Span,
 }
 
 /// Smallest and largest fraction of a spread stage that 0, 1, 2 … of its devices are.
@@ -42,7 +42,7 @@ type Fractions = Vec<(f64, f64)>;
 pub(crate) struct Links {
     cluster: Cluster,
     /// Number of nodes of the cluster.
-    pub machines: u32,
+    pub nodes: u32,
     /// Devices of the largest node.
     pub widest: u32,
     /// Whether a stage is on one node if it fits there, and takes whole nodes otherwise.
@@ -69,8 +69,8 @@ impl Links {
         }
         let spans: Vec<Span> = spans.into_iter().map(|(_, span)| span).collect();
         Self {
-            machines: cluster.machines.len() as u32,
-            widest: cluster.machines.iter().map(|machine| machine.devices).max().unwrap_or(1),
+            nodes: cluster.nodes.len() as u32,
+            widest: cluster.nodes.iter().map(|node| node.devices).max().unwrap_or(1),
             cluster,
             whole,
             groups: grouped(&spans),
@@ -86,27 +86,27 @@ impl Links {
 
     /// Returns the spread stages with this range of devices.
     pub(crate) fn spreads(&self, devices: Span) -> Vec<Spread> {
-        if self.machines == 1 || devices.1 <= if self.whole { self.widest } else { 1 } {
+        if self.nodes == 1 || devices.1 <= if self.whole { self.widest } else { 1 } {
             return Vec::new();
         }
         if self.whole {
-            return vec![Spread { devices, machines: (2, self.machines) }];
+            return vec![Spread { devices, nodes: (2, self.nodes) }];
         }
         // Ranges grow by the smallest factor with which `NODE_RANGES` of them cover all nodes.
-        let factor = (2..self.machines).find(|factor| factor.pow(tables::NODE_RANGES) >= self.machines).unwrap_or(2);
+        let factor = (2..self.nodes).find(|factor| factor.pow(tables::NODE_RANGES) >= self.nodes).unwrap_or(2);
         let mut spreads = Vec::new();
-        let all = self.machines.min(devices.1);
+        let all = self.nodes.min(devices.1);
         let needed = devices.0.div_ceil(self.widest).max(2);
         let mut min_nodes = 2;
         while min_nodes <= all {
             let mut max_nodes = (min_nodes - 1).saturating_mul(factor).min(all);
             if max_nodes >= needed {
-                let machines = min_nodes.max(needed);
+                let nodes = min_nodes.max(needed);
                 // Where the all-reduce hardly depends on the number of nodes, one range for all others loses little.
-                if self.has_similar_all_reduce(devices.0, machines, all) {
+                if self.has_similar_all_reduce(devices.0, nodes, all) {
                     max_nodes = all;
                 }
-                spreads.push(Spread { devices, machines: (machines, max_nodes) });
+                spreads.push(Spread { devices, nodes: (nodes, max_nodes) });
             }
             min_nodes = max_nodes + 1;
         }
@@ -115,7 +115,7 @@ impl Links {
 
     /// Returns whether the all-reduce of `devices` takes about as long on `few` nodes as on `many`.
     fn has_similar_all_reduce(&self, devices: u32, few: u32, many: u32) -> bool {
-        let [few, many] = [few, many].map(|machines| self.cluster.all_reduce(machines, devices.div_ceil(machines)));
+        let [few, many] = [few, many].map(|nodes| self.cluster.all_reduce(nodes, devices.div_ceil(nodes)));
         let alike = |one: f64, other: f64| (one - other).abs() <= tables::SAME_ALL_REDUCE * one.max(other);
         alike(few.s_per_byte, many.s_per_byte) && alike(few.latency_s, many.latency_s)
     }
@@ -140,8 +140,8 @@ impl Links {
         }
         // The first node has at most min(B - m + 1, left) devices of the spread stage. Their fraction of B is largest
         // where both terms are equal.
-        let (left, elsewhere) = (self.widest.saturating_sub(one.0), spread.machines.0 - 1);
-        let min_devices = spread.devices.0.max(spread.machines.0);
+        let (left, elsewhere) = (self.widest.saturating_sub(one.0), spread.nodes.0 - 1);
+        let min_devices = spread.devices.0.max(spread.nodes.0);
         let max_devices = (left + elsewhere).clamp(min_devices, spread.devices.1.max(min_devices));
         self.across(1.0 - f64::from(left.min(max_devices - elsewhere)) / f64::from(max_devices))
     }
@@ -149,11 +149,11 @@ impl Links {
     /// Returns the transfer between two spread stages.
     pub(crate) fn both_spread(&self, one: Spread, other: Spread) -> Rate {
         if self.whole {
-            let machines = one.devices.1.min(other.devices.1).div_ceil(self.widest);
-            return self.across(1.0 / f64::from(machines));
+            let nodes = one.devices.1.min(other.devices.1).div_ceil(self.widest);
+            return self.across(1.0 / f64::from(nodes));
         }
         let [own, others] = [one, other].map(|stage| self.fractions(stage.devices));
-        self.across(SpreadPair::new(self, &own, &others).passing(one.machines, other.machines))
+        self.across(SpreadPair::new(self, &own, &others).passing(one.nodes, other.nodes))
     }
 
     /// Returns the shortest transfer between a stage on one node and any spread stage. Returns `None` if no stage can
@@ -169,7 +169,7 @@ impl Links {
         let nearest = self.nearest.get_or_init(|| self.all_nearest());
         let meets = |a: Span, b: Span| a.0 <= b.1 && b.0 <= a.1;
         (nearest.iter())
-            .filter(|(known, _)| meets(known.devices, one.devices) && meets(known.machines, one.machines))
+            .filter(|(known, _)| meets(known.devices, one.devices) && meets(known.nodes, one.nodes))
             .map(|&(_, rate)| rate)
             .reduce(min_rate)
     }
@@ -192,7 +192,7 @@ impl Links {
                         let rate = if self.whole {
                             self.both_spread(all[one].0, all[other].0)
                         } else {
-                            self.across(pair.passing(all[one].0.machines, all[other].0.machines))
+                            self.across(pair.passing(all[one].0.nodes, all[other].0.nodes))
                         };
                         for end in [one, other] {
                             all[end].1 = Some(all[end].1.map_or(rate, |known| min_rate(known, rate)));
@@ -216,14 +216,14 @@ impl Links {
 
     /// Returns the all-reduce rate of a spread stage. Rate and latency are each the smallest over its node counts.
     pub(crate) fn all_reduce_spread(&self, spread: Spread) -> Rate {
-        let (min_devices, all) = (spread.devices.0.max(2), spread.machines);
+        let (min_devices, all) = (spread.devices.0.max(2), spread.nodes);
         if self.whole {
             return self.cluster.all_reduce(min_devices.div_ceil(self.widest).max(2), self.widest);
         }
         // No stage is on more nodes than it has devices.
         let needed = all.0.max(min_devices.div_ceil(self.widest));
         (needed..=all.1.min(min_devices).max(needed))
-            .map(|machines| self.cluster.all_reduce(machines, min_devices.div_ceil(machines)))
+            .map(|nodes| self.cluster.all_reduce(nodes, min_devices.div_ceil(nodes)))
             .reduce(min_rate)
             .unwrap_or_default()
     }
@@ -238,7 +238,7 @@ impl Links {
 /// Two spread stages on any numbers of nodes. Computes the bytes that pass ports once for each condition.
 struct SpreadPair<'p> {
     widest: u32,
-    machines: u32,
+    nodes: u32,
     /// Fractions of each stage by its devices on one node.
     fractions: [&'p [(f64, f64)]; 2],
     /// Conditions that were asked for: some node has at least this mean. Each comes with the smallest fraction of the
@@ -257,13 +257,13 @@ enum Mean {
 impl<'p> SpreadPair<'p> {
     /// Returns a pair by the fractions of both stages.
     fn new(links: &Links, one: &'p [(f64, f64)], other: &'p [(f64, f64)]) -> Self {
-        Self { widest: links.widest, machines: links.machines, fractions: [one, other], known: Vec::new() }
+        Self { widest: links.widest, nodes: links.nodes, fractions: [one, other], known: Vec::new() }
     }
 
     /// Returns the smallest fraction that passes the fullest port, with these numbers of nodes.
     fn passing(&mut self, one: Span, other: Span) -> f64 {
         // Some node has at least the mean of each quantity. These may be three nodes, of which the fullest counts.
-        let both = self.machines.min(one.1 + other.1);
+        let both = self.nodes.min(one.1 + other.1);
         let each = [(Mean::Both, both), (Mean::One, one.1), (Mean::Other, other.1)].map(|mean| self.passing_with(mean));
         each[0].max(each[1]).max(each[2]).min(1.0)
     }
@@ -275,11 +275,11 @@ impl<'p> SpreadPair<'p> {
             return passing;
         }
         // The tolerance keeps rounding from excluding a node that has exactly the mean.
-        let machines = f64::from(mean.1);
+        let nodes = f64::from(mean.1);
         let passing = match mean.0 {
-            Mean::Both => self.min_passing(|x, y| x + y >= 2.0 / machines - 1e-9),
-            Mean::One => self.min_passing(|x, _| x >= 1.0 / machines - 1e-9),
-            Mean::Other => self.min_passing(|_, y| y >= 1.0 / machines - 1e-9),
+            Mean::Both => self.min_passing(|x, y| x + y >= 2.0 / nodes - 1e-9),
+            Mean::One => self.min_passing(|x, _| x >= 1.0 / nodes - 1e-9),
+            Mean::Other => self.min_passing(|_, y| y >= 1.0 / nodes - 1e-9),
         };
         self.known.push((mean, passing));
         passing

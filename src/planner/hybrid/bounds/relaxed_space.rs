@@ -1,14 +1,15 @@
 //! Lemma *The relaxed space has a counterpart of every plan* (docs/proofs.md#links-of-any-placement): one with the same
-//! cuts, replicas and numbers in flight, and no longer paths. So the bound of a pass over this space holds for every
-//! plan.
+//! cuts, replicas and numbers in flight, none of whose paths through the schedule is longer. So the bound of a pass of
+//! the label search over this space holds for every plan.
 //!
-//! A situation stores how many devices are free, how many the stage placed last has, and whether this stage is on one
-//! node, with how many devices free beside it. A move places the next stage beside it, on another node, or spread over
-//! nodes. The cost of a move is the smallest over all placements of both stages ([`Links`]). The space gives bounds,
-//! and no plans.
+//! Stages are placed from the last one to the first. A *situation* stores how many devices are free, how many the stage
+//! placed last has, and whether this stage is on one node, with how many devices free beside it. A *move* places the
+//! stage in front of it: on the same node, on another node, or spread over several nodes. The cost of a move is the
+//! smallest over all placements of both stages ([`Links`]). The space gives bounds, and no plans.
 //!
-//! A stage may take devices of any class that is at least as fast and as large as its own. The free devices of each
-//! class are counted separately, although classes share devices. So no count is below the count of a real placement.
+//! A *class* has all devices with at least some speed and memory, so a fast device is in the classes of slower ones,
+//! too ([`DeviceClass`]). The free devices of each class are counted separately. A move lowers the counts of its own
+//! class and of those that contain it, as if it took no faster devices. So no count is below that of a real placement.
 
 use crate::planner::effort::{passes, tables};
 use crate::planner::hybrid::{
@@ -16,7 +17,7 @@ use crate::planner::hybrid::{
         device_classes::{DeviceClass, Units, device_classes},
         link_bounds::{Links, Span, Spread},
     },
-    placement::placement_space::{PlacementMove, Placements, Prices},
+    placement::placement_space::{CostClasses, PlacementMove, Placements},
     subproblem::Subproblem,
 };
 use std::sync::Arc;
@@ -42,13 +43,16 @@ type Free = [u32; tables::MAX_DEVICE_CLASSES];
 /// Situations that the search has reached, and moves between them.
 pub(crate) struct Relaxed {
     links: Links,
-    /// Ranges of replica counts.
+    /// Ranges of replica counts, each of which is one move. At first, a range has all counts with which the largest
+    /// share of a micro-batch has the same number of samples.
     spans: Vec<Span>,
-    /// Whether ranges of replicas with the same share are split.
+    /// Whether [`Relaxed::refine`] has split these ranges.
     is_fine: bool,
+    /// Classes of devices. The first one has all devices.
     classes: Vec<DeviceClass>,
+    /// Whole numbers, about in proportion to speed, as which devices count in the prefix tables.
     units: Units,
-    /// Number of devices that a plan can use.
+    /// Number of devices that a plan can use, since each stage has at least one layer.
     max_devices: u32,
     /// Free devices of each situation, and the index of the stage placed last in `lasts`.
     situations: Vec<(Free, u32)>,
@@ -56,9 +60,10 @@ pub(crate) struct Relaxed {
     lasts: Vec<Last>,
     last_index: FxHashMap<Last, u32>,
     moves: FxHashMap<u32, Arc<[PlacementMove]>>,
-    /// All-reduce rates of spread stages that were asked for.
+    /// Gradient all-reduce rates of spread stages, kept because many moves have the same one.
     sums: FxHashMap<Spread, Rate>,
-    prices: Prices,
+    /// Numbers of the combinations that decide the time and memory of a stage, so that passes compute them once.
+    cost_classes: CostClasses,
 }
 
 impl Relaxed {
@@ -76,7 +81,7 @@ impl Relaxed {
             last_index: FxHashMap::default(),
             moves: FxHashMap::default(),
             sums: FxHashMap::default(),
-            prices: Prices::default(),
+            cost_classes: CostClasses::default(),
             max_devices: task.max_devices(),
             units: Units::new(task.cluster),
             classes,
@@ -87,7 +92,8 @@ impl Relaxed {
         space
     }
 
-    /// Splits ranges of replicas that give the same share. Situations that were reached stay valid.
+    /// Splits ranges of replicas that give the same share, which may raise the bound of further passes. Situations
+    /// that were reached stay valid.
     pub(crate) fn refine(&mut self) {
         self.is_fine = true;
         self.spans = self.links.spans.iter().flat_map(|&span| parts(span)).collect();
@@ -119,18 +125,20 @@ impl Relaxed {
             for at in 0..self.classes.len() {
                 let class = self.classes[at].clone();
                 let mut add = |space: &mut Self, transfer: Rate, sync: Rate, last: Last| {
+                    // A range takes the devices of its smallest count and has the links of its largest, so it costs no
+                    // more than any count in it.
                     moves.push(PlacementMove {
                         next: space.last(last),
                         replicas: span.1,
                         fewest: span.0,
-                        kind: at as u16,
+                        device_class: at as u16,
                         transfer,
                         sync,
                         speed: class.speed,
                         memory_bytes: class.memory_bytes,
-                        price: space.prices.of(span.1, sync, class.speed, class.memory_bytes),
-                        room: if let Last::One { free_devices, .. } = last { Some(free_devices) } else { None },
-                        takes: Vec::new(),
+                        cost_class: space.cost_classes.of(span.1, sync, class.speed, class.memory_bytes),
+                        free_on_node: if let Last::One { free_devices, .. } = last { Some(free_devices) } else { None },
+                        takes: Vec::new(), // The space does not know which nodes a stage is on.
                     });
                 };
                 if let Some(widest) = class.widest.filter(|&widest| span.0 <= widest) {
@@ -140,11 +148,11 @@ impl Relaxed {
                     match behind {
                         Last::Nothing => add(self, Rate::default(), sync, alone),
                         Last::One { span: other, class: other_class, free_devices } => {
-                            // The free devices beside a stage are of the type of its node, and so of its class.
+                            // The devices of a node are alike, so two stages on it have the same class.
                             if other_class == at as u16 && span.0 <= free_devices {
                                 add(self, self.links.beside(span, other), sync, one(free_devices - span.0));
                             }
-                            if self.links.machines > 1 {
+                            if self.links.nodes > 1 {
                                 add(self, self.links.apart(), sync, alone);
                             }
                         }
@@ -166,9 +174,11 @@ impl Relaxed {
     }
 }
 
-/// Splits a range of replicas into parts whose ends differ by little.
+/// Splits a range of replicas into parts. The largest count of a part is at most 1 / [`passes::FINE_RANGE`] above the
+/// smallest.
 ///
-/// A stage takes the smallest number of devices of its part, and has the ports of the largest.
+/// A stage takes the smallest number of devices of its part, but has as many network ports as the largest. So narrow
+/// parts give a better bound.
 fn parts((min, max): Span) -> impl Iterator<Item = Span> {
     let part = move |min_replicas: u32| (min_replicas, (min_replicas + min_replicas / passes::FINE_RANGE).min(max));
     std::iter::successors(Some(part(min)), move |last| (last.1 < max).then(|| part(last.1 + 1)))
@@ -177,6 +187,7 @@ fn parts((min, max): Span) -> impl Iterator<Item = Span> {
 impl Placements for Relaxed {
     const IS_REAL: bool = false;
 
+    /// Free devices of each class, and the index of the stage placed last, on which later moves depend.
     type FreeDevices = (Free, u32);
 
     fn links(&self) -> &Links {
@@ -188,12 +199,12 @@ impl Placements for Relaxed {
     }
 
     fn free(&self, (free, _): (Free, u32)) -> u32 {
-        free[0]
+        free[0] // The first class has all devices.
     }
 
     fn free_speed(&self, (free, _): (Free, u32)) -> f64 {
-        // The first class of each speed contains all devices of at least that speed. Each such class adds the
-        // difference to the next lower speed, for all its devices.
+        // The first class of each speed has all devices of at least that speed. So a device of speed v is in the first
+        // class of each speed up to v, and the differences between these speeds add up to v.
         let (mut all, mut slower) = (0.0, 0.0);
         for (class, free) in self.classes.iter().zip(free) {
             all += (class.speed - slower) * f64::from(free);
@@ -225,8 +236,8 @@ impl Placements for Relaxed {
 
     fn after(&self, situation: u32, choice: &PlacementMove) -> Option<(Free, u32)> {
         let mut free = self.situations[situation as usize].0;
-        let class = &self.classes[usize::from(choice.kind)];
-        if free[usize::from(choice.kind)] < choice.fewest {
+        let class = &self.classes[usize::from(choice.device_class)];
+        if free[usize::from(choice.device_class)] < choice.fewest {
             return None;
         }
         for (at, is_contained) in class.contained_in.iter().enumerate() {
@@ -234,8 +245,8 @@ impl Placements for Relaxed {
                 free[at] -= choice.fewest;
             }
         }
-        // A class has no more free devices than a class that contains it. The containing classes come first in the
-        // list.
+        // A class has no more free devices than a class that contains it. Classes are sorted so that containing ones
+        // come first, so one pass over all pairs suffices.
         for at in 1..self.classes.len() {
             for other in 0..at {
                 if self.classes[at].contained_in[other] {

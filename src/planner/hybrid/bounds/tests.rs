@@ -288,7 +288,7 @@ fn in_front_is_not_above(problem: &RandomProblem, groups: usize) -> Result<(), T
     let mut evaluator = PlanEvaluator::new(&model, cluster, settings);
     for task in &tasks {
         let Some(plan) = plan_of(task, &mut evaluator, replicas) else { continue };
-        let step_s = evaluator.price(&plan).expect("limits in flight never grow").step_s;
+        let step_s = evaluator.evaluate(&plan).expect("limits in flight never grow").step_s;
         let stages = evaluator.stages(&plan).expect("it was evaluated");
         let links = crate::planner::hybrid::bounds::link_bounds::Links::new(task, false);
         let detail = Resolution { max_cut_groups: groups, ..tables::BISECTION_RESOLUTION };
@@ -310,7 +310,7 @@ fn in_front_is_not_above(problem: &RandomProblem, groups: usize) -> Result<(), T
                 next_max_in_flight,
                 task.micro_batches,
             );
-            let each = |at: u32| units.of(cluster.machines[at as usize].speed);
+            let each = |at: u32| units.of(cluster.nodes[at as usize].speed);
             let taken = choice.footprint.iter().map(|&(at, count)| count * each(at));
             (next_max_in_flight, free) = (choice.max_in_flight, free - taken.sum::<u32>());
         }
@@ -350,8 +350,8 @@ proptest! {
         let RandomProblem { graph, cluster, settings, .. } = problem;
         let model = LayerSums::new(&graph, &CutPoints::of(&graph, DEFAULT_BOUND).expect("a chain"));
         let control = Control::default();
-        for &micro_batch in &settings.micro_batch_sizes {
-            let settings = Settings { micro_batch_sizes: vec![micro_batch], ..settings.clone() };
+        for &micro_batch in &settings.pipeline_micro_batch_sizes {
+            let settings = Settings { pipeline_micro_batch_sizes: vec![micro_batch], ..settings.clone() };
             let Ok((plan, best, _)) = exhaustive(&model, &cluster, &settings, &control) else { continue };
             for task in Subproblem::all(&model, &cluster, &settings) {
                 let links = crate::planner::hybrid::bounds::link_bounds::Links::new(&task, false);
@@ -381,11 +381,11 @@ proptest! {
 /// Returns the devices that a stage and the stages behind it leave free on its node. Returns `None` if it is on
 /// several.
 fn free_devices_beside(cluster: &Cluster, plan: &CandidatePlan, stage: &StageCandidate) -> Option<u32> {
-    let &[(machine, _)] = stage.footprint.as_slice() else { return None };
+    let &[(node, _)] = stage.footprint.as_slice() else { return None };
     let behind = plan.stages.iter().filter(|other| other.begin >= stage.begin);
     let used: u32 =
-        behind.flat_map(|other| &other.footprint).filter(|taken| taken.0 == machine).map(|taken| taken.1).sum();
-    Some(cluster.machines[machine as usize].devices - used)
+        behind.flat_map(|other| &other.footprint).filter(|taken| taken.0 == node).map(|taken| taken.1).sum();
+    Some(cluster.nodes[node as usize].devices - used)
 }
 
 /// Returns the plan that cuts the chain into equal stages on consecutive devices, with the largest numbers in flight
@@ -393,15 +393,15 @@ fn free_devices_beside(cluster: &Cluster, plan: &CandidatePlan, stage: &StageCan
 fn plan_of(task: &Subproblem<'_>, evaluator: &mut PlanEvaluator<'_>, replicas: &[u32]) -> Option<CandidatePlan> {
     let cuts = task.model.cuts() - 1;
     let count = replicas.len().min(cuts);
-    let mut rest = (0_u32..).zip(&task.cluster.machines).flat_map(|(machine, m)| (0..m.devices).map(move |_| machine));
+    let mut rest = (0_u32..).zip(&task.cluster.nodes).flat_map(|(node, m)| (0..m.devices).map(move |_| node));
     let mut stages = Vec::new();
     for (index, &wanted) in replicas[..count].iter().enumerate() {
         let mut footprint: Vec<(u32, u32)> = Vec::new();
         for _ in 0..wanted {
-            let machine = rest.next()?;
+            let node = rest.next()?;
             match footprint.last_mut() {
-                Some((last, devices)) if *last == machine => *devices += 1,
-                _ => footprint.push((machine, 1)),
+                Some((last, devices)) if *last == node => *devices += 1,
+                _ => footprint.push((node, 1)),
             }
         }
         let (begin, end) = (cuts * index / count, cuts * (index + 1) / count);

@@ -38,16 +38,16 @@ impl CandidatePlan {
     /// Returns the device numbers of each stage. On every node, earlier stages take lower numbers.
     #[must_use]
     pub fn devices(&self, cluster: &Cluster) -> Vec<Vec<u32>> {
-        let mut next = Vec::with_capacity(cluster.machines.len());
+        let mut next = Vec::with_capacity(cluster.nodes.len());
         let mut devices = 0;
-        for machine in &cluster.machines {
+        for node in &cluster.nodes {
             next.push(devices);
-            devices += machine.devices;
+            devices += node.devices;
         }
         // Each node hands out its devices in the order of the stages, so the numbers follow from the counts.
-        let mut take = |&(machine, count): &(u32, u32)| {
-            let first = next[machine as usize];
-            next[machine as usize] += count;
+        let mut take = |&(node, count): &(u32, u32)| {
+            let first = next[node as usize];
+            next[node as usize] += count;
             first..first + count
         };
         self.stages.iter().map(|stage| stage.footprint.iter().flat_map(&mut take).collect()).collect()

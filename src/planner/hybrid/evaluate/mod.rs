@@ -49,7 +49,7 @@ pub fn evaluate(
         .collect();
     let mut evaluator = PlanEvaluator::new(model, cluster, settings);
     let plan = fastest(&mut evaluator, &stages, &Control::default())?;
-    let evaluated = evaluator.price(&plan)?;
+    let evaluated = evaluator.evaluate(&plan)?;
     Ok((plan, evaluated))
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn fastest(
     let mut best: Option<(bool, f64, CandidatePlan)> = None;
     let mut fitting: Vec<(f64, CandidatePlan)> = Vec::new();
     let mut refused = None;
-    for &micro_batch in &settings.micro_batch_sizes {
+    for &micro_batch in &settings.pipeline_micro_batch_sizes {
         for &recompute in &settings.recompute {
             let plan = CandidatePlan { micro_batch, recompute, stages: stages.to_vec() };
             let costs = match evaluator.stages(&plan) {
@@ -130,7 +130,7 @@ pub(crate) fn fastest(
 /// # Errors
 /// The errors of [`evaluate`]. [`Error::Argument`] if there is not one number in flight of at least 1 for each stage.
 /// [`Error::Schedule`] if numbers in flight grow along the stages.
-pub fn reprice(
+pub fn evaluate_in_flight(
     model: &LayerSums,
     cluster: &Cluster,
     settings: &Settings,
@@ -139,7 +139,8 @@ pub fn reprice(
 ) -> Result<(CandidatePlan, EvaluatedPlan)> {
     settings.check()?;
     cluster.check()?;
-    let (Some(&micro_batch), Some(&recompute)) = (settings.micro_batch_sizes.first(), settings.recompute.first())
+    let (Some(&micro_batch), Some(&recompute)) =
+        (settings.pipeline_micro_batch_sizes.first(), settings.recompute.first())
     else {
         return Err(Error::argument(
             "there is no micro-batch size to choose from",
@@ -162,7 +163,7 @@ pub fn reprice(
         .map(|(begin, (footprint, &max_in_flight))| StageCandidate { begin, end: begin + 1, footprint, max_in_flight })
         .collect();
     let plan = CandidatePlan { micro_batch, recompute, stages };
-    let evaluated = PlanEvaluator::new(model, cluster, settings).price(&plan)?;
+    let evaluated = PlanEvaluator::new(model, cluster, settings).evaluate(&plan)?;
     Ok((plan, evaluated))
 }
 

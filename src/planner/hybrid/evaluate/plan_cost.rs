@@ -8,7 +8,7 @@ use super::stage_cost::{BaseCost, StageCost, StageDevices, between, path_stage, 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::cost::network::{Cluster, Machine, Rate};
+use crate::cost::network::{Cluster, Node, Rate};
 use crate::cost::{self, LayerSums, Totals};
 use crate::error::{Error, Result};
 use crate::planner::hybrid::{
@@ -18,8 +18,8 @@ use crate::schedule::one_f_one_b;
 use crate::simulate::{Costs, Links, StageTimes, Sweep, Transfer};
 
 /// Returns a key that is equal for nodes with equal devices.
-fn node_type(machine: &Machine) -> (u32, u64, u64) {
-    (machine.devices, machine.memory_bytes.to_bits(), machine.speed.to_bits())
+fn node_type(node: &Node) -> (u32, u64, u64) {
+    (node.devices, node.memory_bytes.to_bits(), node.speed.to_bits())
 }
 
 /// Costs of a plan.
@@ -129,7 +129,7 @@ impl<'a> PlanEvaluator<'a> {
     fn stage(&mut self, plan: &CandidatePlan, index: usize, shared: Option<&TiedWeightCost>) -> Result<StageCost> {
         let (micro_batch, stage) = (plan.micro_batch, &plan.stages[index]);
         let replicas = stage.replicas();
-        let Some(share) = self.settings.share(micro_batch, replicas) else {
+        let Some(share) = self.settings.samples_per_replica(micro_batch, replicas) else {
             return Err(Error::argument(
                 format!(
                     "stage {index} cannot split a micro-batch of {micro_batch} over {replicas} replicas: each needs {} or \
@@ -189,7 +189,7 @@ impl<'a> PlanEvaluator<'a> {
 
     /// Returns the additions of tied weights for each stage. Returns an empty list if the model has no tied weights.
     fn shared(&self, plan: &CandidatePlan, group_of: Option<&[u32]>) -> Vec<TiedWeightCost> {
-        if self.model.ties.is_empty() {
+        if self.model.tied_weights.is_empty() {
             return Vec::new();
         }
         // Without groups, each stage has separate devices, and so a group of its own.
@@ -212,16 +212,16 @@ impl<'a> PlanEvaluator<'a> {
 
     /// Returns the all-reduce rate over all devices of the listed groups.
     fn all_reduce(&self, plan: &CandidatePlan, group_of: &[u32], groups: &[u32]) -> Rate {
-        let mut on_machine: std::collections::BTreeMap<u32, u32> = std::collections::BTreeMap::new();
+        let mut on_node: std::collections::BTreeMap<u32, u32> = std::collections::BTreeMap::new();
         for group in groups {
             // All stages of a group are on the same devices, so any of them gives the group's.
             let first = group_of.iter().position(|other| other == group);
-            for &(machine, count) in first.iter().flat_map(|&first| &plan.stages[first].footprint) {
-                *on_machine.entry(machine).or_default() += count;
+            for &(node, count) in first.iter().flat_map(|&first| &plan.stages[first].footprint) {
+                *on_node.entry(node).or_default() += count;
             }
         }
         // Where nodes hold unequal numbers of replicas, all count like the fullest.
-        self.cluster.all_reduce(on_machine.len() as u32, on_machine.into_values().max().unwrap_or(1))
+        self.cluster.all_reduce(on_node.len() as u32, on_node.into_values().max().unwrap_or(1))
     }
 
     /// Evaluates and simulates a plan, whether or not it fits the devices' memory.
@@ -229,7 +229,7 @@ impl<'a> PlanEvaluator<'a> {
     /// # Errors
     /// The errors of [`PlanEvaluator::stages`]. [`Error::Schedule`] if numbers in flight grow along the stages, so that
     /// they wait for each other.
-    pub fn price(&mut self, plan: &CandidatePlan) -> Result<EvaluatedPlan> {
+    pub fn evaluate(&mut self, plan: &CandidatePlan) -> Result<EvaluatedPlan> {
         let (stages, max_in_flights) = (self.stages(plan)?, plan.max_in_flights());
         let step_s = self.step_s(&stages, &max_in_flights, plan.micro_batch)?;
         Ok(EvaluatedPlan { step_s, path_s: self.path_s(&stages, &max_in_flights, plan.micro_batch), stages })
@@ -297,8 +297,8 @@ impl<'a> PlanEvaluator<'a> {
     pub(crate) fn alike(&self, plan: &CandidatePlan) -> Vec<u32> {
         let mut first = rustc_hash::FxHashMap::default();
         (0..)
-            .zip(self.cluster.machines.iter().zip(self.stages_on_nodes(plan)))
-            .map(|(number, (machine, held))| *first.entry((node_type(machine), held)).or_insert(number))
+            .zip(self.cluster.nodes.iter().zip(self.stages_on_nodes(plan)))
+            .map(|(number, (node, held))| *first.entry((node_type(node), held)).or_insert(number))
             .collect()
     }
 
@@ -306,18 +306,18 @@ impl<'a> PlanEvaluator<'a> {
     ///
     /// Plans that differ only in the numbers of equal nodes become the same plan.
     pub(crate) fn in_order(&self, plan: &CandidatePlan) -> CandidatePlan {
-        let (machines, held) = (&self.cluster.machines, self.stages_on_nodes(plan));
+        let (nodes, held) = (&self.cluster.nodes, self.stages_on_nodes(plan));
         // Nodes of the first stage come first, the one with most of its devices before the others. Idle nodes come
         // last.
-        let sort_key = |machine: &usize| -> Vec<(usize, Reverse<u32>)> {
-            let stages = held[*machine].iter().map(|&(stage, count)| (stage, Reverse(count)));
+        let sort_key = |node: &usize| -> Vec<(usize, Reverse<u32>)> {
+            let stages = held[*node].iter().map(|&(stage, count)| (stage, Reverse(count)));
             stages.chain([(usize::MAX, Reverse(0))]).collect()
         };
         let mut of_type: BTreeMap<_, Vec<usize>> = BTreeMap::new();
-        for (number, machine) in machines.iter().enumerate() {
-            of_type.entry(node_type(machine)).or_default().push(number);
+        for (number, node) in nodes.iter().enumerate() {
+            of_type.entry(node_type(node)).or_default().push(number);
         }
-        let mut renamed = vec![0; machines.len()];
+        let mut renamed = vec![0; nodes.len()];
         for numbers in of_type.values() {
             let mut sorted = numbers.clone();
             sorted.sort_by_cached_key(sort_key);
@@ -325,7 +325,7 @@ impl<'a> PlanEvaluator<'a> {
         }
         let mut plan = plan.clone();
         for stage in &mut plan.stages {
-            stage.footprint.iter_mut().for_each(|(machine, _)| *machine = renamed[*machine as usize]);
+            stage.footprint.iter_mut().for_each(|(node, _)| *node = renamed[*node as usize]);
             stage.footprint.sort_unstable();
         }
         plan
@@ -333,10 +333,10 @@ impl<'a> PlanEvaluator<'a> {
 
     /// Returns pairs `(stage, devices)` for each node.
     fn stages_on_nodes(&self, plan: &CandidatePlan) -> Vec<Vec<(usize, u32)>> {
-        let mut held = vec![Vec::new(); self.cluster.machines.len()];
+        let mut held = vec![Vec::new(); self.cluster.nodes.len()];
         for (index, stage) in plan.stages.iter().enumerate() {
-            for &(machine, count) in &stage.footprint {
-                held[machine as usize].push((index, count));
+            for &(node, count) in &stage.footprint {
+                held[node as usize].push((index, count));
             }
         }
         held
@@ -345,7 +345,7 @@ impl<'a> PlanEvaluator<'a> {
     /// Returns whether the model has tied weights.
     #[must_use]
     pub fn shares_weights(&self) -> bool {
-        !self.model.ties.is_empty()
+        !self.model.tied_weights.is_empty()
     }
 
     /// Returns whether every stage fits the memory of its devices.

@@ -48,18 +48,18 @@ pub(crate) struct StageDevices {
 impl StageDevices {
     /// Summarizes pairs `(node, devices)`. Pairs with 0 devices are ignored.
     pub(crate) fn of(cluster: &Cluster, counts: impl Iterator<Item = (u32, u32)>) -> Self {
-        let (mut replicas, mut machines, mut widest) = (0, 0, 0);
+        let (mut replicas, mut nodes, mut widest) = (0, 0, 0);
         // Layers are never split, so the slowest and the smallest device decide for all replicas.
         let (mut speed, mut memory_bytes) = (f64::INFINITY, f64::INFINITY);
-        for (machine, count) in counts.filter(|&(_, count)| count > 0) {
-            let machine = &cluster.machines[machine as usize];
+        for (node, count) in counts.filter(|&(_, count)| count > 0) {
+            let node = &cluster.nodes[node as usize];
             replicas += count;
-            machines += 1;
+            nodes += 1;
             widest = widest.max(count);
-            speed = speed.min(machine.speed);
-            memory_bytes = memory_bytes.min(machine.memory_bytes);
+            speed = speed.min(node.speed);
+            memory_bytes = memory_bytes.min(node.memory_bytes);
         }
-        Self { replicas, speed, memory_bytes, sync: cluster.all_reduce(machines, widest) }
+        Self { replicas, speed, memory_bytes, sync: cluster.all_reduce(nodes, widest) }
     }
 }
 
@@ -139,11 +139,11 @@ pub(super) fn transfer(cluster: &Cluster, from: &[(u32, u32)], to: &[(u32, u32)]
     // Both lists ascend by node, so one pass over both finds the nodes that they share.
     let mut pairs = Vec::with_capacity(from.len() + to.len());
     let mut to = to.iter().copied().peekable();
-    for &(machine, senders) in from {
-        while let Some((_, receivers)) = to.next_if(|&(other, _)| other < machine) {
+    for &(node, senders) in from {
+        while let Some((_, receivers)) = to.next_if(|&(other, _)| other < node) {
             pairs.push((0, receivers, 1));
         }
-        pairs.push((senders, to.next_if(|&(other, _)| other == machine).map_or(0, |(_, receivers)| receivers), 1));
+        pairs.push((senders, to.next_if(|&(other, _)| other == node).map_or(0, |(_, receivers)| receivers), 1));
     }
     pairs.extend(to.map(|(_, receivers)| (0, receivers, 1)));
     cluster.transfer(&pairs)

@@ -7,9 +7,9 @@ use rustc_hash::FxHashSet;
 /// Returns lists that give the node of each device, for each order of nodes and each division into blocks. Of lists
 /// that differ only in the numbers of equal nodes, the first one is returned.
 pub(super) fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
-    let machines = &cluster.machines;
+    let nodes = &cluster.nodes;
     let (classes, class_of) = cluster.classes();
-    let given: Vec<u32> = (0..machines.len() as u32).collect();
+    let given: Vec<u32> = (0..nodes.len() as u32).collect();
     // Many orders are tried, because the best one depends on the cluster: fast nodes may belong to the first stages or
     // to the last ones.
     let mut orders = vec![given.clone(), given.iter().rev().copied().collect()];
@@ -20,8 +20,8 @@ pub(super) fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
     };
     let mut shortened = vec![given.clone()];
     for sign in [-1.0, 1.0] {
-        let by_speed = by(&|machine| sign * machines[machine as usize].speed);
-        let by_memory = by(&|machine| sign * machines[machine as usize].memory_bytes);
+        let by_speed = by(&|node| sign * nodes[node as usize].speed);
+        let by_memory = by(&|node| sign * nodes[node as usize].memory_bytes);
         if sign < 0.0 {
             shortened.extend([by_speed.clone(), by_memory.clone()]);
         }
@@ -30,8 +30,7 @@ pub(super) fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
     // Stages run at the speed of their slowest device, so nodes of one class alone may be better than all nodes.
     if classes.len() > 1 {
         for class in 0..classes.len() {
-            let alone: Vec<u32> =
-                given.iter().copied().filter(|&machine| class_of[machine as usize] == class).collect();
+            let alone: Vec<u32> = given.iter().copied().filter(|&node| class_of[node as usize] == class).collect();
             shortened.push(alone.clone());
             orders.push(alone);
         }
@@ -46,16 +45,17 @@ pub(super) fn listings(cluster: &Cluster) -> Vec<Vec<u32>> {
     let mut known: FxHashSet<Vec<(usize, u32)>> = FxHashSet::default();
     let mut listings = Vec::new();
     for order in orders {
-        // Two lists are equivalent if renumbering equal nodes in order of appearance makes them equal.
+        // Nodes of one class are interchangeable, so equivalent lists give plans of equal cost, and one of them
+        // suffices. Numbering the nodes of each class in order of appearance makes such lists equal.
         let all = order.len();
         for blocks in chops(all) {
             let listing = listed(cluster, &order, &blocks);
-            let mut names: Vec<Option<u32>> = vec![None; machines.len()];
+            let mut names: Vec<Option<u32>> = vec![None; nodes.len()];
             let mut named = vec![0; classes.len()];
             let renamed = (listing.iter())
-                .map(|&machine| {
-                    let class = class_of[machine as usize];
-                    let name = names[machine as usize].get_or_insert_with(|| {
+                .map(|&node| {
+                    let class = class_of[node as usize];
+                    let name = names[node as usize].get_or_insert_with(|| {
                         named[class] += 1;
                         named[class]
                     });
@@ -102,10 +102,10 @@ pub(super) fn listed(cluster: &Cluster, order: &[u32], blocks: &[usize]) -> Vec<
     for &width in blocks {
         let (block, rest) = order.split_at(width.min(order.len()));
         order = rest;
-        let devices = |machine: u32| cluster.machines[machine as usize].devices;
-        let most = block.iter().map(|&machine| devices(machine)).max().unwrap_or(0);
+        let devices = |node: u32| cluster.nodes[node as usize].devices;
+        let most = block.iter().map(|&node| devices(node)).max().unwrap_or(0);
         for turn in 0..most {
-            listing.extend(block.iter().copied().filter(|&machine| turn < devices(machine)));
+            listing.extend(block.iter().copied().filter(|&node| turn < devices(node)));
         }
     }
     listing

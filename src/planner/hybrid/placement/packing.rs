@@ -31,7 +31,7 @@ pub(crate) struct Packing<'a> {
     /// Nested cuts from the empty one to the full one.
     cuts: Vec<usize>,
     /// Node of each device, in the order in which devices are assigned.
-    machines: Vec<u32>,
+    nodes: Vec<u32>,
     /// Smallest replica count of each share, with the index of its sums.
     splits: Vec<(u32, u32)>,
 }
@@ -60,16 +60,16 @@ impl<'a> Packing<'a> {
             .filter(|(at, _)| at.is_multiple_of(step) || *at == whole)
             .map(|(_, cut)| cut)
             .collect();
-        let all = &task.cluster.machines;
+        let all = &task.cluster.nodes;
         // The last stage takes the first devices of this order. Stages are packed from the end, and reversing the
-        // machines keeps device numbers ascending along the pipeline.
+        // nodes keeps device numbers ascending along the pipeline.
         let mut order: Vec<u32> = (0..all.len() as u32).rev().collect();
         order.sort_by(|&a, &b| {
             let (a, b) = (&all[a as usize], &all[b as usize]);
             b.memory_bytes.total_cmp(&a.memory_bytes).then(b.speed.total_cmp(&a.speed))
         });
-        let machines = (order.into_iter())
-            .flat_map(|machine| std::iter::repeat_n(machine, all[machine as usize].devices as usize))
+        let nodes = (order.into_iter())
+            .flat_map(|node| std::iter::repeat_n(node, all[node as usize].devices as usize))
             .collect();
         let mut splits: Vec<(u32, u32)> = Vec::new();
         // Only the smallest count of each share is kept: more replicas take more devices and are not faster.
@@ -80,7 +80,7 @@ impl<'a> Packing<'a> {
                 splits.push((replicas, share));
             }
         }
-        Self { task, cuts, machines, splits }
+        Self { task, cuts, nodes, splits }
     }
 
     /// Returns plans that fit, for several numbers of stages, with stages that are about as short as possible.
@@ -233,14 +233,14 @@ impl<'a> Packing<'a> {
         (split..self.splits.len()).find_map(|split| {
             let (replicas, share) = self.splits[split];
             // Devices are assigned by falling memory, so the last device of the stage is the smallest.
-            let &machine = self.machines.get((used + replicas) as usize - 1)?;
-            let machine = &self.task.cluster.machines[machine as usize];
+            let &node = self.nodes.get((used + replicas) as usize - 1)?;
+            let node = &self.task.cluster.nodes[node as usize];
             let totals = &self.task.totals[share as usize];
             let work_s =
                 totals.forward_s[end] - totals.forward_s[begin] + totals.backward_s[end] - totals.backward_s[begin];
             let fits = bytes(&self.memory((begin, end), replicas, share, from_end))
-                <= machine.memory_bytes - reserved_bytes + extra_bytes;
-            (fits && work_s <= limit_s * machine.speed).then_some(split)
+                <= node.memory_bytes - reserved_bytes + extra_bytes;
+            (fits && work_s <= limit_s * node.speed).then_some(split)
         })
     }
 
@@ -253,10 +253,10 @@ impl<'a> Packing<'a> {
             let entry = fewest[from_end][at].expect("every entry but the last begins at another one");
             let mut footprint: Vec<(u32, u32)> = Vec::new();
             let taken = (entry.used - entry.replicas) as usize..entry.used as usize;
-            for &machine in self.machines[taken].iter().rev() {
+            for &node in self.nodes[taken].iter().rev() {
                 match footprint.last_mut() {
-                    Some((last, count)) if *last == machine => *count += 1,
-                    _ => footprint.push((machine, 1)),
+                    Some((last, count)) if *last == node => *count += 1,
+                    _ => footprint.push((node, 1)),
                 }
             }
             footprint.sort_unstable();

@@ -71,7 +71,8 @@ impl Patterns<'_> {
         reached: &mut Reached,
     ) -> Option<Vec<u32>> {
         let (index, task) = (task, self.tasks[task]);
-        // The lower end of the bisection: all stages are equally long, and compute at the best share.
+        // The bisection starts from a limit below which there are no cuts: all stages are equally long, and compute at
+        // the best share.
         let min_s = shape.stages.iter().filter_map(|stage| task.share[stage.replicas as usize]);
         let min_s = min_s.map(|share| whole_s(task, &task.totals[share as usize])).fold(f64::INFINITY, f64::min);
         let mut low_s =

@@ -104,7 +104,7 @@ impl<'a> Patterns<'a> {
             .chain(line.windows(2).map(|two| model.layers_between(two[0] as usize, two[1] as usize).collect()))
             .collect();
         let in_order = layers.iter().rev().flatten().is_sorted_by(|a, b| a > b);
-        let speed = cluster.machines.iter().map(|machine| machine.speed).fold(0.0, f64::max);
+        let speed = cluster.nodes.iter().map(|node| node.speed).fold(0.0, f64::max);
         let min_s = |task: &Subproblem<'_>| {
             let min_s = task.totals.iter().map(|totals| whole_s(task, totals)).fold(f64::INFINITY, f64::min);
             f64::from(task.micro_batches) * min_s / speed
@@ -119,7 +119,7 @@ impl<'a> Patterns<'a> {
     /// and than `hopeful` times the shortest path of fewer stages. With `is_brief`, only a few patterns are tried.
     pub(crate) fn plans(&self, limit_s: f64, hopeful: f64, is_brief: bool, control: &Control) -> Vec<UnscheduledPlan> {
         let max_stages = self.tasks[0].settings.max_stages as usize;
-        let is_many = self.cluster.machines.len() > placement::MANY_NODES;
+        let is_many = self.cluster.nodes.len() > placement::MANY_NODES;
         let mut best: BTreeMap<(usize, usize), Vec<FoundPlan>> = BTreeMap::new();
         // Each result lowers the limit for later numbers of stages, so many of their patterns are rejected by a lower
         // bound.
@@ -197,17 +197,17 @@ impl<'a> Patterns<'a> {
 
     /// Places a relaxed plan on each list of devices that is long enough.
     pub(crate) fn placed(&self, task: usize, relaxed_plan: &RelaxedPlan) -> Vec<UnscheduledPlan> {
-        let (machines, all) = (self.cluster.machines.len(), relaxed_plan.replicas.iter().sum::<u32>() as usize);
+        let (nodes, all) = (self.cluster.nodes.len(), relaxed_plan.replicas.iter().sum::<u32>() as usize);
         (self.listings.iter())
             .filter(|listing| listing.len() >= all)
             .map(|listing| {
-                let mut counts = vec![0; relaxed_plan.replicas.len() * machines];
+                let mut counts = vec![0; relaxed_plan.replicas.len() * nodes];
                 let stages_of = (0..)
                     .zip(&relaxed_plan.replicas)
                     .flat_map(|(stage, &count)| std::iter::repeat_n(stage, count as usize));
                 stages_of
                     .zip(listing)
-                    .for_each(|(stage, &machine): (usize, _)| counts[stage * machines + machine as usize] += 1);
+                    .for_each(|(stage, &node): (usize, _)| counts[stage * nodes + node as usize] += 1);
                 UnscheduledPlan::new(self.cluster, task, relaxed_plan.cuts.clone(), counts)
             })
             .collect()
@@ -221,7 +221,7 @@ impl<'a> Patterns<'a> {
         limit_s: f64,
         scorer: &mut PlanScorer<'_>,
     ) -> Option<(f64, UnscheduledPlan)> {
-        let (task, machines) = (self.tasks[plan.task], self.cluster.machines.len());
+        let (task, nodes) = (self.tasks[plan.task], self.cluster.nodes.len());
         if plan.stages() as u64 >= u64::from(task.settings.max_stages) || plan.stages() + 1 >= self.line.len() {
             return None;
         }
@@ -237,7 +237,7 @@ impl<'a> Patterns<'a> {
                 if !is_allowed(few) || !is_allowed(devices.saturating_sub(few)) {
                     continue;
                 }
-                let (mut one, mut other, mut left) = (vec![0; machines], plan.row(at).to_vec(), few);
+                let (mut one, mut other, mut left) = (vec![0; nodes], plan.row(at).to_vec(), few);
                 for (one, other) in one.iter_mut().zip(&mut other) {
                     *one = left.min(*other);
                     *other -= *one;
@@ -273,7 +273,7 @@ impl<'a> Patterns<'a> {
             return Vec::new();
         }
         let devices = self.listings[listing].len() as u32;
-        let is_many = self.cluster.machines.len() > placement::MANY_NODES;
+        let is_many = self.cluster.nodes.len() > placement::MANY_NODES;
         let mut wanted: BTreeMap<Shares, Vec<usize>> = BTreeMap::new();
         for (index, task) in self.tasks.iter().enumerate() {
             let mut want = |shares| wanted.entry(shares).or_default().push(index);
@@ -343,47 +343,47 @@ impl<'a> Patterns<'a> {
 
     /// Returns the devices of each stage on each node, or `None` if the list has too few devices.
     fn counts(&self, Pattern { listing, stages, shares }: Pattern) -> Option<Vec<u32>> {
-        let machines = self.cluster.machines.len();
+        let nodes = self.cluster.nodes.len();
         let listing = &self.listings[listing];
-        let mut counts = vec![0; stages * machines];
-        let mut take = |stage: usize, machine: u32| counts[stage * machines + machine as usize] += 1;
+        let mut counts = vec![0; stages * nodes];
+        let mut take = |stage: usize, node: u32| counts[stage * nodes + node as usize] += 1;
         match shares {
             Shares::Even(replicas) => {
                 let stages_of = (0..stages).flat_map(|stage| std::iter::repeat_n(stage, replicas as usize));
-                stages_of.zip(listing).for_each(|(stage, &machine)| take(stage, machine));
+                stages_of.zip(listing).for_each(|(stage, &node)| take(stage, node));
             }
             Shares::All => {
                 let (each, more) = (listing.len() / stages, listing.len() % stages);
                 let stages_of =
                     (0..stages).flat_map(|stage| std::iter::repeat_n(stage, each + usize::from(stage < more)));
-                stages_of.zip(listing).for_each(|(stage, &machine)| take(stage, machine));
+                stages_of.zip(listing).for_each(|(stage, &node)| take(stage, node));
             }
             Shares::FewFirst(few, replicas) | Shares::FewLast(few, replicas) => {
                 let is_first = matches!(shares, Shares::FewFirst(..));
-                let mut used = vec![0_u32; machines];
+                let mut used = vec![0_u32; nodes];
                 // The few devices come from the last nodes of the list, one from each in turn, so that their ports
                 // share the transfers.
                 let mut order: Vec<u32> = Vec::new();
-                let mut known = vec![false; machines];
-                for &machine in listing.iter().rev() {
-                    if !std::mem::replace(&mut known[machine as usize], true) {
-                        order.push(machine);
+                let mut known = vec![false; nodes];
+                for &node in listing.iter().rev() {
+                    if !std::mem::replace(&mut known[node as usize], true) {
+                        order.push(node);
                     }
                 }
                 let mut left = few;
                 while left > 0 {
-                    for &machine in &order {
-                        if left > 0 && used[machine as usize] < self.cluster.machines[machine as usize].devices {
-                            used[machine as usize] += 1;
+                    for &node in &order {
+                        if left > 0 && used[node as usize] < self.cluster.nodes[node as usize].devices {
+                            used[node as usize] += 1;
                             left -= 1;
-                            take(if is_first { 0 } else { stages - 1 }, machine);
+                            take(if is_first { 0 } else { stages - 1 }, node);
                         }
                     }
                 }
                 let others = if is_first { 1..stages } else { 0..stages - 1 };
                 let mut skip = used;
-                let rest = listing.iter().rev().filter(|&&machine| {
-                    let skip = &mut skip[machine as usize];
+                let rest = listing.iter().rev().filter(|&&node| {
+                    let skip = &mut skip[node as usize];
                     let is_used = *skip > 0;
                     *skip -= u32::from(is_used);
                     !is_used
@@ -394,7 +394,7 @@ impl<'a> Patterns<'a> {
                     return None;
                 }
                 let stages_of = others.flat_map(|stage| std::iter::repeat_n(stage, replicas as usize));
-                stages_of.zip(rest).for_each(|(stage, machine)| take(stage, machine));
+                stages_of.zip(rest).for_each(|(stage, node)| take(stage, node));
             }
         }
         Some(counts)

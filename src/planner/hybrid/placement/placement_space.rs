@@ -13,13 +13,13 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::cost::network::{Cluster, Machine, Rate};
+use crate::cost::network::{Cluster, Node, Rate};
 
 /// Returns for each replica count whether a stage may have it. `share` holds the share of each count.
 ///
 /// On large clusters, a stage of whole nodes takes another node only if that makes its share smaller.
 fn useful(cluster: &Cluster, share: &[Option<u32>]) -> Vec<bool> {
-    let size = cluster.machines.iter().map(|machine| machine.devices as usize).max().unwrap_or(1);
+    let size = cluster.nodes.iter().map(|node| node.devices as usize).max().unwrap_or(1);
     let is_large = cluster.devices() > passes::FINE_DEVICES;
     (share.iter().enumerate())
         .map(|(replicas, share_now)| {
@@ -58,22 +58,22 @@ pub(crate) struct PlacementMove {
     pub memory_bytes: f64,
     /// Number of the cost class: the combination of replicas, all-reduce rate, speed and memory, which decides the
     /// stage's own costs.
-    pub price: u32,
+    pub cost_class: u32,
     /// Devices that stay free on its node, or `None` if it takes several nodes.
-    pub room: Option<u32>,
+    pub free_on_node: Option<u32>,
     /// Device class. Only the relaxed space uses it.
-    pub kind: u16,
+    pub device_class: u16,
     /// Nodes that it takes devices of: `(class, free before, devices of the last stage, devices taken, nodes)`.
     pub takes: Vec<(u16, u32, u32, u32, u32)>,
 }
 
 /// Cost classes: combinations of devices on which stages with equal layers have equal costs.
 #[derive(Debug, Default)]
-pub(crate) struct Prices {
+pub(crate) struct CostClasses {
     known: FxHashMap<[u64; 5], u32>,
 }
 
-impl Prices {
+impl CostClasses {
     /// Returns the number of a cost class, new or known.
     pub(crate) fn of(&mut self, replicas: u32, sync: Rate, speed: f64, memory_bytes: f64) -> u32 {
         let [s_per_byte, latency_s] = [sync.s_per_byte, sync.latency_s].map(f64::to_bits);
@@ -119,9 +119,9 @@ pub(crate) trait Placements {
 /// All situations that the search has reached, and the moves between them.
 pub(crate) struct Space<'a> {
     cluster: &'a Cluster,
-    /// Distinct machines, in order of appearance.
-    classes: Vec<Machine>,
-    /// Index into `classes` for each machine.
+    /// Distinct nodes, in order of appearance.
+    classes: Vec<Node>,
+    /// Index into `classes` for each node.
     class_of: Vec<usize>,
     /// Units of a device of each class.
     units: Vec<u32>,
@@ -129,7 +129,7 @@ pub(crate) struct Space<'a> {
     free: Vec<u32>,
     index: FxHashMap<Vec<NodeGroup>, u32>,
     moves: Vec<Option<Arc<[PlacementMove]>>>,
-    prices: Prices,
+    cost_classes: CostClasses,
     /// Whether the space has every placement, not only node-aligned ones.
     pub exact: bool,
     links: Links,
@@ -144,7 +144,7 @@ impl<'a> Space<'a> {
         let (classes, class_of) = cluster.classes();
         let mut start: Vec<NodeGroup> = Vec::new();
         let mut situations_at_most = 1.0;
-        for (class, &Machine { devices, .. }) in classes.iter().enumerate() {
+        for (class, &Node { devices, .. }) in classes.iter().enumerate() {
             let count = class_of.iter().filter(|&&other| other == class).count() as u32;
             start.push(NodeGroup { class: class as u16, free: devices, last: 0, count });
             // The number of multisets of `count` nodes, each with one of the pairs (free, last) with free + last <=
@@ -168,7 +168,7 @@ impl<'a> Space<'a> {
             free: Vec::new(),
             index: FxHashMap::default(),
             moves: Vec::new(),
-            prices: Prices::default(),
+            cost_classes: CostClasses::default(),
             exact,
             links: Links::new(task, whole),
             allowed: useful(cluster, &task.share),
@@ -217,7 +217,7 @@ impl<'a> Space<'a> {
 
     /// Returns the move for a choice of devices, or `None` if a stage may not have that number of replicas.
     fn apply(&mut self, groups: &[NodeGroup], choice: &[(usize, u32, u32)]) -> Option<PlacementMove> {
-        let replicas: u32 = choice.iter().map(|&(_, taken, machines)| taken * machines).sum();
+        let replicas: u32 = choice.iter().map(|&(_, taken, nodes)| taken * nodes).sum();
         if replicas == 0 || !self.allowed[replicas as usize] {
             return None;
         }
@@ -225,14 +225,14 @@ impl<'a> Space<'a> {
         let mut after = Vec::new();
         let mut pairs: Vec<(u32, u32, u32)> = Vec::new();
         let mut takes = Vec::new();
-        let (mut machines, mut widest, mut speed, mut memory_bytes) = (0, 0, f64::INFINITY, f64::INFINITY);
+        let (mut nodes, mut widest, mut speed, mut memory_bytes) = (0, 0, f64::INFINITY, f64::INFINITY);
         for &(index, taken, count) in choice {
             let group = groups[index];
             rest[index] -= count;
             after.push(NodeGroup { class: group.class, free: group.free - taken, last: taken, count });
             pairs.push((taken, group.last, count));
             takes.push((group.class, group.free, group.last, taken, count));
-            machines += count;
+            nodes += count;
             widest = widest.max(taken);
             let class = self.classes[usize::from(group.class)];
             speed = speed.min(class.speed);
@@ -245,25 +245,25 @@ impl<'a> Space<'a> {
                 pairs.push((0, group.last, count));
             }
         }
-        let room = match *choice {
+        let free_on_node = match *choice {
             [(index, taken, 1)] => Some(groups[index].free - taken),
             _ => None,
         };
         // The last stage of the pipeline has no stage behind it to send to.
         let first = pairs.iter().all(|&(_, receivers, _)| receivers == 0);
         // A stage with one replica has no all-reduce, and so also pays no latency for it.
-        let sync = if replicas > 1 { self.cluster.all_reduce(machines, widest) } else { Rate::default() };
+        let sync = if replicas > 1 { self.cluster.all_reduce(nodes, widest) } else { Rate::default() };
         Some(PlacementMove {
             transfer: if first { Rate::default() } else { self.cluster.transfer(&pairs) },
             sync,
-            price: self.prices.of(replicas, sync, speed, memory_bytes),
+            cost_class: self.cost_classes.of(replicas, sync, speed, memory_bytes),
             next: self.intern(after),
             replicas,
             fewest: replicas,
             speed,
             memory_bytes,
-            room,
-            kind: 0,
+            free_on_node,
+            device_class: 0,
             takes,
         })
     }
@@ -272,55 +272,50 @@ impl<'a> Space<'a> {
     ///
     /// Equal nodes are numbered so that device numbers ascend with the stages where possible.
     pub(crate) fn devices(&self, moves: &[PlacementMove]) -> Vec<Vec<(u32, u32)>> {
-        let machine_count = self.class_of.len();
-        let mut free: Vec<u32> = self.cluster.machines.iter().map(|machine| machine.devices).collect();
-        let mut last = vec![0_u32; machine_count];
+        let node_count = self.class_of.len();
+        let mut free: Vec<u32> = self.cluster.nodes.iter().map(|node| node.devices).collect();
+        let mut last = vec![0_u32; node_count];
         let mut stages: Vec<Vec<(u32, u32)>> = Vec::new();
         for step in moves {
-            let mut touched = vec![0_u32; machine_count];
+            let mut touched = vec![0_u32; node_count];
             // Moves name groups of equal nodes. Any nodes in the right state do, since equal nodes are interchangeable.
-            for &(class, was_free, was_last, taken, machines) in &step.takes {
-                let alike: Vec<usize> = (0..machine_count)
+            for &(class, was_free, was_last, taken, nodes) in &step.takes {
+                let alike: Vec<usize> = (0..node_count)
                     .filter(|&m| {
                         touched[m] == 0
                             && self.class_of[m] == usize::from(class)
                             && free[m] == was_free
                             && last[m] == was_last
                     })
-                    .take(machines as usize)
+                    .take(nodes as usize)
                     .collect();
-                debug_assert_eq!(alike.len(), machines as usize, "a move is made from its own situation");
-                for machine in alike {
-                    touched[machine] = taken;
-                    free[machine] -= taken;
+                debug_assert_eq!(alike.len(), nodes as usize, "a move is made from its own situation");
+                for node in alike {
+                    touched[node] = taken;
+                    free[node] -= taken;
                 }
             }
             stages.push(
-                (0_u32..)
-                    .zip(&touched)
-                    .filter(|&(_, &count)| count > 0)
-                    .map(|(machine, &count)| (machine, count))
-                    .collect(),
+                (0_u32..).zip(&touched).filter(|&(_, &count)| count > 0).map(|(node, &count)| (node, count)).collect(),
             );
             last = touched;
         }
         stages.reverse();
         // Renumber the nodes of each class by first appearance.
-        let mut name = vec![None; machine_count];
+        let mut name = vec![None; node_count];
         let mut next: Vec<usize> = vec![0; self.classes.len()];
         for stage in &mut stages {
             // Nodes shared with earlier stages keep their numbers. Among new nodes, those with more devices come first.
             let mut order: Vec<(u32, u32)> = stage.clone();
-            order
-                .sort_by_key(|&(machine, count)| (name[machine as usize].is_none(), std::cmp::Reverse(count), machine));
-            for (machine, _) in order {
-                if name[machine as usize].is_none() {
-                    let class = self.class_of[machine as usize];
-                    let fresh = (next[class]..machine_count)
+            order.sort_by_key(|&(node, count)| (name[node as usize].is_none(), std::cmp::Reverse(count), node));
+            for (node, _) in order {
+                if name[node as usize].is_none() {
+                    let class = self.class_of[node as usize];
+                    let fresh = (next[class]..node_count)
                         .find(|&m| self.class_of[m] == class)
-                        .expect("a class has as many names as machines");
+                        .expect("a class has as many names as nodes");
                     next[class] = fresh + 1;
-                    name[machine as usize] = Some(fresh as u32);
+                    name[node as usize] = Some(fresh as u32);
                 }
             }
             for entry in stage.iter_mut() {
@@ -401,24 +396,24 @@ fn every_choice(groups: &[NodeGroup], at: usize, so_far: &mut DeviceChoice, choi
     }
 }
 
-/// Adds all choices in which `machines` nodes of group `at` give at most `most` devices each. The nodes are equal, so
+/// Adds all choices in which `nodes` nodes of group `at` give at most `most` devices each. The nodes are equal, so
 /// nodes that give more come first, and each multiset is generated once.
 fn split_group(
     groups: &[NodeGroup],
     at: usize,
-    machines: u32,
+    nodes: u32,
     most: u32,
     so_far: &mut DeviceChoice,
     choices: &mut Vec<DeviceChoice>,
 ) {
-    if machines == 0 || most == 0 {
+    if nodes == 0 || most == 0 {
         every_choice(groups, at + 1, so_far, choices);
         return;
     }
-    split_group(groups, at, machines, most - 1, so_far, choices);
-    for count in 1..=machines {
+    split_group(groups, at, nodes, most - 1, so_far, choices);
+    for count in 1..=nodes {
         so_far.push((at, most, count));
-        split_group(groups, at, machines - count, most - 1, so_far, choices);
+        split_group(groups, at, nodes - count, most - 1, so_far, choices);
         so_far.pop();
     }
 }

@@ -55,12 +55,12 @@ pub(crate) fn improve_warm_ups(
     // The number of combinations is exponential in the number of stages.
     let Some(all) = every(&ranges, passes::ALL_WINDOWS) else {
         let promising = promising(&stage_costs, &ranges, evaluator.settings.global_batch / micro_batch);
-        let priced = promising.into_iter().filter_map(|max_in_flights| {
+        let evaluated = promising.into_iter().filter_map(|max_in_flights| {
             let step_s = evaluator.step_s(&stage_costs, &max_in_flights, micro_batch).ok()?;
             Some((step_s, max_in_flights))
         });
         let start = (plan.0, plan.1.max_in_flights());
-        let (step_s, max_in_flights) = priced.fold(start, |best, found| if found.0 < best.0 { found } else { best });
+        let (step_s, max_in_flights) = evaluated.fold(start, |best, found| if found.0 < best.0 { found } else { best });
         let start = (step_s, plan.1.clone().with_max_in_flights(&max_in_flights));
         let found = climb(evaluator, start, effort, control, |_, plan, ranges| warm_ups(plan, ranges));
         return if found.0 < best.0 { found } else { best };
@@ -208,16 +208,14 @@ fn shifts(model: &LayerSums, plan: &CandidatePlan, ranges: &Ranges, alike: &[u32
                 }
             }
         }
-        // One device changes sides, if its stage has another one left. Of several equal machines, only the first is
+        // One device changes sides, if its stage has another one left. Of several equal nodes, only the first is
         // tried.
         for (from, to) in [(border - 1, border), (border, border - 1)] {
-            for &(machine, _) in
-                plan.stages[from].footprint.iter().filter(|&&(machine, _)| alike[machine as usize] == machine)
-            {
+            for &(node, _) in plan.stages[from].footprint.iter().filter(|&&(node, _)| alike[node as usize] == node) {
                 if plan.stages[from].replicas() > 1 {
                     with(&|other| {
-                        add(&mut other.stages[from].footprint, machine, -1);
-                        add(&mut other.stages[to].footprint, machine, 1);
+                        add(&mut other.stages[from].footprint, node, -1);
+                        add(&mut other.stages[to].footprint, node, 1);
                     });
                 }
             }
@@ -226,11 +224,11 @@ fn shifts(model: &LayerSums, plan: &CandidatePlan, ranges: &Ranges, alike: &[u32
     plans
 }
 
-/// Adds `devices` (1 or -1) of a machine to a footprint, and removes machines without devices.
-fn add(footprint: &mut Vec<(u32, u32)>, machine: u32, devices: i32) {
-    match footprint.iter_mut().find(|(other, _)| *other == machine) {
+/// Adds `devices` (1 or -1) of a node to a footprint, and removes nodes without devices.
+fn add(footprint: &mut Vec<(u32, u32)>, node: u32, devices: i32) {
+    match footprint.iter_mut().find(|(other, _)| *other == node) {
         Some((_, count)) => *count = count.saturating_add_signed(devices),
-        None => footprint.push((machine, 1)),
+        None => footprint.push((node, 1)),
     }
     footprint.retain(|&(_, count)| count > 0);
     footprint.sort_unstable();

@@ -24,7 +24,7 @@ use crate::planner::effort::{self, WorkBudget, passes as limits, work};
 use crate::planner::hybrid::{
     bounds::{
         all_cuts,
-        bound_bisection::{self, Known},
+        bound_bisection::{self, BoundProgress},
         prefix,
     },
     evaluate::{candidate_plan::CandidatePlan, plan_cost::PlanEvaluator},
@@ -41,7 +41,7 @@ pub(crate) struct SizeSearch<'a> {
     /// Threshold below which passes have found all plans: no further pass finds a plan with shorter paths than this.
     pub searched_s: f64,
     /// Bound over all placements, if the search space has only some of them.
-    pub of_all: Known,
+    pub of_all: BoundProgress,
 }
 
 /// Returns for each size a lower bound on its step and the work spent on it. Bounds are cut off at `step_s`, because a
@@ -100,7 +100,7 @@ impl<'a> Search<'a> {
             .map(|task| SizeSearch {
                 bound_s: 0.0,
                 searched_s: 0.0,
-                of_all: Known::default(),
+                of_all: BoundProgress::default(),
                 suffixes: SuffixSearch::new(task),
             })
             .collect();
@@ -159,7 +159,7 @@ impl<'a> Search<'a> {
                 size.of_all.bound_s = size.bound_s;
             }
         }
-        let mut sizes: Vec<(&mut SuffixSearch<'_>, &mut Known)> =
+        let mut sizes: Vec<(&mut SuffixSearch<'_>, &mut BoundProgress)> =
             self.sizes.iter_mut().map(|size| (&mut size.suffixes, &mut size.of_all)).collect();
         let spent = bound_bisection::raise(&mut sizes, step_s, effort, control);
         self.relaxed_labels += spent.labels;

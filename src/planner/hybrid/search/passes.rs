@@ -135,9 +135,9 @@ impl Search<'_> {
             if !self.seen.insert(plan.clone()) {
                 continue;
             }
-            let priced = self.evaluator.price(&plan)?;
-            if priced.step_s < self.step_s() {
-                self.best = Some((priced.step_s, plan));
+            let evaluated = self.evaluator.evaluate(&plan)?;
+            if evaluated.step_s < self.step_s() {
+                self.best = Some((evaluated.step_s, plan));
             }
         }
         Ok(())

@@ -21,7 +21,7 @@ pub struct SearchResult {
     /// Plan with the shortest simulated step that was found.
     pub plan: CandidatePlan,
     /// Costs of the plan.
-    pub priced: EvaluatedPlan,
+    pub evaluated: EvaluatedPlan,
     /// Lower bound on the step of every plan, with any cuts and any placement.
     pub lower_bound_s: f64,
     /// Lower bound for plans with the model's cuts. `None` if these are all cuts.
@@ -39,12 +39,12 @@ pub struct SearchResult {
 impl Search<'_> {
     /// Ends the search and returns its result, or the error that explains why there is no plan.
     pub(crate) fn answer(mut self) -> Result<SearchResult> {
-        // Plans that differ only in the numbering of equal machines are shown as the same plan.
+        // Plans that differ only in the numbering of equal nodes are shown as the same plan.
         if let Some((step_s, plan)) = &mut self.best {
             let ordered = self.evaluator.in_order(plan);
-            // A different order of equal machines adds the same times in another order, which may round up. Keep the
+            // A different order of equal nodes adds the same times in another order, which may round up. Keep the
             // original plan then.
-            let ordered_s = self.evaluator.price(&ordered)?.step_s;
+            let ordered_s = self.evaluator.evaluate(&ordered)?.step_s;
             if ordered_s <= *step_s {
                 (*step_s, *plan) = (ordered_s, ordered);
             }
@@ -71,19 +71,19 @@ impl Search<'_> {
         // that evaluating the stages of a plan never gives a shorter step than the plan.
         if !self.control.should_stop() {
             let other = evaluate::fastest(&mut self.evaluator, &plan.stages, self.control)?;
-            if self.evaluator.price(&other)?.step_s < step_s {
+            if self.evaluator.evaluate(&other)?.step_s < step_s {
                 plan = other;
             }
         }
-        let priced = self.evaluator.price(&plan)?;
+        let evaluated = self.evaluator.evaluate(&plan)?;
         // This bound is about node-aligned placements only. Annealing tries all others too, so the plan may be on one
         // of them, with a shorter step than any node-aligned plan. A bound above the step would then say that the plan
         // cannot exist. At the step it remains true: no node-aligned plan is shorter.
-        let node_aligned_bound_s = node_aligned_bound_s.map(|bound_s| bound_s.min(priced.step_s));
+        let node_aligned_bound_s = node_aligned_bound_s.map(|bound_s| bound_s.min(evaluated.step_s));
         Ok(SearchResult {
             lower_bound_s,
             searched_cuts_bound_s,
-            priced,
+            evaluated,
             plan,
             node_aligned_bound_s,
             stopped,

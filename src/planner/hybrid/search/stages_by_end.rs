@@ -38,21 +38,21 @@ pub(crate) struct StagesByEnd<'t> {
     end: usize,
     inner: Option<Arc<Inner>>,
     /// Stage classes, indexed by the cost class of a move.
-    of_price: Vec<Option<StageClass<'t>>>,
+    of_cost_class: Vec<Option<StageClass<'t>>>,
 }
 
 impl<'t> StagesByEnd<'t> {
     pub(crate) fn new(task: &'t Subproblem<'t>, end: usize) -> Self {
-        Self { task, end, inner: None, of_price: Vec::new() }
+        Self { task, end, inner: None, of_cost_class: Vec::new() }
     }
 
     /// Returns the stages that a move may place and that compute for less than the threshold. Adds the work to `work`.
     pub(crate) fn short(&mut self, choice: &PlacementMove, threshold_s: f64, work: &mut u64) -> Rc<[Stage]> {
-        let (task, end, at) = (self.task, self.end, choice.price as usize);
-        if self.of_price.len() <= at {
-            self.of_price.resize_with(at + 1, || None);
+        let (task, end, at) = (self.task, self.end, choice.cost_class as usize);
+        if self.of_cost_class.len() <= at {
+            self.of_cost_class.resize_with(at + 1, || None);
         }
-        if let Some(stages) = &self.of_price[at] {
+        if let Some(stages) = &self.of_cost_class[at] {
             return stages.short.clone();
         }
         let Some(share) = task.share[choice.replicas as usize] else { return Rc::default() };
@@ -81,14 +81,14 @@ impl<'t> StagesByEnd<'t> {
             short: short.into(),
             sync: Synced::new(task.model, totals, choice.sync, choice.speed, overlap, end),
         };
-        self.of_price[at].insert(stages).short.clone()
+        self.of_cost_class[at].insert(stages).short.clone()
     }
 
     /// Returns the exposed all-reduce time of the stage at index `at` of [`StagesByEnd::short`], and its largest number
     /// of micro-batches in flight that fits, 0 if none does.
     pub(crate) fn sync_and_max_in_flight(&mut self, choice: &PlacementMove, at: usize, work: &mut u64) -> (f64, u32) {
         let (task, end) = (self.task, self.end);
-        let Some(stages) = &mut self.of_price[choice.price as usize] else { return (0.0, 0) };
+        let Some(stages) = &mut self.of_cost_class[choice.cost_class as usize] else { return (0.0, 0) };
         if self.inner.is_none() {
             self.inner = task.sets.as_ref().map(|sets| sets.inner(end));
         }

@@ -300,7 +300,7 @@ impl<S: Placements> Pass<'_, '_, S> {
             let Some(rest) = self.space.after(label.situation, choice) else { continue };
             let free = self.space.free(rest);
             let free_speed = self.space.free_speed(rest);
-            let place = prefixes.place(self.space.free_units(rest), choice.room, stages);
+            let place = prefixes.place(self.space.free_units(rest), choice.free_on_node, stages);
             // In a chain, a longer stage leaves less work to the stages in front, so the test is monotone.
             let is_much = |stage: &Stage| prefixes.busy_s(stage.begin, free_speed) >= threshold_s;
             let first = if self.task.model.is_chain { short.partition_point(is_much) } else { 0 };

@@ -28,9 +28,9 @@ pub(crate) struct UnscheduledPlan {
     pub task: usize,
     /// Cuts between stages, the empty and the full one included.
     pub cuts: Vec<u32>,
-    /// Devices of each stage on each machine, stage by stage.
+    /// Devices of each stage on each node, stage by stage.
     pub counts: Vec<u32>,
-    /// Devices of each machine that are in no stage.
+    /// Devices of each node that are in no stage.
     pub free: Vec<u32>,
     /// Cached devices of each stage.
     stage_devices: Vec<Option<StageDevices>>,
@@ -73,20 +73,20 @@ impl UnscheduledPlan {
         self.cuts.len() - 1
     }
 
-    fn machines(&self) -> usize {
+    fn nodes(&self) -> usize {
         self.free.len()
     }
 
     /// Returns the devices of a stage on each node.
     pub(crate) fn row(&self, stage: usize) -> &[u32] {
-        let machines = self.machines();
-        &self.counts[stage * machines..(stage + 1) * machines]
+        let nodes = self.nodes();
+        &self.counts[stage * nodes..(stage + 1) * nodes]
     }
 
     /// Creates a plan with the given counts of devices, by stage and node.
     pub(crate) fn new(cluster: &Cluster, task: usize, cuts: Vec<u32>, counts: Vec<u32>) -> Self {
         let stages = cuts.len() - 1;
-        let mut free: Vec<u32> = cluster.machines.iter().map(|machine| machine.devices).collect();
+        let mut free: Vec<u32> = cluster.nodes.iter().map(|node| node.devices).collect();
         for row in counts.chunks(free.len()) {
             free.iter_mut().zip(row).for_each(|(free, taken)| *free -= taken);
         }
@@ -101,10 +101,10 @@ impl UnscheduledPlan {
 
     /// Converts a plan of the micro-batch size with index `task`.
     pub(crate) fn of(cluster: &Cluster, task: usize, plan: &CandidatePlan) -> Self {
-        let machines = cluster.machines.len();
-        let mut counts = vec![0; plan.stages.len() * machines];
-        for (row, stage) in counts.chunks_mut(machines).zip(&plan.stages) {
-            stage.footprint.iter().for_each(|&(machine, count)| row[machine as usize] = count);
+        let nodes = cluster.nodes.len();
+        let mut counts = vec![0; plan.stages.len() * nodes];
+        for (row, stage) in counts.chunks_mut(nodes).zip(&plan.stages) {
+            stage.footprint.iter().for_each(|&(node, count)| row[node as usize] = count);
         }
         let cuts = std::iter::once(0).chain(plan.stages.iter().map(|stage| stage.end as u32)).collect();
         Self::new(cluster, task, cuts, counts)
@@ -169,7 +169,7 @@ impl UnscheduledPlan {
     }
 
     /// Changes the micro-batch size.
-    pub(crate) fn set_micro_batch_size(&mut self, task: usize) {
+    pub(crate) fn set_pipeline_micro_batch_size(&mut self, task: usize) {
         self.task = task;
         // Devices and rates do not depend on the micro-batch size, but every cost does.
         self.costs.fill(None);
@@ -179,7 +179,7 @@ impl UnscheduledPlan {
     /// Changes the micro-batch size and the cuts.
     pub(crate) fn set_cuts(&mut self, task: usize, cuts: Vec<u32>) {
         self.cuts = cuts;
-        self.set_micro_batch_size(task);
+        self.set_pipeline_micro_batch_size(task);
     }
 
     /// Returns the number of pairs of a stage and a node on which it has devices.
@@ -188,15 +188,15 @@ impl UnscheduledPlan {
     }
 
     /// Moves devices of a node from one stage to another. `None` stands for free devices.
-    pub(crate) fn move_devices(&mut self, machine: usize, count: u32, from: Option<usize>, to: Option<usize>) {
-        let machines = self.machines();
+    pub(crate) fn move_devices(&mut self, node: usize, count: u32, from: Option<usize>, to: Option<usize>) {
+        let nodes = self.nodes();
         for (owner, is_giver) in [(from, true), (to, false)] {
             let held = match owner {
                 Some(stage) => {
                     self.moved(stage);
-                    &mut self.counts[stage * machines + machine]
+                    &mut self.counts[stage * nodes + node]
                 }
-                None => &mut self.free[machine],
+                None => &mut self.free[node],
             };
             *held = if is_giver { *held - count } else { *held + count };
         }
@@ -204,9 +204,9 @@ impl UnscheduledPlan {
 
     /// Swaps all devices of two stages.
     pub(crate) fn exchange(&mut self, one: usize, other: usize) {
-        let machines = self.machines();
-        for machine in 0..machines {
-            self.counts.swap(one * machines + machine, other * machines + machine);
+        let nodes = self.nodes();
+        for node in 0..nodes {
+            self.counts.swap(one * nodes + node, other * nodes + node);
         }
         self.moved(one);
         self.moved(other);
@@ -215,7 +215,7 @@ impl UnscheduledPlan {
     /// Splits a stage in two. The second one has no devices yet.
     pub(crate) fn split(&mut self, stage: usize, cut: u32) {
         self.touched(stage);
-        let at = (stage + 1) * self.machines();
+        let at = (stage + 1) * self.nodes();
         self.cuts.insert(stage + 1, cut);
         self.counts.splice(at..at, std::iter::repeat_n(0, self.free.len()));
         self.stage_devices.insert(stage + 1, None);
@@ -228,11 +228,11 @@ impl UnscheduledPlan {
     pub(crate) fn merge(&mut self, stage: usize) {
         self.touched(stage + 1);
         // Stages are joined with all devices, so no device becomes free.
-        let machines = self.machines();
-        for machine in 0..machines {
-            self.counts[stage * machines + machine] += self.counts[(stage + 1) * machines + machine];
+        let nodes = self.nodes();
+        for node in 0..nodes {
+            self.counts[stage * nodes + node] += self.counts[(stage + 1) * nodes + node];
         }
-        self.counts.drain((stage + 1) * machines..(stage + 2) * machines);
+        self.counts.drain((stage + 1) * nodes..(stage + 2) * nodes);
         self.cuts.remove(stage + 1);
         self.stage_devices.remove(stage + 1);
         self.costs.remove(stage + 1);
@@ -408,9 +408,9 @@ impl<'a> PlanScorer<'a> {
         }
         self.pairs.clear();
         for (&from, &to) in unscheduled.row(stage).iter().zip(unscheduled.row(stage + 1)) {
-            // Neighboring machines often have equal counts. Grouping them keeps the list short on large clusters.
+            // Neighboring nodes often have equal counts. Grouping them keeps the list short on large clusters.
             match self.pairs.last_mut() {
-                Some((senders, receivers, machines)) if (*senders, *receivers) == (from, to) => *machines += 1,
+                Some((senders, receivers, nodes)) if (*senders, *receivers) == (from, to) => *nodes += 1,
                 _ => self.pairs.push((from, to, 1)),
             }
         }

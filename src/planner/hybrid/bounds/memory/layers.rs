@@ -61,8 +61,8 @@ impl Conditions<'_> {
             sums.iter_mut().zip(min_counts).for_each(|(sum, min_count)| *sum += min_count);
         }
         sums.into_iter().zip(conditions()).all(|(sum, (min_bytes, epsilon))| {
-            let capacities = (self.task.cluster.machines.iter())
-                .map(|machine| (machine.devices, machine.memory_bytes - self.task.settings.memory.reserved_bytes));
+            let capacities = (self.task.cluster.nodes.iter())
+                .map(|node| (node.devices, node.memory_bytes - self.task.settings.memory.reserved_bytes));
             let all: f64 = capacities
                 .filter(|&(_, capacity_bytes)| capacity_bytes > min_bytes)
                 .map(|(devices, capacity_bytes)| {

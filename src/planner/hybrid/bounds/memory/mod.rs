@@ -159,7 +159,7 @@ impl<'a> Conditions<'a> {
     /// Returns the conditions on plans with these schedules.
     fn new(task: &'a Subproblem<'a>, schedules: Schedules) -> Self {
         let mut devices: Vec<(f64, u32)> =
-            task.cluster.machines.iter().map(|machine| (machine.memory_bytes, machine.devices)).collect();
+            task.cluster.nodes.iter().map(|node| (node.memory_bytes, node.devices)).collect();
         devices.sort_by(|a, b| b.0.total_cmp(&a.0));
         let mut capacities: Vec<(f64, u32)> = Vec::new();
         let mut count = 0;

@@ -39,7 +39,7 @@ impl ReplicaBucket {
             let sync = links.all_reduce_in_one(span);
             // The bucket takes the devices of its smallest count, so this many are free at most on a node of its own.
             let own = 1 + (links.widest - span.0) as usize;
-            if links.machines > 1 {
+            if links.nodes > 1 {
                 // Case 0 also stands for the last stage, with nothing behind it. So it needs an adjacency even if no
                 // stage can be spread.
                 let transfer = links.one_and_any_spread(span).unwrap_or_else(|| links.apart());

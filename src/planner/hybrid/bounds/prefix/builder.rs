@@ -1,8 +1,14 @@
-//! The dynamic program that fills the tables, from the first group of cuts to the last.
+//! The dynamic program that fills the prefix tables, from the first group of cuts to the last.
 //!
-//! An entry follows from entries of earlier groups: the last prefix stage begins in an earlier group, and the stages in
-//! front of it have fewer devices and one more stage behind them. If that stage lies inside the group instead, it is
-//! left out (docs/proofs.md, *Cuts in groups*).
+//! A *prefix* is the stages in front of a cut between two layers. An entry has the *increments* of prefixes: the least
+//! time that any prefix adds to each path of the stages behind the cut. Entries differ in the group of cuts, in the
+//! free devices, counted in units and rounded to a *level*, and in the placement case of the stage behind the cut. Each
+//! number of stages behind the cut has a table.
+//!
+//! An entry follows from entries of earlier groups, in which the last stage of the prefix begins. The stages in front
+//! of that stage have the devices that it leaves, and one more stage behind them. So their increments are in the table
+//! for one more stage. If the last stage begins and ends in the same group, it is left out, which never raises an entry
+//! (docs/proofs.md, *Cuts in groups*).
 
 use super::group_pairs::{GroupPair, StagesEndingAt};
 use super::increments::{PrefixIncrements, PrefixStage, fast_max};
@@ -29,17 +35,22 @@ use std::sync::Arc;
 /// Inputs and resolution of the tables of one threshold.
 pub(super) struct TableBuilder<'a> {
     pub(super) task: &'a Subproblem<'a>,
+    /// Step time in seconds. Prefixes that occur only in plans with at least this step get no entry.
     pub(super) threshold_s: f64,
-    /// Speed of the fastest device.
+    /// Speed of the fastest device. The device of the profile has speed 1.
     pub(super) max_speed: f64,
     /// Speed of the slowest device.
     pub(super) min_speed: f64,
+    /// Integer weight of a device, about in proportion to its speed. Levels count these units.
     pub(super) units: Units,
     /// Device classes. Each comes with pairs `(units, devices)`: devices that count this many units, fewest units
     /// first.
     pub(super) classes: Vec<(DeviceClass, Vec<(u32, u32)>)>,
+    /// Ranges of replica counts. The stages of a range count as one, which costs no more than any of them.
     pub(super) buckets: Vec<ReplicaBucket>,
+    /// Number of placement cases, which [`PrefixBounds`] describes.
     pub(super) placement_cases: usize,
+    /// Groups of cuts and levels of devices.
     pub(super) axes: Arc<TableAxes>,
     /// Shortest time of a micro-batch through each layer, over all replica counts, at speed 1.
     pub(super) min_s: Vec<f64>,
@@ -64,7 +75,7 @@ impl PrefixBounds {
     ) -> Option<Self> {
         let (model, cluster) = (task.model, task.cluster);
         let units = Units::new(task.cluster);
-        let speeds = || cluster.machines.iter().map(|machine| machine.speed);
+        let speeds = || cluster.nodes.iter().map(|node| node.speed);
         let times_s: Vec<Vec<f64>> = task.totals.iter().map(|totals| layers_s(task, totals)).collect();
         let min_s: Vec<f64> = (0..model.layer_parameter_bytes.len())
             .map(|layer| times_s.iter().map(|each| each[layer]).fold(f64::INFINITY, f64::min))
@@ -95,8 +106,8 @@ impl PrefixBounds {
             builder.min_items_per_thread = usize::MAX;
         }
         let entries = builder.axes.device_levels.entries * builder.placement_cases;
-        // Total work and memory limit the number of tables. No plan has more stages than cuts, and in the schedules
-        // of the search more stages than micro-batches give no further limit in flight.
+        // Total work and memory limit the number of tables. No plan has more stages than cuts. The number in flight
+        // grows with the stages behind, but not above the number of micro-batches, so further tables would be equal.
         let mut deepest = (1..=max_behind.min(model.cuts()))
             .take_while(|&tables| work * tables as f64 <= tables::TOTAL_WORK_FACTOR * resolution.max_work)
             .count()
@@ -104,8 +115,9 @@ impl PrefixBounds {
             .clamp(1, model.cuts())
             .min(task.micro_batches as usize)
             .min(max_behind);
-        // Tables differ mainly in the micro-batches in flight, and so in the memory that a stage needs. Where memory
-        // decides nothing, large tables are not worth their time.
+        // Tables differ mainly in the micro-batches in flight, and so in the memory that a stage needs. If every stage
+        // that fits with one stage behind it also fits with the most, several large tables are not worth their time.
+        // Above a quarter of the work limit a table counts as large. The quarter is not tuned.
         if work > resolution.max_work / 4.0 && !builder.is_tight(deepest as u32 + 1) {
             deepest = 1;
         }
@@ -121,12 +133,13 @@ impl PrefixBounds {
 }
 
 impl TableBuilder<'_> {
-    /// Returns whether this number of stages may fit behind a cut of a group, each of which works for less than the
-    /// threshold. 0 stages fit only behind the full cut.
+    /// Returns whether this number of stages can do the work behind some cut of a group, if each of them works for less
+    /// than the threshold. 0 stages are only behind the full cut, which has all layers in front of it.
     pub(super) fn has_behind(&self, group: usize, stages: usize) -> bool {
         if stages == 0 {
             return group + 1 == self.axes.groups.cuts.len();
         }
+        // The factor keeps rounding from excluding a plan that the threshold allows.
         let min_s = f64::from(self.task.micro_batches) * self.axes.behind_s[group] * (1.0 - 1e-9);
         min_s <= stages as f64 * self.threshold_s * self.max_speed
     }
@@ -147,14 +160,17 @@ impl TableBuilder<'_> {
         increments[0] = vec![PrefixIncrements::EMPTY_PREFIX; (highest + 1 - lowest) * placement_cases];
         let mut tables = vec![Table { increments, first_level }; max_in_flights.len()];
         let deepest = max_in_flights.len() - 1;
-        // A branching model with too many stages to keep would have to find its smaller stages again for every
-        // threshold. Its tables leave out the all-reduce instead, which only lowers the bound.
+        // In a branching model, the exposed all-reduce of a stage follows from that of a smaller stage
+        // (`nested_stages`). If there are too many stages to keep, each threshold would have to find the smaller ones
+        // again. The tables then leave out the all-reduce, which only lowers the bound.
         let sets = task.sets.as_ref().filter(|sets| sets.is_kept());
         let mut work = 0;
         for to in 1..groups {
             if control.should_stop() {
                 return None;
             }
+            // A group has no entries in the tables for more stages than layers behind it, and for too few stages to do
+            // the work behind it. The last table also serves larger numbers.
             let open: Vec<usize> = (0..=deepest.min(self.axes.layers_behind[to]))
                 .filter(|&behind| behind == deepest || self.has_behind(to, behind))
                 .collect();
@@ -190,10 +206,11 @@ impl TableBuilder<'_> {
         Some((tables, work))
     }
 
-    /// Returns the increments of the prefixes of a group of cuts, and the number of lookups.
+    /// Returns the increments of the prefixes that end in the group `to`, for one table, and the number of lookups.
     ///
-    /// The last stage of such a prefix is one of `minima`, its number of micro-batches in flight is in the range
-    /// `max_in_flight`, and the stages in front of it have the increments of the table `farther`.
+    /// The times of the last stage of such a prefix are in `minima`, with one item for each bucket. Its number of
+    /// micro-batches in flight is in the range `max_in_flight`. The stages in front of it have the increments of
+    /// `farther`, the table for one more stage behind.
     pub(super) fn row(
         &self,
         to: usize,
@@ -222,9 +239,9 @@ impl TableBuilder<'_> {
                     }
                     for (at, adjacency) in bucket.adjacencies.iter().enumerate() {
                         if is_last && adjacency.behind > 0 {
-                            continue; // No stage is behind the full cut, which is case 0.
+                            continue; // Case 0 also stands for no stage behind, and the full cut has none.
                         }
-                        // Below this level, the devices left are too few for the stages in front.
+                        // A lower level would leave the stages in front too few devices.
                         let first_left = farther.first_level[from * placement_cases + adjacency.own];
                         let first = usage.level_leaving(first_left).max(lowest);
                         if first > highest {
@@ -234,15 +251,16 @@ impl TableBuilder<'_> {
                         let grad_reduce_s = pair.grad_reduce_s(from, bucket.rate_index[at * num_usages + usage_index]);
                         let front = &farther.increments[from][device_levels.entry(from, adjacency.own, lowest_front)..];
                         let before = |left: usize| &front[left.min(highest_front) - lowest_front];
-                        // Micro-batch 0 takes `fill_s` to arrive, and the stage works for `all_s`. Then the last
-                        // micro-batch goes up through the front, or the stage reduces its gradients.
+                        // The step is at least the time in which micro-batch 0 arrives and the stage does all its work.
+                        // Then the last micro-batch runs backward through the stages in front (`round_trip_s` is both
+                        // ways), or the stage reduces its gradients. A prefix whose sum reaches the threshold is long.
                         let is_long = |&left: &usize| {
                             let before = before(left);
                             all_s + fast_max(before.round_trip_s, before.fill_s + grad_reduce_s) >= threshold_s
                         };
                         let levels_left = &usage.levels_left[first - usage.first_level..=highest - usage.first_level];
-                        // More devices never lengthen the stages in front, so the long ones come first. Usually all are
-                        // long, or none: check both ends before the bisection.
+                        // More devices never lengthen the stages in front, so the levels of long prefixes come first.
+                        // Usually all are long, or none: check both ends before the bisection.
                         if levels_left.last().is_none_or(is_long) {
                             continue;
                         }
@@ -276,15 +294,16 @@ impl TableBuilder<'_> {
         let (lowest, highest) = self.axes.device_levels.of_group[to];
         let levels = highest + 1 - lowest;
         for row in rows.iter_mut() {
-            // More free devices on the node behind never harm. Cases 1, 2, … have 0, 1, … of them, so each takes the
-            // minimum with the case before it.
+            // Cases 1, 2, … mean that the stage behind is on one node with 0, 1, … free devices. More of them never
+            // lengthen a prefix, so each case takes the minimum with the case before it.
             for at in 2 * levels..row.len() {
                 row[at] = row[at].min(&row[at - levels]);
             }
         }
         // A stage inside the group is left out with its devices, which never raises an increment. The stages in front
-        // of it then have one more stage behind them, and may be in any placement case: the last case is the minimum of
-        // all cases with a single node. Deeper tables come first, since each one completes the one before it.
+        // of it then have one more stage behind them, in any placement case. Two cases suffice for the minimum over
+        // all: case 0 for a spread stage, and the last one, which by now is the minimum of all cases with one node.
+        // Tables for more stages behind come first, since each one completes the one before it.
         if self.axes.groups.cuts[to].len() > 1 {
             let deepest = rows.len() - 1;
             for &behind in open.iter().rev().filter(|&&behind| behind < deepest) {
@@ -300,8 +319,8 @@ impl TableBuilder<'_> {
                 }
             }
         }
-        // Any suffix takes at least one micro-batch's time behind the cut. Dropping what then reaches the threshold
-        // spares later groups the lookups.
+        // Every plan also takes the time of one micro-batch through the layers behind the cut. Entries that reach the
+        // threshold with it are dropped here, which spares later groups their lookups.
         let behind_s = self.axes.behind_s[to] / self.max_speed * (1.0 - 1e-9);
         for entry in rows.iter_mut().flatten().filter(|entry| entry.min_s(behind_s) >= self.threshold_s) {
             *entry = PrefixIncrements::INFEASIBLE;

@@ -36,11 +36,11 @@ impl DeviceLevels {
         // No plan uses more than `max_devices` devices. More levels than the fastest of them need would have equal
         // entries.
         let mut speeds: Vec<(f64, u32, u32)> =
-            task.cluster.machines.iter().map(|m| (m.speed, m.devices, units.of(m.speed))).collect();
+            task.cluster.nodes.iter().map(|m| (m.speed, m.devices, units.of(m.speed))).collect();
         speeds.sort_by(|a, b| b.0.total_cmp(&a.0));
         let (mut max_units, mut devices) = (0, task.max_devices());
-        for &(_, of_machine, units_each) in &speeds {
-            let used = devices.min(of_machine);
+        for &(_, of_node, units_each) in &speeds {
+            let used = devices.min(of_node);
             max_units += used * units_each;
             devices -= used;
         }

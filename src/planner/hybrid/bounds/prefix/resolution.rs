@@ -93,7 +93,7 @@ impl TableBuilder<'_> {
         // A stage of n devices fits only the cases with n free devices or more. On average this is half of them.
         let rise = (1 + cases / 2) as f64;
         if has_placement_cases
-            && links.machines > 1
+            && links.nodes > 1
             && work * rise <= resolution.max_work
             && self.axes.device_levels.entries * cases <= tables::MAX_ENTRIES
         {

@@ -85,17 +85,17 @@ impl Annealer<'_> {
     /// Moves devices of one node from one stage to another.
     fn hand_over(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let Some((from, to)) = two_stages(plan, random) else { return false };
-        let Some(machine) = machine_of(plan.row(from), random) else { return false };
-        let count = some_of(plan.row(from)[machine], random);
-        plan.move_devices(machine, count, Some(from), Some(to));
+        let Some(node) = node_of(plan.row(from), random) else { return false };
+        let count = some_of(plan.row(from)[node], random);
+        plan.move_devices(node, count, Some(from), Some(to));
         true
     }
 
     /// Swaps devices of two stages that are on different nodes.
     fn swap(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let Some((one, other)) = two_stages(plan, random) else { return false };
-        let Some(here) = machine_of(plan.row(one), random) else { return false };
-        let Some(there) = machine_of(plan.row(other), random) else { return false };
+        let Some(here) = node_of(plan.row(one), random) else { return false };
+        let Some(there) = node_of(plan.row(other), random) else { return false };
         if here == there {
             return false;
         }
@@ -108,26 +108,26 @@ impl Annealer<'_> {
     /// Adds free devices to a stage.
     fn take_free(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let stage = random.below(plan.stages());
-        let Some(machine) = machine_of(&plan.free, random) else { return false };
-        let count = some_of(plan.free[machine], random);
-        plan.move_devices(machine, count, None, Some(stage));
+        let Some(node) = node_of(&plan.free, random) else { return false };
+        let count = some_of(plan.free[node], random);
+        plan.move_devices(node, count, None, Some(stage));
         true
     }
 
     /// Frees devices of a stage.
     fn give_up(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let stage = random.below(plan.stages());
-        let Some(machine) = machine_of(plan.row(stage), random) else { return false };
-        let count = some_of(plan.row(stage)[machine], random);
-        plan.move_devices(machine, count, Some(stage), None);
+        let Some(node) = node_of(plan.row(stage), random) else { return false };
+        let count = some_of(plan.row(stage)[node], random);
+        plan.move_devices(node, count, Some(stage), None);
         true
     }
 
     /// Replaces devices of a stage by free devices of another node.
     fn move_away(plan: &mut UnscheduledPlan, random: &mut Random) -> bool {
         let stage = random.below(plan.stages());
-        let Some(here) = machine_of(plan.row(stage), random) else { return false };
-        let Some(there) = machine_of(&plan.free, random) else { return false };
+        let Some(here) = node_of(plan.row(stage), random) else { return false };
+        let Some(there) = node_of(&plan.free, random) else { return false };
         if here == there {
             return false;
         }
@@ -144,9 +144,9 @@ impl Annealer<'_> {
         let least = plan.row(from).iter().copied().filter(|&count| count > 0).min().unwrap_or(0);
         let count = if random.is_heads() { 1 } else { 1 + random.below(least as usize) as u32 };
         let mut is_changed = false;
-        for machine in 0..plan.free.len() {
-            if plan.row(from)[machine] >= count && plan.row(from)[machine] > 0 {
-                plan.move_devices(machine, count, Some(from), Some(to));
+        for node in 0..plan.free.len() {
+            if plan.row(from)[node] >= count && plan.row(from)[node] > 0 {
+                plan.move_devices(node, count, Some(from), Some(to));
                 is_changed = true;
             }
         }
@@ -167,11 +167,11 @@ impl Annealer<'_> {
         }
         plan.split(stage, cut);
         // Halving on every node keeps the spread, splitting by node keeps transfers inside nodes. Either may be better.
-        let by_machine = random.is_heads();
+        let by_node = random.is_heads();
         let mut is_rounded_up = random.is_heads();
-        for machine in 0..plan.free.len() {
-            let count = plan.row(stage)[machine];
-            let handed = if by_machine {
+        for node in 0..plan.free.len() {
+            let count = plan.row(stage)[node];
+            let handed = if by_node {
                 if random.is_heads() { count } else { 0 }
             } else if count.is_multiple_of(2) {
                 count / 2
@@ -181,7 +181,7 @@ impl Annealer<'_> {
                 count / 2 + u32::from(is_rounded_up)
             };
             if handed > 0 {
-                plan.move_devices(machine, handed, Some(stage), Some(stage + 1));
+                plan.move_devices(node, handed, Some(stage), Some(stage + 1));
             }
         }
         true
@@ -201,7 +201,7 @@ impl Annealer<'_> {
         let distance = random.distance();
         let task = if random.is_heads() { Some(plan.task + distance) } else { plan.task.checked_sub(distance) };
         let Some(task) = task.filter(|&task| task < self.tasks.len()) else { return false };
-        plan.set_micro_batch_size(task);
+        plan.set_pipeline_micro_batch_size(task);
         true
     }
 
@@ -229,10 +229,10 @@ fn two_stages(plan: &UnscheduledPlan, random: &mut Random) -> Option<(usize, usi
 }
 
 /// Returns a node with devices in `row`, or `None` if there is none.
-fn machine_of(row: &[u32], random: &mut Random) -> Option<usize> {
+fn node_of(row: &[u32], random: &mut Random) -> Option<usize> {
     // The search starts at a random node and takes the next one with devices, so it ends after one turn.
     let start = random.below(row.len());
-    (start..row.len()).chain(0..start).find(|&machine| row[machine] > 0)
+    (start..row.len()).chain(0..start).find(|&node| row[node] > 0)
 }
 
 /// Returns a number from 1 to `count`: mostly 1, sometimes all of them.

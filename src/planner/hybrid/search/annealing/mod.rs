@@ -274,9 +274,9 @@ impl<'a> Annealer<'a> {
 
 /// Returns the work of changing and scoring a plan once, in work units.
 fn step_cost(plan: &UnscheduledPlan) -> u64 {
-    let (stages, machines) = (plan.stages() as u64, plan.free.len() as u64);
+    let (stages, nodes) = (plan.stages() as u64, plan.free.len() as u64);
     work::ANNEAL_PLAN
         + work::ANNEAL_STAGE * stages
-        + work::ANNEAL_NODE * machines
-        + work::ANNEAL_STAGE_AND_NODE * stages * machines
+        + work::ANNEAL_NODE * nodes
+        + work::ANNEAL_STAGE_AND_NODE * stages * nodes
 }

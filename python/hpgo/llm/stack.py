@@ -1,0 +1,187 @@
+"""Software stacks: what the kernels and the communication of a framework's release do better than the cost model's own.
+
+A stack is a file of `hpgo/llm/stacks/`, or a file of the user. It changes only the constants that it names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpgo.base.checks import check_is, number
+from hpgo.base.documents import Section, hinted, parse, read_text, record
+from hpgo.base.files import as_path
+from hpgo.base.messages import join_words, printable, safe_repr, shorten
+from hpgo.base.validated import Record, check_fields
+from hpgo.errors import ArgumentError
+from hpgo.llm.step_range import StepKind
+from hpgo.llm.validated_features import family
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from hpgo.llm.constants import Constants
+    from hpgo.machine.cluster import Cluster
+
+_KEY, _VERSION = "hpgo_stack", 1
+_FOLDER = Path(__file__).with_name("stacks")
+FACTORS = {
+    "attention": "attention_time_factor",
+    "tp_exposed": "tp_exposed_fraction",
+    "gather_bucket_parameters": "gather_bucket_parameters",
+    "fused_experts": "expert_time_factor",
+    "all_to_all": "all_to_all_time_factor",
+}
+"""Constant that each field of a stack replaces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownBias(Record):
+    """A deviation of estimates with a stack on a device, whose cause has no term yet."""
+
+    device: str
+    """Chip."""
+    kind: StepKind
+    """Kind of the steps."""
+    log_ratio: float
+    """Mean logarithm of estimated over measured time: positive where estimates are too long."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack(Record):
+    """Kernels and communication of a framework's release, relative to those of the cost model.
+
+    >>> stack = Stack.named("te-hopper")
+    >>> stack.attention, stack.tp_exposed, stack.fused_experts
+    (0.52, 0.39, 1.0)
+    """
+
+    name: str
+    title: str
+    """Description in reports."""
+    frameworks: tuple[str, ...] = ()
+    """Frameworks that imply this stack."""
+    devices: tuple[str, ...] = ()
+    """Chips on which they do; empty means all."""
+    attention: float = 1.0
+    """Time of fused attention, as a factor."""
+    tp_exposed: float = 1.0
+    """Share of the communication of sequence parallelism that GEMMs do not hide."""
+    gather_bucket_parameters: float = inf
+    """Parameters of one all-gather of ZeRO stage 3; infinite where each layer is one message."""
+    fused_experts: float = 1.0
+    """Time of layers with experts, as a factor."""
+    all_to_all: float = 1.0
+    """Time of the exposed all-to-all of experts, as a factor."""
+    seen: tuple[tuple[str, int], ...] = ()
+    """Number of published steps with this stack, by chip. On other devices its factors are an extrapolation."""
+    known_biases: tuple[KnownBias, ...] = ()
+    """Deviations that ranges cover."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in FACTORS:
+            if getattr(self, name) != inf:
+                number(f"{name} of stack `{self.name}`", getattr(self, name), above=0)
+
+    @classmethod
+    def named(cls, name: str) -> Stack:
+        """Return the stack with this name. Raise ArgumentError for unknown names."""
+        known = stacks()
+        if not isinstance(name, str) or name not in known:
+            raise ArgumentError(
+                f"stack {safe_repr(name)} is not known",
+                f"use {join_words(list(known), 'or')}, or the file of a stack",
+                code="unknown",
+            )
+        return known[name]
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Stack:
+        """Return the stack in a YAML file. Raise ArgumentError naming file and key."""
+        found = as_path(path, ArgumentError)
+        file = printable(str(found))
+        with hinted("docs/llm.md (Software stacks) has an example of such a file"):
+            keys = f"{_KEY} name title implied_by seen known_biases {' '.join(FACTORS)}"
+            top = Section(parse(read_text(found, ArgumentError), file, ArgumentError), file, ArgumentError, keys=keys)
+            if top.get(_KEY, None) != _VERSION:
+                top.fail(f"`{_KEY}` must be {_VERSION} in the file of a stack", code="wrong_kind_of_file")
+            given: dict[str, Any] = {"name": top.text("name"), "title": top.text("title")}
+            given |= {name: top.number(name) for name in FACTORS if name in top}
+            if "implied_by" in top:
+                rule = top.within("implied_by")
+                given |= {key: tuple(rule.items(key)) for key in ("frameworks", "devices") if key in rule}
+                rule.done()
+            if "seen" in top:
+                seen = top.within("seen")
+                given["seen"] = tuple((chip, seen.whole(chip)) for chip in seen)
+                seen.done()
+            if "known_biases" in top:
+                rows = top.rows("known_biases")
+                given["known_biases"] = tuple(record(KnownBias, rows.within(row)) for row in rows)
+            top.done()
+            return cls(**given)
+
+    def constants(self, base: Constants) -> Constants:
+        """Return `base` with the constants that this stack names.
+
+        >>> from hpgo.llm.constants import CONSTANTS
+        >>> Stack.named("default").constants(CONSTANTS) == CONSTANTS
+        True
+        """
+        return replace(base, **{constant: getattr(self, name) for name, constant in FACTORS.items()})
+
+    def bias_on(self, cluster: Cluster, kind: StepKind) -> float:
+        """Return the known deviation of estimates on a cluster; 0 if none is known."""
+        chip = family(cluster.nodes[0].device.name)
+        return sum(one.log_ratio for one in self.known_biases if (one.device, one.kind) == (chip, kind))
+
+    def is_seen_on(self, cluster: Cluster) -> bool:
+        """Return whether published steps with this stack ran on the cluster's chip."""
+        return bool(dict(self.seen).get(family(cluster.nodes[0].device.name)))
+
+
+@cache
+def stacks() -> Mapping[str, Stack]:
+    """Return all known stacks by name, the default first."""
+    found = [Stack.read(path) for path in sorted(_FOLDER.glob("*.yaml"))]
+    return {stack.name: stack for stack in sorted(found, key=lambda stack: stack.name != "default")}
+
+
+def stack_of(stack: Stack | str | os.PathLike[str] | None, cluster: Cluster, framework: str | None = None) -> Stack:
+    """Return a stack by its name or file; None means the one that `framework` implies on the cluster's device.
+
+    Without a framework that is the default. Raises ArgumentError for unknown names and damaged files.
+
+    >>> from hpgo.machine.cluster import Cluster
+    >>> [stack_of(None, Cluster.preset(name), "megatron").name for name in ("h100:1", "b200:1")]
+    ['te-hopper', 'default']
+    """
+    if isinstance(stack, Stack):
+        return stack
+    if stack is None:
+        return _implied(cluster, framework)
+    check_is("stack", stack, str | Path, "give the name of a stack, or the path of a file")
+    if isinstance(stack, str) and not stack.endswith((".yaml", ".yml")):
+        return Stack.named(stack)
+    return Stack.read(stack)
+
+
+def _implied(cluster: Cluster, framework: str | None) -> Stack:
+    if framework is None:
+        return Stack.named("default")
+    name, chip = framework.partition("@")[0], family(cluster.nodes[0].device.name)
+    known = {one for stack in stacks().values() for one in stack.frameworks}
+    if name not in known:
+        raise ArgumentError(
+            f"framework `{shorten(name)}` implies no stack",
+            f"use {join_words(sorted(known), 'or')}, or name a stack with `--stack`",
+            code="unknown",
+        )
+    fitting = (one for one in stacks().values() if name in one.frameworks and (not one.devices or chip in one.devices))
+    return next(fitting, Stack.named("default"))
