@@ -30,7 +30,7 @@ from hpgo.errors import HpgoError
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.estimate import LlmEstimate, StageEstimate, estimate_config, estimate_llm, stages_of
 from hpgo.llm.layer_context import VALUE
-from hpgo.llm.parallelism import ParallelismConfig
+from hpgo.llm.parallelism import ParallelismConfig, RecomputedModule
 from hpgo.llm.stack import Stack, stack_of
 from hpgo.llm.step_range import RELATIVE_ERROR, StepKind, kind_of, log_sd
 from hpgo.llm.step_time import PipelineStages
@@ -73,8 +73,8 @@ SOURCES = {
     "bridge-dense": "Megatron-Bridge, docs/performance-summary.md and its archive; no recomputation is assumed where"
     " they state none",
     "zero3-a100-2021": "arXiv 2104.04473, table 2",
-    "bridge-moe": "Megatron-Bridge, docs/performance-summary.md and its archive; no recomputation is assumed where they"
-    " state none",
+    "bridge-moe": "Megatron-Bridge, docs/performance-summary.md and its archive; recomputed modules are those of its"
+    " recipes",
 }
 UNFITTED = {"zero3-a100-2021"}
 """Outdated software stacks. Their steps are listed, but are part of no fit and no mean."""
@@ -120,6 +120,16 @@ _OFFLOADED = {
     ("llama3.1-405b", "gb300", "fp8"): 10, ("llama3.1-405b", "gb200", "fp8"): 92,
 }  # fmt: skip
 """`cpu_offloading_num_layers` of Megatron-Bridge's recipes with FSDP, scripts/performance/configs/llama."""
+_MODULES: dict[tuple[str, str], tuple[RecomputedModule, ...]] = {
+    ("gpt-oss-120b", "h100"): ("layernorm", "moe_act"), ("gpt-oss-120b", "b200"): ("layernorm", "moe_act"),
+    ("gpt-oss-120b", "gb200"): ("layernorm", "moe_act"), ("deepseek-v3", "h100"): ("mla_up_proj", "mlp"),
+    ("deepseek-v3", "b200"): ("mla_up_proj",), ("deepseek-v3", "b300"): ("mla_up_proj",),
+    ("deepseek-v3", "gb200"): ("mla_up_proj",), ("deepseek-v3", "gb300"): ("mla_up_proj",),
+}  # fmt: skip
+"""`recompute_modules` of Megatron-Bridge's recipes: scripts/performance/configs, */*workload_base_configs.py of 0.3.1.
+"""
+_NARROW_MOMENTS = ("deepseek-v3",)
+"""Models whose recipes in Megatron-Bridge have `exp_avg_dtype = torch.bfloat16`: recipes/deepseek/deepseek_v3.py."""
 
 _START: dict[str, Any] = {
     "gemm_efficiency": 0.9, "tail_wave_loss": 0.5, "gemm_overhead_s": 5e-6, "attention_efficiency": 0.85,
@@ -135,6 +145,8 @@ _OF_TORCH = "GiB"
 _PASSING = {"framework_overhead", "logits", "optimizer_workspace", "grad_reduce_buffer"}
 _GOAL, _GOAL_KNOWN = 0.2, 0.12
 """Goals of the mean error for models with experts: left out of the fit, and with one step known."""
+_PRIOR = 0.01
+"""Weight of the squared logarithms of fitted over guessed constants, beside the mean error. Not tuned."""
 FITTED, FITTED_EXPERTS = tuple(_START), tuple(_START_EXPERTS)
 _LIMITS = {
     "gemm_efficiency": (0.6, 1.0), "tail_wave_loss": (0.0, 1.0), "attention_efficiency": (0.5, 1.2),
@@ -183,10 +195,17 @@ class Point:
     """Software stack that the framework implies on the device."""
 
     @property
+    def modules(self) -> tuple[RecomputedModule, ...]:
+        """Modules that the backward pass recomputes."""
+        return self.config.recompute_modules
+
+    @property
     def recipe(self) -> str:
         """Key of the recipe, which is equal for all releases of one recipe."""
         # The hash of this text splits the points into halves. Its words are frozen, regardless of renamed fields.
-        words = [f"{word}={getattr(self.config, field)!r}" for word, field in _OF_A_RECIPE.items()]
+        # Reports do not state recomputed modules, so they are not part of the key.
+        stated = replace(self.config, recompute="none", recompute_modules=()) if self.modules else self.config
+        words = [f"{word}={getattr(stated, field)!r}" for word, field in _OF_A_RECIPE.items()]
         words += [f"expert={self.config.ep}"] if self.config.ep > 1 else []
         config = f"Way({', '.join(words)})"
         return f"{self.platform} {self.model.name} {config} {self.cluster.name} {self.seq} {self.batch}"
@@ -280,10 +299,12 @@ def _point(row: dict[str, Any]) -> Point:
         name=held["name"], **sizes, gated=held["gated"], tied=held["tied"], centred_norms=not held["gated"],
         **_experts(held),
     )  # fmt: skip
+    modules = _modules(row)
     config = ParallelismConfig(
         tp=row["tp"], sequence_parallel=bool(row["sp"]) and row["tp"] > 1, cp=row["cp"], ep=row["ep"],
         pp=row["pp"], vpp=chunks, dp=row["dp"], micro_batch_size=micro_batch_size,
-        recompute=_RECOMPUTE[row["recompute"]], zero_stage=row["zero"],
+        recompute="selective" if modules else _RECOMPUTE[row["recompute"]], recompute_modules=modules,
+        adam_moments_in_bf16=_is_of_bridge(row) and held["name"] in _NARROW_MOMENTS, zero_stage=row["zero"],
         precision=_PRECISIONS.get(row["precision"], row["precision"]), flash_attention=bool(row["flash"]),
         fused_elementwise=not _framework(row).startswith(_UNFUSED),
         overlap_dp_comm=not _framework(row).startswith(_NO_OVERLAP),
@@ -332,9 +353,20 @@ def _adds_up_in_16_bits(row: dict[str, Any]) -> bool:
     return framework.startswith(_NARROW_GRADIENTS)
 
 
+def _is_of_bridge(row: dict[str, Any]) -> bool:
+    return _framework(row).startswith("Megatron-Bridge")
+
+
+def _modules(row: dict[str, Any]) -> tuple[RecomputedModule, ...]:
+    # Reports of other frameworks state recomputation.
+    if row["recompute"] is not None or not _is_of_bridge(row):
+        return ()
+    return _MODULES.get((row["model"]["name"], row["hw"]), ())
+
+
 def _offloaded(row: dict[str, Any]) -> int:
     # Reports do not state offloading. Only the recipes with FSDP use it.
-    if row["zero"] != 3 or not _framework(row).startswith("Megatron-Bridge"):
+    if row["zero"] != 3 or not _is_of_bridge(row):
         return 0
     return _OFFLOADED.get((row["model"]["name"], row["hw"], _PRECISIONS.get(row["precision"], row["precision"])), 0)
 
@@ -363,6 +395,7 @@ def _experts(held: dict[str, Any]) -> dict[str, Any]:
 def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence[str] = FITTED) -> Constants:
     """Return the constants that minimize the mean, over platforms, of mean |log(predicted / measured)|.
 
+    A weak prior keeps them near the guesses of `_START`.
     Coordinate descent with shrinking steps, from `_START` or from `start`. It is deterministic. Predicted steps are
     `PipelineStages.bound_s`, which takes 1 % of a simulation's time and is close to it. Large platforms take part with
     a sample of their points, the platform with experts with all of them.
@@ -394,7 +427,10 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
                 for at, one, step_s in held
             ]
             means.append(sum(errors) / len(errors))
-        return sum(means) / len(means)
+        # A constant that the remaining platforms hardly determine must not correct the terms of others.
+        guesses = _START | _START_EXPERTS
+        far = sum(math.log(getattr(constants, name) / guesses[name]) ** 2 for name in names)
+        return sum(means) / len(means) + _PRIOR * far
 
     # Compare logarithms, so that a step predicted at half and at twice its time count the same.
     best = start or replace(CONSTANTS, **_START)
@@ -520,10 +556,10 @@ def _head() -> list[str]:
         "```",
         "",
         (
-            "The ranges come from this comparison with about 1,500 published steps. If two step times of one list differ"
-            f" by less than {100 * RELATIVE_ERROR:.0f} %, do not rely on their order. If you can measure three steps on"
-            " your cluster, run [`hpgo llm calibrate`](llm.md#fit-the-cost-model-to-your-cluster): it replaces the range"
-            " by that of your platform. For models with experts, measure a step before you decide."
+            "The ranges come from this comparison with about 1,500 published steps. If two step times of one list"
+            f" differ by less than {100 * RELATIVE_ERROR:.0f} %, do not rely on their order. If you can measure three"
+            " steps on your cluster, run [`hpgo llm calibrate`](llm.md#fit-the-cost-model-to-your-cluster): it replaces"
+            " the range by that of your platform. For models with experts, measure a step before you decide."
         ),
         "",
         (

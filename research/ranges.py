@@ -97,8 +97,8 @@ def complaints(steps: Ratios, left_out: Mapping[str, Ratios]) -> list[str]:
         listed = one.known_bias and abs(one.bias - one.known_bias) <= _LISTED_WITHIN
         if len(one.logs) >= MIN_STEPS and abs(one.bias) > math.log(1 + MAX_BIAS) and not listed:
             found.append(
-                f"{' on '.join(key[:2])}, {key[2]}: estimates of {len(one.logs)} steps have a bias of {one.bias:+.3f}, but"
-                f" the stack lists {one.known_bias:+.2f}"
+                f"{' on '.join(key[:2])}, {key[2]}: estimates of {len(one.logs)} steps have a bias of {one.bias:+.3f},"
+                f" but the stack lists {one.known_bias:+.2f}"
             )
     return found
 
@@ -134,8 +134,8 @@ def reliance_section(steps: Ratios) -> list[str]:
     for key, one in reliances(steps).items():
         low, high = step_range(1.0, median(one.sds), one.known_bias)
         lines.append(
-            f"| {' | '.join(key)} | {len(one.logs)} | {100 * one.error:.1f} % | {100 * (math.exp(one.bias) - 1):+.0f} % |"
-            f" {low:.2f} to {high:.2f} | {100 * one.covered:.0f} % |"
+            f"| {' | '.join(key)} | {len(one.logs)} | {100 * one.error:.1f} % |"
+            f" {100 * (math.exp(one.bias) - 1):+.0f} % | {low:.2f} to {high:.2f} | {100 * one.covered:.0f} % |"
         )
     lines += ["", "### Known biases", "", "Ranges are widened by these, on the side of the measurements.", ""]
     for stack in stacks().values():
@@ -156,11 +156,11 @@ def range_section(left_out: Mapping[str, Ratios], names: Mapping[str, str], betw
         "## Ranges",
         "",
         (
-            "A range is `step × exp(± 1.70 √(τ² + σ²))`. σ belongs to single steps: 0.09 for dense models, 0.11 for FSDP"
-            " across nodes, 0.18 over more than 128 ranks, 0.255 with experts. τ belongs to stack and device: 0.05 if"
-            f" published steps have it, 0.09 otherwise. By moments of left-out platforms, σ is {within:.2f} and τ"
-            f" {between:.2f}. Two step times of one list are called equally fast within {100 * RELATIVE_ERROR:.0f} %: the"
-            f" ratio of two estimates on one platform is off by {100 * relative_error(dense):.1f} % on average."
+            "A range is `step × exp(± 1.70 √(τ² + σ²))`. σ belongs to single steps: 0.09 for dense models, 0.11 for"
+            " FSDP across nodes, 0.18 over more than 128 ranks, 0.255 with experts. τ belongs to stack and device: 0.05"
+            f" if published steps have it, 0.09 otherwise. By moments of left-out platforms, σ is {within:.2f} and τ"
+            f" {between:.2f}. Two step times of one list are called equally fast within {100 * RELATIVE_ERROR:.0f} %:"
+            f" the ratio of two estimates on one platform is off by {100 * relative_error(dense):.1f} % on average."
         ),
         "",
         (

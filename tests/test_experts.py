@@ -6,6 +6,7 @@ import json
 import shlex
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -120,6 +121,94 @@ def test_what_a_layer_keeps_of_routed_rows_is_inputs_and_inner_values_of_each() 
             replace(one, model=replace(MIXTRAL, ffn=0)), recomputed=False
         )
         assert more == pytest.approx(2 * rows * (1024 + 3 * 3584) + 8 * 2048 / tensor * 8)
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize(
+    ("module", "of_dense", "of_experts"),
+    [
+        ("core_attn", 0, 0),
+        ("layernorm", 2 * 1024, 2 * 2 * 1024),
+        ("mla_up_proj", 2 * 16 * (96 + 96 + 64), 2 * 16 * (96 + 96 + 64)),
+        ("mlp", 6 * 4096, 0),
+        ("moe", 0, 4 * (2 * 1024 + 6 * 512) + 8 * 16 + 6 * 512),
+        ("moe_act", 0, 4 * 2 * 512),
+        ("shared_experts", 0, 6 * 512),
+    ],
+)
+def test_a_recomputed_module_is_saved_in_one_layer_only(module, of_dense: int, of_experts: int, tensor: int) -> None:
+    def saved(kind: Kind, modules: tuple[str, ...]) -> float:
+        config = ParallelismConfig(
+            tp=tensor, sequence_parallel=tensor > 1, recompute="selective", recompute_modules=modules
+        )
+        return saved_activation_bytes(context(DEEPSEEK, config).of(kind), recomputed=False)
+
+    for kind, expected in ((Kind(), of_dense), (EXPERTS, of_experts)):
+        assert saved(kind, ()) - saved(kind, (module,)) == pytest.approx(2048 / tensor * expected)
+
+    def memory(modules: tuple[str, ...]) -> dict[str, float]:
+        config = ParallelismConfig(
+            tp=tensor, sequence_parallel=tensor > 1, recompute="selective", recompute_modules=modules
+        )
+        cluster = hpgo.Cluster.preset("h100:1").first(tensor)
+        one = estimate_config(DEEPSEEK, cluster, config, global_batch_size=1, seq_length=2048)
+        return dict(one.stages[0].memory_bytes)
+
+    # Eleven layers have experts, two have not. The layer whose backward pass runs has its modules again.
+    less = 2 * of_dense + 11 * of_experts - max(of_dense, of_experts)
+    before, after = memory(()), memory((module,))
+    assert before.pop("activations") - after.pop("activations") == pytest.approx(2048 / tensor * less)
+    assert before == after
+
+
+@pytest.mark.parametrize("module", ["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"])
+def test_a_recomputed_module_takes_its_time_again_and_less_than_the_whole_layer(module) -> None:
+    def times(kind: Kind, **how: Any) -> tuple[float, float]:
+        gpus = Gpus.of(hpgo.Cluster.preset("h100:1"), "bf16")
+        config = ParallelismConfig(tp=2, sequence_parallel=True, dp=4, ep=4, **how)
+        kept, full = layer_times(LayerContext(DEEPSEEK, config, gpus, IDEAL, 2048, kind))
+        assert kept.forward_s == full.forward_s
+        return kept.total_backward_s, full.total_backward_s
+
+    longer = []
+    for kind in (Kind(), EXPERTS):
+        none_s, full_s = times(kind)
+        some_s, _ = times(kind, recompute="selective", recompute_modules=(module,))
+        assert none_s <= some_s < full_s
+        longer.append(some_s > none_s)
+    only_dense, only_experts = module == "mlp", module in {"moe", "moe_act", "shared_experts"}
+    assert longer == [not only_experts, not only_dense]
+
+
+def test_experts_that_are_recomputed_include_their_parts() -> None:
+    def memory(*modules: str) -> float:
+        config = ParallelismConfig(recompute="selective", recompute_modules=modules)
+        return saved_activation_bytes(context(DEEPSEEK, config).of(EXPERTS), recomputed=False)
+
+    assert memory("moe", "moe_act", "shared_experts") == memory("moe") < memory("moe_act", "shared_experts")
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"recompute": "full", "recompute_modules": ("mlp",)}, "recompute is full"),
+        ({"recompute": "selective", "recompute_modules": ("mlp", "mlp")}, "each module may be listed once"),
+        ({"recompute": "selective", "recompute_modules": ("mlp",), "pp": 2, "vpp": 2, "pp_schedule": "zb_v"}, "split"),
+    ],
+)
+def test_modules_that_nobody_recomputes_are_refused_at_once(how: dict[str, Any], says: str) -> None:
+    with pytest.raises(hpgo.errors.ArgumentError, match=says):
+        ParallelismConfig(**how)
+
+
+@pytest.mark.parametrize(
+    ("module", "needs"), [("mla_up_proj", "latent attention"), ("moe", "experts"), ("moe_act", "experts")]
+)
+def test_modules_that_a_model_lacks_are_refused(module: str, needs: str) -> None:
+    asked = {"global_batch_size": 8, "seq_length": 4096, "recompute": "selective", "recompute_modules": [module]}
+    with pytest.raises(hpgo.errors.ArgumentError, match=f"{module} needs {needs}, which `llama-3-8b` does not have"):
+        hpgo.estimate_llm("llama-3-8b", "h100:1", **asked)
+    assert hpgo.estimate_llm("deepseek-v2-lite", "h100:1", **asked).parallelism.recompute_modules == (module,)
 
 
 def test_inputs_of_products_in_fewer_bits_are_kept_in_these() -> None:

@@ -110,6 +110,20 @@ def test_state_of_a_parameter_is_that_of_zero(precision, zero, each, d: int) -> 
     assert held["weights"] + held["gradients"] + held["optimizer"] == pytest.approx(parameters(one, part) * each(d))
 
 
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_moments_in_bf16_take_four_bytes_of_a_parameter_less(zero: int, precision) -> None:
+    def optimizer(moments: bool) -> float:
+        one = estimate_config(
+            LLAMA, hpgo.Cluster.preset("h100:1"),
+            ParallelismConfig(zero_stage=zero, precision=precision, adam_moments_in_bf16=moments),
+            global_batch_size=8, seq_length=2048,
+        )  # fmt: skip
+        return dict(one.stages[0].memory_bytes)["optimizer"]
+
+    assert optimizer(False) - optimizer(True) == pytest.approx(4 * LLAMA.parameters / (8 if zero else 1))
+
+
 def test_zero_3_keeps_16_bytes_of_a_share_and_gathers_two_layers() -> None:
     one = context(LLAMA, ParallelismConfig(dp=64, zero_stage=3))
     part = PipelineStages(one, 1).rank_layers(0, 1)
@@ -208,6 +222,51 @@ def test_a_sum_over_two_machines_sends_everything_once_where_a_ring_sends_it_alm
     around_s = 2 * one.all_gather_s(ring, 1e9)
     spared_s = (2 * 15 / 16 - 1) * 1e9 / (8 * one.gpus.adapter_bytes_per_s * one.constants.nic_efficiency)
     assert one.all_reduce_s(ring, 1e9) == pytest.approx(around_s - (spared_s if machines == 2 else 0.0))
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+def test_each_step_of_a_context_parallel_ring_hides_its_message_behind_its_own_kernel(ranks: int) -> None:
+    """Forward: one message less than kernels. Backward: one for each kernel, with gradients in all but the first."""
+    gpus, config = Gpus.of(hpgo.Cluster.preset("h100:4"), "bf16"), ParallelismConfig(cp=ranks)
+    one = LayerContext(LLAMA, config, gpus, replace(CONSTANTS, comm_overlap_fraction=0.01), 32768)
+    link, latency_s = (gpus.adapter_bytes_per_s, 9.6e-6) if ranks > 8 else (gpus.inside.bytes_per_s, 3.4e-6)
+    share = one.constants.nic_efficiency if ranks > 8 else one.constants.nvlink_efficiency
+    sent_s = 2 * (32768 / ranks) * 2 * LLAMA.kv_heads * LLAMA.head_dim / (link * share)
+    start_s = latency_s + one.constants.collective_overhead_s
+    hidden = LAYER["attention"].time(one)
+    forward_s, backward_s = (0.01 * each / ranks for each in hidden[:2])
+    passes = LAYER["cp_comm"].time(one)
+    assert passes.forward_s == pytest.approx((ranks - 1) * (sent_s + start_s - forward_s))
+    ends_s, between_s = (count * sent_s + start_s - backward_s for count in (1, 2))
+    assert passes.backward_s == pytest.approx(2 * ends_s + (ranks - 2) * between_s)
+
+
+@pytest.mark.parametrize("flash", [True, False])
+def test_attention_of_a_context_parallel_ring_starts_a_kernel_for_each_block(flash: bool) -> None:
+    def attention_s(ranks: int, start_s: float) -> float:
+        config = ParallelismConfig(cp=ranks, flash_attention=flash)
+        constants = replace(IDEAL, gemm_overhead_s=start_s)
+        return LAYER["attention"].time(LayerContext(LLAMA, config, FAST, constants, 2048)).forward_s
+
+    kernels = 1 if flash else 2
+    for ranks in (1, 2, 8):
+        started_s = attention_s(ranks, 1e-3) - attention_s(ranks, 0.0)
+        assert started_s == pytest.approx(1e-3 * ranks * kernels)
+        assert attention_s(ranks, 0.0) == pytest.approx(attention_s(1, 0.0) / ranks)
+
+
+@given(ranks=st.sampled_from([1, 2, 4, 8, 16]), window=st.sampled_from([0, 512]), late_s=st.floats(0, 1e-3))
+def test_a_later_message_never_makes_context_parallelism_quicker(ranks: int, window: int, late_s: float) -> None:
+    gpus = Gpus.of(hpgo.Cluster.preset("h100:4"), "bf16")
+    config, kind = ParallelismConfig(cp=ranks), PLAIN._replace(window=window)
+    late = replace(gpus, inside=replace(gpus.inside, latency_s=late_s), adapter_latency_s=late_s)
+    at_once = replace(gpus, inside=replace(gpus.inside, latency_s=0.0), adapter_latency_s=0.0)
+    slow, quick = (
+        LAYER["cp_comm"].time(LayerContext(LLAMA, config, one, CONSTANTS, 4096, kind)) for one in (late, at_once)
+    )
+    assert slow.forward_s >= quick.forward_s >= 0.0
+    assert slow.backward_s >= quick.backward_s >= 0.0
+    assert ranks > 1 or slow == PassTime(0.0, 0.0)
 
 
 def test_those_that_share_matrices_send_a_part_each_to_the_next_stage() -> None:

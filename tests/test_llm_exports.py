@@ -60,6 +60,11 @@ def test_megatron_is_told_the_model_and_the_way() -> None:
         ({"cp": 2}, ["--context-parallel-size 2", "--cp-comm-type p2p"]),
         ({}, ["--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl native"]),
         ({"grad_reduce_in_bf16": True}, ["--grad-reduce-in-bf16"]),
+        ({"adam_moments_in_bf16": True}, ["--use-precision-aware-optimizer", "--exp-avg-dtype bf16"]),
+        (
+            {"recompute": "selective", "recompute_modules": ["layernorm", "mlp"]},
+            ["--recompute-granularity selective", "--recompute-modules layernorm mlp"],
+        ),
     ],
 )
 def test_megatron_is_told_what_is_computed_how(config: dict[str, Any], says: list[str]) -> None:

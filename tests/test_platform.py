@@ -102,7 +102,7 @@ def test_prices_and_plans_on_a_platform_are_those_of_slower_terms(tmp_path) -> N
     assert one.step_s == taken_s(one, *platform.factors)
     assert one.measured_steps == 5
     assert one.high_s / one.step_s == pytest.approx(exp(QUANTILE * platform.log_sd))
-    chosen = hpgo.plan_llm(MODEL, CLUSTER, platform=platform, top=3, **ASKED)
+    chosen = hpgo.plan_llm(MODEL, CLUSTER, platform=platform, stack="default", top=3, **ASKED)
     assert [found.step_s for found in chosen.estimates] == [
         taken_s(found, *platform.factors) for found in chosen.estimates
     ]
@@ -138,6 +138,19 @@ model,cluster,global_batch_size,seq_length,tp,recompute,seconds
 llama-3-8b,h100:1,32,8192,2,,4.4 s
 llama-3-8b,h100:2,32,8192,4,full,3.1
 """
+
+
+def test_steps_name_the_modules_that_they_recompute(tmp_path) -> None:
+    one = {"model": "deepseek-v2-lite", "cluster": "a100:1", "global_batch_size": 32, "seq_length": 4096, "ep": 8,
+           "recompute": "selective", "recompute_modules": ["mla_up_proj", "moe_act"], "adam_moments_in_bf16": True,
+           "seconds": 1.2}  # fmt: skip
+    path = tmp_path / "steps.json"
+    path.write_text(json.dumps({"hpgo_steps": 1, "steps": [one]}), encoding="utf-8")
+    (step,) = read_steps(path)
+    config = step.predicted.parallelism
+    assert config.recompute_modules == ("mla_up_proj", "moe_act")
+    assert config.adam_moments_in_bf16
+    assert {"recompute of modules", "bf16 moments"} <= set(step.predicted.unvalidated_features)
 
 
 def test_yaml_json_and_csv_hold_the_same_steps(tmp_path) -> None:

@@ -195,6 +195,8 @@ def _memory(job: LlmExportJob) -> dict[str, Value]:
     found: dict[str, Value] = {"use-distributed-optimizer": config.zero_stage == 1}
     if config.recompute == "selective":
         found["recompute-granularity"] = "selective"
+        if config.recompute_modules:
+            found["recompute-modules"] = config.recompute_modules
     elif config.recompute == "full":
         # `uniform` with groups of one layer keeps the input of each layer, as the estimate assumes. `block` recomputes
         # the first layers of each stage.
@@ -204,6 +206,8 @@ def _memory(job: LlmExportJob) -> dict[str, Value]:
             "recompute-method": "uniform" if some is None else "block",
             "recompute-num-layers": some or 1,
         }
+    if config.adam_moments_in_bf16:
+        found |= {"use-precision-aware-optimizer": True, "exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16"}
     return found | {
         "cpu-offloading": config.cpu_offload_num_layers > 0,
         "cpu-offloading-num-layers": config.cpu_offload_num_layers or False,

@@ -38,7 +38,7 @@ class Constants:
     attention_efficiency: float = 0.618
     """Fitted. Share of fused attention's best measured rate that it reaches with the heads of models."""
     attention_time_factor: float = 1.0
-    """Fitted by stack. Time of fused attention, per time of the kernels that most published steps used."""
+    """By stack. Time of fused attention, per time of the kernels that most published steps used."""
     attention_backward_factor: float = 2.5
     """Counted: operations of fused attention's backward pass per operation of its forward pass; scores are recomputed
     (Dao, arXiv 2307.08691)."""
@@ -63,7 +63,7 @@ class Constants:
     collective_overhead_s: float = 2e-05
     """Fitted. Additional seconds of each collective: launch, and waiting for the last rank."""
     tp_exposed_fraction: float = 1.0
-    """Fitted by stack. Share of the communication of sequence-parallel layers that GEMMs do not hide."""
+    """By stack. Share of the communication of sequence-parallel layers that GEMMs do not hide."""
     layer_launch_s: float = 0.00105
     """Fitted. Seconds in which the CPU launches a layer's forward pass; no pass is faster."""
     collective_launch_s: float = 3.47e-05
@@ -75,9 +75,9 @@ class Constants:
     comm_overlap_fraction: float = 0.386
     """Fitted. Share of a pass that can hide communication that overlaps with it."""
     expert_time_factor: float = 1.0
-    """Fitted by stack. Time of a step of a model with experts, per time without fused kernels for experts."""
+    """By stack. Time of a step of a model with experts, per time without fused kernels for experts."""
     all_to_all_time_factor: float = 1.0
-    """Fitted by stack. Time of the exposed all-to-all of experts, per time of one that nothing hides."""
+    """By stack. Time of the exposed all-to-all of experts, per time of one that nothing hides."""
     grouped_gemm_efficiency: float = 0.52
     """Fitted. Share of the rate of GEMMs that grouped GEMMs of experts reach."""
     routed_row_factor: float = 1.81

@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import lcm
 from typing import TYPE_CHECKING, Any, get_args
 
-from hpgo.base.checks import check_flag, check_int, check_is, choice, number
+from hpgo.base.checks import check_flag, check_int, check_is, check_list, choice, number
 from hpgo.base.messages import shorten
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
@@ -24,6 +24,7 @@ from hpgo.llm.parallelism import (
     PipelineSchedule,
     Precision,
     Recompute,
+    RecomputedModule,
     check_batch,
     check_degrees,
     data_degree,
@@ -44,6 +45,7 @@ from hpgo.programs.schedule import schedule as build
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
 
     from hpgo.llm.layer_time import LayerTime
     from hpgo.model.transformer import Transformer
@@ -53,7 +55,7 @@ _ROUNDING = 1e-12
 """Share of a step time below which a bubble is a rounding error and is not reported."""
 FLAGS = (
     "flash_attention", "fused_elementwise", "overlap_dp_comm", "fused_cross_entropy", "fused_adam", "flatten_gradients",
-    "dtensor", "grad_reduce_in_bf16",
+    "dtensor", "grad_reduce_in_bf16", "adam_moments_in_bf16",
 )  # fmt: skip
 COUNTS = (*DEGREES, "first_rank_layers", "last_rank_layers", "recompute_num_layers")
 
@@ -192,6 +194,7 @@ def estimate_llm(
     recompute: Recompute = "none",
     recompute_num_layers: int | None = None,
     recompute_every: int | None = None,
+    recompute_modules: Iterable[str] = (),
     sequence_parallel: bool | None = None,
     precision: Precision = "bf16",
     flash_attention: bool = True,
@@ -202,6 +205,7 @@ def estimate_llm(
     flatten_gradients: bool = False,
     dtensor: bool = False,
     grad_reduce_in_bf16: bool = False,
+    adam_moments_in_bf16: bool = False,
     cpu_offload_num_layers: int = 0,
     devices: int | None = None,
     framework: str | None = None,
@@ -231,6 +235,8 @@ def estimate_llm(
             operations and every second GEMM (`selective_op`), or whole layers (`full`).
         recompute_num_layers: number of layers of each stage that `full` recomputes; None means all.
         recompute_every: distance between the layers that `full` recomputes, instead of their number.
+        recompute_modules: parts of each layer that `selective` recomputes instead of attention scores: `core_attn`,
+            `layernorm`, `mla_up_proj`, `mlp`, `moe`, `moe_act` or `shared_experts`.
         sequence_parallel: whether tensor-parallel GPUs also divide norms, dropout and residual additions; None means
             yes if `tp` is above 1.
         precision: number format of matrix multiplications: `bf16`, `fp16`, `fp8` or `fp4`.
@@ -242,6 +248,7 @@ def estimate_llm(
         flatten_gradients: whether the optimizer step copies 16-bit gradients into one flat tensor, as DeepSpeed does.
         dtensor: whether DTensor shards matrices and FSDP2 shards replicas, as in torchtitan.
         grad_reduce_in_bf16: whether gradients are accumulated and reduced in 16 bits.
+        adam_moments_in_bf16: whether Adam's moments are stored in 16 bits (Megatron-LM's precision-aware optimizer).
         cpu_offload_num_layers: number of layers whose activations wait in CPU memory for the backward pass.
         devices: number of GPUs to use, the first of the cluster; None means all. The data-parallel degree follows.
         framework: framework that trains the model, which implies a software stack on the cluster's device: `megatron`,
@@ -270,6 +277,11 @@ def estimate_llm(
         "precision": precision, "flash_attention": flash_attention, "fused_elementwise": fused_elementwise,
         "overlap_dp_comm": overlap_dp_comm, "fused_cross_entropy": fused_cross_entropy, "fused_adam": fused_adam,
         "flatten_gradients": flatten_gradients, "dtensor": dtensor, "grad_reduce_in_bf16": grad_reduce_in_bf16,
+        "adam_moments_in_bf16": adam_moments_in_bf16,
+        "recompute_modules": tuple(
+            choice("recomputed module", one, get_args(RecomputedModule))
+            for one in check_list("recompute_modules", recompute_modules)
+        ),
         "cpu_offload_num_layers": check_int("cpu_offload_num_layers", cpu_offload_num_layers, least=0),
     }  # fmt: skip
     model = transformer_of(transformer)

@@ -66,6 +66,10 @@ class FrameworkSupport(Record):
     """Kinds of recomputation that are supported."""
     recompute_num_layers: bool = False
     """Whether only some layers of each stage may be recomputed."""
+    recompute_modules: bool = False
+    """Whether parts of layers may be recomputed."""
+    adam_moments_in_bf16: bool = False
+    """Whether Adam's moments may be stored in bf16."""
     grad_reduce_in_bf16: bool = False
     """Whether gradients may be accumulated in 16 bits."""
     flatten_gradients: bool = False
@@ -195,6 +199,10 @@ class FrameworkSupport(Record):
              f"supports recompute {join_words(self.recompute, 'or')}, not {config.recompute}"),
             (config.recompute_num_layers is not None and not self.recompute_num_layers,
              f"recomputes all layers or none, not {config.recompute_num_layers} of each stage"),
+            (config.recompute_modules and not self.recompute_modules,
+             f"does not recompute parts of layers, but recompute_modules is {', '.join(config.recompute_modules)}"),
+            (config.adam_moments_in_bf16 and not (self.adam_moments_in_bf16 and config.zero_stage),
+             f"stores Adam's moments in 32 bits{' without ZeRO' if self.adam_moments_in_bf16 else ''}, not in 16"),
             (config.grad_reduce_in_bf16 and not self.grad_reduce_in_bf16,
              "accumulates gradients in 32 bits here, not in 16"),
             (config.cpu_offload_num_layers and not self.cpu_offload,
@@ -244,6 +252,8 @@ MEGATRON = FrameworkSupport(
     uneven_ends=True,
     recompute=("none", "selective", "full"),
     recompute_num_layers=True,
+    recompute_modules=True,
+    adam_moments_in_bf16=True,
     grad_reduce_in_bf16=True,
     further_tokens=True,
     cpu_offload=True,

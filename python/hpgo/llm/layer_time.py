@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpgo.llm.experts import NOTHING, PassTime, ep_all_to_all, expert_weights, experts, router
 from hpgo.llm.layer_context import NARROW, VALUE, pairs_seen
 from hpgo.llm.parallelism import MOST_ZERO
+from hpgo.llm.recompute import repeated_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -108,11 +109,11 @@ def attention(context: LayerContext) -> PassTime:
     if config.flash_attention:
         flop *= pairs_seen(context.kind, context.seq_length)
         rate = context.gpus.attention_flop_per_s * constants.attention_efficiency / constants.attention_time_factor
-        forward_s = flop / rate + constants.gemm_overhead_s
+        forward_s = flop / rate + _ring_steps(context) * constants.gemm_overhead_s
         return PassTime(forward_s, constants.attention_backward_factor * forward_s)
     aligned = 1.0 if context.model.head_dim % 8 == 0 else constants.misaligned_head_factor
     rate = context.gpus.wide_flop_per_s * constants.unfused_attention_efficiency * aligned
-    gemms_s = flop / rate + 2 * constants.gemm_overhead_s
+    gemms_s = flop / rate + 2 * _ring_steps(context) * constants.gemm_overhead_s
     # Forward, of each score: written by the GEMM, read and written by the softmax, and by dropout with its mask, then
     # read. Backward: the gradients of all these, and the result of the softmax once more.
     scores = pairs * context.model.heads / config.tp
@@ -159,20 +160,49 @@ def tp_comm(context: LayerContext) -> PassTime:
     return PassTime(2 * once_s, 2 * once_s)
 
 
+def _ring_steps(context: LayerContext) -> int:
+    """Return the number of attention kernels of a pass: with context parallelism one for each block of keys and values.
+
+    In layers with a window, Transformer Engine gathers all keys and values first, and computes the sequence's two
+    chunks of a GPU one after the other.
+    """
+    if context.config.cp == 1:
+        return 1
+    return 2 if context.kind.window else context.config.cp
+
+
 def cp_comm(context: LayerContext) -> PassTime:
     """Return the time in which keys and values travel around a context-parallel group, less what attention hides."""
     config = context.config
     if config.cp == 1:
         return NOTHING
-    # The backward pass sends keys and values again, and their gradients: twice the bytes of the forward pass.
     held = VALUE * context.tokens * (context.keys + context.values) / config.tp
-    ring_s = context.all_gather_s(context.context_ring, held * config.cp)
     if context.kind.window:
         # In layers with a window, Transformer Engine gathers all keys and values before attention starts, so attention
-        # cannot hide it.
+        # cannot hide it. The backward pass gathers them again, and reduces their gradients.
+        ring_s = context.all_gather_s(context.context_ring, held * config.cp)
         return PassTime(ring_s, 2 * ring_s)
     hiding, hidden = attention(context), context.constants.comm_overlap_fraction
-    return PassTime(max(0.0, ring_s - hidden * hiding.forward_s), max(0.0, 2 * ring_s - hidden * hiding.backward_s))
+
+    def exposed_s(moved: float, step_s: float) -> float:
+        # A block of keys and values is sent while the block before it is computed.
+        return max(0.0, _message_s(context, moved) - hidden * step_s / config.cp)
+
+    # The backward pass sends each block's gradients after it: only keys and values first, both, only gradients last.
+    ends_s, between_s = (exposed_s(count * held, hiding.backward_s) for count in (1, 2))
+    forward_s = (config.cp - 1) * exposed_s(held, hiding.forward_s)
+    return PassTime(forward_s, 2 * ends_s + (config.cp - 2) * between_s)
+
+
+def _message_s(context: LayerContext, moved: float) -> float:
+    """Return the seconds of one step of a context-parallel ring, in which each GPU sends `moved` bytes to the next."""
+    gpus, constants = context.gpus, context.constants
+    rate, latency_s = gpus.inside.bytes_per_s * constants.nvlink_efficiency, gpus.inside.latency_s
+    if context.context_ring.across:
+        # All GPUs wait for the slowest message. Between nodes it has only the NIC of the GPU that sends it.
+        rate = min(rate, gpus.adapter_bytes_per_s * constants.nic_efficiency)
+        latency_s = gpus.adapter_latency_s
+    return moved / rate + latency_s + constants.collective_overhead_s
 
 
 def param_all_gather(context: LayerContext) -> PassTime:
@@ -312,7 +342,9 @@ def layer_times(context: LayerContext) -> tuple[LayerTime, LayerTime]:
     forward_s = with_launches({key: one.forward_s for key, one in passes.items()}, 1.0)
     kept_s = {key: one.backward_s for key, one in passes.items()}
     full_s = {key: one.backward_s + one.recompute_s for key, one in passes.items()}
-    if config.recompute == "selective" and not config.flash_attention:
+    for key, again_s in repeated_s(context, passes).items():
+        kept_s[key] += again_s
+    if config.recompute == "selective" and not (config.flash_attention or config.recompute_modules):
         # Flash attention saves no scores. Its backward pass always recomputes them, which its factor includes.
         kept_s["attention"] += passes["attention"].recompute_s
     if config.recompute == "selective_op":

@@ -60,9 +60,10 @@ _FLAGS = ("sequence_parallel", *FLAGS)
 _COUNTS = (*COUNTS, "devices")
 _FROM_NONE = ("zero_stage", "cpu_offload_num_layers")
 _WORDS = ("pp_schedule", "recompute", "precision")
+_LISTS = ("recompute_modules",)
 _KEYS = " ".join(
     ("model", "cluster", "seconds", "global_batch_size", "seq_length", "adapter_gbit_s", *_FLAGS, *_COUNTS, *_FROM_NONE,
-     *_WORDS)
+     *_WORDS, *_LISTS)
 )  # fmt: skip
 
 
@@ -383,6 +384,7 @@ def _step(row: Section) -> MeasuredStep:
     given |= {name: row.whole(name) for name in _FROM_NONE if name in row}
     given |= {name: row.flag(name) for name in _FLAGS if name in row}
     given |= {name: row.text(name) for name in _WORDS if name in row}
+    given |= {name: row.items(name) for name in _LISTS if name in row}
     model, name = row.text("model"), row.text("cluster")
     rate = row.number("adapter_gbit_s") if "adapter_gbit_s" in row else None
     seconds: Any = row.get("seconds")

@@ -19,6 +19,7 @@ from hpgo.llm.experts import expert_weights, saved_by_experts
 from hpgo.llm.layer_context import NARROW, VALUE
 from hpgo.llm.layer_time import layer_weights
 from hpgo.llm.parallelism import MOST_ZERO
+from hpgo.llm.recompute import dropped_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 _ADAM = 12
 """Bytes per parameter of Adam's state: two moments and a copy of the weights in 32 bits."""
+_NARROW_MOMENTS = 4
+"""Bytes per parameter that Adam's moments in bf16 save."""
 _WIDENED, _UNFUSED = 4, 8
 """Bytes per parameter that the optimizer step allocates: for a gradient in 32 bits if gradients accumulate in 16 bits,
 and, without fused Adam, for the square root of a moment and the denominator."""
@@ -160,6 +163,7 @@ def optimizer(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the bytes of Adam's moments and 32-bit weights, unless `weights` counts these already."""
     config = context.config
     each = _ADAM if config.zero_stage < MOST_ZERO or config.grad_reduce_in_bf16 else _ADAM - 4
+    each -= _NARROW_MOMENTS if config.adam_moments_in_bf16 else 0
     return each * (sharded_parameters if config.zero_stage >= 1 else parameters)(context, held)
 
 
@@ -213,13 +217,14 @@ def saved_activation_bytes(context: LayerContext, *, recomputed: bool, cast: boo
     # Attention saves its result in 16 bits, so the GEMM after it saves another copy in a narrow format.
     kept = context.queries + context.keys + context.values + context.mixed + context.inner * context.ffn
     inputs = context.ffn + (context.mixed if each < VALUE else 0)
-    inside = tokens * (VALUE * kept + each * inputs) / config.tp
+    inside = tokens * (VALUE * kept + each * inputs) / config.tp - dropped_bytes(context, each)
     if config.recompute == "selective_op" and cast:
         # Saved are the layer's input and the results of attention, of every second GEMM and of reduce-scatters.
         inside = VALUE * tokens * (context.queries + context.values + context.mixed + context.ffn) / config.tp
         ends = (2 if context.ffn else 1) * VALUE * tokens * model.hidden / context.between
         return ends + inside + VALUE * tokens * context.narrow / context.between + saved_by_experts(context, each) / 2
-    if config.flash_attention or config.recompute == "selective":
+    modules = config.recompute_modules
+    if config.flash_attention or (config.recompute == "selective" and (not modules or "core_attn" in modules)):
         return outside + inside
     scores = model.heads * config.micro_batch_size * context.seq_length * context.seq_length / config.cp
     return outside + inside + 5 * scores / config.tp
@@ -236,6 +241,10 @@ def _selected_bytes(context: LayerContext) -> float:
     return max(0.0, UNCAST(context) - SAVED[False](context))
 
 
+_RESTORED = partial(dropped_bytes, each=VALUE)
+"""Bytes of the modules that are being recomputed, in the one layer whose backward pass runs."""
+
+
 def _recomputed_bytes(context: LayerContext) -> float:
     """Return the bytes that recomputation of a layer restores beside its input."""
     return SAVED[False](context) - SAVED[True](context)
@@ -248,6 +257,8 @@ def activations(context: LayerContext, held: PipelineRankLayers) -> Amount:
     micro-batch that waits for that.
     """
     found = sum(count * context.once(SAVED[again], kind) for (kind, again), count in held.in_flight.items())
+    if context.config.recompute_modules:
+        found += _largest(held.layers, partial(context.once, _RESTORED))
     # Layers are recomputed one at a time, so only the largest of them is counted with all its values.
     if context.config.recompute == "selective_op":
         return found + _largest(held.layers, partial(context.once, _selected_bytes))

@@ -23,8 +23,16 @@ Recompute = Literal["none", "selective", "selective_op", "full"]
 multiplication (torchtitan's default, `selective_ac_option = "op"`), or whole layers."""
 Precision = Literal["bf16", "fp16", "fp8", "fp4"]
 """Number format of matrix multiplications."""
+RecomputedModule = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
+"""Part of a layer that selective recomputation may repeat, by its name in Megatron-LM's `--recompute-modules`."""
 PipelineSchedule = Literal["1f1b", "interleaved_zb", "zb_v"]
 """Pipeline schedule: 1F1B (interleaved if `vpp` > 1), interleaved zero-bubble, or ZB-V."""
+_NEEDED_BY_MODULE = {
+    "mla_up_proj": "latent attention",
+    "moe": "experts",
+    "moe_act": "experts",
+    "shared_experts": "experts",
+}
 MOST_ZERO = 3
 """The highest ZeRO stage."""
 DEGREES = ("tp", "cp", "ep", "pp", "vpp", "micro_batch_size")
@@ -101,6 +109,10 @@ class ParallelismConfig:
     """Whether gradients are reduced during backward passes, and weights gathered during passes of other layers."""
     grad_reduce_in_bf16: bool = False
     """Whether gradients are accumulated and reduced in bf16 instead of fp32 (Megatron-LM's `--grad-reduce-in-bf16`)."""
+    recompute_modules: tuple[RecomputedModule, ...] = ()
+    """Modules of each layer that are recomputed if `recompute` is selective; none of them means attention scores."""
+    adam_moments_in_bf16: bool = False
+    """Whether Adam's moments are stored in bf16 (Megatron-LM's `--use-precision-aware-optimizer`)."""
     cpu_offload_num_layers: int = 0
     """Number of layers whose activations wait in CPU memory from the forward to the backward pass."""
 
@@ -160,6 +172,29 @@ class ParallelismConfig:
         if self.zero_stage == 0:
             raise ArgumentError(
                 f"dp_replicate is {self.dp_replicate}, but ZeRO stage 0 shards nothing", "use zero_stage=3, or 1 or 2"
+            )
+
+        self._check_modules()
+
+    def _check_modules(self) -> None:
+        if not self.recompute_modules:
+            return
+        named = ", ".join(self.recompute_modules)
+        if self.recompute != "selective":
+            raise ArgumentError(
+                f"recompute_modules is {named}, but recompute is {self.recompute}: it selects what `selective`"
+                " recomputes",
+                "use recompute='selective'",
+            )
+        if len(set(self.recompute_modules)) < len(self.recompute_modules):
+            raise ArgumentError(
+                f"recompute_modules is {named}, but each module may be listed once", "remove the second"
+            )
+        if self.splits_backward:
+            raise ArgumentError(
+                f"recompute_modules is {named}, but no framework recomputes modules with split backward passes",
+                "use pp_schedule='1f1b', or leave recompute_modules out",
+                code="conflict",
             )
 
     def _check_split(self) -> None:
@@ -299,6 +334,7 @@ class ParallelismConfig:
             count = self.recompute_num_layers
             layers = "" if count is None else f" ({pluralize(count, 'layer')} per stage)"
             layers += "" if self.recompute_every is None else f" (one layer in {self.recompute_every})"
+            layers += f" ({', '.join(self.recompute_modules)})" if self.recompute_modules else ""
             parts.append(f"recompute {self.recompute}{layers}")
         parts += [f"offload {pluralize(self.cpu_offload_num_layers, 'layer')}"] if self.cpu_offload_num_layers else []
         return ", ".join([*parts, f"micro-batch {self.micro_batch_size}"])
@@ -434,6 +470,14 @@ def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: 
             f"tp {config.tp} with experts needs sequence parallelism, so that each GPU routes different tokens",
             "turn sequence parallelism on, or use tp 1",
         )
+    for module in config.recompute_modules:
+        needed = _NEEDED_BY_MODULE.get(module)
+        if needed and not (model.latent if needed == "latent attention" else model.experts):
+            raise ArgumentError(
+                f"recompute_modules is {', '.join(config.recompute_modules)}, but {module} needs {needed}, which"
+                f" `{model.name}` does not have",
+                f"leave {module} out",
+            )
     # Each GPU of a context-parallel group has a chunk from the front of the sequence and one from its end, because
     # causal attention gives later tokens more work.
     parts = 2 * config.cp if config.cp > 1 else 1

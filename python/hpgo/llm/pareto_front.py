@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hpgo.llm.estimate import LlmEstimate
     from hpgo.llm.parallelism import Precision
     from hpgo.llm.platform import Platform
+    from hpgo.llm.stack import Stack
     from hpgo.model.transformer import Transformer
     from hpgo.programs.names import LlmFramework
 
@@ -37,6 +38,7 @@ def llm_pareto_front(
     fix: dict[str, int | str] | None = None,
     exclude: Iterable[str] = (),
     headroom_bytes: float = 0.0,
+    stack: Stack | str | os.PathLike[str] | None = None,
     platform: Platform | DeviceRecord | None = None,
     points: int = 12,
 ) -> tuple[LlmEstimate, ...]:
@@ -53,6 +55,7 @@ def llm_pareto_front(
         fix: values that all configurations must have, as for `plan_llm`.
         exclude: features or values to leave out, as for `plan_llm`.
         headroom_bytes: memory of each GPU to leave free.
+        stack: software stack, by its name or its file; None means the one that `framework` implies on the device.
         platform: constants fitted to steps on your cluster, or the rates of a measured node.
         points: maximum number of points; each one after the first needs at least 1 % less memory than the one before.
 
@@ -76,7 +79,7 @@ def llm_pareto_front(
             fastest = plan_llm(
                 transformer, cluster, global_batch_size=global_batch_size, seq_length=seq_length, precision=precision,
                 devices=devices, framework=framework, fix=fix, exclude=exclude, headroom_bytes=headroom_bytes,
-                platform=platform, top=1,
+                stack=stack, platform=platform, top=1,
             ).estimates[0]  # fmt: skip
         except InfeasibleError:
             if found:

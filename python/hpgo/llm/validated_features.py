@@ -36,7 +36,9 @@ def features_of(config: ParallelismConfig) -> tuple[str, ...]:
         ("vpp", config.vpp > 1),
         (f"schedule {config.pp_schedule}", config.splits_backward),
         (zero, config.zero_stage > 0),
-        (f"recompute {config.recompute}", config.recompute != "none"),
+        (f"recompute {config.recompute}", config.recompute != "none" and not config.recompute_modules),
+        ("recompute of modules", bool(config.recompute_modules)),
+        ("bf16 moments", config.adam_moments_in_bf16),
         (config.precision, True),
         ("bf16 gradient reduction", config.grad_reduce_in_bf16),
         ("activation offloading", config.cpu_offload_num_layers > 0),
@@ -49,19 +51,24 @@ VALIDATED: dict[str, tuple[str, ...]] = {
         "tp", "sp", "pp", "vpp", "zero 1", "zero 3", "recompute selective", "recompute full", "bf16", "fp16",
         "bf16 gradient reduction",
     ),
-    "B200": ("tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "bf16", "fp8", "bf16 gradient reduction"),
-    "B300": ("ep", "pp", "vpp", "zero 1", "bf16", "fp8", "bf16 gradient reduction"),
+    "B200": (
+        "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "recompute of modules", "bf16 moments", "bf16", "fp8",
+        "bf16 gradient reduction",
+    ),
+    "B300": (
+        "ep", "pp", "vpp", "zero 1", "recompute of modules", "bf16 moments", "bf16", "fp8", "bf16 gradient reduction",
+    ),
     "GB200": (
-        "tp", "sp", "ep", "pp", "vpp", "zero 1", "zero 3", "bf16", "fp8", "fp4", "bf16 gradient reduction",
-        "activation offloading",
+        "tp", "sp", "ep", "pp", "vpp", "zero 1", "zero 3", "recompute of modules", "bf16 moments", "bf16", "fp8", "fp4",
+        "bf16 gradient reduction", "activation offloading",
     ),
     "GB300": (
         "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "zero 3", "bf16", "fp8", "fp4", "bf16 gradient reduction",
         "activation offloading",
     ),
     "H100": (
-        "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "zero 2", "zero 3", "zero 2 with pp", "recompute full", "bf16",
-        "fp8", "bf16 gradient reduction",
+        "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "zero 2", "zero 3", "zero 2 with pp", "recompute full",
+        "recompute of modules", "bf16 moments", "bf16", "fp8", "bf16 gradient reduction",
     ),
 }  # fmt: skip
 """Features of published steps by device (docs/accuracy.md, *Validated features*)."""

@@ -13,23 +13,25 @@ from hpgo.cli.llm.options import COUNT, TrainingOptions, draw, note_unmeasured, 
 from hpgo.cli.plan_options import as_options
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import LLM_ESTIMATE_OUT, STILL_ENDINGS, written
-from hpgo.llm.parallelism import PipelineSchedule, Recompute
+from hpgo.llm.parallelism import PipelineSchedule, Recompute, RecomputedModule
 
 _SECTIONS = {
     "Model and batch": "cluster global_batch_size seq_length micro_batch_size precision",
-    "Parallelism and memory": "tp pp vpp pp_schedule cp ep zero_stage recompute",
+    "Parallelism and memory": "tp pp vpp cp ep zero_stage recompute stack",
     "Output": "outputs as_json",
 }
 _BRIEF = (
-    "devices tokens_per_batch framework platform dp_replicate recompute_every first_rank_layers last_rank_layers"
-    " recompute_num_layers cpu_offload_num_layers no_sequence_parallel no_flash_attention no_fused_elementwise"
-    " no_fused_cross_entropy no_fused_adam flatten_gradients dtensor grad_reduce_in_bf16 no_overlap_dp_comm nic_gbit_s"
+    "devices tokens_per_batch framework platform pp_schedule dp_replicate recompute_every first_rank_layers"
+    " last_rank_layers recompute_num_layers recompute_modules cpu_offload_num_layers no_sequence_parallel"
+    " no_flash_attention no_fused_elementwise no_fused_cross_entropy no_fused_adam flatten_gradients dtensor"
+    " grad_reduce_in_bf16 adam_moments_in_bf16"
+    " no_overlap_dp_comm nic_gbit_s"
 )
 """Options that `--help` lists by name only, so that it fits on one screen. `hpgo help llm estimate` explains them."""
 _CONFIGURATION = (
     "framework stack tp pp vpp pp_schedule first_rank_layers last_rank_layers cp ep dp_replicate micro_batch_size"
     " recompute recompute_num_layers recompute_every"
-    " cpu_offload_num_layers precision flatten_gradients dtensor grad_reduce_in_bf16"
+    " cpu_offload_num_layers precision flatten_gradients dtensor grad_reduce_in_bf16 adam_moments_in_bf16"
 )
 """Options that `hpgo.estimate_llm` takes under the same name and with the same value."""
 
@@ -70,7 +72,7 @@ class EstimateOptions(TrainingOptions):
         type=click.Choice(get_args(Recompute)),
         default="none",
         metavar="NAME",
-        help="none, selective (scores), selective_op or full.  [none]",
+        help="none, selective, selective_op, full.  [none]",
     )
     recompute_num_layers: int | None = option(
         "--recompute-num-layers", type=COUNT, metavar="N", help="Layers of each stage that `full` recomputes.  [all]"
@@ -85,6 +87,11 @@ class EstimateOptions(TrainingOptions):
         "--framework",
         metavar="NAME",
         help="Framework that implies the stack: megatron, megatron-bridge, nemo, torchtitan or deepspeed.",
+    )
+    recompute_modules: str | None = option(
+        "--recompute-modules",
+        metavar="NAME[,…]",
+        help=f"Parts of a layer that `selective` recomputes: {', '.join(get_args(RecomputedModule))}.  [scores]",
     )
     cpu_offload_num_layers: int = option(
         "--cpu-offload-num-layers",
@@ -115,6 +122,7 @@ class EstimateOptions(TrainingOptions):
     grad_reduce_in_bf16: bool = option(
         "--grad-reduce-in-bf16", is_flag=True, help="Accumulate and reduce gradients in 16 bits."
     )
+    adam_moments_in_bf16: bool = option("--adam-moments-in-bf16", is_flag=True, help="Store Adam's moments in 16 bits.")
     no_overlap_dp_comm: bool = option(
         "--no-overlap-dp-comm", is_flag=True, help="Reduce gradients after the last backward pass only."
     )
@@ -173,6 +181,7 @@ def _configuration(options: EstimateOptions) -> dict[str, Any]:
     return {
         **{name: getattr(options, name) for name in _CONFIGURATION.split()},
         "zero_stage": int(options.zero_stage),
+        "recompute_modules": options.recompute_modules.split(",") if options.recompute_modules else (),
         "sequence_parallel": False if options.no_sequence_parallel else None,
         "flash_attention": not options.no_flash_attention,
         "fused_elementwise": not options.no_fused_elementwise,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 COUNT = click.IntRange(min=1)
 MODEL: Any = argument(type=TRANSFORMER)
 SEQ_LENGTH: Any = option("--seq-length", type=COUNT, required=True, metavar="N", help="Tokens per sequence.")
-STACK: Any = option("--stack", metavar="NAME", help="Software stack, or the file of one.  [what the framework implies]")
+STACK: Any = option("--stack", metavar="NAME|FILE", help="Software stack.  [implied by the framework]")
 PLATFORM: Any = option("--platform", type=FILE, metavar="FILE", help="File of `hpgo llm calibrate`: your constants.")
 
 

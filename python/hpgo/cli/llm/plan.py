@@ -42,7 +42,7 @@ class PlanOptions(TrainingOptions):
         type=_Words(),
         multiple=True,
         metavar="NAME=VALUE[,…]",
-        help="Keep only configurations with this value: `tp=4`.",
+        help="Keep only configurations with it: `tp=4`.",
     )
     exclude: tuple[tuple[str, ...], ...] = option(
         "--exclude",

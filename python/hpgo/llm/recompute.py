@@ -1,0 +1,140 @@
+"""Modules that selective recomputation repeats: the bytes that a layer then does not save, and the seconds it takes.
+
+Megatron-LM names them in `--recompute-modules` (`recompute_modules` of transformer_config.py).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from hpgo.llm.experts import routed_rows, saved_by_experts
+from hpgo.llm.layer_context import VALUE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hpgo.llm.experts import PassTime
+    from hpgo.llm.layer_context import LayerContext
+
+
+class Module(NamedTuple):
+    """A part of a layer that the backward pass may compute again."""
+
+    saved: Callable[[LayerContext, float], float]
+    """Function that returns the bytes it saves of one micro-batch, given the bytes of a GEMM input."""
+    repeated: Callable[[LayerContext, Mapping[str, PassTime]], dict[str, float]]
+    """Function that returns the seconds to compute it again by term key, given the terms of the layer."""
+
+
+def _norms(context: LayerContext) -> int:
+    # Other norms are fused with the GEMM after them, which computes them again in any case.
+    return (1 if context.kind.experts else 0) + (1 if context.model.latent is not None else 0)
+
+
+def _norm_results(context: LayerContext, each: float) -> float:
+    return _norms(context) * each * context.tokens * context.model.hidden / context.between
+
+
+def _norms_s(context: LayerContext, _: Mapping[str, PassTime]) -> dict[str, float]:
+    moved = 2 * VALUE * _norms(context) * context.tokens * context.model.hidden / context.between
+    return {"elementwise": context.moved_s(moved)}
+
+
+def _expanded(context: LayerContext, _: float) -> float:
+    if context.model.latent is None:
+        return 0.0
+    return VALUE * context.tokens * (context.queries + context.keys + context.values) / context.config.tp
+
+
+def _expand_s(context: LayerContext, _: Mapping[str, PassTime]) -> dict[str, float]:
+    latent, tp = context.model.latent, context.config.tp
+    if latent is None:
+        return {}
+    plain = context.model.heads * (context.model.head_dim - latent.rope_dim)
+    gemms_s = context.gemm_s(context.tokens, (plain + context.values) / tp, latent.kv_rank)
+    gemms_s += context.gemm_s(context.tokens, context.queries / tp, latent.q_rank or context.model.hidden)
+    return {"linear": gemms_s, "elementwise": context.moved_s(2 * _expanded(context, VALUE))}
+
+
+def _network(context: LayerContext, each: float) -> float:
+    return context.tokens * (VALUE * context.inner + each) * context.ffn / context.config.tp
+
+
+def _network_s(context: LayerContext, passes: Mapping[str, PassTime]) -> dict[str, float]:
+    tokens, h, f = context.tokens, context.model.hidden, context.ffn / context.config.tp
+    if not f:
+        return {}
+    gemms_s = context.gemm_s(tokens, context.inner * f, h) + context.gemm_s(tokens, h, f)
+    moved_s = context.moved_s((4 + 2 * (context.inner - 1)) * tokens * f)
+    # Tensor-parallel GPUs exchange the network's inputs and results again, half of a layer's communication.
+    return {"linear": gemms_s, "elementwise": moved_s, "tp_comm": passes["tp_comm"].recompute_s / 2}
+
+
+def _dense(context: LayerContext, each: float) -> float:
+    return 0.0 if context.kind.experts else _network(context, each)
+
+
+def _dense_s(context: LayerContext, passes: Mapping[str, PassTime]) -> dict[str, float]:
+    return {} if context.kind.experts else _network_s(context, passes)
+
+
+def _shared(context: LayerContext, each: float) -> float:
+    return _network(context, each) if context.kind.experts else 0.0
+
+
+def _shared_s(context: LayerContext, passes: Mapping[str, PassTime]) -> dict[str, float]:
+    return _network_s(context, passes) if context.kind.experts else {}
+
+
+def _rows(context: LayerContext, each: float) -> float:
+    return each * routed_rows(context) * context.model.expert_ffn if context.kind.experts else 0.0
+
+
+def _rows_s(context: LayerContext, _: Mapping[str, PassTime]) -> dict[str, float]:
+    if not context.kind.experts:
+        return {}
+    moved = routed_rows(context) * 2 * (1 + context.inner) * context.model.expert_ffn
+    return {"router": context.moved_s(moved) * context.constants.routed_row_factor}
+
+
+def _experts(context: LayerContext, each: float) -> float:
+    return saved_by_experts(context, each) + _shared(context, each)
+
+
+def _experts_s(context: LayerContext, passes: Mapping[str, PassTime]) -> dict[str, float]:
+    again_s = {key: passes[key].recompute_s for key in ("experts", "router", "ep_all_to_all")}
+    return again_s | _shared_s(context, passes)
+
+
+MODULES: dict[str, Module] = {
+    "core_attn": Module(lambda *_: 0.0, lambda _, passes: {"attention": passes["attention"].recompute_s}),
+    "layernorm": Module(_norm_results, _norms_s),
+    "mla_up_proj": Module(_expanded, _expand_s),
+    "mlp": Module(_dense, _dense_s),
+    "moe": Module(_experts, _experts_s),
+    "moe_act": Module(_rows, _rows_s),
+    "shared_experts": Module(_shared, _shared_s),
+}
+"""Modules by their names in Megatron-LM. `mlp` is the network of layers without experts, `layernorm` are norms that no
+GEMM is fused with: before experts, and before latent attention. `saved_activation_bytes` counts the scores of
+`core_attn`, which fused attention never saves."""
+_PARTS_OF_EXPERTS = ("moe_act", "shared_experts")
+
+
+def _selected(context: LayerContext) -> list[Module]:
+    names = context.config.recompute_modules
+    return [MODULES[name] for name in names if not ("moe" in names and name in _PARTS_OF_EXPERTS)]
+
+
+def dropped_bytes(context: LayerContext, each: float) -> float:
+    """Return the bytes that a layer does not save because its modules are recomputed; a GEMM input has `each` bytes."""
+    return sum(module.saved(context, each) for module in _selected(context))
+
+
+def repeated_s(context: LayerContext, passes: Mapping[str, PassTime]) -> dict[str, float]:
+    """Return the seconds by which recomputed modules lengthen the backward pass of a layer, by term key."""
+    found: dict[str, float] = {}
+    for module in _selected(context):
+        for key, seconds in module.repeated(context, passes).items():
+            found[key] = found.get(key, 0.0) + seconds
+    return found
