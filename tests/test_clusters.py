@@ -237,8 +237,13 @@ def test_every_preset_s_device_has_its_rates(name: str) -> None:
         # As nvidia-smi and torch.cuda.get_device_name print them.
         ("Tesla V100-SXM2-16GB", "v100"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA A100-SXM4-40GB", "a100-40"),
         ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H200", "h200"), ("NVIDIA B200", "b200"), ("NVIDIA GB200", "gb200"),
+        ("NVIDIA H100 PCIe", "h100-pcie"), ("NVIDIA H100 NVL", "h100-nvl"), ("NVIDIA H20", "h20"),
+        ("NVIDIA L40S", "l40s"), ("NVIDIA L4", "l4"), ("NVIDIA A10G", "a10g"), ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 5090", "rtx5090"), ("AMD Instinct MI300X", "mi300x"), ("AMD Instinct MI325X", "mi325x"),
+        ("AMD Instinct MI355X", "mi355x"), ("AMD Instinct MI300X OAM", "mi300x"), ("NVIDIA GB300", "gb300"),
         # As people and Kubernetes write them.
-        ("h100", "h100"), ("H100_SXM5_80GB", "h100"), ("NVIDIA-H100-80GB-HBM3", "h100"), ("a100-80gb", "a100"),
+        ("h100", "h100"), ("H100 SXM", "h100"), ("H100_SXM5_80GB", "h100"), ("NVIDIA-H100-80GB-HBM3", "h100"),
+        ("a100-80gb", "a100"), ("rtx 4090", "rtx4090"), ("AMD_Instinct_MI300X_OAM", "mi300x"),
     ],
 )  # fmt: skip
 def test_a_card_is_known_by_each_of_its_listed_names(name: str, key: str) -> None:
@@ -246,9 +251,10 @@ def test_a_card_is_known_by_each_of_its_listed_names(name: str, key: str) -> Non
 
 
 OTHER_CARDS = [
-    "H100-PCIe", "NVIDIA H100 PCIe", "H100-NVL", "NVIDIA H100 NVL", "H100-64GB", "A100-PCIE-40GB", "A100-64GB",
-    "NVIDIA A100 80GB PCIe", "NVIDIA H200 NVL", "Tesla V100-PCIE-16GB", "V100S", "A1000", "H1000", "GH200", "H100-",
-    "RTX-A100", "B200-NVL", "MI300X",
+    "H100-PCI", "H100-64GB", "A100-PCIE-40GB", "A100-64GB", "NVIDIA A100 80GB PCIe", "NVIDIA H200 NVL", "V100S",
+    "Tesla V100-PCIE-16GB", "A1000", "H1000", "GH200", "H100-", "RTX-A100", "B200-NVL", "NVIDIA H20-3e", "H800", "L40",
+    "NVIDIA A10", "NVIDIA RTX 4000", "NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU", "MI300A",
+    "AMD Instinct MI300X HF", "AMD Instinct MI350X", "MI250X",
 ]  # fmt: skip
 
 
@@ -258,7 +264,7 @@ def test_a_name_that_only_resembles_a_known_card_is_refused(name: str) -> None:
         rates_of(name)
     assert name in caught.value.message
     if name.startswith("H100-P"):
-        assert "H100-80GB" in caught.value.hint
+        assert "H100-PCIe-80GB" in caught.value.hint
 
 
 @given(st.sampled_from(sorted(NAMES)), st.text("-PCIeNVL0123456789GB ", min_size=1, max_size=8))
@@ -276,18 +282,50 @@ def test_the_page_on_clusters_lists_all_names_of_devices() -> None:
         assert f"| `{key}` | {', '.join(f'`{name}`' for name in names)} |" in page
 
 
-def test_an_h100_on_pcie_is_not_priced_as_an_sxm_card(tmp_path) -> None:
+def test_an_h100_on_pcie_has_its_own_rates(tmp_path) -> None:
     text = hpgo.Cluster.preset("h100:1").yaml()
     file = tmp_path / "pcie.yaml"
-    file.write_text(text.replace("H100-80GB", "H100-PCIe"))
     ask = {"global_batch_size": 8, "seq_length": 4096}
-    for call in (hpgo.estimate_llm, hpgo.plan_llm):
-        with pytest.raises(hpgo.errors.ClusterError, match="type `H100-PCIe` computes"):
-            call("llama-3-8b", str(file), **ask)
+    sxm = hpgo.estimate_llm("llama-3-8b", "h100:1", **ask)
+    file.write_text(text.replace("H100-80GB", "H100-PCIe"))
+    pcie = hpgo.estimate_llm("llama-3-8b", str(file), **ask)
+    assert pcie.peak_flop_per_s == 756.5e12
+    # The other links are those of the SXM card, so that only the card differs.
+    assert 1.3 * sxm.step_s < pcie.step_s < 2 * sxm.step_s
     file.write_text(text.replace("H100-80GB", "NVIDIA H100 80GB HBM3"))
-    same = hpgo.estimate_llm("llama-3-8b", str(file), **ask)
-    assert same.step_s == hpgo.estimate_llm("llama-3-8b", "h100:1", **ask).step_s
-    assert same.error == hpgo.estimate_llm("llama-3-8b", "h100:1", **ask).error
+    assert hpgo.estimate_llm("llama-3-8b", str(file), **ask).step_s == sxm.step_s
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_estimates_a_transformer(name: str) -> None:
+    precision = "fp16" if name.startswith(("v100", "dapple")) else "bf16"
+    found = hpgo.estimate_llm("llama-3-8b", name, global_batch_size=144, seq_length=2048, precision=precision)
+    assert 0 < found.step_s < 1e4
+    assert 0 < found.utilization < 1
+
+
+def test_a_preset_says_whether_its_shares_were_measured() -> None:
+    shares = {key: rates.shares for key, rates in RATES.items()}
+    assert {key for key, origin in shares.items() if origin == "measured"} == {
+        "a100", "a100-40", "h100", "h200", "b200", "b300", "gb200", "mi300x", "mi355x",
+    }  # fmt: skip
+    assert {key for key, origin in shares.items() if origin == "datasheet"} == {
+        "v100", "h20", "l40s", "l4", "a10g", "rtx4090", "rtx5090",
+    }  # fmt: skip
+
+
+def test_measured_shares_of_amd_devices_are_those_of_the_published_tables(reference: Path) -> None:
+    rows = map(json.loads, (reference / "kernels/matmul.jsonl").read_text(encoding="utf-8").splitlines())
+    best: dict[tuple[str, str], float] = {}
+    for row in rows:
+        key = row["device"], row["precision"]
+        best[key] = max(best.get(key, 0.0), row["flop_per_s"])
+    x300, x355 = RATES["mi300x"], RATES["mi355x"]
+    assert x300.reached["fp8"] * x300.narrow_flop_per_s["fp8"] == pytest.approx(best["mi300x", "fp8"], rel=1e-3)
+    assert x355.reached["fp8"] * x355.narrow_flop_per_s["fp8"] == pytest.approx(best["mi355x", "fp8"], rel=1e-3)
+    assert x355.reached["bf16"] * x355.flop_per_s["bfloat16"] == pytest.approx(best["mi355x", "bf16"], rel=1e-3)
+    # Larger GEMMs than those of the table reach more.
+    assert x300.reached["bf16"] * x300.flop_per_s["bfloat16"] > best["mi300x", "bf16"]
 
 
 def test_a_device_that_nothing_is_known_of_is_told_which_are() -> None:
@@ -320,6 +358,15 @@ def test_a_device_whose_memory_is_another_cards_is_refused_with_types_that_are_a
         price(device)
     assert caught.value.hint.split("`")[3::2] == meant
     assert all(price(kind) for kind in meant)
+
+
+@pytest.mark.parametrize(
+    ("device", "memory_bytes"), [("H20", 141e9), ("H100-PCIe", 94e9), ("RTX 4090", 48e9), ("MI300X", 256e9)]
+)
+def test_a_device_with_more_memory_than_its_card_is_another_card(device: str, memory_bytes: float) -> None:
+    with refused(hpgo.errors.ClusterError, "invalid_cluster", device) as caught:
+        rates_of(device, memory_bytes)
+    assert "under `types`" in caught.value.hint
 
 
 def test_less_memory_than_a_card_has_is_accepted_where_the_name_says_which_card():

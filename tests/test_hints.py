@@ -544,7 +544,7 @@ def test_a_misspelt_name_in_a_file_of_pipeedge_is_refused_beside_the_one_that_is
     ("typed", "hint"),
     [
         ("launch plan.json --on slrum --script x.py", "did you mean `slurm`?"),
-        ("estimate llama-3-8b --device h20 --dim tokens=4", "did you mean `h200`?"),
+        ("estimate llama-3-8b --device h2000 --dim tokens=4", "did you mean `h200`?"),
         ("plan bert-48 -c dapple-a -b 64 --optimizer sdg", "did you mean `sgd`?"),
         (
             "llm estimate llama-3-8b -c h100:1 -b 8 --seq-length 64 --precision x",

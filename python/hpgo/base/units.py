@@ -1,4 +1,4 @@
-"""Parsing and formatting of seconds, bytes and bytes per second: `5 us`, `16 GiB`, `25 Gbit/s`.
+"""Parsing and formatting of seconds, bytes and rates: `5 us`, `16 GiB`, `25 Gbit/s`, `312 TFLOP/s`.
 
 Prefixes are decimal (`k`, `M`, `G`, `T`) unless written `Ki`, `Mi`, `Gi`, `Ti`. A plain number is in base units:
 seconds, bytes, bytes per second.
@@ -23,9 +23,12 @@ _RATES = (
     | {f"{prefix}bit/s": factor / 8 for prefix, factor in _PREFIXES.items()}
     | {f"{prefix}b{per}": factor / 8 for prefix, factor in _DECIMAL.items() for per in ("ps", "/s")}
 )
+_FLOPS = {f"{prefix}{unit}": factor for unit in ("FLOP/s", "FLOPS", "FLOPs") for prefix, factor in _DECIMAL.items()}
 # Units of formatted values, in descending order. `_format` takes the first that fits.
 _SHOWN_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _SHOWN_BYTES = {f"{prefix}B": factor for prefix, factor in reversed(_DECIMAL.items())}
+# Datasheets count in TFLOP/s, also above 1,000.
+_SHOWN_FLOPS = {f"{prefix}FLOP/s": factor for prefix, factor in reversed(_DECIMAL.items()) if factor <= _DECIMAL["T"]}
 
 _LONGEST = 100
 _NUMBER = re.compile(r"\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*")
@@ -58,6 +61,15 @@ def parse_bytes_per_s(value: str | float) -> float:
     return _parse(value, "rate", _RATES, "write it like `25 Gbit/s` or `450 GB/s`")
 
 
+def parse_flop_per_s(value: str | float) -> float:
+    """Return floating-point operations per second; raise ArgumentError if `value` is no such rate.
+
+    >>> parse_flop_per_s("989.5 TFLOP/s"), parse_flop_per_s(312e12)
+    (989500000000000.0, 312000000000000.0)
+    """
+    return _parse(value, "rate", _FLOPS, "write it like `312 TFLOP/s`")
+
+
 def format_seconds(seconds: float) -> str:
     """Return a time in a fitting unit with at most four significant digits.
 
@@ -83,6 +95,15 @@ def format_bytes_per_s(bytes_per_s: float) -> str:
     '3.125 GB/s'
     """
     return f"{format_bytes(bytes_per_s)}/s"
+
+
+def format_flop_per_s(flop_per_s: float) -> str:
+    """Return a rate of floating-point operations in a fitting unit with at most four significant digits.
+
+    >>> format_flop_per_s(989.5e12), format_flop_per_s(1.979e15)
+    ('989.5 TFLOP/s', '1979 TFLOP/s')
+    """
+    return _format(flop_per_s, _SHOWN_FLOPS)
 
 
 def _parse(value: object, what: str, factors: dict[str, float], example: str) -> float:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 
 import click
 
 from hpgo.base.units import format_bytes_per_s
 from hpgo.cli.command import Group, Options, argument, takes
-from hpgo.cli.terminal import sources, table
+from hpgo.cli.terminal import sources, table, width
 from hpgo.cli.values import AS_JSON, CLUSTER
 from hpgo.machine.cluster import Cluster, Link
+from hpgo.machine.device_types import type_document
 from hpgo.machine.presets import PRESETS
+from hpgo.machine.rates import NAMES, RATES, rates_of
 
 
 class ListOptions(Options):
@@ -25,7 +28,7 @@ class ListOptions(Options):
 def command(options: ListOptions) -> None:
     """List the clusters that `--cluster` takes by name, or show one as a file to edit.
 
-    A name may contain the number of nodes: `h100:16`. Devices are nodes × devices per node. Rates are per port and
+    A name may contain the number of nodes: `h100:16`. The size is nodes × devices per node. Rates are per port and
     direction, within a node and between nodes, for point-to-point messages and for a ring all-reduce. They come from
     datasheets.
 
@@ -33,6 +36,7 @@ def command(options: ListOptions) -> None:
     Examples:
       hpgo clusters
       hpgo clusters --json
+      hpgo clusters devices
       hpgo clusters show h100:4 > mine.yaml
     """
     if click.get_current_context().invoked_subcommand is not None:
@@ -41,7 +45,7 @@ def command(options: ListOptions) -> None:
         click.echo(json.dumps([_entry(Cluster.preset(name)) for name in PRESETS], indent=2))
         return
     table(
-        ["cluster", "devices", "device", "in node", "ring in node", "between", "ring between"],
+        ["cluster", "size", "device", "inside", "ring inside", "between", "ring between"],
         [
             (
                 name,
@@ -74,6 +78,57 @@ def show(options: ShowOptions) -> None:
     click.echo(Cluster.read(options.cluster).yaml(), nl=False)
 
 
+class DevicesOptions(Options):
+    """Options of `hpgo clusters devices`."""
+
+    as_json: bool = AS_JSON
+
+
+@takes(DevicesOptions, within=command)
+def devices(options: DevicesOptions) -> None:
+    """List the devices whose rates are known, with their names.
+
+    FLOP/s are peaks of dense matrices from datasheets. Shares are those that large bf16 operations reach: measured on
+    the card, scaled from a measured card of its architecture, or unknown beyond the datasheet.
+
+    \b
+    Examples:
+      hpgo clusters devices
+      hpgo clusters devices --json
+    """
+    if options.as_json:
+        click.echo(json.dumps([_device(key) for key in RATES], indent=2))
+        return
+    table(
+        ["device", "processors", "bf16", "fp8", "memory", "GEMM share", "shares"],
+        [
+            (
+                key,
+                rates.processors,
+                _tera(rates.flop_per_s.get("bfloat16", rates.flop_per_s["float16"])),
+                _tera(rates.narrow_flop_per_s.get("fp8")),
+                format_bytes_per_s(rates.bytes_per_s),
+                f"{100 * rates.reached['bf16']:.1f} %" if "bf16" in rates.reached else "-",
+                rates.shares,
+            )
+            for key, rates in RATES.items()
+        ],
+    )
+    click.echo()
+    click.echo("bf16 and fp8 in TFLOP/s; the V100 has fp16 in place of bf16.")
+    for key, names in NAMES.items():
+        text = f"{key}: {RATES[key].source}. Names: {', '.join(names)}"
+        click.echo("\n".join(textwrap.wrap(text, width(), subsequent_indent="  ")))
+
+
+def _tera(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate / 1e12:,.5g}"
+
+
+def _device(key: str) -> dict[str, object]:
+    return {"name": key, "names": NAMES[key], **type_document(RATES[key]), "shares": RATES[key].shares}
+
+
 def _rates(link: Link, *, used: bool) -> tuple[str, str]:
     if not used:
         return "-", "-"
@@ -88,6 +143,7 @@ def _entry(cluster: Cluster) -> dict[str, object]:
         "devices_per_machine": machine.count,
         "device": machine.device.name,
         "memory_bytes": machine.device.memory_bytes,
+        "shares": rates_of(machine.device.name).shares,
         "intra": dataclasses.asdict(cluster.intra),
         "inter": dataclasses.asdict(cluster.inter),
         "source": cluster.source,

@@ -39,7 +39,11 @@ class EstimateOptions(Options):
 
     model: str = argument(type=TRANSFORMER)
     device: DeviceName = option(
-        "--device", type=click.Choice(tuple(RATES)), required=True, help="Device to estimate for."
+        "--device",
+        type=click.Choice(tuple(RATES)),
+        required=True,
+        metavar="NAME",
+        help="Device to estimate for: h100, mi300x, … (`hpgo clusters devices` lists them).",
     )
     outputs: tuple[str, ...] = written(PROFILE_OUT, "Profile to write: .yaml, .json, or PipeDream's .txt. Repeatable.")
     dtype: ComputeType | None = option(

@@ -207,7 +207,8 @@ class DeviceRecord(Record):
 
     def on(self, cluster: Cluster) -> Cluster:
         """Return `cluster` with devices that have the measured rates."""
-        machines = tuple(replace(one, device=replace(one.device, rates=self.rates)) for one in cluster.nodes)
+        rates = self.rates
+        machines = tuple(replace(one, device=replace(one.device, measured_rates=rates)) for one in cluster.nodes)
         return replace(cluster, nodes=machines)
 
     def constants_on(self, cluster: Cluster) -> Constants:

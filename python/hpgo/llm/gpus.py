@@ -22,6 +22,26 @@ USUAL_ATTENTION = 0.5
 """Share of the peak rate that fused attention reaches on devices without a measurement."""
 
 
+def unmeasured_shares(cluster: Cluster) -> str:
+    """Return a sentence if the shares of the peak that GEMMs reach were not measured on the cluster's device, or "".
+
+    >>> from hpgo.machine.cluster import Cluster
+    >>> unmeasured_shares(Cluster.preset("h100:1")), unmeasured_shares(Cluster.preset("l40s:1"))[:38]
+    ('', 'the rates of `L40S-48GB` are those of ')
+    """
+    device = cluster.nodes[0].device
+    shares = (device.measured_rates or device.rates or rates_of(device.name)).shares
+    if shares == "measured":
+        return ""
+    name = f"`{shorten(device.name)}`"
+    if shares == "scaled":
+        return f"the shares of the peak that {name} reaches are scaled from a similar card, not measured"
+    return (
+        f"the rates of {name} are those of its datasheet, and no measurement is known: GEMMs are assumed to reach"
+        f" {100 * USUAL_REACHED:.0f} % of the peak"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Gpus:
     """Equal GPUs in nodes: rates of one GPU, in one direction, that its best operations reach."""
@@ -80,7 +100,8 @@ class Gpus:
         # A device with another speed is named after a reference device, whose memory may differ. So its memory size
         # cannot help to tell variants of one card apart.
         memory_bytes = first.device.memory_bytes if first.device.speed == 1 else None
-        rates = first.device.rates or rates_of(first.device.name, memory_bytes)
+        device = first.device
+        rates = device.measured_rates or device.rates or rates_of(device.name, memory_bytes)
         kept = _KEPT[precision]
         if kept not in rates.flop_per_s:
             known = [name for name in ("bf16", "fp16") if _KEPT[name] in rates.flop_per_s]

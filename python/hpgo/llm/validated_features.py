@@ -79,8 +79,8 @@ EVERYWHERE = frozenset(name for held in VALIDATED.values() for name in held)
 def family(device: str) -> str:
     """Return the chip of a known card, by which published steps are grouped; for other devices their name.
 
-    >>> family("A100-80GB"), family("NVIDIA H100 80GB HBM3"), family("H100-PCIe")
-    ('A100', 'H100', 'H100-PCIe')
+    >>> family("A100-80GB"), family("NVIDIA H100 80GB HBM3"), family("T4")
+    ('A100', 'H100', 'T4')
     """
     key = key_of(device)
     return device if key is None else key.partition("-")[0].upper()

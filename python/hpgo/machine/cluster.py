@@ -20,13 +20,16 @@ from hpgo.base.presentation import present
 from hpgo.base.units import (
     format_bytes,
     format_bytes_per_s,
+    format_flop_per_s,
     format_seconds,
     parse_bytes,
     parse_bytes_per_s,
+    parse_flop_per_s,
     parse_seconds,
 )
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, ClusterError
+from hpgo.machine.device_types import read_types, type_document
 
 if TYPE_CHECKING:
     import os
@@ -39,7 +42,7 @@ _LARGEST = 1e18
 MOST_DEVICES = 2**20
 """Maximum number of devices in a cluster."""
 _VERSION = 1
-_KEYS = "hpgo_cluster name source gpus_per_device nodes machines intra inter"
+_KEYS = "hpgo_cluster name source gpus_per_device types nodes machines intra inter"
 _MACHINE_KEYS = "count devices type memory speed name"
 
 
@@ -51,8 +54,10 @@ class Device:
     memory_bytes: float
     speed: float = 1.0
     """Compute speed relative to the device of the profile: times of layers are divided by it."""
-    rates: Rates | None = dataclasses.field(default=None, compare=False, repr=False)
-    """Measured rates that the cost model uses in place of `RATES`. Cluster files don't hold them."""
+    rates: Rates | None = dataclasses.field(default=None, hash=False, repr=False)
+    """Rates that the cluster's file states. None means those of the known card of this name."""
+    measured_rates: Rates | None = dataclasses.field(default=None, compare=False, repr=False)
+    """Rates of a device record, which the cost model uses in place of all others. Cluster files don't hold them."""
 
     def __post_init__(self) -> None:
         check_text("a device's name", self.name, ClusterError)
@@ -127,6 +132,24 @@ class Cluster(Record):
                 "list them: `nodes: [{devices: 8, memory: 80 GB}]`",
             )
         _count("the number of devices of a cluster", self.devices)
+        self._check_rates()
+
+    def _check_rates(self) -> None:
+        """Raise ClusterError if two devices of one name have different rates, since a file states them by name."""
+        types: dict[str, Device] = {}
+        # Nodes usually share a few device records, so most of them are compared by identity only.
+        for device in {id(node.device): node.device for node in self.nodes}.values():
+            if types.setdefault(device.name, device).rates != device.rates:
+                raise ClusterError(
+                    f"devices of cluster `{shorten(self.name)}` named `{shorten(device.name)}` have different rates",
+                    "give each type of device its own name",
+                    code="mismatch",
+                )
+
+    def _types(self) -> dict[str, dict[str, Any]]:
+        """Return the stated rates by device type, in base units."""
+        stated = {node.device.name: node.device.rates for node in self.nodes if node.device.rates is not None}
+        return {name: type_document(rates) for name, rates in stated.items()}
 
     @property
     def devices(self) -> int:
@@ -348,6 +371,8 @@ class Cluster(Record):
         head: dict[str, object] = {"hpgo_cluster": _VERSION, "name": self.name, "source": self.source}
         if self.gpus_per_device != 1:
             head["gpus_per_device"] = self.gpus_per_device
+        if types := self._types():
+            head["types"] = types
         return head | {"nodes": machines} | links
 
     @classmethod
@@ -380,6 +405,10 @@ class Cluster(Record):
             lines.append(f"source: {in_yaml(self.source)}")
         if self.gpus_per_device != 1:
             lines.append(f"gpus_per_device: {self.gpus_per_device}")
+        if types := self._types():
+            lines.append("types:")
+        for name, stated in types.items():
+            lines += [f"  {in_yaml(name)}:", *(f"    {key}: {_typed(key, value)}" for key, value in stated.items())]
         lines.append("nodes:")
         for machine, group in groupby(self.nodes):
             device = machine.device
@@ -449,15 +478,19 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
     if "nodes" in top and "machines" in top:
         top.fail("`nodes` and `machines` are both given", "keep `nodes`; `machines` is the older name", code="conflict")
     key = "machines" if "machines" in top else "nodes"
+    stated = read_types(top)
     machines: list[Node] = []
     types: dict[str, Device] = {}
     for place, entry in enumerate(top.items(key), start=1):
         section = Section(entry, f"{file}, {key} entry {place}", ClusterError, keys=_MACHINE_KEYS)
+        kind = section.text("type", "device")
+        known = stated.get(kind)
         device = section.build(
             Device,
-            section.text("type", "device"),
-            _measure(section, "memory", parse_bytes),
+            kind,
+            _measure(section, "memory", parse_bytes, ... if known is None else known.memory_bytes or ...),
             section.number("speed", 1.0),
+            None if known is None else known.rates,
         )
         # In a file that a user wrote, two different devices of one name are probably a typing error.
         if types.setdefault(device.name, device) != device and not may_differ:
@@ -470,6 +503,12 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
         if count * machine.count > MOST_DEVICES:
             section.fail(f"{count} × {machine.count} devices are too many", f"at most {MOST_DEVICES}", code="too_large")
         machines += [machine] * count
+    for unused in stated.keys() - types.keys():
+        top.fail(
+            f"`types` has `{shorten(unused)}`, but no node has this type",
+            did_you_mean(unused, types) or "remove it",
+            code="unknown_name",
+        )
     intra = _link(top, "intra")
     # With a single node the link between nodes is never used, so files may leave it out.
     inter = _link(top, "inter") if len(machines) > 1 or "inter" in top else intra
@@ -506,6 +545,18 @@ def _written(value: float, form: Callable[[float], str], parser: Callable[[str |
     """Return `value` with a unit if that is exact, else as a plain number."""
     text = form(value)
     return text if parser(text) == value else repr(float(value))
+
+
+def _typed(key: str, value: Any) -> str:
+    """Return a value of a device type as YAML."""
+    from hpgo.base.quoting import in_yaml
+
+    if key in {"memory_bandwidth", "host_bandwidth"}:
+        return _written(value, format_bytes_per_s, parse_bytes_per_s)
+    if key == "flops":
+        rates = (f"{one}: {_written(rate, format_flop_per_s, parse_flop_per_s)}" for one, rate in value.items())
+        return f"{{{', '.join(rates)}}}"
+    return "true" if value is True else in_yaml(value)
 
 
 def _unit(argument: str, value: str | float, parser: Callable[[str | float], float]) -> float:

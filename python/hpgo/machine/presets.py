@@ -63,6 +63,30 @@ def _rack(device: str, memory_bytes: float, *, adapter: float, source: str) -> P
     return _dgx(device, memory_bytes, nvlink=900e9, adapter=adapter, source=source, devices=72)
 
 
+# NVIDIA's reference configuration 2-8-5 of servers with PCIe cards: two CPUs, eight GPUs, and five NICs, of which four
+# belong to the GPUs.
+_SERVER = "NVIDIA 2-8-5 server, 4 × 200 Gbit/s"
+
+
+def _pcie(device: str, memory_bytes: float, *, pcie: float, adapters: tuple[int, float], source: str) -> Preset:
+    """Return a preset of two servers with eight cards on PCIe, given its rate in one direction, and the NICs of a node.
+
+    An NVLink bridge between two cards is left out: a ring of more cards is as fast as PCIe, its slowest link.
+    """
+    count, adapter = adapters
+    return Preset(2, 8, device, memory_bytes, (pcie, pcie, _NVLINK_S), (adapter, count * adapter, _NETWORK_S), source)
+
+
+def _instinct(device: str, memory_bytes: float, *, link: float, source: str) -> Preset:
+    """Return a preset of two nodes of eight AMD devices, given the rate of one Infinity Fabric link in one direction.
+
+    Each device has a link to each of the other seven. One sender uses one link, a collective of all eight uses seven.
+    Each device has its own NIC.
+    """
+    between = (50e9, 8 * 50e9, _NETWORK_S)
+    return Preset(2, 8, device, memory_bytes, (link, 7 * link, _NVLINK_S), between, source)
+
+
 PRESETS: dict[str, Preset] = {
     "dapple-a": Preset(2, 8, *_V100, _V100_NVLINK, _ETHERNET_25, f"{_DAPPLE} A; V100 datasheet"),
     "dapple-b": Preset(16, 1, *_V100, _V100_NVLINK, _ETHERNET_25, f"{_DAPPLE} B; V100 datasheet"),
@@ -137,5 +161,79 @@ PRESETS: dict[str, Preset] = {
         284_208 * _MIB,  # nvidia-smi; NVIDIA GB300 NVL72 datasheet: 288 GB
         adapter=100e9,  # the same: a ConnectX-8 of 800 Gbit/s for each GPU
         source="GB300 NVL72 datasheet",
+    ),
+    "h100-pcie": _pcie(
+        "H100-PCIe",
+        80e9,  # NVIDIA H100 datasheet
+        pcie=64e9,
+        adapters=(4, 25e9),
+        source=f"H100 datasheet; {_SERVER}",
+    ),
+    "h100-nvl": _pcie(
+        "H100-NVL",
+        94e9,  # NVIDIA H100 datasheet
+        pcie=64e9,
+        adapters=(4, 25e9),
+        source=f"H100 datasheet, NVL; {_SERVER}",
+    ),
+    "h20": _dgx(
+        "H20-96GB",
+        96e9,
+        nvlink=450e9,
+        adapter=50e9,  # the node of an HGX H100
+        source="HGX H20 specifications of server makers; NICs as in a DGX H100",
+    ),
+    "l40s": _pcie(
+        "L40S-48GB",
+        48e9,  # NVIDIA L40S datasheet
+        pcie=32e9,
+        adapters=(4, 12.5e9),  # Amazon EC2 g6e.48xlarge: 400 Gbit/s on four network cards
+        source="L40S datasheet; Amazon EC2 g6e.48xlarge",
+    ),
+    "l4": _pcie(
+        "L4-24GB",
+        24e9,  # NVIDIA L4 datasheet
+        pcie=32e9,
+        adapters=(1, 12.5e9),  # Amazon EC2 g6.48xlarge: 100 Gbit/s
+        source="L4 datasheet; Amazon EC2 g6.48xlarge",
+    ),
+    "a10g": _pcie(
+        "A10G-24GB",
+        24e9,  # NVIDIA A10G datasheet
+        pcie=32e9,
+        adapters=(1, 12.5e9),  # Amazon EC2 g5.48xlarge: 100 Gbit/s
+        source="A10G datasheet; Amazon EC2 g5.48xlarge",
+    ),
+    "rtx4090": _pcie(
+        "RTX-4090",
+        24e9,  # NVIDIA Ada GPU architecture white paper
+        pcie=32e9,
+        adapters=(1, 12.5e9),  # assumed: no maker builds a standard server of these cards
+        source="Ada white paper; one NIC of 100 Gbit/s assumed",
+    ),
+    "rtx5090": _pcie(
+        "RTX-5090",
+        32e9,  # NVIDIA RTX Blackwell GPU architecture white paper
+        pcie=64e9,
+        adapters=(1, 12.5e9),  # assumed, as for the RTX 4090
+        source="RTX Blackwell white paper; one NIC of 100 Gbit/s assumed",
+    ),
+    "mi300x": _instinct(
+        "MI300X",
+        192e9,  # AMD Instinct MI300X data sheet
+        link=64e9,  # the same: seven Infinity Fabric links of 128 GB/s in both directions
+        source="MI300X data sheet; Azure ND MI300X v5: 8 × 400 Gbit/s InfiniBand",
+    ),
+    "mi325x": _instinct(
+        "MI325X",
+        256e9,  # AMD Instinct MI325X data sheet
+        link=64e9,  # the same: seven Infinity Fabric links of 128 GB/s in both directions
+        source="MI325X data sheet; 8 NICs of 400 Gbit/s assumed",
+    ),
+    "mi355x": _instinct(
+        "MI355X",
+        288e9,  # AMD Instinct MI355X data sheet
+        link=76.8e9,  # the same: seven Infinity Fabric links of 153.6 GB/s in both directions
+        source="MI355X data sheet; 8 NICs of 400 Gbit/s assumed",
     ),
 }

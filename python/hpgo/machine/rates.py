@@ -16,10 +16,15 @@ from hpgo.errors import ClusterError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DeviceName = Literal["v100", "a100", "a100-40", "h100", "h100-96", "h200", "b200", "b300", "gb200", "gb300"]
+DeviceName = Literal[
+    "v100", "a100", "a100-40", "h100", "h100-96", "h200", "b200", "b300", "gb200", "gb300", "h100-pcie", "h100-nvl",
+    "h20", "l40s", "l4", "a10g", "rtx4090", "rtx5090", "mi300x", "mi325x", "mi355x",
+]  # fmt: skip
 """Keys of `RATES`, for type checkers and editors."""
 ComputeType = Literal["float32", "tf32", "float16", "bfloat16"]
 """Number formats of computation: the keys of `WIDTHS`."""
+Shares = Literal["measured", "scaled", "datasheet"]
+"""Origin of the shares that large operations reach: measured on this card, derived from another card, or unknown."""
 WIDTHS: dict[str, int] = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of a value in memory by number format. In tf32, tensor cores round float32 values as they read them."""
 
@@ -35,7 +40,7 @@ class Rates:
     source: str
     """Datasheet of the peak rates."""
     processors: int
-    """Number of streaming multiprocessors."""
+    """Number of streaming multiprocessors, or of compute units of an AMD device."""
     host_bytes_per_s: float
     """Rate to CPU memory in one direction: PCIe of the datasheet's generation with 16 lanes, or NVLink-C2C."""
     narrow_flop_per_s: Mapping[str, float] = field(default_factory=dict)
@@ -44,7 +49,17 @@ class Rates:
     """Measured shares of these peaks: of the best GEMMs in `bf16` (and `fp16`), `fp8` or `fp4`, and of fused
     `attention` as a share of the peak in bfloat16. GEMMs: Bekman, *Machine Learning Engineering*, table of maximum
     achievable matmul FLOPS. Attention: FlashAttention-2, whose kernels most published steps used, on an A100 (Dao,
-    arXiv 2307.08691) and on an H100 (Shah et al., arXiv 2407.08608, who then double it)."""
+    arXiv 2307.08691) and on an H100 (Shah et al., arXiv 2407.08608, who then double it). GEMMs of AMD devices in `fp8`,
+    and of the MI355X: OpenXLA's table of GEMM times of 2026, products of at most 4 × 4,096³."""
+    scaled: bool = False
+    """Whether `reached` was derived from the measurement of another card of the same architecture."""
+
+    @property
+    def shares(self) -> Shares:
+        """Origin of the shares in `reached`; without one for `bf16`, estimates use the usual share of other devices."""
+        if "bf16" not in self.reached:
+            return "datasheet"
+        return "scaled" if self.scaled else "measured"
 
 
 _A100 = {"float32": 19.5e12, "tf32": 156e12, "float16": 312e12, "bfloat16": 312e12}
@@ -59,6 +74,21 @@ _LESS, _MORE = (5 / 7) ** 0.5, (14 / 12) ** 0.5
 # 2025). Fused attention spends about half of its time on them, so the usual share of 0.5 becomes 0.5 / 0.75.
 _ULTRA_ATTENTION = 0.67
 _PCIE_3, _PCIE_4, _PCIE_5, _C2C = 16e9, 32e9, 64e9, 450e9
+_CDNA_3 = {"float32": 163.4e12, "tf32": 653.7e12, "float16": 1307.4e12, "bfloat16": 1307.4e12}
+_CDNA_3_FP8 = {"fp8": 2614.9e12}
+# Bekman counts 668 TFLOP/s against a rounded peak of 1,300. OpenXLA's table has 588 in bf16, of smaller products.
+_MI300X_REACHED = {"bf16": 668.4e12 / 1307.4e12, "fp8": 1869.7e12 / 2614.9e12}
+
+
+def _hopper_at(watts: float, peak: float) -> dict[str, float]:
+    """Return the shares that a PCIe card of the H100's chip reaches, scaled by power from the 700 W of the SXM card.
+
+    No measurement is known for these cards.
+    """
+    # Power limits the reached rate, so the share of a lower peak is larger.
+    scale = (watts / 700) ** 0.5 * _HOPPER["bfloat16"] / peak
+    return {"bf16": 0.803 * scale, "fp8": 0.709 * scale, "attention": 0.35 * scale}
+
 
 RATES: dict[str, Rates] = {
     # The V100 has tensor cores for float16 only, so it has no bfloat16 and no tf32.
@@ -87,6 +117,7 @@ RATES: dict[str, Rates] = {
         _HOPPER_FP8,
         # No measurement is known for this card. Scale the shares of the H100, which has 700 W.
         {"bf16": 0.803 * _LESS, "fp8": 0.709 * _LESS, "attention": 0.35 * _LESS},
+        scaled=True,
     ),
     "h200": Rates(
         _HOPPER,
@@ -139,6 +170,109 @@ RATES: dict[str, Rates] = {
             "fp4": 0.723 * _MORE * 2 / 3,
             "attention": _ULTRA_ATTENTION,
         },
+        scaled=True,
+    ),
+    "h100-pcie": Rates(
+        {"float32": 51e12, "tf32": 378e12, "float16": 756.5e12, "bfloat16": 756.5e12},
+        2000e9,
+        "NVIDIA H100 datasheet, PCIe",
+        114,
+        _PCIE_5,
+        {"fp8": 1513e12},
+        _hopper_at(350, 756.5e12),
+        scaled=True,
+    ),
+    "h100-nvl": Rates(
+        {"float32": 60e12, "tf32": 417.5e12, "float16": 835.5e12, "bfloat16": 835.5e12},
+        3900e9,
+        "NVIDIA H100 datasheet, NVL; figures of one card",
+        132,
+        _PCIE_5,
+        {"fp8": 1670.5e12},
+        _hopper_at(400, 835.5e12),
+        scaled=True,
+    ),
+    "h20": Rates(
+        # NVIDIA publishes no datasheet of this card. Its peaks are so low that its power limit of 400 W does not reduce
+        # them as it does on an H100, so the H100's shares would be wrong.
+        {"float32": 44e12, "tf32": 74e12, "float16": 148e12, "bfloat16": 148e12},
+        4000e9,
+        "HGX H20 specifications of server makers",
+        78,
+        _PCIE_5,
+        {"fp8": 296e12},
+    ),
+    "l40s": Rates(
+        {"float32": 91.6e12, "tf32": 183e12, "float16": 362.05e12, "bfloat16": 362.05e12},
+        864e9,
+        "NVIDIA L40S datasheet",
+        142,
+        _PCIE_4,
+        {"fp8": 733e12},
+    ),
+    "l4": Rates(
+        {"float32": 30.3e12, "tf32": 60e12, "float16": 121e12, "bfloat16": 121e12},
+        300e9,
+        "NVIDIA L4 datasheet",
+        58,
+        _PCIE_4,
+        {"fp8": 242.5e12},
+    ),
+    "a10g": Rates(
+        # The A10G has about half of the A10's tensor rate. CUDA reports 80 multiprocessors.
+        {"float32": 35e12, "tf32": 35e12, "float16": 70e12, "bfloat16": 70e12},
+        600e9,
+        "NVIDIA A10G datasheet",
+        80,
+        _PCIE_4,
+    ),
+    # On GeForce, tensor cores that accumulate in float32 run at half the rate of those that accumulate in float16.
+    # Training accumulates in float32, so these are the slower rates.
+    "rtx4090": Rates(
+        {"float32": 82.6e12, "tf32": 82.6e12, "float16": 165.2e12, "bfloat16": 165.2e12},
+        1008e9,
+        "NVIDIA Ada GPU architecture white paper, appendix A: dense, FP32 accumulate",
+        128,
+        _PCIE_4,
+        {"fp8": 330.3e12},
+    ),
+    "rtx5090": Rates(
+        {"float32": 104.8e12, "tf32": 104.8e12, "float16": 209.5e12, "bfloat16": 209.5e12},
+        1792e9,
+        "NVIDIA RTX Blackwell GPU architecture white paper, appendix A: dense, FP32 accumulate",
+        170,
+        _PCIE_5,
+        {"fp8": 419e12, "fp4": 1676e12},
+    ),
+    "mi300x": Rates(
+        _CDNA_3,
+        5300e9,
+        "AMD Instinct MI300X data sheet",
+        304,
+        _PCIE_5,
+        _CDNA_3_FP8,
+        _MI300X_REACHED,
+    ),
+    "mi325x": Rates(
+        _CDNA_3,
+        6000e9,
+        "AMD Instinct MI325X data sheet",
+        304,
+        _PCIE_5,
+        _CDNA_3_FP8,
+        # The same chip with 1,000 W in place of 750 W.
+        {name: share * (1000 / 750) ** 0.5 for name, share in _MI300X_REACHED.items()},
+        scaled=True,
+    ),
+    "mi355x": Rates(
+        # CDNA 4 has no tf32: software emulates it.
+        {"float32": 157.3e12, "float16": 2516.6e12, "bfloat16": 2516.6e12},
+        8000e9,
+        "AMD Instinct MI355X data sheet",
+        256,
+        _PCIE_5,
+        {"fp8": 5033.2e12, "fp4": 10066.3e12},
+        {"bf16": 1426.4e12 / 2516.6e12, "fp8": 1938.3e12 / 5033.2e12},
     ),
 }
 
@@ -151,11 +285,24 @@ NAMES: dict[str, tuple[str, ...]] = {
         "H100", "H100-80GB", "H100-80GB-HBM3", "H100-SXM", "H100-SXM5", "H100-SXM-80GB", "H100-SXM5-80GB",
     ),
     "h100-96": ("H100-96", "H100-96GB"),
-    "h200": ("H200", "H200-141GB", "H200-SXM", "H200-SXM-141GB"),
+    "h200": ("H200", "H200-141GB", "H200-SXM", "H200-SXM5", "H200-SXM-141GB"),
     "b200": ("B200", "B200-180GB"),
     "b300": ("B300", "B300-288GB", "B300-SXM6-AC"),
     "gb200": ("GB200", "GB200-186GB", "GB200-NVL72"),
     "gb300": ("GB300", "GB300-288GB", "GB300-NVL72"),
+    "h100-pcie": ("H100-PCIe", "H100-PCIe-80GB", "H100-80GB-PCIe"),
+    "h100-nvl": ("H100-NVL", "H100-NVL-94GB"),
+    "h20": ("H20", "H20-96GB", "H20-SXM"),
+    "l40s": ("L40S", "L40S-48GB"),
+    "l4": ("L4", "L4-24GB"),
+    "a10g": ("A10G", "A10G-24GB"),
+    "rtx4090": ("RTX4090", "RTX-4090", "RTX-4090-24GB", "GeForce-RTX-4090"),
+    "rtx5090": ("RTX5090", "RTX-5090", "RTX-5090-32GB", "GeForce-RTX-5090"),
+    "mi300x": (
+        "MI300X", "MI300X-192GB", "MI300X-OAM", "Instinct-MI300X", "Instinct-MI300X-OAM", "Instinct-MI300X-VF",
+    ),
+    "mi325x": ("MI325X", "MI325X-256GB", "MI325X-OAM", "Instinct-MI325X", "Instinct-MI325X-OAM", "Instinct-MI325X-VF"),
+    "mi355x": ("MI355X", "MI355X-288GB", "MI355X-OAM", "Instinct-MI355X", "Instinct-MI355X-OAM", "Instinct-MI355X-VF"),
 }  # fmt: skip
 """Names of the card of each row of `RATES`, including the names of nvidia-smi and `torch.cuda.get_device_name`.
 
@@ -163,7 +310,11 @@ Messages suggest the second name. Each name stands for one card only: cards of t
 memory have other rates."""
 
 
-_MEMORY = ({"a100-40": 40e9, "a100": 80e9}, {"h100": 80e9, "h100-96": 96e9})
+_MEMORY: tuple[dict[str, float], ...] = (
+    {"a100-40": 40e9, "a100": 80e9}, {"h100": 80e9, "h100-96": 96e9}, {"h100-pcie": 80e9}, {"h100-nvl": 94e9},
+    {"h20": 96e9}, {"l40s": 48e9}, {"l4": 24e9}, {"a10g": 24e9}, {"rtx4090": 24e9}, {"rtx5090": 32e9},
+    {"mi300x": 192e9}, {"mi325x": 256e9}, {"mi355x": 288e9},
+)  # fmt: skip
 """Bytes of memory of the cards that share one chip's bare name, smallest first, from their datasheets."""
 _GIB_FOR_GB = 2**30 / 1e9 * 1.001
 """Largest ratio of a device's memory to its datasheet's number: datasheets write GB and mean GiB, plus 0.1 %."""
@@ -172,7 +323,7 @@ _GIB_FOR_GB = 2**30 / 1e9 * 1.001
 def _spelt(name: str) -> str:
     """Return a name in normal form: lower case, hyphens for blanks and underscores, without the maker in front."""
     plain = "-".join(re.split(r"[-_\s]+", name.strip().lower()))
-    return plain.removeprefix("nvidia-").removeprefix("tesla-")
+    return plain.removeprefix("nvidia-").removeprefix("tesla-").removeprefix("amd-")
 
 
 _KEYS = {_spelt(name): key for key, names in NAMES.items() for name in names}
@@ -181,8 +332,8 @@ _KEYS = {_spelt(name): key for key, names in NAMES.items() for name in names}
 def key_of(device: str) -> str | None:
     """Return the key of `RATES` for a device by one of its `NAMES`, or None if it has no row.
 
-    >>> key_of("NVIDIA A100-SXM4-40GB"), key_of("nvidia h100 80gb hbm3"), key_of("H100-PCIe")
-    ('a100-40', 'h100', None)
+    >>> key_of("NVIDIA A100-SXM4-40GB"), key_of("nvidia h100 80gb hbm3"), key_of("NVIDIA H100 PCIe"), key_of("T4")
+    ('a100-40', 'h100', 'h100-pcie', None)
     """
     return _KEYS.get(_spelt(device))
 
@@ -220,8 +371,8 @@ def rates_of(device: str, memory_bytes: float | None = None) -> Rates:
     how = "the nearest known names are" if nearest else "known are"
     raise ClusterError(
         f"it is not known how fast a device of type `{shorten(device)}` computes",
-        f"{how} {', '.join(nearest or RATES)}: set `type` to a similar device, and `speed` to the speed of yours"
-        " relative to it",
+        f"{how} {', '.join(nearest or RATES)}: use such a name, or state the rates of `{shorten(device)}` under `types`"
+        " in the cluster file, for example `like: H100-80GB` (docs/clusters.md)",
     )
 
 
@@ -241,7 +392,7 @@ def _check_card(device: str, key: str, memory_bytes: float) -> None:
         known = join_words([f"`{NAMES[card][1]}`" for card in cards])
         raise ClusterError(
             f"a device of type `{shorten(device)}` has {size}, which none of its cards has: known are {known}",
-            "set `type` to a similar device, and `speed` to the speed of yours relative to it",
+            "state the rates of your device in the cluster file under `types` (docs/clusters.md)",
         )
     what = (
         "is not that card"

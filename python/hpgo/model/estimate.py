@@ -54,7 +54,8 @@ def estimate(
     Args:
         source: an ONNX file, with weights or with their shapes alone; or a transformer: its name, its `config.json`,
             a file with `hpgo_transformer`, or a `Transformer`.
-        device: one of `v100`, `a100`, `a100-40`, `h100`, `h100-96`, `h200`, `b200`, `b300`, `gb200`, `gb300`.
+        device: one of `v100`, `a100`, `a100-40`, `h100`, `h100-96`, `h200`, `b200`, `b300`, `gb200`, `gb300`,
+            `h100-pcie`, `h100-nvl`, `h20`, `l40s`, `l4`, `a10g`, `rtx4090`, `rtx5090`, `mi300x`, `mi325x`, `mi355x`.
         dtype: number format of computation and storage, `float32`, `tf32`, `float16` or `bfloat16`. Default: the format
             of an ONNX file's weights, and `bfloat16` for a transformer.
         batch_sizes: samples in a batch. Default: the batch size that the file fixes, or else 1.

@@ -9,7 +9,7 @@ import click
 
 from hpgo.base.documents import json_text
 from hpgo.cli.command import option, takes
-from hpgo.cli.llm.options import COUNT, TrainingOptions, draw, read_platform
+from hpgo.cli.llm.options import COUNT, TrainingOptions, draw, note_unmeasured, read_platform
 from hpgo.cli.plan_options import as_options
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import LLM_ESTIMATE_OUT, STILL_ENDINGS, written
@@ -170,6 +170,7 @@ def command(options: EstimateOptions) -> None:
     else:
         search = f"hpgo llm plan {options.problem()}"
         click.echo("\n".join([*lines(found, width()), *next_commands([search])]))
+    note_unmeasured(cluster, platform)
     # A configuration that does not fit is no error: its report shows which column of memory to reduce.
     if not found.fits:
         say("warning", "it does not fit: raise a degree or --zero-stage, or recompute with --recompute full")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from hpgo.cli.command import Options, argument, option
+from hpgo.cli.terminal import say
 from hpgo.cli.values import AS_JSON, FILE, STILL_ENDINGS, TRANSFORMER, cluster_option
 from hpgo.errors import ArgumentError
 from hpgo.llm.parallelism import Precision
@@ -99,6 +100,15 @@ def read_platform(file: str | None) -> Platform | DeviceRecord | None:
     from hpgo.llm import platform
 
     return None if file is None else platform.read_platform(file)
+
+
+def note_unmeasured(cluster: Cluster, platform: Platform | DeviceRecord | None) -> None:
+    """Print a note if the estimate rests on shares of the peak that were not measured on the cluster's device."""
+    from hpgo.llm.gpus import unmeasured_shares
+
+    # A platform or a device record was measured on the device, so its constants hold the shares.
+    if platform is None and (text := unmeasured_shares(cluster)):
+        say("note", f"{text}; `hpgo llm calibrate` measures yours")
 
 
 def draw(found: LlmEstimate, cluster: Cluster, outputs: Sequence[str]) -> None:

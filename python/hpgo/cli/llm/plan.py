@@ -10,7 +10,7 @@ import click
 from hpgo.base.documents import json_text
 from hpgo.base.messages import shorten
 from hpgo.cli.command import option, takes
-from hpgo.cli.llm.options import TrainingOptions, draw, read_platform, shell_words
+from hpgo.cli.llm.options import TrainingOptions, draw, note_unmeasured, read_platform, shell_words
 from hpgo.cli.plan_options import RESERVE, as_options
 from hpgo.cli.terminal import width
 from hpgo.cli.values import LLM_PLAN_OUT, STILL, STILL_ENDINGS, framework_option, written
@@ -119,6 +119,7 @@ def command(options: PlanOptions) -> None:
             commands = [f"hpgo llm explain {file}", f"hpgo export {file} --to {found.framework.partition('@')[0]}"]
             then = "Next:" if saved else "Save the plan with `-o llm-plan.json`, then:"
             click.echo("\n".join([*report, "", *listed(found, width()), *next_commands(commands, then)]))
+        note_unmeasured(cluster, problem["platform"])
 
 
 def _fixed(words: list[str]) -> dict[str, int | str]:
