@@ -143,7 +143,8 @@ class Gpus:
         # Ranks fill one node after the other, so a node holds every `stride`-th of its GPUs, and at least one.
         together = max(1, min(ranks, self.machine // stride))
         latency_s = self.inside.latency_s * (together - 1)
-        rate = self.inside.collective_bytes_per_s
+        # Where GPUs have a link to each peer (xGMI), a few of them reach only the links among them.
+        rate = min(self.inside.collective_bytes_per_s, max(1, together - 1) * self.inside.bytes_per_s)
         machines = -(-ranks // together)
         if machines > 1:
             # Each GPU has its own NIC. NCCL builds one ring through each NIC, so a node uses all of them at once.
