@@ -12,12 +12,12 @@ export CARGO_TARGET_DIR := $(CURDIR)/target
 .PHONY: build torch clippy lint test crate package test-slow wheel bench docs site reproduce accuracy frameworks fuzz laws soak interrupts faults elastic chaos \
 	emulation variants emulated truth mutants sweeps ci nightly clean
 
-# What is downloaded comes beside what is compiled, and the tests last: it ends by saying what was skipped and why. Nothing
-# is compiled a second time, so cargo keeps nothing for that.
+# PyTorch is downloaded beside two of the other jobs, and the tests come last: it ends by saying what was skipped and why.
+# Nothing is compiled a second time, so cargo keeps nothing for that.
 ci: export CARGO_INCREMENTAL := 0
 ci:
-	$(MAKE) --jobs 2 --output-sync torch clippy crate wheel
-	$(MAKE) lint package
+	$(MAKE) --jobs 3 --output-sync torch clippy crate wheel lint
+	$(MAKE) package
 
 # Tests marked as slow, more random questions, fuzzing, floods, faults and mutants: some hours. With `--keep-going` one
 # that fails does not hide the others.

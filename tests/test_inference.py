@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -653,12 +654,23 @@ def test_options_of_another_command_are_told(words: list[str], said: str) -> Non
     assert said in result.output
 
 
-def test_a_rank_that_raises_ends_all_where_a_launcher_has_started_them(runs: warm_runs.Runs) -> None:
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.slow), "a script"])
+def test_a_rank_that_raises_ends_all_under_a_launcher(launcher: str, runs: warm_runs.Runs) -> None:
+    """In every run, the ranks get what torchrun tells them, and tests/test_run.py has torchrun itself."""
     how = {"PHASE": "forward", "RANK_LOST": "1", "FAULT": "exception", "WHEN": "9"}
     how["PYTHONPATH"] = f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    ranks = warm_ranks.together(2, runs.folder, "hpgo", "infer", "two.json", *ENDLESS, **how)
-    assert [rank.returncode for rank in ranks] == [1, 1]
-    errors = [line for rank in ranks for line in rank.stderr.splitlines() if line.startswith("error: ")]
+    if launcher == "torchrun":
+        words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "hpgo", "infer", "two.json", *ENDLESS]
+        ended = [
+            subprocess.run(
+                [sys.executable, *words], cwd=runs.folder, capture_output=True, text=True, timeout=120, check=False,
+                env={**os.environ, **how},
+            )
+        ]  # fmt: skip
+    else:
+        ended = warm_ranks.together(2, runs.folder, "hpgo", "infer", "two.json", *ENDLESS, **how)
+    assert {one.returncode for one in ended} == {1}
+    errors = [line for one in ended for line in one.stderr.splitlines() if line.startswith("error: ")]
     assert errors == [
         f"error: rank 1 of stage 1 on {HOST}, the forward pass of micro-batch 2 through stage 1: ValueError: boom"
     ]
