@@ -286,7 +286,7 @@ def estimate_on(
     global_batch_size: int, seq_length: int,
 ) -> LlmEstimate:  # fmt: skip
     """Return the estimate of a configuration with the constants and the error of a platform, or without one."""
-    constants = constants_of(cluster, platform)
+    constants = constants_of(cluster, platform, model)
     found = estimate_config(
         model, on_platform(cluster, platform), config, global_batch_size=global_batch_size, seq_length=seq_length,
         constants=constants,
@@ -299,7 +299,9 @@ def on_platform(cluster: Cluster, platform: Platform | DeviceRecord | None) -> C
     return cluster if platform is None else platform.on(cluster)
 
 
-def constants_of(cluster: Cluster, platform: Platform | DeviceRecord | None) -> Constants:
+def constants_of(
+    cluster: Cluster, platform: Platform | DeviceRecord | None, model: Transformer | None = None
+) -> Constants:
     """Return the constants of a platform, or the usual ones. Raise ArgumentError for a platform of other devices."""
     check_is("platform", platform, Platform | DeviceRecord, "read one with `hpgo.Platform.read`", or_none=True)
     if platform is None:
@@ -312,6 +314,8 @@ def constants_of(cluster: Cluster, platform: Platform | DeviceRecord | None) -> 
             "use a platform of that device, or none",
             code="mismatch",
         )
+    if isinstance(platform, Platform):
+        return platform.constants_on(cluster, "" if model is None else model.name)
     return platform.constants_on(cluster)
 
 

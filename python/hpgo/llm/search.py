@@ -187,7 +187,7 @@ def plan_llm(
     top = check_int("top", top, most=MOST_SHOWN)
     if devices is not None:
         cluster = cluster.first(devices)
-    constants = constants_of(cluster, platform)
+    constants = constants_of(cluster, platform, model)
     cluster = on_platform(cluster, platform)
     gpus = Gpus.of(cluster, precision)
     # The framework decides the kernel options. The search varies degrees, ZeRO, schedule and recomputation only.

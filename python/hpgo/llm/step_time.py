@@ -279,6 +279,8 @@ class PipelineStages:
                 gathered_s = sum(context.all_gather_s(ring, count * VALUE) for ring, count in rings)
             else:
                 reduced_s = gathered_s = sum(context.all_reduce_s(ring, count * each) for ring, count in rings) / 2
+            reduced_s *= context.constants.grad_reduce_time_factor
+            gathered_s *= context.constants.grad_reduce_time_factor
             if config.overlap_dp_comm:
                 # The gradient of the first layer is computed last, so nothing hides its reduction.
                 layers, hidden = max(1, self.counts[at]), context.constants.comm_overlap_fraction
@@ -290,7 +292,8 @@ class PipelineStages:
         if context.holds_embedding_twice and at in {0, len(self.counts) - 1}:
             words = context.model.vocab * context.model.hidden / config.tp
             ring = context.gpus.ring(2, config.model_parallel_size * config.dp * (config.pp - 1))
-            left_s += context.all_reduce_s(ring, words * context.gradient_bytes)
+            summed_s = context.all_reduce_s(ring, words * context.gradient_bytes)
+            left_s += summed_s * context.constants.grad_reduce_time_factor
         return left_s
 
     @cached_property

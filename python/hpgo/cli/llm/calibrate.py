@@ -94,7 +94,7 @@ def command(options: CalibrateOptions) -> None:
         return
     if options.steps is None:
         raise click.UsageError("Missing argument 'STEPS', or --node.")
-    from hpgo.llm.measured_steps import fit_platform
+    from hpgo.llm.platform_fit import fit_platform
     from hpgo.show.llm_report import next_commands
     from hpgo.show.platform_report import document, lines
 

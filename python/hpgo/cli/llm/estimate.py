@@ -122,6 +122,7 @@ def command(options: EstimateOptions) -> None:
     from hpgo.llm.estimate import constants_of, estimate_llm, on_platform, profile_of
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import write_profile
+    from hpgo.model.formats.transformers import transformer_of
     from hpgo.show.llm_report import document, lines, next_commands
 
     rate = options.nic_gbit_s
@@ -140,7 +141,7 @@ def command(options: EstimateOptions) -> None:
         )
         layers = [output for output in options.outputs if Path(output).suffix.lower() not in STILL_ENDINGS]
         for output in layers:
-            constants = constants_of(cluster, platform)
+            constants = constants_of(cluster, platform, transformer_of(options.model))
             rows = profile_of(found, options.model, on_platform(cluster, platform), constants=constants)
             write_profile(rows, output)
         draw(found, cluster, options.outputs)
