@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpgo.base.checks import check_is, number
@@ -14,7 +15,10 @@ from hpgo.base.messages import printable
 from hpgo.base.units import parse_seconds
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, HpgoError
-from hpgo.llm.estimate import COUNTS, FLAGS, LlmEstimate, estimate_llm
+from hpgo.llm.constants import CONSTANTS
+from hpgo.llm.estimate import COUNTS, FLAGS, LlmEstimate, estimate_config, estimate_llm
+from hpgo.llm.run_logs import read_log
+from hpgo.llm.stack import Stack, stack_of
 from hpgo.machine.cluster import Cluster
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
@@ -31,8 +35,8 @@ _COUNTS = (*COUNTS, "devices")
 _FROM_NONE = ("zero_stage", "cpu_offload_num_layers")
 _WORDS = ("pp_schedule", "recompute", "precision")
 _KEYS = " ".join(
-    ("model", "cluster", "seconds", "global_batch_size", "seq_length", "adapter_gbit_s", *_FLAGS, *_COUNTS, *_FROM_NONE,
-     *_WORDS)
+    ("model", "cluster", "seconds", "log", "stack", "global_batch_size", "seq_length", "adapter_gbit_s", *_FLAGS,
+     *_COUNTS, *_FROM_NONE, *_WORDS)
 )  # fmt: skip
 
 
@@ -85,12 +89,44 @@ class MeasuredStep(Record):
         check_is("the cluster", cluster, Cluster, "give the cluster of the estimate")
         return cls(transformer_of(transformer), cluster.first(predicted.gpus), predicted, measured_s, stack)
 
+    @classmethod
+    def from_log(
+        cls,
+        path: str | PathLike[str],
+        transformer: Transformer | str | PathLike[str],
+        cluster: Cluster,
+        *,
+        stack: str | None = None,
+        **given: Any,
+    ) -> MeasuredStep:
+        """Return the step of a run, from its log.
+
+        The time is the median after the first steps. The configuration is what Megatron-LM or torchtitan print there;
+        `given`, arguments of `hpgo.estimate_llm`, override it. Without `stack`, the framework implies it.
+
+        Raises ArgumentError for files without times, and if the batch, the sequence length or the micro-batch size is
+        neither given nor printed.
+        """
+        check_is("the cluster", cluster, Cluster, "read or make one, such as `hpgo.Cluster.preset('h100:1')`")
+        log = read_log(path)
+        given = log.printed | {name: value for name, value in given.items() if value is not None}
+        for name in ("global_batch_size", "seq_length", "micro_batch_size"):
+            if name not in given:
+                raise ArgumentError(f"{printable(log.name)} does not state {name}", f"give {name}", code="missing_key")
+        name = stack or stack_of(None, cluster, log.framework).name
+        predicted = estimate_with_stack(transformer, cluster, name, **given)
+        seconds, how = log.seconds(
+            global_batch_size=predicted.global_batch_size, seq_length=predicted.seq_length, gpus=predicted.gpus
+        )
+        how += f"; {predicted.parallelism.named()}, batch {predicted.global_batch_size} × {predicted.seq_length}"
+        return replace(cls.of(transformer, cluster, predicted, seconds, name), source=how)
+
 
 def read_steps(path: str | PathLike[str]) -> tuple[MeasuredStep, ...]:
     """Return the steps in a file: YAML or JSON with a list `steps`, or CSV with a row for each step.
 
-    Keys, or columns, are `model`, `cluster`, `seconds` and the arguments of `hpgo.estimate_llm`; docs/llm.md has an
-    example. Raises ArgumentError naming file, row and key.
+    Keys, or columns, are `model`, `cluster`, `seconds` or the file of a `log`, `stack`, and the arguments of
+    `hpgo.estimate_llm`; docs/llm.md has an example. Raises ArgumentError naming file, row and key.
     """
     path = as_path(path, ArgumentError)
     file = printable(str(path))
@@ -99,7 +135,7 @@ def read_steps(path: str | PathLike[str]) -> tuple[MeasuredStep, ...]:
         rows = _of_csv(text, file) if file.lower().endswith(".csv") else _of_document(text, file)
         if not rows:
             raise ArgumentError(f"{file} has no steps", "give one at least")
-        return tuple(_step(row) for row in rows)
+        return tuple(_step(row, Path(path).parent) for row in rows)
 
 
 def _of_document(text: str, file: str) -> list[Section]:
@@ -148,21 +184,45 @@ def _of_csv(text: str, file: str) -> list[Section]:
     return found
 
 
-def _step(row: Section) -> MeasuredStep:
-    given: dict[str, Any] = {"global_batch_size": row.whole("global_batch_size", least=1)}
-    given["seq_length"] = row.whole("seq_length", least=1)
-    given |= {name: row.whole(name, least=1) for name in _COUNTS if name in row}
+def _step(row: Section, folder: Path) -> MeasuredStep:
+    given: dict[str, Any] = {
+        name: row.whole(name, least=1) for name in ("global_batch_size", "seq_length", *_COUNTS) if name in row
+    }
     given |= {name: row.whole(name) for name in _FROM_NONE if name in row}
     given |= {name: row.flag(name) for name in _FLAGS if name in row}
     given |= {name: row.text(name) for name in _WORDS if name in row}
     model, name = row.text("model"), row.text("cluster")
     rate = row.number("adapter_gbit_s") if "adapter_gbit_s" in row else None
-    seconds: Any = row.get("seconds")
+    stack = row.text("stack") if "stack" in row else None
+    log = row.text("log") if "log" in row else None
+    if log is None:
+        # Only a log can state them, so they are required here, with the usual error.
+        for needed in ("global_batch_size", "seq_length"):
+            row.get(needed)
+    elif "seconds" in row:
+        row.fail("`seconds` and `log` are both given", "keep one of them")
+    seconds: Any = None if log is not None else row.get("seconds")
     row.done()
     try:
-        transformer = transformer_of(model)
         cluster = Cluster.read(name) if rate is None else Cluster.preset(name, adapter_gbit_s=rate)
-        predicted = estimate_llm(transformer, cluster, **given)
-        return MeasuredStep.of(transformer, cluster, predicted, parse_seconds(seconds))
+        if log is not None:
+            return MeasuredStep.from_log(folder / log, model, cluster, stack=stack, **given)
+        predicted = estimate_with_stack(model, cluster, stack or "default", **given)
+        return MeasuredStep.of(model, cluster, predicted, parse_seconds(seconds), stack or "default")
     except HpgoError as error:
         row.reraise(error)
+
+
+def estimate_with_stack(
+    transformer: Transformer | str | PathLike[str], cluster: Cluster, stack: str, *, dp_replicate: int = 1, **given: Any
+) -> LlmEstimate:
+    """Return the estimate of `hpgo.estimate_llm` with a software stack, and with groups of hybrid sharding."""
+    model = transformer_of(transformer)
+    found, known = estimate_llm(model, cluster, **given), Stack.named(stack)
+    config = replace(found.parallelism, dp_replicate=dp_replicate)
+    if config == found.parallelism and known.constants(CONSTANTS) == CONSTANTS:
+        return found
+    return estimate_config(
+        model, cluster.first(found.gpus), config, global_batch_size=found.global_batch_size,
+        seq_length=found.seq_length, constants=known.constants(CONSTANTS),
+    )  # fmt: skip
