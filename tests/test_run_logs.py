@@ -79,7 +79,8 @@ def titan(*seconds: float, colours: bool = True) -> str:
         " sequence length 8192, total steps 1000 (warmup 200)\n"
     ) + "".join(
         f"{head}{red}step: {at:2}  {green}loss: 12.24093  {orange}grad_norm:  3.7401  "
-        f"{turquoise}memory: 42.11GiB(53.2%)  {blue}tps: {round(32 * 8192 / 8 / one):,}  tflops: 361.90  mfu: 36.59%{end}\n"
+        f"{turquoise}memory: 42.11GiB(53.2%)  {blue}tps: {round(32 * 8192 / 8 / one):,}"
+        f"  tflops: 361.90  mfu: 36.59%{end}\n"
         f"{head}validate step: {at:2}  loss: 12.2  memory: 42.11GiB(53.2%)  tps: 99,999\n"
         for at, one in enumerate(seconds, start=1)
     )

@@ -112,7 +112,7 @@ class MeasuredStep(Record):
         given = log.printed | {name: value for name, value in given.items() if value is not None}
         for name in ("global_batch_size", "seq_length", "micro_batch_size"):
             if name not in given:
-                raise ArgumentError(f"{printable(log.name)} does not state {name}", f"give {name}", code="missing_key")
+                raise ArgumentError(f"{printable(log.name)} does not state {name}", f"give {name}", code="missing")
         name = stack or stack_of(None, cluster, log.framework).name
         predicted = estimate_with_stack(transformer, cluster, name, **given)
         seconds, how = log.seconds(
