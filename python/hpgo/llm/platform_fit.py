@@ -83,7 +83,7 @@ def fit_platform(steps: Sequence[MeasuredStep] | str | PathLike[str]) -> Platfor
     >>> cluster = hpgo.Cluster.preset("h100:1")
     >>> one = hpgo.estimate_llm("llama-3-8b", cluster, global_batch_size=32, seq_length=8192, tp=2)
     >>> found = fit_platform([MeasuredStep.of("llama-3-8b", cluster, one, 1.2 * one.step_s)])
-    >>> 1 < found.platform.factors["linear"] < 1.2
+    >>> 1 < found.platform.factors()["linear"] < 1.2
     True
     """
     held: list[MeasuredStep]
