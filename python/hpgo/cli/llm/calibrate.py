@@ -106,9 +106,11 @@ def command(options: CalibrateOptions) -> None:
     --platform of the other `hpgo llm` commands.
 
     \b
-    A row of a table (`hpgo_steps: 1`, then `steps:`), with `seconds` or a `log`:
-      - {model: llama-3-8b, cluster: h100:2, global_batch_size: 32,
-         seq_length: 8192, tp: 4, pp: 2, seconds: 2.32 s}
+    A table of one step, with `seconds` or a `log`:
+      hpgo_steps: 1
+      steps:
+        - {model: llama-3-8b, cluster: h100:2, global_batch_size: 32,
+           seq_length: 8192, tp: 4, pp: 2, seconds: 2.32 s}
 
     \b
     Examples:
