@@ -140,6 +140,14 @@ def test_megatron_states_its_configuration_and_options_override_it(tmp_path) -> 
     assert (given.predicted.parallelism.tp, given.predicted.parallelism.dp, given.stack) == (4, 2, "default")
 
 
+@pytest.mark.parametrize(("method", "layers"), [("block", 3), ("uniform", None)])
+def test_megatrons_number_of_recomputed_layers_counts_with_the_method_block_only(method: str, layers: int) -> None:
+    text = arguments(recompute_granularity="full", recompute_method=method, recompute_num_layers=3, fp8="hybrid")
+    printed = parse_log(text + nemo(4.4), "run.log").printed
+    assert (printed["recompute"], printed.get("recompute_num_layers")) == ("full", layers)
+    assert (printed["precision"], "recompute_method" in printed) == ("fp8", False)
+
+
 @pytest.mark.parametrize("trainer", ["local batch size", "tokens"])
 def test_torchtitan_states_its_mesh_and_batch(tmp_path, trainer: str) -> None:
     path, text = tmp_path / "run.log", titan(*SLOW_S, *[4.4] * 9)

@@ -57,6 +57,7 @@ class MeasuredStep(Record):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        Stack.named(self.stack)
         number("a measured step", self.measured_s, above=0, hint="give its seconds")
         ratio = self.measured_s / self.predicted.step_s
         if not 1 / _MAX_RATIO < ratio < _MAX_RATIO:
@@ -113,13 +114,13 @@ class MeasuredStep(Record):
         for name in ("global_batch_size", "seq_length", "micro_batch_size"):
             if name not in given:
                 raise ArgumentError(f"{printable(log.name)} does not state {name}", f"give {name}", code="missing")
-        name = stack or stack_of(None, cluster, log.framework).name
-        predicted = estimate_with_stack(transformer, cluster, name, **given)
+        known = stack_of(None, cluster, log.framework) if stack is None else Stack.named(stack)
+        predicted = estimate_with_stack(transformer, cluster, known.name, **given)
         seconds, how = log.seconds(
             global_batch_size=predicted.global_batch_size, seq_length=predicted.seq_length, gpus=predicted.gpus
         )
         how += f"; {predicted.parallelism.named()}, batch {predicted.global_batch_size} × {predicted.seq_length}"
-        return replace(cls.of(transformer, cluster, predicted, seconds, name), source=how)
+        return replace(cls.of(transformer, cluster, predicted, seconds, known.name), source=how)
 
 
 def read_steps(path: str | PathLike[str]) -> tuple[MeasuredStep, ...]:
@@ -207,8 +208,9 @@ def _step(row: Section, folder: Path) -> MeasuredStep:
         cluster = Cluster.read(name) if rate is None else Cluster.preset(name, adapter_gbit_s=rate)
         if log is not None:
             return MeasuredStep.from_log(folder / log, model, cluster, stack=stack, **given)
-        predicted = estimate_with_stack(model, cluster, stack or "default", **given)
-        return MeasuredStep.of(model, cluster, predicted, parse_seconds(seconds), stack or "default")
+        stack = "default" if stack is None else stack
+        predicted = estimate_with_stack(model, cluster, stack, **given)
+        return MeasuredStep.of(model, cluster, predicted, parse_seconds(seconds), stack)
     except HpgoError as error:
         row.reraise(error)
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from math import pi, sqrt
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import check_int, choice, number
+from hpgo.base.checks import check_int, check_is, choice, number
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.files import as_path
 from hpgo.base.messages import printable, safe_repr
@@ -96,6 +96,7 @@ class Platform(Record):
 
     def factors(self, model: str = "") -> dict[str, float]:
         """Return the factors for a model by term. Those of other models are left out."""
+        check_is("the model", model, str, "give the name of a model")
         return {one.term: one.factor for one in self.terms if one.model in {"", model}}
 
     @property

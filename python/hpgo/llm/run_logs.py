@@ -98,6 +98,7 @@ _COUNTS = {
     "decoder_last_pipeline_num_layers": "last_rank_layers",
 }
 """Argument of `hpgo.estimate_llm` for each argument of Megatron-LM that is a count."""
+_METHOD = "recompute_method"
 # `ParallelDims.build_mesh` in torchtitan/distributed/parallel_dims.py, and `Trainer.__init__`: 0.2.2 prints sequences,
 # 0.3 prints tokens.
 _MESH = re.compile(
@@ -179,6 +180,9 @@ def parse_log(text: str, name: str) -> RunLog:
             f"give a log with lines such as {join_words(FORMATS, 'or')}",
             code="wrong_kind_of_file",
         )
+    # With the method `uniform`, Megatron-LM's number is the size of a group, and all layers are recomputed.
+    if printed.pop(_METHOD, None) != "block":
+        printed.pop("recompute_num_layers", None)
     return RunLog(name, found[0], tuple(found[1]), printed)
 
 
@@ -239,6 +243,8 @@ def _read_argument(name: str, value: str, printed: dict[str, Any]) -> None:
         printed["zero_stage"] = 1 if value == "True" else 0
     elif name == "recompute_granularity":
         printed["recompute"] = value if value in {"full", "selective"} else "none"
+    elif name == _METHOD:
+        printed[_METHOD] = value
     elif name in {"fp16", "bf16"} and value == "True":
         printed.setdefault("precision", name)
     elif name == "fp8" and value not in {"None", "False"}:

@@ -99,7 +99,7 @@ _OF_RUNS = "micro_batch_size devices tp pp vpp cp ep zero_stage recompute precis
 
 @takes(CalibrateOptions, sections=_SECTIONS, brief=f"{_OF_RUNS} stack nic_gbit_s ranks device time_limit timeout")
 def command(options: CalibrateOptions) -> None:
-    """Fit the cost model to training steps that you measured on your cluster, or to the kernels of one node.
+    """Fit the cost model to measured training steps, or to the kernels of a node.
 
     Give a table of steps (.yaml, .json, .csv), or logs of runs of Megatron-LM, torchtitan or DeepSpeed. Three steps
     that differ in micro-batch size, degrees or sequence length are worth it; one is not. The file that is written is
