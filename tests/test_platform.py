@@ -118,7 +118,9 @@ def test_factors_of_experts_hold_for_their_model_only() -> None:
     plain = {name: hpgo.estimate_llm(name, cluster, **asked) for name in ("mixtral-8x7b", "qwen3-30b-a3b")}
     one = plain["mixtral-8x7b"]
     slow = hpgo.MeasuredStep.of("mixtral-8x7b", cluster, one, 1.3 * one.step_s)
-    platform = hpgo.fit_platform([slow]).platform
+    fit = hpgo.fit_platform([slow])
+    platform = fit.platform
+    assert "one step helps for this model with experts only" in fit.note
     assert platform.factors("mixtral-8x7b")["experts"] > 1.02
     assert "experts" not in platform.factors("qwen3-30b-a3b")
     ratio = {

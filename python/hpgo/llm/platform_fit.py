@@ -118,7 +118,7 @@ def fit_platform(steps: Sequence[MeasuredStep] | str | PathLike[str]) -> Platfor
         tuple(MeasuredConfig.of(one).step_s(factors) for one in held),
         _mean_error(found.before),
         _mean_error(found.left_out),
-        _note(len(runs), repeats=len(held) > len(runs)),
+        _note(len(runs), repeats=len(held) > len(runs), has_experts=bool(held[0].model.experts)),
     )
 
 
@@ -135,14 +135,16 @@ def _shared(steps: Sequence[MeasuredStep]) -> tuple[str, str]:
     if len(stacks) > 1:
         raise ArgumentError(
             f"steps ran with stacks {join_words([f'`{name}`' for name in stacks], 'and')}, but a platform has one",
-            "make one file of steps per stack",
+            "fit one platform per stack",
         )
     return devices[0], stacks[0]
 
 
-def _note(steps: int, *, repeats: bool) -> str:
+def _note(steps: int, *, repeats: bool, has_experts: bool) -> str:
     counted = " (repeated configurations count once)" if repeats else ""
     wanted = f"measure {ENOUGH_STEPS} that differ in micro-batch size, degrees or sequence length"
+    if steps == 1 and has_experts:
+        return f"one step helps for this model with experts only{counted}; {wanted}"
     if steps == 1:
         return f"one step is not enough{counted}: most of its deviation may be its own, so it changes little; {wanted}"
     if steps < ENOUGH_STEPS:

@@ -26,11 +26,11 @@ _NUMBER = r"([0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 FORMATS = (
-    "`elapsed time per iteration (ms): 1234.5` of Megatron-LM (or `train_step_timing in s: 1.23` of NeMo)",
-    "`step: 10 … tps: 5,123` of torchtitan",
-    "`iter time (s): 1.234` or `CurrSamplesPerSec=25.9` of DeepSpeed",
+    "`elapsed time per iteration (ms): 1234.5` (Megatron-LM)",
+    "`step: 10 … tps: 5,123` (torchtitan)",
+    "`iter time (s): 1.234` (DeepSpeed)",
 )
-"""Lines that hpgo reads, for hints."""
+"""A line of each framework that hpgo reads, for hints."""
 
 
 class _Kind(NamedTuple):

@@ -44,10 +44,12 @@ def lines(fit: PlatformFit, width: int = WIDTH) -> list[str]:
         for one in platform.terms
         if abs(one.factor - 1) > _MOVED
     ]
-    before, after = (f"{100 * error:.1f} %" for error in (fit.error_before, fit.error_left_out))
+    errors = f"{100 * fit.error_before:.1f} % without a platform"
+    if platform.steps > 1:
+        errors += f", {100 * fit.error_left_out:.1f} % if each step is predicted from the others"
     facts = [
         ("Steps", fit.note),
-        ("Error", f"{before} without a platform, {after} if each step is predicted from the others"),
+        ("Error", errors),
         ("Expected", f"± {100 * platform.error:.0f} % on average for other steps on this platform"),
     ]
     facts += [] if platform.stack == "default" else [("Stack", printable(platform.stack))]
