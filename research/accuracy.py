@@ -582,8 +582,8 @@ _METHOD = (
     "",
     (
         "*Left out* is a platform with constants that were fitted without it: the error to expect on a platform like"
-        " yours. *One step known* then corrects the other steps by one measured step, as `hpgo llm calibrate` does. It"
-        " is the mean over all points but that one, and over all choices of that one."
+        " yours. *One step known* then corrects the other steps by half of one measured step's deviation. It is the"
+        " mean over all points but that one, and over all choices of that one."
     ),
     "",
     (
@@ -747,8 +747,9 @@ def _summary(platforms: dict[str, Row], apart: dict[str, list[tuple[Point, float
         (
             f"The logarithms of predicted over measured left-out steps have a standard deviation of {within:.2f} around"
             f" the mean of their platform, and these means one of {between:.2f} around 0. So of a single step's"
-            " deviation, about half belongs to the platform, and `hpgo llm calibrate` follows one measured step by that"
-            " much. ZeRO-3 of 2021 is an outdated stack: it is part of no fit and no mean."
+            " deviation, about half belongs to the platform. `hpgo llm calibrate` fits terms to several steps"
+            " ([llm.md](llm.md#what-a-few-steps-tell)). ZeRO-3 of 2021 is an outdated stack: it is part of no fit and"
+            " no mean."
         ),
     ]
     return [*lines, ""]

@@ -150,6 +150,12 @@ WAYS = hpgo.plan_llm(TRANSFORMER, GPUS.first(1), global_batch_size=2, seq_length
 LLM_PLAN = hpgo.LlmPlan.of(PRICE, TRANSFORMER, GPUS)
 MEASURED = hpgo.MeasuredStep(TRANSFORMER, GPUS, PRICE, PRICE.step_s)
 FITTED = hpgo.fit_platform([MEASURED])
+RUN_LOG = f"""\
+  global_batch_size ............... {PRICE.global_batch_size}
+  micro_batch_size ................ {PRICE.parallelism.micro_batch_size}
+  seq_length ...................... {PRICE.seq_length}
+train_step_timing in s: {PRICE.step_s}
+"""
 CLUSTER = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=10, inter_gbit_s=10)
 PLAN = hpgo.plan(PROFILE, CLUSTER, global_batch_size=4)
 CHAIN = hpgo.partition(PROFILE, CLUSTER)
@@ -280,11 +286,19 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             "draw_pareto_front": (hpgo.draw_pareto_front, {"estimates": [PRICE], "path": "front.svg", "theme": "auto"}),
             "MeasuredStep.of": (
                 hpgo.MeasuredStep.of,
-                {"transformer": TRANSFORMER, "cluster": GPUS, "predicted": PRICE, "measured_s": PRICE.step_s},
+                {
+                    "transformer": TRANSFORMER, "cluster": GPUS, "predicted": PRICE, "measured_s": PRICE.step_s,
+                    "stack": "default",
+                },
+            ),
+            "MeasuredStep.from_log": (
+                hpgo.MeasuredStep.from_log,
+                {"path": "run.log", "transformer": TRANSFORMER, "cluster": GPUS, "stack": "default"},
             ),
             "fit_platform": (hpgo.fit_platform, {"steps": [MEASURED]}),
             "Platform.on": (FITTED.platform.on, {"cluster": CLUSTER}),
-            "Platform.constants_on": (FITTED.platform.constants_on, {"cluster": CLUSTER}),
+            "Platform.constants_on": (FITTED.platform.constants_on, {"cluster": CLUSTER, "model": "a"}),
+            "Platform.factors": (FITTED.platform.factors, {"model": "a"}),
             "Platform.read": (hpgo.Platform.read, {"path": "platform.yaml"}),
             "Platform.save": (FITTED.platform.save, {"path": "platform.yaml"}),
             "Platform.yaml": (FITTED.platform.yaml, {}),
@@ -504,6 +518,7 @@ def valid(tmp_path_factory: pytest.TempPathFactory) -> Any:
             "shape.yaml": json.dumps({"hpgo_transformer": 1, **SHAPE}),
             "cluster.yaml": CLUSTER.yaml(), "llm-plan.json": LLM_PLAN.to_json(),
             "platform.yaml": FITTED.platform.yaml(),
+            "run.log": RUN_LOG,
             "plan.json": PLAN.to_json(), "chain.json": CHAIN.to_json(),
             "program.json": PROGRAM.to_json(), "orders.csv": ORDERS.to_text(),
         }.items():  # fmt: skip

@@ -85,10 +85,14 @@ def test_the_pages_table_names_the_options_and_arguments_of_an_estimate() -> Non
     assert len(table) > 15
 
 
-def test_the_steps_that_the_help_of_calibrate_shows_are_read(tmp_path: Path) -> None:
-    text = shown("llm", "calibrate", "--help").split("A file of two steps:\n", 1)[1].split("\n\n", 1)[0]
+def test_the_step_that_the_help_of_calibrate_shows_is_read(tmp_path: Path) -> None:
+    text = (
+        shown("llm", "calibrate", "--help")
+        .split("A table of one step, with `seconds` or a `log`:\n", 1)[1]
+        .split("\n\n", 1)[0]
+    )
     (tmp_path / "steps.yaml").write_text(textwrap.dedent(text), encoding="utf-8")
-    assert "2 measured steps" in shown("llm", "calibrate", str(tmp_path / "steps.yaml"))
+    assert "1 measured step" in shown("llm", "calibrate", str(tmp_path / "steps.yaml"))
 
 
 def test_pictures_and_plans_are_told_apart_by_their_endings(tmp_path: Path) -> None:

@@ -77,13 +77,6 @@ def test_a_step_of_ones_own_counts(tmp_path: Path) -> None:
     platform = hpgo.Platform.read(tmp_path / "platform.yaml")
     assert platform == fit.platform
     assert hpgo.estimate_llm("llama-3-8b", A100, **ask, platform=platform).unvalidated_features == ()
-    # Files of the version before say nothing of it.
-    text = (tmp_path / "platform.yaml").read_text(encoding="utf-8")
-    kept = [line for line in text.splitlines() if not line.startswith("mechanisms")]
-    (tmp_path / "platform.yaml").write_text("\n".join(kept), encoding="utf-8")
-    assert hpgo.estimate_llm(
-        "llama-3-8b", A100, **ask, platform=hpgo.Platform.read(tmp_path / "platform.yaml")
-    ).unvalidated_features
 
 
 def said_of(*words: object) -> str:

@@ -23,10 +23,10 @@ if TYPE_CHECKING:  # The names that `__getattr__` imports.
     from hpgo.llm.estimate import LlmEstimate as LlmEstimate
     from hpgo.llm.estimate import estimate_llm as estimate_llm
     from hpgo.llm.measured_steps import MeasuredStep as MeasuredStep
-    from hpgo.llm.measured_steps import fit_platform as fit_platform
     from hpgo.llm.pareto_front import llm_pareto_front as llm_pareto_front
     from hpgo.llm.plan import LlmPlan as LlmPlan
     from hpgo.llm.platform import Platform as Platform
+    from hpgo.llm.platform_fit import fit_platform as fit_platform
     from hpgo.llm.search import plan_llm as plan_llm
     from hpgo.machine.cluster import Cluster as Cluster
     from hpgo.model.estimate import estimate as estimate
@@ -88,7 +88,7 @@ _PUBLIC: dict[str, str] = {
     "estimate": "hpgo.model.estimate",
     "evaluate": "hpgo.planning.planner",
     "exhaustive": "hpgo.planning.planner",
-    "fit_platform": "hpgo.llm.measured_steps",
+    "fit_platform": "hpgo.llm.platform_fit",
     "partition": "hpgo.planning.chain.search",
     "partition_files": "hpgo.planning.chain.search",
     "plan": "hpgo.planning.planner",

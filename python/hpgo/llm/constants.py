@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from hpgo.base.validated import check_fields
-
-# Constants that a platform scales: a factor divides efficiencies and multiplies seconds. The other constants are ratios
-# and counts, which do not change with the speed of a platform.
-COMPUTING = (
-    ("gemm_efficiency", "attention_efficiency", "unfused_attention_efficiency", "hbm_efficiency"),
-    ("gemm_overhead_s", "layer_launch_s", "collective_launch_s", "expert_launch_s"),
-)
-EXCHANGE = (
-    ("nvlink_efficiency", "nic_efficiency", "gather_nic_efficiency", "all_to_all_nic_efficiency"),
-    ("collective_overhead_s",),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +53,15 @@ class Constants:
     """Fitted. Additional seconds of each collective: launch, and waiting for the last rank."""
     tp_exposed_fraction: float = 1.0
     """By stack. Share of the communication of sequence-parallel layers that GEMMs do not hide."""
+    tp_time_factor: float = 1.0
+    """Fitted by platform. Time of the communication of tensor parallelism, as a factor."""
+    gather_time_factor: float = 1.0
+    """Fitted by platform. Time of the collectives of ZeRO stage 3 before anything hides them, as a factor."""
+    grad_reduce_time_factor: float = 1.0
+    """Fitted by platform. Time of the collectives after the last backward pass before anything hides them, as a factor.
+    """
+    accumulation_time_factor: float = 1.0
+    """Fitted by platform. Time of gradient accumulation, as a factor."""
     layer_launch_s: float = 0.00105
     """Fitted. Seconds in which the CPU launches a layer's forward pass; no pass is faster."""
     collective_launch_s: float = 3.47e-05
@@ -95,20 +93,6 @@ class Constants:
 
     def __post_init__(self) -> None:
         check_fields(self)
-
-    def slower(self, computing: float, exchange: float) -> Constants:
-        """Return the constants of a slower platform.
-
-        It takes `computing` times as long to compute and `exchange` times as long to communicate.
-
-        >>> CONSTANTS.slower(2.0, 1.0).gemm_efficiency == CONSTANTS.gemm_efficiency / 2
-        True
-        """
-        changed: dict[str, float] = {}
-        for (shares, seconds), factor in ((COMPUTING, computing), (EXCHANGE, exchange)):
-            changed |= {name: getattr(self, name) / factor for name in shares}
-            changed |= {name: getattr(self, name) * factor for name in seconds}
-        return replace(self, **changed)  # type: ignore[arg-type]  # all of these are floats
 
 
 CONSTANTS = Constants()

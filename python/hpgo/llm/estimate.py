@@ -303,7 +303,7 @@ def estimate_llm(
     asked |= {name: check_int(name, asked[name]) for name in COUNTS if asked[name] is not None}
     asked["sequence_parallel"] = asked["tp"] > 1 if sequence_parallel is None else sequence_parallel
     try:
-        found = stack_of(stack, cluster, framework)
+        found = stack_on(stack, cluster, framework, platform)
         return estimate_on(model, cluster, ParallelismConfig(**asked), found, platform, **batch)
     except DegreeError as error:
         # Finding degrees that are accepted means trying many configurations, so it is done only once this one failed.
@@ -324,7 +324,7 @@ def estimate_on(
     global_batch_size: int, seq_length: int,
 ) -> LlmEstimate:  # fmt: skip
     """Return the estimate of a configuration with a stack, and with the constants of a platform, or without one."""
-    constants = constants_of(cluster, stack, platform)
+    constants = constants_of(cluster, stack, platform, model)
     found = estimate_config(
         model, on_platform(cluster, platform), config, global_batch_size=global_batch_size, seq_length=seq_length,
         constants=constants,
@@ -332,13 +332,40 @@ def estimate_on(
     return with_range(found, cluster, stack, platform)
 
 
+def stack_on(
+    stack: Stack | str | os.PathLike[str] | None,
+    cluster: Cluster,
+    framework: str | None,
+    platform: Platform | DeviceRecord | None,
+) -> Stack:
+    """Return the stack of an estimate: the one that was asked for, the platform's, or what the framework implies.
+
+    Raises ArgumentError if another stack is asked for than the one of the platform's steps.
+    """
+    if not isinstance(platform, Platform):
+        return stack_of(stack, cluster, framework)
+    found = Stack.named(platform.stack) if stack is None else stack_of(stack, cluster)
+    if found.name != platform.stack:
+        raise ArgumentError(
+            f"the stack is `{found.name}`, but the platform's steps ran on `{platform.stack}`",
+            "leave the stack out, or calibrate with steps of that stack",
+            code="mismatch",
+        )
+    return found
+
+
 def on_platform(cluster: Cluster, platform: Platform | DeviceRecord | None) -> Cluster:
     """Return the cluster with the rates of a device record, or as it is."""
     return cluster if platform is None else platform.on(cluster)
 
 
-def constants_of(cluster: Cluster, stack: Stack, platform: Platform | DeviceRecord | None) -> Constants:
-    """Return the constants of a stack on a platform. Raise ArgumentError for a platform of other devices."""
+def constants_of(
+    cluster: Cluster, stack: Stack, platform: Platform | DeviceRecord | None, model: Transformer | None = None
+) -> Constants:
+    """Return the constants of a stack on a platform, which has its own stack, or on a measured node.
+
+    `model` selects the platform's factor of its experts. Raises ArgumentError for a platform of other devices.
+    """
     check_is("platform", platform, Platform | DeviceRecord, "read one with `hpgo.Platform.read`", or_none=True)
     if platform is None:
         return stack.constants(CONSTANTS)
@@ -350,10 +377,10 @@ def constants_of(cluster: Cluster, stack: Stack, platform: Platform | DeviceReco
             "use a platform of that device, or none",
             code="mismatch",
         )
-    if isinstance(platform, DeviceRecord):
-        # The node's own attention was measured. A stack's factor, relative to a preset's rate, would count it twice.
-        stack = replace(stack, attention=1.0)
-    return stack.constants(platform.constants_on(cluster))
+    if isinstance(platform, Platform):
+        return platform.constants_on(cluster, "" if model is None else model.name)
+    # The node's own attention was measured. A stack's factor, relative to a preset's rate, would count it twice.
+    return replace(stack, attention=1.0).constants(platform.constants_on(cluster))
 
 
 def with_range(

@@ -157,6 +157,7 @@ def tp_comm(context: LayerContext) -> PassTime:
         once_s = 2 * context.constants.tp_exposed_fraction * context.all_gather_s(ring, moved)
     else:
         once_s = context.all_reduce_s(ring, moved)
+    once_s *= context.constants.tp_time_factor
     return PassTime(2 * once_s, 2 * once_s)
 
 
@@ -222,6 +223,8 @@ def param_all_gather(context: LayerContext) -> PassTime:
             # With hybrid sharding, each group has reduced its own samples only. An all-reduce sums the shards over the
             # groups. For messages of this size NCCL's rings are as fast as its trees.
             reduce_s += 2 * context.shard_gather_s(groups, count / shards.ranks, context.gradient_bytes)
+    gather_s *= context.constants.gather_time_factor
+    reduce_s *= context.constants.gather_time_factor
     passes = [term(context) for term in (linear, attention, elementwise, quantize, experts, router)]
     forward_s, backward_s = sum(one.forward_s for one in passes), sum(one.backward_s for one in passes)
     again_s = sum(one.recompute_s for one in passes)
@@ -248,7 +251,7 @@ def grad_accumulation(context: LayerContext) -> PassTime:
     if context.config.zero_stage == MOST_ZERO:
         return NOTHING
     each = 3 * VALUE if context.reduces_in_16_bits else context.constants.accumulation_bytes
-    added_s = context.moved_s(each * layer_weights(context))
+    added_s = context.moved_s(each * layer_weights(context)) * context.constants.accumulation_time_factor
     return PassTime(0.0, added_s, 0.0, weight_grad_s=added_s)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from math import pi, sqrt
 from typing import TYPE_CHECKING
 
-from hpgo.base.checks import check_int, number
+from hpgo.base.checks import check_int, check_is, choice, number
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.files import as_path
 from hpgo.base.messages import printable, safe_repr
@@ -16,6 +16,8 @@ from hpgo.errors import ArgumentError
 from hpgo.llm.constants import CONSTANTS
 from hpgo.llm.device_record import KEY as DEVICE_KEY
 from hpgo.llm.device_record import DeviceRecord
+from hpgo.llm.stack import Stack
+from hpgo.llm.term_factors import TERMS, scaled
 
 if TYPE_CHECKING:
     import os
@@ -25,67 +27,84 @@ if TYPE_CHECKING:
 
 MEMORY_ERROR = 0.05
 """Mean relative error of memory (docs/accuracy.md)."""
-_VERSION = 1
+_VERSION = 2
 _KEY = "hpgo_platform"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TermFactor(Record):
+    """Time of a term on a platform, as a factor on its time in the cost model."""
+
+    term: str
+    """Key in `hpgo.llm.term_factors.TERMS`."""
+    factor: float
+    """Most probable factor: between 1 and what the measured steps alone would give."""
+    sd: float
+    """Standard deviation of the factor's logarithm that the measured steps leave."""
+    model: str = ""
+    """Name of the model to which the factor is restricted; empty for all models."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        choice("term of a platform", self.term, tuple(TERMS))
+        number(f"the factor of {self.term}", self.factor, above=0)
+        number(f"the sd of {self.term}", self.sd)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Platform(Record):
-    """Factors between measured and estimated time on one GPU type, software stack and network.
+    """Factors between measured and estimated times of terms on one GPU type, software stack and network.
 
     `hpgo.fit_platform` computes them from measured steps. `save` and `Platform.read` store them in a file.
 
-    >>> slow = Platform(device="H100-80GB", steps=1, computing=1.2, exchange=1.2, spread=0.1, trust=0.5, error=0.12)
-    >>> round(slow.factors[0], 3)
-    1.095
+    >>> slow = TermFactor(term="linear", factor=1.1, sd=0.05)
+    >>> Platform(device="H100-80GB", steps=3, residual_sd=0.08, log_sd=0.1, terms=(slow,)).factors()
+    {'linear': 1.1}
     """
 
     device: str
     """Device of the measured steps, by its name in clusters."""
+    stack: str = "default"
+    """Software stack whose constants the factors scale."""
     steps: int
-    """Number of measured steps."""
-    computing: float
-    """Measured over estimated time of computation."""
-    exchange: float
-    """Measured over estimated time of communication; equal to `computing` if the steps do not separate the two."""
-    spread: float
-    """Standard deviation of single steps around these factors, as a share of the step."""
-    trust: float
-    """Exponent that is applied to the factors: the share of the deviation that belongs to the platform, not to single
-    steps."""
-    error: float
-    """Expected mean relative error of a step time that is predicted with these factors."""
+    """Number of measured steps with different configurations."""
+    residual_sd: float
+    """Standard deviation of the logarithm of measured over estimated time of single steps around these factors."""
+    log_sd: float
+    """Standard deviation of that logarithm for a new step: of the step itself, and of the factors."""
+    terms: tuple[TermFactor, ...]
+    """Factors of all terms that were fitted."""
     mechanisms: tuple[str, ...] = ()
     """Features that the measured steps used, by the names of `LlmEstimate.unvalidated_features`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_int("steps of a platform", self.steps)
-        for name in ("computing", "exchange"):
-            number(f"{name} of a platform", getattr(self, name), above=0)
-        number("trust of a platform", self.trust, most=1)
-        for name in ("spread", "error"):
+        Stack.named(self.stack)
+        for name in ("residual_sd", "log_sd"):
             number(f"{name} of a platform", getattr(self, name))
+        if len({(one.term, one.model) for one in self.terms}) < len(self.terms):
+            raise ArgumentError("a term of a platform appears twice", "keep one of them", code="duplicate")
+
+    def factors(self, model: str = "") -> dict[str, float]:
+        """Return the factors for a model by term. Those of other models are left out."""
+        check_is("the model", model, str, "give the name of a model")
+        return {one.term: one.factor for one in self.terms if one.model in {"", model}}
 
     @property
-    def log_sd(self) -> float:
-        """Standard deviation of the logarithm of measured over estimated time of a new step."""
-        return self.error / sqrt(2 / pi)
-
-    @property
-    def factors(self) -> tuple[float, float]:
-        """Factors of computation and of communication that estimates use: the measured ones to the power of `trust`."""
-        # Shrinkage: a few steps determine their platform only in part, so their mean is pulled towards 1.
-        return self.computing**self.trust, self.exchange**self.trust
+    def error(self) -> float:
+        """Expected mean relative error of a step time that is predicted with these factors."""
+        # The mean absolute value of a normal deviation is √(2/π) of its standard deviation.
+        return sqrt(2 / pi) * self.log_sd
 
     def on(self, cluster: Cluster) -> Cluster:
         """Return `cluster` as it is: a platform changes no rates of devices."""
         return cluster
 
-    def constants_on(self, cluster: Cluster) -> Constants:
-        """Return the constants of the cost model, slowed down by the platform's factors."""
+    def constants_on(self, cluster: Cluster, model: str = "") -> Constants:
+        """Return the constants of the cost model with the platform's stack and its factors for a model."""
         del cluster
-        return CONSTANTS.slower(*self.factors)
+        return scaled(Stack.named(self.stack).constants(CONSTANTS), self.factors(model))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Platform:
@@ -98,19 +117,30 @@ class Platform(Record):
             if version is None:
                 top.fail(f"`{_KEY}` is missing, so it is not a platform file", code="wrong_kind_of_file")
             if version != _VERSION:
-                top.fail(f"`{_KEY}` is {safe_repr(version)}", f"this hpgo reads version {_VERSION}")
-            # Files from before features were recorded lack `mechanisms`. Then no feature counts as validated there.
-            return record(cls, top, optional={"mechanisms"})
+                top.fail(f"`{_KEY}` is {safe_repr(version)}, but this hpgo reads version {_VERSION}")
+            return record(cls, top, optional={"model"})
 
     def yaml(self) -> str:
         """Return the platform as the text of a YAML file.
 
-        >>> one = Platform(device="A100-80GB", steps=1, computing=1.1, exchange=1.1, spread=0.1, trust=0.5, error=0.12)
+        >>> one = Platform(device="A100-80GB", steps=3, residual_sd=0.08, log_sd=0.1, terms=())
         >>> print(one.yaml().splitlines()[:2])
-        ['hpgo_platform: 1', 'device: A100-80GB']
+        ['hpgo_platform: 2', 'device: A100-80GB']
         """
-        rows = [f"{field.name}: {in_yaml(getattr(self, field.name))}" for field in fields(self)]
-        return "\n".join([f"{_KEY}: {_VERSION}", *rows, ""])
+        lines = [f"{_KEY}: {_VERSION}"]
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "terms" and value:
+                lines += [
+                    "terms:",
+                    *(
+                        f"  - {in_yaml({key: held for key, held in asdict(one).items() if held != ''})}"
+                        for one in value
+                    ),
+                ]
+            else:
+                lines.append(f"{field.name}: {in_yaml(value)}")
+        return "\n".join([*lines, ""])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the platform to a file. Raise ArgumentError if the file can't be written."""

@@ -26,6 +26,7 @@ from hpgo.llm.estimate import (
     max_memory_bytes,
     on_platform,
     simulated_step_s,
+    stack_on,
     with_range,
 )
 from hpgo.llm.frameworks import framework_support
@@ -34,7 +35,6 @@ from hpgo.llm.layer_context import LayerContext
 from hpgo.llm.parallelism import DegreeError, ParallelismConfig, Precision
 from hpgo.llm.platform import Platform
 from hpgo.llm.search_space import SearchSpace
-from hpgo.llm.stack import Stack, stack_of
 from hpgo.llm.step_range import RELATIVE_ERROR
 from hpgo.llm.validated_features import unvalidated_features
 from hpgo.machine.cluster import Cluster, cluster_of
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from hpgo.llm.device_record import DeviceRecord
     from hpgo.llm.plan import LlmPlan
+    from hpgo.llm.stack import Stack
     from hpgo.llm.step_time import PipelineStages
     from hpgo.programs.names import LlmFramework
 
@@ -191,8 +192,8 @@ def plan_llm(
     top = check_int("top", top, most=MOST_SHOWN)
     if devices is not None:
         cluster = cluster.first(devices)
-    found_stack = stack_of(stack, cluster, row.name)
-    constants = constants_of(cluster, found_stack, platform)
+    found_stack = stack_on(stack, cluster, row.name, platform)
+    constants = constants_of(cluster, found_stack, platform, model)
     cluster = on_platform(cluster, platform)
     gpus = Gpus.of(cluster, precision)
     # The framework decides the kernel options. The search varies degrees, ZeRO, schedule and recomputation only.

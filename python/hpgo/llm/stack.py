@@ -97,7 +97,7 @@ class Stack(Record):
             raise ArgumentError(
                 f"stack {safe_repr(name)} is not known",
                 f"use {join_words(list(known), 'or')}, or the file of a stack",
-                code="unknown",
+                code="unknown_name",
             )
         return known[name]
 
@@ -181,7 +181,7 @@ def _implied(cluster: Cluster, framework: str | None) -> Stack:
         raise ArgumentError(
             f"framework `{shorten(name)}` implies no stack",
             f"use {join_words(sorted(known), 'or')}, or name a stack with `--stack`",
-            code="unknown",
+            code="unknown_name",
         )
     fitting = (one for one in stacks().values() if name in one.frameworks and (not one.devices or chip in one.devices))
     return next(fitting, Stack.named("default"))

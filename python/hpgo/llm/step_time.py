@@ -282,6 +282,8 @@ class PipelineStages:
                     gathered_s += context.all_gather_s(shards, count * VALUE)
                 else:
                     reduced_s += context.all_reduce_s(everyone, count * each)
+            reduced_s *= context.constants.grad_reduce_time_factor
+            gathered_s *= context.constants.grad_reduce_time_factor
             if config.overlap_dp_comm:
                 # The gradient of the first layer is computed last, so nothing hides its reduction. Likewise the first
                 # layer waits for its weights. Passes of one micro-batch hide each, the last and the first of a step.
@@ -294,7 +296,8 @@ class PipelineStages:
         if context.holds_embedding_twice and at in {0, len(self.counts) - 1}:
             words = context.model.vocab * context.model.hidden / config.tp
             ring = context.gpus.ring(2, config.model_parallel_size * config.dp * (config.pp - 1))
-            left_s += context.all_reduce_s(ring, words * context.gradient_bytes)
+            summed_s = context.all_reduce_s(ring, words * context.gradient_bytes)
+            left_s += summed_s * context.constants.grad_reduce_time_factor
         return left_s
 
     @cached_property

@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING
 from hpgo.base.messages import pluralize, printable
 from hpgo.base.tables import plain
 from hpgo.base.units import format_seconds
+from hpgo.llm.term_factors import TERMS
 
 if TYPE_CHECKING:
-    from hpgo.llm.measured_steps import PlatformFit
+    from hpgo.llm.measured_steps import MeasuredStep
+    from hpgo.llm.platform_fit import PlatformFit
 
 WIDTH = 80
+_MOVED = 0.01
+"""Smallest deviation of a factor from 1 that the report lists."""
 
 
 def lines(fit: PlatformFit, width: int = WIDTH) -> list[str]:
-    """Return the lines of the report: the platform's factors and error, then each step with its estimates."""
-    platform, (computing, exchange) = fit.platform, fit.platform.factors
+    """Return the lines of the report: errors, the factors that moved, then each step with its estimates."""
+    platform = fit.platform
     rows = [
         (
             place,
@@ -30,34 +34,39 @@ def lines(fit: PlatformFit, width: int = WIDTH) -> list[str]:
         )
         for place, (one, predicted_s) in enumerate(zip(fit.steps, fit.foretold_s, strict=True), start=1)
     ]
-    # The factors in use differ from the measured ones by the exponent. Both are printed, because users compare the
-    # measured ones with their own division.
-    alike = platform.computing == platform.exchange
-    if alike:
-        used, measured = f"{computing:.3g}× on all terms", f"{platform.computing:.3g}×"
-    else:
-        used = f"{computing:.3g}× on computation, {exchange:.3g}× on communication"
-        measured = f"{platform.computing:.3g}× and {platform.exchange:.3g}×"
-    share = f"measured {measured}, applied with exponent {platform.trust:.2f}: the rest belongs to single steps"
-    error = f"± {100 * platform.error:.0f} % expected for other steps on this platform"
-    facts = [
-        ("Factor" if alike else "Factors", used),
-        ("", share),
-        ("", fit.note),
-        ("Error", error),
-        ("Spread", f"{100 * platform.spread:.0f} % between single steps (standard deviation)"),
+    moved = [
+        (
+            TERMS[one.term].label + (f", {printable(one.model)}" if one.model else ""),
+            f"{one.factor:.3f}×",
+            _spread(TERMS[one.term].prior_sd),
+            _spread(one.sd),
+        )
+        for one in platform.terms
+        if abs(one.factor - 1) > _MOVED
     ]
-    columns = ["Step", "measured", "estimated", "error", "with platform", "error"]
+    errors = f"{100 * fit.error_before:.1f} % without a platform"
+    if platform.steps > 1:
+        errors += f", {100 * fit.error_left_out:.1f} % if each step is predicted from the others"
+    facts = [
+        ("Steps", fit.note),
+        ("Error", errors),
+        ("Expected", f"± {100 * platform.error:.0f} % on average for other steps on this platform"),
+    ]
+    facts += [] if platform.stack == "default" else [("Stack", printable(platform.stack))]
+    terms = plain(["Time of", "factor", "± before", "± now"], moved, width)
     return [
-        f"Platform {printable(platform.device)}, fitted to {pluralize(platform.steps, 'measured step')}",
+        f"Platform {printable(platform.device)}, fitted to {pluralize(len(fit.steps), 'measured step')}",
         "",
         *(
             line
             for label, value in facts
-            for line in textwrap.wrap(value, width, initial_indent=label.ljust(9), subsequent_indent=" " * 9)
+            for line in textwrap.wrap(value, width, initial_indent=label.ljust(10), subsequent_indent=" " * 10)
         ),
         "",
-        *plain(columns, rows, width),
+        *(terms if moved else [f"No term moved by more than {100 * _MOVED:.0f} %."]),
+        "",
+        *plain(["Step", "measured", "estimated", "error", "with platform", "error"], rows, width),
+        *_sources(fit.steps, width),
     ]
 
 
@@ -70,10 +79,29 @@ def document(fit: PlatformFit) -> dict[str, object]:
             "measured_s": one.measured_s,
             "predicted_s": one.predicted.step_s,
             "foretold_s": fitted_s,
+            "source": one.source,
         }
         for one, fitted_s in zip(fit.steps, fit.foretold_s, strict=True)
     ]
-    return {"platform": asdict(fit.platform), "factors": fit.platform.factors, "note": fit.note, "steps": steps}
+    return {
+        "platform": asdict(fit.platform),
+        "prior_sd": {name: term.prior_sd for name, term in TERMS.items()},
+        "note": fit.note,
+        "error_before": fit.error_before,
+        "error_left_out": fit.error_left_out,
+        "steps": steps,
+    }
+
+
+def _sources(steps: tuple[MeasuredStep, ...], width: int) -> list[str]:
+    """Return a line for each step that was read from a log: what was read there."""
+    said = [f"Step {place}: {printable(one.source)}" for place, one in enumerate(steps, start=1) if one.source]
+    wrapped = [line for text in said for line in textwrap.wrap(text, width, subsequent_indent="  ")]
+    return ["", *wrapped] if said else []
+
+
+def _spread(sd: float) -> str:
+    return f"{100 * sd:.1f} %"
 
 
 def _off(predicted_s: float, measured_s: float) -> str:

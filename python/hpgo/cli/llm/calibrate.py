@@ -5,21 +5,26 @@ from __future__ import annotations
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from hpgo.base.documents import json_text
 from hpgo.cli.command import Options, argument, option, takes
-from hpgo.cli.llm.options import shell_words
+from hpgo.cli.llm.options import COUNT, shell_words
 from hpgo.cli.plan_options import MEASUREMENT_TIMEOUT, measurement_time_limit
 from hpgo.cli.terminal import clear_line, progress, say, width
-from hpgo.cli.values import AS_JSON, DEVICE, FILE, YAML
+from hpgo.cli.values import AS_JSON, DEVICE, FILE, TRANSFORMER, YAML, cluster_option
 from hpgo.errors import ArgumentError
+from hpgo.llm.parallelism import Precision, Recompute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hpgo.llm.measured_steps import MeasuredStep
+
+_TABLES = (".yaml", ".yml", ".json", ".csv")
+"""Endings of tables of steps. Files with other endings are logs."""
 _MAX_S = 300.0
 """Seconds that a node may take to measure itself."""
 
@@ -27,8 +32,36 @@ _MAX_S = 300.0
 class CalibrateOptions(Options):
     """The measured steps or the node, and where the file goes."""
 
-    steps: str | None = argument(type=FILE, metavar="[STEPS]", required=False)
-    node: bool = option("--node", is_flag=True, help="Measure this node.")
+    files: tuple[str, ...] = argument(type=FILE, metavar="[STEPS_OR_LOG]...", nargs=-1)
+    model: str | None = option("--model", type=TRANSFORMER, metavar="NAME|FILE", help="Model of the runs.")
+    cluster: str | None = cluster_option(required=False)
+    global_batch_size: int | None = option(
+        "-b", "--global-batch-size", type=COUNT, metavar="N", help="Sequences per training step."
+    )
+    seq_length: int | None = option("--seq-length", type=COUNT, metavar="N", help="Tokens per sequence.")
+    micro_batch_size: int | None = option(
+        "--micro-batch-size", type=COUNT, metavar="N", help="Sequences per micro-batch."
+    )
+    devices: int | None = option("--devices", type=COUNT, metavar="N", help="GPUs of the runs.  [all of the cluster]")
+    tp: int | None = option("--tp", type=COUNT, metavar="N", help="Tensor-parallel degree.  [printed, or 1]")
+    pp: int | None = option("--pp", type=COUNT, metavar="N", help="Pipeline-parallel degree.  [printed, or 1]")
+    vpp: int | None = option("--vpp", type=COUNT, metavar="N", help="Virtual stages per pipeline rank.")
+    cp: int | None = option("--cp", type=COUNT, metavar="N", help="Context-parallel degree.")
+    ep: int | None = option("--ep", type=COUNT, metavar="N", help="Expert-parallel degree.")
+    zero_stage: str | None = option(
+        "--zero-stage", type=click.Choice(["0", "1", "2", "3"]), metavar="N", help="ZeRO stage.  [printed, or 1]"
+    )
+    recompute: Recompute | None = option(
+        "--recompute", type=click.Choice(get_args(Recompute)), metavar="NAME", help="Recomputation.  [printed, or none]"
+    )
+    precision: Precision | None = option(
+        "--precision", type=click.Choice(get_args(Precision)), metavar="NAME", help="GEMMs in bf16, fp16, fp8 or fp4."
+    )
+    stack: str | None = option(
+        "--stack", metavar="NAME", help="Software stack of the runs.  [what the framework of the log implies]"
+    )
+    nic_gbit_s: float | None = option("--nic", type=float, metavar="GBIT/S", help="Rate of each NIC of a preset.")
+    node: bool = option("--node", is_flag=True, help="Measure this node instead.")
     ranks: int | None = option(
         "--ranks",
         type=click.IntRange(1),
@@ -38,53 +71,51 @@ class CalibrateOptions(Options):
     device: str | None = DEVICE
     time_limit: float = measurement_time_limit("120s")
     timeout: float = MEASUREMENT_TIMEOUT
-    output: str | None = option(
-        "-o", "--output", type=YAML, metavar="FILE", help="Write the platform, or the device record of --node: .yaml."
-    )
+    output: str | None = option("-o", "--output", type=YAML, metavar="FILE", help="Platform or device record: .yaml.")
     as_json: bool = AS_JSON
 
 
-_SECTIONS = {"Measurement of a node": "node", "Output": "output as_json"}
+_SECTIONS = {
+    "Runs whose logs are given": "model cluster global_batch_size seq_length",
+    "Node and output": "node output as_json",
+}
+_OF_RUNS = "micro_batch_size devices tp pp vpp cp ep zero_stage recompute precision"
+"""Options that `hpgo.estimate_llm` takes under the same name, in the order of the help."""
 
 
-@takes(CalibrateOptions, sections=_SECTIONS, brief="ranks device time_limit timeout")
+@takes(CalibrateOptions, sections=_SECTIONS, brief=f"{_OF_RUNS} stack nic_gbit_s ranks device time_limit timeout")
 def command(options: CalibrateOptions) -> None:
-    """Fit the cost model to training steps that you measured on your cluster, or to the kernels of one node.
+    """Fit the cost model to measured training steps, or to the kernels of a node.
 
-    STEPS is a YAML, JSON or CSV file. Each entry names a model, a cluster, a configuration and the measured seconds of
-    a step. The report compares each step with its estimate.
-
-    With --node, the node measures its GEMMs, attention, memory, launches and collectives instead.
-
-    Pass the file that is written as --platform to the other commands of `hpgo llm`.
+    Give a table of steps (.yaml, .json, .csv), or logs of runs of Megatron-LM, torchtitan or DeepSpeed. Three steps
+    that differ in micro-batch size, degrees or sequence length are worth it; one is not. The file that is written is
+    --platform of the other `hpgo llm` commands.
 
     \b
-    A file of two steps:
+    A table of one step, with `seconds` or a `log`:
       hpgo_steps: 1
       steps:
-        - {model: llama-3-8b, cluster: h100:1, global_batch_size: 32,
-           seq_length: 8192, tp: 2, seconds: 4.41 s}
         - {model: llama-3-8b, cluster: h100:2, global_batch_size: 32,
            seq_length: 8192, tp: 4, pp: 2, seconds: 2.32 s}
 
     \b
     Examples:
-      hpgo llm calibrate steps.yaml
       hpgo llm calibrate steps.yaml -o platform.yaml
+      hpgo llm calibrate run.log --model llama-3-8b -c h100:2
       hpgo llm calibrate --node -o node.yaml
     """
     if options.node:
-        if options.steps is not None:
-            raise click.UsageError("give one of STEPS and --node")
+        if options.files:
+            raise click.UsageError("give one of STEPS_OR_LOG and --node")
         _measure(options)
         return
-    if options.steps is None:
-        raise click.UsageError("Missing argument 'STEPS', or --node.")
-    from hpgo.llm.measured_steps import fit_platform
+    if not options.files:
+        raise click.UsageError("Missing argument 'STEPS_OR_LOG', or --node.")
+    from hpgo.llm.platform_fit import fit_platform
     from hpgo.show.llm_report import next_commands
     from hpgo.show.platform_report import document, lines
 
-    found = fit_platform(options.steps)
+    found = fit_platform(_steps(options))
     # Save before printing, so that a closed pipe (`| head`) does not lose the platform.
     if options.output is not None:
         found.platform.save(options.output)
@@ -97,6 +128,39 @@ def command(options: CalibrateOptions) -> None:
         click.echo("\n".join([*lines(found, width()), *next_commands(commands, title)]))
     if options.output is None:
         say("note", "nothing was written: `-o platform.yaml` keeps the platform for --platform")
+
+
+def _steps(options: CalibrateOptions) -> list[MeasuredStep]:
+    """Return the steps of all tables and logs."""
+    from hpgo.llm.measured_steps import MeasuredStep, read_steps
+    from hpgo.machine.cluster import Cluster
+
+    logs = [file for file in options.files if Path(file).suffix.lower() not in _TABLES]
+    names = ["global_batch_size", "seq_length", *_OF_RUNS.split()]
+    given: dict[str, Any] = {name: getattr(options, name) for name in names}
+    given["zero_stage"] = None if options.zero_stage is None else int(options.zero_stage)
+    if not logs:
+        of_runs = given | {"model": options.model, "cluster": options.cluster, "stack": options.stack}
+        stray = [name for name, value in of_runs.items() if value is not None]
+        if stray:
+            raise click.UsageError(
+                f"--{stray[0].replace('_', '-')} describes the run of a log, but only tables are given: write it into"
+                " their rows"
+            )
+        return [step for file in options.files for step in read_steps(file)]
+    for name in ("model", "cluster"):
+        if getattr(options, name) is None:
+            raise click.UsageError(f"Missing option '--{name}': a log does not state it.")
+    assert options.model is not None and options.cluster is not None  # noqa: S101, PT018 -- checked above
+    rate = options.nic_gbit_s
+    cluster = Cluster.read(options.cluster) if rate is None else Cluster.preset(options.cluster, adapter_gbit_s=rate)
+    found: list[MeasuredStep] = []
+    for file in options.files:
+        if file in logs:
+            found.append(MeasuredStep.from_log(file, options.model, cluster, stack=options.stack, **given))
+        else:
+            found += read_steps(file)
+    return found
 
 
 def _measure(options: CalibrateOptions) -> None:

@@ -139,10 +139,10 @@ def command(options: EstimateOptions) -> None:
       hpgo llm estimate llama-3-8b -c h100:1 -b 32 --seq-length 8192 --tp 2
       hpgo llm estimate mixtral-8x7b -c h100:4 -b 128 --seq-length 4096 --ep 8
     """
-    from hpgo.llm.estimate import constants_of, estimate_llm, on_platform, profile_of
-    from hpgo.llm.stack import stack_of
+    from hpgo.llm.estimate import constants_of, estimate_llm, on_platform, profile_of, stack_on
     from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import write_profile
+    from hpgo.model.formats.transformers import transformer_of
     from hpgo.show.llm_report import document, lines, next_commands
 
     rate = options.nic_gbit_s
@@ -161,7 +161,8 @@ def command(options: EstimateOptions) -> None:
         )
         layers = [output for output in options.outputs if Path(output).suffix.lower() not in STILL_ENDINGS]
         for output in layers:
-            constants = constants_of(cluster, stack_of(options.stack, cluster, options.framework), platform)
+            stack = stack_on(options.stack, cluster, options.framework, platform)
+            constants = constants_of(cluster, stack, platform, transformer_of(options.model))
             rows = profile_of(found, options.model, on_platform(cluster, platform), constants=constants)
             write_profile(rows, output)
         draw(found, cluster, options.outputs)

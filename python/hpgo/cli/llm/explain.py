@@ -74,14 +74,13 @@ def command(options: ExplainOptions) -> None:
       hpgo llm explain llm-plan.json --compare-with recompute=full --json
     """
     from hpgo.llm.comparison import changed, compare
-    from hpgo.llm.estimate import estimate_on
+    from hpgo.llm.estimate import estimate_on, stack_on
     from hpgo.llm.plan import LlmPlan
-    from hpgo.llm.stack import stack_of
     from hpgo.show import comparison_report, llm_report
 
     held = LlmPlan.read(options.plan)
     measured = read_platform(options.platform)
-    stack = stack_of(options.stack or held.estimate.stack, held.cluster)
+    stack = stack_on(options.stack or (None if measured else held.estimate.stack), held.cluster, None, measured)
 
     # The plan's own configuration is estimated again, so that both sides use the same constants: from --platform,
     # or of this version.

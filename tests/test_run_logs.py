@@ -1,0 +1,247 @@
+"""Logs of Megatron-LM, NeMo, torchtitan and DeepSpeed give the step of their run, and state its configuration."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hpgo
+from hpgo.llm.run_logs import parse_log
+
+CLUSTER = hpgo.Cluster.preset("h100:1")
+FULL = {"global_batch_size": 32, "seq_length": 8192, "micro_batch_size": 1}
+SLOW_S = (19.0, 6.5, 4.8)
+"""Steps of the warm-up."""
+
+
+def arguments(**values: object) -> str:
+    """The arguments as Megatron-LM prints them."""
+    rows = [f"  {name} {'.' * (48 - len(name))} {value}" for name, value in sorted(values.items())]
+    ends = "------------------------ arguments ------------------------", "-------------------- end of arguments ----"
+    return "\n".join([ends[0], *rows, ends[1], ""])
+
+
+ARGUMENTS = arguments(
+    tensor_model_parallel_size=2, pipeline_model_parallel_size=1, virtual_pipeline_model_parallel_size=None,
+    context_parallel_size=1, expert_model_parallel_size=1, micro_batch_size=1, global_batch_size=32, seq_length=8192,
+    world_size=8, sequence_parallel=True, use_distributed_optimizer=True, recompute_granularity=None,
+    recompute_num_layers=None, bf16=True, fp16=False, fp8=None, log_interval=1, lr=0.0003,
+)  # fmt: skip
+
+
+def megatron(*seconds: float) -> str:
+    return ARGUMENTS + "".join(
+        f" [2026-03-02 11:08:{at:02}.411213] iteration {at:8d}/     500 | consumed samples: {32 * at:12d} |"
+        f" elapsed time per iteration (ms): {1e3 * one:.1f} | throughput per GPU (TFLOP/s/GPU): 412.3 |"
+        " learning rate: 3.000000E-06 | global batch size:    32 | lm loss: 1.084113E+01 | loss scale: 1.0 |"
+        " grad norm: 12.207 | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+        for at, one in enumerate(seconds, start=1)
+    )
+
+
+def nemo(*seconds: float) -> str:
+    return "".join(
+        f"Training epoch 0, iteration {at}/99 | lr: 1.961e-06 | global_batch_size: 32 | global_step: {at} |"
+        f" reduced_train_loss: 11.03 | train_step_timing in s: {one:.3f} | consumed_samples: {32 * at}\n"
+        for at, one in enumerate(seconds)
+    )
+
+
+def nemo_bar(*seconds: float) -> str:
+    """A progress bar, which rewrites one line."""
+    return "\r".join(
+        f"Epoch 0: : {at}%|██        | {at}/100 [00:51<07:50, reduced_train_loss=8.330, global_step={at}.00,"
+        f" consumed_samples={32 * at}.0, train_step_timing in s={one:.3f}]"
+        for at, one in enumerate(seconds)
+    )
+
+
+def bridge(*seconds: float) -> str:
+    return "".join(
+        f"Step Time : {one:.2f}s GPU utilization: 430.9MODEL_TFLOP/s/GPU\n" + megatron(one).splitlines()[-1] + "\n"
+        for one in seconds
+    )
+
+
+def titan(*seconds: float, colours: bool = True) -> str:
+    red, green, blue, end = ("\033[31m", "\033[32m", "\033[34m", "\033[39m") if colours else ("",) * 4
+    orange, turquoise = ("\033[38;2;180;60;0m", "\033[38;2;54;234;195m") if colours else ("",) * 2
+    head = "[titan] 2026-03-02 11:08:26,100 - root - INFO - "
+    return (
+        f"{head}Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=4, cp=1, tp=2, ep=1, etp=1\n"
+        f"{head}{green}Applied selective activation checkpointing to the model{end}\n"
+        f"{head}Trainer is initialized with local batch size 1, global batch size 32, gradient accumulation steps 8,"
+        " sequence length 8192, total steps 1000 (warmup 200)\n"
+    ) + "".join(
+        f"{head}{red}step: {at:2}  {green}loss: 12.24093  {orange}grad_norm:  3.7401  "
+        f"{turquoise}memory: 42.11GiB(53.2%)  {blue}tps: {round(32 * 8192 / 8 / one):,}"
+        f"  tflops: 361.90  mfu: 36.59%{end}\n"
+        f"{head}validate step: {at:2}  loss: 12.2  memory: 42.11GiB(53.2%)  tps: 99,999\n"
+        for at, one in enumerate(seconds, start=1)
+    )
+
+
+def pipeline(*seconds: float) -> str:
+    return "".join(
+        f"steps: {at} loss: 10.9212 iter time (s): {one:.3f} samples/sec: {32 / one:.3f}\n"
+        for at, one in enumerate(seconds, start=1)
+    )
+
+
+def throughput(*seconds: float) -> str:
+    return "".join(
+        f"[2026-03-02 11:08:26,110] [INFO] [timer.py:264:stop] epoch=0/micro_step={8 * at}/global_step={at},"
+        f" RunningAvgSamplesPerSec=5.123, CurrSamplesPerSec={32 / one}, MemAllocated=21.4GB, MaxMemAllocated=60.91GB\n"
+        for at, one in enumerate(seconds, start=1)
+    )
+
+
+def wall_clock(*seconds: float) -> str:
+    return "".join(
+        "[Rank 0] time (ms) | fwd_microstep: 40.11 | bwd_microstep: 80.02 | bwd_inner_microstep: 79.90 |"
+        " bwd_allreduce_microstep: 0.04 | step_microstep: 30.51\n"
+        f"[Rank 0] time (ms) | fwd: {300 * one:.2f} | bwd: {650 * one:.2f} | bwd_inner: 640.10 | bwd_allreduce: 0.42 |"
+        f" step: {50 * one:.2f}\n"
+        for one in seconds
+    )
+
+
+WRITERS = {
+    "megatron": megatron, "nemo": nemo, "nemo bar": nemo_bar, "bridge": bridge, "torchtitan": titan,
+    "pipeline": pipeline, "throughput": throughput, "wall clock": wall_clock,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_every_format_gives_the_median_of_steps_after_the_warm_up(kind: str, tmp_path) -> None:
+    steady = (4.4, 4.5, 4.3, 4.4, 9.9, 4.4, 4.4)
+    path = tmp_path / "run.log"
+    path.write_text("noise\n" + WRITERS[kind](*SLOW_S, *steady), encoding="utf-8")
+    step = hpgo.MeasuredStep.from_log(path, "llama-3-8b", CLUSTER, tp=2, **FULL)
+    assert step.measured_s == pytest.approx(4.4, rel=1e-3)
+    assert "median of 7 lines" in step.source
+    assert "after 3 of warm-up" in step.source
+
+
+def test_megatron_states_its_configuration_and_options_override_it(tmp_path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(megatron(*SLOW_S, *[4.4] * 9), encoding="utf-8")
+    read = hpgo.MeasuredStep.from_log(path, "llama-3-8b", CLUSTER)
+    found = read.predicted
+    assert (found.parallelism.tp, found.parallelism.dp, found.global_batch_size, found.seq_length) == (2, 4, 32, 8192)
+    assert (found.parallelism.sequence_parallel, found.parallelism.zero_stage) == (True, 1)
+    assert read.stack == "te-hopper"
+    given = hpgo.MeasuredStep.from_log(path, "llama-3-8b", CLUSTER, tp=4, stack="default")
+    assert (given.predicted.parallelism.tp, given.predicted.parallelism.dp, given.stack) == (4, 2, "default")
+
+
+@pytest.mark.parametrize(("method", "layers"), [("block", 3), ("uniform", None)])
+def test_megatrons_number_of_recomputed_layers_counts_with_the_method_block_only(method: str, layers: int) -> None:
+    text = arguments(recompute_granularity="full", recompute_method=method, recompute_num_layers=3, fp8="hybrid")
+    printed = parse_log(text + nemo(4.4), "run.log").printed
+    assert (printed["recompute"], printed.get("recompute_num_layers")) == ("full", layers)
+    assert (printed["precision"], "recompute_method" in printed) == ("fp8", False)
+
+
+@pytest.mark.parametrize("trainer", ["local batch size", "tokens"])
+def test_torchtitan_states_its_mesh_and_batch(tmp_path, trainer: str) -> None:
+    path, text = tmp_path / "run.log", titan(*SLOW_S, *[4.4] * 9)
+    if trainer == "tokens":
+        old = (
+            "local batch size 1, global batch size 32, gradient accumulation steps 8, sequence length 8192, total steps"
+        )
+        assert old in text
+        text = text.replace(
+            old,
+            "8192 tokens per DP rank, 262144 tokens per train step, gradient accumulation steps 8, maximum context"
+            " length 8192, total steps",
+        )
+    path.write_text(text, encoding="utf-8")
+    read = hpgo.MeasuredStep.from_log(path, "llama-3-8b", CLUSTER, micro_batch_size=1)
+    config = read.predicted.parallelism
+    assert (config.tp, config.dp, config.zero_stage, config.dtensor, config.recompute) == (
+        2, 4, 3, True, "selective_op",
+    )  # fmt: skip
+    assert (read.predicted.global_batch_size, read.stack) == (32, "torchtitan")
+
+
+def test_colours_do_not_change_what_is_read() -> None:
+    assert parse_log(titan(5.0, 4.0), "a").numbers == parse_log(titan(5.0, 4.0, colours=False), "a").numbers
+
+
+@pytest.mark.parametrize(("name", "option"), [(name, name) for name in FULL])
+def test_what_a_log_does_not_state_must_be_given(tmp_path, run, name: str, option: str) -> None:
+    (tmp_path / "run.log").write_text(pipeline(*[4.4] * 5), encoding="utf-8")
+    given = [f"--{one.replace('_', '-')}={value}" for one, value in FULL.items() if one != name]
+    done = run("llm", "calibrate", "run.log", "--model", "llama-3-8b", "-c", "h100:1", *given, code=1)
+    said = f"--{option.replace('_', '-')}"
+    assert f"run.log does not state {said}" in done.stderr
+    assert f"hint: give {said}" in done.stderr
+
+
+def test_a_file_without_steps_names_the_three_formats(tmp_path, run) -> None:
+    (tmp_path / "run.log").write_text("loss: 3\nstep 4\nelapsed time per iteration (ms): nan |\n", encoding="utf-8")
+    done = run("llm", "calibrate", "run.log", "--model", "llama-3-8b", "-c", "h100:1", code=1)
+    assert done.stderr.startswith("error: run.log has no line with the time of a step")
+    assert all(name in done.stderr for name in ("Megatron-LM", "torchtitan", "DeepSpeed"))
+
+
+def test_several_logs_and_a_table_that_names_a_log_give_one_platform(tmp_path, run) -> None:
+    (tmp_path / "a.log").write_text(megatron(*SLOW_S, *[4.4] * 9), encoding="utf-8")
+    for name, tp, seconds in (("b.log", 4, 4.9), ("c.log", 8, 6.4)):
+        text = megatron(*SLOW_S, *[seconds] * 9).replace(f"{'.' * 22} 2", f"{'.' * 22} {tp}")
+        assert f"tensor_model_parallel_size {'.' * 22} {tp}\n" in text
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "steps.yaml").write_text(
+        "hpgo_steps: 1\nsteps:\n  - {model: llama-3-8b, cluster: 'h100:1', log: c.log}\n", encoding="utf-8"
+    )
+    runs = ["a.log", "b.log", "--model", "llama-3-8b", "-c", "h100:1"]
+    done = run("llm", "calibrate", "steps.yaml", *runs, "-o", "p.yaml")
+    assert "3 steps are worth it" in " ".join(done.stdout.split())
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "c.log: median of 9 lines of megatron after 3 of warm-up" in " ".join(done.stdout.split())
+    assert hpgo.Platform.read(tmp_path / "p.yaml").steps == 3
+    told = json.loads(run("llm", "calibrate", *runs, "--json").stdout)
+    assert [one["measured_s"] for one in told["steps"]] == [4.4, 4.9]
+
+
+def test_options_of_runs_are_refused_where_they_are_needed_and_where_they_say_nothing(tmp_path, run) -> None:
+    (tmp_path / "run.log").write_text(megatron(*[4.4] * 5), encoding="utf-8")
+    row = "{model: llama-3-8b, cluster: 'h100:1', log: run.log}"
+    (tmp_path / "steps.yaml").write_text(f"hpgo_steps: 1\nsteps: [{row}]\n", encoding="utf-8")
+    assert "--model" in run("llm", "calibrate", "run.log", "-c", "h100:1", code=2).stderr
+    assert "--tp describes the run of a log" in run("llm", "calibrate", "steps.yaml", "--tp", 2, code=2).stderr
+    both = row.replace("log:", "seconds: 4, log:")
+    (tmp_path / "steps.yaml").write_text(f"hpgo_steps: 1\nsteps: [{both}]\n", encoding="utf-8")
+    assert "`seconds` and `log` are both given" in run("llm", "calibrate", "steps.yaml", code=1).stderr
+
+
+def test_a_log_of_another_scale_is_refused(tmp_path) -> None:
+    path = tmp_path / "run.log"
+    path.write_text(megatron(*[4400.0] * 5), encoding="utf-8")
+    with pytest.raises(hpgo.errors.ArgumentError, match="times the estimate"):
+        hpgo.MeasuredStep.from_log(path, "llama-3-8b", CLUSTER)
+
+
+@given(seed=st.integers(0, 10**9), kind=st.sampled_from(sorted(WRITERS)), share=st.floats(0, 0.3))
+@settings(max_examples=60)
+def test_malformed_lines_never_crash(seed: int, kind: str, share: float) -> None:
+    rng = random.Random(seed)
+    text = "".join(
+        rng.choice(string.printable + "\x1b\0é") if rng.random() < share * rng.random() else letter
+        for letter in WRITERS[kind](*SLOW_S, 4.4, 4.5)
+    )
+    try:
+        log = parse_log(text[: rng.randrange(len(text))], "run.log")
+    except hpgo.errors.ArgumentError as error:
+        if "no line with the time of a step" not in error.message:
+            raise
+        return
+    seconds, how = log.seconds(global_batch_size=32, seq_length=8192, gpus=8)
+    assert 0 < seconds < float("inf")
+    assert how.startswith("run.log: median of ")
