@@ -454,7 +454,7 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
 def fits(points: Sequence[Point]) -> dict[str, dict[str, float]]:
     """Return the constants of the code, and those fitted to one half of the points without each platform in turn."""
     half = [point for point in points if point.step_s and point.is_fitted and point.platform != EXPERTS]
-    # The constants are those of the fit before FSDP's terms and the stacks were added. A fit of all of them again moves
+    # The constants are from the fit before FSDP's terms and the stacks were added. A fit of all of them again moves
     # them by less than the fits without a platform differ, and predicts left-out platforms worse.
     found = {"half": CONSTANTS}
     for platform in PLATFORMS:
@@ -837,7 +837,7 @@ def _left_out(steps: Sequence[Point], kept: dict[str, dict[str, float]]) -> dict
 
 
 def _counted(steps: Sequence[Point], ratio: dict[str, float]) -> list[tuple[Point, float]]:
-    """Return the steps, without those of outdated stacks, with predicted over measured times."""
+    """Return the steps without outdated stacks, with predicted over measured times."""
     return [(point, ratio[point.id]) for point in steps if point.platform not in UNFITTED]
 
 

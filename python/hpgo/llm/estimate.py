@@ -30,7 +30,7 @@ from hpgo.llm.parallelism import (
     data_degree,
 )
 from hpgo.llm.platform import Platform
-from hpgo.llm.stack import Stack, stack_of
+from hpgo.llm.stack import Stack, StackFramework, stack_of
 from hpgo.llm.step_range import kind_of, log_sd, step_range
 from hpgo.llm.step_time import PipelineStages, kinds_of
 from hpgo.llm.validated_features import unvalidated_features
@@ -57,7 +57,7 @@ FLAGS = (
     "flash_attention", "fused_elementwise", "overlap_dp_comm", "fused_cross_entropy", "fused_adam", "flatten_gradients",
     "dtensor", "grad_reduce_in_bf16", "adam_moments_in_bf16",
 )  # fmt: skip
-COUNTS = (*DEGREES, "first_rank_layers", "last_rank_layers", "recompute_num_layers")
+COUNTS = (*DEGREES, "dp_replicate", "first_rank_layers", "last_rank_layers", "recompute_num_layers", "recompute_every")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ def estimate_llm(
     adam_moments_in_bf16: bool = False,
     cpu_offload_num_layers: int = 0,
     devices: int | None = None,
-    framework: str | None = None,
+    framework: StackFramework | None = None,
     stack: Stack | str | os.PathLike[str] | None = None,
     platform: Platform | DeviceRecord | None = None,
 ) -> LlmEstimate:

@@ -18,6 +18,8 @@ _KEPT = {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16", "fp4": "bfloa
 """Format of activations outside GEMMs, by precision."""
 USUAL_REACHED = 0.76
 """Share of the peak rate that large GEMMs reach on devices without a measurement: the mean of measured devices."""
+_RATED_TOKENS = 8192
+"""Tokens of a sequence at which the rate of fused attention is stated."""
 USUAL_ATTENTION = 0.5
 """Share of the peak rate that fused attention reaches on devices without a measurement."""
 
@@ -37,7 +39,7 @@ def unmeasured_shares(cluster: Cluster) -> str:
     if shares == "scaled":
         return f"the shares of the peak that {name} reaches are scaled from a similar card, not measured"
     return (
-        f"the rates of {name} are those of its datasheet, and no measurement is known: GEMMs are assumed to reach"
+        f"the rates of {name} are from its datasheet, and no measurement is known: GEMMs are assumed to reach"
         f" {100 * USUAL_REACHED:.0f} % of the peak"
     )
 
@@ -72,6 +74,18 @@ class Gpus:
     """Number of streaming multiprocessors, which compute one GEMM tile each."""
     host_bytes_per_s: float = inf
     """Rate between a GPU and CPU memory."""
+    attention_ramp_tokens: float = 0.0
+    """Tokens by which fused attention's rate rises (`hpgo.machine.rates.Rates`)."""
+
+    def attention_share(self, tokens: float) -> float:
+        """Return the rate of fused attention over `tokens` of a sequence, relative to the rate over 8,192 tokens.
+
+        >>> from hpgo.machine.cluster import Cluster
+        >>> [round(Gpus.of(Cluster.preset("b200:1"), "bf16").attention_share(tokens), 2) for tokens in (8192, 131072)]
+        [1.0, 1.23]
+        """
+        ramp = self.attention_ramp_tokens
+        return tokens / (tokens + ramp) * (_RATED_TOKENS + ramp) / _RATED_TOKENS
 
     @classmethod
     def of(cls, cluster: Cluster, precision: Precision) -> Gpus:
@@ -136,6 +150,7 @@ class Gpus:
             adapter_latency_s=cluster.inter.latency_s,
             processors=rates.processors,
             host_bytes_per_s=rates.host_bytes_per_s,
+            attention_ramp_tokens=rates.attention_ramp_tokens,
         )
 
     def ring(self, ranks: int, stride: int) -> Ring:

@@ -109,6 +109,7 @@ def attention(context: LayerContext) -> PassTime:
     if config.flash_attention:
         flop *= pairs_seen(context.kind, context.seq_length)
         rate = context.gpus.attention_flop_per_s * constants.attention_efficiency / constants.attention_time_factor
+        rate *= context.gpus.attention_share(context.seq_length / config.cp)
         forward_s = flop / rate + _ring_steps(context) * constants.gemm_overhead_s
         return PassTime(forward_s, constants.attention_backward_factor * forward_s)
     aligned = 1.0 if context.model.head_dim % 8 == 0 else constants.misaligned_head_factor

@@ -15,8 +15,7 @@ from hpgo.base.messages import printable
 from hpgo.base.units import parse_seconds
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, HpgoError
-from hpgo.llm.constants import CONSTANTS
-from hpgo.llm.estimate import COUNTS, FLAGS, LlmEstimate, estimate_config, estimate_llm
+from hpgo.llm.estimate import COUNTS, FLAGS, LlmEstimate, estimate_llm
 from hpgo.llm.run_logs import read_log
 from hpgo.llm.stack import Stack, stack_of
 from hpgo.machine.cluster import Cluster
@@ -51,14 +50,12 @@ class MeasuredStep(Record):
     """Estimate without the factors of a platform."""
     measured_s: float
     """Measured step time in seconds."""
-    stack: str = "default"
-    """Name of the software stack of `predicted`."""
     source: str = ""
     """The log that `measured_s` was read from, with the number of its steps and their spread; empty if none."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        Stack.named(self.stack)
+        Stack.named(self.predicted.stack)
         number("a measured step", self.measured_s, above=0, hint="give its seconds")
         ratio = self.measured_s / self.predicted.step_s
         if not 1 / _MAX_RATIO < ratio < _MAX_RATIO:
@@ -68,6 +65,11 @@ class MeasuredStep(Record):
                 "check its unit, its batch and its degrees",
             )
 
+    @property
+    def stack(self) -> str:
+        """Name of the software stack of `predicted`."""
+        return self.predicted.stack
+
     @classmethod
     def of(
         cls,
@@ -75,7 +77,6 @@ class MeasuredStep(Record):
         cluster: Cluster,
         predicted: LlmEstimate,
         measured_s: float,
-        stack: str = "default",
     ) -> MeasuredStep:
         """Return the step of an estimate that took `measured_s`.
 
@@ -89,7 +90,7 @@ class MeasuredStep(Record):
         """
         check_is("the estimate", predicted, LlmEstimate, "make one with `hpgo.estimate_llm`")
         check_is("the cluster", cluster, Cluster, "give the cluster of the estimate")
-        return cls(transformer_of(transformer), cluster.first(predicted.gpus), predicted, measured_s, stack)
+        return cls(transformer_of(transformer), cluster.first(predicted.gpus), predicted, measured_s)
 
     @classmethod
     def from_log(
@@ -116,12 +117,12 @@ class MeasuredStep(Record):
             if name not in given:
                 raise ArgumentError(f"{printable(log.name)} does not state {name}", f"give {name}", code="missing")
         known = stack_of(None, cluster, log.framework) if stack is None else Stack.named(stack)
-        predicted = estimate_with_stack(transformer, cluster, known.name, **given)
+        predicted = estimate_llm(transformer, cluster, stack=known, **given)
         seconds, how = log.seconds(
             global_batch_size=predicted.global_batch_size, seq_length=predicted.seq_length, gpus=predicted.gpus
         )
         how += f"; {predicted.parallelism.named()}, batch {predicted.global_batch_size} × {predicted.seq_length}"
-        return replace(cls.of(transformer, cluster, predicted, seconds, known.name), source=how)
+        return replace(cls.of(transformer, cluster, predicted, seconds), source=how)
 
 
 def read_steps(path: str | PathLike[str]) -> tuple[MeasuredStep, ...]:
@@ -210,23 +211,7 @@ def _step(row: Section, folder: Path) -> MeasuredStep:
         cluster = Cluster.read(name) if rate is None else Cluster.preset(name, adapter_gbit_s=rate)
         if log is not None:
             return MeasuredStep.from_log(folder / log, model, cluster, stack=stack, **given)
-        stack = "default" if stack is None else stack
-        predicted = estimate_with_stack(model, cluster, stack, **given)
-        return MeasuredStep.of(model, cluster, predicted, parse_seconds(seconds), stack)
+        predicted = estimate_llm(model, cluster, stack=stack, **given)
+        return MeasuredStep.of(model, cluster, predicted, parse_seconds(seconds))
     except HpgoError as error:
         row.reraise(error)
-
-
-def estimate_with_stack(
-    transformer: Transformer | str | PathLike[str], cluster: Cluster, stack: str, *, dp_replicate: int = 1, **given: Any
-) -> LlmEstimate:
-    """Return the estimate of `hpgo.estimate_llm` with a software stack, and with groups of hybrid sharding."""
-    model = transformer_of(transformer)
-    found, known = estimate_llm(model, cluster, **given), Stack.named(stack)
-    config = replace(found.parallelism, dp_replicate=dp_replicate)
-    if config == found.parallelism and known.constants(CONSTANTS) == CONSTANTS:
-        return found
-    return estimate_config(
-        model, cluster.first(found.gpus), config, global_batch_size=found.global_batch_size,
-        seq_length=found.seq_length, constants=known.constants(CONSTANTS),
-    )  # fmt: skip

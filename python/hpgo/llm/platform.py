@@ -87,7 +87,7 @@ class Platform(Record):
             raise ArgumentError("a term of a platform appears twice", "keep one of them", code="duplicate")
 
     def factors(self, model: str = "") -> dict[str, float]:
-        """Return the factors for a model by term. Those of other models are left out."""
+        """Return the factors for a model by term, without the factors for other models."""
         check_is("the model", model, str, "give the name of a model")
         return {one.term: one.factor for one in self.terms if one.model in {"", model}}
 

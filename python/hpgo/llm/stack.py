@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hpgo.base.checks import check_is, number
 from hpgo.base.documents import Section, hinted, parse, read_text, record
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from hpgo.llm.constants import Constants
     from hpgo.machine.cluster import Cluster
 
+StackFramework = Literal["megatron", "megatron-core", "megatron-bridge", "nemo", "torchtitan", "deepspeed"]
+"""Frameworks that imply a stack."""
 _KEY, _VERSION = "hpgo_stack", 1
 _FOLDER = Path(__file__).with_name("stacks")
 FACTORS = {
@@ -54,7 +56,7 @@ class KnownBias(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack(Record):
-    """Kernels and communication of a framework's release, relative to those of the cost model.
+    """Kernels and communication of a framework's release, relative to the cost model.
 
     >>> stack = Stack.named("te-hopper")
     >>> stack.attention, stack.tp_exposed, stack.fused_experts

@@ -41,7 +41,7 @@ def kind_of(config: ParallelismConfig, cluster: Cluster, *, has_experts: bool) -
     """
     if has_experts:
         return "experts"
-    # Inside a node FSDP's messages are short of nothing, and its errors are those of other steps.
+    # Inside a node links are fast enough to hide FSDP's messages, so its errors do not differ from other steps'.
     across = config.gathers_weights and config.tp * config.shard_size > cluster.nodes[0].count
     return "fsdp" if across else "dense"
 

@@ -285,7 +285,7 @@ class PipelineStages:
             reduced_s *= context.constants.grad_reduce_time_factor
             gathered_s *= context.constants.grad_reduce_time_factor
             if config.overlap_dp_comm:
-                # The gradient of the first layer is computed last, so nothing hides its reduction. Likewise the first
+                # The gradient of the first layer is computed last, so nothing hides its reduction. The first
                 # layer waits for its weights. Passes of one micro-batch hide each, the last and the first of a step.
                 layers, hidden = max(1, self.counts[at]), context.constants.comm_overlap_fraction
                 reduced_s = max(reduced_s / layers, reduced_s - hidden * passes.backward_s)

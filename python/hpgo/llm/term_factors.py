@@ -63,7 +63,7 @@ STEP_SD_WITH_EXPERTS = 0.135
 
 
 def scaled(constants: Constants, factors: Mapping[str, float]) -> Constants:
-    """Return constants with which terms take so many times as long.
+    """Return constants with the times of terms multiplied by factors.
 
     >>> from hpgo.llm.constants import CONSTANTS
     >>> scaled(CONSTANTS, {"memory": 2.0}).hbm_efficiency == CONSTANTS.hbm_efficiency / 2

@@ -55,7 +55,7 @@ class Device:
     speed: float = 1.0
     """Compute speed relative to the device of the profile: times of layers are divided by it."""
     rates: Rates | None = dataclasses.field(default=None, hash=False, repr=False)
-    """Rates that the cluster's file states. None means those of the known card of this name."""
+    """Rates that the cluster's file states. None means the rates of the known card of this name."""
     measured_rates: Rates | None = dataclasses.field(default=None, compare=False, repr=False)
     """Rates of a device record, which the cost model uses in place of all others. Cluster files don't hold them."""
 

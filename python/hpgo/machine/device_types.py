@@ -78,7 +78,9 @@ def _device_type(name: str, entry: Section) -> DeviceType:
     source = entry.text("source", "the cluster file" if base is None else f"the cluster file; {base.source}")
     entry.done()
     reached = {**(base.reached if base is not None else {}), **stated}
-    return DeviceType(Rates(wide, memory_rate, source, processors, host_rate, narrow, reached, scaled), memory_bytes)
+    return DeviceType(
+        Rates(wide, memory_rate, source, processors, host_rate, narrow, reached, scaled=scaled), memory_bytes
+    )
 
 
 def _base(name: str, entry: Section) -> Rates | None:

@@ -51,6 +51,9 @@ class Rates:
     achievable matmul FLOPS. Attention: FlashAttention-2, whose kernels most published steps used, on an A100 (Dao,
     arXiv 2307.08691) and on an H100 (Shah et al., arXiv 2407.08608, who then double it). GEMMs of AMD devices in `fp8`,
     and of the MI355X: OpenXLA's table of GEMM times of 2026, products of at most 4 × 4,096³."""
+    attention_ramp_tokens: float = 0.0
+    """Tokens of a sequence by which fused attention's rate rises: it is proportional to s / (s + this), and `reached`
+    has the rate at 8,192 tokens. 0 means the same rate at all lengths."""
     scaled: bool = False
     """Whether `reached` was derived from the measurement of another card of the same architecture."""
 
@@ -73,6 +76,9 @@ _LESS, _MORE = (5 / 7) ** 0.5, (14 / 12) ** 0.5
 # Blackwell Ultra (B300, GB300) computes exponentials at twice Blackwell's rate (NVIDIA, Inside NVIDIA Blackwell Ultra,
 # 2025). Fused attention spends about half of its time on them, so the usual share of 0.5 becomes 0.5 / 0.75.
 _ULTRA_ATTENTION = 0.67
+# Attention on Blackwell is 1.2 times as fast at 131,072 tokens as at 8,192: published steps of one model at both
+# lengths on B200 (NVIDIA NeMo 25.04). Its GEMMs are so fast that the start and end of each block of queries count.
+_RAMP_TOKENS = 2000.0
 _PCIE_3, _PCIE_4, _PCIE_5, _C2C = 16e9, 32e9, 64e9, 450e9
 _CDNA_3 = {"float32": 163.4e12, "tf32": 653.7e12, "float16": 1307.4e12, "bfloat16": 1307.4e12}
 _CDNA_3_FP8 = {"fp8": 2614.9e12}
@@ -136,6 +142,7 @@ RATES: dict[str, Rates] = {
         _PCIE_5,
         {"fp8": 4500e12, "fp4": 9000e12},
         {"bf16": 0.776, "fp8": 0.763},
+        _RAMP_TOKENS,
     ),
     "b300": Rates(
         _BLACKWELL,
@@ -145,6 +152,7 @@ RATES: dict[str, Rates] = {
         _PCIE_5,
         {"fp8": 4500e12, "fp4": 12600e12},
         {"bf16": 0.786, "fp8": 0.745, "attention": _ULTRA_ATTENTION},
+        _RAMP_TOKENS,
     ),
     "gb200": Rates(
         _GRACE_BLACKWELL,
@@ -154,6 +162,7 @@ RATES: dict[str, Rates] = {
         _C2C,
         {"fp8": 5000e12, "fp4": 10000e12},
         {"bf16": 0.729, "fp8": 0.723},
+        _RAMP_TOKENS,
     ),
     "gb300": Rates(
         _GRACE_BLACKWELL,
@@ -170,6 +179,7 @@ RATES: dict[str, Rates] = {
             "fp4": 0.723 * _MORE * 2 / 3,
             "attention": _ULTRA_ATTENTION,
         },
+        _RAMP_TOKENS,
         scaled=True,
     ),
     "h100-pcie": Rates(

@@ -8,24 +8,25 @@ from typing import Any, get_args
 import click
 
 from hpgo.base.documents import json_text
+from hpgo.base.messages import join_words
 from hpgo.cli.command import option, takes
 from hpgo.cli.llm.options import COUNT, TrainingOptions, draw, note_unmeasured, read_platform
 from hpgo.cli.plan_options import as_options
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import LLM_ESTIMATE_OUT, STILL_ENDINGS, written
 from hpgo.llm.parallelism import PipelineSchedule, Recompute, RecomputedModule
+from hpgo.llm.stack import StackFramework
 
 _SECTIONS = {
-    "Model and batch": "cluster global_batch_size seq_length micro_batch_size precision",
-    "Parallelism and memory": "tp pp vpp cp ep zero_stage recompute stack",
+    "Model and batch": "cluster global_batch_size seq_length precision",
+    "Parallelism and memory": "tp pp cp ep zero_stage recompute stack",
     "Output": "outputs as_json",
 }
 _BRIEF = (
-    "devices tokens_per_batch framework platform pp_schedule dp_replicate recompute_every first_rank_layers"
-    " last_rank_layers recompute_num_layers recompute_modules cpu_offload_num_layers no_sequence_parallel"
-    " no_flash_attention no_fused_elementwise no_fused_cross_entropy no_fused_adam flatten_gradients dtensor"
-    " grad_reduce_in_bf16 adam_moments_in_bf16"
-    " no_overlap_dp_comm nic_gbit_s"
+    "micro_batch_size devices tokens_per_batch framework platform vpp pp_schedule dp_replicate recompute_every"
+    " first_rank_layers last_rank_layers recompute_num_layers recompute_modules cpu_offload_num_layers"
+    " no_sequence_parallel no_flash_attention no_fused_elementwise no_fused_cross_entropy no_fused_adam"
+    " flatten_gradients dtensor grad_reduce_in_bf16 adam_moments_in_bf16 no_overlap_dp_comm nic_gbit_s"
 )
 """Options that `--help` lists by name only, so that it fits on one screen. `hpgo help llm estimate` explains them."""
 _CONFIGURATION = (
@@ -83,10 +84,11 @@ class EstimateOptions(TrainingOptions):
     dp_replicate: int = option(
         "--dp-replicate", type=COUNT, default=1, metavar="N", help="Groups of replicas that each hold all shards.  [1]"
     )
-    framework: str | None = option(
+    framework: StackFramework | None = option(
         "--framework",
+        type=click.Choice(get_args(StackFramework)),
         metavar="NAME",
-        help="Framework that implies the stack: megatron, megatron-bridge, nemo, torchtitan or deepspeed.",
+        help=f"Framework that implies the stack: {join_words(get_args(StackFramework), 'or')}.",
     )
     recompute_modules: str | None = option(
         "--recompute-modules",
