@@ -159,7 +159,8 @@ def test_prices_and_plans_on_a_platform_are_those_of_slower_terms(tmp_path) -> N
 
 
 def test_a_platform_scales_the_constants_of_its_stack() -> None:
-    step = replace(estimated(WAYS[2:3])[0], stack="te-hopper")
+    one = estimated(WAYS[2:3])[0]
+    step = replace(one, predicted=replace(one.predicted, stack="te-hopper"))
     platform = hpgo.fit_platform([step]).platform
     assert platform.stack == "te-hopper"
     attention = platform.factors()["attention"]
