@@ -30,6 +30,7 @@ from hpgo import _core, compat
 from hpgo.cli.main import group
 from hpgo.llm import estimate
 from hpgo.llm.comparison import changed, compare, neighbours
+from hpgo.llm.stack import Stack
 from hpgo.planning.planner import evaluate
 from hpgo.show import comparison_report, run_report
 from hpgo.timing import laws as run_laws
@@ -361,7 +362,7 @@ def test_prices_of_transformers_keep_the_laws(seed: int) -> None:
         for changes in list(neighbours(price.parallelism))[:3]:
             try:
                 way = changed(price.parallelism, changes)
-                others.append(estimate.estimate_on(shape, cluster, way, None, **ask))
+                others.append(estimate.estimate_on(shape, cluster, way, Stack.named("default"), None, **ask))
             except hpgo.errors.ArgumentError:
                 continue
         for other in others:
