@@ -32,6 +32,7 @@ def features_of(config: ParallelismConfig) -> tuple[str, ...]:
         ("sp", config.sequence_parallel),
         ("cp", config.cp > 1),
         ("ep", config.ep > 1),
+        ("zero 3 with ep", config.ep > 1 and config.gathers_weights),
         ("pp", piped),
         ("vpp", config.vpp > 1),
         (f"schedule {config.pp_schedule}", config.splits_backward),

@@ -99,7 +99,8 @@ def scene(estimate: LlmEstimate, cluster: Cluster) -> Scene:
     grid = _Grid.of(counts)
     title = printable(f"{estimate.model} on {estimate.cluster}: {pluralize(estimate.gpus, 'GPU')}")
     # The subtitle states that the time is estimated, because figures are shown without their report.
-    subtitle = f"{config.named()} · step time {format_seconds(estimate.step_s)} (estimated)"
+    ends = " to ".join(map(format_seconds, (estimate.low_s, estimate.high_s)))
+    subtitle = f"{config.named()} · step time {format_seconds(estimate.step_s)} (estimated, 90 % range {ends})"
     facts = textwrap.wrap(printable(subtitle), 150)
     items: list[Item] = [Words("title", [_MARGIN], [_MARGIN + 16], [title])]
     items += [Words("fact", [_MARGIN], [_MARGIN + 36 + 15 * at], [line]) for at, line in enumerate(facts)]
