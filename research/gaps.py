@@ -29,7 +29,7 @@ def gaps(model: str, preset: str) -> list[float | None]:
         except hpgo.errors.InfeasibleError:
             found.append(None)
         else:
-            found.append(best.gap)
+            found.append(best.optimality_gap)
     return found
 
 

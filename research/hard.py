@@ -113,7 +113,7 @@ def row(name: str, limit_s: float) -> Row:
         "wall_s": round(time.monotonic() - started_s, 2),
         "step_s": plan.step_s,
         "bound_s": plan.lower_bound_s,
-        "gap": plan.gap,
+        "gap": plan.optimality_gap,
         "node_aligned_bound_s": plan.node_aligned_bound_s,
         "placements": plan.placements,
         "bound_over": "all",

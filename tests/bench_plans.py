@@ -44,7 +44,7 @@ LARGE = [
 
 def told(benchmark: Any, plan: hpgo.Plan) -> None:
     benchmark.extra_info |= {
-        "gap": plan.gap,
+        "gap": plan.optimality_gap,
         "stages": "-".join(str(stage.replicas) for stage in plan.stages),
         "peak_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }

@@ -65,7 +65,7 @@ def test_no_plan_with_other_cuts_beats_the_bound_of_a_search_of_some_cuts() -> N
         assert found.lower_bound_s is not None
         assert found.searched_cuts_bound_s is not None
         assert found.lower_bound_s <= min(other.step_s, found.searched_cuts_bound_s)
-        assert found.gap == pytest.approx(found.step_s / found.lower_bound_s - 1)
+        assert found.optimality_gap == pytest.approx(found.step_s / found.lower_bound_s - 1)
         beaten += other.step_s < found.searched_cuts_bound_s
     assert beaten, "no question tells the two bounds apart"
 
@@ -107,7 +107,7 @@ def test_older_files_of_such_plans_claim_their_bound_for_the_searched_cuts_only(
     del facts["searched_cuts_bound_s"]
     facts["lower_bound_s"] = facts["step_s"]
     read = hpgo.Plan.from_json(json.dumps(facts))
-    assert (read.lower_bound_s, read.gap, read.searched_cuts_bound_s) == (None, None, facts["step_s"])
+    assert (read.lower_bound_s, read.optimality_gap, read.searched_cuts_bound_s) == (None, None, facts["step_s"])
     assert "optimal" not in report.proof(read)
 
 
@@ -154,7 +154,7 @@ def test_the_bound_of_one_schedule_is_never_shown_while_all_are_compared() -> No
 
 def test_a_stopped_comparison_names_the_schedule_of_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = hpgo.plan("vgg-19", "dapple-c", global_batch_size=512, schedule="auto")
-    assert whole.gap is not None
+    assert whole.optimality_gap is not None
     monkeypatch.setattr("hpgo.planning.planner.plan", lambda *_, **__: replace(whole, stop_reason="time_limit"))
     shown = CliRunner().invoke(group, ["plan", "vgg-19", "-c", "dapple-c", "-b", "512", "--schedule", "auto"])
     assert f" for `{whole.schedule}`" in shown.stderr.splitlines()[0]
@@ -164,8 +164,8 @@ def test_published_gnmt_has_no_bound_that_another_plan_beats(reference: Path) ->
     profile = hpgo.read_profile(reference / "dnn-partitioning/gnmt_inference.json", batch_size=1)
     plan = hpgo.plan(profile, fast_links(6), global_batch_size=1_000, pipeline_micro_batch_size=1)
     assert plan.cuts != "all"
-    assert plan.gap is not None
-    assert 0.01 < plan.gap < 0.2
+    assert plan.optimality_gap is not None
+    assert 0.01 < plan.optimality_gap < 0.2
     assert "optimal" not in str(plan)
 
 

@@ -110,9 +110,14 @@ def falsified(question: chance.Question) -> list[object]:
         return ["nothing is said to fit", best] if best < math.inf else []
     assert (plan.cuts, plan.stop_reason) == ("all", None)
     assert plan.lower_bound_s is not None
-    assert plan.gap is not None
-    holds = plan.lower_bound_s * (1 - 1e-9) <= best <= plan.step_s * (1 + 1e-9) <= best * (1 + plan.gap) * (1 + 2e-9)
-    return [] if holds else [plan.lower_bound_s, best, plan.step_s, plan.gap, plan.placements]
+    assert plan.optimality_gap is not None
+    holds = (
+        plan.lower_bound_s * (1 - 1e-9)
+        <= best
+        <= plan.step_s * (1 + 1e-9)
+        <= best * (1 + plan.optimality_gap) * (1 + 2e-9)
+    )
+    return [] if holds else [plan.lower_bound_s, best, plan.step_s, plan.optimality_gap, plan.placements]
 
 
 def test_no_plan_of_all_beats_a_bound_or_the_plan_by_more_than_its_gap() -> None:

@@ -180,7 +180,7 @@ def test_gradients_have_only_the_last_w_to_hide_behind() -> None:
 def test_plans_of_other_schedules_claim_no_bound(auto: hpgo.Plan) -> None:
     plan = hpgo.plan(chain([1.0] * 4), cluster(4), global_batch_size=8, schedule="zb_h1")
     assert plan.lower_bound_s is None
-    assert plan.gap is None
+    assert plan.optimality_gap is None
     assert "Optimality  unknown: " in str(plan)
     assert (auto.lower_bound_s is None) == (auto.schedule in ONE_STAGE)
 

@@ -435,7 +435,7 @@ def test_auto_may_take_a_schedule_with_several_stages_a_device() -> None:
     plan = hpgo.plan(chain([1.0] * 8), cluster(4), global_batch_size=4, pipeline_micro_batch_size=1, schedule="auto")
     assert plan.chunks > 1
     assert plan.fits
-    assert plan.gap is not None
+    assert plan.optimality_gap is not None
     assert plan.timeline().makespan_s == plan.step_s
     assert "at most" in str(plan)
 

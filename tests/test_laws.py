@@ -141,7 +141,7 @@ def contradicted(name: str, before: hpgo.Plan | None, after: hpgo.Plan | None, f
         return [(name, "nothing fits any more", before.step_s)]
     assert after.lower_bound_s is not None
     if after.lower_bound_s > before.step_s * factor * REL:
-        return [(name, before.step_s * factor, after.step_s, after.gap)]
+        return [(name, before.step_s * factor, after.step_s, after.optimality_gap)]
     return []
 
 

@@ -30,7 +30,7 @@ started_s = time.monotonic()
 told = {}
 try:
     plan = hpgo.plan(profile, hpgo.Cluster.preset("dapple-a"), global_batch_size=64, time_limit_s=time_limit_s)
-    told = {"step_s": plan.step_s, "gap": plan.gap, "cuts": plan.cuts}
+    told = {"step_s": plan.step_s, "gap": plan.optimality_gap, "cuts": plan.cuts}
 except hpgo.errors.HpgoError as error:
     told = {"error": str(error)}
 except KeyboardInterrupt:

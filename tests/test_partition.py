@@ -218,7 +218,7 @@ def agree(question: Question, best: float, **options) -> None:
         return
     plan = question.plan(**options)
     assert plan.value == pytest.approx(best, rel=1e-9)
-    assert plan.gap == 0
+    assert plan.optimality_gap == 0
     for stage in plan.stages:
         for host in stage.hosts:
             assert question.fits(host, stage.first - 1, stage.last)
@@ -446,7 +446,7 @@ def large() -> tuple[hpgo.Profile, hpgo.Cluster]:
 def test_deadline_returns_the_best_plan_so_far_with_an_honest_gap():
     plan = partition(*large(), time_limit_s=0.3)
     assert plan.lower_bound <= plan.value
-    assert plan.gap < 0.5
+    assert plan.optimality_gap < 0.5
     assert "proven" in table(plan) or "above the best possible" in table(plan)
 
 
@@ -496,7 +496,7 @@ def test_report_shows_every_stage_and_what_sets_the_pace():
     assert svg(plan) == svg(plan)
     assert svg(plan).count('class="memory"') == len(plan.stages) + 1  # and one in the legend
     facts = json.loads(plan.to_json())
-    assert facts["gap"] == 0
+    assert facts["optimality_gap"] == 0
     assert facts["stages"][0]["utilization"] <= 1
 
 

@@ -491,6 +491,6 @@ def test_a_bound_from_before_all_placements_were_bounded_is_read_as_that_of_comp
     older = json.loads(plan.to_json()) | {"placements": "compact"}
     del older["node_aligned_bound_s"]
     read = hpgo.Plan.from_json(json.dumps(older))
-    assert (read.lower_bound_s, read.gap) == (None, None)
+    assert (read.lower_bound_s, read.optimality_gap) == (None, None)
     assert read.node_aligned_bound_s == plan.lower_bound_s
     assert hpgo.Plan.from_json(read.to_json()) == read

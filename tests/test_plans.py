@@ -107,7 +107,7 @@ def check_unbeaten(name: str, preset: str, batches: int) -> None:
             assert best.lower_bound_s <= other.step_s * ROUNDING, rival
     assert best.fits
     assert best.lower_bound_s <= best.step_s
-    assert best.gap == pytest.approx(best.step_s / best.lower_bound_s - 1, abs=1e-12)
+    assert best.optimality_gap == pytest.approx(best.step_s / best.lower_bound_s - 1, abs=1e-12)
     assert sorted(layer for stage in best.stages for layer in stage.layers) == sorted(
         layer.id for layer in profile.layers
     )
@@ -159,7 +159,7 @@ def test_evaluating_a_found_plan_gives_its_step_and_its_memory(uneven: hpgo.Plan
     )
     assert again.step_s <= uneven.step_s * ROUNDING
     assert again.lower_bound_s is None
-    assert again.gap is None
+    assert again.optimality_gap is None
     assert (again.pipeline_micro_batch_size, again.recompute) == (uneven.pipeline_micro_batch_size, uneven.recompute)
     for mine, theirs in zip(again.stages, uneven.stages, strict=True):
         assert mine.devices == theirs.devices
@@ -224,7 +224,7 @@ def test_a_deadline_returns_early_with_an_honest_gap_and_progress_until_then() -
     assert early.fits
     assert early.lower_bound_s is not None
     assert 0 < early.lower_bound_s < early.step_s
-    assert early.gap == pytest.approx(early.step_s / early.lower_bound_s - 1)
+    assert early.optimality_gap == pytest.approx(early.step_s / early.lower_bound_s - 1)
     assert hpgo.simulate(early).makespan_s == pytest.approx(early.step_s, rel=1e-9)
     steps, bounds = zip(*heard, strict=True)
     assert list(steps) == sorted(steps, reverse=True), "only better plans"
@@ -281,7 +281,7 @@ def test_a_deadline_before_any_plan_says_so() -> None:
 def test_a_short_deadline_leaves_a_plan_that_fits(model: str, cluster: str, size: int) -> None:
     early = hpgo.plan(hpgo.read_profile(model), hpgo.Cluster.preset(cluster), global_batch_size=size, time_limit_s=1)
     assert early.fits
-    assert early.gap is not None
+    assert early.optimality_gap is not None
     assert hpgo.simulate(early).makespan_s == pytest.approx(early.step_s, rel=1e-9)
 
 
@@ -299,8 +299,8 @@ def test_little_memory_and_slow_links_on_many_machines_leave_a_small_gap(
 ) -> None:
     best = hpgo.plan(hpgo.read_profile(model), hpgo.Cluster.preset(f"dapple-a:{machines}"), global_batch_size=size)
     assert best.finished
-    assert best.gap is not None
-    assert best.gap < most_anywhere
+    assert best.optimality_gap is not None
+    assert best.optimality_gap < most_anywhere
     assert best.node_aligned_bound_s is not None
     assert best.step_s / best.node_aligned_bound_s - 1 < most
 
@@ -308,8 +308,8 @@ def test_little_memory_and_slow_links_on_many_machines_leave_a_small_gap(
 def test_what_the_bound_takes_to_be_possible_on_many_machines_is_tried() -> None:
     cluster = hpgo.Cluster.of(nodes=128, devices_per_node=8, intra_gbit_s=1_200, inter_gbit_s=25, memory="40 GB")
     best = hpgo.plan(hpgo.read_profile("xlnet-36"), cluster, global_batch_size=4_096)
-    assert best.gap is not None
-    assert best.gap < 0.01
+    assert best.optimality_gap is not None
+    assert best.optimality_gap < 0.01
 
 
 def test_hundreds_of_machines_give_a_device_each_to_layers_with_most_of_the_weights() -> None:
@@ -363,7 +363,7 @@ def progress(best_s, bound_s):
     if best_s < float("inf"):
         print("searching", flush=True)
 best = hpgo.plan(profile, cluster, global_batch_size=size, progress=progress, time_limit_s=90)
-print("gap", best.gap, best.stop_reason, flush=True)
+print("gap", best.optimality_gap, best.stop_reason, flush=True)
 """
 
 
@@ -682,7 +682,7 @@ def test_one_device_needs_no_pipeline() -> None:
         (("layer0", "layer1", "layer2", "layer3"), (0,))
     ]
     assert best.step_s == pytest.approx(best.one_device_step_s)
-    assert best.gap == 0
+    assert best.optimality_gap == 0
 
 
 def test_more_devices_than_layers_and_samples_leave_some_idle() -> None:
@@ -699,7 +699,7 @@ def test_a_model_that_takes_no_time_is_planned_and_reported(sizes: float, device
     nothing = toy(forward_s=[0.0] * 3, backward_s=[0.0] * 3, activation_bytes=[sizes] * 3, parameter_bytes=[sizes] * 3)
     cluster = hpgo.Cluster.of(nodes=devices, devices_per_node=1, intra_gbit_s=100, inter_gbit_s=10, latency="1 ms")
     best = hpgo.plan(nothing, cluster, global_batch_size=8)
-    assert (best.step_s, best.gap, best.speed_up, best.bubble) == (0, 0, 1, 0)
+    assert (best.step_s, best.optimality_gap, best.speed_up, best.bubble) == (0, 0, 1, 0)
     assert best.samples_per_s == math.inf
     assert best.limit == "nothing takes time"
     assert "Step time   0 s for" in str(best)
@@ -851,11 +851,11 @@ def test_no_plan_of_all_beats_the_bound_or_the_plan_by_more_than_its_gap(
         return
     best = hpgo.plan(profile, cluster, **options)
     assert best.fits
-    assert best.gap is not None
+    assert best.optimality_gap is not None
     assert best.lower_bound_s is not None
     assert best.lower_bound_s <= truth.step_s * ROUNDING
     assert truth.step_s <= best.step_s * ROUNDING
-    assert best.step_s <= truth.step_s * (1 + best.gap) * ROUNDING
+    assert best.step_s <= truth.step_s * (1 + best.optimality_gap) * ROUNDING
     assert hpgo.simulate(best).makespan_s == pytest.approx(best.step_s, rel=1e-9)
 
 
@@ -954,7 +954,7 @@ def test_a_bound_on_large_clusters_holds_for_scattered_stages() -> None:
     assert plan.lower_bound_s is not None
     assert plan.node_aligned_bound_s is not None
     assert 0 < plan.lower_bound_s <= plan.node_aligned_bound_s <= plan.step_s
-    assert ("proven optimal" in str(plan)) == (plan.gap is not None and plan.gap < 5e-7)
+    assert ("proven optimal" in str(plan)) == (plan.optimality_gap is not None and plan.optimality_gap < 5e-7)
     # The last layers on a device each of three machines, all others on what is left.
     scattered = [0, 8, 16]
     others = [device for device in range(64) if device not in scattered]

@@ -111,7 +111,7 @@ def test_no_plan_that_a_launcher_runs_beats_its_bound_and_a_proof_is_one(
     assert found.lower_bound_s is not None
     assert found.lower_bound_s <= min(steps) * ROUNDING
     assert min(steps) <= found.step_s * ROUNDING, "the plan is one of these"
-    assert found.gap or found.step_s <= min(steps) * ROUNDING
+    assert found.optimality_gap or found.step_s <= min(steps) * ROUNDING
 
 
 @settings(max_examples=examples(60))
@@ -228,7 +228,7 @@ def test_inference_is_cut_between_blocks_with_one_a_stage_at_least(name: str) ->
     assert (plan.framework, sum(plan.blocks), len(plan.blocks)) == (name, 48, len(plan.stages))
     assert min(plan.blocks) >= 1
     assert plan.interval_s >= free.lower_bound / ROUNDING
-    assert plan.gap == 0
+    assert plan.optimality_gap == 0
     assert any(",".join(map(str, plan.blocks)) in text for text in export.files(plan, name).values())
     with refused(hpgo.errors.ArgumentError, "unknown_name"):
         hpgo.partition(profile, cluster, framework="megatron")
@@ -256,8 +256,8 @@ def test_what_is_exported_of_a_model_of_seventy_billion_weights_is_what_its_plan
     arguments = shlex.split(" ".join(line for line in lines if not line.startswith("#")))
     value_of = dict(pairwise(arguments))
     assert plan.devices == 128
-    assert plan.gap is not None
-    assert plan.gap < 0.01
+    assert plan.optimality_gap is not None
+    assert plan.optimality_gap < 0.01
     layout = hpgo.PipelineLayout.from_text(value_of["--pipeline-model-parallel-layout"])
     assert [stage.count("t") for stage in layout.stages] == [
         sum(layer.startswith("layers.") for layer in stage.layers) for stage in plan.stages

@@ -87,8 +87,8 @@ def test_no_plan_of_all_within_the_tie_holds_less(seed: int, within: float) -> N
 def test_a_tie_is_reported_with_its_distance_and_survives_files(roomy: hpgo.Plan) -> None:
     profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
     tied = hpgo.plan(profile, cluster, global_batch_size=64, tolerance=0.15)
-    assert tied.gap is not None
-    assert 0 < tied.gap <= 0.15
+    assert tied.optimality_gap is not None
+    assert 0 < tied.optimality_gap <= 0.15
     text = " ".join(table(tied).split())
     assert "within 15 % of the shortest step found, 837 ms" in text
     assert "instead of 6.57 GB on the fullest device" in text

@@ -358,7 +358,7 @@ def _search(profile: Profile, cluster: Cluster, global_batch_size: int, keywords
         why = "interrupted" if best.stop_reason == "interrupt" else "time limit reached"
         # With `--schedule auto`, the bound is on plans of the chosen schedule only.
         whose = f" for `{best.schedule}`" if best.schedules else ""
-        known = "follows" if best.gap is None else f"is {above(best.gap)}{whose}"
+        known = "follows" if best.optimality_gap is None else f"is {above(best.optimality_gap)}{whose}"
         taken_s = time.monotonic() - started_s
         say("note", f"{why} after {taken_s:.1f} s; the best plan so far {known}")
     return best

@@ -99,8 +99,8 @@ def command(options: SchedPipelineOptions) -> None:
     )
     for remark in plan.remarks:
         say("warning", remark)
-    if plan.gap:
-        say("warning", f"not proven optimal: {above(plan.gap)}")
+    if plan.optimality_gap:
+        say("warning", f"not proven optimal: {above(plan.optimality_gap)}")
     click.echo(plan.pipeedge(), nl=False)
 
 

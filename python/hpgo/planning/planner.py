@@ -85,7 +85,7 @@ def plan(
 
     >>> import hpgo
     >>> best = hpgo.plan("bert-48", "dapple-a", global_batch_size=64)
-    >>> [(len(stage.layers), stage.replicas) for stage in best.stages], round(best.gap, 9)
+    >>> [(len(stage.layers), stage.replicas) for stage in best.stages], round(best.optimality_gap, 9)
     ([(32, 8), (21, 8)], 0.0)
     """
     # The time limit includes the checks below: reading a problem of a hundred thousand layers takes a second.
@@ -175,7 +175,7 @@ def evaluate(
     >>> import hpgo
     >>> profile, cluster = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
     >>> plan = hpgo.evaluate(profile, cluster, [(26, range(8)), (27, range(8, 16))], global_batch_size=64)
-    >>> plan.gap is None, plan.step_s > hpgo.plan(profile, cluster, global_batch_size=64).step_s
+    >>> plan.optimality_gap is None, plan.step_s > hpgo.plan(profile, cluster, global_batch_size=64).step_s
     (True, True)
     """
     question = PlanningProblem.of(profile, cluster, global_batch_size=global_batch_size, **options)

@@ -169,7 +169,8 @@ class Plan(Record):
     """A plan: stages on devices, micro-batches, and the predicted training step.
 
     Times are seconds. `step_s` is the simulated step under `schedule`. No plan of the problem takes less than
-    `lower_bound_s`, regardless of its cuts and placement. `gap` is the share by which `step_s` exceeds this bound.
+    `lower_bound_s`, regardless of its cuts and placement. `optimality_gap` is the share by which `step_s` exceeds this
+    bound.
     """
 
     profile: str
@@ -298,7 +299,7 @@ class Plan(Record):
         return self._groups
 
     @property
-    def gap(self) -> float | None:
+    def optimality_gap(self) -> float | None:
         """Share by which the step exceeds the lower bound: 0.02 is 2 %, and 0 proves the plan optimal."""
         if self.lower_bound_s is None:
             return None
@@ -503,7 +504,7 @@ class Plan(Record):
         return html
 
     def __repr__(self) -> str:
-        gap = "" if self.gap is None else f", gap {percent(self.gap)}"
+        gap = "" if self.optimality_gap is None else f", gap {percent(self.optimality_gap)}"
         return brief(
             "Plan",
             f"{shorten(self.profile, 24)} on {shorten(self.cluster, 24)}: {pluralize(len(self.stages), 'stage')} on"

@@ -187,7 +187,7 @@ def _missing(plan: Plan) -> str:
 
 
 def _gap(plan: Plan) -> str:
-    return "–" if plan.gap is None else f"{plan.gap:.1%}"
+    return "–" if plan.optimality_gap is None else f"{plan.optimality_gap:.1%}"
 
 
 def _reason(whose: str, other: Plan | None, modern: Plan) -> str:

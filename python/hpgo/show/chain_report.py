@@ -100,9 +100,9 @@ def summary(plan: ChainPlan) -> list[str]:
 
 def proof(plan: ChainPlan) -> str:
     """Return how certain it is that no plan is better, regardless of its cuts."""
-    if plan.gap == 0:
+    if plan.optimality_gap == 0:
         return "proven optimal"
-    known = f"{above(plan.gap)} possible"
+    known = f"{above(plan.optimality_gap)} possible"
     # A plan can be the best one for the searched cuts, while other cuts may be better.
     of_these = plan.searched_cuts_bound
     if of_these is not None and plan.value <= of_these * (1 + 1e-8):
@@ -145,7 +145,7 @@ def explain(plan: ChainPlan) -> str:
     if plan.unused:
         lines += ["", f"Not used, for no plan would be better with them: {', '.join(plan.unused)}."]
         # Without a proof, an unused host could still improve the plan.
-        if plan.gap:
+        if plan.optimality_gap:
             lines[-1] = f"Not used: {', '.join(plan.unused)}."
     return "\n".join([*map(printable, lines), "", *summary(plan)])
 

@@ -413,7 +413,7 @@ def _measured(plan: Plan) -> str:
     facts = ", ".join(filter(None, [where, profile.machine, *versions, profile.date]))
     known = f"measured {facts}" if where else facts
     spread = profile.spread or 0.0
-    if plan.gap is None or spread < _MIN_SPREAD or spread <= plan.gap or cautions(plan):
+    if plan.optimality_gap is None or spread < _MIN_SPREAD or spread <= plan.optimality_gap or cautions(plan):
         return known
     doubt = f"times differ by {times(spread)}, more than the gap: plans as close as that may be as fast"
     return f"{known}; {doubt}" if known else doubt
@@ -423,31 +423,35 @@ def proof(plan: Plan) -> str:
     """Return how certain it is that no plan has a shorter step."""
     stopped = "" if plan.finished else "; the search was stopped, and more time may improve plan and bound"
     # If the bound for all cuts meets the step, the weaker statements below are not needed.
-    if plan.searched_cuts_bound_s is not None and not (plan.gap is not None and plan.gap <= _PROVEN):
+    if plan.searched_cuts_bound_s is not None and not (
+        plan.optimality_gap is not None and plan.optimality_gap <= _PROVEN
+    ):
         return _proof_of_some_cuts(plan, plan.searched_cuts_bound_s) + stopped
-    if plan.node_aligned_bound_s is not None and not (plan.gap is not None and plan.gap <= _PROVEN):
+    if plan.node_aligned_bound_s is not None and not (
+        plan.optimality_gap is not None and plan.optimality_gap <= _PROVEN
+    ):
         return _node_aligned_proof(plan, plan.node_aligned_bound_s) + stopped
-    if plan.lower_bound_s is None or plan.gap is None:
+    if plan.lower_bound_s is None or plan.optimality_gap is None:
         if plan.simulated:
             cuts = f"best of {plan.simulated:,} cuts that were" if plan.simulated > 1 else "one cut that was"
             return f"unknown: the {cuts} simulated under this schedule{stopped}"
         return "unknown: a given plan was evaluated, and no other plan was searched"
-    if plan.gap <= _PROVEN:
+    if plan.optimality_gap <= _PROVEN:
         return f"proven optimal{whose(plan)}: no plan of the search space has a shorter step"
     return (
-        f"{above(plan.gap)}{whose(plan)}: no plan of the search space takes less than"
+        f"{above(plan.optimality_gap)}{whose(plan)}: no plan of the search space takes less than"
         f" {_seconds(plan.lower_bound_s)}{stopped}"
     )
 
 
 def _proof_of_some_cuts(plan: Plan, searched_s: float) -> str:
     """Return the optimality of a plan if only some cuts were searched: first among all cuts, then among these."""
-    if not plan.lower_bound_s or plan.gap is None:
+    if not plan.lower_bound_s or plan.optimality_gap is None:
         known = "unknown for plans with other cuts"
     else:
         known = (
-            f"{above(plan.gap)}{whose(plan)}: no plan takes less than {_seconds(plan.lower_bound_s)}, regardless of its"
-            " cuts"
+            f"{above(plan.optimality_gap)}{whose(plan)}: no plan takes less than {_seconds(plan.lower_bound_s)},"
+            " regardless of its cuts"
         )
     # A bound of 0 is no information, which an infinite gap stands for.
     gap = max(0.0, plan.step_s / searched_s - 1) if searched_s else math.inf
@@ -465,17 +469,17 @@ def _node_aligned_proof(plan: Plan, node_aligned_bound_s: float) -> str:
     # A plan that is not node-aligned can be better than all that are. Then the bound on node-aligned plans does not
     # bound it.
     is_outside = gap <= _PROVEN and not _is_node_aligned(plan)
-    if not min_s or plan.gap is None:
+    if not min_s or plan.optimality_gap is None:
         if is_outside:
             return f"no node-aligned placement is better{whose(plan)}; unknown for other placements"
         known = "optimal" if gap <= _PROVEN else "not proven optimal" if math.isinf(gap) else above(gap)
         return f"{known} among node-aligned placements{whose(plan)}; unknown for other placements"
-    of_all = f"{above(plan.gap)} of all placements"
+    of_all = f"{above(plan.optimality_gap)} of all placements"
     if is_outside:
         known = f"{of_all}, and no node-aligned one is better{whose(plan)}"
     elif gap <= _PROVEN:
         known = f"optimal among node-aligned placements{whose(plan)}, {of_all}"
-    elif plan.gap - gap <= _PROVEN:
+    elif plan.optimality_gap - gap <= _PROVEN:
         known = f"{of_all}{whose(plan)}"
     else:
         known = f"{of_all} ({percent(gap)} among node-aligned ones){whose(plan)}"
@@ -650,7 +654,9 @@ def sweep(plans: Sequence[Plan]) -> ReportTable:
             f"{plan.samples_per_s:.4g}",
             f"{plan.speed_up:.4g}",
             f"{100 * plan.bubble:.1f} %",
-            "-" if plan.gap is None or math.isinf(plan.gap) else f"{100 * plan.gap:.1f} %",
+            "-"
+            if plan.optimality_gap is None or math.isinf(plan.optimality_gap)
+            else f"{100 * plan.optimality_gap:.1f} %",
             _free(min(plan.groups, key=lambda group: group.headroom_bytes / group.capacity_bytes)),
         )
         for plan in plans

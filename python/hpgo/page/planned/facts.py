@@ -320,7 +320,7 @@ def _time(plan: Plan) -> dict[str, Any]:
 
 
 def _proof(plan: Plan) -> dict[str, Any]:
-    bound_s, gap = plan.lower_bound_s, plan.gap
+    bound_s, gap = plan.lower_bound_s, plan.optimality_gap
     return {
         "bound_s": bound_s,
         "bound": None if bound_s is None else seconds(bound_s),

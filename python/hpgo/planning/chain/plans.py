@@ -31,7 +31,7 @@ Objective = Literal["throughput", "latency", "hosts", "bits"]
 
 _VERSION = 2
 _AGAIN = "make it again: `hpgo partition … --json`"
-_DERIVED = ("samples_per_s", "gap", "limit", "throughput", "bottleneck")
+_DERIVED = ("samples_per_s", "optimality_gap", "limit", "throughput", "bottleneck")
 _DERIVED_OF_STAGES = ("utilization", "slack_s")
 
 
@@ -148,7 +148,7 @@ class ChainPlan(Record):
         return self.batch_size / self.interval_s if self.interval_s else float("inf")
 
     @property
-    def gap(self) -> float:
+    def optimality_gap(self) -> float:
         """Share by which the value exceeds the lower bound; 0 proves the plan optimal."""
         # A relative difference of 1e-8 is rounding, not a gap.
         if self.value <= self.lower_bound * (1 + 1e-8):
@@ -249,7 +249,7 @@ class ChainPlan(Record):
             | asdict(self)
             | {
                 "samples_per_s": self.samples_per_s,
-                "gap": self.gap,
+                "optimality_gap": self.optimality_gap,
                 "limit": self.limit,
                 # Deprecated keys, which the next version removes.
                 "throughput": self.samples_per_s,
