@@ -634,8 +634,10 @@ def test_evaluating_holds_stages_back_where_running_ahead_is_slower() -> None:
 
 @pytest.mark.parametrize("function", [hpgo.plan, hpgo.exhaustive])
 def test_an_option_that_is_none_is_named(function: Any) -> None:
-    with pytest.raises(TypeError, match=r"no argument `micro_batch`: did you mean `pipeline_micro_batch_size`\?"):
-        function(toy(), pair(), global_batch_size=8, micro_batch=2)
+    with pytest.raises(
+        TypeError, match=r"no argument `pipeline_micro_batch`: did you mean `pipeline_micro_batch_size`\?"
+    ):
+        function(toy(), pair(), global_batch_size=8, pipeline_micro_batch=2)
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,13 @@ def _notes(job: LlmExportJob) -> list[str]:
     if config.tp > 1 or config.cp > 1:
         notes.append("before Blackwell, Megatron-LM needs CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment")
     if config.tp > 1:
-        notes.append("the estimate does not overlap TP communication: --tp-comm-overlap may hide some of it")
+        stack = stacks().get(job.plan.estimate.stack)
+        overlaps = stack is not None and stack.tp_exposed < 1 and config.sequence_parallel
+        notes.append(
+            f"stack {stack.name} of the estimate overlaps TP communication: add --tp-comm-overlap"
+            if stack is not None and overlaps
+            else "the estimate does not overlap TP communication: --tp-comm-overlap may hide some of it"
+        )
     return notes
 
 

@@ -126,6 +126,7 @@ class ParallelismConfig:
             if getattr(self, field) is not None:
                 check_int(field, getattr(self, field))
         self._check_shards()
+        self._check_modules()
         check_int("zero_stage", self.zero_stage, least=0, most=MOST_ZERO)
         check_int("cpu_offload_num_layers", self.cpu_offload_num_layers, least=0)
         if self.cpu_offload_num_layers and (self.pp > 1 or self.recompute == "full"):
@@ -173,8 +174,6 @@ class ParallelismConfig:
             raise ArgumentError(
                 f"dp_replicate is {self.dp_replicate}, but ZeRO stage 0 shards nothing", "use zero_stage=3, or 1 or 2"
             )
-
-        self._check_modules()
 
     def _check_modules(self) -> None:
         if not self.recompute_modules:

@@ -19,6 +19,7 @@ from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.llm.step_range import StepKind
 from hpgo.llm.validated_features import family
+from hpgo.machine.rates import key_of
 
 if TYPE_CHECKING:
     import os
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 StackFramework = Literal["megatron", "megatron-core", "megatron-bridge", "nemo", "torchtitan", "deepspeed"]
 """Frameworks that imply a stack."""
 _KEY, _VERSION = "hpgo_stack", 1
+_MAX_FACTOR = 100.0
+"""Largest factor, and the inverse of the smallest, that a stack may have. Kernels differ by less. Not tuned."""
 _FOLDER = Path(__file__).with_name("stacks")
 FACTORS = {
     "attention": "attention_time_factor",
@@ -88,8 +91,15 @@ class Stack(Record):
     def __post_init__(self) -> None:
         check_fields(self)
         for name in FACTORS:
-            if getattr(self, name) != inf:
-                number(f"{name} of stack `{self.name}`", getattr(self, name), above=0)
+            value, what = getattr(self, name), f"{name} of stack `{self.name}`"
+            if name == "gather_bucket_parameters":
+                if value != inf:
+                    number(what, value, above=0)
+            elif not 1 / _MAX_FACTOR <= value <= _MAX_FACTOR:
+                raise ArgumentError(
+                    f"{what} is {value:g}, but must be between {1 / _MAX_FACTOR:g} and {_MAX_FACTOR:g}",
+                    "give the time as a factor on the default stack's, such as 0.6",
+                )
 
     @classmethod
     def named(cls, name: str) -> Stack:
@@ -145,7 +155,10 @@ class Stack(Record):
 
     def is_seen_on(self, cluster: Cluster) -> bool:
         """Return whether published steps with this stack ran on the cluster's chip."""
-        return bool(dict(self.seen).get(family(cluster.nodes[0].device.name)))
+        device = cluster.nodes[0].device
+        # Cards of the same chip with PCIe, or with rates that a cluster file states, were never compared.
+        is_known = device.rates is None and not (key_of(device.name) or "").endswith(("-pcie", "-nvl"))
+        return is_known and bool(dict(self.seen).get(family(device.name)))
 
 
 @cache
@@ -171,7 +184,13 @@ def stack_of(stack: Stack | str | os.PathLike[str] | None, cluster: Cluster, fra
     check_is("stack", stack, str | Path, "give the name of a stack, or the path of a file")
     if isinstance(stack, str) and not stack.endswith((".yaml", ".yml")):
         return Stack.named(stack)
-    return Stack.read(stack)
+    found = Stack.read(stack)
+    # Plan files name their stack, so a file must not redefine a known one.
+    if found.name in stacks() and found != stacks()[found.name]:
+        raise ArgumentError(
+            f"{printable(str(stack))}: `{found.name}` is the name of a known stack", "give your stack another name"
+        )
+    return found
 
 
 def _implied(cluster: Cluster, framework: str | None) -> Stack:
