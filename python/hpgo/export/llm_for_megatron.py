@@ -10,6 +10,7 @@ from hpgo.base.quoting import in_shell
 from hpgo.base.units import format_bytes
 from hpgo.export.for_megatron import CLIPPING, layout
 from hpgo.export.llm_jobs import LlmExportJob
+from hpgo.llm.stack import stacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
