@@ -107,7 +107,7 @@ def test_plans_on_times_that_vary_much_say_so_before_anything_else(spread: float
         assert "times differ by" in told
         return
     assert lines[1].startswith("Measured times vary between passes")
-    warning = f"easured times vary between passes by {said} on average, those of `layer0` by {said}: plans whose"
+    warning = f"easured times vary between passes by {said} on average, and times of `layer0` by {said}: plans whose"
     assert told.count(warning) == 1
     assert told.index(warning) < told.index("Optimality") < told.index("stage layers")
     assert report.markdown(plan).splitlines()[2].startswith(f"**M{warning}")
