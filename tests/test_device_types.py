@@ -88,6 +88,11 @@ def test_a_known_card_lends_what_the_file_leaves_out(tmp_path: Path) -> None:
         "H100-80GB,", "H800,"
     )
     assert step_s(read(tmp_path, alike)) == step_s(Cluster.preset("h100:2"))
+    b200 = Cluster.preset("b200:2")
+    alike = b200.yaml().replace("nodes:", "types:\n  Own: {like: B200}\nnodes:").replace("B200-180GB,", "Own,")
+    assert Gpus.of(read(tmp_path, alike), "bf16") == Gpus.of(b200, "bf16")
+    steady = read(tmp_path, alike.replace("{like: B200}", "{like: B200, attention_ramp_tokens: 0}"))
+    assert Gpus.of(steady, "bf16").attention_share(131072) == 1
 
 
 def test_the_examples_of_the_page_are_what_they_say() -> None:
@@ -173,6 +178,7 @@ RATE, SHARE = st.floats(1e9, 1e18), st.floats(1e-3, 1)
         RATE | st.just(float("inf")),
         st.fixed_dictionaries({"fp8": RATE, "fp4": RATE}),
         st.dictionaries(st.sampled_from(["bf16", "fp8", "fp4", "attention"]), SHARE),
+        st.floats(0, 1e6),
         st.booleans(),
     ),
     name=st.text(st.characters(exclude_categories=["Cs"]), max_size=20),

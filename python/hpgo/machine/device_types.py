@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WIDE = {"fp32": "float32", "tf32": "tf32", "fp16": "float16", "bf16": "bfloat16"}
 _NARROW = ("fp8", "fp4")
-_KEYS = "like source processors flops memory memory_bandwidth host_bandwidth reached scaled"
+_KEYS = "like source processors flops memory memory_bandwidth host_bandwidth reached attention_ramp_tokens scaled"
 _REQUIRED = ("processors", "flops", "memory_bandwidth")
 
 
@@ -71,6 +71,8 @@ def _device_type(name: str, entry: Section) -> DeviceType:
     processors = entry.whole("processors", 0 if base is None else base.processors, least=1)
     memory_rate = _measure(entry, "memory_bandwidth", parse_bytes_per_s, None if base is None else base.bytes_per_s)
     host_rate = _measure(entry, "host_bandwidth", parse_bytes_per_s, inf if base is None else base.host_bytes_per_s)
+    ramp = entry.amount("attention_ramp_tokens") if "attention_ramp_tokens" in entry else None
+    ramp_tokens = (0.0 if base is None else base.attention_ramp_tokens) if ramp is None else ramp
     memory_bytes = _measure(entry, "memory", parse_bytes) if "memory" in entry else None
     # Shares belong to their peaks. If the file changes a peak, an inherited share is no measurement any more.
     inherited = base is not None and "bf16" not in stated and (base.scaled or not {"bf16", "fp16"}.isdisjoint(flops))
@@ -79,7 +81,7 @@ def _device_type(name: str, entry: Section) -> DeviceType:
     entry.done()
     reached = {**(base.reached if base is not None else {}), **stated}
     return DeviceType(
-        Rates(wide, memory_rate, source, processors, host_rate, narrow, reached, scaled=scaled), memory_bytes
+        Rates(wide, memory_rate, source, processors, host_rate, narrow, reached, ramp_tokens, scaled), memory_bytes
     )
 
 
@@ -151,4 +153,6 @@ def type_document(rates: Rates) -> dict[str, Any]:
         found["host_bandwidth"] = float(rates.host_bytes_per_s)
     if rates.reached:
         found["reached"] = {name: float(share) for name, share in rates.reached.items()}
+    if rates.attention_ramp_tokens:
+        found["attention_ramp_tokens"] = float(rates.attention_ramp_tokens)
     return found | ({"scaled": True} if rates.scaled else {})
