@@ -118,7 +118,7 @@ class Stack(Record):
         """Return the stack in a YAML file. Raise ArgumentError naming file and key."""
         found = as_path(path, ArgumentError)
         file = printable(str(found))
-        with hinted("docs/llm.md (Software stacks) has an example of such a file"):
+        with hinted(f"give `{_KEY}: {_VERSION}`, a `name`, a `title` and any of {', '.join(FACTORS)}"):
             keys = f"{_KEY} name title implied_by seen known_biases {' '.join(FACTORS)}"
             top = Section(parse(read_text(found, ArgumentError), file, ArgumentError), file, ArgumentError, keys=keys)
             if top.get(_KEY, None) != _VERSION:

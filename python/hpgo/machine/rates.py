@@ -382,7 +382,7 @@ def rates_of(device: str, memory_bytes: float | None = None) -> Rates:
     raise ClusterError(
         f"it is not known how fast a device of type `{shorten(device)}` computes",
         f"{how} {', '.join(nearest or RATES)}: use such a name, or state the rates of `{shorten(device)}` under `types`"
-        " in the cluster file, for example `like: H100-80GB` (docs/clusters.md)",
+        " in the cluster file, for example `like: H100-80GB`",
     )
 
 
@@ -402,7 +402,7 @@ def _check_card(device: str, key: str, memory_bytes: float) -> None:
         known = join_words([f"`{NAMES[card][1]}`" for card in cards])
         raise ClusterError(
             f"a device of type `{shorten(device)}` has {size}, which none of its cards has: known are {known}",
-            "state the rates of your device in the cluster file under `types` (docs/clusters.md)",
+            "state the rates of your device in the cluster file under `types`",
         )
     what = (
         "is not that card"
