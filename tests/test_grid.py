@@ -54,7 +54,9 @@ def every_way(model, cluster: hpgo.Cluster, batch: int, seq: int) -> dict[tuple,
         if zero and replicas == 1 and not (model.experts and tp > ep):
             continue  # nobody has the same as another
         degrees = {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "vpp": vpp, "micro_batch_size": size, "zero_stage": zero}
-        ask = partial(hpgo.estimate_llm, model, cluster, global_batch_size=batch, seq_length=seq, **degrees)
+        # The stack is the one that `hpgo.plan_llm` takes for Megatron-LM on an H100.
+        given = {"global_batch_size": batch, "seq_length": seq, "stack": "te-hopper", **degrees}
+        ask = partial(hpgo.estimate_llm, model, cluster, **given)
         for first, last in ends_of(model.layers, pp, vpp):
             try:
                 one = ask(first_rank_layers=first, last_rank_layers=last)

@@ -100,9 +100,9 @@ def test_one_command_sets_up_completion_of_commands_models_clusters_schedules_an
 def test_layers_are_completed_behind_others_and_names_behind_an_equals_sign(shell, tmp_path, commands):
     install = [commands / "hpgo", "completion", shell, "--install"]
     subprocess.run(install, env=environment(tmp_path, commands), check=True, capture_output=True, timeout=60)
-    typed = "hpgo evaluate bert-48 --cluster=h20\t-b 64 --stages embed\t0-7,pool\t8-15"
+    typed = "hpgo evaluate bert-48 --cluster=gb2\t-b 64 --stages embed\t0-7,pool\t8-15"
     words = called(shell, typed, tmp_path, commands)
-    assert words == ["evaluate", "bert-48", "--cluster=h200", "-b", "64", "--stages", "embedding@0-7,pooler@8-15"]
+    assert words == ["evaluate", "bert-48", "--cluster=gb200", "-b", "64", "--stages", "embedding@0-7,pooler@8-15"]
 
 
 def hpgo(*words: object, **others: object) -> subprocess.CompletedProcess[str]:
