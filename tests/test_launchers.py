@@ -176,7 +176,7 @@ def test_what_a_launcher_does_not_run_is_refused_and_nothing_else(
             row,
             schedule=schedule,
             replicas=replicas,
-            micro_batch_size=size,
+            pipeline_micro_batch_size=size,
             shard_optimizer=shard,
             recompute=recompute,
             gpus_per_device=gpus,

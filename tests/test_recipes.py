@@ -21,7 +21,7 @@ def test_a_published_way_fits_and_costs_at_most_3_percent_more_than_the_best(
     model: str, cluster: str, precision: Any, way: dict[str, int]
 ) -> None:
     gpus, asked = hpgo.Cluster.preset(cluster), {"global_batch_size": 128, "seq_length": 8192, "precision": precision}
-    recipe = hpgo.estimate_llm(model, gpus, **asked, **way)
+    recipe = hpgo.estimate_llm(model, gpus, framework="megatron", **asked, **way)
     found = hpgo.plan_llm(model, gpus, **asked, top=1)
     assert recipe.fits
     assert found.best.step_s <= recipe.step_s <= 1.03 * found.best.step_s

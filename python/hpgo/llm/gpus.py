@@ -29,7 +29,7 @@ def unmeasured_shares(cluster: Cluster) -> str:
 
     >>> from hpgo.machine.cluster import Cluster
     >>> unmeasured_shares(Cluster.preset("h100:1")), unmeasured_shares(Cluster.preset("l40s:1"))[:38]
-    ('', 'the rates of `L40S-48GB` are those of ')
+    ('', 'the rates of `L40S-48GB` are from its ')
     """
     device = cluster.nodes[0].device
     shares = (device.measured_rates or device.rates or rates_of(device.name)).shares

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpgo.llm.constants import Constants
     from hpgo.machine.cluster import Cluster
 
-MEMORY_ERROR = 0.05
+MEMORY_ERROR = 0.06
 """Mean relative error of memory (docs/accuracy.md)."""
 _VERSION = 2
 _KEY = "hpgo_platform"

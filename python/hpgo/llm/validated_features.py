@@ -69,10 +69,12 @@ VALIDATED: dict[str, tuple[str, ...]] = {
     ),
     "H100": (
         "tp", "sp", "cp", "ep", "pp", "vpp", "zero 1", "zero 2", "zero 3", "zero 2 with pp", "recompute full",
-        "recompute of modules", "bf16 moments", "bf16", "fp8", "bf16 gradient reduction",
+        "recompute of modules", "bf16 moments", "bf16", "fp8", "bf16 gradient reduction", "recompute selective_op",
     ),
 }  # fmt: skip
 """Features of published steps by device (docs/accuracy.md, *Validated features*)."""
+# The H200 is the H100's chip with more and faster memory. Its few published steps use none but the H100's features.
+VALIDATED["H200"] = VALIDATED["H100"]
 EVERYWHERE = frozenset(name for held in VALIDATED.values() for name in held)
 """Features that were validated on any device."""
 

@@ -131,8 +131,9 @@ def _answer(estimate: LlmEstimate, width: int) -> list[str]:
         f"{format_bytes(peak_bytes)} ± {100 * MEMORY_ERROR:.0f} % of {format_bytes(estimate.capacity_bytes)} on the"
         f" fullest GPU{fits}"
     )
-    rows = [("Step time", step), ("Throughput", throughput), ("Memory", memory), ("Stack", _stack(estimate))]
+    rows = [("Step time", step), ("Throughput", throughput), ("Memory", memory)]
     rows += [("", note) for note in (*_close(estimate), *_cached(estimate))]
+    rows.append(("Stack", _stack(estimate)))
     return [
         line
         for label, value in rows
