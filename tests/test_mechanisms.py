@@ -61,9 +61,9 @@ def test_what_is_fixed_is_taken_and_marked() -> None:
 
 def test_devices_that_no_step_is_published_of_are_taken_for_all() -> None:
     ask = {"global_batch_size": 8, "seq_length": 8192, "tp": 2, "cp": 2}
-    assert "H200" not in VALIDATED
-    assert hpgo.estimate_llm("llama-3-8b", "h200:1", **ask).unvalidated_features == ()
-    folded = hpgo.estimate_llm("llama-3-8b", "h200:1", **ask, pp=2, vpp=2, pp_schedule="zb_v", zero_stage=2)
+    assert "H20" not in VALIDATED
+    assert hpgo.estimate_llm("llama-3-8b", "h20:1", **ask).unvalidated_features == ()
+    folded = hpgo.estimate_llm("llama-3-8b", "h20:1", **ask, pp=2, vpp=2, pp_schedule="zb_v", zero_stage=2)
     assert folded.unvalidated_features == ("schedule zb_v",)
     assert "schedule zb_v" not in EVERYWHERE
 
