@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import warm_ranks
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import hpgo
@@ -59,6 +59,18 @@ def test_gemms_that_follow_the_cost_model_give_its_constants(share: float, overh
 def test_equal_gemms_tell_no_overhead() -> None:
     one = GemmTime("bf16", 4096, 4096, 4096, 2 * 4096**3 / 500e12)
     assert fit_gemms([one, one], 500e12, 1) == (pytest.approx(1.0), 0.0)
+
+
+@given(st.lists(st.floats(1e-6, 1.0), min_size=len(SHAPES), max_size=len(SHAPES)))
+@example([1e-3] * len(SHAPES))
+@example([1e-3, 2e-3, 3e-3, 4e-3, 5e-3])
+def test_a_share_is_above_0_however_load_beside_them_disturbs_gemms(seconds: list[float]) -> None:
+    gemms = [GemmTime("bf16", *shape, one) for shape, one in zip(SHAPES, seconds, strict=True)]
+    share, overhead_s = fit_gemms(gemms, 700e12, 132)
+    assert 0 < share < float("inf")
+    assert overhead_s >= 0
+    if len({*seconds}) == 1:
+        assert overhead_s == 0
 
 
 def test_attention_counts_the_backend_that_pytorch_chooses() -> None:

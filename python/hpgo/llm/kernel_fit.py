@@ -17,6 +17,10 @@ HOP_S = 3.4e-6
 """Seconds of one hop of a ring inside a node, which the cost model counts apart: NCCL's cost model, NVLink."""
 
 
+_MOST_SHARE = 10.0
+"""Share of the best rate above which a fitted line does not describe GEMMs. Not tuned."""
+
+
 def fit_gemms(gemms: Sequence[GemmTime], best: float, processors: int) -> tuple[float, float]:
     """Return the share of the `best` rate that GEMMs reach tile by tile, and the seconds that each adds to that.
 
@@ -38,7 +42,8 @@ def fit_gemms(gemms: Sequence[GemmTime], best: float, processors: int) -> tuple[
         rows.append((2.0 * tiles * short * 2 * short * one.k / best / one.seconds, 1 / one.seconds))
     work, each = (tuple(column) for column in zip(*rows, strict=True))
     slope, overhead_s = _line(work, each)
-    if overhead_s < 0:
+    # Beside other load, larger GEMMs may take hardly longer than smaller ones. Their times then tell no overhead.
+    if overhead_s < 0 or slope < 1 / _MOST_SHARE:
         overhead_s, slope = 0.0, sum(work) / sum(one * one for one in work)
     return 1 / slope, overhead_s
 
