@@ -588,7 +588,8 @@ _METHOD = (
     "",
     (
         "The people who chose the terms had seen these steps. So steps that no constant was fitted to are not a blind"
-        " test either."
+        " test either. [Frozen predictions](../research/frozen-predictions.md) of 52 other published steps are: their"
+        " mean error was 15.9 %, and 40 were in range."
     ),
     "",
 )
