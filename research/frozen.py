@@ -37,8 +37,8 @@ Settings were fixed before the first prediction. Later versions add a section an
 whether the estimated memory fits: all of these steps ran. Bias is the mean of the ratios, minus one. Steps of one
 source are alike, so compare sources rather than steps.
 
-After 2026-11-26, the eight steps of NeMo 25.04 gave the rise of attention's rate on Blackwell with the sequence. They test
-nothing from then on.
+After 2026-11-26, the eight steps of NeMo 25.04 gave the rise of attention's rate on Blackwell with the sequence. They
+test nothing from then on.
 """
 
 
