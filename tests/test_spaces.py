@@ -46,9 +46,8 @@ def all_that_is_run(framework: str, model: hpgo.Transformer, cluster: hpgo.Clust
             continue
         try:
             one = hpgo.estimate_llm(
-                model, cluster, **ASKED, tp=tp, cp=cp, pp=pp, vpp=vpp, zero_stage=zero, micro_batch_size=size,
-                recompute=recomputed,
-                pp_schedule=schedule, fused_elementwise=schedule == "1f1b",
+                model, cluster, **ASKED, framework=framework, tp=tp, cp=cp, pp=pp, vpp=vpp, zero_stage=zero,
+                micro_batch_size=size, recompute=recomputed, pp_schedule=schedule, fused_elementwise=schedule == "1f1b",
                 overlap_dp_comm=framework == "megatron" or pp == 1,
                 dtensor=framework == "torchtitan",
             )  # fmt: skip
