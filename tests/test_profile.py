@@ -239,7 +239,10 @@ def test_times_are_those_of_passes_and_the_loss_belongs_to_the_last_layer() -> N
 
     layers = [nn.Linear(4, 4), nn.Sequential(Pause(), nn.Linear(4, 4)), nn.Linear(4, 4)]
     workload = hpgo.runtime.Workload(layers, torch.zeros(2, 4), torch.zeros(2, 4), loss)
-    first, second, third = hpgo.runtime.profile(workload, batch_sizes=[2], seconds=1).layers
+    # On a busy machine other processes take the processor in the middle of the short half, whose share of the pass then
+    # counts against the long one. So take the calmest of three profiles.
+    profiles = [hpgo.runtime.profile(workload, batch_sizes=[2], seconds=0.5).layers for _ in range(3)]
+    first, second, third = min(profiles, key=lambda layers: sum(layer.weight_gradient_s[0] for layer in layers[1:]))
     assert max(first.forward_s[0], first.backward_s[0]) < PAUSE_S / 4
     assert PAUSE_S <= second.forward_s[0] < 1.5 * PAUSE_S
     assert 2 * PAUSE_S <= second.backward_s[0] < 3 * PAUSE_S
@@ -249,8 +252,7 @@ def test_times_are_those_of_passes_and_the_loss_belongs_to_the_last_layer() -> N
         inputs_s, weights_s = layer.input_gradient_s, layer.weight_gradient_s
         assert inputs_s is not None
         assert weights_s is not None
-        # The halves divide a measured pass by shares that other passes gave, so noise moves a little between them.
-        assert 1.9 * PAUSE_S <= inputs_s[0] < 3 * PAUSE_S
+        assert 2 * PAUSE_S <= inputs_s[0] < 3 * PAUSE_S
         assert 0 < weights_s[0] < PAUSE_S / 4
 
 
