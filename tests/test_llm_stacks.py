@@ -153,6 +153,14 @@ def test_every_nth_layer_is_that_share_of_full_recomputation() -> None:
         estimate(recompute="none", recompute_every=2)
 
 
+@pytest.mark.parametrize("name", ["recompute_num_layers", "recompute_every", "cpu_offload_num_layers"])
+def test_numbers_of_layers_that_no_stage_has_are_refused(name: str) -> None:
+    kind = "none" if name == "cpu_offload_num_layers" else "full"
+    estimate(recompute=kind, **{name: 32})
+    with pytest.raises(hpgo.errors.ArgumentError, match=f"{name} is 33, but a stage has at most 32 layers"):
+        estimate(recompute=kind, **{name: 33})
+
+
 # --- ranges
 
 

@@ -7,10 +7,12 @@ import random
 import string
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hpgo
+from hpgo.cli.main import group
 from hpgo.llm.run_logs import parse_log
 
 CLUSTER = hpgo.Cluster.preset("h100:1")
@@ -245,3 +247,13 @@ def test_malformed_lines_never_crash(seed: int, kind: str, share: float) -> None
     seconds, how = log.seconds(global_batch_size=32, seq_length=8192, gpus=8)
     assert 0 < seconds < float("inf")
     assert how.startswith("run.log: median of ")
+
+
+def test_a_platform_does_not_replace_the_steps_that_it_is_fitted_to(tmp_path) -> None:
+    steps = tmp_path / "steps.yaml"
+    text = "hpgo_steps: 1\nsteps: []\n"
+    steps.write_text(text, encoding="utf-8")
+    done = CliRunner().invoke(group, ["llm", "calibrate", str(steps), "-o", str(steps)])
+    assert done.exit_code == 2
+    assert "would replace the measured steps" in done.output
+    assert steps.read_text(encoding="utf-8") == text

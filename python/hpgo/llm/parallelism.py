@@ -490,12 +490,16 @@ def check_degrees(model: Transformer, config: ParallelismConfig, *, seq_length: 
         )
     laid_out, ends = bool(model.experts), config.ends
     counts = split_layers(model.layers, config.pp, config.vpp, ends, laid_out=laid_out)
-    if counts is not None and config.recompute_num_layers is not None and config.recompute_num_layers > max(counts):
-        raise ArgumentError(
-            f"recompute_num_layers is {config.recompute_num_layers}, but a stage has at most {max(counts)} layers",
-            "leave recompute_num_layers out to recompute all layers",
-            code="too_large",
-        )
+    for field, hint in (
+        ("recompute_num_layers", "leave recompute_num_layers out to recompute all layers"),
+        ("recompute_every", "use recompute='none' to recompute no layer"),
+        ("cpu_offload_num_layers", f"use {max(counts or (0,))} to offload all layers"),
+    ):
+        count = getattr(config, field)
+        if counts is not None and count is not None and count > max(counts):
+            raise ArgumentError(
+                f"{field} is {count}, but a stage has at most {max(counts)} layers", hint, code="too_large"
+            )
     if counts is None:
         if ends != (None, None):
             raise ArgumentError(

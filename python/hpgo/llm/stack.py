@@ -108,7 +108,7 @@ class Stack(Record):
         if not isinstance(name, str) or name not in known:
             raise ArgumentError(
                 f"stack {safe_repr(name)} is not known",
-                f"use {join_words(list(known), 'or')}, or the file of a stack",
+                f"use {join_words(list(known), 'or')}",
                 code="unknown_name",
             )
         return known[name]

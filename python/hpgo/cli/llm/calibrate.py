@@ -111,6 +111,10 @@ def command(options: CalibrateOptions) -> None:
         return
     if not options.files:
         raise click.UsageError("Missing argument 'STEPS_OR_LOG', or --node.")
+    if options.output is not None and any(
+        Path(file).resolve() == Path(options.output).resolve() for file in options.files
+    ):
+        raise click.UsageError(f"-o {options.output} would replace the measured steps: name another file")
     from hpgo.llm.platform_fit import fit_platform
     from hpgo.show.llm_report import next_commands
     from hpgo.show.platform_report import document, lines

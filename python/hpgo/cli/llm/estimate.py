@@ -10,7 +10,7 @@ import click
 from hpgo.base.documents import json_text
 from hpgo.base.messages import join_words
 from hpgo.cli.command import option, takes
-from hpgo.cli.llm.options import COUNT, TrainingOptions, draw, note_unmeasured, read_platform
+from hpgo.cli.llm.options import COUNT, TrainingOptions, draw, note_unmeasured, read_platform, shell_words
 from hpgo.cli.plan_options import as_options
 from hpgo.cli.terminal import say, width
 from hpgo.cli.values import LLM_ESTIMATE_OUT, STILL_ENDINGS, written
@@ -171,7 +171,9 @@ def command(options: EstimateOptions) -> None:
     if options.as_json:
         click.echo(json_text(document(found)))
     else:
-        search = f"hpgo llm plan {options.problem()}"
+        # The framework of an estimate may be one that only implies a stack, which a search takes by name.
+        words = [] if options.stack or options.framework is None else ["--stack", found.stack]
+        search = f"hpgo llm plan {options.problem()} {shell_words(*words)}".rstrip()
         click.echo("\n".join([*lines(found, width()), *next_commands([search])]))
     note_unmeasured(cluster, platform)
     # A configuration that does not fit is no error: its report shows which column of memory to reduce.
