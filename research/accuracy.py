@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import ranges
 
 from hpgo.errors import HpgoError
+from hpgo.hardware.cluster import Cluster
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.estimate import LlmEstimate, StageEstimate, estimate_config, estimate_llm, stages_of
 from hpgo.llm.layer_context import VALUE
@@ -35,7 +36,6 @@ from hpgo.llm.stack import Stack, stack_of
 from hpgo.llm.step_range import RELATIVE_ERROR, StepKind, kind_of, log_sd
 from hpgo.llm.step_time import PipelineStages
 from hpgo.llm.validated_features import family, features_of
-from hpgo.machine.cluster import Cluster
 from hpgo.model.transformer import Latent, Transformer
 from hpgo.model.transformer_presets import TRANSFORMERS
 from hpgo.show import llm_report
@@ -1001,7 +1001,7 @@ def _constants(kept: dict[str, dict[str, float]]) -> list[str]:
         (
             f"{len(FITTED)} constants are fitted, the same for all platforms, and {len(FITTED_EXPERTS)} for experts."
             " The ranges are over the fits without one platform, or without one model with experts. Rates are from"
-            " `hpgo.machine.rates`. [cost-terms.md](../docs/cost-terms.md#constants) explains each constant."
+            " `hpgo.hardware.rates`. [cost-terms.md](../docs/cost-terms.md#constants) explains each constant."
         ),
         "",
         "| constant | fitted | without one platform, or one model |",

@@ -15,7 +15,7 @@ from pages import tell
 
 import hpgo
 from hpgo.base.tables import markdown
-from hpgo.machine.cluster import Device, Node
+from hpgo.hardware.cluster import Device, Node
 
 LINKS = hpgo.Cluster.of(nodes=1, devices_per_node=1, intra_gbit_s=80, inter_gbit_s=8)
 SCHEDULES = ("eager_1f1b", "interleaved", "zb", "auto")

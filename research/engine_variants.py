@@ -24,7 +24,7 @@ from hpgo.base.checks import check_int, choice
 from hpgo.base.memory_check import free_bytes
 from hpgo.base.messages import pluralize
 from hpgo.errors import ArgumentError
-from hpgo.machine.cluster import Cluster
+from hpgo.hardware.cluster import Cluster
 from hpgo.model.formats import read_profile, write_profile
 from hpgo.planning.planner import plan
 from hpgo.programs.program import program

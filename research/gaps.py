@@ -12,7 +12,7 @@ from pages import tell
 
 import hpgo
 from hpgo.base.tables import markdown
-from hpgo.machine.presets import PRESETS
+from hpgo.hardware.presets import PRESETS
 from hpgo.model.builtin import MODELS
 
 BATCHES = (32, 64, 256)

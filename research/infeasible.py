@@ -29,7 +29,7 @@ import hpgo
 import hpgo.planning.schedule_search  # loaded before any time is taken
 from hpgo import _core
 from hpgo.base.tables import markdown
-from hpgo.machine.cluster import Link
+from hpgo.hardware.cluster import Link
 from hpgo.planning import problem as planning
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import hpgo
-from hpgo.machine.cluster import Device, Link, Node
+from hpgo.hardware.cluster import Device, Link, Node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

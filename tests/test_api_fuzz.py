@@ -23,8 +23,8 @@ import HPGO
 import hpgo
 from hpgo import draw, export, launch
 from hpgo.draw.options import DrawOptions as PictureOptions
+from hpgo.hardware import cluster as machine
 from hpgo.llm.estimate import StageEstimate
-from hpgo.machine import cluster as machine
 from hpgo.model.arithmetic import Arithmetic, RopeScaling
 from hpgo.model.transformer import Latent
 from hpgo.planning import plans

@@ -18,7 +18,7 @@ from toys import toy
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.machine.cluster import Device, Link, Node
+from hpgo.hardware.cluster import Device, Link, Node
 from hpgo.model.states import cut_points
 from hpgo.programs.host_rotation import routes_through
 from hpgo.show import report

@@ -14,9 +14,9 @@ from refusals import refused
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.machine.cluster import Cluster, Device, Link, Node
-from hpgo.machine.presets import PRESETS
-from hpgo.machine.rates import NAMES, RATES, key_of, rates_of
+from hpgo.hardware.cluster import Cluster, Device, Link, Node
+from hpgo.hardware.presets import PRESETS
+from hpgo.hardware.rates import NAMES, RATES, key_of, rates_of
 
 LAB = """\
 hpgo_cluster: 1

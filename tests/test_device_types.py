@@ -17,10 +17,10 @@ from refusals import refused
 import hpgo
 from hpgo.cli.main import group
 from hpgo.errors import ClusterError
+from hpgo.hardware.cluster import Cluster, Device, Link, Node
+from hpgo.hardware.device_types import type_document
+from hpgo.hardware.rates import NAMES, RATES, Rates, rates_of
 from hpgo.llm.gpus import Gpus, unmeasured_shares
-from hpgo.machine.cluster import Cluster, Device, Link, Node
-from hpgo.machine.device_types import type_document
-from hpgo.machine.rates import NAMES, RATES, Rates, rates_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "clusters.md"

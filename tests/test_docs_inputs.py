@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpgo.machine.presets import PRESETS
+from hpgo.hardware.presets import PRESETS
 
 DOCS = Path(__file__).parent.parent / "docs"
 # A fenced block: its language, then its text.

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.machine.presets import PRESETS
-from hpgo.machine.rates import RATES, WIDTHS
+from hpgo.hardware.presets import PRESETS
+from hpgo.hardware.rates import RATES, WIDTHS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,6 +19,7 @@ from test_grid import every_way, listed
 import hpgo
 from hpgo.cli.main import group
 from hpgo.export.targets import Place, find
+from hpgo.hardware.cluster import Link
 from hpgo.llm.constants import CONSTANTS
 from hpgo.llm.estimate import StageEstimate, estimate_config, model_flop, profile_of
 from hpgo.llm.gpus import Gpus
@@ -27,7 +28,6 @@ from hpgo.llm.layer_time import EMBEDDING, HEAD, end_times, layer_times
 from hpgo.llm.memory import expert_parameters, parameters, saved_activation_bytes, stage_memory
 from hpgo.llm.parallelism import ParallelismConfig, stage_layers
 from hpgo.llm.step_time import PipelineStages
-from hpgo.machine.cluster import Link
 from hpgo.model.formats.transformers import of_document
 from hpgo.model.transformer import Kind, Latent
 from hpgo.model.transformer_presets import TRANSFORMERS

@@ -19,7 +19,7 @@ import hpgo
 from hpgo.base.documents import parse
 from hpgo.base.messages import nearest_names, short_names, spans_of
 from hpgo.cli.main import group, run
-from hpgo.machine.presets import PRESETS
+from hpgo.hardware.presets import PRESETS
 from hpgo.show import report
 
 ROOT = Path(__file__).parent.parent

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import hpgo
-    from hpgo.machine.cluster import Link
+    from hpgo.hardware.cluster import Link
 
 REL = 1 + 1e-9
 """Steps and bounds are sums of floats, in another order for another question."""

@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import hpgo
+from hpgo.hardware.cluster import Link
 from hpgo.llm.constants import CONSTANTS
 from hpgo.llm.estimate import (
     estimate_config,
@@ -40,7 +41,6 @@ from hpgo.llm.memory import (
 )
 from hpgo.llm.parallelism import ParallelismConfig, check_batch, check_degrees, stage_layers
 from hpgo.llm.step_time import LABELS, LayerCosts, PipelineStages, transfer
-from hpgo.machine.cluster import Link
 from hpgo.model.transformer import PLAIN
 from hpgo.show.llm_report import lines
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import hpgo
 from hpgo.cli.main import group
+from hpgo.hardware.rates import RATES
 from hpgo.llm.constants import CONSTANTS, KERNELS_ON_H100
 from hpgo.llm.device_record import AttentionTime, CollectiveTime, DeviceRecord, ElementwiseTime, GemmTime
 from hpgo.llm.estimate import constants_of
@@ -22,7 +23,6 @@ from hpgo.llm.kernel_fit import HOP_S, fit_attention, fit_collectives, fit_eleme
 from hpgo.llm.layer_context import wave_tiles
 from hpgo.llm.platform import read_platform
 from hpgo.llm.stack import Stack
-from hpgo.machine.rates import RATES
 from hpgo.show.node_report import SKIPPED, document, lines
 
 if TYPE_CHECKING:

@@ -381,7 +381,7 @@ def test_times_between_and_beyond_measured_batch_sizes(tmp_path, batch_size, sec
 
 
 def mixed_cluster(*, intra: float = 1e9, inter: float = 1e9, counts: tuple[int, ...] = (1, 1, 1)) -> hpgo.Cluster:
-    from hpgo.machine.cluster import Device, Link, Node
+    from hpgo.hardware.cluster import Device, Link, Node
 
     machines = tuple(
         Node(Device(f"d{index}", 1e9, speed), count, f"m{index}")
@@ -431,7 +431,7 @@ def test_layers_that_load_data_take_no_time_unless_that_is_counted():
 
 
 def large() -> tuple[hpgo.Profile, hpgo.Cluster]:
-    from hpgo.machine.cluster import Device, Link, Node
+    from hpgo.hardware.cluster import Device, Link, Node
 
     layers = 600
     wave = [1.0 + 0.5 * math.sin(index * 1.7) + 0.3 * math.sin(index * index) for index in range(layers)]

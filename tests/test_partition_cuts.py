@@ -17,7 +17,7 @@ from refusals import refused
 
 import hpgo
 from hpgo.cli.partition import command
-from hpgo.machine.cluster import Device, Link, Node
+from hpgo.hardware.cluster import Device, Link, Node
 from hpgo.planning.chain import profiles
 from hpgo.show.chain_figure import svg
 from hpgo.show.chain_report import explain, table

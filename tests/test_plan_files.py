@@ -18,7 +18,7 @@ from toys import chain
 
 import hpgo
 from hpgo.cli.main import group
-from hpgo.machine.cluster import Device, Link, Node
+from hpgo.hardware.cluster import Device, Link, Node
 from hpgo.planning.problem import SCHEDULES
 from hpgo.planning.schedule_search import ONE_STAGE, VIRTUAL_STAGES
 

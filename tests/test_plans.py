@@ -24,7 +24,7 @@ from toys import toy
 import hpgo
 from hpgo.base.units import parse_bytes
 from hpgo.compat import Conductor, devices_from_seps, model_of
-from hpgo.machine.cluster import Device, Node
+from hpgo.hardware.cluster import Device, Node
 from hpgo.model.builtin import MODELS
 from hpgo.planning.problem import SCHEDULES, PlanningProblem, PlanOptions
 

@@ -16,7 +16,7 @@ from refusals import refused
 
 import hpgo
 from hpgo import export
-from hpgo.machine.cluster import Device, Node
+from hpgo.hardware.cluster import Device, Node
 from hpgo.programs.blocks import Blocks
 from hpgo.programs.frameworks import TABLE, framework
 

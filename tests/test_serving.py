@@ -22,7 +22,7 @@ from refusals import refused
 import hpgo
 from hpgo import export
 from hpgo.base.documents import parse_yaml
-from hpgo.machine.cluster import Device, Link, Node
+from hpgo.hardware.cluster import Device, Link, Node
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,8 +16,8 @@ import hpgo
 from hpgo.draw.options import Chosen, DrawOptions
 from hpgo.errors import CODES, HpgoError
 from hpgo.export.targets import TargetName
+from hpgo.hardware.rates import RATES, WIDTHS, ComputeType, DeviceName
 from hpgo.llm.frameworks import SUPPORT
-from hpgo.machine.rates import RATES, WIDTHS, ComputeType, DeviceName
 from hpgo.model.formats.pipeedge import BYTES_OF_DTYPE, MEGA, Units, ValueType
 from hpgo.planning.problem import SCHEDULES
 from hpgo.planning.schedule_search import ONE_STAGE, VIRTUAL_STAGES

@@ -50,9 +50,9 @@ TOPICS = {
 """Title of the reference page for the public names of each package of hpgo."""
 MORE = (
     "hpgo.draw.options.DrawOptions",
-    "hpgo.machine.cluster.Device",
-    "hpgo.machine.cluster.Link",
-    "hpgo.machine.cluster.Node",
+    "hpgo.hardware.cluster.Device",
+    "hpgo.hardware.cluster.Link",
+    "hpgo.hardware.cluster.Node",
     "hpgo.programs.schedule.ScheduleFamily",
     "hpgo.llm.comparison.Comparison",
     "hpgo.llm.device_record.AttentionTime",

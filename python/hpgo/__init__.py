@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # The names that `__getattr__` imports.
     from hpgo import launch as launch
     from hpgo import runtime as runtime
     from hpgo._core import __version__ as __version__
+    from hpgo.hardware.cluster import Cluster as Cluster
     from hpgo.llm.comparison import compare as compare
     from hpgo.llm.estimate import LlmEstimate as LlmEstimate
     from hpgo.llm.estimate import estimate_llm as estimate_llm
@@ -28,7 +29,6 @@ if TYPE_CHECKING:  # The names that `__getattr__` imports.
     from hpgo.llm.platform import Platform as Platform
     from hpgo.llm.platform_fit import fit_platform as fit_platform
     from hpgo.llm.search import plan_llm as plan_llm
-    from hpgo.machine.cluster import Cluster as Cluster
     from hpgo.model.estimate import estimate as estimate
     from hpgo.model.formats import read_profile as read_profile
     from hpgo.model.formats import write_profile as write_profile
@@ -62,7 +62,7 @@ if TYPE_CHECKING:  # The names that `__getattr__` imports.
 _PUBLIC: dict[str, str] = {
     "__version__": "hpgo._core",
     "ChainPlan": "hpgo.planning.chain.plans",
-    "Cluster": "hpgo.machine.cluster",
+    "Cluster": "hpgo.hardware.cluster",
     "Costs": "hpgo.programs.costs",
     "Durations": "hpgo.programs.schedule",
     "Layer": "hpgo.model.profile",

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypedDict, final, type_check_only
 import numpy as np
 from numpy.typing import NDArray
 
-from hpgo.machine.cluster import Cluster
+from hpgo.hardware.cluster import Cluster
 from hpgo.model.profile import Profile
 from hpgo.planning.chain.records import Chain
 from hpgo.planning.problem import PlanningProblem

@@ -16,7 +16,7 @@ from hpgo import _core
 from hpgo.base.checks import check_int, check_is, check_list, number
 from hpgo.base.messages import safe_repr
 from hpgo.errors import ArgumentError, ClusterError
-from hpgo.machine.cluster import Cluster
+from hpgo.hardware.cluster import Cluster
 from hpgo.planning.laws import Original, check_original
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ def command(options: CalibrateOptions) -> None:
       hpgo calibrate plan.json measured.timeline.json
       hpgo calibrate plan.json run.npz -o new.yaml --cluster-output lab.yaml
     """
-    from hpgo.machine.cluster import Cluster
+    from hpgo.hardware.cluster import Cluster
     from hpgo.model.formats import read_profile, write_profile
     from hpgo.model.profile import Profile
     from hpgo.planning.calibration import calibrate

@@ -12,10 +12,10 @@ from hpgo.base.units import format_bytes_per_s
 from hpgo.cli.command import Group, Options, argument, takes
 from hpgo.cli.terminal import sources, table, width
 from hpgo.cli.values import AS_JSON, CLUSTER
-from hpgo.machine.cluster import Cluster, Link
-from hpgo.machine.device_types import type_document
-from hpgo.machine.presets import PRESETS
-from hpgo.machine.rates import NAMES, RATES, rates_of
+from hpgo.hardware.cluster import Cluster, Link
+from hpgo.hardware.device_types import type_document
+from hpgo.hardware.presets import PRESETS
+from hpgo.hardware.rates import NAMES, RATES, rates_of
 
 
 class ListOptions(Options):

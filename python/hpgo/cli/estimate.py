@@ -12,10 +12,10 @@ from hpgo.cli.command import Options, argument, option, takes
 from hpgo.cli.plan_options import Counts
 from hpgo.cli.terminal import say, table
 from hpgo.cli.values import AS_JSON, PROFILE_OUT, TRANSFORMER, written
-from hpgo.machine.rates import RATES, WIDTHS
+from hpgo.hardware.rates import RATES, WIDTHS
 
 if TYPE_CHECKING:
-    from hpgo.machine.rates import ComputeType, DeviceName
+    from hpgo.hardware.rates import ComputeType, DeviceName
     from hpgo.model.profile import Profile
 
 

@@ -200,7 +200,7 @@ def _is_given(ctx: click.Context, param: click.Parameter) -> bool:
 
 def _reevaluated(options: EvaluateOptions) -> tuple[Plan, Plan]:
     """Return a saved plan, and the plan evaluated again."""
-    from hpgo.machine.cluster import Cluster
+    from hpgo.hardware.cluster import Cluster
     from hpgo.model.formats import read_profile
     from hpgo.planning.plans import Plan
 
@@ -217,7 +217,7 @@ def _reevaluated(options: EvaluateOptions) -> tuple[Plan, Plan]:
 
 def _evaluated(ctx: click.Context, options: EvaluateOptions) -> Plan:
     """Return the plan with the stages of the command line."""
-    from hpgo.machine.cluster import Cluster
+    from hpgo.hardware.cluster import Cluster
     from hpgo.model.formats import read_profile
     from hpgo.planning.planner import evaluate
 

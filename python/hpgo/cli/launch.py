@@ -111,7 +111,7 @@ def command(options: LaunchOptions) -> None:
       hpgo launch plan.json --on ray --script train.py -o start.py
     """
     from hpgo import launch
-    from hpgo.machine.cluster import Cluster
+    from hpgo.hardware.cluster import Cluster
     from hpgo.planning.plans import Plan
 
     given = {name: value for name, value in options.group(TargetOptions).items() if value not in {None, ()}}

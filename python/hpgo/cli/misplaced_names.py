@@ -56,7 +56,7 @@ def kind_of(name: str) -> str | None:
     >>> kind_of("bert-48"), kind_of("llama-3-8b"), kind_of("h100:8"), kind_of("zb_v"), kind_of("x")
     ('profile', 'transformer', 'cluster', 'schedule', None)
     """
-    from hpgo.machine.presets import PRESETS
+    from hpgo.hardware.presets import PRESETS
     from hpgo.model.builtin import MODELS
     from hpgo.model.transformer_presets import TRANSFORMERS
     from hpgo.programs.schedule import schedules

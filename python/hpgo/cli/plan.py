@@ -34,7 +34,7 @@ from hpgo.errors import ArgumentError, InfeasibleError, ProfileError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hpgo.machine.cluster import Cluster
+    from hpgo.hardware.cluster import Cluster
     from hpgo.model.profile import Profile
     from hpgo.planning.plans import Plan
 
@@ -180,7 +180,7 @@ def command(options: PlanOptions) -> None:
       hpgo plan gnmt-16 -c dapple-a -b 1024 --time-limit 2s --json | jq .step_s
     """
     # Modules of the planner are imported here, so that `--help` and completion stay fast.
-    from hpgo.machine.cluster import Cluster
+    from hpgo.hardware.cluster import Cluster
     from hpgo.model.formats import read_profile
 
     options.check_one_format()

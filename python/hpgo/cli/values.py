@@ -115,7 +115,7 @@ def _transformers() -> list[str]:
 
 
 def _clusters() -> list[str]:
-    from hpgo.machine.presets import PRESETS
+    from hpgo.hardware.presets import PRESETS
 
     return list(PRESETS)
 

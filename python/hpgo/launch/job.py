@@ -12,7 +12,7 @@ from hpgo.base.messages import as_whole, pluralize, safe_repr
 from hpgo.base.quoting import in_comment
 from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
-from hpgo.machine.cluster import Cluster
+from hpgo.hardware.cluster import Cluster
 from hpgo.planning.files import known_source
 from hpgo.planning.plans import Plan
 

@@ -17,13 +17,13 @@ from hpgo.base.messages import printable, safe_repr
 from hpgo.base.quoting import in_yaml
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
+from hpgo.hardware.rates import Rates
 from hpgo.llm.constants import CONSTANTS, KERNELS_ON_H100, Constants
-from hpgo.machine.rates import Rates
 
 if TYPE_CHECKING:
     import os
 
-    from hpgo.machine.cluster import Cluster
+    from hpgo.hardware.cluster import Cluster
 
 KEY = "hpgo_device"
 """First key of a file with a device record."""

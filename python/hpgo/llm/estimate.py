@@ -12,6 +12,8 @@ from hpgo.base.checks import check_flag, check_int, check_is, check_list, choice
 from hpgo.base.messages import shorten
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
+from hpgo.hardware.cluster import Cluster, cluster_of
+from hpgo.hardware.rates import same_card
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.device_record import DeviceRecord
 from hpgo.llm.gpus import Gpus
@@ -34,8 +36,6 @@ from hpgo.llm.stack import Stack, StackFramework, stack_of
 from hpgo.llm.step_range import kind_of, log_sd, step_range
 from hpgo.llm.step_time import PipelineStages, kinds_of
 from hpgo.llm.validated_features import unvalidated_features
-from hpgo.machine.cluster import Cluster, cluster_of
-from hpgo.machine.rates import same_card
 from hpgo.model.estimate import ESTIMATED
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.profile import Layer, Profile

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.messages import shorten
 from hpgo.errors import ClusterError
-from hpgo.machine.rates import rates_of
+from hpgo.hardware.rates import rates_of
 
 if TYPE_CHECKING:
+    from hpgo.hardware.cluster import Cluster, Link
     from hpgo.llm.parallelism import Precision
-    from hpgo.machine.cluster import Cluster, Link
 
 _KEPT = {"bf16": "bfloat16", "fp16": "float16", "fp8": "bfloat16", "fp4": "bfloat16"}
 """Format of activations outside GEMMs, by precision."""
@@ -27,7 +27,7 @@ USUAL_ATTENTION = 0.5
 def unmeasured_shares(cluster: Cluster) -> str:
     """Return a sentence if the shares of the peak that GEMMs reach were not measured on the cluster's device, or "".
 
-    >>> from hpgo.machine.cluster import Cluster
+    >>> from hpgo.hardware.cluster import Cluster
     >>> unmeasured_shares(Cluster.preset("h100:1")), unmeasured_shares(Cluster.preset("l40s:1"))[:38]
     ('', 'the rates of `L40S-48GB` are from its ')
     """
@@ -75,12 +75,12 @@ class Gpus:
     host_bytes_per_s: float = inf
     """Rate between a GPU and CPU memory."""
     attention_ramp_tokens: float = 0.0
-    """Tokens by which fused attention's rate rises (`hpgo.machine.rates.Rates`)."""
+    """Tokens by which fused attention's rate rises (`hpgo.hardware.rates.Rates`)."""
 
     def attention_share(self, tokens: float) -> float:
         """Return the rate of fused attention over `tokens` of a sequence, relative to the rate over 8,192 tokens.
 
-        >>> from hpgo.machine.cluster import Cluster
+        >>> from hpgo.hardware.cluster import Cluster
         >>> [round(Gpus.of(Cluster.preset("b200:1"), "bf16").attention_share(tokens), 2) for tokens in (8192, 131072)]
         [1.0, 1.23]
         """
@@ -93,7 +93,7 @@ class Gpus:
 
         Raises ClusterError if nodes differ, or if the rates of the device are not known in `precision`.
 
-        >>> from hpgo.machine.cluster import Cluster
+        >>> from hpgo.hardware.cluster import Cluster
         >>> h100 = Gpus.of(Cluster.preset("h100:4"), "bf16")
         >>> h100.count, h100.machine, h100.adapter_bytes_per_s
         (32, 8, 50000000000.0)

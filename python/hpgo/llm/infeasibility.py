@@ -13,9 +13,9 @@ from hpgo.llm.gpus import Gpus
 from hpgo.llm.parallelism import ParallelismConfig
 
 if TYPE_CHECKING:
+    from hpgo.hardware.cluster import Cluster
     from hpgo.llm.search_space import SearchSpace
     from hpgo.llm.step_time import PipelineStages
-    from hpgo.machine.cluster import Cluster
 
 _MAX_MULTIPLE = 64
 """Largest multiple of the cluster's nodes that is tried. A user who needs more has another problem. Not tuned."""

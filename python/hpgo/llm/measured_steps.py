@@ -15,10 +15,10 @@ from hpgo.base.messages import printable
 from hpgo.base.units import parse_seconds
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, HpgoError
+from hpgo.hardware.cluster import Cluster
 from hpgo.llm.estimate import COUNTS, FLAGS, LlmEstimate, estimate_llm
 from hpgo.llm.run_logs import read_log
 from hpgo.llm.stack import Stack, stack_of
-from hpgo.machine.cluster import Cluster
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
 

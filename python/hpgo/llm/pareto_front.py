@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.checks import check_int, check_list, number
 from hpgo.errors import InfeasibleError
+from hpgo.hardware.cluster import Cluster, cluster_of
 from hpgo.llm.search import plan_llm
-from hpgo.machine.cluster import Cluster, cluster_of
 
 if TYPE_CHECKING:
     import os

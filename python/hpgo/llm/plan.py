@@ -21,9 +21,9 @@ from hpgo.base.documents import (
 from hpgo.base.messages import pluralize, safe_repr, shorten
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
+from hpgo.hardware.cluster import Cluster
 from hpgo.llm.estimate import LlmEstimate, StageEstimate
 from hpgo.llm.frameworks import framework_support
-from hpgo.machine.cluster import Cluster
 from hpgo.model.formats.transformers import VERSION as SHAPE_VERSION
 from hpgo.model.formats.transformers import VERSION_KEY as SHAPE_KEY
 from hpgo.model.formats.transformers import of_document, transformer_of

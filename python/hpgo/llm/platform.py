@@ -22,8 +22,8 @@ from hpgo.llm.term_factors import TERMS, scaled
 if TYPE_CHECKING:
     import os
 
+    from hpgo.hardware.cluster import Cluster
     from hpgo.llm.constants import Constants
-    from hpgo.machine.cluster import Cluster
 
 MEMORY_ERROR = 0.06
 """Mean relative error of memory (docs/accuracy.md)."""

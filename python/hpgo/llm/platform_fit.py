@@ -15,6 +15,7 @@ from hpgo.base.checks import check_is, check_list
 from hpgo.base.messages import join_words, shorten
 from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
+from hpgo.hardware.rates import same_card
 from hpgo.llm.constants import CONSTANTS
 from hpgo.llm.estimate import simulated_step_s, stages_of
 from hpgo.llm.measured_steps import MeasuredStep, read_steps
@@ -22,13 +23,12 @@ from hpgo.llm.platform import Platform, TermFactor
 from hpgo.llm.stack import Stack
 from hpgo.llm.term_factors import OF_A_MODEL, STEP_SD, STEP_SD_WITH_EXPERTS, TERMS, scaled
 from hpgo.llm.validated_features import features_of
-from hpgo.machine.rates import same_card
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from hpgo.hardware.cluster import Cluster
     from hpgo.llm.parallelism import ParallelismConfig
-    from hpgo.machine.cluster import Cluster
     from hpgo.model.transformer import Transformer
 
 TermKey = tuple[str, str]

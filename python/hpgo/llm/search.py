@@ -17,6 +17,7 @@ from hpgo.base.checks import check_int, choice, number
 from hpgo.base.messages import shorten
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
+from hpgo.hardware.cluster import Cluster, cluster_of
 from hpgo.llm.bounds import ALL, NONE, SLACK, Candidate
 from hpgo.llm.config_groups import ConfigGroup, config_groups, leanest, min_recomputed
 from hpgo.llm.estimate import (
@@ -37,7 +38,6 @@ from hpgo.llm.platform import Platform
 from hpgo.llm.search_space import SearchSpace
 from hpgo.llm.step_range import RELATIVE_ERROR
 from hpgo.llm.validated_features import unvalidated_features
-from hpgo.machine.cluster import Cluster, cluster_of
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
 

@@ -17,16 +17,16 @@ from hpgo.base.files import as_path
 from hpgo.base.messages import join_words, printable, safe_repr, shorten
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
+from hpgo.hardware.rates import key_of
 from hpgo.llm.step_range import StepKind
 from hpgo.llm.validated_features import family
-from hpgo.machine.rates import key_of
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from hpgo.hardware.cluster import Cluster
     from hpgo.llm.constants import Constants
-    from hpgo.machine.cluster import Cluster
 
 StackFramework = Literal["megatron", "megatron-core", "megatron-bridge", "nemo", "torchtitan", "deepspeed"]
 """Frameworks that imply a stack."""
@@ -173,7 +173,7 @@ def stack_of(stack: Stack | str | os.PathLike[str] | None, cluster: Cluster, fra
 
     Without a framework that is the default. Raises ArgumentError for unknown names and damaged files.
 
-    >>> from hpgo.machine.cluster import Cluster
+    >>> from hpgo.hardware.cluster import Cluster
     >>> [stack_of(None, Cluster.preset(name), "megatron").name for name in ("h100:1", "b200:1")]
     ['te-hopper', 'default']
     """

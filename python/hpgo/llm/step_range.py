@@ -10,9 +10,9 @@ from math import exp, sqrt
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from hpgo.hardware.cluster import Cluster
     from hpgo.llm.parallelism import ParallelismConfig
     from hpgo.llm.stack import Stack
-    from hpgo.machine.cluster import Cluster
 
 StepKind = Literal["dense", "fsdp", "experts"]
 """Kinds of steps whose errors differ."""
@@ -34,7 +34,7 @@ def kind_of(config: ParallelismConfig, cluster: Cluster, *, has_experts: bool) -
     """Return the kind of a configuration's steps.
 
     >>> from hpgo.llm.parallelism import ParallelismConfig
-    >>> from hpgo.machine.cluster import Cluster
+    >>> from hpgo.hardware.cluster import Cluster
     >>> cluster = Cluster.preset("h100:2")
     >>> [kind_of(ParallelismConfig(dp=16, zero_stage=stage), cluster, has_experts=False) for stage in (1, 3)]
     ['dense', 'fsdp']

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpgo.machine.rates import key_of
+from hpgo.hardware.rates import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection

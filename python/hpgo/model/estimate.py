@@ -14,7 +14,7 @@ from hpgo.base.checks import check_int, check_list, choice, number
 from hpgo.base.files import as_path, is_folder, may_be_file
 from hpgo.base.messages import as_whole, safe_repr, similar
 from hpgo.errors import ArgumentError, ProfileError
-from hpgo.machine.rates import RATES, WIDTHS, Rates
+from hpgo.hardware.rates import RATES, WIDTHS, Rates
 from hpgo.model.formats.onnx_files import OnnxFile
 from hpgo.model.formats.transformers import read_transformer
 from hpgo.model.operations import VIEWS, work
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Container, Iterable, Mapping, Sequence
 
-    from hpgo.machine.rates import ComputeType, DeviceName
+    from hpgo.hardware.rates import ComputeType, DeviceName
     from hpgo.model.operations import Network, Operation
 
 Grain = Literal["block", "op"]

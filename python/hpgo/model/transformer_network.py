@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError
-from hpgo.machine.rates import WIDTHS
+from hpgo.hardware.rates import WIDTHS
 from hpgo.model.operations import Network, Operation, Tensor
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import numpy as np
 from hpgo.base.checks import check_is
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
-from hpgo.machine.cluster import Cluster, Link
+from hpgo.hardware.cluster import Cluster, Link
 from hpgo.model.profile import Layer, Profile
 from hpgo.planning.files import known_source
 from hpgo.planning.plans import Plan

@@ -16,7 +16,7 @@ from hpgo.base.checks import check_is, check_text
 from hpgo.base.documents import Section, as_kind, hinted, json_text, kind_of_document, parse, record
 from hpgo.base.messages import safe_repr
 from hpgo.errors import ArgumentError
-from hpgo.machine.cluster import Cluster
+from hpgo.hardware.cluster import Cluster
 from hpgo.model.formats import native
 from hpgo.model.profile import Profile
 from hpgo.planning.laws import check_file

@@ -22,7 +22,7 @@ from hpgo._core import at_batch
 from hpgo.base.laws import broken, check, is_equal, is_most
 from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError
-from hpgo.machine.cluster import Cluster
+from hpgo.hardware.cluster import Cluster
 from hpgo.model.profile import Profile
 
 if TYPE_CHECKING:

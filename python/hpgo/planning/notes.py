@@ -6,7 +6,7 @@ from math import log
 from typing import TYPE_CHECKING
 
 from hpgo.base.messages import percent, pluralize, shorten, times
-from hpgo.machine.rates import same_card
+from hpgo.hardware.rates import same_card
 from hpgo.model.builtin import measured_on
 from hpgo.model.estimate import is_estimate
 from hpgo.model.profile import SPLIT_RATIOS

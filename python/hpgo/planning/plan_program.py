@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.base.checks import choice
 from hpgo.errors import ArgumentError, ScheduleError
-from hpgo.machine.cluster import Cluster
+from hpgo.hardware.cluster import Cluster
 from hpgo.programs.costs import Costs
 from hpgo.programs.program import Program, program
 from hpgo.programs.schedule import Durations, Schedule, schedules

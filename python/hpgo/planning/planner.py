@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 from hpgo.base.checks import check_int, check_list, check_progress, device_number, number
 from hpgo.base.messages import as_whole, safe_repr
 from hpgo.errors import ArgumentError, TimeLimitError
-from hpgo.machine.cluster import MOST_DEVICES
+from hpgo.hardware.cluster import MOST_DEVICES
 from hpgo.planning.laws import checked
 from hpgo.planning.memory_preference import min_memory, with_leaner
 from hpgo.planning.problem import NO_LIMIT, SCHEDULES, PlanningProblem
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Sequence
 
-    from hpgo.machine.cluster import Cluster
+    from hpgo.hardware.cluster import Cluster
     from hpgo.model.profile import Profile
     from hpgo.planning.plans import Plan
     from hpgo.planning.problem import PlanOptions

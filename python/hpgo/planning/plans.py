@@ -17,7 +17,7 @@ from hpgo.base.presentation import present
 from hpgo.base.units import format_seconds
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
-from hpgo.machine.cluster import Cluster
+from hpgo.hardware.cluster import Cluster
 from hpgo.model.profile import Profile, TiedWeight
 from hpgo.planning import bottleneck
 from hpgo.planning.problem import MemoryModel

@@ -10,7 +10,7 @@ from hpgo.base.divisors import divisors
 from hpgo.base.messages import did_you_mean, pluralize, safe_repr
 from hpgo.base.units import format_bytes, parse_bytes
 from hpgo.errors import ArgumentError
-from hpgo.machine.cluster import Cluster, cluster_of
+from hpgo.hardware.cluster import Cluster, cluster_of
 from hpgo.model.formats import profile_of
 from hpgo.planning.sessions import Sessions
 from hpgo.programs.blocks import Blocks

@@ -11,7 +11,7 @@ from hpgo.planning.problem import SCHEDULES, PlanningProblem
 from hpgo.planning.search import evaluated
 
 if TYPE_CHECKING:
-    from hpgo.machine.cluster import Cluster
+    from hpgo.hardware.cluster import Cluster
     from hpgo.model.profile import Profile
     from hpgo.planning.plans import Plan
 

@@ -10,7 +10,7 @@ from hpgo._core import at_batch
 from hpgo.base.divisors import divisors
 from hpgo.base.units import format_bytes
 from hpgo.errors import HpgoError, InfeasibleError
-from hpgo.machine.cluster import MOST_DEVICES
+from hpgo.hardware.cluster import MOST_DEVICES
 from hpgo.planning.laws import bounded
 from hpgo.planning.notes import notes
 from hpgo.planning.plans import Alternative, Assumptions, Plan
@@ -19,7 +19,7 @@ from hpgo.programs.stages import BoundaryTensor, Memory, Stage
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hpgo.machine.cluster import Cluster
+    from hpgo.hardware.cluster import Cluster
     from hpgo.model.profile import Profile, TiedWeight
     from hpgo.planning.problem import PlanningProblem
     from hpgo.programs.schedule import Schedule

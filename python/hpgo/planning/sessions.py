@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpgo import _core
 
 if TYPE_CHECKING:
-    from hpgo.machine.cluster import Cluster
+    from hpgo.hardware.cluster import Cluster
     from hpgo.model.profile import Profile
 
     Layers = tuple[tuple[int, ...], ...]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.compat import Columns, Conductor, columns, devices_from_seps, model_of
 from hpgo.errors import InfeasibleError
-from hpgo.machine.cluster import Cluster
+from hpgo.hardware.cluster import Cluster
 from hpgo.model.formats import read_profile
 from hpgo.model.states import cut_points
 from hpgo.planning.planner import evaluate, plan

@@ -27,7 +27,7 @@ from hpgo.base.checks import number
 from hpgo.base.messages import percent
 from hpgo.base.units import format_bytes_per_s
 from hpgo.errors import RunError
-from hpgo.machine.cluster import Cluster, Device, Link, Node
+from hpgo.hardware.cluster import Cluster, Device, Link, Node
 from hpgo.runtime.clocks import machine_name
 from hpgo.runtime.devices import device_of_rank
 from hpgo.runtime.rendezvous import is_launched, leave, lost, meet, place, translate_errors

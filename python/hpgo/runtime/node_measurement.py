@@ -20,9 +20,9 @@ from hpgo._core import __version__
 from hpgo.base.checks import number
 from hpgo.base.messages import join_words
 from hpgo.errors import RunError
+from hpgo.hardware.rates import key_of, rates_of
 from hpgo.llm.device_record import AttentionTime, CollectiveTime, DeviceRecord, ElementwiseTime, GemmTime
 from hpgo.llm.kernel_fit import fit_attention, fit_collectives, fit_elementwise, fit_gemms
-from hpgo.machine.rates import key_of, rates_of
 from hpgo.runtime.clocks import machine_name
 from hpgo.runtime.devices import device_of_rank
 from hpgo.runtime.node_collectives import gather, time_collectives

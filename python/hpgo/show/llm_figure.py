@@ -17,8 +17,8 @@ from hpgo.base.units import format_bytes, format_seconds
 from hpgo.draw import palette, still
 from hpgo.draw.scene import Boxes, Item, Scene, Words
 from hpgo.errors import ArgumentError
+from hpgo.hardware.cluster import Cluster
 from hpgo.llm.estimate import LlmEstimate
-from hpgo.machine.cluster import Cluster
 
 if TYPE_CHECKING:
     import os

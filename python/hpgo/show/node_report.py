@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from hpgo.base.messages import pluralize, printable
 from hpgo.base.tables import plain
 from hpgo.base.units import format_bytes, format_bytes_per_s, format_seconds
+from hpgo.hardware.presets import PRESETS
+from hpgo.hardware.rates import RATES, key_of
 from hpgo.llm.constants import CONSTANTS, KERNELS_ON_H100
 from hpgo.llm.gpus import USUAL_ATTENTION, USUAL_REACHED
-from hpgo.machine.presets import PRESETS
-from hpgo.machine.rates import RATES, key_of
 
 if TYPE_CHECKING:
     from hpgo.llm.device_record import DeviceRecord

@@ -25,7 +25,7 @@ from hpgo.programs.schedule import KINDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from hpgo.machine.cluster import Cluster
+    from hpgo.hardware.cluster import Cluster
     from hpgo.model.profile import Profile
     from hpgo.planning.chain.plans import ChainPlan
     from hpgo.planning.plans import Plan

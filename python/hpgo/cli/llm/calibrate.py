@@ -136,8 +136,8 @@ def command(options: CalibrateOptions) -> None:
 
 def _steps(options: CalibrateOptions) -> list[MeasuredStep]:
     """Return the steps of all tables and logs."""
+    from hpgo.hardware.cluster import Cluster
     from hpgo.llm.measured_steps import MeasuredStep, read_steps
-    from hpgo.machine.cluster import Cluster
 
     logs = [file for file in options.files if Path(file).suffix.lower() not in _TABLES]
     names = ["global_batch_size", "seq_length", *_OF_RUNS.split()]

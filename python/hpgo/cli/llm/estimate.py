@@ -141,8 +141,8 @@ def command(options: EstimateOptions) -> None:
       hpgo llm estimate llama-3-8b -c h100:1 -b 32 --seq-length 8192 --tp 2
       hpgo llm estimate mixtral-8x7b -c h100:4 -b 128 --seq-length 4096 --ep 8
     """
+    from hpgo.hardware.cluster import Cluster
     from hpgo.llm.estimate import constants_of, estimate_llm, on_platform, profile_of, stack_on
-    from hpgo.machine.cluster import Cluster
     from hpgo.model.formats import write_profile
     from hpgo.model.formats.transformers import transformer_of
     from hpgo.show.llm_report import document, lines, next_commands

@@ -17,10 +17,10 @@ from hpgo.llm.parallelism import Precision
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hpgo.hardware.cluster import Cluster
     from hpgo.llm.device_record import DeviceRecord
     from hpgo.llm.estimate import LlmEstimate
     from hpgo.llm.platform import Platform
-    from hpgo.machine.cluster import Cluster
 
 # Shared as values instead of repeated in each class, so that one option has one help text in all commands.
 COUNT = click.IntRange(min=1)

@@ -74,9 +74,9 @@ def command(options: PlanOptions) -> None:
       hpgo llm plan llama-3-8b -c h100:2 -b 64 --seq-length 8192 --fix tp=2
       hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 -o llm-plan.json
     """
+    from hpgo.hardware.cluster import Cluster
     from hpgo.llm.frameworks import framework_support
     from hpgo.llm.search import plan_llm
-    from hpgo.machine.cluster import Cluster
     from hpgo.show.llm_report import document, lines, listed, next_commands
 
     cluster = Cluster.read(options.cluster)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterable, Mapping
 
-    from hpgo.machine.cluster import Cluster
+    from hpgo.hardware.cluster import Cluster
     from hpgo.model.profile import Profile
 
 ValueType = Literal[
@@ -337,7 +337,7 @@ def read_cluster(
 
     Raises ProfileError or ClusterError naming file and key.
     """
-    from hpgo.machine.cluster import Cluster, Device, Link, Node
+    from hpgo.hardware.cluster import Cluster, Device, Link, Node
 
     found, _ = read_model(models, model)
     types = read_device_types(device_types, model=model, layers=len(found.memory_mb), models=models)

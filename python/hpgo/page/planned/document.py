@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from hpgo.base.quoting import filled
 from hpgo.draw import palette
-from hpgo.machine.presets import PRESETS
+from hpgo.hardware.presets import PRESETS
 from hpgo.model.builtin import MODELS
 from hpgo.programs.names import PlannedSchedule
 from hpgo.programs.optimizers import OPTIMIZERS

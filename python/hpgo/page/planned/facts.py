@@ -21,7 +21,7 @@ from hpgo.show import report
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hpgo.machine.cluster import Cluster, Link
+    from hpgo.hardware.cluster import Cluster, Link
     from hpgo.model.profile import Layer
     from hpgo.page.planned.origin import Origin
     from hpgo.planning.plans import Plan

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpgo.base.messages import shorten
 from hpgo.errors import ArgumentError, HpgoError
-from hpgo.machine.cluster import Cluster
+from hpgo.hardware.cluster import Cluster
 from hpgo.model.builtin import MODELS
 from hpgo.model.formats import read_profile
 from hpgo.page.planned.regroup import regrouped

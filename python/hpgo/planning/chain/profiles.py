@@ -14,7 +14,7 @@ from hpgo.planning.notes import noise
 from hpgo.programs.blocks import Blocks
 
 if TYPE_CHECKING:
-    from hpgo.machine.cluster import Cluster, Device
+    from hpgo.hardware.cluster import Cluster, Device
     from hpgo.model.profile import Profile
     from hpgo.programs.frameworks import Framework
 

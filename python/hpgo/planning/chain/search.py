@@ -11,7 +11,7 @@ from hpgo.base.checks import check_flag, check_int, check_list, check_progress, 
 from hpgo.base.files import as_path
 from hpgo.base.messages import did_you_mean, safe_repr
 from hpgo.errors import ArgumentError, ClusterError, InfeasibleError, TimeLimitError
-from hpgo.machine.cluster import cluster_of
+from hpgo.hardware.cluster import cluster_of
 from hpgo.model.formats import pipeedge, profile_of
 from hpgo.planning.chain.files import task_of_files
 from hpgo.planning.chain.plans import ChainHop, ChainPlan, ChainStage, Objective
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
 
-    from hpgo.machine.cluster import Cluster
+    from hpgo.hardware.cluster import Cluster
     from hpgo.model.formats.pipeedge import Units, ValueType
     from hpgo.model.profile import Profile
     from hpgo.programs.frameworks import ServingFramework

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from hpgo.base.messages import pluralize
 from hpgo.errors import ArgumentError, InfeasibleError, RunError
-from hpgo.machine.cluster import Cluster
+from hpgo.hardware.cluster import Cluster
 from hpgo.planning.plan_files import read_any
 from hpgo.planning.plans import Plan
 from hpgo.runtime.progress import HERE

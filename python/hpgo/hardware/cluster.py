@@ -29,13 +29,13 @@ from hpgo.base.units import (
 )
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, ClusterError
-from hpgo.machine.device_types import read_types, type_document
+from hpgo.hardware.device_types import read_types, type_document
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
 
-    from hpgo.machine.rates import Rates
+    from hpgo.hardware.rates import Rates
 
 # Larger numbers are taken for typing errors.
 _LARGEST = 1e18
@@ -261,7 +261,7 @@ class Cluster(Record):
         >>> Cluster.preset("h100", adapter_gbit_s=100).inter.collective_bytes_per_s
         100000000000.0
         """
-        from hpgo.machine.presets import PRESETS
+        from hpgo.hardware.presets import PRESETS
 
         if not isinstance(name, str):
             raise ClusterError(f"a cluster's name is {safe_repr(name)}, but it must be text", did_you_mean("", PRESETS))
@@ -297,7 +297,7 @@ class Cluster(Record):
         >>> Cluster.read("dapple-c").name
         'dapple-c'
         """
-        from hpgo.machine.presets import PRESETS
+        from hpgo.hardware.presets import PRESETS
 
         if isinstance(source, str):
             if source.partition(":")[0] in PRESETS:
@@ -323,7 +323,7 @@ class Cluster(Record):
         """
         devices = _count("devices", devices)
         if devices > self.devices:
-            from hpgo.machine.presets import PRESETS
+            from hpgo.hardware.presets import PRESETS
 
             # Only built-in clusters can be enlarged by their name.
             base = self.name.partition(":")[0]
@@ -444,7 +444,7 @@ def cluster_of(given: Cluster | str | os.PathLike[str]) -> Cluster:
 
 def _near(name: str) -> str:
     """Return a hint with built-in clusters of similar names. A valid number of nodes in `name` is kept."""
-    from hpgo.machine.presets import PRESETS
+    from hpgo.hardware.presets import PRESETS
 
     base, _, count = name.partition(":")
     kept = f":{count}" if count.isascii() and count.isdigit() and len(count) <= 6 and 0 < int(count) <= 10**5 else ""

@@ -10,7 +10,7 @@ from hpgo.base.documents import Section
 from hpgo.base.messages import join_words, nearest_names, safe_repr, shorten
 from hpgo.base.units import parse_bytes, parse_bytes_per_s, parse_flop_per_s
 from hpgo.errors import ArgumentError, ClusterError
-from hpgo.machine.rates import NAMES, RATES, Rates, key_of
+from hpgo.hardware.rates import NAMES, RATES, Rates, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
