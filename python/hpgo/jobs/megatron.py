@@ -1,0 +1,155 @@
+"""Job folders for Megatron-LM: arguments, data, smoke run, and a check by Megatron-LM's own parser.
+
+Source: `megatron/training/arguments.py` and `training_config.py` of Megatron-LM 0.16.1 to 0.19.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hpgo.export.llm_for_megatron import arguments
+from hpgo.export.targets import Place
+from hpgo.jobs.parts import JobFile, JobParts, Placeholder, Variable
+
+if TYPE_CHECKING:
+    from hpgo.export.targets import Target
+    from hpgo.llm.plan import LlmPlan
+
+TESTED = ("0.16.1", "0.17.1", "0.18.2", "0.19.0")
+"""Releases whose parser accepts the arguments."""
+_STEPS = 5
+"""Steps of the smoke run. The first two compile kernels and fill caches, the last three are measured."""
+_DATA = """\
+# Data, checkpoints and learning rate. Change them here; env.sh sets the variables.
+--data-path $DATA_PATH
+--split 99,1,0
+--tokenizer-type HuggingFaceTokenizer
+--tokenizer-model "$TOKENIZER_MODEL"
+--save "$SAVE"
+--load "${LOAD:-$SAVE}"
+--save-interval 1000
+# Save a checkpoint and exit when the time of the job is almost over.
+--exit-signal-handler
+--train-iters 100000
+--lr 3e-4
+--min-lr 3e-5
+--lr-decay-style cosine
+--lr-warmup-iters 2000
+--weight-decay 0.1
+--adam-beta1 0.9
+--adam-beta2 0.95
+--clip-grad 1.0
+--eval-interval 1000
+--eval-iters 10
+--log-interval 10
+--log-throughput
+"""
+_SMOKE = """\
+# {steps} steps with synthetic tokens. NullTokenizer adds a word, so its vocabulary is one word smaller.
+--mock-data
+--tokenizer-type NullTokenizer
+--vocab-size {words}
+--lr 1e-4
+--train-iters {steps}
+--eval-interval 1000
+--eval-iters 0
+--log-interval 1
+--log-throughput
+"""
+_CHECK = '''\
+"""Let Megatron-LM's own parser read arguments, without a GPU: check_arguments.py RANKS ARGUMENTS…"""
+
+import os
+import sys
+import typing
+
+try:
+    import typing_extensions
+
+    # Megatron-LM 0.18 and later are written for Python 3.12, but their parser needs only this of it.
+    if not hasattr(typing, "override"):
+        typing.override = typing_extensions.override
+except ImportError:
+    pass
+
+ranks, *words = sys.argv[1:]
+os.environ.update(RANK="0", WORLD_SIZE=ranks, LOCAL_RANK="0")
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+sys.argv = ["pretrain_gpt.py", *words]
+
+import torch
+from megatron.core import utils
+from megatron.training import arguments
+
+if not torch.cuda.is_available():
+    # Machines without a GPU have neither an architecture nor, often, Transformer Engine. The job will have both.
+    arguments.get_device_arch_version = lambda: 9
+    from megatron.core.transformer import transformer_config
+
+    transformer_config.is_te_min_version = lambda *_args, **_named: True
+checked = arguments.validate_args(arguments.parse_args())
+arguments.core_transformer_config_from_args(checked)
+'''
+
+
+def parts(plan: LlmPlan, target: Target) -> JobParts:
+    """Return the parts of a job folder for Megatron-LM. Raises the errors of the export."""
+    text = arguments(plan, target, Place())["arguments.txt"]
+    return JobParts(
+        title=f"{target.title} {TESTED[0]} to {TESTED[-1]}",
+        command=('"$PYTHON"', '"$MEGATRON_LM/pretrain_gpt.py"'),
+        arguments=("arguments.txt",),
+        data=_DATA,
+        smoke=_SMOKE.format(steps=_STEPS, words=plan.transformer.vocab - 1),
+        files=(
+            JobFile(name="arguments.txt", text=text, holds="arguments of Megatron-LM: the plan and the model"),
+            JobFile(name="check_arguments.py", text=_CHECK, holds="lets Megatron-LM's parser read the arguments"),
+        ),
+        placeholders=(
+            Placeholder(
+                name="MEGATRON_LM",
+                meaning="folder of Megatron-LM's sources, with pretrain_gpt.py",
+                kind="folder",
+                example="/opt/megatron-lm",
+                needed="always",
+            ),
+            Placeholder(
+                name="DATA_PATH",
+                meaning="prefix of the .bin and .idx files of tools/preprocess_data.py",
+                kind="prefix",
+                example="/data/my_text_document",
+            ),
+            Placeholder(
+                name="TOKENIZER_MODEL",
+                meaning="folder of a Hugging Face tokenizer, or its name on the hub",
+                example="/models/llama-3-8b",
+            ),
+            Placeholder(name="SAVE", meaning="folder for checkpoints", kind="text", example="/checkpoints/run-1"),
+            Placeholder(
+                name="LOAD",
+                meaning="folder of the checkpoint to start from; SAVE if empty",
+                kind="folder",
+                needed="never",
+            ),
+        ),
+        environment=(
+            Variable(
+                name="CUDA_DEVICE_MAX_CONNECTIONS",
+                value="1",
+                why="before Blackwell, Megatron-LM requires it for tensor and context parallelism",
+                active=plan.estimate.parallelism.tp > 1 or plan.estimate.parallelism.cp > 1,
+            ),
+            Variable(
+                name="NVTE_DEBUG", value="1", why="Transformer Engine reports which attention it uses", active=False
+            ),
+        ),
+        check=(
+            'PYTHONPATH="$MEGATRON_LM${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" check_arguments.py "$RANKS"'
+            ' "${arguments[@]}" > /dev/null',
+        ),
+        needs="torch",
+        step_line="elapsed time per iteration",
+        requirements=("torch", "transformer-engine", "megatron-core"),
+        conversion="",
+        notes=(),
+    )
