@@ -30,7 +30,7 @@ class _Nothing:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *_, **__: 0.0
+        return lambda *_, **__: 0.0 if name == "elapsed_time" else self
 
     def __enter__(self) -> _Nothing:
         return self
@@ -62,6 +62,21 @@ def pretend() -> None:
     _random_states()
     _process_groups()
     _OnCpu().__enter__()
+
+
+def widen_attention(attention: Any) -> None:
+    """Let Megatron-LM's own attention class accept other widths of keys and values, as latent attention has.
+
+    Only Transformer Engine's class takes them. Its own computes them correctly, except for the width of its output.
+    """
+    build = attention.__init__
+
+    def init(self: Any, *a: Any, k_channels: Any = None, v_channels: Any = None, **k: Any) -> None:
+        build(self, *a, **k)
+        if v_channels is not None:
+            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+
+    attention.__init__ = init
 
 
 def _devices() -> None:
@@ -112,3 +127,12 @@ def _process_groups() -> None:
     start: Any = torch.distributed.init_process_group
     # gloo binds a group to no device.
     torch.distributed.init_process_group = lambda *a, device_id=None, **k: start(*a, **k)  # noqa: ARG005
+    exchange: Any = torch.distributed.all_to_all_single
+
+    def all_to_all_single(output: Any, given: Any, *a: Any, **k: Any) -> Any:
+        # Megatron-LM turns sizes into lists when it copies them from a GPU.
+        for name in ("output_split_sizes", "input_split_sizes"):
+            k[name] = None if k.get(name) is None else [int(size) for size in k[name]]
+        return exchange(output, given, *a, **k)
+
+    torch.distributed.all_to_all_single = all_to_all_single

@@ -1,9 +1,10 @@
-"""Sources of the latest releases of Megatron-LM, whose parser of arguments is in no wheel."""
+"""Sources of the latest releases of Megatron-LM, whose parser and training script are in no wheel."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LATEST = 3
-"""Number of minor releases whose parser is run. Not tuned."""
+"""Number of minor releases that are run. Not tuned."""
+_FILES = ("megatron", "pretrain_gpt.py", "gpt_builders.py", "model_provider.py")
+"""What is extracted: the training script, and the files that it imports."""
 _TAG = re.compile(r"core_v(\d+)\.(\d+)\.(\d+)")
 
 
@@ -44,8 +47,9 @@ def _latest(tags: list[str]) -> list[str]:
 
 def _extracted(repository: str, tag: str) -> Path:
     folder = FOLDER / "megatron-lm" / tag
-    if not folder.exists():
-        sources = _git(repository, "archive", tag, "megatron").stdout
+    if not (folder / _FILES[-1]).exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        sources = _git(repository, "archive", tag, *_FILES).stdout
         part = folder.with_name(f"{tag}.part")
         part.mkdir(parents=True, exist_ok=True)
         subprocess.run(["tar", "--extract", "--directory", part], input=sources, check=True)

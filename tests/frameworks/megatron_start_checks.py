@@ -1,0 +1,388 @@
+"""Small public models whose job folders start with Megatron-LM's own `pretrain_gpt.py`, on CPUs.
+
+`run.py` runs this file once per release, with the release's sources first on the path. For each model of
+`small_models.py`, the release parses the arguments, builds the model, and trains the five steps of the folder's smoke
+run. Each process is a fork of this one, so that Megatron-LM is imported once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import re
+import runpy
+import shlex
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cpu_as_cuda
+
+cpu_as_cuda.pretend()
+
+import megatron.core.datasets.utils
+import megatron.training
+import pretrain_gpt
+import torch
+import torch.distributed
+from gpt_builders import gpt_builder
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.package_info import __shortversion__ as release
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.training.arguments import core_transformer_config_from_args, parse_args, validate_args
+from megatron.training.global_vars import set_args
+from results import Start, done
+from small_models import MODELS, SmallModel
+
+from hpgo.export.targets import find
+from hpgo.jobs.parts import parts_of
+from hpgo.llm.frameworks import framework_support
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import hpgo
+
+CPU = (
+    "--transformer-impl", "local", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion", "--no-rope-fusion",
+    "--no-masked-softmax-fusion", "--use-cpu-initialization", "--distributed-backend", "gloo", "--num-workers", "0",
+    "--lr", "1e-3",
+)  # fmt: skip
+"""What a CPU needs beside the folder's words: no kernels of Transformer Engine or Apex, gloo, and a learning rate with
+which five steps are enough for the loss of a small model to fall."""
+NOT_ON_CPU = {"--sequence-parallel": 0, "--moe-grouped-gemm": 0}
+"""Arguments left out to build and to train, with their number of values: only Transformer Engine has these. The parser
+reads them."""
+DEGREES = {
+    "--tensor-model-parallel-size": 1, "--pipeline-model-parallel-size": 1, "--pipeline-model-parallel-layout": 1,
+    "--expert-model-parallel-size": 1, "--context-parallel-size": 1,
+}  # fmt: skip
+"""Arguments left out to build the whole model in one process."""
+LIMIT_S = 240
+"""Seconds after which a run is stopped. Not tuned: a run takes 5 to 30 s."""
+
+
+def started(model: SmallModel, folder: Path) -> Start:
+    """Parse, build and train one model. Raises AssertionError with the end of a log."""
+    transformer = model.read(folder)
+    lacking = framework_support("megatron")[1].lacking(transformer)
+    if lacking is not None:
+        assert not model.megatron, f"{model.name} is refused: {lacking.why}"
+        return Start(model.name, "megatron", release, refused=lacking.why.partition(",")[0])
+    if why := model.megatron_without.get(release.rpartition(".")[0]):
+        return Start(model.name, "megatron", release, refused=why)
+    plan = model.plan(folder, "megatron")
+    parts = parts_of(plan, find("megatron"))
+    (exported,) = (file.text for file in parts.files if file.name in parts.arguments)
+    words = [*shlex.split(exported, comments=True), *shlex.split(parts.smoke, comments=True), *CPU]
+    ranks = plan.estimate.gpus
+    (compared,) = together(1, read, model.config, words, ranks)
+    (parameters,) = together(1, built, model.config, without(words, NOT_ON_CPU | DEGREES))
+    counted = transformer.parameters + transformer.further_parameters
+    assert parameters == counted, f"Megatron-LM builds {parameters} parameters, hpgo counts {counted}"
+    losses = trained(ranks, without(words, NOT_ON_CPU), folder / f"{model.name}.log")
+    return Start(
+        model.name, "megatron", release, plan.estimate.parallelism.named(), ranks, compared, parameters, losses
+    )
+
+
+def without(words: list[str], left_out: dict[str, int]) -> list[str]:
+    """Return the words without some arguments and their values.
+
+    >>> without(["--lr", "1", "--bf16", "--seed", "2"], {"--lr": 1, "--bf16": 0})
+    ['--seed', '2']
+    """
+    kept, skip = [], 0
+    for word in words:
+        if word in left_out:
+            skip = 1 + left_out[word]
+        if skip:
+            skip -= 1
+        else:
+            kept.append(word)
+    return kept
+
+
+# Reading and building
+
+
+def read(config: dict[str, Any], words: list[str], ranks: int) -> int:
+    """Return the number of values of `config.json` that Megatron-LM understands as they are meant, which is all."""
+    os.environ["WORLD_SIZE"] = str(ranks)
+    sys.argv = ["pretrain_gpt.py", *words]
+    arguments = validate_args(parse_args())
+    found = vars(arguments) | vars(core_transformer_config_from_args(arguments))
+    wanted = meant(config, arguments.seq_length)
+    wrong = {name: (found.get(name), value) for name, value in wanted.items() if not equal(found.get(name), value)}
+    assert not wrong, f"found and wanted: {wrong}"
+    return len(wanted)
+
+
+def equal(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, float):
+        return found is not None and math.isclose(found, wanted, rel_tol=1e-9)
+    return bool(found == wanted)
+
+
+def meant(config: dict[str, Any], seq_length: int) -> dict[str, Any]:
+    """Return the values that Megatron-LM must have for a `config.json`, by the names of its configuration.
+
+    They are derived from Hugging Face's keys here, without hpgo.
+    """
+    kind = config["model_type"]
+    heads = config.get("num_attention_heads", config.get("n_head"))
+    hidden = config.get("hidden_size", config.get("n_embd"))
+    learned, neox = kind == "gpt2", kind == "gpt_neox"
+    latent = "kv_lora_rank" in config
+    kv_heads = heads if latent else config.get("num_key_value_heads", heads)
+    activation = config.get("hidden_act", config.get("activation_function"))
+    gated = activation == "silu"
+    epsilon = next(config[name] for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon") if name in config)
+    dropout = config.get("resid_pdrop", config.get("hidden_dropout", 0.0))
+    wanted = {
+        "num_layers": config.get("num_hidden_layers", config.get("n_layer")),
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_query_groups": kv_heads if kv_heads != heads else heads,
+        "ffn_hidden_size": config.get("intermediate_size", 4 * hidden),
+        "gated_linear_unit": gated,
+        "activation_func": torch.nn.functional.silu if gated else torch.nn.functional.gelu,
+        "normalization": "LayerNorm" if learned or neox else "RMSNorm",
+        "layernorm_epsilon": epsilon,
+        "layernorm_zero_centered_gamma": False,
+        "add_bias_linear": learned or neox,
+        "add_qkv_bias": kind == "qwen2" or learned or neox,
+        "qk_layernorm": kind.startswith("qwen3") or latent,
+        "init_method_std": config["initializer_range"],
+        "attention_dropout": config.get("attn_pdrop", config.get("attention_dropout", 0.0)),
+        "hidden_dropout": dropout,
+        "untie_embeddings_and_output_weights": not config.get("tie_word_embeddings", learned),
+        "vocab_size": config["vocab_size"] - 1,  # NullTokenizer adds a word
+        "position_embedding_type": "learned_absolute" if learned else "rope",
+        "max_position_embeddings": config["n_positions"] if learned else seq_length,
+        "mtp_num_layers": config.get("num_nextn_predict_layers") or None,
+        "window_size": window(config),
+    }
+    if not gated:
+        # The kernel fused with the bias computes the approximation by tanh, PyTorch's default the exact function.
+        wanted["bias_activation_fusion"] = activation == "gelu_new"
+    if not latent:
+        wanted["kv_channels"] = config.get("head_dim", hidden // heads)
+    if not learned:
+        wanted |= positions(config, latent=latent)
+    if latent:
+        wanted |= {
+            "multi_latent_attention": True, "q_lora_rank": config["q_lora_rank"],
+            "kv_lora_rank": config["kv_lora_rank"], "qk_head_dim": config["qk_nope_head_dim"],
+            "qk_pos_emb_head_dim": config["qk_rope_head_dim"], "v_head_dim": config["v_head_dim"],
+        }  # fmt: skip
+    return wanted | router(config)
+
+
+def window(config: dict[str, Any]) -> Any:
+    """Return the tokens to the left and right of a token that attention sees, or None without a window."""
+    size = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    return None if size is None else (size - 1, 0)
+
+
+def positions(config: dict[str, Any], *, latent: bool) -> dict[str, Any]:
+    """Return RoPE's base, share of each head, and scaling."""
+    wanted: dict[str, Any] = {"rotary_base": config.get("rope_theta", config.get("rotary_emb_base"))}
+    scaling = config.get("rope_scaling")
+    if not latent:
+        wanted |= {"rotary_percent": config.get("rotary_pct", 1.0), "use_rope_scaling": scaling is not None}
+        wanted |= {} if scaling is None else {"rope_scaling_factor": scaling["factor"]}
+        return wanted
+    wanted["rope_type"] = "yarn" if scaling else "rope"
+    if scaling:
+        wanted["rotary_scaling_factor"] = float(scaling["factor"])
+        for name in ("mscale", "mscale_all_dim", "original_max_position_embeddings", "beta_fast", "beta_slow"):
+            wanted[name] = scaling[name]
+    return wanted
+
+
+def router(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the experts, the function that chooses them, and the loss that balances them."""
+    experts = next((config[name] for name in ("num_local_experts", "num_experts", "n_routed_experts") if name in config),
+                   None)  # fmt: skip
+    if experts is None:
+        return {"num_moe_experts": None}
+    score = config.get("scoring_func", "softmax")
+    width = config.get("moe_intermediate_size", config["intermediate_size"])
+    dense = config.get("first_k_dense_replace", 0)
+    grouped = config.get("n_group", 1) > 1
+    wanted = {
+        "num_moe_experts": experts,
+        "moe_router_topk": config["num_experts_per_tok"],
+        "moe_ffn_hidden_size": width,
+        "moe_shared_expert_intermediate_size": width * config.get("n_shared_experts", 0) or None,
+        "moe_layer_freq": [0] * dense + [1] * (config["num_hidden_layers"] - dense) if dense else 1,
+        "moe_router_score_function": score,
+        "moe_router_topk_scaling_factor": config.get("routed_scaling_factor", 1.0),
+        "moe_router_enable_expert_bias": config.get("topk_method") == "noaux_tc",
+        "moe_router_num_groups": config["n_group"] if grouped else None,
+        "moe_router_group_topk": config["topk_group"] if grouped else None,
+        "moe_router_load_balancing_type": "seq_aux_loss" if config.get("seq_aux") else "aux_loss",
+        "moe_aux_loss_coeff": config.get("router_aux_loss_coef", config.get("aux_loss_alpha")),
+        "moe_router_dtype": "fp32",
+    }
+    if wanted["moe_router_topk_scaling_factor"] == 1.0:
+        wanted["moe_router_topk_scaling_factor"] = None
+    if score == "softmax":
+        # Mixtral always divides by the sum of the chosen scores.
+        wanted["moe_router_pre_softmax"] = not config.get("norm_topk_prob", config["model_type"] == "mixtral")
+    return wanted
+
+
+def built(config: dict[str, Any], words: list[str]) -> int:
+    """Return the number of parameters of the model that Megatron-LM builds, without rows that pad the vocabulary."""
+    sys.argv = ["pretrain_gpt.py", *words]
+    arguments = validate_args(parse_args())
+    divisor = arguments.make_vocab_size_divisible_by
+    arguments.padded_vocab_size = math.ceil(config["vocab_size"] / divisor) * divisor
+    set_args(arguments)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    parallel_state.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    model = gpt_builder(arguments, pre_process=True, post_process=True)
+    check_frequencies(config, model)
+    matrices = 1 + arguments.untie_embeddings_and_output_weights
+    padding = (arguments.padded_vocab_size - config["vocab_size"]) * arguments.hidden_size * matrices
+    return sum(parameter.numel() for parameter in model.parameters()) - padding
+
+
+def check_frequencies(config: dict[str, Any], model: Any) -> None:
+    """Assert that the built model rotates by the frequencies of `config.json`."""
+    theta = config.get("rope_theta", config.get("rotary_emb_base"))
+    if theta is None or "kv_lora_rank" in config:
+        return  # learned, or compared as settings
+    head = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
+    width = int(head * config.get("rotary_pct", 1.0))
+    wanted = [theta ** (-at / width) for at in range(0, width, 2)]
+    if scaling := config.get("rope_scaling"):
+        wanted = [scaled(one, scaling) for one in wanted]
+    found = model.rotary_pos_emb.inv_freq.tolist()
+    assert len(found) == len(wanted)
+    assert all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(found, wanted, strict=True)), (found, wanted)
+
+
+def scaled(frequency: float, scaling: dict[str, Any]) -> float:
+    """Return a frequency of Llama 3.1's scaling: divided if it is low, kept if it is high, mixed between the two."""
+    turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    share = min(1.0, max(0.0, (turns - low) / (high - low)))
+    return share * frequency + (1 - share) * frequency / scaling["factor"]
+
+
+# Training
+
+
+def trained(ranks: int, words: list[str], log: Path) -> list[float]:
+    """Return the losses of five steps of `pretrain_gpt.py`, which fall. The last rank prints them to `log`."""
+    together(ranks, _train, words, log=log)
+    text = log.read_text(encoding="utf-8")
+    losses = [float(loss) for loss in re.findall(r"lm loss: (\S+)", text)]
+    assert len(losses) == 5, text[-2000:]
+    assert losses[-1] < losses[0], losses
+    return losses
+
+
+def _train(words: list[str]) -> None:
+    sys.argv = ["pretrain_gpt.py", *words]
+    # The script is found beside its sources and runs unchanged.
+    runpy.run_path(pretrain_gpt.__file__, run_name="__main__")
+
+
+def take_compiled_helpers() -> None:
+    """Use the data helpers that the wheel of Megatron Core brings compiled, instead of compiling these sources'."""
+    megatron.core.datasets.utils.compile_helpers = lambda: None
+    files = importlib.metadata.files("megatron-core") or ()
+    (path,) = (file.locate() for file in files if file.name.startswith("helpers_cpp"))
+    spec = importlib.util.spec_from_file_location("megatron.core.datasets.helpers_cpp", os.fspath(path))
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[spec.name])
+
+
+def together(count: int, run: Callable[..., Any], *arguments: object, log: Path | None = None) -> list[Any]:
+    """Return what `run(*arguments)` returns in each of `count` forks of this process, by rank; `log` gets the last's
+    output."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder) / f"{rank}.log" for rank in range(count)]
+        logs[-1] = log or logs[-1]
+        pids = [_fork(rank, count, port, logs[rank], Path(folder), run, arguments) for rank in range(count)]
+        failed = _wait(pids)
+        if failed:
+            # The rank that fails first is the cause. The others lose their connections.
+            texts = [logs[pids.index(pid)].read_text(encoding="utf-8")[-3000:] for pid in failed[:1]]
+            raise AssertionError(f"rank {pids.index(failed[0])} of {count} failed:\n{texts[0]}")
+        return [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(count)]
+
+
+def _fork(rank: int, count: int, port: int, log: Path, folder: Path, run: Any, arguments: tuple[object, ...]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    with log.open("w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        try:
+            os.environ.update(
+                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", CUDA_DEVICE_MAX_CONNECTIONS="1",
+            )  # fmt: skip
+            os.chdir(folder)
+            torch.set_num_threads(1)
+            (folder / f"{rank}.json").write_text(json.dumps(run(*arguments)), encoding="utf-8")
+            status = 0
+        except SystemExit as end:  # as `pretrain_gpt.py` may end
+            status = int(bool(end.code))
+        except BaseException:
+            traceback.print_exc()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    os._exit(status)
+
+
+def _wait(pids: list[int]) -> list[int]:
+    """Return the processes that failed, in the order of their ends. Kill those that run too long."""
+    left, failed, until_s = set(pids), [], time.monotonic() + LIMIT_S
+    while left:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            left.discard(pid)
+            failed += [pid] if status else []
+        elif time.monotonic() > until_s:
+            for one in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, 9)
+        else:
+            time.sleep(0.05)
+    return failed
+
+
+if __name__ == "__main__":
+    take_compiled_helpers()
+    cpu_as_cuda.widen_attention(DotProductAttention)
+    wanted = set(sys.argv[2:])
+    with tempfile.TemporaryDirectory() as at:
+        rows = []
+        for model in MODELS:
+            if not wanted or model.name in wanted:
+                began_s = time.monotonic()
+                rows.append(started(model, Path(at)))
+                print(f"{model.name}: {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)  # noqa: T201
+    done(*rows)

@@ -1,0 +1,228 @@
+"""Public models at a small size: the structure and the arithmetic of each `config.json`, with few and narrow layers.
+
+Counts (layers, heads, experts) and widths are ours. All other values are those of the published configuration.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import hpgo
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEQ_LENGTH = 64
+GPUS = hpgo.Cluster.preset("h100:1")
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """A model by its `config.json`, and the configurations that frameworks train it with."""
+
+    name: str
+    config: dict[str, Any]
+    megatron: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `estimate_llm` for Megatron-LM; empty if it is refused there."""
+    megatron_without: dict[str, str] = field(default_factory=dict)
+    """Minor releases of Megatron-LM that build another model, with the reason."""
+    torchtitan: dict[str, Any] = field(default_factory=dict)
+    deepspeed: dict[str, Any] = field(default_factory=dict)
+
+    def read(self, folder: Path) -> hpgo.Transformer:
+        """Return the transformer that hpgo reads from the file."""
+        path = folder / f"{self.name}.json"
+        path.write_text(json.dumps(self.config), encoding="utf-8")
+        return hpgo.Transformer.read(path)
+
+    def plan(self, folder: Path, framework: str) -> hpgo.LlmPlan:
+        """Return the plan that `framework` trains."""
+        model = self.read(folder)
+        options = {"zero_stage": 0, **getattr(self, framework)}
+        estimate = hpgo.estimate_llm(model, GPUS, seq_length=SEQ_LENGTH, **options)
+        return hpgo.LlmPlan.of(estimate, model, GPUS)
+
+
+_LLAMA = {
+    "model_type": "llama", "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 224, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "initializer_range": 0.02, "attention_bias": False,
+    "attention_dropout": 0.0, "mlp_bias": False, "tie_word_embeddings": False,
+    "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                     "original_max_position_embeddings": 8192},
+}  # fmt: skip
+_QWEN3 = {
+    "model_type": "qwen3", "hidden_act": "silu", "hidden_size": 64, "head_dim": 16, "intermediate_size": 192,
+    "num_hidden_layers": 5, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 512,
+    "max_position_embeddings": 40960, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_scaling": None,
+    "initializer_range": 0.02, "attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False,
+    "use_sliding_window": False, "sliding_window": None, "max_window_layers": 5,
+}  # fmt: skip
+_DEEPSEEK = {
+    "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 192, "moe_intermediate_size": 32,
+    "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8, "v_head_dim": 16, "vocab_size": 512, "max_position_embeddings": 163840,
+    "rms_norm_eps": 1e-6, "rope_theta": 10000, "initializer_range": 0.02, "attention_bias": False,
+    "attention_dropout": 0.0, "aux_loss_alpha": 0.001, "seq_aux": True, "moe_layer_freq": 1,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+_YARN = {
+    "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
+}  # fmt: skip
+
+MODELS = (
+    SmallModel(
+        "llama-3.1-8b",
+        _LLAMA,
+        megatron={"devices": 4, "tp": 2, "pp": 2, "vpp": 2, "sequence_parallel": True, "global_batch_size": 4},
+        torchtitan={"devices": 2, "pp": 2, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 3, "global_batch_size": 4},
+    ),
+    SmallModel(
+        "mistral-7b",
+        {
+            "model_type": "mistral", "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 224,
+            "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 500,
+            "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 32,
+            "initializer_range": 0.02, "attention_dropout": 0.0, "tie_word_embeddings": False,
+        },
+        megatron={"devices": 2, "zero_stage": 1, "global_batch_size": 4, "micro_batch_size": 2},
+        deepspeed={"devices": 2, "zero_stage": 1, "global_batch_size": 4},
+    ),
+    SmallModel(
+        "qwen2.5-7b",
+        {
+            "model_type": "qwen2", "hidden_act": "silu", "hidden_size": 56, "intermediate_size": 296,
+            "num_hidden_layers": 4, "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 512,
+            "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
+            "initializer_range": 0.02, "attention_dropout": 0.0, "tie_word_embeddings": False,
+            "use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 4,
+        },
+        megatron={"devices": 4, "tp": 2, "zero_stage": 1, "recompute": "selective", "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 2, "global_batch_size": 4},
+    ),
+    SmallModel(
+        "qwen3-8b",
+        _QWEN3,
+        megatron={
+            "devices": 2, "pp": 2, "first_rank_layers": 3, "last_rank_layers": 2, "recompute": "full",
+            "global_batch_size": 4,
+        },
+        torchtitan={"devices": 2, "pp": 2, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 3, "recompute": "full", "global_batch_size": 4},
+    ),
+    SmallModel(
+        "phi-4",  # with its matrices apart, as in the published conversions to Llama's keys
+        {
+            "model_type": "llama", "hidden_act": "silu", "hidden_size": 80, "intermediate_size": 280,
+            "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 512,
+            "max_position_embeddings": 16384, "rms_norm_eps": 1e-5, "rope_theta": 250000, "rope_scaling": None,
+            "initializer_range": 0.02, "attention_bias": False, "attention_dropout": 0.0, "mlp_bias": False,
+            "tie_word_embeddings": False,
+        },
+        megatron={"devices": 2, "pp": 2, "global_batch_size": 4},
+        torchtitan={"devices": 2, "pp": 2, "global_batch_size": 4},
+        deepspeed={"devices": 2, "pp": 2, "zero_stage": 1, "global_batch_size": 4},
+    ),
+    SmallModel(
+        "gpt2-xl",
+        {
+            "model_type": "gpt2", "activation_function": "gelu_new", "n_embd": 100, "n_head": 5, "n_layer": 4,
+            "n_positions": 128, "n_ctx": 128, "vocab_size": 257, "layer_norm_epsilon": 1e-5,
+            "initializer_range": 0.02, "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1,
+        },
+        megatron={"devices": 2, "pp": 2, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 2, "global_batch_size": 4},
+    ),
+    SmallModel(
+        "pythia-6.9b",
+        {
+            "model_type": "gpt_neox", "hidden_act": "gelu", "hidden_size": 64, "intermediate_size": 256,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 512, "max_position_embeddings": 2048,
+            "layer_norm_eps": 1e-5, "rotary_pct": 0.25, "rotary_emb_base": 10000, "use_parallel_residual": True,
+            "initializer_range": 0.02, "attention_bias": True, "attention_dropout": 0.0, "hidden_dropout": 0.0,
+            "tie_word_embeddings": False,
+        },
+        deepspeed={"devices": 2, "zero_stage": 1, "global_batch_size": 4},
+    ),
+    SmallModel(
+        "redpajama-3b",
+        {
+            "model_type": "gpt_neox", "hidden_act": "gelu", "hidden_size": 64, "intermediate_size": 256,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 512, "max_position_embeddings": 2048,
+            "layer_norm_eps": 1e-5, "rotary_pct": 0.5, "rotary_emb_base": 10000, "use_parallel_residual": False,
+            "initializer_range": 0.02, "attention_bias": True, "attention_dropout": 0.0, "hidden_dropout": 0.0,
+            "tie_word_embeddings": False,
+        },
+        megatron={"devices": 2, "tp": 2, "sequence_parallel": False, "global_batch_size": 4},
+    ),
+    SmallModel(
+        "gemma-7b",
+        {
+            "model_type": "gemma", "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh",
+            "hidden_size": 48, "head_dim": 16, "intermediate_size": 384, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 512, "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "initializer_range": 0.02, "attention_bias": False,
+            "attention_dropout": 0.0,
+        },
+        deepspeed={"devices": 2, "zero_stage": 3, "global_batch_size": 4},
+    ),
+    SmallModel(
+        "mixtral-8x7b",
+        {
+            "model_type": "mixtral", "hidden_act": "silu", "hidden_size": 64, "intermediate_size": 112,
+            "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 512,
+            "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "sliding_window": None,
+            "initializer_range": 0.02, "attention_dropout": 0.0, "tie_word_embeddings": False,
+            "num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02,
+            "output_router_logits": False,
+        },
+        megatron={"devices": 2, "ep": 2, "zero_stage": 1, "global_batch_size": 4},
+    ),
+    SmallModel(
+        "qwen3-30b-a3b",
+        _QWEN3 | {
+            "model_type": "qwen3_moe", "num_hidden_layers": 4, "max_window_layers": 4, "num_experts": 16,
+            "num_experts_per_tok": 4, "moe_intermediate_size": 32, "norm_topk_prob": True, "decoder_sparse_step": 1,
+            "mlp_only_layers": [], "router_aux_loss_coef": 0.001, "output_router_logits": False,
+        },
+        megatron={"devices": 4, "ep": 2, "pp": 2, "vpp": 2, "zero_stage": 1, "global_batch_size": 8},
+    ),
+    SmallModel(
+        "deepseek-v2-lite",
+        _DEEPSEEK | {
+            "model_type": "deepseek_v2", "num_hidden_layers": 4, "q_lora_rank": None, "n_routed_experts": 8,
+            "n_shared_experts": 2, "num_experts_per_tok": 3, "n_group": 1, "topk_group": 1, "topk_method": "greedy",
+            "first_k_dense_replace": 1, "norm_topk_prob": False, "scoring_func": "softmax",
+            "routed_scaling_factor": 1.0, "rope_scaling": _YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
+        },
+        megatron={"devices": 4, "ep": 2, "pp": 2, "zero_stage": 1, "global_batch_size": 4},
+        # Its `QKNormConfigResolver` joins the norm to the query projection if there is no `q_lora_rank`.
+        megatron_without={"0.19": "adds a norm before queries that are not compressed"},
+    ),
+    SmallModel(
+        "deepseek-v3",
+        _DEEPSEEK | {
+            "model_type": "deepseek_v3", "num_hidden_layers": 5, "q_lora_rank": 24, "n_routed_experts": 16,
+            "n_shared_experts": 1, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "topk_method": "noaux_tc",
+            "first_k_dense_replace": 2, "norm_topk_prob": True, "scoring_func": "sigmoid",
+            "routed_scaling_factor": 2.5, "rope_scaling": _YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+            "num_nextn_predict_layers": 1,
+        },
+        megatron={"devices": 4, "ep": 2, "pp": 2, "zero_stage": 1, "global_batch_size": 4},
+    ),
+    SmallModel(
+        "kimi-k2",  # without its YaRN, for whose `beta_fast` Megatron-LM has no argument
+        _DEEPSEEK | {
+            "model_type": "deepseek_v3", "num_hidden_layers": 4, "q_lora_rank": 24, "n_routed_experts": 12,
+            "n_shared_experts": 1, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc",
+            "first_k_dense_replace": 1, "norm_topk_prob": True, "scoring_func": "sigmoid",
+            "routed_scaling_factor": 2.827, "rope_theta": 50000.0, "max_position_embeddings": 131072,
+            "rope_scaling": None,
+            "num_nextn_predict_layers": 0,
+        },
+        megatron={"devices": 2, "ep": 2, "zero_stage": 1, "global_batch_size": 4},
+    ),
+)  # fmt: skip
