@@ -125,8 +125,12 @@ def _random_states() -> None:
 
 def _process_groups() -> None:
     start: Any = torch.distributed.init_process_group
-    # gloo binds a group to no device.
-    torch.distributed.init_process_group = lambda *a, device_id=None, **k: start(*a, **k)  # noqa: ARG005
+
+    def init_process_group(*a: Any, **k: Any) -> None:
+        k.pop("device_id", None)  # gloo binds a group to no device
+        start(*a, **k)
+
+    torch.distributed.init_process_group = init_process_group
     exchange: Any = torch.distributed.all_to_all_single
 
     def all_to_all_single(output: Any, given: Any, *a: Any, **k: Any) -> Any:

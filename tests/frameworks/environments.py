@@ -6,6 +6,7 @@ need. pip follows no dependencies here: torch comes once, from outside, and what
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import subprocess
 import sys
@@ -48,6 +49,11 @@ def build_all() -> None:
     names = sorted(file.stem for file in REQUIREMENTS.glob("*.txt"))
     for name in sorted(names, key=lambda name: name != _LIBRARIES):
         build(name)
+
+
+def torch_version() -> str:
+    """Return the version of the torch that all environments see."""
+    return importlib.metadata.version("torch")
 
 
 def _packages(name: str) -> Path:

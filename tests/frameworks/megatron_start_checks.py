@@ -7,22 +7,18 @@ run. Each process is a fork of this one, so that Megatron-LM is imported once.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import importlib.util
-import json
 import math
 import os
 import re
 import runpy
 import shlex
-import socket
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cpu_as_cuda
 
@@ -33,6 +29,7 @@ import megatron.training
 import pretrain_gpt
 import torch
 import torch.distributed
+from forks import together
 from gpt_builders import gpt_builder
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.package_info import __shortversion__ as release
@@ -45,11 +42,6 @@ from small_models import MODELS, SmallModel
 from hpgo.export.targets import find
 from hpgo.jobs.parts import parts_of
 from hpgo.llm.frameworks import framework_support
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import hpgo
 
 CPU = (
     "--transformer-impl", "local", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion", "--no-rope-fusion",
@@ -66,8 +58,6 @@ DEGREES = {
     "--expert-model-parallel-size": 1, "--context-parallel-size": 1,
 }  # fmt: skip
 """Arguments left out to build the whole model in one process."""
-LIMIT_S = 240
-"""Seconds after which a run is stopped. Not tuned: a run takes 5 to 30 s."""
 
 
 def started(model: SmallModel, folder: Path) -> Start:
@@ -211,16 +201,15 @@ def positions(config: dict[str, Any], *, latent: bool) -> dict[str, Any]:
 
 def router(config: dict[str, Any]) -> dict[str, Any]:
     """Return the experts, the function that chooses them, and the loss that balances them."""
-    experts = next((config[name] for name in ("num_local_experts", "num_experts", "n_routed_experts") if name in config),
-                   None)  # fmt: skip
-    if experts is None:
+    names = [name for name in ("num_local_experts", "num_experts", "n_routed_experts") if name in config]
+    if not names:
         return {"num_moe_experts": None}
     score = config.get("scoring_func", "softmax")
     width = config.get("moe_intermediate_size", config["intermediate_size"])
     dense = config.get("first_k_dense_replace", 0)
     grouped = config.get("n_group", 1) > 1
     wanted = {
-        "num_moe_experts": experts,
+        "num_moe_experts": config[names[0]],
         "moe_router_topk": config["num_experts_per_tok"],
         "moe_ffn_hidden_size": width,
         "moe_shared_expert_intermediate_size": width * config.get("n_shared_experts", 0) or None,
@@ -311,67 +300,6 @@ def take_compiled_helpers() -> None:
     assert spec.loader is not None
     sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(sys.modules[spec.name])
-
-
-def together(count: int, run: Callable[..., Any], *arguments: object, log: Path | None = None) -> list[Any]:
-    """Return what `run(*arguments)` returns in each of `count` forks of this process, by rank; `log` gets the last's
-    output."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        logs = [Path(folder) / f"{rank}.log" for rank in range(count)]
-        logs[-1] = log or logs[-1]
-        pids = [_fork(rank, count, port, logs[rank], Path(folder), run, arguments) for rank in range(count)]
-        failed = _wait(pids)
-        if failed:
-            # The rank that fails first is the cause. The others lose their connections.
-            texts = [logs[pids.index(pid)].read_text(encoding="utf-8")[-3000:] for pid in failed[:1]]
-            raise AssertionError(f"rank {pids.index(failed[0])} of {count} failed:\n{texts[0]}")
-        return [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(count)]
-
-
-def _fork(rank: int, count: int, port: int, log: Path, folder: Path, run: Any, arguments: tuple[object, ...]) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    with log.open("w", encoding="utf-8") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-        try:
-            os.environ.update(
-                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo", CUDA_DEVICE_MAX_CONNECTIONS="1",
-            )  # fmt: skip
-            os.chdir(folder)
-            torch.set_num_threads(1)
-            (folder / f"{rank}.json").write_text(json.dumps(run(*arguments)), encoding="utf-8")
-            status = 0
-        except SystemExit as end:  # as `pretrain_gpt.py` may end
-            status = int(bool(end.code))
-        except BaseException:
-            traceback.print_exc()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-    os._exit(status)
-
-
-def _wait(pids: list[int]) -> list[int]:
-    """Return the processes that failed, in the order of their ends. Kill those that run too long."""
-    left, failed, until_s = set(pids), [], time.monotonic() + LIMIT_S
-    while left:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid:
-            left.discard(pid)
-            failed += [pid] if status else []
-        elif time.monotonic() > until_s:
-            for one in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(one, 9)
-        else:
-            time.sleep(0.05)
-    return failed
 
 
 if __name__ == "__main__":

@@ -1,19 +1,24 @@
-"""Runs every file of checks in its environment, and prints what was run on which version.
+"""Run every file of checks in its environment, and print what was run on which version.
 
-    python tests/frameworks/run.py [--write research/framework-tables.md]
+    python tests/frameworks/run.py [--write research/framework-tables.md docs/export.md]
 
-Started by `make frameworks`, with the interpreter whose torch all environments see.
+Started by `make frameworks`, with the interpreter whose torch all environments see. A check is not run again while its
+files, its environment and what it exports are the same: `.frameworks/results` holds what it found.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import environments
 from releases import megatron_releases
@@ -35,6 +40,8 @@ CHECKS = {
     "deepspeed_checks": ("deepspeed",),
     "accelerate_checks": ("accelerate",),
 }
+STARTS = {"torchtitan_start_checks": "torchtitan-0.3", "deepspeed_start_checks": "deepspeed"}
+"""Checks that start small public models, and the environment of each. Those of Megatron-LM need its sources."""
 COLUMNS = {
     "target": "target",
     "ran": "run with",
@@ -43,10 +50,24 @@ COLUMNS = {
     "trained": "trained, or served, against one process",
     "ways": "200 random LLM plans, read back",
 }
+FRAMEWORKS = {"megatron": "Megatron-LM", "torchtitan": "torchtitan", "deepspeed": "DeepSpeed"}
+_INPUTS = ("export", "jobs", "model", "llm/arithmetic.py", "llm/frameworks.py", "llm/plan.py", "llm/parallelism.py")
+"""Files and packages of hpgo that determine what is exported for a given plan."""
+
+Row = dict[str, Any]
 
 
-def check(module: str, python: Path, sources: str = "") -> list[dict[str, str]]:
-    """Rows of the table; what fails is a row that says so. `sources` come before what the environment has."""
+def check(module: str, python: Path, sources: str = "") -> list[Row]:
+    """Return the rows that a file of checks finds. A failure is a row that says so.
+
+    `sources` is a folder whose packages come before those of the environment.
+    """
+    kept = environments.FOLDER / "results" / f"{module}-{digest(module, python, sources)}.json"
+    if kept.exists():
+        Console(stderr=True).print(f"{module} {python.parent.parent.name} {Path(sources).name}: as before")
+        rows: list[Row] = json.loads(kept.read_text(encoding="utf-8"))
+        return rows
+    began_s = time.monotonic()
     paths = (*([sources] if sources else []), str(environments.ROOT / "python"), str(HERE))
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
@@ -59,45 +80,131 @@ def check(module: str, python: Path, sources: str = "") -> list[dict[str, str]]:
             check=False,
         )
         if ended.returncode == 0:
-            rows: list[dict[str, str]] = json.loads(found.read_text(encoding="utf-8"))
-            return rows
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(found.read_text(encoding="utf-8"), encoding="utf-8")
+            took_s = time.monotonic() - began_s
+            Console(stderr=True).print(f"{module} {python.parent.parent.name} {Path(sources).name}: {took_s:.0f} s")
+            return check(module, python, sources)
     sys.stderr.write(ended.stderr)
-    return [dict.fromkeys(COLUMNS, "") | {"target": module, "read_back": "FAILED"}]
+    return [{"target": module, "read_back": "FAILED"}]
+
+
+def digest(module: str, python: Path, sources: str) -> str:
+    """Return a digest of what a check depends on: its files, hpgo's exporters, the environment, and the sources."""
+    stamp = python.parent.parent / "installed.txt"
+    parts = [
+        sources,
+        stamp.read_text(encoding="utf-8") if stamp.exists() else str(python),
+        environments.torch_version(),
+    ]
+    for file in [*imported(module), *exporters()]:
+        parts += [file.name, file.read_text(encoding="utf-8")]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def imported(module: str) -> list[Path]:
+    """Return the file of a module of this folder, and those that it imports, directly or not."""
+    found: dict[str, Path] = {}
+    left = [module]
+    while left:
+        name = left.pop()
+        file = HERE / f"{name}.py"
+        if name in found or not file.exists():
+            continue
+        found[name] = file
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                left.append(node.module or "")
+            elif isinstance(node, ast.Import):
+                left += [one.name for one in node.names]
+    return [found[name] for name in sorted(found)]
+
+
+def exporters() -> list[Path]:
+    """Return hpgo's files that determine what is exported."""
+    package = environments.ROOT / "python" / "hpgo"
+    inputs = [package / name for name in _INPUTS]
+    return sorted(file for at in inputs for file in ([at] if at.suffix else at.rglob("*.py")))
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status: 0 if all checks hold."""
+    """Run all checks. Return the exit status: 0 if all hold."""
     environments.build_all()
     rows = []
     for module, names in CHECKS.items():
         for python in [Path(sys.executable)] if names is None else map(environments.python, names):
-            began_s = time.monotonic()
             rows += check(module, python)
-            Console(stderr=True).print(f"{module} {python.parent.parent.name}: {time.monotonic() - began_s:.0f} s")
+    starts = [row for module, name in STARTS.items() for row in check(module, environments.python(name))]
     releases = megatron_releases()
     for sources in releases:
         rows += check("megatron_parser_checks", environments.python("megatron"), sources)
+        starts += check("megatron_start_checks", environments.python("megatron"), sources)
+    failed = [row["target"] for row in [*rows, *starts] if row.get("read_back") == "FAILED"]
+    if failed:
+        sys.stderr.write(f"error: {', '.join(failed)} failed\n")
+        return 1
     if not releases:
         said = {"target": "megatron", "ran": "Megatron-LM's parser", "read_back": "skipped: $MEGATRON_LM names nothing"}
         rows.append(dict.fromkeys(COLUMNS, "") | said)
     table = Table(*COLUMNS.values())
     for row in rows:
         table.add_row(*(row[key] for key in COLUMNS))
-    Console(width=140 if not sys.stdout.isatty() else None).print(table)
-    failed = any(row["read_back"] == "FAILED" for row in rows)
-    skipped = any("skipped" in row["read_back"] for row in rows)
-    if arguments[:1] == ["--write"] and not failed and not skipped:
-        document = Path(arguments[1])
-        write_text(document, fill(document.read_text(encoding="utf-8"), {"frameworks": markdown(rows)}), HpgoError)
-    return int(failed)
+    console = Console(width=140 if not sys.stdout.isatty() else None)
+    console.print(table)
+    tables = {"frameworks": markdown(rows), "starts": matrix(starts), "start-runs": runs(starts)}
+    console.print(tables["starts"])
+    if arguments[:1] == ["--write"] and releases:
+        for document in map(Path, arguments[1:]):
+            text = document.read_text(encoding="utf-8")
+            of_page = {name: one for name, one in tables.items() if f"<!-- table: {name} -->" in text}
+            write_text(document, fill(text, of_page), HpgoError)
+    return 0
 
 
-def markdown(rows: list[dict[str, str]]) -> str:
-    """The same table for the document."""
+def markdown(rows: list[Row]) -> str:
+    """Return the table of random plans for the document."""
     lines = [f"| {' | '.join(COLUMNS.values())} |", "|" + "---|" * len(COLUMNS)]
     for row in rows:
         target, *others = (row[key] for key in COLUMNS)
         lines.append(f"| {' | '.join([f'`{target}`', *others])} |")
+    return "\n".join(lines)
+
+
+def matrix(starts: list[Row]) -> str:
+    """Return the table of small public models, with a column for each framework."""
+    cells: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in starts:
+        cells[row["model"]][row["framework"]].append(row)
+    lines = [f"| model | {' | '.join(FRAMEWORKS.values())} |", "|" + "---|" * (1 + len(FRAMEWORKS))]
+    for model, by_framework in cells.items():
+        lines.append(f"| {model} | {' | '.join(cell(by_framework[name]) for name in FRAMEWORKS)} |")
+    return "\n".join(lines)
+
+
+def cell(rows: list[Row]) -> str:
+    """Return what the releases of a framework did with one model."""
+    if not rows:
+        return ""
+    refusals = {row["refused"] for row in rows}
+    if len(refusals) == 1 and "" not in refusals:
+        return f"refused: {refusals.pop()}"
+    started = [row for row in rows if not row["refused"]]
+    first = started[0]
+    words = [f"{first['compared']} values and {first['parameters']:,} parameters equal"]
+    trained = [row["release"] for row in started if row["losses"]]
+    words.append(f"trained by {', '.join(trained)}" if trained else "not trained")
+    words += [f"{row['release']} {row['refused']}" for row in rows if row["refused"]]
+    return "; ".join(words)
+
+
+def runs(starts: list[Row]) -> str:
+    """Return the table of the runs, with the loss of the first and of the last step."""
+    lines = ["| model | framework | release | plan | processes | loss of step 1 | of step 5 |", "|" + "---|" * 7]
+    for row in starts:
+        if row["losses"]:
+            first, last = row["losses"][0], row["losses"][-1]
+            what = (row["model"], FRAMEWORKS[row["framework"]], row["release"], row["plan"], str(row["ranks"]))
+            lines.append(f"| {' | '.join(what)} | {first:.3f} | {last:.3f} |")
     return "\n".join(lines)
 
 
