@@ -438,7 +438,7 @@ def test_sbatch_accepts_the_scripts(kinds: str, place: Path) -> None:
 
 # What Kubeflow's published definitions say of the fields in use: kind of value, and what must be there.
 TRAINER = {"image": str, "command": list, "numNodes": int, "numProcPerNode": int, "resourcesPerNode": dict}
-CONTAINER = {"name": str, "image": str, "command": list, "resources": dict}
+CONTAINER = {"name": str, "image": str, "command": list, "resources": dict, "volumeMounts": list}
 
 
 def check(section: dict[str, Any], kinds: dict[str, type], *required: str) -> None:
@@ -479,6 +479,8 @@ def test_kubeflow_gets_a_pod_a_machine_in_the_form_of_its_definitions(name: str)
         assert container["name"] == "pytorch"
         assert container["resources"] == {"limits": {"amd.com/gpu": 4}}
         assert expanded(container["command"]) == command
+        assert container["volumeMounts"] == [{"name": "volume-0", "mountPath": "/dev/shm"}]
+        assert replica["template"]["spec"]["volumes"] == [{"name": "volume-0", "emptyDir": {"medium": "Memory"}}]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -489,7 +491,12 @@ def test_ray_gets_a_worker_a_machine_and_the_command_as_data(name: str) -> None:
         for node in ast.parse(text).body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
-    assert values["JOB"] == {"machines": 2, "devices": 2, "command": ["python3", "says.py", *ARGUMENTS]}
+    assert values["JOB"] == {
+        "machines": 2,
+        "devices": 2,
+        "command": ["python3", "says.py", *ARGUMENTS],
+        "environment": {},
+    }
     assert (values["USE_GPU"], values["RESOURCES"]) == (True, {"CPU": 2, "GPU": 2})
 
 
