@@ -68,7 +68,7 @@ def files(
     if small_plan is not None and small_parts is not None:
         texts |= {f"small/{PLAN}": small_plan.to_json() + "\n"}
         texts |= {f"small/{name}": text for name, text in _of_framework(small_parts, train=False).items()}
-    names = [one.name for one in (*parts.placeholders, *parts.environment)]
+    names = [*(one.name for one in parts.placeholders), *(one.name for one in parts.environment)]
     copied = [*texts, "env.sh", "rank.sh"]
     start = launcher(on, job, small, copied, names)
     placeholders = (*parts.placeholders, *start.placeholders)
@@ -318,8 +318,9 @@ def _smoke(plan: LlmPlan, small: LlmPlan | None, parts: JobParts, start: Launche
             []
             if small is None
             else [
-                f"    --small) JOB_RUN=small script=small.sh log=$PWD/small/{LOG}"
-                f" estimated={in_shell(_estimated(small))} ;;"
+                "    --small)",
+                f"      JOB_RUN=small script=small.sh log=$PWD/small/{LOG}",
+                f"      estimated={in_shell(_estimated(small))} ;;",
             ]
         ),
         "    --read) start=0 ;;",

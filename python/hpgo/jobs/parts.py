@@ -94,9 +94,9 @@ class JobParts(Record):
     check: tuple[str, ...] = ()
     """Lines of bash that let the framework's own parser read the words in the array `arguments`, without GPUs.
 
-    `check.sh` runs them once for each run, after the placeholders were checked and `env.sh` was read. Variables of the
-    shell: `JOB_RUN` (train, smoke or small) and `RANKS` (number of ranks). A command that fails refuses the job, unless its exit
-    code is 3: then this machine lacks something, and the command has said what.
+    `check.sh` runs them after it checked the placeholders and read `env.sh`. Variables of the shell: `JOB_RUN` (train,
+    smoke or small) and `RANKS` (number of ranks). A command that fails refuses the job, unless its exit code is 3: then
+    this machine lacks something, and the command has printed what.
     """
     needs: str = ""
     """Python module without which `check` can't run. On machines without it, `check.sh` leaves the check out."""

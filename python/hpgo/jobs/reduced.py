@@ -9,12 +9,12 @@ from hpgo.base.divisors import divisors
 from hpgo.errors import HpgoError
 from hpgo.llm.estimate import estimate_llm
 from hpgo.llm.frameworks import framework_support
-from hpgo.llm.parallelism import ParallelismConfig
 from hpgo.llm.plan import LlmPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hpgo.llm.parallelism import ParallelismConfig
     from hpgo.model.transformer import Transformer
 
 _LAYERS = 2
