@@ -41,20 +41,20 @@ def seeds() -> dict[str, bytes]:
         return {"tensors": Path(folder, "x.safetensors").read_bytes(), "index": json.dumps(facts).encode()}
 
 
-def mutate(data: bytes, most: int, seed: int) -> bytes:
+def mutate(data: bytes, maximum: int, seed: int) -> bytes:
     """A file whose header is changed as a tree, with the length that this gives it; an index as such."""
     chance = random.Random(seed)
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     if data[:1] == b"{":
-        return documents(data, most, seed)
+        return documents(data, maximum, seed)
     try:
         header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length]) if chance.random() < 0.9 else None
     except (ValueError, RecursionError):
         header = None
     if header is None:
-        return injured(data, most, chance)
+        return injured(data, maximum, chance)
     text = json.dumps(tree(header, chance)).encode()
-    return (len(text).to_bytes(_LENGTH_BYTES, "little") + text + data[_LENGTH_BYTES + length :])[:most]
+    return (len(text).to_bytes(_LENGTH_BYTES, "little") + text + data[_LENGTH_BYTES + length :])[:maximum]
 
 
 def read(path: Path) -> list[torch.Tensor]:

@@ -166,7 +166,7 @@ _OF_A_RECIPE = {
     "overlap": "overlap_dp_comm",
 }  # fmt: skip
 """Fields by the words of a recipe's hash. These words must not change: they decide which half is fitted."""
-_MOST_OF_A_PLATFORM = 16
+_MAX_OF_A_PLATFORM = 16
 """Maximum number of points of a platform in a fit, so that no platform takes most of the time. Errors count all points.
 """
 
@@ -408,7 +408,7 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
         [
             (point, point.stages(CONSTANTS), point.step_s or math.nan)
             for point in sorted(held, key=lambda point: sha256(point.id.encode()).digest())[
-                : None if platform == EXPERTS else _MOST_OF_A_PLATFORM
+                : None if platform == EXPERTS else _MAX_OF_A_PLATFORM
             ]
         ]
         for platform, held in by_platform.items()
@@ -434,7 +434,7 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
 
     # Compare logarithms, so that a step predicted at half and at twice its time count the same.
     best = start or replace(CONSTANTS, **_START)
-    least = loss(best)
+    minimum = loss(best)
     for step in (0.2, 0.1, 0.05) if start is None else (0.1, 0.05):
         improved = True
         while improved:
@@ -446,8 +446,8 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
                     value = float(f"{min(high, max(low, getattr(best, name) * factor)):.3g}")
                     tried = replace(best, **{name: value})  # type: ignore[arg-type]  # all that are fitted are floats
                     found = loss(tried)
-                    if found < least - 1e-4:
-                        best, least, improved = tried, found, True
+                    if found < minimum - 1e-4:
+                        best, minimum, improved = tried, found, True
     return best
 
 

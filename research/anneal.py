@@ -108,8 +108,8 @@ class Annealing:
                 shares = list(accumulate(sum(self.speed[device] for device in stage) for stage in devices))
                 ends = [bisect_left(self.spent_s, self.spent_s[-1] * share / shares[-1]) + 1 for share in shares[:-1]]
                 for stage in range(depth - 1):  # every stage keeps a layer
-                    least = ends[stage - 1] + 1 if stage else 1
-                    ends[stage] = min(max(ends[stage], least), len(self.order) - (depth - 1 - stage))
+                    minimum = ends[stage - 1] + 1 if stage else 1
+                    ends[stage] = min(max(ends[stage], minimum), len(self.order) - (depth - 1 - stage))
                 for size, recompute in product(self.sizes, recomputes):
                     yield State((*ends, len(self.order)), devices, size, recompute)
 

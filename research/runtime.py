@@ -273,10 +273,10 @@ def report(name: str, times_s: dict[str, list[float]], micro_batches: int) -> No
     print(name)
     for who, those in times_s.items():
         faster = statistics.median(one / other for one, other in zip(times_s["alone"], those, strict=True))
-        least = min(times_s["alone"]) / min(those)
+        minimum = min(times_s["alone"]) / min(those)
         print(
             f"  {who:6} {statistics.median(those) * 1e3:9.2f} ms  {faster:5.3f} x alone  {100 * faster / bound:5.1f} %"
-            f" of the bound   shortest {min(those) * 1e3:9.2f} ms  {least:5.3f} x  {100 * least / bound:5.1f} %"
+            f" of the bound   shortest {min(those) * 1e3:9.2f} ms  {minimum:5.3f} x  {100 * minimum / bound:5.1f} %"
         )
 
 

@@ -161,7 +161,7 @@ class Case:
     cluster: hpgo.Cluster
     stages: list[tuple[list[str], list[int]]]
 
-    def least(self, *sizes: int) -> int:
+    def minimum(self, *sizes: int) -> int:
         """The largest of some sizes of a micro-batch and of what gives each replica a sample."""
         return max(*sizes, *(len(devices) for _, devices in self.stages))
 

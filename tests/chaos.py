@@ -29,7 +29,7 @@ from hpgo.base.messages import pluralize
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MACHINES, LEAST = 8, 4
+NODES, MIN_NODES = 8, 4
 PACE_S = 0.02
 WAITS = {"last_call_timeout": 4, "keep_alive_interval": 1, "keep_alive_max_attempt": 8}
 LIMITS = ("--timeout", "60", "--heartbeat-timeout", "5")
@@ -56,10 +56,10 @@ class Chaos:
 
     def do(self) -> None:
         """One thing to one machine that is there."""
-        there = [one for one in range(MACHINES) if one not in self.back]
+        there = [one for one in range(NODES) if one not in self.back]
         one = self.chance.choice(there)
         kinds = ["rank killed", "rank stopped"]
-        if len(there) > LEAST:
+        if len(there) > MIN_NODES:
             kinds += ["node killed", "node stopped"] * 2
         kind = self.chance.choice(kinds)
         self.faults.append((kind, time.time()))
@@ -87,17 +87,17 @@ class Chaos:
 
     def keep_up(self) -> None:
         """Does what a queue would if an agent has given up: starts the job anew, on all machines."""
-        if any(self.machines.agents[one].poll() is not None for one in range(MACHINES) if one not in self.back):
+        if any(self.machines.agents[one].poll() is not None for one in range(NODES) if one not in self.back):
             self.let_return(all_of_them=True)
             self.machines.anew()
-            self.machines.start(*range(MACHINES))
+            self.machines.start(*range(NODES))
             self.anew += 1
 
 
 def disturb(machines: Machines, minutes: float, seed: int) -> Chaos:
     """So many minutes of it, after which all machines are back."""
     chaos = Chaos(machines, random.Random(seed))
-    machines.start(*range(MACHINES))
+    machines.start(*range(NODES))
     machines.wait_for(lambda steps: len(steps) > 3)
     until_s = time.monotonic() + 60 * minutes
     while time.monotonic() < until_s:
@@ -109,7 +109,7 @@ def disturb(machines: Machines, minutes: float, seed: int) -> Chaos:
         chaos.do()
     chaos.let_return(all_of_them=True)
     seen, until_s = len(machines.steps()), time.monotonic() + PATIENCE_S
-    while [one["ranks"] for one in machines.steps()[seen:][-3:]] != [MACHINES] * 3:
+    while [one["ranks"] for one in machines.steps()[seen:][-3:]] != [NODES] * 3:
         if time.monotonic() > until_s:
             raise SystemExit(f"not all machines have come back:\n{machines.said()}")
         chaos.keep_up()
@@ -160,10 +160,10 @@ def main() -> int:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        elastic_models.plan(MACHINES).save(folder / "plan.json")
+        elastic_models.plan(NODES).save(folder / "plan.json")
         (folder / "pace").write_text(str(PACE_S))
         words = (*RUN, "--elastic", "--checkpoint", "saved", "--every", "5", "--losses", "losses.jsonl", *LIMITS)
-        nodes = f"{LEAST}:{MACHINES}"
+        nodes = f"{MIN_NODES}:{NODES}"
         with Machines(folder, nodes, *words, "--steps", "1000000", restarts=100000, waits=WAITS) as machines:
             chaos = disturb(machines, asked.minutes, asked.seed)
         strange = wrong(machines, folder)

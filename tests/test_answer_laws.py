@@ -239,11 +239,11 @@ def test_prices_of_given_stages_keep_the_laws(seed: int) -> None:
         name = random.choice(SEVERAL)
         turn = devices[::-1] if name in {"zb_v", "v_half", "v_min", "dualpipe_v", "hanayo"} else devices
         stages = list(zip(parts, [*devices, *turn], strict=True))
-    least = case.least(1)
+    minimum = case.minimum(1)
     try:
         plan = evaluate(
-            profile, case.cluster, stages, global_batch_size=least * random.randint(1, 5),
-            pipeline_micro_batch_size=least,
+            profile, case.cluster, stages, global_batch_size=minimum * random.randint(1, 5),
+            pipeline_micro_batch_size=minimum,
             min_micro_batch_size=1, schedule=name, recompute=random.random() < 0.3, overlap=random.random() < 0.5,
         )  # fmt: skip
     except (hpgo.errors.ArgumentError, hpgo.errors.ScheduleError):  # shapes that a schedule doesn't run

@@ -300,17 +300,17 @@ def test_the_same_question_has_the_same_answer_twice(auto: hpgo.Plan) -> None:
 
 def held_bytes(order: hpgo.Schedule, rank: int, saved_activation_bytes: float, again_bytes: float) -> float:
     """Most activations of a rank: its stage's input from F on, what I or B makes again until W or B has ended."""
-    held, most = 0.0, 0.0
+    held, maximum = 0.0, 0.0
     for action in order.orders[rank]:
         if "F" in action:
             held += saved_activation_bytes
         elif "W" not in action:
             held += again_bytes
-        most = max(most, held)
+        maximum = max(maximum, held)
         if "B" in action or "W" in action:
             held -= saved_activation_bytes + again_bytes
     assert held == pytest.approx(0)
-    return most
+    return maximum
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -358,10 +358,10 @@ def test_a_deadline_ends_the_comparison(auto: hpgo.Plan) -> None:
 @pytest.mark.parametrize("name", [name for name in ONE_STAGE if name not in FRUGAL])
 def test_schedules_that_are_refused_where_1f1b_fits_nowhere_hold_as_much_as_1f1b(name: str) -> None:
     for ranks, micro_batches in product(range(1, 7), range(1, 14)):
-        held, least = (
+        held, minimum = (
             hpgo.schedule(family, ranks=ranks, micro_batches=micro_batches).peak_in_flight for family in (name, "1f1b")
         )
-        assert all(more >= few for more, few in zip(held, least, strict=True))
+        assert all(more >= few for more, few in zip(held, minimum, strict=True))
 
 
 def test_what_zb_h2_has_a_plan_for_is_not_said_to_fit_nowhere() -> None:

@@ -47,9 +47,9 @@ def put(name: str, counts: tuple[int, ...], groups: list[list[int]], micro_batch
 
 
 @st.composite
-def questions(draw: st.DrawFn, most: int = 8) -> tuple[hpgo.Profile, float, float]:
+def questions(draw: st.DrawFn, maximum: int = 8) -> tuple[hpgo.Profile, float, float]:
     """Layers that differ, a bandwidth, and the memory of a device."""
-    layers = draw(st.integers(5, most))
+    layers = draw(st.integers(5, maximum))
     each = st.lists(st.floats(0.1, 2.0), min_size=layers, max_size=layers)
     sizes = st.lists(st.floats(0.0, 0.5 * GB), min_size=layers, max_size=layers)
     return chain(draw(each), draw(sizes), draw(sizes)), draw(st.sampled_from([1.0, 10.0, 100.0])), draw(
@@ -75,7 +75,7 @@ def brute_force(name: str, profile: hpgo.Profile, machines: hpgo.Cluster, batch:
 
 
 @settings(max_examples=12)
-@given(questions(most=7), st.sampled_from([name for name in VIRTUAL_STAGES if name != "dualpipe_v"]))
+@given(questions(maximum=7), st.sampled_from([name for name in VIRTUAL_STAGES if name != "dualpipe_v"]))
 def test_the_plan_is_the_best_of_all_cuts_and_none_goes_below_the_bound(
     question: tuple[hpgo.Profile, float, float], name: str
 ) -> None:

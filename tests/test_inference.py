@@ -303,10 +303,10 @@ def test_numbers_in_few_bits_are_off_by_half_a_step_between_their_ends(
     assert bytes(room[ENDS_BYTES:].tolist()) == by_hand(numbers.tolist(), low, step, bits)
     high = low + step * (2**bits - 1)
     found = unpack(room, bits, (count,), torch.float64)
-    least, most = min(numbers.tolist()), max(numbers.tolist())
-    assert least - abs(least) * 1e-12 <= low
-    if most > least:
-        assert high <= most + (abs(most) + abs(least)) * 1e-12
+    minimum, maximum = min(numbers.tolist()), max(numbers.tolist())
+    assert minimum - abs(minimum) * 1e-12 <= low
+    if maximum > minimum:
+        assert high <= maximum + (abs(maximum) + abs(minimum)) * 1e-12
     for one, other in zip(numbers.tolist(), found.tolist(), strict=True):
         beyond = max(0.0, low - one, one - high)
         assert abs(one - other) <= beyond + step / 2 * (1 + 1e-9) + 1e-12 * max(abs(low), abs(high))

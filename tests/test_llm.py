@@ -465,14 +465,14 @@ def test_with_split_backward_passes_as_many_are_in_flight_as_in_the_orders(
     orders = orders_of(config, pipeline * rounds)
     ours = [in_flight(config, rank, pipeline * rounds) for rank in range(pipeline)]
     assert list(map(sum, ours)) == orders.peak_in_flight
-    for rank, most in enumerate(ours):
+    for rank, maximum in enumerate(ours):
         held = dict.fromkeys(config.stages_of(rank), 0)
         assert all(orders.rank_of_stage[at] == rank for at in held)
         seen = set()
         for stage, kind in (re.match(r"(\d+)([FIW])", word).groups() for word in orders.orders[rank]):
             held[int(stage)] += (kind == "F") - (kind == "W")
             seen.add(tuple(held.values()))
-        assert most in seen
+        assert maximum in seen
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("interleaved_zb", 2), ("zb_v", 2)])

@@ -38,8 +38,8 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def whole(most: int, *shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randint(most, shape, generator=torch.Generator().manual_seed(seed))
+def whole(maximum: int, *shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(maximum, shape, generator=torch.Generator().manual_seed(seed))
 
 
 TOKENS = whole(WORDS, BATCH, LENGTH + 1)

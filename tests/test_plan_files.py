@@ -52,8 +52,8 @@ def profiles(draw: st.DrawFn) -> hpgo.Profile:
     """Chains and branching graphs of a few layers, some of them loading data, at one or two batch sizes."""
     count, sizes = draw(st.integers(1, 7)), draw(st.sampled_from([(1,), (2,), (1, 4), (2, 3)]))
 
-    def measured(least: float, most: float) -> tuple[float, ...]:
-        numbers = st.one_of(st.just(0.0), st.floats(least, most))
+    def measured(minimum: float, maximum: float) -> tuple[float, ...]:
+        numbers = st.one_of(st.just(0.0), st.floats(minimum, maximum))
         return tuple(draw(st.lists(numbers, min_size=len(sizes), max_size=len(sizes))))
 
     layers = tuple(

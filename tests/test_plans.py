@@ -286,7 +286,7 @@ def test_a_short_deadline_leaves_a_plan_that_fits(model: str, cluster: str, size
 
 
 @pytest.mark.parametrize(
-    ("model", "machines", "size", "most", "most_anywhere"),
+    ("model", "machines", "size", "maximum", "maximum_anywhere"),
     [
         ("vgg-16", 8, 2**14, 0.001, 0.001),
         ("vgg-16", 16, 2**15, 0.001, 0.001),
@@ -295,14 +295,14 @@ def test_a_short_deadline_leaves_a_plan_that_fits(model: str, cluster: str, size
     ],
 )
 def test_little_memory_and_slow_links_on_many_machines_leave_a_small_gap(
-    model: str, machines: int, size: int, most: float, most_anywhere: float
+    model: str, machines: int, size: int, maximum: float, maximum_anywhere: float
 ) -> None:
     best = hpgo.plan(hpgo.read_profile(model), hpgo.Cluster.preset(f"dapple-a:{machines}"), global_batch_size=size)
     assert best.finished
     assert best.optimality_gap is not None
-    assert best.optimality_gap < most_anywhere
+    assert best.optimality_gap < maximum_anywhere
     assert best.node_aligned_bound_s is not None
-    assert best.step_s / best.node_aligned_bound_s - 1 < most
+    assert best.step_s / best.node_aligned_bound_s - 1 < maximum
 
 
 def test_what_the_bound_takes_to_be_possible_on_many_machines_is_tried() -> None:

@@ -138,8 +138,8 @@ def test_a_plan_for_a_launcher_is_what_it_runs_no_shorter_than_any_and_its_expor
         <= restriction.unrestricted_step_s * ROUNDING
         <= plan.step_s * ROUNDING**2
     )
-    least, most = restriction.costs(plan.step_s) or (1, 0)
-    assert 0 <= least <= most
+    minimum, maximum = restriction.costs(plan.step_s) or (1, 0)
+    assert 0 <= minimum <= maximum
     assert hpgo.Plan.from_json(plan.to_json()) == plan
     assert all(export.files(plan, name).values())
 
@@ -169,11 +169,11 @@ def test_a_plan_that_nobody_but_a_launcher_of_ones_own_runs_is_told_from_one_tha
     assert len({stage.replicas for stage in free.stages}) > 1
     assert len({stage.replicas for stage in plan.stages}) == 1
     assert plan.restriction is not None
-    least, most = plan.restriction.costs(plan.step_s) or (0.0, 0.0)
+    minimum, maximum = plan.restriction.costs(plan.step_s) or (0.0, 0.0)
     assert free.lower_bound_s is not None
-    assert least == pytest.approx(plan.step_s / free.step_s - 1)
-    assert most == pytest.approx(plan.step_s / free.lower_bound_s - 1)
-    assert f"make the step at most {100 * most:.0f} % longer" in " ".join(str(plan).split())
+    assert minimum == pytest.approx(plan.step_s / free.step_s - 1)
+    assert maximum == pytest.approx(plan.step_s / free.lower_bound_s - 1)
+    assert f"make the step at most {100 * maximum:.0f} % longer" in " ".join(str(plan).split())
 
 
 def test_what_a_launcher_lacks_is_refused_before_the_search() -> None:

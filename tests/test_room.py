@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its limits")
 
 def limited(words: list[str], gib: float, cwd: Path) -> subprocess.CompletedProcess[str]:
     """What a Python does that may take so much memory."""
-    most = int(gib * 2**30)
+    maximum = int(gib * 2**30)
     return subprocess.run(
         [sys.executable, *words],
         capture_output=True,
@@ -25,7 +25,7 @@ def limited(words: list[str], gib: float, cwd: Path) -> subprocess.CompletedProc
         timeout=300,
         cwd=cwd,
         check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (most, most)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (maximum, maximum)),
     )
 
 

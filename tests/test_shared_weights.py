@@ -47,7 +47,7 @@ def test_random_plans_with_ties_cost_what_a_model_written_from_the_pages_says() 
         case = chance.case(random, counts=(2, 7), batch_sizes=[(1,), (1, 2, 4)], ties=random.randint(1, 3))
         assumed = twin.Assumed(
             micro_batches=random.randint(1, 6),
-            micro_batch=case.least(random.choice([4, 5, 8])),
+            micro_batch=case.minimum(random.choice([4, 5, 8])),
             schedule=random.choice(["1f1b", "eager_1f1b", "gpipe"]),
             overlap=random.random() < 0.6,
             shard_optimizer=random.random() < 0.4,

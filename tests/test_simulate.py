@@ -165,14 +165,14 @@ def test_activations_in_flight_are_counted_along_the_orders(name: str) -> None:
         ("BW", measures.peak_in_flight),
         ("BI", measures.peak_in_flight_freed_at_input_gradient),
     ):
-        for order, most in zip(schedule.orders, counted, strict=True):
+        for order, maximum in zip(schedule.orders, counted, strict=True):
             held = peak = 0
             for action in order:
                 for _, kind, _ in _TOKEN.findall(action):
                     held += kind == "F"
                     peak = max(peak, held)
                     held -= kind in freed_by
-            assert most == peak
+            assert maximum == peak
             assert held == 0
 
 

@@ -59,7 +59,7 @@ def test_random_plans_with_split_passes_cost_what_a_model_written_from_the_pages
         case = chance.case(random, counts=(2, 7), batch_sizes=[(1,), (1, 2, 4), (2, 8)], halves=0.7)
         assumed = twin.Assumed(
             micro_batches=random.randint(1, 8),
-            micro_batch=case.least(random.choice([4, 5, 8, 17])),
+            micro_batch=case.minimum(random.choice([4, 5, 8, 17])),
             recompute=random.random() < 0.3,
             overlap=random.random() < 0.6,
         )

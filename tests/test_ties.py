@@ -45,7 +45,7 @@ def test_a_plan_that_needs_its_memory_has_no_such_alternative() -> None:
 
 def toy(seed: int) -> tuple[hpgo.Profile, hpgo.Cluster]:
     given = random.Random(seed)
-    draw = lambda most: [given.uniform(0.2, 1.0) * most for _ in range(4)]  # noqa: E731
+    draw = lambda maximum: [given.uniform(0.2, 1.0) * maximum for _ in range(4)]  # noqa: E731
     profile = hpgo.Profile.chain(
         f"toy-{seed}", batch_size=1, forward_s=draw(1e-3), backward_s=draw(2e-3), activation_bytes=draw(50e6),
         parameter_bytes=draw(100e6),

@@ -49,8 +49,10 @@ def choices(plan: hpgo.Plan, micro_batches: int) -> list[list[int]]:
     for index, stage in enumerate(plan.stages):
         from_end = len(plan.stages) - index
         spare = stage.capacity_bytes - stage.memory.total_bytes + stage.memory.activations_bytes
-        least, most = min(from_end, micro_batches), min(2 * from_end - 1, micro_batches)
-        ranges.append([window for window in range(least, most + 1) if window * stage.saved_activation_bytes <= spare])
+        minimum, maximum = min(from_end, micro_batches), min(2 * from_end - 1, micro_batches)
+        ranges.append(
+            [window for window in range(minimum, maximum + 1) if window * stage.saved_activation_bytes <= spare]
+        )
     return [list(windows) for windows in product(*ranges) if list(windows) == sorted(windows, reverse=True)]
 
 

@@ -34,12 +34,12 @@ pub use families::{Chunks, Family, Synchronization, Uniform};
 pub use family_table::FAMILIES;
 pub use names::{build, family};
 pub use one_f_one_b::{eager_in_flight, one_f_one_b, one_f_one_b_in_flight};
-pub use request::{Durations, MOST_ACTIONS, Request, Sizes};
+pub use request::{Durations, MAX_ACTIONS, Request, Sizes};
 pub use text::{Entry, Parameters};
 
 /// Longest time that a caller may pass, in seconds. An `f64` of 10^15 has a resolution of 0.125 s, so sums of longer
 /// times would lose the short ones.
-pub(crate) const LONGEST_S: f64 = 1e15;
+pub(crate) const MAX_S: f64 = 1e15;
 
 /// The computation that an action runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -191,12 +191,12 @@ impl Schedule {
     /// Each rank keeps the warm-up depth of its action list. A schedule with a flush is returned unchanged.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `iterations` is 0, or there are more actions than [`MOST_ACTIONS`].
+    /// [`Error::Argument`] if `iterations` is 0, or there are more actions than [`MAX_ACTIONS`].
     pub fn without_flush(&self, iterations: u32) -> Result<Self> {
         let actions = self.action_count() as u64 * u64::from(iterations);
-        if iterations == 0 || actions > MOST_ACTIONS {
+        if iterations == 0 || actions > MAX_ACTIONS {
             return Err(Error::argument(
-                format!("{iterations} iterations have {actions} actions, but 1 to {MOST_ACTIONS} are supported"),
+                format!("{iterations} iterations have {actions} actions, but 1 to {MAX_ACTIONS} are supported"),
                 "change the number of iterations or micro-batches",
             ));
         }
@@ -292,7 +292,7 @@ pub fn snake_placement(ranks: u32, chunks: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Converts a number of ranks or stages. Cannot fail: [`MOST_ACTIONS`] limits both far below 2^32.
+/// Converts a number of ranks or stages. Cannot fail: [`MAX_ACTIONS`] limits both far below 2^32.
 fn to_u32(length: usize) -> u32 {
     u32::try_from(length).expect("fewer than 2^32 ranks and stages")
 }

@@ -1,11 +1,11 @@
 //! Requests for schedules, and their validation against a family's limits.
 
-use super::LONGEST_S;
+use super::MAX_S;
 use super::families::{Chunks, Family};
 use crate::error::{Error, Result};
 
 /// Largest number of actions in a schedule. 200 million actions take 4 GB of memory.
-pub const MOST_ACTIONS: u64 = 200_000_000;
+pub const MAX_ACTIONS: u64 = 200_000_000;
 
 /// Parameters of a schedule. Options that the family doesn't accept must stay `None`.
 #[derive(Debug, Clone, PartialEq)]
@@ -94,9 +94,9 @@ impl Request {
                     "give one entry for each stage",
                 ));
             }
-            if let Some(time_s) = list.iter().find(|time_s| !(0.0..=LONGEST_S).contains(*time_s)) {
+            if let Some(time_s) = list.iter().find(|time_s| !(0.0..=MAX_S).contains(*time_s)) {
                 return Err(Error::argument(
-                    format!("`{what}` holds {time_s:?}, but a time is at least 0 and at most {LONGEST_S:e} seconds"),
+                    format!("`{what}` holds {time_s:?}, but a time is at least 0 and at most {MAX_S:e} seconds"),
                     "correct that entry",
                 ));
             }
@@ -149,7 +149,7 @@ impl Family {
     ///
     /// # Errors
     /// [`Error::Argument`] if a number is 0, the family doesn't accept an option, a limit is violated, or the schedule
-    /// would have more than [`MOST_ACTIONS`] actions.
+    /// would have more than [`MAX_ACTIONS`] actions.
     pub fn sizes(&self, request: &Request) -> Result<Sizes> {
         let name = self.name;
         self.check_options(request)?;
@@ -176,13 +176,13 @@ impl Family {
         // Check the size before anything is allocated. Multiplying four 32-bit numbers may overflow
         // 64 bits.
         let actions = [chunks, micro_batches, kinds].iter().try_fold(u64::from(ranks), |n, &k| n.checked_mul(k.into()));
-        if actions.is_none_or(|actions| actions > MOST_ACTIONS) {
+        if actions.is_none_or(|actions| actions > MAX_ACTIONS) {
             let size = actions.map_or_else(|| "more than 10^19".to_owned(), |actions| actions.to_string());
             return Err(Error::argument(
                 format!(
                     "`{name}` of {ranks} ranks, {chunks} chunk(s) and {micro_batches} micro-batches has {size} actions"
                 ),
-                format!("reduce micro-batches, chunks or ranks until there are at most {MOST_ACTIONS} actions"),
+                format!("reduce micro-batches, chunks or ranks until there are at most {MAX_ACTIONS} actions"),
             ));
         }
         let group_size = match request.group_size {

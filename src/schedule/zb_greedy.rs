@@ -15,7 +15,7 @@ use crate::error::Result;
 
 /// Limit on the actions of all tried combinations, so that large schedules stay fast. The most promising combinations
 /// are tried first. Not tuned.
-const MOST_TRIALS: usize = 20_000_000;
+const MAX_TRIALS: usize = 20_000_000;
 
 /// Times that differ by less count as equal, in seconds. Sums of the same durations in different order differ by
 /// rounding errors.
@@ -97,7 +97,7 @@ pub(super) fn zb(
             best = Some(trial);
         }
         let done = best.as_ref().is_some_and(|best| best.cost().0 <= bound_s + SAME_S);
-        if done || tried >= MOST_TRIALS {
+        if done || tried >= MAX_TRIALS {
             break;
         }
     }

@@ -316,8 +316,8 @@ def _program(chance: random.Random, name: str) -> Case:
 def _profile(chance: random.Random, ids: list[str], outside: set[str], of_a_block: float, gpus: int) -> hpgo.Profile:
     """A chain; each layer outside the blocks takes `of_a_block` of what a layer in them takes."""
 
-    def seconds(layer: str, most: float) -> tuple[float, ...]:
-        return (most * chance.uniform(0.5, 1) * (of_a_block if layer in outside else 1),)
+    def seconds(layer: str, maximum: float) -> tuple[float, ...]:
+        return (maximum * chance.uniform(0.5, 1) * (of_a_block if layer in outside else 1),)
 
     return hpgo.Profile(
         "toy",

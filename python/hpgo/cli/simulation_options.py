@@ -207,8 +207,8 @@ def _of_visualization(section: Section) -> dict[str, Any]:
     given = section.text("strategy", "1f1b")
     if given not in _STRATEGIES:
         section.fail(f"unknown strategy `{shorten(given)}`", did_you_mean(given, _STRATEGIES))
-    stages = section.whole("num_stages", section.whole("num_devices", 4, least=1), least=1)
-    devices = section.whole("num_devices", stages, least=1)
+    stages = section.whole("num_stages", section.whole("num_devices", 4, minimum=1), minimum=1)
+    devices = section.whole("num_devices", stages, minimum=1)
     if stages % devices:
         section.fail(
             f"`num_stages` is {stages}, but it must be a multiple of the {devices} devices",
@@ -216,7 +216,7 @@ def _of_visualization(section: Section) -> dict[str, Any]:
         )
     values: dict[str, Any] = {"schedule": _STRATEGIES[given], "num_stages": devices, "chunks": stages // devices}
     if "num_batches" in section:
-        values["num_batches"] = section.whole("num_batches", least=1)
+        values["num_batches"] = section.whole("num_batches", minimum=1)
     if "p2p_latency" in section:
         values["p2p_time"] = section.build(checked, "p2p_time", section.get("p2p_latency"), "p2p_latency")
     # Only `zb1p` runs the two halves of a backward pass; all other strategies run it whole.

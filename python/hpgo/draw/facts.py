@@ -129,8 +129,8 @@ def far_cap(timeline: Timeline, label: str) -> str:
 
 def range_text(values: Sequence[float]) -> str:
     """Return the range of some sizes as text."""
-    least, most = format_bytes(min(values)), format_bytes(max(values))
-    return least if least == most else f"{least} to {most}"
+    minimum, maximum = format_bytes(min(values)), format_bytes(max(values))
+    return minimum if minimum == maximum else f"{minimum} to {maximum}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -122,8 +122,8 @@ def llama_cpp(given: object, target: Target, place: Place) -> dict[str, str]:
             code="unsupported",
         )
     # llama.cpp counts the output as one more layer, which belongs to the last device.
-    *most, last = serving.blocks
-    split = ",".join(map(str, [*most, last + 1]))
+    *maximum, last = serving.blocks
+    split = ",".join(map(str, [*maximum, last + 1]))
     command = f'llama-server "$@" --split-mode layer --gpu-layers {sum(serving.blocks) + 1} --tensor-split {split}'
     return _script(serving, place, "", command)
 

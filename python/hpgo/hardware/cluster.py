@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import MOST_GPUS, check_int, check_is, check_text, number
+from hpgo.base.checks import MAX_GPUS, check_int, check_is, check_text, number
 from hpgo.base.documents import Section, hinted, kind_of_document, parse, read_text
 from hpgo.base.messages import as_whole, brief, did_you_mean, pluralize, printable, safe_repr, shorten
 from hpgo.base.presentation import present
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # Larger numbers are taken for typing errors.
 _LARGEST = 1e18
-MOST_DEVICES = 2**20
+MAX_DEVICES = 2**20
 """Maximum number of devices in a cluster."""
 _VERSION = 1
 _KEYS = "hpgo_cluster name source gpus_per_device types nodes machines intra inter"
@@ -82,7 +82,7 @@ class Link:
     def __post_init__(self) -> None:
         _check_positive("a link's bytes_per_s", self.bytes_per_s)
         _check_positive("a link's collective_bytes_per_s", self.collective_bytes_per_s)
-        number("a link's latency_s", self.latency_s, most=_LARGEST, error=ClusterError)
+        number("a link's latency_s", self.latency_s, maximum=_LARGEST, error=ClusterError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,10 @@ class Cluster(Record):
 
     def __post_init__(self) -> None:
         gpus = check_int(
-            f"cluster {safe_repr(self.name)}: gpus_per_device", self.gpus_per_device, most=MOST_GPUS, error=ClusterError
+            f"cluster {safe_repr(self.name)}: gpus_per_device",
+            self.gpus_per_device,
+            maximum=MAX_GPUS,
+            error=ClusterError,
         )
         object.__setattr__(self, "gpus_per_device", gpus)
         for field in ("name", "source"):
@@ -498,10 +501,10 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
                 f"type `{device.name}` has another memory or speed above", "give it another name", code="mismatch"
             )
         machine = section.build(Node, device, section.whole("devices"), section.text("name", ""))
-        count = section.whole("count", 1, least=1)
+        count = section.whole("count", 1, minimum=1)
         section.done()
-        if count * machine.count > MOST_DEVICES:
-            section.fail(f"{count} × {machine.count} devices are too many", f"at most {MOST_DEVICES}", code="too_large")
+        if count * machine.count > MAX_DEVICES:
+            section.fail(f"{count} × {machine.count} devices are too many", f"at most {MAX_DEVICES}", code="too_large")
         machines += [machine] * count
     for unused in stated.keys() - types.keys():
         top.fail(
@@ -513,7 +516,7 @@ def _from_document(document: object, file: str, stem: str, *, may_differ: bool =
     # With a single node the link between nodes is never used, so files may leave it out.
     inter = _link(top, "inter") if len(machines) > 1 or "inter" in top else intra
     name, source = top.text("name", stem), top.text("source", "")
-    gpus = top.whole("gpus_per_device", 1, least=1)
+    gpus = top.whole("gpus_per_device", 1, minimum=1)
     top.done()
     return top.build(Cluster, name, tuple(machines), intra, inter, source, gpus)
 
@@ -568,11 +571,11 @@ def _unit(argument: str, value: str | float, parser: Callable[[str | float], flo
 
 def _check_positive(what: str, value: object) -> float:
     hint = "it must be a number above 0 and at most 1e18"
-    return number(what, value, above=0, most=_LARGEST, error=ClusterError, hint=hint)
+    return number(what, value, above=0, maximum=_LARGEST, error=ClusterError, hint=hint)
 
 
 def _count(what: str, value: object) -> int:
-    return check_int(what, value, most=MOST_DEVICES, error=ClusterError)
+    return check_int(what, value, maximum=MAX_DEVICES, error=ClusterError)
 
 
 def _shown_list(values: object) -> str:

@@ -185,8 +185,8 @@ class DeviceRecord(Record):
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, float | int):
-                least = None if field.name in _FROM_NONE else 0
-                number(f"{field.name} of a device record", value, above=least)
+                minimum = None if field.name in _FROM_NONE else 0
+                number(f"{field.name} of a device record", value, above=minimum)
 
     @property
     def rates(self) -> Rates:

@@ -271,7 +271,7 @@ def estimate_llm(
     asked: dict[str, Any] = {
         "tp": tp, "pp": pp, "vpp": vpp, "first_rank_layers": first_rank_layers, "last_rank_layers": last_rank_layers,
         "pp_schedule": pp_schedule, "cp": cp, "ep": ep,
-        "zero_stage": check_int("zero_stage", zero_stage, least=0, most=3),
+        "zero_stage": check_int("zero_stage", zero_stage, minimum=0, maximum=3),
         "dp_replicate": dp_replicate, "micro_batch_size": micro_batch_size,
         "recompute": recompute, "recompute_num_layers": recompute_num_layers, "recompute_every": recompute_every,
         "precision": precision, "flash_attention": flash_attention, "fused_elementwise": fused_elementwise,
@@ -282,7 +282,7 @@ def estimate_llm(
             choice("recomputed module", one, get_args(RecomputedModule))
             for one in check_list("recompute_modules", recompute_modules)
         ),
-        "cpu_offload_num_layers": check_int("cpu_offload_num_layers", cpu_offload_num_layers, least=0),
+        "cpu_offload_num_layers": check_int("cpu_offload_num_layers", cpu_offload_num_layers, minimum=0),
     }  # fmt: skip
     model = transformer_of(transformer)
     cluster = cluster_of(cluster)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hpgo.llm.amounts import maximum, minimum
-from hpgo.llm.parallelism import MOST_ZERO
+from hpgo.llm.parallelism import MAX_ZERO
 from hpgo.model.transformer import PLAIN
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class LayerContext:
         They are in fp16, with `grad_reduce_in_bf16`, and with ZeRO stage 3 unless DTensor shards the replicas.
         """
         # torchtitan reduces in fp32 (`mixed_precision_reduce`), DeepSpeed and llm-foundry in the training format.
-        narrow = self.config.zero_stage == MOST_ZERO and not self.config.dtensor
+        narrow = self.config.zero_stage == MAX_ZERO and not self.config.dtensor
         return 2 if self.reduces_in_16_bits or narrow else 4
 
     @property

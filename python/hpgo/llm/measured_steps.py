@@ -189,7 +189,7 @@ def _of_csv(text: str, file: str) -> list[Section]:
 
 def _step(row: Section, folder: Path) -> MeasuredStep:
     given: dict[str, Any] = {
-        name: row.whole(name, least=1) for name in ("global_batch_size", "seq_length", *_COUNTS) if name in row
+        name: row.whole(name, minimum=1) for name in ("global_batch_size", "seq_length", *_COUNTS) if name in row
     }
     given |= {name: row.whole(name) for name in _FROM_NONE if name in row}
     given |= {name: row.flag(name) for name in _FLAGS if name in row}

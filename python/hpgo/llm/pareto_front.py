@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _MIN_SAVING = 0.01
 """Relative difference of memory below which two configurations count as one point. Not tuned."""
-MOST_POINTS = 100
+MAX_POINTS = 100
 
 
 def llm_pareto_front(
@@ -68,7 +68,7 @@ def llm_pareto_front(
     [True, True]
     """
     cluster = cluster_of(cluster)
-    points = check_int("points", points, most=MOST_POINTS)
+    points = check_int("points", points, maximum=MAX_POINTS)
     headroom_bytes = number("headroom_bytes", headroom_bytes)
     exclude = check_list("exclude", exclude, hint="give a list: ['cp', 'zero_stage=3']")
     capacity = cluster.nodes[0].device.memory_bytes

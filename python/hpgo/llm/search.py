@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from hpgo.llm.step_time import PipelineStages
     from hpgo.programs.names import LlmFramework
 
-MOST_SHOWN = 1000
+MAX_SHOWN = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class LlmPlanSearch(Record):
         chosen = self.best
         if place is not None:
             hint = f"the list has {len(self.estimates)} configurations"
-            chosen = self.estimates[check_int("place", place, most=len(self.estimates), hint=hint) - 1]
+            chosen = self.estimates[check_int("place", place, maximum=len(self.estimates), hint=hint) - 1]
         return LlmPlan(estimate=chosen, transformer=self.transformer, cluster=self.cluster, framework=self.framework)
 
 
@@ -189,7 +189,7 @@ def plan_llm(
     row, rules = framework_support(framework)
     space = SearchSpace.of(rules, row.title, fix=fix, exclude=exclude)
     headroom_bytes = number("headroom_bytes", headroom_bytes)
-    top = check_int("top", top, most=MOST_SHOWN)
+    top = check_int("top", top, maximum=MAX_SHOWN)
     if devices is not None:
         cluster = cluster.first(devices)
     found_stack = stack_on(stack, cluster, row.name, platform)
@@ -318,8 +318,8 @@ class _Search:
         # features that all configurations of a group use are a lower bound on the count, so groups are dropped whole.
         if best[0]:
             common = [unknown(group.common) for group in self.groups]
-            least = min(common)
-            while self._heap and (bound_s := self._heap[0][0]) <= max_s and best > (least, bound_s):
+            minimum = min(common)
+            while self._heap and (bound_s := self._heap[0][0]) <= max_s and best > (minimum, bound_s):
                 _, at, one = self._heap[0]
                 has = unknown(one.stages.context.config) if isinstance(one, _Bounded) else common[at[0]]
                 if (has, bound_s) >= best:

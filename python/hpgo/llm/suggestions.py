@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hpgo.base.divisors import divisors
 from hpgo.base.messages import join_words
 from hpgo.errors import ArgumentError
-from hpgo.llm.parallelism import DEGREES, MOST_ZERO, DegreeError, check_batch, check_degrees, data_degree
+from hpgo.llm.parallelism import DEGREES, MAX_ZERO, DegreeError, check_batch, check_degrees, data_degree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping
@@ -115,7 +115,7 @@ def with_open(
         **dict.fromkeys(("tp", "cp", "pp", "dp"), divisors(gpus)),
         "ep": divisors(model.experts or 1),
         "vpp": range(1, model.layers + 3),
-        "zero_stage": range(MOST_ZERO + 1),
+        "zero_stage": range(MAX_ZERO + 1),
         "micro_batch_size": divisors(global_batch_size),
     }
     found: list[str] = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack
 from hpgo.base.checks import check_int, check_list, check_progress, device_number, number
 from hpgo.base.messages import as_whole, safe_repr
 from hpgo.errors import ArgumentError, TimeLimitError
-from hpgo.hardware.cluster import MOST_DEVICES
+from hpgo.hardware.cluster import MAX_DEVICES
 from hpgo.planning.laws import checked
 from hpgo.planning.memory_preference import min_memory, with_leaner
 from hpgo.planning.problem import NO_LIMIT, SCHEDULES, PlanningProblem
@@ -92,13 +92,15 @@ def plan(
     started_s = time.monotonic()
     question = PlanningProblem.of(profile, cluster, global_batch_size=global_batch_size, **options)
     if max_stages is not None:
-        question = replace(question, max_stages=check_int("max_stages", max_stages, most=NO_LIMIT - 1))
+        question = replace(question, max_stages=check_int("max_stages", max_stages, maximum=NO_LIMIT - 1))
     if time_limit_s is not None:
         time_limit_s = number(
             "time_limit_s", time_limit_s, above=0, infinite=True, hint="give a positive number of seconds"
         )
     if tolerance is not None:
-        tolerance = number("tolerance", tolerance, most=1, hint="give a share of the step from 0 to 1: 0.005 is 0.5 %")
+        tolerance = number(
+            "tolerance", tolerance, maximum=1, hint="give a share of the step from 0 to 1: 0.005 is 0.5 %"
+        )
     check_progress(progress)
     until_s = None if time_limit_s is None else started_s + time_limit_s
 
@@ -229,10 +231,10 @@ def rows_of(
     index_of = {layer.id: index for index, layer in enumerate(profile.layers)}
     rows: list[tuple[list[int], list[int]]] = []
     taken = 0
-    for at, stage in enumerate(check_list("stages", stages, most=len(profile.layers))):
+    for at, stage in enumerate(check_list("stages", stages, maximum=len(profile.layers))):
         if not isinstance(stage, tuple | list) or len(stage) != 2:
             raise ArgumentError(f"stage {at} is {safe_repr(stage)}", "give each stage its layers and its devices")
-        layers, devices = stage[0], check_list(f"the devices of stage {at}", stage[1], most=MOST_DEVICES)
+        layers, devices = stage[0], check_list(f"the devices of stage {at}", stage[1], maximum=MAX_DEVICES)
         # A number means the next layers in order, so that users need not list ids.
         if as_whole(layers) is not None:
             layers = check_int(f"the number of layers of stage {at}", layers)
@@ -244,7 +246,7 @@ def rows_of(
             indices = list(range(taken, taken + layers))
         else:
             indices = []
-            for layer in check_list(f"the layers of stage {at}", layers, most=len(profile.layers)):
+            for layer in check_list(f"the layers of stage {at}", layers, maximum=len(profile.layers)):
                 if not isinstance(layer, str) or layer not in index_of:
                     raise ArgumentError(
                         f"profile `{profile.name}` has no layer {safe_repr(layer)}",

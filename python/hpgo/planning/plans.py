@@ -146,10 +146,10 @@ class Restriction(Record):
         step_s = number("step_s", step_s)
         if self.unrestricted_step_s is None or self.unrestricted_lower_bound_s is None:
             return None
-        least, most = (
+        minimum, maximum = (
             _ratio(step_s, free_s) - 1 for free_s in (self.unrestricted_step_s, self.unrestricted_lower_bound_s)
         )
-        return max(0.0, least), max(0.0, most)
+        return max(0.0, minimum), max(0.0, maximum)
 
 
 @dataclass(frozen=True, slots=True)

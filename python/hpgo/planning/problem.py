@@ -173,11 +173,11 @@ class PlanningProblem:
             )
         profile, cluster = profile_of(profile), cluster_of(cluster)
         check_gpus(profile, cluster)
-        global_batch_size = check_int("global_batch_size", global_batch_size, most=NO_LIMIT - 1)
+        global_batch_size = check_int("global_batch_size", global_batch_size, maximum=NO_LIMIT - 1)
         # Times below the smallest measured batch size are extrapolated, so they need the consent of the caller.
         smallest = profile.batch_sizes[0]
         if min_micro_batch_size is not None:
-            smallest = check_int("min_micro_batch_size", min_micro_batch_size, most=NO_LIMIT - 1)
+            smallest = check_int("min_micro_batch_size", min_micro_batch_size, maximum=NO_LIMIT - 1)
         sizes = _pipeline_micro_batch_sizes(profile, global_batch_size, pipeline_micro_batch_size, smallest)
         if not (isinstance(recompute, bool) or (isinstance(recompute, str) and recompute == "auto")):
             raise ArgumentError(f"recompute is {safe_repr(recompute)}", "choose True, False or 'auto'")
@@ -225,7 +225,9 @@ def _pipeline_micro_batch_sizes(
         largest = global_batch_size
         sizes = [size for size in parts if size >= smallest and global_batch_size // size <= _MAX_MICRO_BATCHES]
     else:
-        pipeline_micro_batch_size = check_int("pipeline_micro_batch_size", pipeline_micro_batch_size, most=NO_LIMIT - 1)
+        pipeline_micro_batch_size = check_int(
+            "pipeline_micro_batch_size", pipeline_micro_batch_size, maximum=NO_LIMIT - 1
+        )
         if global_batch_size % pipeline_micro_batch_size:
             # Of two divisors at the same distance, suggest the smaller one.
             nearest = min(parts, key=lambda size: (abs(size - pipeline_micro_batch_size), size))

@@ -10,7 +10,7 @@ from hpgo._core import at_batch
 from hpgo.base.divisors import divisors
 from hpgo.base.units import format_bytes
 from hpgo.errors import HpgoError, InfeasibleError
-from hpgo.hardware.cluster import MOST_DEVICES
+from hpgo.hardware.cluster import MAX_DEVICES
 from hpgo.planning.laws import bounded
 from hpgo.planning.notes import notes
 from hpgo.planning.plans import Alternative, Assumptions, Plan
@@ -271,7 +271,7 @@ def _packed(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
     # The native call returns one flag per change in exactly this order.
     words = ["recompute activations", "shard the optimizer state", _BOTH, "choose schedule `zb`"]
     # Larger clusters are rejected on input, so doubling must not be suggested.
-    if 2 * question.cluster.devices <= MOST_DEVICES:
+    if 2 * question.cluster.devices <= MAX_DEVICES:
         words.append(f"use {2 * question.cluster.devices} devices")
     helps = [name for name, fit in zip(words, fits, strict=False) if fit]
     # Suggest both changes together only if no single change is enough.
@@ -296,7 +296,7 @@ def _searched(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
         (_BOTH, replace(recomputed, memory=sharded)),
         ("choose schedule `zb`", single),  # It needs only one micro-batch in flight, like a step of one.
     ]
-    if 2 * question.cluster.devices <= MOST_DEVICES:
+    if 2 * question.cluster.devices <= MAX_DEVICES:
         doubled = replace(question.cluster, nodes=question.cluster.nodes * 2)
         changes.append((f"use {doubled.devices} devices", replace(question, cluster=doubled)))
     for words, changed in changes:

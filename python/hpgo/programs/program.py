@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from hpgo import _core
-from hpgo.base.checks import MOST_GPUS, check_int, check_is, check_list, check_text, device_number
+from hpgo.base.checks import MAX_GPUS, check_int, check_is, check_list, check_text, device_number
 from hpgo.base.documents import Section, hinted, parse, read_text, record, write_text
 from hpgo.base.messages import as_whole, exactly, safe_repr, spans_of
 from hpgo.base.validated import Record, check_fields
@@ -332,7 +332,7 @@ def program(
 def _check(given: Program) -> None:
     """Raise ArgumentError if the program can't run."""
     orders, stages = given.schedule, given.stages
-    check_int("gpus_per_device", given.gpus_per_device, most=MOST_GPUS)
+    check_int("gpus_per_device", given.gpus_per_device, maximum=MAX_GPUS)
     if len(stages) != orders.stages:
         raise ArgumentError(
             f"`{orders.name}` runs {orders.stages} stages, but layers and devices are given for {len(stages)}",

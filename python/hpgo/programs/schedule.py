@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hpgo import _core
 from hpgo.base.checks import check_flag, check_int, check_is, check_list, check_text
 from hpgo.base.documents import hinted, read_text, write_text
-from hpgo.base.files import MOST_BYTES_OF_RUNS, as_path
+from hpgo.base.files import MAX_BYTES_OF_RUNS, as_path
 from hpgo.base.memory_check import check_room
 from hpgo.base.messages import as_float, brief, did_you_mean, pluralize, printable, safe_repr
 from hpgo.base.presentation import present
@@ -40,7 +40,7 @@ KINDS = ("F", "B", "I", "W", "F‖B")
 """Letters of the kinds in the first column of `Schedule.actions`, and in `Timeline.kind`: forward, backward, input
 gradient, weight gradient, and a fused pair of forward and backward."""
 
-MOST_ACTIONS = 200_000_000
+MAX_ACTIONS = 200_000_000
 """Largest number of actions in a schedule or a simulation. Larger ones raise an error before memory is allocated."""
 BUILT_BYTES = 50
 """Bytes of memory for each action while a schedule is built, as measured."""
@@ -216,7 +216,7 @@ class Schedule(Record):
         """Read a CSV file like `from_text`. The name of the file becomes the name of the schedule."""
         path = as_path(path, ScheduleError)
         with hinted("name a CSV file with one line a rank"):
-            text = read_text(path, ScheduleError, most=MOST_BYTES_OF_RUNS)
+            text = read_text(path, ScheduleError, maximum=MAX_BYTES_OF_RUNS)
         try:
             return cls.from_text(text, name=path.stem)
         except ScheduleError as error:
@@ -402,7 +402,7 @@ def actions_of(name: str, ranks: int, micro_batches: int, chunks: int | None) ->
     each = family.trains + 1 + family.splits_backward
     # Families with a fixed number of chunks have 1 or 2. The others default to 2.
     actions = ranks * micro_batches * each * (chunks or (1 if family.chunks == "1" else 2))
-    return actions if actions <= MOST_ACTIONS else 0
+    return actions if actions <= MAX_ACTIONS else 0
 
 
 def schedules() -> tuple[ScheduleFamily, ...]:

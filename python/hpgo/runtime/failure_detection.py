@@ -56,7 +56,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "silence_s", "grace_s"):
-            object.__setattr__(self, name, number(name, getattr(self, name), above=0, most=_MAX_TIMEOUT_S))
+            object.__setattr__(self, name, number(name, getattr(self, name), above=0, maximum=_MAX_TIMEOUT_S))
         object.__setattr__(self, "silence_s", min(self.silence_s, self.timeout_s))
 
     @property

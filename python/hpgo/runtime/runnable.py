@@ -148,9 +148,9 @@ def bits_behind(planned: Sequence[int] | None, stages: int, asked: object) -> tu
         found = [0 if bits >= WHOLE_BITS else bits for bits in planned or [0] * (stages - 1)]
         hint = f"plan with `--bits` of {', '.join(map(str, BITS))}, or set `quantize`"
     elif isinstance(asked, tuple | list):
-        found = [check_int("a number of bits", one, least=0, hint=hint) for one in asked]
+        found = [check_int("a number of bits", one, minimum=0, hint=hint) for one in asked]
     else:
-        found = [check_int("the number of bits", asked, least=0, hint=hint)] * (stages - 1)
+        found = [check_int("the number of bits", asked, minimum=0, hint=hint)] * (stages - 1)
     if len(found) != stages - 1:
         raise ArgumentError(
             f"bits are given for {pluralize(len(found), 'cut')}, but {pluralize(stages, 'stage')} have {stages - 1}",

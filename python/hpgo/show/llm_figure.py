@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 _MARGIN, _WIDTH, _TOP = 16.0, 1040.0, 76.0
 _GUTTER, _CELL, _LOW, _GAP = 92.0, 54.0, 34.0, 8.0
-_LEAST, _NUMBERED, _RANKED, _LETTERED = 3.0, 19.0, 27.0, 46.0
+_MIN_WIDTH, _NUMBERED, _RANKED, _LETTERED = 3.0, 19.0, 27.0, 46.0
 """Width of a cell in pixels: the minimum; with room for the GPU's number; for its pipeline rank, too; for all ranks."""
 _FLAT = 22.0
 """Height of narrow cells if a row has the whole width."""
 _TALLEST = 24
 """Maximum number of nodes in a column. More nodes are drawn in several columns."""
-_MOST_GPUS = 2**15
-_MOST_NAMED = 16
+_MAX_GPUS = 2**15
+_MAX_NAMED = 16
 _COLOURS = len(palette.STAGE_COLOURS)
 
 
@@ -89,10 +89,10 @@ def scene(estimate: LlmEstimate, cluster: Cluster) -> Scene:
             f"the estimate is for {estimate.gpus} GPUs, but cluster `{cluster.name}` has {cluster.devices}",
             "give the cluster of the estimate",
         )
-    if estimate.gpus > _MOST_GPUS:
+    if estimate.gpus > _MAX_GPUS:
         raise ArgumentError(
-            f"the estimate is for {estimate.gpus} GPUs, but a figure shows at most {_MOST_GPUS}",
-            f"draw a configuration of at most {_MOST_GPUS} GPUs",
+            f"the estimate is for {estimate.gpus} GPUs, but a figure shows at most {_MAX_GPUS}",
+            f"draw a configuration of at most {_MAX_GPUS} GPUs",
             code="too_large",
         )
     counts = [machine.count for machine in cluster.first(estimate.gpus).nodes]
@@ -133,11 +133,11 @@ class _Grid:
         # Fewer columns make wider cells and a taller figure. Use the largest number that keeps the cells visible.
         while True:
             width = min(_CELL, (available - (beside - 1) * 2 * _GAP) / (beside * per))
-            if width >= _LEAST or beside == 1:
+            if width >= _MIN_WIDTH or beside == 1:
                 break
             beside -= 1
         tall = -(-len(counts) // beside)
-        height = _LOW if width >= _NUMBERED else min(_LOW, max(width, _LEAST if beside > 1 else _FLAT))
+        height = _LOW if width >= _NUMBERED else min(_LOW, max(width, _MIN_WIDTH if beside > 1 else _FLAT))
         gap = min(_GAP, height / 2)
         x, y, rows, start = [], [], [], 0
         for machine, count in enumerate(counts):
@@ -267,7 +267,7 @@ def _legend(estimate: LlmEstimate, counts: Sequence[int], top: float) -> tuple[l
     items: list[Item] = []
     ranks = list(range(config.pp))
     # Keep the last rank in a long legend, because it has the LM head and other memory.
-    named = ranks if len(ranks) <= _MOST_NAMED else [*ranks[: _MOST_NAMED - 1], ranks[-1]]
+    named = ranks if len(ranks) <= _MAX_NAMED else [*ranks[: _MAX_NAMED - 1], ranks[-1]]
     columns = 1 if len(named) == 1 else 2
     for at, rank in enumerate(named):
         x = _MARGIN + at % columns * (_WIDTH - 2 * _MARGIN) / columns

@@ -530,10 +530,10 @@ def restriction(plan: Plan) -> str:
         else:
             why = "not all plans of its schedule were tried"
         return f"{label}; not compared with plans for any framework: {why}"
-    least, most = known
-    if most <= _PROVEN:
+    minimum, maximum = known
+    if maximum <= _PROVEN:
         return f"{label}; no plan for another framework has a shorter step"
-    share = percent(most) if most - least <= _PROVEN else f"at most {percent(most)}"
+    share = percent(maximum) if maximum - minimum <= _PROVEN else f"at most {percent(maximum)}"
     return (
         f"{label}; its limits make the step {share} longer than the best plan without them; the best one found has"
         f" {pluralize(stages, 'stage')} and takes {_seconds(free_s)}"
@@ -723,11 +723,11 @@ def _preferred(plan: Plan, than: MemoryPreference) -> str:
     # The plan with the shortest step can itself have the smallest memory.
     held = max(group.memory.total_bytes for group in plan.groups)
     share = f"{100 * than.tolerance:.3g} %"
-    least = f"the smallest memory found within {share} of the shortest step found, {_seconds(than.step_s)}"
+    minimum = f"the smallest memory found within {share} of the shortest step found, {_seconds(than.step_s)}"
     if held >= than.peak_bytes:
-        return f"{least}: that plan itself"
+        return f"{minimum}: that plan itself"
     instead = f"{_bytes(held)} instead of {_bytes(than.peak_bytes)} on the fullest device"
-    return f"{least}: {'as long' if longer <= 1e-9 else f'{percent(longer)} longer'}, {instead}"
+    return f"{minimum}: {'as long' if longer <= 1e-9 else f'{percent(longer)} longer'}, {instead}"
 
 
 def _optimizer(memory: MemoryModel) -> str:

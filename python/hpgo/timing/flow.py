@@ -64,21 +64,21 @@ class Flow(Record):
     def max_in_flight(self) -> int:
         """Largest number of micro-batches that had entered and not yet left."""
         left = sorted(self.leave_s)
-        gone = most = 0
+        gone = maximum = 0
         for entered, enter_s in enumerate(sorted(self.enter_s), start=1):
             # Micro-batches may overtake each other on routes over several hosts, so entries and exits are sorted
             # separately.
             while left[gone] <= enter_s:
                 gone += 1
-            most = max(most, entered - gone)
-        return most or 1
+            maximum = max(maximum, entered - gone)
+        return maximum or 1
 
     def latency_s(self, percent: float) -> float:
         """Return the latency in seconds that `percent` percent of the micro-batches do not exceed.
 
         Raise ArgumentError if it is not in (0, 100].
         """
-        share = number("percent", percent, above=0, most=100) / 100
+        share = number("percent", percent, above=0, maximum=100) / 100
         taken_s = sorted(leave_s - enter_s for enter_s, leave_s in zip(self.enter_s, self.leave_s, strict=True))
         return taken_s[math.ceil(share * len(taken_s)) - 1]
 
@@ -155,7 +155,7 @@ def predicted_flow(program: Program, samples: Sequence[int], *, in_flight: int |
     from hpgo.timing.simulation import columns_of
 
     columns, stages = columns_of(program.schedule, program.costs), len(program.stages)
-    lock_step, most, routes = steps_together(program), room_of(program, in_flight), routes_of(program)
+    lock_step, maximum, routes = steps_together(program), room_of(program, in_flight), routes_of(program)
     passes_s = [columns.compute_s[stage::stages, 0].tolist() for stage in range(stages)]
     links_s = [tuple(columns.activation_s[stage].tolist()) for stage in range(stages)]
     free_s: defaultdict[int, float] = defaultdict(float)  # end of the last pass, by host
@@ -170,7 +170,7 @@ def predicted_flow(program: Program, samples: Sequence[int], *, in_flight: int |
     left_s: list[float] = []
     for micro_batch in range(len(samples)):
         chain = micro_batch % len(routes)
-        there_s = max(free_s[source], left_s[micro_batch - most] if micro_batch >= most else 0.0)
+        there_s = max(free_s[source], left_s[micro_batch - maximum] if micro_batch >= maximum else 0.0)
         route = routes[chain]
         for at, (host, behind) in enumerate(zip(route, (*route[1:], None), strict=True)):
             begin_s = max(there_s, free_s[host])

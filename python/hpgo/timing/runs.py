@@ -200,9 +200,9 @@ def sweep(
     `report` receives the fraction that is done and a description of the next run. Numbers that a schedule does not
     support are left out. Raises ArgumentError if a schedule supports none of them.
     """
-    most = 64 if setup.num_batches is None else setup.num_batches
+    maximum = 64 if setup.num_batches is None else setup.num_batches
     # Powers of 2 and their multiples of 1.5 are about evenly spaced on the logarithmic axis of the figure.
-    counts = sorted({most, *(step << shift for shift in range(32) for step in (2, 3) if step << shift < most), 1})
+    counts = sorted({maximum, *(step << shift for shift in range(32) for step in (2, 3) if step << shift < maximum), 1})
     points: list[SweepPoint] = []
     for at, name in enumerate(names):
         # Some schedules need many micro-batches, so a number that is too small is no error by itself.

@@ -89,7 +89,7 @@ pub(crate) const KEPT_SYNCS: usize = 4096;
 /// Limit on the actions of a plan that is simulated during annealing: 3 ms. Not tuned.
 pub(crate) const MAX_SIMULATED_ACTIONS: u64 = 100_000;
 /// Largest number of adjacent cuts that move at once before annealing. Not tuned.
-pub(crate) const LONGEST_RUN: usize = 8;
+pub(crate) const MAX_RUN: usize = 8;
 /// Smallest share by which a round of moving cuts must shorten the path for another round. Not tuned.
 pub(crate) const SETTLED: f64 = 1e-3;
 /// Work between two checks of the time limit and of Ctrl-C: 0.2 ms. Not tuned.

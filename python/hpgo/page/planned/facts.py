@@ -76,9 +76,9 @@ def facts(plan: Plan, found: Origin | None) -> dict[str, Any]:
 def too_large(plan: Plan) -> str:
     """Return the reason for which `plan` is too large for the page; empty if it is not."""
     layers = sum(len(stage.layers) for stage in plan.stages)
-    for count, most, what in ((layers, _MAX_LAYERS, "layers"), (plan.cluster_devices, _MAX_DEVICES, "devices")):
-        if count > most:
-            return f"the plan has {count:,} {what}, but the limit of the page is {most:,}"
+    for count, maximum, what in ((layers, _MAX_LAYERS, "layers"), (plan.cluster_devices, _MAX_DEVICES, "devices")):
+        if count > maximum:
+            return f"the plan has {count:,} {what}, but the limit of the page is {maximum:,}"
     return ""
 
 

@@ -204,7 +204,7 @@ class InferencePipeline(RankPipeline):
         is lost. Raises Preempted after SIGTERM to any rank, when all micro-batches that have entered have left.
         """
         self._check_whole()
-        most = room_of(self.program, in_flight)
+        maximum = room_of(self.program, in_flight)
         if not hasattr(batches, "__iter__") or isinstance(batches, torch.Tensor | str):
             raise ArgumentError(f"the micro-batches are {safe_repr(batches)}", "give a list of tensors, or a generator")
         if hold_samples_per_s is not None:
@@ -217,10 +217,10 @@ class InferencePipeline(RankPipeline):
                     "set device to `cpu`, or choose the bits with `quantize`",
                 )
         if data_rank is not None:
-            self._check_data_rank(check_int("data_rank", data_rank, least=0, most=self.program.world_size - 1))
+            self._check_data_rank(check_int("data_rank", data_rank, minimum=0, maximum=self.program.world_size - 1))
         if watch is not None and not callable(watch):
             raise ArgumentError(f"watch is {safe_repr(watch)}", "give a function of a Moment, or None")
-        return self._infer(batches, most, hold_samples_per_s, data_rank, watch)
+        return self._infer(batches, maximum, hold_samples_per_s, data_rank, watch)
 
     def _check_data_rank(self, data_rank: int) -> None:
         """Raise ArgumentError for a rank that holds a stage other than the first."""

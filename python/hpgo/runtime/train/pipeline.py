@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Backend = Literal["hpgo", "torch"]
 """Implementation that transfers tensors."""
-_MOST_COMPARED = 8
+_MAX_COMPARED = 8
 """Maximum number of samples of the first batch that are used to check the loss. Not tuned."""
 _TINY = 1e-6  # added to the norm as in torch, to avoid a division by 0
 
@@ -322,7 +322,7 @@ class Pipeline(RankPipeline):
         the first step, this only checks the folder. Raises RunError for a folder that can't be created, or that holds
         later steps of another run.
         """
-        check_int("every", every, least=1)
+        check_int("every", every, minimum=1)
         _check_tell(tell)
         if self._saver is None or self._saver.folder != as_path(folder, RunError):
             self._finish_saving()
@@ -398,7 +398,7 @@ class Pipeline(RankPipeline):
                 continue
             first, last = self.program.schedule.micro_batches[stage.chain]
             samples = [row + at * size for at in range(first, last) for row in stage.rows]
-            samples = samples[:: math.ceil(len(samples) / _MOST_COMPARED)]
+            samples = samples[:: math.ceil(len(samples) / _MAX_COMPARED)]
             found = remarks(
                 self.workload,
                 self._outputs,

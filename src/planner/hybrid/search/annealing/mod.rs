@@ -148,7 +148,7 @@ impl<'a> Annealer<'a> {
             let before_s = path_s;
             for first in 1..plan.stages() {
                 // A bottleneck often is a run of equal stages. Moving one cut of it helps only if the others follow.
-                for last in first..plan.stages().min(first + annealing::LONGEST_RUN) {
+                for last in first..plan.stages().min(first + annealing::MAX_RUN) {
                     for (distance, is_ahead) in [(1, true), (1, false), (2, true), (2, false)] {
                         while self.shift_run(&mut next, (first, last), distance, is_ahead) {
                             tried += 1;
