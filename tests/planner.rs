@@ -478,9 +478,9 @@ fn a_draft_fits_and_uses_each_device_once() {
         devices.dedup();
         prop_assert_eq!(devices.len() as u32, plan.stages.iter().map(StageCandidate::replicas).sum::<u32>());
         prop_assert!(devices.iter().all(|&device| device < cluster.devices()), "{:?}", plan);
-        for (node, most) in (0..).zip(cluster.nodes.iter().map(|node| node.devices)) {
+        for (node, max) in (0..).zip(cluster.nodes.iter().map(|node| node.devices)) {
             let taken = plan.stages.iter().flat_map(|stage| &stage.footprint).filter(|(other, _)| *other == node);
-            prop_assert!(taken.map(|(_, count)| count).sum::<u32>() <= most, "{:?}", plan);
+            prop_assert!(taken.map(|(_, count)| count).sum::<u32>() <= max, "{:?}", plan);
         }
         prop_assert!(PlanEvaluator::fits(&evaluated.stages), "{:?}", plan);
         prop_assert!(evaluated.path_s <= evaluated.step_s * (1.0 + ROUNDING), "{} in {:?}", evaluated.path_s, plan);

@@ -1,8 +1,8 @@
 //! Orders, without a clock: what the table of families promises, through the public API.
 
 use hpgo::schedule::{
-    Action, Chunks, Durations, FAMILIES, Family, Kind, MAX_ACTIONS, Request, Schedule, Synchronization, Uniform,
-    build, family, one_f_one_b,
+    Action, Chunks, Durations, FAMILIES, Family, Kind, MAX_ACTIONS, Request, Schedule, Synchronization, Uniform, build,
+    family, one_f_one_b,
 };
 use hpgo::simulate::{Costs, Links, StageTimes, Sweep};
 use proptest::prelude::*;
@@ -30,8 +30,8 @@ fn sizes_beyond_the_limit_are_refused_with_the_size() {
         let error = family.build(&Request::new(1 << 16, 1 << 17)).unwrap_err().to_string();
         assert!(error.contains("has") && error.contains("actions"), "{error}");
     }
-    let most = u32::try_from(MAX_ACTIONS).unwrap();
-    assert!(build("gpipe", &Request::new(1, most / 2 + 1)).unwrap_err().to_string().contains("200000002 actions"));
+    let max = u32::try_from(MAX_ACTIONS).unwrap();
+    assert!(build("gpipe", &Request::new(1, max / 2 + 1)).unwrap_err().to_string().contains("200000002 actions"));
     assert!(build("gpipe", &Request::new(u32::MAX, u32::MAX)).is_err());
 }
 

@@ -95,8 +95,8 @@ pub(super) fn problems() -> impl Strategy<Value = RandomProblem> {
 /// Generates branching graphs with few layers on small clusters.
 pub(super) fn branching() -> impl Strategy<Value = RandomProblem> {
     let edges = prop::collection::vec((0_usize..5, 0_usize..5), 0..5);
-    (problems(), edges, 3_usize..6).prop_map(|(mut problem, others, most)| {
-        problem.graph.layers.truncate(most);
+    (problems(), edges, 3_usize..6).prop_map(|(mut problem, others, max)| {
+        problem.graph.layers.truncate(max);
         let count = problem.graph.layers.len();
         let is_edge = |&(from, to): &(usize, usize)| from < to && to < count;
         // A chain with some of its edges removed and other edges added.

@@ -186,7 +186,7 @@ impl Family {
             ));
         }
         let group_size = match request.group_size {
-            None => smallest_group(ranks, micro_batches),
+            None => min_group(ranks, micro_batches),
             Some(group) => group,
         };
         let sizes = Sizes { ranks, chunks, micro_batches, group_size, cap: request.cap.unwrap_or(u32::MAX) };
@@ -234,7 +234,7 @@ impl Family {
 }
 
 /// Returns the smallest group size that divides `micro_batches` and keeps all ranks busy.
-fn smallest_group(ranks: u32, micro_batches: u32) -> u32 {
+fn min_group(ranks: u32, micro_batches: u32) -> u32 {
     // The smallest group holds the fewest activations: the warm-up grows by g for each chunk after the first.
     (ranks..=micro_batches).find(|&group| micro_batches.is_multiple_of(group)).unwrap_or(micro_batches)
 }

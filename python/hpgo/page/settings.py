@@ -135,7 +135,7 @@ def settings_of(items: Iterable[tuple[str, str]]) -> Settings:
 
 
 def size_of(settings: Settings, planned: Size | None = None) -> Size:
-    """Return the size of `settings`, where `planned` is one step of their plan. Raises ArgumentError beyond `MAX_SIZE`."""
+    """Return the size of `settings`, where `planned` is a step of their plan. Raises ArgumentError beyond `MAX_SIZE`."""
     setup = settings.setup
     if planned is None:
         planned = Size(2 * setup.ranks * setup.micro_batches * (setup.chunks or 1), setup.ranks)
@@ -280,7 +280,7 @@ class Plans:
     """Plan for each name in addresses."""
 
     def add(self, body: bytes, title: str) -> str:
-        """Add the JSON of a plan and return its name. Raises HpgoError for other text, and for plans beyond `MAX_SIZE`."""
+        """Add the JSON of a plan and return its name. Raises HpgoError for other text and plans beyond `MAX_SIZE`."""
         from hpgo.planning.plans import Plan
 
         try:

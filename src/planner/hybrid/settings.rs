@@ -113,18 +113,18 @@ impl Settings {
     }
 }
 
-/// Returns the largest number from `least` to `most` that fits, or `None` if `least` does not fit.
+/// Returns the largest number from `min` to `max` that fits, or `None` if `min` does not fit.
 ///
 /// `fits` must be monotone: if a number fits, all smaller ones do.
-pub(crate) fn largest_max_in_flight(least: u32, most: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
+pub(crate) fn max_fitting_in_flight(min: u32, max: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
     // Test the largest number first: if it fits, no bisection is needed.
-    if fits(most) {
-        return Some(most);
+    if fits(max) {
+        return Some(max);
     }
-    if !fits(least) {
+    if !fits(min) {
         return None;
     }
-    let (mut low, mut high) = (least, most);
+    let (mut low, mut high) = (min, max);
     while high - low > 1 {
         let middle = low.midpoint(high);
         if fits(middle) { low = middle } else { high = middle }

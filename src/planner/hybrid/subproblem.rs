@@ -105,7 +105,7 @@ impl<'a> Subproblem<'a> {
     pub(crate) fn max_devices(&self) -> u32 {
         // A stage has at least one layer, so this is also the limit on stages times replicas (docs/proofs.md, "Devices
         // at work").
-        let most = self.share.iter().rposition(Option::is_some).unwrap_or(0) as u32;
-        self.cluster.devices().min((self.model.layer_parameter_bytes.len() as u32).saturating_mul(most))
+        let max = self.share.iter().rposition(Option::is_some).unwrap_or(0) as u32;
+        self.cluster.devices().min((self.model.layer_parameter_bytes.len() as u32).saturating_mul(max))
     }
 }

@@ -35,8 +35,8 @@ pub fn lower_bound_s(model: &LayerSums, cluster: &Cluster, settings: &Settings, 
     (settings.pipeline_micro_batch_sizes.iter())
         .map(|&micro_batch| {
             // No group has all devices, so this is the smallest share that any replica gets.
-            let least = micro_batch.div_ceil(devices.saturating_sub(1).max(1)).max(settings.min_samples_per_replica);
-            let min_layers = LeastLayers::of(model, least.min(micro_batch), micro_batch, recomputes, family);
+            let min = micro_batch.div_ceil(devices.saturating_sub(1).max(1)).max(settings.min_samples_per_replica);
+            let min_layers = MinLayers::of(model, min.min(micro_batch), micro_batch, recomputes, family);
             let batch = f64::from(settings.global_batch);
             let work_s = batch * min_layers.work_s_per_sample / speeds;
             let layer_s = batch / f64::from(micro_batch) * min_layers.max_s / fastest;
@@ -46,7 +46,7 @@ pub fn lower_bound_s(model: &LayerSums, cluster: &Cluster, settings: &Settings, 
 }
 
 /// Minimum times of layers over a range of shares, on a device of speed 1.
-struct LeastLayers {
+struct MinLayers {
     /// Sum over all layers: forward and backward seconds per sample.
     work_s_per_sample: f64,
     /// Longest layer: forward and backward seconds of one share.
@@ -55,12 +55,12 @@ struct LeastLayers {
     trip_s: f64,
 }
 
-impl LeastLayers {
-    /// Computes the minima for shares from `least` to `most`.
-    fn of(model: &LayerSums, least: u32, most: u32, recomputes: bool, family: &Family) -> Self {
+impl MinLayers {
+    /// Computes the minima for shares from `min` to `max`.
+    fn of(model: &LayerSums, min: u32, max: u32, recomputes: bool, family: &Family) -> Self {
         // The minimum is at an end of the range or at a measured size (see above), so these shares suffice.
-        let measured = model.batch_sizes().iter().copied().filter(|size| (least..=most).contains(size));
-        let shares: Vec<u32> = [least, most].into_iter().chain(measured).collect();
+        let measured = model.batch_sizes().iter().copied().filter(|size| (min..=max).contains(size));
+        let shares: Vec<u32> = [min, max].into_iter().chain(measured).collect();
         let totals: Vec<_> = shares.iter().map(|&share| model.totals(share)).collect();
         let (mut work_s_per_sample, mut max_s, mut trip_s) = (0.0, 0.0_f64, 0.0);
         for layer in 0..model.layer_parameter_bytes.len() {

@@ -39,8 +39,8 @@ pub(super) fn run_under(
     }
     // ZB-H1 works with the p activations of 1F1B, and ZB-H2 removes the bubble with about 2 p. Smaller limits only save
     // memory, so they are tried below.
-    let least = (ranks / 2).max(1);
-    let mut best = runner.run(Some(least))?;
+    let min = (ranks / 2).max(1);
+    let mut best = runner.run(Some(min))?;
     for limit in [ranks, ranks + ranks / 2, 2 * ranks] {
         let found = runner.run(Some(limit))?;
         if found.1.is_better_than(&best.1) {
@@ -48,7 +48,7 @@ pub(super) fn run_under(
         }
     }
     // If none of these limits fits, halve the smallest until one does.
-    let mut limit = least;
+    let mut limit = min;
     while limit > 1 && !best.1.fits() {
         limit /= 2;
         best = runner.run(Some(limit))?;
@@ -81,7 +81,7 @@ impl Runner<'_> {
             // A lower limit may give another order with a lower peak, so repeat until both agree.
             let peak = self.built[&limit].peak_in_flight().into_iter().max();
             match limit {
-                Some(most) if peak.is_some_and(|peak| peak < most) => limit = peak,
+                Some(max) if peak.is_some_and(|peak| peak < max) => limit = peak,
                 _ => break,
             }
         }

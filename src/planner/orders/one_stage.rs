@@ -79,9 +79,9 @@ pub(super) fn sparest(problem: &Problem<'_>, control: &Control) -> Vec<Cuts> {
 fn of_each_depth(problem: &Problem<'_>, each: Vec<Settings>, control: &Control) -> Vec<CandidatePlan> {
     let devices = problem.cluster.devices();
     let layers = problem.model.layer_parameter_bytes.len() as u32;
-    let most = problem.settings.max_stages.min(layers).min(devices);
-    let mut depths: Vec<u32> = (0..32).map(|power| 1 << power).take_while(|&depth| depth <= most).collect();
-    if devices <= most && !devices.is_power_of_two() {
+    let max = problem.settings.max_stages.min(layers).min(devices);
+    let mut depths: Vec<u32> = (0..32).map(|power| 1 << power).take_while(|&depth| depth <= max).collect();
+    if devices <= max && !devices.is_power_of_two() {
         depths.push(devices);
     }
     let mut asked = Vec::new();

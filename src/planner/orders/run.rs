@@ -76,13 +76,13 @@ impl Peaks {
 
     /// Returns for each stage the largest number of micro-batches that it keeps.
     fn in_flight(&self) -> Vec<u32> {
-        let mut most = vec![0; self.stages.iter().map(Vec::len).sum()];
+        let mut max = vec![0; self.stages.iter().map(Vec::len).sum()];
         for (stages, moments) in self.stages.iter().zip(&self.moments) {
             for (place, &stage) in stages.iter().enumerate() {
-                most[stage] = moments.iter().map(|moment| moment[place].0).max().unwrap_or(0);
+                max[stage] = moments.iter().map(|moment| moment[place].0).max().unwrap_or(0);
             }
         }
-        most
+        max
     }
 }
 
@@ -91,7 +91,7 @@ impl Peaks {
 fn moments(order: &[crate::schedule::Action], stages: &[usize]) -> Vec<Vec<(u32, u32)>> {
     let place = |stage: u32| stages.iter().position(|&own| own == stage as usize);
     let mut now = vec![(0_u32, 0_u32); stages.len()];
-    let mut most: Vec<Vec<(u32, u32)>> = Vec::new();
+    let mut max: Vec<Vec<(u32, u32)>> = Vec::new();
     for action in order {
         // Overlapped actions are a forward and a backward pass, which both count.
         for half in action.halves() {
@@ -105,9 +105,9 @@ fn moments(order: &[crate::schedule::Action], stages: &[usize]) -> Vec<Vec<(u32,
         // Bytes per micro-batch differ from stage to stage, so no single moment is known to be the fullest. All moments
         // that are not dominated by another one are kept.
         let below = |a: &[(u32, u32)], b: &[(u32, u32)]| a.iter().zip(b).all(|(a, b)| a.0 <= b.0 && a.1 <= b.1);
-        if !most.iter().any(|moment| below(&now, moment)) {
-            most.retain(|moment| !below(moment, &now));
-            most.push(now.clone());
+        if !max.iter().any(|moment| below(&now, moment)) {
+            max.retain(|moment| !below(moment, &now));
+            max.push(now.clone());
         }
         for half in action.halves() {
             let Some(place) = place(half.stage) else { continue };
@@ -117,7 +117,7 @@ fn moments(order: &[crate::schedule::Action], stages: &[usize]) -> Vec<Vec<(u32,
             }
         }
     }
-    most
+    max
 }
 
 /// Returns the seconds of the input gradient and of the weight gradient. Without measurements, each is half of the

@@ -58,8 +58,8 @@ fn lines(cluster: &Cluster) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     for nodes in orders {
         let in_turn: Vec<u32> = nodes.iter().flat_map(|(node, begin)| *begin..begin + node.devices).collect();
-        let most = nodes.iter().map(|(node, _)| node.devices).max().unwrap_or(0);
-        let scattered = (0..most)
+        let max = nodes.iter().map(|(node, _)| node.devices).max().unwrap_or(0);
+        let scattered = (0..max)
             .flat_map(|at| nodes.iter().filter(move |(m, _)| at < m.devices).map(move |(_, begin)| begin + at))
             .collect();
         for (devices, is_scattered) in [(in_turn, false), (scattered, true)] {
@@ -131,9 +131,9 @@ pub(super) fn shapes(
 }
 
 /// Returns the numbers of groups worth trying: powers of two, and divisors of the number of devices.
-fn depths(devices: u32, most: u32) -> Vec<u32> {
-    let most = most.min(devices);
-    (2..=most).filter(|&ranks| ranks.is_power_of_two() || devices.is_multiple_of(ranks)).collect()
+fn depths(devices: u32, max: u32) -> Vec<u32> {
+    let max = max.min(devices);
+    (2..=max).filter(|&ranks| ranks.is_power_of_two() || devices.is_multiple_of(ranks)).collect()
 }
 
 /// Returns the numbers of devices per group that are tried: the largest equal number that can share a micro-batch, one

@@ -43,5 +43,5 @@ class WordPieces:
         self._tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
 
     def tokens(self, text: str, *, maximum: int) -> list[int]:
-        """Return `[CLS]`, the tokens of a text and `[SEP]`: at most `maximum` tokens, by cutting the end of the text."""
+        """Return `[CLS]`, the tokens of a text and `[SEP]`: at most `maximum` tokens; the end of the text is cut."""
         return [self._begin, *self._tokenizer.encode(text).ids[: maximum - 2], self._end]

@@ -164,7 +164,7 @@ impl<'a> Packing<'a> {
         let mut fewest: Vec<Vec<Option<Entry>>> = vec![vec![None; last + 1]];
         fewest[0][last] = Some(Entry { used: 0, replicas: 0, next: last });
         // For each cut, the fewest devices so far. More stages are considered only if they take fewer.
-        let mut least = vec![u32::MAX; last + 1];
+        let mut min = vec![u32::MAX; last + 1];
         let mut plans = Vec::new();
         for stages in 1..=max_stages {
             let mut row: Vec<Option<Entry>> = vec![None; last + 1];
@@ -195,9 +195,9 @@ impl<'a> Packing<'a> {
                     }
                 }
             }
-            for (entry, least) in row.iter_mut().zip(&mut least) {
+            for (entry, min) in row.iter_mut().zip(&mut min) {
                 match entry {
-                    Some(found) if found.used < *least => *least = found.used,
+                    Some(found) if found.used < *min => *min = found.used,
                     Some(_) if stages > placement::PACKED_STAGES => *entry = None,
                     _ => {}
                 }

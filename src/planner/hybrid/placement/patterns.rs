@@ -401,14 +401,14 @@ impl<'a> Patterns<'a> {
     }
 }
 
-/// Returns the replica counts to try: the largest allowed count up to `most`, and the smallest count with the same
+/// Returns the replica counts to try: the largest allowed count up to `max`, and the smallest count with the same
 /// share.
-fn replicas(task: &Subproblem<'_>, most: u32) -> Vec<u32> {
-    let Some(most) = (1..=most).rev().find(|&replicas| task.share[replicas as usize].is_some()) else {
+fn replicas(task: &Subproblem<'_>, max: u32) -> Vec<u32> {
+    let Some(max) = (1..=max).rev().find(|&replicas| task.share[replicas as usize].is_some()) else {
         return Vec::new();
     };
-    let share = task.share[most as usize];
-    let fewest = (1..=most).find(|&replicas| task.share[replicas as usize] == share).unwrap_or(most);
+    let share = task.share[max as usize];
+    let fewest = (1..=max).find(|&replicas| task.share[replicas as usize] == share).unwrap_or(max);
     // Fewer replicas with the same share compute equally fast, and their all-reduce is shorter.
-    if fewest < most { vec![most, fewest] } else { vec![most] }
+    if fewest < max { vec![max, fewest] } else { vec![max] }
 }

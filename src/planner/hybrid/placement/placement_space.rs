@@ -396,24 +396,24 @@ fn every_choice(groups: &[NodeGroup], at: usize, so_far: &mut DeviceChoice, choi
     }
 }
 
-/// Adds all choices in which `nodes` nodes of group `at` give at most `most` devices each. The nodes are equal, so
+/// Adds all choices in which `nodes` nodes of group `at` give at most `max` devices each. The nodes are equal, so
 /// nodes that give more come first, and each multiset is generated once.
 fn split_group(
     groups: &[NodeGroup],
     at: usize,
     nodes: u32,
-    most: u32,
+    max: u32,
     so_far: &mut DeviceChoice,
     choices: &mut Vec<DeviceChoice>,
 ) {
-    if nodes == 0 || most == 0 {
+    if nodes == 0 || max == 0 {
         every_choice(groups, at + 1, so_far, choices);
         return;
     }
-    split_group(groups, at, nodes, most - 1, so_far, choices);
+    split_group(groups, at, nodes, max - 1, so_far, choices);
     for count in 1..=nodes {
-        so_far.push((at, most, count));
-        split_group(groups, at, nodes - count, most - 1, so_far, choices);
+        so_far.push((at, max, count));
+        split_group(groups, at, nodes - count, max - 1, so_far, choices);
         so_far.pop();
     }
 }

@@ -9,7 +9,7 @@ use crate::planner::effort::work;
 use crate::planner::hybrid::{
     bounds::nested_stages::{Inner, Synced},
     placement::placement_space::PlacementMove,
-    settings::largest_max_in_flight,
+    settings::max_fitting_in_flight,
     subproblem::Subproblem,
 };
 
@@ -101,7 +101,7 @@ impl<'t> StagesByEnd<'t> {
             let totals = &task.totals[share as usize];
             let held = cost::memory(task.model, totals, memory, (begin, end), choice.replicas, 1, task.recompute);
             let capacity_bytes = choice.memory_bytes - memory.reserved_bytes;
-            largest_max_in_flight(1, task.micro_batches, |max_in_flight| {
+            max_fitting_in_flight(1, task.micro_batches, |max_in_flight| {
                 held.bytes_with(max_in_flight) <= capacity_bytes
             })
             .unwrap_or(0)

@@ -10,7 +10,7 @@ use super::replica_buckets::{BucketUsage, ReplicaBucket};
 use crate::cost;
 use crate::planner::hybrid::{
     bounds::nested_stages::{Inner, Synced},
-    settings::largest_max_in_flight,
+    settings::max_fitting_in_flight,
 };
 use std::sync::Arc;
 
@@ -109,7 +109,7 @@ impl TableBuilder<'_> {
         let totals = &task.totals[bucket.share as usize];
         let held =
             cost::memory(task.model, totals, &task.settings.memory, stage, bucket.max_replicas, 1, task.recompute);
-        largest_max_in_flight(1, task.micro_batches, |max_in_flight| {
+        max_fitting_in_flight(1, task.micro_batches, |max_in_flight| {
             held.bytes_with(max_in_flight) <= usage.memory_bytes
         })
         .unwrap_or(0)

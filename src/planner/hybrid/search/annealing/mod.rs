@@ -184,10 +184,9 @@ impl<'a> Annealer<'a> {
     ) {
         // Few chains that make progress are better than many that do not.
         let steps = plans.first().map_or(1, |plan| effort / step_cost(plan));
-        let most =
-            ((steps / annealing::CHANGES_PER_CHAIN) as usize).clamp(annealing::MIN_CHAINS, annealing::MAX_CHAINS);
+        let max = ((steps / annealing::CHANGES_PER_CHAIN) as usize).clamp(annealing::MIN_CHAINS, annealing::MAX_CHAINS);
         let mut chains: Vec<AnnealingChain> = (0..)
-            .zip(plans.into_iter().take(most))
+            .zip(plans.into_iter().take(max))
             .map(|(number, now)| AnnealingChain { number, now, best: None })
             .collect();
         // Each round halves the chains, and the effort of a round is the same for all rounds.
