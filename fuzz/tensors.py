@@ -21,10 +21,10 @@ _LENGTH_BYTES = 8
 
 def seeds() -> dict[str, bytes]:
     """A file of tensors of several types and shapes, and the index of a checkpoint that a run has saved."""
-    orders = hpgo.schedule("1f1b", ranks=1, micro_batches=1)
+    schedule = hpgo.schedule("1f1b", ranks=1, micro_batches=1)
     layers = torch.nn.Sequential(torch.nn.Linear(2, 2))
     workload = hpgo.runtime.Workload(layers, torch.zeros(1, 2), torch.zeros(1, 2), torch.nn.functional.mse_loss)
-    program = hpgo.program(orders, [(workload.layers, [0])], pipeline_micro_batch_size=1, global_batch_size=1)
+    program = hpgo.program(schedule, [(workload.layers, [0])], pipeline_micro_batch_size=1, global_batch_size=1)
     tensors = {
         "layer.0.weight": torch.ones(2, 3),
         "layer.0.bias": torch.zeros(2, dtype=torch.bfloat16),

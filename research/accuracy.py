@@ -289,11 +289,11 @@ def _why_not(row: dict[str, Any]) -> str | None:
 
 def _point(row: dict[str, Any]) -> Point:
     held = row["model"]
-    micro_batch_size, chunks = row["mbs"], row["vpp"] or 1
+    micro_batch_size, vpp = row["mbs"], row["vpp"] or 1
     # Some reports give the batch per replica instead of the micro-batch, in the note of the row.
     if (local := _LOCAL_BATCH.match(row["note"] or "")) and "micro-batch size" in row["note"]:
         # torchtitan's default has one micro-batch per pipeline rank, and two virtual stages per rank if it interleaves.
-        micro_batch_size, chunks = max(1, int(local[1]) // row["pp"]), 2 if row["vpp"] is None else chunks
+        micro_batch_size, vpp = max(1, int(local[1]) // row["pp"]), 2 if row["vpp"] is None else vpp
     sizes = {key: held[key] for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")}
     model = Transformer(
         name=held["name"], **sizes, gated=held["gated"], tied=held["tied"], centred_norms=not held["gated"],
@@ -302,7 +302,7 @@ def _point(row: dict[str, Any]) -> Point:
     modules = _modules(row)
     config = ParallelismConfig(
         tp=row["tp"], sequence_parallel=bool(row["sp"]) and row["tp"] > 1, cp=row["cp"], ep=row["ep"],
-        pp=row["pp"], vpp=chunks, dp=row["dp"], micro_batch_size=micro_batch_size,
+        pp=row["pp"], vpp=vpp, dp=row["dp"], micro_batch_size=micro_batch_size,
         recompute="selective" if modules else _RECOMPUTE[row["recompute"]], recompute_modules=modules,
         adam_moments_in_bf16=_is_of_bridge(row) and held["name"] in _NARROW_MOMENTS, zero_stage=row["zero"],
         precision=_PRECISIONS.get(row["precision"], row["precision"]), flash_attention=bool(row["flash"]),

@@ -84,7 +84,7 @@ class Annealing:
         except hpgo.errors.ArgumentError:  # A replica would get less than the smallest profiled batch.
             return math.inf
         lacking = sum(
-            max(0.0, -stage.headroom_bytes) / min(self.memory_bytes[device] for device in stage.devices)
+            max(0.0, -stage.free_bytes) / min(self.memory_bytes[device] for device in stage.devices)
             for stage in plan.stages
         )
         if plan.fits and (self.best is None or plan.step_s < self.best.step_s):

@@ -170,7 +170,7 @@ class Case:
         given = {
             "global_batch_size": assumed.micro_batches * assumed.micro_batch,
             "pipeline_micro_batch_size": assumed.micro_batch,
-            "min_micro_batch_size": 1,
+            "min_samples_per_replica": 1,
             "schedule": assumed.schedule,
             "recompute": assumed.recompute,
             "overlap": assumed.overlap,

@@ -133,7 +133,7 @@ fn larger_clusters() -> impl Strategy<Value = Cluster> {
 }
 
 fn questions() -> impl Strategy<Value = Question> {
-    let warm_up = prop_oneof![2 => Just(WarmUp::Eager), 1 => Just(WarmUp::Least), 1 => Just(WarmUp::All)];
+    let warm_up = prop_oneof![2 => Just(WarmUp::Eager), 1 => Just(WarmUp::Min), 1 => Just(WarmUp::All)];
     let recompute = prop_oneof![Just(vec![false]), Just(vec![true]), Just(vec![false, true])];
     let batch = prop_oneof![Just(1_u32), Just(2), Just(4), Just(6), Just(8)];
     (graphs(), clusters(), batch, warm_up, recompute, any::<[bool; 3]>(), weighted(0.3)).prop_map(

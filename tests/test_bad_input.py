@@ -220,8 +220,8 @@ def test_reserving_all_of_a_device_is_told(tmp_path):
 
 
 def test_a_micro_batch_below_what_was_allowed_is_not_blamed_on_the_profile():
-    with refused(hpgo.errors.ArgumentError, "invalid_argument", "min_micro_batch_size", "16"):
-        hpgo.plan(chain(), SMALL, global_batch_size=8, min_micro_batch_size=16)
+    with refused(hpgo.errors.ArgumentError, "invalid_argument", "min_samples_per_replica", "16"):
+        hpgo.plan(chain(), SMALL, global_batch_size=8, min_samples_per_replica=16)
     with refused(hpgo.errors.ArgumentError, "invalid_argument", "toy", "8"):
         hpgo.plan(chain(), SMALL, global_batch_size=4)
 

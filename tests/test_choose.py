@@ -121,7 +121,9 @@ def test_no_schedule_beats_the_work_of_its_devices(auto: hpgo.Plan) -> None:
     work_s = 8 * 8 * 3.0 / 4
     assert all(choice.step_s >= work_s - 1e-9 for choice in plan.schedules if choice.step_s is not None)
     # F + I - W is a third of F + B: the bubble of ZB-H1 is a third of 1F1B's, interleaving halves it
-    by_name = {choice.name: choice.step_s for choice in plan.schedules if choice.stages == 4 * choice.chunks}
+    by_name = {
+        choice.name: choice.step_s for choice in plan.schedules if choice.stages == 4 * choice.virtual_stages_per_rank
+    }
     assert by_name["1f1b"] == pytest.approx(work_s + 3 * 6.0)
     assert by_name["zb_h1"] == pytest.approx(work_s + 3 * 2.0)
     assert by_name["interleaved"] == pytest.approx(work_s + 3 * 6.0 / 2)
@@ -301,7 +303,7 @@ def test_the_same_question_has_the_same_answer_twice(auto: hpgo.Plan) -> None:
 def held_bytes(order: hpgo.Schedule, rank: int, saved_activation_bytes: float, again_bytes: float) -> float:
     """Most activations of a rank: its stage's input from F on, what I or B makes again until W or B has ended."""
     held, maximum = 0.0, 0.0
-    for action in order.orders[rank]:
+    for action in order.action_lists[rank]:
         if "F" in action:
             held += saved_activation_bytes
         elif "W" not in action:
@@ -319,7 +321,7 @@ def test_recomputation_is_priced_as_it_is_simulated(name: str) -> None:
     question = (chain([1.0] * 4, activation_bytes=1e8, parameter_bytes=1e8), cluster(4, gbit_s=1e6))
     plan = hpgo.plan(*question, global_batch_size=8, pipeline_micro_batch_size=1, schedule=name, recompute=True)
     assert plan.recompute
-    order, timeline = plan.orders(), plan.timeline()
+    order, timeline = plan.to_schedule(), plan.timeline()
     free = hpgo.simulate(order, forward_s=1, backward_s=3, input_gradient_s=2, weight_gradient_s=1)
     if len(plan.stages) == 4:
         assert plan.step_s == pytest.approx(free.makespan_s, rel=1e-3)
@@ -378,7 +380,7 @@ def test_what_zb_h2_has_a_plan_for_is_not_said_to_fit_nowhere() -> None:
         (("l0", "l1"), ("l1", "l2"), ("l2", "l3")),
     )
     few = cluster(3, "53425213 B")
-    options = {"global_batch_size": 8, "schedule": "zb_h2", "min_micro_batch_size": 1}
+    options = {"global_batch_size": 8, "schedule": "zb_h2", "min_samples_per_replica": 1}
     stages = [(1, [0]), (2, [1]), (1, [2])]
     assert hpgo.evaluate(profile, few, stages, pipeline_micro_batch_size=1, **options).fits
     try:

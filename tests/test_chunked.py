@@ -42,8 +42,10 @@ def cuts(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
 
 def put(name: str, counts: tuple[int, ...], groups: list[list[int]], micro_batches: int) -> list[tuple[int, list[int]]]:
     """Stages of so many layers on the groups that the schedule has for them."""
-    orders = hpgo.schedule(name, ranks=len(groups), micro_batches=micro_batches, chunks=len(counts) // len(groups))
-    return [(count, groups[rank]) for count, rank in zip(counts, orders.rank_of_stage, strict=True)]
+    schedule = hpgo.schedule(
+        name, ranks=len(groups), micro_batches=micro_batches, virtual_stages_per_rank=len(counts) // len(groups)
+    )
+    return [(count, groups[rank]) for count, rank in zip(counts, schedule.rank_of_stage, strict=True)]
 
 
 @st.composite
@@ -118,19 +120,23 @@ def test_a_plan_is_never_worse_than_balanced_cuts_on_equal_groups(
         step_s = math.inf
     seconds = [layer.forward_s[0] + layer.backward_s[0] for layer in profile.layers]
     compared = 0
-    for ranks, chunks, size in ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 2), (4, 2, 1), (4, 2, 2)):
+    for ranks, virtual_stages_per_rank, size in ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 2), (4, 2, 1), (4, 2, 2)):
         replicas = 4 // ranks
-        if size < replicas or ranks * chunks > len(seconds) or chunks not in VIRTUAL_STAGES[name]:
+        if (
+            size < replicas
+            or ranks * virtual_stages_per_rank > len(seconds)
+            or virtual_stages_per_rank not in VIRTUAL_STAGES[name]
+        ):
             continue
         groups = [list(range(rank * replicas, (rank + 1) * replicas)) for rank in range(ranks)]
         try:
-            stages = put(name, balanced(seconds, ranks * chunks), groups, 8 // size)
+            stages = put(name, balanced(seconds, ranks * virtual_stages_per_rank), groups, 8 // size)
         except hpgo.errors.ArgumentError:  # not for so few micro-batches
             continue
         plan = hpgo.evaluate(profile, machines, stages, pipeline_micro_batch_size=size, **options)
         if plan.fits:
             compared += 1
-            assert step_s <= plan.step_s * (1 + 1e-12), (ranks, chunks, size)
+            assert step_s <= plan.step_s * (1 + 1e-12), (ranks, virtual_stages_per_rank, size)
     assume(compared)
 
 
@@ -200,7 +206,7 @@ def test_the_order_of_machines_is_no_matter(name: str, odd: dict[str, float]) ->
 def test_sizes_that_fit_are_found_where_those_that_come_first_do_not() -> None:
     """Eager 1F1B's size comes first, then the five next to it; `zb_v` fits none of these."""
     profile, machines = chain([1.0] * 8, 1e9, 1e6), cluster(2, "20 GB")
-    batch = {"global_batch_size": 2**9 * 2, "min_micro_batch_size": 1}
+    batch = {"global_batch_size": 2**9 * 2, "min_samples_per_replica": 1}
     eager = hpgo.plan(profile, machines, **batch).pipeline_micro_batch_size
     found = hpgo.plan(profile, machines, **batch, schedule="zb_v").pipeline_micro_batch_size
     assert found < eager
@@ -306,7 +312,7 @@ def test_recomputation_holds_inputs_and_the_activations_of_one_backward() -> Non
         )
         for recompute in (False, True)
     )
-    in_flight = hpgo.schedule("interleaved", ranks=4, micro_batches=16, chunks=2).peak_in_flight
+    in_flight = hpgo.schedule("interleaved", ranks=4, micro_batches=16, virtual_stages_per_rank=2).peak_in_flight
     buffers = 2 * 2 * 2e8  # an input and an output, each way, of both chunks
     assert kept.shortfall_bytes == pytest.approx(in_flight[0] * 2e9 + buffers - 2e8 - 16e9)
     assert again.fits
@@ -344,23 +350,23 @@ def test_plans_survive_files_and_are_priced_anew_to_the_last_digit(name: str) ->
     profile, machines = chain([1.0, 2.0, 0.5, 1.0, 1.5, 0.7], 1e8, 1e8), cluster(4, each=2)
     plan = hpgo.plan(profile, machines, global_batch_size=16, schedule=name, recompute="auto")
     assert plan.schedule == name
-    assert plan.chunks > 1
+    assert plan.virtual_stages_per_rank > 1
     document = json.loads(plan.to_json())
     jsonschema.validate(document, json.loads((ROOT / "docs/plan.schema.json").read_text(encoding="utf-8")))
-    assert document["chunks"] == plan.chunks
+    assert document["virtual_stages_per_rank"] == plan.virtual_stages_per_rank
     read = hpgo.Plan.from_json(plan.to_json())
     assert read == plan
-    priced = read.reprice()
+    priced = read.reevaluate()
     assert (priced.step_s, priced.stages, priced.actions) == (plan.step_s, plan.stages, plan.actions)
-    assert hpgo.Plan.from_json(plan.to_json(embed=False)).reprice(profile=profile, cluster=machines) == priced
+    assert hpgo.Plan.from_json(plan.to_json(embed=False)).reevaluate(profile=profile, cluster=machines) == priced
     assert hpgo.simulate(hpgo.Program.from_json(plan.program().to_json())).makespan_s == plan.step_s
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"chunks": 3}, "`chunks` is 3"),
-        ({"chunks": 0}, "`chunks`"),
+        ({"virtual_stages_per_rank": 3}, "`virtual_stages_per_rank` is 3"),
+        ({"virtual_stages_per_rank": 0}, "`virtual_stages_per_rank`"),
         ({"actions": ["0F0"]}, "it must have one for each of"),
     ],
 )
@@ -373,29 +379,29 @@ def test_files_that_contradict_themselves_are_refused(uneven: hpgo.Plan, change:
 def test_a_plan_of_one_stage_a_device_from_before_is_read(uneven: hpgo.Plan) -> None:
     flat = hpgo.plan(hpgo.read_profile("bert-48"), cluster(4, each=2), global_batch_size=64)
     older = json.loads(flat.to_json())
-    del older["chunks"]
+    del older["virtual_stages_per_rank"]
     assert hpgo.Plan.from_json(json.dumps(older)) == flat
     assert [group.stages for group in flat.groups] == [(at,) for at in range(len(flat.stages))]
     assert uneven.devices == sum(len(group.devices) for group in uneven.groups) <= 4
 
 
 def test_a_plan_runs_by_other_schedules_that_place_its_stages_alike(uneven: hpgo.Plan) -> None:
-    assert uneven.orders().rank_of_stage == uneven.orders("looped_bfs").rank_of_stage
+    assert uneven.to_schedule().rank_of_stage == uneven.to_schedule("looped_bfs").rank_of_stage
     looped = hpgo.simulate(uneven, schedule="looped_bfs")
     assert looped.makespan_s > 0
     for name in ("1f1b", "hanayo", "zb_v"):
         with refused(hpgo.errors.ArgumentError, "invalid_argument", "2", "6"):
-            uneven.orders(name)
+            uneven.to_schedule(name)
     flat = hpgo.plan(hpgo.read_profile("bert-48"), cluster(4, each=2), global_batch_size=64)
     with refused(hpgo.errors.ArgumentError, "invalid_argument", "interleaved", "2", "1"):
-        flat.orders("interleaved")
+        flat.to_schedule("interleaved")
 
 
 def test_stages_of_a_plan_go_where_its_schedule_runs_them() -> None:
     profile, machines = chain([1.0] * 8), cluster(2)
     wrong = [(2, [0]), (2, [1]), (2, [1]), (2, [0])]
     question = {"global_batch_size": 4, "pipeline_micro_batch_size": 1}
-    assert hpgo.evaluate(profile, machines, wrong, schedule="zb_v", **question).chunks == 2
+    assert hpgo.evaluate(profile, machines, wrong, schedule="zb_v", **question).virtual_stages_per_rank == 2
     with refused(hpgo.errors.ArgumentError, "invalid_argument", "1", "0"):
         hpgo.evaluate(profile, machines, wrong, schedule="interleaved", **question)
     with refused(hpgo.errors.ArgumentError, "invalid_argument", "3", "2"):
@@ -412,7 +418,7 @@ def test_the_report_has_a_row_for_each_stage_and_for_the_memory_of_each_group(un
     memory = text.split("group  weights")[1].split("\n\n", maxsplit=1)[0].splitlines()[1:]
     assert len(memory) == len(uneven.groups)
     words = " ".join(text.split())
-    assert f"interleaved 1F1B, {uneven.chunks} virtual stages per device" in words
+    assert f"interleaved 1F1B, {uneven.virtual_stages_per_rank} virtual stages per device" in words
     assert "moving borders" in words
     assert "better plans may exist; the bound holds for all" in words
 
@@ -427,13 +433,13 @@ def test_auto_gives_each_schedule_the_plan_that_it_has_alone() -> None:
     for name in VIRTUAL_STAGES:
         alone = hpgo.plan(*question, global_batch_size=16, schedule=name)
         assert by_name[name].step_s == alone.step_s
-        assert by_name[name].chunks == alone.chunks
-        assert auto.alternative(name).reprice().step_s == alone.step_s
+        assert by_name[name].virtual_stages_per_rank == alone.virtual_stages_per_rank
+        assert auto.alternative(name).reevaluate().step_s == alone.step_s
 
 
 def test_auto_may_take_a_schedule_with_several_stages_a_device() -> None:
     plan = hpgo.plan(chain([1.0] * 8), cluster(4), global_batch_size=4, pipeline_micro_batch_size=1, schedule="auto")
-    assert plan.chunks > 1
+    assert plan.virtual_stages_per_rank > 1
     assert plan.fits
     assert plan.optimality_gap is not None
     assert plan.timeline().makespan_s == plan.step_s
@@ -469,15 +475,15 @@ def test_a_branching_model_is_cut_along_one_order_and_the_report_says_so() -> No
     plan = hpgo.plan(hpgo.read_profile("gnmt-16"), cluster(4), global_batch_size=256, schedule="zb_v")
     assert plan.cuts != "all"
     assert "along one order of the layers" in " ".join(str(plan).split())
-    assert plan.reprice().step_s == plan.step_s
+    assert plan.reevaluate().step_s == plan.step_s
 
 
 # --- Running and exporting --------------------------------------------------------------------------------------------
 
 
 def test_exports_carry_them_or_refuse_by_name(uneven: hpgo.Plan) -> None:
-    orders = hpgo.export.files(uneven, "torch")["order.csv"]
-    assert hpgo.Schedule.from_text(orders) == uneven.orders()
+    schedule = hpgo.export.files(uneven, "torch")["order.csv"]
+    assert hpgo.Schedule.from_text(schedule) == uneven.to_schedule()
     with refused(hpgo.errors.ArgumentError, "unsupported", "interleaved", "DeepSpeed"):
         hpgo.export.files(uneven, "deepspeed")
     profile, machines = hpgo.read_profile("bert-48"), cluster(4, each=2)
@@ -488,7 +494,10 @@ def test_exports_carry_them_or_refuse_by_name(uneven: hpgo.Plan) -> None:
     blocks = hpgo.plan(profile, machines, global_batch_size=64, schedule="interleaved", framework="megatron")
     layout = hpgo.export.megatron(blocks).splitlines()[-1].split("'")[1]
     assert len(hpgo.PipelineLayout.from_text(layout).stages) == len(blocks.stages)
-    assert hpgo.PipelineLayout.from_text(layout).chunks(len(blocks.groups)) == blocks.chunks
+    assert (
+        hpgo.PipelineLayout.from_text(layout).virtual_stages_per_rank(len(blocks.groups))
+        == blocks.virtual_stages_per_rank
+    )
 
 
 def test_the_command_line_plans_and_prices_them(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_prices_and_digests_do_not_heed_it(tmp_path: Path) -> None:
     assert hpgo.plan(profile, machines(), global_batch_size=4).step_s == plan.step_s
     plan.save(tmp_path / "plan.json", embed=False)
     read = hpgo.Plan.read(tmp_path / "plan.json")
-    assert read.reprice(profile=profile, cluster=machines()).step_s == plan.step_s
+    assert read.reevaluate(profile=profile, cluster=machines()).step_s == plan.step_s
 
 
 def test_reports_say_where_times_are_from_and_when_they_differ_more_than_the_gap() -> None:
@@ -113,7 +113,7 @@ def test_plans_on_times_that_vary_much_say_so_before_anything_else(spread: float
     assert report.markdown(plan).splitlines()[2].startswith(f"**M{warning}")
     assert report.summary(plan)[0][0] == "caution"
     assert json.loads(plan.to_json())["notes"][0].startswith(f"m{warning}")
-    assert hpgo.Plan.from_json(plan.to_json()).reprice().notes == plan.notes
+    assert hpgo.Plan.from_json(plan.to_json()).reevaluate().notes == plan.notes
     chained = hpgo.partition(measured(spread), machines())
     assert chained.remarks[0] == plan.notes[0]
 

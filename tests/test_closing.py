@@ -132,8 +132,8 @@ class Looks(torch.nn.Linear):
 def test_memory_is_measured_in_the_first_step_alone() -> None:
     layers = [Looks(64, 64), Looks(64, 64)]
     workload = hpgo.runtime.Workload(layers, torch.ones(2, 64), torch.ones(2, 64), torch.nn.functional.mse_loss)
-    orders = hpgo.schedule("gpipe", ranks=1, micro_batches=3)
-    program = hpgo.program(orders, [(workload.layers, [0])], pipeline_micro_batch_size=512, global_batch_size=3 * 512)
+    schedule = hpgo.schedule("gpipe", ranks=1, micro_batches=3)
+    program = hpgo.program(schedule, [(workload.layers, [0])], pipeline_micro_batch_size=512, global_batch_size=3 * 512)
     with hpgo.runtime.Pipeline(program, workload, optimizer=lambda p: torch.optim.SGD(p, 0.1, 0.9)) as pipeline:
         for _ in range(2):
             pipeline.step(*pipeline.example())

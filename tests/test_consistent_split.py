@@ -161,7 +161,7 @@ def test_saved_plans_keep_the_given_halves_and_the_remark(tmp_path: Path) -> Non
     plan.save(tmp_path / "plan.json")
     read = hpgo.Plan.read(tmp_path / "plan.json")
     assert read.assumed.profile == profile
-    anew = read.reprice()
+    anew = read.reevaluate()
     assert (anew.step_s, anew.notes) == (plan.step_s, plan.notes)
     found = hpgo.calibrate(plan, plan.timeline())
     assert not any(layer.has_wrong_split for layer in found.profile.layers)

@@ -203,7 +203,7 @@ def test_options_that_elastic_runs_lack_are_told(words: tuple[str, ...], said: s
     "options",
     [
         {},
-        {"schedule": "gpipe", "even_split": True, "overlap": False, "min_micro_batch_size": 4},
+        {"schedule": "gpipe", "even_split": True, "overlap": False, "min_samples_per_replica": 4},
         {"memory": hpgo.MemoryModel(0.5, 4.0, shard_optimizer=True, reserved_bytes=1e6)},
         pytest.param({"schedule": "auto"}, marks=pytest.mark.slow),
         {"schedule": "zb_v"},

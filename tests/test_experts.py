@@ -237,12 +237,12 @@ def test_a_window_leaves_out_the_pairs_behind_it(window: int) -> None:
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 @pytest.mark.parametrize("expert", [1, 4, 8])
 @pytest.mark.parametrize(
-    ("model", "pipeline", "chunks"),
+    ("model", "pipeline", "vpp"),
     [(MIXTRAL, *how) for how in ((1, 1), (2, 1), (5, 1), (4, 2))]
     + [(DEEPSEEK, *how) for how in ((1, 1), (2, 1), (5, 1), (4, 2), (7, 2))],
 )
-def test_parameters_of_all_gpus_are_the_models(model, tensor: int, expert: int, pipeline: int, chunks: int) -> None:
-    config = ParallelismConfig(tp=tensor, sequence_parallel=tensor > 1, ep=expert, dp=8, pp=pipeline, vpp=chunks)
+def test_parameters_of_all_gpus_are_the_models(model, tensor: int, expert: int, pipeline: int, vpp: int) -> None:
+    config = ParallelismConfig(tp=tensor, sequence_parallel=tensor > 1, ep=expert, dp=8, pp=pipeline, vpp=vpp)
     stages = PipelineStages(context(model, config), pipeline)
     parts = [stages.rank_layers(at, 1) for at in range(config.num_stages)]
     experts = [expert_parameters(stages.context, part) for part in parts]
@@ -292,9 +292,9 @@ def test_the_first_stage_holds_the_dense_layers() -> None:
 
 
 ways = st.builds(
-    lambda tensor, context, expert, pipeline, chunks, data, size, recomputed, zero: ParallelismConfig(
+    lambda tensor, context, expert, pipeline, vpp, data, size, recomputed, zero: ParallelismConfig(
         tp=tensor, sequence_parallel=tensor > 1, cp=context, ep=expert, pp=pipeline,
-        vpp=chunks if pipeline > 1 else 1, dp=data, micro_batch_size=size, recompute=recomputed, zero_stage=zero,
+        vpp=vpp if pipeline > 1 else 1, dp=data, micro_batch_size=size, recompute=recomputed, zero_stage=zero,
     ),
     st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 7]),
     st.sampled_from([1, 2]), st.sampled_from([4, 8]), st.sampled_from([1, 2]), st.sampled_from(["none", "full"]),

@@ -49,9 +49,9 @@ CASES = [
 
 def write_plan(folder: Path) -> None:
     """For three ranks and one."""
-    orders = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
+    schedule = hpgo.schedule("1f1b", ranks=2, micro_batches=4)
     stages = [(LAYERS[:3], [0, 1, 2]), (LAYERS[3:], [3])]
-    hpgo.program(orders, stages, pipeline_micro_batch_size=7, global_batch_size=28).save(folder / "plan.json")
+    hpgo.program(schedule, stages, pipeline_micro_batch_size=7, global_batch_size=28).save(folder / "plan.json")
 
 
 @contextmanager
@@ -199,9 +199,9 @@ SCRIPT = """
     layers = [torch.nn.Linear(4, 4) for _ in range(4)]
     workload = Workload(layers, torch.zeros(2, 4), torch.zeros(2, 4), torch.nn.functional.mse_loss)
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    orders = hpgo.schedule("1f1b", ranks=ranks, micro_batches=2)
+    schedule = hpgo.schedule("1f1b", ranks=ranks, micro_batches=2)
     stages = [(["0", "1"], [0]), (["2", "3"], [1])] if ranks == 2 else [(["0", "1", "2", "3"], [0])]
-    program = hpgo.program(orders, stages, pipeline_micro_batch_size=2, global_batch_size=4)
+    program = hpgo.program(schedule, stages, pipeline_micro_batch_size=2, global_batch_size=4)
     with Pipeline(program, workload, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), silence_s=4) as pipeline:
         while pipeline.steps < 10:
             pipeline.step(*pipeline.example())

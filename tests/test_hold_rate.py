@@ -129,10 +129,10 @@ FULL_BYTES = 4 * 1024 * 4
 
 def wide(stages: int) -> Any:
     layers = Workload.read(WIDE).layers
-    orders = hpgo.schedule("forward_only", ranks=stages, micro_batches=1)
+    schedule = hpgo.schedule("forward_only", ranks=stages, micro_batches=1)
     cut = [layers[4 * at // stages : 4 * (at + 1) // stages] for at in range(stages)]
     return hpgo.program(
-        orders, [(part, [at]) for at, part in enumerate(cut)], pipeline_micro_batch_size=4, global_batch_size=4
+        schedule, [(part, [at]) for at, part in enumerate(cut)], pipeline_micro_batch_size=4, global_batch_size=4
     )
 
 

@@ -66,7 +66,7 @@ def test_notes_stand_in_reports_and_files_and_survive_them() -> None:
     assert json.loads(plan.to_json())["notes"] == list(plan.notes)
     for embed in (True, False):
         assert hpgo.Plan.from_json(plan.to_json(embed=embed)).notes == plan.notes
-    assert plan.reprice().notes == plan.notes
+    assert plan.reevaluate().notes == plan.notes
 
 
 def test_several_plans_note_a_thing_once_on_stderr() -> None:

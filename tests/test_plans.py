@@ -138,7 +138,7 @@ def test_the_alternatives_are_what_evaluate_says_of_them(
     if alone.fits:
         assert data_parallel.step_s == pytest.approx(alone.step_s, rel=1e-9)
     else:
-        assert data_parallel.shortfall_bytes == pytest.approx(-alone.stages[0].headroom_bytes)
+        assert data_parallel.shortfall_bytes == pytest.approx(-alone.stages[0].free_bytes)
     for other in (data_parallel, straight):
         assert other.step_s is None or other.step_s >= best.step_s / ROUNDING
         assert other.reason
@@ -572,8 +572,8 @@ def test_advice_for_too_little_memory_works_when_followed(
             ({"pipeline_micro_batch_size": size}, "pipeline_micro_batch_size")
             for size in (0, -2, 3, True, 2.0, "2", 10**9)
         ),
-        *(({"min_micro_batch_size": size}, "min_micro_batch_size") for size in (0, -2, True, 2.0, "2")),
-        ({"min_micro_batch_size": 9}, "smaller than min_micro_batch_size, 9"),
+        *(({"min_samples_per_replica": size}, "min_samples_per_replica") for size in (0, -2, True, 2.0, "2")),
+        ({"min_samples_per_replica": 9}, "smaller than min_samples_per_replica, 9"),
         *(({"recompute": value}, "recompute") for value in ("yes", None, 2, math.nan, [])),
         *(({name: value}, name) for name in ("even_split", "overlap") for value in ("yes", None, 2)),
         *(({"schedule": name}, "schedule") for name in ("nope", "dualpipe", "", None, 3, [])),

@@ -195,7 +195,7 @@ def test_files_of_profiles_and_plans_keep_ties(tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.json")
     read = hpgo.Plan.read(tmp_path / "plan.json")
     assert read.split_tied_weights == plan.split_tied_weights
-    assert read.reprice().step_s == plan.step_s
+    assert read.reevaluate().step_s == plan.step_s
     assert "`layer0` and `layer2` share 400 MB of weights: stages 0, 1 hold a copy" in " ".join(str(plan).split())
     assert "share" not in native.write_yaml(chain([1.0], 1e6, 1e6))
 

@@ -65,16 +65,16 @@ def test_random_plans_with_split_passes_cost_what_a_model_written_from_the_pages
         )
         plan = case.evaluate(assumed, schedule=random.choice(SPLIT))
         ours = case.price(assumed, plan)
-        words = [re.findall(r"\b\d+([FBIW])(\d+)", " ".join(row)) for row in plan.orders().orders]
-        orders = [[(kind, int(micro_batch)) for kind, micro_batch in row] for row in words]
-        step_s = twin_steps.end_s(orders, ours, [stage.split_tail_s for stage in ours])
+        words = [re.findall(r"\b\d+([FBIW])(\d+)", " ".join(row)) for row in plan.to_schedule().action_lists]
+        action_lists = [[(kind, int(micro_batch)) for kind, micro_batch in row] for row in words]
+        step_s = twin_steps.end_s(action_lists, ours, [stage.split_tail_s for stage in ours])
         terms = [(plan.step_s, step_s), (plan.timeline().makespan_s, step_s)]
         for stage, mine in zip(plan.stages, ours, strict=True):
             halves_s = stage.halves_s(recompute=plan.recompute)
             terms += zip(halves_s, (mine.input_gradient_s, mine.weight_gradient_s), strict=True)
             terms += [(stage.backward_s, mine.backward_s), (stage.exposed_grad_reduce_s, mine.split_tail_s)]
         wrong += [(seed, *both) for both in terms if not math.isclose(*both, rel_tol=1e-9, abs_tol=1e-12)]
-        splits += any(action == "W" for row in orders for action, _ in row)
+        splits += any(action == "W" for row in action_lists for action, _ in row)
     assert wrong == []
     assert splits > 400
 
@@ -152,7 +152,7 @@ def test_saved_plans_keep_their_halves_and_are_priced_anew_from_them(schedule: s
     plan.save(tmp_path / "plan.json")
     read = hpgo.Plan.read(tmp_path / "plan.json")
     assert read == plan
-    assert read.reprice().step_s == plan.step_s
+    assert read.reevaluate().step_s == plan.step_s
     assert read.timeline().makespan_s == pytest.approx(plan.step_s)
 
 

@@ -55,7 +55,7 @@ def priced(seed: int) -> tuple[list[tuple[object, float, float]], hpgo.Plan | No
         windows = windows if random.random() < 0.1 else sorted(windows, reverse=True)
         given = tuple(replace(stage, max_in_flight=window) for stage, window in zip(plan.stages, windows, strict=True))
         try:
-            plan = replace(plan, stages=given).reprice()
+            plan = replace(plan, stages=given).reevaluate()
         except hpgo.errors.ScheduleError:
             with pytest.raises(ValueError, match="wait for each other"):
                 twin_steps.step_s(assumed.micro_batches, ours, windows)

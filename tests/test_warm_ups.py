@@ -40,7 +40,7 @@ def pipeline(seed: int) -> tuple[hpgo.Plan, int]:
 
 def with_windows(plan: hpgo.Plan, windows: list[int]) -> hpgo.Plan:
     stages = (replace(stage, max_in_flight=window) for stage, window in zip(plan.stages, windows, strict=True))
-    return replace(plan, stages=tuple(stages)).reprice()
+    return replace(plan, stages=tuple(stages)).reevaluate()
 
 
 def choices(plan: hpgo.Plan, micro_batches: int) -> list[list[int]]:
@@ -94,4 +94,4 @@ def test_a_plan_priced_once_more_takes_as_long(schedule: Any) -> None:
         stages = [(stage.layers, stage.devices) for stage in plan.stages]
         again = hpgo.evaluate(profile, cluster, stages, global_batch_size=12, schedule=schedule)
         assert again.step_s == pytest.approx(plan.step_s, rel=1e-12), seed
-        assert plan.reprice().step_s == plan.step_s
+        assert plan.reevaluate().step_s == plan.step_s

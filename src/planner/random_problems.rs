@@ -16,7 +16,7 @@ pub(super) fn settings(global_batch: u32, pipeline_micro_batch_sizes: Vec<u32>) 
         uneven_shares: true,
         overlap_sync: true,
         recompute: vec![false],
-        warm_up: WarmUp::Least,
+        warm_up: WarmUp::Min,
         memory: MemoryModel {
             gradients_per_weight: 1.0,
             optimizer_per_weight: 2.0,
@@ -84,7 +84,7 @@ pub(super) fn problems() -> impl Strategy<Value = RandomProblem> {
             settings: Settings {
                 overlap_sync,
                 recompute: vec![recompute],
-                warm_up: if is_eager { WarmUp::Eager } else { WarmUp::Least },
+                warm_up: if is_eager { WarmUp::Eager } else { WarmUp::Min },
                 ..settings(12, vec![1, 2, 3, 6])
             },
             replicas,

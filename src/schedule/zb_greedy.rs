@@ -1,9 +1,9 @@
 //! Zero-bubble schedule under any activation limit, fitted to the durations of uneven stages.
 //!
 //! A rank fills the gap before its next forward or input gradient with weight gradients, and runs one earlier only to
-//! stay under the cap. Three choices remain: how far forwards may run ahead, whether a forward or an input gradient
-//! goes first, and by how much a weight gradient may overrun its gap. Every combination is tried in virtual time, and
-//! the one with the smallest makespan is kept. The idea is from Qi et al. (2023), section 3.1.
+//! stay under the activation limit. Three choices remain: how far forwards may run ahead, whether a forward or an input
+//! gradient goes first, and by how much a weight gradient may overrun its gap. Every combination is tried in virtual
+//! time, and the one with the smallest makespan is kept. The idea is from Qi et al. (2023), section 3.1.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -76,11 +76,12 @@ fn preferences() -> impl Iterator<Item = Preference> {
     })
 }
 
-/// Builds the schedule. `durations` must have one entry for each of `ranks` stages, and `cap` must be at least 1.
+/// Builds the schedule. `durations` must have one entry for each of `ranks` stages, and `activation_limit` must be at
+/// least 1.
 pub(super) fn zb(
     ranks: u32,
     micro_batches: u32,
-    cap: u32,
+    activation_limit: u32,
     durations: &Durations,
     control: &Control,
 ) -> Result<Schedule> {
@@ -90,7 +91,7 @@ pub(super) fn zb(
     let mut best: Option<Trial> = None;
     let mut tried = 0;
     for preference in preferences() {
-        let mut trial = Trial::new(ranks, micro_batches, cap, durations, preference);
+        let mut trial = Trial::new(ranks, micro_batches, activation_limit, durations, preference);
         trial.run(control)?;
         tried += 3 * ranks as usize * micro_batches as usize;
         if best.as_ref().is_none_or(|best| trial.cost() < best.cost()) {
@@ -144,13 +145,19 @@ struct Next {
 struct Trial<'a> {
     durations: &'a Durations,
     micro_batches: usize,
-    cap: usize,
+    activation_limit: usize,
     preference: Preference,
     ranks: Vec<Rank>,
 }
 
 impl<'a> Trial<'a> {
-    fn new(ranks: u32, micro_batches: u32, cap: u32, durations: &'a Durations, preference: Preference) -> Self {
+    fn new(
+        ranks: u32,
+        micro_batches: u32,
+        activation_limit: u32,
+        durations: &'a Durations,
+        preference: Preference,
+    ) -> Self {
         let micro_batches = micro_batches as usize;
         let rank = || Rank {
             order: Vec::with_capacity(3 * micro_batches),
@@ -159,7 +166,7 @@ impl<'a> Trial<'a> {
             ..Rank::default()
         };
         let ranks = (0..ranks).map(|_| rank()).collect();
-        Self { durations, micro_batches, cap: cap as usize, preference, ranks }
+        Self { durations, micro_batches, activation_limit: activation_limit as usize, preference, ranks }
     }
 
     /// Returns the makespan, then the longest time between first start and last end of a rank. The second decides ties.
@@ -219,7 +226,7 @@ impl<'a> Trial<'a> {
         };
         let may_run_ahead = forwards < self.micro_batches && forwards - inputs < self.ahead(at);
         // An activation is held from its forward to its weight gradient.
-        let full = forwards - rank.weights >= self.cap;
+        let full = forwards - rank.weights >= self.activation_limit;
         let forward_ready_s = match at.checked_sub(1) {
             // A full rank without a pending weight gradient can't free an activation, so it needs an input gradient
             // first.

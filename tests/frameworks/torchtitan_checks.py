@@ -247,8 +247,10 @@ def the_same(case: Case) -> bool:
             names[-1] += ["norm", HEAD]
             assert told.module_fqns_per_model_part == names
             lines = Path(told.pipeline_parallel_schedule_csv).read_text(encoding="utf-8").splitlines()
-            orders = [[str(action) for cell in line.split(",") if (action := _Action.from_str(cell))] for line in lines]
-            assert orders == case.orders.orders
+            action_lists = [
+                [str(action) for cell in line.split(",") if (action := _Action.from_str(cell))] for line in lines
+            ]
+            assert action_lists == case.planned.action_lists
         assert recomputes(config) == case.recompute
         if case.bits is not None:
             assert training.mixed_precision_param == ("bfloat16" if case.bits[0] == 16 else "float32")

@@ -155,16 +155,16 @@ class _NotJson(Exception):
 class Section:
     """One mapping of a document, which returns checked values by key and refuses keys that were never requested."""
 
-    def __init__(self, value: object, where: str, error: type[HpgoError], *, keys: str = "", whence: str = "") -> None:
+    def __init__(self, value: object, where: str, error: type[HpgoError], *, keys: str = "", source: str = "") -> None:
         """Read the mapping `value`.
 
-        `where` names the mapping in messages: the file, then the path of keys. `whence` is the hint for missing
+        `where` names the mapping in messages: the file, then the path of keys. `source` is the hint for missing
         keys. `keys` are the allowed keys, separated by blanks. They distinguish a misspelled key from a missing one.
         """
         self.where = where
         self._keys = set(keys.split())
         self._error = error
-        self.whence = whence
+        self.source = source
         if not isinstance(value, dict):
             self.fail(f"must be a mapping of keys, got {safe_repr(value)}")
         self._values: dict[str, Any] = value
@@ -190,12 +190,12 @@ class Section:
         """Raise an error for a key that is missing or misspelled."""
         self.check_spelling()
         if self._keys:
-            self.fail(f"`{key}` is missing", self.whence, code="missing", name=key)
+            self.fail(f"`{key}` is missing", self.source, code="missing", name=key)
         # The allowed keys are unknown here, so only a very similar unread key counts as a misspelling.
         alike = [str(other) for other in self.unread() if nearest_names(key, [str(other)], minimum=0.8)]
         self.fail(
             f"`{key}` is missing",
-            f"rename `{shorten(alike[0])}` to `{key}`, if that is meant" if len(alike) == 1 else self.whence,
+            f"rename `{shorten(alike[0])}` to `{key}`, if that is meant" if len(alike) == 1 else self.source,
             code="missing",
             name=key,
         )

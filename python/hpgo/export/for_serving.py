@@ -214,9 +214,9 @@ def _of_training(plan: Plan, target: Target) -> tuple[tuple[int, ...], list[str]
                 f"plan for inference with `hpgo partition --framework {target.name}`",
                 code="unsupported",
             )
-        if stage.headroom_bytes < 0:
+        if stage.free_bytes < 0:
             raise InfeasibleError(
-                f"the plan does not fit: stage {number} lacks {-stage.headroom_bytes / 1e9:.3g} GB",
+                f"the plan does not fit: stage {number} lacks {-stage.free_bytes / 1e9:.3g} GB",
                 f"plan for inference with `hpgo partition --framework {target.name}`",
                 code="insufficient_memory",
             )

@@ -162,7 +162,7 @@ def _unstated(job: LlmExportJob) -> list[str]:
 
 
 def _beside(job: LlmExportJob) -> dict[str, str]:
-    return {job.place.name(ORDER): job.orders.to_text()} if job.config.pp > 1 else {}
+    return {job.place.name(ORDER): job.schedule.to_text()} if job.config.pp > 1 else {}
 
 
 def _notes(job: LlmExportJob) -> list[str]:

@@ -466,16 +466,16 @@ def _with_adapters(inter: tuple[float, float, float], gbit_s: float) -> Link:
 
 
 def _from_document(document: object, file: str, stem: str, *, may_differ: bool = False) -> Cluster:
-    whence = f"is it a cluster? Then begin with `hpgo_cluster: {_VERSION}`, as `hpgo clusters show dapple-a` does"
+    hint = f"is it a cluster? Then begin with `hpgo_cluster: {_VERSION}`, as `hpgo clusters show dapple-a` does"
     if "hpgo_cluster" not in (document if isinstance(document, dict) else {}) and (kind := kind_of_document(document)):
         raise ClusterError(
             f"{file} is {kind}, not a cluster",
             "name a cluster: `hpgo clusters` lists those that are known",
             code="wrong_kind_of_file",
         )
-    top = Section(document, file, ClusterError, keys=_KEYS, whence=whence)
+    top = Section(document, file, ClusterError, keys=_KEYS, source=hint)
     version = top.get("hpgo_cluster")
-    top.whence = ""
+    top.source = ""
     if version != _VERSION:
         top.fail(f"`hpgo_cluster` is {safe_repr(version)}", f"this hpgo reads version {_VERSION}")
     if "nodes" in top and "machines" in top:

@@ -22,15 +22,15 @@ _MAX_MULTIPLE = 64
 
 
 def nothing_fits(
-    minimum: PipelineStages, cluster: Cluster, space: SearchSpace, global_batch_size: int, *, headroom_bytes: float
+    minimum: PipelineStages, cluster: Cluster, space: SearchSpace, global_batch_size: int, *, reserved_bytes: float
 ) -> InfeasibleError:
     """Return the error for a search whose smallest configuration, `minimum`, needs more memory than a GPU has.
 
     The hint is the first change that helps: less reserved memory, one fixed or excluded name left open, or more nodes.
     """
     needed_bytes, capacity_bytes = max_memory_bytes(minimum), minimum.context.gpus.memory_bytes
-    limit_bytes = capacity_bytes - headroom_bytes
-    reserved = f", {format_bytes(headroom_bytes)} of them reserved" if headroom_bytes else ""
+    limit_bytes = capacity_bytes - reserved_bytes
+    reserved = f", {format_bytes(reserved_bytes)} of them reserved" if reserved_bytes else ""
     message = (
         f"no configuration fits in memory: the smallest ({minimum.context.config.named()}) needs"
         f" {format_bytes(needed_bytes)} per GPU, but a GPU has {format_bytes(capacity_bytes)}{reserved}:"

@@ -129,7 +129,7 @@ def plan_llm(
     framework: LlmFramework = "megatron",
     fix: dict[str, int | str] | None = None,
     exclude: Iterable[str] = (),
-    headroom_bytes: float = 0.0,
+    reserved_bytes: float = 0.0,
     stack: Stack | str | os.PathLike[str] | None = None,
     platform: Platform | DeviceRecord | None = None,
     top: int = 10,
@@ -147,7 +147,7 @@ def plan_llm(
         fix: values that all configurations must have: `{"tp": 4, "zero_stage": 1}`; also `cp`, `ep`, `pp`, `vpp`,
             `pp_schedule`, `dp`, `micro_batch_size` and `recompute`.
         exclude: features to leave out: `["cp"]`, or single values: `["zero_stage=0", "micro_batch_size=1"]`.
-        headroom_bytes: memory of each GPU to leave free, in addition to the columns of the estimate.
+        reserved_bytes: memory of each GPU to leave free, in addition to the columns of the estimate.
         stack: software stack, by its name or its file; None means the one that `framework` implies on the device.
         platform: constants fitted to steps on your cluster (`hpgo.Platform.read`), or the rates of a measured node
             (`hpgo.llm.platform.read_platform`). None uses the published ones.
@@ -188,7 +188,7 @@ def plan_llm(
     choice("precision", precision, get_args(Precision))
     row, rules = framework_support(framework)
     space = SearchSpace.of(rules, row.title, fix=fix, exclude=exclude)
-    headroom_bytes = number("headroom_bytes", headroom_bytes)
+    reserved_bytes = number("free_bytes", reserved_bytes)
     top = check_int("top", top, maximum=MAX_SHOWN)
     if devices is not None:
         cluster = cluster.first(devices)
@@ -217,14 +217,14 @@ def plan_llm(
 
         asked = {"gpus": gpus.count, "global_batch_size": global_batch_size}
         raise with_open(error, space, model=model, has_ways=has_some, **asked) from None
-    search = _Search(groups, gpus.memory_bytes - headroom_bytes, top)
+    search = _Search(groups, gpus.memory_bytes - reserved_bytes, top)
     search.run()
     if not search.best:
         from hpgo.llm.infeasibility import nothing_fits
 
         found = leanest(groups)
         assert found is not None, "there was a configuration"  # noqa: S101
-        raise nothing_fits(found, cluster, space, global_batch_size, headroom_bytes=headroom_bytes)
+        raise nothing_fits(found, cluster, space, global_batch_size, reserved_bytes=reserved_bytes)
 
     def estimated(step_s: float, one: PipelineStages) -> LlmEstimate:
         found = estimate_stages(one, cluster.name, step_s, global_batch_size=global_batch_size)

@@ -160,19 +160,19 @@ def _nearest(name: str, now: int, fitting: list[int], *, verb: str = "use") -> s
 
 def _ends(model: Transformer, config: ParallelismConfig, accepts: Callable[[Mapping[str, int]], bool]) -> list[str]:
     """Return arguments with the most even layers of the end ranks for which a pipeline's layers divide."""
-    pipeline, chunks, found = config.pp, config.vpp, []
-    for each in range(chunks, model.layers, chunks):
+    pipeline, vpp, found = config.pp, config.vpp, []
+    for each in range(vpp, model.layers, vpp):
         ends = model.layers - each * (pipeline - 2)
         # Equal ends are the most even. If they are not whole, one virtual stage more on the first rank comes next.
-        half = -(-ends // (2 * chunks)) * chunks
-        for first in (half, half + chunks):
+        half = -(-ends // (2 * vpp)) * vpp
+        for first in (half, half + vpp):
             last = ends - first
             given = {"first_rank_layers": first, "last_rank_layers": last}
             if pipeline == 2 or last == each:
                 del given["last_rank_layers"]
             elif first == each:
                 del given["first_rank_layers"]
-            if min(first, last) >= chunks and accepts(given):
+            if min(first, last) >= vpp and accepts(given):
                 arguments = [f"`{name}={count}`" for name, count in given.items()]
                 found.append((max(each if pipeline > 2 else 0, first, last), len(arguments), arguments))
     return min(found)[-1] if found else []

@@ -70,9 +70,9 @@ LABELS = {
     "file": "Load a plan",
     "num_stages": "Ranks",
     "num_batches": "Micro-batches",
-    "chunks": "Chunks a rank",
+    "virtual_stages_per_rank": "Virtual stages per rank",
     "group_size": "Group size",
-    "cap": "Activations cap",
+    "activation_limit": "Activation limit",
     "forward_times": "Forward",
     "backward_times": "Backward",
     "input_gradient_times": "Input gradient",
@@ -135,10 +135,10 @@ def settings_of(items: Iterable[tuple[str, str]]) -> Settings:
 
 
 def size_of(settings: Settings, planned: Size | None = None) -> Size:
-    """Return the size of `settings`, where `planned` is a step of their plan. Raises ArgumentError beyond `MAX_SIZE`."""
+    """Return the size of `settings`, where `planned` is a step of their plan. ArgumentError beyond `MAX_SIZE`."""
     setup = settings.setup
     if planned is None:
-        planned = Size(2 * setup.ranks * setup.micro_batches * (setup.chunks or 1), setup.ranks)
+        planned = Size(2 * setup.ranks * setup.micro_batches * (setup.virtual_stages_per_rank or 1), setup.ranks)
     schedules = max(1, len(settings.schedule))
     size = Size(planned.actions * schedules * setup.iterations, planned.ranks * schedules)
     for asked, maximum, what in (
@@ -228,7 +228,7 @@ def numbers_of(plan: Plan) -> dict[str, str]:
         "schedule": plan.schedule,
         "num_stages": str(program.schedule.ranks),
         "num_batches": str(plan.micro_batches),
-        "chunks": str(plan.chunks),
+        "virtual_stages_per_rank": str(plan.virtual_stages_per_rank),
     }
     if costs is not None:
         texts |= {

@@ -112,7 +112,7 @@ def calibrate(
 
     def evaluated(cluster: Cluster) -> Plan:
         known = replace(assumed, profile=corrected_profile, cluster=cluster)
-        return replace(plan, assumptions=known).reprice()
+        return replace(plan, assumptions=known).reevaluate()
 
     # Reductions overlap with computation, so their slowdown can only be found after both are corrected.
     slower = _reduction_slowdown(lambda ratio: evaluated(_with_slower_reductions(corrected_cluster, ratio)), measured)

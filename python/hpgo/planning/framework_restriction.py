@@ -193,7 +193,7 @@ def _lacking_bytes(plan: Plan, question: PlanningProblem, framework: Framework) 
     ]
     return (
         max(
-            sum(saved_activation_bytes[at] for at in own.stages) - own.memory.activations_bytes - own.headroom_bytes
+            sum(saved_activation_bytes[at] for at in own.stages) - own.memory.activations_bytes - own.free_bytes
             for own in plan.groups
         )
         - aside_bytes

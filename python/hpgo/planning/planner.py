@@ -61,11 +61,11 @@ def plan(
         schedule="eager_1f1b": `1f1b`, `eager_1f1b` or `gpipe`; `zb_h1`, `zb_h2`, `zb`, `1f1b_overlap` or
             `sequential`, which are simulated on cuts that the search finds, without a bound; `interleaved`,
             `interleaved_overlap`, `looped_bfs`, `hanayo`, `interleaved_zb`, `zb_v`, `v_half`, `v_min` or `dualpipe_v`,
-            which have virtual stages (`Plan.chunks`) and a separate search and bound; or `auto`, which compares all in
-            `Plan.schedules` and returns the one with the shortest step.
+            which have virtual stages (`Plan.virtual_stages_per_rank`) and a separate search and bound; or `auto`, which
+            compares all in `Plan.schedules` and returns the one with the shortest step.
         pipeline_micro_batch_size=None: samples per micro-batch over all replicas of a stage; None tries all divisors of
             the batch that make at most 65,536 micro-batches.
-        min_micro_batch_size=None: minimum samples per micro-batch and replica; None is the smallest batch size of the
+        min_samples_per_replica=None: minimum samples per micro-batch and replica; None is the smallest batch size of the
             profile, because times below it are not reliable.
         recompute=False: keep activations (False), recompute them in the backward pass (True), or take the better of
             both ("auto").
@@ -169,7 +169,7 @@ def evaluate(
         global_batch_size: samples per training step.
         options: the options of `plan`. Without `pipeline_micro_batch_size`, the best one is chosen.
 
-    Plans that do not fit in memory are evaluated, too: see `Plan.fits` and `Stage.headroom_bytes`. Under `eager_1f1b`,
+    Plans that do not fit in memory are evaluated, too: see `Plan.fits` and `Stage.free_bytes`. Under `eager_1f1b`,
     each stage runs ahead as far as memory allows, or less if that is faster in the simulation.
 
     Raises ArgumentError for layers or devices that are unknown, missing or used twice.

@@ -70,7 +70,7 @@ def evaluated(
     stages: Sequence[tuple[list[int], list[int]]],
     *,
     max_in_flight: Sequence[int] | None = None,
-    orders: Schedule | None = None,
+    schedule: Schedule | None = None,
 ) -> Plan:
     """Return the plan with these stages, under the question's schedule.
 
@@ -78,9 +78,9 @@ def evaluated(
         question: the planning problem.
         stages: layers, by their index in the profile, and devices of each stage.
         max_in_flight: limits in flight of all stages, under 1F1B, eager 1F1B or GPipe; None lets the planner choose.
-        orders: action lists of all ranks, under other schedules; None lets the planner choose.
+        schedule: action lists of all ranks, under other schedules; None lets the planner choose.
     """
-    found = question.session.evaluate(question, stages, max_in_flight, orders)
+    found = question.session.evaluate(question, stages, max_in_flight, schedule)
     # The native planner returns devices in its own order. Rank programs depend on the order that was given.
     for record, (_, devices) in zip(found["stages"], stages, strict=True):
         record["devices"] = devices
@@ -121,7 +121,7 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
         pipeline_micro_batch_size=pipeline_micro_batch_size,
         recompute=found["recompute"],
         stages=tuple(stages),
-        chunks=found["virtual_stages"],
+        virtual_stages_per_rank=found["virtual_stages_per_rank"],
         actions=tuple(found["actions"] or ()),
         step_s=found["step_s"],
         one_device_step_s=question.global_batch_size
@@ -204,7 +204,7 @@ def with_alternatives(question: PlanningProblem, best: Plan) -> Plan:
     alternatives = []
     for name, found, reason in (
         ("data parallelism", classics["data_parallel"], shared),
-        ("straight pipeline", classics["pipeline_only"], pipeline_only),
+        ("pipeline parallelism only", classics["pipeline_only"], pipeline_only),
     ):
         if found is None:
             alternatives.append(Alternative(name, None, 0, 0, 0.0, reason))
@@ -237,7 +237,7 @@ def explained(error: InfeasibleError, question: PlanningProblem) -> InfeasibleEr
     if found is None:
         return error
     closest, helps = found
-    index, stage = min(enumerate(closest.stages), key=lambda row: row[1].headroom_bytes)
+    index, stage = min(enumerate(closest.stages), key=lambda row: row[1].free_bytes)
     # The stage is limited by its smallest device, so that is the one to name.
     device = _smallest(question.cluster, stage.devices)
     reserved_bytes = question.memory.reserved_bytes
@@ -255,7 +255,7 @@ def explained(error: InfeasibleError, question: PlanningProblem) -> InfeasibleEr
         f" ({len(stage.layers)} layers, micro-batch {closest.pipeline_micro_batch_size}) needs"
         f" {format_bytes(stage.memory.total_bytes)} on each device, but `{device}` has"
         f" {format_bytes(stage.capacity_bytes + reserved_bytes)}{reserved}:"
-        f" {format_bytes(-stage.headroom_bytes)} short",
+        f" {format_bytes(-stage.free_bytes)} short",
         hint,
     )
 

@@ -225,7 +225,7 @@ def _point(sweep: Sweep, size: int, devices: int) -> SweepPoint:
     if devices < 8:
         cluster = replace(cluster, nodes=tuple(replace(machine, count=devices) for machine in cluster.nodes))
     try:
-        best = plan(profile, cluster, global_batch_size=size, min_micro_batch_size=sweep.micro_batch_size)
+        best = plan(profile, cluster, global_batch_size=size, min_samples_per_replica=sweep.micro_batch_size)
     except InfeasibleError:
         best = None
     answer = _compatible(profile, None, size, seps, minimum=sweep.micro_batch_size)

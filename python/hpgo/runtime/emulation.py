@@ -31,7 +31,7 @@ from hpgo.runtime.messages import Messages, PassedTensor
 from hpgo.runtime.progress import HERE
 from hpgo.runtime.recorder import Recorder
 from hpgo.runtime.rendezvous import agree, check_place, lost
-from hpgo.runtime.runnable import Runnable, check_orders
+from hpgo.runtime.runnable import Runnable, check_trainable
 from hpgo.runtime.session import NeighbourGroups, RankSession
 from hpgo.runtime.stage_module import Value
 from hpgo.timing.simulation import columns_of
@@ -72,9 +72,9 @@ class Emulation:
     """One rank's part of a plan on an emulated cluster. Every rank creates one, and all step together.
 
     >>> import hpgo
-    >>> orders = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
+    >>> schedule = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
     >>> costs = hpgo.Costs(forward_s=0.002, backward_s=0.003)
-    >>> program = hpgo.program(orders, [(["a"], [0])], pipeline_micro_batch_size=2, global_batch_size=8, costs=costs)
+    >>> program = hpgo.program(schedule, [(["a"], [0])], pipeline_micro_batch_size=2, global_batch_size=8, costs=costs)
     >>> with Emulation(program, scale=2) as emulation:
     ...     step_s = emulation.step()
     >>> step_s >= 4 * (0.002 + 0.003)
@@ -237,7 +237,7 @@ class Durations:
 
 def check(program: Program, scale: float) -> Durations:
     """Return the durations. Raise ArgumentError for a program or a scale that can't be emulated."""
-    check_orders(program)
+    check_trainable(program)
     hint = f"give a number from {_MIN_SCALE:g} to {_MAX_SCALE:,.0f}"
     if number("scale", scale, above=0, maximum=_MAX_SCALE, hint=hint) < _MIN_SCALE:
         raise ArgumentError(f"scale is {scale:g}, but must be at least {_MIN_SCALE:g}", hint)

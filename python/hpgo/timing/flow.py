@@ -115,9 +115,9 @@ def room_of(program: Program, in_flight: int | None = None) -> int:
 
     >>> import hpgo
     >>> def of(name):
-    ...     orders = hpgo.schedule(name, ranks=3, micro_batches=1)
+    ...     schedule = hpgo.schedule(name, ranks=3, micro_batches=1)
     ...     stages = [(["a"], [0]), (["b"], [1]), (["c"], [2])]
-    ...     return hpgo.program(orders, stages, pipeline_micro_batch_size=1, global_batch_size=1)
+    ...     return hpgo.program(schedule, stages, pipeline_micro_batch_size=1, global_batch_size=1)
     >>> room_of(of("forward_only")), room_of(of("forward_only"), 5), room_of(of("staggered")), room_of(of("sequential"))
     (7, 5, 3, 1)
     """
@@ -142,9 +142,9 @@ def predicted_flow(program: Program, samples: Sequence[int], *, in_flight: int |
     Raises ArgumentError if `in_flight` is invalid.
 
     >>> import hpgo
-    >>> orders, costs = hpgo.schedule("forward_only", ranks=2, micro_batches=1), hpgo.Costs(forward_s=(1.0, 2.0))
+    >>> schedule, costs = hpgo.schedule("forward_only", ranks=2, micro_batches=1), hpgo.Costs(forward_s=(1.0, 2.0))
     >>> stages = [(["a"], [0]), (["b"], [1])]
-    >>> two = hpgo.program(orders, stages, pipeline_micro_batch_size=1, global_batch_size=1, costs=costs)
+    >>> two = hpgo.program(schedule, stages, pipeline_micro_batch_size=1, global_batch_size=1, costs=costs)
     >>> flow = predicted_flow(two, [1] * 8)
     >>> flow.enter_s, flow.leave_s[:4], flow.max_in_flight
     ((0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 9.0), (3.0, 5.0, 7.0, 9.0), 4)

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FIELDS = (
-    "schedule", "ranks", "stages", "chunks", "micro_batches", "iterations", "communication", "memory_cap_bytes", "row",
-    "devices", "title", "row_names", "notes",
+    "schedule", "ranks", "stages", "virtual_stages_per_rank", "micro_batches", "iterations", "communication",
+    "memory_cap_bytes", "row", "devices", "title", "row_names", "notes",
 )  # fmt: skip
 """Fields of a timeline that are stored beside its columns. The makespan is one of the measures."""
 
@@ -194,7 +194,7 @@ def _parts(top: Section, columns: dict[str, NDArray[Any]] | None) -> tuple[dict[
         "schedule": top.text("schedule"),
         "ranks": ranks,
         "stages": stages,
-        "chunks": top.whole("chunks", minimum=1),
+        "virtual_stages_per_rank": top.whole("virtual_stages_per_rank", minimum=1),
         "micro_batches": top.whole("micro_batches"),
         "iterations": top.whole("iterations", minimum=1),
         "communication": top.text("communication"),

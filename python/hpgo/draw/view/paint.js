@@ -88,12 +88,12 @@ function drawBoxes(t, top, first, last, t0, t1, s) {
 }
 
 function box(t, kind, stage, batch, x, y, w, h, numbers) {
-  const shown = w - Math.min(0.7, 0.12 * w), chunk = t.chunkOf[stage] ?? 0;
+  const shown = w - Math.min(0.7, 0.12 * w), virtualStage = t.virtualStageOf[stage] ?? 0;
   context.fillStyle = patternOf(kind);
   context.fillRect(x, y, shown, h);
-  // Place all numbers below the bars that mark chunks.
+  // Place all numbers below the bars that mark virtual stages.
   const bar = t.stages > t.ranks ? Math.min(3, h / 4) : 0;
-  if (chunk) { context.fillStyle = marks.chunk.fill[+dark]; context.fillRect(x, y, shown * chunk / t.lastChunk, bar); }
+  if (virtualStage) { context.fillStyle = marks.virtual_stage.fill[+dark]; context.fillRect(x, y, shown * virtualStage / t.lastVirtualStage, bar); }
   y += bar; h -= bar;
   const size = Math.min(13, h * 0.75), text = String(batch);
   if (numbers && size >= 7 && w >= text.length * size * 0.58 + 3) {
@@ -194,7 +194,7 @@ function addOverview({ columns: cells, table }, row, end, { first, last }, acc) 
 
 function drawSync(t, top, first, last, s) {
   context.fillStyle = patternOf("sync");
-  context.strokeStyle = marks.chunk.fill[+dark]; context.lineWidth = 0.6;
+  context.strokeStyle = marks.virtual_stage.fill[+dark]; context.lineWidth = 0.6;
   for (let i = 0; i < t.sync.start.length; i++) {
     const rank = t.sync.rank[i];
     if (rank < first || rank >= last) continue;

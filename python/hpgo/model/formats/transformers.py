@@ -148,7 +148,7 @@ def of_document(document: object, *, name: str = "transformer", file: str = "tex
     ...     "num_attention_heads": 4, "vocab_size": 1000}).kv_heads
     4
     """
-    top = Section(document, file, ProfileError, whence=_MISSING_KEY_HINT)
+    top = Section(document, file, ProfileError, source=_MISSING_KEY_HINT)
     if VERSION_KEY in top:
         version = top.get(VERSION_KEY)
         if isinstance(version, bool) or version != VERSION:
@@ -179,7 +179,7 @@ def _of_config(whole_file: Section, given: dict[str, Any], name: str) -> Transfo
     stated = _by_own_names(whole_file, given, row["names"])
     defaults = {key: value for key, value in row["defaults"].items() if value is not None}
     # A null that the class accepts has a meaning, so it is kept apart from a missing key.
-    top = Section(defaults | stated, whole_file.where, ProfileError, whence=_MISSING_KEY_HINT)
+    top = Section(defaults | stated, whole_file.where, ProfileError, source=_MISSING_KEY_HINT)
     # Check the spelling first: a misspelled key would otherwise lead to a confusing error about the default in its
     # place.
     _check_spelling(top, defaults, stated, kind)
@@ -360,7 +360,7 @@ def _rope(top: Section, *, theta: str = "rope_theta", fraction: str = "partial_r
     older, newer = (top.get(key, None) for key in ("rope_scaling", "rope_parameters"))
     if older and newer and older != newer:
         top.fail("`rope_scaling` and `rope_parameters` are both given, but differ", "keep one of them")
-    held = Section(older or newer or {}, f"{top.where}, RoPE", ProfileError, whence=_MISSING_KEY_HINT)
+    held = Section(older or newer or {}, f"{top.where}, RoPE", ProfileError, source=_MISSING_KEY_HINT)
     base, share = top.amount(theta), top.amount(fraction)
     local = top.amount("rope_local_base_freq") if "rope_local_base_freq" in top else None
     by_kind = any(kind in held for kind in ("full_attention", "sliding_attention"))

@@ -210,9 +210,9 @@ def _stage(plan: Plan, at: int, places: dict[str, int]) -> dict[str, Any]:
 
 
 def _free(group: DeviceGroup) -> str:
-    if group.headroom_bytes < 0:
-        return f"lacks {sized(-group.headroom_bytes)}"
-    return f"{sized(group.headroom_bytes)} of {sized(group.capacity_bytes)}"
+    if group.free_bytes < 0:
+        return f"lacks {sized(-group.free_bytes)}"
+    return f"{sized(group.free_bytes)} of {sized(group.capacity_bytes)}"
 
 
 def _group(group: DeviceGroup) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def _group(group: DeviceGroup) -> dict[str, Any]:
         "capacity_bytes": group.capacity_bytes,
         "capacity": sized(group.capacity_bytes),
         "free": _free(group),
-        "fits": group.headroom_bytes >= 0,
+        "fits": group.free_bytes >= 0,
     }
 
 

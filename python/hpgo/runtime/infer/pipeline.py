@@ -46,8 +46,8 @@ class InferencePipeline(RankPipeline):
     >>> import hpgo.runtime
     >>> loss = torch.nn.functional.mse_loss
     >>> toy = hpgo.runtime.Workload([torch.nn.Tanh()], torch.zeros(2, 3), torch.zeros(2, 3), loss)
-    >>> orders = hpgo.schedule("forward_only", ranks=1, micro_batches=1)
-    >>> program = hpgo.program(orders, [(toy.layers, [0])], pipeline_micro_batch_size=2, global_batch_size=2)
+    >>> built = hpgo.schedule("forward_only", ranks=1, micro_batches=1)
+    >>> program = hpgo.program(built, [(toy.layers, [0])], pipeline_micro_batch_size=2, global_batch_size=2)
     >>> with InferencePipeline(program, toy) as pipeline:
     ...     [output.shape for output in pipeline.infer([torch.ones(2, 3), torch.ones(1, 3)])]
     [torch.Size([2, 3]), torch.Size([1, 3])]
@@ -302,14 +302,14 @@ def _of_stream(program: Program, micro_batches: int) -> Program:
     """Return a program of `micro_batches` forward passes of each stage, in order."""
     routes, length = routes_of(program), program.schedule.stages_per_pipeline
     if steps_together(program):
-        orders = schedule("staggered", ranks=length, micro_batches=micro_batches)
+        built = schedule("staggered", ranks=length, micro_batches=micro_batches)
     else:
-        orders = along(routes, micro_batches)
+        built = along(routes, micro_batches)
     return program_on(
-        orders,
+        built,
         [
             (program.stages[stage].layers, [host])
-            for route in routes[: len(orders.micro_batches)]
+            for route in routes[: len(built.micro_batches)]
             for stage, host in enumerate(route)
         ],
         pipeline_micro_batch_size=program.pipeline_micro_batch_size,

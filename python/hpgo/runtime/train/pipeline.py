@@ -53,8 +53,8 @@ class Pipeline(RankPipeline):
     >>> import hpgo.runtime
     >>> layers = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     >>> toy = hpgo.runtime.Workload(layers, torch.zeros(2, 3), torch.zeros(2, 1), torch.nn.functional.mse_loss)
-    >>> orders = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
-    >>> program = hpgo.program(orders, [(toy.layers, [0])], pipeline_micro_batch_size=2, global_batch_size=8)
+    >>> schedule = hpgo.schedule("1f1b", ranks=1, micro_batches=4)
+    >>> program = hpgo.program(schedule, [(toy.layers, [0])], pipeline_micro_batch_size=2, global_batch_size=8)
     >>> with Pipeline(program, toy, optimizer=lambda p: torch.optim.SGD(p, lr=0.1)) as pipeline:
     ...     data = [(torch.full((3,), at / 8), torch.ones(1)) for at in range(16)]
     ...     losses = [pipeline.step(*batch) for _ in range(5) for batch in pipeline.loader(data)]

@@ -117,7 +117,7 @@ impl Pipeline {
         let mut end_s: f64 = 0.0;
         for (rank, stage) in self.stages.iter().enumerate().rev() {
             let (mut forward_s, mut back_s) = (vec![0.0; count], vec![0.0; count]);
-            for (action, at) in schedule.orders[rank].iter().zip(times.offsets[rank]..) {
+            for (action, at) in schedule.action_lists[rank].iter().zip(times.offsets[rank]..) {
                 match action.kind {
                     Kind::Forward => forward_s[action.micro_batch as usize] = times.start_s[at],
                     _ => back_s[action.micro_batch as usize] = times.end_s[at],

@@ -259,7 +259,7 @@ fn line_of(tasks: &[&Subproblem<'_>]) -> Option<Vec<u32>> {
 fn as_unscheduled(tasks: &[&Subproblem<'_>], plan: &CandidatePlan) -> Option<UnscheduledPlan> {
     let is_of = |task: &&Subproblem<'_>| {
         (task.micro_batch, task.recompute) == (plan.micro_batch, plan.recompute)
-            && plan.stages.iter().all(|stage| task.share[stage.replicas() as usize].is_some())
+            && plan.stages.iter().all(|stage| task.totals_index[stage.replicas() as usize].is_some())
     };
     let task = tasks.iter().position(is_of)?;
     Some(UnscheduledPlan::of(tasks[task].cluster, task, plan))

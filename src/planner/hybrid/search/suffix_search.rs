@@ -235,8 +235,8 @@ impl<S: Placements> Pass<'_, '_, S> {
             });
         }
         let task = self.task;
-        // A stage has at least one layer, so labels are only added at smaller cuts, and the labels of a cut are complete
-        // when its turn comes.
+        // A stage has at least one layer, so labels are only added at smaller cuts, and the labels of a cut are
+        // complete when its turn comes.
         for cut in (1..=last).rev() {
             let mut ending = StagesByEnd::new(task, cut);
             let mut waiting: Vec<u32> = std::mem::take(&mut labels.waiting[cut]).into_values().flatten().collect();

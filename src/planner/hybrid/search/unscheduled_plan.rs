@@ -241,7 +241,7 @@ impl UnscheduledPlan {
     }
 }
 
-/// Key of a cached all-reduce time: cuts of the stage, share, and the bits of rate and speed.
+/// Key of a cached all-reduce time: cuts of the stage, index of its layer sums, and the bits of rate and speed.
 type SyncKey = (u32, u32, u32, [u64; 3]);
 
 /// Scores and simulates unscheduled plans. Caches all-reduce times.
@@ -364,10 +364,10 @@ impl<'a> PlanScorer<'a> {
     fn stage_cost(&mut self, unscheduled: &mut UnscheduledPlan, stage: usize) -> Option<BaseCost> {
         let task = self.tasks[unscheduled.task];
         let devices = self.devices_of(unscheduled, stage);
-        let share = if devices.replicas == 0 { None } else { task.share[devices.replicas as usize] }?;
+        let totals_index = if devices.replicas == 0 { None } else { task.totals_index[devices.replicas as usize] }?;
         let cuts = (unscheduled.cuts[stage] as usize, unscheduled.cuts[stage + 1] as usize);
-        let grad_reduce_s = self.grad_reduce_s(task, cuts, share, devices.sync, devices.speed);
-        let totals = &task.totals[share as usize];
+        let grad_reduce_s = self.grad_reduce_s(task, cuts, totals_index, devices.sync, devices.speed);
+        let totals = &task.totals[totals_index as usize];
         Some(BaseCost::new(task.model, totals, task.settings, &devices, cuts, task.recompute, grad_reduce_s))
     }
 
@@ -376,18 +376,18 @@ impl<'a> PlanScorer<'a> {
         &mut self,
         task: &Subproblem<'_>,
         (begin, end): (usize, usize),
-        share: u32,
+        totals_index: u32,
         rate: Rate,
         speed: f64,
     ) -> f64 {
         if rate == Rate::default() {
             return 0.0;
         }
-        let totals = &task.totals[share as usize];
+        let totals = &task.totals[totals_index as usize];
         let key: SyncKey = (
             begin as u32,
             end as u32,
-            task.samples[share as usize],
+            task.samples[totals_index as usize],
             [rate.s_per_byte.to_bits(), rate.latency_s.to_bits(), speed.to_bits()],
         );
         // A direct-mapped cache: a collision overwrites the old entry. It needs no bookkeeping, and its size is fixed.

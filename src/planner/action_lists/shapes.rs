@@ -1,6 +1,6 @@
 //! Starting points of the search for virtual stages: micro-batch sizes, groups of devices, and balanced cuts.
 
-use crate::planner::effort::orders as effort;
+use crate::planner::effort::action_lists as effort;
 use crate::planner::hybrid::Settings;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(super) struct Shape {
     pub(super) micro_batch: u32,
     pub(super) recompute: bool,
     /// Number of stages per device.
-    pub(super) chunks: u32,
+    pub(super) virtual_stages_per_rank: u32,
     /// All devices, in the order in which groups take them.
     pub(super) line: Arc<[u32]>,
     /// Initial number of devices of each group.
@@ -88,7 +88,7 @@ pub(super) fn shapes(
     cluster: &Cluster,
     settings: &Settings,
     family: &Family,
-    (chunks, sizes): (&[u32], &[u32]),
+    (virtual_stages_per_rank, sizes): (&[u32], &[u32]),
     layers: usize,
 ) -> Vec<Shape> {
     let devices = cluster.devices();
@@ -99,9 +99,12 @@ pub(super) fn shapes(
     for &micro_batch in sizes {
         let micro_batches = settings.global_batch / micro_batch;
         for ranks in depths(devices, layers as u32) {
-            for &chunks in chunks {
-                let stages = u64::from(ranks) * u64::from(chunks);
-                let request = Request { chunks: Some(chunks), ..Request::new(ranks, micro_batches) };
+            for &virtual_stages_per_rank in virtual_stages_per_rank {
+                let stages = u64::from(ranks) * u64::from(virtual_stages_per_rank);
+                let request = Request {
+                    virtual_stages_per_rank: Some(virtual_stages_per_rank),
+                    ..Request::new(ranks, micro_batches)
+                };
                 // Reject shapes without cuts, and shapes with more actions than are simulated.
                 if stages > layers as u64
                     || stages > u64::from(settings.max_stages)
@@ -118,7 +121,7 @@ pub(super) fn shapes(
                         shapes.extend(settings.recompute.iter().map(|&recompute| Shape {
                             micro_batch,
                             recompute,
-                            chunks,
+                            virtual_stages_per_rank,
                             line: Arc::clone(&line.devices),
                             replicas: replicas.clone(),
                         }));
