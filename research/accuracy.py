@@ -315,8 +315,8 @@ def _point(row: dict[str, Any]) -> Point:
         grad_reduce_in_bf16=_adds_up_in_16_bits(row), cpu_offload_num_layers=_offloaded(row),
     )  # fmt: skip
     name = _CLUSTERS.get(row["hw"], row["hw"])
-    machine = Cluster.preset(f"{name}:1").devices
-    cluster = Cluster.preset(f"{name}:{-(-row['gpus'] // machine)}", adapter_gbit_s=row["nic_gbit_gpu"])
+    node = Cluster.preset(f"{name}:1").devices
+    cluster = Cluster.preset(f"{name}:{-(-row['gpus'] // node)}", adapter_gbit_s=row["nic_gbit_gpu"])
     return Point(
         row["id"], row["set"], model, cluster.first(row["gpus"]), config, held["seq"], row["gbs"],
         row["step_s"] or row["derived_step_s"], row["mem_gb"] and row["mem_gb"] * 1e9, row["mem_kind"] or "",

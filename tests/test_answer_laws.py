@@ -89,7 +89,7 @@ def seconds(profile: hpgo.Profile, layers: Iterable[str], samples: int) -> tuple
 
 def lawful(profile: hpgo.Profile, cluster: hpgo.Cluster, plan: hpgo.Plan) -> None:
     """Raises AssertionError unless the plan keeps the laws, given the profile and the cluster that it was made for."""
-    speeds = [machine.device.speed for machine in cluster.nodes for _ in range(machine.count)]
+    speeds = [node.device.speed for node in cluster.nodes for _ in range(node.count)]
     weights = {layer.id: layer.parameter_bytes for layer in profile.layers}
     count = plan.global_batch_size // plan.pipeline_micro_batch_size
     assert count * plan.pipeline_micro_batch_size == plan.global_batch_size
@@ -270,7 +270,7 @@ def test_chain_plans_keep_the_laws(seed: int) -> None:
         )  # fmt: skip
     except hpgo.errors.InfeasibleError:
         return
-    speed = {machine.device.name: machine.device.speed for machine in cluster.nodes}
+    speed = {node.device.name: node.device.speed for node in cluster.nodes}
     forward_s, _ = seconds(profile, [layer.id for layer in profile.layers], size)
     computed_s = sum(stage.compute_s * speed[stage.device_type] for stage in plan.stages)
     assert computed_s == pytest.approx(forward_s, rel=1e-9, abs=1e-12)
@@ -285,7 +285,7 @@ def test_chain_plans_keep_the_laws(seed: int) -> None:
     passed_s = sum(stage.compute_s for stage in plan.stages) + sum(hop.seconds for hop in plan.hops)
     assert plan.latency_s == pytest.approx(passed_s)
     assert plan.lower_bound * LESS <= plan.value
-    speeds = sum(machine.device.speed * machine.count for machine in cluster.nodes)
+    speeds = sum(node.device.speed * node.count for node in cluster.nodes)
     assert plan.interval_s * speeds >= forward_s * LESS
     weights = sum(layer.parameter_bytes for layer in profile.layers)
     assert sum(stage.memory_bytes for stage in plan.stages) + 0.1 >= LESS * weights  # in whole 1/1024 of a byte

@@ -170,10 +170,10 @@ def test_zb_takes_a_cap_that_memory_allows() -> None:
 
 
 def test_gradients_have_only_the_last_w_to_hide_behind() -> None:
-    profile, machines = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
+    profile, nodes = hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a")
     stages = [(26, range(8)), (27, range(8, 16))]
     whole, split = (
-        hpgo.evaluate(profile, machines, stages, global_batch_size=64, schedule=name) for name in ("1f1b", "zb_h1")
+        hpgo.evaluate(profile, nodes, stages, global_batch_size=64, schedule=name) for name in ("1f1b", "zb_h1")
     )
     for before, after in zip(whole.stages, split.stages, strict=True):
         assert before.exposed_grad_reduce_s <= after.exposed_grad_reduce_s <= after.grad_reduce_s

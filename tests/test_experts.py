@@ -89,11 +89,13 @@ def test_rows_go_to_their_experts_and_back_in_both_passes(tensor: int, expert: i
 
 def test_a_token_goes_to_each_machine_once_and_to_no_more_than_its_groups_are_on() -> None:
     def exchange_s(**changes: object) -> float:
-        one = context(replace(DEEPSEEK, **changes), ParallelismConfig(dp=64, ep=16), replace(SLOW_LINKS, machine=2))
+        one = context(
+            replace(DEEPSEEK, **changes), ParallelismConfig(dp=64, ep=16), replace(SLOW_LINKS, gpus_per_node=2)
+        )
         return layer_times(one.of(EXPERTS))[0].forward_s["ep_all_to_all"]
 
-    machines, each = 8, 2 * 1024 * 2048
-    anywhere = machines * (1 - (1 - 1 / machines) ** 4)
+    nodes, each = 8, 2 * 1024 * 2048
+    anywhere = nodes * (1 - (1 - 1 / nodes) ** 4)
     assert exchange_s(expert_groups=1, groups_per_token=1) == pytest.approx(2 * each * anywhere * 7 / 8 / 1e8)
     assert exchange_s() < exchange_s(groups_per_token=4) == exchange_s(expert_groups=1, groups_per_token=1)
     # Of eight groups, one on each machine, both of a token's are met unless its four experts are of one.
@@ -333,11 +335,11 @@ def test_laid_out_stages_have_all_layers_and_one_at_most_has_none(layers: int, s
 def test_experts_among_gpus_of_one_machine_are_nearer_than_of_two() -> None:
     many = {"global_batch_size": 32, "seq_length": 4096, "ep": 8}
     near = hpgo.estimate_llm("mixtral-8x7b", hpgo.Cluster.preset("h200:2"), **many)
-    apart = hpgo.estimate_llm("mixtral-8x7b", replace_machines(4), **many)
+    apart = hpgo.estimate_llm("mixtral-8x7b", replace_nodes(4), **many)
     assert dict(near.time_by_term_s)["ep_all_to_all"] < dict(apart.time_by_term_s)["ep_all_to_all"]
 
 
-def replace_machines(count: int) -> hpgo.Cluster:
+def replace_nodes(count: int) -> hpgo.Cluster:
     """Sixteen H200, in machines of so many."""
     one = hpgo.Cluster.preset("h200:2")
     return replace(one, nodes=tuple(replace(one.nodes[0], count=count) for _ in range(16 // count)))

@@ -542,7 +542,7 @@ def test_ranks_off_the_order_of_devices_are_told_where_to_start() -> None:
     for target in TRAINING:
         written = export.files(plan, target)
         rows = list(csv.DictReader(io.StringIO(written["ranks.csv"])))
-        assert [(row["rank"], row["machine"], row["CUDA_VISIBLE_DEVICES"]) for row in rows] == [
+        assert [(row["rank"], row["node"], row["CUDA_VISIBLE_DEVICES"]) for row in rows] == [
             ("0", "0", "0"), ("1", "1", "0"), ("2", "0", "1"), ("3", "1", "1"),
         ]  # fmt: skip
         assert "ranks.csv" in main(plan, target)

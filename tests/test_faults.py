@@ -239,7 +239,7 @@ def test_the_others_name_rank_0_even_if_what_they_share_goes_with_it(tmp_path: P
 
 def reports(*given: dict[str, object]) -> dict[int, bytes]:
     """What ranks write that do and wait for something."""
-    usual = {"stages": (0,), "host": "box", "machine": "", "pid": 1, "born": "", "does": "its work", "place": (0, 0)}
+    usual = {"stages": (0,), "host": "box", "node": "", "pid": 1, "born": "", "does": "its work", "place": (0, 0)}
     usual |= {"waits": None, "save": None, "is_lost": False, "has_left": False}
     made = [ProgressEvent(**{**usual, "rank": rank, **one}) for rank, one in enumerate(given)]  # type: ignore[arg-type]
     return {one.rank: one.written(0) for one in made}

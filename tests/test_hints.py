@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 CLUSTER = """
 hpgo_cluster: 1
 name: lab
-machines: [{count: 2, devices: 2, memory: 16 GB, speed: 1.0}]
+nodes: [{count: 2, devices: 2, memory: 16 GB, speed: 1.0}]
 intra: {bandwidth: 100 GB/s, latency: 1 us}
 inter: {bandwidth: 10 GB/s, collective: 9 GB/s}
 """
@@ -103,7 +103,7 @@ def test_a_cluster_that_is_suggested_can_be_read(name: str) -> None:
         hpgo.Cluster.read(name)
     suggested = caught.value.hint.split("`")[1]
     assert hpgo.Cluster.read(suggested).nodes
-    assert suggested.partition(":")[2] == name.partition(":")[2], "the number of machines is kept"
+    assert suggested.partition(":")[2] == name.partition(":")[2], "the number of nodes is kept"
 
 
 def test_a_number_of_machines_that_is_none_is_not_suggested() -> None:

@@ -213,15 +213,15 @@ def test_values_that_wait_in_the_hosts_memory_take_none_of_a_gpu_and_time_that_p
             hpgo.estimate_llm("llama-3-8b", hpgo.Cluster.preset("h100:1"), **asked | other, cpu_offload_num_layers=20)
 
 
-@pytest.mark.parametrize("machines", [1, 2, 4])
-def test_a_sum_over_two_machines_sends_everything_once_where_a_ring_sends_it_almost_twice(machines: int) -> None:
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_a_sum_over_two_machines_sends_everything_once_where_a_ring_sends_it_almost_twice(nodes: int) -> None:
     one = replace(
         context(LLAMA, ParallelismConfig()), gpus=Gpus.of(hpgo.Cluster.preset("a100:4", adapter_gbit_s=100), "bf16")
     )
-    ring = one.gpus.ring(8 * machines, 1)
+    ring = one.gpus.ring(8 * nodes, 1)
     around_s = 2 * one.all_gather_s(ring, 1e9)
     spared_s = (2 * 15 / 16 - 1) * 1e9 / (8 * one.gpus.adapter_bytes_per_s * one.constants.nic_efficiency)
-    assert one.all_reduce_s(ring, 1e9) == pytest.approx(around_s - (spared_s if machines == 2 else 0.0))
+    assert one.all_reduce_s(ring, 1e9) == pytest.approx(around_s - (spared_s if nodes == 2 else 0.0))
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 16])

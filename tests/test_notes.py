@@ -23,8 +23,8 @@ def on(cluster: hpgo.Cluster | str, *, profile: str = "bert-48", batch: int = 64
 
 def sped_up(preset: str, speed: float) -> hpgo.Cluster:
     cluster = hpgo.Cluster.preset(preset)
-    machines = tuple(replace(machine, device=replace(machine.device, speed=speed)) for machine in cluster.nodes)
-    return replace(cluster, nodes=machines)
+    nodes = tuple(replace(node, device=replace(node.device, speed=speed)) for node in cluster.nodes)
+    return replace(cluster, nodes=nodes)
 
 
 def test_a_built_in_profile_on_other_devices_says_so_unless_their_speed_is_given() -> None:

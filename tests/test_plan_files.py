@@ -86,11 +86,9 @@ def clusters(draw: st.DrawFn) -> hpgo.Cluster:
         Device(draw(st.sampled_from(["a", "b"])), draw(st.floats(2e9, 1e12)), draw(st.sampled_from([0.7, 1.0, 1.3])))
         for _ in range(2)
     ]
-    machines = st.builds(Node, st.sampled_from(kinds), st.integers(1, 3), st.sampled_from(["", "node"]))
+    nodes = st.builds(Node, st.sampled_from(kinds), st.integers(1, 3), st.sampled_from(["", "node"]))
     links = st.builds(Link, st.floats(1e6, 1e11), st.floats(1e6, 1e11), st.sampled_from([0.0, 1e-3]))
-    return hpgo.Cluster(
-        "drawn", tuple(draw(st.lists(machines, min_size=1, max_size=3))), draw(links), draw(links), "here"
-    )
+    return hpgo.Cluster("drawn", tuple(draw(st.lists(nodes, min_size=1, max_size=3))), draw(links), draw(links), "here")
 
 
 @st.composite

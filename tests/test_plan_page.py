@@ -627,7 +627,7 @@ def test_addresses_that_make_no_sense_are_refused_in_words_of_the_library(served
         (BERT | {"stages": "0-53@0"}, "stage 0 has layer 53"),
         (BERT | {"batch": "-1"}, "`batch` is `-1`"),
         (BERT | {"fields": "1"}, "unknown field `fields`"),
-        (BERT | {"cluster": "h100:999999999"}, "machines is 999999999"),
+        (BERT | {"cluster": "h100:999999999"}, "nodes is 999999999"),
         ({"plan": "nothing"}, "holds no plan `nothing`"),
     ):
         status, body = served.ask(f"/plan/facts.json?{urlencode(items)}")

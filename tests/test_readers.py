@@ -127,7 +127,7 @@ JUNK = {
         ["a0: &a0 [lol, lol]", *(f"a{at}: &a{at} [{', '.join([f'*a{at - 1}'] * 9)}]" for at in range(1, 30))]
     ).encode(),
     "laughs in keys": (
-        b"hpgo_profile: &a [1, 1]\nhpgo_cluster: &b [*a, *a]\nlayers: &c [*b, *b, *b]\nmachines: [*c, *c, *c]\n"
+        b"hpgo_profile: &a [1, 1]\nhpgo_cluster: &b [*a, *a]\nlayers: &c [*b, *b, *b]\nnodes: [*c, *c, *c]\n"
         b"batch_sizes: *c\nforward_times: *c\nm: *c\nt: *c\nlines: *c\n"
     ),
     "an alias of itself": b"a: &a [*a]",

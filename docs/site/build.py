@@ -36,7 +36,7 @@ TOPICS = {
     "planning": "Planning",
     "llm": "Transformers by their shape",
     "model": "Models and profiles",
-    "machine": "Clusters",
+    "hardware": "Clusters",
     "programs": "Schedules and programs",
     "timing": "Simulation and timelines",
     "show": "Pictures",

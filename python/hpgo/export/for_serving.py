@@ -235,7 +235,7 @@ def _of_training(plan: Plan, target: Target) -> tuple[tuple[int, ...], list[str]
             code="unsupported",
         )
     names = [
-        f"machine{number}:{slot}" if count > 1 else f"machine{number}"
+        f"node{number}:{slot}" if count > 1 else f"node{number}"
         for number, count in enumerate(plan.nodes)
         for slot in range(count)
     ]

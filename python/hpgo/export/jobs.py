@@ -200,15 +200,15 @@ class ExportJob:
         return {self.place.name("ranks.csv"): self._ranks()} if self.by_rank else {}
 
     def _ranks(self) -> str:
-        ends, machine_of = 0, []
+        ends, node_of = 0, []
         for number, count in enumerate(self.program.nodes):
-            machine_of += [(number, device - ends) for device in range(ends, ends + count)]
+            node_of += [(number, device - ends) for device in range(ends, ends + count)]
             ends += count
-        lines = ["rank,machine,CUDA_VISIBLE_DEVICES"]
+        lines = ["rank,node,CUDA_VISIBLE_DEVICES"]
         for device in self.devices:
-            machine, slot = machine_of[device]
+            node, slot = node_of[device]
             for gpu in range(self.gpus_per_device):
-                lines.append(f"{len(lines) - 1},{machine},{slot * self.gpus_per_device + gpu}")
+                lines.append(f"{len(lines) - 1},{node},{slot * self.gpus_per_device + gpu}")
         return "\n".join(lines) + "\n"
 
     def check_recomputation(self) -> None:

@@ -120,7 +120,7 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
     # Frameworks place the layers of models with experts stage by stage.
     make = partial(LayerSplits.from_kinds, kinds_of(model), uneven=rules.uneven_ends, laid_out=bool(model.experts))
     known: dict[tuple[int, PipelineSchedule, tuple[int, ...]], LayerSplits] = {}
-    for tp, cp in product(divisors(gpus.machine), cps):
+    for tp, cp in product(divisors(gpus.gpus_per_node), cps):
         if not (takes("tp", tp) and takes("cp", cp)):
             continue
         shape = replace(context.config, tp=tp, sequence_parallel=tp > 1, cp=cp)

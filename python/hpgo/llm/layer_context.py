@@ -210,7 +210,7 @@ class LayerContext:
         Between two nodes NCCL uses trees, in which each node sends all bytes only once (Sanders et al., 2009).
         """
         around_s = 2 * self.all_gather_s(ring, whole_bytes)
-        if ring.machines != 2:
+        if ring.nodes != 2:
             return around_s
         # Replace the ring's transfer time, but keep its latencies. The tree's bytes between the nodes and the bytes
         # inside each node flow at the same time, so the slower of the two decides. It never takes longer than a ring,

@@ -165,11 +165,11 @@ class SearchSpace:
                 ("zero_stage",),
                 code="unsupported",
             )
-        if degree["tp"] not in divisors(gpus.machine):
+        if degree["tp"] not in divisors(gpus.gpus_per_node):
             raise DegreeError(
-                f"tp {degree['tp']} does not divide the {gpus.machine} GPUs of a node, and the search keeps tensor"
-                " parallelism inside a node",
-                nearest(degree["tp"], divisors(gpus.machine)),
+                f"tp {degree['tp']} does not divide the {gpus.gpus_per_node} GPUs of a node, and the search keeps"
+                " tensor parallelism inside a node",
+                nearest(degree["tp"], divisors(gpus.gpus_per_node)),
                 ("tp",),
             )
         # If the framework allows fewer layers on the end ranks, the search finds their number. Then a pp that does not

@@ -61,9 +61,7 @@ def check_memory(
 def _without_stages(question: PlanningProblem) -> str:
     """Return a reason for which no stages can fit: total memory or one layer. Empty if there is none."""
     profile, memory = question.profile, question.memory
-    capacities = [
-        (machine.device.memory_bytes - memory.reserved_bytes, machine.count) for machine in question.cluster.nodes
-    ]
+    capacities = [(node.device.memory_bytes - memory.reserved_bytes, node.count) for node in question.cluster.nodes]
     all_bytes, largest_bytes = sum(size * count for size, count in capacities), max(size for size, _ in capacities)
     of_weight = 1 + memory.gradients_per_weight + memory.optimizer_per_weight
     states_bytes = of_weight * sum(layer.parameter_bytes for layer in profile.layers)

@@ -120,7 +120,7 @@ class _Sources:
         """Speed of each device; empty if the cluster is unknown."""
         if self.cluster is None:
             return []
-        return [machine.device.speed for machine in self.cluster.nodes for _ in range(machine.count)]
+        return [node.device.speed for node in self.cluster.nodes for _ in range(node.count)]
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _elsewhere(question: PlanningProblem, stages: Sequence[Stage]) -> Iterator[s
     if known is None:
         return
     # Devices are numbered node by node, so this list maps a number to its type.
-    types = [machine.device for machine in question.cluster.nodes for _ in range(machine.count)]
+    types = [node.device for node in question.cluster.nodes for _ in range(node.count)]
     used = {types[device] for stage in stages for device in stage.devices}
     # A cluster that sets `speed` has accounted for the difference, so only devices of speed 1 are suspicious.
     others = sorted({device.name for device in used if device.speed == 1 and not same_card(known.type, device.name)})

@@ -120,5 +120,5 @@ def program_of(plan: Plan, schedule: ScheduleName | None) -> Program:
     )
     cluster = None if plan.assumptions is None else plan.assumptions.cluster
     # A plan that was saved without its cluster does not know the device types.
-    types = tuple(machine.device.name for machine in cluster.nodes) if isinstance(cluster, Cluster) else ()
+    types = tuple(node.device.name for node in cluster.nodes) if isinstance(cluster, Cluster) else ()
     return replace(made, model=plan.profile, cluster=plan.cluster, device_types=types)

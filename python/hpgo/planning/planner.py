@@ -65,8 +65,8 @@ def plan(
             compares all in `Plan.schedules` and returns the one with the shortest step.
         pipeline_micro_batch_size=None: samples per micro-batch over all replicas of a stage; None tries all divisors of
             the batch that make at most 65,536 micro-batches.
-        min_samples_per_replica=None: minimum samples per micro-batch and replica; None is the smallest batch size of the
-            profile, because times below it are not reliable.
+        min_samples_per_replica=None: minimum samples of a replica per micro-batch; None is the smallest batch size of
+            the profile, because times below it are not reliable.
         recompute=False: keep activations (False), recompute them in the backward pass (True), or take the better of
             both ("auto").
         even_split=False: give all replicas of a stage the same number of samples (True), or allow a difference of

@@ -271,7 +271,7 @@ def _checked(given: MemoryModel | OptimizerName | None, cluster: Cluster) -> Mem
         reserved_bytes=number("reserved_bytes", memory.reserved_bytes),
     )
     # If the reserve exceeds every device, no plan can fit. This error is clearer than an infeasible search.
-    largest = max((machine.device for machine in cluster.nodes), key=lambda device: device.memory_bytes)
+    largest = max((node.device for node in cluster.nodes), key=lambda device: device.memory_bytes)
     if memory.reserved_bytes >= largest.memory_bytes:
         raise ArgumentError(
             f"reserved_bytes is {format_bytes(memory.reserved_bytes)}, but `{largest.name}` has"

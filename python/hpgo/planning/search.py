@@ -129,7 +129,7 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
         * _profile_step_s(profile, pipeline_micro_batch_size),
         loading_s=question.loading_s,
         cluster_devices=question.cluster.devices,
-        nodes=tuple(machine.count for machine in question.cluster.nodes),
+        nodes=tuple(node.count for node in question.cluster.nodes),
         split_tied_weights=_parted(profile, stages),
         boundary_tensors=_crossings(
             profile, [record["layers"] for record in found["stages"]], pipeline_micro_batch_size
@@ -312,5 +312,5 @@ def _searched(question: PlanningProblem) -> tuple[Plan, list[str]] | None:
 
 def _smallest(cluster: Cluster, devices: Sequence[int]) -> str:
     """Return the type of the device with the smallest memory."""
-    types = [machine.device for machine in cluster.nodes for _ in range(machine.count)]
+    types = [node.device for node in cluster.nodes for _ in range(node.count)]
     return min((types[device] for device in devices), key=lambda device: device.memory_bytes).name

@@ -166,10 +166,10 @@ class Program(Record):
                 f"rank is {exactly(number)}, but the program is for {self.world_size} devices",
                 f"start ranks 0 to {self.world_size - 1}",
             )
-        machine, local_rank = 0, number
-        while local_rank >= self.nodes[machine]:
-            local_rank -= self.nodes[machine]
-            machine += 1
+        node, local_rank = 0, number
+        while local_rank >= self.nodes[node]:
+            local_rank -= self.nodes[node]
+            node += 1
         chain = self.schedule.stages_per_pipeline
         stages = rank_stages(number, self.stages, chain)
         sums = self.sums
@@ -178,7 +178,7 @@ class Program(Record):
         return RankProgram(
             rank=number,
             world_size=self.world_size,
-            machine=machine,
+            node=node,
             local_rank=local_rank,
             schedule=self.schedule.name,
             total_stages=len(self.stages),

@@ -223,7 +223,7 @@ def _point(sweep: Sweep, size: int, devices: int) -> SweepPoint:
     cluster = Cluster.preset(f"dapple-a:{max(1, devices // 8)}")
     # The smallest clusters are part of one 8-device node.
     if devices < 8:
-        cluster = replace(cluster, nodes=tuple(replace(machine, count=devices) for machine in cluster.nodes))
+        cluster = replace(cluster, nodes=tuple(replace(node, count=devices) for node in cluster.nodes))
     try:
         best = plan(profile, cluster, global_batch_size=size, min_samples_per_replica=sweep.micro_batch_size)
     except InfeasibleError:

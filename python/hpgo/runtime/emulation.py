@@ -24,7 +24,7 @@ from hpgo.base.checks import number
 from hpgo.errors import ArgumentError
 from hpgo.programs.schedule import KINDS
 from hpgo.runtime import guards
-from hpgo.runtime.clocks import RankClock, Stamps, machine_name
+from hpgo.runtime.clocks import RankClock, Stamps, node_name
 from hpgo.runtime.engine import Engine
 from hpgo.runtime.failure_detection import Limits
 from hpgo.runtime.messages import Messages, PassedTensor
@@ -113,7 +113,7 @@ class Emulation:
         program = self.program
         facts = {"plan": hashlib.sha256(program.to_json().encode()).hexdigest()[:12], "scale": str(self.scale)}
         # All times are compared on one clock, so ranks on several nodes can't take part.
-        agree(facts | {"machine": machine_name()})
+        agree(facts | {"node": node_name()})
         self.mine = program.for_rank(dist.get_rank())
         chain = durations.chain
         cuts = [

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MARGIN, _TOP, _LEFT, _CELL, _BOTTOM = 16.0, 88.0, 92.0, 76.0, 24.0
 
 
-def svg(name: str, pairs: Mapping[tuple[int, int], float], machine_of: Sequence[int]) -> str:
+def svg(name: str, pairs: Mapping[tuple[int, int], float], node_of: Sequence[int]) -> str:
     """Return an SVG with a square for the rate of each pair of ranks in bytes/s; the highest rate has the largest.
 
     Lines separate the nodes. Equal rates give equal bytes.
@@ -49,7 +49,7 @@ def svg(name: str, pairs: Mapping[tuple[int, int], float], machine_of: Sequence[
         ]
     for edge in range(count + 1):
         # Stronger lines mark the nodes, because rates differ most between them.
-        is_border = edge in {0, count} or machine_of[edge] != machine_of[edge - 1]
+        is_border = edge in {0, count} or node_of[edge] != node_of[edge - 1]
         at, style = edge * _CELL, "axis" if is_border else "grid"
         items += [
             Line(style, ((_LEFT + at, _TOP), (_LEFT + at, _TOP + side))),

@@ -495,7 +495,7 @@ def _node_aligned_proof(plan: Plan, node_aligned_bound_s: float) -> str:
 def _is_node_aligned(plan: Plan) -> bool:
     """Return whether the stages, from the last to the first, are placed as docs/planner.md defines node-aligned."""
     if not plan.nodes:
-        return True  # Files without `machines` are older than the search through other placements.
+        return True  # Files without `nodes` are older than the search through other placements.
     is_small = plan.cluster_devices <= _FEW_DEVICES
     node_of = [node for node, count in enumerate(plan.nodes) for _ in range(count)]
     free = list(plan.nodes)

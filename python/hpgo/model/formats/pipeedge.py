@@ -347,7 +347,7 @@ def read_cluster(
         return {row.batch_size: sum(row.time_s) for row in rows}
 
     measured = totals(device_type)
-    machines, rates = [], []
+    nodes, rates = [], []
     for name, hosts in read_devices(devices).items():
         if not hosts:
             continue
@@ -360,12 +360,12 @@ def read_cluster(
             )
         kind = types[name]
         device = Device(name, kind.memory_mb * MEGA["pipeedge"], measured[max(common)] / own[max(common)])
-        machines += [Node(device, 1, host) for host in hosts]
+        nodes += [Node(device, 1, host) for host in hosts]
         rates.append(kind.bandwidth_mbps * MEGA["pipeedge"] / 8)
-    if not machines:
+    if not nodes:
         raise ClusterError(f"{devices}: there are no hosts", "list at least one")
     link = Link(min(rates), min(rates))
-    return Cluster(str(devices), tuple(machines), link, link, source=f"PipeEdge: {device_types}, {devices}")
+    return Cluster(str(devices), tuple(nodes), link, link, source=f"PipeEdge: {device_types}, {devices}")
 
 
 def _timings(

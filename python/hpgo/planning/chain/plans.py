@@ -45,7 +45,7 @@ class ChainStage(Record):
     >>> pair = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
     >>> last = hpgo.partition(toy, pair).stages[-1]
     >>> last.hosts, last.first, last.compute_s
-    (('machine1',), 2, 2.0)
+    (('node1',), 2, 2.0)
     """
 
     hosts: tuple[str, ...]
@@ -164,7 +164,7 @@ class ChainPlan(Record):
         ...                          activation_bytes=[8, 8], parameter_bytes=[4, 4])
         >>> pair = hpgo.Cluster.of(nodes=2, devices_per_node=1, intra_gbit_s=1, inter_gbit_s=1)
         >>> hpgo.partition(toy, pair).limit
-        'stage 2 (machine1)'
+        'stage 2 (node1)'
         """
         for number, stage in enumerate(self.stages, 1):
             if stage.interval_s == self.interval_s:
