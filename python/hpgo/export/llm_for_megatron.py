@@ -24,7 +24,7 @@ Value = int | float | str | bool | tuple[str, ...]
 
 _PADDED = 128
 """Megatron-LM's default of `--make-vocab-size-divisible-by`: it pads the vocabulary to a multiple of this × tp."""
-_LEAST_DIVISOR = 8
+_MIN_DIVISOR = 8
 """Smallest divisor of the vocabulary per GPU that is left without padding, since GEMMs of other sizes are slow.
 
 Source: NVIDIA, Matrix Multiplication Background, on tensor cores and 16-byte alignment.
@@ -81,7 +81,7 @@ def _divisor(job: LlmExportJob) -> int:
     """Return the largest divisor up to Megatron-LM's default that needs no padding; the default if all need it."""
     # The estimate counts the vocabulary without padding, so avoid padding where it costs no speed.
     divisor = gcd(job.model.vocab // job.config.tp, _PADDED) if job.model.vocab % job.config.tp == 0 else _PADDED
-    return divisor if divisor >= _LEAST_DIVISOR else _PADDED
+    return divisor if divisor >= _MIN_DIVISOR else _PADDED
 
 
 def _padded_vocab(job: LlmExportJob) -> int:

@@ -125,7 +125,7 @@ class LaunchJob(Record):
         return cls(
             name=queue_name(plan.profile if name is None else check_text("a job's name", name)),
             title=f"{plan.profile} on {plan.cluster}",
-            nodes=tuple(JobNode(machine.count * gpus, machine.device.name, machine.name) for machine in found.nodes),
+            nodes=tuple(JobNode(node.count * gpus, node.device.name, node.name) for node in found.nodes),
             idle=tuple(rank for rank in range(found.devices * gpus) if rank // gpus not in used),
             command=command,
             gpus_per_device=gpus,
