@@ -6,9 +6,10 @@ import importlib
 import os
 import runpy
 import sys
+from pathlib import Path
 
 os.environ["DS_ACCELERATOR"] = "cpu"
-sys.path.insert(0, os.getcwd())
+sys.path.insert(0, str(Path.cwd()))
 
 import deepspeed  # noqa: F401 -- its communication is loaded with it
 
