@@ -166,7 +166,7 @@ _OF_A_RECIPE = {
     "overlap": "overlap_dp_comm",
 }  # fmt: skip
 """Fields by the words of a recipe's hash. These words must not change: they decide which half is fitted."""
-_MOST_OF_A_PLATFORM = 16
+_MAX_OF_A_PLATFORM = 16
 """Maximum number of points of a platform in a fit, so that no platform takes most of the time. Errors count all points.
 """
 
@@ -289,11 +289,11 @@ def _why_not(row: dict[str, Any]) -> str | None:
 
 def _point(row: dict[str, Any]) -> Point:
     held = row["model"]
-    micro_batch_size, chunks = row["mbs"], row["vpp"] or 1
+    micro_batch_size, vpp = row["mbs"], row["vpp"] or 1
     # Some reports give the batch per replica instead of the micro-batch, in the note of the row.
     if (local := _LOCAL_BATCH.match(row["note"] or "")) and "micro-batch size" in row["note"]:
         # torchtitan's default has one micro-batch per pipeline rank, and two virtual stages per rank if it interleaves.
-        micro_batch_size, chunks = max(1, int(local[1]) // row["pp"]), 2 if row["vpp"] is None else chunks
+        micro_batch_size, vpp = max(1, int(local[1]) // row["pp"]), 2 if row["vpp"] is None else vpp
     sizes = {key: held[key] for key in ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")}
     model = Transformer(
         name=held["name"], **sizes, gated=held["gated"], tied=held["tied"], centred_norms=not held["gated"],
@@ -302,7 +302,7 @@ def _point(row: dict[str, Any]) -> Point:
     modules = _modules(row)
     config = ParallelismConfig(
         tp=row["tp"], sequence_parallel=bool(row["sp"]) and row["tp"] > 1, cp=row["cp"], ep=row["ep"],
-        pp=row["pp"], vpp=chunks, dp=row["dp"], micro_batch_size=micro_batch_size,
+        pp=row["pp"], vpp=vpp, dp=row["dp"], micro_batch_size=micro_batch_size,
         recompute="selective" if modules else _RECOMPUTE[row["recompute"]], recompute_modules=modules,
         adam_moments_in_bf16=_is_of_bridge(row) and held["name"] in _NARROW_MOMENTS, zero_stage=row["zero"],
         precision=_PRECISIONS.get(row["precision"], row["precision"]), flash_attention=bool(row["flash"]),
@@ -315,8 +315,8 @@ def _point(row: dict[str, Any]) -> Point:
         grad_reduce_in_bf16=_adds_up_in_16_bits(row), cpu_offload_num_layers=_offloaded(row),
     )  # fmt: skip
     name = _CLUSTERS.get(row["hw"], row["hw"])
-    machine = Cluster.preset(f"{name}:1").devices
-    cluster = Cluster.preset(f"{name}:{-(-row['gpus'] // machine)}", adapter_gbit_s=row["nic_gbit_gpu"])
+    node = Cluster.preset(f"{name}:1").devices
+    cluster = Cluster.preset(f"{name}:{-(-row['gpus'] // node)}", adapter_gbit_s=row["nic_gbit_gpu"])
     return Point(
         row["id"], row["set"], model, cluster.first(row["gpus"]), config, held["seq"], row["gbs"],
         row["step_s"] or row["derived_step_s"], row["mem_gb"] and row["mem_gb"] * 1e9, row["mem_kind"] or "",
@@ -408,7 +408,7 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
         [
             (point, point.stages(CONSTANTS), point.step_s or math.nan)
             for point in sorted(held, key=lambda point: sha256(point.id.encode()).digest())[
-                : None if platform == EXPERTS else _MOST_OF_A_PLATFORM
+                : None if platform == EXPERTS else _MAX_OF_A_PLATFORM
             ]
         ]
         for platform, held in by_platform.items()
@@ -434,7 +434,7 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
 
     # Compare logarithms, so that a step predicted at half and at twice its time count the same.
     best = start or replace(CONSTANTS, **_START)
-    least = loss(best)
+    minimum = loss(best)
     for step in (0.2, 0.1, 0.05) if start is None else (0.1, 0.05):
         improved = True
         while improved:
@@ -446,8 +446,8 @@ def fit(points: Iterable[Point], start: Constants | None = None, names: Sequence
                     value = float(f"{min(high, max(low, getattr(best, name) * factor)):.3g}")
                     tried = replace(best, **{name: value})  # type: ignore[arg-type]  # all that are fitted are floats
                     found = loss(tried)
-                    if found < least - 1e-4:
-                        best, least, improved = tried, found, True
+                    if found < minimum - 1e-4:
+                        best, minimum, improved = tried, found, True
     return best
 
 

@@ -31,4 +31,4 @@ def test_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
 def test_the_page_on_clusters_lists_every_preset_as_it_is():
     page = (DOCS / "clusters.md").read_text(encoding="utf-8")
     for name, preset in PRESETS.items():
-        assert f"| `{name}` | {preset.machines} × {preset.devices} |" in page
+        assert f"| `{name}` | {preset.nodes} × {preset.devices} |" in page

@@ -89,11 +89,13 @@ def test_rows_go_to_their_experts_and_back_in_both_passes(tensor: int, expert: i
 
 def test_a_token_goes_to_each_machine_once_and_to_no_more_than_its_groups_are_on() -> None:
     def exchange_s(**changes: object) -> float:
-        one = context(replace(DEEPSEEK, **changes), ParallelismConfig(dp=64, ep=16), replace(SLOW_LINKS, machine=2))
+        one = context(
+            replace(DEEPSEEK, **changes), ParallelismConfig(dp=64, ep=16), replace(SLOW_LINKS, gpus_per_node=2)
+        )
         return layer_times(one.of(EXPERTS))[0].forward_s["ep_all_to_all"]
 
-    machines, each = 8, 2 * 1024 * 2048
-    anywhere = machines * (1 - (1 - 1 / machines) ** 4)
+    nodes, each = 8, 2 * 1024 * 2048
+    anywhere = nodes * (1 - (1 - 1 / nodes) ** 4)
     assert exchange_s(expert_groups=1, groups_per_token=1) == pytest.approx(2 * each * anywhere * 7 / 8 / 1e8)
     assert exchange_s() < exchange_s(groups_per_token=4) == exchange_s(expert_groups=1, groups_per_token=1)
     # Of eight groups, one on each machine, both of a token's are met unless its four experts are of one.
@@ -237,12 +239,12 @@ def test_a_window_leaves_out_the_pairs_behind_it(window: int) -> None:
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 @pytest.mark.parametrize("expert", [1, 4, 8])
 @pytest.mark.parametrize(
-    ("model", "pipeline", "chunks"),
+    ("model", "pipeline", "vpp"),
     [(MIXTRAL, *how) for how in ((1, 1), (2, 1), (5, 1), (4, 2))]
     + [(DEEPSEEK, *how) for how in ((1, 1), (2, 1), (5, 1), (4, 2), (7, 2))],
 )
-def test_parameters_of_all_gpus_are_the_models(model, tensor: int, expert: int, pipeline: int, chunks: int) -> None:
-    config = ParallelismConfig(tp=tensor, sequence_parallel=tensor > 1, ep=expert, dp=8, pp=pipeline, vpp=chunks)
+def test_parameters_of_all_gpus_are_the_models(model, tensor: int, expert: int, pipeline: int, vpp: int) -> None:
+    config = ParallelismConfig(tp=tensor, sequence_parallel=tensor > 1, ep=expert, dp=8, pp=pipeline, vpp=vpp)
     stages = PipelineStages(context(model, config), pipeline)
     parts = [stages.rank_layers(at, 1) for at in range(config.num_stages)]
     experts = [expert_parameters(stages.context, part) for part in parts]
@@ -292,9 +294,9 @@ def test_the_first_stage_holds_the_dense_layers() -> None:
 
 
 ways = st.builds(
-    lambda tensor, context, expert, pipeline, chunks, data, size, recomputed, zero: ParallelismConfig(
+    lambda tensor, context, expert, pipeline, vpp, data, size, recomputed, zero: ParallelismConfig(
         tp=tensor, sequence_parallel=tensor > 1, cp=context, ep=expert, pp=pipeline,
-        vpp=chunks if pipeline > 1 else 1, dp=data, micro_batch_size=size, recompute=recomputed, zero_stage=zero,
+        vpp=vpp if pipeline > 1 else 1, dp=data, micro_batch_size=size, recompute=recomputed, zero_stage=zero,
     ),
     st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4, 7]),
     st.sampled_from([1, 2]), st.sampled_from([4, 8]), st.sampled_from([1, 2]), st.sampled_from(["none", "full"]),
@@ -333,11 +335,11 @@ def test_laid_out_stages_have_all_layers_and_one_at_most_has_none(layers: int, s
 def test_experts_among_gpus_of_one_machine_are_nearer_than_of_two() -> None:
     many = {"global_batch_size": 32, "seq_length": 4096, "ep": 8}
     near = hpgo.estimate_llm("mixtral-8x7b", hpgo.Cluster.preset("h200:2"), **many)
-    apart = hpgo.estimate_llm("mixtral-8x7b", replace_machines(4), **many)
+    apart = hpgo.estimate_llm("mixtral-8x7b", replace_nodes(4), **many)
     assert dict(near.time_by_term_s)["ep_all_to_all"] < dict(apart.time_by_term_s)["ep_all_to_all"]
 
 
-def replace_machines(count: int) -> hpgo.Cluster:
+def replace_nodes(count: int) -> hpgo.Cluster:
     """Sixteen H200, in machines of so many."""
     one = hpgo.Cluster.preset("h200:2")
     return replace(one, nodes=tuple(replace(one.nodes[0], count=count) for _ in range(16 // count)))

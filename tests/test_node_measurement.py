@@ -38,7 +38,7 @@ import json, os
 from dataclasses import asdict
 from hpgo.runtime.node_measurement import measure_node
 
-record = measure_node(device="cpu", seconds=1, machine=f"node {int(os.environ['RANK']) // 2}")
+record = measure_node(device="cpu", seconds=1, node=f"node {int(os.environ['RANK']) // 2}")
 print(json.dumps(asdict(record)))
 """
 

@@ -102,7 +102,7 @@ def test_a_report_names_every_stage_and_every_fact(bert: hpgo.Plan) -> None:
         "every cut between layers; every placement",
         "stage 0 computes for 95.8 % of the step",
         "data parallelism 1.11 s, 33 % longer",
-        "straight pipeline 1.01 s, 21 % longer",
+        "pipeline parallelism only 1.01 s, 21 % longer",
     ):
         assert words in text
 

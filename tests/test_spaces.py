@@ -156,12 +156,12 @@ def shortage(**asked: Any) -> hpgo.errors.InfeasibleError:
     return caught.value
 
 
-def test_less_headroom_is_the_first_that_helps() -> None:
-    error = shortage(transformer="llama-3-8b", cluster=H100, headroom_bytes=79e9)
+def test_less_reserved_memory_is_the_first_that_helps() -> None:
+    error = shortage(transformer="llama-3-8b", cluster=H100, reserved_bytes=79e9)
     assert error.hint.startswith("reserve at most ")
     assert error.hint.endswith(" GB per GPU")
     left_gb = float(error.hint.split()[3])
-    hpgo.plan_llm("llama-3-8b", H100, global_batch_size=8, seq_length=8192, headroom_bytes=(left_gb - 0.01) * 1e9)
+    hpgo.plan_llm("llama-3-8b", H100, global_batch_size=8, seq_length=8192, reserved_bytes=(left_gb - 0.01) * 1e9)
 
 
 def test_then_what_was_fixed_or_excluded() -> None:

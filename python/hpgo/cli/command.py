@@ -84,7 +84,7 @@ class _Context(click.Context):
 
 
 _WORD = re.compile(
-    r"\b([a-z]+(?:_[a-z0-9]+)+|(?<=`)(?:cap|chunks|iterations|ranks)(?=`)"
+    r"\b([a-z]+(?:_[a-z0-9]+)+|(?<=`)(?:iterations|ranks)(?=`)"
     r"|(?<=`)(?:cp|devices|ep|pp|tp|vpp)(?==)|(?:recompute|schedule)(?==))\b"
     r"(?:=('?)([\w.]+)\2)?"
 )
@@ -97,7 +97,6 @@ _ARGUMENTS = {
     "batch_sizes": "batch_size",
     "layer_counts": "profile_layer_counts",
     "boundary_bytes": "profile_boundary",
-    "headroom_bytes": "reserve_memory",
     "reserved_bytes": "reserve_memory",
     "time_limit_s": "time_limit",
     "sequence_parallel": "no_sequence_parallel",

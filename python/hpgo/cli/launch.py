@@ -151,7 +151,7 @@ def _hosts(path: str) -> list[str]:
 
 
 def _document(job: LaunchJob, target: TargetName, text: str) -> str:
-    machines = [
+    nodes = [
         {"ranks": node.ranks, "type": node.kind, "name": node.name, "first_rank": first}
         for node, first in zip(job.nodes, job.first_ranks, strict=True)
     ]
@@ -163,7 +163,7 @@ def _document(job: LaunchJob, target: TargetName, text: str) -> str:
             "name": job.name,
             "title": job.title,
             "ranks": job.ranks,
-            "machines": machines,
+            "nodes": nodes,
             "idle": job.idle,
             "command": job.command,
             "text": text,

@@ -64,7 +64,7 @@ def settings(job: ExportJob) -> dict[str, int | str | bool]:
         }
     if job.ranks > 1:
         chosen["pipeline_model_parallel_layout"] = layout(counts)
-        if job.chunks > 1 and (group := group_size(job.program.schedule)) != job.ranks:
+        if job.virtual_stages_per_rank > 1 and (group := group_size(job.program.schedule)) != job.ranks:
             chosen["microbatch_group_size_per_vp_stage"] = group
     return chosen
 

@@ -244,7 +244,7 @@ def _shape(job: ExportJob) -> str:
     ranks, stages = job.ranks, len(job.program.stages)
     placed = job.program.schedule.rank_of_stage
     if placed == tuple(stage % ranks for stage in range(stages)):
-        return "1F1B" if job.chunks == 1 else "Interleaved1F1B"
+        return "1F1B" if job.virtual_stages_per_rank == 1 else "Interleaved1F1B"
     if placed == (*range(ranks), *reversed(range(ranks))):
         return "ZBVZeroBubble"
     raise ArgumentError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hpgo.base.quoting import in_toml
 from hpgo.export.for_torchtitan import CLIPPING, ORDER, module, parts_of
 from hpgo.export.llm_jobs import LlmExportJob
-from hpgo.llm.parallelism import MOST_ZERO
+from hpgo.llm.parallelism import MAX_ZERO
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Place, Target
@@ -169,7 +169,7 @@ def _unstated(job: LlmExportJob) -> list[str]:
 
 
 def _beside(job: LlmExportJob) -> dict[str, str]:
-    return {job.place.name(ORDER): job.orders.to_text()} if job.config.pp > 1 else {}
+    return {job.place.name(ORDER): job.schedule.to_text()} if job.config.pp > 1 else {}
 
 
 def _notes(job: LlmExportJob) -> list[str]:
@@ -231,7 +231,7 @@ def _degrees(job: LlmExportJob) -> dict[str, int | str]:
     }
     # "always" gathers weights in each pass (ZeRO stage 3), "never" once per step (stage 2).
     if config.dp_cp_size > 1:
-        degrees["fsdp_reshard_after_forward"] = "always" if config.zero_stage == MOST_ZERO else "never"
+        degrees["fsdp_reshard_after_forward"] = "always" if config.zero_stage == MAX_ZERO else "never"
     return degrees
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class Preset:
     """A built-in cluster of equal nodes."""
 
-    machines: int
+    nodes: int
     """Default number of nodes; a name like `h100:16` sets another."""
     devices: int
     """Number of devices per node."""

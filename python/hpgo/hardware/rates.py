@@ -391,7 +391,7 @@ def _check_card(device: str, key: str, memory_bytes: float) -> None:
     # The bare name of a chip is refused if a smaller card of that chip also has enough memory, because the rates of the
     # wrong card would go unnoticed.
     cards = next((cards for cards in _MEMORY if key in cards), {key: memory_bytes})
-    fitting = [card for card, most in cards.items() if memory_bytes <= most * _GIB_FOR_GB]
+    fitting = [card for card, maximum in cards.items() if memory_bytes <= maximum * _GIB_FOR_GB]
     says_memory = _spelt(device) != _spelt(NAMES[key][0])
     larger = [card for card in fitting if cards[card] >= cards[key]]
     if key in fitting and (says_memory or len(larger) == len(fitting)):

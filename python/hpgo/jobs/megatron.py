@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.export.llm_for_megatron import arguments
 from hpgo.export.targets import Place
-from hpgo.jobs.parts import JobFile, JobParts, Placeholder, Variable
+from hpgo.jobs.parts import SMOKE_STEPS, JobFile, JobParts, Placeholder, Variable
 
 if TYPE_CHECKING:
     from hpgo.export.targets import Target
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 TESTED = ("0.16.1", "0.17.1", "0.18.2", "0.19.0")
 """Releases whose parser accepts the arguments."""
-_STEPS = 5
-"""Steps of the smoke run. The first two compile kernels and fill caches, the last three are measured."""
+_MINORS = tuple(release.rpartition(".")[0] for release in TESTED)
 _DATA = """\
 # Data, checkpoints and learning rate. Change them here; env.sh sets the variables.
 --data-path $DATA_PATH
@@ -57,38 +56,45 @@ _SMOKE = """\
 --log-throughput
 """
 _CHECK = '''\
-"""Let Megatron-LM's own parser read arguments, without a GPU: check_arguments.py RANKS ARGUMENTS…"""
+"""Let Megatron-LM's own parser read arguments, without a GPU: check_arguments.py RANKS ARGUMENTS…
+
+Exit codes: 1 if it refuses them, 3 if this machine lacks a package of Megatron-LM.
+"""
 
 import os
 import sys
+import types
 import typing
 
+TESTED = {tested}
+ranks, *words = sys.argv[1:]
+os.environ.update(RANK="0", WORLD_SIZE=ranks, LOCAL_RANK="0")
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 try:
+    import torch
     import typing_extensions
 
     # Megatron-LM 0.18 and later are written for Python 3.12, but their parser needs only this of it.
     if not hasattr(typing, "override"):
         typing.override = typing_extensions.override
-except ImportError:
-    pass
-
-ranks, *words = sys.argv[1:]
-os.environ.update(RANK="0", WORLD_SIZE=ranks, LOCAL_RANK="0")
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-sys.argv = ["pretrain_gpt.py", *words]
-
-import torch
-from megatron.core import utils
-from megatron.training import arguments
-
-if not torch.cuda.is_available():
-    # Machines without a GPU have neither an architecture nor, often, Transformer Engine. The job will have both.
-    arguments.get_device_arch_version = lambda: 9
+    from megatron.core.package_info import MAJOR, MINOR
     from megatron.core.transformer import transformer_config
-
+    from megatron.training import arguments
+except ImportError as error:
+    print(f"note: the arguments were not checked here: {{error}}", file=sys.stderr)
+    sys.exit(3)
+if f"{{MAJOR}}.{{MINOR}}" not in TESTED:
+    print(f"note: this is Megatron-LM {{MAJOR}}.{{MINOR}}; tested: {{', '.join(TESTED)}}", file=sys.stderr)
+if not torch.cuda.is_available():
+    # Machines without a GPU often lack Transformer Engine, too. The ranks will have both.
+    device = types.SimpleNamespace(name="GPU", major=9, minor=0, total_memory=0, multi_processor_count=1)
+    torch.cuda.get_device_properties = lambda *_: device
+    torch.cuda.get_device_capability = lambda *_: (device.major, device.minor)
     transformer_config.is_te_min_version = lambda *_args, **_named: True
-checked = arguments.validate_args(arguments.parse_args())
-arguments.core_transformer_config_from_args(checked)
+    words += ["--transformer-impl", "local", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion"]
+    words += ["--no-rope-fusion"]
+sys.argv = ["pretrain_gpt.py", *words]
+arguments.core_transformer_config_from_args(arguments.validate_args(arguments.parse_args()))
 '''
 
 
@@ -96,14 +102,18 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
     """Return the parts of a job folder for Megatron-LM. Raises the errors of the export."""
     text = arguments(plan, target, Place())["arguments.txt"]
     return JobParts(
-        title=f"{target.title} {TESTED[0]} to {TESTED[-1]}",
-        command=('"$PYTHON"', '"$MEGATRON_LM/pretrain_gpt.py"'),
+        title=f"{target.title} {_MINORS[0]} to {_MINORS[-1]}",
+        command=("python3", '"$MEGATRON_LM/pretrain_gpt.py"'),
         arguments=("arguments.txt",),
         data=_DATA,
-        smoke=_SMOKE.format(steps=_STEPS, words=plan.transformer.vocab - 1),
+        smoke=_SMOKE.format(steps=SMOKE_STEPS, words=plan.transformer.vocab - 1),
         files=(
             JobFile(name="arguments.txt", text=text, holds="arguments of Megatron-LM: the plan and the model"),
-            JobFile(name="check_arguments.py", text=_CHECK, holds="lets Megatron-LM's parser read the arguments"),
+            JobFile(
+                name="check_arguments.py",
+                text=_CHECK.format(tested=_MINORS),
+                holds="lets Megatron-LM's parser read the arguments",
+            ),
         ),
         placeholders=(
             Placeholder(
@@ -144,8 +154,8 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
             ),
         ),
         check=(
-            'PYTHONPATH="$MEGATRON_LM${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" check_arguments.py "$RANKS"'
-            ' "${arguments[@]}" > /dev/null',
+            'export PYTHONPATH="$MEGATRON_LM${PYTHONPATH:+:$PYTHONPATH}"',
+            'python3 check_arguments.py "$RANKS" "${arguments[@]}" > /dev/null',
         ),
         needs="torch",
         step_line="elapsed time per iteration",

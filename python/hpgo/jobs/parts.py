@@ -1,7 +1,7 @@
 """Parts of a job folder that differ between frameworks.
 
-`hpgo.jobs.folder` makes a folder of these parts and `hpgo.jobs.scripts` the scripts that start it. Each framework has one
-module with a function `parts(plan, target)`, which `FRAMEWORKS` lists.
+`hpgo.jobs.folder` makes a folder of these parts, and `hpgo.jobs.scripts` the scripts that start it. Each framework has
+one module with a function `parts(plan, target)`, which `FRAMEWORKS` lists.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ PlaceholderKind = Literal["text", "file", "folder", "prefix", "path"]
 """What `check.sh` accepts: any text; an existing file, folder, prefix of files, or file or folder."""
 
 
+SMOKE_STEPS = 5
+"""Steps of the smoke run. The first ones compile kernels and let caches grow, and the last three are measured."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placeholder(Record):
     """A value that only the user knows. `env.sh` sets it as a shell variable of this name."""
@@ -38,8 +42,8 @@ class Placeholder(Record):
     """A value that shows the form, for the comment in `env.sh`."""
     default: str = ""
     """Value unless the user sets one; may use variables, as bash expands it."""
-    needed: Literal["always", "train", "never"] = "train"
-    """Whether `check.sh` refuses an empty value: always, only for training but not for the smoke run, or never."""
+    needed: Literal["always", "full", "train", "never"] = "train"
+    """Runs for which `check.sh` refuses an empty value: all, all but the reduced one, training only, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +94,9 @@ class JobParts(Record):
     check: tuple[str, ...] = ()
     """Lines of bash that let the framework's own parser read the words in the array `arguments`, without GPUs.
 
-    `check.sh` runs them once for each run, after the placeholders were checked and `env.sh` was read. Variables of the
-    shell: `PYTHON`, `RUN` (train or smoke), `RANKS` (number of ranks). A command that fails refuses the job.
+    `check.sh` runs them after it checked the placeholders and read `env.sh`. Variables of the shell: `JOB_RUN` (train,
+    smoke or small) and `RANKS` (number of ranks). A command that fails refuses the job, unless its exit code is 3: then
+    this machine lacks something, and the command has printed what.
     """
     needs: str = ""
     """Python module without which `check` can't run. On machines without it, `check.sh` leaves the check out."""

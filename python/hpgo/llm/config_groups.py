@@ -17,7 +17,7 @@ from hpgo.errors import ArgumentError
 from hpgo.llm.bounds import ALL, NONE, SLACK, Candidate, GroupBounds
 from hpgo.llm.estimate import max_memory_bytes
 from hpgo.llm.layer_split import LayerSplits
-from hpgo.llm.parallelism import MOST_ZERO, check_degrees
+from hpgo.llm.parallelism import MAX_ZERO, check_degrees
 from hpgo.llm.step_time import LayerCosts, PipelineStages, kinds_of, transfer
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
     # Frameworks place the layers of models with experts stage by stage.
     make = partial(LayerSplits.from_kinds, kinds_of(model), uneven=rules.uneven_ends, laid_out=bool(model.experts))
     known: dict[tuple[int, PipelineSchedule, tuple[int, ...]], LayerSplits] = {}
-    for tp, cp in product(divisors(gpus.machine), cps):
+    for tp, cp in product(divisors(gpus.gpus_per_node), cps):
         if not (takes("tp", tp) and takes("cp", cp)):
             continue
         shape = replace(context.config, tp=tp, sequence_parallel=tp > 1, cp=cp)
@@ -162,7 +162,7 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
                     zero_stages = rules.zero_stages_of(placed, micro_batches=micro_batches, experts=bool(model.experts))
                     zero_stages = tuple(stage for stage in zero_stages if takes("zero_stage", stage))
                     group = partial(ConfigGroup, pp=pp, dp=dp, micro_batches=micro_batches, splits=splits)
-                    if alike := tuple(stage for stage in zero_stages if stage < MOST_ZERO):
+                    if alike := tuple(stage for stage in zero_stages if stage < MAX_ZERO):
                         same = ep, size, placed.overlap_dp_comm, placed.fused_elementwise
                         if same not in costs:
                             config = replace(
@@ -177,12 +177,12 @@ def config_groups(context: LayerContext, global_batch_size: int, space: SearchSp
                         )
                     # With ZeRO stage 3 a layer's time includes gathering weights, which depends on dp, on the pipeline
                     # and on recomputation (`ParallelismConfig.shape`). So each of these has its own costs and group.
-                    for one in again if MOST_ZERO in zero_stages else ():
+                    for one in again if MAX_ZERO in zero_stages else ():
                         config = replace(
-                            placed, micro_batch_size=size, zero_stage=MOST_ZERO, recompute="full" if one else "none"
+                            placed, micro_batch_size=size, zero_stage=MAX_ZERO, recompute="full" if one else "none"
                         )
                         own = LayerCosts.from_context(replace(context, config=config))
-                        yield group(own, zero_stages=(MOST_ZERO,), recomputed=(one,), some=False)
+                        yield group(own, zero_stages=(MAX_ZERO,), recomputed=(one,), some=False)
 
 
 def _fitting(vpps: Iterable[int], schedule: PipelineSchedule, *, whole_rounds: bool) -> Iterator[int]:
@@ -221,15 +221,15 @@ def leanest(groups: Iterable[ConfigGroup]) -> PipelineStages | None:
     return None if best is None else best[1]
 
 
-def min_recomputed(none: PipelineStages, limit_bytes: float, least: int) -> PipelineStages | None:
+def min_recomputed(none: PipelineStages, limit_bytes: float, minimum: int) -> PipelineStages | None:
     """Return the configuration that fits with the fewest recomputed layers per stage.
 
-    The search starts with `least` layers. It returns None if nothing below full recomputation fits.
+    The search starts with `minimum` layers. It returns None if nothing below full recomputation fits.
     """
     context = none.context
-    assert context.config.zero_stage < MOST_ZERO, "its costs would be others"  # noqa: S101
+    assert context.config.zero_stage < MAX_ZERO, "its costs would be others"  # noqa: S101
     # One by one: the largest layer that is recomputed needs memory, so one more layer may need more in total.
-    for layers in range(least, max(none.counts)):
+    for layers in range(minimum, max(none.counts)):
         config = replace(context.config, recompute="full", recompute_num_layers=layers)
         stages = PipelineStages(replace(context, config=config), none.micro_batches, none.costs)
         if max_memory_bytes(stages) <= limit_bytes:

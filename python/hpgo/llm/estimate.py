@@ -271,7 +271,7 @@ def estimate_llm(
     asked: dict[str, Any] = {
         "tp": tp, "pp": pp, "vpp": vpp, "first_rank_layers": first_rank_layers, "last_rank_layers": last_rank_layers,
         "pp_schedule": pp_schedule, "cp": cp, "ep": ep,
-        "zero_stage": check_int("zero_stage", zero_stage, least=0, most=3),
+        "zero_stage": check_int("zero_stage", zero_stage, minimum=0, maximum=3),
         "dp_replicate": dp_replicate, "micro_batch_size": micro_batch_size,
         "recompute": recompute, "recompute_num_layers": recompute_num_layers, "recompute_every": recompute_every,
         "precision": precision, "flash_attention": flash_attention, "fused_elementwise": fused_elementwise,
@@ -282,7 +282,7 @@ def estimate_llm(
             choice("recomputed module", one, get_args(RecomputedModule))
             for one in check_list("recompute_modules", recompute_modules)
         ),
-        "cpu_offload_num_layers": check_int("cpu_offload_num_layers", cpu_offload_num_layers, least=0),
+        "cpu_offload_num_layers": check_int("cpu_offload_num_layers", cpu_offload_num_layers, minimum=0),
     }  # fmt: skip
     model = transformer_of(transformer)
     cluster = cluster_of(cluster)
@@ -490,7 +490,7 @@ def simulated_step_s(stages: PipelineStages) -> float:
     busy_s, latency_s = stages.transfer
     splits = config.splits_backward
     timeline = simulate(
-        orders_of(config, stages.micro_batches),
+        schedule_of(config, stages.micro_batches),
         forward_s=[one.forward_s for one in rows],
         backward_s=[one.backward_s for one in rows],
         input_gradient_s=[one.backward_s - one.weight_grad_s for one in rows] if splits else None,
@@ -503,16 +503,16 @@ def simulated_step_s(stages: PipelineStages) -> float:
     return timeline.makespan_s
 
 
-def orders_of(config: ParallelismConfig, micro_batches: int) -> Schedule:
+def schedule_of(config: ParallelismConfig, micro_batches: int) -> Schedule:
     """Return the schedule of a configuration's pipeline.
 
-    >>> orders_of(ParallelismConfig(pp=2, vpp=2, pp_schedule="zb_v"), 1).orders
+    >>> schedule_of(ParallelismConfig(pp=2, vpp=2, pp_schedule="zb_v"), 1).action_lists
     [['0F0', '3F0', '3I0', '3W0', '0I0', '0W0'], ['1F0', '2F0', '2I0', '2W0', '1I0', '1W0']]
     """
     if config.pp_schedule == "zb_v" or config.vpp == 1:
         return build(config.pp_schedule, ranks=config.pp, micro_batches=micro_batches)
     name: ScheduleName = "interleaved_zb" if config.splits_backward else "interleaved"
-    return build(name, ranks=config.pp, micro_batches=micro_batches, chunks=config.vpp)
+    return build(name, ranks=config.pp, micro_batches=micro_batches, virtual_stages_per_rank=config.vpp)
 
 
 def _seconds(stages: PipelineStages, step_s: float) -> tuple[tuple[str, float], ...]:
@@ -572,13 +572,13 @@ def _moments(config: ParallelismConfig, rank: int, micro_batches: int) -> tuple[
 @lru_cache(maxsize=4096)
 def _counted(schedule: PipelineSchedule, pp: int, vpp: int, micro_batches: int) -> tuple[tuple[Moment, ...], ...]:
     config = ParallelismConfig(pp=pp, vpp=vpp, pp_schedule=schedule)
-    orders = orders_of(config, micro_batches)
+    built = schedule_of(config, micro_batches)
     found = []
-    for rank, (start, stop) in enumerate(pairwise(orders.rank_starts)):
+    for rank, (start, stop) in enumerate(pairwise(built.rank_starts)):
         held = dict.fromkeys(config.stages_of(rank), 0)
         waiting = dict(held)
         seen: dict[Moment, None] = {(tuple(held.values()), tuple(held.values())): None}
-        for kind, stage, *_ in orders.actions[start:stop].tolist():
+        for kind, stage, *_ in built.actions[start:stop].tolist():
             held[stage] += KINDS[kind] == "F"
             waiting[stage] += KINDS[kind] == "I"
             seen[tuple(held.values()), tuple(waiting.values())] = None

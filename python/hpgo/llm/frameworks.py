@@ -12,7 +12,7 @@ from hpgo.base.messages import join_words, pluralize, shorten
 from hpgo.base.validated import Record
 from hpgo.errors import ArgumentError
 from hpgo.llm.arithmetic import TABLES, ArithmeticSettings, stated
-from hpgo.llm.parallelism import MOST_ZERO, ParallelismConfig, PipelineSchedule, Precision, Recompute
+from hpgo.llm.parallelism import MAX_ZERO, ParallelismConfig, PipelineSchedule, Precision, Recompute
 from hpgo.programs.frameworks import NAMES, TABLE, Framework, row_of
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ class FrameworkSupport(Record):
         widens = self.widens_by_zero and config.precision == "bf16" and not config.grad_reduce_in_bf16
         once = config.pp > 1 or micro_batches == 1 or not self.sums_each_pass
         stages = self.zero_stages_with_pp if config.pp > 1 else self.zero_stages
-        return tuple(stage for stage in stages if (stage or not widens) and (once or stage == MOST_ZERO))
+        return tuple(stage for stage in stages if (stage or not widens) and (once or stage == MAX_ZERO))
 
     def as_run(self, config: ParallelismConfig) -> ParallelismConfig:
         """Return `config` with the overlap and the fused operations that the framework can run.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpgo.llm.experts import NOTHING, PassTime, ep_all_to_all, expert_weights, experts, router
 from hpgo.llm.layer_context import NARROW, VALUE, pairs_seen
-from hpgo.llm.parallelism import MOST_ZERO
+from hpgo.llm.parallelism import MAX_ZERO
 from hpgo.llm.recompute import repeated_s
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def _exposed_s(moved_s: float, pass_s: float) -> float:
 def grad_accumulation(context: LayerContext) -> PassTime:
     """Return the time to add a micro-batch's 16-bit gradient to the accumulated one, after each backward pass."""
     # With ZeRO stage 3 each pass reduces its gradients, and the reduce-scatter adds them up.
-    if context.config.zero_stage == MOST_ZERO:
+    if context.config.zero_stage == MAX_ZERO:
         return NOTHING
     each = 3 * VALUE if context.reduces_in_16_bits else context.constants.accumulation_bytes
     added_s = context.moved_s(each * layer_weights(context)) * context.constants.accumulation_time_factor

@@ -143,10 +143,10 @@ def read_steps(path: str | PathLike[str]) -> tuple[MeasuredStep, ...]:
 
 def _of_document(text: str, file: str) -> list[Section]:
     held = parse(text, file, ArgumentError)
-    whence = f"begin a file of steps with `{_VERSION_KEY}: {_VERSION}`"
-    top = Section(held, file, ArgumentError, keys=f"{_VERSION_KEY} steps", whence=whence)
+    hint = f"begin a file of steps with `{_VERSION_KEY}: {_VERSION}`"
+    top = Section(held, file, ArgumentError, keys=f"{_VERSION_KEY} steps", source=hint)
     version = top.get(_VERSION_KEY)
-    top.whence = ""
+    top.source = ""
     if version != _VERSION:
         top.fail(f"`{_VERSION_KEY}` must be {_VERSION}")
     rows = [
@@ -189,7 +189,7 @@ def _of_csv(text: str, file: str) -> list[Section]:
 
 def _step(row: Section, folder: Path) -> MeasuredStep:
     given: dict[str, Any] = {
-        name: row.whole(name, least=1) for name in ("global_batch_size", "seq_length", *_COUNTS) if name in row
+        name: row.whole(name, minimum=1) for name in ("global_batch_size", "seq_length", *_COUNTS) if name in row
     }
     given |= {name: row.whole(name) for name in _FROM_NONE if name in row}
     given |= {name: row.flag(name) for name in _FLAGS if name in row}

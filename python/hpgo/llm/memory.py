@@ -18,7 +18,7 @@ from hpgo.llm.amounts import Amount, maximum, minimum
 from hpgo.llm.experts import expert_weights, saved_by_experts
 from hpgo.llm.layer_context import NARROW, VALUE
 from hpgo.llm.layer_time import layer_weights
-from hpgo.llm.parallelism import MOST_ZERO
+from hpgo.llm.parallelism import MAX_ZERO
 from hpgo.llm.recompute import dropped_bytes
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def weights(context: LayerContext, held: PipelineRankLayers) -> Amount:
     Without a pipeline two layers are gathered at a time. With one, weights stay gathered for the whole step.
     """
     whole, config = parameters(context, held) * VALUE, context.config
-    if config.zero_stage < MOST_ZERO:
+    if config.zero_stage < MAX_ZERO:
         return whole
     # A single replica computes with its shard, which is everything, and gathers nothing.
     gathered = whole if config.shard_size > 1 else 0.0
@@ -162,7 +162,7 @@ def gradients(context: LayerContext, held: PipelineRankLayers) -> Amount:
 def optimizer(context: LayerContext, held: PipelineRankLayers) -> Amount:
     """Return the bytes of Adam's moments and 32-bit weights, unless `weights` counts these already."""
     config = context.config
-    each = _ADAM if config.zero_stage < MOST_ZERO or config.grad_reduce_in_bf16 else _ADAM - 4
+    each = _ADAM if config.zero_stage < MAX_ZERO or config.grad_reduce_in_bf16 else _ADAM - 4
     each -= _NARROW_MOMENTS if config.adam_moments_in_bf16 else 0
     return each * (sharded_parameters if config.zero_stage >= 1 else parameters)(context, held)
 
@@ -189,7 +189,7 @@ def allocator_cached_bytes(context: LayerContext, held: PipelineRankLayers) -> A
 def _workspace(context: LayerContext, held: PipelineRankLayers) -> Amount | None:
     """Return all bytes that the optimizer step allocates; None if it allocates nothing."""
     config, each = context.config, 0 if context.config.fused_adam else _UNFUSED
-    flat = config.flatten_gradients and config.zero_stage < MOST_ZERO
+    flat = config.flatten_gradients and config.zero_stage < MAX_ZERO
     if context.reduces_in_16_bits:
         each += _WIDENED + (_FLAT if flat else 0)
     if each == 0:

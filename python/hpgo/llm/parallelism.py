@@ -33,7 +33,7 @@ _NEEDED_BY_MODULE = {
     "moe_act": "experts",
     "shared_experts": "experts",
 }
-MOST_ZERO = 3
+MAX_ZERO = 3
 """The highest ZeRO stage."""
 DEGREES = ("tp", "cp", "ep", "pp", "vpp", "micro_batch_size")
 """Fields that users choose and that must divide something. The degree of data parallelism follows from them."""
@@ -127,8 +127,8 @@ class ParallelismConfig:
                 check_int(field, getattr(self, field))
         self._check_shards()
         self._check_modules()
-        check_int("zero_stage", self.zero_stage, least=0, most=MOST_ZERO)
-        check_int("cpu_offload_num_layers", self.cpu_offload_num_layers, least=0)
+        check_int("zero_stage", self.zero_stage, minimum=0, maximum=MAX_ZERO)
+        check_int("cpu_offload_num_layers", self.cpu_offload_num_layers, minimum=0)
         if self.cpu_offload_num_layers and (self.pp > 1 or self.recompute == "full"):
             raise ArgumentError(
                 f"cpu_offload_num_layers is {self.cpu_offload_num_layers}, but offloading excludes a pipeline and full"
@@ -233,7 +233,7 @@ class ParallelismConfig:
         >>> ParallelismConfig(pp=4, vpp=2, pp_schedule="zb_v").stages_of(1)
         (1, 6)
         """
-        rank = check_int("the rank", rank, least=0, most=self.pp - 1)
+        rank = check_int("the rank", rank, minimum=0, maximum=self.pp - 1)
         if self.is_v_schedule:
             return rank, 2 * self.pp - 1 - rank
         return tuple(range(rank, self.num_stages, self.pp))
@@ -280,7 +280,7 @@ class ParallelismConfig:
     @property
     def gathers_weights(self) -> bool:
         """Whether each pass gathers the weights of its layers. With a pipeline they stay gathered for the step."""
-        return self.zero_stage == MOST_ZERO and self.pp == 1 and self.shard_size > 1
+        return self.zero_stage == MAX_ZERO and self.pp == 1 and self.shard_size > 1
 
     @property
     def shape(self) -> ParallelismConfig:
@@ -290,7 +290,7 @@ class ParallelismConfig:
         True
         """
         # With ZeRO stage 3 the time of a layer depends on whether there is a pipeline, and on the number of replicas.
-        sharded = self.zero_stage == MOST_ZERO
+        sharded = self.zero_stage == MAX_ZERO
         kept: dict[str, Any] = {
             "pp": min(self.pp, 2) if sharded else 1,
             "vpp": 1,
@@ -302,7 +302,7 @@ class ParallelismConfig:
             "recompute": "none" if self.recompute == "full" else self.recompute,
             "recompute_num_layers": None,
             "recompute_every": None,
-            "zero_stage": MOST_ZERO if sharded else 0,
+            "zero_stage": MAX_ZERO if sharded else 0,
             "cpu_offload_num_layers": 0,
         }
         # Most configurations of a search are shapes already. Return them unchanged to avoid thousands of copies.

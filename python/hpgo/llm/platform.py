@@ -51,7 +51,7 @@ class TermFactor(Record):
     def __post_init__(self) -> None:
         check_fields(self)
         choice("term of a platform", self.term, tuple(TERMS))
-        number(f"the factor of {self.term}", self.factor, above=1 / _MAX_FACTOR, most=_MAX_FACTOR)
+        number(f"the factor of {self.term}", self.factor, above=1 / _MAX_FACTOR, maximum=_MAX_FACTOR)
         number(f"the sd of {self.term}", self.sd)
 
 
@@ -86,7 +86,7 @@ class Platform(Record):
         check_int("steps of a platform", self.steps)
         Stack.named(self.stack)
         for name in ("residual_sd", "log_sd"):
-            number(f"{name} of a platform", getattr(self, name), most=_MAX_SD)
+            number(f"{name} of a platform", getattr(self, name), maximum=_MAX_SD)
         if len({(one.term, one.model) for one in self.terms}) < len(self.terms):
             raise ArgumentError("a term of a platform appears twice", "keep one of them", code="duplicate")
 

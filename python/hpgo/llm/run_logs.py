@@ -18,10 +18,10 @@ from hpgo.errors import ArgumentError
 if TYPE_CHECKING:
     from os import PathLike
 
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 _WARM_UP = 0.1
 """Share of the first steps that are dropped: compilation, autotuning and the allocator's growth make them slow."""
-_LEAST_WARM_UP = 3
+_MIN_WARM_UP = 3
 _NUMBER = r"([0-9][0-9,]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -153,7 +153,7 @@ class RunLog:
 def read_log(path: str | PathLike[str]) -> RunLog:
     """Return the steps in a log. Raise ArgumentError if it has no line with a step time."""
     path = as_path(path, ArgumentError)
-    return parse_log(read_text(path, ArgumentError, most=_MOST_BYTES), str(path))
+    return parse_log(read_text(path, ArgumentError, maximum=_MAX_BYTES), str(path))
 
 
 def parse_log(text: str, name: str) -> RunLog:
@@ -192,7 +192,7 @@ def _warm_up(count: int) -> int:
     >>> [_warm_up(count) for count in (1, 2, 5, 8, 100)]
     [0, 0, 2, 3, 10]
     """
-    return min(max(_LEAST_WARM_UP, int(_WARM_UP * count)), (count - 1) // 2)
+    return min(max(_MIN_WARM_UP, int(_WARM_UP * count)), (count - 1) // 2)
 
 
 def _number(text: str) -> float:

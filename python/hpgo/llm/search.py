@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from hpgo.llm.step_time import PipelineStages
     from hpgo.programs.names import LlmFramework
 
-MOST_SHOWN = 1000
+MAX_SHOWN = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class LlmPlanSearch(Record):
         chosen = self.best
         if place is not None:
             hint = f"the list has {len(self.estimates)} configurations"
-            chosen = self.estimates[check_int("place", place, most=len(self.estimates), hint=hint) - 1]
+            chosen = self.estimates[check_int("place", place, maximum=len(self.estimates), hint=hint) - 1]
         return LlmPlan(estimate=chosen, transformer=self.transformer, cluster=self.cluster, framework=self.framework)
 
 
@@ -129,7 +129,7 @@ def plan_llm(
     framework: LlmFramework = "megatron",
     fix: dict[str, int | str] | None = None,
     exclude: Iterable[str] = (),
-    headroom_bytes: float = 0.0,
+    reserved_bytes: float = 0.0,
     stack: Stack | str | os.PathLike[str] | None = None,
     platform: Platform | DeviceRecord | None = None,
     top: int = 10,
@@ -147,7 +147,7 @@ def plan_llm(
         fix: values that all configurations must have: `{"tp": 4, "zero_stage": 1}`; also `cp`, `ep`, `pp`, `vpp`,
             `pp_schedule`, `dp`, `micro_batch_size` and `recompute`.
         exclude: features to leave out: `["cp"]`, or single values: `["zero_stage=0", "micro_batch_size=1"]`.
-        headroom_bytes: memory of each GPU to leave free, in addition to the columns of the estimate.
+        reserved_bytes: memory of each GPU to leave free, in addition to the columns of the estimate.
         stack: software stack, by its name or its file; None means the one that `framework` implies on the device.
         platform: constants fitted to steps on your cluster (`hpgo.Platform.read`), or the rates of a measured node
             (`hpgo.llm.platform.read_platform`). None uses the published ones.
@@ -188,8 +188,8 @@ def plan_llm(
     choice("precision", precision, get_args(Precision))
     row, rules = framework_support(framework)
     space = SearchSpace.of(rules, row.title, fix=fix, exclude=exclude)
-    headroom_bytes = number("headroom_bytes", headroom_bytes)
-    top = check_int("top", top, most=MOST_SHOWN)
+    reserved_bytes = number("free_bytes", reserved_bytes)
+    top = check_int("top", top, maximum=MAX_SHOWN)
     if devices is not None:
         cluster = cluster.first(devices)
     found_stack = stack_on(stack, cluster, row.name, platform)
@@ -217,14 +217,14 @@ def plan_llm(
 
         asked = {"gpus": gpus.count, "global_batch_size": global_batch_size}
         raise with_open(error, space, model=model, has_ways=has_some, **asked) from None
-    search = _Search(groups, gpus.memory_bytes - headroom_bytes, top)
+    search = _Search(groups, gpus.memory_bytes - reserved_bytes, top)
     search.run()
     if not search.best:
         from hpgo.llm.infeasibility import nothing_fits
 
         found = leanest(groups)
         assert found is not None, "there was a configuration"  # noqa: S101
-        raise nothing_fits(found, cluster, space, global_batch_size, headroom_bytes=headroom_bytes)
+        raise nothing_fits(found, cluster, space, global_batch_size, reserved_bytes=reserved_bytes)
 
     def estimated(step_s: float, one: PipelineStages) -> LlmEstimate:
         found = estimate_stages(one, cluster.name, step_s, global_batch_size=global_batch_size)
@@ -318,8 +318,8 @@ class _Search:
         # features that all configurations of a group use are a lower bound on the count, so groups are dropped whole.
         if best[0]:
             common = [unknown(group.common) for group in self.groups]
-            least = min(common)
-            while self._heap and (bound_s := self._heap[0][0]) <= max_s and best > (least, bound_s):
+            minimum = min(common)
+            while self._heap and (bound_s := self._heap[0][0]) <= max_s and best > (minimum, bound_s):
                 _, at, one = self._heap[0]
                 has = unknown(one.stages.context.config) if isinstance(one, _Bounded) else common[at[0]]
                 if (has, bound_s) >= best:

@@ -9,7 +9,7 @@ from hpgo.base.checks import check_int, check_list
 from hpgo.base.divisors import divisors
 from hpgo.base.messages import did_you_mean, join_words, safe_repr, shorten
 from hpgo.errors import ArgumentError
-from hpgo.llm.parallelism import MOST_ZERO, DegreeError, ParallelismConfig, check_batch, check_degrees, ends_of, nearest
+from hpgo.llm.parallelism import MAX_ZERO, DegreeError, ParallelismConfig, check_batch, check_degrees, ends_of, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -165,11 +165,11 @@ class SearchSpace:
                 ("zero_stage",),
                 code="unsupported",
             )
-        if degree["tp"] not in divisors(gpus.machine):
+        if degree["tp"] not in divisors(gpus.gpus_per_node):
             raise DegreeError(
-                f"tp {degree['tp']} does not divide the {gpus.machine} GPUs of a node, and the search keeps tensor"
-                " parallelism inside a node",
-                nearest(degree["tp"], divisors(gpus.machine)),
+                f"tp {degree['tp']} does not divide the {gpus.gpus_per_node} GPUs of a node, and the search keeps"
+                " tensor parallelism inside a node",
+                nearest(degree["tp"], divisors(gpus.gpus_per_node)),
                 ("tp",),
             )
         # If the framework allows fewer layers on the end ranks, the search finds their number. Then a pp that does not
@@ -229,4 +229,4 @@ def _value(name: str, value: object) -> Value:
     # Ten digits are no degree, and int() refuses thousands of digits with an error that names neither.
     if isinstance(value, str) and value.strip().isdecimal() and len(value) < 10:
         value = int(value)
-    return check_int(name, value, least=0, most=MOST_ZERO) if name == "zero_stage" else check_int(name, value)
+    return check_int(name, value, minimum=0, maximum=MAX_ZERO) if name == "zero_stage" else check_int(name, value)

@@ -56,7 +56,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "silence_s", "grace_s"):
-            object.__setattr__(self, name, number(name, getattr(self, name), above=0, most=_MAX_TIMEOUT_S))
+            object.__setattr__(self, name, number(name, getattr(self, name), above=0, maximum=_MAX_TIMEOUT_S))
         object.__setattr__(self, "silence_s", min(self.silence_s, self.timeout_s))
 
     @property
@@ -335,7 +335,7 @@ def _kill(report: ProgressEvent) -> None:
     """End the process of another rank, if it is on this node and still the same process."""
     mine = HERE.report()
     # Process ids are reused. The start time shows that this is still the process of the rank.
-    if report.born and report.machine == mine.machine and report.pid != mine.pid and born(report.pid) == report.born:
+    if report.born and report.node == mine.node and report.pid != mine.pid and born(report.pid) == report.born:
         # The process may have ended meanwhile, or belong to another user.
         with suppress(OSError):
             os.kill(report.pid, signal.SIGKILL)

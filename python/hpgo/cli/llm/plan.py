@@ -88,7 +88,7 @@ def command(options: PlanOptions) -> None:
         "framework": options.framework or "megatron",
         "fix": _fixed([word for words in options.fix for word in words]),
         "exclude": [word for words in options.exclude for word in words],
-        "headroom_bytes": options.reserve_memory,
+        "reserved_bytes": options.reserve_memory,
         "stack": options.stack,
         "platform": read_platform(options.platform),
     }

@@ -143,9 +143,9 @@ def _saved(held: Mapping[int, float], weights: float) -> tuple[float, ...]:
 
     They are the growth of memory with the batch size. With one batch size, they are the memory beyond the model states.
     """
-    least, most = min(held), max(held)
+    minimum, maximum = min(held), max(held)
     # Memory at two batch sizes separates activations, which grow with the batch, from everything that does not.
-    if least == most:
-        return (max(0.0, held[least] - _STATES * weights),)
-    each = max(0.0, (held[most] - held[least]) / (most - least))
+    if minimum == maximum:
+        return (max(0.0, held[minimum] - _STATES * weights),)
+    each = max(0.0, (held[maximum] - held[minimum]) / (maximum - minimum))
     return tuple(each * size for size in sorted(held))

@@ -27,7 +27,7 @@ KEYS = {
 }  # fmt: skip
 """PipeEdge's key of each kind of moment."""
 _SPANS = ("Global", "Window", "Instant")
-_MOST_READINGS = 1000
+_MAX_READINGS = 1000
 """Maximum number of energy readings that are kept. Moments overlap, so older readings are needed. Not tuned."""
 _MBIT = 1e6 / 8
 _OTHER = "name another folder: `--monitor FOLDER`"
@@ -155,7 +155,7 @@ class Monitor:
         """
         self._layers = layers
         self._energy = energy or Energy()
-        self._readings = deque([(perf_counter_ns(), self._energy.microjoules() or 0)], maxlen=_MOST_READINGS)
+        self._readings = deque([(perf_counter_ns(), self._energy.microjoules() or 0)], maxlen=_MAX_READINGS)
         self._output: Moment | None = None
         try:
             folder.mkdir(exist_ok=True)
