@@ -1,7 +1,7 @@
 """A CPU that answers as a CUDA device, so that Megatron-LM's own `pretrain_gpt.py` trains unchanged over gloo.
 
 `pretend()` replaces what Megatron-LM asks of `torch.cuda`: tensors stay on the CPU, streams and events do nothing, the
-random state is the CPU's, and memory is 0. Collectives that gloo lacks are computed from those that it has.
+random state is the CPU's, and memory is 0.
 """
 
 from __future__ import annotations
@@ -131,6 +131,13 @@ def _process_groups() -> None:
         start(*a, **k)
 
     torch.distributed.init_process_group = init_process_group
+    send: Any = torch.distributed.isend
+
+    def isend(tensor: Any, *a: Any, **k: Any) -> Any:
+        # Megatron-LM frees outputs of stages at once. CUDA waits for the transfer, gloo would send freed memory.
+        return send(tensor.clone(), *a, **k)
+
+    torch.distributed.isend = torch.distributed.distributed_c10d.isend = isend
     exchange: Any = torch.distributed.all_to_all_single
 
     def all_to_all_single(output: Any, given: Any, *a: Any, **k: Any) -> Any:

@@ -22,15 +22,20 @@ LIMIT_S = 240
 """Seconds after which a run is stopped. Not tuned: a run takes 5 to 30 s."""
 
 
-def together(count: int, run: Callable[..., Any], *arguments: object, log: Path | None = None) -> list[Any]:
-    """Return what `run(*arguments)` returns in each of `count` forks of this process, by rank; `log` gets the last's
-    output."""
+def together(
+    count: int, run: Callable[..., Any], *arguments: object, log: Path | None = None, of_rank: int = -1
+) -> list[Any]:
+    """Return what `run(*arguments)` returns in each of `count` forks of this process, by rank.
+
+    `log` gets the output of one rank, the last one by default. Raises AssertionError with the end of the output of the
+    rank that failed first.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / f"{rank}.log" for rank in range(count)]
-        logs[-1] = log or logs[-1]
+        logs[of_rank] = log or logs[of_rank]
         pids = [_fork(rank, count, port, logs[rank], Path(folder), run, arguments) for rank in range(count)]
         failed = _wait(pids)
         if failed:

@@ -13,7 +13,6 @@ import math
 import os
 import re
 import runpy
-import shlex
 import sys
 import tempfile
 import time
@@ -40,7 +39,6 @@ from results import Start, done
 from small_models import MODELS, SmallModel
 
 from hpgo.export.targets import find
-from hpgo.jobs.parts import parts_of
 from hpgo.llm.frameworks import framework_support
 
 CPU = (
@@ -70,9 +68,7 @@ def started(model: SmallModel, folder: Path) -> Start:
     if why := model.megatron_without.get(release.rpartition(".")[0]):
         return Start(model.name, "megatron", release, refused=why)
     plan = model.plan(folder, "megatron")
-    parts = parts_of(plan, find("megatron"))
-    (exported,) = (file.text for file in parts.files if file.name in parts.arguments)
-    words = [*shlex.split(exported, comments=True), *shlex.split(parts.smoke, comments=True), *CPU]
+    words = [*model.write(plan, find("megatron"), folder / model.name), *CPU]
     ranks = plan.estimate.gpus
     (compared,) = together(1, read, model.config, words, ranks)
     (parameters,) = together(1, built, model.config, without(words, NOT_ON_CPU | DEGREES))

@@ -6,13 +6,17 @@ Counts (layers, heads, experts) and widths are ours. All other values are those 
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import hpgo
+from hpgo.jobs.parts import parts_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hpgo.export.targets import Target
 
 SEQ_LENGTH = 64
 GPUS = hpgo.Cluster.preset("h100:1")
@@ -43,6 +47,15 @@ class SmallModel:
         options = {"zero_stage": 0, **getattr(self, framework)}
         estimate = hpgo.estimate_llm(model, GPUS, seq_length=SEQ_LENGTH, **options)
         return hpgo.LlmPlan.of(estimate, model, GPUS)
+
+    def write(self, plan: hpgo.LlmPlan, target: Target, folder: Path) -> list[str]:
+        """Write a job folder's files of the framework, and return the words of its smoke run."""
+        parts = parts_of(plan, target)
+        folder.mkdir(exist_ok=True)
+        for file in parts.files:
+            (folder / file.name).write_text(file.text, encoding="utf-8")
+        texts = [file.text for file in parts.files if file.name in parts.arguments]
+        return [word for text in (*texts, parts.smoke) for word in shlex.split(text, comments=True)]
 
 
 _LLAMA = {
@@ -110,7 +123,7 @@ MODELS = (
             "devices": 2, "pp": 2, "first_rank_layers": 3, "last_rank_layers": 2, "recompute": "full",
             "global_batch_size": 4,
         },
-        torchtitan={"devices": 2, "pp": 2, "global_batch_size": 4},
+        torchtitan={"devices": 2, "zero_stage": 3, "recompute": "full", "global_batch_size": 4},
         deepspeed={"devices": 2, "zero_stage": 3, "recompute": "full", "global_batch_size": 4},
     ),
     SmallModel(

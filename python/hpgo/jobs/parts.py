@@ -110,7 +110,13 @@ class JobParts(Record):
     """Sentences for README.md: what the user has to know before the start."""
 
 
-FRAMEWORKS: Mapping[str, str] = MappingProxyType({"megatron": "hpgo.jobs.megatron:parts"})
+FRAMEWORKS: Mapping[str, str] = MappingProxyType(
+    {
+        "megatron": "hpgo.jobs.megatron:parts",
+        "torchtitan": "hpgo.jobs.torchtitan:parts",
+        "deepspeed": "hpgo.jobs.deepspeed:parts",
+    }
+)
 """`module:function` that makes the parts, by the name of the framework. A new framework needs a row and its module."""
 
 

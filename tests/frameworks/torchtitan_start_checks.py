@@ -1,0 +1,126 @@
+"""Small public models whose job folders start with torchtitan's own `torchtitan.train`, on CPUs.
+
+For each model, torchtitan parses the folder's configuration, builds the model, and trains the five steps of the smoke
+run on processes with gloo. Each process is a fork of this one, so that torchtitan is imported once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import titan_on_cpu
+import torch
+from forks import together
+from results import Start, done
+from small_models import MODELS, SmallModel
+from torchtitan import train
+from torchtitan.config import ConfigManager
+
+from hpgo.export.targets import find
+from hpgo.llm.frameworks import framework_support
+
+CPU = ("--compile.no_enable",)
+RELEASE = version("torchtitan")
+
+
+def started(model: SmallModel, at: Path) -> Start:
+    """Parse, build and train one model. Raises AssertionError with the end of a log."""
+    transformer = model.read(at)
+    lacking = framework_support("torchtitan")[1].lacking(transformer)
+    if lacking is not None:
+        assert not model.torchtitan, f"{model.name} is refused: {lacking.why}"
+        return Start(model.name, "torchtitan", RELEASE, refused=lacking.why.partition(",")[0])
+    plan = model.plan(at, "torchtitan")
+    folder = at / model.name
+    words = ["--module", "job_config", *model.write(plan, find("torchtitan"), folder), *CPU]
+    (found,) = together(1, read, model.config, words, folder)
+    compared, parameters = found
+    assert parameters == transformer.parameters, (parameters, transformer.parameters)
+    log = folder / "smoke.log"
+    together(plan.estimate.gpus, _train, words, folder, log=log)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8"))
+    losses = [float(loss) for loss in re.findall(r"step: +\d+ +loss: +(\S+)", text)]
+    assert len(losses) == 5, text[-2000:]
+    assert losses[-1] < losses[0], losses
+    named, gpus = plan.estimate.parallelism.named(), plan.estimate.gpus
+    return Start(model.name, "torchtitan", RELEASE, named, gpus, compared, parameters, losses)
+
+
+def read(config: dict[str, Any], words: list[str], folder: Path) -> tuple[int, int]:
+    """Return the number of values of `config.json` that torchtitan's model has, which is all, and its parameters."""
+    model = configuration(words, folder).model_spec.model
+    block = model.layers[0]
+    heads = config["num_attention_heads"]
+    rope = block.attention.rope
+    found = {
+        "num_hidden_layers": len(model.layers),
+        "hidden_size": model.dim,
+        "vocab_size": model.vocab_size,
+        "tie_word_embeddings": model.enable_weight_tying,
+        "num_attention_heads": block.attention.n_heads,
+        "num_key_value_heads": block.attention.n_kv_heads,
+        "head_dim": block.attention.head_dim,
+        "intermediate_size": block.feed_forward.w1.out_features,
+        "rms_norm_eps": block.attention_norm.eps,
+        "rope_theta": rope.theta,
+    }
+    wanted = {name: config[name] for name in found if name in config} | {
+        "head_dim": config.get("head_dim", config["hidden_size"] // heads)
+    }
+    assert found == wanted, f"found and wanted: {found} {wanted}"
+    assert all(one.ffn_norm.eps == model.norm.eps == config["rms_norm_eps"] for one in model.layers)
+    assert (block.attention.qk_norm is not None) == config["model_type"].startswith("qwen3")
+    with torch.device("meta"):
+        built = model.build()
+    compared = len(found) + 3 + check_scaling(config.get("rope_scaling"), rope)
+    return compared, sum(parameter.numel() for parameter in built.parameters())
+
+
+def check_scaling(scaling: dict[str, Any] | None, rope: Any) -> int:
+    """Return the number of values of RoPE's scaling that were compared."""
+    if scaling is None:
+        assert rope.scaling == "none"
+        return 1
+    assert rope.scaling == "llama"
+    names = ("low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    found = [rope.scaling_factor, *(getattr(rope, name) for name in names)]
+    wanted = [scaling["factor"], *(scaling[name] for name in names)]
+    assert all(math.isclose(a, b) for a, b in zip(found, wanted, strict=True)), (found, wanted)
+    return 1 + len(found)
+
+
+def configuration(words: list[str], folder: Path) -> Any:
+    """Return what torchtitan's own parser makes of the words in the job folder."""
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    config = ConfigManager().parse_args(words)
+    config.model_spec.model.update_from_config(config=config)
+    return config
+
+
+def _train(words: list[str], folder: Path) -> None:
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    sys.argv = ["train.py", *words]
+    train.main()
+
+
+if __name__ == "__main__":
+    titan_on_cpu.plain_attention()
+    wanted = set(sys.argv[2:])
+    with tempfile.TemporaryDirectory() as at:
+        rows = []
+        for model in MODELS:
+            if not wanted or model.name in wanted:
+                began_s = time.monotonic()
+                rows.append(started(model, Path(at)))
+                print(f"{model.name}: {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)  # noqa: T201
+    done(*rows)
