@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from hpgo.llm.plan import LlmPlan
 
 
+def check_job_folder(folder: str, framework: TargetName) -> None:
+    """Raise ArgumentError if no job folder can be written there, or for this framework, before a search runs."""
+    from hpgo.export.targets import find
+    from hpgo.jobs.folder import check_folder
+    from hpgo.jobs.parts import check_supported
+
+    check_supported(find(framework))
+    check_folder(folder)
+
+
 def save_job(plan: LlmPlan, folder: str, *, on: LauncherName, command: str = "", to: TargetName | None = None) -> None:
     """Write a job folder, and print which files of the user were kept."""
     from hpgo import jobs

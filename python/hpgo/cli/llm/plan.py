@@ -67,9 +67,8 @@ class PlanOptions(TrainingOptions):
 
     def again(self) -> str:
         """Return the command line of this search, without its outputs and without a platform."""
-        words = [
-            word for name in ("fix", "exclude") for one in getattr(self, name) for word in (f"--{name}", ",".join(one))
-        ]
+        lists = [(name, one) for name in ("fix", "exclude") for one in getattr(self, name)]
+        words = [word for name, one in lists for word in (f"--{name}", ",".join(one))]
         words += [] if self.framework is None else ["--framework", self.framework]
         words += [] if not self.reserve_memory else ["--reserve-memory", f"{self.reserve_memory:.0f}B"]
         whole = replace(self, platform=None).problem()
@@ -93,6 +92,7 @@ def command(options: PlanOptions) -> None:
     from hpgo.hardware.cluster import Cluster
     from hpgo.llm.frameworks import framework_support
     from hpgo.llm.search import plan_llm
+    from hpgo.show import moved_report
     from hpgo.show.llm_report import document, lines, listed, next_commands
 
     cluster = Cluster.read(options.cluster)
@@ -108,8 +108,16 @@ def command(options: PlanOptions) -> None:
         "stack": options.stack,
         "platform": read_platform(options.platform),
     }
+    for output in filter(is_folder_name, options.outputs):
+        from hpgo.cli.job_folders import check_job_folder
+
+        check_job_folder(output, problem["framework"])
     with as_options():
         found = plan_llm(options.model, cluster, top=options.top, **problem)
+        before = None
+        if problem["platform"] is not None:
+            # Search again with the published constants, to show what the user's own steps change.
+            before = plan_llm(options.model, cluster, top=options.top, **problem | {"platform": None})
     try:
         for output in options.outputs:
             if is_folder_name(output):
@@ -129,6 +137,8 @@ def command(options: PlanOptions) -> None:
         if options.as_json:
             facts = {"configurations": found.configurations, "simulated": found.simulated, "framework": found.framework}
             facts |= {"alike": len(found.alike), "best": found.estimates.index(found.best) + 1}
+            if before is not None:
+                facts["moves"] = moved_report.document(moved_report.moves(before, found, problem["platform"]))
             click.echo(json_text(facts | {"estimates": [document(one) for one in found.estimates]}))
         else:
             place = found.estimates.index(found.best)
@@ -142,7 +152,10 @@ def command(options: PlanOptions) -> None:
                 folder = Path(jobs[0])
                 commands = [shell_words("bash", str(folder / "smoke.sh")), shell_words("hpgo", "launch", f"{folder}/")]
             then = "Next:" if saved or jobs else "Save the plan with `-o llm-plan.json`, then:"
-            click.echo("\n".join([*report, "", *listed(found, width()), *next_commands(commands, then)]))
+            moved = []
+            if before is not None:
+                moved = ["", *moved_report.lines(moved_report.moves(before, found, problem["platform"]), width())]
+            click.echo("\n".join([*report, "", *listed(found, width()), *moved, *next_commands(commands, then)]))
         note_unmeasured(cluster, problem["platform"])
 
 
