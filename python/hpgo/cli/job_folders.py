@@ -56,12 +56,15 @@ def start_job(folder: str, words: Sequence[str], environment: Mapping[str, str],
         )
     if srun and "\n#SBATCH " not in script.read_text(encoding="utf-8"):
         raise ArgumentError(f"{shorten(str(script))} does not call srun, but --srun is given", "leave out --srun")
-    variables = dict(checked_environment(environment))
+    # The script of torchrun takes the address from the environment, as other launchers do not.
+    address = {name: value for name, value in environment.items() if name in {"MASTER_ADDR", "MASTER_PORT"}}
+    others = {name: value for name, value in environment.items() if name not in address}
+    variables = address | dict(checked_environment(others))
     if srun:
         options = " ".join(in_shell(f"--{option}") for option in srun)
         variables["SRUN_OPTIONS"] = f"{os.environ.get('SRUN_OPTIONS', '')} {options}".strip()
     # Launchers that do not pass the environment on take the variables with these names along.
-    variables["JOB_ENV"] = " ".join(environment)
+    variables["JOB_ENV"] = " ".join(others)
     run_bash([str(script), *words], variables)
 
 
