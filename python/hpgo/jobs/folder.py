@@ -19,6 +19,7 @@ from hpgo.export.targets import find
 from hpgo.jobs.parts import SMOKE_STEPS, Variable, parts_of
 from hpgo.jobs.reduced import reduced
 from hpgo.jobs.scripts import MEMORY_LINE, TITLES, job_of, launcher
+from hpgo.llm.measured_steps import JOB_LOG, JOB_PLAN
 from hpgo.llm.plan import LlmPlan
 
 if TYPE_CHECKING:
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     from hpgo.jobs.scripts import Launcher, LauncherName
     from hpgo.launch.job import LaunchJob
 
-PLAN = "llm-plan.json"
-"""Name of the plan in a job folder."""
-LOG = "smoke.log"
-"""Name of the log of the smoke run."""
 _HEAD = "#!/usr/bin/env bash"
 _HERE = 'cd "$(dirname "${BASH_SOURCE[0]}")"'
 
@@ -64,9 +61,9 @@ def files(
     small_plan = reduced(plan)
     small_parts = None if small_plan is None else parts_of(small_plan, target)
     small = None if small_plan is None else job_of(small_plan, parts.title)
-    texts = {PLAN: plan.to_json() + "\n"} | _of_framework(parts)
+    texts = {JOB_PLAN: plan.to_json() + "\n"} | _of_framework(parts)
     if small_plan is not None and small_parts is not None:
-        texts |= {f"small/{PLAN}": small_plan.to_json() + "\n"}
+        texts |= {f"small/{JOB_PLAN}": small_plan.to_json() + "\n"}
         texts |= {f"small/{name}": text for name, text in _of_framework(small_parts, train=False).items()}
     names = [*(one.name for one in parts.placeholders), *(one.name for one in parts.environment)]
     copied = [*texts, "env.sh", "rank.sh"]
@@ -102,12 +99,7 @@ def save(
     """
     path = as_path(folder, ArgumentError)
     texts = files(plan, to=to, on=on, command=command)
-    if is_folder(path) and any(path.iterdir()) and not (path / PLAN).exists():
-        raise ArgumentError(
-            f"the folder `{shorten(str(path))}` has other files and no {PLAN}, so it is no job folder",
-            "name a new folder, such as `job/`",
-            code="conflict",
-        )
+    check_folder(path)
     written = []
     for name, text in texts.items():
         to_path = path / name
@@ -117,6 +109,17 @@ def save(
         write_text(to_path, text, ArgumentError)
         written.append(to_path)
     return written
+
+
+def check_folder(folder: str | os.PathLike[str]) -> None:
+    """Raise ArgumentError if `folder` has files, but is no job folder: they could be mixed up."""
+    path = as_path(folder, ArgumentError)
+    if is_folder(path) and not (path / JOB_PLAN).exists() and any(path.iterdir()):
+        raise ArgumentError(
+            f"the folder `{shorten(str(path))}` has other files and no {JOB_PLAN}, so it is no job folder",
+            "name a new folder, such as `job/`",
+            code="conflict",
+        )
 
 
 _EDITED = ("env.sh", "data.txt", "job.yaml", "small.yaml")
@@ -309,7 +312,7 @@ def _smoke(plan: LlmPlan, small: LlmPlan | None, parts: JobParts, start: Launche
         "# Other words go to the script that starts the job.",
         "set -euo pipefail",
         _HERE,
-        f"script=job.sh log=$PWD/{LOG} code=0 start=1",
+        f"script=job.sh log=$PWD/{JOB_LOG} code=0 start=1",
         f"estimated={in_shell(_estimated(plan))}",
         "export JOB_RUN=smoke",
         "while [ $# -gt 0 ]; do",
@@ -319,7 +322,7 @@ def _smoke(plan: LlmPlan, small: LlmPlan | None, parts: JobParts, start: Launche
             if small is None
             else [
                 "    --small)",
-                f"      JOB_RUN=small script=small.sh log=$PWD/small/{LOG}",
+                f"      JOB_RUN=small script=small.sh log=$PWD/small/{JOB_LOG}",
                 f"      estimated={in_shell(_estimated(small))} ;;",
             ]
         ),
@@ -384,7 +387,7 @@ def _readme(plan: LlmPlan, small: LlmPlan | None, parts: JobParts, start: Launch
         ("rank.sh", "what each rank runs"),
         *((name, holds) for name, _, holds in start.files),
         ("requirements.txt", "versions of the framework that were tested"),
-        (PLAN, "the plan, for `hpgo llm explain` and other commands"),
+        (JOB_PLAN, "the plan, for `hpgo llm explain` and other commands"),
         *([("small/", "the reduced model")] if small is not None else []),
     ]
     reduced_note = (

@@ -120,17 +120,22 @@ FRAMEWORKS: Mapping[str, str] = MappingProxyType(
 """`module:function` that makes the parts, by the name of the framework. A new framework needs a row and its module."""
 
 
-def parts_of(plan: LlmPlan, target: Target) -> JobParts:
-    """Return the parts of a job folder for `plan`.
-
-    Raises ArgumentError for a framework without job folders, and the errors of an export.
-    """
+def check_supported(target: Target) -> None:
+    """Raise ArgumentError for a framework without job folders."""
     if target.name not in FRAMEWORKS:
         raise ArgumentError(
             f"job folders are not supported for {target.title}",
             f"use {join_words(list(FRAMEWORKS), 'or')}, or name a file for `-o`",
             code="unsupported",
         )
+
+
+def parts_of(plan: LlmPlan, target: Target) -> JobParts:
+    """Return the parts of a job folder for `plan`.
+
+    Raises ArgumentError for a framework without job folders, and the errors of an export.
+    """
+    check_supported(target)
     # Imported late: each module needs its own exporter only.
     module, function = FRAMEWORKS[target.name].split(":")
     make: Callable[[LlmPlan, Target], JobParts] = getattr(importlib.import_module(module), function)
