@@ -54,7 +54,7 @@ def started(model: SmallModel, at: Path) -> Start:
     compared, parameters = found
     assert parameters == transformer.parameters, (parameters, transformer.parameters)
     log = folder / "smoke.log"
-    together(plan.estimate.gpus, _train, words, folder, of_rank=0, log=log)
+    together(plan.estimate.gpus, _train, words, folder, logs={0: log})
     losses = [float(loss) for loss in re.findall(r"step \d+ of 5: loss (\S+),", log.read_text(encoding="utf-8"))]
     assert len(losses) == 5, log.read_text(encoding="utf-8")[-2000:]
     assert losses[-1] < losses[0], losses

@@ -16,31 +16,32 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 LIMIT_S = 240
 """Seconds after which a run is stopped. Not tuned: a run takes 5 to 30 s."""
 
 
 def together(
-    count: int, run: Callable[..., Any], *arguments: object, log: Path | None = None, of_rank: int = -1
+    count: int, run: Callable[..., Any], *arguments: object, logs: Mapping[int, Path] | None = None
 ) -> list[Any]:
     """Return what `run(*arguments)` returns in each of `count` forks of this process, by rank.
 
-    `log` gets the output of one rank, the last one by default. Raises AssertionError with the end of the output of the
-    rank that failed first.
+    Files in `logs` get the output of a rank, where -1 is the last. Raises AssertionError with the end of the output of
+    the rank that failed first.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        logs = [Path(folder) / f"{rank}.log" for rank in range(count)]
-        logs[of_rank] = log or logs[of_rank]
-        pids = [_fork(rank, count, port, logs[rank], Path(folder), run, arguments) for rank in range(count)]
+        outputs = [Path(folder) / f"{rank}.log" for rank in range(count)]
+        for rank, log in (logs or {}).items():
+            outputs[rank] = log
+        pids = [_fork(rank, count, port, outputs[rank], Path(folder), run, arguments) for rank in range(count)]
         failed = _wait(pids)
         if failed:
             # The rank that fails first is the cause. The others lose their connections.
-            texts = [logs[pids.index(pid)].read_text(encoding="utf-8")[-3000:] for pid in failed[:1]]
+            texts = [outputs[pids.index(pid)].read_text(encoding="utf-8")[-3000:] for pid in failed[:1]]
             raise AssertionError(f"rank {pids.index(failed[0])} of {count} failed:\n{texts[0]}")
         return [json.loads((Path(folder) / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(count)]
 

@@ -272,7 +272,7 @@ def scaled(frequency: float, scaling: dict[str, Any]) -> float:
 
 def trained(ranks: int, words: list[str], log: Path) -> list[float]:
     """Return the losses of five steps of `pretrain_gpt.py`, which fall. The last rank prints them to `log`."""
-    together(ranks, _train, words, log=log)
+    together(ranks, run_script, words, logs={-1: log})
     text = log.read_text(encoding="utf-8")
     losses = [float(loss) for loss in re.findall(r"lm loss: (\S+)", text)]
     assert len(losses) == 5, text[-2000:]
@@ -280,13 +280,20 @@ def trained(ranks: int, words: list[str], log: Path) -> list[float]:
     return losses
 
 
-def _train(words: list[str]) -> None:
+def run_script(words: list[str]) -> None:
+    """Run `pretrain_gpt.py` with the words."""
     sys.argv = ["pretrain_gpt.py", *words]
     # The script is found beside its sources and runs unchanged.
     runpy.run_path(pretrain_gpt.__file__, run_name="__main__")
 
 
-def take_compiled_helpers() -> None:
+def prepare() -> None:
+    """Replace what the sources of a release lack here."""
+    _take_compiled_helpers()
+    cpu_as_cuda.widen_attention(DotProductAttention)
+
+
+def _take_compiled_helpers() -> None:
     """Use the data helpers that the wheel of Megatron Core brings compiled, instead of compiling these sources'."""
     megatron.core.datasets.utils.compile_helpers = lambda: None
     files = importlib.metadata.files("megatron-core") or ()
@@ -299,8 +306,7 @@ def take_compiled_helpers() -> None:
 
 
 if __name__ == "__main__":
-    take_compiled_helpers()
-    cpu_as_cuda.widen_attention(DotProductAttention)
+    prepare()
     wanted = set(sys.argv[2:])
     with tempfile.TemporaryDirectory() as at:
         rows = []

@@ -45,7 +45,7 @@ def started(model: SmallModel, at: Path) -> Start:
     compared, parameters = found
     assert parameters == transformer.parameters, (parameters, transformer.parameters)
     log = folder / "smoke.log"
-    together(plan.estimate.gpus, _train, words, folder, log=log)
+    together(plan.estimate.gpus, _train, words, folder, logs={-1: log})
     text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8"))
     losses = [float(loss) for loss in re.findall(r"step: +\d+ +loss: +(\S+)", text)]
     assert len(losses) == 5, text[-2000:]
