@@ -104,11 +104,11 @@ reproduce: build
 accuracy: build
 	$(BIN)/python research/accuracy.py
 
-# The frameworks' own code reads, builds and runs what `hpgo export` writes, and research/framework-tables.md gets the table; makes
-# .frameworks, an environment each. $MEGATRON_LM names a clone of Megatron-LM, for the parsers
-# of its last three releases.
+# The frameworks' own code reads, builds and runs what `hpgo export` writes, a quarter of an hour, and the pages get the
+# tables; makes .frameworks, an environment each, which also keeps results until something changes. $MEGATRON_LM names a
+# clone of Megatron-LM, for the parsers and the training scripts of its last three releases.
 frameworks: build torch
-	$(BIN)/python tests/frameworks/run.py --write research/framework-tables.md
+	$(BIN)/python tests/frameworks/run.py --write research/framework-tables.md docs/export.md
 
 # Looks for files that break a reader, led by what code they reach, also in the native module, which is built for it.
 SECONDS := 60

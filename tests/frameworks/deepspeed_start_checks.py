@@ -28,7 +28,7 @@ from hpgo.export.targets import find
 from hpgo.llm.frameworks import framework_support
 
 RELEASE = version("deepspeed")
-RATE = '"lr": 0.0003'
+RATE = re.compile(r"'lr': [^,]+")
 """The folder's learning rate, with which five steps are not enough for the loss of a small model to fall."""
 
 
@@ -46,8 +46,9 @@ def started(model: SmallModel, at: Path) -> Start:
     words = model.write(plan, find("deepspeed"), folder)
     script = folder / "train.py"
     text = script.read_text(encoding="utf-8")
-    assert RATE in text
-    script.write_text(text.replace(RATE, '"lr": 0.01'), encoding="utf-8")
+    changed, count = RATE.subn("'lr': 0.01", text)
+    assert count == 1, count
+    script.write_text(changed, encoding="utf-8")
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(model.config), encoding="utf-8")
     (found,) = together(1, read, model.config, folder)
