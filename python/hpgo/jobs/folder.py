@@ -433,10 +433,7 @@ def _readme(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start:
         ("rank.sh", "what each rank runs"),
         *((name, holds) for name, _, holds in start.files),
         ("requirements.txt", "versions of the framework that were tested"),
-        (
-            _plan_name(plan),
-            f"the plan, for `hpgo {'llm explain' if isinstance(plan, LlmPlan) else 'evaluate'}` and other commands",
-        ),
+        (_plan_name(plan), f"the plan, for `hpgo {command}` and other commands"),
         *([("small/", "the reduced model")] if small is not None else []),
     ]
     reduced_note = (
