@@ -20,6 +20,7 @@ from hpgo.export.targets import Place, find
 from hpgo.jobs.parts import SMOKE_STEPS, Variable, parts_of
 from hpgo.jobs.reduced import reduced
 from hpgo.jobs.scripts import MEMORY_LINE, TITLES, job_of, launcher
+from hpgo.llm.measured_steps import JOB_LOG, JOB_PLAN
 from hpgo.llm.plan import LlmPlan
 from hpgo.planning.plans import Plan
 
@@ -32,10 +33,8 @@ if TYPE_CHECKING:
     from hpgo.jobs.scripts import Launcher, LauncherName
     from hpgo.launch.job import LaunchJob
 
-PLAN, LAYER_PLAN = "llm-plan.json", "plan.json"
-"""Names of the plan in a job folder, for a plan of a transformer and for one of layers."""
-LOG = "smoke.log"
-"""Name of the log of the smoke run."""
+LAYER_PLAN = "job-plan.json"
+"""Name of the plan in a job folder if it is no plan of a transformer. Users call theirs `plan.json`."""
 _HEAD = "#!/usr/bin/env bash"
 _HERE = 'cd "$(dirname "${BASH_SOURCE[0]}")"'
 
@@ -70,7 +69,7 @@ def files(
     small = None if small_plan is None else job_of(small_plan, parts.title)
     texts = {_plan_name(plan): plan.to_json() + "\n"} | _of_framework(parts)
     if small_plan is not None and small_parts is not None:
-        texts |= {f"small/{PLAN}": small_plan.to_json() + "\n"}
+        texts |= {f"small/{JOB_PLAN}": small_plan.to_json() + "\n"}
         texts |= {f"small/{name}": text for name, text in _of_framework(small_parts, train=False).items()}
     names = [*(one.name for one in parts.placeholders), *(one.name for one in parts.environment)]
     copied = [*texts, "env.sh", "rank.sh"]
@@ -99,9 +98,16 @@ def _framework_of(plan: LlmPlan | Plan) -> TargetName:
     return cast("TargetName", plan.restriction.framework)
 
 
+def starts_in_order(plan: Plan, target: Target) -> bool:
+    """Return whether each rank is on the device of its number, where the scripts of a job folder start it.
+
+    Raises the errors of an export.
+    """
+    return not ExportJob.of(plan, target, Place()).by_rank
+
+
 def _check_places(plan: Plan, target: Target) -> None:
-    """Raise ArgumentError if a rank is not on the device of its number, where the scripts start it."""
-    if ExportJob.of(plan, target, Place()).by_rank:
+    if not starts_in_order(plan, target):
         raise ArgumentError(
             f"the plan leaves devices idle, or its stages are not on the devices in order, but {target.title} starts a"
             " rank on each device in order",
@@ -112,7 +118,7 @@ def _check_places(plan: Plan, target: Target) -> None:
 
 
 def _plan_name(plan: LlmPlan | Plan) -> str:
-    return PLAN if isinstance(plan, LlmPlan) else LAYER_PLAN
+    return JOB_PLAN if isinstance(plan, LlmPlan) else LAYER_PLAN
 
 
 def save(
@@ -133,12 +139,7 @@ def save(
     """
     path = as_path(folder, ArgumentError)
     texts = files(plan, to=to, on=on, command=command)
-    if is_folder(path) and any(path.iterdir()) and not any((path / name).exists() for name in (PLAN, LAYER_PLAN)):
-        raise ArgumentError(
-            f"the folder `{shorten(str(path))}` has other files and no {_plan_name(plan)}, so it is no job folder",
-            "name a new folder, such as `job/`",
-            code="conflict",
-        )
+    check_folder(path)
     written = []
     for name, text in texts.items():
         to_path = path / name
@@ -148,6 +149,18 @@ def save(
         write_text(to_path, text, ArgumentError)
         written.append(to_path)
     return written
+
+
+def check_folder(folder: str | os.PathLike[str]) -> None:
+    """Raise ArgumentError if `folder` has files, but is no job folder: they could be mixed up."""
+    path = as_path(folder, ArgumentError)
+    plans = (JOB_PLAN, LAYER_PLAN)
+    if is_folder(path) and not any((path / name).exists() for name in plans) and any(path.iterdir()):
+        raise ArgumentError(
+            f"the folder `{shorten(str(path))}` has other files and no {join_words(plans, 'or')}, so it is no job folder",
+            "name a new folder, such as `job/`",
+            code="conflict",
+        )
 
 
 _EDITED = ("env.sh", "data.txt", "job.yaml", "small.yaml")
@@ -342,7 +355,7 @@ def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: 
         "# Other words go to the script that starts the job.",
         "set -euo pipefail",
         _HERE,
-        f"script=job.sh log=$PWD/{LOG} code=0 start=1",
+        f"script=job.sh log=$PWD/{JOB_LOG} code=0 start=1",
         f"estimated={in_shell(_estimated(plan))}",
         "export JOB_RUN=smoke",
         "while [ $# -gt 0 ]; do",
@@ -352,7 +365,7 @@ def _smoke(plan: LlmPlan | Plan, small: LlmPlan | None, parts: JobParts, start: 
             if small is None
             else [
                 "    --small)",
-                f"      JOB_RUN=small script=small.sh log=$PWD/small/{LOG}",
+                f"      JOB_RUN=small script=small.sh log=$PWD/small/{JOB_LOG}",
                 f"      estimated={in_shell(_estimated(small))} ;;",
             ]
         ),

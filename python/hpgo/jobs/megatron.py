@@ -19,8 +19,9 @@ TESTED = ("0.16.1", "0.17.1", "0.18.2", "0.19.0")
 """Releases whose parser accepts the arguments."""
 _MINORS = tuple(release.rpartition(".")[0] for release in TESTED)
 _DATA = """\
-# Data, checkpoints and learning rate. Change them here; env.sh sets the variables.
---data-path $DATA_PATH
+# Data, checkpoints and learning rate. Change them here; env.sh sets the variables. For a blend of data, write
+# --data-path 0.3 /data/a 0.7 /data/b
+--data-path "$DATA_PATH"
 --split 99,1,0
 --tokenizer-type HuggingFaceTokenizer
 --tokenizer-model "$TOKENIZER_MODEL"

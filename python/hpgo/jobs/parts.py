@@ -121,6 +121,7 @@ FRAMEWORKS: Mapping[str, str] = MappingProxyType(
     }
 )
 """`module:function` that makes the parts, by the name of the framework, or by name and version if versions differ."""
+_NAMES = tuple(dict.fromkeys(name.partition("@")[0] for name in FRAMEWORKS))
 _LLM_ONLY, _LAYERS_ONLY = ("megatron",), ("torch",)
 """Frameworks whose job folders are for plans of transformers only, and for other plans only."""
 
@@ -131,23 +132,34 @@ def has_parts(plan: object, target: Target) -> bool:
     from hpgo.llm.plan import LlmPlan
     from hpgo.planning.plans import Plan
 
-    if target.name not in FRAMEWORKS:
+    if target.name not in _NAMES:
         return False
     if isinstance(plan, LlmPlan):
         return target.name not in _LAYERS_ONLY
     return isinstance(plan, Plan) and target.name not in _LLM_ONLY
 
 
+def check_supported(target: Target) -> None:
+    """Raise ArgumentError for a framework without job folders."""
+    if target.name not in _NAMES:
+        raise ArgumentError(
+            f"job folders are not supported for {target.title}",
+            f"use {join_words(_NAMES, 'or')}, or name a file for `-o`",
+            code="unsupported",
+        )
+
+
 def parts_of(plan: LlmPlan | Plan, target: Target) -> JobParts:
     """Return the parts of a job folder for `plan`.
 
-    Raises ArgumentError for a framework without job folders, and the errors of an export.
+    Raises ArgumentError for a framework without job folders of such plans, and the errors of an export.
     """
+    check_supported(target)
     if not has_parts(plan, target):
-        named = dict.fromkeys(name.partition("@")[0] for name in FRAMEWORKS)
+        kind = "layers" if target.name in _LLM_ONLY else "transformers"
         raise ArgumentError(
-            f"job folders of this plan are not supported for {target.title}",
-            f"use {join_words(list(named), 'or')}, or name a file for `-o`",
+            f"job folders for plans of {kind} are not supported for {target.title}",
+            "write the files without scripts: `hpgo export … -o FILE`",
             code="unsupported",
         )
     # Imported late: each module needs its own exporter only.

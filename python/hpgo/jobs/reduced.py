@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hpgo.base.divisors import divisors
 from hpgo.errors import HpgoError
-from hpgo.llm.estimate import estimate_llm
+from hpgo.llm.estimate import estimate_on
 from hpgo.llm.frameworks import framework_support
 from hpgo.llm.plan import LlmPlan
+from hpgo.llm.stack import stack_of, stacks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +22,6 @@ _LAYERS = 2
 """Least number of layers of the reduced model: one for each rank of its pipeline."""
 _MICRO_BATCHES = 2
 """Micro-batches for each pipeline rank: with one, no rank would ever hold two."""
-_DERIVED = ("dp",)
-"""Fields of a configuration that follow from the number of GPUs."""
 
 
 def reduced(plan: LlmPlan) -> LlmPlan | None:
@@ -43,24 +42,21 @@ def reduced(plan: LlmPlan) -> LlmPlan | None:
     if model is None:
         return None
     gpus = plan.cluster.nodes[0].count
-    _, support = framework_support(plan.framework)
+    row, support = framework_support(plan.framework)
+    cluster = plan.cluster.first(gpus)
+    # A stack that the user brought as a file is not in the table. Any stack serves to find whether the job fits.
+    stack = stacks().get(plan.estimate.stack) or stack_of(None, cluster, row.name)
     for config in _configs(plan.estimate.parallelism, gpus):
         try:
             batch = config.dp * config.micro_batch_size * config.pp * _MICRO_BATCHES
-            kept = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in _DERIVED}
-            estimate = estimate_llm(
-                model,
-                plan.cluster.first(gpus),
-                global_batch_size=batch,
-                seq_length=plan.estimate.seq_length,
-                stack=plan.estimate.stack,
-                **kept,
+            estimate = estimate_on(
+                model, cluster, config, stack, None, global_batch_size=batch, seq_length=plan.estimate.seq_length
             )
             if not estimate.fits or support.broken(
                 config, micro_batches=estimate.micro_batches, experts=bool(model.experts), tied=model.tied
             ):
                 continue
-            return LlmPlan.of(estimate, model, plan.cluster, framework=plan.framework)  # type: ignore[arg-type]
+            return LlmPlan.of(estimate, model, cluster, framework=plan.framework)  # type: ignore[arg-type]
         except HpgoError:
             # These degrees do not divide the model or the node, so try the next ones.
             continue
