@@ -15,8 +15,8 @@ from hpgo.base.quoting import filled, in_python
 from hpgo.export.targets import Place
 from hpgo.hardware.cluster import Cluster
 from hpgo.jobs import deepspeed_texts as texts
-from hpgo.jobs.parts import JobFile, JobParts, Placeholder
-from hpgo.jobs.torchtitan import ALLOCATOR, DATASET, SAVE, STEPS, holds_of
+from hpgo.jobs.parts import SMOKE_STEPS, JobFile, JobParts, Placeholder
+from hpgo.jobs.torchtitan import ALLOCATOR, DATASET, SAVE, holds_of
 from hpgo.llm.plan import LlmPlan
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def parts(plan: LlmPlan | Plan, target: Target) -> JobParts:
         title=f"{target.title} 0.19.8",
         command=("python3", "train.py"),
         data=_DATA.format(tokenizer=tokenizer),
-        smoke=_SMOKE.format(steps=STEPS),
+        smoke=_SMOKE.format(steps=SMOKE_STEPS),
         files=(
             JobFile(name=main, text=text, holds="the plan: DeepSpeed's configuration and the cuts of a pipeline"),
             *(JobFile(name=name, text=other, holds=holds_of(name)) for name, other in others),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from hpgo.base.quoting import filled, in_python
 from hpgo.export.llm_for_torchtitan import REPLACED, registered
 from hpgo.export.targets import Place
-from hpgo.jobs.parts import JobFile, JobParts, Placeholder, Variable
+from hpgo.jobs.parts import SMOKE_STEPS, JobFile, JobParts, Placeholder, Variable
 from hpgo.llm.plan import LlmPlan
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from hpgo.model.transformer import Transformer
     from hpgo.planning.plans import Plan
 
-STEPS = 5
-"""Steps of the smoke run. The first two compile kernels and fill caches, the last three are measured."""
 STEP_LINE = "step:.*tps:"
 """Lines of torchtitan's log with the throughput of a step, with colors between the words."""
 ALLOCATOR = Variable(
@@ -261,7 +259,7 @@ def parts(plan: LlmPlan | Plan, target: Target) -> JobParts:
         title=f"{target.title} 0.3.0",
         command=("python3", "-m", "torchtitan.train", "--module", "job_config"),
         data=_DATA,
-        smoke=_SMOKE.format(steps=STEPS),
+        smoke=_SMOKE.format(steps=SMOKE_STEPS),
         files=files,
         placeholders=(*([] if model else [named]), TOKENIZER, DATASET, SAVE),
         environment=(ALLOCATOR,),
@@ -277,10 +275,10 @@ def holds_of(name: str) -> str:
     """Return the description of a file that is exported beside the plan.
 
     >>> holds_of("order.csv")
-    'actions of each pipeline rank, which torchtitan runs in this order'
+    'actions of each pipeline rank, in order'
     """
     return {
-        "order.csv": "actions of each pipeline rank, which torchtitan runs in this order",
+        "order.csv": "actions of each pipeline rank, in order",
         "ranks.csv": "node and GPU of each rank",
     }[name]
 

@@ -12,13 +12,12 @@ from hpgo.base.quoting import filled, in_python
 from hpgo.errors import ArgumentError
 from hpgo.export.jobs import ExportJob
 from hpgo.export.targets import Place
-from hpgo.jobs.parts import JobFile, JobParts, Placeholder
+from hpgo.jobs.parts import SMOKE_STEPS, JobFile, JobParts, Placeholder
 from hpgo.jobs.torchtitan import (
     ALLOCATOR,
     DATASET,
     SAVE,
     STEP_LINE,
-    STEPS,
     TOKENIZER,
     holds_of,
     notes_of,
@@ -181,7 +180,7 @@ def parts(plan: LlmPlan | Plan, target: Target) -> JobParts:
         title=f"{target.title} 0.2.2",
         command=("python3", "-m", "torchtitan.train", *words),
         data=_DATA,
-        smoke=_SMOKE.format(steps=STEPS),
+        smoke=_SMOKE.format(steps=SMOKE_STEPS),
         files=files,
         placeholders=(*([] if model else named), TOKENIZER, DATASET, SAVE),
         environment=(ALLOCATOR,),
