@@ -170,6 +170,7 @@ MODELS = (
             "tie_word_embeddings": False,
         },
         megatron={"devices": 2, "tp": 2, "sequence_parallel": False, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 2, "global_batch_size": 4},
     ),
     SmallModel(
         "gemma-7b",
@@ -193,6 +194,7 @@ MODELS = (
             "output_router_logits": False,
         },
         megatron={"devices": 2, "ep": 2, "zero_stage": 1, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 2, "global_batch_size": 4},
     ),
     SmallModel(
         "qwen3-30b-a3b",
@@ -202,6 +204,7 @@ MODELS = (
             "mlp_only_layers": [], "router_aux_loss_coef": 0.001, "output_router_logits": False,
         },
         megatron={"devices": 4, "ep": 2, "pp": 2, "vpp": 2, "zero_stage": 1, "global_batch_size": 8},
+        deepspeed={"devices": 2, "zero_stage": 3, "global_batch_size": 4},
     ),
     SmallModel(
         "deepseek-v2-lite",
@@ -212,6 +215,7 @@ MODELS = (
             "routed_scaling_factor": 1.0, "rope_scaling": _YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
         },
         megatron={"devices": 4, "ep": 2, "pp": 2, "zero_stage": 1, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 1, "global_batch_size": 4},
         # Its `QKNormConfigResolver` joins the norm to the query projection if there is no `q_lora_rank`.
         megatron_without={"0.19": "adds a norm before queries that are not compressed"},
     ),
@@ -237,5 +241,6 @@ MODELS = (
             "num_nextn_predict_layers": 0,
         },
         megatron={"devices": 2, "ep": 2, "zero_stage": 1, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 2, "global_batch_size": 4},
     ),
 )  # fmt: skip

@@ -279,6 +279,9 @@ def _notes(job: LlmExportJob) -> list[str]:
     notes += _defaults(model) if model.arithmetic is None else _without_dropout(model.arithmetic)
     if model.positions and model.positions < seq_length:
         notes.append(f"the model has {model.positions} learned positions, but sequences have {seq_length} tokens")
+    if model.latent is not None and model.latent.q_rank is None:
+        # `QKNormConfigResolver` in `megatron/core/transformer/mla_qk_norm_config.py`, new in 0.19.
+        notes.append("Megatron-LM 0.19 adds a norm before queries without q_lora_rank: use 0.16 to 0.18 for this model")
     if model.experts:
         notes += [
             "the estimate assumes the same number of tokens for each expert",
