@@ -157,7 +157,8 @@ def check_folder(folder: str | os.PathLike[str]) -> None:
     plans = (JOB_PLAN, LAYER_PLAN)
     if is_folder(path) and not any((path / name).exists() for name in plans) and any(path.iterdir()):
         raise ArgumentError(
-            f"the folder `{shorten(str(path))}` has other files and no {join_words(plans, 'or')}, so it is no job folder",
+            f"the folder `{shorten(str(path))}` has other files and no {join_words(plans, 'or')}, so it is no job"
+            " folder",
             "name a new folder, such as `job/`",
             code="conflict",
         )
