@@ -47,9 +47,12 @@ def llm(target: str, model: hpgo.Transformer = LLAMA, **given: Any) -> hpgo.LlmP
 def layers(target: str, optimizer: str = "adam-fp32") -> hpgo.Plan:
     """A plan of BERT-48 that the target runs."""
     return hpgo.plan(
-        hpgo.read_profile("bert-48"), hpgo.Cluster.preset("dapple-a"), global_batch_size=64, framework=target,
-        memory=hpgo.MemoryModel.preset(optimizer),
-    )  # type: ignore[arg-type]  # fmt: skip
+        hpgo.read_profile("bert-48"),
+        hpgo.Cluster.preset("dapple-a"),
+        global_batch_size=64,
+        framework=target,  # type: ignore[arg-type]
+        memory=hpgo.MemoryModel.preset(optimizer),  # type: ignore[arg-type]
+    )
 
 
 def texts(plan: Any, target: str) -> dict[str, str]:
@@ -138,8 +141,8 @@ def test_deepspeed_gets_an_optimizer_and_no_breakdown_of_a_pipeline() -> None:
         module = ast.parse(texts(plan, "deepspeed")["train.py"])
         space: dict[str, Any] = {}
         for node in module.body:
-            named = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-            if named and node.targets[0].id in {"OPTIMIZER", "SETTINGS", "SMOKE"}:
+            names = [ast.unparse(one) for one in node.targets] if isinstance(node, ast.Assign) else []
+            if {"OPTIMIZER", "SETTINGS", "SMOKE"}.intersection(names):
                 exec(compile(ast.Module([node], []), "train.py", "exec"), space)
         return space
 
@@ -234,6 +237,7 @@ def test_a_folder_of_layers_needs_ranks_in_order_and_a_framework(tmp_path: Path)
     with pytest.raises(hpgo.errors.ArgumentError, match="plans of transformers are not supported"):
         jobs.files(llm("deepspeed"), to="torch")
     assert "job-plan.json" in {path.name for path in jobs.save(layers("torch"), tmp_path / "job")}
+    assert "job.toml" in jobs.files(layers("torchtitan@0.2"))
 
 
 def test_torchtitan_0_2_is_refused_where_it_would_compute_in_fp32() -> None:

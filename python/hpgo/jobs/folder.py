@@ -95,7 +95,8 @@ def _framework_of(plan: LlmPlan | Plan) -> TargetName:
         raise ArgumentError(
             "the plan was made for no framework", "name one, such as `--to torch`, or plan with `--framework torch`"
         )
-    return cast("TargetName", plan.restriction.framework)
+    name, version = plan.restriction.framework, plan.restriction.version
+    return cast("TargetName", f"{name}@{version}" if version else name)
 
 
 def starts_in_order(plan: Plan, target: Target) -> bool:
