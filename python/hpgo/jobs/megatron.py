@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpgo.export.llm_for_megatron import arguments
 from hpgo.export.targets import Place
+from hpgo.hardware.rates import key_of
 from hpgo.jobs.parts import SMOKE_STEPS, JobFile, JobParts, Placeholder, Variable
 
 if TYPE_CHECKING:
@@ -18,6 +19,21 @@ if TYPE_CHECKING:
 TESTED = ("0.16.1", "0.17.1", "0.18.2", "0.19.0")
 """Releases whose parser accepts the arguments."""
 _MINORS = tuple(release.rpartition(".")[0] for release in TESTED)
+_BLACKWELL = ("b200", "b300", "gb200", "gb300", "rtx5090")
+"""Keys of `hpgo.hardware.rates` for GPUs of the architecture Blackwell."""
+_REQUIREMENTS = (
+    "# Megatron-LM comes from its sources: git clone --branch core_v0.19.0 https://github.com/NVIDIA/Megatron-LM",
+    f"# Its parser accepts these arguments in the releases {', '.join(TESTED)}.",
+    "torch==2.15.0",
+    "# Needs a GPU, so it was not tested with these files.",
+    "transformer-engine[pytorch]>=2.9",
+    "transformers==5.23.0",
+)
+_CONVERSION = (
+    "# The converter that Megatron-LM's documentation recommends. Then set LOAD, and add to data.txt:\n"
+    "# --finetune --no-load-optim --no-load-rng\n"
+    "python3 -c \"from megatron.bridge import AutoBridge; AutoBridge.import_ckpt('MODEL', 'FOLDER')\""
+)
 _DATA = """\
 # Data, checkpoints and learning rate. Change them here; env.sh sets the variables. For a blend of data, write
 # --data-path 0.3 /data/a 0.7 /data/b
@@ -102,6 +118,7 @@ arguments.core_transformer_config_from_args(arguments.validate_args(arguments.pa
 def parts(plan: LlmPlan, target: Target) -> JobParts:
     """Return the parts of a job folder for Megatron-LM. Raises the errors of the export."""
     text = arguments(plan, target, Place())["arguments.txt"]
+    config = plan.estimate.parallelism
     return JobParts(
         title=f"{target.title} {_MINORS[0]} to {_MINORS[-1]}",
         command=("python3", '"$MEGATRON_LM/pretrain_gpt.py"'),
@@ -147,8 +164,8 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
             Variable(
                 name="CUDA_DEVICE_MAX_CONNECTIONS",
                 value="1",
-                why="before Blackwell, Megatron-LM requires it for tensor and context parallelism",
-                active=plan.estimate.parallelism.tp > 1 or plan.estimate.parallelism.cp > 1,
+                why="Megatron-LM requires it for tensor and context parallelism before Blackwell",
+                active=_is_before_blackwell(plan) and (config.tp > 1 or config.cp > 1),
             ),
             Variable(
                 name="NVTE_DEBUG", value="1", why="Transformer Engine reports which attention it uses", active=False
@@ -160,7 +177,15 @@ def parts(plan: LlmPlan, target: Target) -> JobParts:
         ),
         needs="torch",
         step_line="elapsed time per iteration",
-        requirements=("torch", "transformer-engine", "megatron-core"),
-        conversion="",
-        notes=(),
+        requirements=_REQUIREMENTS,
+        conversion=_CONVERSION,
+        notes=(
+            "Megatron-LM prints step times on the last rank, and memory after the first step.",
+            "With `--exit-signal-handler` in `data.txt`, the job saves a checkpoint when its time is almost over.",
+            "Comments at the top of `arguments.txt` list what the estimate leaves out.",
+        ),
     )
+
+
+def _is_before_blackwell(plan: LlmPlan) -> bool:
+    return not (key_of(plan.cluster.nodes[0].device.name) or "").startswith(_BLACKWELL)
