@@ -53,10 +53,9 @@ def command(options: ExportOptions) -> None:
     Frameworks need the same number of replicas for each stage: `hpgo plan --framework NAME` searches for such plans.
     You can run other plans in your own code with `Plan.for_rank`.
 
-    With `-o FILE`, the main file is FILE, and the other files are written next to it. With a folder, or a name that
-    ends in a slash, all files go into it. Without -o, the main file is printed. A folder for
-    megatron (LLM plans), torchtitan, deepspeed or torch (other plans) is a job folder with everything that starts the
-    plan. `hpgo launch FOLDER/` runs it.
+    With `-o FILE`, the main file is FILE, and the other files are written next to it. Without -o, the main file is
+    printed. With a folder, or a name that ends in a slash, all files go into it. For megatron (LLM plans), torchtitan,
+    deepspeed and torch, it is a job folder with everything that starts the plan, which `hpgo launch FOLDER/` runs.
 
     \b
     Examples:
@@ -92,9 +91,10 @@ def _makes_job(read: object, target: TargetName) -> TypeGuard[LlmPlan | Plan]:
     """Return whether a folder for this plan and target is a job folder."""
     from hpgo.jobs.folder import starts_in_order
     from hpgo.jobs.parts import has_parts
-    from hpgo.llm.plan import LlmPlan
+    from hpgo.planning.plans import Plan
 
-    return has_parts(read, find(target)) and (isinstance(read, LlmPlan) or starts_in_order(read, find(target)))
+    row = find(target)
+    return has_parts(read, row) and (not isinstance(read, Plan) or starts_in_order(read, row))
 
 
 def _known(target: TargetName) -> str:

@@ -95,7 +95,8 @@ def _framework_of(plan: LlmPlan | Plan) -> TargetName:
         raise ArgumentError(
             "the plan was made for no framework", "name one, such as `--to torch`, or plan with `--framework torch`"
         )
-    return cast("TargetName", plan.restriction.framework)
+    name, version = plan.restriction.framework, plan.restriction.version
+    return cast("TargetName", f"{name}@{version}" if version else name)
 
 
 def starts_in_order(plan: Plan, target: Target) -> bool:
@@ -157,7 +158,8 @@ def check_folder(folder: str | os.PathLike[str]) -> None:
     plans = (JOB_PLAN, LAYER_PLAN)
     if is_folder(path) and not any((path / name).exists() for name in plans) and any(path.iterdir()):
         raise ArgumentError(
-            f"the folder `{shorten(str(path))}` has other files and no {join_words(plans, 'or')}, so it is no job folder",
+            f"the folder `{shorten(str(path))}` has other files and no {join_words(plans, 'or')}, so it is no job"
+            " folder",
             "name a new folder, such as `job/`",
             code="conflict",
         )
