@@ -29,7 +29,9 @@ from hpgo.llm.frameworks import framework_support
 
 RELEASE = version("deepspeed")
 RATE = re.compile(r"'lr': [^,]+")
-"""The folder's learning rate, with which five steps are not enough for the loss of a small model to fall."""
+"""The folder's learning rate, with which five steps are not enough for the loss of a small model to fall.
+
+The loss is one of a single micro-batch, so that micro-batches have to be large for it to vary little."""
 
 
 def started(model: SmallModel, at: Path) -> Start:
@@ -46,7 +48,7 @@ def started(model: SmallModel, at: Path) -> Start:
     words = model.write(plan, find("deepspeed"), folder)
     script = folder / "train.py"
     text = script.read_text(encoding="utf-8")
-    changed, count = RATE.subn("'lr': 0.01", text)
+    changed, count = RATE.subn("'lr': 0.003", text)
     assert count == 1, count
     script.write_text(changed, encoding="utf-8")
     (folder / "model").mkdir()

@@ -130,15 +130,14 @@ def exporters() -> list[Path]:
 def main(arguments: list[str]) -> int:
     """Run all checks. Return the exit status: 0 if all hold."""
     environments.build_all()
+    releases, megatron = megatron_releases(), environments.python("megatron")
+    starts = [row for sources in releases for row in check("megatron_start_checks", megatron, sources)]
+    starts += [row for module, name in STARTS.items() for row in check(module, environments.python(name))]
     rows = []
     for module, names in CHECKS.items():
         for python in [Path(sys.executable)] if names is None else map(environments.python, names):
             rows += check(module, python)
-    starts = [row for module, name in STARTS.items() for row in check(module, environments.python(name))]
-    releases = megatron_releases()
-    for sources in releases:
-        rows += check("megatron_parser_checks", environments.python("megatron"), sources)
-        starts += check("megatron_start_checks", environments.python("megatron"), sources)
+    rows += [row for sources in releases for row in check("megatron_parser_checks", megatron, sources)]
     failed = [row["target"] for row in [*rows, *starts] if row.get("read_back") == "FAILED"]
     if failed:
         sys.stderr.write(f"error: {', '.join(failed)} failed\n")

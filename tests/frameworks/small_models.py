@@ -91,7 +91,7 @@ MODELS = (
         _LLAMA,
         megatron={"devices": 4, "tp": 2, "pp": 2, "vpp": 2, "sequence_parallel": True, "global_batch_size": 4},
         torchtitan={"devices": 2, "pp": 2, "global_batch_size": 4},
-        deepspeed={"devices": 2, "zero_stage": 3, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 3, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
         "mistral-7b",
@@ -102,7 +102,7 @@ MODELS = (
             "initializer_range": 0.02, "attention_dropout": 0.0, "tie_word_embeddings": False,
         },
         megatron={"devices": 2, "zero_stage": 1, "global_batch_size": 4, "micro_batch_size": 2},
-        deepspeed={"devices": 2, "zero_stage": 1, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
         "qwen2.5-7b",
@@ -114,7 +114,7 @@ MODELS = (
             "use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 4,
         },
         megatron={"devices": 4, "tp": 2, "zero_stage": 1, "recompute": "selective", "global_batch_size": 4},
-        deepspeed={"devices": 2, "zero_stage": 2, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
         "qwen3-8b",
@@ -124,7 +124,7 @@ MODELS = (
             "global_batch_size": 4,
         },
         torchtitan={"devices": 2, "zero_stage": 3, "recompute": "full", "global_batch_size": 4},
-        deepspeed={"devices": 2, "zero_stage": 3, "recompute": "full", "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 3, "recompute": "full", "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
         "phi-4",  # with its matrices apart, as in the published conversions to Llama's keys
@@ -137,7 +137,7 @@ MODELS = (
         },
         megatron={"devices": 2, "pp": 2, "global_batch_size": 4},
         torchtitan={"devices": 2, "pp": 2, "global_batch_size": 4},
-        deepspeed={"devices": 2, "pp": 2, "zero_stage": 1, "global_batch_size": 4},
+        deepspeed={"devices": 2, "pp": 2, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
         "gpt2-xl",
@@ -147,7 +147,7 @@ MODELS = (
             "initializer_range": 0.02, "attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1,
         },
         megatron={"devices": 2, "pp": 2, "global_batch_size": 4},
-        deepspeed={"devices": 2, "zero_stage": 2, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
         "pythia-6.9b",
@@ -158,7 +158,7 @@ MODELS = (
             "initializer_range": 0.02, "attention_bias": True, "attention_dropout": 0.0, "hidden_dropout": 0.0,
             "tie_word_embeddings": False,
         },
-        deepspeed={"devices": 2, "zero_stage": 1, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
         "redpajama-3b",
@@ -170,7 +170,7 @@ MODELS = (
             "tie_word_embeddings": False,
         },
         megatron={"devices": 2, "tp": 2, "sequence_parallel": False, "global_batch_size": 4},
-        deepspeed={"devices": 2, "zero_stage": 2, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
         "gemma-7b",
@@ -181,7 +181,7 @@ MODELS = (
             "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "initializer_range": 0.02, "attention_bias": False,
             "attention_dropout": 0.0,
         },
-        deepspeed={"devices": 2, "zero_stage": 3, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 3, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
         "mixtral-8x7b",
@@ -194,7 +194,7 @@ MODELS = (
             "output_router_logits": False,
         },
         megatron={"devices": 2, "ep": 2, "zero_stage": 1, "global_batch_size": 4},
-        deepspeed={"devices": 2, "zero_stage": 2, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
         "qwen3-30b-a3b",
@@ -204,7 +204,7 @@ MODELS = (
             "mlp_only_layers": [], "router_aux_loss_coef": 0.001, "output_router_logits": False,
         },
         megatron={"devices": 4, "ep": 2, "pp": 2, "vpp": 2, "zero_stage": 1, "global_batch_size": 8},
-        deepspeed={"devices": 2, "zero_stage": 3, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 3, "micro_batch_size": 8, "global_batch_size": 16},
     ),
     SmallModel(
         "deepseek-v2-lite",
@@ -215,7 +215,7 @@ MODELS = (
             "routed_scaling_factor": 1.0, "rope_scaling": _YARN | {"mscale": 0.707, "mscale_all_dim": 0.707},
         },
         megatron={"devices": 4, "ep": 2, "pp": 2, "zero_stage": 1, "global_batch_size": 4},
-        deepspeed={"devices": 2, "zero_stage": 1, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 1, "micro_batch_size": 8, "global_batch_size": 16},
         # Its `QKNormConfigResolver` joins the norm to the query projection if there is no `q_lora_rank`.
         megatron_without={"0.19": "adds a norm before queries that are not compressed"},
     ),
@@ -241,6 +241,6 @@ MODELS = (
             "num_nextn_predict_layers": 0,
         },
         megatron={"devices": 2, "ep": 2, "zero_stage": 1, "global_batch_size": 4},
-        deepspeed={"devices": 2, "zero_stage": 2, "global_batch_size": 4},
+        deepspeed={"devices": 2, "zero_stage": 2, "micro_batch_size": 8, "global_batch_size": 16},
     ),
 )  # fmt: skip
