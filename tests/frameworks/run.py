@@ -62,10 +62,11 @@ def check(module: str, python: Path, sources: str = "") -> list[Row]:
 
     `sources` is a folder whose packages come before those of the environment.
     """
+    rows: list[Row]
     kept = environments.FOLDER / "results" / f"{module}-{digest(module, python, sources)}.json"
     if kept.exists():
         Console(stderr=True).print(f"{module} {python.parent.parent.name} {Path(sources).name}: as before")
-        rows: list[Row] = json.loads(kept.read_text(encoding="utf-8"))
+        rows = json.loads(kept.read_text(encoding="utf-8"))
         return rows
     began_s = time.monotonic()
     paths = (*([sources] if sources else []), str(environments.ROOT / "python"), str(HERE))
@@ -80,11 +81,13 @@ def check(module: str, python: Path, sources: str = "") -> list[Row]:
             check=False,
         )
         if ended.returncode == 0:
+            text = found.read_text(encoding="utf-8")
             kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(found.read_text(encoding="utf-8"), encoding="utf-8")
+            kept.write_text(text, encoding="utf-8")
             took_s = time.monotonic() - began_s
             Console(stderr=True).print(f"{module} {python.parent.parent.name} {Path(sources).name}: {took_s:.0f} s")
-            return check(module, python, sources)
+            rows = json.loads(text)
+            return rows
     sys.stderr.write(ended.stderr)
     return [{"target": module, "read_back": "FAILED"}]
 
