@@ -83,9 +83,7 @@ if __name__ == "__main__":"""
 def started(folder: Path, script: str, words: str) -> list[float]:
     """Losses of a folder that was checked and then trained by two ranks, as rank.sh does."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    given = (
-        os.environ | {"PATH": path, "JOB_RUN": "smoke", "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"} | environment
-    )
+    given = os.environ | {"PATH": path, "JOB_RUN": "smoke", "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"}
     for command in (
         ["bash", "check.sh"],
         ["python3", "-m", "torch.distributed.run", "--nproc-per-node=2", script, *words.split()],
