@@ -34,11 +34,12 @@ sys.path.append(str(HERE.parents[1] / "research"))
 from pages import fill
 
 CHECKS = {
-    "torch_checks": None,  # in the environment of whoever runs this
+    "torch_checks": (None,),  # in the environment of whoever runs this
     "torchtitan_checks": ("torchtitan-0.3", "torchtitan-0.2"),
     "megatron_checks": ("megatron",),
     "deepspeed_checks": ("deepspeed",),
     "accelerate_checks": ("accelerate",),
+    "job_checks": (None, "torchtitan-0.3", "torchtitan-0.2", "deepspeed"),
 }
 STARTS = {"torchtitan_start_checks": "torchtitan-0.3", "deepspeed_start_checks": "deepspeed"}
 """Checks that start small public models, and the environment of each. Those of Megatron-LM need its sources."""
@@ -138,7 +139,8 @@ def main(arguments: list[str]) -> int:
     starts += [row for module, name in STARTS.items() for row in check(module, environments.python(name))]
     rows = []
     for module, names in CHECKS.items():
-        for python in [Path(sys.executable)] if names is None else map(environments.python, names):
+        for name in names:
+            python = Path(sys.executable) if name is None else environments.python(name)
             rows += check(module, python)
     rows += [row for sources in releases for row in check("megatron_parser_checks", megatron, sources)]
     failed = [row["target"] for row in [*rows, *starts] if row.get("read_back") == "FAILED"]

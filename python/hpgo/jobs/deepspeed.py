@@ -76,7 +76,7 @@ def parts(plan: LlmPlan | Plan, target: Target) -> JobParts:
         environment=(ALLOCATOR,),
         check=('python3 check_config.py "$RANKS" "${arguments[@]}" > /dev/null',),
         needs="deepspeed",
-        step_line="^step [0-9]+ of",
+        step_line="step [0-9]+ of",
         requirements=("deepspeed==0.19.8", "torch==2.15.0", *libraries),
         notes=notes,
     )
@@ -100,8 +100,10 @@ def _of_model(plan: LlmPlan) -> tuple[list[JobFile], list[Placeholder]]:
             "OPTIONS": '    parser.add_argument("--tokenizer", help="folder of a tokenizer, or a name on the hub")\n',
             "REPLICA": texts.PIPED_REPLICA if piped else texts.REPLICA,
             "BATCHES": texts.TEXT_BATCHES,
-            # In a pipeline, DeepSpeed 0.19.8 starts a timer of the breakdown twice and fails.
+            # In a pipeline, DeepSpeed 0.19.8 starts a timer of the breakdown twice and fails. It also prints the step
+            # time as train.py does, so that readers of the log would count each step twice.
             "BREAKDOWN": in_python(not piped),
+            "PRINTED": "1000" if piped else "1",
             "RATE": f", {{{tokens} / took_s:,.0f}} tokens/s",
             "STEP": (texts.PIPED_STEP if piped else texts.STEP).rstrip(),
             "MODEL": filled(
@@ -148,6 +150,7 @@ def _of_layers(plan: Plan) -> tuple[list[JobFile], list[Placeholder]]:
             "REPLICA": texts.PIPED_REPLICA,
             "BATCHES": "batches_of(options, replica, replicas)",
             "BREAKDOWN": "False",
+            "PRINTED": "1000",
             "RATE": "",
             "STEP": texts.PIPED_STEP.rstrip(),
             "MODEL": texts.LAYERS.rstrip(),

@@ -58,7 +58,7 @@ SETTINGS = {
     "wall_clock_breakdown": False,
 }
 """DeepSpeed's settings that the plan leaves open."""
-SMOKE = {"optimizer": OPTIMIZER, "steps_per_print": 1, "wall_clock_breakdown": __BREAKDOWN__}
+SMOKE = {"optimizer": OPTIMIZER, "steps_per_print": __PRINTED__, "wall_clock_breakdown": __BREAKDOWN__}
 """Settings of the smoke run, whose few steps have no warm-up of the learning rate."""
 
 
@@ -101,9 +101,13 @@ def main():
         loss = train_step(engine, batches)
         took_s = time.perf_counter() - began_s
         if torch.distributed.get_rank() == 0:
-            print(f"step {step} of {options.steps}: loss {float(loss):.4f}, {took_s:.4f} s__RATE__", flush=True)
+            words = f"step {step} of {options.steps}: loss {float(loss):.4f}, iter time (s): {took_s:.4f}__RATE__"
+            print(words, flush=True)
         if options.save and not options.smoke and step % options.save_interval == 0:
             engine.save_checkpoint(options.save, client_state={"step": step})
+    if torch.cuda.is_available():
+        rank, peak_bytes = torch.distributed.get_rank(), torch.cuda.max_memory_allocated()
+        print(f"rank {rank}: peak memory {peak_bytes / 1e9:.2f} GB", flush=True)
 
 
 __STEP__

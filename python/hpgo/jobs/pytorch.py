@@ -104,6 +104,9 @@ def main():
             print(f"step {step} of {options.steps}: loss {part:.4f}, {time.perf_counter() - began_s:.4f} s", flush=True)
         if options.save and not options.smoke and step % options.save_interval == 0:
             save(options.save, step, modules, mesh)
+    if device.type == "cuda":
+        peak_bytes = torch.cuda.max_memory_allocated()
+        print(f"rank {torch.distributed.get_rank()}: peak memory {peak_bytes / 1e9:.2f} GB", flush=True)
     torch.distributed.destroy_process_group()
 
 
@@ -187,7 +190,7 @@ def parts(plan: Plan, target: Target) -> JobParts:
         environment=(ALLOCATOR,),
         check=('python3 check_config.py "$RANKS" "${arguments[@]}" > /dev/null',),
         needs="torch",
-        step_line="^step [0-9]+ of",
+        step_line="step [0-9]+ of",
         requirements=("torch==2.15.0",),
         notes=(
             "train.py has functions to write: `build`, `loss` and `batches`. check.sh builds all stages with them.",
