@@ -12,6 +12,7 @@ import ast
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -191,7 +192,7 @@ def cell(rows: list[Row]) -> str:
         return ""
     refusals = {row["refused"] for row in rows}
     if len(refusals) == 1 and "" not in refusals:
-        return f"refused: {refusals.pop()}"
+        return "refused: " + re.sub(r"^(has no settings? for|does not support) ", "", refusals.pop())
     started = [row for row in rows if not row["refused"]]
     first = started[0]
     words = [f"{first['compared']} values and {first['parameters']:,} parameters equal"]
