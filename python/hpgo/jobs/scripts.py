@@ -58,9 +58,9 @@ class Launcher(Record):
 def job_of(plan: LlmPlan | Plan, framework: str) -> LaunchJob:
     """Return the processes of a plan: one for each GPU, node by node, each running `rank.sh`."""
     if isinstance(plan, Plan):
-        python, script = _RANK_COMMAND
-        job = LaunchJob.of(plan, script, python=python)
-        return replace(job, title=f"{job.title}, {framework}")
+        # The interpreter stays python3, which runs torchrun. It does not run rank.sh.
+        job = LaunchJob.of(plan, _RANK_COMMAND[-1])
+        return replace(job, title=f"{job.title}, {framework}", command=_RANK_COMMAND)
     cluster = plan.cluster
     return LaunchJob(
         name=queue_name(plan.transformer.name),
