@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpgo.base.checks import check_is, number
+from hpgo.base.checks import check_is, check_list, number
 from hpgo.base.documents import Section, hinted, parse, read_text
 from hpgo.base.files import as_path
-from hpgo.base.messages import printable
+from hpgo.base.messages import join_words, printable, safe_repr, shorten
 from hpgo.base.units import parse_seconds
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, HpgoError
@@ -23,7 +23,10 @@ from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from os import PathLike
+
+    from hpgo.llm.run_logs import RunLog
 
 _MAX_RATIO = 10.0
 """Largest ratio of measured to predicted step time, or of predicted to measured, that can be a platform. A larger one
@@ -34,6 +37,8 @@ _COUNTS = (*COUNTS, "devices")
 _FROM_NONE = ("zero_stage", "cpu_offload_num_layers")
 _WORDS = ("pp_schedule", "recompute", "precision")
 _LISTS = ("recompute_modules",)
+_WITHOUT_TP_OVERLAP = {"te-hopper": "te-hopper-no-tp-overlap"}
+"""Stack of runs whose log states that TP communication is not overlapped, by the stack that it replaces."""
 _KEYS = " ".join(
     ("model", "cluster", "seconds", "log", "stack", "global_batch_size", "seq_length", "adapter_gbit_s", *_FLAGS,
      *_COUNTS, *_FROM_NONE, *_WORDS, *_LISTS)
@@ -104,25 +109,70 @@ class MeasuredStep(Record):
     ) -> MeasuredStep:
         """Return the step of a run, from its log.
 
-        The time is the median after the first steps. The configuration is what Megatron-LM or torchtitan print there;
-        `given`, arguments of `hpgo.estimate_llm`, override it. Without `stack`, the framework implies it.
+        The time is the median after the first steps. The configuration is what Megatron-LM or torchtitan print there,
+        completed by `given`, arguments of `hpgo.estimate_llm`. Without `stack`, the framework implies it.
 
-        Raises ArgumentError for files without times, and if the batch, the sequence length or the micro-batch size is
-        neither given nor printed.
+        Raises ArgumentError for files without times or with two runs, for a model, `given` or a stack that contradict
+        the log, and if the batch, the sequence length or the micro-batch size is neither given nor printed.
         """
         check_is("the cluster", cluster, Cluster, "read or make one, such as `hpgo.Cluster.preset('h100:1')`")
-        log = read_log(path)
-        given = log.printed | {name: value for name, value in given.items() if value is not None}
+        model, log = transformer_of(transformer), read_log(path)
+        stated = {name: value for name, value in given.items() if value is not None}
+        _check_against(log, model, stated)
+        given = log.assumed | log.printed | stated
         for name in ("global_batch_size", "seq_length", "micro_batch_size"):
             if name not in given:
                 raise ArgumentError(f"{printable(log.name)} does not state {name}", f"give {name}", code="missing")
-        known = stack_of(None, cluster, log.framework) if stack is None else Stack.named(stack)
-        predicted = estimate_llm(transformer, cluster, stack=known, **given)
+        known = _stack_of_run(log, stack, cluster, tp=given.get("tp", 1))
+        predicted = estimate_llm(model, cluster, stack=known, **given)
         seconds, how = log.seconds(
             global_batch_size=predicted.global_batch_size, seq_length=predicted.seq_length, gpus=predicted.gpus
         )
         how += f"; {predicted.parallelism.named()}, batch {predicted.global_batch_size} × {predicted.seq_length}"
-        return replace(cls.of(transformer, cluster, predicted, seconds), source=how)
+        return replace(cls.of(model, cluster, predicted, seconds), source=how)
+
+
+def _check_against(log: RunLog, model: Transformer, given: Mapping[str, Any]) -> None:
+    """Raise ArgumentError if a log states another size of the model, or another value of an argument than `given`."""
+    for name, size in log.sizes.items():
+        # Megatron-LM states a width of dense layers for models with experts, too, where it has no effect.
+        if size != (known := getattr(model, name)) and not (name == "ffn" and model.experts):
+            raise ArgumentError(
+                f"{printable(log.name)} states {size} for {name} of the model, but `{shorten(model.name)}` has {known}",
+                "give the model of the run",
+                code="mismatch",
+            )
+    for name in (name for name in given if name in log.printed):
+        here, there = log.printed[name], given[name]
+        if name == "recompute_modules":
+            here, there = sorted(here), sorted(check_list(name, there))
+        if here != there:
+            raise ArgumentError(
+                f"{printable(log.name)} states {name} {_written(here)}, but {name} is given as {_written(there)}",
+                f"leave {name} out, or give the log of that run",
+                code="mismatch",
+            )
+
+
+def _written(value: object) -> str:
+    return join_words([str(one) for one in value], "and") if isinstance(value, list) else safe_repr(value)
+
+
+def _stack_of_run(log: RunLog, stack: str | PathLike[str] | None, cluster: Cluster, *, tp: int) -> Stack:
+    """Return the stack of a run: the one that is given, or what its framework implies with its TP communication."""
+    found = stack_of(stack, cluster, log.framework)
+    other = _WITHOUT_TP_OVERLAP.get(found.name)
+    # Megatron-LM overlaps TP communication only with an option, which the stack assumes.
+    if log.tp_comm_overlap is not False or tp == 1 or other is None:
+        return found
+    if stack is None:
+        return Stack.named(other)
+    raise ArgumentError(
+        f"{printable(log.name)} states tp_comm_overlap False, but GEMMs hide TP communication with stack"
+        f" `{found.name}`",
+        f"use stack `{other}`, or leave it out",
+        code="mismatch",
+    )
 
 
 def read_steps(path: str | PathLike[str]) -> tuple[MeasuredStep, ...]:
