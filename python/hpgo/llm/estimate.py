@@ -344,14 +344,18 @@ def stack_on(
     """
     if not isinstance(platform, Platform):
         return stack_of(stack, cluster, framework)
-    found = Stack.named(platform.stack) if stack is None else stack_of(stack, cluster)
-    if found.name != platform.stack:
+    found = platform.software_stack if stack is None else stack_of(stack, cluster)
+    if found != platform.software_stack:
         raise ArgumentError(
-            f"the stack is `{found.name}`, but the platform's steps ran on `{platform.stack}`",
+            f"the stack is {_described(found, platform)}, but the platform's steps ran on `{platform.stack}`",
             "leave the stack out, or calibrate with steps of that stack",
             code="mismatch",
         )
     return found
+
+
+def _described(stack: Stack, platform: Platform) -> str:
+    return f"`{stack.name}`" + (" with other values" if stack.name == platform.stack else "")
 
 
 def on_platform(cluster: Cluster, platform: Platform | DeviceRecord | None) -> Cluster:
@@ -378,6 +382,7 @@ def constants_of(
             code="mismatch",
         )
     if isinstance(platform, Platform):
+        platform.check_rates(cluster)
         return platform.constants_on(cluster, "" if model is None else model.name)
     # The node's own attention was measured. A stack's factor, relative to a preset's rate, would count it twice.
     return replace(stack, attention=1.0).constants(platform.constants_on(cluster))

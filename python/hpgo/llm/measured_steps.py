@@ -16,14 +16,16 @@ from hpgo.base.units import parse_seconds
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, HpgoError
 from hpgo.hardware.cluster import Cluster
+from hpgo.hardware.presets import PRESETS
 from hpgo.llm.estimate import COUNTS, FLAGS, LlmEstimate, estimate_llm
 from hpgo.llm.run_logs import read_log
-from hpgo.llm.stack import Stack, stack_of
+from hpgo.llm.stack import Stack, check_custom_stack, stack_of, stacks
 from hpgo.model.formats.transformers import transformer_of
 from hpgo.model.transformer import Transformer
+from hpgo.model.transformer_presets import TRANSFORMERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
     from os import PathLike
 
     from hpgo.llm.run_logs import RunLog
@@ -57,10 +59,12 @@ class MeasuredStep(Record):
     """Measured step time in seconds."""
     source: str = ""
     """The log that `measured_s` was read from, with the number of its steps and their spread; empty if none."""
+    custom_stack: Stack | None = None
+    """The stack of `predicted` if it is a file of the user; None for a built-in stack."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        Stack.named(self.predicted.stack)
+        check_custom_stack(self.predicted.stack, self.custom_stack)
         number("a measured step", self.measured_s, above=0, hint="give its seconds")
         ratio = self.measured_s / self.predicted.step_s
         if not 1 / _MAX_RATIO < ratio < _MAX_RATIO:
@@ -75,6 +79,11 @@ class MeasuredStep(Record):
         """Name of the software stack of `predicted`."""
         return self.predicted.stack
 
+    @property
+    def software_stack(self) -> Stack:
+        """The software stack of `predicted`."""
+        return self.custom_stack or Stack.named(self.stack)
+
     @classmethod
     def of(
         cls,
@@ -82,10 +91,13 @@ class MeasuredStep(Record):
         cluster: Cluster,
         predicted: LlmEstimate,
         measured_s: float,
+        *,
+        stack: Stack | str | PathLike[str] | None = None,
     ) -> MeasuredStep:
         """Return the step of an estimate that took `measured_s`.
 
-        Raises ArgumentError if the estimate and the measurement differ more than tenfold.
+        `stack` is the stack of the estimate, which is needed if it is a file. Raises ArgumentError for another stack,
+        and if the estimate and the measurement differ more than tenfold.
 
         >>> import hpgo
         >>> cluster = hpgo.Cluster.preset("h100:1")
@@ -95,7 +107,11 @@ class MeasuredStep(Record):
         """
         check_is("the estimate", predicted, LlmEstimate, "make one with `hpgo.estimate_llm`")
         check_is("the cluster", cluster, Cluster, "give the cluster of the estimate")
-        return cls(transformer_of(transformer), cluster.first(predicted.gpus), predicted, measured_s)
+        found = None if stack is None else stack_of(stack, cluster)
+        return cls(
+            transformer_of(transformer), cluster.first(predicted.gpus), predicted, measured_s,
+            custom_stack=None if found is None or found.is_known else found,
+        )  # fmt: skip
 
     @classmethod
     def from_log(
@@ -104,7 +120,7 @@ class MeasuredStep(Record):
         transformer: Transformer | str | PathLike[str],
         cluster: Cluster,
         *,
-        stack: str | None = None,
+        stack: Stack | str | PathLike[str] | None = None,
         **given: Any,
     ) -> MeasuredStep:
         """Return the step of a run, from its log.
@@ -129,7 +145,7 @@ class MeasuredStep(Record):
             global_batch_size=predicted.global_batch_size, seq_length=predicted.seq_length, gpus=predicted.gpus
         )
         how += f"; {predicted.parallelism.named()}, batch {predicted.global_batch_size} × {predicted.seq_length}"
-        return replace(cls.of(model, cluster, predicted, seconds), source=how)
+        return replace(cls.of(model, cluster, predicted, seconds, stack=known), source=how)
 
 
 def _check_against(log: RunLog, model: Transformer, given: Mapping[str, Any]) -> None:
@@ -158,7 +174,7 @@ def _written(value: object) -> str:
     return join_words([str(one) for one in value], "and") if isinstance(value, list) else safe_repr(value)
 
 
-def _stack_of_run(log: RunLog, stack: str | PathLike[str] | None, cluster: Cluster, *, tp: int) -> Stack:
+def _stack_of_run(log: RunLog, stack: Stack | str | PathLike[str] | None, cluster: Cluster, *, tp: int) -> Stack:
     """Return the stack of a run: the one that is given, or what its framework implies with its TP communication."""
     found = stack_of(stack, cluster, log.framework)
     other = _WITHOUT_TP_OVERLAP.get(found.name)
@@ -179,7 +195,8 @@ def read_steps(path: str | PathLike[str]) -> tuple[MeasuredStep, ...]:
     """Return the steps in a file: YAML or JSON with a list `steps`, or CSV with a row for each step.
 
     Keys, or columns, are `model`, `cluster`, `seconds` or the file of a `log`, `stack`, and the arguments of
-    `hpgo.estimate_llm`; docs/llm.md has an example. Raises ArgumentError naming file, row and key.
+    `hpgo.estimate_llm`; docs/llm.md has an example. Paths are relative to the file's folder. Raises ArgumentError that
+    names file, row and key.
     """
     path = as_path(path, ArgumentError)
     file = printable(str(path))
@@ -245,9 +262,9 @@ def _step(row: Section, folder: Path) -> MeasuredStep:
     given |= {name: row.flag(name) for name in _FLAGS if name in row}
     given |= {name: row.text(name) for name in _WORDS if name in row}
     given |= {name: row.items(name) for name in _LISTS if name in row}
-    model, name = row.text("model"), row.text("cluster")
+    model, name = _source(row.text("model"), folder, TRANSFORMERS), row.text("cluster")
     rate = row.number("adapter_gbit_s") if "adapter_gbit_s" in row else None
-    stack = row.text("stack") if "stack" in row else None
+    stack = _source(row.text("stack"), folder, stacks()) if "stack" in row else None
     log = row.text("log") if "log" in row else None
     if log is None:
         # Only a log can state them, so they are required here, with the usual error.
@@ -258,10 +275,19 @@ def _step(row: Section, folder: Path) -> MeasuredStep:
     seconds: Any = None if log is not None else row.get("seconds")
     row.done()
     try:
-        cluster = Cluster.read(name) if rate is None else Cluster.preset(name, adapter_gbit_s=rate)
+        known = _source(name, folder, PRESETS)
+        cluster = Cluster.read(known) if rate is None else Cluster.preset(name, adapter_gbit_s=rate)
         if log is not None:
             return MeasuredStep.from_log(folder / log, model, cluster, stack=stack, **given)
         predicted = estimate_llm(model, cluster, stack=stack, **given)
-        return MeasuredStep.of(model, cluster, predicted, parse_seconds(seconds))
+        return MeasuredStep.of(model, cluster, predicted, parse_seconds(seconds), stack=stack)
     except HpgoError as error:
         row.reraise(error)
+
+
+def _source(text: str, folder: Path, names: Container[str]) -> str | Path:
+    """Return a built-in name, such as `h100:2`, as it is, and a file relative to the folder of its table."""
+    path = folder / text
+    # A text that is no path is more likely a mistyped name, for which errors list the nearest names.
+    is_path = path.suffix in {".yaml", ".yml", ".json"} or "/" in text or path.is_file()
+    return path if is_path and text.partition(":")[0] not in names else text
