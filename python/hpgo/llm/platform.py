@@ -148,18 +148,6 @@ class Platform(Record):
         # The mean absolute value of a normal deviation is √(2/π) of its standard deviation.
         return sqrt(2 / pi) * self.log_sd
 
-    def check_rates(self, cluster: Cluster) -> None:
-        """Check that the cluster's device has the rates that the factors are relative to. Raises ArgumentError."""
-        here, there = OwnRates.of(cluster), self.rates
-        if here != there:
-            known = "the rates of the known card"
-            raise ArgumentError(
-                f"the platform's steps ran on `{shorten(self.device)}` with {there.named() if there else known}, but"
-                f" cluster `{shorten(cluster.name)}` has {here.named() if here else known}",
-                "calibrate with steps of this cluster, or leave the platform out",
-                code="mismatch",
-            )
-
     def on(self, cluster: Cluster) -> Cluster:
         """Return `cluster` as it is: a platform changes no rates of devices."""
         return cluster
@@ -220,3 +208,16 @@ def read_platform(path: str | os.PathLike[str]) -> Platform | DeviceRecord:
     document = parse(read_text(found, ArgumentError), printable(str(found)), ArgumentError)
     kind = DeviceRecord if isinstance(document, dict) and DEVICE_KEY in document else Platform
     return kind.read(found)
+
+
+def check_rates(platform: Platform, cluster: Cluster) -> None:
+    """Check that a cluster's device has the rates that a platform's factors are relative to. Raises ArgumentError."""
+    here, there = OwnRates.of(cluster), platform.rates
+    if here != there:
+        known = "the rates of the known card"
+        raise ArgumentError(
+            f"the platform's steps ran on `{shorten(platform.device)}` with {there.named() if there else known}, but"
+            f" cluster `{shorten(cluster.name)}` has {here.named() if here else known}",
+            "calibrate with steps of this cluster, or leave the platform out",
+            code="mismatch",
+        )

@@ -67,16 +67,12 @@ class PlatformFit(Record):
     """Predicted time of each step with the platform's factors."""
     error_before: float
     """Mean relative error of the steps' estimates without a platform."""
+    error_fitted: float
+    """Mean relative error of the steps with the platform's factors."""
     error_left_out: float
     """Mean relative error of each step, predicted with factors fitted to the other steps."""
     note: str
     """What this number of steps is good for."""
-
-    @property
-    def error_fitted(self) -> float:
-        """Mean relative error of the steps with the platform's factors."""
-        pairs = zip(self.steps, self.foretold_s, strict=True)
-        return sum(abs(predicted_s / one.measured_s - 1) for one, predicted_s in pairs) / len(self.steps)
 
 
 def fit_platform(steps: Sequence[MeasuredStep] | str | PathLike[str]) -> PlatformFit:
@@ -123,12 +119,14 @@ def fit_platform(steps: Sequence[MeasuredStep] | str | PathLike[str]) -> Platfor
         mechanisms=tuple(dict.fromkeys(name for one in held for name in features_of(one.predicted.parallelism))),
     )
     before, left_out = _mean_error(found.before), _mean_error(found.left_out)
+    fitted_s = tuple(MeasuredConfig.of(one).step_s(factors) for one in held)
     has_experts = bool(held[0].model.experts)
     return PlatformFit(
         platform,
         tuple(held),
-        tuple(MeasuredConfig.of(one).step_s(factors) for one in held),
+        fitted_s,
         before,
+        sum(abs(fit_s / one.measured_s - 1) for fit_s, one in zip(fitted_s, held, strict=True)) / len(held),
         left_out,
         _note(len(runs), before, left_out, repeats=len(held) > len(runs), has_experts=has_experts),
     )
