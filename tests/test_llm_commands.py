@@ -167,3 +167,19 @@ def test_reports_have_the_title_of_a_stack_file_and_explain_asks_for_the_file(tm
     failed = run("llm", "explain", "plan.json", code=1)
     assert "the stack of the plan is `flash-3`, but no built-in stack has this name" in failed.stderr
     assert "--stack FILE" in failed.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "warns"),
+    [
+        (("--recompute", "selective", "--recompute-modules", "core_attn"), True),
+        (("--recompute", "selective"), True),
+        (("--recompute", "selective", "--recompute-modules", "mlp"), False),
+        (("--recompute", "selective", "--no-flash-attention"), False),
+        (("--recompute", "selective", "--recompute-modules", "core_attn", "--precision", "fp8"), False),
+    ],
+)
+def test_recomputation_that_frees_nothing_is_warned_of(words: tuple[str, ...], warns: bool) -> None:
+    done = CliRunner().invoke(group, ["llm", "estimate", *PROBLEM, *words])
+    assert done.exit_code == 0
+    assert ("recomputing core attention frees no memory" in " ".join(done.stderr.split())) == warns

@@ -195,6 +195,14 @@ def test_what_megatron_prints_is_used_where_options_leave_it_open(tmp_path) -> N
     assert (config.overlap_dp_comm, config.grad_reduce_in_bf16) == (False, True)
 
 
+def test_megatron_recomputes_core_attention_by_default_once_it_has_modules(tmp_path) -> None:
+    path = tmp_path / "run.log"
+    config = of_megatron(path, recompute_granularity="selective", recompute_modules=None).predicted.parallelism
+    assert config.recompute_modules == ("core_attn",)
+    config = of_megatron(path, recompute_granularity="selective").predicted.parallelism
+    assert config.recompute_modules == (), "versions without modules skip fused attention"
+
+
 @pytest.mark.parametrize(
     ("overlap", "tp", "stack"),
     [(True, 2, "te-hopper"), (False, 2, "te-hopper-no-tp-overlap"), (False, 1, "te-hopper"), (None, 2, "te-hopper")],

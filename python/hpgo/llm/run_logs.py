@@ -357,9 +357,9 @@ def _arguments(settings: Mapping[str, str]) -> dict[str, Any]:
     # With the method `uniform`, Megatron-LM's number is the size of a group, and all layers are recomputed.
     if settings.get("recompute_method") != "block":
         found.pop("recompute_num_layers", None)
-    modules = re.findall(r"\w+", settings.get("recompute_modules", ""))
-    if found.get("recompute") == "selective" and modules and modules != ["None"]:
-        found["recompute_modules"] = tuple(modules)
+    # Megatron-LM versions with modules recompute core attention by default, even fused attention.
+    if found.get("recompute") == "selective" and (modules := settings.get("recompute_modules")) is not None:
+        found["recompute_modules"] = ("core_attn",) if modules == "None" else tuple(re.findall(r"\w+", modules))
     narrow = next((name for name in ("fp4", "fp8") if settings.get(name, "None") not in {"None", "False"}), None)
     wide = next((name for name in ("bf16", "fp16") if settings.get(name) == "True"), None)
     found |= {"precision": precision} if (precision := narrow or wide) else {}

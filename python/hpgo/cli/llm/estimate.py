@@ -153,6 +153,7 @@ def command(options: EstimateOptions) -> None:
     """
     from hpgo.hardware.cluster import Cluster
     from hpgo.llm.estimate import constants_of, estimate_llm, on_platform, profile_of, stack_on
+    from hpgo.llm.recompute import SAVES_NOTHING, recomputes_in_vain
     from hpgo.model.formats import write_profile
     from hpgo.model.formats.transformers import transformer_of
     from hpgo.show.llm_report import document, lines, next_commands
@@ -186,6 +187,8 @@ def command(options: EstimateOptions) -> None:
         report += next_commands([_search(options, cluster, platform, stack)]) if rate is None else []
         click.echo("\n".join(report))
     note_unmeasured(cluster, platform)
+    if recomputes_in_vain(found.parallelism):
+        say("warning", f"{SAVES_NOTHING}: leave core_attn and a plain `--recompute selective` out")
     # A configuration that does not fit is no error: its report shows which column of memory to reduce.
     if not found.fits:
         say("warning", "it does not fit: raise a degree or --zero-stage, or recompute with --recompute full")
