@@ -183,3 +183,18 @@ def test_recomputation_that_frees_nothing_is_warned_of(words: tuple[str, ...], w
     done = CliRunner().invoke(group, ["llm", "estimate", *PROBLEM, *words])
     assert done.exit_code == 0
     assert ("recomputing core attention frees no memory" in " ".join(done.stderr.split())) == warns
+
+
+@pytest.mark.parametrize(
+    ("seq_length", "fits", "may_run"), [(16384, True, False), (17408, False, True), (20480, False, False)]
+)
+def test_a_configuration_that_fits_only_what_the_card_reports_may_run(
+    seq_length: int, fits: bool, may_run: bool
+) -> None:
+    """Presets of these cards leave the mean error of memory unused."""
+    words = ("llama-3-8b", "-c", "h100:1", "-b", "32", "--seq-length", str(seq_length), "--tp", "2")
+    done = CliRunner().invoke(group, ["llm", "estimate", *words])
+    assert done.exit_code == 0
+    assert ("it does not fit" in done.stderr) != fits
+    said = "it may still run: `H100-80GB` reports 85.02 GB, of which plans leave 5.02 GB unused"
+    assert (said in " ".join(done.stderr.split())) == may_run

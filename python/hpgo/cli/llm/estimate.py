@@ -9,6 +9,7 @@ import click
 
 from hpgo.base.documents import json_text
 from hpgo.base.messages import join_words
+from hpgo.base.units import format_bytes
 from hpgo.cli.command import option, takes
 from hpgo.cli.llm.options import COUNT, TrainingOptions, draw, note_unmeasured, read_platform, shell_words
 from hpgo.cli.plan_options import as_options
@@ -152,6 +153,7 @@ def command(options: EstimateOptions) -> None:
       hpgo llm estimate mixtral-8x7b -c h100:4 -b 128 --seq-length 4096 --ep 8
     """
     from hpgo.hardware.cluster import Cluster
+    from hpgo.hardware.rates import REPORTED_BYTES, key_of
     from hpgo.llm.estimate import constants_of, estimate_llm, on_platform, profile_of, stack_on
     from hpgo.llm.recompute import SAVES_NOTHING, recomputes_in_vain
     from hpgo.model.formats import write_profile
@@ -192,6 +194,14 @@ def command(options: EstimateOptions) -> None:
     # A configuration that does not fit is no error: its report shows which column of memory to reduce.
     if not found.fits:
         say("warning", "it does not fit: raise a degree or --zero-stage, or recompute with --recompute full")
+        device = cluster.nodes[0].device.name
+        reported_bytes = REPORTED_BYTES.get(key_of(device) or "", 0.0)
+        if found.fullest.peak_bytes <= reported_bytes:
+            say(
+                "note",
+                f"it may still run: `{device}` reports {format_bytes(reported_bytes)}, of which plans leave"
+                f" {format_bytes(reported_bytes - found.capacity_bytes)} unused for the error of estimates",
+            )
 
 
 def _search(options: EstimateOptions, cluster: Cluster, platform: Platform | DeviceRecord | None, stack: Stack) -> str:
