@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from hpgo.base.checks import MOST, check_int, check_is, choice
+from hpgo.base.checks import MAX_COUNT, check_int, check_is, choice
 from hpgo.base.laws import difference
 from hpgo.base.messages import did_you_mean, safe_repr, shorten
 from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError
 from hpgo.llm.estimate import LlmEstimate
 from hpgo.llm.parallelism import (
-    MOST_ZERO,
+    MAX_ZERO,
     ParallelismConfig,
     PipelineSchedule,
     Precision,
@@ -190,7 +190,7 @@ def _change(name: str, text: str) -> object:
     # Ten digits are no degree, and int() would accept thousands of digits.
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else text
     return check_int(
-        name, number, least=0 if name in _FROM_NONE else 1, most=MOST_ZERO if name == "zero_stage" else MOST
+        name, number, minimum=0 if name in _FROM_NONE else 1, maximum=MAX_ZERO if name == "zero_stage" else MAX_COUNT
     )
 
 

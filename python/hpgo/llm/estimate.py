@@ -22,7 +22,7 @@ from hpgo.llm.layer_context import VALUE, LayerContext, pairs_seen
 from hpgo.llm.memory import SAVED, PipelineRankLayers, activations, allocator_cached_bytes, parameters, stage_memory
 from hpgo.llm.parallelism import (
     DEGREES,
-    MOST_ZERO,
+    MAX_ZERO,
     DegreeError,
     ParallelismConfig,
     PipelineSchedule,
@@ -275,7 +275,7 @@ def estimate_llm(
     asked: dict[str, Any] = {
         "tp": tp, "pp": pp, "vpp": vpp, "first_rank_layers": first_rank_layers, "last_rank_layers": last_rank_layers,
         "pp_schedule": pp_schedule, "cp": cp, "ep": ep,
-        "zero_stage": 1 if zero_stage is None else check_int("zero_stage", zero_stage, minimum=0, maximum=MOST_ZERO),
+        "zero_stage": 1 if zero_stage is None else check_int("zero_stage", zero_stage, minimum=0, maximum=MAX_ZERO),
         "dp_replicate": dp_replicate, "micro_batch_size": micro_batch_size,
         "recompute": recompute, "recompute_num_layers": recompute_num_layers, "recompute_every": recompute_every,
         "precision": precision, "flash_attention": flash_attention, "fused_elementwise": fused_elementwise,
