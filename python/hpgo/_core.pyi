@@ -35,7 +35,7 @@ class MemoryRecord(TypedDict):
 
 @type_check_only
 class CostRecord(TypedDict):
-    share: int
+    samples_per_replica: int
     forward_s: float
     backward_s: float
     input_gradient_s: float | None

@@ -46,7 +46,7 @@ def settings(job: ExportJob) -> dict[str, int | str | bool]:
     chosen: dict[str, int | str | bool] = {
         "num_layers": sum(counts),
         "global_batch_size": job.program.global_batch_size,
-        "micro_batch_size": job.share,
+        "micro_batch_size": job.samples_per_replica,
         "tensor_model_parallel_size": job.gpus_per_device,
         "pipeline_model_parallel_size": job.ranks,
     }

@@ -98,7 +98,7 @@ def plan_of(question: PlanningProblem, found: _core.PlanRecord) -> Plan:
                 layers=tuple(profile.layers[index].id for index in record["layers"]),
                 devices=tuple(record["devices"]),
                 max_in_flight=record["max_in_flight"],
-                samples_per_replica=cost["share"],
+                samples_per_replica=cost["samples_per_replica"],
                 forward_s=cost["forward_s"],
                 backward_s=cost["backward_s"],
                 transfer_s=cost["transfer_s"],
