@@ -517,27 +517,22 @@ def pages(points: Sequence[Point], left: Counter[str], kept: dict[str, dict[str,
         *ranges.reliance_section(_counted(steps, ratio)),
         *_goals(platforms, orders, _memory_ratios(points, estimates)),
         *ranges.range_section(_every_left_out(steps, apart, kept), PLATFORMS, *_spreads(apart)),
-        *_summary(platforms, apart),
         *_with_experts(experts, ratio, kept, _trust(apart)),
-        *_in_order(orders),
-        *_worst_memory(points, estimates),
-        *_that_ran(points, estimates),
         *_mechanisms(steps),
         *_METHOD,
     ]
     tables = [
         *_TABLES_HEAD,
         *_constants(kept),
+        *_summary(platforms, apart),
+        *_in_order(orders),
+        *_that_ran(points, estimates),
         *_memory(points, estimates),
         *_left(left),
         *_points(steps, estimates, ratio),
         "",
     ]
     return {PAGE: "\n".join(conclusions), TABLES: "\n".join(tables)}
-
-
-_WORST_SHOWN = 10
-"""Number of memory points on the page of conclusions. Not tuned."""
 
 
 def _head() -> list[str]:
@@ -564,8 +559,9 @@ def _head() -> list[str]:
         ),
         "",
         (
-            "`make accuracy` writes this page. [accuracy-tables.md](../research/accuracy-tables.md) has every step,"
-            " every memory size and the fitted constants. [cost-terms.md](cost-terms.md) explains the terms. No number"
+            "`make accuracy` writes this page. [accuracy-tables.md](../research/accuracy-tables.md) has every step and"
+            " memory size, errors by platform, the order of configurations, and the fitted constants."
+            " [cost-terms.md](cost-terms.md) explains the terms. No number"
             " is corrected by platform."
         ),
         "",
@@ -750,8 +746,8 @@ def _summary(platforms: dict[str, Row], apart: dict[str, list[tuple[Point, float
             f"The logarithms of predicted over measured left-out steps have a standard deviation of {within:.2f} around"
             f" the mean of their platform, and these means one of {between:.2f} around 0. So of a single step's"
             " deviation, about half belongs to the platform. `hpgo llm calibrate` fits terms to several steps"
-            " ([llm.md](llm.md#what-a-few-steps-tell)). ZeRO-3 of 2021 is an outdated stack: it is part of no fit and"
-            " no mean."
+            " ([llm.md](../docs/llm.md#what-a-few-steps-tell)). ZeRO-3 of 2021 is an outdated stack: it is part of"
+            " no fit and no mean."
         ),
     ]
     return [*lines, ""]
@@ -1052,21 +1048,6 @@ def _memory_range(points: Sequence[Point], estimates: dict[str, LlmEstimate]) ->
     )
 
 
-def _worst_memory(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> list[str]:
-    """Return the memory sizes with the largest errors, for the page of conclusions."""
-    rows = sorted(_memory_rows(points, estimates), key=lambda row: -abs(row[0] - 1))
-    return [
-        "## Memory",
-        "",
-        f"Memory of the fullest GPU. {_memory_range(points, estimates)} These {_WORST_SHOWN} are the furthest off:",
-        "",
-        "| point | kind of measurement | measured | predicted | ratio |",
-        "|---|---|---|---|---|",
-        *(row for _, row in rows[:_WORST_SHOWN]),
-        "",
-    ]
-
-
 def _memory_ratios(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> Errors:
     """Return predicted over measured bytes of the fullest GPU."""
     return Errors(
@@ -1102,7 +1083,7 @@ def _returned(point: Point) -> float:
 def _that_ran(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> list[str]:
     """Return the share of measured configurations that are predicted to fit, and those published as too large."""
     lines = [
-        "### Configurations that ran",
+        "## Configurations that ran",
         "",
         (
             "All of these ran, so all should be predicted to fit. If a release does not state the number format of"
