@@ -130,7 +130,7 @@ def parts_of(plan: LlmPlan, target: Target) -> JobParts:
     Raises ArgumentError for a framework without job folders, and the errors of an export.
     """
     check_supported(target)
-    # Imported late: each module needs its own exporter only.
+    # Imported late, because each module needs its own exporter only.
     module, function = FRAMEWORKS[target.name].split(":")
     make: Callable[[LlmPlan, Target], JobParts] = getattr(importlib.import_module(module), function)
     return make(plan, target)
