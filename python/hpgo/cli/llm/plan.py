@@ -59,7 +59,7 @@ class PlanOptions(TrainingOptions):
     top: int = option(
         "--top", type=click.IntRange(1, 1000), default=10, metavar="N", help="Configurations to list.  [10]"
     )
-    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg .png .pdf .html), or job (FOLDER/).")
+    outputs: tuple[str, ...] = written(LLM_PLAN_OUT, "Plan (.json), picture (.svg .png .pdf .html) or job (FOLDER/).")
     on: LauncherName = ON_LAUNCHER
     pareto: str | None = option(
         "--pareto", type=STILL, metavar="FILE", help="Draw the Pareto front of step time and memory."
@@ -86,8 +86,7 @@ def command(options: PlanOptions) -> None:
     Examples:
       hpgo llm plan llama-3-70b -c h100:8 -b 256 --seq-length 8192
       hpgo llm plan llama-3-8b -c h100:2 -b 64 --seq-length 8192 --fix tp=2
-      hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 -o llm-plan.json
-      hpgo llm plan llama-3-8b -c h100:2 -b 64 --seq-length 8192 -o job/
+      hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 -o job/
     """
     from hpgo.hardware.cluster import Cluster
     from hpgo.llm.frameworks import framework_support
