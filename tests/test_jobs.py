@@ -267,6 +267,7 @@ def test_each_rank_gets_the_words_of_its_run(run_name: str, place: Path) -> None
     options = (place / "record.srun").read_text(encoding="utf-8").splitlines()
     mounts = f"--container-mounts={place}/job:{place}/job,/a:/b"
     assert {"--container-image=image with spaces", mounts, "--comment=a b"} <= set(options)
+    assert f"--container-workdir={place}/job" in options
     program, *words = (place / "record").read_text(encoding="utf-8").splitlines()
     assert program == str(place / "megatron/pretrain_gpt.py")
     ends = {"train": "--log-throughput", "smoke": "--log-throughput", "small": "--log-throughput"}

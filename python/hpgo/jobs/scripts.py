@@ -120,6 +120,8 @@ def _slurm(job: LaunchJob, small: LaunchJob | None, *_: Sequence[str]) -> Launch
             'if [ -n "${CONTAINER_IMAGE:-}" ]; then',
             "  mounts=$folder:$folder${CONTAINER_MOUNTS:+,$CONTAINER_MOUNTS}",
             '  srun_options+=("--container-image=$CONTAINER_IMAGE" "--container-mounts=$mounts")',
+            # Containers start in the folder of their image, but rank.sh is in the job's.
+            '  srun_options+=("--container-workdir=$folder")',
             "fi",
             'eval "srun_options+=(${SRUN_OPTIONS:-})"',
         ]
