@@ -28,6 +28,7 @@ import ranges
 
 from hpgo.errors import HpgoError
 from hpgo.hardware.cluster import Cluster
+from hpgo.hardware.rates import REPORTED_BYTES, key_of
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.estimate import LlmEstimate, StageEstimate, estimate_config, estimate_llm, stages_of
 from hpgo.llm.layer_context import VALUE
@@ -1118,6 +1119,7 @@ def _that_ran(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> lis
     lines.append(f"| **all** | {len(every)} | | {_percent(_fitting([estimates[point.id] for point in every]))} |")
     short = [
         f"`{point.id}` lacks {one.shortfall_bytes / 1e9:.1f} GB of {one.capacity_bytes / 1e9:.0f}"
+        + _reported(point, one)
         for point in every
         if not (one := estimates[point.id]).fits
     ]
@@ -1126,6 +1128,12 @@ def _that_ran(points: Sequence[Point], estimates: dict[str, LlmEstimate]) -> lis
     lines += ["", f"Predicted not to fit: {'; '.join(short)}."] if short else []
     too_large = f"Of {len(large)} configurations published as too large, {refused} are predicted not to fit."
     return [*lines, "", too_large, ""]
+
+
+def _reported(point: Point, estimate: LlmEstimate) -> str:
+    """Return the memory that PyTorch reports of the card, if the configuration fits into that; else an empty string."""
+    reported_bytes = REPORTED_BYTES.get(key_of(point.cluster.nodes[0].device.name) or "", 0.0)
+    return f" (the card reports {reported_bytes / 1e9:.1f})" if estimate.fullest.peak_bytes <= reported_bytes else ""
 
 
 def _fitting(estimates: Sequence[LlmEstimate]) -> float:

@@ -288,6 +288,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 hpgo.MeasuredStep.of,
                 {
                     "transformer": TRANSFORMER, "cluster": GPUS, "predicted": PRICE, "measured_s": PRICE.step_s,
+                    "stack": "default",
                 },
             ),
             "MeasuredStep.from_log": (

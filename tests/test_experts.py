@@ -163,6 +163,29 @@ def test_a_recomputed_module_is_saved_in_one_layer_only(module, of_dense: int, o
     assert before == after
 
 
+@pytest.mark.parametrize(("precision", "flash", "freed"), [("bf16", True, 0), ("fp8", True, 2), ("fp8", False, None)])
+def test_recomputed_attention_frees_its_result_beside_a_narrow_copy(precision: Any, flash: bool, freed: Any) -> None:
+    """Fused attention saves no scores, and in bf16 the GEMM after it saves the same result."""
+
+    def saved(*modules: str) -> float:
+        how: Any = {"precision": precision, "flash_attention": flash, "recompute_modules": modules}
+        config = ParallelismConfig(tp=2, sequence_parallel=True, recompute="selective" if modules else "none", **how)
+        return saved_activation_bytes(context(MIXTRAL, config), recomputed=False)
+
+    less = saved() - saved("core_attn")
+    assert less == pytest.approx(2048 * 1024 / 2 * freed if flash else 5 * MIXTRAL.heads * 2048**2 / 2)
+
+
+def test_a_layer_that_is_recomputed_restores_its_attention_result() -> None:
+    def activations(*modules: str) -> float:
+        how: Any = {"recompute": "selective", "recompute_modules": modules} if modules else {}
+        one = hpgo.estimate_llm("llama-3-8b", "h100:1", global_batch_size=8, seq_length=4096, precision="fp8", **how)
+        return dict(one.stages[0].memory_bytes)["activations"]
+
+    # All of 32 layers free 2 bytes of each token and value, and one layer has them back.
+    assert activations() - activations("core_attn") == pytest.approx(31 * 2 * 4096 * 4096)
+
+
 @pytest.mark.parametrize("module", ["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"])
 def test_a_recomputed_module_takes_its_time_again_and_less_than_the_whole_layer(module) -> None:
     def times(kind: Kind, **how: Any) -> tuple[float, float]:

@@ -16,11 +16,13 @@ from hpgo.hardware.cluster import Cluster, cluster_of
 from hpgo.hardware.rates import same_card
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.device_record import DeviceRecord
+from hpgo.llm.frameworks import framework_support, is_framework
 from hpgo.llm.gpus import Gpus
 from hpgo.llm.layer_context import VALUE, LayerContext, pairs_seen
 from hpgo.llm.memory import SAVED, PipelineRankLayers, activations, allocator_cached_bytes, parameters, stage_memory
 from hpgo.llm.parallelism import (
     DEGREES,
+    MAX_ZERO,
     DegreeError,
     ParallelismConfig,
     PipelineSchedule,
@@ -31,7 +33,7 @@ from hpgo.llm.parallelism import (
     check_degrees,
     data_degree,
 )
-from hpgo.llm.platform import Platform
+from hpgo.llm.platform import Platform, check_rates
 from hpgo.llm.stack import Stack, StackFramework, stack_of
 from hpgo.llm.step_range import kind_of, log_sd, step_range
 from hpgo.llm.step_time import PipelineStages, kinds_of
@@ -188,7 +190,7 @@ def estimate_llm(
     pp_schedule: PipelineSchedule = "1f1b",
     cp: int = 1,
     ep: int = 1,
-    zero_stage: int = 1,
+    zero_stage: int | None = None,
     dp_replicate: int = 1,
     micro_batch_size: int = 1,
     recompute: Recompute = "none",
@@ -228,7 +230,8 @@ def estimate_llm(
             with `vpp` 2.
         cp: context-parallel degree.
         ep: expert-parallel degree.
-        zero_stage: replicas shard the optimizer state from 1 on, gradients from 2 on, weights at 3.
+        zero_stage: replicas shard the optimizer state from 1 on, gradients from 2 on, weights at 3. None means 1, or
+            the highest stage of a `framework` that does not run 1.
         dp_replicate: number of groups of replicas that each hold all shards (hybrid sharding, HSDP).
         micro_batch_size: sequences of a micro-batch on one replica.
         recompute: activations that backward passes recompute: `none`, attention scores (`selective`), elementwise
@@ -252,15 +255,16 @@ def estimate_llm(
         cpu_offload_num_layers: number of layers whose activations wait in CPU memory for the backward pass.
         devices: number of GPUs to use, the first of the cluster; None means all. The data-parallel degree follows.
         framework: framework that trains the model, which implies a software stack on the cluster's device: `megatron`,
-            `megatron-bridge`, `nemo`, `torchtitan` or `deepspeed`.
+            `megatron-bridge`, `nemo`, `torchtitan` or `deepspeed`. Configurations that `megatron`, `torchtitan` or
+            `deepspeed` do not run are refused, as in `hpgo.plan_llm`, and their fixed kernel options are used.
         stack: software stack, by its name or its file; None means the one that `framework` implies.
         platform: constants fitted to steps on your cluster (`hpgo.Platform.read`), or the rates of a measured node
             (`hpgo.llm.platform.read_platform`). None uses the published ones.
 
     A configuration that does not fit in memory is estimated, too: see `LlmEstimate.fits`.
 
-    Raises ArgumentError for degrees that do not divide, with the nearest accepted values; ClusterError for nodes that
-    differ, and for devices of unknown rates.
+    Raises ArgumentError for degrees that do not divide, with the nearest accepted values, and for what `framework` does
+    not run; ClusterError for nodes that differ, and for devices of unknown rates.
 
     >>> import hpgo
     >>> cluster = hpgo.Cluster.preset("h100:8")
@@ -271,7 +275,7 @@ def estimate_llm(
     asked: dict[str, Any] = {
         "tp": tp, "pp": pp, "vpp": vpp, "first_rank_layers": first_rank_layers, "last_rank_layers": last_rank_layers,
         "pp_schedule": pp_schedule, "cp": cp, "ep": ep,
-        "zero_stage": check_int("zero_stage", zero_stage, minimum=0, maximum=3),
+        "zero_stage": 1 if zero_stage is None else check_int("zero_stage", zero_stage, minimum=0, maximum=MAX_ZERO),
         "dp_replicate": dp_replicate, "micro_batch_size": micro_batch_size,
         "recompute": recompute, "recompute_num_layers": recompute_num_layers, "recompute_every": recompute_every,
         "precision": precision, "flash_attention": flash_attention, "fused_elementwise": fused_elementwise,
@@ -303,8 +307,11 @@ def estimate_llm(
     asked |= {name: check_int(name, asked[name]) for name in COUNTS if asked[name] is not None}
     asked["sequence_parallel"] = asked["tp"] > 1 if sequence_parallel is None else sequence_parallel
     try:
-        found = stack_on(stack, cluster, framework, platform)
-        return estimate_on(model, cluster, ParallelismConfig(**asked), found, platform, **batch)
+        found, config = stack_on(stack, cluster, framework, platform), ParallelismConfig(**asked)
+        check_is("framework", framework, str, "name one, such as `megatron`", or_none=True)
+        if framework is not None and is_framework(framework):
+            config = _run_by(framework, config, model, gpus=cluster.devices, is_zero_open=zero_stage is None, **batch)
+        return estimate_on(model, cluster, config, found, platform, **batch)
     except DegreeError as error:
         # Finding degrees that are accepted means trying many configurations, so it is done only once this one failed.
         from hpgo.llm.suggestions import with_accepted
@@ -316,6 +323,39 @@ def estimate_llm(
             raise error from None
         degrees = {name: asked[name] for name in DEGREES}
         raise with_accepted(error, model, base, degrees, gpus=cluster.devices, max_gpus=max_gpus, **batch) from None
+
+
+def _run_by(
+    framework: str, config: ParallelismConfig, model: Transformer, *,
+    gpus: int, global_batch_size: int, seq_length: int, is_zero_open: bool,
+) -> ParallelismConfig:  # fmt: skip
+    """Return a configuration with the kernel options of a framework. Raise ArgumentError if it does not run it."""
+    row, rules = framework_support(framework)
+    if lack := rules.lacking(model):
+        raise ArgumentError(f"{row.title} {lack.why}", lack.hint, code="unsupported")
+    check_degrees(model, config, seq_length=seq_length)
+    found = replace(
+        rules.as_run(replace(config, dp=data_degree(config, gpus))),
+        dtensor=config.dtensor or rules.dtensor,
+        flatten_gradients=config.flatten_gradients or rules.flatten_gradients,
+    )
+    check_batch(found, global_batch_size)
+    experts = bool(model.experts)
+    micro_batches = found.micro_batches(global_batch_size)
+    stages = rules.zero_stages_of(found, micro_batches=micro_batches, experts=experts)
+    # With a single replica nothing is sharded, so all stages are equal to 0.
+    if (is_zero_open and config.zero_stage not in stages) or stages == (0,):
+        found = replace(found, zero_stage=stages[-1])
+    # torchtitan's default. The search and the exports leave it out, but the framework runs it.
+    is_own = row.name == "torchtitan" and found.recompute == "selective_op"
+    checked = replace(found, recompute="none") if is_own else found
+    if why := rules.broken(checked, micro_batches=micro_batches, experts=experts, tied=model.tied):
+        raise ArgumentError(
+            f"{row.title} {why}",
+            "change the configuration, or estimate it without a framework",
+            code="unsupported",
+        )
+    return replace(found, dp=config.dp)
 
 
 def estimate_on(
@@ -344,14 +384,18 @@ def stack_on(
     """
     if not isinstance(platform, Platform):
         return stack_of(stack, cluster, framework)
-    found = Stack.named(platform.stack) if stack is None else stack_of(stack, cluster)
-    if found.name != platform.stack:
+    found = platform.software_stack if stack is None else stack_of(stack, cluster)
+    if found != platform.software_stack:
         raise ArgumentError(
-            f"the stack is `{found.name}`, but the platform's steps ran on `{platform.stack}`",
+            f"the stack is {_described(found, platform)}, but the platform's steps ran on `{platform.stack}`",
             "leave the stack out, or calibrate with steps of that stack",
             code="mismatch",
         )
     return found
+
+
+def _described(stack: Stack, platform: Platform) -> str:
+    return f"`{stack.name}`" + (" with other values" if stack.name == platform.stack else "")
 
 
 def on_platform(cluster: Cluster, platform: Platform | DeviceRecord | None) -> Cluster:
@@ -378,6 +422,7 @@ def constants_of(
             code="mismatch",
         )
     if isinstance(platform, Platform):
+        check_rates(platform, cluster)
         return platform.constants_on(cluster, "" if model is None else model.name)
     # The node's own attention was measured. A stack's factor, relative to a preset's rate, would count it twice.
     return replace(stack, attention=1.0).constants(platform.constants_on(cluster))

@@ -307,6 +307,15 @@ SUPPORT: Mapping[tuple[str, str], FrameworkSupport] = {
 """Supported configurations by the name and version of `hpgo.programs.frameworks`."""
 
 
+def is_framework(name: str) -> bool:
+    """Return whether `framework_support` knows a name. Others may still imply a software stack.
+
+    >>> is_framework("torchtitan@0.3"), is_framework("nemo")
+    (True, False)
+    """
+    return any(name.partition("@")[0] == known for known, _ in SUPPORT)
+
+
 def framework_support(name: str) -> tuple[Framework, FrameworkSupport]:
     """Return the framework `NAME` or `NAME@VERSION`, and the configurations of a transformer that it runs.
 

@@ -11,7 +11,14 @@ import click
 from hpgo.base.documents import json_text
 from hpgo.base.messages import shorten
 from hpgo.cli.command import option, takes
-from hpgo.cli.llm.options import TrainingOptions, draw, note_unmeasured, read_platform, shell_words
+from hpgo.cli.llm.options import (
+    TrainingOptions,
+    draw,
+    note_unmeasured,
+    read_platform,
+    same_constants,
+    shell_words,
+)
 from hpgo.cli.plan_options import RESERVE, as_options
 from hpgo.cli.terminal import width
 from hpgo.cli.values import LLM_PLAN_OUT, ON_LAUNCHER, STILL, STILL_ENDINGS, framework_option, is_folder_name, written
@@ -89,6 +96,7 @@ def command(options: PlanOptions) -> None:
       hpgo llm plan config.json -c a100:8 -b 64 --seq-length 4096 -o job/
     """
     from hpgo.hardware.cluster import Cluster
+    from hpgo.llm.estimate import stack_on
     from hpgo.llm.frameworks import framework_support
     from hpgo.llm.search import plan_llm
     from hpgo.show import moved_report
@@ -142,11 +150,18 @@ def command(options: PlanOptions) -> None:
         else:
             place = found.estimates.index(found.best)
             title = "Best configuration" if place == 0 else f"Best configuration (number {place + 1} below)"
-            report = lines(found.best, width(), title=f"{title} for {framework_support(found.framework)[0].label}")
+            title += f" for {framework_support(found.framework)[0].label}"
+            stack = stack_on(options.stack, cluster, found.framework, problem["platform"])
+            report = lines(found.best, width(), title=title, stack=stack)
             saved = [output for output in options.outputs if Path(output).suffix.lower() == ".json"]
             jobs = [output for output in options.outputs if is_folder_name(output)]
             file = shell_words(saved[0] if saved else "llm-plan.json")
-            commands = [f"hpgo llm explain {file}", f"hpgo export {file} --to {found.framework.partition('@')[0]}"]
+            # The plan file holds the name of its stack, which is enough unless the stack is a file.
+            same = same_constants(None if stack.is_known else options.stack, options.platform)
+            commands = [
+                f"hpgo llm explain {file}{same}",
+                f"hpgo export {file} --to {found.framework.partition('@')[0]}",
+            ]
             if jobs:
                 folder = Path(jobs[0])
                 commands = [shell_words("bash", str(folder / "smoke.sh")), shell_words("hpgo", "launch", f"{folder}/")]
