@@ -145,7 +145,9 @@ def command(options: PlanOptions) -> None:
             facts = {"configurations": found.configurations, "simulated": found.simulated, "framework": found.framework}
             facts |= {"alike": len(found.alike), "best": found.estimates.index(found.best) + 1}
             if before is not None:
-                facts["moves"] = moved_report.document(moved_report.moves(before, found, problem["platform"]))
+                facts["moves"] = moved_report.document(
+                    moved_report.moves(before, found, problem["platform"], options.stack)
+                )
             click.echo(json_text(facts | {"estimates": [document(one) for one in found.estimates]}))
         else:
             place = found.estimates.index(found.best)
@@ -168,7 +170,8 @@ def command(options: PlanOptions) -> None:
             then = "Next:" if saved or jobs else "Save the plan with `-o llm-plan.json`, then:"
             moved = []
             if before is not None:
-                moved = ["", *moved_report.lines(moved_report.moves(before, found, problem["platform"]), width())]
+                moves = moved_report.moves(before, found, problem["platform"], options.stack)
+                moved = ["", *moved_report.lines(moves, width())]
             click.echo("\n".join([*report, "", *listed(found, width()), *moved, *next_commands(commands, then)]))
         note_unmeasured(cluster, problem["platform"])
 
