@@ -435,7 +435,7 @@ def test_sbatch_accepts_the_scripts(kinds: str, place: Path) -> None:
 
 # What Kubeflow's published definitions say of the fields in use: kind of value, and what must be there.
 TRAINER = {"image": str, "command": list, "numNodes": int, "numProcPerNode": int, "resourcesPerNode": dict}
-CONTAINER = {"name": str, "image": str, "command": list, "resources": dict}
+CONTAINER = {"name": str, "image": str, "command": list, "resources": dict, "volumeMounts": list}
 
 
 def check(section: dict[str, Any], kinds: dict[str, type], *required: str) -> None:
@@ -476,6 +476,8 @@ def test_kubeflow_gets_a_pod_a_machine_in_the_form_of_its_definitions(name: str)
         assert container["name"] == "pytorch"
         assert container["resources"] == {"limits": {"amd.com/gpu": 4}}
         assert expanded(container["command"]) == command
+        assert container["volumeMounts"] == [{"name": "volume-0", "mountPath": "/dev/shm"}]
+        assert replica["template"]["spec"]["volumes"] == [{"name": "volume-0", "emptyDir": {"medium": "Memory"}}]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -486,7 +488,12 @@ def test_ray_gets_a_worker_a_machine_and_the_command_as_data(name: str) -> None:
         for node in ast.parse(text).body
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
-    assert values["JOB"] == {"nodes": 2, "devices": 2, "command": ["python3", "says.py", *ARGUMENTS]}
+    assert values["JOB"] == {
+        "nodes": 2,
+        "devices": 2,
+        "command": ["python3", "says.py", *ARGUMENTS],
+        "environment": {},
+    }
     assert (values["USE_GPU"], values["RESOURCES"]) == (True, {"CPU": 2, "GPU": 2})
 
 
@@ -666,7 +673,10 @@ def test_the_command_writes_what_the_functions_return(place: Path) -> None:
         "local": ([], {}),
         "torchrun": (["--hosts", "hosts"], {"hosts": ["node-0", "me@node-1"]}),
         "ssh-hosts": (["--hosts", "hosts", "--port", "7"], {"hosts": ["node-0", "me@node-1"], "port": 7}),
-        "slurm": (["--sbatch", "time=9", "--resource", "none"], {"sbatch": ["time=9"], "resource": None}),
+        "slurm": (
+            ["--sbatch", "time=9", "--srun", "comment=a b", "--resource", "none"],
+            {"sbatch": ["time=9"], "srun": ["comment=a b"], "resource": None},
+        ),
         "kubeflow": (["--runtime", "mine"], {"runtime": "mine"}),
         "pytorchjob": (["--image", "me/x:1"], {"image": "me/x:1"}),
         "ray": ([], {}),
@@ -684,6 +694,44 @@ def test_the_command_writes_what_the_functions_return(place: Path) -> None:
         assert told["idle"] == [3]
         if target != "local":
             assert hpgo_launch(*call, "--", "a b").stdout == text
+
+
+@pytest.mark.parametrize("target", ["local", "torchrun", "slurm", "ssh-hosts", "kubeflow", "pytorchjob", "ray"])
+def test_ranks_get_the_variables_of_the_job(target: str, place: Path) -> None:
+    value = "a b $(touch pwned) $HOME 'c'\nd"
+    given = job(nodes(2, 2), python="python-stub", environment={"NCCL_DEBUG": value})
+    text = written(target, given)
+    stub = '#!/bin/sh\nprintf "%s" "$NCCL_DEBUG" > "$RECORD"\n'
+    for name in ("python-stub", "srun"):
+        (place / "bin" / name).write_text(stub, encoding="utf-8")
+        (place / "bin" / name).chmod(0o755)
+    (place / "bin/scontrol").write_text("#!/bin/sh\necho node-0\n", encoding="utf-8")
+    (place / "bin/scontrol").chmod(0o755)
+    if target in {"kubeflow", "pytorchjob"}:
+        # Kubernetes replaces `$(NAME)`, but reads `$$` as a dollar.
+        assert [{"name": "NCCL_DEBUG", "value": value.replace("$", "$$")}] in list(variables_in(yaml.safe_load(text)))
+        return
+    if target == "ray":
+        assert f"'environment': {{'NCCL_DEBUG': {value!r}}}" in text
+        return
+    environment = os.environ | {"RECORD": str(place / "record"), "SLURM_JOB_NODELIST": "node-0"}
+    subprocess.run(["bash", "-c", text, "job.sh", "0"], env=environment, timeout=60, check=True)
+    assert (place / "record").read_text(encoding="utf-8") == value
+    assert not list(place.rglob("pwned"))
+
+
+def variables_in(document: Any) -> list[Any]:
+    """The lists under the key `env`, at any depth."""
+    if isinstance(document, dict):
+        own = [document["env"]] if "env" in document else []
+        return [*own, *(found for value in document.values() for found in variables_in(value))]
+    return [found for value in document for found in variables_in(value)] if isinstance(document, list) else []
+
+
+def test_variables_that_launchers_set_are_refused() -> None:
+    for name, why in (("RANK", "set for each rank"), ("A=B", "no name"), ("", "no name")):
+        with pytest.raises(hpgo.errors.ArgumentError, match=why):
+            job(nodes(2, 2), environment={name: "1"})
 
 
 def test_a_script_named_like_ray_would_hide_it(place: Path) -> None:

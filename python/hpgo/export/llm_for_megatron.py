@@ -34,6 +34,9 @@ _NATIVE_LOSS_BYTES = 2
 
 Source: Megatron-LM 0.19, `megatron/core/fusions/fused_cross_entropy.py`.
 """
+_MTP_LOSS = 0.1
+"""Weight of multi-token prediction losses, which no configuration states: Megatron-LM's default, and the last one of
+DeepSeek-V3 (arXiv 2412.19437, 4.2)."""
 _UNFUSED = ("masked-softmax", "bias-gelu", "bias-swiglu", "bias-dropout", "rope")
 
 
@@ -66,7 +69,12 @@ def _words(value: Value) -> str:
 
 def _arithmetic(job: LlmExportJob) -> dict[str, Value]:
     """Return the settings that change results but not the estimate. They replace earlier settings of the same name."""
-    return {"make-vocab-size-divisible-by": _divisor(job), **job.stated.settings}
+    return {
+        "make-vocab-size-divisible-by": _divisor(job),
+        # Without it, Megatron-LM takes the size of the vocabulary from the tokenizer, which may have fewer words.
+        "padded-vocab-size": _padded_vocab(job),
+        **job.stated.settings,
+    }
 
 
 def _divisor(job: LlmExportJob) -> int:
@@ -74,6 +82,11 @@ def _divisor(job: LlmExportJob) -> int:
     # The estimate counts the vocabulary without padding, so avoid padding where it costs no speed.
     divisor = gcd(job.model.vocab // job.config.tp, _PADDED) if job.model.vocab % job.config.tp == 0 else _PADDED
     return divisor if divisor >= _MIN_DIVISOR else _PADDED
+
+
+def _padded_vocab(job: LlmExportJob) -> int:
+    divisor = _divisor(job) * job.config.tp
+    return -(-job.model.vocab // divisor) * divisor
 
 
 def _model(job: LlmExportJob) -> dict[str, Value]:
@@ -92,6 +105,7 @@ def _model(job: LlmExportJob) -> dict[str, Value]:
         "vocab-size": model.vocab,
         "untie-embeddings-and-output-weights": not model.tied,
         "mtp-num-layers": model.further_tokens or False,
+        "mtp-loss-scaling-factor": _MTP_LOSS if model.further_tokens else False,
     }
 
 
@@ -188,6 +202,8 @@ def _batch(job: LlmExportJob) -> dict[str, Value]:
         "micro-batch-size": estimate.parallelism.micro_batch_size,
         "global-batch-size": estimate.global_batch_size,
         "seq-length": estimate.seq_length,
+        # The kernels mask by themselves. A mask would take seq_length² bytes for each micro-batch.
+        "no-create-attention-mask-in-dataloader": True,
     }
 
 
@@ -258,15 +274,11 @@ def _notes(job: LlmExportJob) -> list[str]:
         notes.append(
             f"the native loss keeps the softmax in fp32: the last stage needs about {more} more than estimated"
         )
-    divisor = _divisor(job) * config.tp
-    padded = -(-model.vocab // divisor) * divisor
-    if padded != model.vocab:
+    if (padded := _padded_vocab(job)) != model.vocab:
         notes.append(f"the vocabulary is padded to {padded} words, but estimated as {model.vocab}")
     notes += _defaults(model) if model.arithmetic is None else _without_dropout(model.arithmetic)
     if model.positions and model.positions < seq_length:
         notes.append(f"the model has {model.positions} learned positions, but sequences have {seq_length} tokens")
-    if model.further_tokens:
-        notes.append("choose the weight of multi-token prediction losses: --mtp-loss-scaling-factor")
     if model.experts:
         notes += [
             "the estimate assumes the same number of tokens for each expert",

@@ -35,7 +35,7 @@ def start_ranks(config):
         "LOCAL_WORLD_SIZE": str(config["devices"]),
         "GROUP_RANK": str(node),
         "GROUP_WORLD_SIZE": str(config["nodes"]),
-    }
+    } | config["environment"]
     environment.setdefault("OMP_NUM_THREADS", "1")
     ranks = []
     try:
@@ -101,12 +101,13 @@ def ray(job: LaunchJob, *, resource: str | None = "GPU") -> str:
     # Ray schedules by these numbers. One CPU per rank keeps other tasks of the cluster off these cores.
     resources = {"CPU": node.ranks} | ({} if resource in {None, "CPU"} else {resource: node.ranks})
     settings = {"nodes": len(job.nodes), "devices": node.ranks, "command": list(job.command)}
+    variables = {"environment": dict(job.environment)}
     return "\n".join(
         [
             *job.header(
                 "start it with `ray job submit -- python FILE`, or with `python FILE` on a node of the cluster"
             ),
-            f"JOB = {in_python(settings)}",
+            f"JOB = {in_python(settings | variables)}",
             f"USE_GPU = {resource == 'GPU'}",
             f"RESOURCES = {in_python(resources)}",
             _SCRIPT,

@@ -17,7 +17,8 @@ from hpgo.base.validated import Record, check_fields
 from hpgo.errors import ArgumentError, HpgoError
 from hpgo.hardware.cluster import Cluster
 from hpgo.hardware.presets import PRESETS
-from hpgo.llm.estimate import COUNTS, FLAGS, LlmEstimate, estimate_llm
+from hpgo.llm.estimate import COUNTS, FLAGS, LlmEstimate, estimate_llm, estimate_on
+from hpgo.llm.plan import LlmPlan
 from hpgo.llm.run_logs import read_log
 from hpgo.llm.stack import Stack, check_custom_stack, stack_of, stacks
 from hpgo.model.formats.transformers import transformer_of
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
     from hpgo.llm.run_logs import RunLog
 
+JOB_PLAN, JOB_LOG = "llm-plan.json", "smoke.log"
+"""Names of the plan and of the smoke run's log in a job folder."""
+_PRINTED = ("tp", "cp", "ep", "pp", "micro_batch_size")
+"""Degrees that logs state, and that must be the plan's."""
 _MAX_RATIO = 10.0
 """Largest ratio of measured to predicted step time, or of predicted to measured, that can be a platform. A larger one
 means that the step was described wrongly. Not tuned."""
@@ -146,6 +151,38 @@ class MeasuredStep(Record):
         )
         how += f"; {predicted.parallelism.named()}, batch {predicted.global_batch_size} × {predicted.seq_length}"
         return replace(cls.of(model, cluster, predicted, seconds, stack=known), source=how)
+
+    @classmethod
+    def from_job(cls, folder: str | PathLike[str]) -> MeasuredStep:
+        """Return the step of the smoke run of a job folder, from its plan and its log.
+
+        Raises ArgumentError for a folder without these files, and for a log of another configuration than the plan's.
+        """
+        path = as_path(folder, ArgumentError)
+        if not (path / JOB_LOG).is_file():
+            raise ArgumentError(
+                f"the folder `{printable(str(path))}` has no {JOB_LOG}",
+                "run its smoke run first: `bash smoke.sh`",
+                code="not_found",
+            )
+        plan, log = LlmPlan.read(path / JOB_PLAN), read_log(path / JOB_LOG)
+        planned = plan.estimate
+        batch = {"global_batch_size": planned.global_batch_size, "seq_length": planned.seq_length}
+        expected = {name: getattr(planned.parallelism, name) for name in _PRINTED} | batch
+        for name, value in expected.items():
+            if log.printed.get(name, value) != value:
+                raise ArgumentError(
+                    f"{printable(log.name)} ran with {name} {log.printed[name]}, but the plan has {value}",
+                    "run the smoke run of this plan again: `bash smoke.sh`",
+                    code="mismatch",
+                )
+        implied = stack_of(None, plan.cluster, log.framework).name
+        chosen = None if planned.stack == implied else planned.stack
+        stack = _stack_of_run(log, chosen, plan.cluster, tp=planned.parallelism.tp)
+        # The estimate of the plan may contain the factors of a platform already, so it is made again without one.
+        predicted = estimate_on(plan.transformer, plan.cluster, planned.parallelism, stack, None, **batch)
+        seconds, how = log.seconds(**batch, gpus=predicted.gpus)
+        return replace(cls.of(plan.transformer, plan.cluster, predicted, seconds, stack=stack), source=how)
 
 
 def _check_against(log: RunLog, model: Transformer, given: Mapping[str, Any]) -> None:
