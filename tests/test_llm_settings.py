@@ -555,7 +555,7 @@ def test_overlap_is_exported_or_refused(tmp_path: Path) -> None:
         ({"recompute": "selective", "recompute_modules": ["mlp"]}, "recompute=none", {"recompute_modules": ()},
          "recompute none"),
         ({"recompute": "full", "recompute_every": 2}, "recompute=full", {"recompute_every": None},
-         "recompute all layers"),
+         "recompute every layer"),
         ({"recompute": "full", "recompute_every": 2}, "recompute=none", {"recompute_every": None}, "recompute none"),
         ({}, "cuda_graph_impl=local,cuda_graph_modules=attn", {"cuda_graph_modules": ("attn",)},
          "cuda_graph_impl local, cuda_graph_modules attn"),

@@ -38,11 +38,11 @@ _SECTIONS = {
     "Output": "outputs as_json",
 }
 _BRIEF = (
-    "micro_batch_size devices tokens_per_batch framework platform vpp pp_schedule dp_replicate recompute_every"
-    " first_rank_layers last_rank_layers pipeline_layout recompute_num_layers recompute_modules cpu_offload_num_layers"
-    " tp_comm_overlap no_sequence_parallel no_flash_attention no_fused_elementwise no_fused_cross_entropy no_fused_adam"
-    " flatten_gradients dtensor grad_reduce_in_bf16 adam_moments_in_bf16 exp_avg_dtype exp_avg_sq_dtype"
-    " main_params_dtype no_overlap_dp_comm cuda_graph_impl cuda_graph_modules nic_gbit_s"
+    "micro_batch_size devices tokens_per_batch framework platform nic_gbit_s vpp pp_schedule dp_replicate"
+    " first_rank_layers last_rank_layers pipeline_layout recompute_every recompute_num_layers recompute_modules"
+    " cpu_offload_num_layers dtensor tp_comm_overlap no_overlap_dp_comm no_sequence_parallel no_flash_attention"
+    " no_fused_elementwise no_fused_adam no_fused_cross_entropy flatten_gradients grad_reduce_in_bf16"
+    " adam_moments_in_bf16 exp_avg_dtype exp_avg_sq_dtype main_params_dtype cuda_graph_impl cuda_graph_modules"
 )
 """Options that `--help` lists by name only, so that it fits on one screen. `hpgo help llm estimate` explains them."""
 _CONFIGURATION = (
