@@ -32,7 +32,7 @@ from hpgo.hardware.rates import REPORTED_BYTES, key_of
 from hpgo.llm.constants import CONSTANTS, Constants
 from hpgo.llm.estimate import LlmEstimate, StageEstimate, estimate_config, estimate_llm, stages_of
 from hpgo.llm.layer_context import VALUE
-from hpgo.llm.parallelism import ParallelismConfig, RecomputedModule
+from hpgo.llm.parallelism import ParallelismConfig, RecomputedModule, StateDtype
 from hpgo.llm.stack import Stack, stack_of
 from hpgo.llm.step_range import RELATIVE_ERROR, StepKind, kind_of, log_sd
 from hpgo.llm.step_time import PipelineStages
@@ -305,7 +305,9 @@ def _point(row: dict[str, Any]) -> Point:
         tp=row["tp"], sequence_parallel=bool(row["sp"]) and row["tp"] > 1, cp=row["cp"], ep=row["ep"],
         pp=row["pp"], vpp=vpp, dp=row["dp"], micro_batch_size=micro_batch_size,
         recompute="selective" if modules else _RECOMPUTE[row["recompute"]], recompute_modules=modules,
-        adam_moments_in_bf16=_is_of_bridge(row) and held["name"] in _NARROW_MOMENTS, zero_stage=row["zero"],
+        exp_avg_dtype=_moments(row), exp_avg_sq_dtype=_moments(row), zero_stage=row["zero"],
+        tp_comm_overlap=bool(row["tp"] > 1 and row["sp"] and (row.get("tp_overlap") or row.get("async_tp"))) or None,
+        dp_replicate=row["dp"] // (row.get("zero_group") or row["dp"]) if row["zero"] else 1,
         precision=_PRECISIONS.get(row["precision"], row["precision"]), flash_attention=bool(row["flash"]),
         fused_elementwise=not _framework(row).startswith(_UNFUSED),
         overlap_dp_comm=not _framework(row).startswith(_NO_OVERLAP),
@@ -356,6 +358,10 @@ def _adds_up_in_16_bits(row: dict[str, Any]) -> bool:
 
 def _is_of_bridge(row: dict[str, Any]) -> bool:
     return _framework(row).startswith("Megatron-Bridge")
+
+
+def _moments(row: dict[str, Any]) -> StateDtype:
+    return "bf16" if _is_of_bridge(row) and row["model"]["name"] in _NARROW_MOMENTS else "fp32"
 
 
 def _modules(row: dict[str, Any]) -> tuple[RecomputedModule, ...]:
@@ -668,8 +674,8 @@ _VTRAIN = "Three configurations with tp 4 and 8 took 1.3 to 1.9 times the predic
 _REGRET = "In one comparison of three: tp 4 with two stages is chosen, but tp 8 without a pipeline was faster."
 _BLOOM = "Four of the five are 6 to 7 % apart."
 _INTERNLM = (
-    "All five include a step whose optimizer state is sharded over 256 or 1,024 GPUs. It took up to 1.6 times as long"
-    " as the same configuration with fewer shards. No term covers that."
+    "Nine of the twelve include a step whose optimizer state is sharded over 128 to 1,024 GPUs. It took up to 1.6 times"
+    " as long as the same configuration with shards in groups of 8 or 4. No term covers that."
 )
 _MEMORY = (
     "A run of BLOOM with micro-batches of 2, which needed more than the same run with 4. Three others are 11 to 12 %"
