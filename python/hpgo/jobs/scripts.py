@@ -114,6 +114,7 @@ def _slurm(job: LaunchJob, small: LaunchJob | None, *_: Sequence[str]) -> Launch
     )  # fmt: skip
     texts = {}
     for name, one in _jobs(job, small).items():
+        # Outside of a job the script checks the folder and calls sbatch on itself, so that one command starts it.
         setup = [
             *_FOLDER,
             'if [ -z "${SLURM_JOB_ID:-}" ]; then',
@@ -124,6 +125,8 @@ def _slurm(job: LaunchJob, small: LaunchJob | None, *_: Sequence[str]) -> Launch
             'if [ -n "${CONTAINER_IMAGE:-}" ]; then',
             "  mounts=$folder:$folder${CONTAINER_MOUNTS:+,$CONTAINER_MOUNTS}",
             '  srun_options+=("--container-image=$CONTAINER_IMAGE" "--container-mounts=$mounts")',
+            # Containers start in the folder of their image, but rank.sh is in the job's.
+            '  srun_options+=("--container-workdir=$folder")',
             "fi",
             'eval "srun_options+=(${SRUN_OPTIONS:-})"',
         ]
@@ -203,6 +206,7 @@ _EDITS = {
 
 
 def _kubernetes(job: LaunchJob, small: LaunchJob | None, files: Sequence[str], names: Sequence[str]) -> Launcher:
+    # A ConfigMap takes the files into the pods, so that no volume has to be shared with this machine.
     texts, pods = {}, {}
     for name, one in _jobs(job, small).items():
         yaml = f"{name.removesuffix('.sh')}.yaml"
